@@ -416,6 +416,9 @@ def fill_dir(path: Path, *, last: str, clear: bool = False) -> Iterator[Path]:
                 if inside != staged:
                     remove(inside)
             for file in sorted(staged.iterdir(), key=lambda file: (file.name == last, file.name)):
+                if (path / file.name).is_dir():
+                    # A file can be replaced, but a directory only if it is empty.
+                    remove(path / file.name)
                 file.replace(path / file.name)
             staged.rmdir()
     finally:

@@ -161,6 +161,14 @@ def test_an_error_while_filling_leaves_what_was_there(tmp_path):
     assert sorted(p.name for p in (tmp_path / "old").iterdir()) == ["a", "done.json", "z"]
 
 
+def test_a_directory_in_a_filled_directory_is_replaced(tmp_path):
+    for text in ("old", "new"):
+        with fill_dir(tmp_path / "out", last="done.json") as aside:
+            (aside / "inside").mkdir()
+            (aside / "inside" / text).write_text(text, "utf-8")
+    assert [p.name for p in (tmp_path / "out" / "inside").iterdir()] == ["new"]
+
+
 def test_the_home_directory_is_written_as_tilde(monkeypatch):
     monkeypatch.setenv("HOME", "/home/al")
     assert without_home("/home/al/x, /home/alice and /home/al") == "~/x, /home/alice and ~"

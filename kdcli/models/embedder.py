@@ -23,7 +23,7 @@ from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTraine
 from kdcli.disk import disk_errors, read_json, write_atomic
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.models.custom_class import custom_class
-from kdcli.models.files import file_beside
+from kdcli.models.files import CONFIG_FILE, file_beside
 from kdcli.models.load import (
     load_config,
     load_encoder,
@@ -33,7 +33,7 @@ from kdcli.models.load import (
     save_model,
 )
 from kdcli.models.model import Model
-from kdcli.models.static import bare_tokenizer, is_static
+from kdcli.models.static import CLASSIFIER, bare_tokenizer, is_static
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.types import RowHashes
 
@@ -156,12 +156,15 @@ class Pool(nn.Module):
 def read_format(source: str) -> EmbeddingFormat | None:
     """Read the format of an embedding model.
 
-    Returns None for a cross-encoder, and for a model without sentence-transformers' files. Raises
-    UsageError if the files are damaged, or if kdcli cannot compute a module or setting.
+    Returns None for a cross-encoder, for a static classifier, whose vectors are logits, and for a
+    model without sentence-transformers' files. Raises UsageError if the files are damaged, or if
+    kdcli cannot compute a module or setting.
     """
     modules = json_file(source, MODULES_FILE, list)
     general = json_file(source, PROMPTS_FILE) or {}
     if modules is None or general.get("model_type") == "CrossEncoder":
+        return None
+    if (json_file(source, CONFIG_FILE) or {}).get("architectures") == [CLASSIFIER]:
         return None
     if not all(isinstance(m, dict) for m in modules):
         raise UsageError(f"{source}/{MODULES_FILE} must hold a list of modules")
@@ -323,9 +326,7 @@ def save_format(fmt: EmbeddingFormat, hidden: int, folder: Path, *, static: bool
         with disk_errors(folder / path):
             (folder / path).mkdir(exist_ok=True)
     if fmt.dense is not None:
-        path = paths[len(folders)]
-        write_atomic(folder / path / "model.safetensors", _dense_weights(fmt.dense))
-        files[f"{path}/config.json"] = _dense_config(fmt.dense)
+        write_dense(fmt.dense, folder / paths[len(folders)])
     if not static:
         length = {} if fmt.max_length is None else {"max_seq_length": fmt.max_length}
         files[LENGTH_FILE] = {"do_lower_case": False} | length
@@ -336,29 +337,35 @@ def save_format(fmt: EmbeddingFormat, hidden: int, folder: Path, *, static: bool
         "similarity_fn_name": fmt.similarity,
     }
     # Write this file last: without it, the directory is a plain encoder.
-    files[MODULES_FILE] = [
-        {"idx": n, "name": str(n), "path": path, "type": f"{LIBRARY}models.{name}"}
-        for n, (name, path) in enumerate(zip(names, paths, strict=True))
-    ]
+    files[MODULES_FILE] = module_list(dict(zip(paths, names, strict=True)))
     for name, content in files.items():
         write_atomic(folder / name, json.dumps(content, indent=2))
 
 
-def _dense_weights(dense: DenseLayer) -> bytes:
+def module_list(modules: Mapping[str, str]) -> list[dict[str, object]]:
+    """Return the content of modules.json, given the class of each module by its directory."""
+    return [
+        {"idx": n, "name": str(n), "path": path, "type": f"{LIBRARY}models.{name}"}
+        for n, (path, name) in enumerate(modules.items())
+    ]
+
+
+def write_dense(dense: DenseLayer, folder: Path) -> None:
+    """Write a dense layer as a module of sentence-transformers."""
     tensors = {"linear.weight": dense.weight.contiguous()}
     if dense.bias is not None:
         tensors["linear.bias"] = dense.bias
-    return save(tensors)
-
-
-def _dense_config(dense: DenseLayer) -> dict[str, object]:
     activation = "activation.Tanh" if dense.tanh else "linear.Identity"
-    return {
+    config = {
         "in_features": dense.weight.shape[1],
         "out_features": dense.weight.shape[0],
         "bias": dense.bias is not None,
         "activation_function": f"torch.nn.modules.{activation}",
     }
+    with disk_errors(folder):
+        folder.mkdir(exist_ok=True)
+    write_atomic(folder / "model.safetensors", save(tensors))
+    write_atomic(folder / "config.json", json.dumps(config, indent=2))
 
 
 def json_file(source: str, name: str, kind: type = dict) -> Any:

@@ -68,8 +68,8 @@ def match_shape(text: str) -> re.Match[str]:
     if match is None:
         grammar = (
             "the grammar is LxH[:FFN][@HEADS], for example 6x384 or 4x312:1200@12; students of "
-            "embedding models may be static[:H]; distill --to and plan.shapes of compress also "
-            "take a speed-up such as 2x or a latency such as 5ms"
+            "embedding models and classifiers may be static[:H]; distill --to and plan.shapes of "
+            "compress also take a speed-up such as 2x or a latency such as 5ms"
         )
         raise UsageError(f"'{text}' is not a shape", grammar)
     return match
@@ -104,9 +104,10 @@ def parse_shape(text: str, teacher: ModelShape, *, allow_static: bool = False) -
     if static := STATIC.fullmatch(text.strip()):
         if not allow_static:
             raise UsageError(
-                "a static student has no layers, so it can only learn the vectors of an embedding "
-                "model",
-                "use `kdcli distill` with --method embedding, or a shape such as 3x384",
+                "a static student has no layers, so it can only learn outputs for whole texts: "
+                "vectors, classes or scores",
+                "use `kdcli distill` with --method embedding, or with --task for a classifier; or "
+                "give a shape such as 3x384",
             )
         return _static_shape(int(static[1] or teacher.hidden), teacher)
     match = match_shape(text)

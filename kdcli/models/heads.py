@@ -25,6 +25,8 @@ from kdcli.models.custom_class import (
 from kdcli.models.files import CONFIG_FILE, TASK_KEY, ModelClass, config_errors
 from kdcli.models.load import load_config, load_tokenizer, load_weights, location
 from kdcli.models.model import Model
+from kdcli.models.static import StaticConfig
+from kdcli.models.static_classifier import StaticForSequenceClassification
 from kdcli.models.training_rows import training_rows
 from kdcli.types import Head, Kind, Task
 
@@ -34,6 +36,9 @@ AUTO_CLASS: dict[Kind, ModelClass] = {
     "span": transformers.AutoModelForQuestionAnswering,
     "text": transformers.AutoModelForMaskedLM,
 }
+transformers.AutoModelForSequenceClassification.register(
+    StaticConfig, StaticForSequenceClassification
+)
 PROBLEM: dict[Kind, str] = {
     "class": "single_label_classification",
     "multi": "multi_label_classification",

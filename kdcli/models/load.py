@@ -198,10 +198,10 @@ def save_model(
         tidy_config(model, aside / CONFIG_FILE)
         if custom:
             shutil.copy(code_of(model), aside)
-        save_tokenizer(tokenizer, aside)
+        save_tokenizer(tokenizer, aside, truncates=not is_static(model.config))
         write_training_rows(aside, rows)
         mode = (aside / CONFIG_FILE).stat().st_mode
-        for file in aside.iterdir():
+        for file in filter(Path.is_file, aside.rglob("*")):
             # safetensors creates files that only the owner can read.
             file.chmod(mode)
 
@@ -226,12 +226,18 @@ def tidy_config(
     file.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n", "utf-8")
 
 
-def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def save_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, folder: Path, *, truncates: bool = True
+) -> None:
     """Save a tokenizer's files, with the truncation and padding that it had when it was loaded.
 
-    Every call changes both, so the files would otherwise depend on what was tokenised last.
+    Every call changes both, so the files would otherwise depend on what was tokenised last. Without
+    `truncates`, the files have neither, because a static model reads texts of any length.
     """
-    if (as_loaded := getattr(tokenizer, AS_LOADED, None)) is not None:
+    as_loaded = getattr(tokenizer, AS_LOADED, None)
+    if tokenizer.is_fast and not truncates:
+        as_loaded = None, None
+    if as_loaded is not None:
         (truncation, padding), backend = as_loaded, tokenizer.backend_tokenizer
         backend.no_truncation() if truncation is None else backend.enable_truncation(**truncation)
         backend.no_padding() if padding is None else backend.enable_padding(**padding)

@@ -3,7 +3,7 @@
 A static model is a table. It has no layers and no positions, so it needs a hundredth of an
 encoder's time, and it is small if its vectors are short. It is saved as a `StaticEmbedding` of
 sentence-transformers under the names that model2vec uses, so that `SentenceTransformer` and
-model2vec's `StaticModel` load the directory.
+model2vec's `StaticModel` load the directory. `kdcli.models.static_classifier` puts a head on top.
 """
 
 import copy
@@ -26,8 +26,12 @@ from transformers.modeling_outputs import BaseModelOutput
 from kdcli.errors import UsageError
 
 MODEL_TYPE = "model2vec"
+CLASSIFIER = "StaticForSequenceClassification"
+"""The class of static models with a head, in `kdcli.models.static_classifier`."""
 TABLE = "embeddings"
 """The name of the table in model.safetensors."""
+HEAD_TENSORS = ("hidden.", "classifier.")
+"""The first parts of the names of a head's tensors in the same file."""
 
 
 class StaticConfig(PreTrainedConfig):  # type: ignore[misc]
@@ -39,6 +43,7 @@ class StaticConfig(PreTrainedConfig):  # type: ignore[misc]
     vocab_size: int = 0
     hidden_dim: int = 0
     normalize: bool = True
+    framing_token_ids: list[int] | None = None
     # Not annotated, so that config.json does not have them.
     num_hidden_layers = 0
     num_attention_heads = 1
@@ -89,7 +94,8 @@ def read_sizes(config: StaticConfig, weights: Path) -> None:
     try:
         with safe_open(weights, "pt") as tensors:
             names = set(tensors.keys())
-            shape = tensors.get_slice(TABLE).get_shape() if names == {TABLE} else None
+            of_table = {name for name in names if not name.startswith(HEAD_TENSORS)}
+            shape = tensors.get_slice(TABLE).get_shape() if of_table == {TABLE} else None
     except SafetensorError as error:
         raise UsageError(f"{weights} is damaged: {error}", "copy the model again") from None
     if shape is None or len(shape) != 2:
@@ -112,16 +118,21 @@ def as_static(table_VD: Tensor) -> StaticModel:
     return model
 
 
-def bare_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerFast:
-    """Return a copy of a tokenizer that adds no special tokens to a text and truncates nothing.
-
-    Raises UsageError: the tokenizer is not a fast one, which a static model needs.
-    """
+def check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Check that a tokenizer has a tokenizer.json. Raises UsageError: it is not a fast one."""
     if not tokenizer.is_fast:
         raise UsageError(
             f"{type(tokenizer).__name__} has no tokenizer.json, which a static model needs",
             "choose a teacher with a fast tokenizer",
         )
+
+
+def bare_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerFast:
+    """Return a copy of a tokenizer that adds no special tokens to a text and truncates nothing.
+
+    Raises UsageError: the tokenizer is not a fast one, which a static model needs.
+    """
+    check_fast(tokenizer)
     backend = copy.deepcopy(tokenizer.backend_tokenizer)
     backend.post_processor = None
     backend.no_truncation()

@@ -308,6 +308,8 @@ def model_card(
     """
     card, source, embeds = report.cards[name], origin(report), auto_class == EMBEDDER
     has_head = auto_class not in ("AutoModel", EMBEDDER)
+    # A static model with a head gives logits where one without gives vectors.
+    encodes = embeds or not card.layers
     task = report.recipe.get("task")
     evaluations = [e for e in report.evaluations if e.model == name]
     if pipeline is None:
@@ -316,7 +318,7 @@ def model_card(
         f"{Path(source).name or card.model_type}-{name}".replace(" ", "-"),
         base=source,
         relation="finetune",
-        library="sentence-transformers" if embeds else "transformers",
+        library="sentence-transformers" if encodes else "transformers",
         tags=["kdcli", report.command, card.model_type],
         pipeline=pipeline,
         task=task if isinstance(task, str) else None,
@@ -339,6 +341,7 @@ def model_card(
         has_head=has_head,
         generates=generates,
         embeds=embeds,
+        encodes=encodes,
         labels=next(filter(None, classes), []),
         most=MAX_LABELS,
         origin=source and short(source),

@@ -30,10 +30,11 @@ from kdcli.losses.hard import hard_loss, mean_over
 from kdcli.losses.soft_targets import soft_loss
 from kdcli.metrics.finite import check_finite
 from kdcli.models.card import weights_hash
+from kdcli.models.fitted_head import fit_head
 from kdcli.models.heads import AUTO_CLASS, load_for_task, misfit_of
 from kdcli.models.load import load_config
 from kdcli.models.model import Model
-from kdcli.models.shape import positions_of
+from kdcli.models.shape import InitializedStudent, positions_of
 from kdcli.models.temperature import stored_temperature
 from kdcli.recipe.sections import TrainSettings
 from kdcli.targets.targets import PrecomputedLogits, StorePlace, Targets, stored_signals
@@ -46,6 +47,7 @@ from kdcli.types import (
     Examples,
     Job,
     Kind,
+    ModelShape,
     Needs,
     RowHashes,
     Signals,
@@ -57,6 +59,7 @@ from kdcli.workloads.predictions import Evaluator, Features, Prediction, RowForm
 from kdcli.workloads.runner_outputs import runner_outputs
 from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.settings import LabelledSettings, TaskHeadSettings
+from kdcli.workloads.static_students import static_classifier
 from kdcli.workloads.task_models import (
     check_vocabulary,
     load_scored,
@@ -77,7 +80,8 @@ DATA_KEYS = {
 WORST = 20
 """Number of mistakes that the report of a training run lists."""
 ROW_KINDS: tuple[Kind, ...] = ("class", "multi", "score")
-"""Kinds of task with one output per row. Their teacher may use a different tokenizer."""
+"""Kinds of task with one output per row. Their teacher may use a different tokenizer, and their
+student may be static."""
 
 
 @dataclass
@@ -283,6 +287,46 @@ class LabelledWorkload(Workload):
     def fits(self, source: str) -> bool:
         config = load_config(source, trust_remote_code=self.session.trust_remote_code)
         return misfit_of(source, config, self.data.task, None) is None
+
+    def make_student(
+        self,
+        teacher: Model,
+        shape: ModelShape,
+        *,
+        init: str = "teacher",
+        layers: list[int] | None = None,
+        dropout: float | None = None,
+        seed: int = 0,
+    ) -> InitializedStudent:
+        if shape.is_static:
+            return static_classifier(
+                self.train_rows,
+                teacher,
+                self.data.task,
+                shape.hidden,
+                self.session,
+                init=init,
+                seed=seed,
+            )
+        return super().make_student(
+            teacher, shape, init=init, layers=layers, dropout=dropout, seed=seed
+        )
+
+    def fitted_student(
+        self,
+        teacher: Model,
+        shape: ModelShape,
+        *,
+        init: str = "teacher",
+        layers: list[int] | None = None,
+        seed: int = 0,
+    ) -> Model:
+        if not shape.is_static:
+            return super().fitted_student(teacher, shape, init=init, layers=layers, seed=seed)
+        model = self.make_student(teacher, shape, init=init, seed=seed).model.eval()
+        teacher.model.cpu()
+        fit_head(teacher, model, self.train_rows)
+        return replace(teacher, model=model, note="a head fitted to its teacher's outputs")
 
     def save(self, model: Model, folder: Path, rows: RowHashes) -> None:
         # Users of the saved model must truncate rows at the length that it was trained with.

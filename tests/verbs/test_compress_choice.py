@@ -253,7 +253,7 @@ def test_a_rung_is_scored_by_the_first_metric_or_else_by_the_loss(
 ):
     search = search_of(tmp_path, max_drop=1.0)
     monkeypatch.setattr(Step, "run", lambda self, options: None)
-    monkeypatch.setattr(halving, "distill_keys", lambda search: {})
+    monkeypatch.setattr(halving, "distill_keys", lambda search, shape: {})
     shape = RunDir.claim(search.runner.path("2x8"), "verb: distill\n")
     for step in (0, 5, 10):
         shape.log(record | {"step": step, "loss": 1.0} if step == 5 else {"step": step})
@@ -264,7 +264,7 @@ def test_a_rung_is_scored_by_the_first_metric_or_else_by_the_loss(
     ("rows", "epochs"), [(100, 10.0), (6_000, 10.0), (30_000, 3.0), (60_000, 1.5), (10**6, 1.0)]
 )
 def test_small_data_are_read_more_often(rows, epochs):
-    keys = RowTrainer(CompressRecipe()).distill_defaults(768, lambda: rows)
+    keys = RowTrainer(CompressRecipe()).distill_defaults("3x384", 768, lambda: rows)
     assert (keys["train.epochs"], keys["train.lr"]) == (epochs, 1.5e-4)
 
 
@@ -328,7 +328,7 @@ def test_unsteady_times_skip_a_shape_only_if_another_is_fast_enough(
     shapes, skipped, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(halving, "estimate", lambda *_: (TrainingCost(0, 0.0), "no time"))
-    monkeypatch.setattr(halving, "distill_keys", lambda search: {})
+    monkeypatch.setattr(halving, "distill_keys", lambda search, shape: {})
     why = "untrained it is 6.0 times as fast, not 8"
     search = search_of(tmp_path, speedup=8.0, budget=60.0)
     try_shapes(search, shapes)
@@ -444,7 +444,7 @@ def test_a_goal_in_the_plan_becomes_one_shape(goal, shapes, tmp_path, monkeypatc
     runner = SimpleNamespace(
         recipe=recipe,
         options=RunOptions(device="cpu"),
-        trainer=SimpleNamespace(learns_vectors=False),
+        trainer=SimpleNamespace(allows_static=lambda config: False),
         journal=SimpleNamespace(once=lambda key, kind, compute: compute(), left=60.0, seconds=0.0),
     )
     search = SimpleNamespace(runner=runner, backends=["onnx"], goal=recipe.goal)

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import own_files
@@ -22,8 +23,14 @@ from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 from kdcli.models.static import bare_tokenizer
 from kdcli.run.context import cpu_session
-from kdcli.verbs.distill.static import PENALTIES, _words, fit_map, token_vectors
 from kdcli.workloads.embedder import Embedder
+from kdcli.workloads.static_students import (
+    PENALTIES,
+    _words,
+    fit_map,
+    text_vectors,
+    token_vectors,
+)
 
 SPECIAL = [0, 1, 2, 3, 4]
 TEXTS = [f"w{n % 11} w{n % 7} w{n % 5} w{n % 3}" for n in range(200)]
@@ -111,6 +118,18 @@ def test_token_vectors_are_those_of_texts_with_one_token(teacher):
     expected = model.vectors(texts, "", cpu_session())
     ids = model.tokenizer.convert_tokens_to_ids(texts)
     np.testing.assert_allclose(vectors[ids], expected, atol=1e-5)
+
+
+def test_vectors_of_rows_are_in_the_order_of_the_rows(teacher):
+    fmt = EmbeddingFormat(pooling="cls", normalize=False)
+    model = replace(Embedder.open(str(teacher)), format=fmt)
+    texts = ["w3 w1 w7 w7 w2", "w5", "w9 w9 w4"]
+    rows = rows_of(*model.tokenizer(texts)["input_ids"])
+    found = text_vectors(model, rows, np.array([2, 0, 1]), cpu_session())
+    for vector, text in zip(found, [texts[2], texts[0], texts[1]], strict=True):
+        with torch.no_grad():
+            states = model.model(**model.tokenizer(text, return_tensors="pt")).last_hidden_state
+        np.testing.assert_allclose(vector, states[0, 0], atol=1e-5)
 
 
 def test_the_start_is_near_the_teacher_before_any_training(teacher, texts, tmp_path):
@@ -203,6 +222,7 @@ def test_an_export_of_a_static_model_has_the_same_vectors(student, tmp_path):
         (("--to", "static", "--method", "minilm"), "a static student has no layers"),
         (("--to", "static", "--set", "loss.relations_weight=1"), "compare token states"),
         (("--to", "static", "--student", "demo"), "--student: a static student has"),
+        (("--to", "static", "--set", "student.layers=measured"), "student.layers names layers"),
         (("--to", "statics"), "'statics' is not a shape"),
     ],
 )

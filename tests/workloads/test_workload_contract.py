@@ -101,10 +101,11 @@ class Case:
     save_model: Callable[[Path], None]
     settings: dict | None = None
     finetunes: bool = True
+    static: bool = False
 
 
 WORKLOADS = {
-    "class": Case("own", classes, headed(SEQUENCES, **labels("brisk", "calm"))),
+    "class": Case("own", classes, headed(SEQUENCES, **labels("brisk", "calm")), static=True),
     "multi": Case(
         "own",
         several,
@@ -113,8 +114,11 @@ WORKLOADS = {
             problem_type="multi_label_classification",
             **labels("brisk", "calm", "late"),
         ),
+        static=True,
     ),
-    "score": Case("own", scores, headed(SEQUENCES, num_labels=1, problem_type="regression")),
+    "score": Case(
+        "own", scores, headed(SEQUENCES, num_labels=1, problem_type="regression"), static=True
+    ),
     "tokens": Case("own", tags, headed(AutoModelForTokenClassification, **labels(*NER))),
     "span": Case("own", spans, headed(AutoModelForQuestionAnswering)),
     "rerank": Case("rerank", lists, headed(SEQUENCES, num_labels=1)),
@@ -255,6 +259,22 @@ def test_a_student_of_another_shape_is_made(workload):
     small = type(shape)(1, 16, 32, 4)
     student = workload.make_student(workload.model, small, seed=3)
     assert (student.model.config.num_hidden_layers, student.model.config.hidden_size) == (1, 16)
+
+
+def test_a_static_student_has_its_teachers_outputs(workload, tmp_path):
+    if not workload.case.static:
+        pytest.skip("a static student has no outputs of this kind")
+    teacher = workload.model
+    student = workload.fitted_student(teacher, type(teacher.shape)(0, 8, 0, 1), seed=3)
+    assert str(student.shape) == "static:8"
+    workload.save(student, tmp_path / "saved", workload.rows)
+    again = workload.load(str(tmp_path / "saved"), head=HEAD, new_head=False)
+    batch = workload.examples.batch(np.arange(len(workload.examples)))
+    (ours,), (theirs,) = workload.encode(student, batch), workload.encode(again, batch)
+    assert torch.equal(ours, theirs)
+    (taught,) = workload.encode(teacher, batch)
+    # The head was fitted to these outputs, so it is better than their mean.
+    assert (ours - taught).square().sum() < (taught - taught.mean(0)).square().sum()
 
 
 def test_the_size_of_a_micro_batch_decides_no_batch(workload):

@@ -32,7 +32,9 @@ from kdcli.models.files import CONFIG_FILE, SIZE, check_config, config_errors, f
 from kdcli.models.label_words import load_with_label_words
 from kdcli.models.load import load_config, load_weights, location
 from kdcli.models.matrices import matrices
+from kdcli.models.static import CLASSIFIER
 from kdcli.models.static import MODEL_TYPE as STATIC_TYPE
+from kdcli.models.static_classifier import StaticForSequenceClassification
 from kdcli.types import Task
 
 # Configuration keys that are independent of the task.
@@ -217,5 +219,7 @@ def with_head(
 
 def _class(name: str) -> type[PreTrainedModel] | None:
     """Return a class of kdcli or of transformers by its name, or None."""
+    if name == CLASSIFIER:
+        return StaticForSequenceClassification
     value = class_named(name) or (getattr(transformers, name, None) if name else None)
     return value if isinstance(value, type) and issubclass(value, PreTrainedModel) else None

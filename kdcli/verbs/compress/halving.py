@@ -104,17 +104,17 @@ def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
 def distilling(search: Search, shape: str, keys: Mapping[str, object] | None = None) -> Step:
     """Return the step that distils a shape. The plan's keys override `keys`."""
     runner = search.runner
-    default = {} if "recipe" in runner.recipe.plan.distill else distill_keys(search)
+    default = {} if "recipe" in runner.recipe.plan.distill else distill_keys(search, shape)
     merged = {**default, **(keys or {}), **dict(flatten(runner.recipe.plan.distill))}
     return runner.trainer.distill(search.teacher, merged, shape)
 
 
-def distill_keys(search: Search) -> dict[str, object]:
+def distill_keys(search: Search, shape: str) -> dict[str, object]:
     """Return the keys of a distillation that the plan does not give."""
     runner = search.runner
     trusted = runner.options.trust_remote_code
     config = load_config(search.teacher, trust_remote_code=trusted)
-    return runner.trainer.distill_defaults(config.hidden_size, runner.training_rows)
+    return runner.trainer.distill_defaults(shape, config.hidden_size, runner.training_rows)
 
 
 def training(search: Search, shape: str, total: int | None) -> Step:
@@ -211,9 +211,8 @@ def train_without_teacher(search: Search, shape: str) -> None:
     runner = search.runner
     if not (runner.recipe.plan.undistilled and runner.trainer.supervised and runner.has_labels):
         return
-    schedule = {
-        key: value for key, value in distill_keys(search).items() if key.startswith("train.")
-    }
+    default = distill_keys(search, shape)
+    schedule = {key: value for key, value in default.items() if key.startswith("train.")}
     plan = {key: value for key, value in runner.recipe.plan.distill.items() if key != "loss"}
     keys = {**schedule, **dict(flatten(plan))}
     keys |= {"method": "soft-targets", "stage": "none", "kd.weight": 0.0}

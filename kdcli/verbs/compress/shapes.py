@@ -65,8 +65,9 @@ def measure_untrained(search: Search, model: str) -> Untrained:
     goal = goal_of(texts)
     shapes = []
     if goal is None:
-        full, allow_static = shape_of(loaded.model.config), runner.trainer.learns_vectors
-        shapes = shapes_of(texts, full, allow_static=allow_static)
+        config = loaded.model.config
+        allow_static = runner.trainer.allows_static(config)
+        shapes = shapes_of(texts, shape_of(config), allow_static=allow_static)
     if len(search.backends) == 1 and len(shapes) == 1 and not is_bounded(search.goal):
         backend = search.backends[0]
         untrained_student(loaded, shapes[0], runner.recipe.seed)

@@ -6,7 +6,11 @@ Labelled tasks train on rows, rerankers on lists of candidates, and embedding mo
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from transformers import PreTrainedConfig
+
 from kdcli.errors import UsageError
+from kdcli.models.grammar import is_static_shape
+from kdcli.models.heads import head_of
 from kdcli.recipe.resolve import resolve
 from kdcli.recipe.sections import RecipeValues, RunOptions
 from kdcli.verbs.compress.recipes import RecipeKeys, dotted, kind_of_task
@@ -21,6 +25,7 @@ from kdcli.verbs.prune import run as prune_verb
 from kdcli.verbs.prune.recipes import prune_recipes
 from kdcli.workloads.embedding import METHOD
 from kdcli.workloads.eval_sets import by_vectors
+from kdcli.workloads.labelled import ROW_KINDS
 from kdcli.workloads.recipes import finetune_recipe
 from kdcli.workloads.retrieval import RETRIEVAL
 from kdcli.workloads.settings import RerankData, RerankRecipe
@@ -44,18 +49,21 @@ class Trainer(ABC):
 
     supervised = False
     """Whether a student can be trained on the labels alone."""
-    learns_vectors = False
-    """Whether a student learns vectors of texts, which a static one can."""
 
     def __init__(self, recipe: CompressRecipe) -> None:
         self.recipe = recipe
 
+    def allows_static(self, teacher: PreTrainedConfig) -> bool:
+        """Return whether a student may be static, which has no outputs for single tokens."""
+        return False
+
     def distill_defaults(
-        self, teacher_width: int, count_rows: Callable[[], int]
+        self, shape: str, teacher_width: int, count_rows: Callable[[], int]
     ) -> dict[str, object]:
         """Return the keys of a distillation that the plan does not give.
 
         Args:
+            shape: the student's shape.
             teacher_width: the teacher's hidden size.
             count_rows: returns the number of training rows.
         """
@@ -110,9 +118,15 @@ class RowTrainer(Trainer):
 
     supervised = True
 
+    def allows_static(self, teacher: PreTrainedConfig) -> bool:
+        head = head_of(teacher)
+        return head is None or head.kind in ROW_KINDS
+
     def distill_defaults(
-        self, teacher_width: int, count_rows: Callable[[], int]
+        self, shape: str, teacher_width: int, count_rows: Callable[[], int]
     ) -> dict[str, object]:
+        if is_static_shape(shape):
+            return {}
         epochs = min(MAX_EPOCHS, max(1.0, round(ROWS_SEEN / count_rows(), 1)))
         rate = float(f"{LEARNING_RATE * LEARNING_RATE_WIDTH / teacher_width:.2g}")
         return {**DISTILL, "train.lr": rate, "train.epochs": epochs}
@@ -142,7 +156,8 @@ class RowTrainer(Trainer):
 class TextTrainer(Trainer):
     """Trains embedding models on text."""
 
-    learns_vectors = True
+    def allows_static(self, teacher: PreTrainedConfig) -> bool:
+        return True
 
     def _finetune(self, model: str, keys: RecipeKeys, options: RunOptions) -> object:
         return RowTrainer(self.recipe)._finetune(model, keys, options)

@@ -52,7 +52,6 @@ from kdcli.verbs.distill.plan import student_shapes
 from kdcli.verbs.distill.router import ROUTER, check_router, save_router
 from kdcli.verbs.distill.settings import DistillRecipe, EmbeddingSettings
 from kdcli.verbs.distill.space import VectorSpace
-from kdcli.verbs.distill.static import static_student
 from kdcli.verbs.distill.student import (
     Student,
     distill_job,
@@ -66,6 +65,7 @@ from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.embedding import METHOD, EmbeddingWorkload
 from kdcli.workloads.embedding_texts import divided_texts
 from kdcli.workloads.eval_sets import open_eval_sets
+from kdcli.workloads.static_students import static_student
 from kdcli.workloads.training import first_rows
 
 TRAIN_DEFAULTS: dict[str, object] = {"train.lr": 5e-4, "train.batch_size": 64, "train.epochs": 1.0}
@@ -266,7 +266,7 @@ class EmbeddingDistillation:
         return static_student(
             self.workload.tokens,
             numbers,
-            vectors(numbers),
+            vectors,
             basis_ED,
             self.origin,
             self.context.session,

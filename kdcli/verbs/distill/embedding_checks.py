@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from kdcli.errors import UsageError
 from kdcli.losses import build_objective, check_settings
 from kdcli.types import ModelShape, Needs
-from kdcli.verbs.distill.settings import DistillRecipe
+from kdcli.verbs.distill.settings import DistillRecipe, StudentSettings
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.embedding import METHOD
 from kdcli.workloads.task_models import same_tokens
@@ -71,13 +71,23 @@ def check_signals(
             )
 
 
-def _check_static(recipe: DistillRecipe, teacher: Embedder) -> None:
-    """Check that a static student can learn from a teacher. Raises UsageError: it cannot."""
-    if recipe.student.source:
+def check_static_start(student: StudentSettings) -> None:
+    """Check how a static student starts. Raises UsageError: from an encoder, or from layers."""
+    if student.source:
         raise UsageError(
             "--student: a static student has the teacher's tokens and starts from its vectors",
             "omit --student, or give a shape with layers",
         )
+    if student.layers is not None:
+        raise UsageError(
+            "student.layers names layers to copy, and a static student has none",
+            "omit it, or give a shape with layers",
+        )
+
+
+def _check_static(recipe: DistillRecipe, teacher: Embedder) -> None:
+    """Check that a static student can learn from a teacher. Raises UsageError: it cannot."""
+    check_static_start(recipe.student)
     fmt = teacher.format
     if fmt.similarity != "cosine" and not fmt.normalize:
         raise UsageError(

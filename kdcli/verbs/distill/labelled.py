@@ -14,7 +14,7 @@ from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import UsageError
 from kdcli.losses import masks_text, on_tasks
-from kdcli.models.grammar import parse_shape
+from kdcli.models.grammar import is_static_shape, parse_shape
 from kdcli.models.load import load_encoder, load_tokenizer
 from kdcli.models.model import Model
 from kdcli.recipe.resolve import Resolved
@@ -25,6 +25,7 @@ from kdcli.run.stages import Run
 from kdcli.targets.precomputed import read_soft_labels
 from kdcli.types import ModelShape
 from kdcli.verbs.distill.augment import Copies, augmented, open_words
+from kdcli.verbs.distill.embedding_checks import check_static_start
 from kdcli.verbs.distill.fast import check_untrained
 from kdcli.verbs.distill.layers import with_measured_layers
 from kdcli.verbs.distill.recipes import (
@@ -92,6 +93,26 @@ def _check_soft_labels(recipe: TaskDistillRecipe) -> None:
         )
 
 
+def _check_static(recipe: TaskDistillRecipe) -> None:
+    """Check that no key of the recipe needs a student with layers."""
+    check_static_start(recipe.student)
+    if recipe.method != SOFT_TARGETS and recipe.stage != "none":
+        raise UsageError(
+            f"method {recipe.method} compares token states, and a static student has none",
+            f"omit --method, or choose {SOFT_TARGETS}",
+        )
+    if recipe.general.use:
+        raise UsageError(
+            "a static student learns the task alone, so there is no stage on text",
+            "omit --corpus and --general, or give a shape with layers",
+        )
+    if recipe.head.kind not in (None, "scratch"):
+        raise UsageError(
+            f"head.kind={recipe.head.kind}: a static student has no masked-language-model head",
+            "omit it, or give a shape with layers",
+        )
+
+
 def check_task(recipe: TaskDistillRecipe) -> None:
     """Check a recipe before models and data are read.
 
@@ -113,6 +134,8 @@ def check_task(recipe: TaskDistillRecipe) -> None:
             "--student names a student, but the stage on text would make one",
             "omit one of them",
         )
+    if any(map(is_static_shape, recipe.student.to)):
+        _check_static(recipe)
     check_untrained(recipe)
     on_tasks(recipe.method)
     if masks_text(recipe.method, recipe.loss):
@@ -210,7 +233,10 @@ def _student_shape(
         task compares tokens.
     """
     recipe = context.recipe
-    shape = parse_shape(recipe.student.to[0], teacher.shape) if recipe.student.to else None
+    allow_static = workload.kind in ROW_KINDS
+    shape = None
+    if recipe.student.to:
+        shape = parse_shape(recipe.student.to[0], teacher.shape, allow_static=allow_static)
     source = recipe.student.source
     if source is None:
         assert shape is not None

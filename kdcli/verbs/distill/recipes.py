@@ -21,6 +21,13 @@ from kdcli.workloads.recipes import finetune_recipe
 from kdcli.workloads.settings import FinetuneRecipe, StudentTrainSettings
 
 SOFT_TARGETS = "soft-targets"
+STATIC_DEFAULTS: dict[str, object] = {
+    "train.lr": 3e-3,
+    "train.batch_size": 256,
+    "train.micro_batch_size": 256,
+    "train.epochs": 3.0,
+}
+"""Defaults if the student is static. A forward pass is cheap, but a gradient is a whole table."""
 
 
 def general_recipe(recipe: TaskDistillRecipe) -> Resolved[DistillRecipe]:
@@ -68,6 +75,9 @@ def task_recipe(
 
     Raises UsageError: an unknown recipe or key, or a wrong value.
     """
+    # This loads numpy, and the help imports this module.
+    from kdcli.models.grammar import is_static_shape
+
     values = {key: value for key, value in options.items() if value is not None}
     values |= overrides or {}
     beneath: dict[str, Mapping[str, object]] = {}
@@ -85,8 +95,10 @@ def task_recipe(
         }
         recipe = None
     resolved = resolve(TaskDistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=values)
-    if resolved.recipe.soft_labels is not None and "method" not in resolved.origins:
-        # A file has no token states.
+    static = any(map(is_static_shape, resolved.recipe.student.to))
+    without_states = static or resolved.recipe.soft_labels is not None
+    if without_states and "method" not in resolved.origins:
+        # Neither a file nor a static student has token states.
         values["method"] = SOFT_TARGETS
         resolved = resolve(
             TaskDistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=values
@@ -96,6 +108,8 @@ def task_recipe(
     if name in shipped("distill-task"):
         beneath = {f"recipe {name}": dict(flatten(read_recipe(name, "distill-task")))} | beneath
     resolved = resolve(TaskDistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=values)
+    if static:
+        resolved = defaulted(resolved, STATIC_DEFAULTS, "default of static students")
     # A user who sets one key of this mapping keeps the defaults of the others.
     rest = {
         k: v
@@ -167,10 +181,13 @@ def undistilled_recipe(recipe: TaskDistillRecipe, student: str) -> Resolved[Fine
         for key, value in recipe.data.model_dump().items()
         if value not in (None, {})
     }
-    options |= {
-        f"train.{key}": getattr(recipe.train, key)
-        for key in ("seed", "dtype", "max_steps", "eval_every")
-    }
+    from kdcli.models.grammar import is_static_shape
+
+    keys = ["seed", "dtype", "max_steps", "eval_every"]
+    if any(map(is_static_shape, recipe.student.to)):
+        # The rates of finetune are for encoders, and would hardly move a table.
+        keys += [key.removeprefix("train.") for key in STATIC_DEFAULTS]
+    options |= {f"train.{key}": getattr(recipe.train, key) for key in keys}
     options |= {f"head.{key}": getattr(recipe.head, key) for key in ("kind", "words")}
     return finetune_recipe(options=options | dict(flatten(recipe.undistilled.overrides)))
 

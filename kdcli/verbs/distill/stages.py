@@ -45,6 +45,7 @@ from kdcli.workloads.plan import log_padding
 from kdcli.workloads.predictions import Features
 from kdcli.workloads.recipes import as_finetune
 from kdcli.workloads.scores import ModelScores
+from kdcli.workloads.settings import FinetuneRecipe
 from kdcli.workloads.task_models import row_format
 
 WITHOUT = STUDENT + UNDISTILLED
@@ -239,7 +240,7 @@ class TaskDistillation:
             before = self.folder / INTERMEDIATE if self.stage == "separate" else None
             with self._student_before(before) as source:
                 stage = as_finetune(recipe, source)
-                student = workload.load(source, head=stage.head, seed=stage.train.seed)
+                student = self._loaded(source, stage)
         else:
             stage, student = as_finetune(recipe, str(self.folder)), self._fitted(workload)
         if self.context.dry_run:
@@ -266,6 +267,13 @@ class TaskDistillation:
         log_padding(plan.order)
         return StageJob(job, schedule, steps, finish, cards)
 
+    def _loaded(self, source: str, recipe: FinetuneRecipe) -> Model:
+        """Load the student at the beginning of a stage. A static student starts with its head."""
+        new_head = not self.shape.is_static
+        return self.workload.load(
+            source, head=recipe.head, seed=recipe.train.seed, new_head=new_head
+        )
+
     def _fitted(self, workload: LabelledWorkload) -> Model:
         """Make the student that is not trained. Scoring may have moved its teacher."""
         start, teacher = self.recipe.student, self.teachers[0]
@@ -286,7 +294,7 @@ class TaskDistillation:
         Progress.log(f"run {ALONE}")
         with self._student_before() as source:
             recipe = undistilled_recipe(self.recipe, source).recipe
-            model = self.workload.load(source, head=recipe.head, seed=recipe.train.seed)
+            model = self._loaded(source, recipe)
         job, schedule = self.workload.job(model, recipe.train, recipe.keep)
         plan = self.workload.plan(recipe.train)
         log_padding(plan.order)
@@ -375,10 +383,12 @@ class TaskDistillation:
         teacher, student = self.teachers[0], self.recipe.student
         trusted = self.context.trust_remote_code
         encoder = load_encoder(teacher.source, trust_remote_code=trusted)
+        # A dry run does not fit a table, because its size is all that counts.
+        skips_fit = self.context.dry_run and self.shape.is_static
         built = self.workload.make_student(
             encoder,
             self.shape,
-            init=student.init,
+            init="random" if skips_fit else student.init,
             layers=student.copied,
             seed=self.recipe.train.seed,
         )

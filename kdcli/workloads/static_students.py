@@ -1,4 +1,4 @@
-"""Make a static student of an embedding model: one vector for each token.
+"""Make a static student: one vector for each token, and for a classifier a head.
 
 The table starts from the teacher's vectors of single tokens, weighted by how rare the tokens are
 (smooth inverse frequency, Arora et al. 2017):
@@ -10,7 +10,8 @@ by ridge regression on a sample of the texts:
 
     min  ||U W - Y||² + λ ||W||²
 
-The table is u W. Training moves each vector on its own after that.
+The table is u W. Training moves each vector on its own after that. A classifier learns logits, so
+its Y are the principal components of the texts' first-token states, which heads read.
 """
 
 from __future__ import annotations
@@ -24,15 +25,22 @@ from kdcli.data.labelled.features import TokenizedRows
 from kdcli.engine.evaluation import to_device
 from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
+from kdcli.models.embedder import EmbeddingFormat
+from kdcli.models.model import Model
+from kdcli.models.reduce import components
 from kdcli.models.shape import InitializedStudent
 from kdcli.models.static import as_static
-from kdcli.types import Array
+from kdcli.models.static_start import random_classifier
+from kdcli.targets.targets import Vectors
+from kdcli.types import Array, Task
 from kdcli.workloads.embedder import Embedder
 
 RARE = 1e-3
 """The frequency a at which the weight of a token is one half."""
 TOKENS_AT_ONCE = 1024
 """Number of single tokens in one forward pass of the teacher."""
+TEXTS_AT_ONCE = 128
+"""Number of texts in one forward pass of the teacher."""
 FITTED = 10_000
 """Maximum number of texts that the map is fitted to."""
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
@@ -44,20 +52,100 @@ CHOOSING = 20
 def static_student(
     rows: TokenizedRows,
     numbers: Array,
-    targets_NE: Array,
+    vectors: Vectors,
     basis_ED: Array | None,
     origin: Embedder,
     session: Session,
 ) -> InitializedStudent:
-    """Make a static student before its training.
+    """Make a static student of an embedding model before its training.
 
     Args:
         rows: All texts, tokenised by `origin`.
         numbers: The numbers of the training texts.
-        targets_NE: The vectors of the training texts that the student learns, from any model.
+        vectors: The vectors that the student learns, from any model, by the texts' numbers.
         basis_ED: The basis of the student's vectors; None for that of the targets.
         origin: The model whose tokens the student has.
         session: The device.
+    """
+    sample = sample_of_texts(numbers)
+    targets_ND = torch.from_numpy(vectors(sample).astype(np.float64))
+    if basis_ED is not None:
+        targets_ND = targets_ND @ torch.from_numpy(basis_ED).double()
+    table_VD, note = fitted_table(rows, numbers, sample, targets_ND, origin, session)
+    model = as_static(table_VD)
+    special = torch.tensor(origin.tokenizer.all_special_ids)
+    # The saved tokenizer adds no special tokens, so their vectors must stay zero.
+    model.embeddings.register_hook(  # type: ignore[no-untyped-call]
+        lambda gradient_VD: gradient_VD.index_fill(0, special.to(gradient_VD.device), 0)
+    )
+    return InitializedStudent(model, [note])
+
+
+def static_classifier(
+    rows: TokenizedRows,
+    teacher: Model,
+    task: Task,
+    width: int,
+    session: Session,
+    *,
+    init: str,
+    seed: int,
+) -> InitializedStudent:
+    """Make a static classifier before its training.
+
+    Args:
+        rows: The training texts, tokenised by `teacher`.
+        teacher: The model whose tokens the student has, with or without its head.
+        task: The task, whose labels the student predicts.
+        width: The width of the token vectors.
+        session: The device.
+        init: `random` fits nothing.
+        seed: The seed of the head, and of a random table.
+
+    Raises UsageError: the teacher has no fast tokenizer, which a static model needs.
+    """
+    student = random_classifier(teacher, task, width, seed)
+    if init == "random":
+        return InitializedStudent(student, ["random token vectors"])
+    fmt = EmbeddingFormat(pooling="cls", normalize=False)
+    encoder = Embedder(teacher.model.base_model, teacher.tokenizer, teacher.source, format=fmt)
+    numbers = np.arange(len(rows))
+    sample = sample_of_texts(numbers)
+    states_NE = text_vectors(encoder, rows, sample, session).double()
+    states_NE -= states_NE.mean(0)
+    targets_ND = states_NE @ components(states_NE.T @ states_NE, width)
+    table_VD, note = fitted_table(rows, numbers, sample, targets_ND, encoder, session)
+    with torch.no_grad():
+        # The targets have length 1. The hidden layer gets components of size 1.
+        student.static.embeddings.copy_(width**0.5 * table_VD)
+    return InitializedStudent(student, [note])
+
+
+def sample_of_texts(numbers: Array) -> Array:
+    """Return the numbers of the texts that a map is fitted to, evenly spaced."""
+    at = np.linspace(0, len(numbers) - 1, FITTED).astype(np.int64)
+    return np.asarray(numbers[np.unique(at)])
+
+
+def fitted_table(
+    rows: TokenizedRows,
+    numbers: Array,
+    sample: Array,
+    targets_ND: Tensor,
+    origin: Embedder,
+    session: Session,
+) -> tuple[Tensor, str]:
+    """Fit a table of token vectors, [V, D].
+
+    Args:
+        rows: All texts, tokenised by `origin`.
+        numbers: The numbers of the training texts.
+        sample: The numbers of the texts that the map is fitted to.
+        targets_ND: The vectors of these texts.
+        origin: The model that gives the vectors of single tokens.
+        session: The device.
+
+    Returns the table, whose means have length 1, and a note.
     """
     special = torch.tensor(origin.tokenizer.all_special_ids)
     vocab_size = int(origin.model.config.vocab_size)
@@ -68,24 +156,31 @@ def static_student(
     weight_V = torch.from_numpy(RARE / (RARE + frequency_V)).float()
     tokens_VE = F.normalize(token_vectors(origin, session), dim=-1) * weight_V[:, None]
     tokens_VE[special] = 0
-    sample = np.unique(np.linspace(0, len(numbers) - 1, FITTED).astype(np.int64))
-    targets_ND = torch.from_numpy(targets_NE[sample].astype(np.float64))
-    if basis_ED is not None:
-        targets_ND = targets_ND @ torch.from_numpy(basis_ED).double()
+    ids, shares = _words(rows, sample, special.numpy())
     means_NE = torch.stack(
-        [(tokens_VE[ids[n]] * torch.from_numpy(shares[n])[:, None]).sum(0) for n in sample]
+        [
+            (tokens_VE[at] * torch.from_numpy(share)[:, None]).sum(0)
+            for at, share in zip(ids, shares, strict=True)
+        ]
     ).double()
     map_ED, cosine = fit_map(means_NE, F.normalize(targets_ND, dim=-1))
-    model = as_static(tokens_VE @ map_ED.float())
-    # The saved tokenizer adds no special tokens, so their vectors must stay zero.
-    model.embeddings.register_hook(  # type: ignore[no-untyped-call]
-        lambda gradient_VD: gradient_VD.index_fill(0, special.to(gradient_VD.device), 0)
-    )
     note = (
         f"a table of {vocab_size:,} token vectors, fitted to {len(sample):,} texts; mean cosine "
         f"before training, on texts that were left out: {cosine:.3f}"
     )
-    return InitializedStudent(model, [note])
+    return tokens_VE @ map_ED.float(), note
+
+
+def text_vectors(model: Embedder, rows: TokenizedRows, numbers: Array, session: Session) -> Tensor:
+    """Return a model's vectors of some rows, [N, E]."""
+    order = np.argsort(rows.lengths[numbers], kind="stable")
+    module = model.captured().to(session.device).eval()
+    parts = []
+    with torch.inference_mode():
+        for some in np.array_split(order, -(-len(order) // TEXTS_AT_ONCE)):
+            batch = {name: x for name, x in rows.batch(numbers[some]).items() if name != "labels"}
+            parts.append(module(to_device(session.device, batch)).pooled.float().cpu())
+    return torch.cat(parts)[torch.from_numpy(np.argsort(order))].clone()
 
 
 def token_vectors(model: Embedder, session: Session) -> Tensor:

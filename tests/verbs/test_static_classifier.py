@@ -1,0 +1,183 @@
+"""Static classifiers: the mean and the head, the files, and the verbs that take them."""
+
+import json
+import shlex
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from own_files import interrupted, refused, report_of, said_by, same_weights, succeeds
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+from transformers import AutoTokenizer
+
+import kdcli
+from kdcli.errors import UsageError
+from kdcli.models.static import StaticConfig
+from kdcli.models.static_classifier import StaticForSequenceClassification
+
+QUICK = shlex.split(
+    "--max-steps 60 --set data.max_length=24 --set train.eval_every=30 --set train.log_every=5 "
+    "--set train.checkpoint_every=10 --set train.lr=3e-2 --set train.micro_batch_size=32 "
+    "--batch-size 32 --dtype fp32 --set measure.latency=false --set undistilled.use=false"
+)
+KINDS = ("class", "multi", "score")
+TEXTS = ["w1 w2 w25", "w3", "", "w21 w4 " * 300]
+
+
+@pytest.fixture(scope="module")
+def students(asked, tmp_path_factory):
+    """Kind of task -> a static student, distilled once."""
+    made = {}
+
+    def student(kind):
+        if kind not in made:
+            made[kind] = tmp_path_factory.mktemp("static") / kind
+            succeeds(*asked(kind, to="static:8"), "-o", made[kind])
+        return made[kind]
+
+    return student
+
+
+def logits_of(folder, texts):
+    model, tokenizer = kdcli.load(folder), AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        return model(**tokenizer(texts, padding=True, return_tensors="pt")).logits.numpy()
+
+
+def test_the_logits_are_the_head_of_the_mean_of_words():
+    torch.manual_seed(0)
+    config = StaticConfig(vocab_size=9, hidden_dim=4, num_labels=3, framing_token_ids=[1, 2])
+    model = StaticForSequenceClassification(config).eval()
+    with torch.no_grad():
+        model.hidden.bias.normal_()
+        model.classifier.bias.normal_()
+    ids = torch.tensor([[1, 5, 7, 5, 2], [1, 8, 2, 0, 0], [1, 2, 0, 0, 0]])
+    found = model(input_ids=ids, attention_mask=(ids > 0).long()).logits.detach().numpy()
+    state = {name: x.double().numpy() for name, x in model.state_dict().items()}
+    table = state["static.embeddings"]
+    means = np.stack([(2 * table[5] + table[7]) / 3, table[8], np.zeros(4)])
+    hidden = np.tanh(means @ state["hidden.weight"].T + state["hidden.bias"])
+    expected = hidden @ state["classifier.weight"].T + state["classifier.bias"]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_outputs_is_learned(students, kind):
+    out = students(kind)
+    scores = {e.model: e.metrics for e in report_of(out).evaluations}
+    metric = {"class": "accuracy", "multi": "micro_f1", "score": "pearson"}[kind]
+    assert scores["student"][metric] > 0.85
+    assert report_of(out).cards["student"].layers == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sentence_transformers_returns_the_logits(students, kind):
+    encoded = SentenceTransformer(str(students(kind)), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(encoded, logits_of(students(kind), TEXTS), atol=1e-5)
+
+
+def test_a_teacher_without_labels_teaches(asked, tmp_path):
+    out = tmp_path / "out"
+    succeeds(*asked("class", to="static"), "--set", "data.labels=teacher", "-o", out)
+    assert kdcli.load(out).config.hidden_dim == 32
+    agreement = {e.model: e.metrics["agreement"] for e in report_of(out).evaluations}
+    assert agreement["student"] > 0.85
+
+
+def test_a_student_that_is_not_trained_gets_its_teachers_logits_by_a_fit(asked, tmp_path):
+    words = [*asked("class", to="static:16"), "--max-steps", "0"]
+    succeeds(*words, "-o", tmp_path / "out")
+    scores = {e.model: e.metrics for e in report_of(tmp_path / "out").evaluations}
+    assert scores["student"]["accuracy"] > 0.7
+
+
+def test_the_undistilled_student_starts_from_the_same_table(asked, tmp_path):
+    words = [*asked("class", to="static:8"), "--set", "undistilled.use=true"]
+    result = succeeds(*words, "-o", tmp_path / "out")
+    assert said_by(result).count("token vectors, fitted to 96 texts") == 1
+    scores = {e.model: e.metrics for e in report_of(tmp_path / "out").evaluations}
+    # It has the rates of a static student too.
+    assert scores["student undistilled"]["accuracy"] > 0.85
+
+
+def test_a_resumed_run_is_the_same_run(asked, students, tmp_path, monkeypatch):
+    words = [*asked("class", to="static:8"), "-o", tmp_path / "out"]
+    assert interrupted(monkeypatch, "out", 40, *words).exit_code == 130
+    succeeds(*words, "--resume")
+    assert same_weights(tmp_path / "out", students("class"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_export_has_the_same_logits_and_inputs(students, asked, kind, tmp_path):
+    data = ("--task", "own", "--data", asked(kind)[5])
+    succeeds("export", students(kind), "--format", "onnx", "--int8", *data, "-o", tmp_path / "out")
+    facts = json.loads((tmp_path / "out" / "export.json").read_text())
+    assert facts["inputs"] == ["input_ids", "attention_mask"]
+    assert facts["outputs"] == ["logits"]
+    folders = [students(kind), tmp_path / "out"]
+    result = succeeds("evaluate", *folders, *data, "-o", tmp_path / "scores")
+    values = [next(iter(e.metrics.values())) for e in report_of(tmp_path / "scores").evaluations]
+    assert values[0] == pytest.approx(values[1], abs=0.05), result.output
+
+
+def test_benchmark_times_a_static_classifier(students, tmp_path):
+    short = ("--seq-len", "8", "--batch-size", "1", "--set", "measure.min_runs=3")
+    succeeds("benchmark", students("class"), *short, "-o", tmp_path / "out")
+
+
+def test_compress_ships_a_static_classifier(asked, tmp_path):
+    teacher, data = asked("class")[1], asked("class")[5]
+    plan = ["plan.shapes=[static:8]", "plan.backends=[onnx-int8]", "plan.prune=null"]
+    plan += ["plan.distill={train: {max_steps: 60, lr: 3e-2}}", "measure.min_runs=3"]
+    sets = [word for key in plan for word in ("--set", key)]
+    words = ("--task", "own", "--data", data, "--max-drop", "30", *sets)
+    succeeds("compress", teacher, *words, "-o", tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "best" / "config.json").read_text())
+    assert config["architectures"] == ["StaticForSequenceClassification"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--method", "tinybert"), "method tinybert compares token states"),
+        (("--student", "demo"), "--student: a static student has"),
+        (("--set", "student.layers=[1]"), "student.layers names layers to copy"),
+        (("--set", "head.kind=mlm"), "head.kind=mlm: a static student has no"),
+        (("--corpus", "demo"), "so there is no stage on text"),
+        (("--to", "static:33"), "cannot have vectors of 33 numbers"),
+    ],
+)
+def test_what_a_static_classifier_cannot_learn_is_refused(asked, tmp_path, words, message):
+    assert message in refused(tmp_path, *asked("class", to="static:8"), *words)
+
+
+@pytest.mark.parametrize("kind", ["tokens", "span"])
+def test_labels_of_tokens_need_layers(asked, tmp_path, kind):
+    assert "it can only learn outputs for whole texts" in refused(
+        tmp_path, *asked(kind, to="static"), "--set", "data.stride=4"
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("prune", "STUDENT", "--method", "smp"),
+        ("distill", "STUDENT", "--to", "1x4"),
+        ("distill", "STUDENT", "--to", "static:4"),
+    ],
+)
+def test_verbs_that_train_layers_refuse_a_static_classifier(students, asked, tmp_path, command):
+    words = [str(students("class")) if word == "STUDENT" else word for word in command]
+    message = refused(tmp_path, *words, "--task", "own", "--data", asked("class")[5])
+    assert "is a static model: a table" in message
+
+
+def test_a_damaged_head_is_refused(students, tmp_path):
+    folder = shutil.copytree(students("class"), tmp_path / "copy")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["classifier.bias"]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(UsageError, match="incomplete"):
+        kdcli.load(folder)
