@@ -22,7 +22,15 @@ from kdcli.models.capture import capture
 from kdcli.models.grammar import parse_shape
 from kdcli.models.masked_lm import student_with_head
 from kdcli.models.shape import build_student, shape_of
-from kdcli.types import COUNTS, IGNORED, ModelShape, Needs, Signals
+from kdcli.types import (
+    COUNTS,
+    IGNORED,
+    ModelShape,
+    Needs,
+    Signals,
+    counts_of,
+    labelled_places,
+)
 
 TEACHER = ModelShape(layers=4, hidden=32, ffn=64, heads=4)
 STUDENT = ModelShape(layers=2, hidden=16, ffn=32, heads=4)
@@ -133,6 +141,36 @@ def test_padding_changes_neither_value_nor_gradient(method, keys):
         results.append([loss.detach(), *(x.grad for x in leaves(s))])
     for one, two in zip(*results, strict=True):
         torch.testing.assert_close(one, two)
+
+
+def rows_of(s, at):
+    """The signals of some rows, with the labelled tokens of these rows."""
+    picked = {kind: {n: x[at] for n, x in getattr(s, kind).items()} for kind in ("q", "k", "v")}
+    hidden = {n: x[at] for n, x in s.hidden.items()}
+    labels, rows_P = LABELS[at], LABELLED // LABELS.shape[1]
+    chosen_P = torch.isin(rows_P, torch.tensor(at))
+    logits = None if s.logits is None else s.logits[chosen_P]
+    labelled = labelled_places({"labels": labels})
+    return Signals(
+        PADDED[at], **picked, hidden=hidden, logits=logits, labels=labels, labelled=labelled
+    )
+
+
+@pytest.mark.parametrize(("method", "keys"), CASES)
+def test_the_terms_of_a_batch_are_the_means_of_its_parts(method, keys):
+    made = build(method, keys)
+    t, s = pair(made, student_of(method))
+    whole, parts = made.terms(t, s), ([0, 1], [2])
+    terms = [made.terms(rows_of(t, at), rows_of(s, at)) for at in parts]
+    batches = [
+        {"input_ids": LABELS[at], "attention_mask": PADDED[at], "labels": LABELS[at]}
+        for at in parts
+    ]
+    counts = [counts_of(batch) for batch in batches]
+    for name, value in whole.items():
+        shares = [count[made.over[name]] for count in counts]
+        weighted = sum(n * part[name] for n, part in zip(shares, terms, strict=True))
+        torch.testing.assert_close(weighted / sum(shares), value)
 
 
 def can_be_zero(method, keys):
