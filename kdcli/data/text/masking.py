@@ -165,8 +165,7 @@ def mask_vocabulary(tokenizer: PreTrainedTokenizerBase, source: str) -> MaskVoca
     """
     if tokenizer.mask_token_id is None:
         message = f"the tokenizer of {source} has no mask token, so its text cannot be masked"
-        hint = "methods that need no masked language model: minilm, minilmv2, tinybert"
-        raise UsageError(message, hint)
+        raise UsageError(message, "choose a method that reads plain text, such as minilm")
     words = tokenizer.get_vocab()
     size = max(words.values()) + 1
     special_V = np.zeros(size, dtype=bool)

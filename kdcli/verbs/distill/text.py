@@ -70,7 +70,7 @@ def _load(recipe: DistillRecipe, source: str, *, trust_remote_code: bool) -> Mod
     """Load an encoder, with its masked-language-model head if the loss needs the head."""
     # A teacher needs no head if its predictions are not learned.
     bare = "masked" not in inputs_of(recipe.method)
-    otherwise = "methods that need no masked-language-model head: minilm, minilmv2, tinybert"
+    otherwise = "choose a method that reads plain text, such as minilm"
     if bare:
         otherwise = "set loss.masked_lm_weight=0"
     return load_text_model(
