@@ -11,7 +11,10 @@ from own_files import NAMES, kdcli, write
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from kdcli.errors import UsageError
+from kdcli.recipe.resolve import resolve
+from kdcli.recipe.sections import RunOptions
 from kdcli.verbs.distill.labelled import check_task
+from kdcli.verbs.distill.run import distill_on_task
 from kdcli.verbs.distill.settings import TaskDistillRecipe
 
 LABELS = tuple(sorted(NAMES))
@@ -282,3 +285,29 @@ def test_a_cache_that_cannot_be_written(teacher, tmp_path, cache, full_disk):
     result = kdcli(*asked, "--augment-only", copies)
     assert (result.exit_code, result.stderr.count("error: ")) == (3, 1), result.output
     assert not copies.exists()
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"method": "pkd"}, "does not read method"),
+        ({"augment.use": True, "stage": "none"}, "does not read stage, augment"),
+        ({"more_teachers": ["other"]}, "does not read more_teachers"),
+    ],
+)
+def test_a_workload_that_learns_outputs_refuses_the_keys_of_rows(keys, message):
+    options = {"task": "embedding", "teacher": "demo", "student.to": ["2x64"], **keys}
+    resolved = resolve(TaskDistillRecipe, recipe=None, options=options)
+    with pytest.raises(UsageError, match=message):
+        distill_on_task(resolved, RunOptions())
+
+
+def test_a_workload_that_learns_outputs_reports_no_method_of_rows(monkeypatch):
+    shaped = []
+    monkeypatch.setattr(
+        "kdcli.verbs.distill.run.with_shape", lambda resolved, *_: shaped.append(resolved)
+    )
+    options = {"task": "embedding", "teacher": "demo", "student.to": ["2x64"]}
+    distill_on_task(resolve(TaskDistillRecipe, recipe=None, options=options), RunOptions())
+    (resolved,) = shaped
+    assert (resolved.recipe.method, resolved.recipe.kd.weight) == ("soft-targets", 0.5)

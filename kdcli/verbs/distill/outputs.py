@@ -31,6 +31,7 @@ from kdcli.targets.targets import StorePlace
 from kdcli.types import Job, Needs, Outcome, Schedule
 from kdcli.verbs.distill.fast import check_untrained, shape_notes, with_shape
 from kdcli.verbs.distill.layers import with_measured_layers
+from kdcli.verbs.distill.recipes import SOFT_TARGETS
 from kdcli.verbs.distill.settings import StudentSettings, TaskDistillRecipe
 from kdcli.workloads import open_workload
 from kdcli.workloads.decisions import decisions
@@ -47,6 +48,20 @@ from kdcli.workloads.settings import (
 )
 from kdcli.workloads.training import Keep, taught_job
 from kdcli.workloads.workload import Workload
+
+OF_ROWS = (
+    "method",
+    "stage",
+    "loss",
+    "relation",
+    "general",
+    "augment",
+    "intermediate",
+    "undistilled",
+    "more_teachers",
+    "soft_labels",
+)
+"""Keys of a recipe that only labelled rows read."""
 
 
 @dataclass(frozen=True)
@@ -229,6 +244,21 @@ def _prepare_reranker(context: RunContext[RerankRecipe]) -> Run:
         place,
         student,
     ).run
+
+
+def check_outputs(recipe: TaskDistillRecipe) -> None:
+    """Check the recipe for a workload with a module of its own, which only learns outputs.
+
+    Raises UsageError: a key is set that such a distillation does not read.
+    """
+    plain = TaskDistillRecipe(method=SOFT_TARGETS)
+    unread = [name for name in OF_ROWS if getattr(recipe, name) != getattr(plain, name)]
+    if unread:
+        raise UsageError(
+            f"task {recipe.task} does not read {', '.join(unread)}: its student learns the outputs "
+            "of one teacher",
+            "omit them; the weight of the outputs is kd.weight",
+        )
 
 
 def prepare_outputs(context: RunContext[TaskDistillRecipe]) -> Run:

@@ -30,7 +30,8 @@ from kdcli.verbs.distill.labelled import (
     prepare_task,
     read_general,
 )
-from kdcli.verbs.distill.outputs import prepare_outputs
+from kdcli.verbs.distill.outputs import check_outputs, prepare_outputs
+from kdcli.verbs.distill.recipes import SOFT_TARGETS
 from kdcli.verbs.distill.settings import DistillRecipe, TaskDistillRecipe
 from kdcli.verbs.distill.stages import WITHOUT, TaskDistillation
 from kdcli.verbs.distill.text import prepare_text
@@ -72,6 +73,8 @@ def distill_on_task(
     """
     resolved = _complete(resolved)
     check_task(resolved.recipe)
+    if resolved.recipe.task in modules_by_task():
+        check_outputs(resolved.recipe)
     name = _name(resolved.recipe)
     shaped = with_shape(resolved, options, name)
     if shaped is None:
@@ -89,6 +92,9 @@ def _complete(resolved: Resolved[TaskDistillRecipe]) -> Resolved[TaskDistillReci
     They come from the run that trained the teacher, and from the method's authors.
     """
     resolved = as_trained(resolved, resolved.recipe.teacher)
+    task = resolved.recipe.task
+    if task in modules_by_task():
+        resolved = defaulted(resolved, {"method": SOFT_TARGETS}, f"task {task}")
     method = resolved.recipe.method
     kd = {f"kd.{key}": value for key, value in on_tasks(method)[1].items()}
     return defaulted(resolved, kd, f"method {method}")
