@@ -5,15 +5,17 @@ The student gets copies of teacher layers. Where a width shrinks, it keeps the b
 * Residual stream (D): the principal components of the teacher's hidden states over a sample, with
   one basis for all layers.
 * q and k, and DeBERTa's position projections: within each head, the principal components of q and
-  k. v and o: those of the head's output and of the o columns. With rotary embeddings or grouped
-  key/value heads, evenly spaced dimensions (or pairs of dimensions) instead.
-* Feed-forward units (F): the units with the largest variance of activation times down column. A
-  unit's mean is no loss, because the bias of the down projection can add it.
+  k. v and o: within each head, the principal components of its output and of the o columns. With
+  rotary embeddings or grouped key/value heads, evenly spaced dimensions (or pairs of dimensions)
+  instead.
+* Feed-forward units (F): the units from whose activations the block's output can be computed best
+  (`kdcli.models.units`).
 
-Components and variances are those of the teacher's activations over the sample.
+The teacher's activations over the sample decide all of this.
 
-If the number of heads differs, a student's head takes its dimensions from the teacher's heads at
-the same place. A parameter without such a map keeps its random values.
+A student with fewer heads keeps the heads whose contribution to the attention's output varies most.
+If its heads are wider than the teacher's, or if it has more of them, a head takes its dimensions
+from the teacher's heads at the same place. A parameter without such a map keeps its random values.
 
 Then the student is fitted in one pass over a sample of text, module by module in the order in which
 they run. This is necessary because a module's inputs differ from the teacher's once a layer or a
@@ -32,6 +34,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from kdcli.models.layout import Layout, Rows, linears
+from kdcli.models.units import kept_units
 from kdcli.types import Batch, Examples
 
 Maps = dict[int, Tensor]
@@ -43,7 +46,7 @@ Moments = dict[str, Tensor]
 * `K`: the covariance of k, [E, E]. The mean of k adds the same number to all scores of a query.
 * `O`: the covariance of the heads' outputs, [E, E]. The bias of the output projection can add their
   mean.
-* `D`: the variances of the feed-forward units, [F].
+* `D`: the covariance of the feed-forward activations, [F, F].
 """
 RIDGE = 1e-2  # relative to the mean squared input
 SAMPLE_TOKENS = 8192  # number of tokens: more than the inputs of the widest linear
@@ -156,7 +159,7 @@ def _moments(
             if letter == "Q":
                 moments[layer][letter] = x_RE.T @ x_RE / len(x_RE)
             else:
-                moments[layer][letter] = x_RE.var(0) if letter == "D" else x_RE.T.cov()
+                moments[layer][letter] = x_RE.T.cov()
 
         return hook
 
@@ -415,8 +418,7 @@ def _layer_maps(
     units, narrow_units = teacher_linears["D"][0][0].in_features, down.in_features
     # A student may have wider feed-forward blocks than its teacher. Those stay random.
     if narrow_units < units:
-        score_F = moments["D"] * _weight(*teacher_linears["D"][0]).double().square().sum(0)
-        kept = score_F.topk(narrow_units).indices.sort().values
+        kept = kept_units(moments["D"], _weight(*teacher_linears["D"][0]), narrow_units)
         maps.setdefault(id(down.weight), {})[1] = kept
         for linear, _ in student_linears["U"]:
             blocks = linear.out_features // narrow_units
@@ -445,9 +447,18 @@ def _head_maps(
         return q, k, k, q
     # ConvBERT's output projection also reads a convolution, whose inputs come after the heads.
     o_ED = _weight(*teacher_linears["O"][0]).T[:width].double()
-    context_EE = moments["O"][:width, :width]
-    qk_EN = _components_in_heads(moments["Q"], moments["K"], narrow, narrow_heads)
-    vo_EN = _components_in_heads(context_EE, o_ED @ o_ED.T, narrow, narrow_heads)
+    context_EE, output_EE = moments["O"][:width, :width], o_ED @ o_ED.T
+    kept_E = torch.arange(width)
+    if narrow_heads < heads and narrow // narrow_heads <= width // heads:
+        of_heads_AA = (context_EE * output_EE).view(heads, -1, heads, width // heads).sum((1, 3))
+        best = of_heads_AA.diagonal().topk(narrow_heads).indices.sort().values
+        kept_E = kept_E.view(heads, -1)[best].flatten()
+    qk_EN, vo_EN = torch.zeros(2, width, narrow, dtype=torch.float64)
+    kept = torch.meshgrid(kept_E, kept_E, indexing="ij")
+    qk_EN[kept_E] = _components_in_heads(
+        moments["Q"][kept], moments["K"][kept], narrow, narrow_heads
+    )
+    vo_EN[kept_E] = _components_in_heads(context_EE[kept], output_EE[kept], narrow, narrow_heads)
     return qk_EN, qk_EN, vo_EN, vo_EN
 
 

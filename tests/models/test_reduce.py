@@ -118,7 +118,7 @@ def test_moments_are_those_of_the_tokens_that_are_no_padding():
         "Q": q[real].T @ q[real] / real.sum(),
         "K": np.cov(k[real].T),
         "O": np.cov(context[real].T),
-        "D": units[real].var(0, ddof=1),
+        "D": np.cov(units[real].T),
     }
     moments = reduce._moments(teacher, LAYOUTS["bert"], [layer], sample)[layer]
     assert moments.keys() == expected.keys()
@@ -147,6 +147,28 @@ def test_heads_take_their_dimensions_from_the_same_place():
     # Spans of 32 dimensions for 5 heads start at 0, 6, 12, 19, 25. Each gives its 4 strongest.
     kept = [n for end in (6, 12, 19, 25, 32) for n in range(end - 1, end - 5, -1)]
     torch.testing.assert_close(basis_EN, torch.eye(32).double()[:, kept])
+
+
+@torch.no_grad()
+def test_the_heads_that_contribute_most_are_kept():
+    torch.manual_seed(0)
+    teacher = tiny_encoder("bert", initializer_range=0.3).eval()
+    for layer, idle in zip(teacher.encoder.layer, ([0, 2], [1, 2]), strict=True):
+        # These heads vary like the others, but hardly anything reads them.
+        layer.attention.output.dense.weight.view(32, 4, 8)[:, idle] *= 1e-3
+    shape = parse_shape("2x16@2", shape_of(teacher.config))
+    student = build_student(teacher, shape, init="copied")
+    for m, kept in enumerate(([1, 3], [0, 3])):
+        wide, narrow = (x.encoder.layer[m].attention for x in (teacher, student.model))
+        value_ED = (wide.self.value.weight.double() @ student.basis_DN).view(4, 8, 16)[kept]
+        output_DE = (student.basis_DN.T @ wide.output.dense.weight.double()).view(16, 4, 8)[:, kept]
+        # A head's values and output may turn together, which changes no product of them.
+        torch.testing.assert_close(
+            narrow.output.dense.weight.double() @ narrow.self.value.weight.double(),
+            torch.einsum("dak,ake->de", output_DE, value_ED),
+            atol=1e-5,
+            rtol=1e-4,
+        )
 
 
 @torch.no_grad()
