@@ -4,14 +4,18 @@ The student gets copies of teacher layers. Where a width shrinks, it keeps the b
 
 * Residual stream (D): the principal components of the teacher's hidden states over a sample, with
   one basis for all layers.
-* q and k, and DeBERTa's position projections: within each head, the dimensions with the largest |q
-  row|·|k row|. v and o: those with the largest |v row|·|o column|. With rotary embeddings or
-  grouped key/value heads, evenly spaced dimensions (or pairs of dimensions) instead.
-* Feed-forward units (F): the units with the largest |up row|·|down column|, times |gate row| in a
-  gated unit.
+* q and k, and DeBERTa's position projections: within each head, the principal components of q and
+  k. v and o: within each head, the principal components of its output and of the o columns. With
+  rotary embeddings or grouped key/value heads, evenly spaced dimensions (or pairs of dimensions)
+  instead.
+* Feed-forward units (F): the units from whose activations the block's output can be computed best
+  (`kdcli.models.units`).
 
-If the number of heads differs, a student's head takes its dimensions from the teacher's heads at
-the same place. A parameter without such a map keeps its random values.
+The teacher's activations over the sample decide all of this.
+
+A student with fewer heads keeps the heads whose contribution to the attention's output varies most.
+If its heads are wider than the teacher's, or if it has more of them, a head takes its dimensions
+from the teacher's heads at the same place. A parameter without such a map keeps its random values.
 
 Then the student is fitted in one pass over a sample of text, module by module in the order in which
 they run. This is necessary because a module's inputs differ from the teacher's once a layer or a
@@ -30,10 +34,20 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from kdcli.models.layout import Layout, Rows, linears
+from kdcli.models.units import kept_units
 from kdcli.types import Batch, Examples
 
 Maps = dict[int, Tensor]
 """Maps a tensor's dimension to indices into the teacher's, [N], or to a basis of it, [D, N]."""
+Moments = dict[str, Tensor]
+"""Second moments of a layer's activations, float64, under the letters of its matrices.
+
+* `Q`: of q, [E, E].
+* `K`: the covariance of k, [E, E]. The mean of k adds the same number to all scores of a query.
+* `O`: the covariance of the heads' outputs, [E, E]. The bias of the output projection can add their
+  mean.
+* `D`: the covariance of the feed-forward activations, [F, F].
+"""
 RIDGE = 1e-2  # relative to the mean squared input
 SAMPLE_TOKENS = 8192  # number of tokens: more than the inputs of the widest linear
 
@@ -84,14 +98,20 @@ def copy_reduced(
     Returns the names of the parameters that could not be filled, and the basis [D, N] of the
     teacher's residual stream that the student keeps, or None if it keeps the whole stream.
     """
-    maps: dict[int, Maps] = {}
-    for n, layer in zip(chosen, layout.modules(student), strict=True):
-        maps |= _layer_maps(
-            layout, teacher.config, student.config, layout.modules(teacher)[n - 1], layer
-        )
-    wide, narrow = int(teacher.config.hidden_size), int(student.config.hidden_size)
     training = teacher.training
     teacher.eval()
+    origins = [layout.modules(teacher)[n - 1] for n in chosen]
+    maps: dict[int, Maps] = {}
+    if any(
+        getattr(teacher.config, name) != getattr(student.config, name)
+        for name in ("hidden_size", "num_attention_heads", layout.ffn)
+    ):
+        moments = _moments(teacher, layout, origins, sample)
+        for wide_layer, layer in zip(origins, layout.modules(student), strict=True):
+            maps |= _layer_maps(
+                layout, teacher.config, student.config, wide_layer, layer, moments[wide_layer]
+            )
+    wide, narrow = int(teacher.config.hidden_size), int(student.config.hidden_size)
     basis_DN = _principal(teacher, layout, sample, narrow) if narrow < wide else None
 
     def origin(name: str) -> str:
@@ -122,6 +142,36 @@ def copy_head(
         basis_DN,
         {},
     )
+
+
+def _moments(
+    teacher: PreTrainedModel, layout: Layout, layers: list[nn.Module], sample: Batch
+) -> dict[nn.Module, Moments]:
+    """Return the second moments of the layers' activations. A shared layer gets its last run's."""
+    moments: dict[nn.Module, Moments] = {layer: {} for layer in layers}
+
+    def record(layer: nn.Module, letter: str, rows: Rows) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+            # DeBERTa also projects positions.
+            if output.shape[:2] != sample["input_ids"].shape:
+                return
+            x_RE = real_states(output[..., rows] if letter in "QK" else args[0], sample)
+            if letter == "Q":
+                moments[layer][letter] = x_RE.T @ x_RE / len(x_RE)
+            else:
+                moments[layer][letter] = x_RE.T.cov()
+
+        return hook
+
+    with ExitStack() as hooks:
+        for layer in moments:
+            matrices = linears(layout, layer)
+            for letter in "QKOD":
+                linear, rows = matrices[letter][0]
+                hook = record(layer, letter, rows)
+                hooks.callback(linear.register_forward_hook(hook).remove)
+        _run(teacher, sample)
+    return moments
 
 
 def _principal(teacher: PreTrainedModel, layout: Layout, sample: Batch, narrow: int) -> Tensor:
@@ -329,6 +379,7 @@ def _layer_maps(
     student_config: PreTrainedConfig,
     teacher: nn.Module,
     student: nn.Module,
+    moments: Moments,
 ) -> dict[int, Maps]:
     """Return the maps of one layer, apart from the residual stream: id of a student parameter ->
     maps."""
@@ -343,7 +394,7 @@ def _layer_maps(
     output, down = student_linears["O"][0][0], student_linears["D"][0][0]
     if (width, heads) != (narrow, narrow_heads):
         q, k, v, o = _head_maps(
-            layout, teacher_config, student_config, teacher_linears, width, narrow
+            layout, teacher_config, student_config, teacher_linears, moments, width, narrow
         )
         if layout.fused:
             rows_EN = torch.zeros(3 * width, 3 * narrow, dtype=torch.float64)
@@ -367,11 +418,7 @@ def _layer_maps(
     units, narrow_units = teacher_linears["D"][0][0].in_features, down.in_features
     # A student may have wider feed-forward blocks than its teacher. Those stay random.
     if narrow_units < units:
-        gains_UF = (
-            torch.cat([_weight(*pair) for pair in teacher_linears["U"]]).norm(dim=1).view(-1, units)
-        )
-        score_F = gains_UF.prod(0) * _weight(*teacher_linears["D"][0]).norm(dim=0)
-        kept = score_F.topk(narrow_units).indices.sort().values
+        kept = kept_units(moments["D"], _weight(*teacher_linears["D"][0]), narrow_units)
         maps.setdefault(id(down.weight), {})[1] = kept
         for linear, _ in student_linears["U"]:
             blocks = linear.out_features // narrow_units
@@ -384,6 +431,7 @@ def _head_maps(
     teacher_config: PreTrainedConfig,
     student_config: PreTrainedConfig,
     teacher_linears: Mapping[str, list[tuple[nn.Linear, Rows]]],
+    moments: Moments,
     width: int,
     narrow: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -397,30 +445,41 @@ def _head_maps(
         q = _even_in_heads(heads, each, narrow_heads, narrow_each, layout.rotary)
         k = _even_in_heads(groups, each, narrow_groups, narrow_each, layout.rotary)
         return q, k, k, q
-    q_ED, k_ED, v_ED = (_weight(*teacher_linears[letter][0]) for letter in "QKV")
     # ConvBERT's output projection also reads a convolution, whose inputs come after the heads.
-    o_ED = _weight(*teacher_linears["O"][0]).T[:width]
-    qk_EN = _best_in_heads(q_ED, k_ED, narrow, narrow_heads)
-    vo_EN = _best_in_heads(v_ED, o_ED, narrow, narrow_heads)
+    o_ED = _weight(*teacher_linears["O"][0]).T[:width].double()
+    context_EE, output_EE = moments["O"][:width, :width], o_ED @ o_ED.T
+    kept_E = torch.arange(width)
+    if narrow_heads < heads and narrow // narrow_heads <= width // heads:
+        of_heads_AA = (context_EE * output_EE).view(heads, -1, heads, width // heads).sum((1, 3))
+        best = of_heads_AA.diagonal().topk(narrow_heads).indices.sort().values
+        kept_E = kept_E.view(heads, -1)[best].flatten()
+    qk_EN, vo_EN = torch.zeros(2, width, narrow, dtype=torch.float64)
+    kept = torch.meshgrid(kept_E, kept_E, indexing="ij")
+    qk_EN[kept_E] = _components_in_heads(
+        moments["Q"][kept], moments["K"][kept], narrow, narrow_heads
+    )
+    vo_EN[kept_E] = _components_in_heads(context_EE[kept], output_EE[kept], narrow, narrow_heads)
     return qk_EN, qk_EN, vo_EN, vo_EN
 
 
-def _best_in_heads(one_ED: Tensor, other_ED: Tensor, narrow: int, narrow_heads: int) -> Tensor:
-    """Return the principal components, under two matrices, of each student head's span.
+def _components_in_heads(
+    one_EE: Tensor, other_EE: Tensor, narrow: int, narrow_heads: int
+) -> Tensor:
+    """Return the principal components, under two moments, of each student head's span.
 
     A span is a part of the teacher's width: one head if teacher and student have the same number of
-    heads. Both matrices have the same weight.
+    heads. Both moments have the same weight.
     """
     # Spans differ by one if the number of heads does not divide the width. No span is shorter than
     # a student's head.
     each = narrow // narrow_heads
-    bounds = [a * len(one_ED) // narrow_heads for a in range(narrow_heads + 1)]
+    bounds = [a * len(one_EE) // narrow_heads for a in range(narrow_heads + 1)]
     bases = []
     for start, end in pairwise(bounds):
-        grams = [
-            part @ part.T for part in (one_ED[start:end].double(), other_ED[start:end].double())
-        ]
-        bases.append(components(torch.stack([gram / gram.trace() for gram in grams]).sum(0), each))
+        spans = [moment_EE[start:end, start:end] for moment_EE in (one_EE, other_EE)]
+        # A head whose weights were all pruned has no moments.
+        scaled = [span / span.trace().clamp(min=1e-30) for span in spans]
+        bases.append(components(torch.stack(scaled).sum(0), each))
     together: Tensor = torch.block_diag(*bases)  # type: ignore[no-untyped-call]
     return together
 

@@ -1,5 +1,7 @@
 """Fitting a narrower student to its teacher, next to numpy in float64."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -83,6 +85,90 @@ def test_components_fall_in_weight_and_have_one_sign():
         (basis.T @ turn).abs(), torch.eye(5).double()[[1, 4, 2]], atol=1e-9, rtol=0
     )
     assert (basis.max(0).values > -basis.min(0).values).all()
+
+
+@torch.no_grad()
+def test_moments_are_those_of_the_tokens_that_are_no_padding():
+    torch.manual_seed(0)
+    teacher = tiny_encoder("bert", initializer_range=0.3).eval()
+    sample = reduce.sample_of(Rows(width=8), teacher.config, None)
+    layer, real = teacher.encoder.layer[0], sample["attention_mask"].bool().numpy()
+    w = {name: x.double().numpy() for name, x in layer.state_dict().items()}
+
+    def linear(name, x):
+        return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+
+    def normalised(name, x):
+        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-12)
+        return x * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+    x = teacher.embeddings(sample["input_ids"]).double().numpy()
+    q, k, v = (linear(f"attention.self.{name}", x) for name in ("query", "key", "value"))
+    by_head = [y.reshape(*y.shape[:2], 4, 8).transpose(0, 2, 1, 3) for y in (q, k, v)]
+    scores = by_head[0] @ by_head[1].transpose(0, 1, 3, 2) / np.sqrt(8)
+    scores = np.exp(np.where(real[:, None, None], scores, -np.inf))
+    context = scores / scores.sum(-1, keepdims=True) @ by_head[2]
+    context = context.transpose(0, 2, 1, 3).reshape(x.shape)
+    attended = normalised(
+        "attention.output.LayerNorm", linear("attention.output.dense", context) + x
+    )
+    before = linear("intermediate.dense", attended)
+    units = before / 2 * (1 + np.vectorize(math.erf)(before / math.sqrt(2)))
+    expected = {
+        "Q": q[real].T @ q[real] / real.sum(),
+        "K": np.cov(k[real].T),
+        "O": np.cov(context[real].T),
+        "D": np.cov(units[real].T),
+    }
+    moments = reduce._moments(teacher, LAYOUTS["bert"], [layer], sample)[layer]
+    assert moments.keys() == expected.keys()
+    for letter, moment in moments.items():
+        np.testing.assert_allclose(moment.numpy(), expected[letter], rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_the_units_that_vary_are_kept():
+    teacher = tiny_encoder("bert", initializer_range=0.3).eval()
+    for layer in teacher.encoder.layer:
+        # These units have the largest weights, but they are always off.
+        layer.intermediate.dense.bias[::4] = -1e4
+        layer.output.dense.weight[:, ::4] *= 100
+    student = build_student(teacher, parse_shape("2x32:96", shape_of(teacher.config))).model
+    kept = torch.arange(128) % 4 > 0
+    for wide, narrow in zip(teacher.encoder.layer, student.encoder.layer, strict=True):
+        assert torch.equal(narrow.intermediate.dense.weight, wide.intermediate.dense.weight[kept])
+        assert torch.equal(narrow.output.dense.weight, wide.output.dense.weight[:, kept])
+
+
+def test_heads_take_their_dimensions_from_the_same_place():
+    weak = torch.ones(32).double().diag()
+    strong = torch.arange(1, 33).double().diag()
+    basis_EN = reduce._components_in_heads(weak, strong, 20, 5)
+    # Spans of 32 dimensions for 5 heads start at 0, 6, 12, 19, 25. Each gives its 4 strongest.
+    kept = [n for end in (6, 12, 19, 25, 32) for n in range(end - 1, end - 5, -1)]
+    torch.testing.assert_close(basis_EN, torch.eye(32).double()[:, kept])
+
+
+@torch.no_grad()
+def test_the_heads_that_contribute_most_are_kept():
+    torch.manual_seed(0)
+    teacher = tiny_encoder("bert", initializer_range=0.3).eval()
+    for layer, idle in zip(teacher.encoder.layer, ([0, 2], [1, 2]), strict=True):
+        # These heads vary like the others, but hardly anything reads them.
+        layer.attention.output.dense.weight.view(32, 4, 8)[:, idle] *= 1e-3
+    shape = parse_shape("2x16@2", shape_of(teacher.config))
+    student = build_student(teacher, shape, init="copied")
+    for m, kept in enumerate(([1, 3], [0, 3])):
+        wide, narrow = (x.encoder.layer[m].attention for x in (teacher, student.model))
+        value_ED = (wide.self.value.weight.double() @ student.basis_DN).view(4, 8, 16)[kept]
+        output_DE = (student.basis_DN.T @ wide.output.dense.weight.double()).view(16, 4, 8)[:, kept]
+        # A head's values and output may turn together, which changes no product of them.
+        torch.testing.assert_close(
+            narrow.output.dense.weight.double() @ narrow.self.value.weight.double(),
+            torch.einsum("dak,ake->de", output_DE, value_ED),
+            atol=1e-5,
+            rtol=1e-4,
+        )
 
 
 @torch.no_grad()

@@ -84,24 +84,6 @@ def test_key_heads_keep_their_ratio_to_the_query_heads_or_the_nearest_that_divid
     assert student.config.num_key_value_heads == 4
 
 
-def test_heads_are_regrouped_where_their_numbers_do_not_divide():
-    teacher = tiny_encoder("bert")
-    with torch.no_grad():
-        of = teacher.encoder.layer[0].attention.self
-        # The k-th row of q and k has norm k: the best of every span are its last.
-        of.query.weight.copy_(torch.eye(32) * torch.arange(1, 33)[:, None])
-        of.key.weight.copy_(of.query.weight)
-    built = build_student(teacher, parse_shape("2x20:80@5", ModelShape(2, 32, 128, 4)))
-    of_student = built.model.encoder.layer[0].attention.self
-    assert of_student.query.bias.shape == (20,)
-    # Spans of 32 rows for 5 heads start at 0, 6, 12, 19, 25; each gives its 4 strongest, the
-    # strongest first.
-    rows = [r for end in (6, 12, 19, 25, 32) for r in range(end - 1, end - 5, -1)]
-    torch.testing.assert_close(
-        of_student.query.weight, of.query.weight[rows] @ built.basis_DN.float()
-    )
-
-
 @pytest.mark.parametrize(
     ("kind", "path", "others"),
     [
