@@ -28,7 +28,9 @@ def kept_units(covariance_FF: Tensor, down_DF: Tensor, count: int, rounds: int =
     """
     target_FD = covariance_FF @ down_DF.T.to(covariance_FF)
     covariance_FF = covariance_FF.clone()
-    covariance_FF.diagonal().add_(RIDGE * covariance_FF.diagonal().mean())
+    # Without any variance, as after complete pruning, all units are equal.
+    ridge = RIDGE * covariance_FF.diagonal().mean().clamp(min=1e-30)
+    covariance_FF.diagonal().add_(ridge)
     kept = torch.arange(len(covariance_FF))
     for n in torch.linspace(len(kept), count, rounds + 1).round().long()[1:].tolist():
         inverse_KK = torch.linalg.inv(covariance_FF[kept][:, kept])

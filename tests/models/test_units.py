@@ -38,3 +38,7 @@ def test_of_two_units_that_do_the_same_one_is_kept():
     down_DF = torch.tensor([1.0, 5.0, 1.0, 1.0, 5.0, 1.0]).expand(2, 6)
     kept = set(kept_units(x_RF.T.cov(), down_DF, 5).tolist())
     assert len(kept & {1, 4}) == 1
+
+
+def test_units_without_variance_can_be_removed():
+    assert len(kept_units(torch.zeros(6, 6, dtype=torch.float64), torch.ones(2, 6), 3)) == 3
