@@ -131,7 +131,7 @@ def test_statistics_are_those_of_the_rounded_inputs():
         x_RI = x_BLI[batch["attention_mask"].bool()]
         # The rounding error is uniform over a step.
         gram_II += x_RI.T @ x_RI + len(x_RI) * step**2 / 12 * torch.eye(64)
-    # A value in the middle of two integers may be rounded to the other one.
+    # A value halfway between two integers may round either way.
     assert (chosen.largest_input_I - largest_I).abs().max() <= 1
     smoothed_OI = model.one.weight.detach().double() * smoothing_I
     values_OI = chosen.integers.values_OI.int()
@@ -139,7 +139,7 @@ def test_statistics_are_those_of_the_rounded_inputs():
         expected_OI = round_weight(smoothed_OI, INT8_PAIRS, statistics).values_OI.int()
         equal = (values_OI == expected_OI).double().mean()
         assert equal >= least_equal
-    assert equal < 0.9  # The nearest integers are others.
+    assert equal < 0.9  # Rounding to the nearest integers gives other integers.
 
 
 @pytest.mark.parametrize("times", [1, 2])

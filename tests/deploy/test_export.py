@@ -165,7 +165,7 @@ def test_other_programs_can_quantise_a_classifier(tmp_path):
     config = tiny_config("bert", hidden_size=64, num_labels=3, **small("bert"))
     model = HEADS["sequence"][0].from_config(config).eval()
     file = export_model(model, tmp_path, "onnx")
-    # ONNX Runtime transposes the weights of the classifier's linear.
+    # ONNX Runtime transposes the classifier's weights.
     quantize_dynamic(file.path, tmp_path / "low.onnx")
     batch = padded(4, 20, types=True)
     with torch.no_grad():

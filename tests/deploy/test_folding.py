@@ -1,4 +1,4 @@
-"""Divisions of inputs that cost no nodes."""
+"""Folding the division of a product's input into the weights that compute the input."""
 
 import numpy as np
 import onnx
@@ -15,12 +15,12 @@ HEADS, WIDTH, OUTPUTS = 4, 32, 24
 
 
 def graph_of(weights, folder, kind):
-    """A graph whose last product reads the result of attention, or of a layer normalisation.
+    """Write a graph whose last product reads the output of attention or of a layer normalisation.
 
     Args:
         weights: Arrays by name; matrices are [in, out].
         folder: Where to write the graph.
-        kind: `attention`, `norm`, or `shared`: another output reads the result of attention.
+        kind: `attention`, `norm`, or `shared`, where attention's result is also an output.
     """
     node, info = onnx.helper.make_node, onnx.helper.make_tensor_value_info
     floats = onnx.TensorProto.FLOAT
@@ -56,7 +56,7 @@ def graph_of(weights, folder, kind):
 
 
 def result_in_float64(weights, kind, x_BLI, probabilities_BALL, smoothing_I, rounded):
-    """The last product with rounded weights and an input that is rounded after the division."""
+    """Compute the last product with rounded weights. Its input is rounded after the division."""
     if kind == "norm":
         centred = x_BLI - x_BLI.mean(-1, keepdims=True)
         y = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
@@ -116,5 +116,5 @@ def test_a_division_needs_a_node_only_if_the_weights_before_it_cannot_do_it(
     expected = result_in_float64(
         weights, kind, x.astype(np.float64), probabilities, smoothing_I.double().numpy(), rounded
     )
-    # A value next to the middle of two integers may be rounded to the other one.
+    # A value close to halfway between two integers may round either way.
     assert np.linalg.norm(found - expected) < 2e-3 * np.linalg.norm(expected)

@@ -144,7 +144,7 @@ def test_padding_changes_neither_value_nor_gradient(method, keys):
 
 
 def rows_of(s, at):
-    """The signals of some rows, with the labelled tokens of these rows."""
+    """Return the signals of some rows and of their labelled tokens."""
     picked = {kind: {n: x[at] for n, x in getattr(s, kind).items()} for kind in ("q", "k", "v")}
     hidden = {n: x[at] for n, x in s.hidden.items()}
     labels, rows_P = LABELS[at], LABELLED // LABELS.shape[1]

@@ -144,7 +144,7 @@ def test_heads_take_their_dimensions_from_the_same_place():
     weak = torch.ones(32).double().diag()
     strong = torch.arange(1, 33).double().diag()
     basis_EN = reduce._components_in_heads(weak, strong, 20, 5)
-    # Spans of 32 dimensions for 5 heads start at 0, 6, 12, 19, 25. Each gives its 4 strongest.
+    # The 5 heads' spans of the 32 dimensions start at 0, 6, 12, 19 and 25. Each keeps its 4 best.
     kept = [n for end in (6, 12, 19, 25, 32) for n in range(end - 1, end - 5, -1)]
     torch.testing.assert_close(basis_EN, torch.eye(32).double()[:, kept])
 
@@ -154,7 +154,7 @@ def test_the_heads_that_contribute_most_are_kept():
     torch.manual_seed(0)
     teacher = tiny_encoder("bert", initializer_range=0.3).eval()
     for layer, idle in zip(teacher.encoder.layer, ([0, 2], [1, 2]), strict=True):
-        # These heads vary like the others, but hardly anything reads them.
+        # These heads vary like the others, but the output projection hardly reads them.
         layer.attention.output.dense.weight.view(32, 4, 8)[:, idle] *= 1e-3
     shape = parse_shape("2x16@2", shape_of(teacher.config))
     student = build_student(teacher, shape, init="copied")
@@ -162,7 +162,7 @@ def test_the_heads_that_contribute_most_are_kept():
         wide, narrow = (x.encoder.layer[m].attention for x in (teacher, student.model))
         value_ED = (wide.self.value.weight.double() @ student.basis_DN).view(4, 8, 16)[kept]
         output_DE = (student.basis_DN.T @ wide.output.dense.weight.double()).view(16, 4, 8)[:, kept]
-        # A head's values and output may turn together, which changes no product of them.
+        # Rotating a head's values and output together does not change their product.
         torch.testing.assert_close(
             narrow.output.dense.weight.double() @ narrow.self.value.weight.double(),
             torch.einsum("dak,ake->de", output_DE, value_ED),

@@ -7,9 +7,9 @@ from kdcli.models.units import RIDGE, kept_units
 
 
 def errors_without(covariance, down, kept):
-    """The squared error of ridge regression without each of the kept units."""
+    """Return the squared errors of ridge regression, each without one of the kept units."""
     ridge = np.sqrt(RIDGE * np.trace(covariance) / len(covariance))
-    root = np.linalg.cholesky(covariance).T  # rows with this covariance
+    root = np.linalg.cholesky(covariance).T  # Its rows have this covariance.
     system = np.vstack([root, ridge * np.eye(len(root))])
     targets = np.vstack([root @ down.T, np.zeros_like(down.T)])
     errors = []

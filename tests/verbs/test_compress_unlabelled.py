@@ -157,7 +157,7 @@ def test_rows_without_a_benchmarks_columns_are_the_users_own(tmp_path):
     assert known_task(model, str(texts)) == "own"
     assert known_task(model, str(sentences)) == "sst2"
     assert known_task(model, None) == "sst2"
-    # Its reading reports the error.
+    # The error is raised when the file is read.
     assert known_task(model, str(tmp_path / "missing.jsonl")) == "sst2"
 
 
@@ -243,7 +243,7 @@ def test_another_goal_is_answered_from_what_was_tried(tmp_path, monkeypatch):
         path: path.stat().st_mtime_ns
         for path in (tmp_path / "out" / "steps").rglob("*.safetensors")
     }
-    # A limit of size needs the times of untrained shapes only if something must be trained.
+    # A size limit needs timings of untrained shapes only if something must be trained.
     monkeypatch.setattr(run, "measure_untrained", lambda *_: pytest.fail("shapes were timed"))
     goal = ("--max-drop", "1", "--max-mb", "100")
     done = kdcli(*given, *goal)

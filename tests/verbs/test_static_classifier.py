@@ -28,7 +28,7 @@ TEXTS = ["w1 w2 w25", "w3", "", "w21 w4 " * 300]
 
 @pytest.fixture(scope="module")
 def students(asked, tmp_path_factory):
-    """Kind of task -> a static student, distilled once."""
+    """Return a function that distils a static student for a kind of task, once per kind."""
     made = {}
 
     def student(kind):
@@ -98,7 +98,7 @@ def test_the_undistilled_student_starts_from_the_same_table(asked, tmp_path):
     result = succeeds(*words, "-o", tmp_path / "out")
     assert said_by(result).count("token vectors, fitted to 96 texts") == 1
     scores = {e.model: e.metrics for e in report_of(tmp_path / "out").evaluations}
-    # It has the rates of a static student too.
+    # It is trained at the learning rate of the static student too.
     assert scores["student undistilled"]["accuracy"] > 0.85
 
 

@@ -273,7 +273,7 @@ def test_a_static_student_has_its_teachers_outputs(workload, tmp_path):
     (ours,), (theirs,) = workload.encode(student, batch), workload.encode(again, batch)
     assert torch.equal(ours, theirs)
     (taught,) = workload.encode(teacher, batch)
-    # The head was fitted to these outputs, so it is better than their mean.
+    # The head was fitted to these outputs, so it predicts them better than their mean does.
     assert (ours - taught).square().sum() < (taught - taught.mean(0)).square().sum()
 
 
