@@ -7,7 +7,7 @@ only for inputs where it removes a noticeable part of the model's rounding error
 then rounded with error compensation; see `kdcli.deploy.rounding`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
@@ -37,9 +37,6 @@ little."""
 ACTIVATION_GROUP = 128
 COMPARED_TOKENS = 512
 """Number of tokens that measure the errors. They are not among the statistics."""
-GRAM_BLOCK = 768
-"""Number of rows of a Gram matrix that are computed together. The blocks below its diagonal are
-not computed, because the matrix is symmetric."""
 
 
 def _unsigned(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -126,38 +123,19 @@ class _Input:
 
     Attributes:
         linears: The linears that read it, by name.
+        range_I: The largest magnitude of each channel.
         compared: Activations that measure errors, and which of them belong to real tokens.
-        gram_II: The Gram matrix of the other texts' activations, real tokens only. The blocks below
-            the diagonal are zero.
-        tokens, lows, highs: Of each batch of these texts: the number of real tokens, and the
-            smallest and largest value of each channel.
         smoothing_I: Divides each channel.
+        gram_II: The Gram matrix of the smoothed and rounded activations.
+        largest_I: The largest integer of each channel; None in other runtimes than ONNX Runtime.
     """
 
     linears: dict[str, nn.Linear] = field(default_factory=dict)
+    range_I: Tensor | None = None
     compared: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    gram_II: Tensor | None = None
-    tokens: list[int] = field(default_factory=list)
-    lows: list[Tensor] = field(default_factory=list)
-    highs: list[Tensor] = field(default_factory=list)
     smoothing_I: Tensor | None = None
-
-    def weight(self) -> Tensor:
-        """Return the weights of all linears, [O, I]."""
-        return torch.cat([linear.weight for linear in self.linears.values()])
-
-    def add(self, x: Tensor, is_real: Tensor) -> None:
-        """Add a batch to the statistics."""
-        flat_RI, real_RI = x.reshape(-1, x.shape[-1]), x[is_real]
-        if self.gram_II is None:
-            self.gram_II = torch.zeros(x.shape[-1], x.shape[-1])
-        for begin in range(0, x.shape[-1], GRAM_BLOCK):
-            block_RI = real_RI[:, begin : begin + GRAM_BLOCK]
-            rows_II = self.gram_II[begin : begin + GRAM_BLOCK, begin:]
-            rows_II.addmm_(block_RI.T, real_RI[:, begin:])
-        self.tokens.append(len(real_RI))
-        self.lows.append(flat_RI.amin(0))
-        self.highs.append(flat_RI.amax(0))
+    gram_II: Tensor | None = None
+    largest_I: Tensor | None = None
 
 
 @torch.no_grad()
@@ -187,11 +165,15 @@ def calibrate(
     inputs = _find_inputs(model, run, counted, compared)
     if kernel.is_unsigned:
         _choose_smoothing(inputs, kernel)
-    roundings: dict[str, Rounding] = {}
+    _measure_statistics(inputs, model, run, counted, kernel)
+    roundings = {}
     for shared in inputs:
-        roundings |= _choose_integers(shared, kernel)
+        if shared.gram_II is None or not shared.compared:
+            continue  # Only some texts reach it.
+        statistics = InputStatistics.of(shared.gram_II)
         shared.gram_II = None
-        shared.compared.clear()
+        for name, linear in shared.linears.items():
+            roundings[name] = _better_rounding(linear, shared, statistics, kernel)
     return roundings
 
 
@@ -214,7 +196,7 @@ def _find_inputs(
     counted: Sequence[Batch],
     compared: Sequence[Batch],
 ) -> list[_Input]:
-    """Find the inputs that linears share and all texts reach, and measure them."""
+    """Find the inputs that linears share, their ranges, and the activations to compare."""
     names = {module: name for name, module in model.named_modules()}
     by_linear: dict[nn.Linear, _Input] = {}
     latest: list[tuple[Tensor, _Input]] = []
@@ -228,18 +210,19 @@ def _find_inputs(
         latest[:] = [(x, by_linear[linear])]
         return None if is_read else by_linear[linear]
 
-    def add(linear: nn.Linear, x: Tensor, is_real: Tensor) -> None:
+    def add_range(linear: nn.Linear, x: Tensor, is_real: Tensor) -> None:
         if (shared := find(linear, x)) is not None:
-            shared.add(x, is_real)
+            largest_I = x.reshape(-1, x.shape[-1]).abs().amax(0)
+            known_I = largest_I if shared.range_I is None else shared.range_I
+            shared.range_I = torch.maximum(known_I, largest_I)
 
     def keep(linear: nn.Linear, x: Tensor, is_real: Tensor) -> None:
         if (shared := find(linear, x)) is not None:
             shared.compared.append((x, is_real))
 
-    _each_input(model, run, counted, add)
+    _each_input(model, run, counted, add_range)
     _each_input(model, run, compared, keep)
-    inputs = dict.fromkeys(by_linear.values())
-    return [shared for shared in inputs if shared.compared and shared.tokens]
+    return list(dict.fromkeys(by_linear.values()))
 
 
 def _each_input(
@@ -271,23 +254,23 @@ def _each_input(
 
 def _choose_smoothing(inputs: Sequence[_Input], kernel: Kernel) -> None:
     """Smooth the inputs where it removes a noticeable part of the rounding error."""
-    plain = [_nearest_errors(shared, [None], kernel)[0] for shared in inputs]
+    inputs = [shared for shared in inputs if shared.range_I is not None]
+    plain = [_nearest_error(shared, None, kernel) for shared in inputs]
     for shared, error in zip(inputs, plain, strict=True):
-        least_gain = max(MIN_GAIN * sum(plain) / len(plain), MIN_OWN_GAIN * error)
-        if error <= least_gain:
-            continue
         smoothings = list(_smoothings(shared))
-        errors = _nearest_errors(shared, smoothings, kernel)
+        errors = [_nearest_error(shared, smoothing_I, kernel) for smoothing_I in smoothings]
+        least_gain = max(MIN_GAIN * sum(plain) / len(plain), MIN_OWN_GAIN * error)
         if errors and min(errors) < error - least_gain:
             shared.smoothing_I = smoothings[errors.index(min(errors))]
 
 
 def _smoothings(shared: _Input) -> Iterator[Tensor]:
     """Yield the divisors of the channels to try, [I] each."""
-    range_I = torch.stack([*shared.lows, *shared.highs]).abs().amax(0)
+    assert shared.range_I is not None
     # A channel that is quiet here may be used by another text, so only large ones are divided.
-    range_I = range_I.clamp(min=float(range_I.median()))
-    size_I = shared.weight().abs().amax(0)
+    range_I = shared.range_I.clamp(min=float(shared.range_I.median()))
+    weights_OI = torch.cat([linear.weight for linear in shared.linears.values()])
+    size_I = weights_OI.abs().amax(0)
     size_I = size_I.clamp(min=float(size_I.median()))
     if min(float(range_I.min()), float(size_I.min())) <= 0:
         return
@@ -295,79 +278,61 @@ def _smoothings(shared: _Input) -> Iterator[Tensor]:
         yield range_I**share / size_I ** (1 - share)
 
 
-def _nearest_errors(
-    shared: _Input, smoothings: Sequence[Tensor | None], kernel: Kernel
-) -> list[float]:
-    """Return the error of an input's products with the nearest integers, for each smoothing."""
-    weight_OI = shared.weight()
-    roundings = (
-        Rounding(round_weight(weight_OI if each is None else weight_OI * each, kernel.grid), each)
-        for each in smoothings
-    )
-    return _errors(shared, weight_OI, roundings, kernel)
+def _nearest_error(shared: _Input, smoothing_I: Tensor | None, kernel: Kernel) -> float:
+    """Return the relative squared error of an input's products with the nearest integers."""
+    weight_OI = torch.cat([linear.weight for linear in shared.linears.values()])
+    smoothed_OI = weight_OI if smoothing_I is None else weight_OI * smoothing_I
+    rounding = Rounding(round_weight(smoothed_OI, kernel.grid), smoothing_I)
+    return _error(shared, weight_OI, rounding, kernel)
 
 
-def _errors(
-    shared: _Input, weight_OI: Tensor, roundings: Iterable[Rounding], kernel: Kernel
-) -> list[float]:
-    """Return the relative squared error of a product on the compared activations.
-
-    There is one error for each rounding.
-    """
-    exact = [F.linear(x[is_real], weight_OI) for x, is_real in shared.compared]
-    reference = sum(float(y_RO.square().sum()) for y_RO in exact)
-    errors = []
-    for rounding in roundings:
-        rounded_OI = rounding.integers.weight().to(weight_OI.dtype)
-        squared = 0.0
-        for (x, is_real), y_RO in zip(shared.compared, exact, strict=True):
-            low_RI = kernel.round_input(rounding.smoothed(x))[is_real]
-            squared += float(F.linear(low_RI, rounded_OI).sub_(y_RO).square_().sum())
-        errors.append(squared / reference if reference else 0.0)
-    return errors
+def _error(shared: _Input, weight_OI: Tensor, rounding: Rounding, kernel: Kernel) -> float:
+    """Return the relative squared error of a product on the compared activations."""
+    squared = reference = 0.0
+    rounded_OI = rounding.integers.weight().to(weight_OI.dtype)
+    for x, is_real in shared.compared:
+        y_RO = F.linear(x[is_real], weight_OI)
+        low_RI = kernel.round_input(rounding.smoothed(x))[is_real]
+        squared += float((F.linear(low_RI, rounded_OI) - y_RO).square().sum())
+        reference += float(y_RO.square().sum())
+    return squared / reference if reference else 0.0
 
 
-def _choose_integers(shared: _Input, kernel: Kernel) -> dict[str, Rounding]:
-    """Round the linears that share an input.
+def _measure_statistics(
+    inputs: Sequence[_Input],
+    model: nn.Module,
+    run: Callable[[Batch], object],
+    counted: Sequence[Batch],
+    kernel: Kernel,
+) -> None:
+    """Measure each input as the file's products receive it."""
+    by_linear = {linear: shared for shared in inputs for linear in shared.linears.values()}
+    latest: list[Tensor] = []
 
-    Each gets the rounding with the smaller error: with compensation, or to the nearest integers.
-    """
-    assert shared.gram_II is not None
-    gram_II = shared.gram_II.triu() + shared.gram_II.triu(1).T
-    largest_I = None
+    def add(linear: nn.Linear, x: Tensor, is_real: Tensor) -> None:
+        is_read = bool(latest) and latest[0] is x
+        latest[:] = [x]
+        if not is_read and (shared := by_linear.get(linear)) is not None:
+            smoothed = x if shared.smoothing_I is None else x / shared.smoothing_I
+            x_RI = kernel.round_input(smoothed)[is_real].float()
+            gram_II = x_RI.T @ x_RI
+            shared.gram_II = gram_II if shared.gram_II is None else shared.gram_II.add_(gram_II)
+            if kernel.is_unsigned:
+                largest_I = _unsigned(smoothed)[0].reshape(-1, x.shape[-1]).amax(0).int()
+                known_I = largest_I if shared.largest_I is None else shared.largest_I
+                shared.largest_I = torch.maximum(known_I, largest_I)
+
+    _each_input(model, run, counted, add)
+
+
+def _better_rounding(
+    linear: nn.Linear, shared: _Input, statistics: InputStatistics, kernel: Kernel
+) -> Rounding:
+    """Return the rounding with the smaller error: with compensation, or to the nearest integers."""
     smoothing_I = shared.smoothing_I
-    if smoothing_I is not None:
-        gram_II /= smoothing_I * smoothing_I[:, None]
-    if kernel.is_unsigned:
-        noise, largest_I = _rounding_of_inputs(shared)
-        # The errors of rounding are independent of the inputs, and of each other.
-        gram_II.diagonal().add_(noise)
-    statistics = InputStatistics.of(gram_II)
-    roundings = {}
-    for name, linear in shared.linears.items():
-        smoothed_OI = linear.weight if smoothing_I is None else linear.weight * smoothing_I
-        choices = [
-            Rounding(round_weight(smoothed_OI, kernel.grid, inputs), smoothing_I, largest_I)
-            for inputs in (statistics, None)
-        ]
-        errors = _errors(shared, linear.weight, choices, kernel)
-        roundings[name] = choices[errors.index(min(errors))]
-    return roundings
-
-
-def _rounding_of_inputs(shared: _Input) -> tuple[float, Tensor]:
-    """Compute how ONNX Runtime rounds an input after smoothing.
-
-    Returns the sum of the squared rounding errors of a channel, and the largest integer of each
-    channel. The error of a step s is uniform, so its mean square is s^2 / 12.
-    """
-    noise = 0.0
-    integers = []
-    for tokens, low_I, high_I in zip(shared.tokens, shared.lows, shared.highs, strict=True):
-        ends_2I = torch.stack([low_I, high_I])
-        if shared.smoothing_I is not None:
-            ends_2I = ends_2I / shared.smoothing_I
-        values_2I, scale, _ = _unsigned(ends_2I)
-        noise += tokens * float(scale) ** 2 / 12
-        integers.append(values_2I[1].int())
-    return noise, torch.stack(integers).amax(0)
+    smoothed_OI = linear.weight if smoothing_I is None else linear.weight * smoothing_I
+    choices = [
+        Rounding(round_weight(smoothed_OI, kernel.grid, inputs), smoothing_I, shared.largest_I)
+        for inputs in (statistics, None)
+    ]
+    return min(choices, key=lambda choice: _error(shared, linear.weight, choice, kernel))

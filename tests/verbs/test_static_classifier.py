@@ -110,7 +110,7 @@ def test_a_resumed_run_is_the_same_run(asked, students, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_export_has_the_same_logits_and_inputs(students, asked, kind, tmp_path):
+def test_an_export_has_the_same_inputs_and_scores(students, asked, kind, tmp_path):
     data = ("--task", "own", "--data", asked(kind)[5])
     succeeds("export", students(kind), "--format", "onnx", "--int8", *data, "-o", tmp_path / "out")
     facts = json.loads((tmp_path / "out" / "export.json").read_text())
@@ -125,6 +125,8 @@ def test_an_export_has_the_same_logits_and_inputs(students, asked, kind, tmp_pat
 def test_benchmark_times_a_static_classifier(students, tmp_path):
     short = ("--seq-len", "8", "--batch-size", "1", "--set", "measure.min_runs=3")
     succeeds("benchmark", students("class"), *short, "-o", tmp_path / "out")
+    (row,) = report_of(tmp_path / "out").latency
+    assert (row.backend, row.seq_len, row.batch_size) == ("torch", 8, 1)
 
 
 def test_compress_ships_a_static_classifier(asked, tmp_path):
