@@ -8,8 +8,8 @@ The student gets copies of teacher layers. Where a width shrinks, it keeps the b
   k. v and o: within each head, the principal components of its output and of the o columns. With
   rotary embeddings or grouped key/value heads, evenly spaced dimensions (or pairs of dimensions)
   instead.
-* Feed-forward units (F): the units from whose activations the block's output can be computed best
-  (`kdcli.models.units`).
+* Feed-forward units (F): the units with the largest variance of activation times down column. A
+  unit's mean is no loss, because the bias of the down projection can add it.
 
 The teacher's activations over the sample decide all of this.
 
@@ -34,7 +34,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from kdcli.models.layout import Layout, Rows, linears
-from kdcli.models.units import kept_units
 from kdcli.types import Batch, Examples
 
 Maps = dict[int, Tensor]
@@ -46,7 +45,7 @@ Moments = dict[str, Tensor]
 * `K`: the covariance of k, [E, E]. The mean of k adds the same number to all scores of a query.
 * `O`: the covariance of the heads' outputs, [E, E]. The bias of the output projection can add their
   mean.
-* `D`: the covariance of the feed-forward activations, [F, F].
+* `D`: the variances of the feed-forward units, [F].
 """
 RIDGE = 1e-2  # relative to the mean squared input
 SAMPLE_TOKENS = 8192  # number of tokens: more than the inputs of the widest linear
@@ -159,7 +158,7 @@ def _moments(
             if letter == "Q":
                 moments[layer][letter] = x_RE.T @ x_RE / len(x_RE)
             else:
-                moments[layer][letter] = x_RE.T.cov()
+                moments[layer][letter] = x_RE.var(0) if letter == "D" else x_RE.T.cov()
 
         return hook
 
@@ -418,7 +417,8 @@ def _layer_maps(
     units, narrow_units = teacher_linears["D"][0][0].in_features, down.in_features
     # A student may have wider feed-forward blocks than its teacher. Those stay random.
     if narrow_units < units:
-        kept = kept_units(moments["D"], _weight(*teacher_linears["D"][0]), narrow_units)
+        score_F = moments["D"] * _weight(*teacher_linears["D"][0]).double().square().sum(0)
+        kept = score_F.topk(narrow_units).indices.sort().values
         maps.setdefault(id(down.weight), {})[1] = kept
         for linear, _ in student_linears["U"]:
             blocks = linear.out_features // narrow_units
