@@ -1,7 +1,8 @@
-"""Give a student its teacher's head, fitted to the teacher's outputs, to use it without training.
+"""Fit a student's head to its teacher's outputs, to use the student without training.
 
 The last linear of the head gets the least-squares weights that map its own input to what the
-teacher's last linear returns for the same rows. The other modules of the head are copied.
+teacher's last linear returns for the same rows. The other modules of the head are the teacher's,
+except those of a static classifier, which has its own.
 """
 
 import copy
@@ -31,28 +32,33 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 def student_with_fitted_head(
     teacher: Model, built: InitializedStudent, rows: Examples, *, init: str, seed: int
 ) -> Model:
-    """Put a student encoder under its teacher's head, and fit the head to the teacher's outputs.
+    """Fit a student's head to its teacher's outputs. An encoder gets its teacher's head first.
 
     Args:
         teacher: The teacher, with a head that ends in a linear. It must be on the CPU.
-        built: The student of the teacher's encoder.
+        built: The student of the teacher's encoder, or a static classifier with its own head.
         rows: The rows on which the head is fitted.
         init: How the student starts. Only `teacher` fits the head.
         seed: The seed of weights that cannot be copied.
-
-    Raises UsageError: the teacher has no such head.
     """
+    model, note = built.model, "a head of its own"
+    if last_linear(model) is None:
+        model = student_with_head(teacher.model, built, init=init, seed=seed).model
+        note = "its teacher's head"
+    if init == "teacher":
+        fit_head(teacher, model.eval(), rows)
+        note += ", fitted to its teacher's outputs"
+    tokenizer = copy.deepcopy(teacher.tokenizer)
+    return replace(teacher, model=model.eval(), tokenizer=tokenizer, note=note)
+
+
+def check_head(teacher: Model) -> None:
+    """Check that a teacher has a head that ends in a linear. Raises UsageError: it has none."""
     if last_linear(teacher.model) is None:
         raise UsageError(
             f"{teacher.source} has no head that a student could start from",
             "train the student: remove --max-steps 0",
         )
-    model = student_with_head(teacher.model, built, init=init, seed=seed).model
-    if init == "teacher":
-        fit_head(teacher, model.eval(), rows)
-    tokenizer = copy.deepcopy(teacher.tokenizer)
-    note = "its teacher's head, fitted to its outputs"
-    return replace(teacher, model=model.eval(), tokenizer=tokenizer, note=note)
 
 
 @torch.no_grad()

@@ -24,6 +24,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import extract_commit_hash
 
@@ -56,7 +57,7 @@ from kdcli.models.files import (
 from kdcli.models.layout import LAYOUTS, layout_for, layout_of_type
 from kdcli.models.model import Model
 from kdcli.models.source import check_source
-from kdcli.models.static import is_static, read_sizes
+from kdcli.models.static import CLASSIFIER, is_static, read_sizes
 from kdcli.models.temperature import TEMPERATURE
 from kdcli.models.training_rows import NO_ROWS, training_rows, write_training_rows
 from kdcli.types import RowHashes
@@ -198,7 +199,7 @@ def save_model(
         tidy_config(model, aside / CONFIG_FILE)
         if custom:
             shutil.copy(code_of(model), aside)
-        save_tokenizer(tokenizer, aside, truncates=not is_static(model.config))
+        save_tokenizer(tokenizer, aside, static=model if is_static(model.config) else None)
         write_training_rows(aside, rows)
         mode = (aside / CONFIG_FILE).stat().st_mode
         for file in filter(Path.is_file, aside.rglob("*")):
@@ -227,21 +228,36 @@ def tidy_config(
 
 
 def save_tokenizer(
-    tokenizer: PreTrainedTokenizerBase, folder: Path, *, truncates: bool = True
+    tokenizer: PreTrainedTokenizerBase, folder: Path, *, static: PreTrainedModel | None = None
 ) -> None:
     """Save a tokenizer's files, with the truncation and padding that it had when it was loaded.
 
-    Every call changes both, so the files would otherwise depend on what was tokenised last. Without
-    `truncates`, the files have neither, because a static model reads texts of any length.
+    Every call changes both, so the files would otherwise depend on what was tokenised last. The
+    files of a `static` model have the truncation that the model needs, and no padding.
     """
     as_loaded = getattr(tokenizer, AS_LOADED, None)
-    if tokenizer.is_fast and not truncates:
-        as_loaded = None, None
+    if tokenizer.is_fast and static is not None:
+        as_loaded = _truncation_of_static(tokenizer, static), None
     if as_loaded is not None:
         (truncation, padding), backend = as_loaded, tokenizer.backend_tokenizer
         backend.no_truncation() if truncation is None else backend.enable_truncation(**truncation)
         backend.no_padding() if padding is None else backend.enable_padding(**padding)
     tokenizer.save_pretrained(folder)
+
+
+def _truncation_of_static(
+    tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel
+) -> dict[str, int | str] | None:
+    """Return the truncation of a static model's texts; None for texts of any length.
+
+    A classifier must read as much of a text as in its training. sentence-transformers tokenises
+    without special tokens, so the length does not count them.
+    """
+    length = tokenizer.model_max_length
+    if type(model).__name__ != CLASSIFIER or length >= VERY_LARGE_INTEGER:
+        return None
+    words = max(1, length - tokenizer.num_special_tokens_to_add())
+    return {"max_length": words, "direction": tokenizer.truncation_side}
 
 
 def _check_repository(source: str) -> None:

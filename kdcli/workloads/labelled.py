@@ -30,7 +30,6 @@ from kdcli.losses.hard import hard_loss, mean_over
 from kdcli.losses.soft_targets import soft_loss
 from kdcli.metrics.finite import check_finite
 from kdcli.models.card import weights_hash
-from kdcli.models.fitted_head import fit_head
 from kdcli.models.heads import AUTO_CLASS, load_for_task, misfit_of
 from kdcli.models.load import load_config
 from kdcli.models.model import Model
@@ -311,22 +310,6 @@ class LabelledWorkload(Workload):
         return super().make_student(
             teacher, shape, init=init, layers=layers, dropout=dropout, seed=seed
         )
-
-    def fitted_student(
-        self,
-        teacher: Model,
-        shape: ModelShape,
-        *,
-        init: str = "teacher",
-        layers: list[int] | None = None,
-        seed: int = 0,
-    ) -> Model:
-        if not shape.is_static:
-            return super().fitted_student(teacher, shape, init=init, layers=layers, seed=seed)
-        model = self.make_student(teacher, shape, init=init, seed=seed).model.eval()
-        teacher.model.cpu()
-        fit_head(teacher, model, self.train_rows)
-        return replace(teacher, model=model, note="a head fitted to its teacher's outputs")
 
     def save(self, model: Model, folder: Path, rows: RowHashes) -> None:
         # Users of the saved model must truncate rows at the length that it was trained with.

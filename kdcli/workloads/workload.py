@@ -40,7 +40,7 @@ from kdcli.errors import UsageError
 from kdcli.metrics.bootstrap import CONFIDENCE
 from kdcli.models.capture import Capture, capture
 from kdcli.models.choose import Pooling, mean_pooling, measured_layers
-from kdcli.models.fitted_head import student_with_fitted_head
+from kdcli.models.fitted_head import check_head, student_with_fitted_head
 from kdcli.models.load import save_model
 from kdcli.models.model import Model
 from kdcli.models.shape import InitializedStudent, build_student
@@ -286,11 +286,17 @@ class Workload(ABC):
         """Make a complete student that is used without training; see `student`.
 
         Any head is fitted to the teacher's outputs, because a new one would return noise.
+
+        Raises:
+            UsageError: the student cannot be made, or the teacher has no head to fit it to.
         """
+        check_head(teacher)
         built = self.make_student(teacher, shape, init=init, layers=layers, seed=seed)
         for note in built.notes:
             Progress.log(note)
         assert self.sample is not None
+        # A table of token vectors is fitted on the device.
+        teacher.model.cpu()
         return student_with_fitted_head(teacher, built, self.sample, init=init, seed=seed)
 
     def targets(

@@ -12,7 +12,7 @@ from transformers import (
 
 from kdcli.errors import UsageError
 from kdcli.models import fitted_head
-from kdcli.models.fitted_head import fit_head, last_linear, student_with_fitted_head
+from kdcli.models.fitted_head import check_head, fit_head, last_linear, student_with_fitted_head
 from kdcli.models.model import Model
 from kdcli.models.reduce import RIDGE
 from kdcli.models.shape import build_student
@@ -136,6 +136,4 @@ def test_a_teacher_without_a_head_is_refused():
     bare = Model(teacher.model.base_model, None, "bare")
     assert last_linear(bare.model) is None
     with pytest.raises(UsageError, match="bare has no head"):
-        student_with_fitted_head(
-            bare, student_of(teacher, Rows(), 32), Rows(), init="teacher", seed=0
-        )
+        check_head(bare)

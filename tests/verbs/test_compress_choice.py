@@ -444,7 +444,8 @@ def test_a_goal_in_the_plan_becomes_one_shape(goal, shapes, tmp_path, monkeypatc
     runner = SimpleNamespace(
         recipe=recipe,
         options=RunOptions(device="cpu"),
-        trainer=SimpleNamespace(allows_static=lambda config: False),
+        trainer=SimpleNamespace(allows_static=lambda kind: False),
+        kind="class",
         journal=SimpleNamespace(once=lambda key, kind, compute: compute(), left=60.0, seconds=0.0),
     )
     search = SimpleNamespace(runner=runner, backends=["onnx"], goal=recipe.goal)

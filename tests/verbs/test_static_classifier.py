@@ -14,8 +14,10 @@ from transformers import AutoTokenizer
 
 import kdcli
 from kdcli.errors import UsageError
+from kdcli.models import fitted_head
 from kdcli.models.static import StaticConfig
 from kdcli.models.static_classifier import StaticForSequenceClassification
+from kdcli.workloads import static_students
 
 QUICK = shlex.split(
     "--max-steps 60 --set data.max_length=24 --set train.eval_every=30 --set train.log_every=5 "
@@ -23,7 +25,9 @@ QUICK = shlex.split(
     "--batch-size 32 --dtype fp32 --set measure.latency=false --set undistilled.use=false"
 )
 KINDS = ("class", "multi", "score")
-TEXTS = ["w1 w2 w25", "w3", "", "w21 w4 " * 300]
+LONG = "w1 " * 15 + "w21 w4 " * 300
+"""A text that is longer than `data.max_length`. Its mean depends on where it is cut."""
+TEXTS = ["w1 w2 w25", "w3", "", LONG]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +47,8 @@ def students(asked, tmp_path_factory):
 def logits_of(folder, texts):
     model, tokenizer = kdcli.load(folder), AutoTokenizer.from_pretrained(folder)
     with torch.no_grad():
-        return model(**tokenizer(texts, padding=True, return_tensors="pt")).logits.numpy()
+        batch = tokenizer(texts, truncation=True, padding=True, return_tensors="pt")
+        return model(**batch).logits.numpy()
 
 
 def test_the_logits_are_the_head_of_the_mean_of_words():
@@ -74,6 +79,7 @@ def test_every_kind_of_outputs_is_learned(students, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sentence_transformers_returns_the_logits(students, kind):
+    assert AutoTokenizer.from_pretrained(students(kind)).model_max_length == 24
     encoded = SentenceTransformer(str(students(kind)), device="cpu").encode(TEXTS)
     np.testing.assert_allclose(encoded, logits_of(students(kind), TEXTS), atol=1e-5)
 
@@ -88,9 +94,18 @@ def test_a_teacher_without_labels_teaches(asked, tmp_path):
 
 def test_a_student_that_is_not_trained_gets_its_teachers_logits_by_a_fit(asked, tmp_path):
     words = [*asked("class", to="static:16"), "--max-steps", "0"]
-    succeeds(*words, "-o", tmp_path / "out")
+    result = succeeds(*words, "-o", tmp_path / "out")
+    assert "token vectors, fitted to 96 texts" in said_by(result)
     scores = {e.model: e.metrics for e in report_of(tmp_path / "out").evaluations}
     assert scores["student"]["accuracy"] > 0.7
+
+
+@pytest.mark.parametrize("words", [("--dry-run",), ("--set", "student.init=random")])
+def test_what_is_not_fitted_to_a_teacher(asked, tmp_path, monkeypatch, words):
+    for module, name in ((static_students, "fitted_table"), (fitted_head, "fit_head")):
+        monkeypatch.setattr(module, name, lambda *_, name=name: pytest.fail(name))
+    given = [*asked("class", to="static:8"), "--max-steps", "0", *words]
+    succeeds(*given, "-o", tmp_path / "out")
 
 
 def test_the_undistilled_student_starts_from_the_same_table(asked, tmp_path):
@@ -138,6 +153,15 @@ def test_compress_ships_a_static_classifier(asked, tmp_path):
     succeeds("compress", teacher, *words, "-o", tmp_path / "out")
     config = json.loads((tmp_path / "out" / "best" / "config.json").read_text())
     assert config["architectures"] == ["StaticForSequenceClassification"]
+
+
+@pytest.mark.parametrize("kind", ["tokens", "span"])
+def test_compress_refuses_a_static_student_before_it_fine_tunes_an_encoder(asked, tmp_path, kind):
+    teacher = asked(kind)[1]
+    words = ("--task", "own", "--data", asked(kind)[5], "--max-drop", "30")
+    assert "it can only learn outputs for whole texts" in refused(
+        tmp_path, "compress", teacher.parent / "base", *words, "--set", "plan.shapes=[static:8]"
+    )
 
 
 @pytest.mark.parametrize(

@@ -267,6 +267,7 @@ def test_a_static_student_has_its_teachers_outputs(workload, tmp_path):
     teacher = workload.model
     student = workload.fitted_student(teacher, type(teacher.shape)(0, 8, 0, 1), seed=3)
     assert str(student.shape) == "static:8"
+    assert student.tokenizer is not teacher.tokenizer
     workload.save(student, tmp_path / "saved", workload.rows)
     again = workload.load(str(tmp_path / "saved"), head=HEAD, new_head=False)
     batch = workload.examples.batch(np.arange(len(workload.examples)))

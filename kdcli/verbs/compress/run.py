@@ -25,6 +25,7 @@ from kdcli.report.schema import Compression
 from kdcli.report.sections.price import price_sentence
 from kdcli.report.text import duration, short
 from kdcli.run.context import cpu_session
+from kdcli.types import Kind
 from kdcli.verbs.compress.budget import (
     TIMED,
     BudgetError,
@@ -134,7 +135,8 @@ def choose_folder(
 def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResult:
     """Check goal, model and data, claim the directory, run all steps, and report."""
     recipe, options, journal = resolved.recipe, runner.options, runner.journal
-    fits, runner.has_labels = check_model(recipe, trusted=options.trust_remote_code)
+    trusted = options.trust_remote_code
+    fits, runner.has_labels, runner.kind = check_model(recipe, trusted=trusted)
     divided = divide_rows(runner)
     search = Search(runner, str(recipe.model))
     for note in [*divided.notes, *goal_notes(recipe.goal, divided.partition)]:
@@ -202,8 +204,9 @@ def checked(recipe: CompressRecipe, result: RunResult) -> RunResult:
     return result
 
 
-def check_model(recipe: CompressRecipe, *, trusted: bool) -> tuple[bool, bool]:
-    """Return whether the model can do the task as it is, and whether the rows have labels.
+def check_model(recipe: CompressRecipe, *, trusted: bool) -> tuple[bool, bool, Kind | None]:
+    """Return whether the model can do the task as it is, whether the rows have labels, and the kind
+    of the labels, which only labelled tasks have.
 
     Raises UsageError: the data or the model cannot be used.
     """
@@ -215,13 +218,13 @@ def check_model(recipe: CompressRecipe, *, trusted: bool) -> tuple[bool, bool]:
             f"the rows have no labels, and {recipe.model} is not fine-tuned for {recipe.task}",
             "give rows with labels, or a fine-tuned model",
         )
-    has_classes = isinstance(workload, LabelledWorkload) and workload.kind in KINDS
-    if recipe.goal.max_class_drop is not None and not has_classes:
+    kind = workload.kind if isinstance(workload, LabelledWorkload) else None
+    if recipe.goal.max_class_drop is not None and kind not in KINDS:
         raise UsageError(
             f"--max-class-drop is for classes, and task {workload.name} has none",
             "use --max-drop",
         )
-    return fits, not workload.needs_reference
+    return fits, not workload.needs_reference, kind
 
 
 def ship(search: Search) -> RunResult:

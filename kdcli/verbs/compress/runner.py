@@ -22,6 +22,7 @@ from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult
 from kdcli.run.context import cpu_session
 from kdcli.run.dry_run import Estimate
+from kdcli.types import Kind
 from kdcli.verbs.compress.journal import Journal
 from kdcli.verbs.compress.settings import CompressRecipe
 from kdcli.verbs.compress.steps import Step, is_done
@@ -46,6 +47,7 @@ class StepRunner:
         folder: the directory of the run.
         journal: what was measured and decided.
         has_labels: whether the rows have labels; otherwise the teacher is the reference.
+        kind: the kind of the rows' labels; None for workloads other than labelled tasks.
         asks_again: whether a finished run is asked with another goal.
     """
 
@@ -55,6 +57,7 @@ class StepRunner:
     folder: Path
     journal: Journal
     has_labels: bool = True
+    kind: Kind | None = None
     asks_again: bool = False
 
     @property

@@ -66,7 +66,7 @@ def measure_untrained(search: Search, model: str) -> Untrained:
     shapes = []
     if goal is None:
         config = loaded.model.config
-        allow_static = runner.trainer.allows_static(config)
+        allow_static = runner.trainer.allows_static(runner.kind)
         shapes = shapes_of(texts, shape_of(config), allow_static=allow_static)
     if len(search.backends) == 1 and len(shapes) == 1 and not is_bounded(search.goal):
         backend = search.backends[0]

@@ -6,13 +6,11 @@ Labelled tasks train on rows, rerankers on lists of candidates, and embedding mo
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from transformers import PreTrainedConfig
-
 from kdcli.errors import UsageError
 from kdcli.models.grammar import is_static_shape
-from kdcli.models.heads import head_of
 from kdcli.recipe.resolve import resolve
 from kdcli.recipe.sections import RecipeValues, RunOptions
+from kdcli.types import Kind
 from kdcli.verbs.compress.recipes import RecipeKeys, dotted, kind_of_task
 from kdcli.verbs.compress.settings import CompressRecipe
 from kdcli.verbs.compress.steps import Step, task_data
@@ -53,8 +51,12 @@ class Trainer(ABC):
     def __init__(self, recipe: CompressRecipe) -> None:
         self.recipe = recipe
 
-    def allows_static(self, teacher: PreTrainedConfig) -> bool:
-        """Return whether a student may be static, which has no outputs for single tokens."""
+    def allows_static(self, kind: Kind | None) -> bool:
+        """Return whether a student may be static, which has no outputs for single tokens.
+
+        Args:
+            kind: the kind of the task's labels; None for workloads other than labelled tasks.
+        """
         return False
 
     def distill_defaults(
@@ -118,9 +120,8 @@ class RowTrainer(Trainer):
 
     supervised = True
 
-    def allows_static(self, teacher: PreTrainedConfig) -> bool:
-        head = head_of(teacher)
-        return head is None or head.kind in ROW_KINDS
+    def allows_static(self, kind: Kind | None) -> bool:
+        return kind in ROW_KINDS
 
     def distill_defaults(
         self, shape: str, teacher_width: int, count_rows: Callable[[], int]
@@ -156,7 +157,7 @@ class RowTrainer(Trainer):
 class TextTrainer(Trainer):
     """Trains embedding models on text."""
 
-    def allows_static(self, teacher: PreTrainedConfig) -> bool:
+    def allows_static(self, kind: Kind | None) -> bool:
         return True
 
     def _finetune(self, model: str, keys: RecipeKeys, options: RunOptions) -> object:

@@ -185,6 +185,15 @@ class TaskDistillation:
         features = Features.of(task, copies.examples, self.reader.tokenizer, form)
         return workload.with_examples(features), copies.notes
 
+    @property
+    def _init(self) -> str:
+        """How the student starts.
+
+        A dry run does not fit a static student, because its size is all that counts.
+        """
+        skips_fit = self.context.dry_run and self.shape.is_static
+        return "random" if skips_fit else self.recipe.student.init
+
     def objective(self) -> Objective:
         """Build the method's objective, with projections that are drawn from the seed."""
         torch.manual_seed(self.recipe.train.seed)
@@ -276,13 +285,13 @@ class TaskDistillation:
 
     def _fitted(self, workload: LabelledWorkload) -> Model:
         """Make the student that is not trained. Scoring may have moved its teacher."""
-        start, teacher = self.recipe.student, self.teachers[0]
+        teacher = self.teachers[0]
         teacher.model.cpu()
         return workload.fitted_student(
             teacher,
             self.shape,
-            init=start.init,
-            layers=start.copied,
+            init=self._init,
+            layers=self.recipe.student.copied,
             seed=self.recipe.train.seed,
         )
 
@@ -383,12 +392,10 @@ class TaskDistillation:
         teacher, student = self.teachers[0], self.recipe.student
         trusted = self.context.trust_remote_code
         encoder = load_encoder(teacher.source, trust_remote_code=trusted)
-        # A dry run does not fit a table, because its size is all that counts.
-        skips_fit = self.context.dry_run and self.shape.is_static
         built = self.workload.make_student(
             encoder,
             self.shape,
-            init="random" if skips_fit else student.init,
+            init=self._init,
             layers=student.copied,
             seed=self.recipe.train.seed,
         )
