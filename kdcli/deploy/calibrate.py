@@ -28,10 +28,11 @@ from kdcli.types import Batch
 
 MIGRATION = (0.5, 0.7, 0.85, 1.0)
 """Shares of a channel's range that smoothing moves to the weights; 1 makes all channels equal."""
-MIN_GAIN, MIN_OWN_GAIN = 0.2, 0.1
-"""Smoothing an input must lower the squared rounding error of its products by at least these shares
-of the mean over all inputs, and of its own error. Smaller gains cost time and change the outputs
-little."""
+MIN_GAIN, MIN_OWN_GAIN, SURE_OWN_GAIN = 0.2, 0.1, 0.5
+"""Smoothing an input must lower the squared rounding error of its products by at least
+`MIN_OWN_GAIN` of this error, and by `MIN_GAIN` of the mean over all inputs. Smaller gains cost time
+and change the outputs little. The second bound does not apply from `SURE_OWN_GAIN` of its own error
+on: where a few outputs are huge, a small relative error can still hide all others."""
 # Number of activation values that share a scale under OpenVINO. 128 is the fastest of 32, 64, 128
 # and 384 with VNNI.
 ACTIVATION_GROUP = 128
@@ -259,7 +260,8 @@ def _choose_smoothing(inputs: Sequence[_Input], kernel: Kernel) -> None:
     for shared, error in zip(inputs, plain, strict=True):
         smoothings = list(_smoothings(shared))
         errors = [_nearest_error(shared, smoothing_I, kernel) for smoothing_I in smoothings]
-        least_gain = max(MIN_GAIN * sum(plain) / len(plain), MIN_OWN_GAIN * error)
+        noticeable = min(MIN_GAIN * sum(plain) / len(plain), SURE_OWN_GAIN * error)
+        least_gain = max(noticeable, MIN_OWN_GAIN * error)
         if errors and min(errors) < error - least_gain:
             shared.smoothing_I = smoothings[errors.index(min(errors))]
 
