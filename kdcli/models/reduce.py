@@ -1,21 +1,24 @@
 """Initialise a student from its teacher.
 
-The student gets copies of teacher layers. Where a width shrinks, it keeps the best dimensions:
+The student gets copies of teacher layers. Where a width shrinks, the teacher's activations over a
+sample decide which dimensions it keeps:
 
-* Residual stream (D): the principal components of the teacher's hidden states over a sample, with
-  one basis for all layers.
+* Residual stream (D): the principal components of the hidden states, with one basis for all layers.
 * q and k, and DeBERTa's position projections: within each head, the principal components of q and
-  k. v and o: within each head, the principal components of its output and of the o columns. With
-  rotary embeddings or grouped key/value heads, evenly spaced dimensions (or pairs of dimensions)
-  instead.
+  k.
+* v and o: within each head, the principal components of its output and of the columns of o. These
+  columns are weights.
 * Feed-forward units (F): the units with the largest variance of activation times down column. A
   unit's mean is no loss, because the bias of the down projection can add it.
 
-The teacher's activations over the sample decide all of this.
-
 A student with fewer heads keeps the heads whose contribution to the attention's output varies most.
 If its heads are wider than the teacher's, or if it has more of them, a head takes its dimensions
-from the teacher's heads at the same place. A parameter without such a map keeps its random values.
+from the teacher's heads at the same place.
+
+Models with rotary embeddings or grouped key/value heads are the exception: their students keep
+evenly spaced heads, and evenly spaced dimensions (or pairs of dimensions) within each head.
+
+A parameter without a map keeps its random values.
 
 Then the student is fitted in one pass over a sample of text, module by module in the order in which
 they run. This is necessary because a module's inputs differ from the teacher's once a layer or a
@@ -24,8 +27,10 @@ teacher's output in the kept dimensions (ridge regression about the copied weigh
 normalisation gets the gain and bias that do the same.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -46,9 +51,29 @@ Moments = dict[str, Tensor]
 * `O`: the covariance of the heads' outputs, [E, E]. The bias of the output projection can add their
   mean.
 * `D`: the variances of the feed-forward units, [F].
+
+A shared layer has the mean of its runs' moments.
 """
+Matrices = dict[str, list[tuple[nn.Linear, Rows]]]
 RIDGE = 1e-2  # relative to the mean squared input
 SAMPLE_TOKENS = 8192  # number of tokens: more than the inputs of the widest linear
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The sizes of a layer's attention: numbers of heads, and the width of all heads together."""
+
+    count: int
+    key_value: int
+    width: int
+
+    @property
+    def each(self) -> int:
+        return self.width // self.count
+
+    def evenly_spaced(self, layout: Layout) -> bool:
+        """Return whether a smaller student keeps evenly spaced heads and dimensions."""
+        return layout.rotary is not None or self.key_value != self.count
 
 
 def sample_of(text: Examples | None, config: PreTrainedConfig, longest: int | None) -> Batch:
@@ -100,16 +125,27 @@ def copy_reduced(
     training = teacher.training
     teacher.eval()
     origins = [layout.modules(teacher)[n - 1] for n in chosen]
+    # All layers of a model have the same sizes. A shared layer needs its maps only once.
+    pairs = dict.fromkeys(zip(origins, layout.modules(student), strict=True))
+    heads, narrow_heads = (heads_of(layout, model) for model in (teacher, student))
+    units, narrow_units = (
+        linears(layout, layer)["D"][0][0].in_features for layer in next(iter(pairs))
+    )
+    by_moments = heads != narrow_heads and not heads.evenly_spaced(layout)
+    # A student may have wider feed-forward blocks than its teacher. Those stay random.
+    fewer_units = narrow_units < units
+    letters = ("QKO" if by_moments else "") + ("D" if fewer_units else "")
+    moments = _moments(teacher, layout, origins, sample, letters)
     maps: dict[int, Maps] = {}
-    if any(
-        getattr(teacher.config, name) != getattr(student.config, name)
-        for name in ("hidden_size", "num_attention_heads", layout.ffn)
-    ):
-        moments = _moments(teacher, layout, origins, sample)
-        for wide_layer, layer in zip(origins, layout.modules(student), strict=True):
-            maps |= _layer_maps(
-                layout, teacher.config, student.config, wide_layer, layer, moments[wide_layer]
+    for origin_layer, layer in pairs:
+        both = linears(layout, origin_layer), linears(layout, layer)
+        if heads != narrow_heads:
+            maps |= _attention_maps(
+                layout, heads, narrow_heads, layer, *both, moments[origin_layer]
             )
+        if fewer_units:
+            variance_F = moments[origin_layer]["D"]
+            maps |= _unit_maps(variance_F, narrow_units, *both)
     wide, narrow = int(teacher.config.hidden_size), int(student.config.hidden_size)
     basis_DN = _principal(teacher, layout, sample, narrow) if narrow < wide else None
 
@@ -143,11 +179,28 @@ def copy_head(
     )
 
 
+def heads_of(layout: Layout, model: PreTrainedModel) -> Heads:
+    """Return the sizes of the attention of a model's layers."""
+    layer = layout.modules(model)[0]
+    count = layout.heads(layer)
+    rows = linears(layout, layer)["Q"][0][0].out_features
+    return Heads(
+        count,
+        getattr(model.config, "num_key_value_heads", None) or count,
+        rows // 3 if layout.fused else rows,
+    )
+
+
 def _moments(
-    teacher: PreTrainedModel, layout: Layout, layers: list[nn.Module], sample: Batch
+    teacher: PreTrainedModel,
+    layout: Layout,
+    layers: list[nn.Module],
+    sample: Batch,
+    letters: str,
 ) -> dict[nn.Module, Moments]:
-    """Return the second moments of the layers' activations. A shared layer gets its last run's."""
+    """Return the moments of the layers' activations for these letters."""
     moments: dict[nn.Module, Moments] = {layer: {} for layer in layers}
+    runs = Counter(layout.modules(teacher))
 
     def record(layer: nn.Module, letter: str, rows: Rows) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
@@ -156,20 +209,26 @@ def _moments(
                 return
             x_RE = real_states(output[..., rows] if letter in "QK" else args[0], sample)
             if letter == "Q":
-                moments[layer][letter] = x_RE.T @ x_RE / len(x_RE)
+                moment = x_RE.T @ x_RE / len(x_RE)
+            elif letter == "D":
+                moment = x_RE.var(0, correction=0)
             else:
-                moments[layer][letter] = x_RE.var(0) if letter == "D" else x_RE.T.cov()
+                moment = x_RE.T.cov(correction=0)
+            moment /= runs[layer]
+            so_far = moments[layer].get(letter)
+            moments[layer][letter] = moment if so_far is None else so_far + moment
 
         return hook
 
-    with ExitStack() as hooks:
-        for layer in moments:
-            matrices = linears(layout, layer)
-            for letter in "QKOD":
-                linear, rows = matrices[letter][0]
-                hook = record(layer, letter, rows)
-                hooks.callback(linear.register_forward_hook(hook).remove)
-        _run(teacher, sample)
+    if letters:
+        with ExitStack() as hooks:
+            for layer in moments:
+                matrices = linears(layout, layer)
+                for letter in letters:
+                    linear, rows = matrices[letter][0]
+                    hook = record(layer, letter, rows)
+                    hooks.callback(linear.register_forward_hook(hook).remove)
+            _run(teacher, sample)
     return moments
 
 
@@ -372,93 +431,97 @@ def _fit_norm(norm: nn.Module, y_RN: Tensor, target_RN: Tensor) -> None:
         bias_N.mul_(gain_N).add_(t_N - gain_N * y_N)
 
 
-def _layer_maps(
+def _attention_maps(
     layout: Layout,
-    teacher_config: PreTrainedConfig,
-    student_config: PreTrainedConfig,
-    teacher: nn.Module,
+    heads: Heads,
+    narrow_heads: Heads,
     student: nn.Module,
+    teacher_linears: Matrices,
+    student_linears: Matrices,
     moments: Moments,
 ) -> dict[int, Maps]:
-    """Return the maps of one layer, apart from the residual stream: id of a student parameter ->
-    maps."""
-    teacher_linears, student_linears = linears(layout, teacher), linears(layout, student)
+    """Return the maps of the attention of one layer: id of a student parameter -> maps.
+
+    The residual stream has no map here.
+    """
     maps: dict[int, Maps] = {}
-    heads = teacher_config.num_attention_heads
-    narrow_heads = student_config.num_attention_heads
-    width, narrow = (
-        each["Q"][0][0].out_features // (3 if layout.fused else 1)
-        for each in (teacher_linears, student_linears)
-    )
-    output, down = student_linears["O"][0][0], student_linears["D"][0][0]
-    if (width, heads) != (narrow, narrow_heads):
-        q, k, v, o = _head_maps(
-            layout, teacher_config, student_config, teacher_linears, moments, width, narrow
-        )
-        if layout.fused:
-            rows_EN = torch.zeros(3 * width, 3 * narrow, dtype=torch.float64)
-            for letter, kept in zip("QKV", (q, k, v), strict=True):
-                at_E, at_N = (
-                    torch.arange(3 * n)[each[letter][0][1]]
-                    for n, each in ((width, teacher_linears), (narrow, student_linears))
-                )
-                rows_EN[at_E[:, None], at_N] = kept
-            _put(maps, student_linears["Q"][0][0], rows_EN)
-        else:
-            for letter, kept in zip("QKV", (q, k, v), strict=True):
-                _put(maps, student_linears[letter][0][0], kept)
-        for name, kept in zip(layout.bias or (), (q, v), strict=False):
-            maps.setdefault(id(student.get_parameter(name)), {})[0] = kept
-        for name, module in student.named_modules():
-            if name in layout.like_q and isinstance(module, nn.Linear):
-                _put(maps, module, q)
-        if output.in_features == narrow:
-            maps.setdefault(id(output.weight), {})[1] = o
-    units, narrow_units = teacher_linears["D"][0][0].in_features, down.in_features
-    # A student may have wider feed-forward blocks than its teacher. Those stay random.
-    if narrow_units < units:
-        score_F = moments["D"] * _weight(*teacher_linears["D"][0]).double().square().sum(0)
-        kept = score_F.topk(narrow_units).indices.sort().values
-        maps.setdefault(id(down.weight), {})[1] = kept
-        for linear, _ in student_linears["U"]:
-            blocks = linear.out_features // narrow_units
-            _put(maps, linear, torch.cat([kept + i * units for i in range(blocks)]))
+    width, narrow = heads.width, narrow_heads.width
+    q, k, v, o = _head_maps(layout, heads, narrow_heads, teacher_linears, moments)
+    if layout.fused:
+        rows_EN = torch.zeros(3 * width, 3 * narrow, dtype=torch.float64)
+        for letter, kept in zip("QKV", (q, k, v), strict=True):
+            at_E, at_N = (
+                torch.arange(3 * n)[each[letter][0][1]]
+                for n, each in ((width, teacher_linears), (narrow, student_linears))
+            )
+            rows_EN[at_E[:, None], at_N] = kept
+        _put(maps, student_linears["Q"][0][0], rows_EN)
+    else:
+        for letter, kept in zip("QKV", (q, k, v), strict=True):
+            _put(maps, student_linears[letter][0][0], kept)
+    for name, kept in zip(layout.bias or (), (q, v), strict=False):
+        maps.setdefault(id(student.get_parameter(name)), {})[0] = kept
+    for name, module in student.named_modules():
+        if name in layout.like_q and isinstance(module, nn.Linear):
+            _put(maps, module, q)
+    output = student_linears["O"][0][0]
+    if output.in_features == narrow:
+        maps.setdefault(id(output.weight), {})[1] = o
+    return maps
+
+
+def _unit_maps(
+    variance_F: Tensor, count: int, teacher_linears: Matrices, student_linears: Matrices
+) -> dict[int, Maps]:
+    """Return the maps of a block with fewer units: id of a student parameter -> maps.
+
+    The block keeps the `count` units whose part of its output varies most.
+    """
+    down_DF = _weight(*teacher_linears["D"][0]).double()
+    score_F = variance_F * down_DF.square().sum(0)
+    kept = score_F.topk(count).indices.sort().values
+    maps: dict[int, Maps] = {id(student_linears["D"][0][0].weight): {1: kept}}
+    for linear, _ in student_linears["U"]:
+        blocks = linear.out_features // count
+        _put(maps, linear, torch.cat([kept + i * len(score_F) for i in range(blocks)]))
     return maps
 
 
 def _head_maps(
     layout: Layout,
-    teacher_config: PreTrainedConfig,
-    student_config: PreTrainedConfig,
-    teacher_linears: Mapping[str, list[tuple[nn.Linear, Rows]]],
+    heads: Heads,
+    narrow_heads: Heads,
+    teacher_linears: Matrices,
     moments: Moments,
-    width: int,
-    narrow: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return bases for the rows of q, k and v and for the columns of o, [E, N] float64."""
-    heads = teacher_config.num_attention_heads
-    narrow_heads = student_config.num_attention_heads
-    groups = getattr(teacher_config, "num_key_value_heads", None) or heads
-    narrow_groups = getattr(student_config, "num_key_value_heads", None) or narrow_heads
-    if layout.rotary or groups != heads:
-        each, narrow_each = width // heads, narrow // narrow_heads
-        q = _even_in_heads(heads, each, narrow_heads, narrow_each, layout.rotary)
-        k = _even_in_heads(groups, each, narrow_groups, narrow_each, layout.rotary)
+    width, narrow = heads.width, narrow_heads.width
+    if heads.evenly_spaced(layout):
+        q, k = (
+            _even_in_heads(count, heads.each, narrow_count, narrow_heads.each, layout.rotary)
+            for count, narrow_count in (
+                (heads.count, narrow_heads.count),
+                (heads.key_value, narrow_heads.key_value),
+            )
+        )
         return q, k, k, q
     # ConvBERT's output projection also reads a convolution, whose inputs come after the heads.
     o_ED = _weight(*teacher_linears["O"][0]).T[:width].double()
     context_EE, output_EE = moments["O"][:width, :width], o_ED @ o_ED.T
     kept_E = torch.arange(width)
-    if narrow_heads < heads and narrow // narrow_heads <= width // heads:
-        of_heads_AA = (context_EE * output_EE).view(heads, -1, heads, width // heads).sum((1, 3))
-        best = of_heads_AA.diagonal().topk(narrow_heads).indices.sort().values
-        kept_E = kept_E.view(heads, -1)[best].flatten()
+    if narrow_heads.count < heads.count and narrow_heads.each <= heads.each:
+        by_head = (heads.count, heads.each, heads.count, heads.each)
+        of_heads_AA = (context_EE * output_EE).view(by_head).sum((1, 3))
+        best = of_heads_AA.diagonal().topk(narrow_heads.count).indices.sort().values
+        kept_E = kept_E.view(heads.count, -1)[best].flatten()
     qk_EN, vo_EN = torch.zeros(2, width, narrow, dtype=torch.float64)
     kept = torch.meshgrid(kept_E, kept_E, indexing="ij")
     qk_EN[kept_E] = _components_in_heads(
-        moments["Q"][kept], moments["K"][kept], narrow, narrow_heads
+        moments["Q"][kept], moments["K"][kept], narrow, narrow_heads.count
     )
-    vo_EN[kept_E] = _components_in_heads(context_EE[kept], output_EE[kept], narrow, narrow_heads)
+    vo_EN[kept_E] = _components_in_heads(
+        context_EE[kept], output_EE[kept], narrow, narrow_heads.count
+    )
     return qk_EN, qk_EN, vo_EN, vo_EN
 
 

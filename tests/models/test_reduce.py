@@ -116,14 +116,87 @@ def test_moments_are_those_of_the_tokens_that_are_no_padding():
     units = before / 2 * (1 + np.vectorize(math.erf)(before / math.sqrt(2)))
     expected = {
         "Q": q[real].T @ q[real] / real.sum(),
-        "K": np.cov(k[real].T),
-        "O": np.cov(context[real].T),
-        "D": units[real].var(0, ddof=1),
+        "K": np.cov(k[real].T, ddof=0),
+        "O": np.cov(context[real].T, ddof=0),
+        "D": units[real].var(0),
     }
-    moments = reduce._moments(teacher, LAYOUTS["bert"], [layer], sample)[layer]
+    moments = reduce._moments(teacher, LAYOUTS["bert"], [layer], sample, "QKOD")[layer]
     assert moments.keys() == expected.keys()
     for letter, moment in moments.items():
         np.testing.assert_allclose(moment.numpy(), expected[letter], rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_shared_layer_has_the_mean_of_its_runs_moments():
+    torch.manual_seed(0)
+    teacher = tiny_encoder("albert", initializer_range=0.3, num_hidden_layers=3).eval()
+    sample = reduce.sample_of(Rows(width=8), teacher.config, None)
+    layout, real = LAYOUTS["albert"], sample["attention_mask"].bool().numpy()
+    layer = layout.modules(teacher)[0]
+    states = teacher(**sample, output_hidden_states=True).hidden_states[:-1]
+    inputs = []
+    with layer.ffn_output.register_forward_hook(lambda _, args, output: inputs.append(args[0])):
+        teacher(**sample)
+    runs = zip(states, inputs, strict=True)
+    by_run = [[x.double().numpy()[real] for x in run] for run in runs]
+    w = {name: x.double().numpy() for name, x in layer.attention.state_dict().items()}
+    q, k = (
+        [x @ w[f"{name}.weight"].T + w[f"{name}.bias"] for x, _ in by_run]
+        for name in ("query", "key")
+    )
+    moments = reduce._moments(teacher, layout, [layer] * 2, sample, "QKD")
+    for found, expected in (
+        (moments[layer]["Q"], [x.T @ x / len(x) for x in q]),
+        (moments[layer]["K"], [np.cov(x.T, ddof=0) for x in k]),
+        (moments[layer]["D"], [x.var(0) for _, x in by_run]),
+    ):
+        np.testing.assert_allclose(found.numpy(), np.mean(expected, 0), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "letters"),
+    [
+        ("bert", "2x32:64", "D"),
+        ("bert", "2x16:128@4", "QKO"),
+        ("bert", "2x32:128@2", "QKO"),
+        ("bert", "1x32:128@4", ""),
+        ("esm", "2x16:128@4", ""),
+        ("eurobert", "2x16:64@4", "D"),
+    ],
+)
+def test_only_the_moments_that_decide_something_are_computed(kind, shape, letters, monkeypatch):
+    calls, compute = [], reduce._moments
+    monkeypatch.setattr(reduce, "_moments", lambda *given: calls.append(given) or compute(*given))
+    teacher = tiny_encoder(kind)
+    build_student(teacher, parse_shape(shape, shape_of(teacher.config)), init="copied")
+    assert [given[-1] for given in calls] == [letters]
+
+
+@torch.no_grad()
+def test_a_sample_of_one_token_has_moments():
+    teacher = tiny_encoder("bert")
+    sample = {"input_ids": torch.tensor([[5]]), "attention_mask": torch.tensor([[1]])}
+    layers = list(teacher.encoder.layer)
+    moments = reduce._moments(teacher, LAYOUTS["bert"], layers, sample, "QKOD")
+    assert all(x.isfinite().all() for layer in layers for x in moments[layer].values())
+
+
+@pytest.mark.parametrize("heads", [12, 6])
+def test_a_head_of_convbert_comes_from_one_head(heads, monkeypatch):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 48, "num_attention_heads": 12, "head_ratio": 2}
+    teacher = tiny_encoder("convbert", **sizes, initializer_range=0.3)
+    bases, choose = [], reduce._head_maps
+    monkeypatch.setattr(
+        reduce, "_head_maps", lambda *given: bases.append(choose(*given)) or bases[-1]
+    )
+    build_student(teacher, parse_shape(f"2x24@{heads}", shape_of(teacher.config)), init="copied")
+    assert len(bases) == 2
+    for basis_EN in (basis_EN for layer in bases for basis_EN in layer):
+        # ConvBERT has half as many heads as its configuration says, 6 of 4 dimensions here.
+        used_AA = basis_EN.view(6, 4, heads // 2, -1).abs().sum((1, 3)) > 0
+        assert (used_AA.sum(0) == 1).all()
+        assert (used_AA.sum(1) <= 1).all()
 
 
 @torch.no_grad()
