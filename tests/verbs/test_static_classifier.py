@@ -170,6 +170,7 @@ def test_compress_refuses_a_static_student_before_it_fine_tunes_an_encoder(asked
         (("--method", "tinybert"), "method tinybert compares token states"),
         (("--student", "demo"), "--student: a static student has"),
         (("--set", "student.layers=[1]"), "student.layers names layers to copy"),
+        (("--set", "student.init=copied"), "student.init=copied copies layers"),
         (("--set", "head.kind=mlm"), "head.kind=mlm: a static student has no"),
         (("--corpus", "demo"), "so there is no stage on text"),
         (("--to", "static:33"), "cannot have vectors of 33 numbers"),

@@ -83,6 +83,11 @@ def check_static_start(student: StudentSettings) -> None:
             "student.layers names layers to copy, and a static student has none",
             "omit it, or give a shape with layers",
         )
+    if student.init == "copied":
+        raise UsageError(
+            "student.init=copied copies layers, and a static student has none",
+            "omit it, or give a shape with layers",
+        )
 
 
 def _check_static(recipe: DistillRecipe, teacher: Embedder) -> None:
