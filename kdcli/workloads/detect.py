@@ -1,10 +1,12 @@
 """Find out from a model's files and from the data which task a model is for."""
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 from kdcli.data.labelled.lists import RERANK_TASK
 from kdcli.data.labelled.own import HEAD, own_task
+from kdcli.data.rows import Row
 from kdcli.data.sources import FileSource, open_source
 from kdcli.data.storage import NotFound
 from kdcli.data.tasks import OWN, named_tasks
@@ -114,18 +116,20 @@ def _has_texts_of(task: str, data: str | None) -> bool:
     """
     if data is None:
         return True
-    if _is_text(data):
-        return False
     named = named_tasks().get(task)
-    if named is None:
-        return True
     try:
-        opened = open_source(data)
-        rows = (row for table in opened.tables(opened.splits()[0]) for row in table.rows)
-        first = next(rows, None)
+        if _is_text(data):
+            return False
+        first = next(_rows(data), None)
     except (NotFound, UsageError):
         return True
-    return first is None or set(named.texts) <= first.values.keys()
+    return named is None or first is None or set(named.texts) <= first.values.keys()
+
+
+def _rows(data: str) -> Iterator[Row]:
+    """Yield the rows of the first split."""
+    opened = open_source(data)
+    return (row for table in opened.tables(opened.splits()[0]) for row in table.rows)
 
 
 def _is_text(data: str | None) -> bool:
@@ -149,9 +153,7 @@ def _task_of_vectors(data: str | None) -> str:
     if (Path(data) / "qrels").is_dir() or (Path(data) / "qrels.tsv").is_file():
         return RETRIEVAL
     try:
-        opened = open_source(data)
-        rows = (row for table in opened.tables(opened.splits()[0]) for row in table.rows)
-        task = own_task(itertools.islice(rows, HEAD), {}, lambda message: None)
+        task = own_task(itertools.islice(_rows(data), HEAD), {}, lambda message: None)
     except (NotFound, UsageError):
         return METHOD
     return OWN if scores_pairs(task) else METHOD

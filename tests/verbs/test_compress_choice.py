@@ -336,6 +336,32 @@ def test_unsteady_times_skip_a_shape_only_if_another_is_fast_enough(
     assert found == {name: why if name == skipped else "no time" for name in shapes}
 
 
+def test_each_kind_of_student_has_its_own_number_of_steps(tmp_path, monkeypatch):
+    estimated, trained = [], []
+
+    def estimate(runner, shape, step):
+        estimated.append(shape)
+        return TrainingCost(12 if shape.startswith("static") else 400, 1.0), ""
+
+    def score(search, shape, total, rung):
+        trained.append((shape, total, rung))
+        return RungScore(0.9 if shape == "4x32" else 0.1, "accuracy")
+
+    monkeypatch.setattr(halving, "estimate", estimate)
+    monkeypatch.setattr(halving, "distilling", lambda search, shape: None)
+    keys = {"static:8": {}, "4x32": {"train.epochs": 3}, "3x32": {"train.epochs": 3}}
+    monkeypatch.setattr(halving, "distill_keys", lambda search, shape: keys[shape])
+    monkeypatch.setattr(halving, "rung_score", score)
+    monkeypatch.setattr(halving, "train_fully", lambda search, *of: trained.append(of))
+    search = search_of(tmp_path, max_drop=1.0)
+    monkeypatch.setattr(search, "judge", lambda: None)
+    try_shapes(search, dict.fromkeys(("4x32", "3x32", "static:8"), FAST))
+    assert estimated == ["4x32", "4x32", "static:8"]
+    first = [("4x32", 400, 1), ("3x32", 400, 1), ("static:8", 12, 1)]
+    assert trained[:3] == first
+    assert {one for one in trained if len(one) == 2} >= {("4x32", 400), ("static:8", 12)}
+
+
 def test_the_budget_ends_a_training_that_has_begun(tmp_path, monkeypatch):
     clock, ran = itertools.count(), []
     monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))

@@ -13,7 +13,7 @@ from kdcli.engine.run_dir import RunDir
 from kdcli.models.load import load_config
 from kdcli.recipe.resolve import flatten
 from kdcli.verbs.compress import steps
-from kdcli.verbs.compress.budget import estimate
+from kdcli.verbs.compress.budget import TrainingCost, estimate
 from kdcli.verbs.compress.judge import POINT
 from kdcli.verbs.compress.search import Search
 from kdcli.verbs.compress.settings import GoalSettings
@@ -71,26 +71,26 @@ def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
             train_without_teacher(search, alive[0])
         search.judge()
         return
-    # The largest shape comes first, and no other takes longer.
-    cost, why = estimate(runner, alive[0], distilling(search, alive[0]))
-    if why:
-        for shape in alive:
-            search.skip(shape, why)
+    costs = _affordable(search, alive)
+    alive = [shape for shape in alive if shape in costs]
+    if not alive:
         return
     stopped: list[_Stopped] = []
     for rung in RUNGS:
         if len(alive) < 2:
             break
-        scores = {shape: rung_score(search, shape, cost.steps, rung) for shape in alive}
+        scores = {shape: rung_score(search, shape, costs[shape].steps, rung) for shape in alive}
         last = rung == RUNGS[-1]
         alive, worse = halve(search.goal, scores, shapes, last=last)
-        at = rung_steps(cost.steps, rung)
-        stopped += [_Stopped(shape, scores[shape], at) for shape in worse]
-    if train_fully(search, alive[0], cost.steps):
+        stopped += [
+            _Stopped(shape, scores[shape], rung_steps(costs[shape].steps, rung)) for shape in worse
+        ]
+    if train_fully(search, alive[0], costs[alive[0]].steps):
         train_without_teacher(search, alive[0])
     search.judge()
     # While the goal is missed, the stopped shapes are trained on, the best one first.
     for one in sorted(stopped, key=lambda one: (one.score.quality, one.shape), reverse=True):
+        cost = costs[one.shape]
         why = f"{search.met} meets the goal" if search.met else ""
         if not why and runner.journal.left < cost.seconds:
             why = "no time is left to finish its training"
@@ -99,6 +99,28 @@ def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
             continue
         train_fully(search, one.shape, cost.steps)
         search.judge()
+
+
+def _affordable(search: Search, shapes: list[str]) -> dict[str, TrainingCost]:
+    """Return the costs of the trainings for which there is time, and skip the other shapes.
+
+    Shapes that are trained with the same values have as many steps. The largest of them comes
+    first, and no other takes longer, so only its training is estimated.
+    """
+    costs: dict[str, TrainingCost] = {}
+    largest: list[tuple[Mapping[str, object], str]] = []
+    for shape in shapes:
+        keys = distill_keys(search, shape)
+        alike = next((first for known, first in largest if known == keys), None)
+        if alike is None:
+            largest.append((keys, shape))
+        estimated = alike or shape
+        cost, why = estimate(search.runner, estimated, distilling(search, estimated))
+        if why:
+            search.skip(shape, why)
+        else:
+            costs[shape] = cost
+    return costs
 
 
 def distilling(search: Search, shape: str, keys: Mapping[str, object] | None = None) -> Step:

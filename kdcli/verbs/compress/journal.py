@@ -36,6 +36,7 @@ class Journal:
         budget: seconds that all steps may take together.
         stop: whether the user asked the compression to stop.
         run: the claimed directory. Before it is claimed, the journal is only kept in memory.
+        source: the directory whose records were read.
         current: what is being computed, for messages.
     """
 
@@ -43,6 +44,7 @@ class Journal:
     stop: StopRequest
     records: list[Record] = field(default_factory=list)
     run: RunDir | None = None
+    source: RunDir | None = None
     current: str = ""
 
     @property
@@ -57,6 +59,7 @@ class Journal:
 
     def read(self, run: RunDir) -> None:
         """Take the records of an earlier process. Raises MachineError: log.jsonl is damaged."""
+        self.source = run
         try:
             self.records = TypeAdapter(list[Record]).validate_python(run.read_log())
         except ValidationError as error:
@@ -95,8 +98,7 @@ class Journal:
                 try:
                     return adapter.validate_python(record.value)
                 except ValidationError as error:
-                    assert self.run is not None
-                    raise _damaged(self.run, error) from None
+                    raise _damaged(self.source, error) from None
         self.check()
         self.current = key
         began = time.monotonic()
@@ -122,7 +124,8 @@ class Journal:
         return Stopped(f"stopped {where}", "go on with the same command and --resume")
 
 
-def _damaged(run: RunDir, error: ValidationError) -> MachineError:
+def _damaged(run: RunDir | None, error: ValidationError) -> MachineError:
+    assert run is not None
     first = error.errors(include_url=False)[0]
     return MachineError(
         f"{run.path / LOG_FILE} is damaged: {first['msg']}", "start anew with --overwrite"

@@ -142,6 +142,8 @@ def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResu
     for note in [*divided.notes, *goal_notes(recipe.goal, divided.partition)]:
         Progress.log(note)
         search.notes.append(note)
+    if not recipe.steps:
+        check_backends(search)
     if runner.asks_again and not recipe.steps:
         if not fits:
             search.teacher = str(runner.path(TEACHER))
@@ -149,7 +151,6 @@ def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResu
             claim_folder(resolved, runner, divided.partition)
             return ship(search)
     if not recipe.steps:
-        check_backends(search)
         check_timing(search)
     untrained = None
     try:
