@@ -447,6 +447,10 @@ def _attention_maps(
     maps: dict[int, Maps] = {}
     width, narrow = heads.width, narrow_heads.width
     q, k, v, o = _head_maps(layout, heads, narrow_heads, teacher_linears, moments)
+    # Attention divides q·k by the root of the head's width. The student's scores are the teacher's
+    # if q and k make up for the other width.
+    scale = (narrow_heads.each / heads.each) ** 0.25
+    q, k = scale * q, scale * k
     if layout.fused:
         rows_EN = torch.zeros(3 * width, 3 * narrow, dtype=torch.float64)
         for letter, kept in zip("QKV", (q, k, v), strict=True):

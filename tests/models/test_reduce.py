@@ -245,6 +245,29 @@ def test_the_heads_that_contribute_most_are_kept():
 
 
 @torch.no_grad()
+def test_narrower_heads_have_their_teachers_attention_scores():
+    torch.manual_seed(0)
+    teacher = tiny_encoder("bert", initializer_range=0.3).eval()
+    for layer in teacher.encoder.layer:
+        # Half of each head's dimensions are idle, so a student's head can hold all others.
+        for linear in (layer.attention.self.query, layer.attention.self.key):
+            linear.weight.view(4, 8, 32)[:, 4:] = 0
+    student = build_student(teacher, parse_shape("2x16", shape_of(teacher.config)), init="copied")
+    for wide, narrow in zip(teacher.encoder.layer, student.model.encoder.layer, strict=True):
+        forms_ADD = []
+        for attention, width, basis_DN in (
+            (wide.attention.self, 8, student.basis_DN),
+            (narrow.attention.self, 4, torch.eye(16).double()),
+        ):
+            q_AKN, k_AKN = (
+                (linear.weight.double() @ basis_DN).view(4, width, 16)
+                for linear in (attention.query, attention.key)
+            )
+            forms_ADD.append(q_AKN.mT @ k_AKN / math.sqrt(width))
+        torch.testing.assert_close(*forms_ADD, atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
 def test_every_layer_counts_equally_in_the_principal_components():
     torch.manual_seed(0)
     teacher = tiny_encoder("bert", initializer_range=0.3).eval()
