@@ -614,9 +614,14 @@ class TestJudge:
 
 def leave_in_a_group():
     """End with a group of processes at work; print whether it is there until the end."""
-    atexit.register(lambda: print("group at the very end:", torch.distributed.is_initialized()))
+
+    def report(when: str) -> None:
+        # A write of a whole line cannot be mixed with another process's.
+        os.write(1, f"group {when}: {torch.distributed.is_initialized()}\n".encode())
+
+    atexit.register(report, "at the very end")
     start(CPU, torch.float32)
-    print("group at work:", torch.distributed.is_initialized())
+    report("at work")
     torch.distributed.barrier()
     sys.exit(3)
 
