@@ -6,17 +6,20 @@ sample decide which dimensions it keeps:
 * Residual stream (D): the principal components of the hidden states, with one basis for all layers.
 * q and k, and DeBERTa's position projections: within each head, the principal components of q and
   k.
-* v and o: within each head, the principal components of its output and of the columns of o. These
-  columns are weights.
-* Feed-forward units (F): the units with the largest variance of activation times down column. A
-  unit's mean is no loss, because the bias of the down projection can add it.
+* v and o: within each head, the principal components of the head's output and of o's weight
+  columns.
+* Feed-forward units (F): the units with the largest variance of activation times down column.
+
+The means of what is left out go to the biases of the output and down projections. Without a bias,
+the mean square takes the place of the variance.
 
 A student with fewer heads keeps the heads whose contribution to the attention's output varies most.
 If its heads are wider than the teacher's, or if it has more of them, a head takes its dimensions
 from the teacher's heads at the same place.
 
 Models with rotary embeddings or grouped key/value heads are the exception: their students keep
-evenly spaced heads, and evenly spaced dimensions (or pairs of dimensions) within each head.
+evenly spaced heads, and evenly spaced dimensions (or pairs of dimensions) within each head. A kept
+query head stays with its own key/value head if the student's groups are not larger.
 
 A parameter without a map keeps its random values.
 
@@ -43,20 +46,43 @@ from kdcli.types import Batch, Examples
 
 Maps = dict[int, Tensor]
 """Maps a tensor's dimension to indices into the teacher's, [N], or to a basis of it, [D, N]."""
-Moments = dict[str, Tensor]
-"""Second moments of a layer's activations, float64, under the letters of its matrices.
-
-* `Q`: of q, [E, E].
-* `K`: the covariance of k, [E, E]. The mean of k adds the same number to all scores of a query.
-* `O`: the covariance of the heads' outputs, [E, E]. The bias of the output projection can add their
-  mean.
-* `D`: the variances of the feed-forward units, [F].
-
-A shared layer has the mean of its runs' moments.
-"""
 Matrices = dict[str, list[tuple[nn.Linear, Rows]]]
 RIDGE = 1e-2  # relative to the mean squared input
-SAMPLE_TOKENS = 8192  # number of tokens: more than the inputs of the widest linear
+SAMPLE_TOKENS = 8192
+TINY = 1e-30
+"""Replaces sums of squares that are zero, such as those of a pruned head."""
+
+
+@dataclass
+class Moment:
+    """The moments of a layer's activations, float64. A shared layer has the mean over its runs.
+
+    Attributes:
+        mean_E: The mean.
+        second: The mean of x x', [E, E], or only its diagonal, [E].
+    """
+
+    mean_E: Tensor
+    second: Tensor
+
+    @property
+    def variance(self) -> Tensor:
+        """The covariance [E, E], or only its diagonal, [E]."""
+        mean_E = self.mean_E
+        return self.second - (mean_E**2 if self.second.dim() == 1 else mean_E.outer(mean_E))
+
+    def about(self, bias: Tensor | None) -> Tensor:
+        """Return the second moments that count if this bias, unless it is None, adds the mean."""
+        return self.second if bias is None else self.variance
+
+
+Moments = dict[str, Moment]
+"""Moments of a layer's activations under the letters of its matrices.
+
+* `Q` and `K`: of q and of k.
+* `O`: of the heads' outputs.
+* `D`: of the feed-forward units, whose second moments are only the diagonal.
+"""
 
 
 @dataclass(frozen=True)
@@ -87,7 +113,7 @@ def sample_of(text: Examples | None, config: PreTrainedConfig, longest: int | No
             int(config.vocab_size), (rows, width), generator=torch.Generator().manual_seed(0)
         )
         # Some model types number only the positions that are not padding.
-        ids_BL[ids_BL == config.pad_token_id] = (config.pad_token_id or 0) + 1
+        ids_BL[ids_BL == config.pad_token_id] = ((config.pad_token_id or 0) + 1) % config.vocab_size
         return {"input_ids": ids_BL, "attention_mask": torch.ones_like(ids_BL)}
     few = rows_of(text, rows, width)
     tokens = int(few["attention_mask"].sum()) / len(few["input_ids"])
@@ -101,7 +127,10 @@ def rows_of(text: Examples, count: int, width: int) -> Batch:
     mask_BL = batch.get("attention_mask")
     if mask_BL is None or mask_BL.dim() > 2:
         mask_BL = torch.ones_like(batch["input_ids"])
-    return {"input_ids": batch["input_ids"][:, :width], "attention_mask": mask_BL[:, :width]}
+    rows = {"input_ids": batch["input_ids"], "attention_mask": mask_BL}
+    if "token_type_ids" in batch:
+        rows["token_type_ids"] = batch["token_type_ids"]
+    return {name: x[:, :width] for name, x in rows.items()}
 
 
 @torch.no_grad()
@@ -131,10 +160,9 @@ def copy_reduced(
     units, narrow_units = (
         linears(layout, layer)["D"][0][0].in_features for layer in next(iter(pairs))
     )
-    by_moments = heads != narrow_heads and not heads.evenly_spaced(layout)
     # A student may have wider feed-forward blocks than its teacher. Those stay random.
     fewer_units = narrow_units < units
-    letters = ("QKO" if by_moments else "") + ("D" if fewer_units else "")
+    letters = _letters(layout, heads, narrow_heads, origins[0]) + ("D" if fewer_units else "")
     moments = _moments(teacher, layout, origins, sample, letters)
     maps: dict[int, Maps] = {}
     for origin_layer, layer in pairs:
@@ -144,8 +172,7 @@ def copy_reduced(
                 layout, heads, narrow_heads, layer, *both, moments[origin_layer]
             )
         if fewer_units:
-            variance_F = moments[origin_layer]["D"]
-            maps |= _unit_maps(variance_F, narrow_units, *both)
+            maps |= _unit_maps(moments[origin_layer]["D"], narrow_units, *both)
     wide, narrow = int(teacher.config.hidden_size), int(student.config.hidden_size)
     basis_DN = _principal(teacher, layout, sample, narrow) if narrow < wide else None
 
@@ -158,6 +185,14 @@ def copy_reduced(
     source = dict(teacher.named_parameters())
     parameters = [(n, p, source.get(origin(n))) for n, p in student.named_parameters()]
     unfilled = _fill(parameters, basis_DN, maps)
+    for origin_layer, layer in pairs:
+        for letter in "OD":
+            if letter in moments[origin_layer]:
+                teacher_linear, student_linear = (
+                    linears(layout, each)[letter][0][0] for each in (origin_layer, layer)
+                )
+                mean_E = moments[origin_layer][letter].mean_E
+                _keep_mean(teacher_linear, student_linear, mean_E, maps, basis_DN)
     if fit:
         _refit(teacher, student, origin, basis_DN, maps, sample)
     teacher.train(training)
@@ -191,6 +226,15 @@ def heads_of(layout: Layout, model: PreTrainedModel) -> Heads:
     )
 
 
+def _letters(layout: Layout, heads: Heads, narrow: Heads, layer: nn.Module) -> str:
+    """Return the letters of the moments that decide what a narrower attention keeps."""
+    if heads == narrow:
+        return ""
+    if not heads.evenly_spaced(layout):
+        return "QKO"
+    return "" if linears(layout, layer)["O"][0][0].bias is None else "O"
+
+
 def _moments(
     teacher: PreTrainedModel,
     layout: Layout,
@@ -207,16 +251,18 @@ def _moments(
             # DeBERTa also projects positions.
             if output.shape[:2] != sample["input_ids"].shape:
                 return
-            x_RE = real_states(output[..., rows] if letter in "QK" else args[0], sample)
-            if letter == "Q":
-                moment = x_RE.T @ x_RE / len(x_RE)
-            elif letter == "D":
-                moment = x_RE.var(0, correction=0)
+            if letter in "QK":
+                x_BLE = output[..., rows]
+                if letter == "Q" and layout.bias is not None:
+                    x_BLE = x_BLE + layer.get_parameter(layout.bias[0])
             else:
-                moment = x_RE.T.cov(correction=0)
-            moment /= runs[layer]
-            so_far = moments[layer].get(letter)
-            moments[layer][letter] = moment if so_far is None else so_far + moment
+                x_BLE = args[0]
+            x_RE = real_states(x_BLE, sample)
+            squares = x_RE.square().mean(0) if letter == "D" else x_RE.T @ x_RE / len(x_RE)
+            moment = Moment(x_RE.mean(0) / runs[layer], squares / runs[layer])
+            if (so_far := moments[layer].get(letter)) is not None:
+                moment = Moment(so_far.mean_E + moment.mean_E, so_far.second + moment.second)
+            moments[layer][letter] = moment
 
         return hook
 
@@ -323,6 +369,28 @@ def reduced(x: Tensor, kept: Tensor | None, dim: int = -1) -> Tensor:
     return (x.double().movedim(dim, -1) @ kept).movedim(-1, dim).to(x.dtype)
 
 
+def _keep_mean(
+    wide: nn.Linear,
+    narrow: nn.Linear,
+    mean_E: Tensor,
+    maps: Mapping[int, Maps],
+    basis_DN: Tensor | None,
+) -> None:
+    """Add the mean of the inputs that a student's linear lacks to its bias."""
+    kept = maps.get(id(narrow.weight), {}).get(1)
+    if kept is None or narrow.bias is None:
+        return
+    lost_E = mean_E[: len(kept)].clone() if kept.dim() > 1 else mean_E.clone()
+    if kept.dim() == 1:
+        lost_E[kept] = 0
+    else:
+        lost_E -= kept @ (kept.T @ lost_E)
+    shift_D = wide.weight.detach().cpu().double()[:, : len(lost_E)] @ lost_E
+    if basis_DN is not None and (len(shift_D), len(narrow.bias)) == basis_DN.shape:
+        shift_D = shift_D @ basis_DN
+    narrow.bias.add_(shift_D.to(narrow.bias))
+
+
 def _refit(
     teacher: PreTrainedModel,
     student: PreTrainedModel,
@@ -400,13 +468,13 @@ def fit_linear(linear: nn.Linear, x_RI: Tensor, target_RO: Tensor) -> None:
     if len(x_RI) < x_RI.shape[1]:
         # The same solution, with the smaller of the two matrices.
         gram_RR = x_RI @ x_RI.T
-        ridge = RIDGE * gram_RR.trace() / x_RI.shape[1]
+        ridge = (RIDGE * gram_RR.trace() / x_RI.shape[1]).clamp(min=TINY)
         gram_RR.diagonal().add_(ridge)
         error_RO = target_RO - x_RI @ weight_OI.T
         fitted_OI = weight_OI + torch.linalg.solve(gram_RR, error_RO).T @ x_RI
     else:
         gram_II = x_RI.T @ x_RI
-        ridge = RIDGE * gram_II.diagonal().mean()
+        ridge = (RIDGE * gram_II.diagonal().mean()).clamp(min=TINY)
         gram_II.diagonal().add_(ridge)
         fitted_OI = torch.linalg.solve(gram_II, x_RI.T @ target_RO + ridge * weight_OI.T).T
     linear.weight.copy_(fitted_OI[:, : linear.in_features])
@@ -475,14 +543,14 @@ def _attention_maps(
 
 
 def _unit_maps(
-    variance_F: Tensor, count: int, teacher_linears: Matrices, student_linears: Matrices
+    units: Moment, count: int, teacher_linears: Matrices, student_linears: Matrices
 ) -> dict[int, Maps]:
     """Return the maps of a block with fewer units: id of a student parameter -> maps.
 
-    The block keeps the `count` units whose part of its output varies most.
+    The block keeps the `count` units whose contribution to its output varies most.
     """
     down_DF = _weight(*teacher_linears["D"][0]).double()
-    score_F = variance_F * down_DF.square().sum(0)
+    score_F = units.about(teacher_linears["D"][0][0].bias) * down_DF.square().sum(0)
     kept = score_F.topk(count).indices.sort().values
     maps: dict[int, Maps] = {id(student_linears["D"][0][0].weight): {1: kept}}
     for linear, _ in student_linears["U"]:
@@ -502,26 +570,27 @@ def _head_maps(
     width, narrow = heads.width, narrow_heads.width
     if heads.evenly_spaced(layout):
         q, k = (
-            _even_in_heads(count, heads.each, narrow_count, narrow_heads.each, layout.rotary)
-            for count, narrow_count in (
-                (heads.count, narrow_heads.count),
-                (heads.key_value, narrow_heads.key_value),
+            _even_in_heads(kept, count, heads.each, narrow_heads.each, layout.rotary)
+            for kept, count in zip(
+                _even_heads(heads, narrow_heads), (heads.count, heads.key_value), strict=True
             )
         )
         return q, k, k, q
     # ConvBERT's output projection also reads a convolution, whose inputs come after the heads.
     o_ED = _weight(*teacher_linears["O"][0]).T[:width].double()
-    context_EE, output_EE = moments["O"][:width, :width], o_ED @ o_ED.T
+    output_EE = o_ED @ o_ED.T
+    context_EE = moments["O"].about(teacher_linears["O"][0][0].bias)[:width, :width]
     kept_E = torch.arange(width)
     if narrow_heads.count < heads.count and narrow_heads.each <= heads.each:
         by_head = (heads.count, heads.each, heads.count, heads.each)
-        of_heads_AA = (context_EE * output_EE).view(by_head).sum((1, 3))
-        best = of_heads_AA.diagonal().topk(narrow_heads.count).indices.sort().values
+        contribution_AA = (context_EE * output_EE).view(by_head).sum((1, 3))
+        best = contribution_AA.diagonal().topk(narrow_heads.count).indices.sort().values
         kept_E = kept_E.view(heads.count, -1)[best].flatten()
     qk_EN, vo_EN = torch.zeros(2, width, narrow, dtype=torch.float64)
     kept = torch.meshgrid(kept_E, kept_E, indexing="ij")
+    # The mean of k adds the same number to all scores of a query.
     qk_EN[kept_E] = _components_in_heads(
-        moments["Q"][kept], moments["K"][kept], narrow, narrow_heads.count
+        moments["Q"].second[kept], moments["K"].variance[kept], narrow, narrow_heads.count
     )
     vo_EN[kept_E] = _components_in_heads(
         context_EE[kept], output_EE[kept], narrow, narrow_heads.count
@@ -545,16 +614,26 @@ def _components_in_heads(
     for start, end in pairwise(bounds):
         spans = [moment_EE[start:end, start:end] for moment_EE in (one_EE, other_EE)]
         # A head whose weights were all pruned has no moments.
-        scaled = [span / span.trace().clamp(min=1e-30) for span in spans]
+        scaled = [span / span.trace().clamp(min=TINY) for span in spans]
         bases.append(components(torch.stack(scaled).sum(0), each))
     together: Tensor = torch.block_diag(*bases)  # type: ignore[no-untyped-call]
     return together
 
 
+def _even_heads(heads: Heads, narrow: Heads) -> tuple[Tensor, Tensor]:
+    """Return the query heads and the key/value heads to keep, evenly spaced."""
+    key_value = _spread(heads.key_value, narrow.key_value)
+    group, narrow_group = (each.count // each.key_value for each in (heads, narrow))
+    if narrow_group > group:
+        return _spread(heads.count, narrow.count), key_value
+    query = key_value[:, None] * group + _spread(group, narrow_group)
+    return query.flatten(), key_value
+
+
 def _even_in_heads(
-    heads: int, each: int, narrow_heads: int, narrow_each: int, rotary: str | None
+    kept_heads: Tensor, heads: int, each: int, narrow_each: int, rotary: str | None
 ) -> Tensor:
-    """Return evenly spaced dimensions, the same in every head.
+    """Return evenly spaced dimensions, the same in every head that is kept.
 
     Rotary pairs stay together, at the nearest frequencies.
     """
@@ -568,7 +647,7 @@ def _even_in_heads(
             if halves
             else torch.stack([2 * pair, 2 * pair + 1], 1).flatten()
         )
-    kept = (_spread(heads, narrow_heads)[:, None] * each + inside).reshape(-1)
+    kept = (kept_heads[:, None] * each + inside).reshape(-1)
     return torch.eye(heads * each, dtype=torch.float64)[:, kept]
 
 

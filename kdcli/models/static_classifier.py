@@ -9,6 +9,7 @@ tensors for kdcli.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -44,7 +45,11 @@ class StaticForSequenceClassification(PreTrainedModel):  # type: ignore[misc]
             nn.init.zeros_(module.bias)
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, **unused: object
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        **unused: object,
     ) -> SequenceClassifierOutput:
         counts_BL = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         for token in self.config.framing_token_ids or ():
@@ -52,11 +57,20 @@ class StaticForSequenceClassification(PreTrainedModel):  # type: ignore[misc]
         states_BLD = self.static(input_ids).last_hidden_state
         counts_BL1 = counts_BL[..., None].to(states_BLD.dtype)
         mean_BD = (states_BLD * counts_BL1).sum(1) / counts_BL1.sum(1).clamp(min=1)
-        return SequenceClassifierOutput(logits=self.classifier(self.hidden(mean_BD).tanh()))
+        logits_BC = self.classifier(self.hidden(mean_BD).tanh())
+        loss = None if labels is None else self.loss_function(labels, logits_BC, self.config)
+        return SequenceClassifierOutput(loss, logits_BC)
 
-    def save_pretrained(self, folder: str | Path, **settings: object) -> None:
+    def save_pretrained(
+        self,
+        folder: str | Path,
+        *,
+        state_dict: Mapping[str, Tensor] | None = None,
+        **settings: object,
+    ) -> None:
         """Save the model, also in the form that `SentenceTransformer` loads."""
-        tensors = {name.removeprefix("static."): x for name, x in self.state_dict().items()}
+        own = self.state_dict() if state_dict is None else state_dict
+        tensors = {name.removeprefix("static."): x for name, x in own.items()}
         super().save_pretrained(folder, state_dict=tensors, **settings)
         for number, (linear, tanh) in enumerate(((self.hidden, True), (self.classifier, False)), 1):
             weight, bias = (x.detach().cpu().float() for x in (linear.weight, linear.bias))

@@ -16,7 +16,7 @@ def random_classifier(
     """Make a static classifier with random weights.
 
     Args:
-        teacher: The model whose tokens the student has.
+        teacher: The model whose tokenizer the student uses.
         task: The task, whose labels the student predicts.
         width: The width of the token vectors.
         seed: The seed of the weights.

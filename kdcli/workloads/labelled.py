@@ -73,8 +73,14 @@ GROUP, SHORT_ROW = 8, 20
 """Number of rows of similar length in a batch, which is also the default size of a micro-batch, and
 the mean row length up to which the number is doubled."""
 DATA_KEYS = {
-    *("source", "columns", "split", "split_seed", "partition"),
-    *("judged_rows", "skip_bad", "judge_trained_rows"),
+    "source",
+    "columns",
+    "split",
+    "split_seed",
+    "partition",
+    "judged_rows",
+    "skip_bad",
+    "judge_trained_rows",
 }
 WORST = 20
 """Number of mistakes that the report of a training run lists."""
@@ -182,16 +188,26 @@ class LabelledWorkload(Workload):
         group = 2 * GROUP if lengths.mean() <= SHORT_ROW else GROUP
         return bucketed(lengths, settings, group)
 
-    def read_by(self, model: Model) -> LabelledWorkload:
+    def reads_as_it_is(self, model: Model) -> bool:
+        """Return whether a model reads the rows as they were tokenised for another one."""
+        if self.evaluator is None or not same_tokens(self.tokenizer, model.tokenizer):
+            return False
+        has_types = self.evaluator.features.rows.types_T is not None
+        return has_types or not model.token_types
+
+    def retokenize_for(self, model: Model) -> LabelledWorkload:
         """Tokenise the same examples for another model."""
         form = row_format(self.settings, self.data.task, model)
         train = self.train and Features.of(
             self.data.task, self.train.examples, model.tokenizer, form
         )
+        evaluator = self.make_evaluator(model, form)
+        if self.reference is not None:
+            evaluator = evaluator.without_row_labels()
         return replace(
             self,
             train=train,
-            evaluator=self.make_evaluator(model, form),
+            evaluator=evaluator,
             max_length=form.max_length,
             tokenizer=model.tokenizer,
         )
@@ -240,7 +256,8 @@ class LabelledWorkload(Workload):
 
     def evaluator_for(self, model: Model) -> tuple[Evaluator, int]:
         """Return the evaluation sets tokenised for a model, and its maximum row length."""
-        if self.evaluator is not None and same_tokens(self.tokenizer, model.tokenizer):
+        if self.reads_as_it_is(model):
+            assert self.evaluator is not None
             assert self.max_length is not None
             return self.evaluator, self.max_length
         trains = self.train is not None
@@ -325,17 +342,17 @@ class LabelledWorkload(Workload):
         place: StorePlace | None = None,
         dry_run: bool = False,
     ) -> Targets:
-        if same_tokens(teacher.tokenizer, self.tokenizer):
+        if self.reads_as_it_is(teacher):
             return super().targets(teacher, needs, passes=passes, place=place)
         if place is None and not dry_run:
             raise UsageError(
-                f"teacher {teacher.source} has its own tokenizer, so its logits must be cached",
+                f"teacher {teacher.source} reads rows of its own, so its logits must be cached",
                 "set cache_gb above 0",
             )
         return self.logits_by_own_tokens(teacher, place)
 
     def logits_by_own_tokens(self, teacher: Model, place: StorePlace | None) -> PrecomputedLogits:
-        """Compute the logits of a teacher with its own tokenizer, once for every example.
+        """Compute the logits of a teacher with rows of its own, once for every example.
 
         Args:
             teacher: the fine-tuned teacher.
@@ -344,7 +361,7 @@ class LabelledWorkload(Workload):
         Raises:
             UsageError: the logits do not fit in the store.
         """
-        own = self.read_by(teacher)
+        own = self.retokenize_for(teacher)
         assert own.evaluator is not None
         fingerprint = weights_hash(teacher.model)
         live = Teacher.frozen(teacher.source, teacher.model, LOGITS, self.session).captured

@@ -244,6 +244,11 @@ class Evaluator:
         """The task that is evaluated."""
         return self.features.task
 
+    def without_row_labels(self) -> Evaluator:
+        """Return the sets with labels of the examples alone, which no loss can read."""
+        rows = replace(self.features.rows, labels=None)
+        return replace(self, features=replace(self.features, rows=rows))
+
     def with_metrics(self, names: Sequence[str], *, trust_remote_code: bool) -> Evaluator:
         """Return a copy with additional metrics from the `evaluate` library.
 

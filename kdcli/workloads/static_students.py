@@ -11,21 +11,25 @@ by ridge regression on a sample of the texts:
     min  ||U W - Y||² + λ ||W||²
 
 The table is u W. Training moves each vector on its own after that. A classifier learns logits, so
-its Y are the principal components of the texts' first-token states, which heads read.
+its Y are the principal components of the states that the teacher's head reads.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from kdcli.data.labelled.features import TokenizedRows
 from kdcli.engine.evaluation import to_device
 from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
 from kdcli.models.embedder import EmbeddingFormat
+from kdcli.models.layout import layout_for
 from kdcli.models.model import Model
 from kdcli.models.reduce import components
 from kdcli.models.shape import InitializedStudent
@@ -63,17 +67,17 @@ def static_student(
         rows: All texts, tokenised by `origin`.
         numbers: The numbers of the training texts.
         vectors: The vectors that the student learns, from any model, by the texts' numbers.
-        basis_ED: The basis of the student's vectors; None for that of the targets.
-        origin: The model whose tokens the student has.
+        basis_ED: The basis of the student's vectors; None keeps the targets' basis.
+        origin: The model whose tokenizer the student uses.
         session: The device.
     """
     sample = sample_of_texts(numbers)
     targets_ND = torch.from_numpy(vectors(sample).astype(np.float64))
     if basis_ED is not None:
         targets_ND = targets_ND @ torch.from_numpy(basis_ED).double()
-    table_VD, note = fitted_table(rows, numbers, sample, targets_ND, origin, session)
+    special = torch.tensor(origin.tokenizer.all_special_ids, dtype=torch.long)
+    table_VD, note = fitted_table(rows, numbers, sample, targets_ND, special, origin, session)
     model = as_static(table_VD)
-    special = torch.tensor(origin.tokenizer.all_special_ids)
     # The saved tokenizer adds no special tokens, so their vectors must stay zero.
     model.embeddings.register_hook(  # type: ignore[no-untyped-call]
         lambda gradient_VD: gradient_VD.index_fill(0, special.to(gradient_VD.device), 0)
@@ -95,7 +99,7 @@ def static_classifier(
 
     Args:
         rows: The training texts, tokenised by `teacher`.
-        teacher: The model whose tokens the student has, with or without its head.
+        teacher: The model whose tokenizer the student uses, with or without its head.
         task: The task, whose labels the student predicts.
         width: The width of the token vectors.
         session: The device.
@@ -107,18 +111,26 @@ def static_classifier(
     student = random_classifier(teacher, task, width, seed)
     if init == "random":
         return InitializedStudent(student, ["random token vectors"])
-    fmt = EmbeddingFormat(pooling="cls", normalize=False)
+    fmt = EmbeddingFormat(pooling=_pooling_of_head(teacher.model.config), normalize=False)
     encoder = Embedder(teacher.model.base_model, teacher.tokenizer, teacher.source, format=fmt)
     numbers = np.arange(len(rows))
     sample = sample_of_texts(numbers)
     states_NE = text_vectors(encoder, rows, sample, session).double()
     states_NE -= states_NE.mean(0)
     targets_ND = states_NE @ components(states_NE.T @ states_NE, width)
-    table_VD, note = fitted_table(rows, numbers, sample, targets_ND, encoder, session)
+    framing = torch.tensor(student.config.framing_token_ids, dtype=torch.long)
+    table_VD, note = fitted_table(rows, numbers, sample, targets_ND, framing, encoder, session)
     with torch.no_grad():
-        # The targets have length 1. The hidden layer gets components of size 1.
+        # The targets have length 1, so a component is about width ** -0.5. The hidden layer gets
+        # larger ones.
         student.static.embeddings.copy_(width**0.5 * table_VD)
     return InitializedStudent(student, [note])
+
+
+def _pooling_of_head(config: PreTrainedConfig) -> Literal["cls", "mean"]:
+    """Return how the teacher's head pools the states: the first token's, or their mean."""
+    pooling = getattr(config, "classifier_pooling", None)
+    return "cls" if pooling in (None, layout_for(config).pooling) else "mean"
 
 
 def sample_of_texts(numbers: Array) -> Array:
@@ -132,6 +144,7 @@ def fitted_table(
     numbers: Array,
     sample: Array,
     targets_ND: Tensor,
+    left_out: Tensor,
     origin: Embedder,
     session: Session,
 ) -> tuple[Tensor, str]:
@@ -142,21 +155,22 @@ def fitted_table(
         numbers: The numbers of the training texts.
         sample: The numbers of the texts that the map is fitted to.
         targets_ND: The vectors of these texts.
+        left_out: The ids of tokens that do not count in the student's means. Their vectors are
+            zero.
         origin: The model that gives the vectors of single tokens.
         session: The device.
 
-    Returns the table, whose means have length 1, and a note.
+    Returns the table, whose means are fitted to targets of length 1, and a note.
     """
-    special = torch.tensor(origin.tokenizer.all_special_ids)
     vocab_size = int(origin.model.config.vocab_size)
-    ids, shares = _words(rows, numbers, special.numpy())
+    ids, shares = _words(rows, numbers, left_out.numpy())
     frequency_V = np.bincount(
         np.concatenate(ids), weights=np.concatenate(shares), minlength=vocab_size
     ) / len(numbers)
     weight_V = torch.from_numpy(RARE / (RARE + frequency_V)).float()
     tokens_VE = F.normalize(token_vectors(origin, session), dim=-1) * weight_V[:, None]
-    tokens_VE[special] = 0
-    ids, shares = _words(rows, sample, special.numpy())
+    tokens_VE[left_out] = 0
+    ids, shares = _words(rows, sample, left_out.numpy())
     means_NE = torch.stack(
         [
             (tokens_VE[at] * torch.from_numpy(share)[:, None]).sum(0)
@@ -212,17 +226,17 @@ def fit_map(means_NE: Tensor, targets_ND: Tensor) -> tuple[Tensor, float]:
         targets_ND: The vectors that the texts should have, of length 1, float64.
 
     Returns:
-        The map [E, D], and the mean cosine on the texts that chose the penalty if the map is fitted
-        to the others.
+        The map [E, D], and the mean cosine on texts that were held out, if the map is fitted to the
+        other ones.
     """
-    chooses_N = torch.arange(len(means_NE)) % CHOOSING == 0
-    fitted, judged = (means_NE[~chooses_N], targets_ND[~chooses_N]), means_NE[chooses_N]
+    held_out_N = torch.arange(len(means_NE)) % CHOOSING == 0
+    fitted, held_out_ME = (means_NE[~held_out_N], targets_ND[~held_out_N]), means_NE[held_out_N]
     if not len(fitted[0]):
         fitted = means_NE, targets_ND
 
     def reached(penalty: float) -> float:
-        own_ND = judged @ _ridge(*fitted, penalty)
-        return float(F.cosine_similarity(own_ND, targets_ND[chooses_N], dim=-1).mean())
+        own_MD = held_out_ME @ _ridge(*fitted, penalty)
+        return float(F.cosine_similarity(own_MD, targets_ND[held_out_N], dim=-1).mean())
 
     best = max(PENALTIES, key=reached)
     return _ridge(means_NE, targets_ND, best), reached(best)
@@ -237,9 +251,9 @@ def _ridge(means_NE: Tensor, targets_ND: Tensor, penalty: float) -> Tensor:
     return solved
 
 
-def _words(rows: TokenizedRows, numbers: Array, special: Array) -> tuple[list[Array], list[Array]]:
-    """Return the ids of each text without special tokens, and their shares in the text."""
+def _words(rows: TokenizedRows, numbers: Array, left_out: Array) -> tuple[list[Array], list[Array]]:
+    """Return the ids of each text without those left out, and their shares in the text."""
     begins = rows.ends - rows.lengths
     spans = [rows.ids_T[begins[n] : rows.ends[n]] for n in numbers]
-    ids = [span[~np.isin(span, special)].astype(np.int64) for span in spans]
+    ids = [span[~np.isin(span, left_out)].astype(np.int64) for span in spans]
     return ids, [np.full(len(each), 1 / max(1, len(each)), np.float32) for each in ids]

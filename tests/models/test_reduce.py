@@ -1,5 +1,6 @@
 """Fitting a narrower student to its teacher, next to numpy in float64."""
 
+import functools
 import math
 
 import numpy as np
@@ -87,6 +88,11 @@ def test_components_fall_in_weight_and_have_one_sign():
     assert (basis.max(0).values > -basis.min(0).values).all()
 
 
+def second(x, letter):
+    """Return the second moments, or only their diagonal for feed-forward units."""
+    return (x**2).mean(0) if letter == "D" else x.T @ x / len(x)
+
+
 @torch.no_grad()
 def test_moments_are_those_of_the_tokens_that_are_no_padding():
     torch.manual_seed(0)
@@ -114,16 +120,14 @@ def test_moments_are_those_of_the_tokens_that_are_no_padding():
     )
     before = linear("intermediate.dense", attended)
     units = before / 2 * (1 + np.vectorize(math.erf)(before / math.sqrt(2)))
-    expected = {
-        "Q": q[real].T @ q[real] / real.sum(),
-        "K": np.cov(k[real].T, ddof=0),
-        "O": np.cov(context[real].T, ddof=0),
-        "D": units[real].var(0),
-    }
+    activations = {"Q": q[real], "K": k[real], "O": context[real], "D": units[real]}
     moments = reduce._moments(teacher, LAYOUTS["bert"], [layer], sample, "QKOD")[layer]
-    assert moments.keys() == expected.keys()
-    for letter, moment in moments.items():
-        np.testing.assert_allclose(moment.numpy(), expected[letter], rtol=1e-4, atol=1e-5)
+    assert moments.keys() == activations.keys()
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+    for letter, x in activations.items():
+        close(moments[letter].mean_E.numpy(), x.mean(0))
+        close(moments[letter].about(None).numpy(), second(x, letter))
+        close(moments[letter].variance.numpy(), second(x - x.mean(0), letter))
 
 
 @torch.no_grad()
@@ -144,13 +148,13 @@ def test_a_shared_layer_has_the_mean_of_its_runs_moments():
         [x @ w[f"{name}.weight"].T + w[f"{name}.bias"] for x, _ in by_run]
         for name in ("query", "key")
     )
-    moments = reduce._moments(teacher, layout, [layer] * 2, sample, "QKD")
-    for found, expected in (
-        (moments[layer]["Q"], [x.T @ x / len(x) for x in q]),
-        (moments[layer]["K"], [np.cov(x.T, ddof=0) for x in k]),
-        (moments[layer]["D"], [x.var(0) for _, x in by_run]),
-    ):
-        np.testing.assert_allclose(found.numpy(), np.mean(expected, 0), rtol=1e-4, atol=1e-5)
+    moments = reduce._moments(teacher, layout, [layer] * 2, sample, "QKD")[layer]
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+    for letter, runs in {"Q": q, "K": k, "D": [x for _, x in by_run]}.items():
+        together = np.concatenate(runs)
+        close(moments[letter].mean_E.numpy(), together.mean(0))
+        close(moments[letter].second.numpy(), second(together, letter))
+        close(moments[letter].variance.numpy(), second(together - together.mean(0), letter))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +164,7 @@ def test_a_shared_layer_has_the_mean_of_its_runs_moments():
         ("bert", "2x16:128@4", "QKO"),
         ("bert", "2x32:128@2", "QKO"),
         ("bert", "1x32:128@4", ""),
-        ("esm", "2x16:128@4", ""),
+        ("esm", "2x16:128@4", "O"),
         ("eurobert", "2x16:64@4", "D"),
     ],
 )
@@ -178,7 +182,8 @@ def test_a_sample_of_one_token_has_moments():
     sample = {"input_ids": torch.tensor([[5]]), "attention_mask": torch.tensor([[1]])}
     layers = list(teacher.encoder.layer)
     moments = reduce._moments(teacher, LAYOUTS["bert"], layers, sample, "QKOD")
-    assert all(x.isfinite().all() for layer in layers for x in moments[layer].values())
+    found = [moment for layer in layers for moment in moments[layer].values()]
+    assert all(x.isfinite().all() for moment in found for x in (moment.mean_E, moment.second))
 
 
 @pytest.mark.parametrize("heads", [12, 6])
@@ -265,6 +270,104 @@ def test_narrower_heads_have_their_teachers_attention_scores():
             )
             forms_ADD.append(q_AKN.mT @ k_AKN / math.sqrt(width))
         torch.testing.assert_close(*forms_ADD, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("shape", ["2x32:96@4", "2x16:96@2"])
+@torch.no_grad()
+def test_what_is_left_out_keeps_its_mean(shape):
+    torch.manual_seed(0)
+    teacher = tiny_encoder("bert", initializer_range=0.3).eval()
+    for layer in teacher.encoder.layer:
+        # Units with a large constant part and hardly any variance, and a head like them.
+        layer.intermediate.dense.weight[::4] *= 1e-3
+        layer.intermediate.dense.bias[::4] = 3.0
+        for rows in (slice(0, 8), slice(16, 24)):
+            layer.attention.self.value.weight[rows] *= 1e-3
+            layer.attention.self.value.bias[rows] = 0.3
+    sample = reduce.sample_of(None, teacher.config, None)
+    real = sample["attention_mask"].bool()
+    built = build_student(teacher, parse_shape(shape, shape_of(teacher.config)), init="copied")
+    basis_DN = torch.eye(32).double() if built.basis_DN is None else built.basis_DN
+    kept_E = torch.ones(32).bool()
+    if shape.endswith("@2"):
+        kept_E[:8] = kept_E[16:24] = False
+    kept_F = torch.arange(128) % 4 > 0
+    inputs = {}
+    for wide in teacher.encoder.layer:
+        for linear in (wide.attention.output.dense, wide.output.dense):
+            linear.register_forward_hook(lambda one, args, _: inputs.update({one: args[0][real]}))
+    teacher(**sample)
+    for wide, narrow in zip(teacher.encoder.layer, built.model.encoder.layer, strict=True):
+        for one, other, kept in (
+            (wide.attention.output.dense, narrow.attention.output.dense, kept_E),
+            (wide.output.dense, narrow.output.dense, kept_F),
+        ):
+            lost_D = one.weight[:, ~kept].double() @ inputs[one].double().mean(0)[~kept]
+            expected_N = basis_DN.T @ (one.bias.double() + lost_D)
+            torch.testing.assert_close(other.bias.double(), expected_N, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_a_layer_without_biases_keeps_the_units_that_are_large():
+    torch.manual_seed(0)
+    teacher = tiny_encoder("modernbert", initializer_range=0.3, mlp_bias=False).eval()
+    down_DF = [layer.mlp.Wo.weight.double() for layer in teacher.layers]
+    inputs = []
+    for layer in teacher.layers:
+        layer.mlp.Wo.register_forward_hook(lambda _, args, __: inputs.append(args[0]))
+    shape = parse_shape("4x32:96", shape_of(teacher.config))
+    sample = reduce.sample_of(None, teacher.config, None)
+    student = build_student(teacher, shape, init="copied").model
+    inputs.clear()
+    teacher(**sample)
+    for weight_DF, x_BLF, narrow in zip(down_DF, inputs, student.layers, strict=True):
+        size_F = x_BLF.double().flatten(0, -2).square().mean(0) * weight_DF.square().sum(0)
+        kept = size_F.topk(96).indices.sort().values
+        assert torch.equal(narrow.mlp.Wo.weight.double(), weight_DF[:, kept])
+
+
+@pytest.mark.parametrize(
+    ("heads", "narrow", "kept"),
+    [
+        ((8, 4), (4, 4), [0, 2, 4, 6]),
+        ((8, 4), (4, 2), [0, 1, 4, 5]),
+        ((18, 6), (12, 6), [0, 1, 3, 4, 6, 7, 9, 10, 12, 13, 15, 16]),
+        ((4, 4), (2, 2), [0, 2]),
+        ((8, 4), (5, 1), [0, 1, 3, 4, 6]),
+    ],
+)
+def test_query_heads_stay_with_their_key_and_value_heads(heads, narrow, kept):
+    wide, small = (reduce.Heads(*each, 8 * each[0]) for each in (heads, narrow))
+    query, key_value = reduce._even_heads(wide, small)
+    assert query.tolist() == kept
+    if small.count // small.key_value <= wide.count // wide.key_value:
+        read = key_value.repeat_interleave(small.count // small.key_value)
+        assert torch.equal(query // (wide.count // wide.key_value), read)
+
+
+@pytest.mark.parametrize("rows", [2, 40])
+def test_a_linear_without_inputs_keeps_its_weights(rows):
+    linear = nn.Linear(4, 3, bias=False)
+    before = linear.weight.clone()
+    with torch.no_grad():
+        reduce.fit_linear(linear, torch.zeros(rows, 4).double(), torch.ones(rows, 3).double())
+    torch.testing.assert_close(linear.weight, before)
+
+
+def test_random_tokens_are_in_the_vocabulary():
+    teacher = tiny_encoder("bert", pad_token_id=63)
+    assert int(reduce.sample_of(None, teacher.config, None)["input_ids"].max()) < 63
+
+
+def test_a_sample_keeps_the_types_of_tokens():
+    class Pairs(Rows):
+        def batch(self, indices):
+            batch = super().batch(indices)
+            return batch | {"token_type_ids": batch["input_ids"] % 2}
+
+    sample = reduce.sample_of(Pairs(), tiny_encoder("bert").config, 24)
+    assert sample["token_type_ids"].shape == sample["input_ids"].shape
+    assert torch.equal(sample["token_type_ids"], sample["input_ids"] % 2)
 
 
 @torch.no_grad()

@@ -28,7 +28,7 @@ from kdcli.report.schema import FINETUNED
 from kdcli.types import Kind
 
 QUICK = shlex.split(
-    "--max-steps 8 --batch-size 16 --lr 1e-3 --dtype fp32 --set intermediate.lr=1e-3 "
+    "--max-steps 8 --batch-size 16 --lr 1e-3 --dtype fp32 --set intermediate.lr=2e-4 "
     "--set data.max_length=24 --set data.stride=4 --set train.eval_every=4 "
     "--set train.log_every=1 --set train.checkpoint_every=3 "
     "--set measure.latency=false "

@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from encoders import tiny_config
 from own_files import interrupted, refused, report_of, said_by, same_weights, succeeds
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
@@ -66,6 +67,48 @@ def test_the_logits_are_the_head_of_the_mean_of_words():
     hidden = np.tanh(means @ state["hidden.weight"].T + state["hidden.bias"])
     expected = hidden @ state["classifier.weight"].T + state["classifier.bias"]
     np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_a_trainer_finds_the_loss_and_may_pass_the_weights(students, tmp_path):
+    model = kdcli.load(students("class"))
+    ids = torch.tensor([[5, 7, 5], [8, 9, 6]])
+    labels = torch.tensor([1, 0])
+    found = model(input_ids=ids, labels=labels)
+    expected = torch.nn.functional.cross_entropy(found.logits.double(), labels)
+    assert float(found.loss) == pytest.approx(float(expected), rel=1e-5)
+    state = {name: x.clone() for name, x in model.state_dict().items()}
+    state["static.embeddings"] *= 2
+    model.save_pretrained(tmp_path, state_dict=state)
+    saved = load_file(tmp_path / "model.safetensors")["embeddings"]
+    assert torch.equal(saved, state["static.embeddings"])
+
+
+def test_unknown_tokens_count_in_the_fit_as_in_the_mean(asked, tmp_path, monkeypatch):
+    fitted, fit = [], static_students.fitted_table
+    monkeypatch.setattr(
+        static_students, "fitted_table", lambda *given: fitted.append(fit(*given)) or fitted[-1]
+    )
+    words = [*asked("class", to="static:8"), "--max-steps", "0"]
+    succeeds(*words, "-o", tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    framing = kdcli.load(tmp_path / "out").config.framing_token_ids
+    assert tokenizer.unk_token_id not in framing
+    table_VD = fitted[0][0]
+    assert not table_VD[framing].any()
+    assert table_VD[tokenizer.unk_token_id].any()
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "pooling"),
+    [
+        ("bert", {}, "cls"),
+        ("modernbert", {"classifier_pooling": "cls"}, "cls"),
+        ("modernbert", {"classifier_pooling": "mean"}, "mean"),
+        ("eurobert", {"classifier_pooling": "late"}, "mean"),
+    ],
+)
+def test_the_states_are_those_that_the_head_reads(kind, settings, pooling):
+    assert static_students._pooling_of_head(tiny_config(kind, **settings)) == pooling
 
 
 @pytest.mark.parametrize("kind", KINDS)

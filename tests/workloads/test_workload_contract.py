@@ -3,9 +3,10 @@
 A new workload is one row of `WORKLOADS`.
 """
 
+import functools
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -196,6 +197,25 @@ def test_without_labels_the_teacher_has_the_whole_weight(workload):
     for name, value in soft.items():
         assert torch.equal(terms[name].value, share * value)
     assert (len(terms) > len(soft)) == workload.has_labels
+
+
+@pytest.mark.parametrize("with_labels", [True, False])
+def test_a_model_that_reads_token_types_gets_them(tmp_path, session, cache, with_labels):
+    found = {}
+    for name in ("distilbert", "bert"):
+        config = tiny_config(name, num_labels=1, problem_type="regression")
+        save = functools.partial(on_disk, SEQUENCES.from_config(config))
+        (tmp_path / name).mkdir()
+        case = replace(WORKLOADS["score"], save_model=save)
+        found[name] = opened(case, tmp_path / name, session, with_labels=with_labels)
+    (untyped, _), (typed, bert) = found.values()
+    assert untyped.train_rows.types_T is None
+    assert not untyped.reads_as_it_is(bert)
+    own, expected = untyped.rows_for(bert), typed.rows_for(bert)
+    assert np.array_equal(own.types_T, expected.types_T)
+    again = untyped.retokenize_for(bert)
+    assert again.reads_as_it_is(bert)
+    assert (again.held_out.labels is not None) == with_labels
 
 
 def test_padding_changes_no_loss(workload):

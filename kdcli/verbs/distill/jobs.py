@@ -25,7 +25,6 @@ from kdcli.verbs.distill.student import (
 )
 from kdcli.workloads.labelled import LabelledWorkload
 from kdcli.workloads.settings import FinetuneRecipe, FinetuneTrainSettings
-from kdcli.workloads.task_models import same_tokens
 from kdcli.workloads.training import taught_job
 
 
@@ -140,9 +139,9 @@ def targets_of_all(
         if isinstance(teacher, PrecomputedLogits):
             listed.append(teacher)
             continue
-        # The signals of a single teacher are stored. The logits of a teacher with its own tokenizer
+        # The signals of a single teacher are stored. The logits of a teacher with rows of its own
         # are always stored.
-        single = len(teachers) == 1 or not same_tokens(teacher.tokenizer, workload.tokenizer)
+        single = len(teachers) == 1 or not workload.reads_as_it_is(teacher)
         targets = workload.targets(
             teacher,
             needs if number == 0 else Needs(),

@@ -244,8 +244,12 @@ def _student_shape(
     student = load_encoder(source, trust_remote_code=context.trust_remote_code)
     if shape not in (None, student.shape):
         raise UsageError(f"{source} is {student.shape}, not {recipe.student.to[0]}", "omit --to")
-    if same_tokens(teacher.tokenizer, student.tokenizer):
+    if workload.reads_as_it_is(student):
         return student.shape, workload, teacher
+    reader = replace(student, note="")
+    if same_tokens(teacher.tokenizer, student.tokenizer):
+        # Unlike the teacher, the student reads token types.
+        return student.shape, workload.retokenize_for(reader), reader
     if workload.kind not in ROW_KINDS:
         raise UsageError(
             f"task {workload.name} labels tokens, and {source} has other tokens than "
@@ -260,9 +264,8 @@ def _student_shape(
             f"--method {SOFT_TARGETS} compares logits of whole rows; or --set stage=none trains "
             "without the states",
         )
-    reader = replace(student, note="")
     Progress.log(f"{source} and {teacher.source} each read the rows with their own tokenizer")
-    return student.shape, workload.read_by(reader), reader
+    return student.shape, workload.retokenize_for(reader), reader
 
 
 def _open_general(
