@@ -49,7 +49,7 @@ from kdcli.workloads.settings import (
 from kdcli.workloads.training import Keep, taught_job
 from kdcli.workloads.workload import Workload
 
-OF_ROWS = (
+LABELLED_KEYS = (
     "method",
     "stage",
     "loss",
@@ -252,7 +252,7 @@ def check_outputs(recipe: TaskDistillRecipe) -> None:
     Raises UsageError: a key is set that such a distillation does not read.
     """
     plain = TaskDistillRecipe(method=SOFT_TARGETS)
-    unread = [name for name in OF_ROWS if getattr(recipe, name) != getattr(plain, name)]
+    unread = [name for name in LABELLED_KEYS if getattr(recipe, name) != getattr(plain, name)]
     if unread:
         raise UsageError(
             f"task {recipe.task} does not read {', '.join(unread)}: its student learns the outputs "
