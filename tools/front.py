@@ -1,12 +1,12 @@
 """Draw the picture of the README: the quality of models over their latency.
 
-    python -m tools.front RUN --metric mrr@10 --published paraphrase-MiniLM-L3-v2 \\
-      -o docs/images/front
+    python -m tools.front RUN --metric mrr@10 --batch-size 8 \\
+      --published paraphrase-MiniLM-L3-v2 -o docs/images/front
 
 RUN is the directory of a `kdcli evaluate` that measured latency. Writes `front-light.svg` and
 `front-dark.svg`, and prints a text for readers who cannot see them. All numbers are from
-report.json: the latencies of one sequence, the scores, and the 95 % interval of the difference to
-the first model.
+report.json: the latency per text at the batch size, the scores, and the 95 % interval of the
+difference to the first model.
 
 The pictures have no background, and their letters stay readable on a telephone.
 """
@@ -26,6 +26,8 @@ WIDTH, HEIGHT = 640, 400
 LEFT, RIGHT, TOP, BOTTOM = 76, 20, 40, 64
 """The margins around the axes. Lengths are in units of the picture, as SVG has them."""
 FONT = 18
+LETTER = 0.56 * FONT
+"""The mean width of a letter."""
 TICKS = (0.005, 0.01, 0.02, 0.05, 0.1)
 """Distances between two ticks of the score. The first that leaves at most eight is taken."""
 
@@ -55,7 +57,7 @@ class Point:
 
     Attributes:
         name: its name in the report.
-        ms: milliseconds of one sequence.
+        ms: milliseconds per text.
         score: its score, between 0 and 1.
         low, high: the score's interval, paired with the teacher. Both are `score` for the teacher.
         role: `teacher`, `student` or `published`, a name of a colour.
@@ -98,26 +100,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("--metric", required=True)
+    parser.add_argument("--batch-size", type=int, default=1)
+    parser.add_argument("--without", nargs="*", default=[], metavar="MODEL")
     parser.add_argument("--published", nargs="*", default=[], metavar="MODEL")
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
     report = RunResult.read(options.run).report
     try:
-        points = points_of(report, options.metric, options.published)
+        points = points_of(report, options.metric, options.published, options.batch_size)
+        points = [point for point in points if point.name not in options.without]
     except ValueError as error:
         parser.error(str(error))
     for name, theme in THEMES.items():
-        svg = picture(points, options.metric, theme)
+        svg = picture(points, options.metric, theme, options.batch_size)
         options.output.with_name(f"{options.output.name}-{name}.svg").write_text(svg, "utf-8")
     print(description(points, options.metric))
 
 
-def points_of(report: Report, metric: str, published: Collection[str]) -> list[Point]:
+def points_of(
+    report: Report, metric: str, published: Collection[str], batch_size: int = 1
+) -> list[Point]:
     """Return the models of a report that were scored and timed, the teacher first.
 
     Raises ValueError: a model was not timed, or its latency is unstable.
     """
-    times = {row.model: row for row in report.latency if row.batch_size == 1}
+    times = {row.model: row for row in report.latency if row.batch_size == batch_size}
     compared = {one.model: one for one in report.comparisons if one.metric == metric}
     points = []
     for evaluation in report.evaluations:
@@ -129,7 +136,8 @@ def points_of(report: Report, metric: str, published: Collection[str]) -> list[P
             low = score - compared[name].difference + compared[name].low
             high = score - compared[name].difference + compared[name].high
         role = "published" if name in published else "student" if name in compared else "teacher"
-        points.append(Point(name, times[name].p50_ms, score, low, high, role))
+        ms = times[name].p50_ms / batch_size
+        points.append(Point(name, ms, score, low, high, role))
     return points
 
 
@@ -139,10 +147,10 @@ def description(points: Sequence[Point], metric: str) -> str:
     return f"{_label(metric)} over latency: {', '.join(parts)}"
 
 
-def picture(points: Sequence[Point], metric: str, theme: Theme) -> str:
+def picture(points: Sequence[Point], metric: str, theme: Theme, batch_size: int = 1) -> str:
     """Return the picture as SVG."""
     scale = Scale.of(points)
-    models = [part for point in points for part in _model(scale, point, theme)]
+    models = list(_models(scale, points, theme))
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
@@ -151,14 +159,14 @@ def picture(points: Sequence[Point], metric: str, theme: Theme) -> str:
             # Text covers the lines behind it.
             f"<style>text {{ paint-order: stroke; stroke: {theme.page}; stroke-width: 6 }}</style>",
             f"<title>{escape(description(points, metric))}</title>",
-            *_axes(scale, metric, theme),
+            *_axes(scale, metric, theme, batch_size),
             *models,
             "</svg>\n",
         ]
     )
 
 
-def _axes(scale: Scale, metric: str, theme: Theme) -> Iterator[str]:
+def _axes(scale: Scale, metric: str, theme: Theme, batch_size: int) -> Iterator[str]:
     bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
     tick = next(one for one in TICKS if (scale.high - scale.low) / one <= 8)
     for number in range(math.ceil(scale.low / tick), int(scale.high / tick) + 1):
@@ -171,20 +179,78 @@ def _axes(scale: Scale, metric: str, theme: Theme) -> Iterator[str]:
             ms = digit * 10.0**power
             if scale.fastest <= ms <= scale.slowest:
                 yield _text(scale.x(ms), bottom + 24, f"{ms:g}", anchor="middle")
-    yield _text((LEFT + right) / 2, HEIGHT - 10, "ms for one text", anchor="middle")
+    label = "ms for one text" if batch_size == 1 else f"ms per text, in batches of {batch_size}"
+    yield _text((LEFT + right) / 2, HEIGHT - 10, label, anchor="middle")
     yield _text(4, 20, _label(metric))
 
 
-def _model(scale: Scale, point: Point, theme: Theme) -> Iterator[str]:
-    colour = getattr(theme, point.role)
+@dataclass(frozen=True)
+class Box:
+    """A rectangle of the picture."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def overlap(self, other: "Box") -> float:
+        """Return the area that both cover."""
+        width = min(self.right, other.right) - max(self.left, other.left)
+        height = min(self.bottom, other.bottom) - max(self.top, other.top)
+        return max(0.0, width) * max(0.0, height)
+
+
+EDGES = (
+    Box(-WIDTH, -HEIGHT, LEFT, 2 * HEIGHT),
+    Box(WIDTH, -HEIGHT, 2 * WIDTH, 2 * HEIGHT),
+    Box(-WIDTH, -HEIGHT, 2 * WIDTH, 4),
+    Box(-WIDTH, HEIGHT - BOTTOM, 2 * WIDTH, 2 * HEIGHT),
+)
+"""What labels should not cover: the axes and what is outside the picture."""
+
+
+def _models(scale: Scale, points: Sequence[Point], theme: Theme) -> Iterator[str]:
+    """Draw the points and bars, and then the labels where they cover the least."""
+    taken = []
+    for point in points:
+        x, y = scale.x(point.ms), scale.y(point.score)
+        colour = getattr(theme, point.role)
+        if point.high > point.low:
+            top, bottom = scale.y(point.high), scale.y(point.low)
+            yield _line(x, top, x, bottom, colour, width=2.5)
+            taken.append(Box(x - 2, top, x + 2, bottom))
+        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="7" fill="{colour}"/>'
+        taken.append(Box(x - 9, y - 9, x + 9, y + 9))
+    for point in points:
+        lines = point.name, f"{point.score:.3f}, {_ms(point.ms)}"
+        width, height = LETTER * max(map(len, lines)), 2 * FONT + 4
+        box = min(
+            _places(scale, point, width, height),
+            key=lambda place: sum(place.overlap(other) for other in [*taken, *EDGES]),
+        )
+        taken.append(box)
+        middle, colour = (box.left + box.right) / 2, getattr(theme, point.role)
+        base = box.top + FONT
+        yield _text(middle, base, lines[0], anchor="middle", colour=colour, bold=True)
+        yield _text(middle, base + FONT + 2, lines[1], anchor="middle")
+
+
+def _places(scale: Scale, point: Point, width: float, height: float) -> Iterator[Box]:
+    """Yield places for a label, the best first: beside the point, and above and below its bar."""
     x, y = scale.x(point.ms), scale.y(point.score)
-    if point.high > point.low:
-        yield _line(x, scale.y(point.low), x, scale.y(point.high), colour, width=2.5)
-    yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="7" fill="{colour}"/>'
-    is_right = x > (LEFT + WIDTH - RIGHT) / 2
-    anchor, at = ("end", x - 14) if is_right else ("start", x + 14)
-    yield _text(at, y - 2, point.name, anchor=anchor, colour=colour, bold=True)
-    yield _text(at, y + FONT, f"{point.score:.3f}, {_ms(point.ms)}", anchor=anchor)
+    above, below = scale.y(point.high) - 10 - height, scale.y(point.low) + 8
+    centred = min(max(x - width / 2, LEFT), WIDTH - width - 4)
+    for left, top in (
+        (x + 14, y - height / 2),
+        (x - 14 - width, y - height / 2),
+        (centred, above),
+        (centred, below),
+        (x + 14, y + 6),
+        (x - 14 - width, y + 6),
+        (x + 14, y - 6 - height),
+        (x - 14 - width, y - 6 - height),
+    ):
+        yield Box(left, top, left + width, top + height)
 
 
 def _label(metric: str) -> str:

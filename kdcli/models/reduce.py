@@ -30,6 +30,7 @@ teacher's output in the kept dimensions (ridge regression about the copied weigh
 normalisation gets the gain and bias that do the same.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -48,7 +49,13 @@ Maps = dict[int, Tensor]
 """Maps a tensor's dimension to indices into the teacher's, [N], or to a basis of it, [D, N]."""
 Matrices = dict[str, list[tuple[nn.Linear, Rows]]]
 RIDGE = 1e-2  # relative to the mean squared input
-SAMPLE_TOKENS = 8192
+SAMPLE_TOKENS, MOST_TOKENS = 8192, 32_768
+"""Minimum and maximum number of tokens of a sample. A fit gains from more tokens than the inputs of
+its widest linear."""
+FIT_BYTES = 3 * 2**30
+"""Memory for the teacher's outputs that a student is fitted to."""
+ROWS_AT_ONCE = 4096
+"""Number of states whose products are added in float32, before the sums are added in float64."""
 TINY = 1e-30
 """Replaces sums of squares that are zero, such as those of a pruned head."""
 
@@ -102,10 +109,27 @@ class Heads:
         return layout.rotary is not None or self.key_value != self.count
 
 
-def sample_of(text: Examples | None, config: PreTrainedConfig, longest: int | None) -> Batch:
-    """Return evenly spaced rows of text, truncated, with about `SAMPLE_TOKENS` tokens.
+def tokens_to_fit(student: PreTrainedModel, layout: Layout) -> int:
+    """Return the number of tokens whose outputs take `FIT_BYTES`, within the bounds of a sample."""
+    modules = [module for layer in layout.modules(student) for module in layer.modules()]
+    weights = [getattr(module, "weight", None) for module in modules]
+    outputs = sum(len(weight) for weight in weights if isinstance(weight, Tensor))
+    return max(SAMPLE_TOKENS, min(MOST_TOKENS, FIT_BYTES // (4 * outputs)))
 
-    Without text, the tokens are random. `longest` is the model's maximum number of tokens.
+
+def sample_of(
+    text: Examples | None,
+    config: PreTrainedConfig,
+    longest: int | None,
+    tokens: int = SAMPLE_TOKENS,
+) -> Batch:
+    """Return evenly spaced rows of text, truncated, with about this many tokens.
+
+    Args:
+        text: The text; None for random tokens.
+        config: The configuration of the model that reads the sample.
+        longest: The model's maximum number of tokens.
+        tokens: The number of tokens, without padding.
     """
     rows, width = 64, min(128, longest or 128)
     if text is None:
@@ -116,8 +140,9 @@ def sample_of(text: Examples | None, config: PreTrainedConfig, longest: int | No
         ids_BL[ids_BL == config.pad_token_id] = ((config.pad_token_id or 0) + 1) % config.vocab_size
         return {"input_ids": ids_BL, "attention_mask": torch.ones_like(ids_BL)}
     few = rows_of(text, rows, width)
-    tokens = int(few["attention_mask"].sum()) / len(few["input_ids"])
-    return rows_of(text, round(SAMPLE_TOKENS / tokens), width)
+    mean = int(few["attention_mask"].sum()) / len(few["input_ids"])
+    # A few long rows would fill all others with padding.
+    return rows_of(text, round(tokens / mean), min(width, math.ceil(2 * mean)))
 
 
 def rows_of(text: Examples, count: int, width: int) -> Batch:
@@ -257,7 +282,7 @@ def _moments(
                     x_BLE = x_BLE + layer.get_parameter(layout.bias[0])
             else:
                 x_BLE = args[0]
-            x_RE = real_states(x_BLE, sample)
+            x_RE = real_states(x_BLE, sample).double()
             squares = x_RE.square().mean(0) if letter == "D" else x_RE.T @ x_RE / len(x_RE)
             moment = Moment(x_RE.mean(0) / runs[layer], squares / runs[layer])
             if (so_far := moments[layer].get(letter)) is not None:
@@ -286,7 +311,7 @@ def _principal(teacher: PreTrainedModel, layout: Layout, sample: Batch, narrow: 
     moments_DD: list[Tensor] = []
 
     def add(x_BLD: Tensor) -> None:
-        x_RD = real_states(x_BLD, sample)
+        x_RD = real_states(x_BLD, sample).double()
         moments_DD.append(x_RD.T @ x_RD / x_RD.square().sum())
 
     def before(module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]) -> None:
@@ -408,21 +433,24 @@ def _refit(
             # Skip poolers, and tensors that are computed once for all rows (DeBERTa's position
             # projections).
             if isinstance(output, Tensor) and output.dim() == 3 and output.shape[:2] == shape:
-                targets[student_module] = reduced(real_states(output, sample), kept).float()
+                targets[student_module] = reduced(real_states(output, sample), kept)
 
         return hook
 
-    def fit(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-        if (target_RN := targets.pop(module, None)) is None or target_RN.shape[-1] != output.shape[
-            -1
-        ]:
+    def target_of(module: nn.Module, width: int) -> Tensor | None:
+        target_RN = targets.pop(module, None)
+        return target_RN if target_RN is not None and target_RN.shape[-1] == width else None
+
+    def fit_before(linear: nn.Module, args: tuple[Tensor, ...]) -> None:
+        assert isinstance(linear, nn.Linear)
+        if (target_RN := target_of(linear, linear.out_features)) is not None:
+            fit_linear(linear, real_states(args[0], sample), target_RN)
+
+    def fit_after(norm: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+        if (target_RN := target_of(norm, output.shape[-1])) is None:
             return None
-        target_RN = target_RN.double()
-        if isinstance(module, nn.Linear):
-            fit_linear(module, real_states(args[0], sample), target_RN)
-        else:
-            _fit_norm(module, real_states(output, sample), target_RN)
-        fitted: Tensor = type(module).forward(module, *args)
+        _fit_norm(norm, real_states(output, sample).double(), target_RN.double())
+        fitted: Tensor = type(norm).forward(norm, *args)
         return fitted
 
     with ExitStack() as recording, ExitStack() as fitting:
@@ -442,7 +470,11 @@ def _refit(
                 recording.callback(
                     teacher_module.register_forward_hook(record(module, kept)).remove
                 )
-                fitting.callback(module.register_forward_hook(fit).remove)
+                fitting.callback(
+                    module.register_forward_pre_hook(fit_before).remove
+                    if isinstance(module, nn.Linear)
+                    else module.register_forward_hook(fit_after).remove
+                )
         student.eval()
         _run(teacher, sample)
         recording.close()
@@ -455,31 +487,45 @@ def _run(model: PreTrainedModel, sample: Batch) -> None:
 
 
 def real_states(x_BLD: Tensor, sample: Batch) -> Tensor:
-    """Return the states of all tokens that are not padding, [R, D] float64."""
-    return x_BLD.cpu()[sample["attention_mask"].bool()].double()
+    """Return the states of all tokens that are not padding, [R, D] float32."""
+    return x_BLD.cpu()[sample["attention_mask"].bool()].float()
 
 
 def fit_linear(linear: nn.Linear, x_RI: Tensor, target_RO: Tensor) -> None:
-    """Fit a linear by ridge regression about its current weights and bias."""
+    """Fit a linear by ridge regression about its current weights and bias.
+
+    The inputs and targets are float32 or float64.
+    """
     weight_OI = linear.weight.double()
     if linear.bias is not None:
         x_RI = torch.cat([x_RI, torch.ones_like(x_RI[:, :1])], 1)
         weight_OI = torch.cat([weight_OI, linear.bias.double()[:, None]], 1)
     if len(x_RI) < x_RI.shape[1]:
         # The same solution, with the smaller of the two matrices.
+        x_RI, target_RO = x_RI.double(), target_RO.double()
         gram_RR = x_RI @ x_RI.T
         ridge = (RIDGE * gram_RR.trace() / x_RI.shape[1]).clamp(min=TINY)
         gram_RR.diagonal().add_(ridge)
         error_RO = target_RO - x_RI @ weight_OI.T
         fitted_OI = weight_OI + torch.linalg.solve(gram_RR, error_RO).T @ x_RI
     else:
-        gram_II = x_RI.T @ x_RI
+        gram_II = _sum_of_products(x_RI, x_RI)
         ridge = (RIDGE * gram_II.diagonal().mean()).clamp(min=TINY)
         gram_II.diagonal().add_(ridge)
-        fitted_OI = torch.linalg.solve(gram_II, x_RI.T @ target_RO + ridge * weight_OI.T).T
+        wanted_IO = _sum_of_products(x_RI, target_RO) + ridge * weight_OI.T
+        fitted_OI = torch.linalg.solve(gram_II, wanted_IO).T
     linear.weight.copy_(fitted_OI[:, : linear.in_features])
     if linear.bias is not None:
         linear.bias.copy_(fitted_OI[:, -1])
+
+
+def _sum_of_products(x_RI: Tensor, y_RO: Tensor) -> Tensor:
+    """Return X'Y, [I, O] float64."""
+    parts = zip(*(torch.split(each, ROWS_AT_ONCE) for each in (x_RI, y_RO)), strict=True)
+    total_IO = torch.zeros(x_RI.shape[1], y_RO.shape[1], dtype=torch.float64)
+    for x, y in parts:
+        total_IO += x.T @ y
+    return total_IO
 
 
 def _fit_norm(norm: nn.Module, y_RN: Tensor, target_RN: Tensor) -> None:

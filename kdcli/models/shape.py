@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from kdcli.errors import UsageError
 from kdcli.models.layout import layout_for
-from kdcli.models.reduce import copy_reduced, sample_of
+from kdcli.models.reduce import SAMPLE_TOKENS, copy_reduced, sample_of, tokens_to_fit
 from kdcli.models.static import as_static
 from kdcli.types import Examples, ModelShape
 
@@ -140,10 +140,10 @@ def build_student(
         and shape != source
         and not layout_for(teacher.config).shared
     )
-    sample = sample_of(text, teacher.config, positions_of(teacher.config))
-    unfilled, basis_DN = copy_reduced(
-        teacher, student, layout_for(teacher.config), chosen, sample, fit=fit
-    )
+    layout = layout_for(teacher.config)
+    tokens = tokens_to_fit(student, layout) if fit else SAMPLE_TOKENS
+    sample = sample_of(text, teacher.config, positions_of(teacher.config), tokens)
+    unfilled, basis_DN = copy_reduced(teacher, student, layout, chosen, sample, fit=fit)
     notes = [f"initialised from teacher layers {', '.join(map(str, chosen))}"]
     if shape.hidden < source.hidden:
         notes[0] += f", width {source.hidden} reduced to {shape.hidden}"

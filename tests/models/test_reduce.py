@@ -402,7 +402,8 @@ def test_a_sample_has_as_many_tokens_whatever_the_rows():
         < int(sample["attention_mask"].sum())
         < 1.1 * reduce.SAMPLE_TOKENS
     )
-    assert sample["input_ids"].shape[1] == 128
+    # The rows have 1 to 7 tokens, so a wider sample would be mostly padding.
+    assert sample["input_ids"].shape[1] in (7, 8)
     assert sample["input_ids"][:, 0].unique().numel() > 10
     assert reduce.sample_of(Rows(), config, 5)["input_ids"].shape[1] == 5
 
