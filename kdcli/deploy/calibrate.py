@@ -38,6 +38,12 @@ on: where a few outputs are huge, a small relative error can still hide all othe
 ACTIVATION_GROUP = 128
 COMPARED_TOKENS = 512
 """Number of tokens that measure the errors. They are not among the statistics."""
+COMPARED_OUTPUTS = 256
+"""Largest number of an input's outputs whose errors are measured."""
+GRAM_CHANNELS = 384
+"""Number of channels whose products with the later channels are computed together."""
+RANGED = 4
+"""One batch of so many shows how large the channels are. A large channel is large in any text."""
 
 
 def _unsigned(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -138,6 +144,11 @@ class _Input:
     gram_II: Tensor | None = None
     largest_I: Tensor | None = None
 
+    @property
+    def weight_OI(self) -> Tensor:
+        """The weights of all linears, one below the other."""
+        return torch.cat([linear.weight for linear in self.linears.values()])
+
 
 @torch.no_grad()
 def calibrate(
@@ -163,7 +174,7 @@ def calibrate(
     compared, counted = _divide(batches)
     if not compared:
         return {}
-    inputs = _find_inputs(model, run, counted, compared)
+    inputs = _find_inputs(model, run, counted[::-RANGED], compared)
     if kernel.is_unsigned:
         _choose_smoothing(inputs, kernel)
     _measure_statistics(inputs, model, run, counted, kernel)
@@ -173,8 +184,8 @@ def calibrate(
             continue  # Only some texts reach it.
         statistics = InputStatistics.of(shared.gram_II)
         shared.gram_II = None
-        for name, linear in shared.linears.items():
-            roundings[name] = _better_rounding(linear, shared, statistics, kernel)
+        roundings.update(_better_roundings(shared, statistics, kernel))
+        shared.compared.clear()
     return roundings
 
 
@@ -194,7 +205,7 @@ def _divide(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
 def _find_inputs(
     model: nn.Module,
     run: Callable[[Batch], object],
-    counted: Sequence[Batch],
+    ranged: Sequence[Batch],
     compared: Sequence[Batch],
 ) -> list[_Input]:
     """Find the inputs that linears share, their ranges, and the activations to compare."""
@@ -221,7 +232,7 @@ def _find_inputs(
         if (shared := find(linear, x)) is not None:
             shared.compared.append((x, is_real))
 
-    _each_input(model, run, counted, add_range)
+    _each_input(model, run, ranged, add_range)
     _each_input(model, run, compared, keep)
     return list(dict.fromkeys(by_linear.values()))
 
@@ -256,14 +267,17 @@ def _each_input(
 def _choose_smoothing(inputs: Sequence[_Input], kernel: Kernel) -> None:
     """Smooth the inputs where it removes a noticeable part of the rounding error."""
     inputs = [shared for shared in inputs if shared.range_I is not None]
-    plain = [_nearest_error(shared, None, kernel) for shared in inputs]
-    for shared, error in zip(inputs, plain, strict=True):
-        smoothings = list(_smoothings(shared))
-        errors = [_nearest_error(shared, smoothing_I, kernel) for smoothing_I in smoothings]
-        noticeable = min(MIN_GAIN * sum(plain) / len(plain), SURE_OWN_GAIN * error)
-        least_gain = max(noticeable, MIN_OWN_GAIN * error)
-        if errors and min(errors) < error - least_gain:
-            shared.smoothing_I = smoothings[errors.index(min(errors))]
+    smoothings = [[None, *_smoothings(shared)] for shared in inputs]
+    errors = [
+        _nearest_errors(shared, each, kernel)
+        for shared, each in zip(inputs, smoothings, strict=True)
+    ]
+    mean_error = sum(plain for plain, *_ in errors) / len(errors)
+    for shared, each, (plain, *smoothed) in zip(inputs, smoothings, errors, strict=True):
+        noticeable = min(MIN_GAIN * mean_error, SURE_OWN_GAIN * plain)
+        least_gain = max(noticeable, MIN_OWN_GAIN * plain)
+        if smoothed and min(smoothed) < plain - least_gain:
+            shared.smoothing_I = each[1 + smoothed.index(min(smoothed))]
 
 
 def _smoothings(shared: _Input) -> Iterator[Tensor]:
@@ -271,8 +285,7 @@ def _smoothings(shared: _Input) -> Iterator[Tensor]:
     assert shared.range_I is not None
     # A channel that is quiet here may be used by another text, so only large ones are divided.
     range_I = shared.range_I.clamp(min=float(shared.range_I.median()))
-    weights_OI = torch.cat([linear.weight for linear in shared.linears.values()])
-    size_I = weights_OI.abs().amax(0)
+    size_I = shared.weight_OI.abs().amax(0)
     size_I = size_I.clamp(min=float(size_I.median()))
     if min(float(range_I.min()), float(size_I.min())) <= 0:
         return
@@ -280,24 +293,35 @@ def _smoothings(shared: _Input) -> Iterator[Tensor]:
         yield range_I**share / size_I ** (1 - share)
 
 
-def _nearest_error(shared: _Input, smoothing_I: Tensor | None, kernel: Kernel) -> float:
-    """Return the relative squared error of an input's products with the nearest integers."""
-    weight_OI = torch.cat([linear.weight for linear in shared.linears.values()])
-    smoothed_OI = weight_OI if smoothing_I is None else weight_OI * smoothing_I
-    rounding = Rounding(round_weight(smoothed_OI, kernel.grid), smoothing_I)
-    return _error(shared, weight_OI, rounding, kernel)
+def _nearest_errors(
+    shared: _Input, smoothings: Sequence[Tensor | None], kernel: Kernel
+) -> list[float]:
+    """Return the error of an input's products with the nearest integers, for each smoothing."""
+    weight_OI = shared.weight_OI
+    weight_OI = weight_OI[_some_outputs(weight_OI)]
+    roundings = []
+    for smoothing_I in smoothings:
+        smoothed_OI = weight_OI if smoothing_I is None else weight_OI * smoothing_I
+        roundings.append(Rounding(round_weight(smoothed_OI, kernel.grid), smoothing_I))
+    return _errors(shared, weight_OI, roundings, kernel)
 
 
-def _error(shared: _Input, weight_OI: Tensor, rounding: Rounding, kernel: Kernel) -> float:
-    """Return the relative squared error of a product on the compared activations."""
-    squared = reference = 0.0
-    rounded_OI = rounding.integers.weight().to(weight_OI.dtype)
+def _errors(
+    shared: _Input, weight_OI: Tensor, roundings: Sequence[Rounding], kernel: Kernel
+) -> list[float]:
+    """Return the relative squared error of a product on the compared activations.
+
+    There is one error for each rounding.
+    """
+    squared, reference = [0.0] * len(roundings), 0.0
+    rounded = [rounding.integers.weight().to(weight_OI.dtype) for rounding in roundings]
     for x, is_real in shared.compared:
         y_RO = F.linear(x[is_real], weight_OI)
-        low_RI = kernel.round_input(rounding.smoothed(x))[is_real]
-        squared += float((F.linear(low_RI, rounded_OI) - y_RO).square().sum())
         reference += float(y_RO.square().sum())
-    return squared / reference if reference else 0.0
+        for n, (rounding, rounded_OI) in enumerate(zip(roundings, rounded, strict=True)):
+            low_RI = kernel.round_input(rounding.smoothed(x))[is_real]
+            squared[n] += float((F.linear(low_RI, rounded_OI) - y_RO).square().sum())
+    return [each / reference if reference else 0.0 for each in squared]
 
 
 def _measure_statistics(
@@ -316,25 +340,60 @@ def _measure_statistics(
         latest[:] = [x]
         if not is_read and (shared := by_linear.get(linear)) is not None:
             smoothed = x if shared.smoothing_I is None else x / shared.smoothing_I
-            x_RI = kernel.round_input(smoothed)[is_real].float()
-            gram_II = x_RI.T @ x_RI
-            shared.gram_II = gram_II if shared.gram_II is None else shared.gram_II.add_(gram_II)
             if kernel.is_unsigned:
-                largest_I = _unsigned(smoothed)[0].reshape(-1, x.shape[-1]).amax(0).int()
+                integers, scale, zero = _unsigned(smoothed)
+                rounded = (integers - zero).mul_(scale)
+                largest_I = integers.reshape(-1, x.shape[-1]).amax(0).int()
                 known_I = largest_I if shared.largest_I is None else shared.largest_I
                 shared.largest_I = torch.maximum(known_I, largest_I)
+            else:
+                rounded = kernel.round_input(smoothed)
+            if shared.gram_II is None:
+                shared.gram_II = torch.zeros(x.shape[-1], x.shape[-1])
+            _add_products(shared.gram_II, rounded[is_real].float())
 
     _each_input(model, run, counted, add)
+    for shared in inputs:
+        if shared.gram_II is not None:
+            # Each pair of channels was multiplied once.
+            shared.gram_II += shared.gram_II.triu(1).T - shared.gram_II.tril(-1)
 
 
-def _better_rounding(
-    linear: nn.Linear, shared: _Input, statistics: InputStatistics, kernel: Kernel
-) -> Rounding:
-    """Return the rounding with the smaller error: with compensation, or to the nearest integers."""
-    smoothing_I = shared.smoothing_I
-    smoothed_OI = linear.weight if smoothing_I is None else linear.weight * smoothing_I
-    choices = [
-        Rounding(round_weight(smoothed_OI, kernel.grid, inputs), smoothing_I, shared.largest_I)
-        for inputs in (statistics, None)
-    ]
-    return min(choices, key=lambda choice: _error(shared, linear.weight, choice, kernel))
+def _add_products(gram_II: Tensor, x_RI: Tensor) -> None:
+    """Add the products of all pairs of channels to the upper triangle of a Gram matrix.
+
+    Values below the diagonal have no meaning.
+    """
+    width = len(gram_II)
+    for begin in range(0, width, GRAM_CHANNELS):
+        end = min(begin + GRAM_CHANNELS, width)
+        gram_II[begin:end, begin:].addmm_(x_RI[:, begin:end].T, x_RI[:, begin:])
+
+
+def _better_roundings(
+    shared: _Input, statistics: InputStatistics, kernel: Kernel
+) -> dict[str, Rounding]:
+    """Return the rounding of each linear that reads an input.
+
+    It is the one with the smaller error: with compensation, or to the nearest integers.
+    """
+    weight_OI = shared.weight_OI
+    smoothed_OI = weight_OI if shared.smoothing_I is None else weight_OI * shared.smoothing_I
+    some = _some_outputs(weight_OI)
+    compensated = round_weight(smoothed_OI, kernel.grid, statistics)
+    choices = [compensated.outputs(some), round_weight(smoothed_OI[some], kernel.grid)]
+    roundings = [Rounding(integers, shared.smoothing_I) for integers in choices]
+    error, nearest_error = _errors(shared, weight_OI[some], roundings, kernel)
+    integers = compensated if error <= nearest_error else round_weight(smoothed_OI, kernel.grid)
+    result, begin = {}, 0
+    for name, linear in shared.linears.items():
+        end = begin + len(linear.weight)
+        part = integers.outputs(slice(begin, end))
+        result[name] = Rounding(part, shared.smoothing_I, shared.largest_I)
+        begin = end
+    return result
+
+
+def _some_outputs(weight_OI: Tensor) -> slice:
+    """Return evenly spaced outputs whose errors stand for those of all outputs."""
+    return slice(None, None, -(-len(weight_OI) // COMPARED_OUTPUTS))

@@ -85,6 +85,10 @@ class Integers:
         scale_OI = self.scale_OG.repeat_interleave(self.block, 1)[:, : self.values_OI.shape[1]]
         return self.values_OI * scale_OI
 
+    def outputs(self, some: slice) -> "Integers":
+        """Return the rounded weights of some outputs."""
+        return Integers(self.values_OI[some], self.scale_OG[some], self.block)
+
 
 @dataclass(frozen=True)
 class InputStatistics:

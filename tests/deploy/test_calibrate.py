@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from kdcli.deploy.calibrate import KERNELS, Rounding, calibrate
+from kdcli.deploy.calibrate import GRAM_CHANNELS, KERNELS, Rounding, calibrate
 from kdcli.deploy.products import by_key, key_of
 from kdcli.deploy.quantise import quantise_onnx
-from kdcli.deploy.rounding import INT8, round_weight
+from kdcli.deploy.rounding import INT4_BLOCKS, INT8, InputStatistics, round_weight
 from kdcli.deploy.sessions import onnx_caller
 from kdcli.deploy.sums import largest_sums
 
@@ -172,6 +172,36 @@ def test_other_runtimes_need_no_smoothing(format, precision):
     limit = 8 if precision == "q4" else 127
     values = roundings["one"].integers.values_OI.int().abs()
     assert limit - 1 <= values.max() <= limit
+
+
+def test_statistics_are_those_of_all_real_tokens():
+    """The Gram matrix is measured in several parts, and both products share it."""
+    torch.manual_seed(0)
+    width = GRAM_CHANNELS + 64
+    table = nn.Embedding(200, width)
+    linears = nn.ModuleDict({name: nn.Linear(width, 24, bias=False) for name in ("one", "other")})
+    with torch.no_grad():
+        # Neighbouring channels are correlated, so errors are spread.
+        table.weight[:, 1:] += 2 * table.weight[:, :-1].clone()
+    model = nn.ModuleDict({"table": table, "linears": linears}).eval()
+
+    def run(batch):
+        x = table(batch["input_ids"])
+        return linears["one"](x), linears["other"](x)
+
+    batches = texts()
+    roundings = calibrate(model, run, batches, KERNELS["onnx", "q4"])
+    counted = batches[len(batches) // 4 :]
+    real = torch.cat([b["input_ids"][b["attention_mask"].bool()] for b in counted])
+    x_RI = table.weight.detach().double()[real]
+    statistics = InputStatistics.of(x_RI.T @ x_RI)
+    for name, linear in linears.items():
+        wanted = round_weight(linear.weight, INT4_BLOCKS, statistics).values_OI
+        found = roundings[f"linears.{name}"].integers.values_OI
+        nearest = round_weight(linear.weight, INT4_BLOCKS).values_OI
+        assert (nearest != wanted).float().mean() > 0.1
+        # In float32, a few weights fall on the other side of a rounding boundary.
+        assert (found != wanted).float().mean() < 0.01
 
 
 def test_without_texts_nothing_is_chosen():

@@ -26,7 +26,7 @@ from kdcli.workloads.workload import Workload
 
 ROWS, MAX_TEXT_TOKENS = 8, 128
 """Number of texts in a batch, and maximum number of tokens in a text."""
-CALIBRATION_TEXTS, CALIBRATION_TOKENS = 256, 8192
+CALIBRATION_TEXTS, CALIBRATION_TOKENS = 256, 4096
 """Maximum number of texts, and of their tokens, on which integers are chosen."""
 SAME = 0.99
 """Minimum mean cosine to torch's vectors."""
