@@ -267,6 +267,8 @@ def _each_input(
 def _choose_smoothing(inputs: Sequence[_Input], kernel: Kernel) -> None:
     """Smooth the inputs where it removes a noticeable part of the rounding error."""
     inputs = [shared for shared in inputs if shared.range_I is not None]
+    if not inputs:
+        return  # A static model has no linears.
     smoothings = [[None, *_smoothings(shared)] for shared in inputs]
     errors = [
         _nearest_errors(shared, each, kernel)
