@@ -53,7 +53,7 @@ SAMPLE_TOKENS, MOST_TOKENS = 8192, 32_768
 """Minimum and maximum number of tokens of a sample. A fit gains from more tokens than the inputs of
 its widest linear."""
 FIT_BYTES = 3 * 2**30
-"""Memory for the teacher's outputs that a student is fitted to."""
+"""Memory for the teacher's outputs that a student of the same width is fitted to."""
 ROWS_AT_ONCE = 4096
 """Number of states whose products are added in float32, before the sums are added in float64."""
 TINY = 1e-30
@@ -109,11 +109,13 @@ class Heads:
         return layout.rotary is not None or self.key_value != self.count
 
 
-def tokens_to_fit(student: PreTrainedModel, layout: Layout) -> int:
-    """Return the number of tokens whose outputs take `FIT_BYTES`, within the bounds of a sample."""
-    modules = [module for layer in layout.modules(student) for module in layer.modules()]
-    weights = [getattr(module, "weight", None) for module in modules]
-    outputs = sum(len(weight) for weight in weights if isinstance(weight, Tensor))
+def tokens_to_fit(teacher: PreTrainedModel, layout: Layout, layers: int) -> int:
+    """Return the number of tokens that a student with so many layers is fitted to.
+
+    The teacher's outputs for them take `FIT_BYTES`, if this is within the bounds of a sample.
+    """
+    weights = [getattr(m, "weight", None) for m in layout.modules(teacher)[0].modules()]
+    outputs = layers * sum(len(weight) for weight in weights if isinstance(weight, Tensor))
     return max(SAMPLE_TOKENS, min(MOST_TOKENS, FIT_BYTES // (4 * outputs)))
 
 

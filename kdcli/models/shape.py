@@ -141,7 +141,7 @@ def build_student(
         and not layout_for(teacher.config).shared
     )
     layout = layout_for(teacher.config)
-    tokens = tokens_to_fit(student, layout) if fit else SAMPLE_TOKENS
+    tokens = tokens_to_fit(teacher, layout, shape.layers) if fit else SAMPLE_TOKENS
     sample = sample_of(text, teacher.config, positions_of(teacher.config), tokens)
     unfilled, basis_DN = copy_reduced(teacher, student, layout, chosen, sample, fit=fit)
     notes = [f"initialised from teacher layers {', '.join(map(str, chosen))}"]

@@ -408,6 +408,16 @@ def test_a_sample_has_as_many_tokens_whatever_the_rows():
     assert reduce.sample_of(Rows(), config, 5)["input_ids"].shape[1] == 5
 
 
+@pytest.mark.parametrize(
+    ("memory", "tokens"), [(1, 8192), (2816 * 10_000, 10_000), (2816 * 100_000, 32_768)]
+)
+def test_the_fit_reads_as_many_tokens_as_the_memory_holds(memory, tokens, monkeypatch):
+    monkeypatch.setattr(reduce, "FIT_BYTES", memory)
+    # Two layers have 2 * (4 * 32 + 128 + 32 + 2 * 32) outputs of 4 bytes.
+    found = reduce.tokens_to_fit(tiny_encoder("bert"), LAYOUTS["bert"], 2)
+    assert found == tokens
+
+
 def test_documents_apart_count_as_one_row_of_a_sample():
     class Stream:
         def read(self, at, count):
