@@ -107,8 +107,9 @@ def main() -> None:
     options = parser.parse_args()
     report = RunResult.read(options.run).report
     try:
-        points = points_of(report, options.metric, options.published, options.batch_size)
-        points = [point for point in points if point.name not in options.without]
+        points = points_of(
+            report, options.metric, options.published, options.batch_size, options.without
+        )
     except ValueError as error:
         parser.error(str(error))
     for name, theme in THEMES.items():
@@ -118,7 +119,11 @@ def main() -> None:
 
 
 def points_of(
-    report: Report, metric: str, published: Collection[str], batch_size: int = 1
+    report: Report,
+    metric: str,
+    published: Collection[str],
+    batch_size: int = 1,
+    without: Collection[str] = (),
 ) -> list[Point]:
     """Return the models of a report that were scored and timed, the teacher first.
 
@@ -127,8 +132,13 @@ def points_of(
     times = {row.model: row for row in report.latency if row.batch_size == batch_size}
     compared = {one.model: one for one in report.comparisons if one.metric == metric}
     points = []
+    known = {evaluation.model for evaluation in report.evaluations}
+    if unknown := {*published, *without} - known:
+        raise ValueError(f"the report has no model {', '.join(sorted(unknown))}")
     for evaluation in report.evaluations:
         name, score = evaluation.model, evaluation.metrics[metric]
+        if name in without:
+            continue
         if name not in times or times[name].status == "unstable":
             raise ValueError(f"{name} has no stable latency, so it makes no picture")
         low = high = score
@@ -200,17 +210,12 @@ class Box:
         return max(0.0, width) * max(0.0, height)
 
 
-EDGES = (
-    Box(-WIDTH, -HEIGHT, LEFT, 2 * HEIGHT),
-    Box(WIDTH, -HEIGHT, 2 * WIDTH, 2 * HEIGHT),
-    Box(-WIDTH, -HEIGHT, 2 * WIDTH, 4),
-    Box(-WIDTH, HEIGHT - BOTTOM, 2 * WIDTH, 2 * HEIGHT),
-)
-"""What labels should not cover: the axes and what is outside the picture."""
+INSIDE = Box(LEFT, 4, WIDTH, HEIGHT - BOTTOM)
+"""Where labels should be."""
 
 
 def _models(scale: Scale, points: Sequence[Point], theme: Theme) -> Iterator[str]:
-    """Draw the points and bars, and then the labels where they cover the least."""
+    """Draw the points and bars, and then the labels where they cover least."""
     taken = []
     for point in points:
         x, y = scale.x(point.ms), scale.y(point.score)
@@ -226,7 +231,7 @@ def _models(scale: Scale, points: Sequence[Point], theme: Theme) -> Iterator[str
         width, height = LETTER * max(map(len, lines)), 2 * FONT + 4
         box = min(
             _places(scale, point, width, height),
-            key=lambda place: sum(place.overlap(other) for other in [*taken, *EDGES]),
+            key=lambda place: sum(map(place.overlap, taken)) - place.overlap(INSIDE),
         )
         taken.append(box)
         middle, colour = (box.left + box.right) / 2, getattr(theme, point.role)
@@ -236,7 +241,7 @@ def _models(scale: Scale, points: Sequence[Point], theme: Theme) -> Iterator[str
 
 
 def _places(scale: Scale, point: Point, width: float, height: float) -> Iterator[Box]:
-    """Yield places for a label, the best first: beside the point, and above and below its bar."""
+    """Yield the places for a label, the best first: beside the point, above and below its bar."""
     x, y = scale.x(point.ms), scale.y(point.score)
     above, below = scale.y(point.high) - 10 - height, scale.y(point.low) + 8
     centred = min(max(x - width / 2, LEFT), WIDTH - width - 4)
@@ -245,10 +250,6 @@ def _places(scale: Scale, point: Point, width: float, height: float) -> Iterator
         (x - 14 - width, y - height / 2),
         (centred, above),
         (centred, below),
-        (x + 14, y + 6),
-        (x - 14 - width, y + 6),
-        (x + 14, y - 6 - height),
-        (x - 14 - width, y - 6 - height),
     ):
         yield Box(left, top, left + width, top + height)
 

@@ -10,8 +10,8 @@ sample decide which dimensions it keeps:
   columns.
 * Feed-forward units (F): the units with the largest variance of activation times down column.
 
-The means of what is left out go to the biases of the output and down projections. Without a bias,
-the mean square takes the place of the variance.
+The biases of the output and down projections absorb the mean of what is left out. Where there is no
+bias, units and heads are ranked by the mean square instead of the variance.
 
 A student with fewer heads keeps the heads whose contribution to the attention's output varies most.
 If its heads are wider than the teacher's, or if it has more of them, a head takes its dimensions
@@ -110,9 +110,10 @@ class Heads:
 
 
 def tokens_to_fit(teacher: PreTrainedModel, layout: Layout, layers: int) -> int:
-    """Return the number of tokens that a student with so many layers is fitted to.
+    """Return the number of tokens that a student with `layers` layers is fitted to.
 
-    The teacher's outputs for them take `FIT_BYTES`, if this is within the bounds of a sample.
+    The teacher's outputs for them take `FIT_BYTES`, if this is within the bounds of a sample. The
+    activations of one layer come on top.
     """
     weights = [getattr(m, "weight", None) for m in layout.modules(teacher)[0].modules()]
     outputs = layers * sum(len(weight) for weight in weights if isinstance(weight, Tensor))
@@ -131,7 +132,7 @@ def sample_of(
         text: The text; None for random tokens.
         config: The configuration of the model that reads the sample.
         longest: The model's maximum number of tokens.
-        tokens: The number of tokens, without padding.
+        tokens: The number of tokens of text, without padding.
     """
     rows, width = 64, min(128, longest or 128)
     if text is None:
@@ -142,9 +143,10 @@ def sample_of(
         ids_BL[ids_BL == config.pad_token_id] = ((config.pad_token_id or 0) + 1) % config.vocab_size
         return {"input_ids": ids_BL, "attention_mask": torch.ones_like(ids_BL)}
     few = rows_of(text, rows, width)
-    mean = int(few["attention_mask"].sum()) / len(few["input_ids"])
+    lengths = few["attention_mask"].sum(1).float()
     # A few long rows would fill all others with padding.
-    return rows_of(text, round(tokens / mean), min(width, math.ceil(2 * mean)))
+    cut = min(width, math.ceil(2 * float(lengths.mean())))
+    return rows_of(text, round(tokens / float(lengths.clamp(max=cut).mean())), cut)
 
 
 def rows_of(text: Examples, count: int, width: int) -> Batch:
@@ -284,9 +286,8 @@ def _moments(
                     x_BLE = x_BLE + layer.get_parameter(layout.bias[0])
             else:
                 x_BLE = args[0]
-            x_RE = real_states(x_BLE, sample).double()
-            squares = x_RE.square().mean(0) if letter == "D" else x_RE.T @ x_RE / len(x_RE)
-            moment = Moment(x_RE.mean(0) / runs[layer], squares / runs[layer])
+            moment = _moment(real_states(x_BLE, sample), diagonal=letter == "D")
+            moment = Moment(moment.mean_E / runs[layer], moment.second / runs[layer])
             if (so_far := moments[layer].get(letter)) is not None:
                 moment = Moment(so_far.mean_E + moment.mean_E, so_far.second + moment.second)
             moments[layer][letter] = moment
@@ -305,6 +306,18 @@ def _moments(
     return moments
 
 
+def _moment(x_RE: Tensor, *, diagonal: bool) -> Moment:
+    """Return the moments of states. In float32, a large mean would hide a small variance."""
+    parts = torch.split(x_RE, ROWS_AT_ONCE)
+    mean_E = torch.stack([part.double().sum(0) for part in parts]).sum(0) / len(x_RE)
+    if diagonal:
+        squares = [(part.double() - mean_E).square().sum(0) for part in parts]
+        return Moment(mean_E, torch.stack(squares).sum(0) / len(x_RE) + mean_E**2)
+    centred_RE = x_RE - mean_E.float()
+    covariance_EE = _sum_of_products(centred_RE, centred_RE) / len(x_RE)
+    return Moment(mean_E, covariance_EE + mean_E.outer(mean_E))
+
+
 def _principal(teacher: PreTrainedModel, layout: Layout, sample: Batch, narrow: int) -> Tensor:
     """Return the principal components of the hidden states, [D, N] float64.
 
@@ -313,8 +326,9 @@ def _principal(teacher: PreTrainedModel, layout: Layout, sample: Batch, narrow: 
     moments_DD: list[Tensor] = []
 
     def add(x_BLD: Tensor) -> None:
-        x_RD = real_states(x_BLD, sample).double()
-        moments_DD.append(x_RD.T @ x_RD / x_RD.square().sum())
+        x_RD = real_states(x_BLD, sample)
+        moment_DD = _sum_of_products(x_RD, x_RD)
+        moments_DD.append(moment_DD / moment_DD.trace())
 
     def before(module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]) -> None:
         if not moments_DD:
@@ -563,10 +577,11 @@ def _attention_maps(
     maps: dict[int, Maps] = {}
     width, narrow = heads.width, narrow_heads.width
     q, k, v, o = _head_maps(layout, heads, narrow_heads, teacher_linears, moments)
-    # Attention divides q·k by the root of the head's width. The student's scores are the teacher's
-    # if q and k make up for the other width.
-    scale = (narrow_heads.each / heads.each) ** 0.25
-    q, k = scale * q, scale * k
+    if narrow_heads.each < heads.each and not heads.evenly_spaced(layout):
+        # Attention divides q·k by the root of the head's width. The student's scores are the
+        # teacher's if q and k make up for the smaller width.
+        scale = (narrow_heads.each / heads.each) ** 0.25
+        q, k = scale * q, scale * k
     if layout.fused:
         rows_EN = torch.zeros(3 * width, 3 * narrow, dtype=torch.float64)
         for letter, kept in zip("QKV", (q, k, v), strict=True):

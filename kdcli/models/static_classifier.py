@@ -72,8 +72,8 @@ class StaticForSequenceClassification(PreTrainedModel):  # type: ignore[misc]
         own = self.state_dict() if state_dict is None else state_dict
         tensors = {name.removeprefix("static."): x for name, x in own.items()}
         super().save_pretrained(folder, state_dict=tensors, **settings)
-        for number, (linear, tanh) in enumerate(((self.hidden, True), (self.classifier, False)), 1):
-            weight, bias = (x.detach().cpu().float() for x in (linear.weight, linear.bias))
+        for number, (layer, tanh) in enumerate((("hidden", True), ("classifier", False)), 1):
+            weight, bias = (own[f"{layer}.{part}"].cpu().float() for part in ("weight", "bias"))
             write_dense(DenseLayer(weight, bias, tanh), Path(folder) / f"{number}_Dense")
         modules = module_list({"": "StaticEmbedding", "1_Dense": "Dense", "2_Dense": "Dense"})
         (Path(folder) / MODULES_FILE).write_text(json.dumps(modules, indent=2), "utf-8")

@@ -193,7 +193,16 @@ class LabelledWorkload(Workload):
         if self.evaluator is None or not same_tokens(self.tokenizer, model.tokenizer):
             return False
         has_types = self.evaluator.features.rows.types_T is not None
-        return has_types or not model.token_types
+        # The only text of a row has the default type.
+        return has_types or not model.token_types or len(self.data.task.texts) == 1
+
+    def needs_own_rows(self, teacher: Model) -> bool:
+        """Return whether a teacher's logits come from its own tokenisation of the rows.
+
+        Labels of tokens belong to the tokens of the workload's rows, so all their teachers read
+        these rows.
+        """
+        return self.kind in ROW_KINDS and not self.reads_as_it_is(teacher)
 
     def retokenize_for(self, model: Model) -> LabelledWorkload:
         """Tokenise the same examples for another model."""
@@ -342,11 +351,12 @@ class LabelledWorkload(Workload):
         place: StorePlace | None = None,
         dry_run: bool = False,
     ) -> Targets:
-        if self.reads_as_it_is(teacher):
+        if not self.needs_own_rows(teacher):
             return super().targets(teacher, needs, passes=passes, place=place)
         if place is None and not dry_run:
             raise UsageError(
-                f"teacher {teacher.source} reads rows of its own, so its logits must be cached",
+                f"teacher {teacher.source} needs its own tokenisation of the rows (other tokens or "
+                "token types), so its logits must be cached",
                 "set cache_gb above 0",
             )
         return self.logits_by_own_tokens(teacher, place)

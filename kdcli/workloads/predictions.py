@@ -245,7 +245,10 @@ class Evaluator:
         return self.features.task
 
     def without_row_labels(self) -> Evaluator:
-        """Return the sets with labels of the examples alone, which no loss can read."""
+        """Return a copy whose rows have no labels, so that no loss can read them.
+
+        The examples keep theirs.
+        """
         rows = replace(self.features.rows, labels=None)
         return replace(self, features=replace(self.features, rows=rows))
 

@@ -121,8 +121,8 @@ def static_classifier(
     framing = torch.tensor(student.config.framing_token_ids, dtype=torch.long)
     table_VD, note = fitted_table(rows, numbers, sample, targets_ND, framing, encoder, session)
     with torch.no_grad():
-        # The targets have length 1, so a component is about width ** -0.5. The hidden layer gets
-        # larger ones.
+        # The targets have length 1, so a component is about width ** -0.5. The hidden layer reads
+        # components of about 1.
         student.static.embeddings.copy_(width**0.5 * table_VD)
     return InitializedStudent(student, [note])
 

@@ -141,7 +141,7 @@ def targets_of_all(
             continue
         # The signals of a single teacher are stored. The logits of a teacher with rows of its own
         # are always stored.
-        single = len(teachers) == 1 or not workload.reads_as_it_is(teacher)
+        single = len(teachers) == 1 or workload.needs_own_rows(teacher)
         targets = workload.targets(
             teacher,
             needs if number == 0 else Needs(),
