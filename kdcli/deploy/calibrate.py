@@ -311,19 +311,23 @@ def _nearest_errors(
 def _errors(
     shared: _Input, weight_OI: Tensor, roundings: Sequence[Rounding], kernel: Kernel
 ) -> list[float]:
-    """Return the relative squared error of a product on the compared activations.
+    """Return the error of a product on the compared activations, for each rounding.
 
-    There is one error for each rounding.
+    It is the mean relative squared error of the outputs. Each output counts the same, because a
+    layer normalisation can make the outputs with small values as important as those with large
+    ones.
     """
-    squared, reference = [0.0] * len(roundings), 0.0
+    reference_O = torch.zeros(len(weight_OI))
+    squared = [torch.zeros(len(weight_OI)) for _ in roundings]
     rounded = [rounding.integers.weight().to(weight_OI.dtype) for rounding in roundings]
     for x, is_real in shared.compared:
         y_RO = F.linear(x[is_real], weight_OI)
-        reference += float(y_RO.square().sum())
-        for n, (rounding, rounded_OI) in enumerate(zip(roundings, rounded, strict=True)):
+        reference_O += y_RO.square().sum(0)
+        for sum_O, rounding, rounded_OI in zip(squared, roundings, rounded, strict=True):
             low_RI = kernel.round_input(rounding.smoothed(x))[is_real]
-            squared[n] += float((F.linear(low_RI, rounded_OI) - y_RO).square().sum())
-    return [each / reference if reference else 0.0 for each in squared]
+            sum_O += (F.linear(low_RI, rounded_OI) - y_RO).square().sum(0)
+    is_used = reference_O > 0
+    return [float((sum_O / reference_O)[is_used].sum()) / len(reference_O) for sum_O in squared]
 
 
 def _measure_statistics(
