@@ -32,7 +32,7 @@ MIN_GAIN, MIN_OWN_GAIN, SURE_OWN_GAIN = 0.2, 0.1, 0.5
 """Smoothing an input must lower the squared rounding error of its products by at least
 `MIN_OWN_GAIN` of this error, and by `MIN_GAIN` of the mean over all inputs. Smaller gains cost time
 and change the outputs little. The second bound does not apply from `SURE_OWN_GAIN` of its own error
-on: where a few outputs are huge, a small relative error can still hide all others."""
+on."""
 # Number of activation values that share a scale under OpenVINO. 128 is the fastest of 32, 64, 128
 # and 384 with VNNI.
 ACTIVATION_GROUP = 128
@@ -42,8 +42,6 @@ COMPARED_OUTPUTS = 256
 """Largest number of an input's outputs whose errors are measured."""
 GRAM_CHANNELS = 384
 """Number of channels whose products with the later channels are computed together."""
-RANGED = 4
-"""One batch of so many shows how large the channels are. A large channel is large in any text."""
 
 
 def _unsigned(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -174,7 +172,7 @@ def calibrate(
     compared, counted = _divide(batches)
     if not compared:
         return {}
-    inputs = _find_inputs(model, run, counted[::-RANGED], compared)
+    inputs = _find_inputs(model, run, counted, compared)
     if kernel.is_unsigned:
         _choose_smoothing(inputs, kernel)
     _measure_statistics(inputs, model, run, counted, kernel)
@@ -205,7 +203,7 @@ def _divide(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
 def _find_inputs(
     model: nn.Module,
     run: Callable[[Batch], object],
-    ranged: Sequence[Batch],
+    counted: Sequence[Batch],
     compared: Sequence[Batch],
 ) -> list[_Input]:
     """Find the inputs that linears share, their ranges, and the activations to compare."""
@@ -232,7 +230,7 @@ def _find_inputs(
         if (shared := find(linear, x)) is not None:
             shared.compared.append((x, is_real))
 
-    _each_input(model, run, ranged, add_range)
+    _each_input(model, run, counted, add_range)
     _each_input(model, run, compared, keep)
     return list(dict.fromkeys(by_linear.values()))
 
@@ -399,5 +397,5 @@ def _better_roundings(
 
 
 def _some_outputs(weight_OI: Tensor) -> slice:
-    """Return evenly spaced outputs whose errors stand for those of all outputs."""
+    """Return evenly spaced outputs. Their errors are representative of all outputs."""
     return slice(None, None, -(-len(weight_OI) // COMPARED_OUTPUTS))
