@@ -199,6 +199,10 @@ def test_without_labels_the_teacher_has_the_whole_weight(workload):
     assert (len(terms) > len(soft)) == workload.has_labels
 
 
+def pairs(i: int) -> dict:
+    return {"sentence1": words(i), "sentence2": words(i + 1), "label": (i % 5) / 4 + 0.01 * i}
+
+
 @pytest.mark.parametrize("with_labels", [True, False])
 def test_a_model_that_reads_token_types_gets_them(tmp_path, session, cache, with_labels):
     found = {}
@@ -206,7 +210,7 @@ def test_a_model_that_reads_token_types_gets_them(tmp_path, session, cache, with
         config = tiny_config(name, num_labels=1, problem_type="regression")
         save = functools.partial(on_disk, SEQUENCES.from_config(config))
         (tmp_path / name).mkdir()
-        case = replace(WORKLOADS["score"], save_model=save)
+        case = replace(WORKLOADS["score"], row=pairs, save_model=save)
         found[name] = opened(case, tmp_path / name, session, with_labels=with_labels)
     (untyped, _), (typed, bert) = found.values()
     assert untyped.train_rows.types_T is None

@@ -108,7 +108,7 @@ def fit_projections(
         training = model.training
         hidden = capture(model.eval(), Needs(hidden=frozenset(layers)))(sample).hidden
         model.train(training)
-        return {n: real_states(x_BLD, sample) for n, x_BLD in hidden.items()}
+        return {n: real_states(x_BLD, sample).double() for n, x_BLD in hidden.items()}
 
     pairs = [pair for p in fitted for pair in p.pairs]
     student_states = states(student, (m for m, _ in pairs))
