@@ -14,6 +14,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -113,6 +114,8 @@ class Worker:
 
 def workers_are_forked(patch: pytest.MonkeyPatch) -> None:
     """Latency is measured by forked workers, not by real ones."""
+    # The server imports modules also from its current directory, which a test may change.
+    ensure_running()
     patch.setattr(latency, "subprocess", SimpleNamespace(Popen=Worker, PIPE=subprocess.PIPE))
 
 
