@@ -5,6 +5,7 @@ import errno
 import functools
 import gc
 import os
+import shutil
 import ssl
 import tempfile
 
@@ -30,6 +31,10 @@ from kdcli.engine.launch import Session
 # anew, among twice as many.
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("repeatable")
+
+
+def pytest_unconfigure():
+    shutil.rmtree(os.environ["KDCLI_CACHE"], ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items):
