@@ -402,6 +402,25 @@ def test_the_demo_is_distilled_as_an_embedding_model(tmp_path, monkeypatch):
     ).all()
 
 
+@pytest.mark.parametrize(
+    "given", ["--pooling cls", "--task embedding", "--task embedding --pooling cls"]
+)
+def test_a_pooling_or_the_task_makes_an_encoder_an_embedding_model(given, monkeypatch):
+    ran = []
+    monkeypatch.setattr(
+        "kdcli.verbs.distill.run.run_command", lambda resolved, *_: ran.append(resolved.recipe)
+    )
+    succeeds("distill", "demo", "--to", "2x64", *shlex.split(given))
+    (recipe,) = ran
+    assert (recipe.method, recipe.train.batch_size) == ("embedding", 64)
+    assert recipe.embedding.pooling == ("cls" if "cls" in given else None)
+
+
+def test_the_task_of_vectors_has_one_method(given, tmp_path):
+    said = refused(tmp_path, *given, *shlex.split("--to 2x32 --task embedding --method tinybert"))
+    assert "is distilled with --method embedding, not tinybert" in said
+
+
 def test_targets_are_turned_by_training_texts_only():
     """Held-out texts score a student, so they must not decide how it starts."""
     generator = np.random.default_rng(0)

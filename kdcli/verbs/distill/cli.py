@@ -2,6 +2,10 @@
 
 from kdcli.cli.show import Printable
 from kdcli.cli.verb import COMPRESS, TRAINING, Given, verb
+from kdcli.errors import UsageError
+
+EMBEDDING = "embedding"
+"""The task and the method of embedding models, which are distilled on text."""
 
 
 @verb(
@@ -15,12 +19,29 @@ from kdcli.cli.verb import COMPRESS, TRAINING, Given, verb
 def distill(given: Given) -> Printable | None:
     """Train a smaller student of an encoder: on unlabelled text, or on a task with --task."""
     _check_shapes(given)
+    if given.recipe is None:
+        _choose_embedding(given)
     named = (given["task"], given["method"], given.recipe)
     if given["teacher"] is not None and named == (None, None, None):
         _check_sets(given)
         _detect_task(given)
     run = {"distill": _on_text, "distill-task": _on_task, "rerank": _reranker}
     return given.show(run[_kind(given, given["task"])](given))
+
+
+def _choose_embedding(given: Given) -> None:
+    """Choose method `embedding` for the task of this name, and for an encoder with a pooling."""
+    if given["task"] == EMBEDDING:
+        if given["method"] not in (None, EMBEDDING):
+            raise UsageError(
+                f"--task {EMBEDDING} is distilled with --method {EMBEDDING}, not {given['method']}",
+                "remove --task or --method",
+            )
+        given.values["task"] = None
+    elif given["pooling"] is None or given["task"] is not None:
+        return
+    if given["method"] is None:
+        given.values["method"] = EMBEDDING
 
 
 def _check_sets(given: Given) -> None:
