@@ -39,8 +39,7 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --timeout 600 -n auto --di
 # `make check` runs the unit tests of every folder, without the tests marked `slow`: the list was chosen
 # by measured processor seconds. Commands, pictures, exports, latency and the contract of every model
 # type are left to `make test`.
-UNITS_OF_VERBS = $(addprefix tests/verbs/,test_compress_choice.py test_cotrain_job.py test_task_stages.py)
-SLOW = $(filter-out $(UNITS_OF_VERBS),$(wildcard tests/verbs/test_*.py)) \
+SLOW = $(filter-out tests/verbs/test_compress_choice.py,$(wildcard tests/verbs/test_*.py)) \
 	tests/test_faults.py tests/test_gpu.py tests/test_imports.py tests/test_project.py \
 	tests/test_documented_examples.py tests/workloads/test_workload_contract.py \
 	$(addprefix tests/data/,test_demo.py test_shards.py) \
@@ -48,11 +47,12 @@ SLOW = $(filter-out $(UNITS_OF_VERBS),$(wildcard tests/verbs/test_*.py)) \
 	test_measure_encoders.py test_measure_encoders_device.py test_portable.py test_quantise.py \
 	test_runners.py test_shapes.py) \
 	$(addprefix tests/engine/,test_fake_device.py test_fan_out.py test_peers.py test_processes.py) \
-	$(addprefix tests/metrics/,test_bootstrap.py) \
-	$(addprefix tests/models/,test_contract.py test_embedder.py test_generation.py test_heads.py \
-	test_label_words.py test_masked_lm.py test_reduce.py) \
+	$(addprefix tests/metrics/,test_bootstrap.py test_probe.py) \
+	$(addprefix tests/models/,test_choose.py test_contract.py test_cut_vocabulary.py \
+	test_embedder.py test_fitted_head.py test_foreign_files.py test_generation.py test_heads.py \
+	test_label_words.py test_load.py test_masked_lm.py test_reduce.py test_shape.py) \
 	$(addprefix tests/report/,test_benchmark.py test_browser.py test_evaluations.py test_pruning.py \
-	test_views.py)
+	test_summary.py test_unstable.py test_views.py)
 
 check: lint ## lint, types and the unit tests: about a minute
 	$(PYTEST) -x -m "not slow and not long" $(addprefix --ignore=,$(SLOW))
