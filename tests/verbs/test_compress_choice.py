@@ -20,7 +20,7 @@ from kdcli.recipe.sections import RunOptions
 from kdcli.report.schema import Throughput
 from kdcli.report.sections.price import price_sentence
 from kdcli.types import ModelShape
-from kdcli.verbs.compress import halving, run, steps
+from kdcli.verbs.compress import halving, judge, run, steps
 from kdcli.verbs.compress import shapes as compress_shapes
 from kdcli.verbs.compress.budget import TrainingCost
 from kdcli.verbs.compress.halving import RungScore, halve, try_shapes
@@ -406,7 +406,8 @@ def test_int8_gets_what_training_left_of_the_goal(tmp_path, monkeypatch):
 
     def bounds_of(name, backend, parent):
         bounds.clear()
-        assert search.write(name, "model", backend, parent) == ""
+        search.export(name, "model", backend, parent)
+        assert search.candidates[name].folder is not None
         return list(bounds)
 
     # If too much is lost with a bound, a file without one stays a candidate.
@@ -416,6 +417,40 @@ def test_int8_gets_what_training_left_of_the_goal(tmp_path, monkeypatch):
     assert bounds_of("c", "onnx", "2x16") == [None]
     rows[1].metrics["accuracy"] = 0.7
     assert bounds_of("d", "onnx-int8", "2x16") == [None]
+
+
+def test_another_bound_neither_replaces_a_file_nor_takes_its_scores(tmp_path, monkeypatch):
+    runner, evaluated = runner_of(tmp_path, max_drop=2.0), []
+
+    def export(source, *, output_dir, max_drop, **_):
+        output_dir.mkdir(parents=True)
+        (output_dir / "bound").write_text(str(max_drop))
+
+    def evaluate(recipe, models, *confidence):
+        scored = [(Path(model) / "bound").read_text() for model in models if Path(model).is_dir()]
+        return Step("evaluate", lambda options: evaluated.append((*scored, *confidence)))
+
+    monkeypatch.setattr(steps.export_verb, "export", export)
+    monkeypatch.setattr(judge, "select", evaluate)
+    monkeypatch.setattr(judge, "verification", evaluate)
+    report = SimpleNamespace(evaluations=[], cards=["teacher", "int8"])
+    monkeypatch.setattr(judge.RunResult, "read", lambda folder: SimpleNamespace(report=report))
+    monkeypatch.setattr(judge, "read", lambda *_: None)
+    monkeypatch.setattr(judge, "_scored", lambda *_: [("teacher", 0.9), ("int8", 0.9)])
+    monkeypatch.setattr(judge, "_interval", lambda *_: (0.0, 0.0))
+    looks = []
+    for bound in (2.0, 1.0, 2.0):
+        runner.recipe = runner.recipe.model_copy(update={"goal": GoalSettings(max_drop=bound)})
+        search = Search(runner, "m")
+        search.export("onnx-int8", "m", "onnx-int8")
+        folder = search.candidates["onnx-int8"].folder
+        assert (folder / "bound").read_text() == str(bound)
+        judge.judge(runner, "m", {"onnx-int8": folder})
+        int8 = replace(measured("onnx-int8", 0.9, 1.0, 1.0), folder=folder)
+        looks.append(judge.verify(runner, scores_of(int8), int8).look)
+    # The third goal has the file and the scores of the first one.
+    assert evaluated == [("2.0",), ("2.0", 0.95), ("1.0",), ("1.0", 0.975)]
+    assert looks == [1, 2, 1]
 
 
 def test_the_report_names_the_products_that_stay_in_float32(tmp_path):

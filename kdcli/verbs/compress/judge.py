@@ -15,7 +15,7 @@ from kdcli.report.finish import RunResult
 from kdcli.report.schema import Report, Throughput
 from kdcli.report.sections.latency import milliseconds
 from kdcli.report.text import loses, points_interval
-from kdcli.verbs.compress.runner import StepRunner
+from kdcli.verbs.compress.runner import StepRunner, step_of
 from kdcli.verbs.compress.settings import GoalSettings
 from kdcli.verbs.compress.steps import select, verification
 
@@ -108,7 +108,7 @@ def judge(runner: StepRunner, teacher: str, candidates: Mapping[str, Path]) -> C
     Raises UsageError: the models cannot be scored.
     """
     models = [teacher, *map(str, candidates.values())]
-    name = f"selection-{cache_key(sorted(candidates))[:8]}"
+    name = f"selection-{cache_key(sorted(map(step_of, candidates.values())))[:8]}"
     folder = runner.require(name, select(runner.recipe, models))
     price = runner.recipe.price_per_hour
     return read(RunResult.read(folder).report, teacher, candidates, price)
@@ -117,12 +117,12 @@ def judge(runner: StepRunner, teacher: str, candidates: Mapping[str, Path]) -> C
 def verify(runner: StepRunner, scores: CandidateScores, chosen: ScoredModel) -> Verification:
     """Score the teacher and the chosen candidate on the verification rows.
 
-    Each other candidate that was verified before counts as a look at the rows. The interval of look
-    k has the level 1 - 0.05 / k (Bonferroni), because the best of several looks is optimistic.
+    Each other model that was verified before counts as a look at the rows. The interval of look k
+    has the level 1 - 0.05 / k (Bonferroni), because the best of several looks is optimistic.
 
     Raises UsageError: the models cannot be scored.
     """
-    name = f"verification-{chosen.name}"
+    name = f"verification-{step_of(chosen.folder)}"
     earlier = runner.journal.known("run verification-")
     look = 1 + (earlier.index(f"run {name}") if f"run {name}" in earlier else len(earlier))
     confidence = 1 - ERROR / look

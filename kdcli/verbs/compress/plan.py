@@ -118,8 +118,7 @@ def follow_steps(search: Search) -> CandidateScores:
         name = f"{number}-{verb}"
         if verb in ("quantize", "export"):
             backend = keys.get("format", "onnx") + ("-int8" if verb == "quantize" else "")
-            search.write(name, model, backend, parent, required=True)
-            search.candidates[name] = Candidate(name, runner.path(name), "", parent, str(model))
+            search.export(name, model, backend, parent, required=True)
             continue
         if verb == "trim":
             model = runner.require(name, steps.trim_step(str(model), runner.training_text, keys))

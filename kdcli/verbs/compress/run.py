@@ -45,7 +45,14 @@ from kdcli.verbs.compress.judge import (
 )
 from kdcli.verbs.compress.plan import check_reachable, follow_plan, follow_steps
 from kdcli.verbs.compress.rows import divide_rows, goal_notes
-from kdcli.verbs.compress.runner import PAGE, PARTITION, STEPS, StepRunner, evaluation_request
+from kdcli.verbs.compress.runner import (
+    PAGE,
+    PARTITION,
+    STEPS,
+    StepRunner,
+    evaluation_request,
+    step_of,
+)
 from kdcli.verbs.compress.search import TEACHER, Candidate, Search, check_backends
 from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings
 from kdcli.verbs.compress.shapes import measure_untrained
@@ -430,7 +437,7 @@ def seconds_dropped(search: Search, chosen: ScoredModel) -> float:
         for record in search.runner.journal.records
         if record.key.startswith("run ")
     ]
-    kept = [TEACHER, chosen.name, *([parent, f"{parent}-trimmed"] if parent else [])]
+    kept = [TEACHER, step_of(chosen.folder), *([parent, f"{parent}-trimmed"] if parent else [])]
     scoring = ("selection-", "verification-")
     return float(
         sum(seconds for name, seconds in spent if name not in kept and not name.startswith(scoring))

@@ -203,6 +203,11 @@ def product(folder: Path) -> Path:
     return compact if (compact / "config.json").is_file() else folder
 
 
+def step_of(model: Path) -> str:
+    """Return the name of the step's directory that holds a model; see `product`."""
+    return (model.parent if model.name == COMPACT else model).name
+
+
 def evaluation_request(recipe: CompressRecipe) -> EvaluationRequest:
     """Return the request for the rows on which a recipe's models are scored."""
     model = str(recipe.model)

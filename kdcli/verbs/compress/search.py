@@ -9,7 +9,7 @@ from kdcli.engine.progress import Progress
 from kdcli.errors import MachineError
 from kdcli.verbs.compress import steps
 from kdcli.verbs.compress.judge import POINT, CandidateScores, choose, is_bounded, is_sure, judge
-from kdcli.verbs.compress.runner import StepRunner
+from kdcli.verbs.compress.runner import StepRunner, step_of
 from kdcli.verbs.compress.settings import GoalSettings
 from kdcli.verbs.compress.steps import Step
 
@@ -78,36 +78,40 @@ class Search:
             self.skip(name, why, parent)
         return not why
 
-    def export(self, name: str, model: Path | str, backend: str, parent: str | None = None) -> None:
-        """Write a model for a backend as a candidate. `parent` is the step that trained it."""
-        if why := self.write(name, model, backend, parent):
-            self.skip(name, why, parent)
-        else:
-            self.candidates[name] = Candidate(name, self.runner.path(name), "", parent, str(model))
-
-    def write(
+    def export(
         self,
         name: str,
         model: Path | str,
         backend: str,
-        parent: str | None,
+        parent: str | None = None,
         *,
         required: bool = False,
-    ) -> str:
-        """Write a model for a backend. Return why that failed, or an empty string.
+    ) -> None:
+        """Write a model for a backend as a candidate, or skip the candidate if that fails.
 
         In int8, the products without which the model loses more than the goal allows stay in
-        float32. If that does not help, all products are quantised.
+        float32. If that does not help, all products are quantised. The bound is part of the
+        directory's name, so the file for another goal never replaces this one.
+
+        Args:
+            name: the name of the candidate.
+            model: the model.
+            backend: the backend, such as `onnx-int8`.
+            parent: the step that trained the model.
+            required: whether a failure ends the compression.
         """
-        recipe, bound = self.runner.recipe, self.int8_bound(parent)
-        if backend.endswith("-int8") and bound > 0:
-            gated = steps.export_step(recipe, str(model), backend, max_drop=bound)
-            why = self.runner.step(name, gated, key=f"run {name} within {bound:.4g} points")
+        bound, why = self.int8_bound(parent), ""
+        for limit in [bound, None] if backend.endswith("-int8") and bound > 0 else [None]:
+            place = name if limit is None else f"{name}-within-{limit:.4g}"
+            step = steps.export_step(self.runner.recipe, str(model), backend, max_drop=limit)
+            why = self.runner.step(place, step, required=required and limit is None)
             if not why:
-                return ""
-            Progress.log(f"{name} is quantised without a bound: {why}")
-        plain = steps.export_step(recipe, str(model), backend)
-        return self.runner.step(name, plain, required=required)
+                folder = self.runner.path(place)
+                self.candidates[name] = Candidate(name, folder, "", parent, str(model))
+                return
+            if limit is not None:
+                Progress.log(f"{name} is quantised without a bound: {why}")
+        self.skip(name, why, parent)
 
     def int8_bound(self, parent: str | None) -> float:
         """Return the points that int8 may lose: what the training left over of `max_drop`.
@@ -164,7 +168,7 @@ class Search:
     def _score(self, candidates: list[Candidate]) -> None:
         folders = {one.name: one.folder for one in candidates if one.folder is not None}
         self.scores = judge(self.runner, self.teacher, folders)
-        key = f"scored {' '.join(sorted(folders))}"
+        key = f"scored {' '.join(sorted(map(step_of, folders.values())))}"
         self.runner.journal.once(key, list[Candidate], lambda: candidates)
 
 
