@@ -18,6 +18,7 @@ from kdcli.errors import GateError, MachineError, Stopped
 from kdcli.recipe.resolve import resolve
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.schema import Throughput
+from kdcli.report.schema_decisions import ClassChange, Decision, PairedValue
 from kdcli.report.sections.price import price_sentence
 from kdcli.types import ModelShape
 from kdcli.verbs.compress import halving, judge, run, steps
@@ -200,6 +201,77 @@ def test_strict_asks_the_lower_end_of_the_interval():
         "max_latency_ms",
         "max_mb",
     ]
+
+
+def losing(points, count=100):
+    """The comparison of a model that loses points in its only class, for a limit of 1 point."""
+    value = PairedValue(baseline=0.9, model=0.9 - points / 100, low=0.0, high=0.0)
+    changed = {"name": "yes", "metrics": {"f1": value}, "both": 1}
+    one = ClassChange(**changed, count=count, enough=count >= 100, only_baseline=0, only_model=0)
+    return Decision(
+        model="a",
+        baseline="teacher",
+        task="own",
+        set="",
+        n=500,
+        reference="labels",
+        metric="f1",
+        min_count=100,
+        classes=[one],
+        agreement=0.9,
+    )
+
+
+def test_a_limit_for_classes_chooses_among_the_candidates(tmp_path):
+    fast = replace(measured("a", 0.9, 1.0, 4.0), decisions=(losing(6.0),))
+    kept = replace(measured("b", 0.9, 5.0, 8.0), decisions=(losing(0.0),))
+    scores = scores_of(fast, kept)
+    goal = GoalSettings(max_drop=1.0, max_class_drop=2.0)
+    assert choose(goal, scores) == (kept, {})
+    search = search_of(tmp_path, max_drop=1.0, max_class_drop=2.0)
+    search.scores = scores
+    assert search.met == "b"
+    assert "6.00 points of F1 in class yes" in run.row_of(fast, scores.teacher, goal, kept).outcome
+    # Quality comes before speed, if no candidate meets the goal.
+    faster = GoalSettings(max_class_drop=2.0, speedup=4.0)
+    assert choose(faster, scores)[0] == kept
+    # With too few selection rows in every class, only the verification rows can tell.
+    few = replace(fast, decisions=(losing(6.0, count=49),))
+    assert choose(goal, scores_of(few, kept)) == (few, {})
+    verified = Verification(SimpleNamespace(decisions=few.decisions), 9, few, few, 1, 0.95)
+    (missed,) = run.verified_misses(goal, {}, verified).values()
+    assert "no class has the 50 examples" in missed
+
+
+def test_another_limit_for_classes_needs_another_number_of_rows():
+    # The comparison was made for a limit of 1 point, which needs 100 rows in a class.
+    model = measured("a", 0.9, 1.0, 4.0)
+    report = SimpleNamespace(decisions=[losing(6.0, count=60)])
+    verified = Verification(report, 500, scores_of().teacher, model, 1, 0.95)
+    (missed,) = run.verified_misses(GoalSettings(max_class_drop=2.0), {}, verified).values()
+    assert "loses 6.00 points of F1 in class yes (60 examples), more than 2" in missed
+
+
+def test_a_goal_that_only_the_verification_rows_miss_is_said_to_be_met_on_the_others():
+    one, goal = measured("a", 0.895, 2.0, 4.0), GoalSettings(max_drop=1.0)
+    worse = replace(one, score=0.88, low=0.87, high=0.89)
+    missed = run.verified_misses(
+        goal,
+        {},
+        Verification(SimpleNamespace(decisions=[]), 500, scores_of().teacher, worse, 1, 0.95),
+    )
+    said = sentence(
+        scores_of(one),
+        Verification(None, 500, scores_of().teacher, worse, 1, 0.95),
+        missed,
+        goal,
+        model="big",
+        has_labels=True,
+    )
+    assert said.startswith(
+        "a met the goal on the selection rows but misses it on the verification rows: 2.00 points "
+        "lost, 1.00 more than 1. a is 5.0 times as fast as big "
+    )
 
 
 def test_limits_that_contradict_each_other_are_named():
@@ -433,7 +505,7 @@ def test_another_bound_neither_replaces_a_file_nor_takes_its_scores(tmp_path, mo
     monkeypatch.setattr(steps.export_verb, "export", export)
     monkeypatch.setattr(judge, "select", evaluate)
     monkeypatch.setattr(judge, "verification", evaluate)
-    report = SimpleNamespace(evaluations=[], cards=["teacher", "int8"])
+    report = SimpleNamespace(evaluations=[], cards=["teacher", "int8"], decisions=[])
     monkeypatch.setattr(judge.RunResult, "read", lambda folder: SimpleNamespace(report=report))
     monkeypatch.setattr(judge, "read", lambda *_: None)
     monkeypatch.setattr(judge, "_scored", lambda *_: [("teacher", 0.9), ("int8", 0.9)])

@@ -35,6 +35,7 @@ from kdcli.verbs.compress.budget import (
 )
 from kdcli.verbs.compress.journal import Journal
 from kdcli.verbs.compress.judge import (
+    QUALITY,
     CandidateScores,
     ScoredModel,
     Verification,
@@ -377,7 +378,7 @@ def verified_misses(
         verified: its scores on the verification rows.
     """
     drops = misses(goal, verified.teacher, verified.chosen)
-    result = {limit: why for limit, why in missed.items() if limit != "max_drop"}
+    result = {limit: why for limit, why in missed.items() if limit not in QUALITY}
     result |= {limit: why for limit, why in drops.items() if limit == "max_drop"}
     if goal.max_class_drop is not None:
         worse = [
