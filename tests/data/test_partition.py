@@ -1,8 +1,11 @@
 """Selection and verification rows: which rows they are, and that the parts never overlap."""
 
+import json
+
 import numpy as np
 import pytest
 
+from kdcli.data.labelled.lists import read_lists
 from kdcli.data.labelled.partition import Partition, Pools, choose_partition, text_hashes
 from kdcli.data.labelled.task_data import open_labelled
 from kdcli.errors import UsageError
@@ -171,6 +174,35 @@ def test_the_parts_of_a_file_are_read_as_its_splits(tmp_path):
         )
     with pytest.raises(UsageError, match=r"needs data\.partition"):
         open_labelled("own", source=str(data), split="verification", log=lambda message: None)
+
+
+def _evaluated_rows(source, file):
+    head = Head("class", ("a", "b"))
+    silent = {"log": lambda message: None}
+    data = open_labelled("own", source=source, partition=file, training=False, head=head, **silent)
+    return [example.texts[0] for example in data.sets[""]]
+
+
+def _evaluated_lists(source, file):
+    data = read_lists(source, seed=0, partition=file, log=lambda message: None)
+    return data.evaluated.queries
+
+
+@pytest.mark.parametrize("evaluated", [_evaluated_rows, _evaluated_lists])
+def test_a_row_in_two_splits_is_evaluated_in_the_last_one(evaluated, tmp_path):
+    # Case does not affect the hash of a text, and tells where a row comes from.
+    splits = {"train": ("ROW", 0, 100), "validation": ("row", 80, 120), "test": ("Row", 110, 130)}
+    for split, (word, begin, end) in splits.items():
+        lists = evaluated is _evaluated_lists
+        rows = [{"query" if lists else "text": f"{word} {n}"} for n in range(begin, end)]
+        more = {"passages": ["yes", "no"], "labels": [1, 0]} if lists else {}
+        lines = "".join(json.dumps(row | more) + "\n" for row in rows)
+        (tmp_path / f"{split}.jsonl").write_text(lines, "utf-8")
+    file = tmp_path / "partition.safetensors"
+    Partition(hashes("row", 120)[70:], hashes("row", 70)[10:]).write(file)
+    expected = [f"ROW {n}" for n in range(70, 80)] + [f"row {n}" for n in range(80, 110)]
+    expected += [f"Row {n}" for n in range(110, 120)]
+    assert evaluated(str(tmp_path), str(file)) == expected
 
 
 def _other_partition(folder):
