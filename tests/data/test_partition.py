@@ -104,6 +104,43 @@ def test_rows_with_the_same_texts_are_in_the_same_part():
     }
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_a_frequent_text_does_not_empty_a_part(seed):
+    # 15 % of the rows are one text, which does not fit into the selection rows.
+    pools = Pools(np.concatenate([hashes("row", 850), np.repeat(hashes("frequent", 1), 150)]))
+    partition = chosen(pools, seed=seed)
+    counts = shares(partition, pools)
+    assert counts == {("selection", "train"): 100, ("verification", "train"): 200}
+    assert len(partition.selection) == 100
+
+
+def test_a_part_has_a_group_even_if_none_fits():
+    # Questions about ten passages. None has as few as the tenth that may be selection rows.
+    counts = [70, 66, 68, 64, 62, 72, 74, 76, 78, 30]
+    pools = Pools(np.repeat(hashes("passage", 10), counts))
+    partition = chosen(pools, selection=25, verification=29)
+    assert shares(partition, pools) == {("selection", "train"): 62, ("verification", "train"): 30}
+    # The last group is left to train on.
+    two = Pools(np.repeat(hashes("passage", 2), 50))
+    assert [len(part) for part in vars(chosen(two)).values()] == [0, 1]
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_groups_that_fit_are_drawn_in_the_order_of_their_mixed_hashes(copies):
+    def mixed(number):
+        number = (number + 0x9E3779B97F4A7C15) % 2**64
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            number = (number ^ number >> shift) * factor % 2**64
+        return number ^ number >> 31
+
+    order = sorted(TRAIN.tolist(), key=mixed)
+    partition = chosen(Pools(np.repeat(TRAIN, copies)))
+    verification, selection = 200 // copies, 100 // copies
+    assert partition.verification.tolist() == sorted(order[:verification])
+    end = verification + selection
+    assert partition.selection.tolist() == sorted(order[verification:end])
+
+
 def test_the_seed_alone_decides_and_another_seed_gives_other_rows(tmp_path):
     first, again = chosen(Pools(TRAIN)), chosen(Pools(TRAIN[::-1]))
     assert (first.selection == again.selection).all()
