@@ -451,9 +451,31 @@ def test_the_budget_ends_a_training_that_has_begun(tmp_path, monkeypatch):
     assert runner.step("b", Step("prune", train)) == OVER
     assert runner.step("c", Step("export", lambda options: None)) == ""
     assert ran == ["training"]
-    with pytest.raises(GateError, match="teacher: --budget ended before its training did"):
+    with pytest.raises(GateError, match="teacher: --budget ended before its training did") as error:
         runner.require("teacher", Step("finetune", train))
-    assert "run teacher" not in {record.key for record in runner.journal.records}
+    assert "with a larger --budget and --resume" in error.value.hint
+    # A larger budget tries again.
+    assert runner.journal.known("run ") == ["run c"]
+    runner.journal.budget = 60.0
+    assert runner.step("a", Step("distill", train)) == OVER
+    assert ran == ["training", "training"]
+    assert runner.journal.seconds >= 60
+
+
+def test_a_larger_budget_asks_again_if_the_goal_was_missed():
+    def answered(*, met, earlier, now):
+        compression = SimpleNamespace(met=met, goal={"speedup": 4.0}, strict=False)
+        report = SimpleNamespace(
+            compression=compression, recipe={"budget": earlier}, price_per_hour=None
+        )
+        recipe = CompressRecipe(goal=GoalSettings(speedup=4.0), budget=now)
+        return run.answers(SimpleNamespace(report=report), recipe)
+
+    assert not answered(met=False, earlier=60.0, now=90.0)
+    assert not answered(met=False, earlier=60.0, now=None)
+    assert answered(met=False, earlier=60.0, now=60.0)
+    assert answered(met=False, earlier=None, now=90.0)
+    assert answered(met=True, earlier=60.0, now=90.0)
 
 
 def test_int8_gets_what_training_left_of_the_goal(tmp_path, monkeypatch):
@@ -530,6 +552,34 @@ def test_the_report_names_the_products_that_stay_in_float32(tmp_path):
     (tmp_path / "export.json").write_text(f'{{"products": {products}}}')
     model = replace(measured("a", 0.9, 1.0, 1.0), folder=tmp_path)
     assert run.in_float(model).endswith("1 of 2 products stay in float32: q")
+
+
+def test_the_seconds_of_a_stopped_step_count(tmp_path, monkeypatch):
+    clock = itertools.count(0.0, 10.0)
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    journal = Journal(100.0, StopRequest())
+
+    def stopped():
+        raise Stopped("stopped")
+
+    def stop(journal):
+        with pytest.raises(Stopped):
+            journal.once("run a", str, stopped)
+
+    # Once before the directory is claimed, once after, and twice in a resumed process.
+    stop(journal)
+    journal.claim(RunDir.claim(tmp_path / "out", "verb: compress\n"))
+    stop(journal)
+    journal.run.release()
+    resumed = Journal(100.0, StopRequest())
+    resumed.read(RunDir(tmp_path / "out"))
+    assert resumed.left == 80.0
+    stop(resumed)
+    resumed.claim(RunDir.claim(tmp_path / "out", "verb: compress\n", resume=True))
+    stop(resumed)
+    assert resumed.once("run a", str, lambda: "done") == "done"
+    assert [record["seconds"] for record in RunDir(tmp_path / "out").read_log()] == 5 * [10.0]
+    assert resumed.left == 50.0
 
 
 def test_the_journal_gives_what_was_found_before(tmp_path):

@@ -4,6 +4,7 @@ Data flow: goal -> untrained latencies -> teacher -> candidates, each made by ot
 next to the teacher on held-out rows -> the best one in best/, and a report with the whole table.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +34,7 @@ from kdcli.verbs.compress.budget import (
     check_timing,
     finetuning,
 )
-from kdcli.verbs.compress.journal import Journal
+from kdcli.verbs.compress.journal import SPENT, Journal
 from kdcli.verbs.compress.judge import (
     QUALITY,
     CandidateScores,
@@ -109,9 +110,15 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions) -> RunResult:
 
 
 def answers(result: RunResult, recipe: CompressRecipe) -> bool:
-    """Whether a finished compression had this goal and this price."""
+    """Whether a finished compression had this goal and this price.
+
+    A larger budget asks again if the goal was missed.
+    """
     compression, goal = result.report.compression, recipe.goal
     assert compression is not None
+    earlier = result.report.recipe.get("budget") or math.inf
+    if not compression.met and (recipe.budget or math.inf) > earlier:
+        return False
     price = result.report.price_per_hour
     return (compression.goal, compression.strict, price) == (
         limits_of(goal),
@@ -134,7 +141,7 @@ def choose_folder(
     if not options.overwrite and (newest / RECIPE_FILE).is_file() and run_dir.done:
         yaml = resolved.to_yaml()
         if run_dir.differing_keys(yaml) and not run_dir.differing_keys(yaml, GOAL):
-            Progress.log(f"Reusing the candidates in {newest} for the new goal or price")
+            Progress.log(f"Reusing the candidates in {newest} for the new goal, budget or price")
             return newest, True
     taken = options.resume or options.overwrite
     return options.output_dir or numbered(name, taken=taken), False
@@ -434,9 +441,9 @@ def seconds_dropped(search: Search, chosen: ScoredModel) -> float:
         return 0.0
     parent = search.candidates.get(chosen.name, Candidate(chosen.name)).parent
     spent = [
-        (record.key.split()[1], record.seconds)
+        (key.split()[1], record.seconds)
         for record in search.runner.journal.records
-        if record.key.startswith("run ")
+        if (key := record.key.removeprefix(SPENT)).startswith("run ")
     ]
     kept = [TEACHER, step_of(chosen.folder), *([parent, f"{parent}-trimmed"] if parent else [])]
     scoring = ("selection-", "verification-")

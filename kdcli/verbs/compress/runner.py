@@ -123,15 +123,21 @@ class StepRunner:
         def run() -> str:
             why = self._run(name, step, stop_after)
             # An error keeps the failure out of the journal, so a resumed run tries again.
-            if why == OVER and required:
-                raise GateError(f"{name}: {OVER}", "raise it, and start again with --overwrite")
+            if why == OVER:
+                hint = "repeat the command with a larger --budget and --resume; it continues from "
+                raise GateError(f"{name}: {OVER}", f"{hint}the checkpoint")
             if why and required:
                 raise UsageError(
                     f"{name} failed: {why}", "fix it and run the same command with --resume"
                 )
             return why
 
-        return self.journal.once(key or f"run {name}", str, run)
+        try:
+            return self.journal.once(key or f"run {name}", str, run)
+        except GateError:
+            if required:
+                raise
+            return OVER
 
     def require(self, name: str, step: Step) -> Path:
         """Run a step that the compression cannot go on without, and return its directory."""
