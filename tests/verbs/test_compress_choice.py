@@ -21,7 +21,8 @@ from kdcli.report.schema import Throughput
 from kdcli.report.schema_decisions import ClassChange, Decision, PairedValue
 from kdcli.report.sections.price import price_sentence
 from kdcli.types import ModelShape
-from kdcli.verbs.compress import halving, judge, run, steps
+from kdcli.verbs.compress import halving, judge, plan, run, steps
+from kdcli.verbs.compress import search as search_module
 from kdcli.verbs.compress import shapes as compress_shapes
 from kdcli.verbs.compress.budget import TrainingCost
 from kdcli.verbs.compress.halving import RungScore, halve, try_shapes
@@ -38,7 +39,7 @@ from kdcli.verbs.compress.judge import (
 from kdcli.verbs.compress.plan import slow_backends
 from kdcli.verbs.compress.recipes import dotted
 from kdcli.verbs.compress.runner import OVER, StepRunner
-from kdcli.verbs.compress.search import Search
+from kdcli.verbs.compress.search import Candidate, Search
 from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings, seconds_of
 from kdcli.verbs.compress.shapes import Untrained, shapes_of, str_of
 from kdcli.verbs.compress.steps import Step
@@ -356,6 +357,29 @@ def test_a_backend_that_is_too_slow_is_not_written(shapes, slow):
     backends = {"onnx": faster(2.0), "onnx-int8": faster(6.5)}
     untrained = Untrained(faster(1.0), backends, "onnx-int8", shapes)
     assert set(slow_backends(GoalSettings(speedup=6.0), untrained)) == slow
+
+
+def test_if_nothing_can_be_trained_the_nearest_model_is_on_a_backend(tmp_path, monkeypatch):
+    search, tried = search_of(tmp_path, speedup=4.0, budget=60.0), []
+    search.candidates["openvino-int8"] = Candidate("openvino-int8", skipped="not installed")
+    monkeypatch.setattr(halving, "estimate", lambda *_: (TrainingCost(0, 0.0), "no time"))
+    monkeypatch.setattr(halving, "distill_keys", lambda search, shape: {})
+    monkeypatch.setattr(plan, "try_pruning", lambda search: tried.append("pruned"))
+
+    def export(source, *, format, **_):
+        tried.append(format)
+
+    def score(runner, teacher, candidates):
+        return scores_of(*(measured(name, 0.9, 5.0, 4.0) for name in candidates))
+
+    monkeypatch.setattr(steps.export_verb, "export", export)
+    monkeypatch.setattr(search_module, "judge", score)
+    backends = {"onnx": faster(2.0), "onnx-int8": faster(3.0)}
+    untrained = Untrained(faster(1.0), backends, "onnx-int8", {"2x8": faster(5.0)})
+    scores = plan.follow_plan(search, untrained)
+    assert tried == ["pruned", "onnx", "onnx"]
+    assert {one.name for one in scores.candidates} == {"onnx", "onnx-int8"}
+    assert search.candidates["2x8"].skipped == "no time"
 
 
 def test_shapes_come_from_large_to_small_and_smaller_than_the_model():

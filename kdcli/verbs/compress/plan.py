@@ -7,7 +7,7 @@ and compacted.
 
 from pathlib import Path
 
-from kdcli.errors import GateError, UsageError
+from kdcli.errors import GateError, MachineError, UsageError
 from kdcli.models.layout import COMPACT_PATHS
 from kdcli.models.load import load_config, location
 from kdcli.recipe.sections import RecipeValues
@@ -55,7 +55,10 @@ def check_reachable(search: Search, untrained: Untrained) -> None:
 
 
 def follow_plan(search: Search, untrained: Untrained) -> CandidateScores:
-    """Try candidates from cheap to expensive until one meets the goal with confidence."""
+    """Try candidates from cheap to expensive until one meets the goal with confidence.
+
+    Raises MachineError: no candidate could be made.
+    """
     slow = slow_backends(search.goal, untrained)
     for backend in search.backends:
         if why := slow.get(backend):
@@ -63,8 +66,7 @@ def follow_plan(search: Search, untrained: Untrained) -> CandidateScores:
         else:
             search.export(backend, search.teacher, backend)
     # If the fastest model is wanted, shapes are scored as well as backends.
-    is_tried = any(one.folder is not None for one in search.candidates.values())
-    if is_tried and is_bounded(search.goal) and search.judge():
+    if is_bounded(search.goal) and search.judge():
         search.notes.append("a backend alone meets the goal, so nothing smaller was trained")
     else:
         try_shapes(search, untrained.shapes)
@@ -72,7 +74,14 @@ def follow_plan(search: Search, untrained: Untrained) -> CandidateScores:
             search.judge()
         if not search.met:
             try_pruning(search)
-    assert search.scores is not None
+    if search.scores is None:
+        # The model closest to the goal is on one of the backends that are too slow for it.
+        for backend in slow:
+            search.export(backend, search.teacher, backend)
+        search.judge()
+    if search.scores is None:
+        whys = "; ".join(f"{one.name}: {one.skipped}" for one in search.candidates.values())
+        raise MachineError(f"no candidate could be made: {whys}")
     return search.scores
 
 

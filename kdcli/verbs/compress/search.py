@@ -151,15 +151,13 @@ class Search:
         return False
 
     def judge(self) -> bool:
-        """Score all finished candidates on the selection rows.
+        """Score all finished candidates on the selection rows, if there are any.
 
-        Return True if one meets the goal with confidence, and no faster one is wanted. Raises
-        MachineError: there are no candidates.
+        Return True if one meets the goal with confidence, and no faster one is wanted.
         """
         finished = [one for one in self.candidates.values() if one.folder is not None]
         if not finished:
-            whys = "; ".join(f"{c.name}: {c.skipped}" for c in self.candidates.values())
-            raise MachineError(f"no candidate could be made: {whys}")
+            return False
         self._score(finished)
         assert self.scores is not None
         chosen, missed = choose(self.goal, self.scores)
