@@ -333,6 +333,50 @@ def test_a_rung_is_scored_by_the_first_metric_or_else_by_the_loss(
     assert halving.rung_score(search, "2x8", 20, 1) == score
 
 
+@pytest.mark.parametrize("total", [0, 1, 2, 3, 8])
+def test_every_rung_has_a_score_however_few_the_steps(total, tmp_path, monkeypatch):
+    search = search_of(tmp_path, max_drop=1.0)
+    monkeypatch.setattr(halving, "distill_keys", lambda search, shape: {})
+    trained = []
+
+    def train(self, options):
+        trained.append(min(total, options.stop_after or total))
+        shape.log({"step": trained[-1], "held_out": {"loss": 1.0 / (1 + trained[-1])}})
+
+    monkeypatch.setattr(Step, "run", train)
+    shape = RunDir.claim(search.runner.path("2x8"), "verb: distill\n")
+    for rung in (1, 2):
+        score = halving.rung_score(search, "2x8", total, rung)
+        assert score == RungScore(1.0 / (1 + trained[-1]))
+    assert trained == sorted(trained)
+
+
+def test_a_shape_that_failed_is_skipped_with_its_reason(tmp_path, monkeypatch):
+    trained = []
+    monkeypatch.setattr(halving, "estimate", lambda *_: (TrainingCost(8, 1.0), ""))
+    monkeypatch.setattr(halving, "distill_keys", lambda search, shape: {})
+    monkeypatch.setattr(halving, "train_fully", lambda search, shape, total: trained.append(shape))
+    search = search_of(tmp_path, max_drop=1.0)
+    monkeypatch.setattr(search, "judge", lambda: None)
+
+    def step(name, step, **_):
+        return "" if name == "2x8" else "training diverged at step 1"
+
+    monkeypatch.setattr(search.runner, "step", step)
+    RunDir.claim(search.runner.path("2x8"), "verb: distill\n").log(
+        {"step": 8, "held_out": {"loss": 1.0}}
+    )
+    try_shapes(search, dict.fromkeys(("3x8", "2x8"), FAST))
+    assert {name: one.skipped for name, one in search.candidates.items()} == {
+        "3x8": "training diverged at step 1"
+    }
+    assert trained == ["2x8"]
+    # If all fail, none is trained to the end.
+    try_shapes(search, dict.fromkeys(("3x8", "1x8"), FAST))
+    assert search.candidates["1x8"].skipped == "training diverged at step 1"
+    assert trained == ["2x8"]
+
+
 @pytest.mark.parametrize(
     ("rows", "epochs"), [(100, 10.0), (6_000, 10.0), (30_000, 3.0), (60_000, 1.5), (10**6, 1.0)]
 )
