@@ -615,6 +615,23 @@ def test_another_bound_neither_replaces_a_file_nor_takes_its_scores(tmp_path, mo
     assert looks == [1, 2, 1]
 
 
+def test_a_later_goal_knows_the_candidates_of_all_earlier_ones(tmp_path, monkeypatch):
+    runner = runner_of(tmp_path, max_drop=1.0)
+
+    def score(runner, teacher, folders):
+        return scores_of(*(measured(name, 0.9, 5.0, 4.0) for name in folders))
+
+    monkeypatch.setattr(search_module, "judge", score)
+    tried = {name: Candidate(name, runner.path(name)) for name in ("onnx", "2x8", "1x8", "deleted")}
+    for name in ("onnx", "2x8", "1x8"):
+        runner.path(name).mkdir(parents=True)
+    for names in (("onnx", "2x8", "deleted"), ("onnx", "1x8")):
+        Search(runner, "m")._score([tried[name] for name in names])
+    search = Search(runner, "m")
+    assert search.answers_from_earlier()
+    assert search.candidates.keys() == {"onnx", "2x8", "1x8"}
+
+
 def test_the_report_names_the_products_that_stay_in_float32(tmp_path):
     products = '[{"name": "q", "float": true}, {"name": "k", "float": false}]'
     (tmp_path / "export.json").write_text(f'{{"products": {products}}}')

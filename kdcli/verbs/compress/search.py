@@ -137,11 +137,16 @@ class Search:
         If so, all these candidates are in `scores`, and nothing needs to be trained.
         """
         journal = self.runner.journal
-        earlier = [journal.once(key, list[Candidate], list) for key in journal.known("scored ")]
+        # The file of a later goal replaces an earlier one with the same name.
+        earlier = {
+            one.name: one
+            for key in journal.known("scored ")
+            for one in journal.once(key, list[Candidate], list)
+            if one.folder is not None and one.folder.is_dir()
+        }
         if not earlier:
             return False
-        # The largest set has all candidates that were tried so far.
-        self.candidates |= {one.name: one for one in max(earlier, key=len)}
+        self.candidates |= earlier
         self._score([one for one in self.candidates.values() if one.folder is not None])
         if self.met:
             self.notes.append("an earlier candidate meets the goal, so nothing was trained")
