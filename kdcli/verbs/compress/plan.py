@@ -15,6 +15,7 @@ from kdcli.verbs.compress import steps
 from kdcli.verbs.compress.budget import estimate
 from kdcli.verbs.compress.halving import try_shapes
 from kdcli.verbs.compress.judge import CandidateScores, conflict, is_bounded
+from kdcli.verbs.compress.recipes import EXPORTS, backend_of
 from kdcli.verbs.compress.runner import product
 from kdcli.verbs.compress.search import Candidate, Search
 from kdcli.verbs.compress.settings import GoalSettings
@@ -125,9 +126,8 @@ def follow_steps(search: Search) -> CandidateScores:
     for number, named in enumerate(recipe.steps, 1):
         ((verb, keys),) = named.items()
         name = f"{number}-{verb}"
-        if verb in ("quantize", "export"):
-            backend = keys.get("format", "onnx") + ("-int8" if verb == "quantize" else "")
-            search.export(name, model, backend, parent, required=True)
+        if verb in EXPORTS:
+            search.export(name, model, backend_of(verb, keys), parent, required=True)
             continue
         if verb == "trim":
             model = runner.require(name, steps.trim_step(str(model), runner.training_text, keys))

@@ -157,8 +157,7 @@ def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResu
     for note in [*divided.notes, *goal_notes(recipe.goal, divided.partition)]:
         Progress.log(note)
         search.notes.append(note)
-    if not recipe.steps:
-        check_backends(search)
+    check_backends(search)
     if runner.asks_again and not recipe.steps:
         if not fits:
             search.teacher = str(runner.path(TEACHER))

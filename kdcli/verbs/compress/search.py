@@ -9,6 +9,7 @@ from kdcli.engine.progress import Progress
 from kdcli.errors import MachineError
 from kdcli.verbs.compress import steps
 from kdcli.verbs.compress.judge import POINT, CandidateScores, choose, is_bounded, is_sure, judge
+from kdcli.verbs.compress.recipes import EXPORTS, backend_of
 from kdcli.verbs.compress.runner import StepRunner, step_of
 from kdcli.verbs.compress.settings import GoalSettings
 from kdcli.verbs.compress.steps import Step
@@ -176,15 +177,25 @@ class Search:
 
 
 def check_backends(search: Search) -> None:
-    """Skip the backends that are not installed.
+    """Skip the backends of the plan that are not installed. A pipeline needs all of its backends.
 
-    Raises UsageError: an unknown backend; MachineError: none is installed.
+    Raises UsageError: an unknown backend; MachineError: none is installed, or a pipeline lacks one.
     """
-    for backend in search.runner.recipe.plan.backends:
-        name, _, precision = backend.partition("-")
+    recipe = search.runner.recipe
+    for verb, keys in (one for step in recipe.steps for one in step.items()):
+        if verb in EXPORTS:
+            _check_backend(backend_of(verb, keys))
+    if recipe.steps:
+        return
+    for backend in recipe.plan.backends:
         try:
-            check_backend(name, precision or "fp32")
+            _check_backend(backend)
         except MachineError as error:
             search.skip(backend, error.message)
     if not search.backends:
         raise MachineError("none of the backends is installed here", "pip install 'kdcli[onnx]'")
+
+
+def _check_backend(backend: str) -> None:
+    name, _, precision = backend.partition("-")
+    check_backend(name, precision or "fp32")
