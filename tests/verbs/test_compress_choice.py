@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from kdcli.deploy.measurements import Speedup
 from kdcli.deploy.untrained import UntrainedTimes
 from kdcli.engine.processes import StopRequest
 from kdcli.engine.run_dir import RunDir
-from kdcli.errors import GateError, MachineError, Stopped
+from kdcli.errors import GateError, MachineError, Stopped, UsageError
 from kdcli.recipe.resolve import resolve
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.schema import Throughput
@@ -424,6 +425,23 @@ def test_if_nothing_can_be_trained_the_nearest_model_is_on_a_backend(tmp_path, m
     assert tried == ["pruned", "onnx", "onnx"]
     assert {one.name for one in scores.candidates} == {"onnx", "onnx-int8"}
     assert search.candidates["2x8"].skipped == "no time"
+
+
+@pytest.mark.parametrize(
+    ("max_mb", "is_fine_tuned", "refused"),
+    # The weights have 2 MB and the tokenizer 1 MB. The hashes of the training rows are not shipped.
+    [(3.5, True, True), (2.5, True, False), (3.5, False, False)],
+)
+def test_a_model_that_meets_every_limit_is_refused(max_mb, is_fine_tuned, refused, tmp_path):
+    sizes = {"model.safetensors": 2, "tokenizer.json": 1, "training_rows.safetensors": 5}
+    for name, megabytes in sizes.items():
+        (tmp_path / name).write_bytes(bytes(megabytes * 10**6))
+    search = search_of(tmp_path, max_mb=max_mb)
+    search.runner.recipe = search.runner.recipe.model_copy(update={"model": str(tmp_path)})
+    untrained = Untrained(faster(1.0), {}, "onnx", {"2x8": faster(2.0)})
+    expected = pytest.raises(UsageError, match=r"meets every limit already: 1\.00 ms, 3\.0 MB")
+    with expected if refused else nullcontext():
+        plan.check_reachable(search, untrained, is_fine_tuned=is_fine_tuned)
 
 
 def test_shapes_come_from_large_to_small_and_smaller_than_the_model():

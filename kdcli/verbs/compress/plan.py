@@ -14,7 +14,7 @@ from kdcli.recipe.sections import RecipeValues
 from kdcli.verbs.compress import steps
 from kdcli.verbs.compress.budget import estimate
 from kdcli.verbs.compress.halving import try_shapes
-from kdcli.verbs.compress.judge import CandidateScores, conflict, is_bounded
+from kdcli.verbs.compress.judge import CandidateScores, conflict, deployed_bytes, is_bounded
 from kdcli.verbs.compress.recipes import EXPORTS, backend_of
 from kdcli.verbs.compress.runner import product
 from kdcli.verbs.compress.search import Candidate, Search
@@ -24,7 +24,7 @@ from kdcli.verbs.compress.shapes import Untrained, missed_untrained, too_slow
 PRUNE: RecipeValues = {"sparsity": [0.9]}
 
 
-def check_reachable(search: Search, untrained: Untrained) -> None:
+def check_reachable(search: Search, untrained: Untrained, *, is_fine_tuned: bool) -> None:
     """Refuse a goal for which nothing needs to be trained.
 
     Raises UsageError: the model meets the goal as it is; GateError: no backend and no shape can.
@@ -32,12 +32,13 @@ def check_reachable(search: Search, untrained: Untrained) -> None:
     goal, recipe = search.goal, search.runner.recipe
     if not is_bounded(goal):
         return
-    files = Path(location(str(recipe.model))).glob("*.safetensors")
-    size = sum(file.stat().st_size for file in files) / 1e6
+    files = Path(location(str(recipe.model))).glob("model*.safetensors")
+    weights = sum(file.stat().st_size for file in files)
+    size = deployed_bytes(str(recipe.model), weights) / 1e6
     ms = untrained.teacher.ms
-    small = goal.max_mb is None or 0 < size <= goal.max_mb
+    small = goal.max_mb is None or (weights > 0 and size <= goal.max_mb)
     fast = goal.max_latency_ms is None or ms <= goal.max_latency_ms
-    if goal.speedup is None and small and fast:
+    if is_fine_tuned and goal.speedup is None and small and fast:
         raise UsageError(
             f"{recipe.model} meets every limit already: {ms:.2f} ms, {size:.1f} MB",
             "nothing was trained; ask for more",

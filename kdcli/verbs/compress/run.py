@@ -171,7 +171,7 @@ def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResu
         if not recipe.steps:
             untrained = measure_untrained(search, str(recipe.model))
             search.fastest = untrained.fastest
-            check_reachable(search, untrained)
+            check_reachable(search, untrained, is_fine_tuned=fits)
         check_budget(runner, is_fine_tuned=fits)
     except BudgetError:
         # A later run with a larger budget reuses the timings.
