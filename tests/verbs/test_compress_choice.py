@@ -11,6 +11,8 @@ import own_files
 import pytest
 import yaml
 
+from kdcli.data.labelled.partition import Partition, text_hashes
+from kdcli.data.text.sentences import read_texts
 from kdcli.deploy.measurements import Speedup
 from kdcli.deploy.untrained import UntrainedTimes
 from kdcli.engine.processes import StopRequest
@@ -23,6 +25,7 @@ from kdcli.report.schema_decisions import ClassChange, Decision, PairedValue
 from kdcli.report.sections.price import price_sentence
 from kdcli.types import ModelShape
 from kdcli.verbs.compress import halving, judge, plan, run, steps
+from kdcli.verbs.compress import runner as runner_module
 from kdcli.verbs.compress import search as search_module
 from kdcli.verbs.compress import shapes as compress_shapes
 from kdcli.verbs.compress.budget import TrainingCost
@@ -41,7 +44,7 @@ from kdcli.verbs.compress.plan import slow_backends
 from kdcli.verbs.compress.recipes import dotted
 from kdcli.verbs.compress.runner import OVER, StepRunner
 from kdcli.verbs.compress.search import Candidate, Search
-from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings, seconds_of
+from kdcli.verbs.compress.settings import CompressData, CompressRecipe, GoalSettings, seconds_of
 from kdcli.verbs.compress.shapes import Untrained, shapes_of, str_of
 from kdcli.verbs.compress.steps import Step
 from kdcli.verbs.compress.trainers import RowTrainer
@@ -460,6 +463,25 @@ def test_a_budget_is_a_time(text, seconds):
 
 def test_a_step_gets_a_directory_that_every_system_accepts(tmp_path):
     assert runner_of(tmp_path).path("static:64-onnx").name == "static_64-onnx"
+
+
+def test_a_trimmed_model_keeps_the_tokens_of_the_training_sentences_alone(tmp_path, monkeypatch):
+    file, partition = tmp_path / "texts.txt", tmp_path / "partition.safetensors"
+    file.write_text("".join(f"word number {n}\n" for n in range(9)), "utf-8")
+    evaluated = text_hashes([f"word number {n}" for n in range(6)])
+    Partition(evaluated[:3], evaluated[3:]).write(partition)
+    data = {"text": "https://host/texts.txt", "data": CompressData(partition=str(partition))}
+    runner, read = runner_of(tmp_path), []
+    runner.recipe = runner.recipe.model_copy(update=data)
+
+    def read_here(source, **options):
+        read.append(source)
+        return read_texts(str(file), **options)
+
+    monkeypatch.setattr(runner_module, "read_texts", read_here)
+    texts = {row["text"] for row in own_files.lines_of(runner.training_text())}
+    assert texts == {f"word number {n}" for n in (6, 7, 8)}
+    assert read == ["https://host/texts.txt"]
 
 
 def test_nested_keys_of_a_step_are_dotted_keys_of_its_recipe():

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kdcli.data.labelled.partition import Partition
-from kdcli.disk import as_directory, write_atomic
+from kdcli.data.labelled.partition import DividedRows, Partition
+from kdcli.data.text.sentences import read_texts
+from kdcli.disk import as_directory, disk_errors, write_atomic
 from kdcli.engine.progress import Progress
 from kdcli.errors import ChildFailed, GateError, Interrupted, KdcliError, Stopped, UsageError
 from kdcli.models.load import location
@@ -71,16 +72,25 @@ class StepRunner:
 
     def training_text(self) -> Path:
         """Return the text whose tokens a trimmed model keeps: the distillation's, else the training
-        rows', which are written to a file once."""
-        if self.recipe.text is not None:
-            return Path(self.recipe.text)
+        rows'.
+
+        It is written to a file once, without the selection and verification rows.
+        """
         file = self.folder / STEPS / TRAINING_TEXT
         if not file.is_file():
             partition = Partition.read(str(self.recipe.data.partition))
             session = cpu_session(trust_remote_code=self.options.trust_remote_code)
-            rows = open_rows(evaluation_request(self.recipe), session)
+            rows: DividedRows
+            if (text := self.recipe.text) is not None:
+                rows = read_texts(
+                    text, column=None, unit="sentence", rows=None, log=Progress.log_fact
+                )
+            else:
+                rows = open_rows(evaluation_request(self.recipe), session)
             texts = dict.fromkeys(rows.training_texts(partition))
             lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
+            with disk_errors(file):
+                file.parent.mkdir(exist_ok=True)
             write_atomic(file, "".join(lines))
         return file
 
