@@ -586,39 +586,62 @@ def test_a_larger_budget_asks_again_if_the_goal_was_missed():
     assert answered(met=True, earlier=60.0, now=90.0)
 
 
-def test_int8_gets_what_training_left_of_the_goal(tmp_path, monkeypatch):
-    search, bounds, failing = search_of(tmp_path, max_drop=1.0), [], [True]
-    scores = [("teacher", 0.9), ("student", 0.894), ("undistilled", 0.5)]
+def trained_report(**scores):
+    """The report of a training: the scores of the models, by their roles."""
+    models = [SimpleNamespace(name=role, role=role) for role in scores]
     rows = [
-        SimpleNamespace(model=name, metrics={"accuracy": score, "f1": 0.0})
-        for name, score in scores
+        SimpleNamespace(model=role, metrics={"accuracy": score, "f1": 0.0})
+        for role, score in scores.items()
+        if score is not None
     ]
-    models = [SimpleNamespace(name=name, role=name) for name, _ in scores]
-    report = SimpleNamespace(
-        evaluations=rows, with_role=lambda role: [m for m in models if m.role == role]
+    return SimpleNamespace(
+        evaluations=rows, with_role=lambda *roles: [m for m in models if m.role in roles]
     )
-    monkeypatch.setattr(StepRunner, "result", lambda self, name: SimpleNamespace(report=report))
+
+
+REPORTS = {
+    "2x16": trained_report(teacher=0.9, student=0.894, undistilled=0.5),
+    "1x16": trained_report(teacher=0.9, student=0.7),
+    "smaller": trained_report(teacher=0.894, student=0.891),
+    "pruned": trained_report(baseline=0.894, pruned=0.892),
+    "pruned-on-labels": trained_report(baseline=None, pruned=0.893),
+}
+
+
+@pytest.mark.parametrize(
+    ("backend", "parents", "expected"),
+    [
+        # If too much is lost with a bound, a file without one stays a candidate.
+        ("onnx-int8", [], [1.0, None]),
+        ("onnx-int8", ["2x16"], [0.4, None]),
+        ("onnx", ["2x16"], [None]),
+        ("onnx-int8", ["1x16"], [None]),
+        # Every training of a pipeline counts, from the first teacher on.
+        ("onnx-int8", ["2x16", "smaller"], [0.1, None]),
+        ("onnx-int8", ["2x16", "pruned"], [0.2, None]),
+        ("onnx-int8", ["pruned"], [0.8, None]),
+        # The selection rows score the model that was pruned.
+        ("onnx-int8", ["pruned-on-labels"], [0.3, None]),
+    ],
+)
+def test_int8_gets_what_training_left_of_the_goal(
+    backend, parents, expected, tmp_path, monkeypatch
+):
+    search, bounds = search_of(tmp_path, max_drop=1.0), []
+    search.scores = scores_of()  # The teacher has 0.9.
+    monkeypatch.setattr(
+        StepRunner, "result", lambda self, name: SimpleNamespace(report=REPORTS[name])
+    )
 
     def export(source, *, max_drop, **_):
         bounds.append(max_drop and round(max_drop, 6))
-        if max_drop is not None and failing:
+        if max_drop is not None:
             raise GateError("too much is lost")
 
     monkeypatch.setattr(steps.export_verb, "export", export)
-
-    def bounds_of(name, backend, parent):
-        bounds.clear()
-        search.export(name, "model", backend, parent)
-        assert search.candidates[name].folder is not None
-        return list(bounds)
-
-    # If too much is lost with a bound, a file without one stays a candidate.
-    assert bounds_of("a", "onnx-int8", None) == [1.0, None]
-    failing.clear()
-    assert bounds_of("b", "onnx-int8", "2x16") == [0.4]
-    assert bounds_of("c", "onnx", "2x16") == [None]
-    rows[1].metrics["accuracy"] = 0.7
-    assert bounds_of("d", "onnx-int8", "2x16") == [None]
+    search.export("a", "model", backend, parents)
+    assert bounds == expected
+    assert search.candidates["a"].folder == search.runner.path("a")
 
 
 def test_another_bound_neither_replaces_a_file_nor_takes_its_scores(tmp_path, monkeypatch):

@@ -230,7 +230,7 @@ def train_fully(search: Search, shape: str, total: int | None = None) -> bool:
         if search.finishes(name, step, shape):
             models[name] = runner.path(name)
     for name, model in models.items():
-        search.export(f"{name}-{search.fastest}", model, search.fastest, shape)
+        search.export(f"{name}-{search.fastest}", model, search.fastest, [shape])
     return True
 
 
@@ -247,4 +247,4 @@ def train_without_teacher(search: Search, shape: str) -> None:
     name = f"{shape}-undistilled"
     step = runner.trainer.distill(search.teacher, keys, shape)
     if search.finishes(name, step):
-        search.export(f"{name}-{search.fastest}", runner.path(name), search.fastest, name)
+        search.export(f"{name}-{search.fastest}", runner.path(name), search.fastest, [name])

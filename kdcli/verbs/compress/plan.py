@@ -116,19 +116,22 @@ def try_pruning(search: Search) -> None:
     if why := estimate(runner, name, step)[1]:
         search.skip(name, why)
     elif search.finishes(name, step):
-        search.export(f"{name}-{search.fastest}", product(runner.path(name)), search.fastest, name)
+        search.export(
+            f"{name}-{search.fastest}", product(runner.path(name)), search.fastest, [name]
+        )
         search.judge()
 
 
 def follow_steps(search: Search) -> CandidateScores:
     """Run the steps of a recipe one after another, and score the model that each of them left."""
     runner = search.runner
-    recipe, model, parent = runner.recipe, Path(search.teacher), None
+    recipe, model = runner.recipe, Path(search.teacher)
+    trained: list[str] = []
     for number, named in enumerate(recipe.steps, 1):
         ((verb, keys),) = named.items()
         name = f"{number}-{verb}"
         if verb in EXPORTS:
-            search.export(name, model, backend_of(verb, keys), parent, required=True)
+            search.export(name, model, backend_of(verb, keys), trained, required=True)
             continue
         if verb == "trim":
             model = runner.require(name, steps.trim_step(str(model), runner.training_text, keys))
@@ -137,7 +140,9 @@ def follow_steps(search: Search) -> CandidateScores:
                 step = runner.trainer.prune(str(model), keys, search.teacher)
             else:
                 step = runner.trainer.distill(str(model), keys)
-            model, parent = product(runner.require(name, step)), name
+            model = product(runner.require(name, step))
+            trained.append(name)
+        parent = trained[-1] if trained else None
         search.candidates[name] = Candidate(name, model, "", parent, str(model))
     search.judge()
     assert search.scores is not None

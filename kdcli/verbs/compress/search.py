@@ -1,5 +1,6 @@
 """The state of a planned compression: its candidates, and the steps that make and score them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -7,6 +8,7 @@ from statistics import fmean
 from kdcli.deploy.runners import check_backend
 from kdcli.engine.progress import Progress
 from kdcli.errors import MachineError
+from kdcli.report.schema import Report, Role
 from kdcli.verbs.compress import steps
 from kdcli.verbs.compress.judge import POINT, CandidateScores, choose, is_bounded, is_sure, judge
 from kdcli.verbs.compress.recipes import EXPORTS, backend_of
@@ -84,7 +86,7 @@ class Search:
         name: str,
         model: Path | str,
         backend: str,
-        parent: str | None = None,
+        parents: Sequence[str] = (),
         *,
         required: bool = False,
     ) -> None:
@@ -98,10 +100,11 @@ class Search:
             name: the name of the candidate.
             model: the model.
             backend: the backend, such as `onnx-int8`.
-            parent: the step that trained the model.
+            parents: the steps that trained the model, one after another.
             required: whether a failure ends the compression.
         """
-        bound, why = self.int8_bound(parent), ""
+        bound, why = self.int8_bound(parents), ""
+        parent = parents[-1] if parents else None
         for limit in [bound, None] if backend.endswith("-int8") and bound > 0 else [None]:
             place = name if limit is None else f"{name}-within-{limit:.4g}"
             step = steps.export_step(self.runner.recipe, str(model), backend, max_drop=limit)
@@ -114,22 +117,21 @@ class Search:
                 Progress.log(f"{name} is quantised without a bound: {why}")
         self.skip(name, why, parent)
 
-    def int8_bound(self, parent: str | None) -> float:
-        """Return the points that int8 may lose: what the training left over of `max_drop`.
+    def int8_bound(self, parents: Sequence[str]) -> float:
+        """Return the points that int8 may lose: what the trainings left over of `max_drop`.
 
         Zero means that nothing is bounded, or that nothing is left.
         """
         bound = self.goal.max_drop or 0.0
-        if parent is None:
+        if not parents:
             return bound
-        report = self.runner.result(parent).report
-        teachers, students = report.with_role("teacher"), report.with_role("student")
-        scores: dict[str, list[float]] = {}
-        for evaluation in report.evaluations:
-            scores.setdefault(evaluation.model, []).append(next(iter(evaluation.metrics.values())))
-        if not teachers or not students or teachers[0].name not in scores:
+        first, last = (self.runner.result(parents[n]).report for n in (0, -1))
+        before, after = _score(first, "teacher", "baseline"), _score(last, "student", "pruned")
+        if before is None and self.scores is not None:
+            # Pruning on labels does not score the model that it prunes.
+            before = self.scores.teacher.score
+        if before is None or after is None:
             return bound  # Without both scores, the drop that training caused is unknown.
-        before, after = (fmean(scores[one[0].name]) for one in (teachers, students))
         return bound - max(0.0, before - after) / POINT
 
     def answers_from_earlier(self) -> bool:
@@ -174,6 +176,13 @@ class Search:
         self.scores = judge(self.runner, self.teacher, folders)
         key = f"scored {' '.join(sorted(map(step_of, folders.values())))}"
         self.runner.journal.once(key, list[Candidate], lambda: candidates)
+
+
+def _score(report: Report, *roles: Role) -> float | None:
+    """Return the score of the first model with one of some roles, the mean over all sets."""
+    names = [model.name for model in report.with_role(*roles)][:1]
+    scores = [next(iter(e.metrics.values())) for e in report.evaluations if e.model in names]
+    return fmean(scores) if scores else None
 
 
 def check_backends(search: Search) -> None:
