@@ -30,7 +30,7 @@ from kdcli.verbs.compress import search as search_module
 from kdcli.verbs.compress import shapes as compress_shapes
 from kdcli.verbs.compress.budget import TrainingCost
 from kdcli.verbs.compress.halving import RungScore, halve, try_shapes
-from kdcli.verbs.compress.journal import Journal
+from kdcli.verbs.compress.journal import Journal, Record
 from kdcli.verbs.compress.judge import (
     CandidateScores,
     ScoredModel,
@@ -404,7 +404,10 @@ def faster(speedup):
 def test_a_backend_that_is_too_slow_is_not_written(shapes, slow):
     backends = {"onnx": faster(2.0), "onnx-int8": faster(6.5)}
     untrained = Untrained(faster(1.0), backends, "onnx-int8", shapes)
-    assert set(slow_backends(GoalSettings(speedup=6.0), untrained)) == slow
+    skipped = slow_backends(GoalSettings(speedup=6.0), untrained)
+    assert set(skipped) == slow
+    why = "the model itself is only 2.0 times as fast on it; the goal is 6"
+    assert set(skipped.values()) <= {why}
 
 
 def test_if_nothing_can_be_trained_the_nearest_model_is_on_a_backend(tmp_path, monkeypatch):
@@ -509,7 +512,7 @@ def test_unsteady_times_skip_a_shape_only_if_another_is_fast_enough(
 ):
     monkeypatch.setattr(halving, "estimate", lambda *_: (TrainingCost(0, 0.0), "no time"))
     monkeypatch.setattr(halving, "distill_keys", lambda search, shape: {})
-    why = "untrained it is 6.0 times as fast, not 8"
+    why = "even untrained, it is only 6.0 times as fast; the goal is 8"
     search = search_of(tmp_path, speedup=8.0, budget=60.0)
     try_shapes(search, shapes)
     found = {name: one.skipped for name, one in search.candidates.items()}
@@ -676,6 +679,29 @@ def test_another_bound_neither_replaces_a_file_nor_takes_its_scores(tmp_path, mo
     # The third goal has the file and the scores of the first one.
     assert evaluated == [("2.0",), ("2.0", 0.95), ("1.0",), ("1.0", 0.975)]
     assert looks == [1, 2, 1]
+
+
+def test_the_report_says_how_long_the_models_took_that_were_not_chosen(tmp_path):
+    runner = runner_of(tmp_path, max_drop=1.0)
+    seconds = {
+        "timed backends": 60.0,
+        "run 3x8": 1200.0,
+        # A step that was stopped counts as well.
+        "spent run 2x8": 600.0,
+        "run onnx-int8-within-2": 1200.0,
+        "run 3x8-onnx-int8-within-1": 60.0,
+        "run selection-1": 60.0,
+    }
+    runner.journal.records += [Record(key, "", spent, 1) for key, spent in seconds.items()]
+    search, name = Search(runner, "m"), "3x8-onnx-int8"
+    folder = runner.path(f"{name}-within-1")
+    search.candidates[name] = Candidate(name, folder, "", "3x8")
+    chosen = replace(measured(name, 0.9, 5.0, 4.0), folder=folder)
+    search.scores = replace(scores_of(chosen), report=SimpleNamespace(latency=[]))
+    verified = Verification(None, 500, search.scores.teacher, chosen, 1, 0.95)
+    assert run.notes_on_search(search, chosen, verified) == [
+        "The run took 53 min, of which 30 min went into models that were not chosen"
+    ]
 
 
 def test_a_later_goal_knows_the_candidates_of_all_earlier_ones(tmp_path, monkeypatch):

@@ -45,8 +45,10 @@ def check_reachable(search: Search, untrained: Untrained, *, is_fine_tuned: bool
         )
     # How much smaller a backend alone makes the files is known only once they are written.
     backends = {} if goal.max_mb is not None else untrained.backends
-    timed = untrained.shapes | backends
-    missed = {name: missed_untrained(goal, times, best=True) for name, times in timed.items()}
+    missed = {
+        name: missed_untrained(goal, times, best=True, is_shape=name in untrained.shapes)
+        for name, times in (untrained.shapes | backends).items()
+    }
     if recipe.plan.prune is None and all(missed.values()):
         whys = [f"{name}: {'; '.join(of.values())}" for name, of in missed.items()]
         why = conflict(missed.values()) or "; ".join(whys)
@@ -96,7 +98,8 @@ def slow_backends(goal: GoalSettings, untrained: Untrained) -> dict[str, str]:
     if len(too_slow(goal, untrained.shapes)) == len(untrained.shapes):
         return {}
     missed = {
-        name: missed_untrained(goal, times, best=True) for name, times in untrained.backends.items()
+        name: missed_untrained(goal, times, best=True, is_shape=False)
+        for name, times in untrained.backends.items()
     }
     return {name: "; ".join(whys.values()) for name, whys in missed.items() if whys}
 

@@ -356,8 +356,8 @@ def notes_on_search(search: Search, chosen: ScoredModel, verified: Verification)
     scores = search.scores
     assert scores is not None
     notes = [
-        f"it took {duration(search.runner.journal.seconds)}, "
-        f"{duration(seconds_dropped(search, chosen))} of it for what is not in {BEST}/"
+        f"The run took {duration(search.runner.journal.seconds)}, of which "
+        f"{duration(seconds_dropped(search, chosen))} went into models that were not chosen"
     ]
     notes += [note for one in scores.candidates if (note := in_float(one))]
     if any(row.status != "ok" for row in scores.report.latency):
