@@ -178,13 +178,15 @@ def class_drop_misses(decision: Decision, max_class_drop: float) -> list[str]:
     because nothing shows that the limit is kept.
 
     Args:
-        decision: the comparison, made with the same limit.
+        decision: the comparison.
         max_class_drop: maximum drop of a class's main metric, in points (1 point = 0.01).
     """
     name = f"{decision.model} on {decision.task} {decision.set}".rstrip()
-    checked = [each for each in decision.classes if each.enough]
+    # The comparison may have been made for another limit, which needs other numbers of examples.
+    needed = min_count(max_class_drop)
+    checked = [each for each in decision.classes if each.count >= needed]
     if not checked:
-        return [f"{name}: no class has the {decision.min_count} examples that the check needs"]
+        return [f"{name}: no class has the {needed} examples that the check needs"]
     misses = []
     for each in checked:
         lost = -each.metrics[decision.metric].difference / POINT

@@ -1,8 +1,11 @@
 """Selection and verification rows: which rows they are, and that the parts never overlap."""
 
+import json
+
 import numpy as np
 import pytest
 
+from kdcli.data.labelled.lists import read_lists
 from kdcli.data.labelled.partition import Partition, Pools, choose_partition, text_hashes
 from kdcli.data.labelled.task_data import open_labelled
 from kdcli.errors import UsageError
@@ -101,6 +104,43 @@ def test_rows_with_the_same_texts_are_in_the_same_part():
     }
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_a_frequent_text_does_not_empty_a_part(seed):
+    # 15 % of the rows are one text, which does not fit into the selection rows.
+    pools = Pools(np.concatenate([hashes("row", 850), np.repeat(hashes("frequent", 1), 150)]))
+    partition = chosen(pools, seed=seed)
+    counts = shares(partition, pools)
+    assert counts == {("selection", "train"): 100, ("verification", "train"): 200}
+    assert len(partition.selection) == 100
+
+
+def test_a_part_has_a_group_even_if_none_fits():
+    # Questions about ten passages. None has as few as the tenth that may be selection rows.
+    counts = [70, 66, 68, 64, 62, 72, 74, 76, 78, 30]
+    pools = Pools(np.repeat(hashes("passage", 10), counts))
+    partition = chosen(pools, selection=25, verification=29)
+    assert shares(partition, pools) == {("selection", "train"): 62, ("verification", "train"): 30}
+    # The last group is left to train on.
+    two = Pools(np.repeat(hashes("passage", 2), 50))
+    assert [len(part) for part in vars(chosen(two)).values()] == [0, 1]
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_groups_that_fit_are_drawn_in_the_order_of_their_mixed_hashes(copies):
+    def mixed(number):
+        number = (number + 0x9E3779B97F4A7C15) % 2**64
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            number = (number ^ number >> shift) * factor % 2**64
+        return number ^ number >> 31
+
+    order = sorted(TRAIN.tolist(), key=mixed)
+    partition = chosen(Pools(np.repeat(TRAIN, copies)))
+    verification, selection = 200 // copies, 100 // copies
+    assert partition.verification.tolist() == sorted(order[:verification])
+    end = verification + selection
+    assert partition.selection.tolist() == sorted(order[verification:end])
+
+
 def test_the_seed_alone_decides_and_another_seed_gives_other_rows(tmp_path):
     first, again = chosen(Pools(TRAIN)), chosen(Pools(TRAIN[::-1]))
     assert (first.selection == again.selection).all()
@@ -171,6 +211,35 @@ def test_the_parts_of_a_file_are_read_as_its_splits(tmp_path):
         )
     with pytest.raises(UsageError, match=r"needs data\.partition"):
         open_labelled("own", source=str(data), split="verification", log=lambda message: None)
+
+
+def _evaluated_rows(source, file):
+    head = Head("class", ("a", "b"))
+    silent = {"log": lambda message: None}
+    data = open_labelled("own", source=source, partition=file, training=False, head=head, **silent)
+    return [example.texts[0] for example in data.sets[""]]
+
+
+def _evaluated_lists(source, file):
+    data = read_lists(source, seed=0, partition=file, log=lambda message: None)
+    return data.evaluated.queries
+
+
+@pytest.mark.parametrize("evaluated", [_evaluated_rows, _evaluated_lists])
+def test_a_row_in_two_splits_is_evaluated_in_the_last_one(evaluated, tmp_path):
+    # Case does not affect the hash of a text, and tells where a row comes from.
+    splits = {"train": ("ROW", 0, 100), "validation": ("row", 80, 120), "test": ("Row", 110, 130)}
+    for split, (word, begin, end) in splits.items():
+        lists = evaluated is _evaluated_lists
+        rows = [{"query" if lists else "text": f"{word} {n}"} for n in range(begin, end)]
+        more = {"passages": ["yes", "no"], "labels": [1, 0]} if lists else {}
+        lines = "".join(json.dumps(row | more) + "\n" for row in rows)
+        (tmp_path / f"{split}.jsonl").write_text(lines, "utf-8")
+    file = tmp_path / "partition.safetensors"
+    Partition(hashes("row", 120)[70:], hashes("row", 70)[10:]).write(file)
+    expected = [f"ROW {n}" for n in range(70, 80)] + [f"row {n}" for n in range(80, 110)]
+    expected += [f"Row {n}" for n in range(110, 120)]
+    assert evaluated(str(tmp_path), str(file)) == expected
 
 
 def _other_partition(folder):

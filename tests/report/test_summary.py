@@ -125,6 +125,28 @@ def test_a_gain_of_a_compression_is_no_loss():
     )
 
 
+@pytest.mark.parametrize(
+    ("goal", "strict", "shown"),
+    [
+        (
+            {"max_drop": 1.0, "speedup": 4.0},
+            True,
+            "Goal: at most 1 point lost, even at the pessimistic end of the interval, at least 4 "
+            "times as fast.",
+        ),
+        (
+            {"max_drop": 0.5, "max_class_drop": 2.0},
+            False,
+            "Goal: at most 0.5 points lost, at most 2 points lost by a class.",
+        ),
+    ],
+)
+def test_the_goal_of_a_compression_is_above_its_candidates(goal, strict, shown):
+    values = compress_values()
+    values["compression"] |= {"goal": goal, "strict": strict}
+    assert shown in markdown(made(values))
+
+
 def test_a_pruned_model_says_how_much_it_keeps():
     text = "compact bert-base-uncased keeps 9.2 % of its layers' weights, is 1.4 times as fast as"
     assert summary(made(prune_values())).startswith(f"{text} dense bert-base-uncased")

@@ -52,6 +52,7 @@ PLAN = {
     "plan.undistilled": "false",
     **{f"plan.distill.train.{key}": value for key, value in TRAIN.items()},
 }
+LAST_STEP = {"steps": "[{distill: {student: {to: [2x16]}}}, {quantize: {format: openvino}}]"}
 GOAL = ("--max-drop", "100")
 
 
@@ -151,6 +152,16 @@ def missing(*names):
             "distil: no such step; did you mean 'distill'?",
         ),
         (
+            [
+                "demo",
+                "--task",
+                "demo-topic",
+                "--set",
+                "steps=[{trim: {}}, {quantize: {format: 5}}]",
+            ],
+            "steps: step 2, quantize: unknown format '5'",
+        ),
+        (
             ["demo", "--task", "demo-topic", "--max-drop", "1", "--set", "plan.backends=[onx]"],
             "unknown backend 'onx'; did you mean 'onnx'?",
         ),
@@ -183,7 +194,7 @@ UNTRAINED = Untrained(TIMES, {"onnx": TIMES}, "onnx", SHAPES)
         (
             ["--speedup", "20"],
             5,
-            "2x16: untrained it is 3.0 times as fast, not 20; 1x16: untrained it is 9.0 times",
+            "2x16: even untrained, it is only 3.0 times as fast; the goal is 20; 1x16: even",
         ),
         (
             ["--speedup", "4", "--max-mb", "1"],
@@ -285,6 +296,10 @@ def test_no_backend_at_all_is_refused(tmp_path, monkeypatch, tuned):
     done = kdcli("compress", tuned, *task, "-o", tmp_path / "out")
     assert (done.exit_code, list(tmp_path.iterdir())) == (MachineError.exit_code, [])
     assert "none of the backends is installed here" in said_by(done)
+    # Every step of a pipeline is needed.
+    done = kdcli("compress", tuned, *task, *words_of(LAST_STEP), "-o", tmp_path / "out")
+    assert (done.exit_code, list(tmp_path.iterdir())) == (MachineError.exit_code, [])
+    assert "openvino needs a library" in said_by(done)
 
 
 def test_a_pipeline_is_resumed_where_it_was_stopped(tmp_path, tuned, ran, monkeypatch):

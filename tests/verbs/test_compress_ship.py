@@ -196,7 +196,9 @@ def test_few_rows_are_a_note():
     chance, wide = goal_notes(GoalSettings(max_drop=1.0), partition)
     assert chance.startswith("only 199 selection rows: chance decides")
     assert wide.startswith("only 1 verification rows")
-    assert "need not hold" in wide
+    assert "Without --strict, only the measured drop must stay within --max-drop" in wide
+    strict = goal_notes(GoalSettings(max_drop=1.0, strict=True), partition)[1]
+    assert "with --strict all of it must stay within --max-drop" in strict
 
 
 def test_a_drop_of_zero_is_met_by_chance():

@@ -245,7 +245,12 @@ def _divided(
     if partition is not None:
         chosen = Partition.read(partition)
         parts = [part for part in (train, splits.validation, splits.test) if part is not None]
-        at = [np.flatnonzero(chosen.is_evaluated(part.query_hashes, split)) for part in parts]
+        hashes = [part.query_hashes for part in parts]
+        at = []
+        for n, own in enumerate(hashes):
+            # A query that is in several splits is taken from the last one.
+            later = np.concatenate([own[:0], *hashes[n + 1 :]])
+            at.append(np.flatnonzero(chosen.is_evaluated(own, split) & ~np.isin(own, later)))
         places = [(part, n) for part, n in zip(parts, at, strict=True) if len(n)]
         if not places:
             raise UsageError(

@@ -171,19 +171,30 @@ class _Drawn:
     def __init__(self, rows: RowHashes, excluded: RowHashes, seed: int) -> None:
         unique, counts = np.unique(rows[~np.isin(rows, excluded)], return_counts=True)
         order = np.argsort(_mixed(unique, seed), kind="stable")
-        self._rows, self._counts, self._next = unique[order], counts[order], 0
+        self._rows, self._counts = unique[order], counts[order]
 
     def __len__(self) -> int:
-        return int(self._counts[self._next :].sum())
+        return int(self._counts.sum())
 
     def take(self, count: int) -> RowHashes:
-        """Return the sorted hashes of about `count` more rows, as rows with one hash stay
-        together."""
-        totals = np.cumsum(self._counts[self._next :])
-        end = self._next + int(np.searchsorted(totals, count, side="right"))
-        taken = self._rows[self._next : end]
-        self._next = end
-        return np.sort(taken)
+        """Return the sorted hashes of about `count` more rows, as rows with one hash stay together.
+
+        A group of rows that does not fit is skipped. If no group fits, the smallest one is taken,
+        unless it is the last one.
+        """
+        taken = np.zeros(len(self._rows), bool)
+        room = count
+        for n, size in enumerate(self._counts.tolist()):
+            if size <= room:
+                taken[n] = True
+                room -= size
+            if not room:
+                break
+        if 0 < count == room and len(taken) > 1:
+            taken[np.argmin(self._counts)] = True
+        drawn = self._rows[taken]
+        self._rows, self._counts = self._rows[~taken], self._counts[~taken]
+        return np.sort(drawn)
 
 
 def _mixed(hashes: RowHashes, seed: int) -> Array:

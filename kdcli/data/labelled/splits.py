@@ -181,14 +181,20 @@ class Splits:
     def evaluated(self, partition: Partition, split: str) -> dict[str, list[Example]]:
         """Return the evaluation examples of a partition, set -> examples.
 
+        An example that is in several splits is taken from the last one: test, else validation.
+
         Raises UsageError: the partition names no row of this data.
         """
         sets: dict[str, list[Example]] = {}
-        for source in ({self.train_set: self.train}, self.validation, self.test):
+        later = np.empty(0, np.uint64)
+        for source in (self.test, self.validation, {self.train_set: self.train}):
+            hashes = {name: deciding_hashes(self.task, rows) for name, rows in source.items()}
             for name, examples in source.items():
-                chosen = partition.is_evaluated(deciding_hashes(self.task, examples), split)
+                chosen = partition.is_evaluated(hashes[name], split)
+                chosen &= ~np.isin(hashes[name], later)
                 if chosen.any():
-                    sets.setdefault(name, []).extend(itertools.compress(examples, chosen))
+                    sets[name] = [*itertools.compress(examples, chosen), *sets.get(name, [])]
+            later = np.concatenate([later, *hashes.values()])
         if not sets:
             raise UsageError(
                 f"data.partition names no {split} row of this data",

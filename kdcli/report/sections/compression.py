@@ -9,12 +9,13 @@ from kdcli.report.sections.price import cost, price_note, texts_per_second
 from kdcli.report.text import Picture, ReportSection, ReportTable, number, points_interval, short
 
 GOALS = {
-    "max_drop": "points lost: at most {:g}",
-    "max_class_drop": "points lost by a class: at most {:g}",
+    "max_drop": "at most {:g} {points} lost",
+    "max_class_drop": "at most {:g} {points} lost by a class",
     "speedup": "at least {:g} times as fast",
     "max_latency_ms": "at most {:g} ms",
     "max_mb": "at most {:g} MB",
 }
+STRICT = ", even at the pessimistic end of the interval"
 
 
 def compression_section(
@@ -32,11 +33,14 @@ def compression_section(
     marked = next(n for n, one in enumerate(tried) if one.name == compression.chosen)
     # The word marks the row where there is no bold type.
     rows[marked][0] += " (chosen)"
-    limits = [GOALS[name].format(limit) for name, limit in compression.goal.items()]
+    limits = [
+        GOALS[name].format(limit, points="point" if limit == 1 else "points")
+        + STRICT * (compression.strict and name == "max_drop")
+        for name, limit in compression.goal.items()
+    ]
     goal = ", ".join(limits) or "none given"
-    strict = ", for the far end of the interval" if compression.strict else ""
     note = (
-        f"Goal: {goal}{strict}. Selection: on {compression.rows:,} selection rows; lost: points, "
+        f"Goal: {goal}. Selection: on {compression.rows:,} selection rows; lost: points, "
         "paired with the teacher's. These rows chose among the candidates, so the values of the "
         "chosen one are optimistic. The first sentence gives its loss on the verification rows, "
         "which chose nothing. ms and speed-up: one sequence of 128 tokens, over the teacher on "

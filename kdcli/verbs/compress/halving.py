@@ -3,7 +3,6 @@
 Jamieson and Talwalkar 2016, https://arxiv.org/abs/1502.07943.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -45,9 +44,6 @@ class RungScore:
         return f"{self.metric or 'held-out loss'} {self.value:.4f}"
 
 
-FAILED = RungScore(math.inf)
-
-
 @dataclass(frozen=True)
 class _Stopped:
     """A shape that was stopped at a rung."""
@@ -79,13 +75,20 @@ def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
     for rung in RUNGS:
         if len(alive) < 2:
             break
-        scores = {shape: rung_score(search, shape, costs[shape].steps, rung) for shape in alive}
+        scores = {
+            shape: score
+            for shape in alive
+            if (score := rung_score(search, shape, costs[shape].steps, rung)) is not None
+        }
+        if not scores:
+            alive = []
+            break
         last = rung == RUNGS[-1]
         alive, worse = halve(search.goal, scores, shapes, last=last)
         stopped += [
             _Stopped(shape, scores[shape], rung_steps(costs[shape].steps, rung)) for shape in worse
         ]
-    if train_fully(search, alive[0], costs[alive[0]].steps):
+    if alive and train_fully(search, alive[0], costs[alive[0]].steps):
         train_without_teacher(search, alive[0])
     search.judge()
     # While the goal is missed, the stopped shapes are trained on, the best one first.
@@ -146,18 +149,21 @@ def training(search: Search, shape: str, total: int | None) -> Step:
     """
     if total is None:
         return distilling(search, shape, {"train.eval_every": NEVER})
-    quarter = rung_steps(total, 1)
+    quarter = max(1, rung_steps(total, 1))  # A student that is only fitted has no steps.
     every = {"train.eval_every": quarter, "train.checkpoint_every": quarter}
     return distilling(search, shape, every)
 
 
 def rung_steps(total: int, rung: int) -> int:
-    """Return the number of optimiser steps until a rung."""
-    return rung * max(1, total // QUARTERS)
+    """Return the number of optimiser steps until a rung, at most all of them."""
+    return min(total, rung * max(1, total // QUARTERS))
 
 
-def rung_score(search: Search, shape: str, total: int, rung: int) -> RungScore:
-    """Train a shape up to a rung and read its score from the log."""
+def rung_score(search: Search, shape: str, total: int, rung: int) -> RungScore | None:
+    """Train a shape up to a rung and read its score from the log.
+
+    If the training fails or has no time, skip the shape and return None.
+    """
     runner, at = search.runner, rung_steps(total, rung)
 
     def score() -> RungScore:
@@ -169,8 +175,8 @@ def rung_score(search: Search, shape: str, total: int, rung: int) -> RungScore:
 
     step, key = training(search, shape, total), f"run {shape} to {rung}/{QUARTERS}"
     if why := runner.step(shape, step, stop_after=at, key=key):
-        Progress.log(f"{shape} failed: {why}")
-        return FAILED
+        search.skip(shape, why)
+        return None
     result = runner.journal.once(f"rung {shape} at {rung}", RungScore, score)
     Progress.log(f"{shape} after {at} of {total} steps: {result}")
     return result
@@ -224,7 +230,7 @@ def train_fully(search: Search, shape: str, total: int | None = None) -> bool:
         if search.finishes(name, step, shape):
             models[name] = runner.path(name)
     for name, model in models.items():
-        search.export(f"{name}-{search.fastest}", model, search.fastest, shape)
+        search.export(f"{name}-{search.fastest}", model, search.fastest, [shape])
     return True
 
 
@@ -241,4 +247,4 @@ def train_without_teacher(search: Search, shape: str) -> None:
     name = f"{shape}-undistilled"
     step = runner.trainer.distill(search.teacher, keys, shape)
     if search.finishes(name, step):
-        search.export(f"{name}-{search.fastest}", runner.path(name), search.fastest, name)
+        search.export(f"{name}-{search.fastest}", runner.path(name), search.fastest, [name])

@@ -16,6 +16,8 @@ from kdcli.engine.run_dir import LOG_FILE, RunDir
 from kdcli.errors import Interrupted, KdcliError, MachineError, Stopped
 
 T = TypeVar("T")
+SPENT = "spent "
+"""The beginning of the keys of records that hold only the seconds of an attempt that failed."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,8 @@ class Journal:
         run.cut_log(len(self.records))
         known = {record.key for record in self.records}
         for record in before:
-            if record.key not in known:
+            is_new = record.key not in known or record.key.startswith(SPENT)
+            if is_new and record not in self.records:
                 self._add(record.key, record.value, record.seconds)
 
     def _add(self, key: str, value: object, seconds: float) -> None:
@@ -90,7 +93,8 @@ class Journal:
         """Return what `compute` returned the first time, also if that was in another process.
 
         Values are stored as JSON and read back as `kind`. Raises Stopped or Interrupted: the user
-        stopped the compression. Nothing is stored if `compute` raises.
+        stopped the compression. If `compute` raises, only the seconds are stored, so that the next
+        call computes again.
         """
         adapter = TypeAdapter(kind)
         for record in self.records:
@@ -102,9 +106,13 @@ class Journal:
         self.check()
         self.current = key
         began = time.monotonic()
-        value = compute()
-        # The latency worker takes Ctrl-C itself and returns what it has measured until then.
-        self.check()
+        try:
+            value = compute()
+            # The latency worker takes Ctrl-C itself and returns what it has measured until then.
+            self.check()
+        except BaseException:
+            self._add(f"{SPENT}{key}", None, round(time.monotonic() - began, 3))
+            raise
         self.current = ""
         seconds = round(time.monotonic() - began, 3)
         self._add(key, adapter.dump_python(value, mode="json", exclude_defaults=True), seconds)

@@ -7,14 +7,15 @@ and compacted.
 
 from pathlib import Path
 
-from kdcli.errors import GateError, UsageError
+from kdcli.errors import GateError, MachineError, UsageError
 from kdcli.models.layout import COMPACT_PATHS
 from kdcli.models.load import load_config, location
 from kdcli.recipe.sections import RecipeValues
 from kdcli.verbs.compress import steps
 from kdcli.verbs.compress.budget import estimate
 from kdcli.verbs.compress.halving import try_shapes
-from kdcli.verbs.compress.judge import CandidateScores, conflict, is_bounded
+from kdcli.verbs.compress.judge import CandidateScores, conflict, deployed_bytes, is_bounded
+from kdcli.verbs.compress.recipes import EXPORTS, backend_of
 from kdcli.verbs.compress.runner import product
 from kdcli.verbs.compress.search import Candidate, Search
 from kdcli.verbs.compress.settings import GoalSettings
@@ -23,7 +24,7 @@ from kdcli.verbs.compress.shapes import Untrained, missed_untrained, too_slow
 PRUNE: RecipeValues = {"sparsity": [0.9]}
 
 
-def check_reachable(search: Search, untrained: Untrained) -> None:
+def check_reachable(search: Search, untrained: Untrained, *, is_fine_tuned: bool) -> None:
     """Refuse a goal for which nothing needs to be trained.
 
     Raises UsageError: the model meets the goal as it is; GateError: no backend and no shape can.
@@ -31,20 +32,23 @@ def check_reachable(search: Search, untrained: Untrained) -> None:
     goal, recipe = search.goal, search.runner.recipe
     if not is_bounded(goal):
         return
-    files = Path(location(str(recipe.model))).glob("*.safetensors")
-    size = sum(file.stat().st_size for file in files) / 1e6
+    files = Path(location(str(recipe.model))).glob("model*.safetensors")
+    weights = sum(file.stat().st_size for file in files)
+    size = deployed_bytes(str(recipe.model), weights) / 1e6
     ms = untrained.teacher.ms
-    small = goal.max_mb is None or 0 < size <= goal.max_mb
+    small = goal.max_mb is None or (weights > 0 and size <= goal.max_mb)
     fast = goal.max_latency_ms is None or ms <= goal.max_latency_ms
-    if goal.speedup is None and small and fast:
+    if is_fine_tuned and goal.speedup is None and small and fast:
         raise UsageError(
             f"{recipe.model} meets every limit already: {ms:.2f} ms, {size:.1f} MB",
             "nothing was trained; ask for more",
         )
     # How much smaller a backend alone makes the files is known only once they are written.
     backends = {} if goal.max_mb is not None else untrained.backends
-    timed = untrained.shapes | backends
-    missed = {name: missed_untrained(goal, times, best=True) for name, times in timed.items()}
+    missed = {
+        name: missed_untrained(goal, times, best=True, is_shape=name in untrained.shapes)
+        for name, times in (untrained.shapes | backends).items()
+    }
     if recipe.plan.prune is None and all(missed.values()):
         whys = [f"{name}: {'; '.join(of.values())}" for name, of in missed.items()]
         why = conflict(missed.values()) or "; ".join(whys)
@@ -55,7 +59,10 @@ def check_reachable(search: Search, untrained: Untrained) -> None:
 
 
 def follow_plan(search: Search, untrained: Untrained) -> CandidateScores:
-    """Try candidates from cheap to expensive until one meets the goal with confidence."""
+    """Try candidates from cheap to expensive until one meets the goal with confidence.
+
+    Raises MachineError: no candidate could be made.
+    """
     slow = slow_backends(search.goal, untrained)
     for backend in search.backends:
         if why := slow.get(backend):
@@ -63,8 +70,7 @@ def follow_plan(search: Search, untrained: Untrained) -> CandidateScores:
         else:
             search.export(backend, search.teacher, backend)
     # If the fastest model is wanted, shapes are scored as well as backends.
-    is_tried = any(one.folder is not None for one in search.candidates.values())
-    if is_tried and is_bounded(search.goal) and search.judge():
+    if is_bounded(search.goal) and search.judge():
         search.notes.append("a backend alone meets the goal, so nothing smaller was trained")
     else:
         try_shapes(search, untrained.shapes)
@@ -72,7 +78,14 @@ def follow_plan(search: Search, untrained: Untrained) -> CandidateScores:
             search.judge()
         if not search.met:
             try_pruning(search)
-    assert search.scores is not None
+    if search.scores is None:
+        # The model closest to the goal is on one of the backends that are too slow for it.
+        for backend in slow:
+            search.export(backend, search.teacher, backend)
+        search.judge()
+    if search.scores is None:
+        whys = "; ".join(f"{one.name}: {one.skipped}" for one in search.candidates.values())
+        raise MachineError(f"no candidate could be made: {whys}")
     return search.scores
 
 
@@ -85,7 +98,8 @@ def slow_backends(goal: GoalSettings, untrained: Untrained) -> dict[str, str]:
     if len(too_slow(goal, untrained.shapes)) == len(untrained.shapes):
         return {}
     missed = {
-        name: missed_untrained(goal, times, best=True) for name, times in untrained.backends.items()
+        name: missed_untrained(goal, times, best=True, is_shape=False)
+        for name, times in untrained.backends.items()
     }
     return {name: "; ".join(whys.values()) for name, whys in missed.items() if whys}
 
@@ -105,21 +119,22 @@ def try_pruning(search: Search) -> None:
     if why := estimate(runner, name, step)[1]:
         search.skip(name, why)
     elif search.finishes(name, step):
-        search.export(f"{name}-{search.fastest}", product(runner.path(name)), search.fastest, name)
+        search.export(
+            f"{name}-{search.fastest}", product(runner.path(name)), search.fastest, [name]
+        )
         search.judge()
 
 
 def follow_steps(search: Search) -> CandidateScores:
     """Run the steps of a recipe one after another, and score the model that each of them left."""
     runner = search.runner
-    recipe, model, parent = runner.recipe, Path(search.teacher), None
+    recipe, model = runner.recipe, Path(search.teacher)
+    trained: list[str] = []
     for number, named in enumerate(recipe.steps, 1):
         ((verb, keys),) = named.items()
         name = f"{number}-{verb}"
-        if verb in ("quantize", "export"):
-            backend = keys.get("format", "onnx") + ("-int8" if verb == "quantize" else "")
-            search.write(name, model, backend, parent, required=True)
-            search.candidates[name] = Candidate(name, runner.path(name), "", parent, str(model))
+        if verb in EXPORTS:
+            search.export(name, model, backend_of(verb, keys), trained, required=True)
             continue
         if verb == "trim":
             model = runner.require(name, steps.trim_step(str(model), runner.training_text, keys))
@@ -128,7 +143,9 @@ def follow_steps(search: Search) -> CandidateScores:
                 step = runner.trainer.prune(str(model), keys, search.teacher)
             else:
                 step = runner.trainer.distill(str(model), keys)
-            model, parent = product(runner.require(name, step)), name
+            model = product(runner.require(name, step))
+            trained.append(name)
+        parent = trained[-1] if trained else None
         search.candidates[name] = Candidate(name, model, "", parent, str(model))
     search.judge()
     assert search.scores is not None

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kdcli.deploy.backends import FORMATS, check_format
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.recipe.resolve import Resolved, flatten, recipe_models, resolve, shipped
 from kdcli.recipe.sections import RecipeValues, Section
@@ -11,7 +12,7 @@ from kdcli.verbs.compress.settings import CompressRecipe
 RecipeKeys = Mapping[str, Any]
 """Keys of a verb's recipe, nested or dotted. `recipe` names another recipe to start from."""
 STEPS = ("distill", "prune", "trim", "quantize", "export")
-EXPORT_KEYS = ("format",)
+EXPORTS, EXPORT_KEYS = ("quantize", "export"), ("format",)
 DETECTED = {
     "own": "a fine-tuned model, compressed on the rows of --data",
     "embedding": "an embedding model, compared with itself on the texts of --data",
@@ -101,11 +102,15 @@ def _check_steps(recipe: CompressRecipe) -> None:
             raise UsageError(
                 f"{where}: no such step{did_you_mean(name, STEPS)}", f"known: {', '.join(STEPS)}"
             )
-        if name in ("quantize", "export"):
+        if name in EXPORTS:
             if wrong := next((key for key in keys if key not in EXPORT_KEYS), None):
                 raise UsageError(
                     f"{where}: unknown key '{wrong}'", f"known: {', '.join(EXPORT_KEYS)}"
                 )
+            try:
+                check_format(str(keys.get("format", FORMATS[0])))
+            except UsageError as unknown:
+                raise unknown.of(where) from None
             continue
         models = recipe_models()
         kinds = [name]
@@ -117,6 +122,11 @@ def _check_steps(recipe: CompressRecipe) -> None:
         errors = [error for one in kinds if (error := _error(models[one], keys)) is not None]
         if len(errors) == len(kinds):
             raise errors[0].of(where)
+
+
+def backend_of(verb: str, keys: RecipeKeys) -> str:
+    """Return the backend of a step `quantize` or `export`, such as `onnx-int8`."""
+    return f"{keys.get('format', FORMATS[0])}{'-int8' if verb == 'quantize' else ''}"
 
 
 def kind_of_task(task: str) -> str | None:

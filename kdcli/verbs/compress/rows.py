@@ -84,9 +84,15 @@ def goal_notes(goal: GoalSettings, partition: Partition) -> list[str]:
             "scores; give more rows"
         )
     if rows < MIN_ROWS:
-        holds = "must hold" if goal.strict else "need not hold without --strict"
-        limit = f", and --max-drop {holds} for its lower end" if goal.max_drop is not None else ""
-        notes.append(f"only {rows} verification rows: the interval is wide{limit}")
+        note = f"only {rows} verification rows, so the interval is wide"
+        if goal.max_drop is not None:
+            note += (
+                ", and with --strict all of it must stay within --max-drop"
+                if goal.strict
+                else ". Without --strict, only the measured drop must stay within --max-drop, not "
+                "the whole interval"
+            )
+        notes.append(note)
     if goal.max_drop == 0:
         notes.append(
             "--max-drop 0 allows no measured loss, so about half of the models that are as good "

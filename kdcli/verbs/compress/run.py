@@ -4,6 +4,7 @@ Data flow: goal -> untrained latencies -> teacher -> candidates, each made by ot
 next to the teacher on held-out rows -> the best one in best/, and a report with the whole table.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -33,8 +34,9 @@ from kdcli.verbs.compress.budget import (
     check_timing,
     finetuning,
 )
-from kdcli.verbs.compress.journal import Journal
+from kdcli.verbs.compress.journal import SPENT, Journal
 from kdcli.verbs.compress.judge import (
+    QUALITY,
     CandidateScores,
     ScoredModel,
     Verification,
@@ -45,7 +47,14 @@ from kdcli.verbs.compress.judge import (
 )
 from kdcli.verbs.compress.plan import check_reachable, follow_plan, follow_steps
 from kdcli.verbs.compress.rows import divide_rows, goal_notes
-from kdcli.verbs.compress.runner import PAGE, PARTITION, STEPS, StepRunner, evaluation_request
+from kdcli.verbs.compress.runner import (
+    PAGE,
+    PARTITION,
+    STEPS,
+    StepRunner,
+    evaluation_request,
+    step_of,
+)
 from kdcli.verbs.compress.search import TEACHER, Candidate, Search, check_backends
 from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings
 from kdcli.verbs.compress.shapes import measure_untrained
@@ -101,9 +110,15 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions) -> RunResult:
 
 
 def answers(result: RunResult, recipe: CompressRecipe) -> bool:
-    """Whether a finished compression had this goal and this price."""
+    """Whether a finished compression had this goal and this price.
+
+    A larger budget asks again if the goal was missed.
+    """
     compression, goal = result.report.compression, recipe.goal
     assert compression is not None
+    earlier = result.report.recipe.get("budget") or math.inf
+    if not compression.met and (recipe.budget or math.inf) > earlier:
+        return False
     price = result.report.price_per_hour
     return (compression.goal, compression.strict, price) == (
         limits_of(goal),
@@ -126,7 +141,7 @@ def choose_folder(
     if not options.overwrite and (newest / RECIPE_FILE).is_file() and run_dir.done:
         yaml = resolved.to_yaml()
         if run_dir.differing_keys(yaml) and not run_dir.differing_keys(yaml, GOAL):
-            Progress.log(f"Reusing the candidates in {newest} for the new goal or price")
+            Progress.log(f"Reusing the candidates in {newest} for the new goal, budget or price")
             return newest, True
     taken = options.resume or options.overwrite
     return options.output_dir or numbered(name, taken=taken), False
@@ -142,8 +157,7 @@ def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResu
     for note in [*divided.notes, *goal_notes(recipe.goal, divided.partition)]:
         Progress.log(note)
         search.notes.append(note)
-    if not recipe.steps:
-        check_backends(search)
+    check_backends(search)
     if runner.asks_again and not recipe.steps:
         if not fits:
             search.teacher = str(runner.path(TEACHER))
@@ -157,7 +171,7 @@ def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResu
         if not recipe.steps:
             untrained = measure_untrained(search, str(recipe.model))
             search.fastest = untrained.fastest
-            check_reachable(search, untrained)
+            check_reachable(search, untrained, is_fine_tuned=fits)
         check_budget(runner, is_fine_tuned=fits)
     except BudgetError:
         # A later run with a larger budget reuses the timings.
@@ -342,8 +356,8 @@ def notes_on_search(search: Search, chosen: ScoredModel, verified: Verification)
     scores = search.scores
     assert scores is not None
     notes = [
-        f"it took {duration(search.runner.journal.seconds)}, "
-        f"{duration(seconds_dropped(search, chosen))} of it for what is not in {BEST}/"
+        f"The run took {duration(search.runner.journal.seconds)}, of which "
+        f"{duration(seconds_dropped(search, chosen))} went into models that were not chosen"
     ]
     notes += [note for one in scores.candidates if (note := in_float(one))]
     if any(row.status != "ok" for row in scores.report.latency):
@@ -370,7 +384,7 @@ def verified_misses(
         verified: its scores on the verification rows.
     """
     drops = misses(goal, verified.teacher, verified.chosen)
-    result = {limit: why for limit, why in missed.items() if limit != "max_drop"}
+    result = {limit: why for limit, why in missed.items() if limit not in QUALITY}
     result |= {limit: why for limit, why in drops.items() if limit == "max_drop"}
     if goal.max_class_drop is not None:
         worse = [
@@ -426,11 +440,11 @@ def seconds_dropped(search: Search, chosen: ScoredModel) -> float:
         return 0.0
     parent = search.candidates.get(chosen.name, Candidate(chosen.name)).parent
     spent = [
-        (record.key.split()[1], record.seconds)
+        (key.split()[1], record.seconds)
         for record in search.runner.journal.records
-        if record.key.startswith("run ")
+        if (key := record.key.removeprefix(SPENT)).startswith("run ")
     ]
-    kept = [TEACHER, chosen.name, *([parent, f"{parent}-trimmed"] if parent else [])]
+    kept = [TEACHER, step_of(chosen.folder), *([parent, f"{parent}-trimmed"] if parent else [])]
     scoring = ("selection-", "verification-")
     return float(
         sum(seconds for name, seconds in spent if name not in kept and not name.startswith(scoring))

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kdcli.data.labelled.partition import Partition
-from kdcli.disk import as_directory, write_atomic
+from kdcli.data.labelled.partition import DividedRows, Partition
+from kdcli.data.text.sentences import read_texts
+from kdcli.disk import as_directory, disk_errors, write_atomic
 from kdcli.engine.progress import Progress
 from kdcli.errors import ChildFailed, GateError, Interrupted, KdcliError, Stopped, UsageError
 from kdcli.models.load import location
@@ -71,16 +72,25 @@ class StepRunner:
 
     def training_text(self) -> Path:
         """Return the text whose tokens a trimmed model keeps: the distillation's, else the training
-        rows', which are written to a file once."""
-        if self.recipe.text is not None:
-            return Path(self.recipe.text)
+        rows'.
+
+        It is written to a file once, without the selection and verification rows.
+        """
         file = self.folder / STEPS / TRAINING_TEXT
         if not file.is_file():
             partition = Partition.read(str(self.recipe.data.partition))
             session = cpu_session(trust_remote_code=self.options.trust_remote_code)
-            rows = open_rows(evaluation_request(self.recipe), session)
+            rows: DividedRows
+            if (text := self.recipe.text) is not None:
+                rows = read_texts(
+                    text, column=None, unit="sentence", rows=None, log=Progress.log_fact
+                )
+            else:
+                rows = open_rows(evaluation_request(self.recipe), session)
             texts = dict.fromkeys(rows.training_texts(partition))
             lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
+            with disk_errors(file):
+                file.parent.mkdir(exist_ok=True)
             write_atomic(file, "".join(lines))
         return file
 
@@ -123,15 +133,21 @@ class StepRunner:
         def run() -> str:
             why = self._run(name, step, stop_after)
             # An error keeps the failure out of the journal, so a resumed run tries again.
-            if why == OVER and required:
-                raise GateError(f"{name}: {OVER}", "raise it, and start again with --overwrite")
+            if why == OVER:
+                hint = "repeat the command with a larger --budget and --resume; it continues from "
+                raise GateError(f"{name}: {OVER}", f"{hint}the checkpoint")
             if why and required:
                 raise UsageError(
                     f"{name} failed: {why}", "fix it and run the same command with --resume"
                 )
             return why
 
-        return self.journal.once(key or f"run {name}", str, run)
+        try:
+            return self.journal.once(key or f"run {name}", str, run)
+        except GateError:
+            if required:
+                raise
+            return OVER
 
     def require(self, name: str, step: Step) -> Path:
         """Run a step that the compression cannot go on without, and return its directory."""
@@ -201,6 +217,11 @@ def product(folder: Path) -> Path:
     """Return the model that a step left: after a pruning its compact form, if it has one."""
     compact = folder / COMPACT
     return compact if (compact / "config.json").is_file() else folder
+
+
+def step_of(model: Path) -> str:
+    """Return the name of the step's directory that holds a model; see `product`."""
+    return (model.parent if model.name == COMPACT else model).name
 
 
 def evaluation_request(recipe: CompressRecipe) -> EvaluationRequest:

@@ -1,5 +1,6 @@
 """The state of a planned compression: its candidates, and the steps that make and score them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -7,9 +8,11 @@ from statistics import fmean
 from kdcli.deploy.runners import check_backend
 from kdcli.engine.progress import Progress
 from kdcli.errors import MachineError
+from kdcli.report.schema import Report, Role
 from kdcli.verbs.compress import steps
 from kdcli.verbs.compress.judge import POINT, CandidateScores, choose, is_bounded, is_sure, judge
-from kdcli.verbs.compress.runner import StepRunner
+from kdcli.verbs.compress.recipes import EXPORTS, backend_of
+from kdcli.verbs.compress.runner import StepRunner, step_of
 from kdcli.verbs.compress.settings import GoalSettings
 from kdcli.verbs.compress.steps import Step
 
@@ -78,53 +81,57 @@ class Search:
             self.skip(name, why, parent)
         return not why
 
-    def export(self, name: str, model: Path | str, backend: str, parent: str | None = None) -> None:
-        """Write a model for a backend as a candidate. `parent` is the step that trained it."""
-        if why := self.write(name, model, backend, parent):
-            self.skip(name, why, parent)
-        else:
-            self.candidates[name] = Candidate(name, self.runner.path(name), "", parent, str(model))
-
-    def write(
+    def export(
         self,
         name: str,
         model: Path | str,
         backend: str,
-        parent: str | None,
+        parents: Sequence[str] = (),
         *,
         required: bool = False,
-    ) -> str:
-        """Write a model for a backend. Return why that failed, or an empty string.
+    ) -> None:
+        """Write a model for a backend as a candidate, or skip the candidate if that fails.
 
         In int8, the products without which the model loses more than the goal allows stay in
-        float32. If that does not help, all products are quantised.
-        """
-        recipe, bound = self.runner.recipe, self.int8_bound(parent)
-        if backend.endswith("-int8") and bound > 0:
-            gated = steps.export_step(recipe, str(model), backend, max_drop=bound)
-            why = self.runner.step(name, gated, key=f"run {name} within {bound:.4g} points")
-            if not why:
-                return ""
-            Progress.log(f"{name} is quantised without a bound: {why}")
-        plain = steps.export_step(recipe, str(model), backend)
-        return self.runner.step(name, plain, required=required)
+        float32. If that does not help, all products are quantised. The bound is part of the
+        directory's name, so the file for another goal never replaces this one.
 
-    def int8_bound(self, parent: str | None) -> float:
-        """Return the points that int8 may lose: what the training left over of `max_drop`.
+        Args:
+            name: the name of the candidate.
+            model: the model.
+            backend: the backend, such as `onnx-int8`.
+            parents: the steps that trained the model, one after another.
+            required: whether a failure ends the compression.
+        """
+        bound, why = self.int8_bound(parents), ""
+        parent = parents[-1] if parents else None
+        for limit in [bound, None] if backend.endswith("-int8") and bound > 0 else [None]:
+            place = name if limit is None else f"{name}-within-{limit:.4g}"
+            step = steps.export_step(self.runner.recipe, str(model), backend, max_drop=limit)
+            why = self.runner.step(place, step, required=required and limit is None)
+            if not why:
+                folder = self.runner.path(place)
+                self.candidates[name] = Candidate(name, folder, "", parent, str(model))
+                return
+            if limit is not None:
+                Progress.log(f"{name} is quantised without a bound: {why}")
+        self.skip(name, why, parent)
+
+    def int8_bound(self, parents: Sequence[str]) -> float:
+        """Return the points that int8 may lose: what the trainings left over of `max_drop`.
 
         Zero means that nothing is bounded, or that nothing is left.
         """
         bound = self.goal.max_drop or 0.0
-        if parent is None:
+        if not parents:
             return bound
-        report = self.runner.result(parent).report
-        teachers, students = report.with_role("teacher"), report.with_role("student")
-        scores: dict[str, list[float]] = {}
-        for evaluation in report.evaluations:
-            scores.setdefault(evaluation.model, []).append(next(iter(evaluation.metrics.values())))
-        if not teachers or not students or teachers[0].name not in scores:
+        first, last = (self.runner.result(parents[n]).report for n in (0, -1))
+        before, after = _score(first, "teacher", "baseline"), _score(last, "student", "pruned")
+        if before is None and self.scores is not None:
+            # Pruning on labels does not score the model that it prunes.
+            before = self.scores.teacher.score
+        if before is None or after is None:
             return bound  # Without both scores, the drop that training caused is unknown.
-        before, after = (fmean(scores[one[0].name]) for one in (teachers, students))
         return bound - max(0.0, before - after) / POINT
 
     def answers_from_earlier(self) -> bool:
@@ -133,11 +140,16 @@ class Search:
         If so, all these candidates are in `scores`, and nothing needs to be trained.
         """
         journal = self.runner.journal
-        earlier = [journal.once(key, list[Candidate], list) for key in journal.known("scored ")]
+        # The file of a later goal replaces an earlier one with the same name.
+        earlier = {
+            one.name: one
+            for key in journal.known("scored ")
+            for one in journal.once(key, list[Candidate], list)
+            if one.folder is not None and one.folder.is_dir()
+        }
         if not earlier:
             return False
-        # The largest set has all candidates that were tried so far.
-        self.candidates |= {one.name: one for one in max(earlier, key=len)}
+        self.candidates |= earlier
         self._score([one for one in self.candidates.values() if one.folder is not None])
         if self.met:
             self.notes.append("an earlier candidate meets the goal, so nothing was trained")
@@ -147,15 +159,13 @@ class Search:
         return False
 
     def judge(self) -> bool:
-        """Score all finished candidates on the selection rows.
+        """Score all finished candidates on the selection rows, if there are any.
 
-        Return True if one meets the goal with confidence, and no faster one is wanted. Raises
-        MachineError: there are no candidates.
+        Return True if one meets the goal with confidence, and no faster one is wanted.
         """
         finished = [one for one in self.candidates.values() if one.folder is not None]
         if not finished:
-            whys = "; ".join(f"{c.name}: {c.skipped}" for c in self.candidates.values())
-            raise MachineError(f"no candidate could be made: {whys}")
+            return False
         self._score(finished)
         assert self.scores is not None
         chosen, missed = choose(self.goal, self.scores)
@@ -164,20 +174,37 @@ class Search:
     def _score(self, candidates: list[Candidate]) -> None:
         folders = {one.name: one.folder for one in candidates if one.folder is not None}
         self.scores = judge(self.runner, self.teacher, folders)
-        key = f"scored {' '.join(sorted(folders))}"
+        key = f"scored {' '.join(sorted(map(step_of, folders.values())))}"
         self.runner.journal.once(key, list[Candidate], lambda: candidates)
 
 
-def check_backends(search: Search) -> None:
-    """Skip the backends that are not installed.
+def _score(report: Report, *roles: Role) -> float | None:
+    """Return the score of the first model with one of some roles, the mean over all sets."""
+    names = [model.name for model in report.with_role(*roles)][:1]
+    scores = [next(iter(e.metrics.values())) for e in report.evaluations if e.model in names]
+    return fmean(scores) if scores else None
 
-    Raises UsageError: an unknown backend; MachineError: none is installed.
+
+def check_backends(search: Search) -> None:
+    """Skip the backends of the plan that are not installed. A pipeline needs all of its backends.
+
+    Raises UsageError: an unknown backend; MachineError: none is installed, or a pipeline lacks one.
     """
-    for backend in search.runner.recipe.plan.backends:
-        name, _, precision = backend.partition("-")
+    recipe = search.runner.recipe
+    for verb, keys in (one for step in recipe.steps for one in step.items()):
+        if verb in EXPORTS:
+            _check_backend(backend_of(verb, keys))
+    if recipe.steps:
+        return
+    for backend in recipe.plan.backends:
         try:
-            check_backend(name, precision or "fp32")
+            _check_backend(backend)
         except MachineError as error:
             search.skip(backend, error.message)
     if not search.backends:
         raise MachineError("none of the backends is installed here", "pip install 'kdcli[onnx]'")
+
+
+def _check_backend(backend: str) -> None:
+    name, _, precision = backend.partition("-")
+    check_backend(name, precision or "fp32")

@@ -192,22 +192,28 @@ def str_of(shape: ModelShape) -> str:
 
 
 def missed_untrained(
-    goal: GoalSettings, times: UntrainedTimes, *, best: bool = False
+    goal: GoalSettings, times: UntrainedTimes, *, best: bool = False, is_shape: bool = True
 ) -> dict[str, str]:
     """Return why a shape misses the limits whatever it learns, by limit.
 
-    `best` takes the better quartile of its times instead of the medians.
+    Args:
+        goal: the limits.
+        times: the latencies of the shape, or of the given model on a backend.
+        best: whether the better quartiles decide instead of the medians.
+        is_shape: whether the latencies are a shape's.
     """
     if not times.measured:
         return dict.fromkeys(LIMITS, "it gave wrong output on the backend and was not measured")
     missed = {}
+    subject, there = ("even untrained, it", "") if is_shape else ("the model itself", " on it")
     ms = times.best_ms if best else times.ms
     speedup = times.best_speedup if best else times.speedup
     if goal.speedup is not None and speedup < goal.speedup:
-        missed["speedup"] = f"untrained it is {speedup:.1f} times as fast, not {goal.speedup:g}"
+        fast = f"{subject} is only {speedup:.1f} times as fast{there}"
+        missed["speedup"] = f"{fast}; the goal is {goal.speedup:g}"
     if goal.max_latency_ms is not None and ms > goal.max_latency_ms:
-        limit = goal.max_latency_ms
-        missed["max_latency_ms"] = f"untrained it takes {ms:.2f} ms, more than {limit:g}"
+        slow = f"{subject} takes {ms:.2f} ms{there}"
+        missed["max_latency_ms"] = f"{slow}; the goal is {goal.max_latency_ms:g}"
     if goal.max_mb is not None and times.layers_mb > goal.max_mb:
         size = f"{times.layers_mb:.1f} MB in int8"
         missed["max_mb"] = f"its layers alone take {size}, more than {goal.max_mb:g}"

@@ -117,7 +117,8 @@ def select(recipe: CompressRecipe, models: Sequence[str]) -> Step:
     """Score models on the selection rows and measure their latency in turns."""
     measure = recipe.measure.model_dump(include={"min_runs", "min_seconds"})
     keys = {f"measure.{key}": value for key, value in measure.items()}
-    return _evaluate(recipe, models, keys | {"measure.latency": True, "worst": 0})
+    keys |= {"measure.latency": True, "worst": 0}
+    return _evaluate(recipe, models, keys | {"max_class_drop": recipe.goal.max_class_drop})
 
 
 def verification(recipe: CompressRecipe, models: Sequence[str], confidence: float) -> Step:
