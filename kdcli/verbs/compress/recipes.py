@@ -5,10 +5,19 @@ from typing import Any
 
 from kdcli.deploy.backends import FORMATS, check_format
 from kdcli.errors import UsageError, did_you_mean
-from kdcli.recipe.resolve import Resolved, flatten, recipe_models, resolve, shipped
+from kdcli.recipe.resolve import (
+    Resolved,
+    defaulted,
+    flatten,
+    recipe_models,
+    resolve,
+    shipped,
+)
 from kdcli.recipe.sections import RecipeValues, Section
 from kdcli.verbs.compress.settings import CompressRecipe
 
+BY_MODEL = "the model's files"
+"""The origin of a task that the user did not name."""
 RecipeKeys = Mapping[str, Any]
 """Keys of a verb's recipe, nested or dotted. `recipe` names another recipe to start from."""
 STEPS = ("distill", "prune", "trim", "quantize", "export")
@@ -48,8 +57,8 @@ def compress_recipe(
     if recipe is None:
         names = (f"compress-{given.model}", f"compress-{task}")
         recipe = next((name for name in names if name in shipped("compress")), None)
-    options = {**options, "task": task}
     resolved = resolve(CompressRecipe, recipe=recipe, sets=sets, options=options)
+    resolved = defaulted(resolved, {"task": task}, BY_MODEL)
     _check_goal(resolved.recipe)
     _check_steps(resolved.recipe)
     return resolved

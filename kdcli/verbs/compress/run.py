@@ -46,6 +46,7 @@ from kdcli.verbs.compress.judge import (
     verify,
 )
 from kdcli.verbs.compress.plan import check_reachable, follow_plan, follow_steps
+from kdcli.verbs.compress.recipes import BY_MODEL
 from kdcli.verbs.compress.rows import divide_rows, goal_notes
 from kdcli.verbs.compress.runner import (
     PAGE,
@@ -151,7 +152,7 @@ def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResu
     """Check goal, model and data, claim the directory, run all steps, and report."""
     recipe, options, journal = resolved.recipe, runner.options, runner.journal
     trusted = options.trust_remote_code
-    fits, runner.has_labels, runner.kind = check_model(recipe, trusted=trusted)
+    fits, runner.has_labels, runner.kind = check_model(resolved, trusted=trusted)
     divided = divide_rows(runner)
     search = Search(runner, str(recipe.model))
     for note in [*divided.notes, *goal_notes(recipe.goal, divided.partition)]:
@@ -219,12 +220,15 @@ def checked(recipe: CompressRecipe, result: RunResult) -> RunResult:
     return result
 
 
-def check_model(recipe: CompressRecipe, *, trusted: bool) -> tuple[bool, bool, Kind | None]:
+def check_model(
+    resolved: Resolved[CompressRecipe], *, trusted: bool
+) -> tuple[bool, bool, Kind | None]:
     """Return whether the model can do the task as it is, whether the rows have labels, and the kind
     of the labels, which only labelled tasks have.
 
     Raises UsageError: the data or the model cannot be used.
     """
+    recipe = resolved.recipe
     session = cpu_session(trust_remote_code=trusted)
     workload = open_evaluation(evaluation_request(recipe), session)
     fits = workload.fits(str(recipe.model))
@@ -232,6 +236,12 @@ def check_model(recipe: CompressRecipe, *, trusted: bool) -> tuple[bool, bool, K
         raise UsageError(
             f"the rows have no labels, and {recipe.model} is not fine-tuned for {recipe.task}",
             "give rows with labels, or a fine-tuned model",
+        )
+    if not fits and resolved.origins["task"] == BY_MODEL:
+        raise UsageError(
+            f"the labels of {recipe.data.source} do not fit the head of {recipe.model}",
+            "add --set data.labels=teacher to ignore them, or "
+            f"--task {recipe.task} to train a new head on them first",
         )
     kind = workload.kind if isinstance(workload, LabelledWorkload) else None
     if recipe.goal.max_class_drop is not None and kind not in KINDS:
