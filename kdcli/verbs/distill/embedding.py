@@ -32,7 +32,7 @@ from kdcli.models.grammar import is_static_shape
 from kdcli.models.load import location
 from kdcli.models.shape import InitializedStudent
 from kdcli.models.static import as_static
-from kdcli.models.training_rows import training_rows
+from kdcli.models.training_rows import all_rows, training_rows
 from kdcli.recipe.resolve import Resolved, defaulted
 from kdcli.report.finish import ReportContents, ReportedModel, quality_of, without_distillation
 from kdcli.report.front import EMBEDDER
@@ -42,7 +42,7 @@ from kdcli.run.stages import Run, Stage, StageJob
 from kdcli.targets.precomputed import read_vectors
 from kdcli.targets.targets import Vectors, VectorTargets, anchors_of
 from kdcli.targets.teacher import Teacher
-from kdcli.types import Array, ModelShape, Needs, Outcome
+from kdcli.types import Array, ModelShape, Needs, Outcome, RowHashes
 from kdcli.verbs.distill.basis import projected
 from kdcli.verbs.distill.embedding_checks import check_signals
 from kdcli.verbs.distill.fast import shape_notes
@@ -149,8 +149,10 @@ class EmbeddingDistillation:
         return folder if len(self.shapes) == 1 else folder / as_directory(name)
 
     def build(self) -> StageJob:
-        """Compute the teacher's vectors, make the students, and build the job that trains them."""
+        """Make the students, compute the teacher's vectors, and build the job that trains them."""
         recipe, session, workload = self.context.recipe, self.context.session, self.workload
+        # Before the teacher computes vectors, it is cast to the compute dtype.
+        encoders = {n: self._initialized(to) for n, to in self.shapes.items() if not to.is_static}
         vectors = self._vectors()
         space = VectorSpace(recipe, session, workload, vectors, self.teacher_width)
         train = workload.train_numbers
@@ -158,14 +160,14 @@ class EmbeddingDistillation:
         kernel = relation_kernel(recipe.relation.kernel, session.device, session.compute_dtype)
         students: dict[str, Student] = {}
         formats: dict[str, EmbeddingFormat] = {}
-        starts: dict[str, PreTrainedModel] = {}
+        starts = {name: copy.deepcopy(built.model) for name, built in encoders.items()}
         for name, to in self.shapes.items():
             if to.is_static:
                 fmt, basis_ED = space.of_static(to)
                 built = self._static(to, vectors, basis_ED)
                 starts[name] = copy.deepcopy(built.model)
             else:
-                built = self._initialized(to)
+                built = encoders[name]
                 torch.manual_seed(recipe.train.seed)
                 fmt, basis_ED = space.of_student(to, built.model)
             objective = build_objective(METHOD, recipe.loss, self.teacher.shape, to, kernel=kernel)
@@ -219,12 +221,19 @@ class EmbeddingDistillation:
                 assert isinstance(pool, Pool)
                 formats[name] = replace(formats[name], dense=pool.format_of_dense)
                 folder = self.model_folder(name)
-                save_embedder(student.encoder, self.origin.tokenizer, formats[name], folder)
+                tokenizer, fmt = self.origin.tokenizer, formats[name]
+                save_embedder(student.encoder, tokenizer, fmt, folder, self.rows)
                 if context.recipe.embedding.router:
                     self._save_router(name, student, formats[name])
         context.session.wait()
         if context.is_main:
             self._report(students, formats, starts, outcome)
+
+    @property
+    def rows(self) -> RowHashes:
+        """The labelled rows that trained the students' teachers or the encoder they start from."""
+        models = (self.origin, self.teacher, *self.more_teachers)
+        return all_rows(*(model.rows for model in models))
 
     @property
     def teacher_width(self) -> int:
@@ -323,7 +332,7 @@ class EmbeddingDistillation:
                     untrained = replace(scored[name], model=starts[name], source="")
                     scored[name + UNDISTILLED] = untrained
                     continue
-                copied = self._initialized(to).model.eval()
+                copied = starts[name].eval()
                 untrained = Embedder(copied, origin.tokenizer, "", format=origin.format)
                 if to.hidden != origin.shape.hidden:
                     fmt = replace(origin.format, dense=None)
