@@ -19,7 +19,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from kdcli.data.labelled.features import TokenizedRows
-from kdcli.models.embedder import EmbeddingFormat, save_embedder
+from kdcli.deploy.predict import Predictor
+from kdcli.models.embedder import DenseLayer, EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 from kdcli.models.static import bare_tokenizer
 from kdcli.run.context import cpu_session
@@ -212,6 +213,19 @@ def test_an_export_of_a_static_model_has_the_same_vectors(student, tmp_path):
     expected = Embedder.open_scored(str(student)).vectors(TEXTS, "", cpu_session())
     found = exported.vectors(TEXTS, "", cpu_session())
     assert ((found * expected).sum(1) > 0.999).all()
+
+
+def test_the_width_is_that_of_the_teachers_vectors(teacher, texts, tmp_path):
+    """A dense layer turns states of 32 numbers into vectors of 12."""
+    dense = DenseLayer(torch.eye(32)[:12], None, False)
+    base, fmt = load_encoder(str(teacher)), EmbeddingFormat("mean", dense=dense)
+    save_embedder(base.model, base.tokenizer, fmt, tmp_path / "dense")
+    given = ["distill", tmp_path / "dense", "--data", texts, "--set", "measure.latency=false"]
+    assert "choose a width from 1 to 12" in refused(tmp_path, *given, "--to", "static:13")
+    result = succeeds(*given, "--to", "static", "--max-steps", "0", "-o", tmp_path / "out")
+    assert "principal components" not in said_by(result)
+    (student,) = report_of(tmp_path / "out").with_role("student")
+    assert student.card.hidden == 12
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from kdcli.losses import build_objective
 from kdcli.losses.embedding import check_dimensions
 from kdcli.models.card import describe, describe_source
 from kdcli.models.embedder import EmbeddingFormat, Pool, read_format, save_embedder
-from kdcli.models.grammar import is_static_shape
+from kdcli.models.grammar import is_static_shape, static_shape
 from kdcli.models.load import location
 from kdcli.models.shape import InitializedStudent
 from kdcli.models.static import as_static
@@ -391,7 +391,8 @@ def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
     for each in (teacher, *others):
         Progress.log_fact(f"{each.source}: {each.note}")
     origin = _origin(recipe, teacher, session) if recipe.student.source else teacher
-    shapes = student_shapes(recipe, origin.shape) if recipe.student.to else {}
+    width = teacher.format.width(teacher.shape.hidden)
+    shapes = student_shapes(recipe, origin.shape, width) if recipe.student.to else {}
     shapes = shapes or {"student": origin.shape}
     context.options.check_pushed(len(shapes))
     check_signals(recipe, teacher, origin, shapes)
@@ -426,8 +427,11 @@ def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
     context = with_measured_layers(context, workload, origin, depths)
     whole = EmbeddingDistillation(context, teacher, workload, shapes, precomputed_NE, others)
     for name, to in shapes.items():
+        if to.is_static:
+            # The vectors of a file may be narrower than the teacher's own.
+            static_shape(to.hidden, whole.teacher_width)
         check_dimensions(recipe.loss, min(to.hidden, whole.teacher_width))
-        check_router(recipe, name, to, whole.teacher_width)
+        check_router(recipe, name, to, origin, whole.teacher_width)
     assert workload.tokens is not None
     resolved = context.resolved
     return Run([Stage(context.folder, resolved, whole.build)], resolved=resolved)
