@@ -11,6 +11,7 @@ import pytest
 import torch
 from clients import fastembed  # noqa: F401
 from own_files import refused, report_of, said_by, succeeds
+from safetensors.torch import save_file
 from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -205,6 +206,20 @@ def test_a_model_of_model2vec_is_scored(student, tmp_path):
     np.testing.assert_array_equal(
         first.vectors(TEXTS[:9], "", session), second.vectors(TEXTS[:9], "", session)
     )
+
+
+def test_special_tokens_of_a_published_model_do_not_count(student, teacher, tmp_path):
+    """Its tokenizer.json may frame texts, but sentence-transformers ignores that."""
+    published = shutil.copytree(student, tmp_path / "published")
+    shutil.copy(teacher / "tokenizer.json", published)
+    # kdcli's own students have zeros there.
+    table = own_files.weights(published)
+    (name,) = table
+    table[name][SPECIAL] = 1.0
+    save_file(table, published / "model.safetensors")
+    expected = SentenceTransformer(str(published), device="cpu").encode(TEXTS[:9])
+    found = Predictor.open(str(published)).predict(TEXTS[:9])
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_an_export_of_a_static_model_has_the_same_vectors(student, tmp_path):
