@@ -144,6 +144,12 @@ def test_pre_trained_distillation(asked, masked_teacher, text_file, tmp_path):
     assert "masked" in refused(tmp_path, *given)
 
 
+def test_a_dry_run_with_text_first_does_not_measure_layers(asked, text_file, tmp_path):
+    given = [*asked(), *ON_TEXT, "--corpus", text_file, "--set", "student.layers=measured"]
+    succeeds(*given, "--dry-run", "-o", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_copies_are_trained_on_as_the_recipe_says(sentences, tmp_path):
     quick = [
         *QUICK[2:],

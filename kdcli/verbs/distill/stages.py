@@ -392,11 +392,13 @@ class TaskDistillation:
         teacher, student = self.teachers[0], self.recipe.student
         trusted = self.context.trust_remote_code
         encoder = load_encoder(teacher.source, trust_remote_code=trusted)
+        # The stage on text measures the layers of its own student, which a copy only stands in for.
+        layers = None if student.layers == "measured" else student.copied
         built = self.workload.make_student(
             encoder,
             self.shape,
             init=self._init,
-            layers=student.copied,
+            layers=layers,
             seed=self.recipe.train.seed,
         )
         for note in built.notes:
