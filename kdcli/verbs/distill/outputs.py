@@ -20,6 +20,7 @@ from kdcli.models.cross_encoder import set_activation
 from kdcli.models.grammar import parse_shape
 from kdcli.models.load import location
 from kdcli.models.model import Model
+from kdcli.models.shape import set_dropout
 from kdcli.models.training_rows import all_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import KdSettings, MeasureSettings, RunOptions, Section
@@ -289,9 +290,12 @@ def prepare_outputs(context: RunContext[TaskDistillRecipe]) -> Run:
 
     def make() -> Model:
         make_student = workload.student if recipe.train.trains else workload.fitted_student
-        return make_student(
+        made = make_student(
             origin, shape, init=student.init, layers=student.copied, seed=recipe.train.seed
         )
+        if student.dropout is not None:
+            set_dropout(made.model, student.dropout)
+        return made
 
     place = StorePlace(context.folder / "signals", int(recipe.cache_gb * 1e9))
     return OutputDistillation(
