@@ -132,7 +132,7 @@ def test_an_embedding_model_is_distilled_as_one_and_stays_one(given, pairs, tmp_
 
 def test_a_narrower_student_learns_principal_components_or_keeps_a_dense_layer(given, tmp_path):
     result = succeeds(*given, "--to", "2x16@4", "--to", "3x32", "-o", tmp_path / "out")
-    assert "16 principal components of the teacher's 32" in said_by(result)
+    assert "16 principal components of the teacher's 32-wide vectors" in said_by(result)
     assert vectors(tmp_path / "out" / "2x16@4").shape == (2, 16)
     assert vectors(tmp_path / "out" / "3x32").shape == (2, 32)
     succeeds(*given, "--to", "2x16@4", "--set", "embedding.dense=true", "-o", tmp_path / "dense")

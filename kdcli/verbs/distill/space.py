@@ -101,7 +101,7 @@ class VectorSpace:
         return fmt, self._basis(to.hidden)
 
     def _basis(self, width: int) -> Array:
-        """Return the principal components of the teacher's vectors, and log their energy."""
+        """Return the principal components of the teacher's vectors, and log what they hold."""
         generator = np.random.default_rng(self.recipe.train.seed)
         drawn = generator.permutation(self.workload.train_numbers)[:BASIS_ROWS]
         sample = np.sort(drawn)
@@ -109,8 +109,9 @@ class VectorSpace:
         x = self.vectors(sample).astype(np.float64)
         share = np.square(x @ basis_ED).sum() / np.square(x).sum()
         Progress.log(
-            f"targets: {basis_ED.shape[1]} principal components of the teacher's "
-            f"{self.teacher_width}, which hold {share:.1%} of the energy"
+            f"the student learns {basis_ED.shape[1]} principal components of the teacher's "
+            f"{self.teacher_width}-wide vectors, which hold {share:.1%} of the vectors' squared "
+            "length"
         )
         return basis_ED
 
