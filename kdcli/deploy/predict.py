@@ -91,19 +91,20 @@ class Predictor:
             source, trust_remote_code=trust_remote_code, weights=False, compacted=True
         )
         kind, fmt = kind_of_model(source, config), read_format(source)
-        tokenizer = tokenizer_for(
-            source, of_words=kind == "tokens", trust_remote_code=trust_remote_code
-        )
+        network: PreTrainedModel | None = None
+        if kind == EMBEDDING_KIND and not is_export(source):
+            # The tokenizer of a static model adds no special tokens, whatever its files say.
+            embedder = load_embedder(source, trust_remote_code=trust_remote_code, compacted=True)
+            network, tokenizer = embedder.model, embedder.tokenizer
+        else:
+            tokenizer = tokenizer_for(
+                source, of_words=kind == "tokens", trust_remote_code=trust_remote_code
+            )
         known = functools.partial(cls, source, kind, config, tokenizer, format=fmt)
         if is_export(source):
             export = open_export(source)
             return known(export.runner(latency_threads()), export.outputs)
-        network: PreTrainedModel
-        if kind == EMBEDDING_KIND:
-            network = load_embedder(
-                source, trust_remote_code=trust_remote_code, compacted=True
-            ).model
-        else:
+        if network is None:
             network = load(source, trust_remote_code=trust_remote_code)
         device = choose_device("auto")
         network.to(device)
@@ -234,6 +235,8 @@ class Predictor:
         """Return the entities of texts, from the label of each word's first token."""
         spans = [self._words(item, number) for number, item in enumerate(items)]
         full = [n for n, words in enumerate(spans) if words]
+        if not full:
+            return [[] for _ in items]
         words = [tuple(_text(items[n], *span) for span in spans[n]) for n in full]
         rows = self._rows(words, of_words=True)
         assert rows.words_T is not None

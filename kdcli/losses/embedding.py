@@ -117,15 +117,16 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
         s_BD, t_BD = s.pooled.float(), t.pooled.detach().float()
         cuts, temperature = settings.dimensions or [t_BD.shape[1]], settings.temperature
         values: dict[str, Tensor] = {}
-        if weights["vectors"]:
-            compare = mean_cosine_distance if settings.vectors == "cosine" else F.mse_loss
-            losses = [compare(s_BD[:, :d], t_BD[:, :d]) for d in cuts]
-            values["vectors"] = torch.stack(losses).mean()
-        if weights["similarity"]:
-            assert t.anchors is not None
-            values["similarity"] = similarity_loss(s_BD, t_BD, t.anchors, cuts, temperature)
-        if weights["contrastive"]:
-            with torch.autocast(s_BD.device.type, enabled=False):
+        # Cosines in half precision would be too coarse for the temperature.
+        with torch.autocast(s_BD.device.type, enabled=False):
+            if weights["vectors"]:
+                compare = mean_cosine_distance if settings.vectors == "cosine" else F.mse_loss
+                losses = [compare(s_BD[:, :d], t_BD[:, :d]) for d in cuts]
+                values["vectors"] = torch.stack(losses).mean()
+            if weights["similarity"]:
+                assert t.anchors is not None
+                values["similarity"] = similarity_loss(s_BD, t_BD, t.anchors, cuts, temperature)
+            if weights["contrastive"]:
                 values["contrastive"] = info_nce(s_BD, t_BD, t, temperature)
         if relations is not None:
             values["relations"] = torch.stack(list(relations.terms(t, s).values())).sum()

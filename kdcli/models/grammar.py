@@ -93,23 +93,23 @@ def is_static_shape(text: str) -> bool:
     return STATIC.fullmatch(text.strip()) is not None
 
 
-def parse_shape(text: str, teacher: ModelShape, *, allow_static: bool = False) -> ModelShape:
-    """Parse `LxH[:FFN][@HEADS]`, or `static[:H]` for a student without layers if it is allowed.
+def parse_shape(text: str, teacher: ModelShape, *, static_width: int | None = None) -> ModelShape:
+    """Parse `LxH[:FFN][@HEADS]`, or `static[:H]` for a student without layers.
 
     FFN defaults to the teacher's ratio of FFN to width, and HEADS to the teacher's heads. The width
-    of a static student defaults to the teacher's. Raises UsageError if the text is malformed, if a
-    number is zero, if the heads do not divide the width, or if the student is deeper or wider than
-    the teacher.
+    of a static student defaults to `static_width`, which is also its maximum; None allows no static
+    student. Raises UsageError if the text is malformed, if a number is zero, if the heads do not
+    divide the width, or if the student is deeper or wider than the teacher.
     """
     if static := STATIC.fullmatch(text.strip()):
-        if not allow_static:
+        if static_width is None:
             raise UsageError(
                 "a static student has no layers, so it can only learn outputs for whole texts: "
                 "vectors, classes or scores",
                 "use `kdcli distill` with --method embedding, or with --task for a classifier; or "
                 "give a shape such as 3x384",
             )
-        return _static_shape(int(static[1] or teacher.hidden), teacher)
+        return static_shape(int(static[1] or static_width), static_width)
     match = match_shape(text)
     layers, hidden = int(match[1]), int(match[2])
     ffn = int(match[3] or round(hidden * teacher.ffn / teacher.hidden))
@@ -155,11 +155,12 @@ def short_name(shape: ModelShape, teacher: ModelShape) -> str:
     return f"{shape.layers}x{shape.hidden}{ffn}{heads}"
 
 
-def _static_shape(width: int, teacher: ModelShape) -> ModelShape:
-    """Return the shape of a static student. Raises UsageError if it cannot have the width."""
-    if not 1 <= width <= teacher.hidden:
+def static_shape(width: int, most: int) -> ModelShape:
+    """Return the shape of a static student. Raises UsageError if the width is not 1 to `most`."""
+    if not 1 <= width <= most:
         raise UsageError(
-            f"a static student of {teacher} cannot have vectors of {width} numbers",
-            f"choose a width from 1 to {teacher.hidden}",
+            f"a static student cannot have vectors of {width} numbers, because its teacher's have "
+            f"{most}",
+            f"choose a width from 1 to {most}",
         )
     return ModelShape(0, width, 0, 1)

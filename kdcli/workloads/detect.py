@@ -105,7 +105,7 @@ def with_task(
     # The data of the user's own rows must be given.
     if task is None or (data is None and task in (OWN, METHOD, RETRIEVAL)):
         return resolved
-    Progress.log(f"{model}: task {task}, by its files and its data")
+    Progress.log(f"{model}: using task {task}, chosen from the model's files and the data")
     return defaulted(resolved, {"task": task}, f"the files of {model}")
 
 

@@ -182,7 +182,9 @@ class Embedder(Model):
             TEXTS, examples, self.tokenizer, max_length=length, token_types=types
         )
 
-    def vectors(self, texts: Sequence[str], role: str, session: Session) -> Array:
+    def vectors(
+        self, texts: Sequence[str], role: str, session: Session, max_length: int | None = None
+    ) -> Array:
         """Compute the vectors of texts, [N, E] float32.
 
         The model computes in float32. Long texts come first, so that memory runs out early.
@@ -191,12 +193,13 @@ class Embedder(Model):
             texts: the texts.
             role: their role, a key of `ROLES`.
             session: the device.
+            max_length: maximum number of tokens in a text; None for the model's own maximum.
 
         Raises:
             UsageError: the prompt for the role is not supported.
             MachineError: there is not enough memory for a single text.
         """
-        rows = self.tokenize(texts, [role] * len(texts))
+        rows = self.tokenize(texts, [role] * len(texts), max_length)
         lengths = rows.lengths
         order = np.argsort(-lengths, kind="stable")
         width = self.format.width(self.model.config.hidden_size)

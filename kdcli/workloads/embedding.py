@@ -172,6 +172,12 @@ class EmbeddingWorkload(Workload):
     def with_reference(self, teacher: Model) -> EmbeddingWorkload:
         assert isinstance(teacher, Embedder)
         texts = self.all_texts.take(np.arange(self.held))
+        if len(texts) < 2:
+            raise UsageError(
+                f"agreement with {teacher.source} compares texts with each other, and there is "
+                "only 1 text to score",
+                "give more texts; if the task trains a model, a tenth of them is scored",
+            )
         vectors_NE = vectors_of_texts(teacher, texts, self.session)
         agreement = TeacherAgreement(texts, vectors_NE, self.session, self.seed, self.split)
         note = f"scores are the agreement with {teacher.source} on {len(texts):,} texts"

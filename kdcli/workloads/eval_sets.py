@@ -18,7 +18,7 @@ from kdcli.types import RowHashes, Task
 from kdcli.workloads.embedder import Embedder, cosines
 from kdcli.workloads.labelled import DATA_KEYS, LabelledWorkload, scores_of
 from kdcli.workloads.predictions import Prediction
-from kdcli.workloads.recipes import downstream_recipe
+from kdcli.workloads.recipes import downstream_recipe, eval_source
 from kdcli.workloads.retrieval import RETRIEVAL, Retrieval, read_retrieval
 from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.settings import DownstreamSettings, LabelledSettings
@@ -49,19 +49,20 @@ class PairEvaluation(LabelledWorkload):
 
     def score(self, model: Model, *, worst: int = 0) -> ModelScores:
         assert isinstance(model, Embedder)
-        evaluator, max_length = self.evaluator_for(model)
-        examples = evaluator.features.examples
-        first, second = (
-            model.vectors([e.texts[side] for e in examples], "", self.session) for side in (0, 1)
-        )
+        evaluator, _ = self.evaluator_for(model)
+        examples, max_length = evaluator.features.examples, self.settings.max_length
+        sides = [[e.texts[side] for e in examples] for side in (0, 1)]
+        first, second = (model.vectors(side, "", self.session, max_length) for side in sides)
         cosine_of_example = cosines(first, second)
         outputs = [cosine_of_example[[int(n)]] for n in evaluator.features.rows.example]
         predictions: list[Prediction] = evaluator.features.predictions(outputs)
-        cut = evaluator.features.rows.truncated / max(1, sum(map(len, self.data.sets.values())))
-        note = (
-            f"cosine of its vectors; {model.note}; {cut:.1%} of the examples were cut at "
-            f"{max_length} tokens"
-        )
+        texts = [*sides[0], *sides[1]]
+        rows = model.tokenize(texts, [""] * len(texts), max_length)
+        cut = "no text was cut"
+        if rows.truncated:
+            share = rows.truncated / len(texts)
+            cut = f"{share:.1%} of the texts were cut at {rows.lengths.max()} tokens"
+        note = f"cosine of its vectors; {model.note}; {cut}"
         # Cosines and scores have different scales, so no pair can be called a mistake.
         return scores_of(evaluator, self.split, predictions, 0, [note])
 
@@ -103,7 +104,8 @@ def open_eval_sets(
     sets: list[EvalSet] = []
     for name in settings.tasks:
         if name == RETRIEVAL:
-            sets.append(RetrievalEvaluation(read_retrieval(settings.source or ""), session))
+            source = eval_source(settings, name) or ""
+            sets.append(RetrievalEvaluation(read_retrieval(source), session))
             continue
         recipe = downstream_recipe(settings, name, 0).recipe
         sets.append(open_pairs(name, recipe.data, trained, session))

@@ -55,6 +55,31 @@ def as_finetune(
     return FinetuneRecipe(model=model, head=head, **shared)
 
 
+def eval_source(settings: DownstreamSettings, task: str) -> str | None:
+    """Return the data of one task of the `eval` section: its folder in `eval.source`, if any.
+
+    Args:
+        settings: the `eval` section.
+        task: the task.
+
+    Raises:
+        UsageError: `eval.source` has no folder for the task although there are several tasks.
+    """
+    source = settings.source
+    if source is None or not Path(source).is_dir():
+        return source
+    if (Path(source) / task).is_dir():
+        return str(Path(source) / task)
+    if len(settings.tasks) > 1:
+        folders = sorted(f"{p.name}/" for p in Path(source).iterdir() if p.is_dir())
+        raise UsageError(
+            f"eval.source={source} has no folder {task}/ for the task {task}; there are "
+            f"{', '.join(folders) or 'none'}",
+            "with several tasks, add one folder per task, named after the task",
+        )
+    return source
+
+
 def downstream_recipe(
     settings: DownstreamSettings, task: str, seed: int
 ) -> Resolved[FinetuneRecipe]:
@@ -71,19 +96,11 @@ def downstream_recipe(
         UsageError: an override is not a key of `finetune`, or `eval.source` has no folder for the
             task although there are several tasks.
     """
-    source = settings.source
-    if source is not None and (Path(source) / task).is_dir():
-        source = str(Path(source) / task)
-    elif source is not None and Path(source).is_dir() and len(settings.tasks) > 1:
-        folders = sorted(f"{p.name}/" for p in Path(source).iterdir() if p.is_dir())
-        raise UsageError(
-            f"eval.source={source} has no folder {task}/ for the task {task}; there are "
-            f"{', '.join(folders) or 'none'}",
-            "with several tasks, add one folder per task, named after the task",
-        )
-    options = {"task": task, "data.source": source, "train.seed": seed} | dict(
-        flatten(settings.overrides)
-    )
+    options = {
+        "task": task,
+        "data.source": eval_source(settings, task),
+        "train.seed": seed,
+    } | dict(flatten(settings.overrides))
     return finetune_recipe(options=options)
 
 

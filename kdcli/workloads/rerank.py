@@ -62,6 +62,7 @@ from kdcli.workloads.rerank_rows import ListRows, ScoreTargets, tokenize_lists, 
 from kdcli.workloads.runner_outputs import runner_outputs
 from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.settings import LabelledSettings, RankingSettings, TaskHeadSettings
+from kdcli.workloads.task_models import row_format
 from kdcli.workloads.training import Keep, taught_job
 from kdcli.workloads.workload import LOGITS, Workload
 
@@ -80,7 +81,8 @@ class RerankWorkload(Workload):
         train: training lists; None if the workload only evaluates.
         evaluated: evaluation lists.
         settings: the recipe's `ranking` section.
-        row_length: maximum number of tokens in a row; None for the task's default.
+        row_length: maximum number of tokens in a row; None for the task's default, or for the
+            length that a model was trained with if the workload only evaluates.
         reader: the model whose tokenizer reads the rows; None if the workload only evaluates.
         pooling: pooling that turns plain encoders into embedding models.
         labels: source of a passage's relevance: the labels in the data, or the teacher's scores.
@@ -152,6 +154,9 @@ class RerankWorkload(Workload):
         return self.labels == "teacher" and bool(np.isnan(self.evaluated.labels).any())
 
     def with_reference(self, teacher: Model) -> RerankWorkload:
+        if not self.needs_reference:
+            # Only the training lists have no labels.
+            return self
         scores_R = self.candidate_scores(teacher, self.evaluated).astype(np.float64)
         begins = self.evaluated.ends - self.evaluated.sizes
         gains_R = _gains(scores_R, self.evaluated)
@@ -159,7 +164,7 @@ class RerankWorkload(Workload):
         kept_Q = np.flatnonzero(np.maximum.reduceat(gains_R, begins) > 0)
         if not len(kept_Q):
             raise UsageError(
-                f"{teacher.source} gives all passages of a query the same score",
+                f"{teacher.source} gives the same score to all passages of every query",
                 "give queries with several different passages",
             )
         evaluated = replace(self.evaluated, labels=gains_R).take(kept_Q)
@@ -355,10 +360,24 @@ class RerankWorkload(Workload):
         return self.evaluated.passages
 
     def rows_for(self, model: Model) -> TokenizedRows:
-        return tokenize_lists(self.evaluated, model, self.row_length)
+        return tokenize_lists(self.evaluated, model, self._length_for(model))
+
+    def _length_for(self, model: Model) -> int:
+        """Return the maximum row length for a model.
+
+        If the workload only evaluates, it is the length that the model was trained with.
+        """
+        settings, as_tuned = LabelledSettings(max_length=self.row_length), self.train is None
+        return row_format(settings, RERANK_TASK, model, as_tuned=as_tuned).max_length
 
     def score(self, model: Model, *, worst: int = 0) -> ModelScores:
-        return self.score_values(self.candidate_scores(model, self.evaluated), [model.note])
+        if isinstance(model, Embedder):
+            return self.score_values(self.candidate_scores(model, self.evaluated), [model.note])
+        length = self._length_for(model)
+        rows = tokenize_lists(self.evaluated, model, length)
+        cut = rows.truncated / len(rows)
+        note = f"{model.note}; {cut:.1%} of the candidates were cut at {length} tokens"
+        return self.score_values(self._cross_scores(model, rows), [note])
 
     def score_trained(
         self, model: Model, outputs: Sequence[Array] | None, *, worst: int = 0
@@ -395,7 +414,7 @@ class RerankWorkload(Workload):
             passages_PE = model.vectors(passages.tolist(), "document", self.session)
             query_of_row = np.repeat(np.arange(len(lists)), lists.sizes)
             return cosines(queries_QE[query_of_row], passages_PE[places]).astype(np.float32)
-        return self._cross_scores(model, tokenize_lists(lists, model, self.row_length))
+        return self._cross_scores(model, tokenize_lists(lists, model, self._length_for(model)))
 
     def _cross_scores(self, model: Model, rows: TokenizedRows) -> Array:
         network = in_own_runtime(model.model)

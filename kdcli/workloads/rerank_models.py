@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kdcli.data.labelled.lists import RERANK_TASK
-from kdcli.models.cross_encoder import activation_of, set_activation
+from kdcli.models.cross_encoder import ACTIVATION_CLASSES, activation_of, set_activation
 from kdcli.models.heads import load_for_task
 from kdcli.models.load import load_config
 from kdcli.models.model import Model
@@ -28,6 +28,18 @@ def load_cross_encoder(source: str, *, seed: int, trust_remote_code: bool) -> Mo
     if activation is not None:
         set_activation(model.model, activation)
     return model
+
+
+def activation_taught_by(teacher: Model) -> str:
+    """Return the activation of a student that learns a teacher's scores.
+
+    It is the teacher's own. Cosines, the scores of an embedding model, have none.
+    """
+    if isinstance(teacher, Embedder):
+        return ACTIVATION_CLASSES["Identity"]
+    own = activation_of(teacher.source, teacher.model.config)
+    # `CrossEncoder` assumes this one for a model that names none.
+    return own or ACTIVATION_CLASSES["Sigmoid"]
 
 
 def open_reranker(source: str, *, trust_remote_code: bool, pooling: str | None = None) -> Model:

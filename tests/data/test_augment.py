@@ -303,7 +303,7 @@ def test_without_a_masked_language_model_neighbours_serve_for_all(tmp_path):
     given = examples(TEXTS)
     found = augmented(tmp_path, SINGLE, given, masked_words=None, neighbours=near, probability=1.0)
     assert any(
-        "no masked language model, so neighbours serve for all words" in note
+        "no masked language model, so all replacement words are nearest neighbours" in note
         for note in found.notes
     )
     words = set(near.words)

@@ -8,6 +8,7 @@ from references import PADDED, normal, signals
 from kdcli.errors import UsageError
 from kdcli.losses import build_objective
 from kdcli.types import ModelShape, Signals
+from kdcli.verbs.distill.basis import projected
 
 TEACHER = ModelShape(layers=4, hidden=32, ffn=64, heads=4)
 STUDENT = ModelShape(layers=2, hidden=32, ffn=64, heads=4)
@@ -100,6 +101,28 @@ def test_the_terms_are_their_formulas_and_the_teacher_gets_no_gradient(keys):
     sum(terms.values()).backward()
     assert t.pooled.grad is None
     assert s.pooled.grad.any()
+
+
+@pytest.mark.parametrize("keys", CASES)
+def test_the_terms_are_computed_in_float32_under_autocast(keys):
+    t, s = pair()
+    with torch.autocast("cpu", torch.bfloat16):
+        terms = build_objective("embedding", keys, TEACHER, STUDENT).terms(t, s)
+    wanted = reference(keys, t, s)
+    assert {name: value.item() for name, value in terms.items()} == pytest.approx(wanted, rel=1e-5)
+
+
+def test_targets_are_projected_in_float32_under_autocast():
+    t, s = pair()
+    basis_ED = np.linalg.qr(normal(6, 3, seed=6).numpy())[0].astype(np.float32)
+    s.pooled = normal(5, 3, seed=7)
+    with torch.autocast("cpu", torch.bfloat16):
+        objective = projected(build_objective("embedding", {}, TEACHER, STUDENT), basis_ED)
+        (value,) = objective.terms(t, s).values()
+    t_BD, s_BD = t.pooled.double().numpy() @ basis_ED, s.pooled.double().numpy()
+    lengths_B = np.linalg.norm(t_BD, axis=1) * np.linalg.norm(s_BD, axis=1)
+    wanted = 1 - np.mean((t_BD * s_BD).sum(1) / lengths_B)
+    assert value.item() == pytest.approx(wanted, rel=1e-5)
 
 
 @pytest.mark.parametrize("keys", [{}, {"similarity_weight": 1.0, "dimensions": [6, 3]}])

@@ -190,6 +190,11 @@ def test_what_is_set_beats_the_recipe_of_text():
     assert recipe.student.to == ["4x312"], "given as an option"
 
 
+def test_the_stage_on_text_takes_the_students_dropout():
+    recipe = asked(sets=["student.dropout=0.25"], task="own", general__use=True).recipe
+    assert general_recipe(recipe).recipe.student.dropout == 0.25
+
+
 def test_the_stage_on_text_takes_method_and_loss_of_the_task_where_it_has_no_recipe():
     sets = ["loss.layers=top", "general.overrides.train.lr=1e-3"]
     of_text = general_recipe(

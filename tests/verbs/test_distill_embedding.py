@@ -27,9 +27,11 @@ from kdcli.data.demo import demo_documents
 from kdcli.engine.launch import Session, start
 from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
+from kdcli.models.training_rows import training_rows, write_training_rows
 from kdcli.recipe.resolve import read_recipe
 from kdcli.verbs.distill.space import VectorSpace
 from kdcli.workloads import workload
+from kdcli.workloads.eval_sets import PairEvaluation
 
 QUICK = shlex.split(
     "--max-steps 6 --batch-size 8 --lr 1e-3 --dtype fp32 --set data.max_length=16 "
@@ -130,12 +132,43 @@ def test_an_embedding_model_is_distilled_as_one_and_stays_one(given, pairs, tmp_
 
 def test_a_narrower_student_learns_principal_components_or_keeps_a_dense_layer(given, tmp_path):
     result = succeeds(*given, "--to", "2x16@4", "--to", "3x32", "-o", tmp_path / "out")
-    assert "16 principal components of the teacher's 32" in said_by(result)
+    assert "16 principal components of the teacher's 32-wide vectors" in said_by(result)
     assert vectors(tmp_path / "out" / "2x16@4").shape == (2, 16)
     assert vectors(tmp_path / "out" / "3x32").shape == (2, 32)
     succeeds(*given, "--to", "2x16@4", "--set", "embedding.dense=true", "-o", tmp_path / "dense")
     assert vectors(tmp_path / "dense").shape == (2, 32)
     assert (tmp_path / "dense" / "2_Dense" / "model.safetensors").is_file()
+
+
+def test_a_student_starts_from_its_teachers_weights_in_float32(given, tmp_path):
+    """In half precision, the teacher is cast before it computes vectors."""
+    untrained = ["--to", "2x32", "--max-steps", "0"]
+    for dtype in ("fp32", "bf16"):
+        succeeds(*given, *untrained, "--dtype", dtype, "-o", tmp_path / dtype)
+    one, other = (own_files.weights(tmp_path / dtype) for dtype in ("fp32", "bf16"))
+    for name, weight in one.items():
+        assert torch.equal(other[name], weight), name
+
+
+def test_the_undistilled_student_is_made_in_float32(given, pairs, tmp_path, monkeypatch):
+    scored, score = {}, PairEvaluation.score
+
+    def spy(self, model, **how):
+        scored[len(scored)] = {k: v.clone() for k, v in model.model.state_dict().items()}
+        return score(self, model, **how)
+
+    monkeypatch.setattr(PairEvaluation, "score", spy)
+    columns = "eval.overrides={data.columns: {text: a, pair: b}}"
+    judge = ["--eval-task", "own", "--set", f"eval.source={pairs}", "--set", columns]
+    succeeds(*given, "--to", "4x32", "--dtype", "bf16", *judge, "-o", tmp_path / "out")
+    teacher, _, undistilled = scored.values()
+    assert all(torch.equal(weight, teacher[name]) for name, weight in undistilled.items())
+
+
+def test_a_student_knows_the_rows_that_trained_its_teacher(given, teacher, tmp_path):
+    write_training_rows(teacher, np.arange(3, dtype=np.uint64))
+    succeeds(*given, "--to", "2x32", "-o", tmp_path / "out")
+    assert (training_rows(str(tmp_path / "out")) == np.arange(3)).all()
 
 
 def test_vectors_that_will_be_cut_start_turned_to_their_components(given, teacher, tmp_path):

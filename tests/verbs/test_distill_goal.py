@@ -181,13 +181,13 @@ def test_a_dry_run_times_the_shapes_and_writes_nothing(places, timed, tmp_path):
         ("text", ["--set", "student.to=[2x, 3x32]"], "2x chooses the only shape"),
         ("text", ["--to", "0.5x"], "0.5x is not faster than the teacher"),
         ("text", ["--to", "2x", "--set", "student.layers=[1]"], "student.layers names the layers"),
-        ("text", ["--to", "9ms"], "meets --to 9ms on torch as it is: 1.00x, 4.00 ms"),
+        ("text", ["--to", "9ms"], "fast enough for --to 9ms on torch: 1.00x, 4.00 ms"),
         ("text", ["--to", "2x", "--assistant", "2x"], "'2x' is not a shape"),
         ("task", ["--to", "2x", "--student", "{encoder}"], "--to 2x has nothing to choose"),
-        ("task", ["--student", "{encoder}", "--max-steps", "0"], "--student makes another student"),
+        ("task", ["--student", "{encoder}", "--max-steps", "0"], "be combined with --student"),
         ("task", ["--to", "2x16", "--max-steps", "0", "--corpus", "{text}"], "the stage on text"),
         *(
-            (name, ["--student", "{encoder}", "--max-steps", "0"], "--student makes another")
+            (name, ["--student", "{encoder}", "--max-steps", "0"], "be combined with --student")
             for name in ("embedding", "reranker")
         ),
         ("text", ["--to", "2x16", "--max-steps", "-3"], "greater than or equal to 0, got -3"),

@@ -23,9 +23,14 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from kdcli.losses import inputs_of, methods, on_tasks
 from kdcli.models.heads import AUTO_CLASS
-from kdcli.recipe.resolve import read_recipe
+from kdcli.recipe.resolve import read_recipe, resolve
+from kdcli.recipe.sections import RunOptions
 from kdcli.report.schema import FINETUNED
+from kdcli.run.context import RunContext, cpu_session
 from kdcli.types import Kind
+from kdcli.verbs.distill.outputs import prepare_outputs
+from kdcli.verbs.distill.settings import TaskDistillRecipe
+from kdcli.verbs.distill.stages import TaskDistillation
 
 QUICK = shlex.split(
     "--max-steps 8 --batch-size 16 --lr 1e-3 --dtype fp32 --set intermediate.lr=2e-4 "
@@ -78,6 +83,47 @@ def test_what_a_run_leaves(done):
     for folder in (out, out / "intermediate", out / "start"):
         assert not [key for key in weights(folder) if "projection" in key]
         assert "kd_capture" not in (folder / "config.json").read_text("utf-8")
+
+
+@pytest.mark.parametrize("method", ["tinybert", "pkd", "soft-targets"])
+def test_dropout_is_the_students_in_every_stage_with_a_teacher(
+    asked, tmp_path, monkeypatch, method
+):
+    rates = []
+
+    def spy(build):
+        def stage(self):
+            job = build(self).job
+            rates.append({m.p for module in job.modules.values() for m in dropouts(module)})
+            raise KeyboardInterrupt
+
+        return stage
+
+    def dropouts(module):
+        return (m for m in module.modules() if isinstance(m, torch.nn.Dropout))
+
+    monkeypatch.setattr(
+        TaskDistillation, "build_prediction", spy(TaskDistillation.build_prediction)
+    )
+    options = ["--method", method, "--set", "student.dropout=0.25", "--max-steps", "1"]
+    kdcli(*asked(), *options, "-o", tmp_path / "out")
+    assert rates == [{0.25}]
+
+
+def test_dropout_is_the_students_where_outputs_teach(tmp_path):
+    rows = [
+        {"query": f"w{n % 40} w{n // 40}", "positive": f"w{n % 40}", "negative": f"w{n % 7 + 41}"}
+        for n in range(80)
+    ]
+    data = own_files.write(tmp_path / "lists.jsonl", rows)
+    teacher = own_files.headed(tmp_path / "teacher", num_labels=1)
+    keys = {"task": "rerank", "teacher": str(teacher), "data.source": str(data)}
+    keys |= {"student.to": ["1x32"], "student.dropout": 0.25, "train.max_steps": 1}
+    resolved = resolve(TaskDistillRecipe, recipe=None, options=keys)
+    context = RunContext(resolved, RunOptions(dry_run=True), cpu_session(), tmp_path / "out")
+    (stage,) = prepare_outputs(context).stages
+    modules = stage.build().job.modules["model"].modules()
+    assert {m.p for m in modules if isinstance(m, torch.nn.Dropout)} == {0.25}
 
 
 def test_each_stage_starts_where_the_one_before_ended(done):

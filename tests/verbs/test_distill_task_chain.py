@@ -144,6 +144,12 @@ def test_pre_trained_distillation(asked, masked_teacher, text_file, tmp_path):
     assert "masked" in refused(tmp_path, *given)
 
 
+def test_a_dry_run_with_text_first_does_not_measure_layers(asked, text_file, tmp_path):
+    given = [*asked(), *ON_TEXT, "--corpus", text_file, "--set", "student.layers=measured"]
+    succeeds(*given, "--dry-run", "-o", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_copies_are_trained_on_as_the_recipe_says(sentences, tmp_path):
     quick = [
         *QUICK[2:],
@@ -152,9 +158,8 @@ def test_copies_are_trained_on_as_the_recipe_says(sentences, tmp_path):
     few = [*quick, "--set", "augment.copies=3"]
     result = succeeds(*sentences, *few, "-o", tmp_path / "both")
     assert "72 copies of 24 examples, 3 of each" in said_by(result)
-    assert (
-        "no masked language model was named (augment.model), so neighbours serve for all words"
-        in said_by(result)
+    assert "augment.model is not set, so all replacement words are nearest neighbours" in said_by(
+        result
     )
     notes = " ".join(report_of(tmp_path / "both").notes)
     assert all(

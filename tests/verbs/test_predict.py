@@ -107,6 +107,11 @@ def drawn_texts(count):
         yield "  ".join(words[:4]) + ", " + " ".join(words[4:]) + "."
 
 
+@pytest.mark.parametrize("texts", [[], [""], ["  ", ""]])
+def test_texts_without_words_have_no_entities(tagger, texts):
+    assert Predictor.open(str(tagger)).predict(texts) == [[] for _ in texts]
+
+
 def test_entities_are_the_ones_of_a_pipeline(tagger):
     texts = [*drawn_texts(40), ""]
     tag = pipeline("token-classification", str(tagger), aggregation_strategy="first")

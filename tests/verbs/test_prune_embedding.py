@@ -116,6 +116,14 @@ def test_a_mask_keeps_the_pooling_that_its_base_does_not_name(given, tmp_path):
     assert np.array_equal(vectors(tmp_path / "again"), vectors(tmp_path / "out"))
 
 
+def test_agreement_needs_two_texts(given, embedder, tmp_path):
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    assert "only 1 text to score" in refused(tmp_path, *given, "--sparsity", "0.5")
+    data = ["--data", tmp_path / "texts.txt", "--set", "data.judged_rows=1"]
+    evaluated = ["evaluate", embedder, "--task", "embedding", *data]
+    assert "only 1 text to score" in refused(tmp_path, *evaluated)
+
+
 @pytest.mark.parametrize("method", ["magnitude", "movement"])
 def test_methods_that_train_the_weights_leave_no_mask_file(given, tmp_path, method):
     succeeds(*given, "--sparsity", "0.5", "--method", method, "-o", tmp_path / "out")

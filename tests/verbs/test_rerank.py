@@ -162,6 +162,7 @@ def test_a_student_of_other_tokens(given, tmp_path):
     )
     student = CrossEncoder(str(tmp_path / "out"), device="cpu")
     assert student.tokenizer.get_vocab() == foreign_tokenizer().get_vocab()
+    assert isinstance(student.activation_fn, torch.nn.Identity), "the teacher's"
     losses = [row["terms"]["scores"] for row in log_of(tmp_path / "out") if row["step"]]
     assert np.mean(losses[-10:]) < np.mean(losses[:10])
 
@@ -177,9 +178,11 @@ def test_an_embedding_model_teaches_by_cosines(data, tmp_path):
         data,
         *QUICK,
     ]
+    assert "has no reranking head" in refused(tmp_path, *given, "--max-steps", "0")
     result = succeeds(*given, "-o", tmp_path / "out")
     assert "cosines of its vectors; mean pooling" in said_by(result)
-    assert CrossEncoder(str(tmp_path / "out"), device="cpu").num_labels == 1
+    student = CrossEncoder(str(tmp_path / "out"), device="cpu")
+    assert (student.num_labels, type(student.activation_fn)) == (1, torch.nn.Identity)
 
 
 def test_scores_come_from_the_data(data, teacher, tmp_path):
@@ -229,7 +232,7 @@ def test_labels_alone_train_a_reranker(data, tmp_path, loss, monkeypatch):
         *more,
     ]
     with monkeypatch.context() as patch:
-        patch.setattr(RerankWorkload, "candidate_scores", again)
+        patch.setattr(RerankWorkload, "_cross_scores", again)
         succeeds(*given, "-o", tmp_path / "out")
     succeeds("evaluate", tmp_path / "out", *given[2:6], *QUICK[8:10], "-o", tmp_path / "again")
     own, other = (report_of(tmp_path / name).evaluations[0] for name in ("out", "again"))
@@ -240,6 +243,40 @@ def test_labels_alone_train_a_reranker(data, tmp_path, loss, monkeypatch):
     student = CrossEncoder(str(tmp_path / "out"), device="cpu")
     assert isinstance(student.activation_fn, torch.nn.Sigmoid)
     assert AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length == 24
+
+
+@pytest.mark.parametrize("verb", ["distill", "prune"])
+def test_labels_of_the_validation_split_alone_score_the_models(teacher, data, tmp_path, verb):
+    rows = [
+        {"query": row["query"], "passages": [row["positive"], *row["negative"]]}
+        for row in listed(40)
+    ]
+    write(data / "train.jsonl", rows)
+    more = ["--to", "2x16"] if verb == "distill" else ["--sparsity", "0.5"]
+    given = [verb, teacher, "--task", "rerank", "--data", data, *QUICK]
+    succeeds(*given, *more, "-o", tmp_path / "out")
+    evaluations = report_of(tmp_path / "out").evaluations
+    assert {(e.reference, e.n, *e.metrics) for e in evaluations} == {
+        ("labels", 20, "ndcg@10", "mrr@10")
+    }
+    model = CrossEncoder(str(teacher), device="cpu")
+    assert evaluations[0].metrics["mrr@10"] == pytest.approx(mrr(model))
+
+
+def test_a_reranker_is_evaluated_on_rows_of_the_length_that_it_was_trained_with(data, tmp_path):
+    for split, seed in (("train", 0), ("validation", 1)):
+        rows = listed(20, seed)
+        for row in rows:
+            row["positive"] += " w1 w2 w3 w4 w5"
+            row["negative"] = [f"{passage} w6 w7 w8 w9 w10" for passage in row["negative"]]
+        write(data / f"{split}.jsonl", rows)
+    base, short = own_files.encoder(tmp_path / "base", type_vocab_size=2), "data.max_length=8"
+    given = ["--task", "rerank", "--data", data]
+    succeeds("finetune", base, *given, *QUICK, "--set", short, "-o", tmp_path / "tuned")
+    succeeds("evaluate", tmp_path / "tuned", *given, "-o", tmp_path / "again")
+    tuned, again = (report_of(tmp_path / name) for name in ("tuned", "again"))
+    assert again.evaluations[0].metrics == pytest.approx(tuned.evaluations[0].metrics)
+    assert "100.0% of the candidates were cut at 8 tokens" in " ".join(again.notes)
 
 
 def test_a_held_out_pass_counts_candidates_and_not_lists(data, tmp_path, monkeypatch):

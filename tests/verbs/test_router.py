@@ -3,10 +3,11 @@
 import numpy as np
 import own_files
 import pytest
+import torch
 from own_files import refused, succeeds
 from sentence_transformers import SentenceTransformer
 
-from kdcli.models.embedder import EmbeddingFormat, save_embedder
+from kdcli.models.embedder import DenseLayer, EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 
 TEXTS = ["w1 w2", "w3 w4 w5"]
@@ -36,6 +37,16 @@ def test_queries_are_encoded_by_the_student_and_documents_by_the_teacher(given, 
     assert both.encode_query(TEXTS) == pytest.approx(student.encode_query(TEXTS), abs=1e-6)
     assert both.encode_document(TEXTS) == pytest.approx(teacher.encode_document(TEXTS), abs=1e-6)
     assert both.similarity_fn_name == teacher.similarity_fn_name
+
+
+def test_a_student_keeps_its_teachers_dense_layer(given, tmp_path):
+    base = load_encoder(str(tmp_path / "base"))
+    fmt = EmbeddingFormat("mean", dense=DenseLayer(torch.eye(32)[:8], None, False))
+    save_embedder(base.model, base.tokenizer, fmt, tmp_path / "dense")
+    given[1] = tmp_path / "dense"
+    succeeds(*given, "--to", "2x32", "-o", tmp_path / "out")
+    both = SentenceTransformer(str(tmp_path / "out" / "router"), device="cpu")
+    assert both.encode_query(TEXTS).shape == both.encode_document(TEXTS).shape == (2, 8)
 
 
 @pytest.mark.parametrize(

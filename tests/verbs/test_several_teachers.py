@@ -63,7 +63,7 @@ def test_the_cosine_of_joined_vectors_is_the_mean_of_the_cosines():
 def test_a_student_learns_all_teachers(given, tmp_path, texts):
     other = embedder(tmp_path / "two", num_hidden_layers=2)
     result = succeeds(*given, "--also-teacher", other, "--to", "2x32", "-o", tmp_path / "out")
-    assert "32 principal components of the teacher's 64" in said_by(result)
+    assert "32 principal components of the teacher's 64-wide vectors" in said_by(result)
     report = report_of(tmp_path / "out")
     assert [one.role for one in report.models][:3] == ["teacher", "teacher", "student"]
     lines = texts.read_text().splitlines()

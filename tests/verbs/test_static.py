@@ -11,6 +11,7 @@ import pytest
 import torch
 from clients import fastembed  # noqa: F401
 from own_files import refused, report_of, said_by, succeeds
+from safetensors.torch import save_file
 from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -19,7 +20,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from kdcli.data.labelled.features import TokenizedRows
-from kdcli.models.embedder import EmbeddingFormat, save_embedder
+from kdcli.deploy.predict import Predictor
+from kdcli.models.embedder import DenseLayer, EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 from kdcli.models.static import bare_tokenizer
 from kdcli.run.context import cpu_session
@@ -206,12 +208,39 @@ def test_a_model_of_model2vec_is_scored(student, tmp_path):
     )
 
 
+def test_special_tokens_of_a_published_model_do_not_count(student, teacher, tmp_path):
+    """Its tokenizer.json may frame texts, but sentence-transformers ignores that."""
+    published = shutil.copytree(student, tmp_path / "published")
+    shutil.copy(teacher / "tokenizer.json", published)
+    # kdcli's own students have zeros there.
+    table = own_files.weights(published)
+    (name,) = table
+    table[name][SPECIAL] = 1.0
+    save_file(table, published / "model.safetensors")
+    expected = SentenceTransformer(str(published), device="cpu").encode(TEXTS[:9])
+    found = Predictor.open(str(published)).predict(TEXTS[:9])
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
 def test_an_export_of_a_static_model_has_the_same_vectors(student, tmp_path):
     succeeds("export", student, "--format", "onnx", "--int8", "-o", tmp_path / "out")
     exported = Embedder.open_scored(str(tmp_path / "out"))
     expected = Embedder.open_scored(str(student)).vectors(TEXTS, "", cpu_session())
     found = exported.vectors(TEXTS, "", cpu_session())
     assert ((found * expected).sum(1) > 0.999).all()
+
+
+def test_the_width_is_that_of_the_teachers_vectors(teacher, texts, tmp_path):
+    """A dense layer turns states of 32 numbers into vectors of 12."""
+    dense = DenseLayer(torch.eye(32)[:12], None, False)
+    base, fmt = load_encoder(str(teacher)), EmbeddingFormat("mean", dense=dense)
+    save_embedder(base.model, base.tokenizer, fmt, tmp_path / "dense")
+    given = ["distill", tmp_path / "dense", "--data", texts, "--set", "measure.latency=false"]
+    assert "choose a width from 1 to 12" in refused(tmp_path, *given, "--to", "static:13")
+    result = succeeds(*given, "--to", "static", "--max-steps", "0", "-o", tmp_path / "out")
+    assert "principal components" not in said_by(result)
+    (student,) = report_of(tmp_path / "out").with_role("student")
+    assert student.card.hidden == 12
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def augment(
     share = replaced / words if words else 0.0
     source = "words of several tokens take neighbours, others a masked language model's predictions"
     if masked_words is None:
-        source = "no masked language model, so neighbours serve for all words"
+        source = "no masked language model, so all replacement words are nearest neighbours"
     notes = [
         f"{len(all_copies):,} copies of {len(examples):,} examples, {copies} of each; {share:.1%} "
         "of their words replaced",

@@ -17,9 +17,9 @@ from kdcli.deploy.untrained import (
 )
 from kdcli.engine.device import choose_device
 from kdcli.engine.progress import Progress
+from kdcli.models.embedder import read_format
 from kdcli.models.grammar import goal_of, parse_shape
 from kdcli.models.load import load_encoder, location
-from kdcli.models.shape import shape_of
 from kdcli.report.views import short
 from kdcli.types import ModelShape
 from kdcli.verbs.compress.budget import TIMED, timing_stopped
@@ -65,9 +65,11 @@ def measure_untrained(search: Search, model: str) -> Untrained:
     goal = goal_of(texts)
     shapes = []
     if goal is None:
-        config = loaded.model.config
-        allow_static = runner.trainer.allows_static(runner.kind)
-        shapes = shapes_of(texts, shape_of(config), allow_static=allow_static)
+        static_width = None
+        if runner.trainer.allows_static(runner.kind):
+            fmt, hidden = read_format(model), loaded.shape.hidden
+            static_width = hidden if fmt is None else fmt.width(hidden)
+        shapes = shapes_of(texts, loaded.shape, static_width=static_width)
     if len(search.backends) == 1 and len(shapes) == 1 and not is_bounded(search.goal):
         backend = search.backends[0]
         untrained_student(loaded, shapes[0], runner.recipe.seed)
@@ -162,7 +164,7 @@ class _Timing:
 
 
 def shapes_of(
-    given: Sequence[str], teacher: ModelShape, *, allow_static: bool = False
+    given: Sequence[str], teacher: ModelShape, *, static_width: int | None = None
 ) -> list[ModelShape]:
     """Return the shapes to try, from large to small.
 
@@ -171,7 +173,7 @@ def shapes_of(
     """
     layers, width = teacher.layers, teacher.hidden
     if given:
-        shapes = [parse_shape(text, teacher, allow_static=allow_static) for text in given]
+        shapes = [parse_shape(text, teacher, static_width=static_width) for text in given]
     else:
         texts = [f"{max(1, round(layers * share))}x{width}" for share in (2 / 3, 1 / 2, 1 / 3)]
         if width % (2 * teacher.heads) == 0:

@@ -26,7 +26,7 @@ class WordSource:
     """The sources of candidates for words.
 
     Attributes:
-        language_model: A masked language model; None if neighbours serve for all words.
+        language_model: A masked language model; None if all words come from neighbours.
         neighbours: The nearest neighbours of words.
         fingerprint: A hash of both sources and the vocabulary.
     """
@@ -46,7 +46,8 @@ def open_words(
     model, hashed = None, [""]
     if settings.model is not None:
         otherwise = (
-            "name another model for augment.model, or none: neighbours then serve for all words"
+            "name another model for augment.model, or leave it unset to take nearest neighbours "
+            "for all words"
         )
         model = load_masked_lm(
             settings.model, otherwise=otherwise, trust_remote_code=trust_remote_code
@@ -60,9 +61,7 @@ def open_words(
             )
         hashed = [weights_hash(model.model)]
     else:
-        Progress.log(
-            "no masked language model was named (augment.model), so neighbours serve for all words"
-        )
+        Progress.log("augment.model is not set, so all replacement words are nearest neighbours")
     if settings.glove is not None:
         path = Path(settings.glove)
         neighbours = Neighbours.of_glove(path, words_of(task.data.task, task.data.train))

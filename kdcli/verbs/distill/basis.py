@@ -27,7 +27,10 @@ class Basis(nn.Module):
         self.inner = inner
 
     def forward(self, vectors: Tensor | None) -> Tensor | None:
-        return None if vectors is None else vectors @ self.basis_ED
+        if vectors is None:
+            return None
+        with torch.autocast(vectors.device.type, enabled=False):
+            return vectors.float() @ self.basis_ED
 
 
 def projected(objective: Objective, basis_ED: Array | None) -> Objective:

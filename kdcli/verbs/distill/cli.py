@@ -54,7 +54,7 @@ def _check_sets(given: Given) -> None:
 
 def _check_shapes(given: Given) -> None:
     """Raise UsageError for a shape that does not fit, before torch is loaded."""
-    from kdcli.models.grammar import goal_of, parse_shape
+    from kdcli.models.grammar import goal_of, is_static_shape, parse_shape
     from kdcli.models.source import sizes_on_disk
 
     if goal_of(given["to"] or []) is not None:
@@ -66,7 +66,9 @@ def _check_shapes(given: Given) -> None:
     if sizes is None:
         return
     for text in given["to"] or []:
-        parse_shape(text, sizes, allow_static=True)
+        # The width of the teacher's vectors is known when the teacher is loaded.
+        if not is_static_shape(text):
+            parse_shape(text, sizes)
 
 
 def _detect_task(given: Given) -> None:

@@ -28,11 +28,11 @@ from kdcli.losses import build_objective
 from kdcli.losses.embedding import check_dimensions
 from kdcli.models.card import describe, describe_source
 from kdcli.models.embedder import EmbeddingFormat, Pool, read_format, save_embedder
-from kdcli.models.grammar import is_static_shape
+from kdcli.models.grammar import is_static_shape, static_shape
 from kdcli.models.load import location
 from kdcli.models.shape import InitializedStudent
 from kdcli.models.static import as_static
-from kdcli.models.training_rows import training_rows
+from kdcli.models.training_rows import all_rows, training_rows
 from kdcli.recipe.resolve import Resolved, defaulted
 from kdcli.report.finish import ReportContents, ReportedModel, quality_of, without_distillation
 from kdcli.report.front import EMBEDDER
@@ -42,7 +42,7 @@ from kdcli.run.stages import Run, Stage, StageJob
 from kdcli.targets.precomputed import read_vectors
 from kdcli.targets.targets import Vectors, VectorTargets, anchors_of
 from kdcli.targets.teacher import Teacher
-from kdcli.types import Array, ModelShape, Needs, Outcome
+from kdcli.types import Array, ModelShape, Needs, Outcome, RowHashes
 from kdcli.verbs.distill.basis import projected
 from kdcli.verbs.distill.embedding_checks import check_signals
 from kdcli.verbs.distill.fast import shape_notes
@@ -149,8 +149,10 @@ class EmbeddingDistillation:
         return folder if len(self.shapes) == 1 else folder / as_directory(name)
 
     def build(self) -> StageJob:
-        """Compute the teacher's vectors, make the students, and build the job that trains them."""
+        """Make the students, compute the teacher's vectors, and build the job that trains them."""
         recipe, session, workload = self.context.recipe, self.context.session, self.workload
+        # Before the teacher computes vectors, it is cast to the compute dtype.
+        encoders = {n: self._initialized(to) for n, to in self.shapes.items() if not to.is_static}
         vectors = self._vectors()
         space = VectorSpace(recipe, session, workload, vectors, self.teacher_width)
         train = workload.train_numbers
@@ -158,14 +160,14 @@ class EmbeddingDistillation:
         kernel = relation_kernel(recipe.relation.kernel, session.device, session.compute_dtype)
         students: dict[str, Student] = {}
         formats: dict[str, EmbeddingFormat] = {}
-        starts: dict[str, PreTrainedModel] = {}
+        starts = {name: copy.deepcopy(built.model) for name, built in encoders.items()}
         for name, to in self.shapes.items():
             if to.is_static:
                 fmt, basis_ED = space.of_static(to)
                 built = self._static(to, vectors, basis_ED)
                 starts[name] = copy.deepcopy(built.model)
             else:
-                built = self._initialized(to)
+                built = encoders[name]
                 torch.manual_seed(recipe.train.seed)
                 fmt, basis_ED = space.of_student(to, built.model)
             objective = build_objective(METHOD, recipe.loss, self.teacher.shape, to, kernel=kernel)
@@ -219,12 +221,19 @@ class EmbeddingDistillation:
                 assert isinstance(pool, Pool)
                 formats[name] = replace(formats[name], dense=pool.format_of_dense)
                 folder = self.model_folder(name)
-                save_embedder(student.encoder, self.origin.tokenizer, formats[name], folder)
+                tokenizer, fmt = self.origin.tokenizer, formats[name]
+                save_embedder(student.encoder, tokenizer, fmt, folder, self.rows)
                 if context.recipe.embedding.router:
                     self._save_router(name, student, formats[name])
         context.session.wait()
         if context.is_main:
             self._report(students, formats, starts, outcome)
+
+    @property
+    def rows(self) -> RowHashes:
+        """The labelled rows that trained the students' teachers or the encoder they start from."""
+        models = (self.origin, self.teacher, *self.more_teachers)
+        return all_rows(*(model.rows for model in models))
 
     @property
     def teacher_width(self) -> int:
@@ -323,7 +332,7 @@ class EmbeddingDistillation:
                     untrained = replace(scored[name], model=starts[name], source="")
                     scored[name + UNDISTILLED] = untrained
                     continue
-                copied = self._initialized(to).model.eval()
+                copied = starts[name].eval()
                 untrained = Embedder(copied, origin.tokenizer, "", format=origin.format)
                 if to.hidden != origin.shape.hidden:
                     fmt = replace(origin.format, dense=None)
@@ -382,7 +391,8 @@ def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
     for each in (teacher, *others):
         Progress.log_fact(f"{each.source}: {each.note}")
     origin = _origin(recipe, teacher, session) if recipe.student.source else teacher
-    shapes = student_shapes(recipe, origin.shape) if recipe.student.to else {}
+    width = teacher.format.width(teacher.shape.hidden)
+    shapes = student_shapes(recipe, origin.shape, width) if recipe.student.to else {}
     shapes = shapes or {"student": origin.shape}
     context.options.check_pushed(len(shapes))
     check_signals(recipe, teacher, origin, shapes)
@@ -417,8 +427,11 @@ def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
     context = with_measured_layers(context, workload, origin, depths)
     whole = EmbeddingDistillation(context, teacher, workload, shapes, precomputed_NE, others)
     for name, to in shapes.items():
+        if to.is_static:
+            # The vectors of a file may be narrower than the teacher's own.
+            static_shape(to.hidden, whole.teacher_width)
         check_dimensions(recipe.loss, min(to.hidden, whole.teacher_width))
-        check_router(recipe, name, to, whole.teacher_width)
+        check_router(recipe, name, to, origin, whole.teacher_width)
     assert workload.tokens is not None
     resolved = context.resolved
     return Run([Stage(context.folder, resolved, whole.build)], resolved=resolved)

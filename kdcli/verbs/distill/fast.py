@@ -129,7 +129,8 @@ def check_untrained(recipe: DistillRecipe | TaskDistillRecipe | RerankRecipe) ->
     for name, is_given in made_elsewhere.items():
         if is_given:
             raise UsageError(
-                f"--max-steps 0 fits a student to its teacher, and {name} makes another student",
+                "--max-steps 0 saves a student made from its teacher without training, so it "
+                f"cannot be combined with {name}",
                 "omit one of them",
             )
 
@@ -221,6 +222,6 @@ def _check_slower(goal: SpeedGoal, teacher: Subject, backend: str, protocol: Pro
     if is_fast_enough(goal, times):
         exported = "" if backend == "torch" else "use the teacher on that backend, or "
         raise UsageError(
-            f"{teacher.source} meets --to {goal} on {backend} as it is: {times}",
-            f"nothing was trained; {exported}ask for more",
+            f"{teacher.source} is already fast enough for --to {goal} on {backend}: {times}",
+            f"{exported}give a higher speed-up or a lower latency",
         )

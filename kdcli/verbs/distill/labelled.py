@@ -233,10 +233,10 @@ def _student_shape(
         task compares tokens.
     """
     recipe = context.recipe
-    allow_static = workload.kind in ROW_KINDS
+    static_width = teacher.shape.hidden if workload.kind in ROW_KINDS else None
     shape = None
     if recipe.student.to:
-        shape = parse_shape(recipe.student.to[0], teacher.shape, allow_static=allow_static)
+        shape = parse_shape(recipe.student.to[0], teacher.shape, static_width=static_width)
     source = recipe.student.source
     if source is None:
         assert shape is not None

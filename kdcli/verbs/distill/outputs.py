@@ -16,9 +16,11 @@ import numpy as np
 from kdcli.deploy.latency import Subject
 from kdcli.errors import UsageError
 from kdcli.models.card import describe, describe_source
+from kdcli.models.cross_encoder import set_activation
 from kdcli.models.grammar import parse_shape
 from kdcli.models.load import location
 from kdcli.models.model import Model
+from kdcli.models.shape import set_dropout
 from kdcli.models.training_rows import all_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import KdSettings, MeasureSettings, RunOptions, Section
@@ -39,6 +41,7 @@ from kdcli.workloads.finetuning import request_of, scores_after_training
 from kdcli.workloads.plan import log_padding
 from kdcli.workloads.recipes import as_finetune, rerank_finetuning
 from kdcli.workloads.rerank import RerankWorkload
+from kdcli.workloads.rerank_models import activation_taught_by
 from kdcli.workloads.scores import ModelScores, compare
 from kdcli.workloads.settings import (
     FinetuneTrainSettings,
@@ -107,7 +110,7 @@ class OutputDistillation:
         # The teacher is scored in float32, before it is cast to the compute dtype.
         scores: dict[str, ModelScores] = {}
         if self.teacher is not None and not context.dry_run:
-            if not workload.has_labels:
+            if workload.needs_reference:
                 workload = workload.with_reference(self.teacher)
             scores[TEACHER] = workload.score(self.teacher)
         card = None
@@ -216,6 +219,11 @@ def _prepare_reranker(context: RunContext[RerankRecipe]) -> Run:
         )
     teacher = None
     if recipe.teacher is not None:
+        if not recipe.train.trains and not workload.fits(recipe.teacher):
+            raise UsageError(
+                f"{recipe.teacher} has no reranking head that a student could start from",
+                "train the student: remove --max-steps 0",
+            )
         teacher = workload.load_teacher(recipe.teacher, origin, head=TaskHeadSettings())
         workload.notes = [f"the teacher is {recipe.teacher}"]
     else:
@@ -225,9 +233,12 @@ def _prepare_reranker(context: RunContext[RerankRecipe]) -> Run:
 
     def make() -> Model:
         make_student = workload.student if recipe.train.trains else workload.fitted_student
-        return make_student(
+        made = make_student(
             origin, shape, init=student.init, layers=student.layers, seed=recipe.train.seed
         )
+        if teacher is not None:
+            set_activation(made.model, activation_taught_by(teacher))
+        return made
 
     place = StorePlace(context.folder, int(recipe.cache_gb * 1e9))
     kd = KdSettings(weight=recipe.ranking.weight, temperature=recipe.ranking.temperature)
@@ -279,9 +290,12 @@ def prepare_outputs(context: RunContext[TaskDistillRecipe]) -> Run:
 
     def make() -> Model:
         make_student = workload.student if recipe.train.trains else workload.fitted_student
-        return make_student(
+        made = make_student(
             origin, shape, init=student.init, layers=student.copied, seed=recipe.train.seed
         )
+        if student.dropout is not None:
+            set_dropout(made.model, student.dropout)
+        return made
 
     place = StorePlace(context.folder / "signals", int(recipe.cache_gb * 1e9))
     return OutputDistillation(

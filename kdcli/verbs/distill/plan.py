@@ -13,7 +13,6 @@ from kdcli.models.shape import shape_of
 from kdcli.recipe.resolve import Resolved, flatten
 from kdcli.types import ModelShape
 from kdcli.verbs.distill.settings import DistillRecipe, OnTextDownstream
-from kdcli.workloads.embedding import METHOD as EMBEDDING
 
 
 @dataclass(frozen=True)
@@ -126,18 +125,24 @@ def variants_of(recipe: DistillRecipe) -> dict[str, DistillRecipe]:
     return recipes or {"": recipe}
 
 
-def student_shapes(recipe: DistillRecipe, teacher: ModelShape) -> dict[str, ModelShape]:
+def student_shapes(
+    recipe: DistillRecipe, teacher: ModelShape, static_width: int | None = None
+) -> dict[str, ModelShape]:
     """Return the students' shapes by their name in the report.
 
     A single student is called `student`. Several students are called by their shapes as given.
+
+    Args:
+        recipe: The recipe.
+        teacher: The shape of the model that students are made from.
+        static_width: The maximum width of a static student; None allows none.
 
     Raises UsageError: a shape is given twice, or is none.
     """
     texts = recipe.student.to
     if len(set(texts)) < len(texts):
         raise UsageError(f"--to names a shape twice: {', '.join(texts)}")
-    learns_vectors = recipe.method == EMBEDDING
-    parsed = {text: parse_shape(text, teacher, allow_static=learns_vectors) for text in texts}
+    parsed = {text: parse_shape(text, teacher, static_width=static_width) for text in texts}
     return parsed if len(parsed) > 1 else {"student": next(iter(parsed.values()))}
 
 

@@ -37,7 +37,7 @@ def general_recipe(recipe: TaskDistillRecipe) -> Resolved[DistillRecipe]:
     """
     general, student = recipe.general, recipe.student
     options: dict[str, object] = {
-        f"student.{key}": getattr(student, key) for key in ("to", "init", "layers")
+        f"student.{key}": getattr(student, key) for key in ("to", "init", "layers", "dropout")
     }
     options |= {f"train.{key}": getattr(recipe.train, key) for key in ("seed", "dtype")}
     options["relation.kernel"] = recipe.relation.kernel

@@ -13,14 +13,24 @@ from kdcli.errors import UsageError
 from kdcli.models.embedder import LIBRARY, MODULES_FILE, PROMPTS_FILE, save_embedder
 from kdcli.types import ModelShape
 from kdcli.verbs.distill.settings import DistillRecipe
+from kdcli.verbs.distill.space import format_of
 from kdcli.workloads.embedder import Embedder
 
 ROUTER = "router"
 """The directory of the model, in the student's."""
 
 
-def check_router(recipe: DistillRecipe, name: str, to: ModelShape, teacher_width: int) -> None:
+def check_router(
+    recipe: DistillRecipe, name: str, to: ModelShape, origin: Embedder, teacher_width: int
+) -> None:
     """Check that a student's vectors can be compared with its teacher's.
+
+    Args:
+        recipe: The recipe.
+        name: The student's name.
+        to: The student's shape.
+        origin: The model that the student starts from.
+        teacher_width: The number of components of the teacher's vectors.
 
     Raises UsageError: they lie in another space.
     """
@@ -32,7 +42,8 @@ def check_router(recipe: DistillRecipe, name: str, to: ModelShape, teacher_width
             f"embedding.router needs documents' vectors of the teacher alone, not {other}",
             "omit one of them",
         )
-    reaches_width = to.hidden == teacher_width or (recipe.embedding.dense and not to.is_static)
+    width = to.hidden if to.is_static else format_of(recipe, origin, to).width(to.hidden)
+    reaches_width = width == teacher_width or (recipe.embedding.dense and not to.is_static)
     if reaches_width and not recipe.loss.get("dimensions"):
         return
     raise UsageError(

@@ -24,6 +24,22 @@ ROTATED_ROWS = 1000
 """Number of a student's vectors before training to which the targets are rotated."""
 
 
+def is_foreign(recipe: DistillRecipe, origin: Embedder) -> bool:
+    """Return whether students learn vectors of a space other than `origin`'s own."""
+    if recipe.embedding.vectors is not None or recipe.student.source is not None:
+        return True
+    # The dense layer of the first of several teachers leads to its own vectors alone.
+    return bool(recipe.more_teachers) and origin.format.dense is not None
+
+
+def format_of(recipe: DistillRecipe, origin: Embedder, to: ModelShape) -> EmbeddingFormat:
+    """Return how a student with layers makes vectors, before it gets a dense layer of its own."""
+    other_space = is_foreign(recipe, origin) or recipe.loss.get("dimensions")
+    if to.hidden != origin.shape.hidden or other_space:
+        return replace(origin.format, dense=None)
+    return origin.format
+
+
 @dataclass(frozen=True)
 class VectorSpace:
     """The teacher's vectors, and the students' formats and targets that follow from them.
@@ -57,13 +73,9 @@ class VectorSpace:
             to: The student's shape.
             model: The student before training.
         """
-        recipe, fmt = self.recipe, self.origin.format
+        recipe, fmt = self.recipe, format_of(self.recipe, self.origin, to)
         teacher_width, dimensions = self.teacher_width, recipe.loss.get("dimensions")
-        foreign = recipe.embedding.vectors is not None or recipe.student.source is not None
-        # The dense layer of the first of several teachers leads to its own vectors alone.
-        foreign = foreign or bool(recipe.more_teachers and fmt.dense is not None)
-        if to.hidden != self.origin.shape.hidden or foreign or dimensions:
-            fmt = replace(fmt, dense=None)
+        foreign = is_foreign(recipe, self.origin)
         width, basis_ED = fmt.width(to.hidden), None
         if width == teacher_width and not (foreign or dimensions):
             return fmt, None
@@ -89,7 +101,7 @@ class VectorSpace:
         return fmt, self._basis(to.hidden)
 
     def _basis(self, width: int) -> Array:
-        """Return the principal components of the teacher's vectors, and log their energy."""
+        """Return the principal components of the teacher's vectors, and log what they hold."""
         generator = np.random.default_rng(self.recipe.train.seed)
         drawn = generator.permutation(self.workload.train_numbers)[:BASIS_ROWS]
         sample = np.sort(drawn)
@@ -97,8 +109,9 @@ class VectorSpace:
         x = self.vectors(sample).astype(np.float64)
         share = np.square(x @ basis_ED).sum() / np.square(x).sum()
         Progress.log(
-            f"targets: {basis_ED.shape[1]} principal components of the teacher's "
-            f"{self.teacher_width}, which hold {share:.1%} of the energy"
+            f"the student learns {basis_ED.shape[1]} principal components of the teacher's "
+            f"{self.teacher_width}-wide vectors, which hold {share:.1%} of the vectors' squared "
+            "length"
         )
         return basis_ED
 

@@ -211,8 +211,7 @@ class TaskDistillation:
             trusted = self.context.trust_remote_code
             encoder = load_encoder(source, trust_remote_code=trusted)
             recipe = as_finetune(self.recipe, source).model_copy(update={"train": settings})
-        if self.recipe.student.dropout is not None:
-            set_dropout(encoder.model, self.recipe.student.dropout)
+        self._set_dropout(encoder)
         workload, objective = self.augmented[0], self.objective()
         student, job, schedule = objective_job(
             workload, recipe.train, encoder.model, objective, self.teachers[0], self.store
@@ -250,6 +249,7 @@ class TaskDistillation:
             with self._student_before(before) as source:
                 stage = as_finetune(recipe, source)
                 student = self._loaded(source, stage)
+            self._set_dropout(student)
         else:
             stage, student = as_finetune(recipe, str(self.folder)), self._fitted(workload)
         if self.context.dry_run:
@@ -282,6 +282,11 @@ class TaskDistillation:
         return self.workload.load(
             source, head=recipe.head, seed=recipe.train.seed, new_head=new_head
         )
+
+    def _set_dropout(self, student: Model) -> None:
+        """Set the dropout rates of a student that learns from the teacher."""
+        if self.recipe.student.dropout is not None:
+            set_dropout(student.model, self.recipe.student.dropout)
 
     def _fitted(self, workload: LabelledWorkload) -> Model:
         """Make the student that is not trained. Scoring may have moved its teacher."""
@@ -392,11 +397,13 @@ class TaskDistillation:
         teacher, student = self.teachers[0], self.recipe.student
         trusted = self.context.trust_remote_code
         encoder = load_encoder(teacher.source, trust_remote_code=trusted)
+        # The stage on text measures the layers of its own student, which a copy only stands in for.
+        layers = None if student.layers == "measured" else student.copied
         built = self.workload.make_student(
             encoder,
             self.shape,
             init=self._init,
-            layers=student.copied,
+            layers=layers,
             seed=self.recipe.train.seed,
         )
         for note in built.notes:

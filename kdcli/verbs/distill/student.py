@@ -144,8 +144,8 @@ def freeze_unused_weights(students: Mapping[str, Student], batch: Batch, signals
         if unreached:
             modules = {p.removeprefix("captured.model.").rsplit(".", 1)[0] for p in unreached}
             Progress.log(
-                f"{name}: no gradient reaches {len(unreached)} tensors behind the last signal; "
-                f"they keep their initial values: {', '.join(sorted(modules))}"
+                f"{name}: the loss does not use {len(unreached)} tensors after the last compared "
+                f"layer; they are not trained: {', '.join(sorted(modules))}"
             )
 
 

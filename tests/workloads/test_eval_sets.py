@@ -1,0 +1,79 @@
+"""Data sets on which embedding models are scored without fine-tuning."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from encoders import on_disk, tiny_encoder
+from scipy.stats import spearmanr
+from sentence_transformers import SentenceTransformer
+
+from kdcli.errors import UsageError
+from kdcli.models.embedder import EmbeddingFormat, save_embedder
+from kdcli.models.load import load_encoder
+from kdcli.workloads.embedder import Embedder
+from kdcli.workloads.eval_sets import open_eval_sets, open_pairs
+from kdcli.workloads.settings import DownstreamSettings, LabelledSettings
+
+ROWS = []
+for n in range(25):
+    words = [f"w{(n * 7 + i) % 41}" for i in range(6)]
+    other = [f"w{(n * 5 + i + 17) % 41}" for i in range(6)]
+    pair = words[: n % 4] + other[n % 4 :]
+    ROWS.append({"text": " ".join(words), "pair": " ".join(pair), "label": n % 5 + 0.5})
+COLUMNS = {"text": "text", "pair": "pair", "label": "label"}
+
+
+def write(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    write(tmp_path / "data" / "own" / "validation.jsonl", ROWS)
+    return tmp_path / "data" / "own"
+
+
+@pytest.fixture
+def model(tmp_path):
+    """An embedding model that reads 4 tokens of a text."""
+    torch.manual_seed(0)
+    base = load_encoder(
+        str(on_disk(tiny_encoder("bert", initializer_range=0.3), tmp_path / "base"))
+    )
+    save_embedder(base.model, base.tokenizer, EmbeddingFormat(max_length=4), tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize(
+    ("max_length", "note"),
+    [(None, "100.0% of the texts were cut at 4 tokens"), (16, "no text was cut")],
+)
+def test_texts_are_cut_as_the_note_says(pairs, model, session, max_length, note):
+    settings = LabelledSettings(source=str(pairs), columns=COLUMNS, max_length=max_length)
+    scores = open_pairs("own", settings, {}, session).score(Embedder.open(str(model)))
+    theirs = SentenceTransformer(str(model), device="cpu")
+    theirs.max_seq_length = max_length or 4
+    first, second = (theirs.encode([row[side] for row in ROWS]) for side in ("text", "pair"))
+    cosines = (first.astype(np.float64) * second).sum(1)
+    wanted = spearmanr(cosines, [row["label"] for row in ROWS]).statistic
+    assert scores.evaluations[0].metrics["spearman"] == pytest.approx(wanted, abs=1e-6)
+    assert scores.notes[0].endswith(note)
+
+
+def test_each_of_several_tasks_has_its_folder(pairs, session):
+    folder = pairs.parent / "retrieval"
+    write(folder / "corpus.jsonl", [{"_id": f"d{n}", "text": f"w{n}"} for n in range(9)])
+    write(folder / "queries.jsonl", [{"_id": "q", "text": "w1"}])
+    (folder / "qrels.tsv").write_text("q\td1\t1\n")
+    overrides = {"data": {"columns": COLUMNS}}
+    settings = DownstreamSettings(
+        tasks=["own", "retrieval"], source=str(pairs.parent), overrides=overrides
+    )
+    own, retrieval = open_eval_sets(settings, {}, session)
+    assert (own.row_count, retrieval.row_count) == (25, 1)
+    folder.rename(pairs.parent / "other")
+    with pytest.raises(UsageError, match="no folder retrieval/ for the task retrieval"):
+        open_eval_sets(settings, {}, session)
