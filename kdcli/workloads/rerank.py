@@ -371,13 +371,12 @@ class RerankWorkload(Workload):
         return row_format(settings, RERANK_TASK, model, as_tuned=as_tuned).max_length
 
     def score(self, model: Model, *, worst: int = 0) -> ModelScores:
-        if isinstance(model, Embedder):
-            return self.score_values(self.candidate_scores(model, self.evaluated), [model.note])
-        length = self._length_for(model)
-        rows = tokenize_lists(self.evaluated, model, length)
-        cut = rows.truncated / len(rows)
-        note = f"{model.note}; {cut:.1%} of the candidates were cut at {length} tokens"
-        return self.score_values(self._cross_scores(model, rows), [note])
+        note = model.note
+        if not isinstance(model, Embedder):
+            rows = self.rows_for(model)
+            cut = rows.truncated / len(rows)
+            note += f"; {cut:.1%} of the candidates were cut at {self._length_for(model)} tokens"
+        return self.score_values(self.candidate_scores(model, self.evaluated), [note])
 
     def score_trained(
         self, model: Model, outputs: Sequence[Array] | None, *, worst: int = 0
