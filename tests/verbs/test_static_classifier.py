@@ -216,11 +216,14 @@ def test_compress_refuses_a_static_student_before_it_fine_tunes_an_encoder(asked
         (("--set", "student.init=copied"), "student.init=copied copies layers"),
         (("--set", "head.kind=mlm"), "head.kind=mlm: a static student has no"),
         (("--corpus", "demo"), "so there is no stage on text"),
-        (("--to", "static:33"), "cannot have vectors of 33 numbers"),
     ],
 )
 def test_what_a_static_classifier_cannot_learn_is_refused(asked, tmp_path, words, message):
     assert message in refused(tmp_path, *asked("class", to="static:8"), *words)
+
+
+def test_a_static_classifier_is_at_most_as_wide_as_its_teacher(asked, tmp_path):
+    assert "cannot have vectors of 33 numbers" in refused(tmp_path, *asked("class", to="static:33"))
 
 
 @pytest.mark.parametrize("kind", ["tokens", "span"])
