@@ -305,9 +305,10 @@ def test_labels_of_another_head_and_too_few_rows_are_refused(tmp_path):
     assert "its labels are 0 spam, 1 ham, but own has 0 brisk, 1 calm" in message
     assert "--set data.labels=teacher" in message
     headed(tmp_path / "wider", ("spam", "ham", "news"), num_hidden_layers=2)
-    message = refused(tmp_path, "compress", tmp_path / "wider", "--data", data, "--max-drop", "1")
-    assert "do not fit the head of" in message
-    assert "--set data.labels=teacher" in message
+    for model in (tmp_path / "wider", "demo-classifier"):
+        message = refused(tmp_path, "compress", model, "--data", data, "--max-drop", "1")
+        assert "do not fit the head of" in message
+        assert "--set data.labels=teacher" in message
     few = write(tmp_path / "few.jsonl", [{"text": f"w{n}"} for n in range(4)])
     message = refused(tmp_path, "compress", tmp_path / "model", "--data", few, "--max-drop", "1")
     assert "4 rows are too few" in message

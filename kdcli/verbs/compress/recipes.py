@@ -5,14 +5,7 @@ from typing import Any
 
 from kdcli.deploy.backends import FORMATS, check_format
 from kdcli.errors import UsageError, did_you_mean
-from kdcli.recipe.resolve import (
-    Resolved,
-    defaulted,
-    flatten,
-    recipe_models,
-    resolve,
-    shipped,
-)
+from kdcli.recipe.resolve import Resolved, flatten, recipe_models, resolve, shipped
 from kdcli.recipe.sections import RecipeValues, Section
 from kdcli.verbs.compress.settings import CompressRecipe
 
@@ -57,8 +50,10 @@ def compress_recipe(
     if recipe is None:
         names = (f"compress-{given.model}", f"compress-{task}")
         recipe = next((name for name in names if name in shipped("compress")), None)
+    options = {**options, "task": task}
     resolved = resolve(CompressRecipe, recipe=recipe, sets=sets, options=options)
-    resolved = defaulted(resolved, {"task": task}, BY_MODEL)
+    if given.task is None:
+        resolved = Resolved(resolved.recipe, {**resolved.origins, "task": BY_MODEL})
     _check_goal(resolved.recipe)
     _check_steps(resolved.recipe)
     return resolved
