@@ -50,10 +50,15 @@ def divide_rows(runner: StepRunner) -> DividedData:
             seed=data.split_seed,
         )
     if not len(partition.verification) or not len(partition.selection):
-        known = f", and {recipe.model} was trained on some of them" * bool(len(pools.known))
+        few = "are too few to choose a candidate and to verify it"
+        if len(pools.known):
+            raise UsageError(
+                f"of {pools.count:,} rows, those that did not train {recipe.model} {few}",
+                f"give --data with at least {MIN_DATA} other rows; they need no labels",
+            )
         raise UsageError(
-            f"{pools.count:,} rows are too few to choose a candidate and to verify it{known}",
-            f"give --data with at least {MIN_DATA} other rows; they need no labels",
+            f"{pools.count:,} rows {few}",
+            f"give --data with at least {MIN_DATA} rows; they need no labels",
         )
     Progress.log(
         f"{pools.count:,} rows: {len(partition.selection):,} distinct ones choose among "

@@ -298,8 +298,9 @@ def ship(search: Search) -> RunResult:
             reference="labels" if runner.has_labels else "teacher",
         ),
     )
+    held = "the candidate nearest to the goal" if missed else "the chosen model"
     notes = [
-        f"{BEST}/ is what to ship, and its README.md says how to run it",
+        f"{BEST}/ holds {held}, and its README.md says how to run it",
         *search.notes,
         *verification_notes,
         *notes_on_search(search, chosen, verified),
