@@ -700,7 +700,7 @@ def test_the_report_says_how_long_the_models_took_that_were_not_chosen(tmp_path)
     search.scores = replace(scores_of(chosen), report=SimpleNamespace(latency=[]))
     verified = Verification(None, 500, search.scores.teacher, chosen, 1, 0.95)
     assert run.notes_on_search(search, chosen, verified) == [
-        "The run took 53 min, of which 30 min went into models that were not chosen"
+        "The run took 53 min; 30 min went into models that were not chosen"
     ]
 
 

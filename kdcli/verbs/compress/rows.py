@@ -50,15 +50,10 @@ def divide_rows(runner: StepRunner) -> DividedData:
             seed=data.split_seed,
         )
     if not len(partition.verification) or not len(partition.selection):
-        few = "are too few to choose a candidate and to verify it"
-        if len(pools.known):
-            raise UsageError(
-                f"of {pools.count:,} rows, those that did not train {recipe.model} {few}",
-                f"give --data with at least {MIN_DATA} other rows; they need no labels",
-            )
+        known = f" without the ones that trained {recipe.model}" * bool(len(pools.known))
         raise UsageError(
-            f"{pools.count:,} rows {few}",
-            f"give --data with at least {MIN_DATA} rows; they need no labels",
+            f"{pools.count:,} rows{known} are too few to choose a candidate and to verify it",
+            f"give --data with at least {MIN_DATA} other rows; they need no labels",
         )
     Progress.log(
         f"{pools.count:,} rows: {len(partition.selection):,} distinct ones choose among "

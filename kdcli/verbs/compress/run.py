@@ -367,7 +367,7 @@ def notes_on_search(search: Search, chosen: ScoredModel, verified: Verification)
     scores = search.scores
     assert scores is not None
     notes = [
-        f"The run took {duration(search.runner.journal.seconds)}, of which "
+        f"The run took {duration(search.runner.journal.seconds)}; "
         f"{duration(seconds_dropped(search, chosen))} went into models that were not chosen"
     ]
     notes += [note for one in scores.candidates if (note := in_float(one))]

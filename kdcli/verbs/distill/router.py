@@ -13,7 +13,7 @@ from kdcli.errors import UsageError
 from kdcli.models.embedder import LIBRARY, MODULES_FILE, PROMPTS_FILE, save_embedder
 from kdcli.types import ModelShape
 from kdcli.verbs.distill.settings import DistillRecipe
-from kdcli.verbs.distill.space import format_of
+from kdcli.verbs.distill.space import student_format
 from kdcli.workloads.embedder import Embedder
 
 ROUTER = "router"
@@ -42,7 +42,7 @@ def check_router(
             f"embedding.router needs documents' vectors of the teacher alone, not {other}",
             "omit one of them",
         )
-    width = to.hidden if to.is_static else format_of(recipe, origin, to).width(to.hidden)
+    width = to.hidden if to.is_static else student_format(recipe, origin, to).width(to.hidden)
     reaches_width = width == teacher_width or (recipe.embedding.dense and not to.is_static)
     if reaches_width and not recipe.loss.get("dimensions"):
         return

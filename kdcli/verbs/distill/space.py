@@ -32,7 +32,7 @@ def is_foreign(recipe: DistillRecipe, origin: Embedder) -> bool:
     return bool(recipe.more_teachers) and origin.format.dense is not None
 
 
-def format_of(recipe: DistillRecipe, origin: Embedder, to: ModelShape) -> EmbeddingFormat:
+def student_format(recipe: DistillRecipe, origin: Embedder, to: ModelShape) -> EmbeddingFormat:
     """Return how a student with layers makes vectors, before it gets a dense layer of its own."""
     other_space = is_foreign(recipe, origin) or recipe.loss.get("dimensions")
     if to.hidden != origin.shape.hidden or other_space:
@@ -73,7 +73,7 @@ class VectorSpace:
             to: The student's shape.
             model: The student before training.
         """
-        recipe, fmt = self.recipe, format_of(self.recipe, self.origin, to)
+        recipe, fmt = self.recipe, student_format(self.recipe, self.origin, to)
         teacher_width, dimensions = self.teacher_width, recipe.loss.get("dimensions")
         foreign = is_foreign(recipe, self.origin)
         width, basis_ED = fmt.width(to.hidden), None
