@@ -31,6 +31,21 @@ HASHES: dict[str, str] = {}
 """Path of each local file of data that this run opened, as the user gave it -> its sha256."""
 
 
+def cached_file(repository: str, name: str, revision: str | None = None) -> Path | None:
+    """Return a repository's file in the hub's cache, without a request.
+
+    Returns None if it is not there, or if no repository can have this name.
+    """
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        path = try_to_load_from_cache(repository, name, revision=revision)
+    except HFValidationError:
+        return None
+    return Path(path) if isinstance(path, str) else None
+
+
 def cache_dir() -> Path:
     """Return the cache directory.
 

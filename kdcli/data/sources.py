@@ -60,7 +60,8 @@ SOURCE_HINT = (
     "'demo'"
 )
 FORMAT_ENDINGS = ", ".join(f".{name}" for name in FORMATS)
-SPLIT = re.compile(r"(train|validation|test)(_[a-z]+)?")
+SPLIT = re.compile(r"(train|validation|valid|val|dev|test)(_[a-z]+)?(_\d+)?")
+OTHER_NAMES = {"valid": "validation", "val": "validation", "dev": "validation"}
 LOG_SECONDS = 10.0  # Seconds between log lines about the progress.
 
 Log = Callable[[str], None]
@@ -336,7 +337,8 @@ def _by_split(folder: File, files: Mapping[str, File], content: str) -> dict[str
 def _split_of(name: str) -> str | None:
     """Return the split in a file name.
 
-    Examples: `train.jsonl.gz`, `train-00000-of-00002.parquet` as on the hub, `test_matched.csv`.
+    Examples: `train.jsonl.gz`, `train-00000-of-00002.parquet` as on the hub, `train_2.csv`,
+    `dev.csv`, `test_matched.csv`.
     """
-    stem = name.split(".")[0].split("-")[0]
-    return stem if SPLIT.fullmatch(stem) else None
+    parts = SPLIT.fullmatch(name.split(".")[0].split("-")[0])
+    return OTHER_NAMES.get(parts[1], parts[1]) + (parts[2] or "") if parts else None

@@ -33,9 +33,15 @@ from kdcli.deploy.shapes import config_of
 from kdcli.deploy.sparse.load import has_own_class, load
 from kdcli.engine.memory import is_out_of_memory, peak_of
 from kdcli.models.grammar import is_shape
+from kdcli.models.shape import longest_input
 from kdcli.types import Array, Batch
 
 Send = Callable[[Mapping[str, object]], None]
+
+
+SAMPLE_TOKENS = 128
+SAMPLE_LENGTHS = (64, 48, 17, 5)
+"""Numbers of tokens of the random rows on which backends are compared."""
 
 
 class SubjectSpec(TypedDict):
@@ -94,10 +100,15 @@ def main() -> None:
 
 
 def serve(request: Request, folder: Path, send: Send) -> None:
-    """Load every subject, compare its output with torch in float32, and measure cell after cell."""
+    """Load every subject, compare its output with torch in float32, and measure cell after cell.
+
+    No cell is longer than what every subject can read.
+    """
     device = torch.device(request["device"])
     subjects = _load(request, device, folder, send)
-    for cell in request["cells"]:
+    limits = [limit for s in subjects if (limit := longest_input(s.config)) is not None]
+    cells = [(size, min([seq_len, *limits])) for size, seq_len in request["cells"]]
+    for cell in dict.fromkeys(cells):
         _measure_cell(request, device, subjects, cell, send)
 
 
@@ -120,7 +131,7 @@ def _load(request: Request, device: torch.device, folder: Path, send: Send) -> l
             continue
         model = _model(source, request["trust_remote_code"]).to(device)
         seconds = time.perf_counter() - began
-        sample = _sample(source, model, request["texts"])
+        sample = _sample(source, model, request)
         plain = (backend, precision) == ("torch", "fp32")
         if not plain and source not in references:
             with torch.inference_mode():
@@ -162,16 +173,25 @@ def _model(source: str, trust_remote_code: bool) -> PreTrainedModel:
     return model.eval()
 
 
-def _sample(source: str, model: PreTrainedModel, texts: Sequence[str]) -> Batch:
+def _sample(source: str, model: PreTrainedModel, request: Request) -> Batch:
     """Return the padded batch on which backends are compared.
 
-    The batch is real text if the model has a tokenizer, and random ids otherwise.
+    The batch is real text if the model has a tokenizer that can pad, and random ids otherwise.
     """
-    if not texts or is_shape(source):
-        return cell_batch(model.config, [64, 48, 17, 5])
-    tokenizer = AutoTokenizer.from_pretrained(source)
+    longest = longest_input(model.config) or SAMPLE_TOKENS
+    random_ids = cell_batch(model.config, [min(length, longest) for length in SAMPLE_LENGTHS])
+    if not request["texts"] or is_shape(source):
+        return random_ids
+    trusted = request["trust_remote_code"]
+    tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trusted)
+    if tokenizer.pad_token is None:
+        return random_ids
     rows = tokenizer(
-        list(texts), padding=True, truncation=True, max_length=128, return_tensors="pt"
+        list(request["texts"]),
+        padding=True,
+        truncation=True,
+        max_length=min(SAMPLE_TOKENS, longest),
+        return_tensors="pt",
     )
     return {k: v for k, v in rows.items() if k in ("input_ids", "attention_mask", "token_type_ids")}
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
-from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -27,6 +26,7 @@ from kdcli.disk import (
     COMMITS,
     MAX_REPORT_BYTES,
     atomic_dir,
+    cached_file,
     check_writable,
     disk_errors,
     fsync,
@@ -51,6 +51,13 @@ MEASURED = json.dumps("measured")
 """Value of `student.layers` before a run has chosen the layers and written them down."""
 NOT_OF_TRAINING = ("measure.", "train.checkpoint_every")
 """Keys that do not affect training, so a resumed run may change them."""
+INPUT_KEYS = frozenset(
+    {
+        *("model", "models", "teacher", "more_teachers", "base", "baseline", "tokenizer", "run"),
+        *("source", "train", "masks", "documents", "vectors", "soft_labels", "glove"),
+    }
+)
+"""Last parts of the recipe keys that name models, data and other files to read."""
 KEEP = 2
 """Number of checkpoints kept: the last one, and the one before in case the last is damaged."""
 
@@ -88,8 +95,8 @@ class RunDir:
             Whether the directory holds a run to resume.
 
         Raises:
-            UsageError: the directory is not empty, or its run has another recipe. The message
-                lists the keys that differ.
+            UsageError: the directory is not empty, its run has another recipe (the message lists
+                the keys that differ), or `overwrite` would delete a file that the recipe reads.
         """
         check_writable(self.path, directory=True)
         with disk_errors(self.path):
@@ -111,6 +118,8 @@ class RunDir:
                 if is_run
                 else "it holds no run of kdcli; choose another directory with -o",
             )
+        if is_occupied:
+            self._check_holds_no_input(recipe_yaml)
         return False
 
     @classmethod
@@ -224,6 +233,20 @@ class RunDir:
                 f"give the same options as before ({self.path / RECIPE_FILE}), with relative paths "
                 "from the same working directory, or start again with --overwrite",
             )
+
+    def _check_holds_no_input(self, recipe_yaml: str) -> None:
+        folder = self.path.resolve()
+        for key, value in flatten_recipe(recipe_yaml).items():
+            given = json.loads(value)
+            if key.rpartition(".")[2] not in INPUT_KEYS or given is None:
+                continue
+            for source in given if isinstance(given, list) else [given]:
+                path = Path(str(source)).expanduser()
+                if path.exists() and path.resolve().is_relative_to(folder):
+                    raise UsageError(
+                        f"--overwrite would delete {source}, which this run reads ({key})",
+                        "choose another directory with -o",
+                    )
 
     @property
     def done(self) -> bool:
@@ -369,8 +392,8 @@ def pin_commits(recipe_yaml: str) -> str:
     """
 
     def pin(name: re.Match[str]) -> str:
-        file = try_to_load_from_cache(name[0], "config.json")
-        return f"{name[0]}@{Path(file).parent.name}" if isinstance(file, str) else name[0]
+        file = cached_file(name[0], "config.json")
+        return f"{name[0]}@{file.parent.name}" if file else name[0]
 
     def line(text: str) -> str:
         value, mark, comment = text.partition("#")

@@ -236,8 +236,9 @@ def misfit_of(
                 f"head.label_map must hold each of 0 ... {count - 1} once, got {list(label_map)}"
             )
         return None
-    in_head = [_plain(name) for name in head_labels]
-    in_data = [_plain(name) for name in task.labels]
+    in_head, in_data = _comparable(head_labels), _comparable(task.labels)
+    if head_labels == list(task.labels):
+        return None
     if all(GENERIC.fullmatch(name) for name in head_labels) or in_head == in_data:
         return None
     if sorted(in_head) == sorted(in_data):
@@ -250,8 +251,10 @@ def misfit_of(
     return f"its labels are {_numbered(head_labels)}, but {task.name} has {_numbered(task.labels)}"
 
 
-def _plain(name: str) -> str:
-    return re.sub(r"[\W_]", "", str(name)).lower()
+def _comparable(names: Sequence[str]) -> list[str]:
+    """Remove case and punctuation from labels, unless they tell two labels apart (C and C++)."""
+    plain = [re.sub(r"[\W_]", "", name).lower() for name in names]
+    return plain if len(set(plain)) == len(plain) and all(plain) else list(names)
 
 
 def _numbered(names: Sequence[str]) -> str:

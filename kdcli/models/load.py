@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from huggingface_hub import list_repo_files, snapshot_download, try_to_load_from_cache
+from huggingface_hub import list_repo_files, snapshot_download
 from huggingface_hub.errors import GatedRepoError
 from safetensors import SafetensorError
 from transformers import (
@@ -28,7 +28,7 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import extract_commit_hash
 
-from kdcli.disk import EMBEDDED, fill_dir, read_json, user_path
+from kdcli.disk import EMBEDDED, cached_file, fill_dir, read_json, user_path
 from kdcli.errors import UsageError, first_line
 from kdcli.models.custom_class import (
     COMPACT_KEY,
@@ -262,7 +262,7 @@ def _truncation_of_static(
 
 def _check_repository(source: str) -> None:
     """Refuse a repository without safetensors, whose pickle transformers would have converted."""
-    if any(isinstance(try_to_load_from_cache(source, name), str) for name in WEIGHT_FILES):
+    if any(cached_file(source, name) for name in WEIGHT_FILES):
         return
     try:
         files = list_repo_files(source)

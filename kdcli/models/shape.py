@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from kdcli.errors import UsageError
-from kdcli.models.layout import layout_for
+from kdcli.models.layout import LAYOUTS, layout_for
 from kdcli.models.reduce import SAMPLE_TOKENS, copy_reduced, sample_of, tokens_to_fit
 from kdcli.models.static import as_static
 from kdcli.types import Examples, ModelShape
@@ -46,6 +46,11 @@ def positions_of(config: PreTrainedConfig) -> int | None:
     if positions is None or positions < 1 or layout_for(config).rotary:
         return None
     return int(positions) - (config.pad_token_id + 1 if layout_for(config).position_offset else 0)
+
+
+def longest_input(config: PreTrainedConfig) -> int | None:
+    """Return the number of tokens that a model of any type can read; None if it has no limit."""
+    return positions_of(config) if config.model_type in LAYOUTS else None
 
 
 def student_config(

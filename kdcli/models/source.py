@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from huggingface_hub import constants, try_to_load_from_cache
+from huggingface_hub import constants
 
-from kdcli.disk import EMBEDDED, read_json, user_path
+from kdcli.disk import EMBEDDED, cached_file, read_json, user_path
 from kdcli.errors import UsageError
 from kdcli.types import ModelShape
 
@@ -32,7 +32,7 @@ def check_source(source: str) -> None:
         )
     if not constants.HF_HUB_OFFLINE or not HUB_NAME.fullmatch(name):
         return
-    if not isinstance(try_to_load_from_cache(name, "config.json", revision=revision or None), str):
+    if cached_file(name, "config.json", revision or None) is None:
         raise UsageError(
             f"model '{source}' was found neither as a directory nor in the Hugging Face cache",
             "check the name, or use a local directory or 'demo'; HF_HUB_OFFLINE=1 forbids asking "

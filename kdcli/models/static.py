@@ -28,6 +28,8 @@ from kdcli.errors import UsageError
 MODEL_TYPE = "model2vec"
 CLASSIFIER = "StaticForSequenceClassification"
 """The class of static models with a head, in `kdcli.models.static_classifier`."""
+FRAMING_KEY = "framing_token_ids"
+"""Key of config.json for the tokens that a tokenizer adds around a text."""
 TABLE = "embeddings"
 """The name of the table in model.safetensors."""
 HEAD_TENSORS = ("hidden.", "classifier.")

@@ -29,6 +29,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import LABEL_WORDS_KEY, UNILM_KEY, empty_model, load_tensors
 from kdcli.models.load import load_tokenizer, save_tokenizer
+from kdcli.models.static import FRAMING_KEY
 from kdcli.types import Array
 
 TRIMMABLE_KINDS = ("WordPiece", "BPE", "Unigram", "WordLevel")
@@ -169,6 +170,8 @@ def cut_model(model: PreTrainedModel, kept: Array) -> PreTrainedModel:
         )
     if words := getattr(config, LABEL_WORDS_KEY, None):
         setattr(config, LABEL_WORDS_KEY, words | {"ids": [place[n] for n in words["ids"]]})
+    if framing := getattr(config, FRAMING_KEY, None):
+        setattr(config, FRAMING_KEY, [place[n] for n in framing])
     cut, at = empty_model(type(model), config), torch.from_numpy(kept)
     shapes = {name: tensor.shape for name, tensor in cut.state_dict().items()}
     tensors = {
@@ -186,7 +189,8 @@ def cut_model(model: PreTrainedModel, kept: Array) -> PreTrainedModel:
 def named_in(config: PreTrainedConfig) -> set[int]:
     """Return the tokens that a configuration names."""
     ids = _ids_in(config.to_dict() | (getattr(config, UNILM_KEY, None) or {}), config.vocab_size)
-    return {*ids.values(), *(getattr(config, LABEL_WORDS_KEY, None) or {"ids": ()})["ids"]}
+    words = getattr(config, LABEL_WORDS_KEY, None) or {"ids": ()}
+    return {*ids.values(), *words["ids"], *(getattr(config, FRAMING_KEY, None) or ())}
 
 
 def _ids_in(settings: Mapping[str, object], rows: int) -> dict[str, int]:

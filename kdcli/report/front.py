@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_from_cache
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from kdcli.data.tasks import named_tasks
-from kdcli.disk import EMBEDDED
+from kdcli.disk import EMBEDDED, cached_file
 
 CARD_FILE, MAX_CARD_BYTES = "README.md", 1 << 20
 MODEL_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -109,21 +109,14 @@ def _results(scores: Iterable[Score], task_type: str, dataset: str | None) -> li
 
 def _card_of(base: str, revision: str | None) -> dict[str, str | list[str]]:
     """Read the front matter of a model's card from its directory or from the cache of the hub."""
-    file: object = Path(base) / CARD_FILE if base else None
-    if base and not Path(base).exists():
-        file = (
-            try_to_load_from_cache(base, CARD_FILE, revision=revision)
-            if MODEL_ID.fullmatch(base)
-            else None
-        )
-    if (
-        not isinstance(file, str | Path)
-        or not Path(file).is_file()
-        or Path(file).stat().st_size > MAX_CARD_BYTES
-    ):
+    if not base:
+        return {}
+    local = Path(base).exists()
+    file = Path(base) / CARD_FILE if local else cached_file(base, CARD_FILE, revision)
+    if file is None or not file.is_file() or file.stat().st_size > MAX_CARD_BYTES:
         return {}
     try:
-        card = ModelCard(Path(file).read_text("utf-8"), ignore_metadata_errors=True)
+        card = ModelCard(file.read_text("utf-8"), ignore_metadata_errors=True)
     except (ValueError, yaml.YAMLError):
         return {}  # other people's files may hold anything
     values = card.data.to_dict()  # type: ignore[no-untyped-call]

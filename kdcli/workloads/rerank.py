@@ -464,7 +464,7 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> RerankWorkl
     Raises:
         UsageError: the data cannot be used, or every query was used to train one of the models.
     """
-    data = read_data(request.data)
+    data = read_data(request.data, trains=False)
     lists, split = data.evaluated, data.split
     known_Q = lists.known(np.concatenate([NO_ROWS, *request.trained.values()]))
     count, keep = int(known_Q.sum()), request.data.judge_trained_rows
@@ -504,7 +504,7 @@ def open_rows(request: EvaluationRequest, session: Session) -> DividedRows:
     return read_list_splits(list_source(request.data.source), Progress.log_fact)
 
 
-def read_data(data: LabelledSettings) -> ListData:
+def read_data(data: LabelledSettings, *, trains: bool = True) -> ListData:
     """Read the lists of a recipe's `data` section; see `read_lists`."""
     return read_lists(
         list_source(data.source),
@@ -513,6 +513,7 @@ def read_data(data: LabelledSettings) -> ListData:
         labelled={"data": True, "teacher": False, None: None}[data.labels],
         partition=data.partition,
         split=data.split,
+        trains=trains,
     )
 
 

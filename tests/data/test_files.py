@@ -109,6 +109,13 @@ def test_splits_are_found_by_the_names_of_files(tmp_path):
     assert found == {"test": ["test.txt"], "train": train, "validation_matched": ["validation_"]}
 
 
+@pytest.mark.parametrize("name", ["dev", "val", "valid"])
+def test_other_names_of_the_validation_split(name, tmp_path):
+    for file, text in (("train.txt", "w1"), ("train_2.txt", "w2"), (f"{name}.txt", "w3")):
+        write(tmp_path / file, [text])
+    assert (documents(tmp_path), documents(tmp_path, "validation")) == (["w1", "w2"], ["w3"])
+
+
 def test_a_hub_id_offline_says_what_would_work():
     with pytest.raises(UsageError, match="neither a file nor a directory") as caught:
         corpus("someone/some-text")

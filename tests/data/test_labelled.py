@@ -303,6 +303,14 @@ def test_names_of_classes_that_are_known_better_are_taken_where_they_cover_the_r
     )
 
 
+def test_labels_are_numbers_of_the_head_only_if_they_begin_with_0(tmp_path):
+    head = Head("class", ("1 star", "2 stars", "3 stars"))
+    for numbers, labels in (("0012", head.labels), ("1122", ("1", "2"))):
+        rows = [{"text": "w1", "label": number} for number in numbers]
+        file = put(tmp_path / f"{numbers}.jsonl", rows)
+        assert read("own", file, training=False, head=head).task.labels == labels
+
+
 def test_an_own_task_needs_data_and_a_named_one_has_its_columns(tmp_path):
     assert "needs --data" in refused("own", None).message
     put(tmp_path / "train.jsonl", sentences(20))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from encoders import tiny_config, tiny_encoder
+from encoders import on_disk, tiny_config, tiny_encoder
 from forked import workers_are_forked
 
 from kdcli.deploy import latency as latency_file
@@ -211,6 +211,13 @@ def test_out_of_memory_in_one_cell(monkeypatch, served):
         (LARGE, 2),
         (SMALL, 2),
     ]
+
+
+def test_no_cell_is_longer_than_what_the_models_read(served, tmp_path):
+    short = tiny_encoder("bert", max_position_embeddings=12)
+    on_disk(short, tmp_path / "short")
+    found = served([*SHAPES, Subject("short", str(tmp_path / "short"))], [(1, 16), (1, 128)])
+    assert [(r.model, r.seq_len) for r in found.rows] == [(LARGE, 12), (SMALL, 12), ("short", 12)]
 
 
 def test_a_backend_that_is_wrong_is_not_measured(monkeypatch, served):

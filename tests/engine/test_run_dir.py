@@ -22,6 +22,7 @@ from kdcli.engine.run_dir import (
     REPORT_FILE,
     RunDir,
     numbered,
+    pin_commits,
 )
 from kdcli.errors import MachineError, UsageError
 from kdcli.recipe.resolve import resolve
@@ -57,6 +58,11 @@ def killed_before_the_end(monkeypatch, save, *arguments):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
 
 
+def test_a_path_that_no_repository_can_have_as_its_name_stays_as_it_is():
+    text = "model: runs/a--b\ndata: {source: tickets..2024.csv, train: x.git}\n"
+    assert pin_commits(text) == text
+
+
 class TestClaim:
     def test_missing_or_empty_directory_is_claimed(self, tmp_path):
         (tmp_path / "empty").mkdir()
@@ -74,6 +80,16 @@ class TestClaim:
         RunDir.claim(run.path, recipe("train.lr=1e-2"), overwrite=True)
         assert listing(run.path) == [LOCK, LOG_FILE, RECIPE_FILE]
         assert "lr: 0.01" in (run.path / RECIPE_FILE).read_text("utf-8")
+
+    @pytest.mark.parametrize("source", ["", "checkpoints"])
+    def test_overwrite_spares_what_the_run_reads(self, run, source):
+        run.save_checkpoint(1, tensors(1.0), {})
+        before = listing(run.path)
+        model = run.path / source
+        with pytest.raises(UsageError, match="would delete") as caught:
+            RunDir.claim(run.path, recipe(f"teacher={model}"), overwrite=True)
+        assert f"{model}, which this run reads (teacher)" in str(caught.value)
+        assert listing(run.path) == before
 
     @pytest.mark.parametrize("flags", [{"overwrite": True}, {"resume": True}, {}])
     @pytest.mark.parametrize("names", [["thesis.tex"], ["thesis.tex", RECIPE_FILE]])

@@ -15,6 +15,8 @@ from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
 from kdcli.errors import UsageError
 from kdcli.models.layout import LAYOUTS
 from kdcli.models.load import load_tokenizer
+from kdcli.models.static import StaticConfig
+from kdcli.models.static_classifier import StaticForSequenceClassification
 from kdcli.models.trim import (
     check_trimmable,
     count_tokens,
@@ -164,6 +166,21 @@ def test_a_model_gives_the_same_bits_for_kept_tokens(model_type):
     with torch.no_grad():
         now = cut(input_ids=ids, attention_mask=mask).last_hidden_state
         before = model(input_ids=torch.from_numpy(kept)[ids], attention_mask=mask).last_hidden_state
+    assert torch.equal(now, before)
+
+
+def test_framing_tokens_of_a_static_classifier_follow():
+    torch.manual_seed(0)
+    config = StaticConfig(vocab_size=64, hidden_dim=8, framing_token_ids=[41, 42], num_labels=3)
+    model = StaticForSequenceClassification(config).eval()
+    kept = np.array(sorted({0, 5, 9, 30} | named_in(model.config)))
+    assert {41, 42} <= set(kept)
+    place = {int(old): new for new, old in enumerate(kept)}
+    ids = torch.tensor([[41, 5, 9, 42], [41, 30, 42, 0]])
+    cut, mask = cut_model(model, kept), (ids != 0).long()
+    mapped = torch.tensor([[place[int(n)] for n in row] for row in ids])
+    with torch.no_grad():
+        now, before = (m(i, mask).logits for m, i in ((cut, mapped), (model, ids)))
     assert torch.equal(now, before)
 
 

@@ -23,10 +23,10 @@ from tokenizers import normalizers
 
 from kdcli.errors import UsageError
 from kdcli.models.capture import capture
-from kdcli.models.heads import AUTO_CLASS, PROBLEM, load_for_task
+from kdcli.models.heads import AUTO_CLASS, PROBLEM, load_for_task, misfit_of
 from kdcli.models.layout import LAYOUTS
 from kdcli.models.load import save_model
-from kdcli.types import Kind, Needs
+from kdcli.types import Kind, Needs, Task
 
 TYPES = sorted(LAYOUTS)
 OUTPUTS = {"class": 3, "multi": 3, "score": 1, "tokens": 3, "span": 2}
@@ -245,6 +245,22 @@ def test_the_mapping_puts_the_outputs_in_the_datas_order(headed_dir, model_type,
     assert headed.note.startswith("its own head, in the data's order of labels")
     assert headed.model.config.id2label == dict(enumerate(NAMES))
     torch.testing.assert_close(outputs(headed.model)[:, [2, 0, 1]], outputs(stock(folder)))
+
+
+@pytest.mark.parametrize(
+    "labels", [("+", "-"), ("<=50K", ">50K"), ("C", "C++"), ("1", "-1"), (":)", ":(")]
+)
+def test_punctuation_that_tells_labels_apart_is_compared(labels):
+    task = Task("own", "class", ("text",), ("accuracy",), labels)
+    architecture = {"architectures": ["BertForSequenceClassification"]}
+    for names in (labels, labels[::-1]):
+        config = hf.BertConfig(id2label=dict(enumerate(names)), **architecture)
+        if names == labels:
+            assert misfit_of("model", config, task, None) is None
+            continue
+        with pytest.raises(UsageError, match="in another order") as error:
+            misfit_of("model", config, task, None)
+        assert "head.label_map='[1, 0]'" in error.value.hint
 
 
 def test_the_mapping_of_tags_is_saved(headed_dir, tmp_path):

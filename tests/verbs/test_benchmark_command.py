@@ -11,7 +11,7 @@ import pytest
 from forked import script
 
 from kdcli.deploy.latency import Latency, Protocol
-from kdcli.deploy.measurements import Agreement, LatencyRow, Speedup
+from kdcli.deploy.measurements import Agreement, Failure, LatencyRow, Speedup
 from kdcli.errors import KdcliError, MachineError
 from kdcli.verbs.benchmark import run as command
 from kdcli.verbs.benchmark import scores as backend_scores
@@ -189,6 +189,55 @@ def test_gates_are_held_after_the_table_is_printed(requests, tmp_path):
     result = run(*SMALL, "--max-latency-ms", "3", "-o", tmp_path / "c")
     assert result.exit_code == 5
     assert "4.00 ms, above 3 ms" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([SMALL[0]], "8.00 ms, above 5 ms"),
+        ([*SMALL, "--baseline", SMALL[1]], "4.00 ms, above 3 ms"),
+        ([SMALL[0], "--backend", "torch", "--backend", "onnx-int8"], "4.00 ms, above 3 ms"),
+    ],
+)
+def test_a_gate_holds_for_whatever_is_no_baseline(requests, tmp_path, given, message):
+    limit = message.split()[-2]
+    result = run(*given, *FEW, "--max-latency-ms", limit, "-o", tmp_path / "out")
+    assert (result.exit_code, message in result.stderr) == (5, True)
+
+
+@pytest.mark.parametrize(
+    ("too_large", "gate", "message"),
+    [
+        (SMALL[1], ("--max-latency-ms", "5"), "was not measured: out of memory"),
+        (SMALL[0], ("--min-speedup", "1"), "no speed-up, because the baseline was not measured"),
+    ],
+)
+def test_a_candidate_that_was_not_measured_misses_every_gate(
+    monkeypatch, tmp_path, too_large, gate, message
+):
+    def measured(subjects, protocol):
+        failure = Failure(
+            model=too_large,
+            backend="torch",
+            dtype="fp32",
+            batch_size=1,
+            seq_len=16,
+            reason="out of memory",
+        )
+        rows = [row(s, protocol, 1, 16, 1.0) for s in subjects if s.name != too_large]
+        return Latency(rows, [failure])
+
+    monkeypatch.setattr(command, "measure_latency", measured)
+    result = run(*SMALL, *FEW, *gate, "-o", tmp_path / "out")
+    assert (result.exit_code, message in own_files.said_by(result)) == (5, True)
+
+
+def test_what_cannot_be_measured_is_refused_before_anything_is(requests, tmp_path):
+    alone = own_files.refused(tmp_path, "benchmark", SMALL[0], "--min-speedup", "2")
+    assert f"only {SMALL[0]} on torch is measured" in alone
+    long = own_files.refused(tmp_path, "benchmark", *SMALL, "--seq-len", "2048")
+    assert "reads at most 512 tokens, but a cell has 2048" in long
+    assert not requests
 
 
 @pytest.fixture

@@ -143,6 +143,13 @@ def test_queries_that_trained_a_reranker_do_not_judge_it(given, data, tmp_path):
     )
 
 
+def test_one_file_is_evaluated_whole(teacher, tmp_path):
+    write(tmp_path / "few.jsonl", listed(5))
+    judging = ("evaluate", teacher, "--task", "rerank", "--data", tmp_path / "few.jsonl")
+    succeeds(*judging, "-o", tmp_path / "judged")
+    assert {(e.n, e.split) for e in report_of(tmp_path / "judged").evaluations} == {(5, "train")}
+
+
 def test_a_reranker_is_distilled_as_one_without_being_told(given, tmp_path):
     arguments = [part for part in given if part not in ("--task", "rerank")]
     result = succeeds(*arguments, "--to", "2x16", "-o", tmp_path / "out")

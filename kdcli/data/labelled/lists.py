@@ -183,11 +183,13 @@ def read_lists(
     labelled: bool | None = None,
     partition: str | None = None,
     split: str = "validation",
+    trains: bool = True,
 ) -> ListData:
     """Read lists of candidates.
 
     The evaluation lists come from the `validation` split. Without it, a share of the queries is
-    held out from `train`, chosen by hash. No query is in both parts.
+    held out from `train`, chosen by hash; or all of them are evaluated if nothing is trained. No
+    query is in both parts.
 
     Args:
         source: the value of `--data`.
@@ -197,6 +199,7 @@ def read_lists(
             cannot be scored are then skipped.
         partition: a file that names the queries to evaluate on.
         split: which part of the partition is evaluated.
+        trains: whether the run trains a model.
 
     Raises:
         UsageError: a row has none of the three forms, no query is left to train on, or no list can
@@ -204,9 +207,17 @@ def read_lists(
     """
     splits = read_list_splits(source, log)
     notes: list[str] = []
-    train, evaluated, split = _divided(splits, seed, partition, split, notes, log)
-    if not len(train):
+    if not trains and partition is None and splits.validation is None:
+        train, evaluated, split = splits.train.take(np.array([], np.int64)), splits.train, "train"
+    else:
+        train, evaluated, split = _divided(splits, seed, partition, split, notes, log)
+    if trains and not len(train):
         raise UsageError(f"{source} holds no query to train on")
+    if not len(evaluated):
+        raise UsageError(
+            f"{source} has too few queries to hold some out for evaluation",
+            "give a directory with train.* and validation.*",
+        )
     if labelled is None:
         labelled = splits.labelled
     if not labelled:
@@ -225,10 +236,10 @@ def read_lists(
             "their passages are not all labelled or not both relevant and irrelevant"
         )
     evaluated = evaluated.take(np.flatnonzero(can_score))
-    log(
+    training = (
         f"{len(train):,} training queries with {train.sizes.mean():.1f} passages on average; "
-        f"{len(evaluated):,} evaluation queries"
     )
+    log(f"{training if len(train) else ''}{len(evaluated):,} evaluation queries")
     return ListData(train, evaluated, split, has_labels=True, notes=notes)
 
 

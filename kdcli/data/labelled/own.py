@@ -136,5 +136,7 @@ def _names_of_head(names: tuple[str, ...], head: Head | None) -> tuple[str, ...]
     """Return the class names of a head if the labels are among them, by name or by number."""
     if head is None or not head.named or not names:
         return names
-    by_number = all(number_of(name) in range(len(head.labels)) for name in names)
+    numbers = {number_of(name) for name in names}
+    # Numbers that begin with 1 may count the labels from 1, for example ratings from 1 to 5.
+    by_number = 0 in numbers and numbers <= set(range(len(head.labels)))
     return head.labels if set(names) <= set(head.labels) or by_number else names

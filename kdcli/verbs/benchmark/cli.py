@@ -27,7 +27,9 @@ def benchmark(given: Given) -> Printable | None:
         return given.show(run.write_runner(resolved, own.portable))
     if own.compare:
         return given.show(run.compare_runs(resolved, options, own.compare))
-    result = given.show(run.benchmark(resolved, options))
     limits = run.Gates(own.max_latency_ms, own.min_speedup, own.strict)
-    run.check_latency_gates(result.report, result.folder, limits)
+    run.check_gates(resolved.recipe, limits)
+    result = given.show(run.benchmark(resolved, options))
+    _, (first_cell, *_) = run.models_and_cells(resolved.recipe)
+    run.check_latency_gates(result.report, result.folder, limits, first_cell)
     return result

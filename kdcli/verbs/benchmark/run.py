@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import AutoModel
+from transformers import AutoModel, PreTrainedConfig
 
 from kdcli.data.sources import open_source
 from kdcli.deploy.exported import is_export, open_export
@@ -38,6 +38,7 @@ from kdcli.errors import (
 from kdcli.models.card import COUNTED_TOKENS, describe, describe_source
 from kdcli.models.grammar import is_shape
 from kdcli.models.load import load_encoder, load_tokenizer, location
+from kdcli.models.shape import longest_input
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import (
@@ -47,7 +48,7 @@ from kdcli.report.finish import (
     write_report,
 )
 from kdcli.report.schema import Report
-from kdcli.report.sections.latency import first_cell
+from kdcli.report.sections.latency import Cell
 from kdcli.report.text import duration
 from kdcli.report.views import short
 from kdcli.types import Card
@@ -120,7 +121,9 @@ def benchmark(resolved: Resolved[BenchmarkRecipe], options: RunOptions) -> RunRe
         f"benchmark-{next(iter(models))}", taken=options.overwrite
     )
     RunDir(folder).check(resolved.to_yaml(), resume=False, overwrite=options.overwrite)
-    cards = {name: _card(model, options) for name, model in models.items()}
+    described = {name: _describe(model, options) for name, model in models.items()}
+    cards = {name: card for name, (card, _) in described.items()}
+    _check_lengths({name: config for name, (_, config) in described.items()}, cells)
     trusted = options.trust_remote_code
     task = (
         open_scored_task(recipe, models, device, trust_remote_code=trusted) if recipe.task else None
@@ -195,7 +198,7 @@ def compare_runs(
 
     Raises UsageError: a source is neither a report nor a result of the portable runner.
     """
-    gathered = gather(sources, lambda shape: _card(shape, options))
+    gathered = gather(sources, lambda shape: _describe(shape, options)[0])
     folder = options.output_dir or numbered("benchmark-compare", taken=options.overwrite)
     RunDir.claim(folder, resolved.to_yaml(), overwrite=options.overwrite)
     differing = gathered.differing()
@@ -218,11 +221,22 @@ def compare_runs(
     return write_report(RunDir(folder), contents)
 
 
-def check_latency_gates(report: Report, folder: Path, gates: Gates) -> None:
+def check_latency_gates(report: Report, folder: Path, gates: Gates, cell: Cell) -> None:
     """Compare every candidate with the gates. An unstable measurement counts by its worse quartile.
 
-    Raises UnstableError: a cell is unstable, and the gates are strict.
-    Raises GateError: at least one gate was missed.
+    The candidates are the models next to the baseline. Of a single model, they are the backends
+    next to the first one, or the only measurement if there is just one. A candidate without a
+    measurement in the cell misses every gate.
+
+    Args:
+        report: the measurements.
+        folder: where the report is, for the message.
+        gates: the limits.
+        cell: the first batch size and length of the run, where the limits hold.
+
+    Raises:
+        UnstableError: a cell is unstable, and the gates are strict.
+        GateError: at least one gate was missed.
     """
     unstable = [r for r in report.latency if r.status == "unstable"]
     if gates.strict and unstable:
@@ -233,12 +247,19 @@ def check_latency_gates(report: Report, folder: Path, gates: Gates) -> None:
             f"{r.iqr_over_p50:.0%} of p50",
             "measure on a quieter machine, or longer with --set measure.min_seconds=...",
         )
-    missed: list[str] = []
+    if gates.max_latency_ms is None and gates.min_speedup is None:
+        return
+    rows = [r for r in report.latency if (r.batch_size, r.seq_len) == cell]
+    failures = [f for f in report.failures if (f.batch_size, f.seq_len) in (cell, (None, None))]
+    missed = [
+        f"{f.model} on {f.backend} {f.dtype} was not measured: {f.reason}"
+        for f in failures
+        if len(report.cards) == 1 or f.model != next(iter(report.cards))
+    ]
     passed_unstable: list[str] = []
-    baseline = next(iter(report.cards))
-    for row in first_cell(report):
+    for row in _candidates(report, rows, alone=len(rows) + len(failures) == 1):
         where, limit = f"{row.model} on {row.backend} {row.dtype}", gates.max_latency_ms
-        if limit is not None and row.model != baseline:
+        if limit is not None:
             text = f"{where}: {row.stated_ms:.2f} ms"
             if row.unstable:
                 text += ", the upper quartile of an unstable measurement"
@@ -247,7 +268,9 @@ def check_latency_gates(report: Report, folder: Path, gates: Gates) -> None:
             elif row.unstable:
                 passed_unstable.append(text)
         minimum, ratio = gates.min_speedup, row.speedup
-        if minimum is not None and ratio is not None:
+        if minimum is not None and ratio is None:
+            missed.append(f"{where}: no speed-up, because the baseline was not measured")
+        elif minimum is not None and ratio is not None:
             text = f"{where}: {ratio.stated:.2f} times as fast"
             if ratio.unstable:
                 text += ", the lower bound of an unstable measurement"
@@ -259,6 +282,28 @@ def check_latency_gates(report: Report, folder: Path, gates: Gates) -> None:
         Progress.log(f"within the limits, but unstable: {'; '.join(passed_unstable)}")
     if missed:
         raise GateError("; ".join(missed), f"the report is in {folder}")
+
+
+def _candidates(report: Report, rows: Sequence[LatencyRow], *, alone: bool) -> list[LatencyRow]:
+    """Return the rows that the gates hold for. `alone`: the run measured nothing else."""
+    baseline, *others = report.cards
+    if others:
+        return [row for row in rows if row.model != baseline]
+    return [row for row in rows if alone or row.speedup is not None]
+
+
+def check_gates(recipe: BenchmarkRecipe, gates: Gates) -> None:
+    """Check that there is something to compare with, before anything is measured.
+
+    Raises UsageError: a speed-up is required, but only one model on one backend is measured.
+    """
+    models, _ = models_and_cells(recipe)
+    if gates.min_speedup is not None and len(models) * len(recipe.backends) == 1:
+        raise UsageError(
+            f"--min-speedup compares measurements, but only {models[0]} on {recipe.backends[0]} "
+            "is measured",
+            "give a second model, or a second --backend",
+        )
 
 
 def models_and_cells(recipe: BenchmarkRecipe) -> tuple[list[str], list[tuple[int, int]]]:
@@ -326,25 +371,43 @@ def _named(models: Sequence[str]) -> dict[str, str]:
     return named
 
 
-def _card(model: str, options: RunOptions) -> Card:
-    """Describe a shape, an export or a model."""
+def _describe(model: str, options: RunOptions) -> tuple[Card, PreTrainedConfig]:
+    """Describe a shape, an export or a model, and return its configuration."""
     if is_shape(model):
-        untrained = AutoModel.from_config(config_of(model), dtype=torch.float32).eval()
+        config = config_of(model)
+        untrained = AutoModel.from_config(config, dtype=torch.float32).eval()
         embedding, transformer = paper_params(model)
-        return replace(
+        card = replace(
             describe(untrained, model, None),
             paper_params_embedding=embedding,
             paper_params_transformer=transformer,
         )
+        return card, config
     if is_export(model):
-        return open_export(model, choose_device(options.device)).card
+        export = open_export(model, choose_device(options.device))
+        return export.card, export.config
     trusted = options.trust_remote_code
     encoder = (
         load(model).base_model
         if has_own_class(model)
         else load_encoder(model, trust_remote_code=trusted).model
     )
-    return describe_source(encoder, model)
+    return describe_source(encoder, model), encoder.config
+
+
+def _check_lengths(configs: Mapping[str, PreTrainedConfig], cells: Iterable[Cell]) -> None:
+    """Check that every model reads as many tokens as the cells have.
+
+    Raises UsageError: a model reads fewer.
+    """
+    longest = max(seq_len for _, seq_len in cells)
+    for name, config in configs.items():
+        limit = longest_input(config)
+        if limit is not None and limit < longest:
+            raise UsageError(
+                f"{name} reads at most {limit} tokens, but a cell has {longest}",
+                f"give --seq-len {limit} or less",
+            )
 
 
 def _protocol(

@@ -6,7 +6,6 @@ from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 
-from kdcli.deploy.latency import CELLS
 from kdcli.deploy.measurements import UNSTABLE_PHRASE, LatencyRow, Speedup
 from kdcli.disk import cache_key
 from kdcli.models.files import file_beside
@@ -14,7 +13,7 @@ from kdcli.models.load import location
 from kdcli.report.finish import RunResult
 from kdcli.report.schema import Report, Throughput
 from kdcli.report.schema_decisions import Decision
-from kdcli.report.sections.latency import milliseconds
+from kdcli.report.sections.latency import first_cell, milliseconds
 from kdcli.report.text import loses, points_interval
 from kdcli.verbs.compress.runner import StepRunner, step_of
 from kdcli.verbs.compress.settings import GoalSettings
@@ -155,7 +154,7 @@ def read(
 ) -> CandidateScores:
     """Read the scores from a report of `evaluate`, which lists the models in the given order."""
     metric = next(iter(report.evaluations[0].metrics))
-    rows = {row.model: row for row in report.latency if (row.batch_size, row.seq_len) == CELLS[0]}
+    rows = {row.model: row for row in first_cell(report)}
     largest = _largest_batch(report)
     measured = []
     scored = _scored(report, metric)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
+from kdcli.data.labelled.features import pad_id
 from kdcli.data.sources import open_source
 from kdcli.data.text.sentences import sentences
 from kdcli.deploy.backends import check_format
@@ -290,6 +291,7 @@ def _load_vectors(
 ) -> _Loaded:
     """Load an embedding model, or an encoder with a pooling."""
     embedder = Embedder.open(source, pooling=pooling, compacted=True, trust_remote_code=trusted)
+    pad_id(embedder.tokenizer)
     workload = _open_workload(task, data, source, pooling or embedder.format.pooling)
     calibration: list[str] = []
     if workload is None:
@@ -421,6 +423,7 @@ def _load(
     """
     config = load_config(source, trust_remote_code=trust_remote_code, compacted=True)
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+    pad_id(tokenizer)  # Texts are compared in padded batches.
     architecture = next(iter(config.architectures or ()), type(config).__name__)
     head = head_of(config)
     kind = head.kind if head is not None else None
