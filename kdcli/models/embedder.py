@@ -431,8 +431,8 @@ def _dense(source: str, path: str) -> DenseLayer:
     if tensors.keys() - {"linear.weight", "linear.bias"} or "linear.weight" not in tensors:
         held = ", ".join(sorted(tensors))
         raise UsageError(f"{file} must hold linear.weight and optionally linear.bias, not {held}")
-    weight, bias = tensors["linear.weight"].float(), tensors.get("linear.bias")
-    return DenseLayer(weight, bias, name == "Tanh")
+    bias = tensors["linear.bias"].float() if "linear.bias" in tensors else None
+    return DenseLayer(tensors["linear.weight"].float(), bias, name == "Tanh")
 
 
 def _not_computed(source: str, reason: str, hint: str | None = None) -> UsageError:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from encoders import tiny_encoder, tiny_tokenizer
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
 from kdcli.engine.launch import Session, start
@@ -201,6 +202,18 @@ def test_a_dense_layer_of_another_width_than_the_encoder_is_refused(saved):
     folder = saved(EmbeddingFormat(dense=narrow))
     with pytest.raises(UsageError, match="takes vectors of width 16, but its encoder has width 32"):
         Embedder.open(str(folder))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_dense_layer_in_half_precision_is_read_in_float32(saved, dtype):
+    folder = saved(EmbeddingFormat(dense=DENSE))
+    file = folder / "2_Dense" / "model.safetensors"
+    save_file({name: tensor.to(dtype) for name, tensor in load_file(file).items()}, file)
+    embedder = Embedder.open(str(folder))
+    weight, bias, _ = embedder.format.dense
+    assert (weight.dtype, bias.dtype) == (torch.float32, torch.float32)
+    assert torch.equal(bias, DENSE.bias.to(dtype).float())
+    assert embedder.fingerprint
 
 
 def test_reading_and_computing_do_not_import_sentence_transformers(saved, monkeypatch):
