@@ -146,7 +146,9 @@ def read_lines(
         return (Row(f"{piece.name}:{number}", {"text": line.strip()}) for number, line in lines)
     if kind == "jsonl":
         return _read_jsonl(piece.name, lines, on_bad)
-    return _read_csv(piece.name, lines, on_bad, "\t" if kind == "tsv" else ",")
+    # Without a limit, an open quote would read the rest of the file as one cell.
+    csv.field_size_limit(MAX_LINE_BYTES)
+    return (_read_tsv if kind == "tsv" else _read_csv)(piece.name, lines, on_bad)
 
 
 def count_lines_before(piece: Piece) -> int:
@@ -207,12 +209,8 @@ def _read_jsonl(name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow) -
             on_bad(BadRow(where, "a row must be a JSON object", f", got {kind}"))
 
 
-def _read_csv(
-    name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow, delimiter: str
-) -> Iterator[Row]:
-    # Without a limit, an open quote would read the rest of the file as one cell.
-    csv.field_size_limit(MAX_LINE_BYTES)
-    reader = csv.DictReader((line for _, line in lines), delimiter=delimiter)
+def _read_csv(name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow) -> Iterator[Row]:
+    reader = csv.DictReader(line for _, line in lines)
     try:
         for values in reader:
             where = f"{name}:{reader.line_num}"
@@ -223,6 +221,49 @@ def _read_csv(
                 yield Row(where, values)
     except csv.Error as error:
         raise UsageError(f"{name}:{reader.line_num} is not CSV: {error}") from None
+
+
+def _read_tsv(name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow) -> Iterator[Row]:
+    """Read tab-separated rows, whose cells may be quoted.
+
+    Many corpora, such as GLUE's files, quote nothing, so a text may begin with a quote that never
+    closes. pandas and spreadsheets quote cells with a quote, a tab or a line break. Only a tab or a
+    line break changes the number of cells in a line. So a line with a cell for each column is a
+    row, in which a cell is quoted if it also ends in a quote. Any other line is read as CSV.
+    """
+    columns: list[str] = []
+    hint = "if a text has line breaks, save the rows as .csv or .jsonl"
+    for number, line in lines:
+        where, cells = f"{name}:{number}", line.rstrip("\r\n").split("\t")
+        if cells == [""]:
+            continue
+        if len(cells) != len(columns):
+            # The reader takes further lines if a quoted cell has line breaks.
+            reader = csv.reader(itertools.chain([line], (after for _, after in lines)), "excel-tab")
+            try:
+                cells = next(reader)
+            except csv.Error as error:
+                raise UsageError(f"{where} is not TSV: {error}") from None
+        elif len(columns) == 1 and cells[0].startswith('"') and _unquoted(cells[0]) == cells[0]:
+            # With one column, the number of cells does not tell whether the next line belongs here.
+            on_bad(BadRow(where, "the row begins with a quote that does not close", hint=hint))
+            continue
+        else:
+            cells = [_unquoted(cell) for cell in cells]
+        if not columns:
+            columns = cells
+        elif len(cells) == len(columns):
+            yield Row(where, dict(zip(columns, cells, strict=True)))
+        else:
+            on_bad(BadRow(where, f"the row does not have {len(columns)} columns", hint=hint))
+
+
+def _unquoted(cell: str) -> str:
+    """Return the content of a cell that is quoted by the rules of CSV, or else the cell."""
+    inside = cell[1:-1]
+    if len(cell) > 1 and cell[0] == cell[-1] == '"' and '"' not in inside.replace('""', ""):
+        return inside.replace('""', '"')
+    return cell
 
 
 def _read_parquet(piece: Piece, file: IO[bytes]) -> Iterator[Row]:

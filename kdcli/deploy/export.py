@@ -93,6 +93,8 @@ class ModelFile:
     outputs: tuple[str, ...]
     max_abs: float  # largest absolute difference
     relative: float  # norm of all differences, divided by the norm of torch's outputs
+    max_abs_limit: float  # the largest max_abs that was allowed; infinity for any
+    relative_limit: float  # the same for relative
     sums: tuple[LargestSum, ...] = ()  # of an int8 ONNX file
 
 
@@ -142,7 +144,7 @@ class Recorded:
                 quantise_onnx(self.plain, self.file, self.precision, in_float, roundings)
         call = onnx_caller if openvino is None else openvino_caller
         limit = math.inf if self.scored_on_text else FILE_LIMITS[self.precision]
-        errors = _compare(
+        errors_and_limits = _compare(
             self.network,
             self.inputs,
             self.outputs,
@@ -153,7 +155,7 @@ class Recorded:
         sums: list[LargestSum] = []
         if (self.format, self.precision) == ("onnx", "int8"):
             sums = largest_sums(self.plain, self.file, self.network.model, roundings)
-        return ModelFile(self.file, self.inputs, self.outputs, *errors, tuple(sums))
+        return ModelFile(self.file, self.inputs, self.outputs, *errors_and_limits, tuple(sums))
 
     def random_texts(self) -> list[Batch]:
         """Return padded batches of random tokens.
@@ -335,11 +337,11 @@ def _compare(
     call: Caller,
     precision: str,
     limit: float,
-) -> tuple[float, float]:
+) -> tuple[float, float, float, float]:
     """Run a file and torch on the same batches.
 
-    Returns the largest absolute difference and the relative error. Raises MachineError if they
-    exceed what the precision explains.
+    Returns the largest absolute difference, the relative error, and the limit of each. Raises
+    MachineError if they exceed what the precision explains.
     """
     model = network.model
     pairs = [
@@ -364,7 +366,7 @@ def _compare(
             if precision != "fp32"
             else "try other versions of onnxscript and the engine",
         )
-    return max_abs, relative
+    return max_abs, relative, exact, limit
 
 
 def _outputs_of(

@@ -47,6 +47,8 @@ from kdcli.types import Array, Example, Kind, Task
 ROWS_PER_BATCH = 32
 MAX_OVERLAP = 128
 """Maximum number of tokens that two windows of a long context share."""
+ITEMS = {1: "a text", 2: "a pair of texts"}
+"""Number of texts of an item -> its name in messages."""
 RERANK_KIND, TEXT_KIND = "rerank", "text"
 """Kinds of model, next to `EMBEDDING_KIND` and the kinds of a task with labels."""
 
@@ -127,7 +129,8 @@ class Predictor:
             vectors, [N, E] float32. Texts are cut at the length with which the model was trained.
 
         Raises:
-            UsageError: an item is no text or pair, or the outputs are not finite.
+            UsageError: an item is no text or pair, texts and pairs are mixed, or the outputs are
+                not finite.
         """
         if isinstance(texts, str):
             raise UsageError("predict takes a list of texts, and got a single text", "give [text]")
@@ -140,6 +143,12 @@ class Predictor:
             return self._answers(items)
         counts = (2,) if self.kind == RERANK_KIND else (1, 2)
         checked = [_checked(item, n, counts) for n, item in enumerate(items)]
+        for number, each in enumerate(checked):
+            if len(each) != len(checked[0]):
+                raise UsageError(
+                    f"item {number} is {ITEMS[len(each)]}, but item 0 is {ITEMS[len(checked[0])]}",
+                    "give texts and pairs in calls of their own",
+                )
         if self.generate is not None:
             return self.generate(checked) if checked else []
         logits_NC = self._logits(self._rows(checked))
@@ -374,10 +383,9 @@ def _checked(item: object, number: int, counts: tuple[int, ...] | None) -> tuple
         got = f"{len(texts)} texts"
     else:
         got = f"an object of type {type(item).__name__}"
-    names = {1: "a text", 2: "a pair of texts"}
     allowed = "a text or a list of words"
     if counts is not None:
-        allowed = " or ".join(names[count] for count in counts)
+        allowed = " or ".join(ITEMS[count] for count in counts)
     raise UsageError(f"item {number} is {got}; this model takes {allowed}", "give a list of these")
 
 

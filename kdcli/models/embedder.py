@@ -23,7 +23,7 @@ from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTraine
 from kdcli.disk import disk_errors, read_json, write_atomic
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.models.custom_class import custom_class
-from kdcli.models.files import CONFIG_FILE, file_beside
+from kdcli.models.files import CONFIG_FILE, LENGTH_FILE, file_beside
 from kdcli.models.load import (
     load_config,
     load_encoder,
@@ -39,7 +39,6 @@ from kdcli.types import RowHashes
 
 MODULES_FILE = "modules.json"
 PROMPTS_FILE = "config_sentence_transformers.json"
-LENGTH_FILE = "sentence_bert_config.json"
 POOLING_FOLDER = "1_Pooling"
 LIBRARY = "sentence_transformers."
 """Prefix of the module types that are part of sentence-transformers."""
@@ -329,6 +328,7 @@ def save_format(fmt: EmbeddingFormat, hidden: int, folder: Path, *, static: bool
         write_dense(fmt.dense, folder / paths[len(folders)])
     if not static:
         length = {} if fmt.max_length is None else {"max_seq_length": fmt.max_length}
+        # `load_tokenizer` refuses a tokenizer that needs this flag.
         files[LENGTH_FILE] = {"do_lower_case": False} | length
     files[PROMPTS_FILE] = {
         "__version__": {},
@@ -431,8 +431,8 @@ def _dense(source: str, path: str) -> DenseLayer:
     if tensors.keys() - {"linear.weight", "linear.bias"} or "linear.weight" not in tensors:
         held = ", ".join(sorted(tensors))
         raise UsageError(f"{file} must hold linear.weight and optionally linear.bias, not {held}")
-    weight, bias = tensors["linear.weight"].float(), tensors.get("linear.bias")
-    return DenseLayer(weight, bias, name == "Tanh")
+    bias = tensors["linear.bias"].float() if "linear.bias" in tensors else None
+    return DenseLayer(tensors["linear.weight"].float(), bias, name == "Tanh")
 
 
 def _not_computed(source: str, reason: str, hint: str | None = None) -> UsageError:

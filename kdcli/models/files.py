@@ -28,6 +28,8 @@ ModelClass = type[PreTrainedModel] | type[_BaseAutoModelClass]
 """A class that loads models: a model class, or an auto class such as `AutoModel`."""
 
 CONFIG_FILE, ADAPTER = "config.json", "adapter_config.json"
+LENGTH_FILE = "sentence_bert_config.json"
+"""sentence-transformers' settings of an encoder: its `max_seq_length` and `do_lower_case`."""
 TASK_KEY = "kdcli_task"
 """Configuration key with the name of the task on which kdcli fine-tuned the model."""
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")

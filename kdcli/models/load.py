@@ -8,6 +8,7 @@ import importlib.resources
 import json
 import re
 import shutil
+import string
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -43,6 +44,7 @@ from kdcli.models.custom_class import (
 from kdcli.models.files import (
     CONFIG_FILE,
     HUB_ERRORS,
+    LENGTH_FILE,
     TASK_KEY,
     WEIGHT_FILES,
     ModelClass,
@@ -328,7 +330,8 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model.
 
-    `settings` are passed to `from_pretrained`. Raises UsageError if there is no readable tokenizer.
+    `settings` are passed to `from_pretrained`. Raises UsageError if there is no readable tokenizer,
+    or if sentence-transformers reads other tokens with it.
     """
     hint = "put the tokenizer's files (tokenizer.json ...) into the model's directory"
     where = location(source)
@@ -357,7 +360,25 @@ def load_tokenizer(
     if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
         raise UsageError(f"{source} has no tokenizer", hint)
     _check_special_tokens(tokenizer, source, where)
+    _check_case(tokenizer, source, where)
     return tokenizer
+
+
+def _check_case(tokenizer: PreTrainedTokenizerBase, source: str, where: str) -> None:
+    """Check that a tokenizer lowercases texts if sentence-transformers does it before.
+
+    kdcli does not lowercase, because many tokenizers of transformers cannot save this.
+    """
+    file = file_beside(where, LENGTH_FILE)
+    if file is None or not read_json(file).get("do_lower_case"):
+        return
+    letters = " ".join(string.ascii_uppercase)
+    if tokenizer.tokenize(letters) != tokenizer.tokenize(letters.lower()):
+        raise UsageError(
+            f"sentence-transformers lowercases the texts of {source} (do_lower_case in its "
+            f"{LENGTH_FILE}), but its tokenizer does not",
+            "set do_lower_case to false in a copy of the model, and give it texts in lower case",
+        )
 
 
 def _check_special_tokens(tokenizer: PreTrainedTokenizerBase, source: str, where: str) -> None:

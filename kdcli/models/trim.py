@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from kdcli.errors import UsageError
@@ -174,9 +175,7 @@ def cut_model(model: PreTrainedModel, kept: Array) -> PreTrainedModel:
         setattr(config, FRAMING_KEY, [place[n] for n in framing])
     cut, at = empty_model(type(model), config), torch.from_numpy(kept)
     shapes = {name: tensor.shape for name, tensor in cut.state_dict().items()}
-    tensors = {
-        name: t if t.shape == shapes[name] else t[at] for name, t in model.state_dict().items()
-    }
+    tensors = {name: _cut(t, shapes[name], at) for name, t in model.state_dict().items()}
     cut = load_tensors(cut, tensors, model.base_model)
     if decoding := getattr(model, "generation_config", None):
         cut.generation_config = copy.deepcopy(decoding)
@@ -184,6 +183,17 @@ def cut_model(model: PreTrainedModel, kept: Array) -> PreTrainedModel:
             **{n: place[value] for n, value in _ids_in(decoding.to_dict(), rows).items()}
         )
     return cut
+
+
+def _cut(tensor: Tensor, shape: torch.Size, kept: Tensor) -> Tensor:
+    """Keep the entries `kept` of the dimension that is another one in `shape`.
+
+    A part of MobileBERT's masked-language-model head has one column per token.
+    """
+    for dim, (before, after) in enumerate(zip(tensor.shape, shape, strict=True)):
+        if before != after:
+            return tensor.index_select(dim, kept)
+    return tensor
 
 
 def named_in(config: PreTrainedConfig) -> set[int]:

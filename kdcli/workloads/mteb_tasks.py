@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
+import numpy as np
 import torch
-from torch.nn import functional as F
 
 from kdcli.deploy.sessions import library
 from kdcli.engine.launch import Session
 from kdcli.errors import UsageError
+from kdcli.metrics.retrieval import pairwise_similarities, similarities
 from kdcli.models.files import HUB_ERRORS
 from kdcli.models.model import Model
 from kdcli.report.schema import Evaluation
@@ -49,15 +50,18 @@ class Encoder:
 
     def similarity(self, x_ND: Array, y_MD: Array) -> torch.Tensor:
         """Compute the similarity of every x to every y, [N, M]."""
-        return self._tensor(x_ND) @ self._tensor(y_MD).T
+        function = self.embedder.format.similarity
+        return torch.from_numpy(similarities(_rows(x_ND), _rows(y_MD), function)).float()
 
     def similarity_pairwise(self, x_ND: Array, y_ND: Array) -> torch.Tensor:
         """Compute the similarity of every x to its y, [N]."""
-        return (self._tensor(x_ND) * self._tensor(y_ND)).sum(-1)
+        function = self.embedder.format.similarity
+        return torch.from_numpy(pairwise_similarities(_rows(x_ND), _rows(y_ND), function)).float()
 
-    def _tensor(self, v_ND: Any) -> torch.Tensor:
-        v_ND = torch.as_tensor(v_ND)
-        return F.normalize(v_ND, dim=-1) if self.embedder.format.similarity == "cosine" else v_ND
+
+def _rows(v_ND: Any) -> Array:
+    """Return an array or tensor of vectors as an array. mteb also compares two single vectors."""
+    return np.atleast_2d(np.asarray(v_ND))
 
 
 def open_task(name: str) -> Any:

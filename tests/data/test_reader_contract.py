@@ -17,6 +17,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -102,6 +103,46 @@ def test_a_tab_separates_columns_of_tsv_and_a_comma_does_not(tmp_path):
     content = 'text\tlabel\nw1, w2\t1\n"w3\tw4"\t2\n'
     (tmp_path / "a.tsv").write_text(content, "utf-8")
     assert documents(tmp_path / "a.tsv") == ["w1, w2", "w3\tw4"]
+
+
+def test_tsv_without_quoting_keeps_every_row(tmp_path):
+    """As in GLUE: a quote at the beginning of a text opens nothing."""
+    texts = ['"foo said', 'she left"', '"Yes" and "no"', '"', '"" x', '"a""', 'it is 5" long']
+    content = "".join(f"{text}\t{n}\n" for n, text in enumerate(texts))
+    (tmp_path / "a.tsv").write_text(f"text\tlabel\n{content}", "utf-8")
+    assert rows(tmp_path / "a.tsv", "train") == [
+        (f"{tmp_path / 'a.tsv'}:{n + 2}", {"text": text, "label": str(n)})
+        for n, text in enumerate(texts)
+    ]
+    # The quotes of a pair belong to two cells.
+    (tmp_path / "b.tsv").write_text('one\ttwo\tlabel\n"w1\tw2"\t1\n', "utf-8")
+    assert [row for _, row in rows(tmp_path / "b.tsv", "train")] == [
+        {"one": '"w1', "two": 'w2"', "label": "1"}
+    ]
+
+
+QUOTED = ['"foo said', 'she "left"', '"all"', '"', '""', "a\tb", '"a\tb', "", "w1"]
+
+
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+def test_tsv_with_quoting_is_read_as_it_was_written(tmp_path, quoting):
+    given = pd.DataFrame({"text": [*QUOTED, "w1\nw2", '"w1"\n\n\tw2'], "label": "1"})
+    given.to_csv(tmp_path / "a.tsv", sep="\t", index=False, quoting=quoting)
+    assert [row for _, row in rows(tmp_path / "a.tsv", "train")] == given.to_dict("records")
+    # In the last column, a line break cannot be told from a quote that opens nothing.
+    given = pd.DataFrame({"label": "1", "text": QUOTED})
+    given.to_csv(tmp_path / "b.tsv", sep="\t", index=False, quoting=quoting)
+    assert [row for _, row in rows(tmp_path / "b.tsv", "train")] == given.to_dict("records")
+
+
+@pytest.mark.parametrize(
+    ("content", "line"), [('label\ttext\n1\t"w1\nw2"\n', 3), ('text\n"w1\nw2"\n', 2)]
+)
+def test_a_line_break_in_the_last_column_of_tsv_is_refused(tmp_path, content, line):
+    (tmp_path / "a.tsv").write_text(content, "utf-8")
+    with pytest.raises(UsageError, match=rf"a\.tsv:{line}: ") as caught:
+        rows(tmp_path / "a.tsv", "train")
+    assert "save the rows as .csv or .jsonl" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -184,8 +184,19 @@ def test_framing_tokens_of_a_static_classifier_follow():
     assert torch.equal(now, before)
 
 
+# A part of MobileBERT's head has one column per token.
 @pytest.mark.parametrize(
-    "model_type", ["bert", "roberta", "distilbert", "electra", "albert", "deberta-v2", "modernbert"]
+    "model_type",
+    [
+        "bert",
+        "roberta",
+        "distilbert",
+        "electra",
+        "albert",
+        "deberta-v2",
+        "modernbert",
+        "mobilebert",
+    ],
 )
 def test_a_head_over_the_vocabulary_is_cut_and_stays_tied(model_type):
     torch.manual_seed(0)

@@ -3,13 +3,16 @@ refused."""
 
 import json
 import shutil
+import string
 import sys
 
 import numpy as np
 import pytest
 import torch
 from encoders import tiny_encoder, tiny_tokenizer
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
+from transformers import BertTokenizer
 
 from kdcli.engine.launch import Session, start
 from kdcli.errors import UsageError
@@ -201,6 +204,36 @@ def test_a_dense_layer_of_another_width_than_the_encoder_is_refused(saved):
     folder = saved(EmbeddingFormat(dense=narrow))
     with pytest.raises(UsageError, match="takes vectors of width 16, but its encoder has width 32"):
         Embedder.open(str(folder))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_dense_layer_in_half_precision_is_read_in_float32(saved, dtype):
+    folder = saved(EmbeddingFormat(dense=DENSE))
+    file = folder / "2_Dense" / "model.safetensors"
+    save_file({name: tensor.to(dtype) for name, tensor in load_file(file).items()}, file)
+    embedder = Embedder.open(str(folder))
+    weight, bias, _ = embedder.format.dense
+    assert (weight.dtype, bias.dtype) == (torch.float32, torch.float32)
+    assert torch.equal(bias, DENSE.bias.to(dtype).float())
+    assert embedder.fingerprint
+
+
+@pytest.mark.parametrize("lowercases", [True, False])
+def test_lowercasing_that_only_the_library_does_is_refused(saved, session, lowercases):
+    folder = saved(EmbeddingFormat())
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *string.ascii_letters]
+    numbers = {token: n for n, token in enumerate(vocabulary)}
+    BertTokenizer(numbers, do_lower_case=lowercases).save_pretrained(folder)
+    change(folder, "sentence_bert_config.json", {"max_seq_length": 64, "do_lower_case": True})
+    if not lowercases:
+        with pytest.raises(UsageError, match="sentence-transformers lowercases the texts of"):
+            Embedder.open(str(folder))
+        return
+    np.testing.assert_allclose(
+        Embedder.open(str(folder)).vectors(["A b"], "", session),
+        SentenceTransformer(str(folder), device="cpu").encode(["A b"]),
+        atol=1e-6,
+    )
 
 
 def test_reading_and_computing_do_not_import_sentence_transformers(saved, monkeypatch):

@@ -253,7 +253,7 @@ def quickly(monkeypatch):
         file.parent.mkdir()
         file.write_text("graph", "utf-8")
         made = files.ModelFile(
-            file, ("input_ids", "attention_mask"), ("last_hidden_state",), 0.0, 0.0
+            file, ("input_ids", "attention_mask"), ("last_hidden_state",), 0.0, 0.0, 1.0, 1.0
         )
         yield SimpleNamespace(at=lambda *_, **__: made)
 

@@ -30,6 +30,8 @@ def test_the_task_judges_a_head_and_the_bound_decides(model, tmp_path, monkeypat
     facts = facts_of(tmp_path / "loose")
     (row,) = facts["scores"]
     assert (row["n"], set(row["torch"])) == (16, set(row["file"]))
+    # Only the score decides.
+    assert facts["limits"] == {"max_abs": None, "relative": None}
     assert [a["in_float"] for a in facts["attempts"]] == [0]
     assert "products" not in facts
     assert "95 % between" in " ".join(done.stdout.split())

@@ -2,15 +2,19 @@
 had."""
 
 import shlex
+from types import SimpleNamespace
 
 import numpy as np
 import own_files
 import pytest
+import torch
 from datasets import Dataset, DatasetDict
 from own_files import refused, report_of, succeeds, write
+from sentence_transformers.util import SimilarityFunction
 
-from kdcli.models.embedder import EmbeddingFormat, save_embedder
+from kdcli.models.embedder import SIMILARITIES, EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
+from kdcli.workloads.mteb_tasks import Encoder
 
 mteb = pytest.importorskip("mteb")
 
@@ -68,6 +72,24 @@ def test_its_score_is_that_of_the_same_pairs_here(models, tmp_path, monkeypatch)
         }
         assert (theirs.model, theirs.task, theirs.n) == (ours.model, "mteb:STS12", 80)
     assert report.comparisons == []
+
+
+@pytest.mark.parametrize("name", SIMILARITIES)
+def test_vectors_are_compared_as_the_model_says(name):
+    """Also two single vectors, which mteb compares to score summaries."""
+    encoder = Encoder(SimpleNamespace(format=EmbeddingFormat(similarity=name)), None, None)
+    x_ND, y_ND = np.random.default_rng(0).normal(size=(2, 5, 16)).astype(np.float32)
+    theirs = SimilarityFunction.to_similarity_fn(name)
+    close = {"atol": 1e-5, "rtol": 1e-5}
+    for wrapped in (np.asarray, torch.tensor):
+        x, y = wrapped(x_ND), wrapped(y_ND)
+        torch.testing.assert_close(encoder.similarity(x, y), theirs(x_ND, y_ND), **close)
+        torch.testing.assert_close(
+            encoder.similarity_pairwise(x, y), theirs(x_ND, y_ND).diagonal(), **close
+        )
+        assert float(encoder.similarity(x[0], y[1])) == pytest.approx(
+            float(theirs(x_ND[0], y_ND[1])), abs=1e-5
+        )
 
 
 def test_what_cannot_be_had_is_one_message(models, tmp_path, monkeypatch):

@@ -76,6 +76,14 @@ def test_several_classes_and_numbers_are_the_ones_of_a_pipeline(tmp_path):
     assert ours == pytest.approx([row["score"] for row in theirs], abs=1e-4)
 
 
+def test_texts_mixed_with_pairs_are_refused(tmp_path):
+    predictor = Predictor.open(str(own_files.headed(tmp_path / "model", NAMES)))
+    with pytest.raises(UsageError, match=r"item 2 is a pair of texts, but item 0 is a text"):
+        predictor.predict(["w1", "w2", ("w3", "w4")])
+    with pytest.raises(UsageError, match=r"item 1 is a text, but item 0 is a pair of texts"):
+        predictor.predict([("w3", "w4"), "w1"])
+
+
 @pytest.fixture(scope="module")
 def tagger(tmp_path_factory):
     """A model that labels words, with a tokenizer whose pieces are letters."""

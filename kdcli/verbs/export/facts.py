@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
@@ -96,14 +97,12 @@ class FileFacts:
     Attributes:
         precision: `fp32`, `fp16`, `int8` or `q4`.
         gated: The file, and how it compares with torch.
-        limits: The largest errors that are allowed by name; None for no limit.
         notes: Sentences for the reader.
         bytes: The size of the file and its weights.
     """
 
     precision: str
     gated: GatedFile
-    limits: dict[str, float | None]
     notes: list[str]
     bytes: int
 
@@ -125,7 +124,14 @@ class FileFacts:
             "max_abs": file.max_abs,
             "relative": file.relative,
             "agreement": self.agreement,
-            "limits": self.limits,
+            # The largest errors that were allowed. JSON has no infinity.
+            "limits": {
+                name: limit if math.isfinite(limit) else None
+                for name, limit in (
+                    ("max_abs", file.max_abs_limit),
+                    ("relative", file.relative_limit),
+                )
+            },
         }
         if self.scores:
             values["scores"] = [asdict(row) for row in self.scores]

@@ -21,7 +21,7 @@ from kdcli.data.sources import open_source
 from kdcli.data.text.sentences import sentences
 from kdcli.deploy.backends import check_format
 from kdcli.deploy.environment import versions
-from kdcli.deploy.export import EXACT, FILE_LIMITS, FILES, RUNTIMES, add_second_names, recorded
+from kdcli.deploy.export import FILES, RUNTIMES, add_second_names, recorded
 from kdcli.deploy.exported import EMBEDDING_KIND, FACTS
 from kdcli.deploy.sessions import library
 from kdcli.disk import STAGED, check_writable, content_of, fill_dir, write_atomic
@@ -183,10 +183,6 @@ def _file_facts(precision: str, gated: GatedFile, parts: Sequence[Path]) -> File
     return FileFacts(
         precision,
         gated,
-        limits={
-            "max_abs": EXACT if precision == "fp32" else None,
-            "relative": FILE_LIMITS[precision],
-        },
         notes=_notes(gated),
         bytes=sum(part.stat().st_size for part in parts),
     )
