@@ -7,7 +7,8 @@ import numpy as np
 from kdcli.data.labelled.partition import Partition, Pools, choose_partition
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
-from kdcli.models.training_rows import NO_ROWS
+from kdcli.models.load import location
+from kdcli.models.training_rows import training_rows
 from kdcli.run.context import cpu_session
 from kdcli.verbs.compress.runner import PARTITION, StepRunner, evaluation_request
 from kdcli.verbs.compress.settings import GoalSettings
@@ -35,9 +36,9 @@ def divide_rows(runner: StepRunner) -> DividedData:
     Raises UsageError: there are too few rows.
     """
     recipe, file = runner.recipe, runner.folder / PARTITION
-    data, request = recipe.data, evaluation_request(recipe)
-    rows = open_rows(request, cpu_session(trust_remote_code=runner.options.trust_remote_code))
-    pools = rows.pools(np.concatenate([NO_ROWS, *request.trained.values()]))
+    data, session = recipe.data, cpu_session(trust_remote_code=runner.options.trust_remote_code)
+    rows = open_rows(evaluation_request(recipe), session)
+    pools = rows.pools(training_rows(location(str(recipe.model))))
     if data.partition is not None:
         partition = Partition.read(data.partition)
     elif file.is_file() and not runner.options.overwrite:
