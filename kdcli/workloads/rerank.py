@@ -375,7 +375,10 @@ class RerankWorkload(Workload):
         if not isinstance(model, Embedder):
             rows = self.rows_for(model)
             cut = rows.truncated / len(rows)
-            note += f"; {cut:.1%} of the candidates were cut at {self._length_for(model)} tokens"
+            note += (
+                f"; {cut:.1%} of the candidates were cut at {self._length_for(model)} tokens "
+                "(data.max_length)"
+            )
         return self.score_values(self.candidate_scores(model, self.evaluated), [note])
 
     def score_trained(

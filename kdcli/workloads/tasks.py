@@ -24,7 +24,7 @@ from kdcli.models.model import Model
 from kdcli.models.training_rows import training_rows
 from kdcli.types import Head, Kind, Task
 from kdcli.workloads.generation import GenerationWorkload, load_generation
-from kdcli.workloads.labelled import DATA_KEYS, LabelledWorkload
+from kdcli.workloads.labelled import DATA_KEYS, LENGTH_KEY, LabelledWorkload
 from kdcli.workloads.predictions import Features
 from kdcli.workloads.requests import EvaluationRequest, WorkloadRequest
 from kdcli.workloads.settings import GenerationSettings, LabelledSettings
@@ -76,7 +76,9 @@ def opened(
     workload.evaluator = workload.make_evaluator(model, form)
     truncated = train.rows.truncated / len(data.train)
     verb = "need more than one window of" if data.task.kind == "span" else "were cut at"
-    facts = [f"{truncated:.1%} of the training examples {verb} {form.max_length} tokens"]
+    facts = [
+        f"{truncated:.1%} of the training examples {verb} {form.max_length} tokens ({LENGTH_KEY})"
+    ]
     if data.split != "validation":
         facts.append(f"evaluated on {data.split}")
     Progress.log_fact(*facts)
