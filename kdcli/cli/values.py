@@ -26,13 +26,15 @@ class Values:
 
 
 def _complete_task(incomplete: str) -> list[str]:
-    from kdcli.data.tasks import OWN, named_tasks
+    from kdcli.data.tasks import named_tasks
+    from kdcli.types import OWN
 
     return [name for name in (*named_tasks(), OWN) if name.startswith(incomplete)]
 
 
 def _check_task(name: str) -> None:
-    from kdcli.data.tasks import OWN, task_of
+    from kdcli.data.tasks import task_of
+    from kdcli.types import OWN
     from kdcli.workloads import modules_by_task
 
     # A colon separates a benchmark from its task, as in mteb:STS12.

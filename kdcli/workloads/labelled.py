@@ -311,9 +311,9 @@ class LabelledWorkload(Workload):
         Progress.log_fact(f"teacher {source}: {teacher.note}")
         return teacher
 
-    def fits(self, source: str) -> bool:
+    def misfit(self, source: str) -> str | None:
         config = load_config(source, trust_remote_code=self.session.trust_remote_code)
-        return misfit_of(source, config, self.data.task, None) is None
+        return misfit_of(source, config, self.data.task, None)
 
     def make_student(
         self,

@@ -199,8 +199,10 @@ class RerankWorkload(Workload):
             source, seed=seed, trust_remote_code=self.session.trust_remote_code
         )
 
-    def fits(self, source: str) -> bool:
-        return is_reranker(source, trust_remote_code=self.session.trust_remote_code)
+    def misfit(self, source: str) -> str | None:
+        if is_reranker(source, trust_remote_code=self.session.trust_remote_code):
+            return None
+        return "it has no head with one output"
 
     def student(
         self,

@@ -195,12 +195,12 @@ def test_the_log_names_kind_columns_and_classes():
     log = []
     found(labelled("a", "b", "a", when="1999"), log)
     assert log == [
-        "task own: 3 examples of kind class, text -> label, 2 classes (a, b); unused columns: when"
+        "your data: 3 examples of kind class, text -> label, 2 classes (a, b); unused columns: when"
     ]
     found(table("premise hypothesis score", ("a", "b", 0.5), ("c", "d", 1)), log)
-    assert log[1:] == ["task own: 2 examples of kind score, premise and hypothesis -> score"]
+    assert log[1:] == ["your data: 2 examples of kind score, premise and hypothesis -> score"]
     found(labelled(*range(11)), log)
-    assert log[2:] == ["task own: 11 examples of kind class, text -> label, 11 classes"]
+    assert log[2:] == ["your data: 11 examples of kind class, text -> label, 11 classes"]
     found(answered(ONE, NONE, NONE), log)
     assert log[3].endswith(
         "question and context -> answers, 2 without an answer; unused columns: id"

@@ -303,12 +303,17 @@ def test_labels_of_another_head_and_too_few_rows_are_refused(tmp_path):
     headed(tmp_path / "model", ("spam", "ham"), num_hidden_layers=2)
     data = write(tmp_path / "rows.jsonl", rows("class", 200))
     message = refused(tmp_path, "evaluate", tmp_path / "model", "--data", data)
-    assert "its labels are 0 spam, 1 ham, but own has 0 brisk, 1 calm" in message
+    first = next(n for n, row in enumerate(lines_of(data), 1) if row["label"] == "brisk")
+    assert (
+        f"it predicts spam, ham, but your data has brisk, calm (the first in {data}:{first})"
+    ) in message
     assert "--set data.labels=teacher" in message
     headed(tmp_path / "wider", ("spam", "ham", "news"), num_hidden_layers=2)
     for model in (tmp_path / "wider", "demo-classifier"):
         message = refused(tmp_path, "compress", model, "--data", data, "--max-drop", "1")
         assert "do not fit the head of" in message
+        assert "it predicts " in message
+        assert f"but your data has brisk, calm (the first in {data}:" in message
         assert "--set data.labels=teacher" in message
     few = write(tmp_path / "few.jsonl", [{"text": f"w{n}"} for n in range(4)])
     message = refused(tmp_path, "compress", tmp_path / "model", "--data", few, "--max-drop", "1")

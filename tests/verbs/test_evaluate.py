@@ -447,7 +447,7 @@ def test_a_metric_of_the_evaluate_library_beside_those_of_the_task(data, tmp_pat
             ["--task", "own", "--min-metric", "accuracy"],
             "--min-metric takes METRIC=VALUE, got 'accuracy'",
         ),
-        (["--task", "own", "--submission", "sub"], "task own is not a GLUE task"),
+        (["--task", "own", "--submission", "sub"], "your data is not a GLUE task"),
         (
             ["--task", "own", "--set", "resamples=10"],
             "'resamples' must be greater than or equal to 100",

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from statistics import fmean
 
-from kdcli.data.tasks import OWN, named_tasks
+from kdcli.data.tasks import named_tasks
 from kdcli.deploy.measurements import UNSTABLE_PHRASE, LatencyRow
 from kdcli.report.schema import Quality, Report
 from kdcli.report.sections.compression import compressed_name, compression_facts
@@ -31,6 +31,7 @@ from kdcli.report.text import (
     percent,
     short,
 )
+from kdcli.types import OWN
 
 MAX_TITLE_NAMES = 5  # models that a title names
 MAX_SETS = 3  # with more sets, a task has a table of its own only

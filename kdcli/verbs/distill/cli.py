@@ -74,13 +74,14 @@ def _check_shapes(given: Given) -> None:
 def _detect_task(given: Given) -> None:
     """Set the task that the teacher was trained for, if the options fit a recipe for that task."""
     from kdcli.engine.progress import Progress
+    from kdcli.types import task_title
     from kdcli.workloads.detect import task_to_distill
 
     teacher = given["teacher"]
     task = task_to_distill(teacher, given["data"])
     if task is not None and given.fits(_kind(given, task)):
         given.values["task"] = task
-        Progress.log(f"{teacher} is distilled on task {task}; --method distils its encoder")
+        Progress.log(f"{teacher} is distilled on {task_title(task)}; --method distils its encoder")
 
 
 def _kind(given: Given, task: str | None) -> str:

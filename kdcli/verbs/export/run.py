@@ -48,7 +48,7 @@ from kdcli.models.static import is_static
 from kdcli.models.training_rows import training_rows, write_training_rows
 from kdcli.report.views import short
 from kdcli.run.context import cpu_session
-from kdcli.types import Kind
+from kdcli.types import Kind, task_title
 from kdcli.verbs.export.agreement import CALIBRATION_TEXTS, ExportCheck
 from kdcli.verbs.export.facts import ExportFacts, FileFacts, GatedFile
 from kdcli.verbs.export.gate import FileCheck, write_gated
@@ -329,7 +329,7 @@ def _load_head(
     if task is not None:
         if kind is None:
             raise UsageError(
-                f"{source} has no head for task {task}",
+                f"{source} has no head for {task_title(task)}",
                 "--pooling makes an encoder an embedding model",
             )
         workload = _open_workload(task, data, source, None)
