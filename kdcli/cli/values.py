@@ -70,10 +70,9 @@ def _complete_backend(incomplete: str) -> list[str]:
 
 
 def _check_backend(text: str) -> None:
-    from kdcli.deploy.backends import BACKENDS, check_name
+    from kdcli.deploy.backends import check_backend_name
 
-    name, _, dtype = text.partition("-")
-    check_name(name, dtype or BACKENDS.get(name, ("",))[0])
+    check_backend_name(text)
 
 
 def _complete_format(incomplete: str) -> list[str]:

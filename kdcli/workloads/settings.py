@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from kdcli.deploy.backends import BackendName
 from kdcli.recipe.options import DATA, TRAINING, Option
 from kdcli.recipe.sections import (
     DATA_OPTION,
@@ -300,7 +301,7 @@ class ShapeSettings(Section):
     """The keys of `student:` that choose the shape for a goal."""
 
     backend: Annotated[
-        str,
+        BackendName,
         Option("--backend", metavar="NAME[-DTYPE]", values="backend", verb="distill", rare=True),
     ] = Field(
         "torch",

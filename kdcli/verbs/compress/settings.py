@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from kdcli.deploy.backends import BackendName
 from kdcli.errors import UsageError
 from kdcli.recipe.options import GOAL, RUN, Option
 from kdcli.recipe.sections import (
@@ -60,7 +61,7 @@ class GoalSettings(Section):
 class PlanSettings(Section):
     """`plan:`, the candidates of a recipe without steps."""
 
-    backends: list[str] = Field(
+    backends: list[BackendName] = Field(
         default_factory=lambda: ["onnx-int8", "openvino-int8", "onnx"],
         min_length=1,
         description="Backends that are tried.",
