@@ -86,6 +86,8 @@ def own_task(
     rows_of_labels = tuple(map(labels.first_row, names)) if labels_of_task == names else ()
     impossible = kind == "span" and labels.empty > 0
     log(_description(labels, kind, names, texts, label) + by_name.unused(*texts, label))
+    if (warning := by_name.longer_text(kind, texts, label)) is not None:
+        log(warning)
     return Task(
         OWN,
         kind,
@@ -126,6 +128,8 @@ def _unlabelled_task(columns: Columns, head: Head, log: Log) -> Task:
         f"your data: no labels are read; models predict from {' and '.join(texts)} (kind "
         f"{head.kind}){columns.unused(*texts)}"
     )
+    if (warning := columns.longer_text(head.kind, texts)) is not None:
+        log(warning)
     length = MAX_LENGTHS.get(head.kind, Task.max_length)
     impossible = head.kind == "span"
     metrics = _METRICS[head.kind]
