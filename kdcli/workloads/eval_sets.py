@@ -75,6 +75,7 @@ class RetrievalEvaluation:
     session: Session
     name: str = RETRIEVAL
     index: Index | None = None
+    max_length: int | None = None
     gated_metrics: Sequence[str] = RETRIEVAL_METRICS
 
     @property
@@ -85,7 +86,7 @@ class RetrievalEvaluation:
     def score(self, model: Model) -> ModelScores:
         """Rank the corpus for each query and score the rankings."""
         assert isinstance(model, Embedder)
-        return self.data.score(model, self.session, self.index)
+        return self.data.score(model, self.session, self.index, self.max_length)
 
 
 def open_eval_sets(

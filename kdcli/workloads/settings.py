@@ -39,7 +39,7 @@ TaskName = Annotated[str | None, TASK_OPTION, Field(description=TASK)]
 Pooling = Annotated[
     str | None,
     Option("--pooling", panel=DATA, choices=("mean", "cls", "last"), metavar="NAME"),
-    Field(description="Pooling of an encoder without modules.json (default: the model's own)."),
+    Field(description="Pooling for an encoder without modules.json (default: the model's own)."),
 ]
 VectorFormat = Literal["float32", "int8", "binary"]
 """How the vectors of documents are stored for a search."""

@@ -103,6 +103,14 @@ def test_options_of_a_task_need_one(teacher, tmp_path, option):
     assert f"--{option} needs --task" in message
 
 
+@pytest.mark.parametrize("more", [(), ("--ablate", "tinybert")])
+def test_a_task_that_only_scores_models_is_refused(teacher, tmp_path, more):
+    given = ("distill", teacher, "--task", "retrieval", "--data", tmp_path, "--to", "2x16")
+    message = own_files.refused(tmp_path, *given, *more)
+    assert "task retrieval scores embedding models, and trains none" in message
+    assert "--eval-task retrieval" in message
+
+
 def test_a_teacher_that_was_not_fine_tuned_for_the_task(refused, tmp_path):
     base = own_files.encoder(tmp_path / "base", num_hidden_layers=4)
     message, unfit = refused(given=(base,)), f"the head of {base} does not fit your data"

@@ -103,7 +103,7 @@ class Lists:
 
         All candidates need a label, at least one above 0 and one of 0.
         """
-        begins = np.concatenate([[0], self.ends[:-1]]).astype(np.int64)
+        begins = self.ends - self.sizes
         parts = [self.labels[b:e] for b, e in zip(begins, self.ends, strict=True)]
         return np.array(
             [bool(not np.isnan(p).any() and (p > 0).any() and (p <= 0).any()) for p in parts],
@@ -207,6 +207,11 @@ def read_lists(
     train, evaluated, split = _divided(splits, seed, partition, split, notes, log)
     if not len(train):
         raise UsageError(f"{source} holds no query to train on")
+    if not len(evaluated):
+        raise UsageError(
+            f"none of the {len(train):,} queries of {source} is held out for evaluation",
+            "give more queries, a validation split, or another data.split_seed",
+        )
     if labelled is None:
         labelled = splits.labelled
     if not labelled:

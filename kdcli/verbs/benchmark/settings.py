@@ -62,7 +62,7 @@ class BenchmarkRecipe(Section):
         Option("--preset", metavar="NAME", choices=("papers", "minilm", "tinybert", "serving")),
     ] = Field(
         None,
-        description="Models and cells to measure where none are given "
+        description="Models and cells to measure if you give none "
         "(default: papers, if there are no models and no cells).",
     )
     backends: Annotated[

@@ -24,9 +24,11 @@ MIN_ROWS = 100
 
 @dataclass(frozen=True)
 class DividedData:
-    """The selection and verification rows, and notes about them for the log and the report."""
+    """The selection and verification rows, their numbers, and notes for the log and the report."""
 
     partition: Partition
+    selection_rows: int
+    verification_rows: int
     notes: list[str] = field(default_factory=list)
 
 
@@ -56,11 +58,12 @@ def divide_rows(runner: StepRunner) -> DividedData:
             f"{pools.count:,} rows{known} are too few to choose a candidate and to verify it",
             f"give --data with at least {MIN_DATA} other rows; they need no labels",
         )
+    selection, verification = map(pools.count_in, (partition.selection, partition.verification))
     Progress.log(
-        f"{pools.count:,} rows: {len(partition.selection):,} distinct ones choose among "
-        f"candidates, {len(partition.verification):,} verify the chosen model"
+        f"{pools.count:,} rows: {selection:,} choose among candidates, {verification:,} verify the "
+        "chosen model"
     )
-    return DividedData(partition, row_notes(pools, partition))
+    return DividedData(partition, selection, verification, row_notes(pools, partition))
 
 
 def row_notes(pools: Pools, partition: Partition) -> list[str]:
@@ -76,10 +79,16 @@ def row_notes(pools: Pools, partition: Partition) -> list[str]:
     return notes
 
 
-def goal_notes(goal: GoalSettings, partition: Partition) -> list[str]:
-    """Return notes about few selection or verification rows, and about a maximum drop of 0."""
-    notes, rows = [], len(partition.verification)
-    if (selection := len(partition.selection)) < MIN_SELECTION:
+def goal_notes(goal: GoalSettings, selection: int, rows: int) -> list[str]:
+    """Return notes about few selection or verification rows, and about a maximum drop of 0.
+
+    Args:
+        goal: the goal.
+        selection: the number of selection rows.
+        rows: the number of verification rows.
+    """
+    notes = []
+    if selection < MIN_SELECTION:
         notes.append(
             f"only {selection} selection rows: chance decides among candidates with similar "
             "scores; give more rows"

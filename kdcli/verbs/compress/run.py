@@ -155,7 +155,8 @@ def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResu
     fits, runner.has_labels, runner.kind = check_model(resolved, trusted=trusted)
     divided = divide_rows(runner)
     search = Search(runner, str(recipe.model))
-    for note in [*divided.notes, *goal_notes(recipe.goal, divided.partition)]:
+    few_rows = goal_notes(recipe.goal, divided.selection_rows, divided.verification_rows)
+    for note in [*divided.notes, *few_rows]:
         Progress.log(note)
         search.notes.append(note)
     check_backends(search)

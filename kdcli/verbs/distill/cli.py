@@ -6,6 +6,8 @@ from kdcli.errors import UsageError
 
 EMBEDDING = "embedding"
 """The task and the method of embedding models, which are distilled on text."""
+RETRIEVAL = "retrieval"
+"""The task that scores embedding models on searches."""
 
 
 @verb(
@@ -19,6 +21,12 @@ EMBEDDING = "embedding"
 def distill(given: Given) -> Printable | None:
     """Train a smaller student of an encoder: on unlabelled text, or on a task with --task."""
     _check_shapes(given)
+    if given["task"] == RETRIEVAL:
+        raise UsageError(
+            f"task {RETRIEVAL} scores embedding models, and trains none",
+            f"distil with --data TEXT instead of --task, and score with --eval-task {RETRIEVAL} "
+            "--set eval.source=DIR",
+        )
     if given.recipe is None:
         _choose_embedding(given)
     named = (given["task"], given["method"], given.recipe)
