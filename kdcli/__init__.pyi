@@ -231,9 +231,9 @@ def export(
     trust_remote_code: bool = False,
     push_to_hub: str | None = None,
 ) -> Exported:
-    """Write a model as ONNX or OpenVINO, and compare it with torch.
+    """Export a model to ONNX or OpenVINO, and compare its outputs with torch.
 
-    With several of --int8, --fp16 and --q4, the float32 file is written too.
+    If you give more than one of --int8, --fp16 and --q4, the float32 file is written too.
 
     The arguments are the options of `kdcli export`. Raises kdcli.errors.KdcliError."""
 
@@ -296,6 +296,6 @@ def push(
     with_report: bool = False,
     dry_run: bool = False,
 ) -> Published:
-    """Push a model directory or an export to the hub: the model, its card and nothing else.
+    """Push a model or an export to the hub, with its card and nothing else.
 
     The arguments are the options of `kdcli push`. Raises kdcli.errors.KdcliError."""

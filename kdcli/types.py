@@ -93,6 +93,15 @@ class Card:
     paper_params_transformer: int | None = None
 
 
+OWN = "own"
+"""The name of the task that kdcli derives from a user's own rows."""
+
+
+def task_title(name: str) -> str:
+    """Name a task in a message: `task sst2`, or `your data` for a user's own rows."""
+    return "your data" if name == OWN else f"task {name}"
+
+
 @dataclass(frozen=True)
 class Task:
     """A labelled task: its columns, labels and metrics, and the location of its data.
@@ -115,6 +124,7 @@ class Task:
         max_length: tokens per row in the benchmark's protocol.
         words: label words (SMP), one per output of the head: in the order of `labels`, one for
             `score`, and start and end for `span`.
+        rows_of_labels: the first row of each of the `labels` of a user's own rows, for messages.
     """
 
     name: str
@@ -132,6 +142,12 @@ class Task:
     glue_words: bool = False
     max_length: int = 128
     words: tuple[str, ...] = ()
+    rows_of_labels: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def title(self) -> str:
+        """The name of the task in a message."""
+        return task_title(self.name)
 
 
 @dataclass(frozen=True)

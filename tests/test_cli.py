@@ -505,6 +505,16 @@ WRONG_NAMES = {
     "distill demo --to 2by64": (2, "'2by64' is not a shape"),
     "export demo --format onyx": (2, "unknown format 'onyx'; did you mean 'onnx'?"),
     "benchmark demo --backend onx": (2, "unknown backend 'onx'; did you mean 'onnx'?"),
+    "benchmark demo --backend int8": (2, "unknown backend 'int8'; did you mean 'onnx-int8'?"),
+    "benchmark demo --backend onxx-int8": (2, "unknown backend 'onxx'; did you mean 'onnx'?"),
+    "benchmark demo --backend onnx-in8": (
+        2,
+        "backend onnx has no precision 'in8'; did you mean 'onnx-int8'?",
+    ),
+    "compress demo-classifier --data demo --max-drop 1 --set plan.backends=[int8]": (
+        2,
+        "unknown backend 'int8'; did you mean 'onnx-int8'?",
+    ),
     "benchmark demo --backend onnx-int9": (2, "backend onnx has no precision 'int9'"),
     "evaluate ./none --task sst2": (2, "no model directory ./none"),
     "compress me/none --data demo": (2, "nor in the Hugging Face cache"),

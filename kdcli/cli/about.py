@@ -65,7 +65,10 @@ def recipes_validate(
 
 @app.command(cls=command_with("kdcli doctor", page="errors"), rich_help_panel=INSPECT)
 def doctor(as_json: AsJson = False) -> None:
-    """Show what this machine can run: devices, backends, versions. Paste it into a bug report."""
+    """Show what this machine can run: devices, backends, versions.
+
+    Paste the output into a bug report.
+    """
     prepare_libraries(quiet=False, verbose=False)
     from kdcli.deploy.doctor import examine
 

@@ -117,7 +117,7 @@ app = typer.Typer(
     cls=Verbs,
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
-    help="Make Hugging Face encoders small and fast, and measure what that costs.",
+    help="Make Hugging Face encoders small and fast, and measure what is lost.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

@@ -26,13 +26,15 @@ class Values:
 
 
 def _complete_task(incomplete: str) -> list[str]:
-    from kdcli.data.tasks import OWN, named_tasks
+    from kdcli.data.tasks import named_tasks
+    from kdcli.types import OWN
 
     return [name for name in (*named_tasks(), OWN) if name.startswith(incomplete)]
 
 
 def _check_task(name: str) -> None:
-    from kdcli.data.tasks import OWN, task_of
+    from kdcli.data.tasks import task_of
+    from kdcli.types import OWN
     from kdcli.workloads import modules_by_task
 
     # A colon separates a benchmark from its task, as in mteb:STS12.
@@ -68,10 +70,9 @@ def _complete_backend(incomplete: str) -> list[str]:
 
 
 def _check_backend(text: str) -> None:
-    from kdcli.deploy.backends import BACKENDS, check_name
+    from kdcli.deploy.backends import check_backend_name
 
-    name, _, dtype = text.partition("-")
-    check_name(name, dtype or BACKENDS.get(name, ("",))[0])
+    check_backend_name(text)
 
 
 def _complete_format(incomplete: str) -> list[str]:

@@ -1,6 +1,9 @@
 """The names of the backends. This module loads no large library."""
 
 from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 from kdcli.errors import UsageError, did_you_mean
 
@@ -26,17 +29,42 @@ def check_format(name: str) -> None:
         )
 
 
+def check_backend_name(text: str) -> str:
+    """Return the name of a backend, such as `onnx` or `onnx-int8`.
+
+    Raises UsageError if the backend is unknown or does not have the precision.
+    """
+    backend, _, precision = text.partition("-")
+    if backend in BACKENDS and not precision:
+        return text
+    check_name(backend, precision)
+    return text
+
+
 def check_name(backend: str, precision: str) -> None:
     """Raise a UsageError if a backend is unknown or does not have a precision."""
     if backend not in BACKENDS:
         raise UsageError(
-            f"unknown backend '{backend}'{did_you_mean(backend, BACKENDS)}",
-            f"allowed: {', '.join(BACKENDS)}",
+            f"unknown backend '{backend}'{_near(backend, precision)}",
+            f"allowed: {', '.join(BACKENDS)}, perhaps with a number format, such as onnx-int8",
         )
-    precisions = BACKENDS[backend]
-    if precision not in precisions:
+    if precision not in BACKENDS[backend]:
+        names = [f"{backend}-{name}" for name in BACKENDS[backend]]
         raise UsageError(
             f"backend {backend} has no precision "
-            f"'{precision}'{did_you_mean(precision, precisions)}",
-            f"allowed: {', '.join(precisions)}",
+            f"'{precision}'{did_you_mean(f'{backend}-{precision}', names)}",
+            f"allowed: {', '.join(names)}",
         )
+
+
+def _near(backend: str, precision: str) -> str:
+    """Return a question for the backend that an unknown name may stand for."""
+    names = [f"{name}-{each}" for name, formats in BACKENDS.items() for each in formats]
+    typed = f"{backend}-{precision}".removesuffix("-")
+    # A number format alone stands for the first backend that has it.
+    close = [name for name in names if name.endswith(f"-{typed}")]
+    return did_you_mean(backend, BACKENDS) or did_you_mean(typed, close or names)
+
+
+BackendName = Annotated[str, AfterValidator(check_backend_name)]
+"""A key of a recipe that holds the name of a backend."""

@@ -98,12 +98,12 @@ class LibraryMetric:
                 "'kdcli evaluate'"
             )
             raise UsageError(
-                f"metric '{self.name}' fails on task {self.task.name}: {_message(error)}", hint
+                f"metric '{self.name}' fails on {self.task.title}: {_message(error)}", hint
             ) from None
         finite = {key: value for key, value in numbers.items() if math.isfinite(value)}
         if not finite:
             raise UsageError(
-                f"metric '{self.name}' returns no finite number on task {self.task.name}: {result}"
+                f"metric '{self.name}' returns no finite number on {self.task.title}: {result}"
             )
         return {f"{self.name}.{key}": value for key, value in finite.items()}
 

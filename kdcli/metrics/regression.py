@@ -19,7 +19,7 @@ def scorer(task: Task, predictions: Sequence[float], references: Sequence[float]
     """
     predicted = np.asarray(predictions, dtype=np.float64)
     true = np.asarray(references, dtype=np.float64)
-    check_finite(predicted, f"predictions of task {task.name}")
+    check_finite(predicted, f"predictions of {task.title}")
 
     def score(indices: Array) -> dict[str, float]:
         p, t = predicted[indices], true[indices]

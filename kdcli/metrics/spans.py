@@ -112,7 +112,7 @@ def scorer(
         return lambda indices: dict(zip(("exact", "f1"), raw[indices].mean(axis=0), strict=True))
     no_answer = np.array([p["no_answer"] for p in predictions], dtype=np.float64)
     if bad := int(np.isnan(no_answer).sum()):
-        message = f"{bad} of {len(no_answer)} predictions of task {task.name} are not a number"
+        message = f"{bad} of {len(no_answer)} predictions of {task.title} are not a number"
         raise UsageError(message, "the weights are broken or overflow in this dtype: try float32")
     answerable = np.array([bool(r["answers"]) for r in references])
     has_text = np.array([p["text"] != "" for p in predictions])

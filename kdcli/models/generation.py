@@ -50,7 +50,7 @@ def load_generator(
         return Model(model.eval(), tokenizer, source, "it generates already", length, rows)
     if not new_head:
         raise UsageError(
-            f"{source} cannot do task {task.name}: it generates no text",
+            f"{source} cannot do {task.title}: it generates no text",
             "fine-tune it first: kdcli finetune",
         )
     if leaks := layout_for(config).leaks:

@@ -44,6 +44,8 @@ PROBLEM: dict[Kind, str] = {
     "multi": "multi_label_classification",
     "score": "regression",
 }
+LISTED_LABELS = 5
+"""Number of labels that an error names."""
 GENERIC = re.compile(r"LABEL_\d+")  # transformers' name for an unnamed label
 
 
@@ -103,7 +105,7 @@ def load_for_task(
     if custom is None and type(config) not in auto._model_mapping:
         raise UsageError(
             f"{config.model_type} has no head for {_head_name(task.kind)} in transformers, which "
-            f"task {task.name} needs",
+            f"{task.title} needs",
             "use a model of another type",
         )
     misfit = misfit_of(source, config, task, label_map) if own_head else "a new one was requested"
@@ -150,7 +152,7 @@ def _unfit(source: str, task: Task, misfit: str) -> UsageError:
     pairs = task.kind == "score" and len(task.texts) == 2
     vectors = ", or evaluate its vectors: kdcli evaluate --pooling mean" if pairs else ""
     return UsageError(
-        f"{source} cannot do task {task.name}: {misfit}",
+        f"the head of {source} does not fit {task.title}: {misfit}",
         f"fine-tune it first: kdcli finetune{vectors}; or ignore the labels: --set "
         "data.labels=teacher",
     )
@@ -227,7 +229,9 @@ def misfit_of(
     if config.problem_type not in (None, PROBLEM.get(task.kind)):
         return f"its head is for {config.problem_type}, not {PROBLEM.get(task.kind, head)}"
     if len(head_labels) != count:
-        return f"its head has {len(head_labels)} outputs, but {task.name} needs {count}"
+        if task.labels and not all(map(GENERIC.fullmatch, head_labels)):
+            return _label_misfit(head_labels, task)
+        return f"its head has {len(head_labels)} outputs, but {task.title} needs {count}"
     if task.kind == "score":
         return None
     if label_map is not None:
@@ -244,17 +248,38 @@ def misfit_of(
     if sorted(in_head) == sorted(in_data):
         needed = [in_data.index(name) for name in in_head]
         raise UsageError(
-            f"{source} has the labels of {task.name} in another order: {_numbered(head_labels)}; "
+            f"{source} has the labels of {task.title} in another order: {_numbered(head_labels)}; "
             f"the data: {_numbered(task.labels)}",
             f"add --set head.label_map='{needed}' to put them in the data's order",
         )
-    return f"its labels are {_numbered(head_labels)}, but {task.name} has {_numbered(task.labels)}"
+    return _label_misfit(head_labels, task)
+
+
+def _label_misfit(head_labels: Sequence[str], task: Task) -> str:
+    """Name the labels of a head, and the task's labels that are not among them."""
+    in_head = set(map(_plain, head_labels))
+    foreign = [n for n, name in enumerate(task.labels) if _plain(name) not in in_head]
+    predicted = f"it predicts {_listed(head_labels)}"
+    if not foreign:
+        return f"{predicted}; {task.title} has only {_listed(task.labels)}"
+    others = _listed([task.labels[n] for n in foreign])
+    rows = task.rows_of_labels
+    where = f" (the first in {rows[foreign[0]]})" if rows else ""
+    return f"{predicted}, but {task.title} has {others}{where}"
 
 
 def _comparable(names: Sequence[str]) -> list[str]:
     """Remove case and punctuation from labels, unless they tell two labels apart (C and C++)."""
     plain = [re.sub(r"[\W_]", "", name).lower() for name in names]
     return plain if len(set(plain)) == len(plain) and all(plain) else list(names)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """List the first names, and count them all if there are more."""
+    listed = ", ".join(map(str, names[:LISTED_LABELS]))
+    if len(names) <= LISTED_LABELS:
+        return listed
+    return f"{listed} ... ({len(names)} labels)"
 
 
 def _numbered(names: Sequence[str]) -> str:

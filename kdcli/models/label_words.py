@@ -78,12 +78,10 @@ def label_word_ids(
     )
     hint = f"choose words of one token, {needed}, in this order: --set head.words='[...]'"
     if not chosen:
-        raise UsageError(
-            f"task {task.name} has no label words", f"{hint}; or --set head.kind=scratch"
-        )
+        raise UsageError(f"{task.title} has no label words", f"{hint}; or --set head.kind=scratch")
     if len(chosen) != len(outputs):
         raise UsageError(
-            f"{len(chosen)} label words for the {len(outputs)} outputs of task {task.name}", hint
+            f"{len(chosen)} label words for the {len(outputs)} outputs of {task.title}", hint
         )
     words_of: dict[int, str] = {}
     for word in chosen:
@@ -99,7 +97,7 @@ def label_word_ids(
                 if len(pieces) > 1
                 else "is not in the tokenizer's vocabulary"
             )
-            raise UsageError(f"label word '{word}' of task {task.name} {reason}", hint)
+            raise UsageError(f"label word '{word}' of {task.title} {reason}", hint)
         if number in words_of:
             raise UsageError(
                 f"label words '{words_of[number]}' and '{word}' are the same token {pieces[0]}",

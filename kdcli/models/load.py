@@ -12,6 +12,7 @@ import string
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -234,17 +235,30 @@ def save_tokenizer(
 ) -> None:
     """Save a tokenizer's files, with the truncation and padding that it had when it was loaded.
 
-    Every call changes both, so the files would otherwise depend on what was tokenised last. The
-    files of a `static` model have the truncation that the model needs, and no padding.
+    Every call changes both, so the files would otherwise depend on what was tokenised last. A
+    truncation gets the length `model_max_length`, because libraries differ in which of the two they
+    obey. The files of a `static` model have the truncation that the model needs, and no padding.
     """
     as_loaded = getattr(tokenizer, AS_LOADED, None)
     if tokenizer.is_fast and static is not None:
         as_loaded = _truncation_of_static(tokenizer, static), None
     if as_loaded is not None:
         (truncation, padding), backend = as_loaded, tokenizer.backend_tokenizer
+        if static is None and truncation is not None:
+            truncation = truncation | {"max_length": _keep_one_length(tokenizer, truncation)}
         backend.no_truncation() if truncation is None else backend.enable_truncation(**truncation)
         backend.no_padding() if padding is None else backend.enable_padding(**padding)
     tokenizer.save_pretrained(folder)
+
+
+def _keep_one_length(tokenizer: PreTrainedTokenizerBase, truncation: Mapping[str, Any]) -> int:
+    """Return the length of a tokenizer's truncation, and write no other one to its settings."""
+    length: int = tokenizer.model_max_length
+    if length >= VERY_LARGE_INTEGER:
+        length = int(truncation["max_length"])
+    if "max_length" in tokenizer.init_kwargs:
+        tokenizer.init_kwargs["max_length"] = length
+    return length
 
 
 def _truncation_of_static(

@@ -230,7 +230,7 @@ class RunOptions:
     output_dir: Annotated[
         Path | None,
         Option("--output-dir", "-o", panel=RUN, metavar="DIR", values="output"),
-        Field(description="Output directory (default: a new one in runs/)."),
+        Field(description="Output directory (default: a new directory in runs/)."),
     ] = None
     device: Annotated[
         str,
@@ -314,7 +314,7 @@ class CommandOptions:
     sets: Annotated[
         list[str] | None,
         Option("--set", name="sets", panel=RECIPE, metavar="KEY.PATH=VALUE"),
-        Field(description="Any recipe key; may be repeated."),
+        Field(description="Set any recipe key; may be repeated."),
     ] = None
     revision: Annotated[
         str | None,

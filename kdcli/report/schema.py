@@ -127,13 +127,13 @@ class ClassScore(SchemaPart):
 
 
 class Mistake(SchemaPart):
-    """One of the worst examples, ordered by `badness`: a loss, an error, or one minus F1."""
+    """One of the worst examples, ordered by `error`: a loss, an error, or one minus F1."""
 
     id: str
     texts: list[str]
     label: str
     predicted: str
-    badness: float
+    error: float
 
 
 class Evaluation(SchemaPart):

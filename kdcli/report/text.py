@@ -166,6 +166,13 @@ def plain(text: str) -> str:
     return re.sub(r"([\\`*|\[\]])", r"\\\1", " ".join(text.split()).replace("<", "&lt;"))
 
 
+def fenced(block: str) -> str:
+    """Return a block of Markdown that shows a text as it is."""
+    # A name in the text must not end the block.
+    fence = max(["```", *(f"{run}`" for run in re.findall("`+", block))], key=len)
+    return "\n".join([fence, block, fence])
+
+
 def short(model: str) -> str:
     """Return the last part of a path, for privacy. A hub id is returned unchanged."""
     here = model.startswith((".", "/", "~")) or Path(model).exists()

@@ -4,7 +4,6 @@ All views show the same sections.
 """
 
 import functools
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,12 +18,13 @@ from rich.table import Table as RichTable
 
 from kdcli.disk import write_atomic
 from kdcli.report.front import EMBEDDER, PIPELINES, Score, front_matter
+from kdcli.report.own_data import with_own_data
 from kdcli.report.schema import Report
 from kdcli.report.sections.contents import sections
 from kdcli.report.sections.evaluations import MAX_LABELS, scores
 from kdcli.report.sections.latency import latency_csv
 from kdcli.report.sections.overview import facts, how_made, models_section, origin, title
-from kdcli.report.sections.repeat import repeat_block
+from kdcli.report.sections.repeat import repeat_block, repeat_command
 from kdcli.report.sections.selection import how_chosen
 from kdcli.report.sections.summary import summary
 from kdcli.report.text import (
@@ -34,6 +34,7 @@ from kdcli.report.text import (
     View,
     card_shape,
     count,
+    fenced,
     plain,
     short,
     shortened_line,
@@ -74,6 +75,7 @@ def shown(everything: Iterable[ReportSection], view: View) -> list[ReportSection
 
 def terminal(report: Report) -> Iterable["FittedTable | str"]:
     """Yield the report for a terminal."""
+    report = with_own_data(report)
     # A title of the table itself would be folded to the table's width.
     yield f"[bold]kdcli {escape(report.command)}: {escape(title(report))}[/bold]"
     yield from filter(None, [escape(summary(report))])
@@ -195,15 +197,13 @@ def _is_numeric(cells: Iterable[str]) -> bool:
 
 def markdown(report: Report) -> str:
     """Return report.md, a document that needs no browser."""
+    report = with_own_data(report)
     lines = [f"# {plain(title(report))}", ""]
     lines += [line for text in filter(None, [plain(summary(report))]) for line in (text, "")]
     lines += [f"kdcli {report.command}, {report.created}.", ""]
     for section in shown(sections(report), View.MARKDOWN):
         lines += _written(section, "##")
-    block = repeat_block(report)
-    # A name in the block must not end it.
-    fence = max(["```", *(f"{run}`" for run in re.findall("`+", block))], key=len)
-    return "\n".join([*lines, "## How to repeat it", "", fence, block, fence, ""])
+    return "\n".join([*lines, "## How to repeat it", "", fenced(repeat_block(report)), ""])
 
 
 def _written(section: ReportSection, level: str) -> list[str]:
@@ -242,6 +242,7 @@ def html(report: Report, *, links: bool = True) -> str:
 
     Without `links` it has no links to other reports.
     """
+    report = with_own_data(report)
     parts = shown(sections(report), View.HTML)
     return _template("report.html.jinja").render(
         report=report,
@@ -250,6 +251,7 @@ def html(report: Report, *, links: bool = True) -> str:
         method="" if report.pruning else report.recipe.get("method") or "",
         summary=summary(report),
         block=repeat_block(report),
+        by_recipe=repeat_command(report.command, None),
         facts=facts(report),
         sections=[part for part in parts if links or not part.links],
         drawn=drawn,
@@ -281,7 +283,7 @@ def drawn(section: ReportSection) -> list[tuple[str, str, Markup]]:
 
 def first_pictures(report: Report) -> list[Picture]:
     """Return the pictures of the first section of report.html that has any."""
-    pending = list(sections(report))
+    pending = list(sections(with_own_data(report)))
     while pending:
         section = pending.pop(0)
         if pictures := section.draw():
@@ -306,6 +308,7 @@ def model_card(
     With `own_code` the model's class is in a file next to its weights. A model that `generates` has
     the method `generate`.
     """
+    report = with_own_data(report)
     card, source, embeds = report.cards[name], origin(report), auto_class == EMBEDDER
     has_head = auto_class not in ("AutoModel", EMBEDDER)
     # A static model with a head gives logits where one without gives vectors.
@@ -346,5 +349,6 @@ def model_card(
         most=MAX_LABELS,
         origin=source and short(source),
         results=[line for section in results for line in _written(section, "###")],
+        command=fenced(repeat_command(report.command, report.command_line, public=True)),
         plain=plain,
     )

@@ -155,7 +155,7 @@ def read_soft_labels(file: Path, task: Task, examples: Sequence[Example]) -> tup
     """
     if task.kind not in ("class", "multi", "score"):
         raise UsageError(
-            f"--soft-labels works for kinds class, multi and score; task {task.name} is of kind "
+            f"--soft-labels works for kinds class, multi and score; {task.title} is of kind "
             f"{task.kind}"
         )
     if not file.is_file() or file.suffix not in (".npy", ".jsonl", ".parquet"):
@@ -166,7 +166,7 @@ def read_soft_labels(file: Path, task: Task, examples: Sequence[Example]) -> tup
         if array.dtype.kind not in "fiu" or array.ndim != (1 if task.kind == "score" else 2):
             shape = "[rows]" if task.kind == "score" else "[rows, classes]"
             raise UsageError(
-                f"{file} holds {array.dtype} {list(array.shape)}; task {task.name} needs numbers "
+                f"{file} holds {array.dtype} {list(array.shape)}; {task.title} needs numbers "
                 f"{shape}"
             )
         _check_count(file, len(array), examples)
@@ -245,7 +245,7 @@ def _as_logits(task: Task, names: Sequence[str], values_NC: Array, probabilities
     classes = len(task.labels) or 1
     if values_NC.shape[1] != classes:
         raise UsageError(
-            f"{names[0]}: {values_NC.shape[1]} values; task {task.name} has {classes} outputs"
+            f"{names[0]}: {values_NC.shape[1]} values; {task.title} has {classes} outputs"
         )
     wrong_N = ~np.isfinite(values_NC).all(1)
     if probabilities:

@@ -9,7 +9,7 @@ from kdcli.data.labelled.own import HEAD, own_task
 from kdcli.data.rows import Row
 from kdcli.data.sources import FileSource, open_source
 from kdcli.data.storage import NotFound
-from kdcli.data.tasks import OWN, named_tasks
+from kdcli.data.tasks import named_tasks
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.models.cross_encoder import activation_of
@@ -17,6 +17,7 @@ from kdcli.models.embedder import read_format
 from kdcli.models.heads import head_of
 from kdcli.models.load import load_config
 from kdcli.recipe.resolve import RecipeT, Resolved, defaulted
+from kdcli.types import OWN, task_title
 from kdcli.workloads.as_trained import trained_task
 from kdcli.workloads.embedding import METHOD
 from kdcli.workloads.eval_sets import scores_pairs
@@ -105,7 +106,7 @@ def with_task(
     # The data of the user's own rows must be given.
     if task is None or (data is None and task in (OWN, METHOD, RETRIEVAL)):
         return resolved
-    Progress.log(f"{model}: using task {task}, chosen from the model's files and the data")
+    Progress.log(f"{model}: using {task_title(task)}, as the model's files and the data suggest")
     return defaulted(resolved, {"task": task}, f"the files of {model}")
 
 

@@ -463,14 +463,18 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> EmbeddingWo
     if request.task == METHOD:
         return _open_texts(request, session)
     if request.task == RETRIEVAL:
+        max_length = request.data.max_length
         data = read_retrieval(request.data.source or "")
         if request.data.partition is not None:
             data = data.part(Partition.read(request.data.partition), request.data.split)
         index = None
         if (source := request.documents) is not None:
-            index = open_index(source, list(data.documents.values()), request.pooling, session)
-        eval_set = RetrievalEvaluation(data, session, index=index)
+            texts = list(data.documents.values())
+            index = open_index(source, texts, request.pooling, session, max_length)
+        eval_set = RetrievalEvaluation(data, session, index=index, max_length=max_length)
         notes = [f"{len(data.queries):,} queries, {len(data.documents):,} documents"]
+        if max_length is not None:
+            notes.append(f"longer texts were cut at {max_length} tokens (data.max_length)")
     else:
         eval_set = open_pairs(request.task, request.data, request.trained, session)
         notes = list(eval_set.notes)

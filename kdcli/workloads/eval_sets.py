@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from kdcli.data.labelled.task_data import Labelled, open_labelled
-from kdcli.data.tasks import OWN, named_tasks, task_of
+from kdcli.data.tasks import named_tasks, task_of
 from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.metrics.retrieval import RETRIEVAL_METRICS
 from kdcli.models.embedder import read_format
 from kdcli.models.model import Model
-from kdcli.types import RowHashes, Task
+from kdcli.types import OWN, RowHashes, Task
 from kdcli.workloads.embedder import Embedder, cosines
 from kdcli.workloads.labelled import DATA_KEYS, LabelledWorkload, scores_of
 from kdcli.workloads.predictions import Prediction
@@ -75,6 +75,7 @@ class RetrievalEvaluation:
     session: Session
     name: str = RETRIEVAL
     index: Index | None = None
+    max_length: int | None = None
     gated_metrics: Sequence[str] = RETRIEVAL_METRICS
 
     @property
@@ -85,7 +86,7 @@ class RetrievalEvaluation:
     def score(self, model: Model) -> ModelScores:
         """Rank the corpus for each query and score the rankings."""
         assert isinstance(model, Embedder)
-        return self.data.score(model, self.session, self.index)
+        return self.data.score(model, self.session, self.index, self.max_length)
 
 
 def open_eval_sets(

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kdcli.data.tasks import OWN, task_of
+from kdcli.data.tasks import task_of
 from kdcli.deploy.latency import Subject
 from kdcli.disk import as_directory, write_atomic
 from kdcli.engine.launch import Session, make_schedule
@@ -29,7 +29,7 @@ from kdcli.report.finish import ReportContents, ReportedModel, RunResult
 from kdcli.report.schema import FINETUNED, Evaluation, Selection
 from kdcli.run.context import RunContext
 from kdcli.run.stages import Stage, StageJob, run_stage
-from kdcli.types import Array, Card, Outcome
+from kdcli.types import OWN, Array, Card, Outcome
 from kdcli.workloads.labelled import WORST, LabelledWorkload
 from kdcli.workloads.plan import log_padding
 from kdcli.workloads.predictions import Features, Prediction

@@ -82,6 +82,8 @@ DATA_KEYS = {
     "skip_bad",
     "judge_trained_rows",
 }
+LENGTH_KEY = "data.max_length"
+"""The key that sets the maximum number of tokens of a row, for messages."""
 WORST = 20
 """Number of mistakes that the report of a training run lists."""
 ROW_KINDS: tuple[Kind, ...] = ("class", "multi", "score")
@@ -309,9 +311,9 @@ class LabelledWorkload(Workload):
         Progress.log_fact(f"teacher {source}: {teacher.note}")
         return teacher
 
-    def fits(self, source: str) -> bool:
+    def misfit(self, source: str) -> str | None:
         config = load_config(source, trust_remote_code=self.session.trust_remote_code)
-        return misfit_of(source, config, self.data.task, None) is None
+        return misfit_of(source, config, self.data.task, None)
 
     def make_student(
         self,
@@ -451,7 +453,7 @@ class LabelledWorkload(Workload):
         truncated = evaluator.features.rows.truncated
         cut = truncated / max(1, sum(map(len, self.data.sets.values())))
         verb = "need more than one window of" if self.kind == "span" else "were cut at"
-        note = f"{model.note}; {cut:.1%} of the examples {verb} {max_length} tokens"
+        note = f"{model.note}; {cut:.1%} of the examples {verb} {max_length} tokens ({LENGTH_KEY})"
         scores = scores_of(evaluator, self.split, predictions, worst, [note])
         scores = replace(scores, temperature=stored_temperature(model.model.config))
         if self.reference is None:

@@ -385,10 +385,10 @@ def _worst_examples(
                 texts=texts,
                 label=readable(task, example, label, shown),
                 predicted=readable(task, example, shown, label),
-                badness=error,
+                error=error,
             )
         )
-    return sorted(wrong, key=lambda mistake: -mistake.badness)
+    return sorted(wrong, key=lambda mistake: -mistake.error)
 
 
 def as_label(task: Task, example: Example, prediction: Prediction) -> Example:

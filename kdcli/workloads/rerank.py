@@ -199,8 +199,10 @@ class RerankWorkload(Workload):
             source, seed=seed, trust_remote_code=self.session.trust_remote_code
         )
 
-    def fits(self, source: str) -> bool:
-        return is_reranker(source, trust_remote_code=self.session.trust_remote_code)
+    def misfit(self, source: str) -> str | None:
+        if is_reranker(source, trust_remote_code=self.session.trust_remote_code):
+            return None
+        return "it has no head with one output"
 
     def student(
         self,
@@ -375,7 +377,10 @@ class RerankWorkload(Workload):
         if not isinstance(model, Embedder):
             rows = self.rows_for(model)
             cut = rows.truncated / len(rows)
-            note += f"; {cut:.1%} of the candidates were cut at {self._length_for(model)} tokens"
+            note += (
+                f"; {cut:.1%} of the candidates were cut at {self._length_for(model)} tokens "
+                "(data.max_length)"
+            )
         return self.score_values(self.candidate_scores(model, self.evaluated), [note])
 
     def score_trained(

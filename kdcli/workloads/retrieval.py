@@ -65,18 +65,25 @@ class Retrieval:
             )
         return replace(self, queries=queries)
 
-    def score(self, model: Embedder, session: Session, index: Index | None = None) -> ModelScores:
+    def score(
+        self,
+        model: Embedder,
+        session: Session,
+        index: Index | None = None,
+        max_length: int | None = None,
+    ) -> ModelScores:
         """Rank the corpus for each query by a model's vectors and score the rankings.
 
         Args:
             model: the model of the queries, and of the documents unless there is an index.
             session: the device.
             index: the vectors of the documents, if another model made them.
+            max_length: maximum number of tokens in a text; None for the model's own maximum.
 
         Raises:
             UsageError: the model's vectors have another width than the index.
         """
-        values = retrieval_scores(self, model, session, index)
+        values = retrieval_scores(self, model, session, index, max_length)
         notes = [model.note] if index is None else [model.note, f"searches {index.source}"]
         return ranking_scores(RETRIEVAL, "test", values, notes)
 
@@ -133,15 +140,19 @@ def read_retrieval(source: str) -> Retrieval:
 
 
 def retrieval_scores(
-    data: Retrieval, model: Embedder, session: Session, index: Index | None
+    data: Retrieval,
+    model: Embedder,
+    session: Session,
+    index: Index | None,
+    max_length: int | None = None,
 ) -> dict[str, Array]:
     """Rank the corpus for every query and score the rankings, metric -> values [Q]."""
     documents, queries = list(data.documents), list(data.queries)
     if index is None:
-        d_ND = model.vectors(list(data.documents.values()), "document", session)
+        d_ND = model.vectors(list(data.documents.values()), "document", session, max_length)
     else:
         d_ND = index.for_queries_of(model)
-    q_QD = model.vectors(list(data.queries.values()), "query", session)
+    q_QD = model.vectors(list(data.queries.values()), "query", session, max_length)
     score = document_scorer(d_ND, model.format.similarity, model.stored)
     rankings: list[list[str]] = []
     for begin in range(0, len(queries), QUERIES_AT_ONCE):

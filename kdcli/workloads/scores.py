@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from kdcli.engine.progress import Progress
 from kdcli.metrics.bootstrap import CONFIDENCE, Scorer, paired_bootstrap
 from kdcli.report.schema import Comparison, Evaluation
-from kdcli.types import Example, Task
+from kdcli.types import Example, Task, task_title
 from kdcli.workloads.predictions import Prediction
 
 RESAMPLES = 1000
@@ -94,7 +94,9 @@ def compare(
     evaluations = [row for name, of_model in scores.items() for row in of_model.rows(name)]
     comparisons: list[Comparison] = []
     for model, baseline in pairs.items():
-        Progress.log(f"{task}: comparing {model} with {baseline}, {resamples:,} resamples")
+        Progress.log(
+            f"{task_title(task)}: comparing {model} with {baseline}, {resamples:,} resamples"
+        )
         for set_name, count in scores[model].counts.items():
             scorer, base = (scores[name].scorers[set_name] for name in (model, baseline))
             differences = paired_bootstrap(

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from kdcli.deploy.backends import BackendName
 from kdcli.recipe.options import DATA, TRAINING, Option
 from kdcli.recipe.sections import (
     DATA_OPTION,
@@ -38,7 +39,7 @@ TaskName = Annotated[str | None, TASK_OPTION, Field(description=TASK)]
 Pooling = Annotated[
     str | None,
     Option("--pooling", panel=DATA, choices=("mean", "cls", "last"), metavar="NAME"),
-    Field(description="Pooling of an encoder without modules.json (default: the model's own)."),
+    Field(description="Pooling for an encoder without modules.json (default: the model's own)."),
 ]
 VectorFormat = Literal["float32", "int8", "binary"]
 """How the vectors of documents are stored for a search."""
@@ -300,7 +301,7 @@ class ShapeSettings(Section):
     """The keys of `student:` that choose the shape for a goal."""
 
     backend: Annotated[
-        str,
+        BackendName,
         Option("--backend", metavar="NAME[-DTYPE]", values="backend", verb="distill", rare=True),
     ] = Field(
         "torch",

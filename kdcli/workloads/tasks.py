@@ -12,7 +12,6 @@ from kdcli.data.labelled.partition import DividedRows
 from kdcli.data.labelled.spans import check_answers, misplaced
 from kdcli.data.labelled.splits import TaskSource, read_splits
 from kdcli.data.labelled.task_data import Labelled, check_training, open_labelled
-from kdcli.data.tasks import OWN
 from kdcli.deploy.exported import is_export
 from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
@@ -22,9 +21,9 @@ from kdcli.models.heads import head_of, load_for_task
 from kdcli.models.load import load_config, location
 from kdcli.models.model import Model
 from kdcli.models.training_rows import training_rows
-from kdcli.types import Head, Kind, Task
+from kdcli.types import OWN, Head, Kind, Task
 from kdcli.workloads.generation import GenerationWorkload, load_generation
-from kdcli.workloads.labelled import DATA_KEYS, LabelledWorkload
+from kdcli.workloads.labelled import DATA_KEYS, LENGTH_KEY, LabelledWorkload
 from kdcli.workloads.predictions import Features
 from kdcli.workloads.requests import EvaluationRequest, WorkloadRequest
 from kdcli.workloads.settings import GenerationSettings, LabelledSettings
@@ -76,7 +75,9 @@ def opened(
     workload.evaluator = workload.make_evaluator(model, form)
     truncated = train.rows.truncated / len(data.train)
     verb = "need more than one window of" if data.task.kind == "span" else "were cut at"
-    facts = [f"{truncated:.1%} of the training examples {verb} {form.max_length} tokens"]
+    facts = [
+        f"{truncated:.1%} of the training examples {verb} {form.max_length} tokens ({LENGTH_KEY})"
+    ]
     if data.split != "validation":
         facts.append(f"evaluated on {data.split}")
     Progress.log_fact(*facts)
@@ -144,7 +145,7 @@ def check_task_data(
     )
     if data.task.kind == "text" and not request.generates:
         raise UsageError(
-            f"task {data.task.name} generates text, which this verb cannot do",
+            f"{data.task.title} generates text, which this verb cannot do",
             "use kdcli finetune or evaluate, or --eval-task of kdcli distill",
         )
     notes = list(data.notes)

@@ -15,7 +15,7 @@ from kdcli.models.capture import Capture, params_without_grad
 from kdcli.models.model import Model
 from kdcli.recipe.sections import KdSettings, TrainSettings
 from kdcli.targets.targets import Targets
-from kdcli.types import Batch, Examples, Job, Order, Schedule, Signals, StepLoss, Term
+from kdcli.types import Batch, Examples, Job, Order, Schedule, Signals, StepLoss, Term, task_title
 
 if TYPE_CHECKING:
     from kdcli.workloads.workload import Workload
@@ -133,7 +133,7 @@ def training_job(
     """
     if keep == "best" and not workload.has_metrics:
         raise UsageError(
-            f"keep: best needs a metric during training, and task {workload.name} has none",
+            f"keep: best needs a metric during training, and {task_title(workload.name)} has none",
             "use keep: last, the default",
         )
     return Job(

@@ -51,7 +51,11 @@ class Index:
 
 
 def open_index(
-    source: str, documents: Sequence[str], pooling: str | None, session: Session
+    source: str,
+    documents: Sequence[str],
+    pooling: str | None,
+    session: Session,
+    max_length: int | None = None,
 ) -> Index:
     """Open a model that encodes documents when they are needed, or a `.npy` file of their vectors.
 
@@ -65,7 +69,7 @@ def open_index(
         source, pooling=pooling, trust_remote_code=session.trust_remote_code
     )
     width = model.format.width(model.model.config.hidden_size)
-    return Index(source, width, lambda: model.vectors(documents, "document", session))
+    return Index(source, width, lambda: model.vectors(documents, "document", session, max_length))
 
 
 def document_scorer(d_NE: Array, similarity: str, stored: VectorFormat) -> Callable[[Array], Array]:

@@ -190,9 +190,9 @@ class Workload(ABC):
         Progress.log_fact(f"teacher {source}: {teacher.note}")
         return teacher
 
-    def fits(self, source: str) -> bool:
-        """Whether a model can be scored without training it first."""
-        return True
+    def misfit(self, source: str) -> str | None:
+        """Return why a model cannot be scored before it is trained; None if it can."""
+        return None
 
     def make_student(
         self,

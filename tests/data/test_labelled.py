@@ -288,7 +288,7 @@ def test_an_own_task_is_what_the_rows_say_that_are_trained_on(tmp_path):
 def test_a_label_of_validation_that_training_never_saw_is_refused_with_its_row(tmp_path):
     put(tmp_path / "train.jsonl", [{"text": f"w{i}", "label": "ab"[i % 2]} for i in range(9)])
     put(tmp_path / "validation.jsonl", [{"text": "w1", "label": "a"}, {"text": "w1", "label": "z"}])
-    message = "validation.jsonl:2: 'label' of task own must be one of 0 (a), 1 (b), got 'z'"
+    message = "validation.jsonl:2: 'label' of your data must be one of 0 (a), 1 (b), got 'z'"
     assert message in refused("own", tmp_path).message
 
 
@@ -312,7 +312,7 @@ def test_labels_are_numbers_of_the_head_only_if_they_begin_with_0(tmp_path):
 
 
 def test_an_own_task_needs_data_and_a_named_one_has_its_columns(tmp_path):
-    assert "needs --data" in refused("own", None).message
+    assert "no data given" in refused("own", None).message
     put(tmp_path / "train.jsonl", sentences(20))
     assert (
         "task cola reads the columns sentence, label"

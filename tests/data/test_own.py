@@ -19,7 +19,7 @@ from kdcli.data.labelled.task_data import open_labelled
 from kdcli.data.sources import open_source
 from kdcli.data.tasks import task_of
 from kdcli.errors import UsageError
-from kdcli.types import Task
+from kdcli.types import Head, Task
 
 
 def found(rows, log=None, **columns) -> Task:
@@ -195,16 +195,42 @@ def test_the_log_names_kind_columns_and_classes():
     log = []
     found(labelled("a", "b", "a", when="1999"), log)
     assert log == [
-        "task own: 3 examples of kind class, text -> label, 2 classes (a, b); unused columns: when"
+        "your data: 3 examples of kind class, text -> label, 2 classes (a, b); unused columns: when"
     ]
     found(table("premise hypothesis score", ("a", "b", 0.5), ("c", "d", 1)), log)
-    assert log[1:] == ["task own: 2 examples of kind score, premise and hypothesis -> score"]
+    assert log[1:] == ["your data: 2 examples of kind score, premise and hypothesis -> score"]
     found(labelled(*range(11)), log)
-    assert log[2:] == ["task own: 11 examples of kind class, text -> label, 11 classes"]
+    assert log[2:] == ["your data: 11 examples of kind class, text -> label, 11 classes"]
     found(answered(ONE, NONE, NONE), log)
     assert log[3].endswith(
         "question and context -> answers, 2 without an answer; unused columns: id"
     )
+
+
+LONG = "a body that is much longer than its headline is"
+
+
+@pytest.mark.parametrize(
+    ("columns", "roles", "text", "warns"),
+    [
+        ({"text": "short", "note": LONG}, {}, "text", "note"),
+        ({"text": "short", "note": "shorts"}, {}, "text", None),
+        ({"title": "short", "body": LONG}, {}, "body", None),
+        ({"title": "short", "note": LONG}, {}, "title", "note"),
+        ({"title": "short", "note": LONG}, {"text": "title"}, "title", None),
+        ({"title": "short", "note": LONG}, {"text": "note"}, "note", None),
+    ],
+)
+@pytest.mark.parametrize("head", [None, Head("class", ("a", "b"))])
+def test_a_much_longer_text_that_is_not_read_is_a_warning(columns, roles, text, warns, head):
+    log = []
+    labels = ("a", "b") if head is None else (None, None)
+    rows = [columns | ({} if label is None else {"label": label}) for label in labels]
+    table = [(f"a:{n}", row) for n, row in enumerate(rows)]
+    assert own_task(table, roles, log.append, head=head).texts == (text,)
+    warnings = [line for line in log if "holds longer texts" in line]
+    assert len(warnings) == (warns is not None)
+    assert all(f"--set data.columns.text={warns}" in line for line in warnings)
 
 
 def test_rows_are_read_once_and_not_held():
@@ -298,10 +324,10 @@ def test_given_columns_and_kinds_are_read(rows, columns, expected):
             "columns.text=NAME",
         ),
         (
-            table("comment title label", ("a", "b", 1)),
+            table("comment review label", ("a", "b", 1)),
             {},
-            "text, comment or title?",
-            "columns.text=comment|title",
+            "text, comment or review?",
+            "columns.text=comment|review",
         ),
         (
             table("text_a text_b label", ("a", "b", 1)),

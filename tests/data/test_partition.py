@@ -104,6 +104,14 @@ def test_rows_with_the_same_texts_are_in_the_same_part():
     }
 
 
+def test_the_rows_of_a_part_are_counted_as_they_are_evaluated():
+    """Each copy counts, but only in the last split that has it."""
+    train, test = np.array([1, 1, 2, 3, 4], np.uint64), np.array([2, 2, 5], np.uint64)
+    pools = Pools(train, test=test)
+    assert pools.count_in(np.array([1, 2], np.uint64)) == 4
+    assert pools.count_in(np.array([3, 9], np.uint64)) == 1
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_a_frequent_text_does_not_empty_a_part(seed):
     # 15 % of the rows are one text, which does not fit into the selection rows.
@@ -246,3 +254,12 @@ def _other_partition(folder):
     file = folder / "other.safetensors"
     chosen(Pools(TRAIN)).write(file)
     return file
+
+
+def test_lists_of_which_none_is_held_out_are_refused(tmp_path):
+    rows = [{"query": f"q{n}", "passages": ["a", "b"], "labels": [1, 0]} for n in range(2)]
+    file = tmp_path / "lists.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    with pytest.raises(UsageError, match=r"none of the 2 queries of .* is held out") as caught:
+        read_lists(str(file), seed=0, log=lambda message: None)
+    assert "a validation split" in str(caught.value.hint)

@@ -36,7 +36,7 @@ def task_of(values, head, **columns):
 def test_the_texts_are_found_without_a_label(values, head, texts):
     task, message = task_of(values, head)
     assert (task.kind, task.texts, task.label, task.labels) == (head.kind, texts, "", head.labels)
-    assert message.startswith("task own: no labels")
+    assert message.startswith("your data: no labels")
 
 
 @pytest.mark.parametrize(

@@ -152,9 +152,13 @@ def test_a_mask_the_batch_lacks_is_filled_in(model, batch, tmp_path):
     ("name", "precision", "message"),
     [
         ("onx", "fp32", "unknown backend 'onx'; did you mean 'onnx'?"),
-        ("onnx", "bf16", "backend onnx has no precision 'bf16'; did you mean 'fp16'?"),
-        ("torch", "fp61", "backend torch has no precision 'fp61'; did you mean 'fp16'?"),
-        ("openvino", "fp16", "backend openvino has no precision 'fp16'; did you mean 'bf16'?"),
+        ("onnx", "bf16", "backend onnx has no precision 'bf16'; did you mean 'onnx-fp16'?"),
+        ("torch", "fp61", "backend torch has no precision 'fp61'; did you mean 'torch-fp16'?"),
+        (
+            "openvino",
+            "fp16",
+            "backend openvino has no precision 'fp16'; did you mean 'openvino-bf16'?",
+        ),
     ],
 )
 def test_unknown_backend_or_precision(name, precision, message):

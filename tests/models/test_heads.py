@@ -290,12 +290,12 @@ def test_a_mapping_without_a_head_to_reorder_is_refused(encoder_dir):
 @pytest.mark.parametrize(
     ("kind", "names", "changes", "reason"),
     [
-        ("class", ("a", "b"), {}, "its head has 2 outputs, but nli needs 3"),
+        ("class", ("a", "b"), {}, "it predicts a, b, but task nli has entailment, neutral"),
         (
             "class",
             ("a", "b", "c"),
             {},
-            "its labels are 0 a, 1 b, 2 c, but nli has 0 entailment, 1 neutral, 2 contra",
+            "it predicts a, b, c, but task nli has entailment, neutral, contradiction",
         ),
         (
             "class",
@@ -303,7 +303,7 @@ def test_a_mapping_without_a_head_to_reorder_is_refused(encoder_dir):
             {"problem_type": "regression"},
             "its head is for regression, not single_label_class",
         ),
-        ("class", (None,), {}, "its head has 1 outputs, but nli needs 3"),
+        ("class", (None,), {}, "its head has 1 outputs, but task nli needs 3"),
         (
             "class",
             NAMES,
@@ -331,7 +331,7 @@ def test_a_head_that_does_not_fit_is_refused_or_replaced(headed_dir, kind, names
     folder = headed_dir(names, **changes)
     with pytest.raises(UsageError) as error:
         load(folder, kind, new_head=False)
-    assert f"{folder} cannot do task {TASKS[kind].name}: " in error.value.message
+    assert f"the head of {folder} does not fit task {TASKS[kind].name}: " in error.value.message
     assert reason in error.value.message
     assert "kdcli finetune" in error.value.hint
     headed = load(folder, kind)

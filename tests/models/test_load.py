@@ -304,9 +304,12 @@ def test_a_tokenizer_is_saved_as_it_was_loaded_whatever_it_tokenised(cut, model_
     file.write_text(json.dumps(tree | {"truncation": cut, "padding": padding}), "utf-8")
     loaded = load_encoder(str(model_dir))
     loaded.tokenizer(["a b", "c"], truncation=True, max_length=3, padding=True)
+    loaded.tokenizer.model_max_length = 24
     save_model(loaded.model, loaded.tokenizer, tmp_path / "saved")
     saved = json.loads((tmp_path / "saved" / "tokenizer.json").read_text("utf-8"))
-    assert (saved["truncation"], saved["padding"]) == (cut, padding)
+    assert (saved["truncation"], saved["padding"]) == (cut and cut | {"max_length": 24}, padding)
+    settings = json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text("utf-8"))
+    assert {value for key, value in settings.items() if key.endswith("max_length")} == {24}
 
 
 @pytest.mark.parametrize("what", ["model", "tokenizer"])

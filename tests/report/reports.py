@@ -277,7 +277,7 @@ def hostile_values() -> dict[str, object]:
         "texts": [HOSTILE],
         "label": HOSTILE,
         "predicted": HOSTILE,
-        "badness": 1.0,
+        "error": 1.0,
     }
     evaluated = {
         **{
@@ -349,7 +349,7 @@ def evaluation(
             "negative": {"precision": 0.92381, "recall": 0.906542, "f1": 0.915094, "support": 428},
             "positive": {"precision": 0.911504, "recall": 0.927928, "f1": 0.919643, "support": 444},
         },
-        "worst": [mistake | {"id": str(i), "badness": 7.5 - i} for i in range(8)],
+        "worst": [mistake | {"id": str(i), "error": 7.5 - i} for i in range(8)],
     } | changes
 
 

@@ -98,8 +98,11 @@ def test_thresholds():
 def test_without_labels_the_values_are_agreement():
     report = report_with(reference="teacher")
     assert "agreement 0.8800" in printed(report)
-    assert "because no labels were read" in words(report)
-    assert f"A prediction is correct where it agrees with {BASELINE}" in words(report)
+    for name in ("By class", "Calibration", "Thresholds"):
+        note = parts_of(report)[name].table.note
+        assert f"The labels are the predictions of {BASELINE}: no labels were read." in note
+        assert "The labels are the data's own." in parts_of(report_with())[name].table.note
+    assert "how sure the model is that both agree" in words(report)
 
 
 def test_rows_that_also_chose_the_model_are_named():

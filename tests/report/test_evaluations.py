@@ -323,7 +323,7 @@ def test_details_of_an_evaluation(finetuned):
     facts = (
         "finetuned on sst2 (validation, 872 examples): accuracy 0.9174",
         "0.9238",
-        "badness 7.5",
+        "error 7.5",
         "example 0",
     )
     assert missing(text, *facts) == missing(document, *facts, "| negative | 388 | 40 |") == []

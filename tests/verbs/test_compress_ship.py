@@ -1,6 +1,7 @@
 """What the selection rows decide about a chosen model, and what the rows of a run are warned of."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from kdcli.report.schema_decisions import (
     LabelThresholds,
     OperatingPoint,
 )
+from kdcli.report.sections.repeat import repeat_command
 from kdcli.verbs.compress.rows import goal_notes, row_notes
 from kdcli.verbs.compress.settings import GoalSettings
 from kdcli.verbs.compress.ship import (
@@ -24,8 +26,9 @@ from kdcli.verbs.compress.ship import (
     fit_temperature,
     measured_file,
     never_predicted,
-    public_command,
+    with_summary,
     with_thresholds,
+    without_command,
     without_scores,
 )
 
@@ -66,11 +69,20 @@ def test_the_command_of_a_model_card_has_neither_price_nor_directories(tmp_path,
         "kdcli compress org/model --data /home/me/customer.csv --price-per-hour 0.5 "
         "--set data.source=acme/rows.csv --task sst2 --max-drop 1.0 -o ~/acme/run"
     )
-    assert public_command(command) == (
+    assert repeat_command("compress", command, public=True) == (
         "kdcli compress org/model --data customer.csv --set data.source=rows.csv --task sst2 "
         "--max-drop 1.0 -o run"
     )
-    assert public_command("kdcli compress m --price-per-hour=0.5 -y") == "kdcli compress m -y"
+    priced = "kdcli compress m --price-per-hour=0.5 -y"
+    assert repeat_command("compress", priced, public=True) == "kdcli compress m -y"
+    assert repeat_command("compress", priced) == priced
+
+
+def test_the_card_has_one_command():
+    card = "# A model\n\n## Repeat it\n\n```\nkdcli distill teacher\n```\n\nVersions: kdcli 1.\n"
+    text = with_summary(without_command(card), "It is small.", "kdcli compress teacher")
+    assert re.findall("^kdcli .*", text, re.MULTILINE) == ["kdcli compress teacher"]
+    assert text.endswith("Versions: kdcli 1.\n")
 
 
 def calibration(temperature):
@@ -192,18 +204,15 @@ def test_rows_that_are_in_two_splits_are_counted():
 
 
 def test_few_rows_are_a_note():
-    partition = Partition(np.arange(199, dtype=np.uint64), verification=hashes(8))
-    chance, wide = goal_notes(GoalSettings(max_drop=1.0), partition)
+    chance, wide = goal_notes(GoalSettings(max_drop=1.0), 199, 1)
     assert chance.startswith("only 199 selection rows: chance decides")
     assert wide.startswith("only 1 verification rows")
     assert "Without --strict, only the measured drop must stay within --max-drop" in wide
-    strict = goal_notes(GoalSettings(max_drop=1.0, strict=True), partition)[1]
+    strict = goal_notes(GoalSettings(max_drop=1.0, strict=True), 199, 1)[1]
     assert "with --strict all of it must stay within --max-drop" in strict
 
 
 def test_a_drop_of_zero_is_met_by_chance():
-    rows = np.arange(500, dtype=np.uint64)
-    partition = Partition(rows, rows + np.uint64(500))
-    assert goal_notes(GoalSettings(max_drop=0.5), partition) == []
-    (note,) = goal_notes(GoalSettings(max_drop=0.0), partition)
+    assert goal_notes(GoalSettings(max_drop=0.5), 500, 500) == []
+    (note,) = goal_notes(GoalSettings(max_drop=0.0), 500, 500)
     assert "by chance" in note

@@ -25,11 +25,12 @@ from transformers import (
     pipeline,
 )
 
-from kdcli.data.labelled.partition import Partition
+from kdcli.data.labelled.partition import Partition, text_hashes
 from kdcli.deploy import untrained
 from kdcli.errors import GateError
 from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
+from kdcli.models.training_rows import write_training_rows
 from kdcli.report import finish
 from kdcli.verbs.compress import run
 from kdcli.verbs.compress.shapes import Untrained
@@ -302,16 +303,37 @@ def test_labels_of_another_head_and_too_few_rows_are_refused(tmp_path):
     headed(tmp_path / "model", ("spam", "ham"), num_hidden_layers=2)
     data = write(tmp_path / "rows.jsonl", rows("class", 200))
     message = refused(tmp_path, "evaluate", tmp_path / "model", "--data", data)
-    assert "its labels are 0 spam, 1 ham, but own has 0 brisk, 1 calm" in message
+    first = next(n for n, row in enumerate(lines_of(data), 1) if row["label"] == "brisk")
+    assert (
+        f"it predicts spam, ham, but your data has brisk, calm (the first in {data}:{first})"
+    ) in message
     assert "--set data.labels=teacher" in message
     headed(tmp_path / "wider", ("spam", "ham", "news"), num_hidden_layers=2)
     for model in (tmp_path / "wider", "demo-classifier"):
         message = refused(tmp_path, "compress", model, "--data", data, "--max-drop", "1")
         assert "do not fit the head of" in message
+        assert "it predicts " in message
+        assert f"but your data has brisk, calm (the first in {data}:" in message
         assert "--set data.labels=teacher" in message
     few = write(tmp_path / "few.jsonl", [{"text": f"w{n}"} for n in range(4)])
     message = refused(tmp_path, "compress", tmp_path / "model", "--data", few, "--max-drop", "1")
     assert "4 rows are too few" in message
+
+
+def test_rows_that_trained_the_model_are_refused_and_other_rows_help(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "measure_untrained", stop)
+    data, _, _ = classifier(tmp_path)
+    hashes = text_hashes([row["text"] for row in lines_of(data)])
+    write_training_rows(tmp_path / "model", hashes)
+    message = refused(tmp_path, *arguments(tmp_path, data), "--max-drop", "100")
+    assert "rows without the ones that trained" in message
+    assert "give --data with at least 200 other rows; they need no labels" in message
+    assert "judge_trained_rows" not in message
+    others = [{"text": f"w{n % 50} w{n // 50} w{n % 3}"} for n in range(200)]
+    given = arguments(tmp_path, write(tmp_path / "others.jsonl", others))
+    done = kdcli(*given, "--max-drop", "100", "-o", tmp_path / "out")
+    # The rows are accepted, and the run goes on to its first measurement.
+    assert said_by(done).endswith("error: far enough")
 
 
 def test_few_rows_are_a_warning(tmp_path, monkeypatch):

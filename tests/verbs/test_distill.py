@@ -232,7 +232,7 @@ def test_teacher_student_and_undistilled_student_are_fine_tuned_alike(given, lab
     assert inner.evaluations[0].model_dump(exclude={"model"}) == student.model_dump(
         exclude={"model"}
     )
-    assert "own accuracy" in result.stdout
+    assert "your data accuracy" in result.stdout
     assert "student undistilled" in (out / "report.md").read_text("utf-8")
 
 

@@ -103,18 +103,24 @@ def test_options_of_a_task_need_one(teacher, tmp_path, option):
     assert f"--{option} needs --task" in message
 
 
+@pytest.mark.parametrize("more", [(), ("--ablate", "tinybert")])
+def test_a_task_that_only_scores_models_is_refused(teacher, tmp_path, more):
+    given = ("distill", teacher, "--task", "retrieval", "--data", tmp_path, "--to", "2x16")
+    message = own_files.refused(tmp_path, *given, *more)
+    assert "task retrieval scores embedding models, and trains none" in message
+    assert "--eval-task retrieval" in message
+
+
 def test_a_teacher_that_was_not_fine_tuned_for_the_task(refused, tmp_path):
     base = own_files.encoder(tmp_path / "base", num_hidden_layers=4)
-    message = refused(given=(base,))
-    assert f"{base} cannot do task own" in message
+    message, unfit = refused(given=(base,)), f"the head of {base} does not fit your data"
+    assert unfit in message
     assert "fine-tune it first: kdcli finetune" in message
     three = own_files.headed(tmp_path / "three", ("a", "b", "c"))
-    assert "its head has 3 outputs, but own needs 2" in refused(given=(three,))
-    assert f"{base} cannot do task own" in refused("--also-teacher", base)
-    assert f"{base} cannot do task own" in refused("--ablate", "tinybert", given=(base,))
-    assert f"{base} cannot do task own" in refused(
-        "--augment-only", tmp_path / "copies.jsonl", given=(base,)
-    )
+    assert "it predicts a, b, c, but your data has brisk, calm" in refused(given=(three,))
+    assert unfit in refused("--also-teacher", base)
+    assert unfit in refused("--ablate", "tinybert", given=(base,))
+    assert unfit in refused("--augment-only", tmp_path / "copies.jsonl", given=(base,))
 
 
 def test_a_teacher_with_another_order_of_labels(refused, tmp_path):
@@ -170,7 +176,7 @@ def test_tokens_cannot_be_taught_by_a_teacher_of_other_tokens(tmp_path):
         *QUICK,
     ]
     message = own_files.refused(tmp_path, *given, "--student", other)
-    assert f"task own labels tokens, and {other} has other tokens than {teacher}" in message
+    assert f"your data labels tokens, and {other} has other tokens than {teacher}" in message
 
 
 SOFT = {"probabilities": [0.5, 0.5]}

@@ -103,7 +103,7 @@ def test_what_it_says_is_what_transformers_says(models, data, tmp_path):
         :20
     ]
     assert sorted(m.id for m in evaluation.worst) == sorted(map(str, wrong))
-    assert [m.badness for m in evaluation.worst] == pytest.approx(
+    assert [m.error for m in evaluation.worst] == pytest.approx(
         [-np.log(given_to[i]) for i in wrong], abs=1e-4
     )
     assert report_of(out).cards["model-3"].bytes == (models[0] / "model.safetensors").stat().st_size
@@ -272,7 +272,7 @@ def test_a_gate_that_is_missed_fails_after_the_table(models, data, tmp_path, gat
     options = [part for gate in gates for part in ("--min-metric", gate)]
     result = evaluate(*models, "--task", "own", "--data", data, *options, "-o", tmp_path / "out")
     assert result.exit_code == code, result.output
-    assert "own accuracy" in result.stdout
+    assert "data accuracy" in result.stdout
     assert (tmp_path / "out" / "report.json").exists()
     if code:
         metric, _, least = gates[-1].partition("=")
@@ -447,7 +447,7 @@ def test_a_metric_of_the_evaluate_library_beside_those_of_the_task(data, tmp_pat
             ["--task", "own", "--min-metric", "accuracy"],
             "--min-metric takes METRIC=VALUE, got 'accuracy'",
         ),
-        (["--task", "own", "--submission", "sub"], "task own is not a GLUE task"),
+        (["--task", "own", "--submission", "sub"], "your data is not a GLUE task"),
         (
             ["--task", "own", "--set", "resamples=10"],
             "'resamples' must be greater than or equal to 100",

@@ -21,6 +21,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
 )
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from kdcli.deploy import export as files
 from kdcli.deploy.exported import open_export
@@ -152,6 +153,20 @@ def test_what_a_directory_holds(saved, tmp_path):
     sums = facts["sums"]
     assert (sums["limit"], sums["can_saturate"]) == (2**15 - 1, False)
     assert all(0 < each["any_input"] <= 255 * 128 for each in sums["products"])
+
+
+@pytest.mark.parametrize(("length", "expected"), [(16, 16), (1000, 160), (None, 160)])
+def test_card_and_tokenizer_state_one_length(length, expected, saved, tmp_path):
+    """The tokenizer's length, if the model has as many positions."""
+    model = saved("class", max_position_embeddings=160)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.model_max_length = length or VERY_LARGE_INTEGER
+    tokenizer.save_pretrained(model)
+    exported(model, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text("utf-8")
+    assert f"* length: at most {expected} tokens" in card
+    assert re.findall(r"max_length=(\d+)", card) == [str(expected)]
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length == expected
 
 
 def test_several_precisions_lie_side_by_side(saved, tmp_path):

@@ -195,7 +195,7 @@ def test_windows_of_a_question_have_a_default_length(tmp_path):
 def test_what_a_run_prints_and_when_it_evaluates(given, tmp_path):
     out = tmp_path / "out"
     result = succeeds(*given, "-o", out)
-    assert "own accuracy" in result.stdout
+    assert "data accuracy" in result.stdout
     assert f"model and report in {out}" in result.stdout.replace("\n", "")
     for name in ("report.md", "report.html", "README.md"):
         assert "accuracy" in (out / name).read_text("utf-8")

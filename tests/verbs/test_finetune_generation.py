@@ -149,7 +149,7 @@ def test_what_cannot_be_done_is_refused(more, message, encoder, data, tmp_path):
 def test_an_empty_target_is_named(encoder, tmp_path):
     file = write(tmp_path / "rows.jsonl", [*rows(40, 0), {"source": "w1", "target": " "}])
     said = refused(tmp_path, "finetune", encoder, "--task", "own", "--data", file, *ROW)
-    assert "rows.jsonl:41: 'target', the target of task own, must be a text" in said
+    assert "rows.jsonl:41: 'target', the target of your data, must be a text" in said
 
 
 def test_the_share_of_cut_rows_is_told(encoder, tmp_path):

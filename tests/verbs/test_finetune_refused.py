@@ -35,7 +35,7 @@ def data(tmp_path):
     ("arguments", "message"),
     [
         (["MODEL"], "no task given"),
-        (["MODEL", "--task", "own"], "task 'own' needs --data"),
+        (["MODEL", "--task", "own"], "no data given"),
         (["MODEL", "--task", "own", "--data", "/nowhere.txt"], "no data at /nowhere.txt"),
         (
             ["MODEL", "--task", "own", "--data", "DATA", "--grid", "rl=1,2"],
@@ -187,7 +187,7 @@ def test_a_checkpoint_with_the_labels_in_another_order(data, tmp_path):
     options = [model, "--task", "own", "--data", data, *QUICK]
     message = refused(tmp_path, "finetune", *options)
     assert (
-        "has the labels of own in another order: 0 calm, 1 brisk; the data: 0 brisk, 1 calm"
+        "has the labels of your data in another order: 0 calm, 1 brisk; the data: 0 brisk, 1 calm"
         in message
     )
     assert "--set head.label_map='[1, 0]'" in message

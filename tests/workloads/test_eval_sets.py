@@ -13,7 +13,9 @@ from kdcli.errors import UsageError
 from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 from kdcli.workloads.embedder import Embedder
+from kdcli.workloads.embedding import open_evaluation
 from kdcli.workloads.eval_sets import open_eval_sets, open_pairs
+from kdcli.workloads.requests import EvaluationRequest
 from kdcli.workloads.settings import DownstreamSettings, LabelledSettings
 
 ROWS = []
@@ -61,6 +63,26 @@ def test_texts_are_cut_as_the_note_says(pairs, model, session, max_length, note)
     wanted = spearmanr(cosines, [row["label"] for row in ROWS]).statistic
     assert scores.evaluations[0].metrics["spearman"] == pytest.approx(wanted, abs=1e-6)
     assert scores.notes[0].endswith(note)
+
+
+def test_searches_cut_texts_at_data_max_length(model, tmp_path, session):
+    """The scores are those of a model that reads so many tokens itself."""
+    folder = tmp_path / "search"
+    texts = [f"w1 w2 w3 w4 w{n} w{n + 9} w{2 * n}" for n in range(12)]
+    write(folder / "corpus.jsonl", [{"_id": f"d{n}", "text": t} for n, t in enumerate(texts)])
+    write(folder / "queries.jsonl", [{"_id": f"q{n}", "text": t} for n, t in enumerate(texts)])
+    (folder / "qrels.tsv").write_text("".join(f"q{n}\td{n}\t1\n" for n in range(12)))
+    base = load_encoder(str(model))
+    save_embedder(base.model, base.tokenizer, EmbeddingFormat(max_length=16), tmp_path / "longer")
+
+    def metrics(source, max_length):
+        data = LabelledSettings(source=str(folder), max_length=max_length)
+        workload = open_evaluation(EvaluationRequest("retrieval", [str(source)], data), session)
+        assert any("data.max_length" in note for note in workload.notes) == bool(max_length)
+        return workload.score(Embedder.open(str(source))).evaluations[0].metrics
+
+    assert metrics(model, 16) == metrics(tmp_path / "longer", None)
+    assert metrics(model, None) == metrics(tmp_path / "longer", 4) != metrics(model, 16)
 
 
 def test_each_of_several_tasks_has_its_folder(pairs, session):

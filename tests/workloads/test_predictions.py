@@ -242,7 +242,7 @@ def test_worst_examples_are_wrong_ones_by_error():
         "no",
         list(evaluator.features.examples[4].texts),
     )
-    assert worst.badness == pytest.approx(-math.log(0.01), abs=1e-4)
+    assert worst.error == pytest.approx(-math.log(0.01), abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_answers_come_from_the_windows():
         "student", "validation", evaluator.features.predictions(wrong), 5
     )
     (mistake,) = report.worst
-    assert (mistake.id, mistake.label, mistake.predicted, mistake.badness) == (
+    assert (mistake.id, mistake.label, mistake.predicted, mistake.error) == (
         "short",
         "cat",
         "the",

@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from kdcli.data.rows import BadRow
-from kdcli.data.tasks import OWN
 from kdcli.errors import UsageError
-from kdcli.types import Example, Task
+from kdcli.types import OWN, Example, Task
 
 MAX_LISTED_PROBLEMS = 10  # Bad rows and classes that a message lists.
 MIN_CLASS_ROWS = 10  # A class with fewer rows is reported as small.

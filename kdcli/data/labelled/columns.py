@@ -4,6 +4,7 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from statistics import median
 from typing import NoReturn, get_args
 
 from kdcli.data.documents import columns_in
@@ -23,7 +24,10 @@ _ROLES: Mapping[Kind, tuple[str, ...]] = {
 # Column names, normalised by `_key`. The first group that matches a column decides. Two matching
 # columns in one group are ambiguous.
 _Groups = tuple[tuple[str, ...], ...]
-_TEXT: _Groups = (("text",), ("sentence",), ("review", "content", "comment", "title"))
+_TEXT: _Groups = (
+    *(("text",), ("sentence",), ("review", "content", "comment", "body")),
+    ("title",),
+)
 _LABEL: _Groups = (
     *(("label",), ("labels",), ("class",), ("target",), ("y",), ("goldlabel",)),
     ("category", "sentiment", "intent", "topic", "score", "rating", "stars"),
@@ -39,6 +43,9 @@ _PAIRS = (
     ),
     *(("text", "textpair"), ("query", "passage")),
 )
+MUCH_LONGER = 3
+"""How many times as long as the chosen text the median text of another column must be for a
+warning."""
 _IDS = ("", "id", "idx", "guid", "index", "unnamed0")
 
 
@@ -154,6 +161,36 @@ class Columns:
         """List the columns that are not used, for a message."""
         unused = [c for c in self.first if c not in used]
         return f"; unused columns: {', '.join(unused)}" if unused else ""
+
+    def longer_text(self, kind: Kind, texts: tuple[str, ...], label: str = "") -> str | None:
+        """Return a warning if an unused column holds much longer text than the chosen ones.
+
+        Args:
+            kind: the kind of the task.
+            texts: the columns of the texts.
+            label: the column of the label.
+
+        Returns None also if the user named the columns, or for kinds with several roles of texts.
+        """
+        role = "source" if kind == "text" else "text"
+        if kind in ("tokens", "span") or {role, "pair"} & self.by_role.keys():
+            return None
+        chosen = max(texts, key=self._median_length)
+        others = [c for c in self.strings if c not in (*texts, label)]
+        longest = max(others, key=self._median_length, default=chosen)
+        length, other = self._median_length(chosen), self._median_length(longest)
+        if other <= MUCH_LONGER * length:
+            return None
+        return (
+            f"the text is read from '{chosen}' (median length {length:.0f} characters), but "
+            f"'{longest}', which is not used, holds longer texts (median {other:.0f}): add --set "
+            f"data.columns.{role}={longest} to read these instead"
+        )
+
+    def _median_length(self, column: str) -> float:
+        """Return the median length of a column's strings in the first rows."""
+        texts = [row[column] for _, row in self.head if isinstance(row.get(column), str)]
+        return median(map(len, texts)) if texts else 0.0
 
     def choose(self, kind: Kind | None) -> ColumnChoice:
         """Choose the columns for a kind, or for any kind if it is None.

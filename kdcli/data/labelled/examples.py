@@ -60,7 +60,7 @@ def example_of(task: Task, row: Row, number: int, *, withheld: bool = False) -> 
         problem = "is empty" if task.label in values else f"is missing; {columns_in(values)}"
         raise BadRow(
             where,
-            f"column '{task.label}', the label of task {task.name}, {problem}",
+            f"column '{task.label}', the label of {task.title}, {problem}",
             hint=_LABEL_HINT,
         )
     return Example(where, name, texts, _LABELS[task.kind](task, where, label, texts))
@@ -69,7 +69,7 @@ def example_of(task: Task, row: Row, number: int, *, withheld: bool = False) -> 
 def _texts(task: Task, where: str, values: RowValues) -> tuple[str, ...]:
     for column in task.texts:
         if column not in values:
-            problem = f"task {task.name} needs the column '{column}'; {columns_in(values)}"
+            problem = f"{task.title} needs the column '{column}'; {columns_in(values)}"
             has_label = task.label in values
             raise BadRow(where, problem, hint=_COLUMN_HINT if has_label else _LABEL_HINT)
         if task.kind == "text" and isinstance(values[column], dict):
@@ -122,7 +122,7 @@ def _class(task: Task, where: str, label: object, texts: tuple[str, ...]) -> int
         for i, name in enumerate(task.labels[:CLASSES_LISTED])
     )
     more = "" if len(task.labels) <= CLASSES_LISTED else f" ... {len(task.labels)} in all"
-    problem = f"'{task.label}' of task {task.name} must be one of {allowed}{more}"
+    problem = f"'{task.label}' of {task.title} must be one of {allowed}{more}"
     raise BadRow(where, problem, f", got {_short(label)}")
 
 
@@ -140,7 +140,7 @@ def _score(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> float:
     if not math.isfinite(score):
         raise BadRow(
             where,
-            f"'{task.label}' of task {task.name} must be a finite number",
+            f"'{task.label}' of {task.title} must be a finite number",
             f", got {_short(label)}",
         )
     return score
@@ -171,7 +171,7 @@ def _answers(task: Task, where: str, label: object, texts: tuple[str, ...]) -> t
     if not answers and not task.impossible:
         raise BadRow(
             where,
-            f"the question has no answer, but task {task.name} needs one",
+            f"the question has no answer, but {task.title} needs one",
             hint="questions without an answer must also occur in the training data; for SQuAD, "
             "give --task squad_v2",
         )
@@ -184,7 +184,7 @@ def _answers(task: Task, where: str, label: object, texts: tuple[str, ...]) -> t
 def _target(task: Task, where: str, label: object, texts: tuple[str, ...]) -> str:
     if not isinstance(label, str) or not label.strip():
         got = f", got {_short(label)}" if label != "" else ", which is empty"
-        raise BadRow(where, f"'{task.label}', the target of task {task.name}, must be a text", got)
+        raise BadRow(where, f"'{task.label}', the target of {task.title}, must be a text", got)
     return check_encodable(where, task.label, label)
 
 

@@ -193,8 +193,8 @@ def _check_tells_words(tokenizer: PreTrainedTokenizerBase, task: Task) -> None:
     """Raise a UsageError if a tokenizer cannot tell which word a token belongs to."""
     if not tokenizer.is_fast:
         raise UsageError(
-            f"{type(tokenizer).__name__} does not tell which word a token belongs to, but task "
-            f"{task.name} needs it",
+            f"{type(tokenizer).__name__} does not tell which word a token belongs to, but "
+            f"{task.title} needs it",
             "use a model with a tokenizer.json (a fast tokenizer)",
         )
 

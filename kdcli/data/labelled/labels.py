@@ -77,6 +77,10 @@ class TrainingLabels:
         self._first_set = frozenset(names) if self._first_set is None else self._first_set
         self._sets_differ |= self._first_set != frozenset(names)
 
+    def first_row(self, name: str) -> str:
+        """Return the place of the first row with a label, which is one of the names of `decide`."""
+        return self._seen[name][1]
+
     def decide(self) -> tuple[Kind, tuple[str, ...]]:
         """Return the kind of the task and the names of its classes.
 

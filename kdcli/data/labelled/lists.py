@@ -103,7 +103,7 @@ class Lists:
 
         All candidates need a label, at least one above 0 and one of 0.
         """
-        begins = np.concatenate([[0], self.ends[:-1]]).astype(np.int64)
+        begins = self.ends - self.sizes
         parts = [self.labels[b:e] for b, e in zip(begins, self.ends, strict=True)]
         return np.array(
             [bool(not np.isnan(p).any() and (p > 0).any() and (p <= 0).any()) for p in parts],
@@ -215,8 +215,8 @@ def read_lists(
         raise UsageError(f"{source} holds no query to train on")
     if not len(evaluated):
         raise UsageError(
-            f"{source} has too few queries to hold some out for evaluation",
-            "give a directory with train.* and validation.*",
+            f"none of the {len(train):,} queries of {source} is held out for evaluation",
+            "give more queries, a validation split, or another data.split_seed",
         )
     if labelled is None:
         labelled = splits.labelled

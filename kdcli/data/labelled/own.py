@@ -13,10 +13,9 @@ from kdcli.data.labelled.examples import number_of
 from kdcli.data.labelled.labels import TrainingLabels
 from kdcli.data.rows import BadRow, OnBadRow, Row, raise_bad_row
 from kdcli.data.sources import Log
-from kdcli.data.tasks import OWN
 from kdcli.data.tasks.squad import IMPOSSIBLE_METRICS
 from kdcli.errors import UsageError
-from kdcli.types import Head, Kind, Task
+from kdcli.types import OWN, Head, Kind, Task
 
 HEAD = 100  # Number of rows kept in memory to tell the columns apart.
 MAX_LISTED_CLASSES = 10
@@ -83,17 +82,22 @@ def own_task(
         except BadRow as error:
             on_bad(error)
     kind, names = labels.decide()
+    labels_of_task = _names_of_head(names, head)
+    rows_of_labels = tuple(map(labels.first_row, names)) if labels_of_task == names else ()
     impossible = kind == "span" and labels.empty > 0
     log(_description(labels, kind, names, texts, label) + by_name.unused(*texts, label))
+    if (warning := by_name.longer_text(kind, texts, label)) is not None:
+        log(warning)
     return Task(
         OWN,
         kind,
         texts,
         _metrics_of(kind, names, impossible=impossible),
-        _names_of_head(names, head),
+        labels_of_task,
         label,
         impossible=impossible,
         max_length=MAX_LENGTHS.get(kind, Task.max_length),
+        rows_of_labels=rows_of_labels,
     )
 
 
@@ -108,7 +112,7 @@ def _description(
     labels: TrainingLabels, kind: Kind, names: tuple[str, ...], texts: tuple[str, ...], label: str
 ) -> str:
     """Describe a task for the log: its examples, its kind, its columns and its classes."""
-    message = f"task own: {labels.rows} examples of kind {kind}, {' and '.join(texts)} -> {label}"
+    message = f"your data: {labels.rows} examples of kind {kind}, {' and '.join(texts)} -> {label}"
     if names:
         message += f", {len(names)} classes"
         message += f" ({', '.join(names)})" if len(names) <= MAX_LISTED_CLASSES else ""
@@ -121,9 +125,11 @@ def _unlabelled_task(columns: Columns, head: Head, log: Log) -> Task:
     """Return the task of rows without labels."""
     texts = columns.texts(head.kind)
     log(
-        f"task own: no labels are read; models predict from {' and '.join(texts)} (kind "
+        f"your data: no labels are read; models predict from {' and '.join(texts)} (kind "
         f"{head.kind}){columns.unused(*texts)}"
     )
+    if (warning := columns.longer_text(head.kind, texts)) is not None:
+        log(warning)
     length = MAX_LENGTHS.get(head.kind, Task.max_length)
     impossible = head.kind == "span"
     metrics = _METRICS[head.kind]

@@ -101,6 +101,17 @@ class Pools:
         """The number of rows of all splits."""
         return len(self.train) + len(self.validation) + len(self.test)
 
+    def count_in(self, part: RowHashes) -> int:
+        """Return the number of rows that a part of a partition evaluates.
+
+        Rows with the same hash count each, but only in the last split that has them.
+        """
+        count, later = 0, _no_rows()
+        for rows in (self.test, self.validation, self.train):
+            count += int((np.isin(rows, part) & ~np.isin(rows, later)).sum())
+            later = np.concatenate([later, rows])
+        return count
+
 
 class DividedRows(Protocol):
     """The rows of all splits, which a partition divides."""

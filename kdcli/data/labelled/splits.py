@@ -16,9 +16,9 @@ from kdcli.data.labelled.rows import deciding_hashes, hashes_of
 from kdcli.data.rows import FORMATS, BadRow, OnBadRow, Row
 from kdcli.data.sources import DemoSource, FileSource, HubSource, Log, Source, open_source
 from kdcli.data.storage import NotFound, list_folder
-from kdcli.data.tasks import OWN, task_of
+from kdcli.data.tasks import task_of
 from kdcli.errors import UsageError
-from kdcli.types import Example, RowHashes, Task
+from kdcli.types import OWN, Example, RowHashes, Task
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class TaskSource:
         first = open_source(str(Path(source) / folders[0]))
         if needed and not first.has("train"):
             raise UsageError(
-                f"task {task.name}: no training split in {source} or its folder {folders[0]}/",
+                f"{task.title}: no training split in {source} or its folder {folders[0]}/",
                 "give training data of the same form with --set data.train=SOURCE",
             )
         return first, folders[0]
@@ -283,7 +283,7 @@ def _read_examples(
 def _demo_examples(task: Task, split: str) -> list[Example]:
     if task.name not in (OWN, *demo.TASKS):
         raise UsageError(
-            f"the demo has no task {task.name}",
+            f"the demo has no {task.title}",
             f"its tasks: {', '.join(demo.TASKS)}; or give --data",
         )
     if split not in demo.DOCUMENTS:

@@ -19,9 +19,7 @@ def check_submission(task: Task) -> None:
     """Raise a UsageError if the server does not have this task."""
     if not task.glue:
         hint = "--submission is for cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte and wnli"
-        raise UsageError(
-            f"task {task.name} is not a GLUE task, so there is no file to submit", hint
-        )
+        raise UsageError(f"{task.title} is not a GLUE task, so there is no file to submit", hint)
 
 
 def write_submission(folder: Path, task: Task, name: str, values: Sequence[float]) -> Path:

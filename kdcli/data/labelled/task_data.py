@@ -22,9 +22,9 @@ from kdcli.data.labelled.splits import (
 )
 from kdcli.data.sources import Log, open_source
 from kdcli.data.storage import NotFound
-from kdcli.data.tasks import OWN, task_of
+from kdcli.data.tasks import task_of
 from kdcli.errors import UsageError
-from kdcli.types import Example, Head, RowHashes, Task
+from kdcli.types import OWN, Example, Head, RowHashes, Task
 
 THIS_RUN = "this run"
 # Names of the split if the files have none.
@@ -291,7 +291,7 @@ def _own_task(
     """
     if source is None:
         raise UsageError(
-            "task 'own' needs --data", "give a file or a directory with train.* and validation.*"
+            "no data given", "add --data: a file, or a directory with train.* and validation.*"
         )
     opened = open_source(source if train_source is None else train_source)
     # There may be no training split, but only one to evaluate on.
@@ -404,9 +404,9 @@ def check_training(labelled: Labelled) -> None:
     """Raise a UsageError if there are no training examples, or none for some of the classes."""
     task = labelled.task
     if not labelled.train:
-        raise UsageError(f"task {task.name} has no training examples")
+        raise UsageError(f"{task.title} has no training examples")
     if task.kind in ("class", "multi", "tokens"):
         counts = zip(task.labels, class_counts(task, labelled.train), strict=True)
         if missing := [name for name, count in counts if not count]:
-            message = f"task {task.name}: no training example has the label {', '.join(missing)}"
+            message = f"{task.title}: no training example has the label {', '.join(missing)}"
             raise UsageError(message, "train on more rows, or remove the label from the data")

@@ -7,9 +7,7 @@ import importlib
 import pkgutil
 
 from kdcli.errors import UsageError, did_you_mean
-from kdcli.types import Task
-
-OWN = "own"  # The task that `kdcli.data.labelled.own` derives from a user's own files.
+from kdcli.types import OWN, Task
 
 
 def named_tasks() -> dict[str, Task]:

@@ -141,10 +141,16 @@ def _classes(decision: Decision) -> ReportSection | None:
         note += f" Classes with fewer than {d.min_count} {unit} are last."
     if len(d.classes) > 2:
         note += " The worst of many classes looks worse by chance than it is."
-    if d.reference == "teacher":
-        note += f" The classes are the predictions of {d.baseline}, because no labels were read."
+    note += f" {_reference(d)}"
     table = filled(rows, note=note, style="tight classes")
     return ReportSection("By class", table, least=least_view(len(rows)))
+
+
+def _reference(decision: Decision) -> str:
+    """Name the labels that the numbers of a section rest on."""
+    if decision.reference == "teacher":
+        return f"The labels are the predictions of {decision.baseline}: no labels were read."
+    return "The labels are the data's own."
 
 
 def _class_row(decision: Decision, each: ClassChange) -> dict[str, str]:
@@ -212,10 +218,11 @@ def _calibration(decision: Decision) -> ReportSection | None:
         note += " The stored temperature is kdcli_temperature in config.json."
     if any(each.temperature is None for each in d.calibration.values()):
         note += " No temperature: none between 0.01 and 100 is the best one for these rows."
+    note += f" {_reference(d)}"
     if d.reference == "teacher":
         note += (
-            f" A prediction is correct where it agrees with {d.baseline}: the temperature says how "
-            "sure the model is of that, and not how often it is right."
+            " The temperature therefore says how sure the model is that both agree, and not how "
+            "often it is right."
         )
     return ReportSection("Calibration", filled(rows, note=note), least=View.MARKDOWN)
 
@@ -240,7 +247,7 @@ def _thresholds(decision: Decision) -> ReportSection | None:
         f"Precision / recall. The last two columns are thresholds at which {d.model} reaches the "
         f"precision or the recall of {d.baseline}, with its precision / recall there. They were "
         f"chosen on {origin}, and precision and recall come from the same rows, so they are "
-        "optimistic."
+        f"optimistic. {_reference(d)}"
     )
     table = filled(rows, note=note, style="tight classes")
     return ReportSection("Thresholds", table, least=least_view(len(rows)))

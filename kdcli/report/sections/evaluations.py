@@ -260,7 +260,7 @@ def _worst(evaluation: Evaluation) -> ReportSection | None:
         label, predicted = shortened_line(m.label, MAX_TEXT), shortened_line(m.predicted, MAX_TEXT)
         # More than two texts are the words of one text.
         texts = m.texts if len(m.texts) < 3 else [" ".join(m.texts)]
-        head = f"{label}, predicted {predicted} (badness {m.badness:.3g}, example {m.id})"
+        head = f"{label}, predicted {predicted} (error {m.error:.3g}, example {m.id})"
         items.append((head, *(shortened_line(text, MAX_TEXT) for text in texts)))
     if not items:
         return None

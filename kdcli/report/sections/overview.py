@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from statistics import fmean
 
-from kdcli.data.tasks import OWN, named_tasks
+from kdcli.data.tasks import named_tasks
 from kdcli.deploy.measurements import UNSTABLE_PHRASE, LatencyRow
+from kdcli.report.own_data import own_data
 from kdcli.report.schema import Quality, Report
 from kdcli.report.sections.compression import compressed_name, compression_facts
 from kdcli.report.sections.evaluations import evaluations_by_task, set_name
@@ -31,6 +32,7 @@ from kdcli.report.text import (
     percent,
     short,
 )
+from kdcli.types import OWN
 
 MAX_TITLE_NAMES = 5  # models that a title names
 MAX_SETS = 3  # with more sets, a task has a table of its own only
@@ -200,7 +202,9 @@ def _on_tasks(report: Report, what: str) -> str:
 
 
 def _task(report: Report) -> str:
-    return str(report.recipe.get("task") or "")
+    """Return the task of the recipe, or the name of the user's own data."""
+    task = str(report.recipe.get("task") or "")
+    return own_data(report) if task == OWN else task
 
 
 def overview(report: Report) -> ReportTable:

@@ -1,18 +1,50 @@
 """Write the block that repeats a run: the command, and what its result depends on."""
 
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 from kdcli.report.schema import Report
 from kdcli.report.sections.evaluations import set_name
 
+PRICE = "--price-per-hour"
+
+
+def repeat_command(verb: str, command_line: str | None, *, public: bool = False) -> str:
+    """Return the command that repeats a run: as it was typed, or with its recipe.
+
+    Args:
+        verb: The verb.
+        command_line: The command as it was typed; None if the run was started from Python.
+        public: Whether anybody may read the command, as in a model card. It then has no price of
+            the machine, and no directories of local files.
+    """
+    if command_line is None:
+        return f"kdcli {verb} --recipe recipe.yaml -o NEW_DIRECTORY"
+    if not public:
+        return command_line
+    words: list[str] = []
+    for word in shlex.split(command_line):
+        option, equals, value = word.partition("=")
+        if words and words[-1] == PRICE:
+            words.pop()
+        elif option != PRICE or not equals:
+            words.append(f"{option}={_public(value)}" if equals else _public(word))
+    return shlex.join(words)
+
+
+def _public(word: str) -> str:
+    """Return the last part of a path, and any other word unchanged. A hub id has one slash."""
+    is_path = word.startswith((".", "/", "~")) or word.count("/") > 1 or Path(word).exists()
+    return Path(word).name or word if is_path else word
+
 
 def repeat_block(report: Report) -> str:
-    """Return the command as it was typed, and comments with versions, hashes and the seed.
+    """Return the command, and comments with versions, hashes and the seed.
 
-    A shell can run the whole block. A run that was started from Python has the command that repeats
-    its recipe.
+    A shell can run the whole block.
     """
-    command = report.command_line or f"kdcli {report.command} --recipe recipe.yaml -o NEW_DIRECTORY"
+    command = repeat_command(report.command, report.command_line)
     return "\n".join([command, *(f"# {' '.join(fact.split())}" for fact in _facts(report))])
 
 

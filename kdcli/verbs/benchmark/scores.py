@@ -24,6 +24,7 @@ from kdcli.models.model import Model
 from kdcli.models.training_rows import training_rows
 from kdcli.report.finish import ReportedModel
 from kdcli.report.schema import Comparison, Evaluation
+from kdcli.types import task_title
 from kdcli.verbs.benchmark.settings import BenchmarkRecipe
 from kdcli.workloads import open_evaluation
 from kdcli.workloads.embedder import Embedder
@@ -135,7 +136,7 @@ def evaluate_backends(
                 total.forms.append(
                     ReportedModel(label, "form", None, name, of=name, backend=backend, dtype=dtype)
                 )
-            Progress.log(f"scoring {label} on {workload.name}")
+            Progress.log(f"scoring {label} on {task_title(workload.name)}")
             scores[label] = _score(workload, model, pair, device)
             total.evaluations += scores[label].rows(label)
             first = next(iter(scores))

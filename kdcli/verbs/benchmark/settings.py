@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from kdcli.deploy.backends import BackendName
 from kdcli.recipe.options import GOAL, Option
 from kdcli.recipe.sections import (
     DATA_OPTION,
@@ -61,11 +62,11 @@ class BenchmarkRecipe(Section):
         Option("--preset", metavar="NAME", choices=("papers", "minilm", "tinybert", "serving")),
     ] = Field(
         None,
-        description="Models and cells to measure where none are given "
+        description="Models and cells to measure if you give none "
         "(default: papers, if there are no models and no cells).",
     )
     backends: Annotated[
-        list[str], Option("--backend", metavar="NAME[-DTYPE]", values="backend")
+        list[BackendName], Option("--backend", metavar="NAME[-DTYPE]", values="backend")
     ] = Field(
         default_factory=lambda: ["torch"],
         min_length=1,

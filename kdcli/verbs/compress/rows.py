@@ -7,7 +7,8 @@ import numpy as np
 from kdcli.data.labelled.partition import Partition, Pools, choose_partition
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
-from kdcli.models.training_rows import NO_ROWS
+from kdcli.models.load import location
+from kdcli.models.training_rows import training_rows
 from kdcli.run.context import cpu_session
 from kdcli.verbs.compress.runner import PARTITION, StepRunner, evaluation_request
 from kdcli.verbs.compress.settings import GoalSettings
@@ -23,9 +24,11 @@ MIN_ROWS = 100
 
 @dataclass(frozen=True)
 class DividedData:
-    """The selection and verification rows, and notes about them for the log and the report."""
+    """The selection and verification rows, their numbers, and notes for the log and the report."""
 
     partition: Partition
+    selection_rows: int
+    verification_rows: int
     notes: list[str] = field(default_factory=list)
 
 
@@ -35,9 +38,9 @@ def divide_rows(runner: StepRunner) -> DividedData:
     Raises UsageError: there are too few rows.
     """
     recipe, file = runner.recipe, runner.folder / PARTITION
-    data, request = recipe.data, evaluation_request(recipe)
-    rows = open_rows(request, cpu_session(trust_remote_code=runner.options.trust_remote_code))
-    pools = rows.pools(np.concatenate([NO_ROWS, *request.trained.values()]))
+    data, session = recipe.data, cpu_session(trust_remote_code=runner.options.trust_remote_code)
+    rows = open_rows(evaluation_request(recipe), session)
+    pools = rows.pools(training_rows(location(str(recipe.model))))
     if data.partition is not None:
         partition = Partition.read(data.partition)
     elif file.is_file() and not runner.options.overwrite:
@@ -55,11 +58,12 @@ def divide_rows(runner: StepRunner) -> DividedData:
             f"{pools.count:,} rows{known} are too few to choose a candidate and to verify it",
             f"give --data with at least {MIN_DATA} other rows; they need no labels",
         )
+    selection, verification = map(pools.count_in, (partition.selection, partition.verification))
     Progress.log(
-        f"{pools.count:,} rows: {len(partition.selection):,} distinct ones choose among "
-        f"candidates, {len(partition.verification):,} verify the chosen model"
+        f"{pools.count:,} rows: {selection:,} choose among candidates, {verification:,} verify the "
+        "chosen model"
     )
-    return DividedData(partition, row_notes(pools, partition))
+    return DividedData(partition, selection, verification, row_notes(pools, partition))
 
 
 def row_notes(pools: Pools, partition: Partition) -> list[str]:
@@ -75,10 +79,16 @@ def row_notes(pools: Pools, partition: Partition) -> list[str]:
     return notes
 
 
-def goal_notes(goal: GoalSettings, partition: Partition) -> list[str]:
-    """Return notes about few selection or verification rows, and about a maximum drop of 0."""
-    notes, rows = [], len(partition.verification)
-    if (selection := len(partition.selection)) < MIN_SELECTION:
+def goal_notes(goal: GoalSettings, selection: int, rows: int) -> list[str]:
+    """Return notes about few selection or verification rows, and about a maximum drop of 0.
+
+    Args:
+        goal: the goal.
+        selection: the number of selection rows.
+        rows: the number of verification rows.
+    """
+    notes = []
+    if selection < MIN_SELECTION:
         notes.append(
             f"only {selection} selection rows: chance decides among candidates with similar "
             "scores; give more rows"

@@ -26,7 +26,7 @@ from kdcli.report.schema import Compression
 from kdcli.report.sections.price import price_sentence
 from kdcli.report.text import duration, short
 from kdcli.run.context import cpu_session
-from kdcli.types import Kind
+from kdcli.types import Kind, task_title
 from kdcli.verbs.compress.budget import (
     TIMED,
     BudgetError,
@@ -155,7 +155,8 @@ def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResu
     fits, runner.has_labels, runner.kind = check_model(resolved, trusted=trusted)
     divided = divide_rows(runner)
     search = Search(runner, str(recipe.model))
-    for note in [*divided.notes, *goal_notes(recipe.goal, divided.partition)]:
+    few_rows = goal_notes(recipe.goal, divided.selection_rows, divided.verification_rows)
+    for note in [*divided.notes, *few_rows]:
         Progress.log(note)
         search.notes.append(note)
     check_backends(search)
@@ -231,22 +232,23 @@ def check_model(
     recipe = resolved.recipe
     session = cpu_session(trust_remote_code=trusted)
     workload = open_evaluation(evaluation_request(recipe), session)
-    fits = workload.fits(str(recipe.model))
+    misfit = workload.misfit(str(recipe.model))
+    fits = misfit is None
     if workload.needs_reference and not fits:
         raise UsageError(
-            f"the rows have no labels, and {recipe.model} is not fine-tuned for {recipe.task}",
+            f"the rows have no labels, and {recipe.model} is not fine-tuned for them",
             "give rows with labels, or a fine-tuned model",
         )
     if not fits and resolved.origins["task"] == BY_MODEL:
         raise UsageError(
-            f"the labels of {recipe.data.source} do not fit the head of {recipe.model}",
+            f"the labels of {recipe.data.source} do not fit the head of {recipe.model}: {misfit}",
             "add --set data.labels=teacher to ignore them, or "
             f"--task {recipe.task} to train a new head on them first",
         )
     kind = workload.kind if isinstance(workload, LabelledWorkload) else None
     if recipe.goal.max_class_drop is not None and kind not in KINDS:
         raise UsageError(
-            f"--max-class-drop is for classes, and task {workload.name} has none",
+            f"--max-class-drop is for classes, and {task_title(workload.name)} has none",
             "use --max-drop",
         )
     return fits, not workload.needs_reference, kind

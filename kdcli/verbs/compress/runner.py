@@ -17,8 +17,7 @@ from kdcli.data.text.sentences import read_texts
 from kdcli.disk import as_directory, disk_errors, write_atomic
 from kdcli.engine.progress import Progress
 from kdcli.errors import ChildFailed, GateError, Interrupted, KdcliError, Stopped, UsageError
-from kdcli.models.load import location
-from kdcli.models.training_rows import NO_ROWS, training_rows
+from kdcli.models.training_rows import NO_ROWS
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult
 from kdcli.run.context import cpu_session
@@ -225,9 +224,7 @@ def step_of(model: Path) -> str:
 
 
 def evaluation_request(recipe: CompressRecipe) -> EvaluationRequest:
-    """Return the request for the rows on which a recipe's models are scored."""
-    model = str(recipe.model)
-    trained = {model: training_rows(location(model))}
+    """Return the request for the rows of a recipe, whether or not they trained the model."""
     return EvaluationRequest(
-        str(recipe.task), [model], recipe.data, trained, pooling=recipe.pooling
+        str(recipe.task), [str(recipe.model)], recipe.data, pooling=recipe.pooling
     )

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from kdcli.deploy.backends import BackendName
 from kdcli.errors import UsageError
 from kdcli.recipe.options import GOAL, RUN, Option
 from kdcli.recipe.sections import (
@@ -36,8 +37,8 @@ class GoalSettings(Section):
     max_drop: Annotated[float | None, Option("--max-drop", panel=GOAL, metavar="POINTS")] = Field(
         None,
         ge=0,
-        description="Maximum drop of the task metric, or without labels of the agreement with the "
-        "model, in points (1 point = 0.01).",
+        description="Maximum drop of the task metric, in points (1 point = 0.01); without labels, "
+        "of the agreement with the model.",
     )
     max_class_drop: MaxClassDrop = None
     speedup: Annotated[float | None, Option("--speedup", panel=GOAL, metavar="FACTOR")] = Field(
@@ -60,7 +61,7 @@ class GoalSettings(Section):
 class PlanSettings(Section):
     """`plan:`, the candidates of a recipe without steps."""
 
-    backends: list[str] = Field(
+    backends: list[BackendName] = Field(
         default_factory=lambda: ["onnx-int8", "openvino-int8", "onnx"],
         min_length=1,
         description="Backends that are tried.",
@@ -132,7 +133,7 @@ class CompressRecipe(Section):
     ] = Field(
         None,
         gt=0,
-        description="Maximum time to take, such as 90s, 30m or 2h (default: no limit).",
+        description="Time limit, such as 90s, 30m or 2h (default: none).",
     )
     goal: GoalSettings = GoalSettings()
     steps: list[dict[str, RecipeValues]] = Field(

@@ -6,7 +6,6 @@ Precision and recall at the thresholds come from the selection rows.
 """
 
 import re
-import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,13 +21,16 @@ from kdcli.models.temperature import remove_temperature, store_temperature
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.publish import Upload
 from kdcli.report.schema_decisions import Calibration, Decision
+from kdcli.report.sections.repeat import repeat_command
+from kdcli.report.text import fenced
 from kdcli.verbs.compress.search import Candidate
 
 SELECTION = "selection"
 FRONT = re.compile(r"---\n(.*?)\n---\n", re.DOTALL)
 """The front matter of a model card."""
 SCORE_KEYS = ("model-index", "metrics")
-PRICE = "--price-per-hour"
+COMMAND = re.compile(r"\n## Repeat it\n\n(`{3,})\n.*?\n\1\n", re.DOTALL)
+"""The section of a model card that repeats the step which made the model."""
 MAX_LISTED = 10
 """Maximum number of classes that a note names."""
 
@@ -48,8 +50,8 @@ def fill_best(folder: Path, candidate: Candidate, options: RunOptions, sentence:
             shutil.copy(source / name, folder / name)
     add_second_names(folder)
     readme = folder / "README.md"
-    command = public_command(options.command_line("compress") or "kdcli.compress")
-    text = without_scores(readme.read_text("utf-8")) if readme.is_file() else ""
+    command = repeat_command("compress", options.command_line("compress"), public=True)
+    text = without_command(without_scores(readme.read_text("utf-8"))) if readme.is_file() else ""
     readme.write_text(with_summary(text, sentence + measured_file(folder), command), "utf-8")
 
 
@@ -78,27 +80,17 @@ def without_scores(card: str) -> str:
     return f"---\n{front}---\n{card[match.end() :]}"
 
 
-def public_command(command: str) -> str:
-    """Return a command without the price of the machine and the directories of its paths."""
-    words: list[str] = []
-    for word in shlex.split(command):
-        option, equals, value = word.partition("=")
-        if words and words[-1] == PRICE:
-            words.pop()
-        elif option != PRICE or not equals:
-            words.append(f"{option}={_public(value)}" if equals else _public(word))
-    return shlex.join(words)
+def without_command(card: str) -> str:
+    """Return a model card without the command of the step that made the model.
 
-
-def _public(word: str) -> str:
-    """Return the last part of a path, and any other word unchanged. A hub id has one slash."""
-    is_path = word.startswith((".", "/", "~")) or word.count("/") > 1 or Path(word).exists()
-    return Path(word).name or word if is_path else word
+    The command of the whole compression stands at the top instead.
+    """
+    return COMMAND.sub("", card)
 
 
 def with_summary(card: str, sentence: str, command: str) -> str:
     """Return a model card with the result and the command below its title."""
-    summary = f"{sentence}\n\nMade by:\n\n```\n{command}\n```\n"
+    summary = f"{sentence}\n\nMade by:\n\n{fenced(command)}\n"
     before, title, rest = card.partition("\n# ")
     if not title:
         return f"{summary}\n{card}"

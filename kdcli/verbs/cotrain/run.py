@@ -32,7 +32,7 @@ from kdcli.report.finish import (
 from kdcli.run.context import RunContext
 from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import Run, Stage, StageJob, run_command
-from kdcli.types import Outcome
+from kdcli.types import Outcome, task_title
 from kdcli.verbs.cotrain.job import (
     HELD_OUT_MLM,
     STANDALONE,
@@ -304,7 +304,7 @@ def _on_task(recipe: CotrainTaskRecipe, context: RunContext[Recipe]) -> tuple[Wo
     workload, _ = open_workload(request_of(first, origin, other_models=others), context.session)
     if not workload.has_labels:
         raise UsageError(
-            f"task {workload.name} has no labels, but co-training learns from labels",
+            f"{task_title(workload.name)} has no labels, but co-training learns from labels",
             "use kdcli distill, which learns from a teacher alone",
         )
     workload.plan(recipe.train)

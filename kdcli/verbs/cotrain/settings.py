@@ -52,8 +52,8 @@ class PairSettings(Section):
     )
     base: Annotated[str | None, Option("--base", metavar="MODEL")] = Field(
         None,
-        description="Model that gives shapes a tokenizer and a configuration, on a task also "
-        "weights (default: on a task the teacher, on text none).",
+        description="Model from which shapes get their tokenizer and configuration, and on a task "
+        "their weights too (default: the teacher on a task, none on text).",
     )
     mode: Annotated[
         Literal["standalone", "one-way", "reversed", "co-distillation"],

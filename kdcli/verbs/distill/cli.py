@@ -6,6 +6,8 @@ from kdcli.errors import UsageError
 
 EMBEDDING = "embedding"
 """The task and the method of embedding models, which are distilled on text."""
+RETRIEVAL = "retrieval"
+"""The task that scores embedding models on searches."""
 
 
 @verb(
@@ -19,6 +21,12 @@ EMBEDDING = "embedding"
 def distill(given: Given) -> Printable | None:
     """Train a smaller student of an encoder: on unlabelled text, or on a task with --task."""
     _check_shapes(given)
+    if given["task"] == RETRIEVAL:
+        raise UsageError(
+            f"task {RETRIEVAL} scores embedding models, and trains none",
+            f"distil with --data TEXT instead of --task, and score with --eval-task {RETRIEVAL} "
+            "--set eval.source=DIR",
+        )
     if given.recipe is None:
         _choose_embedding(given)
     named = (given["task"], given["method"], given.recipe)
@@ -74,13 +82,14 @@ def _check_shapes(given: Given) -> None:
 def _detect_task(given: Given) -> None:
     """Set the task that the teacher was trained for, if the options fit a recipe for that task."""
     from kdcli.engine.progress import Progress
+    from kdcli.types import task_title
     from kdcli.workloads.detect import task_to_distill
 
     teacher = given["teacher"]
     task = task_to_distill(teacher, given["data"])
     if task is not None and given.fits(_kind(given, task)):
         given.values["task"] = task
-        Progress.log(f"{teacher} is distilled on task {task}; --method distils its encoder")
+        Progress.log(f"{teacher} is distilled on {task_title(task)}; --method distils its encoder")
 
 
 def _kind(given: Given, task: str | None) -> str:

@@ -23,7 +23,7 @@ from kdcli.report.schema import STUDENT
 from kdcli.run.context import RunContext
 from kdcli.run.stages import Run
 from kdcli.targets.precomputed import read_soft_labels
-from kdcli.types import ModelShape
+from kdcli.types import ModelShape, task_title
 from kdcli.verbs.distill.augment import Copies, augmented, open_words
 from kdcli.verbs.distill.embedding_checks import check_static_start
 from kdcli.verbs.distill.fast import check_untrained
@@ -252,7 +252,7 @@ def _student_shape(
         return student.shape, workload.retokenize_for(reader), reader
     if workload.kind not in ROW_KINDS:
         raise UsageError(
-            f"task {workload.name} labels tokens, and {source} has other tokens than "
+            f"{task_title(workload.name)} labels tokens, and {source} has other tokens than "
             f"{teacher.source}",
             "choose a student with the teacher's tokenizer (--to), or fine-tune this one with "
             "kdcli finetune",

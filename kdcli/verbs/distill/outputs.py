@@ -30,7 +30,7 @@ from kdcli.run.context import RunContext
 from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import Run, Stage, StageJob, run_command
 from kdcli.targets.targets import StorePlace
-from kdcli.types import Job, Needs, Outcome, Schedule
+from kdcli.types import Job, Needs, Outcome, Schedule, task_title
 from kdcli.verbs.distill.fast import check_untrained, shape_notes, with_shape
 from kdcli.verbs.distill.layers import with_measured_layers
 from kdcli.verbs.distill.recipes import SOFT_TARGETS
@@ -219,7 +219,7 @@ def _prepare_reranker(context: RunContext[RerankRecipe]) -> Run:
         )
     teacher = None
     if recipe.teacher is not None:
-        if not recipe.train.trains and not workload.fits(recipe.teacher):
+        if not recipe.train.trains and workload.misfit(recipe.teacher) is not None:
             raise UsageError(
                 f"{recipe.teacher} has no reranking head that a student could start from",
                 "train the student: remove --max-steps 0",
@@ -266,8 +266,8 @@ def check_outputs(recipe: TaskDistillRecipe) -> None:
     unread = [name for name in LABELLED_KEYS if getattr(recipe, name) != getattr(plain, name)]
     if unread:
         raise UsageError(
-            f"task {recipe.task} does not read {', '.join(unread)}: its student learns the outputs "
-            "of one teacher",
+            f"{task_title(str(recipe.task))} does not read {', '.join(unread)}: its student learns "
+            "the outputs of one teacher",
             "omit them; the weight of the outputs is kd.weight",
         )
 

@@ -187,7 +187,7 @@ class AugmentSettings(Section):
     """`augment:`, copies of the training examples with other words (TinyBERT, algorithm 1)."""
 
     use: Annotated[bool, Option("--augment/--no-augment", panel=ON_TASK, show_default=False)] = (
-        Field(False, description="Train also on copies of the examples with other words.")
+        Field(False, description="Also train on copies of the examples with some words replaced.")
     )
     copies: int = Field(20, gt=0, le=10**4, description="Number of copies per example.")
     probability: float = Field(0.4, gt=0, le=1, description="Probability that a word is replaced.")

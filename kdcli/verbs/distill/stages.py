@@ -29,7 +29,16 @@ from kdcli.report.schema import STUDENT, TEACHER, UNDISTILLED
 from kdcli.run.context import RunContext
 from kdcli.run.stages import Run, Stage, StageJob
 from kdcli.targets.targets import PrecomputedLogits, StorePlace, delete_signals, store_in
-from kdcli.types import Array, Card, ModelShape, Objective, Outcome, RowHashes, Schedule
+from kdcli.types import (
+    Array,
+    Card,
+    ModelShape,
+    Objective,
+    Outcome,
+    RowHashes,
+    Schedule,
+    task_title,
+)
 from kdcli.verbs.distill.augment import WordSource, augmented
 from kdcli.verbs.distill.fast import shape_notes
 from kdcli.verbs.distill.held_out import HELD_OUT_LOSS, held_out_losses
@@ -369,7 +378,7 @@ class TaskDistillation:
         """Log the stage and score the teacher. A dry run only returns the teacher's card."""
         if self.context.dry_run:
             return {} if self.teacher_card is None else {TEACHER: self.teacher_card}
-        Progress.log(f"{self.recipe.method} on {self.recipe.task}: {stage} stage")
+        Progress.log(f"{self.recipe.method} on {task_title(str(self.recipe.task))}: {stage} stage")
         self.teacher_scores  # noqa: B018
         return {}
 

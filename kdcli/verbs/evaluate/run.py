@@ -32,7 +32,7 @@ from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import ReportContents, RunResult, with_baseline
 from kdcli.report.views import short
 from kdcli.run.context import RunContext, open_run
-from kdcli.types import Card, RowHashes, Task
+from kdcli.types import Card, RowHashes, Task, task_title
 from kdcli.verbs.evaluate.settings import EvaluateRecipe
 from kdcli.workloads import modules_by_task, open_evaluation
 from kdcli.workloads.as_trained import as_trained
@@ -280,8 +280,9 @@ def _under_mask(recipe: EvaluateRecipe, file: Path, task: Task, trust_remote_cod
     info = open_mask(file).info
     if (info.task, info.labels) != (task.name, task.labels):
         raise UsageError(
-            f"{file} is for task {info.task} with labels {', '.join(info.labels) or 'none'}; "
-            f"{task.name} has {', '.join(task.labels) or 'none'}",
+            f"{file} is for {task_title(str(info.task))} with labels "
+            f"{', '.join(info.labels) or 'none'}; {task.title} has "
+            f"{', '.join(task.labels) or 'none'}",
             "evaluate a mask on its own task",
         )
     model = load(base, file, trust_remote_code=trust_remote_code)
@@ -382,8 +383,8 @@ def check_gate_names(workload: Workload, extras: Extras) -> None:
     for metric in extras.gates:
         if metric not in metrics:
             raise UsageError(
-                f"--min-metric {metric}: task {workload.name} has no such metric for which higher "
-                f"is better{did_you_mean(metric, metrics)}",
+                f"--min-metric {metric}: {task_title(workload.name)} has no such metric for which "
+                f"higher is better{did_you_mean(metric, metrics)}",
                 f"it has {', '.join(metrics)}",
             )
 
@@ -396,7 +397,7 @@ def check_has_classes(workload: Workload) -> None:
     if isinstance(workload, LabelledWorkload) and workload.kind in KINDS:
         return
     raise UsageError(
-        f"--max-class-drop: task {workload.name} has no classes",
+        f"--max-class-drop: {task_title(workload.name)} has no classes",
         f"omit it: it is for tasks of kind {', '.join(KINDS)}, scored by a head",
     )
 

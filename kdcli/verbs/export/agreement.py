@@ -18,7 +18,7 @@ from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
 from kdcli.report.schema import Comparison
 from kdcli.run.context import cpu_session
-from kdcli.types import Array, Batch, Kind
+from kdcli.types import Array, Batch, Kind, task_title
 from kdcli.verbs.export.facts import FileComparison, FileScores
 from kdcli.workloads.embedder import Embedder, cosines
 from kdcli.workloads.scores import ModelScores
@@ -60,7 +60,7 @@ class ExportCheck:
     def scores_of_torch(self) -> ModelScores:
         """The model's scores in torch."""
         assert self.workload is not None
-        Progress.log(f"{self.workload.name}: scoring the model in torch")
+        Progress.log(f"{task_title(self.workload.name)}: scoring the model in torch")
         return self.workload.score(self.model)
 
     def compare(self, file: ModelFile) -> FileComparison:

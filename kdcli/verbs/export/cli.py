@@ -6,9 +6,9 @@ from kdcli.cli.verb import SAVING, SHIP, Given, verb
 
 @verb("sets", *SAVING, examples=("kdcli export runs/student --format onnx --int8",), panel=SHIP)
 def export(given: Given) -> Printable | None:
-    """Write a model as ONNX or OpenVINO, and compare it with torch.
+    """Export a model to ONNX or OpenVINO, and compare its outputs with torch.
 
-    With several of --int8, --fp16 and --q4, the float32 file is written too.
+    If you give more than one of --int8, --fp16 and --q4, the float32 file is written too.
     """
     from kdcli.recipe.resolve import resolve
     from kdcli.verbs.export.settings import ExportOptions, ExportRecipe

@@ -6,7 +6,6 @@ from transformers import PreTrainedModel
 
 from kdcli.deploy.exported import EMBEDDING_KIND
 from kdcli.models.heads import AUTO_CLASS
-from kdcli.models.shape import positions_of
 from kdcli.report.front import EMBEDDER, PIPELINES, Score, front_matter
 from kdcli.verbs.export.agreement import agreement_text
 from kdcli.verbs.export.facts import ExportFacts, FileFacts
@@ -103,7 +102,7 @@ def readme(
         facts: The content of export.json.
         model: The exported model.
         js: How transformers.js runs it.
-        max_length: The maximum number of tokens of a text; None for the model's positions.
+        max_length: The maximum number of tokens of a text; None for texts of any length.
         source: The hub id or directory of the model.
     """
     precisions = [file.precision for file in facts.by_file]
@@ -132,8 +131,9 @@ def readme(
 ---
 # {facts.source} as {facts.format}, {", ".join(precisions)}
 
-{facts.architecture}, exported by kdcli. Any batch size and length.
+{facts.architecture}, exported by kdcli. Any batch size.
 
+* length: {_length(max_length)}
 * inputs: {", ".join(facts.inputs)}
 * outputs: {", ".join(facts.outputs)}
 * next to torch in float32: {difference_text(facts.main, facts.kind)}{notes}
@@ -141,9 +141,16 @@ def readme(
 `pip install {install} transformers`, then in this directory:
 
 ```python
-{_code(facts, js.ranks, max_length or positions_of(model.config))}
+{_code(facts, js.ranks, max_length)}
 ```
 {script}"""
+
+
+def _length(max_length: int | None) -> str:
+    """Describe how much of a text the model reads."""
+    if max_length is None:
+        return "any number of tokens"
+    return f"at most {max_length} tokens, special tokens included; the tokenizer cuts longer texts"
 
 
 def _hub_library(facts: ExportFacts, js: JsModel) -> tuple[str, str, list[str]]:

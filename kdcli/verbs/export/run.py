@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from kdcli.data.labelled.features import pad_id
 from kdcli.data.sources import open_source
@@ -43,11 +44,12 @@ from kdcli.models.load import (
     tidy_config,
 )
 from kdcli.models.model import Model
+from kdcli.models.shape import positions_of
 from kdcli.models.static import is_static
 from kdcli.models.training_rows import training_rows, write_training_rows
 from kdcli.report.views import short
 from kdcli.run.context import cpu_session
-from kdcli.types import Kind
+from kdcli.types import Kind, task_title
 from kdcli.verbs.export.agreement import CALIBRATION_TEXTS, ExportCheck
 from kdcli.verbs.export.facts import ExportFacts, FileFacts, GatedFile
 from kdcli.verbs.export.gate import FileCheck, write_gated
@@ -265,7 +267,7 @@ class _Loaded:
         notes: Sentences for the reader.
         check: Compares a file with the model.
         format: How vectors are made; None for a model that gives no vectors.
-        max_length: The maximum number of tokens of a text; None for the model's positions.
+        max_length: The maximum number of tokens of a text; None for texts of any length.
     """
 
     model: PreTrainedModel
@@ -297,7 +299,7 @@ def _load_vectors(
     else:
         compared = workload.texts_of_rows()[:VECTORS_COMPARED]
         workload = workload.with_reference(embedder) if workload.needs_reference else workload
-    embedder.tokenizer.model_max_length = max_length = embedder.max_length
+    max_length = limit_tokens(embedder.tokenizer, embedder.max_length)
     return _Loaded(
         embedder.model,
         embedder.tokenizer,
@@ -319,11 +321,13 @@ def _load_head(
         documents = open_source(data.source or "demo").documents("train", None)
         texts, calibration = _divided(documents, TEXTS_COMPARED)
     network, tokenizer, kind, notes = _load(source, trusted)
+    positions = positions_of(network.config) or VERY_LARGE_INTEGER
+    max_length = limit_tokens(tokenizer, min(tokenizer.model_max_length, positions))
     model, workload = Model(network, tokenizer, source), None
     if task is not None:
         if kind is None:
             raise UsageError(
-                f"{source} has no head for task {task}",
+                f"{source} has no head for {task_title(task)}",
                 "--pooling makes an encoder an embedding model",
             )
         workload = _open_workload(task, data, source, None)
@@ -332,9 +336,17 @@ def _load_head(
             model = _model_of_task(model, workload, trusted)
         texts = workload.texts_of_rows()[:TEXTS_COMPARED]
         workload = workload.with_reference(model) if workload.needs_reference else workload
-    return _Loaded(
-        network, tokenizer, kind, notes, ExportCheck(model, kind, texts, workload, calibration)
-    )
+    check = ExportCheck(model, kind, texts, workload, calibration)
+    return _Loaded(network, tokenizer, kind, notes, check, max_length=max_length)
+
+
+def limit_tokens(tokenizer: PreTrainedTokenizerBase, length: int) -> int | None:
+    """Make a tokenizer cut texts at a number of tokens, which the card states too.
+
+    Returns the number; None if it stands for texts of any length.
+    """
+    tokenizer.model_max_length = length
+    return length if length < VERY_LARGE_INTEGER else None
 
 
 def _divided(texts: Iterable[str], compared: int) -> tuple[list[str], list[str]]:

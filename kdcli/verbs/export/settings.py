@@ -43,7 +43,7 @@ class ExportOptions:
     file_format: Annotated[
         str,
         Option("--format", name="file_format", metavar="FORMAT", choices=FORMATS, values="format"),
-        Field(description="Format of the file."),
+        Field(description="Format of the file: onnx or openvino."),
     ]
     int8: Annotated[bool, Option("--int8"), Field(description="Quantise to 8 bits.")] = False
     fp16: Annotated[
@@ -56,8 +56,8 @@ class ExportOptions:
         float | None,
         Option("--max-drop", panel=GOAL, metavar="POINTS"),
         Field(
-            description="Maximum drop of the task metric, in points (1 point = 0.01); products "
-            "stay in float32 until it is met."
+            description="Maximum drop of the task metric, in points (1 point = 0.01); matrix "
+            "products stay in float32 where this needs it."
         ),
     ] = None
     weights: Annotated[

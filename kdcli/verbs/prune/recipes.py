@@ -5,9 +5,9 @@ The methods share the examples and the budget, and have their own settings.
 
 from collections.abc import Mapping, Sequence
 
-from kdcli.data.tasks import OWN
 from kdcli.pruners import defaults
 from kdcli.recipe.resolve import Resolved, defaulted, flatten, read_recipe, resolve, shipped
+from kdcli.types import OWN
 from kdcli.verbs.prune.settings import PruneRecipe
 from kdcli.workloads.detect import with_task
 

@@ -22,7 +22,7 @@ class PruneTrainSettings(FinetuneTrainSettings):
     """`train:` of `prune`, with SMP's values. Other methods have another rate and warm-up."""
 
     lr: LearningRate = Field(
-        2e-2, description="Peak learning rate, of the scores for smp (default: the method's)."
+        2e-2, description="Peak learning rate; for smp, the scores' (default: the method's)."
     )
     warmup_fraction: float = Field(
         0.0,

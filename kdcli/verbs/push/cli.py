@@ -11,7 +11,7 @@ from kdcli.cli.verb import PRINTING, SHIP, Given, verb
     page="export",
 )
 def push(given: Given) -> Printable | None:
-    """Push a model directory or an export to the hub: the model, its card and nothing else."""
+    """Push a model or an export to the hub, with its card and nothing else."""
     from kdcli.engine.progress import Progress
     from kdcli.report.publish import Upload, publish
     from kdcli.verbs.push.settings import PushOptions

@@ -1,0 +1,46 @@
+"""Name a user's own data in the views of a report."""
+
+from pathlib import Path
+from typing import TypeVar
+
+from kdcli.report.schema import Comparison, Evaluation, Report
+from kdcli.report.schema_decisions import Decision
+from kdcli.report.text import short
+from kdcli.types import OWN
+
+RowT = TypeVar("RowT", Evaluation, Comparison, Decision)
+
+
+def own_data(report: Report) -> str:
+    """Return the name of the file or directory of the user's own rows, or `your data`."""
+    data = report.recipe.get("data")
+    source = data.get("source") if isinstance(data, dict) else None
+    return Path(short(source)).name if isinstance(source, str) else "your data"
+
+
+def with_own_data(report: Report) -> Report:
+    """Return a report in which the user's own data has its name instead of the task's, `own`.
+
+    Only the views show it. report.json keeps the name that `--task` takes.
+    """
+    name, compression = own_data(report), report.compression
+
+    def renamed(rows: list[RowT]) -> list[RowT]:
+        return [row.model_copy(update={"task": name}) if row.task == OWN else row for row in rows]
+
+    quality = {_renamed(task, name): models for task, models in report.quality.items()}
+    if compression is not None and compression.task == OWN:
+        compression = compression.model_copy(update={"task": name})
+    update = {
+        "evaluations": renamed(report.evaluations),
+        "comparisons": renamed(report.comparisons),
+        "decisions": renamed(report.decisions),
+        "quality": quality,
+        "compression": compression,
+    }
+    return report.model_copy(update=update)
+
+
+def _renamed(task_and_set: str, name: str) -> str:
+    task, space, part = task_and_set.partition(" ")
+    return f"{name}{space}{part}" if task == OWN else task_and_set
