@@ -23,6 +23,7 @@ from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult
 from kdcli.run.context import cpu_session
 from kdcli.run.dry_run import Estimate
+from kdcli.targets.outputs import keep_outputs
 from kdcli.types import Kind
 from kdcli.verbs.compress.journal import Journal
 from kdcli.verbs.compress.settings import CompressRecipe
@@ -32,6 +33,9 @@ from kdcli.workloads import open_rows
 from kdcli.workloads.requests import EvaluationRequest
 
 STEPS, COMPACT = "steps", "compact"
+OUTPUTS = "outputs"
+"""The directory of the outputs of scored models, so that another goal does not compute them again.
+"""
 PAGE = "report.html"
 PARTITION, TRAINING_TEXT = "partition.safetensors", "training-text.jsonl"
 OVER = "--budget ended before its training did"
@@ -164,8 +168,12 @@ class StepRunner:
         Progress.log(f"{name}: {step.verb}")
         options = self._step_options(resume=step.trains, overwrite=not step.trains)
         stop.deadline = deadline
+        # The outputs of models in training change, so only steps that score finished models keep
+        # them.
+        keep = contextlib.nullcontext() if step.trains else keep_outputs(self.folder / OUTPUTS)
         try:
-            step.run(replace(options, output_dir=place, stop_after=stop_after))
+            with keep:
+                step.run(replace(options, output_dir=place, stop_after=stop_after))
         except (Interrupted, ChildFailed):
             raise
         except Stopped:
