@@ -89,10 +89,11 @@ def _too_small(why: str, hint: str) -> BudgetError:
 
 def _larger(runner: StepRunner, seconds: float) -> str:
     """Return a hint that names a budget of at least these seconds."""
-    option = f"--budget {math.ceil(seconds / 60)}m"
+    least = f"use --budget {math.ceil(seconds / 60)}m or more"
     if not runner.journal.known(TIMED):
-        return f"use {option} or more"
-    return f"use {option} or more, with --resume: {runner.folder} has the timings so far"
+        return least
+    command = runner.continuing_command(seconds)
+    return f"{least}; {runner.folder} has the timings so far: {command}"
 
 
 def finetuning(runner: StepRunner) -> Step:

@@ -13,10 +13,11 @@ from kdcli.data.labelled.kept import keep_rows
 from kdcli.data.labelled.partition import Partition
 from kdcli.deploy.exported import FACTS
 from kdcli.deploy.latency import Latency
-from kdcli.disk import atomic_dir, read_json, write_atomic
+from kdcli.disk import as_directory, atomic_dir, read_json, write_atomic
+from kdcli.engine.launch import output_dir
 from kdcli.engine.processes import stop_requests
 from kdcli.engine.progress import Progress
-from kdcli.engine.run_dir import RECIPE_FILE, RunDir, numbered
+from kdcli.engine.run_dir import RunDir, runs_of
 from kdcli.errors import GateError, UsageError
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
@@ -26,6 +27,7 @@ from kdcli.report.schema import Compression
 from kdcli.report.sections.price import price_sentence
 from kdcli.report.text import duration, short
 from kdcli.run.context import cpu_session
+from kdcli.run.stages import telling_how_to_continue
 from kdcli.types import Kind
 from kdcli.verbs.compress.budget import (
     TIMED,
@@ -87,14 +89,17 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions) -> RunResult:
         written.
     """
     recipe = resolved.recipe
-    name = f"compress-{Path(str(recipe.model)).name}-{recipe.task}"
+    name = as_directory(f"compress-{Path(str(recipe.model)).name}-{recipe.task}")
     folder, asks_again = choose_folder(name, resolved, options)
     options = replace(options, resume=options.resume or asks_again)
     run_dir = RunDir(folder)
     resumed = run_dir.check(
         resolved.to_yaml(), resume=options.resume, overwrite=options.overwrite, free_keys=GOAL
     )
-    with stop_requests(at_once=True) as stop:
+    with (
+        telling_how_to_continue(options, "compress", folder),
+        stop_requests(at_once=True) as stop,
+    ):
         journal = Journal(recipe.budget, stop)
         runner = StepRunner(recipe, trainer_of(recipe), options, folder, journal)
         with runner.stopping(), keep_rows(), Progress.facts_once():
@@ -137,15 +142,16 @@ def choose_folder(
     name: str, resolved: Resolved[CompressRecipe], options: RunOptions
 ) -> tuple[Path, bool]:
     """Return the directory of the run, and whether it holds a run with another goal alone."""
-    newest = options.output_dir or numbered(name, taken=True)
-    run_dir = RunDir(newest)
-    if not options.overwrite and (newest / RECIPE_FILE).is_file() and run_dir.done:
-        yaml = resolved.to_yaml()
-        if run_dir.differing_keys(yaml) and not run_dir.differing_keys(yaml, GOAL):
-            Progress.log(f"Reusing the candidates in {newest} for the new goal, budget or price")
-            return newest, True
-    taken = options.resume or options.overwrite
-    return options.output_dir or numbered(name, taken=taken), False
+    yaml = resolved.to_yaml()
+    runs = [RunDir(options.output_dir)] if options.output_dir is not None else runs_of(name)
+    same = [run for run in runs if run.has_recipe(yaml, GOAL)]
+    finished = [run for run in same if run.done]
+    continues = options.resume and len(finished) < len(same)
+    if finished and not (options.overwrite or continues) and finished[0].differing_keys(yaml):
+        folder = finished[0].path
+        Progress.log(f"Reusing the candidates in {folder} for the new goal, budget or price")
+        return folder, True
+    return output_dir(name, options, yaml, GOAL), False
 
 
 def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResult:

@@ -138,8 +138,11 @@ class StepRunner:
             why = self._run(name, step, stop_after)
             # An error keeps the failure out of the journal, so a resumed run tries again.
             if why == OVER:
-                hint = "repeat the command with a larger --budget and --resume; it continues from "
-                raise GateError(f"{name}: {OVER}", f"{hint}the checkpoint")
+                command = self.continuing_command(2 * (self.recipe.budget or 0.0))
+                raise GateError(
+                    f"{name}: {OVER}",
+                    f"continue from its checkpoint with a larger budget: {command}",
+                )
             if why and required:
                 raise UsageError(
                     f"{name} failed: {why}", "fix it and run the same command with --resume"
@@ -152,6 +155,11 @@ class StepRunner:
             if required:
                 raise
             return OVER
+
+    def continuing_command(self, budget: float) -> str:
+        """Return the command that continues the compression with a budget of these seconds."""
+        changes = {"--budget": f"{math.ceil(budget / 60)}m"}
+        return self.options.continuing_command("compress", self.folder, changes)
 
     def require(self, name: str, step: Step) -> Path:
         """Run a step that the compression cannot go on without, and return its directory."""
