@@ -174,7 +174,9 @@ def test_a_model_and_unlabelled_rows_are_enough(make, request, tmp_path):
         folder, task, metric = request.getfixturevalue("classified")[0], "own", "agreement"
     else:
         folder, (data, task, metric) = tmp_path, make(tmp_path)
-        succeeds(*arguments(folder, data), "--max-drop", "100", "-o", folder / "out")
+        done = succeeds(*arguments(folder, data), "--max-drop", "100", "-o", folder / "out")
+        assert done.stderr.startswith("output directory: ")
+        assert "1x32: its training takes about" in said_by(done)
     report = report_of(folder / "out")
     compression, verified = report.compression, report.compression.verification
     assert (compression.task, compression.metric) == (task, metric)

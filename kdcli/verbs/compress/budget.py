@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from kdcli.engine.progress import Progress
 from kdcli.errors import KdcliError, Stopped, UsageError
 from kdcli.report.text import duration
 from kdcli.verbs.compress.runner import StepRunner
@@ -31,8 +32,11 @@ def estimate(runner: StepRunner, name: str, step: Step) -> tuple[TrainingCost, s
     cost = runner.journal.once(
         f"estimate {name}", TrainingCost, lambda: training_cost(runner, step)
     )
-    if cost.error or cost.seconds <= runner.journal.left:
+    if cost.error:
         return cost, cost.error
+    if cost.seconds <= runner.journal.left:
+        Progress.log(f"{name}: its training takes about {duration(cost.seconds)}")
+        return cost, ""
     left = duration(max(0.0, runner.journal.left))
     return cost, f"it takes about {duration(cost.seconds)}, {left} are left"
 

@@ -48,7 +48,7 @@ from kdcli.verbs.compress.judge import (
     verify,
 )
 from kdcli.verbs.compress.plan import check_reachable, follow_plan, follow_steps
-from kdcli.verbs.compress.recipes import BY_MODEL
+from kdcli.verbs.compress.recipes import BY_MODEL, detected
 from kdcli.verbs.compress.rows import divide_rows, goal_notes
 from kdcli.verbs.compress.runner import (
     PAGE,
@@ -96,6 +96,10 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions) -> RunResult:
     resumed = run_dir.check(
         resolved.to_yaml(), resume=options.resume, overwrite=options.overwrite, free_keys=GOAL
     )
+    if not asks_again:
+        Progress.log(f"output directory: {folder}")
+    if resolved.origins["task"] == BY_MODEL:
+        Progress.log(f"{recipe.model}: {detected(str(recipe.task))}")
     with (
         telling_how_to_continue(options, "compress", folder),
         stop_requests(at_once=True) as stop,
