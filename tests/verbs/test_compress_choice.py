@@ -279,6 +279,17 @@ def test_a_goal_that_only_the_verification_rows_miss_is_said_to_be_met_on_the_ot
     )
 
 
+def test_less_than_one_selection_row_misses_no_goal():
+    goal, teacher = GoalSettings(max_drop=0.3), measured("teacher", 0.9, 10.0, 8.0)
+    one = replace(measured("a", 0.895, 2.0, 4.0), row=0.25)
+    assert misses(goal, teacher, one) == {}
+    assert misses(goal, teacher, replace(one, score=0.8925)).keys() == {"max_drop"}
+    # The interval's end is no whole number of rows, and the verification rows decide strictly.
+    strict = GoalSettings(max_drop=0.3, strict=True)
+    assert misses(strict, teacher, one).keys() == {"max_drop"}
+    assert misses(goal, teacher, replace(one, row=0.0)).keys() == {"max_drop"}
+
+
 def test_limits_that_contradict_each_other_are_named():
     good, fast = measured("a", 0.9, 9.0, 8.0), measured("b", 0.5, 1.0, 8.0)
     goal = GoalSettings(max_drop=1.0, speedup=5.0)

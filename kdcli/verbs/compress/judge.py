@@ -9,6 +9,7 @@ from statistics import fmean
 from kdcli.deploy.latency import CELLS
 from kdcli.deploy.measurements import UNSTABLE_PHRASE, LatencyRow, Speedup
 from kdcli.disk import cache_key
+from kdcli.metrics.resolution import exceeds, points_of_row
 from kdcli.models.files import file_beside
 from kdcli.models.load import location
 from kdcli.report.finish import RunResult
@@ -53,6 +54,7 @@ class ScoredModel:
         unstable: Whether the measurement of `ms` is unstable.
         throughput: Texts per second in the largest batch that was measured of all models.
         decisions: The comparisons with the teacher class by class, on the selection rows.
+        row: The points that one selection row counts in the score; 0 on the verification rows.
     """
 
     name: str
@@ -66,6 +68,7 @@ class ScoredModel:
     unstable: bool = False
     throughput: Throughput | None = None
     decisions: tuple[Decision, ...] = ()
+    row: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,7 @@ def verify(runner: StepRunner, scores: CandidateScores, chosen: ScoredModel) -> 
         report,
         sum(e.n for e in report.evaluations if e.model == teacher[0]),
         replace(scores.teacher, score=teacher[1], low=teacher[1], high=teacher[1]),
-        replace(chosen, score=model[1], low=teacher[1] + low, high=teacher[1] + high),
+        replace(chosen, score=model[1], low=teacher[1] + low, high=teacher[1] + high, row=0.0),
         look,
         confidence,
     )
@@ -160,6 +163,9 @@ def read(
     measured = []
     scored = _scored(report, metric)
     base = scored[0][1]
+    of_teacher = [e.n for e in report.evaluations if e.model == scored[0][0]]
+    # The score is the mean over all sets.
+    row_points = min(points_of_row(metric, count) for count in of_teacher) / len(of_teacher)
     for (label, score), (name, folder) in zip(
         scored, {"teacher": Path(teacher), **candidates}.items(), strict=True
     ):
@@ -179,10 +185,10 @@ def read(
                 row.unstable,
                 Throughput.of(largest[label], price_per_hour) if label in largest else None,
                 _decisions(report, label, name),
+                row_points,
             )
         )
-    held_out = sum(e.n for e in report.evaluations if e.model == scored[0][0])
-    return CandidateScores(report, metric, held_out, measured[0], measured[1:])
+    return CandidateScores(report, metric, sum(of_teacher), measured[0], measured[1:])
 
 
 def _largest_batch(report: Report) -> dict[str, LatencyRow]:
@@ -227,14 +233,18 @@ def deployed_bytes(source: str, weights: int) -> int:
     return weights + sum(file.stat().st_size for file in files if file is not None)
 
 
+def points_lost(goal: GoalSettings, teacher: ScoredModel, one: ScoredModel) -> float:
+    """Return the points that a candidate loses, with `strict` at its interval's lower end."""
+    return (teacher.score - (one.low if goal.strict else one.score)) / POINT
+
+
 def misses(goal: GoalSettings, teacher: ScoredModel, one: ScoredModel) -> dict[str, str]:
     """Return how a candidate misses the goal, by limit; empty if it meets the goal."""
     missed = {}
-    worst = one.low if goal.strict else one.score
-    if (
-        goal.max_drop is not None
-        and (lost := (teacher.score - worst) / POINT) > goal.max_drop + 1e-9
-    ):
+    lost = points_lost(goal, teacher, one)
+    # Rows cannot show a difference smaller than the worth of one row.
+    points = 0.0 if goal.strict else one.row
+    if goal.max_drop is not None and exceeds(lost, goal.max_drop, points):
         end = " at the interval's lower end" if goal.strict else ""
         missed["max_drop"] = (
             f"{lost:.2f} points lost{end}, {lost - goal.max_drop:.2f} more than {goal.max_drop:g}"
