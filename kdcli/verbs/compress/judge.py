@@ -13,6 +13,7 @@ from kdcli.metrics.resolution import exceeds, points_of_row
 from kdcli.models.files import file_beside
 from kdcli.models.load import location
 from kdcli.report.finish import RunResult
+from kdcli.report.pareto import SAME_LATENCY, Point
 from kdcli.report.schema import Report, Throughput
 from kdcli.report.schema_decisions import Decision
 from kdcli.report.sections.latency import milliseconds
@@ -35,8 +36,6 @@ DEPLOYED = (
 """Files that a deployment needs next to the weights."""
 ERROR = 0.05
 """Probability that the interval of the first look misses the true difference."""
-SAME_LATENCY = 1.05
-"""Latencies within this factor count as equal, and the smaller model is chosen."""
 
 
 @dataclass(frozen=True)
@@ -304,9 +303,11 @@ def choose(goal: GoalSettings, scores: CandidateScores) -> tuple[ScoredModel, di
     If candidates meet the goal, the fastest of them is the best, and the smallest among equally
     fast ones. Without `max_drop`, it is the candidate with the best score. If no candidate meets
     the goal, the one that misses the least is chosen, with quality before speed and size.
+    Candidates that another one dominates are not considered.
     """
-    candidates = scores.candidates
-    missed = {one.name: misses(goal, scores.teacher, one) for one in candidates}
+    missed = {one.name: misses(goal, scores.teacher, one) for one in scores.candidates}
+    worse = dominated(goal, scores)
+    candidates = [one for one in scores.candidates if one.name not in worse]
     if meeting := [one for one in candidates if not missed[one.name]]:
         if goal.max_drop is None:
             return max(meeting, key=lambda one: (one.score, -one.ms)), {}
@@ -320,6 +321,22 @@ def choose(goal: GoalSettings, scores: CandidateScores) -> tuple[ScoredModel, di
     else:
         best = min(kept, key=lambda one: (len(missed[one.name]), one.ms, one.mb))
     return best, missed[best.name]
+
+
+def dominated(goal: GoalSettings, scores: CandidateScores) -> dict[str, str]:
+    """Return the candidates that are worse than another one in every respect, with its name.
+
+    A trimmed model, for example, is larger than the untrimmed one if int8 keeps its embeddings in
+    float32. The other candidate must also meet every limit that the worse one meets.
+    """
+    points = {one.name: Point(one.score, one.ms, one.mb) for one in scores.candidates}
+    missed = {one.name: misses(goal, scores.teacher, one).keys() for one in scores.candidates}
+    return {
+        name: other
+        for name, point in points.items()
+        for other in points
+        if points[other].dominates(point) and missed[other] <= missed[name]
+    }
 
 
 def is_sure(goal: GoalSettings, scores: CandidateScores, one: ScoredModel) -> bool:

@@ -43,6 +43,7 @@ from kdcli.verbs.compress.judge import (
     ScoredModel,
     Verification,
     choose,
+    dominated,
     misses,
     sentence,
     verify,
@@ -346,8 +347,9 @@ def candidate_rows(search: Search, chosen: ScoredModel) -> list[schema.Candidate
     """Return the rows of the report's table: the teacher, the scored and the skipped candidates."""
     scores = search.scores
     assert scores is not None
+    worse = dominated(search.goal, scores)
     scored = [
-        row_of(one, scores.teacher, search.goal, chosen)
+        row_of(one, scores.teacher, search.goal, chosen, worse.get(one.name))
         for one in (scores.teacher, *scores.candidates)
     ]
     skipped = [
@@ -418,14 +420,20 @@ def verified_misses(
 
 
 def row_of(
-    one: ScoredModel, teacher: ScoredModel, goal: GoalSettings, chosen: ScoredModel
+    one: ScoredModel,
+    teacher: ScoredModel,
+    goal: GoalSettings,
+    chosen: ScoredModel,
+    better: str | None = None,
 ) -> schema.Candidate:
-    """Report what became of a candidate."""
+    """Report what became of a candidate. `better` names the one that dominates it, if any."""
     outcome = ""
     if one is chosen:
         outcome = "chosen"
     elif one is not teacher:
         outcome = "; ".join(misses(goal, teacher, one).values()) or "meets the goal"
+        if better is not None:
+            outcome += f"; {better} is no worse in score, size or latency"
     return schema.Candidate(
         name=one.name,
         score=one.score,
