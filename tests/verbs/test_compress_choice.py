@@ -280,6 +280,28 @@ def test_a_goal_that_only_the_verification_rows_miss_is_said_to_be_met_on_the_ot
     )
 
 
+def test_a_goal_that_the_verification_rows_miss_names_the_next_candidate(tmp_path):
+    better, slow = measured("b", 0.8976, 3.0, 5.5), measured("c", 0.9, 5.0, 6.0)
+    one = measured("a", 0.895, 2.0, 4.0)
+    search = search_of(tmp_path, max_drop=1.0)
+    words = ("compress", "m", "--max-drop", "1.0")
+    search.runner.options = RunOptions(arguments=words)
+    search.scores = scores_of(slow, one, better)
+    said = run.next_step(search, one, {"max_drop": "2.00 points lost"})
+    assert said == (
+        "Next on the front is b: 0.8976 accuracy on the selection rows, 3.3 times as fast, 5.5 MB. "
+        f"To take it: kdcli compress m --max-drop 0.24 -o {tmp_path}"
+    )
+    goal = GoalSettings(max_drop=0.24)
+    assert choose(goal, search.scores) == (better, {})
+    # Nothing loses less than the slowest candidate, and a goal that is met needs no other one.
+    assert run.next_step(search, slow, {"max_drop": "2.00 points lost"}) != ""
+    search.scores = scores_of(one)
+    assert run.next_step(search, one, {"max_drop": "2.00 points lost"}) == ""
+    search.scores = scores_of(one, slow)
+    assert run.next_step(search, one, {}) == ""
+
+
 def test_a_candidate_that_is_worse_in_every_respect_is_not_offered(tmp_path, monkeypatch):
     untrimmed = measured("2x8-int8", 0.895, 2.0, 4.0)
     # Other work makes the larger one look a little faster.

@@ -1,5 +1,6 @@
 """Scores of the candidates and the teacher on held-out rows, and the choice among candidates."""
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -17,7 +18,7 @@ from kdcli.report.pareto import SAME_LATENCY, Point
 from kdcli.report.schema import Report, Throughput
 from kdcli.report.schema_decisions import Decision
 from kdcli.report.sections.latency import milliseconds
-from kdcli.report.text import loses, points_interval
+from kdcli.report.text import loses, number, points_interval
 from kdcli.verbs.compress.runner import StepRunner, step_of
 from kdcli.verbs.compress.settings import GoalSettings
 from kdcli.verbs.compress.steps import select, verification
@@ -339,6 +340,26 @@ def dominated(goal: GoalSettings, scores: CandidateScores) -> dict[str, str]:
     }
 
 
+def next_choice(
+    goal: GoalSettings, scores: CandidateScores, chosen: ScoredModel
+) -> tuple[ScoredModel, float] | None:
+    """Return the candidate that a smaller `max_drop` chooses, and the largest such `max_drop`.
+
+    The result is None if every smaller `max_drop` chooses the same candidate or none.
+    """
+    if goal.max_drop is None:
+        return None
+    losses = [points_lost(goal, scores.teacher, one) for one in scores.candidates]
+    # Two digits are enough to type. Rows may be too few to tell a rounded drop from the next one.
+    rounded = {f(round(100 * lost, 6)) / 100 for lost in losses for f in (math.ceil, math.floor)}
+    drops = {max(0.0, drop) for drop in rounded}
+    for drop in sorted((drop for drop in drops if drop < goal.max_drop), reverse=True):
+        other, missed = choose(goal.model_copy(update={"max_drop": drop}), scores)
+        if not missed and other.name != chosen.name:
+            return other, drop
+    return None
+
+
 def is_sure(goal: GoalSettings, scores: CandidateScores, one: ScoredModel) -> bool:
     """Whether a candidate keeps `max_drop` at the lower end of its interval too."""
     return goal.max_drop is None or not misses(
@@ -388,6 +409,16 @@ def sentence(
     _, high = _loss(verified)
     is_within = goal.max_drop is None or high <= goal.max_drop + 1e-9
     return f"{won}{'' if is_within else '; the interval reaches beyond the goal'}."
+
+
+def describe_next(scores: CandidateScores, one: ScoredModel, command: str) -> str:
+    """Describe the next candidate to take, with the command that takes it."""
+    ratio = one.speedup
+    assert ratio is not None  # It is None for the teacher only.
+    return (
+        f"Next on the front is {one.name}: {number(one.score)} {scores.metric} on the selection "
+        f"rows, {ratio.phrase()}, {one.mb:.1f} MB. To take it: {command}"
+    )
 
 
 def _size_change(before: float, after: float) -> str:

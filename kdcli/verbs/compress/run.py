@@ -43,8 +43,10 @@ from kdcli.verbs.compress.judge import (
     ScoredModel,
     Verification,
     choose,
+    describe_next,
     dominated,
     misses,
+    next_choice,
     sentence,
     verify,
 )
@@ -295,7 +297,7 @@ def ship(search: Search) -> RunResult:
         strict=goal.strict,
         met=not missed,
         chosen=chosen.name,
-        sentence=f"{answer} {cost}".rstrip(),
+        sentence=" ".join(filter(None, [answer, cost, next_step(search, chosen, missed)])),
         candidates=candidate_rows(search, chosen),
         steps=step_reports(runner),
         verification=schema.Verified(
@@ -317,6 +319,20 @@ def ship(search: Search) -> RunResult:
         *notes_on_search(search, chosen, verified),
     ]
     return _write(search, verified, compression, notes)
+
+
+def next_step(search: Search, chosen: ScoredModel, missed: Mapping[str, str]) -> str:
+    """Name the next candidate of the front if only the verification rows miss the goal."""
+    runner, goal, scores = search.runner, search.goal, search.scores
+    assert scores is not None
+    if not missed or misses(goal, scores.teacher, chosen) or runner.recipe.steps:
+        return ""
+    if (following := next_choice(goal, scores, chosen)) is None:
+        return ""
+    one, drop = following
+    changes = {"--max-drop": f"{drop:g}"}
+    command = runner.options.changed_command("compress", runner.folder, changes)
+    return describe_next(scores, one, command)
 
 
 def verify_decisions(
