@@ -36,6 +36,8 @@ ERROR_LIMITS: Mapping[str, float] = {**FILE_LIMITS, "bf16": 0.1}
 # Maximum number of compilations of one model class in a process. Beyond the limit, which is 8 by
 # default, torch silently stops compiling.
 COMPILED_SHAPES = 1000
+COMPILED_STEP = 64
+"""Number of tokens of which the lengths of batches for torch.compile are multiples."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,9 @@ class Runner:
     prepare: Callable[[Batch], Any]  # batch -> inputs on the backend's device; not timed
     call: Callable[[Any], Any]  # one forward pass, which is complete when the call returns
     output: Callable[[Any], list[Array]]
+    # The number of tokens of which the length of a batch should be a multiple. It is 1 unless every
+    # new shape costs a compilation.
+    length_step: int = 1
 
 
 def check_backend(name: str, precision: str) -> None:
@@ -163,6 +168,7 @@ def _torch_runner(
         lambda outputs: [
             outputs[name].float().cpu().numpy() for name in GRAPH_OUTPUTS if name in outputs
         ],
+        COMPILED_STEP if compiled else 1,
     )
 
 

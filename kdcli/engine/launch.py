@@ -14,7 +14,7 @@ from kdcli.engine.device import choose_device, choose_dtype
 from kdcli.engine.fan_out import fan_out
 from kdcli.engine.processes import joined
 from kdcli.engine.progress import Progress
-from kdcli.engine.run_dir import RunDir, flatten_recipe, numbered
+from kdcli.engine.run_dir import RunDir, flatten_recipe, numbered, run_to_continue
 from kdcli.engine.session import Session, start
 from kdcli.engine.trackers import check_tracker, track
 from kdcli.errors import ChildFailed, UsageError
@@ -128,16 +128,29 @@ def choose_output_dir(
     recipe = resolved.to_yaml()
     session.agree(flatten_recipe(recipe))
     resume, overwrite = options.resume, options.overwrite
-    folder = Path(broadcast_object_list([output_dir(name, options)])[0])
+    folder = Path(broadcast_object_list([output_dir(name, options, recipe)])[0])
     if not options.dry_run:
         session.on_main(lambda: RunDir(folder).check(recipe, resume=resume, overwrite=overwrite))
     return folder
 
 
-def output_dir(name: str, options: RunOptions) -> Path:
-    """Return the output directory as this process sees it: `-o`, or else `runs/NAME`."""
-    taken = options.resume or options.overwrite
-    return options.output_dir or numbered(as_directory(name), taken=taken)
+def output_dir(
+    name: str, options: RunOptions, recipe_yaml: str, free_keys: tuple[str, ...] = ()
+) -> Path:
+    """Return the output directory as this process sees it: `-o`, or else one in `runs/`.
+
+    Args:
+        name: the name of a new directory in `runs/`.
+        options: the options of the run.
+        recipe_yaml: the resolved recipe. `--resume` looks for a run that has it.
+        free_keys: beginnings of keys that a resumed run may change.
+    """
+    if options.output_dir is not None:
+        return options.output_dir
+    name = as_directory(name)
+    if options.resume:
+        return run_to_continue(name, recipe_yaml, free_keys)
+    return numbered(name, taken=options.overwrite)
 
 
 def claim(session: Session, folder: Path, resolved: SavedRecipe, options: RunOptions) -> None:

@@ -13,6 +13,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ class RunDir:
         with disk_errors(self.path):
             # Require both files: a user's own project may hold a recipe.yaml, and `overwrite` would
             # delete the project.
-            is_run = (self.path / RECIPE_FILE).is_file() and (self.path / LOG_FILE).is_file()
+            is_run = self.is_run
             is_occupied = is_run or (
                 self.path.is_dir()
                 and any(not _is_from_unfinished_claim(p) for p in self.path.iterdir())
@@ -205,6 +206,18 @@ class RunDir:
             (key / LOCK).unlink(missing_ok=True)
             lock.release(force=True)
 
+    @property
+    def is_run(self) -> bool:
+        """Whether the directory holds a run of kdcli."""
+        return (self.path / RECIPE_FILE).is_file() and (self.path / LOG_FILE).is_file()
+
+    def has_recipe(self, recipe_yaml: str, free_keys: tuple[str, ...] = ()) -> bool:
+        """Whether the directory holds a run with this recipe. A damaged recipe is another one."""
+        try:
+            return self.is_run and not self.differing_keys(recipe_yaml, free_keys)
+        except UsageError:
+            return False
+
     def differing_keys(self, recipe_yaml: str, free_keys: tuple[str, ...] = ()) -> list[str]:
         """Return the keys in which the run's recipe differs, with both values.
 
@@ -230,8 +243,9 @@ class RunDir:
             lines = [f"  {line}" for line in differing]
             raise UsageError(
                 f"{self.path} was started with another recipe:\n" + "\n".join(lines),
-                f"give the same options as before ({self.path / RECIPE_FILE}), with relative paths "
-                "from the same working directory, or start again with --overwrite",
+                "choose another directory with -o; to continue this run, give the same options as "
+                f"before ({self.path / RECIPE_FILE}), with relative paths from the same working "
+                "directory; --overwrite deletes it and starts again",
             )
 
     def _check_holds_no_input(self, recipe_yaml: str) -> None:
@@ -374,6 +388,32 @@ def numbered(name: str, *, taken: bool) -> Path:
         number += 1
         last, path = path, base.with_name(f"{base.name}-{number}")
     return last if taken and number > 1 else path
+
+
+def runs_of(name: str) -> list[RunDir]:
+    """Return the runs of this name under `runs/`, the newest first."""
+    places = {1: Path("runs") / name}
+    for path in Path("runs").glob(f"{escape(name)}-*"):
+        if (number := path.name.removeprefix(f"{name}-")).isdecimal():
+            places[int(number)] = path
+    newest_first = sorted(places.items(), reverse=True)
+    return [run for _, path in newest_first if (run := RunDir(path)).is_run]
+
+
+def run_to_continue(name: str, recipe_yaml: str, free_keys: tuple[str, ...] = ()) -> Path:
+    """Return the directory under `runs/` that `--resume` without `-o` continues.
+
+    It is the newest unfinished run with the same recipe, or else the newest finished one. If there
+    is none, it is the newest run of this name, so that the error can list the keys that differ.
+
+    Args:
+        name: the name of the run's directory.
+        recipe_yaml: the resolved recipe.
+        free_keys: beginnings of keys that a resumed run may change.
+    """
+    same = [run for run in runs_of(name) if run.has_recipe(recipe_yaml, free_keys)]
+    chosen = next((run for run in same if not run.done), next(iter(same), None))
+    return numbered(name, taken=True) if chosen is None else chosen.path
 
 
 def _is_from_unfinished_claim(path: Path) -> bool:

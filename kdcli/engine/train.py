@@ -167,7 +167,7 @@ class _Run:
                 if stopping and step < schedule.steps:
                     raise Stopped(
                         f"stopped after step {step} of {schedule.steps}",
-                        "continue with the same command and --resume",
+                        "continue with --resume",
                     )
         self.modules.train(False)
         return self._finish(max(done, last))
@@ -385,8 +385,9 @@ class _Run:
         self.micro = math.ceil(self.micro / 2)
         self._save(step - 1)
         return Stopped(
-            f"stopped after step {step - 1}: one of {self.processes} processes ran out of memory",
-            f"continue with the same command and --resume, with micro-batches of {self.micro}",
+            f"stopped after step {step - 1}: one of {self.processes} processes ran out of memory; "
+            f"a resumed run takes micro-batches of {self.micro}",
+            "continue with --resume",
         )
 
     def _check_finite(self, step: int, losses: Mapping[str, float], norms: Sequence[float]) -> None:

@@ -7,8 +7,9 @@ bootstrap's interval is widened by the effect of a single example.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import NormalDist
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -16,6 +17,18 @@ from kdcli.types import Array
 
 Scorer = Callable[[Array], dict[str, float]]
 """Scores the examples with the given indices, int64, which may repeat. Returns metric -> value."""
+
+
+@runtime_checkable
+class ScorerOfMeans(Protocol):
+    """A scorer that knows the values of single examples, so that no jackknife is needed."""
+
+    def __call__(self, rows: Array, /) -> dict[str, float]:
+        """Score the examples with the given indices."""
+
+    def example_values(self) -> Mapping[str, Array]:
+        """Return each example's value of every metric but the ones in `OF_NUMBERS`, [n]."""
+
 
 CONFIDENCE = 0.95
 """Default level of intervals."""
@@ -79,16 +92,15 @@ def paired_bootstrap(
     intervals = {}
     for (name, value), (low, high) in zip(ours.items(), bounds, strict=True):
         difference = value - theirs[name]
-        correct_N, base_N = values[name], base_values[name]
-        of_numbers = name in OF_NUMBERS
-        if not of_numbers and len(correct_N) == n and _is_binary(correct_N) and _is_binary(base_N):
-            only_model = int((np.rint(correct_N) > np.rint(base_N)).sum())
-            only_baseline = int((np.rint(correct_N) < np.rint(base_N)).sum())
-            intervals[name] = (difference, *tango_interval(only_model, only_baseline, n, z))
-            continue
-        if of_numbers:
+        if name in OF_NUMBERS:
             effect = 1.0 / n if is_same else 0.0
         else:
+            correct_N, base_N = values[name], base_values[name]
+            if len(correct_N) == n and _is_binary(correct_N) and _is_binary(base_N):
+                only_model = int((np.rint(correct_N) > np.rint(base_N)).sum())
+                only_baseline = int((np.rint(correct_N) < np.rint(base_N)).sum())
+                intervals[name] = (difference, *tango_interval(only_model, only_baseline, n, z))
+                continue
             effect = _largest_effect(correct_N, base_N, n)
         added = z * math.sqrt(2.0) * effect
         intervals[name] = (
@@ -160,7 +172,7 @@ def tango_interval(
     return end(-1.0), end(1.0)
 
 
-def _example_values(scorer: Scorer, n: int, seed: int) -> dict[str, Array]:
+def _example_values(scorer: Scorer, n: int, seed: int) -> Mapping[str, Array]:
     """Return each example's share of a metric, as the jackknife's pseudo-values.
 
     The pseudo-value of an example is n * m - (n - 1) * m', where m' is the metric without the
@@ -170,6 +182,8 @@ def _example_values(scorer: Scorer, n: int, seed: int) -> dict[str, Array]:
     Returns:
         metric -> [n], or [SAMPLE] if there are more than FEW_EXAMPLES, or [0] for one example.
     """
+    if isinstance(scorer, ScorerOfMeans):
+        return scorer.example_values()
     every = np.arange(n)
     whole = scorer(every)
     if n < 2:

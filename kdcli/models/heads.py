@@ -257,8 +257,8 @@ def misfit_of(
 
 def _label_misfit(head_labels: Sequence[str], task: Task) -> str:
     """Name the labels of a head, and the task's labels that are not among them."""
-    in_head = set(map(_plain, head_labels))
-    foreign = [n for n, name in enumerate(task.labels) if _plain(name) not in in_head]
+    in_head = set(_comparable(head_labels))
+    foreign = [n for n, name in enumerate(_comparable(task.labels)) if name not in in_head]
     predicted = f"it predicts {_listed(head_labels)}"
     if not foreign:
         return f"{predicted}; {task.title} has only {_listed(task.labels)}"

@@ -249,7 +249,10 @@ class RunOptions:
     resume: Annotated[
         bool,
         Option("--resume", panel=RUN, excludes=("--overwrite",)),
-        Field(description="Continue the run in the output directory."),
+        Field(
+            description="Continue the run in the output directory (default: the newest unfinished "
+            "run in runs/ with this recipe)."
+        ),
     ] = False
     overwrite: Annotated[
         bool,
@@ -289,9 +292,39 @@ class RunOptions:
 
         The result is None if another verb runs `verb` as a step, or if Python called it.
         """
+        words = self._words(verb, {})
+        return None if words is None else shlex.join(words)
+
+    def continuing_command(
+        self, verb: str, folder: Path, changes: Mapping[str, str] | None = None
+    ) -> str:
+        """Return the command that continues a run of this command.
+
+        Args:
+            verb: the verb.
+            folder: the directory of the run.
+            changes: option -> its new value.
+        """
+        options = dict(changes or {}) | ({"-o": str(folder)} if self.output_dir is None else {})
+        words = self._words(verb, options)
+        if words is None:
+            named = {"-o": str(folder), **(changes or {})}
+            words = [word for option in named.items() for word in option]
+            return f"the same command with {shlex.join([*words, '--resume'])}"
+        return shlex.join([*(word for word in words if word != "--overwrite"), "--resume"])
+
+    def changed_command(self, verb: str, folder: Path, changes: Mapping[str, str]) -> str:
+        """Return the command with other values of options, for a finished run in `folder`."""
+        return self.continuing_command(verb, folder, changes).removesuffix(" --resume")
+
+    def _words(self, verb: str, changes: Mapping[str, str]) -> list[str] | None:
+        """Return the words of the command without `--resume`, and with other values of options."""
         if not self.arguments or self.arguments[0] != verb:
             return None
-        return shlex.join(["kdcli", *(word for word in self.arguments if word != "--resume")])
+        words = ["kdcli", *(word for word in self.arguments if word != "--resume")]
+        for option, value in changes.items():
+            words = _with_option(words, option, value)
+        return words
 
     def check_pushed(self, models: int) -> None:
         """Raise a UsageError if a run would push several models. A repository holds one model."""
@@ -336,3 +369,13 @@ class CommandOptions:
         Option("--verbose", "-v", panel=OUTPUT, terminal=True, rare=True),
         Field(description="Also print the libraries' messages."),
     ] = False
+
+
+def _with_option(words: list[str], option: str, value: str) -> list[str]:
+    """Return the words of a command with another value of an option, which may be missing."""
+    for at, word in enumerate(words):
+        if word == option:
+            return [*words[: at + 1], value, *words[at + 2 :]]
+        if word.startswith(f"{option}="):
+            return [*words[:at], f"{option}={value}", *words[at + 1 :]]
+    return [*words, option, value]

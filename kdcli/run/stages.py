@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from kdcli.engine.launch import Session, already_done, claim, claim_or_resume, track
 from kdcli.engine.run_dir import RunDir
 from kdcli.engine.train import train
-from kdcli.errors import UsageError
+from kdcli.errors import Stopped, UsageError
 from kdcli.recipe.resolve import RecipeT, Resolved
 from kdcli.recipe.sections import RunOptions, Section
 from kdcli.report.finish import RunResult
@@ -106,7 +107,8 @@ def run_command(
     claim(session, folder, run.resolved or resolved, options)
     track(session, folder)
     try:
-        finished = run_stages(context, run)
+        with telling_how_to_continue(options, recipe.verb, folder):
+            finished = run_stages(context, run)
     except UsageError:
         if session.is_main:
             RunDir(folder).give_up()
@@ -114,6 +116,16 @@ def run_command(
     session.wait()
     session.accelerator.end_training()
     return RunResult.read(folder) if finished and session.is_main else None
+
+
+@contextmanager
+def telling_how_to_continue(options: RunOptions, verb: str, folder: Path) -> Iterator[None]:
+    """Add the command that continues a run to the error of a run that was stopped."""
+    try:
+        yield
+    except Stopped as stopped:
+        command = options.continuing_command(verb, folder)
+        raise Stopped(stopped.message, f"continue with: {command}") from None
 
 
 def run_stages(context: RunContext[Section], run: Run) -> bool:

@@ -365,13 +365,19 @@ class SignalStore:
 
 def _key(rows: TokenizedRows, layout: RecordLayout, fingerprint: str) -> str:
     """Return the name of a store, which identifies the teacher, the rows and the signals."""
-    arrays = [
+    pad_id, arrays = hashes_of_tokens(rows)
+    return cache_key(CACHE_FORMAT, fingerprint, repr(layout), pad_id, arrays)
+
+
+def hashes_of_tokens(rows: TokenizedRows) -> tuple[int, list[object]]:
+    """Return JSON values that identify what a model reads in rows."""
+    arrays: list[object] = [
         None
         if array is None
         else [str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).hexdigest()]
         for array in (rows.ids_T, rows.types_T, rows.ends)
     ]
-    return cache_key(CACHE_FORMAT, fingerprint, repr(layout), rows.pad_id, arrays)
+    return rows.pad_id, arrays
 
 
 def _index(folder: Path, key: str) -> bytes:

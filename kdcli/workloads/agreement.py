@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from kdcli.data.text.sentences import Texts
 from kdcli.engine.launch import Session
-from kdcli.metrics.bootstrap import Scorer
 from kdcli.metrics.regression import spearman
 from kdcli.models.model import Model
 from kdcli.report.schema import Evaluation
@@ -85,33 +84,55 @@ def vectors_of_texts(model: Embedder, texts: Texts, session: Session) -> Array:
     return vectors_NE
 
 
-def agreement_scorer(own_ND: Array, teacher_NE: Array, seed: int) -> Scorer:
-    """Return the metrics of `TeacherAgreement` as a function of the selected texts.
+@dataclass(frozen=True)
+class AgreementScorer:
+    """The metrics of `TeacherAgreement` as a function of the selected texts.
 
     The pairs are drawn among the selected texts. A bootstrap therefore draws texts with all their
     pairs. The pairs of a text resemble each other, so an interval from single pairs would be far
     too narrow.
 
+    Attributes:
+        cosines: the model's and the teacher's cosines of all pairs of texts, [N, N] each. None for
+            the teacher itself, which agrees with itself.
+        shared_N: the share of each text's nearest neighbours that the model keeps.
+        share_2P: numbers in [0, 1) that draw the pairs.
+    """
+
+    cosines: tuple[Array, Array] | None
+    shared_N: Array
+    share_2P: Array
+
+    def __call__(self, rows: Array) -> dict[str, float]:
+        """Score the texts with the given numbers."""
+        left_P, right_P = rows[(self.share_2P * len(rows)).astype(np.int64)]
+        # A text and itself agree in every model. Rounding may differ in (i, j) and (j, i).
+        differ_P = left_P != right_P
+        correlation = float(differ_P.any())
+        if self.cosines is not None:
+            at = tuple(f(left_P, right_P)[differ_P] for f in (np.minimum, np.maximum))
+            correlation = spearman(self.cosines[0][at], self.cosines[1][at])
+        return {"spearman": correlation, "neighbours@10": float(self.shared_N[rows].mean())}
+
+    def example_values(self) -> dict[str, Array]:
+        """Return each text's own value of the metric that is a mean over texts."""
+        return {"neighbours@10": self.shared_N}
+
+
+def agreement_scorer(own_ND: Array, teacher_NE: Array, seed: int) -> AgreementScorer:
+    """Return the metrics of `TeacherAgreement` as a function of the selected texts.
+
     Args:
         own_ND, teacher_NE: the vectors of the model and the teacher for the same texts.
         seed: seed for drawing the pairs.
     """
+    count = len(own_ND)
     share_2P = np.random.default_rng(seed).random((2, PAIRS))
+    if np.array_equal(own_ND, teacher_NE):
+        return AgreementScorer(None, np.ones(count), share_2P)
     own_NN, teacher_NN = _cosines(own_ND), _cosines(teacher_NE)
-    shared_N = _shared_neighbours(own_NN, teacher_NN, min(NEIGHBOURS, len(own_ND) - 1))
-    is_same = np.array_equal(own_ND, teacher_NE)
-
-    def score(rows: Array) -> dict[str, float]:
-        left_P, right_P = rows[(share_2P * len(rows)).astype(np.int64)]
-        # A text and itself agree in every model. Rounding may differ in (i, j) and (j, i).
-        differ_P = left_P != right_P
-        first_P, second_P = (f(left_P, right_P)[differ_P] for f in (np.minimum, np.maximum))
-        own_P, teacher_P = own_NN[first_P, second_P], teacher_NN[first_P, second_P]
-        # The teacher itself is a baseline, so do not sort its cosines for every resample.
-        correlation = float(own_P.size > 0) if is_same else spearman(own_P, teacher_P)
-        return {"spearman": correlation, "neighbours@10": float(shared_N[rows].mean())}
-
-    return score
+    shared_N = _shared_neighbours(own_NN, teacher_NN, min(NEIGHBOURS, count - 1))
+    return AgreementScorer((own_NN, teacher_NN), shared_N, share_2P)
 
 
 def _cosines(x_ND: Array) -> Array:
@@ -126,9 +147,19 @@ def _shared_neighbours(x_NN: Array, y_NN: Array, count: int) -> Array:
 
     Both are cosines of all pairs.
     """
-    nearest = []
-    for cosines_NN in (x_NN, y_NN):
-        others_NN = np.where(np.eye(len(cosines_NN), dtype=bool), -np.inf, cosines_NN)
-        nearest.append(np.argsort(-others_NN, axis=1, kind="stable")[:, :count])
-    pairs = zip(*nearest, strict=True)
+    pairs = zip(_nearest(x_NN, count), _nearest(y_NN, count), strict=True)
     return np.array([len(np.intersect1d(a, b)) / count for a, b in pairs])
+
+
+def _nearest(cosines_NN: Array, count: int) -> Iterator[Array]:
+    """Yield the numbers of each text's `count` nearest other texts, in any order.
+
+    Of equally near texts, the first ones count.
+    """
+    for text, cosines_N in enumerate(cosines_NN):
+        others_N = cosines_N.copy()
+        others_N[text] = -np.inf
+        # A partition takes a tenth of the time of a sort.
+        least = np.partition(others_N, -count)[-count]
+        nearer, equal = np.flatnonzero(others_N > least), np.flatnonzero(others_N == least)
+        yield np.concatenate([nearer, equal[: count - len(nearer)]])

@@ -25,6 +25,7 @@ from kdcli.models.embedder import EmbeddingFormat, Pool, format_for, load_embedd
 from kdcli.models.load import load_tokenizer
 from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
+from kdcli.targets.outputs import kept_outputs
 from kdcli.types import Array, Batch, Example, Needs, Task
 from kdcli.workloads.runner_outputs import FORWARD_ROWS, padded
 from kdcli.workloads.settings import VectorFormat
@@ -200,17 +201,36 @@ class Embedder(Model):
             MachineError: there is not enough memory for a single text.
         """
         rows = self.tokenize(texts, [role] * len(texts), max_length)
-        lengths = rows.lengths
-        order = np.argsort(-lengths, kind="stable")
-        width = self.format.width(self.model.config.hidden_size)
-        vectors_NE = np.empty((len(rows), width), np.float32)
         if self.runner is not None:
-            pool = Pool(self.format)
-            for begin in range(0, len(rows), FORWARD_ROWS):
-                indices = order[begin : begin + FORWARD_ROWS]
-                batch = rows.batch(indices)
-                vectors_NE[indices] = self._run(self.runner, batch, rows.pad_id, pool)
-            return self.cut(vectors_NE)
+            return self.cut(self._run_rows(self.runner, rows))
+
+        def compute() -> list[Array]:
+            return list(self._forward(rows, session))
+
+        vectors = kept_outputs(self.model, lambda: self.fingerprint, rows, session, compute)
+        return self.cut(np.stack(vectors) if len(vectors) else self._empty(rows))
+
+    def _empty(self, rows: TokenizedRows) -> Array:
+        """Return an uninitialised array for the vectors of rows, [N, E] float32."""
+        return np.empty((len(rows), self.format.width(self.model.config.hidden_size)), np.float32)
+
+    def _run_rows(self, runner: Runner, rows: TokenizedRows) -> Array:
+        """Compute the vectors of rows with a runner, [N, E] float32."""
+        vectors_NE, pool = self._empty(rows), Pool(self.format)
+        order = np.argsort(-rows.lengths, kind="stable")
+        for begin in range(0, len(rows), FORWARD_ROWS):
+            indices = order[begin : begin + FORWARD_ROWS]
+            vectors_NE[indices] = self._run(runner, rows.batch(indices), rows.pad_id, pool)
+        return vectors_NE
+
+    def _forward(self, rows: TokenizedRows, session: Session) -> Array:
+        """Compute the vectors of rows with PyTorch, [N, E] float32.
+
+        Raises:
+            MachineError: there is not enough memory for a single text.
+        """
+        lengths, vectors_NE = rows.lengths, self._empty(rows)
+        order = np.argsort(-lengths, kind="stable")
         module = self.captured()
         module.to(session.device).eval()
         budget = TOKENS_AT_ONCE.get(session.device.type, TOKENS_AT_ONCE["cuda"])
@@ -233,7 +253,7 @@ class Embedder(Model):
                 budget //= 2
                 continue
             begin += len(indices)
-        return self.cut(vectors_NE)
+        return vectors_NE
 
     def cuts(self, name: str, dimensions: Sequence[int]) -> "dict[str, Embedder]":
         """Return copies of the model with vectors truncated to each of `dimensions`, by name.
@@ -282,7 +302,8 @@ class Embedder(Model):
 
     def _run(self, runner: Runner, batch: Batch, pad_id: int, pool: Pool) -> Array:
         """Compute the vectors of a batch. If the export has no pooling, pool its hidden states."""
-        batch = padded(batch, pad_id, positions_of(self.model.config))
+        positions = positions_of(self.model.config)
+        batch = padded(batch, pad_id, positions, runner.length_step)
         outputs = runner.output(runner.call(runner.prepare(batch)))
         by_name = dict(zip(self.outputs, outputs, strict=True))
         if VECTORS in by_name:

@@ -36,6 +36,7 @@ from kdcli.models.model import Model
 from kdcli.models.shape import InitializedStudent, positions_of
 from kdcli.models.temperature import stored_temperature
 from kdcli.recipe.sections import TrainSettings
+from kdcli.targets.outputs import kept_outputs
 from kdcli.targets.targets import PrecomputedLogits, StorePlace, Targets, stored_signals
 from kdcli.targets.teacher import Teacher
 from kdcli.types import (
@@ -473,7 +474,13 @@ class LabelledWorkload(Workload):
             runner, positions = network.runner(latency_threads()), positions_of(network.config)
             outputs = runner_outputs(runner, evaluator.features.rows, positions)
         else:
-            outputs = evaluate_job(self.session, self.evaluation_job(model, evaluator)).outputs
+            outputs = kept_outputs(
+                model.model,
+                lambda: weights_hash(model.model),
+                evaluator.features.rows,
+                self.session,
+                lambda: evaluate_job(self.session, self.evaluation_job(model, evaluator)).outputs,
+            )
         for row in outputs:
             check_finite(row, f"outputs of {model.source} for a row")
         return evaluator.features.predictions(outputs)

@@ -37,6 +37,7 @@ from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.recipe.sections import KdSettings, TrainSettings
+from kdcli.targets.outputs import kept_outputs
 from kdcli.targets.targets import StorePlace, stored_signals
 from kdcli.targets.teacher import Teacher
 from kdcli.types import (
@@ -436,8 +437,15 @@ class RerankWorkload(Workload):
         order = BatchOrder(len(rows), 1, 0)
         modules = {"model": captured}
         job = Job(modules, step, by_length, order, by_length, compute_metrics=lambda outputs: {})
+        outputs = kept_outputs(
+            model.model,
+            lambda: weights_hash(model.model),
+            by_length,
+            self.session,
+            lambda: evaluate_job(self.session, job).outputs,
+        )
         scores_R = np.empty(len(rows), np.float32)
-        scores_R[by_length.example] = np.stack(evaluate_job(self.session, job).outputs)[:, 0]
+        scores_R[by_length.example] = np.stack(outputs)[:, 0]
         return scores_R
 
 

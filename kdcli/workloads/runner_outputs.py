@@ -11,9 +11,6 @@ from kdcli.types import Array, Batch
 
 FORWARD_ROWS = 16
 """Number of rows that a runner reads in one call."""
-LENGTH_STEP = 64
-"""Batches for a runner are padded to a multiple of this number of tokens, because torch.compile
-recompiles for every new shape."""
 
 
 def runner_outputs(runner: Runner, rows: TokenizedRows, positions: int | None) -> list[Array]:
@@ -24,20 +21,26 @@ def runner_outputs(runner: Runner, rows: TokenizedRows, positions: int | None) -
         rows: the tokenised rows.
         positions: maximum row length of the model; None if there is no maximum.
     """
-    logits: list[Array] = []
+    logits: dict[int, Array] = {}
+    # Rows of similar length need little padding.
+    order = np.argsort(-rows.lengths, kind="stable")
     for begin in range(0, len(rows), FORWARD_ROWS):
-        batch = rows.batch(np.arange(begin, min(begin + FORWARD_ROWS, len(rows))))
-        inputs = runner.prepare(padded(batch, rows.pad_id, positions))
-        outputs = runner.output(runner.call(inputs))
+        numbers = order[begin : begin + FORWARD_ROWS]
+        batch = padded(rows.batch(numbers), rows.pad_id, positions, runner.length_step)
+        outputs = runner.output(runner.call(runner.prepare(batch)))
         # The start and end logits of a question-answering head are stacked to [L, 2].
-        logits += list(outputs[0] if len(outputs) == 1 else np.stack(outputs, -1))
-    return logits
+        of_rows = outputs[0] if len(outputs) == 1 else np.stack(outputs, -1)
+        logits.update(zip(numbers.tolist(), of_rows, strict=True))
+    return [logits[number] for number in range(len(rows))]
 
 
-def padded(batch: Batch, pad_id: int, positions: int | None) -> Batch:
-    """Pad a batch to a multiple of `LENGTH_STEP` tokens, but not beyond the model's positions."""
+def padded(batch: Batch, pad_id: int, positions: int | None, step: int) -> Batch:
+    """Return the inputs of a batch, padded to a multiple of `step` tokens.
+
+    The length stays within the model's positions.
+    """
     length = batch["input_ids"].shape[1]
-    padded_length = length + -length % LENGTH_STEP
+    padded_length = length + -length % step
     if positions is not None:
         padded_length = min(padded_length, positions)
     names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in batch]

@@ -236,7 +236,7 @@ def test_memory_that_runs_out_in_one_process_ends_in_a_checkpoint_of_the_step_be
             # As the command would.
             peers.peers().end(stopped)
             run.release()
-            return {"micro": torch.tensor(int("micro-batches of 2" in stopped.hint))}
+            return {"micro": torch.tensor(int("micro-batches of 2" in stopped.message))}
         assert outcome.resumed_from_step == 4
         return weights_of(net)
 

@@ -23,6 +23,7 @@ from kdcli.engine.run_dir import (
     RunDir,
     numbered,
     pin_commits,
+    run_to_continue,
 )
 from kdcli.errors import MachineError, UsageError
 from kdcli.recipe.resolve import resolve
@@ -400,6 +401,54 @@ class TestNumbered:
     def test_nothing_is_made(self):
         numbered("finetune-x", taken=False)
         assert not Path("runs").exists()
+
+
+class TestRunToContinue:
+    @pytest.fixture(autouse=True)
+    def somewhere(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+
+    def start(self, number, *sets, done=False):
+        path = Path("runs") / ("distill-x" if number == 1 else f"distill-x-{number}")
+        run = RunDir.claim(path, recipe(*sets))
+        if done:
+            (path / REPORT_FILE).write_text('{"status": "done"}', "utf-8")
+        run.release()
+        return path
+
+    def continued(self, *sets, free_keys=()):
+        return run_to_continue("distill-x", recipe(*sets), free_keys)
+
+    def test_it_is_the_newest_unfinished_run_of_the_recipe(self):
+        self.start(1)
+        second = self.start(2)
+        done = self.start(3, done=True)
+        self.start(4, "train.lr=1e-2")
+        assert self.continued() == second
+        (second / RECIPE_FILE).write_text("train: [", "utf-8")
+        assert self.continued() == Path("runs/distill-x")
+        # A finished run is done already.
+        (Path("runs/distill-x") / RECIPE_FILE).unlink()
+        assert self.continued() == done
+
+    def test_a_key_that_may_change_makes_no_other_recipe(self):
+        first = self.start(1, "train.lr=1e-2")
+        self.start(2, "train.lr=1e-2", "loss.value=none")
+        assert self.continued("train.lr=1e-3", free_keys=("train.lr",)) == first
+
+    def test_without_a_run_of_the_recipe_the_newest_one_tells_what_differs(self):
+        assert self.continued() == Path("runs/distill-x")
+        self.start(1, "train.lr=1e-2")
+        newest = self.start(2, "train.lr=1e-2")
+        assert self.continued() == newest
+        with pytest.raises(UsageError, match=r"train\.lr: was 0\.01") as error:
+            RunDir(newest).check(recipe(), resume=True, overwrite=False)
+        assert error.value.hint.index("-o") < error.value.hint.index("--overwrite")
+
+    def test_a_deleted_run_hides_no_later_one(self):
+        self.start(3)
+        Path("runs/distill-x-of-another").mkdir()
+        assert self.continued() == Path("runs/distill-x-3")
 
 
 class TestLog:

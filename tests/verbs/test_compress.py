@@ -252,7 +252,8 @@ def test_a_budget_that_ends_while_models_are_timed_keeps_the_finished_timings(
     done = kdcli(*given, "--budget", "2s")
     assert (done.exit_code, ran) == (2, [])
     assert "too small for any candidate: it ended during the timing of models" in said_by(done)
-    assert re.search(r"use --budget \d+m or more, with --resume", said_by(done))
+    again = r"use --budget \d+m or more; .* has the timings so far: .* --budget \d+m --resume"
+    assert re.search(again, said_by(done))
 
     once = Journal.once
 
@@ -280,7 +281,7 @@ def test_all_timings_of_a_goal_share_one_budget(monkeypatch):
     monkeypatch.setattr(shapes, "times_of", lambda subjects, latency: {})
     monkeypatch.setattr(shapes.time, "monotonic", lambda: next(clock))
     journal = Journal(15.0, StopRequest(), [Record("timed backends", {}, 3.0, 1)])
-    runner = SimpleNamespace(journal=journal, folder="out")
+    runner = SimpleNamespace(journal=journal, folder="out", continuing_command=str)
     timing = shapes._Timing(runner, None, total=10)
     pair = ["teacher", "2x16"]
     assert timing.times(pair, "2x16") == timing.times(pair, "1x16") == {}
@@ -432,7 +433,7 @@ def test_a_plan_interrupted_at_every_step_ends_with_the_same_choice(
         while (done := kdcli(*parts)).exit_code == Stopped.exit_code:
             stops += 1
             name = sent[-1][0]
-            hint = "go on with the same command and --resume"
+            hint = f"continue with: the same command with -o {tmp_path / 'parts'} --resume"
             assert done.stderr.endswith(f"stopped in {name}\n{hint}\n")
     assert (done.exit_code, stops) == (0, len(sent)), done.output
     names = {"selection" if n.startswith("selection-") else n for n, _ in sent}

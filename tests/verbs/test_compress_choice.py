@@ -24,7 +24,7 @@ from kdcli.report.schema import Throughput
 from kdcli.report.schema_decisions import ClassChange, Decision, PairedValue
 from kdcli.report.sections.price import price_sentence
 from kdcli.types import ModelShape
-from kdcli.verbs.compress import halving, judge, plan, run, steps
+from kdcli.verbs.compress import front, halving, judge, plan, run, steps
 from kdcli.verbs.compress import runner as runner_module
 from kdcli.verbs.compress import search as search_module
 from kdcli.verbs.compress import shapes as compress_shapes
@@ -37,6 +37,7 @@ from kdcli.verbs.compress.judge import (
     Verification,
     choose,
     conflict,
+    dominated,
     misses,
     sentence,
 )
@@ -277,6 +278,65 @@ def test_a_goal_that_only_the_verification_rows_miss_is_said_to_be_met_on_the_ot
         "a met the goal on the selection rows but misses it on the verification rows: 2.00 points "
         "lost, 1.00 more than 1. a is 5.0 times as fast as big "
     )
+
+
+def test_a_goal_that_the_verification_rows_miss_names_the_next_candidate(tmp_path):
+    better, slow = measured("b", 0.8976, 3.0, 5.5), measured("c", 0.9, 5.0, 6.0)
+    one = measured("a", 0.895, 2.0, 4.0)
+    search = search_of(tmp_path, max_drop=1.0)
+    words = ("compress", "m", "--max-drop", "1.0")
+    search.runner.options = RunOptions(arguments=words)
+    search.scores = scores_of(slow, one, better)
+    said = run.next_step(search, one, {"max_drop": "2.00 points lost"})
+    assert said == (
+        "Next on the front is b: 0.8976 accuracy on the selection rows, 3.3 times as fast, 5.5 MB. "
+        f"To take it: kdcli compress m --max-drop 0.24 -o {tmp_path}"
+    )
+    goal = GoalSettings(max_drop=0.24)
+    assert choose(goal, search.scores) == (better, {})
+    # Nothing loses less than the slowest candidate, and a goal that is met needs no other one.
+    assert run.next_step(search, slow, {"max_drop": "2.00 points lost"}) != ""
+    search.scores = scores_of(one)
+    assert run.next_step(search, one, {"max_drop": "2.00 points lost"}) == ""
+    search.scores = scores_of(one, slow)
+    assert run.next_step(search, one, {}) == ""
+
+
+def test_a_candidate_that_is_worse_in_every_respect_is_not_offered(tmp_path, monkeypatch):
+    untrimmed = measured("2x8-int8", 0.895, 2.0, 4.0)
+    # Other work makes the larger one look a little faster.
+    larger = measured("2x8-trimmed-int8", 0.895, 1.95, 9.0)
+    goal, scores = GoalSettings(max_drop=1.0), scores_of(untrimmed, larger)
+    assert dominated(goal, scores) == {"2x8-trimmed-int8": "2x8-int8"}
+    assert choose(GoalSettings(speedup=4.0), scores) == (untrimmed, {})
+    search = search_of(tmp_path, max_drop=1.0)
+    search.scores = scores
+    outcomes = {row.name: row.outcome for row in run.candidate_rows(search, untrimmed)}
+    assert outcomes["2x8-trimmed-int8"] == (
+        "meets the goal; 2x8-int8 is no worse in score, size or latency"
+    )
+    compression = SimpleNamespace(candidates=run.candidate_rows(search, untrimmed))
+    result = SimpleNamespace(report=SimpleNamespace(compression=compression))
+    monkeypatch.setattr(front.RunResult, "read", lambda folder: result)
+    read = front.Front.read(tmp_path)
+    assert (read.fast, read.small) == (["2x8-int8", "teacher"],) * 2
+    # Another limit that only the larger one meets keeps it.
+    strict = GoalSettings(max_drop=1.0, strict=True)
+    unsure = scores_of(replace(untrimmed, low=0.88), larger)
+    assert choose(strict, unsure) == (larger, {})
+    for better in (replace(larger, score=0.896), replace(larger, ms=1.8), replace(larger, mb=3.9)):
+        assert "2x8-trimmed-int8" not in dominated(goal, scores_of(untrimmed, better))
+
+
+def test_less_than_one_selection_row_misses_no_goal():
+    goal, teacher = GoalSettings(max_drop=0.3), measured("teacher", 0.9, 10.0, 8.0)
+    one = replace(measured("a", 0.895, 2.0, 4.0), row=0.25)
+    assert misses(goal, teacher, one) == {}
+    assert misses(goal, teacher, replace(one, score=0.8925)).keys() == {"max_drop"}
+    # The interval's end is no whole number of rows, and the verification rows decide strictly.
+    strict = GoalSettings(max_drop=0.3, strict=True)
+    assert misses(strict, teacher, one).keys() == {"max_drop"}
+    assert misses(goal, teacher, replace(one, row=0.0)).keys() == {"max_drop"}
 
 
 def test_limits_that_contradict_each_other_are_named():
@@ -564,7 +624,8 @@ def test_the_budget_ends_a_training_that_has_begun(tmp_path, monkeypatch):
     assert ran == ["training"]
     with pytest.raises(GateError, match="teacher: --budget ended before its training did") as error:
         runner.require("teacher", Step("finetune", train))
-    assert "with a larger --budget and --resume" in error.value.hint
+    assert error.value.hint.startswith("continue from its checkpoint with a larger budget: ")
+    assert error.value.hint.endswith("--budget 1m --resume")
     # A larger budget tries again.
     assert runner.journal.known("run ") == ["run c"]
     runner.journal.budget = 60.0

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -59,6 +60,22 @@ def test_the_second_name_of_a_file_is_a_link_and_not_a_copy(tmp_path):
 def test_a_command_to_repeat_has_no_resume():
     options = RunOptions(arguments=("compress", "m", "--resume", "--max-drop", "1"))
     assert options.command_line("compress") == "kdcli compress m --max-drop 1"
+
+
+def test_the_command_that_continues_a_run_names_its_directory():
+    folder = Path("runs/compress m")
+    words = ("compress", "m", "--overwrite", "--budget=9m")
+    options = RunOptions(arguments=words)
+    command = "kdcli compress m --budget=9m -o 'runs/compress m' --resume"
+    assert options.continuing_command("compress", folder) == command
+    larger = options.continuing_command("compress", folder, {"--budget": "20m"})
+    assert larger == command.replace("9m", "20m")
+    named = RunOptions(arguments=("compress", "m", "-o", "out"), output_dir=Path("out"))
+    changed = named.changed_command("compress", Path("out"), {"--max-drop": "0.5"})
+    assert changed == "kdcli compress m -o out --max-drop 0.5"
+    # Python has no command.
+    words = "the same command with -o out --max-drop 0.5"
+    assert RunOptions().changed_command("compress", Path("out"), {"--max-drop": "0.5"}) == words
 
 
 def test_the_command_of_a_model_card_has_neither_price_nor_directories(tmp_path, monkeypatch):

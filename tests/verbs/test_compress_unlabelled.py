@@ -34,6 +34,7 @@ from kdcli.models.training_rows import write_training_rows
 from kdcli.report import finish
 from kdcli.verbs.compress import run
 from kdcli.verbs.compress.shapes import Untrained
+from kdcli.workloads import labelled
 from kdcli.workloads.detect import known_task
 
 LABELS = ("brisk", "calm")
@@ -174,7 +175,9 @@ def test_a_model_and_unlabelled_rows_are_enough(make, request, tmp_path):
         folder, task, metric = request.getfixturevalue("classified")[0], "own", "agreement"
     else:
         folder, (data, task, metric) = tmp_path, make(tmp_path)
-        succeeds(*arguments(folder, data), "--max-drop", "100", "-o", folder / "out")
+        done = succeeds(*arguments(folder, data), "--max-drop", "100", "-o", folder / "out")
+        assert done.stderr.startswith("output directory: ")
+        assert "1x32: its training takes about" in said_by(done)
     report = report_of(folder / "out")
     compression, verified = report.compression, report.compression.verification
     assert (compression.task, compression.metric) == (task, metric)
@@ -225,6 +228,14 @@ def test_no_training_row_is_evaluated_and_no_evaluated_row_chooses_the_vocabular
     assert {row.n for row in verification.evaluations} == {40}
 
 
+def computed_again(folder, data):
+    """The command of the second look at the verification rows, which keeps no outputs."""
+    models = (folder / "model", folder / "out" / "steps" / "onnx")
+    sets = {"data.partition": folder / "out" / "partition.safetensors", "resamples": 2000}
+    sets |= {"data.split": "verification", "confidence": 0.975, "data.max_length": 24}
+    return ("evaluate", *models, "--data", data, *words_of(sets))
+
+
 def test_another_goal_is_answered_from_what_was_tried(tmp_path, monkeypatch):
     def measured(subjects, protocol):
         latency = measured_here(subjects, protocol)
@@ -247,9 +258,16 @@ def test_another_goal_is_answered_from_what_was_tried(tmp_path, monkeypatch):
     # A size limit needs timings of untrained shapes only if something must be trained.
     monkeypatch.setattr(run, "measure_untrained", lambda *_: pytest.fail("shapes were timed"))
     goal = ("--max-drop", "1", "--max-mb", "100")
-    done = kdcli(*given, *goal)
+    with monkeypatch.context() as patch:
+        patch.setattr(labelled, "evaluate_job", lambda *_: pytest.fail("the teacher was run"))
+        done = kdcli(*given, *goal)
     assert done.exit_code == 0, done.output
     second = report_of(tmp_path / "out").compression
+    verified = report_of(tmp_path / "out" / "steps" / "verification-onnx")
+    succeeds(*computed_again(tmp_path, data), "-o", tmp_path / "computed")
+    computed = report_of(tmp_path / "computed")
+    assert computed.evaluations == verified.evaluations
+    assert computed.comparisons == verified.comparisons
     assert (second.goal, second.chosen) == ({"max_drop": 1.0, "max_mb": 100.0}, "onnx")
     assert {path: path.stat().st_mtime_ns for path in weights} == weights
     assert second.verification.look == 2

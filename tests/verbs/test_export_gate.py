@@ -36,8 +36,8 @@ def test_the_task_judges_a_head_and_the_bound_decides(model, tmp_path, monkeypat
     assert "products" not in facts
     assert "95 % between" in " ".join(done.stdout.split())
     # What each attempt loses is fixed here, so that exactly three products must stay.
-    lost = iter([9.0, 8.0, 7.0, 1.0, 2.0, 1.0])
-    monkeypatch.setattr("kdcli.verbs.export.agreement.dropped", lambda *_: next(lost))
+    lost = iter([90.0, 80.0, 70.0, 1.0, 20.0, 1.0])
+    monkeypatch.setattr("kdcli.verbs.export.agreement.dropped", lambda *_: ("", next(lost)))
     succeeds(*given, "--max-drop", "1.0", "-o", tmp_path / "tight")
     facts = facts_of(tmp_path / "tight")
     assert [a["in_float"] for a in facts["attempts"]] == [0, 1, 2, 4, 3]
@@ -45,7 +45,13 @@ def test_the_task_judges_a_head_and_the_bound_decides(model, tmp_path, monkeypat
     errors = [p["error"] for p in facts["products"]]
     assert errors == sorted(errors, reverse=True)
     assert facts["products"][0]["name"] in (tmp_path / "tight" / "README.md").read_text("utf-8")
-    monkeypatch.setattr("kdcli.verbs.export.agreement.dropped", lambda *_: 50.0)
+    # A difference of less than one row does not count.
+    one_row = 100 / facts["scores"][0]["n"]
+    nearly = ("", 1.0 + 0.99 * one_row)
+    monkeypatch.setattr("kdcli.verbs.export.agreement.dropped", lambda *_: nearly)
+    succeeds(*given, "--max-drop", "1.0", "-o", tmp_path / "nearly")
+    assert [a["in_float"] for a in facts_of(tmp_path / "nearly")["attempts"]] == [0]
+    monkeypatch.setattr("kdcli.verbs.export.agreement.dropped", lambda *_: ("", 50.0))
     result = kdcli(*given, "--max-drop", "1.0", "-o", tmp_path / "never")
     assert (result.exit_code, "50.00 points lost, allowed 1" in said_by(result)) == (5, True)
     assert not (tmp_path / "never").exists()

@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import shlex
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +25,10 @@ from own_files import kdcli, log_of, refused, report_of, said_by, succeeds, time
 from processes import process
 from transformers import AutoModelForMaskedLM
 
+from kdcli.errors import Stopped
 from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
+from kdcli.run import stages
 
 STEPS = 16
 SHORT = shlex.split(
@@ -223,6 +226,35 @@ def test_a_finished_run_holds_its_files_and_is_not_repeated(name, places, finish
     done = kdcli(*again, "--lr", "0.5")
     assert (done.exit_code, "lr: was 0.001, is 0.5" in said_by(done)) == (2, True)
     assert times(out) == before
+
+
+@pytest.mark.parametrize("name", ["finetune", "prune"])
+def test_a_stopped_run_names_its_command_and_is_found_by_its_recipe(
+    name, places, tmp_path, monkeypatch
+):
+    trained = []
+
+    def stop(session, job, schedule, run_dir):
+        trained.append(run_dir.path)
+        raise Stopped("stopped after step 1")
+
+    def stopped(*more):
+        words = [*map(str, command_of(name, places)), *more]
+        monkeypatch.setattr(sys, "argv", ["kdcli", *words])
+        done = kdcli(*words)
+        assert done.exit_code == Stopped.exit_code, done.output
+        return words, done.stderr
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(stages, "train", stop)
+    words, said = stopped()
+    stopped("--lr", "0.5")
+    first, second = trained
+    assert first != second
+    command = shlex.join(["kdcli", *words, "-o", str(first), "--resume"])
+    assert said.endswith(f"stopped after step 1\ncontinue with: {command}\n")
+    stopped("--resume")
+    assert trained[2:] == [first]
 
 
 KILLED = [(name, stage) for name, run in RUNS.items() for stage in run.killed]

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from kdcli.engine.progress import Progress
 from kdcli.errors import KdcliError, Stopped, UsageError
 from kdcli.report.text import duration
 from kdcli.verbs.compress.runner import StepRunner
@@ -31,8 +32,11 @@ def estimate(runner: StepRunner, name: str, step: Step) -> tuple[TrainingCost, s
     cost = runner.journal.once(
         f"estimate {name}", TrainingCost, lambda: training_cost(runner, step)
     )
-    if cost.error or cost.seconds <= runner.journal.left:
+    if cost.error:
         return cost, cost.error
+    if cost.seconds <= runner.journal.left:
+        Progress.log(f"{name}: its training takes about {duration(cost.seconds)}")
+        return cost, ""
     left = duration(max(0.0, runner.journal.left))
     return cost, f"it takes about {duration(cost.seconds)}, {left} are left"
 
@@ -89,10 +93,11 @@ def _too_small(why: str, hint: str) -> BudgetError:
 
 def _larger(runner: StepRunner, seconds: float) -> str:
     """Return a hint that names a budget of at least these seconds."""
-    option = f"--budget {math.ceil(seconds / 60)}m"
+    least = f"use --budget {math.ceil(seconds / 60)}m or more"
     if not runner.journal.known(TIMED):
-        return f"use {option} or more"
-    return f"use {option} or more, with --resume: {runner.folder} has the timings so far"
+        return least
+    command = runner.continuing_command(seconds)
+    return f"{least}; {runner.folder} has the timings so far: {command}"
 
 
 def finetuning(runner: StepRunner) -> Step:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from kdcli.errors import UsageError
 from kdcli.report.finish import RunResult
-from kdcli.report.pareto import front_of
+from kdcli.report.pareto import Point, front_of
 from kdcli.report.schema import Candidate, Compression
 from kdcli.report.sections.latency import interval, milliseconds
 from kdcli.report.text import number
@@ -29,7 +29,8 @@ class Front:
         folder: the directory of the run.
         compression: what was tried.
         fast: the candidates that no faster one matches.
-        small: the candidates that no smaller one matches.
+        small: the candidates that no smaller one matches. Neither list has a candidate that another
+            one dominates.
     """
 
     folder: Path
@@ -45,12 +46,19 @@ class Front:
             raise UsageError(
                 f"{folder} holds no compression", "give the directory of a run of kdcli compress"
             )
-        measured = [one for one in compression.candidates if one.score is not None]
-        by_cost = {
-            cost: {one.name: (getattr(one, cost), float(one.score or 0.0)) for one in measured}
-            for cost in ("ms", "mb")
+        points = {
+            one.name: Point(one.score, one.ms, one.mb)
+            for one in compression.candidates
+            if one.score is not None and one.ms is not None and one.mb is not None
         }
-        return cls(folder, compression, front_of(by_cost["ms"]), front_of(by_cost["mb"]))
+        best = {
+            name: point
+            for name, point in points.items()
+            if not any(other.dominates(point) for other in points.values())
+        }
+        fast = front_of({name: (point.ms, point.score) for name, point in best.items()})
+        small = front_of({name: (point.mb, point.score) for name, point in best.items()})
+        return cls(folder, compression, fast, small)
 
     def rows(self) -> list[Candidate]:
         """Return the measured candidates, from the best to the worst score."""

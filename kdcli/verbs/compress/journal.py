@@ -129,7 +129,7 @@ class Journal:
             return Interrupted("stopped before anything was written")
         words = self.current.split()
         where = f"in {words[1]}" if words[:1] == ["run"] else "between two steps"
-        return Stopped(f"stopped {where}", "go on with the same command and --resume")
+        return Stopped(f"stopped {where}", "continue with --resume")
 
 
 def _damaged(run: RunDir | None, error: ValidationError) -> MachineError:

@@ -1,5 +1,6 @@
 """Scores of the candidates and the teacher on held-out rows, and the choice among candidates."""
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -8,13 +9,15 @@ from statistics import fmean
 
 from kdcli.deploy.measurements import UNSTABLE_PHRASE, LatencyRow, Speedup
 from kdcli.disk import cache_key
+from kdcli.metrics.resolution import exceeds, points_of_row
 from kdcli.models.files import file_beside
 from kdcli.models.load import location
 from kdcli.report.finish import RunResult
+from kdcli.report.pareto import SAME_LATENCY, Point
 from kdcli.report.schema import Report, Throughput
 from kdcli.report.schema_decisions import Decision
 from kdcli.report.sections.latency import first_cell, milliseconds
-from kdcli.report.text import loses, points_interval
+from kdcli.report.text import loses, number, points_interval
 from kdcli.verbs.compress.runner import StepRunner, step_of
 from kdcli.verbs.compress.settings import GoalSettings
 from kdcli.verbs.compress.steps import select, verification
@@ -33,8 +36,6 @@ DEPLOYED = (
 """Files that a deployment needs next to the weights."""
 ERROR = 0.05
 """Probability that the interval of the first look misses the true difference."""
-SAME_LATENCY = 1.05
-"""Latencies within this factor count as equal, and the smaller model is chosen."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class ScoredModel:
         unstable: Whether the measurement of `ms` is unstable.
         throughput: Texts per second in the largest batch that was measured of all models.
         decisions: The comparisons with the teacher class by class, on the selection rows.
+        row: The points that one selection row counts in the score; 0 on the verification rows.
     """
 
     name: str
@@ -65,6 +67,7 @@ class ScoredModel:
     unstable: bool = False
     throughput: Throughput | None = None
     decisions: tuple[Decision, ...] = ()
+    row: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,7 @@ def verify(runner: StepRunner, scores: CandidateScores, chosen: ScoredModel) -> 
         report,
         sum(e.n for e in report.evaluations if e.model == teacher[0]),
         replace(scores.teacher, score=teacher[1], low=teacher[1], high=teacher[1]),
-        replace(chosen, score=model[1], low=teacher[1] + low, high=teacher[1] + high),
+        replace(chosen, score=model[1], low=teacher[1] + low, high=teacher[1] + high, row=0.0),
         look,
         confidence,
     )
@@ -159,6 +162,9 @@ def read(
     measured = []
     scored = _scored(report, metric)
     base = scored[0][1]
+    of_teacher = [e.n for e in report.evaluations if e.model == scored[0][0]]
+    # The score is the mean over all sets.
+    row_points = min(points_of_row(metric, count) for count in of_teacher) / len(of_teacher)
     for (label, score), (name, folder) in zip(
         scored, {"teacher": Path(teacher), **candidates}.items(), strict=True
     ):
@@ -178,10 +184,10 @@ def read(
                 row.unstable,
                 Throughput.of(largest[label], price_per_hour) if label in largest else None,
                 _decisions(report, label, name),
+                row_points,
             )
         )
-    held_out = sum(e.n for e in report.evaluations if e.model == scored[0][0])
-    return CandidateScores(report, metric, held_out, measured[0], measured[1:])
+    return CandidateScores(report, metric, sum(of_teacher), measured[0], measured[1:])
 
 
 def _largest_batch(report: Report) -> dict[str, LatencyRow]:
@@ -226,14 +232,18 @@ def deployed_bytes(source: str, weights: int) -> int:
     return weights + sum(file.stat().st_size for file in files if file is not None)
 
 
+def points_lost(goal: GoalSettings, teacher: ScoredModel, one: ScoredModel) -> float:
+    """Return the points that a candidate loses, with `strict` at its interval's lower end."""
+    return (teacher.score - (one.low if goal.strict else one.score)) / POINT
+
+
 def misses(goal: GoalSettings, teacher: ScoredModel, one: ScoredModel) -> dict[str, str]:
     """Return how a candidate misses the goal, by limit; empty if it meets the goal."""
     missed = {}
-    worst = one.low if goal.strict else one.score
-    if (
-        goal.max_drop is not None
-        and (lost := (teacher.score - worst) / POINT) > goal.max_drop + 1e-9
-    ):
+    lost = points_lost(goal, teacher, one)
+    # Rows cannot show a difference smaller than the worth of one row.
+    points = 0.0 if goal.strict else one.row
+    if goal.max_drop is not None and exceeds(lost, goal.max_drop, points):
         end = " at the interval's lower end" if goal.strict else ""
         missed["max_drop"] = (
             f"{lost:.2f} points lost{end}, {lost - goal.max_drop:.2f} more than {goal.max_drop:g}"
@@ -293,9 +303,11 @@ def choose(goal: GoalSettings, scores: CandidateScores) -> tuple[ScoredModel, di
     If candidates meet the goal, the fastest of them is the best, and the smallest among equally
     fast ones. Without `max_drop`, it is the candidate with the best score. If no candidate meets
     the goal, the one that misses the least is chosen, with quality before speed and size.
+    Candidates that another one dominates are not considered.
     """
-    candidates = scores.candidates
-    missed = {one.name: misses(goal, scores.teacher, one) for one in candidates}
+    missed = {one.name: misses(goal, scores.teacher, one) for one in scores.candidates}
+    worse = dominated(goal, scores)
+    candidates = [one for one in scores.candidates if one.name not in worse]
     if meeting := [one for one in candidates if not missed[one.name]]:
         if goal.max_drop is None:
             return max(meeting, key=lambda one: (one.score, -one.ms)), {}
@@ -309,6 +321,42 @@ def choose(goal: GoalSettings, scores: CandidateScores) -> tuple[ScoredModel, di
     else:
         best = min(kept, key=lambda one: (len(missed[one.name]), one.ms, one.mb))
     return best, missed[best.name]
+
+
+def dominated(goal: GoalSettings, scores: CandidateScores) -> dict[str, str]:
+    """Return the candidates that are worse than another one in every respect, with its name.
+
+    A trimmed model, for example, is larger than the untrimmed one if int8 keeps its embeddings in
+    float32. The other candidate must also meet every limit that the worse one meets.
+    """
+    points = {one.name: Point(one.score, one.ms, one.mb) for one in scores.candidates}
+    missed = {one.name: misses(goal, scores.teacher, one).keys() for one in scores.candidates}
+    return {
+        name: other
+        for name, point in points.items()
+        for other in points
+        if points[other].dominates(point) and missed[other] <= missed[name]
+    }
+
+
+def next_choice(
+    goal: GoalSettings, scores: CandidateScores, chosen: ScoredModel
+) -> tuple[ScoredModel, float] | None:
+    """Return the candidate that a smaller `max_drop` chooses, and the largest such `max_drop`.
+
+    The result is None if every smaller `max_drop` chooses the same candidate or none.
+    """
+    if goal.max_drop is None:
+        return None
+    losses = [points_lost(goal, scores.teacher, one) for one in scores.candidates]
+    # Two digits are enough to type. Rows may be too few to tell a rounded drop from the next one.
+    rounded = {f(round(100 * lost, 6)) / 100 for lost in losses for f in (math.ceil, math.floor)}
+    drops = {max(0.0, drop) for drop in rounded}
+    for drop in sorted((drop for drop in drops if drop < goal.max_drop), reverse=True):
+        other, missed = choose(goal.model_copy(update={"max_drop": drop}), scores)
+        if not missed and other.name != chosen.name:
+            return other, drop
+    return None
 
 
 def is_sure(goal: GoalSettings, scores: CandidateScores, one: ScoredModel) -> bool:
@@ -360,6 +408,16 @@ def sentence(
     _, high = _loss(verified)
     is_within = goal.max_drop is None or high <= goal.max_drop + 1e-9
     return f"{won}{'' if is_within else '; the interval reaches beyond the goal'}."
+
+
+def describe_next(scores: CandidateScores, one: ScoredModel, command: str) -> str:
+    """Describe the next candidate to take, with the command that takes it."""
+    ratio = one.speedup
+    assert ratio is not None  # It is None for the teacher only.
+    return (
+        f"Next on the front is {one.name}: {number(one.score)} {scores.metric} on the selection "
+        f"rows, {ratio.phrase()}, {one.mb:.1f} MB. To take it: {command}"
+    )
 
 
 def _size_change(before: float, after: float) -> str:

@@ -24,6 +24,11 @@ DETECTED = {
 """Task that was found from the model and the data -> its description for the log."""
 
 
+def detected(task: str) -> str:
+    """Describe a task that was found from the model and the data."""
+    return DETECTED.get(task, f"task {task}, on which it was trained")
+
+
 def compress_recipe(
     *, recipe: str | None, sets: Sequence[str], options: Mapping[str, object]
 ) -> Resolved[CompressRecipe]:
@@ -40,13 +45,9 @@ def compress_recipe(
     task = given.task
     if task is None:
         _check_goal(given)
-        from kdcli.engine.progress import Progress
         from kdcli.workloads.detect import task_of_model
 
         task = task_of_model(str(given.model), given.data.source, given.pooling)
-        Progress.log(
-            f"{given.model}: {DETECTED.get(task, f'task {task}, on which it was trained')}"
-        )
     if recipe is None:
         names = (f"compress-{given.model}", f"compress-{task}")
         recipe = next((name for name in names if name in shipped("compress")), None)

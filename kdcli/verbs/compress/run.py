@@ -13,10 +13,11 @@ from kdcli.data.labelled.kept import keep_rows
 from kdcli.data.labelled.partition import Partition
 from kdcli.deploy.exported import FACTS
 from kdcli.deploy.latency import Latency
-from kdcli.disk import atomic_dir, read_json, write_atomic
+from kdcli.disk import as_directory, atomic_dir, read_json, write_atomic
+from kdcli.engine.launch import output_dir
 from kdcli.engine.processes import stop_requests
 from kdcli.engine.progress import Progress
-from kdcli.engine.run_dir import RECIPE_FILE, RunDir, numbered
+from kdcli.engine.run_dir import RunDir, runs_of
 from kdcli.errors import GateError, UsageError
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
@@ -26,6 +27,7 @@ from kdcli.report.schema import Compression
 from kdcli.report.sections.price import price_sentence
 from kdcli.report.text import duration, short
 from kdcli.run.context import cpu_session
+from kdcli.run.stages import telling_how_to_continue
 from kdcli.types import Kind, task_title
 from kdcli.verbs.compress.budget import (
     TIMED,
@@ -41,12 +43,15 @@ from kdcli.verbs.compress.judge import (
     ScoredModel,
     Verification,
     choose,
+    describe_next,
+    dominated,
     misses,
+    next_choice,
     sentence,
     verify,
 )
 from kdcli.verbs.compress.plan import check_reachable, follow_plan, follow_steps
-from kdcli.verbs.compress.recipes import BY_MODEL
+from kdcli.verbs.compress.recipes import BY_MODEL, detected
 from kdcli.verbs.compress.rows import divide_rows, goal_notes
 from kdcli.verbs.compress.runner import (
     PAGE,
@@ -87,14 +92,21 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions) -> RunResult:
         written.
     """
     recipe = resolved.recipe
-    name = f"compress-{Path(str(recipe.model)).name}-{recipe.task}"
+    name = as_directory(f"compress-{Path(str(recipe.model)).name}-{recipe.task}")
     folder, asks_again = choose_folder(name, resolved, options)
     options = replace(options, resume=options.resume or asks_again)
     run_dir = RunDir(folder)
     resumed = run_dir.check(
         resolved.to_yaml(), resume=options.resume, overwrite=options.overwrite, free_keys=GOAL
     )
-    with stop_requests(at_once=True) as stop:
+    if not asks_again:
+        Progress.log(f"output directory: {folder}")
+    if resolved.origins["task"] == BY_MODEL:
+        Progress.log(f"{recipe.model}: {detected(str(recipe.task))}")
+    with (
+        telling_how_to_continue(options, "compress", folder),
+        stop_requests(at_once=True) as stop,
+    ):
         journal = Journal(recipe.budget, stop)
         runner = StepRunner(recipe, trainer_of(recipe), options, folder, journal)
         with runner.stopping(), keep_rows(), Progress.facts_once():
@@ -137,15 +149,16 @@ def choose_folder(
     name: str, resolved: Resolved[CompressRecipe], options: RunOptions
 ) -> tuple[Path, bool]:
     """Return the directory of the run, and whether it holds a run with another goal alone."""
-    newest = options.output_dir or numbered(name, taken=True)
-    run_dir = RunDir(newest)
-    if not options.overwrite and (newest / RECIPE_FILE).is_file() and run_dir.done:
-        yaml = resolved.to_yaml()
-        if run_dir.differing_keys(yaml) and not run_dir.differing_keys(yaml, GOAL):
-            Progress.log(f"Reusing the candidates in {newest} for the new goal, budget or price")
-            return newest, True
-    taken = options.resume or options.overwrite
-    return options.output_dir or numbered(name, taken=taken), False
+    yaml = resolved.to_yaml()
+    runs = [RunDir(options.output_dir)] if options.output_dir is not None else runs_of(name)
+    same = [run for run in runs if run.has_recipe(yaml, GOAL)]
+    finished = [run for run in same if run.done]
+    continues = options.resume and len(finished) < len(same)
+    if finished and not (options.overwrite or continues) and finished[0].differing_keys(yaml):
+        folder = finished[0].path
+        Progress.log(f"Reusing the candidates in {folder} for the new goal, budget or price")
+        return folder, True
+    return output_dir(name, options, yaml, GOAL), False
 
 
 def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResult:
@@ -286,7 +299,7 @@ def ship(search: Search) -> RunResult:
         strict=goal.strict,
         met=not missed,
         chosen=chosen.name,
-        sentence=f"{answer} {cost}".rstrip(),
+        sentence=" ".join(filter(None, [answer, cost, next_step(search, chosen, missed)])),
         candidates=candidate_rows(search, chosen),
         steps=step_reports(runner),
         verification=schema.Verified(
@@ -308,6 +321,20 @@ def ship(search: Search) -> RunResult:
         *notes_on_search(search, chosen, verified),
     ]
     return _write(search, verified, compression, notes)
+
+
+def next_step(search: Search, chosen: ScoredModel, missed: Mapping[str, str]) -> str:
+    """Name the next candidate of the front if only the verification rows miss the goal."""
+    runner, goal, scores = search.runner, search.goal, search.scores
+    assert scores is not None
+    if not missed or misses(goal, scores.teacher, chosen) or runner.recipe.steps:
+        return ""
+    if (following := next_choice(goal, scores, chosen)) is None:
+        return ""
+    one, drop = following
+    changes = {"--max-drop": f"{drop:g}"}
+    command = runner.options.changed_command("compress", runner.folder, changes)
+    return describe_next(scores, one, command)
 
 
 def verify_decisions(
@@ -338,8 +365,9 @@ def candidate_rows(search: Search, chosen: ScoredModel) -> list[schema.Candidate
     """Return the rows of the report's table: the teacher, the scored and the skipped candidates."""
     scores = search.scores
     assert scores is not None
+    worse = dominated(search.goal, scores)
     scored = [
-        row_of(one, scores.teacher, search.goal, chosen)
+        row_of(one, scores.teacher, search.goal, chosen, worse.get(one.name))
         for one in (scores.teacher, *scores.candidates)
     ]
     skipped = [
@@ -410,14 +438,20 @@ def verified_misses(
 
 
 def row_of(
-    one: ScoredModel, teacher: ScoredModel, goal: GoalSettings, chosen: ScoredModel
+    one: ScoredModel,
+    teacher: ScoredModel,
+    goal: GoalSettings,
+    chosen: ScoredModel,
+    better: str | None = None,
 ) -> schema.Candidate:
-    """Report what became of a candidate."""
+    """Report what became of a candidate. `better` names the one that dominates it, if any."""
     outcome = ""
     if one is chosen:
         outcome = "chosen"
     elif one is not teacher:
         outcome = "; ".join(misses(goal, teacher, one).values()) or "meets the goal"
+        if better is not None:
+            outcome += f"; {better} is no worse in score, size or latency"
     return schema.Candidate(
         name=one.name,
         score=one.score,

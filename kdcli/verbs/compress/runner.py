@@ -22,6 +22,7 @@ from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult
 from kdcli.run.context import cpu_session
 from kdcli.run.dry_run import Estimate
+from kdcli.targets.outputs import keep_outputs
 from kdcli.types import Kind
 from kdcli.verbs.compress.journal import Journal
 from kdcli.verbs.compress.settings import CompressRecipe
@@ -31,6 +32,9 @@ from kdcli.workloads import open_rows
 from kdcli.workloads.requests import EvaluationRequest
 
 STEPS, COMPACT = "steps", "compact"
+OUTPUTS = "outputs"
+"""The directory of the outputs of scored models, so that another goal does not compute them again.
+"""
 PAGE = "report.html"
 PARTITION, TRAINING_TEXT = "partition.safetensors", "training-text.jsonl"
 OVER = "--budget ended before its training did"
@@ -133,8 +137,11 @@ class StepRunner:
             why = self._run(name, step, stop_after)
             # An error keeps the failure out of the journal, so a resumed run tries again.
             if why == OVER:
-                hint = "repeat the command with a larger --budget and --resume; it continues from "
-                raise GateError(f"{name}: {OVER}", f"{hint}the checkpoint")
+                command = self.continuing_command(2 * (self.recipe.budget or 0.0))
+                raise GateError(
+                    f"{name}: {OVER}",
+                    f"continue from its checkpoint with a larger budget: {command}",
+                )
             if why and required:
                 raise UsageError(
                     f"{name} failed: {why}", "fix it and run the same command with --resume"
@@ -147,6 +154,11 @@ class StepRunner:
             if required:
                 raise
             return OVER
+
+    def continuing_command(self, budget: float) -> str:
+        """Return the command that continues the compression with a budget of these seconds."""
+        changes = {"--budget": f"{math.ceil(budget / 60)}m"}
+        return self.options.continuing_command("compress", self.folder, changes)
 
     def require(self, name: str, step: Step) -> Path:
         """Run a step that the compression cannot go on without, and return its directory."""
@@ -163,8 +175,12 @@ class StepRunner:
         Progress.log(f"{name}: {step.verb}")
         options = self._step_options(resume=step.trains, overwrite=not step.trains)
         stop.deadline = deadline
+        # The outputs of models in training change, so only steps that score finished models keep
+        # them.
+        keep = contextlib.nullcontext() if step.trains else keep_outputs(self.folder / OUTPUTS)
         try:
-            step.run(replace(options, output_dir=place, stop_after=stop_after))
+            with keep:
+                step.run(replace(options, output_dir=place, stop_after=stop_after))
         except (Interrupted, ChildFailed):
             raise
         except Stopped:

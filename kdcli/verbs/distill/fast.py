@@ -37,6 +37,8 @@ MIN_RUNS, MIN_SECONDS = 30, 3.0
 The shapes differ by whole layers, so that their order needs less precision than a report.
 """
 RecipeT = TypeVar("RecipeT", DistillRecipe, TaskDistillRecipe, RerankRecipe)
+CHOSEN = ("student.to", "student.chosen.")
+"""Beginnings of the keys in which a run's recipe has a shape instead of a goal."""
 
 
 def with_shape(
@@ -67,7 +69,12 @@ def with_shape(
     session = launch(recipe.train.dtype, options)
     if session is None:
         return None
-    earlier = session.on_main(lambda: _earlier(resolved, output_dir(name, options), options))
+
+    def find_earlier() -> ChosenShape | None:
+        folder = output_dir(name, options, resolved.to_yaml(), CHOSEN)
+        return _earlier(resolved, folder, options)
+
+    earlier = session.on_main(find_earlier)
     if earlier is not None:
         return _with(resolved, earlier)
     # A directory that cannot be used is refused before anything is timed.

@@ -33,12 +33,14 @@ class FileComparison:
         scores: The scores of both on each set of a workload.
         comparisons: The paired differences between these scores.
         drop: The points (hundredths) of the first metric that the file loses on its worst set.
+        row: The points that one row of this set counts; 0 for a metric of numbers.
     """
 
     agreement: dict[str, float]
     scores: list[FileScores] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     drop: float | None = None
+    row: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from kdcli.deploy.export import ModelFile, Recorded
 from kdcli.deploy.products import by_key, keys_of, product_errors, products, smallest_count
 from kdcli.engine.progress import Progress
 from kdcli.errors import GateError, MachineError
+from kdcli.metrics.resolution import exceeds
 from kdcli.types import Batch
 from kdcli.verbs.export.facts import Attempt, FileComparison, GatedFile, Product
 
@@ -80,7 +81,7 @@ class _Search:
         file = graph.write(in_float, by_key(model, self.roundings))
         comparison = self.check.compare(file)
         self.latest = file, comparison
-        self.reason = self.check.too_far(comparison) or self._excess(comparison.drop)
+        self.reason = self.check.too_far(comparison) or self._excess(comparison)
         self.attempts.append(Attempt(count, comparison.drop, not self.reason))
         Progress.log(f"file with {count} products in float32: {self.reason or 'accepted'}")
         return not self.reason
@@ -129,12 +130,15 @@ class _Search:
             self.roundings,
         )
 
-    def _excess(self, drop: float | None) -> str:
-        """Return by how much a drop exceeds the bound in words; empty if it does not."""
+    def _excess(self, comparison: FileComparison) -> str:
+        """Return in words that a drop exceeds the bound; empty if it does not.
+
+        Rows cannot show a difference smaller than the worth of one row, so it does not count.
+        """
         if self.max_drop is None:
             return ""
+        drop = comparison.drop
         assert drop is not None, "a bound needs a task"
-        # Not `>`: a NaN is no score.
-        if drop <= self.max_drop:
+        if not exceeds(drop, self.max_drop, comparison.row):
             return ""
         return f"{drop:.2f} points lost, allowed {self.max_drop:g}"
