@@ -241,8 +241,6 @@ def misfit_of(
             )
         return None
     in_head, in_data = _comparable(head_labels), _comparable(task.labels)
-    if head_labels == list(task.labels):
-        return None
     if all(GENERIC.fullmatch(name) for name in head_labels) or in_head == in_data:
         return None
     if sorted(in_head) == sorted(in_data):
