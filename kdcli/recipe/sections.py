@@ -321,7 +321,13 @@ class RunOptions:
         """Return the words of the command without `--resume`, and with other values of options."""
         if not self.arguments or self.arguments[0] != verb:
             return None
-        words = ["kdcli", *(word for word in self.arguments if word != "--resume")]
+        # Managed restarts write `--resume auto`.
+        before = ["", *self.arguments]
+        words = ["kdcli"] + [
+            word
+            for last, word in zip(before, self.arguments, strict=False)
+            if word != "--resume" and (last, word) != ("--resume", "auto")
+        ]
         for option, value in changes.items():
             words = _with_option(words, option, value)
         return words

@@ -60,6 +60,8 @@ def test_the_second_name_of_a_file_is_a_link_and_not_a_copy(tmp_path):
 def test_a_command_to_repeat_has_no_resume():
     options = RunOptions(arguments=("compress", "m", "--resume", "--max-drop", "1"))
     assert options.command_line("compress") == "kdcli compress m --max-drop 1"
+    managed = RunOptions(arguments=("finetune", "m", "--resume", "auto", "--task", "auto"))
+    assert managed.command_line("finetune") == "kdcli finetune m --task auto"
 
 
 def test_the_command_that_continues_a_run_names_its_directory():
