@@ -2,13 +2,14 @@
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kdcli.data.rows import Row
 from kdcli.data.storage import NotFound, list_siblings
-from kdcli.disk import COMMITS
+from kdcli.disk import COMMITS, use_entry
 from kdcli.errors import first_line
 
 if TYPE_CHECKING:
@@ -60,6 +61,33 @@ class HubId(NamedTuple):
         if self.revision is None and info.sha:
             COMMITS[self.source] = info.sha
         return info.sha
+
+
+def entry_at_commit(
+    entry: Path, hub: HubId, about: str, is_complete: Callable[[Path], bool]
+) -> Path:
+    """Return the cache entry of the data set's commit, or the newest one without a network.
+
+    The process uses the newest entry from then on, so that it cannot be deleted.
+
+    Args:
+        entry: the path of the entry without a commit.
+        hub: the data set.
+        about: the data that the entry belongs to.
+        is_complete: whether an entry is whole.
+    """
+    commit = hub.commit()
+    if commit is not None:
+        return entry.with_name(f"{entry.stem}-{commit[:12]}{entry.suffix}")
+    while True:
+        complete = filter(is_complete, entry.parent.glob(f"{entry.stem}*{entry.suffix}"))
+        newest = max(complete, key=lambda path: path.stat().st_mtime_ns, default=None)
+        if newest is None:
+            return entry
+        use_entry(newest, about)
+        # It may have been deleted before this process used it.
+        if is_complete(newest):
+            return newest
 
 
 class HubSize(NamedTuple):

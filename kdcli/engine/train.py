@@ -439,8 +439,10 @@ class _Run:
         if not self.schedule.steps:  # There is nothing to choose from.
             return
         value = metrics[self.job.best]
-        if self.best is None or value > self.best[0]:
-            self.best = (value, step)
+        # NaN is worse than any number.
+        rank = -math.inf if math.isnan(value) else value
+        if self.best is None or rank > self.best[0]:
+            self.best = (rank, step)
             if self.session.is_main:
                 self.run.save_best(step, module_tensors(self.job.modules))
             self.session.wait()

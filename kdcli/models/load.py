@@ -191,23 +191,27 @@ def save_model(
     other weights. Raises MachineError if the disk is full or not writable. In that
     case, no file is left.
     """
-    if custom := is_custom(model):
-        describe_code(model)
-    # Each of several processes may save its own model, but transformers writes in the first only.
-    model.should_save_on_this_rank = lambda is_main_process: True
     if hasattr(model.config, TEMPERATURE):
         delattr(model.config, TEMPERATURE)
     with fill_dir(folder, last=CONFIG_FILE) as aside:
-        model.save_pretrained(aside)
+        save_weights(model, aside)
         tidy_config(model, aside / CONFIG_FILE)
-        if custom:
-            shutil.copy(code_of(model), aside)
         save_tokenizer(tokenizer, aside, static=model if is_static(model.config) else None)
         write_training_rows(aside, rows)
         mode = (aside / CONFIG_FILE).stat().st_mode
         for file in filter(Path.is_file, aside.rglob("*")):
             # safetensors creates files that only the owner can read.
             file.chmod(mode)
+
+
+def save_weights(model: PreTrainedModel, folder: Path) -> None:
+    """Save a model's configuration and weights, and the code of a custom class."""
+    # Each of several processes may save its own model, but transformers writes in the first only.
+    model.should_save_on_this_rank = lambda is_main_process: True
+    if is_custom(model):
+        describe_code(model)
+        shutil.copy(code_of(model), folder)
+    model.save_pretrained(folder)
 
 
 def tidy_config(

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 
 from kdcli.data.labelled.lists import RERANK_TASK
 from kdcli.data.labelled.own import HEAD, own_task
@@ -10,6 +9,7 @@ from kdcli.data.rows import Row
 from kdcli.data.sources import FileSource, open_source
 from kdcli.data.storage import NotFound
 from kdcli.data.tasks import named_tasks
+from kdcli.disk import user_path
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.models.cross_encoder import activation_of
@@ -151,7 +151,8 @@ def _task_of_vectors(data: str | None) -> str:
     """Return the task of an embedding model on these data."""
     if data is None or _is_text(data):
         return METHOD
-    if (Path(data) / "qrels").is_dir() or (Path(data) / "qrels.tsv").is_file():
+    folder = user_path(data)
+    if (folder / "qrels").is_dir() or (folder / "qrels.tsv").is_file():
         return RETRIEVAL
     try:
         task = own_task(itertools.islice(_rows(data), HEAD), {}, lambda message: None)

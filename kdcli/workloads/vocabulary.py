@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock
 from safetensors.numpy import load_file, save
 from transformers import PreTrainedTokenizerBase
 
 from kdcli.data.sources import HubSource, Source, open_source
 from kdcli.data.text.shards import tokenizer_hash
-from kdcli.disk import cache_dir, cache_key, disk_errors, use_entry, write_atomic
+from kdcli.disk import cache_dir, cache_key, use_entry, write_atomic
 from kdcli.errors import UsageError
 from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
@@ -253,19 +254,24 @@ def _counts(source: str, column: str | None, tokenizer: PreTrainedTokenizerBase)
     The counts are cached, except for hub data, which may change.
     """
     opened = open_source(source)
+    if isinstance(opened, HubSource):
+        return _counted(opened, column, tokenizer)
     key = cache_key("vocabulary", opened.identity, column, tokenizer_hash(tokenizer))
     file = cache_dir() / "vocabularies" / f"{key}.safetensors"
     use_entry(file, f"{opened.name}, {Path(tokenizer.name_or_path).name}")
-    if file.is_file() and not isinstance(opened, HubSource):
-        return load_file(file)["counts"]
+    # A read-only cache has no place for a lock.
+    if not file.is_file():
+        # If several processes need the counts, one of them counts.
+        with FileLock(file.with_name(f".{file.name}.lock")):
+            if not file.is_file():
+                write_atomic(file, save({"counts": _counted(opened, column, tokenizer)}))
+    return load_file(file)["counts"]
+
+
+def _counted(opened: Source, column: str | None, tokenizer: PreTrainedTokenizerBase) -> Array:
     batches = _batches(_texts(opened, "train", column))
-    counts = sum(
-        (count_tokens(tokenizer, batch) for batch in batches), np.zeros(len(tokenizer), np.int64)
-    )
-    with disk_errors(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(file, save({"counts": np.asarray(counts)}))
-    return np.asarray(counts)
+    counts = (count_tokens(tokenizer, batch) for batch in batches)
+    return np.asarray(sum(counts, np.zeros(len(tokenizer), np.int64)))
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:

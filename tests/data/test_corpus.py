@@ -21,9 +21,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from texts import DOCUMENTS, corpus, tokens, write
 
+from kdcli.data import hub as hub_module
 from kdcli.data import sources
 from kdcli.data.sources import open_source
-from kdcli.data.text import corpus as module
 from kdcli.data.text.corpus import open_corpus
 from kdcli.data.text.tokenise import calls_of
 from kdcli.disk import USED
@@ -142,7 +142,7 @@ def test_a_data_set_of_the_hub_that_changed_is_tokenised_anew(cache, monkeypatch
     newest = max((cache / "corpora").glob("*/meta.json"), key=lambda path: path.stat().st_mtime_ns)
     with monkeypatch.context() as patch:
         patch.setattr(
-            module, "use_entry", lambda *_: shutil.rmtree(newest.parent, ignore_errors=True)
+            hub_module, "use_entry", lambda *_: shutil.rmtree(newest.parent, ignore_errors=True)
         )
         assert first() == ("w1", False)
     shutil.rmtree(cache)

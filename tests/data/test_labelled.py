@@ -119,14 +119,16 @@ def test_test_splits_are_found_by_the_names_of_their_parts_too(tmp_path):
     assert "must be one of" in refused("mnli", tmp_path, split="test", training=False).message
 
 
-def test_languages_are_folders_and_english_is_trained_on(tmp_path):
+@pytest.mark.parametrize("home", [False, True])
+def test_languages_are_folders_and_english_is_trained_on(tmp_path, monkeypatch, home):
     put(tmp_path / "en" / "train.jsonl", nli(9))
     for begin, language in ((100, "en"), (200, "de"), (300, "zh")):
         put(tmp_path / language / "validation.jsonl", nli(3, begin))
     # Only judged: no training split of another language replaces the English one.
     put(tmp_path / "de" / "train.jsonl", nli(9, 900))
     log: list[str] = []
-    found = read("xnli", tmp_path, log)
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    found = read("xnli", f"~/{tmp_path.name}" if home else tmp_path, log)
     assert ids(found.train) == list(range(9))
     assert {name: ids(e)[0] for name, e in found.sets.items()} == {"en": 100, "de": 200, "zh": 300}
     assert found.task.sets == ("en", "de", "zh")

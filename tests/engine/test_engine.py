@@ -525,6 +525,8 @@ class TestJudge:
             ({5: 0.3, 10: 0.3, 12: 0.3}, 5),
             ({5: -0.3, 10: -0.2, 12: -0.1}, 12),
             ({5: 0.0, 10: -1.0, 12: -1.0}, 5),
+            ({5: math.nan, 10: -0.1, 12: math.nan}, 10),
+            ({5: math.nan, 10: math.nan, 12: math.nan}, 5),
         ],
     )
     def test_the_weights_of_the_best_step_are_kept(self, tmp_path, scores, best):

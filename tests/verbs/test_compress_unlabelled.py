@@ -144,6 +144,13 @@ def classified(tmp_path_factory):
 MAKERS = [classifier, plain_text, several_labels, scorer, tagger, reader, embedder, reranker]
 
 
+def test_retrieval_data_is_found_in_the_home_directory(tmp_path, monkeypatch):
+    embedder(tmp_path)
+    (tmp_path / "beir" / "qrels").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert known_task(str(tmp_path / "model"), "~/beir") == "retrieval"
+
+
 @pytest.mark.parametrize("make", MAKERS)
 def test_the_task_is_known_from_model_and_rows(make, tmp_path):
     data, task, _ = make(tmp_path)

@@ -2,8 +2,10 @@
 
 import functools
 import json
+import math
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import own_files
@@ -14,9 +16,9 @@ from encoders import on_disk, tiny_encoder
 from own_files import NAMES, QUICK, lines_of, refused, report_of, said_by, write
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
-from kdcli.errors import UsageError
+from kdcli.errors import GateError, UsageError
 from kdcli.metrics.bootstrap import paired_bootstrap
-from kdcli.verbs.evaluate.run import Extras, check_recipe
+from kdcli.verbs.evaluate.run import Extras, check_recipe, check_score_gates
 from kdcli.verbs.evaluate.settings import EvaluateRecipe
 
 LABELS = tuple(sorted(NAMES))
@@ -281,6 +283,15 @@ def test_a_gate_that_is_missed_fails_after_the_table(models, data, tmp_path, gat
             f"model-3 has {metric} {value:.4f}, below {float(least):g}; model-5 has {metric}"
             in said_by(result)
         )
+
+
+def test_a_metric_that_is_not_a_number_misses_its_gate():
+    """As mteb's correlations of vectors that are all the same."""
+    scored = SimpleNamespace(model="m", set="", metrics={"spearman": math.nan})
+    report = SimpleNamespace(cards={"m": None}, evaluations=[scored], decisions=[])
+    result = SimpleNamespace(report=report, folder="out")
+    with pytest.raises(GateError, match=r"m has spearman nan, below -1"):
+        check_score_gates(result, Extras(gates={"spearman": -1.0}))
 
 
 def test_gates_of_several_sets_are_of_their_mean_or_of_one(tmp_path):

@@ -205,7 +205,7 @@ def test_a_compacted_directory_keeps_its_head(saved, tmp_path):
     small = compact_model(model)
     assert small.num_parameters() < model.num_parameters()
     save_model(small, tiny_tokenizer(), tmp_path / "small")
-    done = exported(tmp_path / "small", tmp_path / "out")
+    done = exported(tmp_path / "small", tmp_path / "out", weights=True)
     assert (done.facts.kind, done.facts.outputs, done.facts.main.notes) == (
         "class",
         ["logits"],
@@ -214,9 +214,14 @@ def test_a_compacted_directory_keeps_its_head(saved, tmp_path):
     texts = AutoTokenizer.from_pretrained(tmp_path / "small")(
         list(ONE), padding=True, return_tensors="pt"
     )
+    # The weights need the code of their class.
+    loaded = AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "out", trust_remote_code=True
+    )
     with torch.no_grad():
-        text = [NAMES[i] for i in model(**texts).logits.argmax(-1).tolist()]
-    assert snippet(tmp_path / "out") == str(text)
+        logits = model(**texts).logits
+        torch.testing.assert_close(loaded(**texts).logits, logits)
+    assert snippet(tmp_path / "out") == str([NAMES[i] for i in logits.argmax(-1).tolist()])
 
 
 def test_only_an_export_is_replaced(saved, tmp_path, monkeypatch):

@@ -1,11 +1,14 @@
 """`kdcli trim`: models without the tokens that a text does not need."""
 
 import shlex
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import own_files
 import pytest
 import torch
+from encoders import tiny_tokenizer
 from own_files import kdcli, refused, report_of, said_by, succeeds, write
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
@@ -13,6 +16,8 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 from kdcli.models.training_rows import training_rows, write_training_rows
+from kdcli.models.trim import count_tokens
+from kdcli.workloads import vocabulary
 
 TEXTS = ["w1 w2 w3", "w2 w5 w5 w5", "w3 w1"]
 
@@ -49,6 +54,25 @@ def test_a_model_with_a_head_gives_the_same_outputs(text, tmp_path):
     assert (training_rows(str(tmp_path / "out")) == np.arange(3)).all()
     report = report_of(tmp_path / "out")
     assert report.cards["trimmed"].params_embedding < report.cards["untrimmed"].params_embedding
+
+
+def test_of_two_that_need_the_counts_of_a_text_one_counts(text, monkeypatch, cache):
+    calls = []
+
+    def count(tokenizer, texts):
+        calls.append(len(texts))
+        time.sleep(0.5)
+        return count_tokens(tokenizer, texts)
+
+    monkeypatch.setattr(vocabulary, "count_tokens", count)
+    with ThreadPoolExecutor(2) as pool:
+        counted = pool.map(
+            lambda _: vocabulary._counts(str(text), None, tiny_tokenizer()), range(2)
+        )
+        one, other = counted
+    assert np.array_equal(one, other)
+    assert one.sum() > 0
+    assert len(calls) == 1
 
 
 def test_an_embedding_model_stays_one(text, tmp_path):

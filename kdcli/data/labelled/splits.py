@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from kdcli.data.rows import FORMATS, BadRow, OnBadRow, Row
 from kdcli.data.sources import DemoSource, FileSource, HubSource, Log, Source, open_source
 from kdcli.data.storage import NotFound, list_folder
 from kdcli.data.tasks import task_of
+from kdcli.disk import user_path
 from kdcli.errors import UsageError
 from kdcli.types import OWN, Example, RowHashes, Task
 
@@ -57,7 +57,7 @@ class TaskSource:
         if opened is not None and (opened.has("train") or not folders):
             return opened, name
         # There are only folders of sets. Cross-lingual tasks are trained on the first set, English.
-        first = open_source(str(Path(source) / folders[0]))
+        first = open_source(str(user_path(source) / folders[0]))
         if needed and not first.has("train"):
             raise UsageError(
                 f"{task.title}: no training split in {source} or its folder {folders[0]}/",
@@ -78,7 +78,7 @@ class TaskSource:
                 for name in task.sets or ("",)
             }
         whole, folders = self._open(source)
-        opened = {name: open_source(str(Path(source) / name)) for name in folders}
+        opened = {name: open_source(str(user_path(source) / name)) for name in folders}
         splits = {name: (of_set, split) for name, of_set in opened.items() if of_set.has(split)}
         if whole is not None and not splits:
             splits = {
@@ -101,7 +101,7 @@ class TaskSource:
 
         The source is None if it contains nothing but such folders.
         """
-        folders = [name for name in self.task.sets if (Path(source) / name).is_dir()]
+        folders = [name for name in self.task.sets if (user_path(source) / name).is_dir()]
         try:
             return open_source(source), folders
         except NotFound:
@@ -121,8 +121,8 @@ class TaskSource:
     @property
     def content(self) -> str:
         """The content of a directory for a message; "" for other sources."""
-        if self.source and Path(self.source).is_dir():
-            return f"; it holds {list_folder(Path(self.source))}"
+        if self.source and user_path(self.source).is_dir():
+            return f"; it holds {list_folder(user_path(self.source))}"
         return ""
 
     def read(self, source: Source, split: str) -> list[Example]:

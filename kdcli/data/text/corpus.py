@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from kdcli.data.hub import HubId
+from kdcli.data.hub import entry_at_commit
 from kdcli.data.sources import HubSource, Log, open_source
 from kdcli.data.text.datatrove import open_datatrove
 from kdcli.data.text.shards import (
@@ -158,26 +158,7 @@ def _open_cached(
     folder = cache_dir() / "corpora" / key
     about = f"{opened.name}, {Path(tokenizer.name_or_path).name}"
     if isinstance(opened, HubSource):
-        folder = _use_at_revision(folder, opened.hub, about)
+        folder = entry_at_commit(folder, opened.hub, about, is_complete)
     use_entry(folder, about)
     shards = tokenise(opened, tokenizer, column, folder, log=log, cached=True)
     return streams_of(folder, shards)
-
-
-def _use_at_revision(folder: Path, hub: HubId, about: str) -> Path:
-    """Return the cache directory of the data set's commit, or the newest one without a network.
-
-    The process uses the newest directory from then on, so that it cannot be deleted.
-    """
-    commit = hub.commit()
-    if commit is not None:
-        return folder.with_name(f"{folder.name}-{commit[:12]}")
-    while True:
-        complete = filter(is_complete, folder.parent.glob(f"{folder.name}*"))
-        newest = max(complete, key=lambda path: (path / META).stat().st_mtime_ns, default=None)
-        if newest is None:
-            return folder
-        use_entry(newest, about)
-        # It may have been deleted before this process used it.
-        if is_complete(newest):
-            return newest

@@ -2,11 +2,12 @@
 
 Words are lower-cased and split as in BERT. A piece enters the vocabulary if joining its parts
 shortens the text. The tokenizer for a text and a size is trained once and cached. The same text
-always gives the same tokenizer.
+always gives the same tokenizer. If a data set of the hub changes, a new tokenizer is trained.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from filelock import FileLock
 from tokenizers import (
@@ -20,7 +21,8 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from kdcli.data.sources import Log, open_source
+from kdcli.data.hub import entry_at_commit
+from kdcli.data.sources import HubSource, Log, open_source
 from kdcli.disk import cache_dir, cache_key, disk_errors, use_entry, write_atomic
 from kdcli.errors import UsageError
 
@@ -61,14 +63,17 @@ def own_tokenizer(
     file = cache_dir() / "tokenizers" / f"{key}.json"
     with disk_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-    use_entry(file, f"{opened.name}, {vocab_size:,} words")
+    about = f"{opened.name}, {vocab_size:,} words"
+    if isinstance(opened, HubSource):
+        file = entry_at_commit(file, opened.hub, about, Path.is_file)
+    use_entry(file, about)
     # A read-only cache has no place for a lock.
     if not file.is_file():
         # If several processes need the tokenizer, one of them trains it.
         with FileLock(file.with_name(f".{file.name}.lock")):
             if not file.is_file():
-                about = f"{vocab_size:,} words on the train text of {opened.name}"
-                log(f"training a tokenizer of {about}")
+                words = f"{vocab_size:,} words"
+                log(f"training a tokenizer of {words} on the train text of {opened.name}")
                 trained = _train(lambda: opened.documents("train", column), vocab_size)
                 write_atomic(file, trained.to_str())
     trained = Tokenizer.from_file(str(file))

@@ -424,7 +424,8 @@ def check_score_gates(
         missed += [
             f"{name} has {m} {values[m]:.4f}, below {v:g}"
             for m, v in extras.gates.items()
-            if values[m] < v
+            # Not `<`: NaN is a miss.
+            if not values[m] >= v
         ]
     if max_class_drop is not None:
         for decision in result.report.decisions:

@@ -41,6 +41,7 @@ from kdcli.models.load import (
     load_weights,
     location,
     save_tokenizer,
+    save_weights,
     tidy_config,
 )
 from kdcli.models.model import Model
@@ -196,7 +197,10 @@ def _write_rest(
     """Write the files next to the model files. export.json comes last."""
     model = loaded.model
     add_second_names(staged)
-    (model if weights else model.config).save_pretrained(staged)
+    if weights:
+        save_weights(model, staged)
+    else:
+        model.config.save_pretrained(staged)
     dtype = default_dtype([file.precision for file in facts.by_file])
     defaults = {CONFIG_KEY: {"dtype": dtype}} if facts.format == "onnx" and dtype else {}
     tidy_config(model, staged / CONFIG_FILE, defaults)
