@@ -32,7 +32,9 @@ def test_the_task_judges_a_head_and_the_bound_decides(model, tmp_path, monkeypat
     assert (row["n"], set(row["torch"])) == (16, set(row["file"]))
     assert [a["in_float"] for a in facts["attempts"]] == [0]
     assert "products" not in facts
-    assert "95 % between" in " ".join(done.stdout.split())
+    printed = " ".join(done.stdout.split())
+    assert "95 % between" in printed
+    assert "your data: accuracy differs from torch" in printed
     # What each attempt loses is fixed here, so that exactly three products must stay.
     lost = iter([9.0, 8.0, 7.0, 1.0, 2.0, 1.0])
     monkeypatch.setattr("kdcli.verbs.export.agreement.dropped", lambda *_: next(lost))
