@@ -97,9 +97,14 @@ OWN = "own"
 """The name of the task that kdcli derives from a user's own rows."""
 
 
+def task_name(name: str) -> str:
+    """Name a task in a table: `sst2`, or `your data` for a user's own rows."""
+    return "your data" if name == OWN else name
+
+
 def task_title(name: str) -> str:
     """Name a task in a message: `task sst2`, or `your data` for a user's own rows."""
-    return "your data" if name == OWN else f"task {name}"
+    return task_name(name) if name == OWN else f"task {name}"
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,18 @@ from typing import TypeVar
 from kdcli.report.schema import Comparison, Evaluation, Report
 from kdcli.report.schema_decisions import Decision
 from kdcli.report.text import short
-from kdcli.types import OWN
+from kdcli.types import OWN, task_name
 
 RowT = TypeVar("RowT", Evaluation, Comparison, Decision)
 
 
 def own_data(report: Report) -> str:
     """Return the name of the file or directory of the user's own rows, or `your data`."""
-    data = report.recipe.get("data")
-    source = data.get("source") if isinstance(data, dict) else None
-    return Path(short(source)).name if isinstance(source, str) else "your data"
+    source = None
+    # In a distillation on text, the recipe's data is the text.
+    if report.recipe.get("task") == OWN:
+        source = (report.recipe.get("data") or {}).get("source")
+    return Path(short(source)).name if isinstance(source, str) else task_name(OWN)
 
 
 def with_own_data(report: Report) -> Report:

@@ -34,7 +34,9 @@ def test_the_task_judges_a_head_and_the_bound_decides(model, tmp_path, monkeypat
     assert facts["limits"] == {"max_abs": None, "relative": None}
     assert [a["in_float"] for a in facts["attempts"]] == [0]
     assert "products" not in facts
-    assert "95 % between" in " ".join(done.stdout.split())
+    printed = " ".join(done.stdout.split())
+    assert "95 % between" in printed
+    assert "your data: accuracy differs from torch" in printed
     # What each attempt loses is fixed here, so that exactly three products must stay.
     lost = iter([90.0, 80.0, 70.0, 1.0, 20.0, 1.0])
     monkeypatch.setattr("kdcli.verbs.export.agreement.dropped", lambda *_: ("", next(lost)))

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from kdcli.deploy.usable import Usable
 from kdcli.report.text import bytes_of
+from kdcli.types import task_name
 from kdcli.verbs.export.facts import ExportFacts
 from kdcli.verbs.export.readme import difference_text
 
@@ -84,7 +85,7 @@ class Exported(Usable):
                     f"{name} {value:.4f} (torch {scores.torch[name]:.4f})"
                     for name, value in scores.file.items()
                 )
-                table.add_row(scores.task, values)
+                table.add_row(task_name(scores.task), values)
         yield table
         yield from (note for file in facts.by_file for note in file.notes)
         yield f"model in {self.folder} (README.md shows how to run it)"

@@ -50,7 +50,7 @@ from kdcli.models.static import is_static
 from kdcli.models.training_rows import training_rows, write_training_rows
 from kdcli.report.views import short
 from kdcli.run.context import cpu_session
-from kdcli.types import Kind, task_title
+from kdcli.types import Kind, task_name, task_title
 from kdcli.verbs.export.agreement import CALIBRATION_TEXTS, ExportCheck
 from kdcli.verbs.export.facts import ExportFacts, FileFacts, GatedFile
 from kdcli.verbs.export.gate import FileCheck, write_gated
@@ -395,7 +395,7 @@ def _notes(gated: GatedFile) -> list[str]:
     """Return notes on the loss of a file, and on its products in float32."""
     notes = []
     for row in gated.comparison.comparisons:
-        name = f"{row.task} {row.set}".strip()
+        name = f"{task_name(row.task)} {row.set}".strip()
         between = f"95 % between {row.low:+.4f} and {row.high:+.4f}"
         notes.append(f"{name}: {row.metric} differs from torch by {row.difference:+.4f}, {between}")
     in_float = [product for product in gated.products if product.in_float]
