@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig
 from kdcli.deploy.export import FILES, RUNTIMES
 from kdcli.deploy.runners import Runner, file_runner
 from kdcli.deploy.sessions import library
+from kdcli.disk import user_path
 from kdcli.errors import UsageError, first_line
 from kdcli.models.load import load_config
 from kdcli.types import Card
@@ -102,7 +103,7 @@ def file_in(facts: Mapping[str, Any]) -> str:
 
 def is_export(source: str) -> bool:
     """Return whether a source is a directory that `kdcli export` wrote."""
-    return (Path(source) / FACTS).is_file()
+    return (user_path(source) / FACTS).is_file()
 
 
 def open_export(source: str, device: torch.device | None = None) -> Export:
@@ -111,7 +112,7 @@ def open_export(source: str, device: torch.device | None = None) -> Export:
     Raises UsageError if the export is damaged, incomplete or from an earlier version, or if
     `device` is not the CPU.
     """
-    folder, again = Path(source), "export the model again"
+    folder, again = user_path(source), "export the model again"
     if device is not None and device.type != "cpu":
         raise UsageError(
             f"{source} is an export, which runs on the CPU only, not on {device}",

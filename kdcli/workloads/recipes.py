@@ -1,8 +1,8 @@
 """Fine-tuning recipes: given by the user, shipped for a task, or derived from another recipe."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
+from kdcli.disk import user_path
 from kdcli.errors import UsageError
 from kdcli.recipe.resolve import Resolved, flatten, resolve, shipped
 from kdcli.workloads.settings import (
@@ -66,12 +66,12 @@ def eval_source(settings: DownstreamSettings, task: str) -> str | None:
         UsageError: `eval.source` has no folder for the task although there are several tasks.
     """
     source = settings.source
-    if source is None or not Path(source).is_dir():
+    if source is None or not (folder := user_path(source)).is_dir():
         return source
-    if (Path(source) / task).is_dir():
-        return str(Path(source) / task)
+    if (folder / task).is_dir():
+        return str(folder / task)
     if len(settings.tasks) > 1:
-        folders = sorted(f"{p.name}/" for p in Path(source).iterdir() if p.is_dir())
+        folders = sorted(f"{p.name}/" for p in folder.iterdir() if p.is_dir())
         raise UsageError(
             f"eval.source={source} has no folder {task}/ for the task {task}; there are "
             f"{', '.join(folders) or 'none'}",

@@ -22,8 +22,8 @@ from kdcli.verbs.distill.recipes import (
 from kdcli.verbs.distill.settings import DistillRecipe, TaskDistillRecipe
 from kdcli.verbs.prune.recipes import prune_recipes
 from kdcli.verbs.prune.settings import PruneRecipe
-from kdcli.workloads.recipes import finetune_recipe
-from kdcli.workloads.settings import FinetuneRecipe
+from kdcli.workloads.recipes import eval_source, finetune_recipe
+from kdcli.workloads.settings import DownstreamSettings, FinetuneRecipe
 
 BASE = ModelShape(12, 768, 3072, 12)
 
@@ -364,3 +364,12 @@ def test_fine_tuning_is_by_the_recipe_of_the_task_however_that_is_said(tmp_path)
     assert mine.train == FinetuneRecipe().train.model_copy(update={"batch_size": 8}), (
         "a file says all that differs"
     )
+
+
+def test_the_folder_of_a_task_is_found_in_the_home_directory(tmp_path, monkeypatch):
+    (tmp_path / "data" / "rte").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settings = DownstreamSettings(tasks=["rte", "sst2"], source="~/data")
+    assert eval_source(settings, "rte") == str(tmp_path / "data" / "rte")
+    with pytest.raises(UsageError, match="there are rte/"):
+        eval_source(settings, "sst2")

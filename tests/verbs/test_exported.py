@@ -10,7 +10,7 @@ import pytest
 from own_files import report_of, said_by, succeeds
 from transformers import AutoConfig, AutoTokenizer
 
-from kdcli.deploy.exported import open_export
+from kdcli.deploy.exported import is_export, open_export
 from kdcli.errors import UsageError
 
 FEW = shlex.split(
@@ -177,3 +177,10 @@ def test_an_export_is_not_for_a_gpu_nor_for_other_labels(exported, tmp_path):
         *shlex.split(f"--data {data} --set 'head.label_map=[1, 0]' -o {tmp_path}/out"),
     )
     assert (result.exit_code, "cannot be reordered" in said_by(result)) == (2, True)
+
+
+def test_an_export_in_the_home_directory_is_one(exported, monkeypatch):
+    _, _, folder = exported()
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert is_export(f"~/{folder.name}")
+    assert open_export(f"~/{folder.name}").card == open_export(str(folder)).card
