@@ -190,7 +190,7 @@ def class_drop_misses(decision: Decision, max_class_drop: float) -> list[str]:
     misses = []
     for each in checked:
         lost = -each.metrics[decision.metric].difference / POINT
-        if lost > max_class_drop + 1e-9:
+        if not lost <= max_class_drop + 1e-9:
             misses.append(
                 f"{name} loses {lost:.2f} points of {metric_name(decision)} in class {each.name} "
                 f"({each.count:,} examples), more than {max_class_drop:g}"
