@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from filelock import FileLock
 from safetensors import SafetensorError
 
 from kdcli.errors import MachineError, UsageError
@@ -117,6 +118,25 @@ def use_entry(entry: Path, about: str = "") -> None:
         # its age protects it from a user who may delete it.
         if not entry.exists():
             raise
+
+
+@contextmanager
+def lock_entry(entry: Path) -> Iterator[None]:
+    """Keep other processes from writing a cache entry at the same time.
+
+    Raises MachineError: the cache cannot be written, or its file system has no locks.
+    """
+    lock = FileLock(entry.with_name(f".{entry.name}.lock"))
+    with disk_errors(entry):
+        try:
+            lock.acquire()
+        except NotImplementedError as error:
+            # Older versions of filelock raise this without locks.
+            raise OSError(errno.ENOSYS, str(error)) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _locked_note(note: Path) -> IO[bytes]:

@@ -15,10 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
-from filelock import FileLock
-
-from kdcli.data.sources import SPLIT, Log
-from kdcli.disk import atomic_dir, atomic_file, cache_dir, cache_key, disk_errors, use_entry
+from kdcli.data.sources import Log, names_by_split
+from kdcli.disk import (
+    atomic_dir,
+    atomic_file,
+    cache_dir,
+    cache_key,
+    disk_errors,
+    lock_entry,
+    use_entry,
+)
 from kdcli.errors import UsageError, first_line
 
 if TYPE_CHECKING:
@@ -73,7 +79,7 @@ def write_object(value: object, log: Log) -> Path:
         if path.is_file():
             return path
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / f".{path.stem}.lock"):
+        with lock_entry(path):
             if not path.is_file():
                 with atomic_file(path) as file:
                     content.write(file)
@@ -89,7 +95,7 @@ def _write_splits(splits: "Mapping[str, _Table]", folder: Path) -> Path:
         if path.is_dir():
             return path
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / f".{path.name}.lock"):
+        with lock_entry(path):
             if not path.is_dir():
                 with atomic_dir(path) as aside:
                     for split, table in splits.items():
@@ -302,16 +308,17 @@ def _dataset(dataset: "datasets.Dataset") -> _Table:
 
 
 def _splits(splits: "datasets.DatasetDict", log: Log) -> dict[str, _Table]:
-    """Return the tables of a `DatasetDict`, by split. Raises UsageError: no split has a name that
-    kdcli reads."""
+    """Return the tables of a `DatasetDict`, by the name that it gives to a split.
+
+    Raises UsageError: no split has a name that kdcli reads, or one split has two names.
+    """
     tables: dict[str, _Table] = {}
-    for split, dataset in splits.items():
-        if SPLIT.fullmatch(split) is None:
-            continue
-        try:
-            tables[split] = _dataset(dataset)
-        except UsageError as error:
-            raise error.of(f"split {split}") from None
+    for names in names_by_split(splits, "the DatasetDict").values():
+        for split in names:
+            try:
+                tables[split] = _dataset(splits[split])
+            except UsageError as error:
+                raise error.of(f"split {split}") from None
     others = ", ".join(split for split in splits if split not in tables)
     if not tables:
         raise UsageError(

@@ -13,6 +13,7 @@ import json
 import shutil
 import tempfile
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO, Any, NamedTuple, cast
@@ -229,21 +230,31 @@ def _read_tsv(name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow) -> 
     Many corpora, such as GLUE's files, quote nothing, so a text may begin with a quote that never
     closes. pandas and spreadsheets quote cells with a quote, a tab or a line break. Only a tab or a
     line break changes the number of cells in a line. So a line with a cell for each column is a
-    row, in which a cell is quoted if it also ends in a quote. Any other line is read as CSV.
+    row, in which a cell is quoted if it also ends in a quote. Any other line is read as CSV. If it
+    is not CSV, only this line is bad, and the lines after it are read by themselves.
     """
     columns: list[str] = []
     hint = "if a text has line breaks, save the rows as .csv or .jsonl"
-    for number, line in lines:
+    reread = _RereadLines(lines)
+    for number, line in reread:
+        reread.taken.clear()
         where, cells = f"{name}:{number}", line.rstrip("\r\n").split("\t")
+        numbers = [number]
         if cells == [""]:
             continue
         if len(cells) != len(columns):
             # The reader takes further lines if a quoted cell has line breaks.
-            reader = csv.reader(itertools.chain([line], (after for _, after in lines)), "excel-tab")
+            texts = itertools.chain([line], (after for _, after in reread))
             try:
-                cells = next(reader)
+                cells = next(csv.reader(texts, "excel-tab", strict=True))
             except csv.Error as error:
-                raise UsageError(f"{where} is not TSV: {error}") from None
+                detail = str(error).replace("\t", "\\t")
+                if not columns:
+                    raise UsageError(f"{where}: not TSV: {detail}", hint) from None
+                on_bad(BadRow(where, "not TSV", f": {detail}", hint))
+                reread.put_back()
+                continue
+            numbers += [number for number, _ in reread.taken]
         elif len(columns) == 1 and cells[0].startswith('"') and _unquoted(cells[0]) == cells[0]:
             # With one column, the number of cells does not tell whether the next line belongs here.
             on_bad(BadRow(where, "the row begins with a quote that does not close", hint=hint))
@@ -255,7 +266,32 @@ def _read_tsv(name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow) -> 
         elif len(cells) == len(columns):
             yield Row(where, dict(zip(columns, cells, strict=True)))
         else:
-            on_bad(BadRow(where, f"the row does not have {len(columns)} columns", hint=hint))
+            problem = f"the row does not have {len(columns)} columns"
+            for number in numbers:
+                on_bad(BadRow(f"{name}:{number}", problem, hint=hint))
+
+
+class _RereadLines(Iterator[tuple[int, str]]):
+    """Numbered lines, of which the last ones can be read again.
+
+    Attributes:
+        taken: the lines that were read since it was last cleared.
+    """
+
+    def __init__(self, lines: Iterator[tuple[int, str]]) -> None:
+        self.taken: list[tuple[int, str]] = []
+        self._lines = lines
+        self._unread: deque[tuple[int, str]] = deque()
+
+    def __next__(self) -> tuple[int, str]:
+        line = self._unread.popleft() if self._unread else next(self._lines)
+        self.taken.append(line)
+        return line
+
+    def put_back(self) -> None:
+        """Read the taken lines again."""
+        self._unread.extendleft(reversed(self.taken))
+        self.taken.clear()
 
 
 def _unquoted(cell: str) -> str:

@@ -9,7 +9,7 @@ column, in `text`, or in the only column of strings. Blank and null documents ar
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -327,18 +327,35 @@ def _by_split(folder: File, files: Mapping[str, File], content: str) -> dict[str
             f"it should hold train.* and perhaps validation.* with one of {FORMAT_ENDINGS} (or .gz)"
         )
         raise NotFound(message, hint)
-    by_split: dict[str, tuple[File, ...]] = {}
-    for name in names:
-        if split := _split_of(name):
-            by_split[split] = (*by_split.get(split, ()), files[name])
-    return by_split or {"train": tuple(files[name] for name in names)}
+    by_split = names_by_split(names, str(folder)) or {"train": names}
+    return {split: tuple(files[name] for name in of_split) for split, of_split in by_split.items()}
 
 
-def _split_of(name: str) -> str | None:
-    """Return the split in a file name.
+def names_by_split(names: Iterable[str], where: str) -> dict[str, list[str]]:
+    """Sort the names of files or of splits by the split that they stand for.
 
-    Examples: `train.jsonl.gz`, `train-00000-of-00002.parquet` as on the hub, `train_2.csv`,
-    `dev.csv`, `test_matched.csv`.
+    Names that stand for no split are ignored. Examples of names: `validation`, `train.jsonl.gz`,
+    `train-00000-of-00002.parquet` as on the hub, `train_2.csv`, `dev.csv`, `test_matched.csv`.
+
+    Args:
+        names: the names.
+        where: what holds the files or splits, for the error.
+
+    Raises:
+        UsageError: one split has two names, such as `dev` and `validation`.
     """
-    parts = SPLIT.fullmatch(name.split(".")[0].split("-")[0])
-    return OTHER_NAMES.get(parts[1], parts[1]) + (parts[2] or "") if parts else None
+    by_split: dict[str, list[str]] = {}
+    words: dict[str, str] = {}
+    for name in names:
+        parts = SPLIT.fullmatch(name.split(".")[0].split("-")[0])
+        if parts is None:
+            continue
+        word = parts[1]
+        split = OTHER_NAMES.get(word, word) + (parts[2] or "")
+        if words.setdefault(split, word) != word:
+            raise UsageError(
+                f"{where} has two names for the {split} split: {by_split[split][0]} and {name}",
+                "rename or remove one of them",
+            )
+        by_split.setdefault(split, []).append(name)
+    return by_split

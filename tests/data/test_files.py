@@ -114,6 +114,9 @@ def test_other_names_of_the_validation_split(name, tmp_path):
     for file, text in (("train.txt", "w1"), ("train_2.txt", "w2"), (f"{name}.txt", "w3")):
         write(tmp_path / file, [text])
     assert (documents(tmp_path), documents(tmp_path, "validation")) == (["w1", "w2"], ["w3"])
+    write(tmp_path / "validation-0.txt", ["w4"])
+    with pytest.raises(UsageError, match=f"two names for the validation split: {name}.txt and val"):
+        open_source(str(tmp_path))
 
 
 def test_a_hub_id_offline_says_what_would_work():

@@ -82,6 +82,18 @@ def test_a_dict_of_splits_is_a_directory_of_them():
     assert write_object(fewer, print) != path
 
 
+def test_the_splits_of_a_dict_have_the_names_of_files():
+    train, dev = Dataset.from_list(ROWS[:40]), Dataset.from_list(ROWS[40:])
+    path = write_object(DatasetDict(train=train, dev=dev), print)
+    assert rows_in(path, "validation") == ROWS[40:]
+    with pytest.raises(
+        UsageError,
+        match="the DatasetDict has two names for the validation split: dev and validation",
+    ) as caught:
+        write_object(DatasetDict(train=train, dev=dev, validation=dev), print)
+    assert caught.value.hint == "rename or remove one of them"
+
+
 def test_the_path_depends_on_the_content_alone():
     frame = pd.DataFrame(ROWS)
     path = written(frame)
@@ -190,7 +202,7 @@ def test_a_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
 def test_an_object_that_is_there_needs_no_lock(monkeypatch, tmp_path, value):
     monkeypatch.setenv("KDCLI_CACHE", str(tmp_path))
     path = written(value)
-    monkeypatch.setattr(objects, "FileLock", lambda file: 1 / 0)
+    monkeypatch.setattr(objects, "lock_entry", lambda entry: 1 / 0)
     assert written(value) == path
 
 

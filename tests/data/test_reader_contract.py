@@ -29,6 +29,7 @@ from kdcli.cli import main
 from kdcli.data.batches import BatchOrder
 from kdcli.data.labelled.lists import read_lists
 from kdcli.data.labelled.task_data import open_labelled
+from kdcli.data.rows import BadRow, Piece, read_rows
 from kdcli.data.sources import open_source
 from kdcli.data.text import shards
 from kdcli.data.text.own_tokenizer import own_tokenizer
@@ -119,6 +120,27 @@ def test_tsv_without_quoting_keeps_every_row(tmp_path):
     assert [row for _, row in rows(tmp_path / "b.tsv", "train")] == [
         {"one": '"w1', "two": 'w2"', "label": "1"}
     ]
+
+
+def test_a_bad_line_of_tsv_takes_no_row_after_it(tmp_path):
+    file = tmp_path / "a.tsv"
+    file.write_text('text\tlabel\n"foo said\nshe left\t1\n"bar" baz\t0\n"w1\n', "utf-8")
+    bad: list[BadRow] = []
+    good = [tuple(row.values.values()) for row in read_rows(Piece(str(file)), bad.append)]
+    assert good == [("she left", "1"), ('"bar" baz', "0")]
+    assert [(row.where, row.problem) for row in bad] == [
+        (f"{file}:2", "not TSV"),
+        (f"{file}:5", "not TSV"),
+    ]
+    # All lines of a row with line breaks are skipped, and counted.
+    file.write_text('text\tlabel\n"w1\nw2\tw3\nw4"\t1\t2\nw5\t1\n', "utf-8")
+    bad.clear()
+    good = [tuple(row.values.values()) for row in read_rows(Piece(str(file)), bad.append)]
+    assert good == [("w5", "1")]
+    assert [row.where for row in bad] == [f"{file}:{n}" for n in (2, 3, 4)]
+    file.write_text('"text\tlabel\nw1\t1\n', "utf-8")
+    with pytest.raises(UsageError, match=r"a\.tsv:1: not TSV: "):
+        list(read_rows(Piece(str(file)), bad.append))
 
 
 QUOTED = ['"foo said', 'she "left"', '"all"', '"', '""', "a\tb", '"a\tb', "", "w1"]
