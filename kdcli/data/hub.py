@@ -64,7 +64,11 @@ class HubId(NamedTuple):
 
 
 def entry_at_commit(
-    entry: Path, hub: HubId, about: str, is_complete: Callable[[Path], bool]
+    entry: Path,
+    hub: HubId,
+    about: str,
+    is_complete: Callable[[Path], bool],
+    last_file: str = "",
 ) -> Path:
     """Return the cache entry of the data set's commit, or the newest one without a network.
 
@@ -75,13 +79,15 @@ def entry_at_commit(
         hub: the data set.
         about: the data that the entry belongs to.
         is_complete: whether an entry is whole.
+        last_file: the file that completes an entry that is a directory. Its time decides which
+            entry is the newest, because later writes change the time of the directory.
     """
     commit = hub.commit()
     if commit is not None:
         return entry.with_name(f"{entry.stem}-{commit[:12]}{entry.suffix}")
     while True:
         complete = filter(is_complete, entry.parent.glob(f"{entry.stem}*{entry.suffix}"))
-        newest = max(complete, key=lambda path: path.stat().st_mtime_ns, default=None)
+        newest = max(complete, key=lambda path: (path / last_file).stat().st_mtime_ns, default=None)
         if newest is None:
             return entry
         use_entry(newest, about)

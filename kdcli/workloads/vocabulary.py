@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock
 from safetensors.numpy import load_file, save
 from transformers import PreTrainedTokenizerBase
 
 from kdcli.data.sources import HubSource, Source, open_source
 from kdcli.data.text.shards import tokenizer_hash
-from kdcli.disk import cache_dir, cache_key, use_entry, write_atomic
+from kdcli.disk import cache_dir, cache_key, lock_entry, use_entry, write_atomic
 from kdcli.errors import UsageError
 from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
@@ -262,7 +261,7 @@ def _counts(source: str, column: str | None, tokenizer: PreTrainedTokenizerBase)
     # A read-only cache has no place for a lock.
     if not file.is_file():
         # If several processes need the counts, one of them counts.
-        with FileLock(file.with_name(f".{file.name}.lock")):
+        with lock_entry(file):
             if not file.is_file():
                 write_atomic(file, save({"counts": _counted(opened, column, tokenizer)}))
     return load_file(file)["counts"]

@@ -99,7 +99,7 @@ def test_a_data_set_of_the_hub_that_changed_trains_another(cache, monkeypatch):
 
 def test_a_cached_tokenizer_needs_no_lock(source, monkeypatch):
     vocabulary = trained(source).get_vocab()
-    monkeypatch.setattr(module, "FileLock", lambda file: 1 / 0)
+    monkeypatch.setattr(module, "lock_entry", lambda entry: 1 / 0)
     assert trained(source).get_vocab() == vocabulary
 
 

@@ -2,17 +2,20 @@
 
 import shlex
 import time
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import own_files
 import pytest
 import torch
 from encoders import tiny_tokenizer
+from filelock import FileLock
+from forked import Child
 from own_files import kdcli, refused, report_of, said_by, succeeds, write
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
+from kdcli.errors import MachineError
 from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 from kdcli.models.training_rows import training_rows, write_training_rows
@@ -56,23 +59,39 @@ def test_a_model_with_a_head_gives_the_same_outputs(text, tmp_path):
     assert report.cards["trimmed"].params_embedding < report.cards["untrimmed"].params_embedding
 
 
-def test_of_two_that_need_the_counts_of_a_text_one_counts(text, monkeypatch, cache):
-    calls = []
+def test_of_two_processes_that_need_the_counts_of_a_text_one_counts(
+    text, monkeypatch, cache, tmp_path
+):
+    calls = tmp_path / "calls"
 
     def count(tokenizer, texts):
-        calls.append(len(texts))
+        with calls.open("a") as file:
+            file.write("counted\n")
         time.sleep(0.5)
         return count_tokens(tokenizer, texts)
 
+    def save_counts(file):
+        np.save(file, vocabulary._counts(str(text), None, tiny_tokenizer()))
+
     monkeypatch.setattr(vocabulary, "count_tokens", count)
-    with ThreadPoolExecutor(2) as pool:
-        counted = pool.map(
-            lambda _: vocabulary._counts(str(text), None, tiny_tokenizer()), range(2)
-        )
-        one, other = counted
+    files = [tmp_path / f"{name}.npy" for name in ("one", "other")]
+    children = [Child(partial(save_counts, file)) for file in files]
+    assert [child.wait() for child in children] == [0, 0]
+    one, other = map(np.load, files)
     assert np.array_equal(one, other)
     assert one.sum() > 0
-    assert len(calls) == 1
+    assert calls.read_text() == "counted\n"
+
+
+@pytest.mark.parametrize("error", [NotImplementedError("no locks"), OSError(30, "Read-only")])
+def test_a_cache_without_a_place_for_a_lock_is_named(text, monkeypatch, cache, error):
+    def acquire(self):
+        raise error
+
+    monkeypatch.setattr(FileLock, "acquire", acquire)
+    with pytest.raises(MachineError, match="could not be written") as caught:
+        vocabulary._counts(str(text), None, tiny_tokenizer())
+    assert "KDCLI_CACHE" in caught.value.hint
 
 
 def test_an_embedding_model_stays_one(text, tmp_path):

@@ -158,7 +158,7 @@ def _open_cached(
     folder = cache_dir() / "corpora" / key
     about = f"{opened.name}, {Path(tokenizer.name_or_path).name}"
     if isinstance(opened, HubSource):
-        folder = entry_at_commit(folder, opened.hub, about, is_complete)
+        folder = entry_at_commit(folder, opened.hub, about, is_complete, META)
     use_entry(folder, about)
     shards = tokenise(opened, tokenizer, column, folder, log=log, cached=True)
     return streams_of(folder, shards)

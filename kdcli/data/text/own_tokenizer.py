@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from filelock import FileLock
 from tokenizers import (
     Tokenizer,
     decoders,
@@ -23,7 +22,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from kdcli.data.hub import entry_at_commit
 from kdcli.data.sources import HubSource, Log, open_source
-from kdcli.disk import cache_dir, cache_key, disk_errors, use_entry, write_atomic
+from kdcli.disk import cache_dir, cache_key, disk_errors, lock_entry, use_entry, write_atomic
 from kdcli.errors import UsageError
 
 PAD, UNKNOWN_TOKEN, CLS, SEP, MASK_TOKEN = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -70,7 +69,7 @@ def own_tokenizer(
     # A read-only cache has no place for a lock.
     if not file.is_file():
         # If several processes need the tokenizer, one of them trains it.
-        with FileLock(file.with_name(f".{file.name}.lock")):
+        with lock_entry(file):
             if not file.is_file():
                 words = f"{vocab_size:,} words"
                 log(f"training a tokenizer of {words} on the train text of {opened.name}")
