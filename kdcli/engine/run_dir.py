@@ -41,6 +41,8 @@ from kdcli.recipe.yaml import read_yaml
 # Matches text that may be the name of a model on the hub.
 MODEL = re.compile(r"(?<![\w./@-])\w[\w.-]*(?:/[\w.-]+)?(?![\w./@:-])")
 COMMIT = re.compile(r"@[0-9a-f]{40}")
+NUMBER = re.compile(r"[2-9]|[1-9][0-9]+")
+"""Matches the number that the directory of a second or later run of a name ends in."""
 RECIPE_FILE = "recipe.yaml"
 LOG_FILE = "log.jsonl"
 CHECKPOINTS = "checkpoints"
@@ -212,7 +214,8 @@ class RunDir:
         return (self.path / RECIPE_FILE).is_file() and (self.path / LOG_FILE).is_file()
 
     def has_recipe(self, recipe_yaml: str, free_keys: tuple[str, ...] = ()) -> bool:
-        """Whether the directory holds a run with this recipe. A damaged recipe is another one."""
+        """Whether the directory holds a run with this recipe. A damaged recipe counts as
+        different."""
         try:
             return self.is_run and not self.differing_keys(recipe_yaml, free_keys)
         except UsageError:
@@ -394,7 +397,8 @@ def runs_of(name: str) -> list[RunDir]:
     """Return the runs of this name under `runs/`, the newest first."""
     places = {1: Path("runs") / name}
     for path in Path("runs").glob(f"{escape(name)}-*"):
-        if (number := path.name.removeprefix(f"{name}-")).isdecimal():
+        # `numbered` begins with 2. Other names belong to other models, such as `bert-1`.
+        if NUMBER.fullmatch(number := path.name.removeprefix(f"{name}-")):
             places[int(number)] = path
     newest_first = sorted(places.items(), reverse=True)
     return [run for _, path in newest_first if (run := RunDir(path)).is_run]
@@ -411,9 +415,19 @@ def run_to_continue(name: str, recipe_yaml: str, free_keys: tuple[str, ...] = ()
         recipe_yaml: the resolved recipe.
         free_keys: beginnings of keys that a resumed run may change.
     """
-    same = [run for run in runs_of(name) if run.has_recipe(recipe_yaml, free_keys)]
-    chosen = next((run for run in same if not run.done), next(iter(same), None))
-    return numbered(name, taken=True) if chosen is None else chosen.path
+    runs = runs_of(name)
+    if not runs:
+        return numbered(name, taken=True)
+    same = [run for run in runs if run.has_recipe(recipe_yaml, free_keys)]
+    return next(filter(_is_unfinished, same), [*same, *runs][0]).path
+
+
+def _is_unfinished(run: RunDir) -> bool:
+    """Whether a run can be continued. A run with a damaged report cannot."""
+    try:
+        return not run.done
+    except UsageError:
+        return False
 
 
 def _is_from_unfinished_claim(path: Path) -> bool:

@@ -449,6 +449,18 @@ class TestRunToContinue:
         self.start(3)
         Path("runs/distill-x-of-another").mkdir()
         assert self.continued() == Path("runs/distill-x-3")
+        assert self.continued("train.lr=1e-2") == Path("runs/distill-x-3")
+
+    def test_a_run_of_another_model_hides_none(self):
+        first = self.start(1)
+        self.start(2, "train.lr=1e-2")
+        RunDir.claim(Path("runs/distill-x-1"), recipe("train.lr=1e-2")).release()
+        assert self.continued() == first
+
+    def test_a_damaged_report_blocks_no_other_run(self):
+        first, damaged = self.start(1), self.start(2)
+        (damaged / REPORT_FILE).write_text("{", "utf-8")
+        assert self.continued() == first
 
 
 class TestLog:
