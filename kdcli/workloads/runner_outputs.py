@@ -35,12 +35,13 @@ def runner_outputs(runner: Runner, rows: TokenizedRows, positions: int | None) -
 
 
 def padded(batch: Batch, pad_id: int, positions: int | None, step: int) -> Batch:
-    """Return the inputs of a batch, padded to a multiple of `step` tokens.
+    """Return the inputs of a batch, padded to a multiple of `step` tokens, at least one token.
 
     The length stays within the model's positions.
     """
     length = batch["input_ids"].shape[1]
-    padded_length = length + -length % step
+    # A text without words has no tokens if the tokenizer adds none.
+    padded_length = max(1, length + -length % step)
     if positions is not None:
         padded_length = min(padded_length, positions)
     names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in batch]

@@ -1,6 +1,7 @@
 """Selection and verification rows: which rows they are, and that the parts never overlap."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -260,6 +261,11 @@ def test_lists_of_which_none_is_held_out_are_refused(tmp_path):
     rows = [{"query": f"q{n}", "passages": ["a", "b"], "labels": [1, 0]} for n in range(2)]
     file = tmp_path / "lists.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    with pytest.raises(UsageError, match=r"none of the 2 queries of .* is held out") as caught:
+    with pytest.raises(UsageError, match="has 2 queries, and none of them is held out") as caught:
         read_lists(str(file), seed=0, log=lambda message: None)
     assert "a validation split" in str(caught.value.hint)
+    # Without training, all of them are evaluated, and there is no mean of nothing.
+    log: list[str] = []
+    with warnings.catch_warnings(action="error"):
+        read_lists(str(file), seed=0, log=log.append, trains=False)
+    assert log[-1] == "2 evaluation queries"

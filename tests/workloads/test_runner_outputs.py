@@ -8,6 +8,18 @@ from kdcli.deploy.runners import Runner
 from kdcli.workloads.runner_outputs import FORWARD_ROWS, runner_outputs
 
 
+def test_rows_without_tokens_are_padded_to_one():
+    ends = np.zeros(FORWARD_ROWS, np.int64)
+    rows = TokenizedRows(
+        np.zeros(0, np.int32), None, ends, None, np.arange(FORWARD_ROWS), 0, pad_id=7, kind="class"
+    )
+    runner = Runner(
+        lambda batch: batch, lambda batch: batch["input_ids"].numpy(), lambda ids_BL: [ids_BL], 1
+    )
+    outputs = runner_outputs(runner, rows, None)
+    assert [output.tolist() for output in outputs] == [[7]] * FORWARD_ROWS
+
+
 @pytest.mark.parametrize(
     ("step", "positions", "lengths"),
     [(1, None, [90, 3]), (64, None, [128, 64]), (64, 100, [100, 64])],

@@ -215,7 +215,7 @@ def read_lists(
         raise UsageError(f"{source} holds no query to train on")
     if not len(evaluated):
         raise UsageError(
-            f"none of the {len(train):,} queries of {source} is held out for evaluation",
+            f"{source} has {len(train):,} queries, and none of them is held out for evaluation",
             "give more queries, a validation split, or another data.split_seed",
         )
     if labelled is None:
@@ -236,10 +236,11 @@ def read_lists(
             "their passages are not all labelled or not both relevant and irrelevant"
         )
     evaluated = evaluated.take(np.flatnonzero(can_score))
-    training = (
-        f"{len(train):,} training queries with {train.sizes.mean():.1f} passages on average; "
-    )
-    log(f"{training if len(train) else ''}{len(evaluated):,} evaluation queries")
+    training = ""
+    if len(train):
+        passages = f"{train.sizes.mean():.1f} passages on average"
+        training = f"{len(train):,} training queries with {passages}; "
+    log(f"{training}{len(evaluated):,} evaluation queries")
     return ListData(train, evaluated, split, has_labels=True, notes=notes)
 
 
