@@ -40,7 +40,7 @@ from kdcli.models.cross_encoder import activation_of
 from kdcli.models.custom_class import UNILM_KEY
 from kdcli.models.embedder import EmbeddingFormat, Pool, load_embedder, read_format
 from kdcli.models.heads import PROBLEM, kind_of_head, tokenizer_for
-from kdcli.models.load import load_config
+from kdcli.models.load import check_case, load_config
 from kdcli.models.shape import positions_of
 from kdcli.types import Array, Example, Kind, Task
 
@@ -102,6 +102,8 @@ class Predictor:
             tokenizer = tokenizer_for(
                 source, of_words=kind == "tokens", trust_remote_code=trust_remote_code
             )
+        if kind == EMBEDDING_KIND:
+            check_case(tokenizer, source)
         known = functools.partial(cls, source, kind, config, tokenizer, format=fmt)
         if is_export(source):
             export = open_export(source)
@@ -147,7 +149,7 @@ class Predictor:
             if len(each) != len(checked[0]):
                 raise UsageError(
                     f"item {number} is {ITEMS[len(each)]}, but item 0 is {ITEMS[len(checked[0])]}",
-                    "give texts and pairs in calls of their own",
+                    "pass texts and pairs in separate calls",
                 )
         if self.generate is not None:
             return self.generate(checked) if checked else []

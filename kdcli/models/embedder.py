@@ -25,6 +25,7 @@ from kdcli.errors import UsageError, did_you_mean
 from kdcli.models.custom_class import custom_class
 from kdcli.models.files import CONFIG_FILE, LENGTH_FILE, file_beside
 from kdcli.models.load import (
+    check_case,
     load_config,
     load_encoder,
     load_tokenizer,
@@ -261,8 +262,14 @@ def load_embedder(
     """Load an encoder, whose directory may be in sentence-transformers' format.
 
     `compacted` accepts a model of `kdcli.deploy.sparse.compact`. Raises UsageError if the model
-    cannot be loaded, or is a cross-encoder.
+    cannot be loaded, is a cross-encoder, or sentence-transformers reads other tokens of its texts.
     """
+    loaded = _load_encoder(source, trust_remote_code=trust_remote_code, compacted=compacted)
+    check_case(loaded.tokenizer, source)
+    return loaded
+
+
+def _load_encoder(source: str, *, trust_remote_code: bool, compacted: bool) -> Model:
     config = load_config(source, trust_remote_code=trust_remote_code, compacted=compacted)
     scores = any("ForSequenceClassification" in name for name in config.architectures or ())
     if scores and read_format(source) is None:
@@ -328,7 +335,7 @@ def save_format(fmt: EmbeddingFormat, hidden: int, folder: Path, *, static: bool
         write_dense(fmt.dense, folder / paths[len(folders)])
     if not static:
         length = {} if fmt.max_length is None else {"max_seq_length": fmt.max_length}
-        # `load_tokenizer` refuses a tokenizer that needs this flag.
+        # `check_case` refuses a tokenizer that needs this flag.
         files[LENGTH_FILE] = {"do_lower_case": False} | length
     files[PROMPTS_FILE] = {
         "__version__": {},

@@ -59,6 +59,7 @@ from kdcli.models.files import (
 )
 from kdcli.models.layout import LAYOUTS, layout_for, layout_of_type
 from kdcli.models.model import Model
+from kdcli.models.shape import longest_input
 from kdcli.models.source import check_source
 from kdcli.models.static import CLASSIFIER, is_static, read_sizes
 from kdcli.models.temperature import TEMPERATURE
@@ -196,7 +197,7 @@ def save_model(
     with fill_dir(folder, last=CONFIG_FILE) as aside:
         save_weights(model, aside)
         tidy_config(model, aside / CONFIG_FILE)
-        save_tokenizer(tokenizer, aside, static=model if is_static(model.config) else None)
+        save_tokenizer(tokenizer, aside, model)
         write_training_rows(aside, rows)
         mode = (aside / CONFIG_FILE).stat().st_mode
         for file in filter(Path.is_file, aside.rglob("*")):
@@ -235,31 +236,41 @@ def tidy_config(
 
 
 def save_tokenizer(
-    tokenizer: PreTrainedTokenizerBase, folder: Path, *, static: PreTrainedModel | None = None
+    tokenizer: PreTrainedTokenizerBase, folder: Path, model: PreTrainedModel | None = None
 ) -> None:
     """Save a tokenizer's files, with the truncation and padding that it had when it was loaded.
 
     Every call changes both, so the files would otherwise depend on what was tokenised last. A
     truncation gets the length `model_max_length`, because libraries differ in which of the two they
-    obey. The files of a `static` model have the truncation that the model needs, and no padding.
+    obey, but at most the length that `model` can read. The files of a static model have the
+    truncation that the model needs, and no padding.
     """
     as_loaded = getattr(tokenizer, AS_LOADED, None)
-    if tokenizer.is_fast and static is not None:
-        as_loaded = _truncation_of_static(tokenizer, static), None
+    static = model is not None and is_static(model.config)
+    if tokenizer.is_fast and model is not None and static:
+        as_loaded = _truncation_of_static(tokenizer, model), None
     if as_loaded is not None:
         (truncation, padding), backend = as_loaded, tokenizer.backend_tokenizer
-        if static is None and truncation is not None:
-            truncation = truncation | {"max_length": _keep_one_length(tokenizer, truncation)}
+        if not static and truncation is not None:
+            longest = None if model is None else longest_input(model.config)
+            length = _keep_one_length(tokenizer, truncation, longest)
+            truncation = truncation | {"max_length": length}
         backend.no_truncation() if truncation is None else backend.enable_truncation(**truncation)
         backend.no_padding() if padding is None else backend.enable_padding(**padding)
     tokenizer.save_pretrained(folder)
 
 
-def _keep_one_length(tokenizer: PreTrainedTokenizerBase, truncation: Mapping[str, Any]) -> int:
-    """Return the length of a tokenizer's truncation, and write no other one to its settings."""
+def _keep_one_length(
+    tokenizer: PreTrainedTokenizerBase, truncation: Mapping[str, Any], longest: int | None
+) -> int:
+    """Return the length of a tokenizer's truncation, and write no other one to its settings.
+
+    The model can read `longest` tokens, or texts of any length if it is None.
+    """
     length: int = tokenizer.model_max_length
     if length >= VERY_LARGE_INTEGER:
         length = int(truncation["max_length"])
+    length = min(length, longest or length)
     if "max_length" in tokenizer.init_kwargs:
         tokenizer.init_kwargs["max_length"] = length
     return length
@@ -348,8 +359,7 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model.
 
-    `settings` are passed to `from_pretrained`. Raises UsageError if there is no readable tokenizer,
-    or if sentence-transformers reads other tokens with it.
+    `settings` are passed to `from_pretrained`. Raises UsageError if there is no readable tokenizer.
     """
     hint = "put the tokenizer's files (tokenizer.json ...) into the model's directory"
     where = location(source)
@@ -378,16 +388,15 @@ def load_tokenizer(
     if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
         raise UsageError(f"{source} has no tokenizer", hint)
     _check_special_tokens(tokenizer, source, where)
-    _check_case(tokenizer, source, where)
     return tokenizer
 
 
-def _check_case(tokenizer: PreTrainedTokenizerBase, source: str, where: str) -> None:
-    """Check that a tokenizer lowercases texts if sentence-transformers does it before.
+def check_case(tokenizer: PreTrainedTokenizerBase, source: str) -> None:
+    """Check that an embedding model's tokenizer lowercases if sentence-transformers does it before.
 
     kdcli does not lowercase, because many tokenizers of transformers cannot save this.
     """
-    file = file_beside(where, LENGTH_FILE)
+    file = file_beside(location(source), LENGTH_FILE)
     if file is None or not read_json(file).get("do_lower_case"):
         return
     letters = " ".join(string.ascii_uppercase)

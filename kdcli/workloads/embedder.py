@@ -22,7 +22,7 @@ from kdcli.metrics.finite import check_finite
 from kdcli.models.capture import Capture, capture
 from kdcli.models.card import weights_hash
 from kdcli.models.embedder import EmbeddingFormat, Pool, format_for, load_embedder
-from kdcli.models.load import load_tokenizer
+from kdcli.models.load import check_case, load_tokenizer
 from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
 from kdcli.targets.outputs import kept_outputs
@@ -106,6 +106,7 @@ class Embedder(Model):
             )
         fmt, note = format_for(source, export.config, pooling)
         tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+        check_case(tokenizer, source)
         note = f"run by {export.format}, {export.precision}; {note}"
         network: Any = export
         runner = export.runner(latency_threads())

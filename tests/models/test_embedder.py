@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from transformers import BertTokenizer
 
+from kdcli.deploy.predict import Predictor
 from kdcli.engine.launch import Session, start
 from kdcli.errors import UsageError
 from kdcli.models.embedder import (
@@ -24,6 +25,7 @@ from kdcli.models.embedder import (
     read_format,
     save_embedder,
 )
+from kdcli.models.load import load_encoder
 from kdcli.workloads.embedder import Embedder
 
 TEXTS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9 w10 w11", "w12 w1"]
@@ -228,6 +230,10 @@ def test_lowercasing_that_only_the_library_does_is_refused(saved, session, lower
     if not lowercases:
         with pytest.raises(UsageError, match="sentence-transformers lowercases the texts of"):
             Embedder.open(str(folder))
+        with pytest.raises(UsageError, match="sentence-transformers lowercases the texts of"):
+            Predictor.open(str(folder))
+        # Without its vectors, the library plays no part.
+        assert load_encoder(str(folder)).tokenizer.tokenize("A b") == ["A", "b"]
         return
     np.testing.assert_allclose(
         Embedder.open(str(folder)).vectors(["A b"], "", session),

@@ -310,6 +310,12 @@ def test_a_tokenizer_is_saved_as_it_was_loaded_whatever_it_tokenised(cut, model_
     assert (saved["truncation"], saved["padding"]) == (cut and cut | {"max_length": 24}, padding)
     settings = json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text("utf-8"))
     assert {value for key, value in settings.items() if key.endswith("max_length")} == {24}
+    # The truncation fits the model, whatever the tokenizer's settings say.
+    loaded.tokenizer.model_max_length = 1000
+    save_model(loaded.model, loaded.tokenizer, tmp_path / "longer")
+    saved = json.loads((tmp_path / "longer" / "tokenizer.json").read_text("utf-8"))
+    positions = loaded.model.config.max_position_embeddings
+    assert saved["truncation"] == (cut and cut | {"max_length": positions})
 
 
 @pytest.mark.parametrize("what", ["model", "tokenizer"])

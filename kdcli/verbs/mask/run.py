@@ -29,7 +29,7 @@ from kdcli.errors import UsageError
 from kdcli.models.custom_class import is_custom
 from kdcli.models.embedder import EmbeddingFormat, read_format, save_embedder
 from kdcli.models.heads import kind_of_head, tokenizer_for
-from kdcli.models.load import load_weights, location, save_model
+from kdcli.models.load import check_case, load_weights, location, save_model
 from kdcli.models.matrices import matrices
 from kdcli.models.training_rows import all_rows, training_rows
 from kdcli.pruners.selection import MASKINGS, down_to_one, select_masks
@@ -184,6 +184,7 @@ def apply(
     rows = all_rows(mask.rows, training_rows(location(source)))
     own = EmbeddingFormat(mask.info.pooling) if mask.info.pooling else None
     if mask.info.architecture is None and (fmt := read_format(source) or own) is not None:
+        check_case(tokenizer, source)
         save_embedder(whole, tokenizer, fmt, folder, rows)
     else:
         save_model(whole, tokenizer, folder, rows)

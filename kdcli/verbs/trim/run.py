@@ -11,7 +11,7 @@ from kdcli.errors import GateError, UsageError
 from kdcli.models.card import describe, describe_source
 from kdcli.models.custom_class import HEADS
 from kdcli.models.embedder import read_format, save_embedder
-from kdcli.models.load import load_tokenizer, location, save_model
+from kdcli.models.load import check_case, load_tokenizer, location, save_model
 from kdcli.models.model import Model
 from kdcli.models.training_rows import training_rows
 from kdcli.recipe.resolve import Resolved
@@ -64,6 +64,8 @@ def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> TrimResult | No
     folder, trusted = context.folder, context.trust_remote_code
     tokenizer = load_tokenizer(source, trust_remote_code=trusted)
     model, fmt = load(source, trust_remote_code=trusted), read_format(source)
+    if fmt is not None:
+        check_case(tokenizer, source)
     whole = Model(model, tokenizer, source, "")
     bounded = None
     if recipe.max_drop is None:
