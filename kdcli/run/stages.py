@@ -107,7 +107,7 @@ def run_command(
     claim(session, folder, run.resolved or resolved, options)
     track(session, folder)
     try:
-        with telling_how_to_continue(options, recipe.verb, folder):
+        with telling_how_to_continue(options, folder):
             finished = run_stages(context, run)
     except UsageError:
         if session.is_main:
@@ -119,11 +119,13 @@ def run_command(
 
 
 @contextmanager
-def telling_how_to_continue(options: RunOptions, verb: str, folder: Path) -> Iterator[None]:
+def telling_how_to_continue(options: RunOptions, folder: Path) -> Iterator[None]:
     """Add the command that continues a run to the error of a run that was stopped."""
     try:
         yield
     except Stopped as stopped:
+        # The recipe's verb may differ from the command's, such as `distill-task` and `rerank`.
+        verb = next(iter(options.arguments), "")
         command = options.continuing_command(verb, folder)
         raise Stopped(stopped.message, f"continue with: {command}") from None
 

@@ -104,7 +104,7 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions) -> RunResult:
     if resolved.origins["task"] == BY_MODEL:
         Progress.log(f"{recipe.model}: {detected(str(recipe.task))}")
     with (
-        telling_how_to_continue(options, "compress", folder),
+        telling_how_to_continue(options, folder),
         stop_requests(at_once=True) as stop,
     ):
         journal = Journal(recipe.budget, stop)

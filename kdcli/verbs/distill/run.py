@@ -20,7 +20,7 @@ from kdcli.report.finish import RunResult
 from kdcli.report.schema import STUDENT, TEACHER
 from kdcli.run.context import RunContext, open_run
 from kdcli.run.dry_run import Estimate
-from kdcli.run.stages import run_command, run_stages
+from kdcli.run.stages import run_command, run_stages, telling_how_to_continue
 from kdcli.verbs.distill.embedding import prepare_embedding, with_method
 from kdcli.verbs.distill.embedding_checks import check_embedding
 from kdcli.verbs.distill.fast import check_goals, check_untrained, like_first, with_shape
@@ -162,13 +162,14 @@ def _run_variants(
         replace(current, context=replace(context, resolved=variants[name])).objective()
     claim(session, folder, context.resolved, options)
     track(session, folder)
-    for name in variants:
-        Progress.log(f"variant {name}")
-        if name != first:
-            current = opened(name)
-        own = current.context
-        claim(session, own.folder, own.resolved, own.options)
-        run_stages(own, current.run)
+    with telling_how_to_continue(options, folder):
+        for name in variants:
+            Progress.log(f"variant {name}")
+            if name != first:
+                current = opened(name)
+            own = current.context
+            claim(session, own.folder, own.resolved, own.options)
+            run_stages(own, current.run)
     session.accelerator.end_training()
     if not session.is_main:
         return None
