@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TypeVar
 
+from kdcli.data.tasks import named_tasks
 from kdcli.report.schema import Comparison, Evaluation, Report
 from kdcli.report.schema_decisions import Decision
 from kdcli.report.text import short
@@ -11,21 +12,27 @@ from kdcli.types import OWN, task_name
 RowT = TypeVar("RowT", Evaluation, Comparison, Decision)
 
 
-def own_data(report: Report) -> str:
-    """Return the name of the file or directory of the user's own rows, or `your data`."""
+def own_data_name(report: Report) -> str:
+    """Return the name of the file or directory of the user's own rows, or `your data`.
+
+    The name differs from all tasks' names, because a benchmark's scores may be in the same table.
+    """
     source = None
     # In a distillation on text, the recipe's data is the text.
     if report.recipe.get("task") == OWN:
         source = (report.recipe.get("data") or {}).get("source")
-    return Path(short(source)).name if isinstance(source, str) else task_name(OWN)
+    if not isinstance(source, str):
+        return task_name(OWN)
+    name = Path(short(source)).name
+    return f"{name} ({task_name(OWN)})" if name in named_tasks() else name
 
 
-def with_own_data(report: Report) -> Report:
+def with_data_names(report: Report) -> Report:
     """Return a report in which the user's own data has its name instead of the task's, `own`.
 
     Only the views show it. report.json keeps the name that `--task` takes.
     """
-    name, compression = own_data(report), report.compression
+    name, compression = own_data_name(report), report.compression
 
     def renamed(rows: list[RowT]) -> list[RowT]:
         return [row.model_copy(update={"task": name}) if row.task == OWN else row for row in rows]

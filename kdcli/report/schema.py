@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field, model_validator
 
 from kdcli.deploy.measurements import Agreement, Failure, LatencyRow, Speedup
 from kdcli.report.schema_decisions import Confusion, Decision, SchemaPart
@@ -127,13 +127,16 @@ class ClassScore(SchemaPart):
 
 
 class Mistake(SchemaPart):
-    """One of the worst examples, ordered by `error`: a loss, an error, or one minus F1."""
+    """One of the worst examples, ordered by `error`: a loss, an error, or one minus F1.
+
+    Reports of an earlier version call it `badness`.
+    """
 
     id: str
     texts: list[str]
     label: str
     predicted: str
-    error: float
+    error: float = Field(validation_alias=AliasChoices("error", "badness"))
 
 
 class Evaluation(SchemaPart):

@@ -18,7 +18,7 @@ from rich.table import Table as RichTable
 
 from kdcli.disk import write_atomic
 from kdcli.report.front import EMBEDDER, PIPELINES, Score, front_matter
-from kdcli.report.own_data import with_own_data
+from kdcli.report.own_data import with_data_names
 from kdcli.report.schema import Report
 from kdcli.report.sections.contents import sections
 from kdcli.report.sections.evaluations import MAX_LABELS, scores
@@ -75,7 +75,7 @@ def shown(everything: Iterable[ReportSection], view: View) -> list[ReportSection
 
 def terminal(report: Report) -> Iterable["FittedTable | str"]:
     """Yield the report for a terminal."""
-    report = with_own_data(report)
+    report = with_data_names(report)
     # A title of the table itself would be folded to the table's width.
     yield f"[bold]kdcli {escape(report.command)}: {escape(title(report))}[/bold]"
     yield from filter(None, [escape(summary(report))])
@@ -197,7 +197,7 @@ def _is_numeric(cells: Iterable[str]) -> bool:
 
 def markdown(report: Report) -> str:
     """Return report.md, a document that needs no browser."""
-    report = with_own_data(report)
+    report = with_data_names(report)
     lines = [f"# {plain(title(report))}", ""]
     lines += [line for text in filter(None, [plain(summary(report))]) for line in (text, "")]
     lines += [f"kdcli {report.command}, {report.created}.", ""]
@@ -242,7 +242,7 @@ def html(report: Report, *, links: bool = True) -> str:
 
     Without `links` it has no links to other reports.
     """
-    report = with_own_data(report)
+    report = with_data_names(report)
     parts = shown(sections(report), View.HTML)
     return _template("report.html.jinja").render(
         report=report,
@@ -283,7 +283,7 @@ def drawn(section: ReportSection) -> list[tuple[str, str, Markup]]:
 
 def first_pictures(report: Report) -> list[Picture]:
     """Return the pictures of the first section of report.html that has any."""
-    pending = list(sections(with_own_data(report)))
+    pending = list(sections(with_data_names(report)))
     while pending:
         section = pending.pop(0)
         if pictures := section.draw():
@@ -308,7 +308,7 @@ def model_card(
     With `own_code` the model's class is in a file next to its weights. A model that `generates` has
     the method `generate`.
     """
-    report = with_own_data(report)
+    report = with_data_names(report)
     card, source, embeds = report.cards[name], origin(report), auto_class == EMBEDDER
     has_head = auto_class not in ("AutoModel", EMBEDDER)
     # A static model with a head gives logits where one without gives vectors.

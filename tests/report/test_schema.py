@@ -16,7 +16,7 @@ from kdcli.errors import UsageError
 from kdcli.report import published
 from kdcli.report.finish import checked_report
 from kdcli.report.published import published_for
-from kdcli.report.schema import Report
+from kdcli.report.schema import Mistake, Report
 from kdcli.verbs.distill.recipes import ablations
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +26,12 @@ def test_round_trip(report):
     raw = json.loads(report.to_json())
     assert (Report.model_validate_json(report.to_json()), raw["schema"]) == (report, 2)
     assert Report.model_validate(raw) == report
+
+
+def test_a_mistake_of_an_earlier_report_is_read():
+    given = {"id": "1", "texts": ["w1"], "label": "a", "predicted": "b"}
+    assert Mistake.model_validate(given | {"badness": 0.5}).error == 0.5
+    assert Mistake(**given, error=0.5).model_dump()["error"] == 0.5
 
 
 def test_the_published_json_schema_is_that_of_the_model():

@@ -28,7 +28,7 @@ from kdcli.recipe.sections import RunOptions
 from kdcli.report import finish
 from kdcli.report.finish import RunResult
 from kdcli.report.frame import frame
-from kdcli.report.own_data import own_data, with_own_data
+from kdcli.report.own_data import own_data_name, with_data_names
 from kdcli.report.sections.overview import facts, title
 from kdcli.report.sections.repeat import repeat_block
 from kdcli.report.sections.summary import _listed, summary
@@ -358,12 +358,14 @@ def test_what_a_decision_does_not_need_is_folded(compressed):
     [
         ({"task": "own", "data": {"source": "/home/me/tickets.csv"}}, "tickets.csv"),
         ({"task": "own", "data": {"source": None}}, "your data"),
+        # The directory is not the benchmark, which may be scored too.
+        ({"task": "own", "data": {"source": "./sst2"}}, "sst2 (your data)"),
         # The data of a distillation on text is the text.
         ({"data": {"source": "corpus.txt"}, "eval": {"tasks": ["own"]}}, "your data"),
     ],
 )
 def test_your_own_data_has_its_name_in_every_view(recipe, name, report):
     own = report.model_copy(update={"recipe": recipe})
-    assert own_data(own) == name
+    assert own_data_name(own) == name
     scored = own.model_copy(update={"quality": {"own": {}, "own b": {}, "sst2": {}}})
-    assert list(with_own_data(scored).quality) == [name, f"{name} b", "sst2"]
+    assert list(with_data_names(scored).quality) == [name, f"{name} b", "sst2"]

@@ -5,7 +5,7 @@ from statistics import fmean
 
 from kdcli.data.tasks import named_tasks
 from kdcli.deploy.measurements import UNSTABLE_PHRASE, LatencyRow
-from kdcli.report.own_data import own_data
+from kdcli.report.own_data import own_data_name
 from kdcli.report.schema import Quality, Report
 from kdcli.report.sections.compression import compressed_name, compression_facts
 from kdcli.report.sections.evaluations import evaluations_by_task, set_name
@@ -204,7 +204,7 @@ def _on_tasks(report: Report, what: str) -> str:
 def _task(report: Report) -> str:
     """Return the task of the recipe, or the name of the user's own data."""
     task = str(report.recipe.get("task") or "")
-    return own_data(report) if task == OWN else task
+    return own_data_name(report) if task == OWN else task
 
 
 def overview(report: Report) -> ReportTable:
