@@ -37,7 +37,7 @@ ERROR_LIMITS: Mapping[str, float] = {**FILE_LIMITS, "bf16": 0.1}
 # default, torch silently stops compiling.
 COMPILED_SHAPES = 1000
 COMPILED_STEP = 64
-"""Number of tokens of which the lengths of batches for torch.compile are multiples."""
+"""Batches for torch.compile are padded to a multiple of this number of tokens."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ Scorer = Callable[[Array], dict[str, float]]
 
 
 @runtime_checkable
-class ScorerOfMeans(Protocol):
+class ScorerWithValues(Protocol):
     """A scorer that knows the values of single examples, so that no jackknife is needed."""
 
     def __call__(self, rows: Array, /) -> dict[str, float]:
@@ -182,7 +182,7 @@ def _example_values(scorer: Scorer, n: int, seed: int) -> Mapping[str, Array]:
     Returns:
         metric -> [n], or [SAMPLE] if there are more than FEW_EXAMPLES, or [0] for one example.
     """
-    if isinstance(scorer, ScorerOfMeans):
+    if isinstance(scorer, ScorerWithValues):
         return scorer.example_values()
     every = np.arange(n)
     whole = scorer(every)

@@ -186,7 +186,7 @@ def cut_model(model: PreTrainedModel, kept: Array) -> PreTrainedModel:
 
 
 def _cut(tensor: Tensor, shape: torch.Size, kept: Tensor) -> Tensor:
-    """Keep the entries `kept` of the dimension that is another one in `shape`.
+    """Select the entries `kept` along the dimension whose size differs from `shape`.
 
     A part of MobileBERT's masked-language-model head has one column per token.
     """

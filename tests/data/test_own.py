@@ -228,7 +228,7 @@ def test_a_much_longer_text_that_is_not_read_is_a_warning(columns, roles, text, 
     rows = [columns | ({} if label is None else {"label": label}) for label in labels]
     table = [(f"a:{n}", row) for n, row in enumerate(rows)]
     assert own_task(table, roles, log.append, head=head).texts == (text,)
-    warnings = [line for line in log if "holds longer texts" in line]
+    warnings = [line for line in log if "the unused column" in line]
     assert len(warnings) == (warns is not None)
     assert all(f"--set data.columns.text={warns}" in line for line in warnings)
 

@@ -101,7 +101,7 @@ def test_without_labels_the_values_are_agreement():
     for name in ("By class", "Calibration", "Thresholds"):
         note = parts_of(report)[name].table.note
         assert f"The labels are the predictions of {BASELINE}: no labels were read." in note
-        assert "The labels are the data's own." in parts_of(report_with())[name].table.note
+        assert "The labels come from the data." in parts_of(report_with())[name].table.note
     assert "how sure the model is that both agree" in words(report)
 
 

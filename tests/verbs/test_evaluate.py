@@ -49,7 +49,7 @@ def models(tmp_path_factory):
 
 @pytest.fixture
 def data(tmp_path):
-    folder = tmp_path / "data"
+    folder = tmp_path / "tickets"
     write(folder / "validation.jsonl", own_files.rows("class", 60, seed=1))
     return folder
 
@@ -274,7 +274,7 @@ def test_a_gate_that_is_missed_fails_after_the_table(models, data, tmp_path, gat
     options = [part for gate in gates for part in ("--min-metric", gate)]
     result = evaluate(*models, "--task", "own", "--data", data, *options, "-o", tmp_path / "out")
     assert result.exit_code == code, result.output
-    assert "data accuracy" in result.stdout
+    assert "tickets accuracy" in result.stdout
     assert (tmp_path / "out" / "report.json").exists()
     if code:
         metric, _, least = gates[-1].partition("=")
@@ -286,7 +286,7 @@ def test_a_gate_that_is_missed_fails_after_the_table(models, data, tmp_path, gat
 
 
 def test_a_metric_that_is_not_a_number_misses_its_gate():
-    """As mteb's correlations of vectors that are all the same."""
+    """mteb's correlation is NaN if all vectors are equal."""
     scored = SimpleNamespace(model="m", set="", metrics={"spearman": math.nan})
     report = SimpleNamespace(cards={"m": None}, evaluations=[scored], decisions=[])
     result = SimpleNamespace(report=report, folder="out")

@@ -35,7 +35,7 @@ def encoder(tmp_path_factory):
 @pytest.fixture
 def given(encoder, tmp_path):
     """A model and a task of two classes, some of its validation labels wrong."""
-    data = own_files.own(tmp_path / "data", "class")
+    data = own_files.own(tmp_path / "tickets", "class")
     own_files.write(
         data / "validation.jsonl", own_files.spoil(own_files.rows("class", 48, seed=1), "class")
     )
@@ -195,7 +195,7 @@ def test_windows_of_a_question_have_a_default_length(tmp_path):
 def test_what_a_run_prints_and_when_it_evaluates(given, tmp_path):
     out = tmp_path / "out"
     result = succeeds(*given, "-o", out)
-    assert "data accuracy" in result.stdout
+    assert "tickets accuracy" in result.stdout
     assert f"model and report in {out}" in result.stdout.replace("\n", "")
     for name in ("report.md", "report.html", "README.md"):
         assert "accuracy" in (out / name).read_text("utf-8")

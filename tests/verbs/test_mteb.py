@@ -76,7 +76,7 @@ def test_its_score_is_that_of_the_same_pairs_here(models, tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("name", SIMILARITIES)
 def test_vectors_are_compared_as_the_model_says(name):
-    """Also two single vectors, which mteb compares to score summaries."""
+    """mteb also compares single vectors when it scores summaries."""
     encoder = Encoder(SimpleNamespace(format=EmbeddingFormat(similarity=name)), None, None)
     x_ND, y_ND = np.random.default_rng(0).normal(size=(2, 5, 16)).astype(np.float32)
     theirs = SimilarityFunction.to_similarity_fn(name)

@@ -44,8 +44,7 @@ _PAIRS = (
     *(("text", "textpair"), ("query", "passage")),
 )
 MUCH_LONGER = 3
-"""How many times as long as the chosen text the median text of another column must be for a
-warning."""
+"""Ratio of median lengths above which an unused column causes a warning."""
 _IDS = ("", "id", "idx", "guid", "index", "unnamed0")
 
 
@@ -182,9 +181,9 @@ class Columns:
         if other <= MUCH_LONGER * length:
             return None
         return (
-            f"the text is read from '{chosen}' (median length {length:.0f} characters), but "
-            f"'{longest}', which is not used, holds longer texts (median {other:.0f}): add --set "
-            f"data.columns.{role}={longest} to read these instead"
+            f"using '{chosen}' as the text (median {length:.0f} characters), but the unused column "
+            f"'{longest}' is longer (median {other:.0f}); to use it instead, add --set "
+            f"data.columns.{role}={longest}"
         )
 
     def _median_length(self, column: str) -> float:

@@ -104,7 +104,7 @@ class Pools:
     def count_in(self, part: RowHashes) -> int:
         """Return the number of rows that a part of a partition evaluates.
 
-        Rows with the same hash count each, but only in the last split that has them.
+        Duplicates are counted. A row in several splits counts only in the last of them.
         """
         count, later = 0, _no_rows()
         for rows in (self.test, self.validation, self.train):

@@ -150,7 +150,7 @@ def _reference(decision: Decision) -> str:
     """Name the labels that the numbers of a section rest on."""
     if decision.reference == "teacher":
         return f"The labels are the predictions of {decision.baseline}: no labels were read."
-    return "The labels are the data's own."
+    return "The labels come from the data."
 
 
 def _class_row(decision: Decision, each: ClassChange) -> dict[str, str]:

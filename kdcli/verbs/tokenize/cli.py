@@ -14,7 +14,7 @@ SHARED = ("output_dir", "dry_run", "trust_remote_code", *PRINTING)
 def tokenize(given: Given) -> Printable | None:
     """Tokenise a large text once, in several processes.
 
-    Then pass the directory to a training as --data.
+    Pass the directory to a training command with --data.
     """
     from kdcli.verbs.tokenize.settings import TokenizeOptions
 
