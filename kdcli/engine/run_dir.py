@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from kdcli.disk import (
     COMMITS,
+    EMBEDDED,
     MAX_REPORT_BYTES,
     atomic_dir,
     cached_file,
@@ -33,6 +34,7 @@ from kdcli.disk import (
     fsync,
     read_json,
     remove,
+    user_path,
     write_atomic,
 )
 from kdcli.errors import MachineError, UsageError
@@ -54,13 +56,8 @@ MEASURED = json.dumps("measured")
 """Value of `student.layers` before a run has chosen the layers and written them down."""
 NOT_OF_TRAINING = ("measure.", "train.checkpoint_every")
 """Keys that do not affect training, so a resumed run may change them."""
-INPUT_KEYS = frozenset(
-    {
-        *("model", "models", "teacher", "more_teachers", "base", "baseline", "tokenizer", "run"),
-        *("source", "train", "masks", "documents", "vectors", "soft_labels", "glove"),
-    }
-)
-"""Last parts of the recipe keys that name models, data and other files to read."""
+NO_PATHS = frozenset({"verb", "task", "method"})
+"""Keys whose values never name a file, though a directory may have the same name."""
 KEEP = 2
 """Number of checkpoints kept: the last one, and the one before in case the last is damaged."""
 
@@ -253,17 +250,19 @@ class RunDir:
 
     def _check_holds_no_input(self, recipe_yaml: str) -> None:
         folder = self.path.resolve()
-        for key, value in flatten_recipe(recipe_yaml).items():
-            given = json.loads(value)
-            if key.rpartition(".")[2] not in INPUT_KEYS or given is None:
+        for source in _texts_in(read_yaml(recipe_yaml)):
+            if source in EMBEDDED:
                 continue
-            for source in given if isinstance(given, list) else [given]:
-                path = Path(str(source)).expanduser()
-                if path.exists() and path.resolve().is_relative_to(folder):
-                    raise UsageError(
-                        f"--overwrite would delete {source}, which this run reads ({key})",
-                        "choose another directory with -o",
-                    )
+            try:
+                path = user_path(source)
+                is_inside = path.exists() and path.resolve().is_relative_to(folder)
+            except (UsageError, OSError):
+                continue  # It is no path.
+            if is_inside:
+                raise UsageError(
+                    f"--overwrite would delete {source}, which the recipe names",
+                    "choose another directory with -o",
+                )
 
     @property
     def done(self) -> bool:
@@ -467,6 +466,19 @@ def _same(before: str, now: str) -> bool:
     """
     is_measured = now == MEASURED and before.startswith("[")
     return before == now or is_measured or ("@" not in now and COMMIT.sub("", before) == now)
+
+
+def _texts_in(tree: object) -> Iterator[str]:
+    """Yield the strings in a recipe that may be paths."""
+    if isinstance(tree, str):
+        yield tree
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _texts_in(value)
+    elif isinstance(tree, dict):
+        for key, value in tree.items():
+            if key not in NO_PATHS:
+                yield from _texts_in(value)
 
 
 def flatten_recipe(recipe_yaml: str) -> dict[str, str]:

@@ -240,7 +240,7 @@ def misfit_of(
                 f"head.label_map must hold each of 0 ... {count - 1} once, got {list(label_map)}"
             )
         return None
-    in_head, in_data = _comparable(head_labels), _comparable(task.labels)
+    in_head, in_data = _comparable(head_labels, task.labels)
     if all(GENERIC.fullmatch(name) for name in head_labels) or in_head == in_data:
         return None
     if sorted(in_head) == sorted(in_data):
@@ -255,8 +255,8 @@ def misfit_of(
 
 def _label_misfit(head_labels: Sequence[str], task: Task) -> str:
     """Name the labels of a head, and the task's labels that are not among them."""
-    in_head = set(_comparable(head_labels))
-    foreign = [n for n, name in enumerate(_comparable(task.labels)) if name not in in_head]
+    in_head, in_data = _comparable(head_labels, task.labels)
+    foreign = [n for n, name in enumerate(in_data) if name not in in_head]
     predicted = f"it predicts {_listed(head_labels)}"
     if not foreign:
         return f"{predicted}; {task.title} has only {_listed(task.labels)}"
@@ -266,10 +266,14 @@ def _label_misfit(head_labels: Sequence[str], task: Task) -> str:
     return f"{predicted}, but {task.title} has {others}{where}"
 
 
-def _comparable(names: Sequence[str]) -> list[str]:
-    """Remove case and punctuation from labels, unless they tell two labels apart (C and C++)."""
-    plain = [re.sub(r"[\W_]", "", name).lower() for name in names]
-    return plain if len(set(plain)) == len(plain) and all(plain) else list(names)
+def _comparable(*lists: Sequence[str]) -> list[list[str]]:
+    """Remove punctuation and case from labels, unless they tell labels apart (C and C++)."""
+    without_punctuation = [[re.sub(r"[\W_]", "", n).lower() for n in names] for names in lists]
+    without_case = [[name.strip().lower() for name in names] for names in lists]
+    for candidates in (without_punctuation, without_case):
+        if all(len(set(names)) == len(names) and all(names) for names in candidates):
+            return candidates
+    return [list(names) for names in lists]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -192,7 +192,7 @@ def _cut(tensor: Tensor, shape: torch.Size, kept: Tensor) -> Tensor:
     """
     for dim, (before, after) in enumerate(zip(tensor.shape, shape, strict=True)):
         if before != after:
-            return tensor.index_select(dim, kept)
+            return tensor.index_select(dim, kept.to(tensor.device))
     return tensor
 
 

@@ -198,7 +198,14 @@ def test_dtypes_of_another_accelerator(other, kind, bf16, auto, fp16):
 
 @pytest.mark.parametrize(
     ("wanted", "processes", "started"),
-    [("auto", None, 3), ("xpu", None, 3), ("xpu:1", None, 0), ("cpu", None, 0)],
+    [
+        ("auto", None, 3),
+        ("xpu", None, 3),
+        ("xpu", 2, 2),
+        ("xpu:1", None, 0),
+        ("cpu", None, 0),
+        ("cpu", 2, 2),
+    ],
 )
 def test_a_process_for_each_accelerator(other, monkeypatch, wanted, processes, started):
     other("xpu", count=3)
@@ -211,8 +218,13 @@ def test_a_process_for_each_accelerator(other, monkeypatch, wanted, processes, s
     assert counts == ([started] if started else [])
 
 
-def test_mps_is_one_device(other):
+@pytest.mark.parametrize("processes", [None, 1])
+def test_mps_is_one_device(other, monkeypatch, processes):
     other("mps")
+    monkeypatch.setattr(launch, "start", lambda *arguments: SimpleNamespace(num_processes=1))
+    session = launch.launch("fp32", RunOptions(processes=processes))
+    assert session is not None
+    assert session.device.type == "mps"
     with pytest.raises(UsageError, match="--processes 2: mps is one device"):
         launch.launch("fp32", RunOptions(processes=2))
 

@@ -82,15 +82,23 @@ class TestClaim:
         assert listing(run.path) == [LOCK, LOG_FILE, RECIPE_FILE]
         assert "lr: 0.01" in (run.path / RECIPE_FILE).read_text("utf-8")
 
-    @pytest.mark.parametrize("source", ["", "checkpoints"])
-    def test_overwrite_spares_what_the_run_reads(self, run, source):
+    @pytest.mark.parametrize(
+        "text",
+        ["teacher: {0}", "student: {0}/checkpoints", "models: [a, {0}]", "steps: [{{model: {0}}}]"],
+    )
+    def test_overwrite_spares_what_the_run_reads(self, run, text):
         run.save_checkpoint(1, tensors(1.0), {})
         before = listing(run.path)
-        model = run.path / source
-        with pytest.raises(UsageError, match="would delete") as caught:
-            RunDir.claim(run.path, recipe(f"teacher={model}"), overwrite=True)
-        assert f"{model}, which this run reads (teacher)" in str(caught.value)
+        with pytest.raises(UsageError, match="would delete"):
+            RunDir.claim(run.path, text.format(run.path), overwrite=True)
         assert listing(run.path) == before
+
+    def test_overwrite_takes_no_name_for_a_path(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        for name in ("smp", "demo"):
+            text = f"method: {name}\nmodel: demo\nurl: 'https://a/{300 * 'b'}'\nother: ~nosuch/x\n"
+            RunDir.claim(Path(name), text).release()
+            RunDir.claim(Path(name), text, overwrite=True).release()
 
     @pytest.mark.parametrize("flags", [{"overwrite": True}, {"resume": True}, {}])
     @pytest.mark.parametrize("names", [["thesis.tex"], ["thesis.tex", RECIPE_FILE]])

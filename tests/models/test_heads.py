@@ -263,6 +263,14 @@ def test_punctuation_that_tells_labels_apart_is_compared(labels):
         assert "head.label_map='[1, 0]'" in error.value.hint
 
 
+def test_case_never_tells_a_label_of_the_data_from_one_of_the_head():
+    config = hf.BertConfig(
+        id2label={0: "<=50K", 1: ">50K"}, architectures=["BertForSequenceClassification"]
+    )
+    task = Task("own", "class", ("text",), ("accuracy",), ("<=50k", ">50k"))
+    assert misfit_of("model", config, task, None) is None
+
+
 def test_the_mapping_of_tags_is_saved(headed_dir, tmp_path):
     folder = headed_dir(("I-PER", "O", "B-PER"), auto=hf.AutoModelForTokenClassification)
     with pytest.raises(UsageError, match="in another order") as error:

@@ -232,6 +232,11 @@ def test_a_candidate_that_was_not_measured_misses_every_gate(
     assert (result.exit_code, message in own_files.said_by(result)) == (5, True)
 
 
+def test_a_model_on_another_backend_is_compared_with_itself_on_torch(requests, tmp_path):
+    given = [SMALL[0], "--backend", "onnx-int8", *FEW, "--min-speedup", "1.5"]
+    succeeds(*given, "-o", tmp_path / "out")
+
+
 def test_what_cannot_be_measured_is_refused_before_anything_is(requests, tmp_path):
     alone = own_files.refused(tmp_path, "benchmark", SMALL[0], "--min-speedup", "2")
     assert f"only {SMALL[0]} on torch is measured" in alone
@@ -385,9 +390,8 @@ def test_what_cannot_be_measured_is_refused_and_nothing_written(
     ],
 )
 def test_recipes_that_cannot_be_measured(settings, message):
-    recipe = BenchmarkRecipe(**settings)
     with pytest.raises(KdcliError, match=message):
-        command.parse_backends(recipe, command.models_and_cells(recipe)[0])
+        command.models_and_cells(BenchmarkRecipe(**settings))
 
 
 def test_a_damaged_report_is_named(tmp_path):

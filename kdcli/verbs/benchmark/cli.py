@@ -30,6 +30,5 @@ def benchmark(given: Given) -> Printable | None:
     limits = run.Gates(own.max_latency_ms, own.min_speedup, own.strict)
     run.check_gates(resolved.recipe, limits)
     result = given.show(run.benchmark(resolved, options))
-    _, (first_cell, *_) = run.models_and_cells(resolved.recipe)
-    run.check_latency_gates(result.report, result.folder, limits, first_cell)
+    run.check_latency_gates(result.report, result.folder, limits, resolved.recipe)
     return result

@@ -18,7 +18,7 @@ from transformers import AutoModel, PreTrainedConfig
 from kdcli.data.sources import open_source
 from kdcli.deploy.exported import is_export, open_export
 from kdcli.deploy.latency import CELLS, Latency, Protocol, Subject, measure_latency
-from kdcli.deploy.measurements import LatencyRow
+from kdcli.deploy.measurements import Failure, LatencyRow
 from kdcli.deploy.old_machines.measure_encoders import WARM_RUNS, WARM_SECONDS, timed
 from kdcli.deploy.old_machines.portable import write_portable
 from kdcli.deploy.runners import check_backend
@@ -48,7 +48,7 @@ from kdcli.report.finish import (
     write_report,
 )
 from kdcli.report.schema import Report
-from kdcli.report.sections.latency import Cell
+from kdcli.report.sections.latency import Cell, ran_as
 from kdcli.report.text import duration
 from kdcli.report.views import short
 from kdcli.types import Card
@@ -221,18 +221,21 @@ def compare_runs(
     return write_report(RunDir(folder), contents)
 
 
-def check_latency_gates(report: Report, folder: Path, gates: Gates, cell: Cell) -> None:
+def check_latency_gates(
+    report: Report, folder: Path, gates: Gates, recipe: BenchmarkRecipe
+) -> None:
     """Compare every candidate with the gates. An unstable measurement counts by its worse quartile.
 
-    The candidates are the models next to the baseline. Of a single model, they are the backends
-    next to the first one, or the only measurement if there is just one. A candidate without a
-    measurement in the cell misses every gate.
+    The gates hold in the first cell of the recipe. The minimum speed-up holds for every measurement
+    next to the baseline, and the maximum latency for those of the models next to the baseline. If
+    there is only one model, the maximum latency holds for its other backends, or for the model
+    itself if nothing else is measured. A candidate without a measurement misses every gate.
 
     Args:
         report: the measurements.
         folder: where the report is, for the message.
         gates: the limits.
-        cell: the first batch size and length of the run, where the limits hold.
+        recipe: the recipe of the run.
 
     Raises:
         UnstableError: a cell is unstable, and the gates are strict.
@@ -249,17 +252,20 @@ def check_latency_gates(report: Report, folder: Path, gates: Gates, cell: Cell) 
         )
     if gates.max_latency_ms is None and gates.min_speedup is None:
         return
-    rows = [r for r in report.latency if (r.batch_size, r.seq_len) == cell]
-    failures = [f for f in report.failures if (f.batch_size, f.seq_len) in (cell, (None, None))]
-    missed = [
-        f"{f.model} on {f.backend} {f.dtype} was not measured: {f.reason}"
-        for f in failures
-        if len(report.cards) == 1 or f.model != next(iter(report.cards))
-    ]
+    _, (cell, *_) = models_and_cells(recipe)
+    measured = [r for r in report.latency if (r.batch_size, r.seq_len) == cell]
+    failed = [f for f in report.failures if (f.batch_size, f.seq_len) in (cell, (None, None))]
+    baseline, *others = _subjects(recipe)
+    rows = [r for r in measured if not others or not _is_of(r, baseline)]
+    failures = [f for f in failed if not others or not _is_of(f, baseline)]
+    missed = [f"{ran_as(f)} was not measured: {f.reason}" for f in failures]
+    if not rows and not failures:
+        missed.append("no candidate was measured")
     passed_unstable: list[str] = []
-    for row in _candidates(report, rows, alone=len(rows) + len(failures) == 1):
+    several_models = len({subject.name for subject in (baseline, *others)}) > 1
+    for row in rows:
         where, limit = f"{row.model} on {row.backend} {row.dtype}", gates.max_latency_ms
-        if limit is not None:
+        if limit is not None and not (several_models and row.model == baseline.name):
             text = f"{where}: {row.stated_ms:.2f} ms"
             if row.unstable:
                 text += ", the upper quartile of an unstable measurement"
@@ -284,25 +290,23 @@ def check_latency_gates(report: Report, folder: Path, gates: Gates, cell: Cell) 
         raise GateError("; ".join(missed), f"the report is in {folder}")
 
 
-def _candidates(report: Report, rows: Sequence[LatencyRow], *, alone: bool) -> list[LatencyRow]:
-    """Return the rows that the gates hold for. `alone`: the run measured nothing else."""
-    baseline, *others = report.cards
-    if others:
-        return [row for row in rows if row.model != baseline]
-    return [row for row in rows if alone or row.speedup is not None]
+def _is_of(measurement: LatencyRow | Failure, subject: Subject) -> bool:
+    """Whether a measurement, or a failed one, is of this model on this backend."""
+    expected = subject.name, subject.backend, subject.precision
+    return (measurement.model, measurement.backend, measurement.dtype) == expected
 
 
 def check_gates(recipe: BenchmarkRecipe, gates: Gates) -> None:
     """Check that there is something to compare with, before anything is measured.
 
-    Raises UsageError: a speed-up is required, but only one model on one backend is measured.
+    Raises UsageError: a speed-up is required, but only the baseline is measured.
     """
-    models, _ = models_and_cells(recipe)
-    if gates.min_speedup is not None and len(models) * len(recipe.backends) == 1:
+    baseline, *others = _subjects(recipe)
+    if gates.min_speedup is not None and not others:
         raise UsageError(
-            f"--min-speedup compares measurements, but only {models[0]} on {recipe.backends[0]} "
+            f"--min-speedup compares measurements, but only {baseline.name} on {baseline.backend} "
             "is measured",
-            "give a second model, or a second --backend",
+            "give a second model, or another --backend",
         )
 
 
@@ -448,6 +452,29 @@ def _protocol(
     return Protocol(device=str(device), cells=cells, **rest)
 
 
+def _subjects(recipe: BenchmarkRecipe) -> list[Subject]:
+    """Return what a recipe measures, the baseline first."""
+    models, _ = models_and_cells(recipe)
+    return subjects_of(_named(models), parse_backends(recipe, models), recipe.dtype)
+
+
+def subjects_of(
+    models: Mapping[str, str], backends: Sequence[tuple[str, str]], dtype: str
+) -> list[Subject]:
+    """Return every model on every backend, the baseline first.
+
+    The baseline is the first model on torch in `dtype`, or on its own backend if it is an export,
+    which runs on no other one.
+    """
+    baseline = _subject(*next(iter(models.items())), "torch", dtype)
+    every = [
+        _subject(name, model, backend, precision)
+        for backend, precision in backends
+        for name, model in models.items()
+    ]
+    return list(dict.fromkeys([baseline, *every]))
+
+
 def _subject(name: str, model: str, backend: str, precision: str) -> Subject:
     if is_export(model):
         export = open_export(model)
@@ -485,22 +512,16 @@ def _measure(
 ) -> Latency:
     """Measure the models in one worker for each backend.
 
-    Each worker also measures the baseline, on torch in `dtype` unless it is an export. The rows of
-    the baseline are kept once.
+    Each worker also measures the baseline, whose rows are kept once.
     """
-    baseline = _subject(*next(iter(models.items())), "torch", dtype)
+    baseline, *subjects = subjects_of(models, backends, dtype)
     groups: dict[str, list[Subject]] = {}
-    for backend, precision in backends:
-        for subject in (
-            _subject(name, model, backend, precision) for name, model in models.items()
-        ):
-            # An export runs on its own backend, once.
-            if subject not in groups.setdefault(subject.backend, []):
-                groups[subject.backend].append(subject)
+    for subject in subjects or [baseline]:
+        groups.setdefault(subject.backend, []).append(subject)
     total = Latency()
-    for backend, subjects in groups.items():
-        Progress.log(f"measuring {len(subjects)} on {backend}")
-        latency = measure_latency([baseline, *(s for s in subjects if s != baseline)], protocol)
+    for backend, of_backend in groups.items():
+        Progress.log(f"measuring {len(of_backend)} on {backend}")
+        latency = measure_latency(list(dict.fromkeys([baseline, *of_backend])), protocol)
         seen = {_place(row) for row in total.rows}
         latency.rows = [row for row in latency.rows if _place(row) not in seen]
         total.extend(latency)
