@@ -305,23 +305,17 @@ class RunOptions:
             folder: the directory of the run.
             changes: option -> its new value.
         """
-        return self._command_in(folder, verb, changes or {}, resume=True)
+        options = dict(changes or {}) | ({"-o": str(folder)} if self.output_dir is None else {})
+        words = self._words(verb, options)
+        if words is None:
+            named = {"-o": str(folder), **(changes or {})}
+            words = [word for option in named.items() for word in option]
+            return f"the same command with {shlex.join([*words, '--resume'])}"
+        return shlex.join([*(word for word in words if word != "--overwrite"), "--resume"])
 
     def changed_command(self, verb: str, folder: Path, changes: Mapping[str, str]) -> str:
         """Return the command with other values of options, for a finished run in `folder`."""
-        return self._command_in(folder, verb, changes, resume=False)
-
-    def _command_in(
-        self, folder: Path, verb: str, changes: Mapping[str, str], *, resume: bool
-    ) -> str:
-        options = dict(changes) | ({"-o": str(folder)} if self.output_dir is None else {})
-        resumed = ["--resume"] if resume else []
-        words = self._words(verb, options)
-        if words is None:
-            named = {"-o": str(folder), **changes}
-            words = [word for option in named.items() for word in option]
-            return f"the same command with {shlex.join([*words, *resumed])}"
-        return shlex.join([*(word for word in words if word != "--overwrite"), *resumed])
+        return self.continuing_command(verb, folder, changes).removesuffix(" --resume")
 
     def _words(self, verb: str, changes: Mapping[str, str]) -> list[str] | None:
         """Return the words of the command without `--resume`, and with other values of options."""
