@@ -1,6 +1,7 @@
 """`kdcli trim`: models without the tokens that a text does not need."""
 
 import shlex
+import string
 import time
 from functools import partial
 
@@ -13,7 +14,12 @@ from filelock import FileLock
 from forked import Child
 from own_files import kdcli, refused, report_of, said_by, succeeds, write
 from sentence_transformers import SentenceTransformer
-from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertTokenizer,
+)
 
 from kdcli.errors import MachineError
 from kdcli.models.embedder import EmbeddingFormat, save_embedder
@@ -107,6 +113,16 @@ def test_an_embedding_model_stays_one(text, tmp_path):
     assert np.array_equal(
         one.encode(TEXTS, prompt_name="query"), other.encode(TEXTS, prompt_name="query")
     )
+
+
+def test_an_embedding_model_that_only_the_library_lowercases_is_refused(text, tmp_path):
+    base = load_encoder(str(own_files.encoder(tmp_path / "base")))
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *string.ascii_letters]
+    cased = BertTokenizer({token: n for n, token in enumerate(vocabulary)}, do_lower_case=False)
+    save_embedder(base.model, cased, EmbeddingFormat(), tmp_path / "model")
+    (tmp_path / "model" / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    message = refused(tmp_path, "trim", tmp_path / "model", "--data", text)
+    assert "sentence-transformers lowercases the texts of" in message
 
 
 def test_a_size_keeps_the_most_frequent_tokens(text, tmp_path):
