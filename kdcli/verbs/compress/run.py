@@ -28,6 +28,7 @@ from kdcli.report.sections.price import price_sentence
 from kdcli.report.text import duration, short
 from kdcli.run.context import cpu_session
 from kdcli.run.stages import telling_how_to_continue
+from kdcli.targets.outputs import delete_oldest_outputs
 from kdcli.types import Kind, task_title
 from kdcli.verbs.compress.budget import (
     TIMED,
@@ -54,6 +55,7 @@ from kdcli.verbs.compress.plan import check_reachable, follow_plan, follow_steps
 from kdcli.verbs.compress.recipes import BY_MODEL, detected
 from kdcli.verbs.compress.rows import divide_rows, goal_notes
 from kdcli.verbs.compress.runner import (
+    OUTPUTS,
     PAGE,
     PARTITION,
     STEPS,
@@ -560,4 +562,5 @@ def _write(
     from kdcli.report.charts.compression import png
 
     write_atomic(runner.folder / PICTURE, png(compression))
+    delete_oldest_outputs(runner.folder / OUTPUTS)
     return write_report(RunDir(runner.folder), contents)

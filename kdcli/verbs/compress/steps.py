@@ -45,6 +45,11 @@ class Step:
         """Whether the verb trains a model."""
         return self.verb in TRAININGS
 
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether the verb scores models on rows that another goal scores again."""
+        return self.verb == "evaluate"
+
     def run(self, options: RunOptions) -> None:
         """Run the verb as if it were alone in this process, and free its models afterwards."""
         self._call_alone(options)
