@@ -605,6 +605,21 @@ def test_each_kind_of_student_has_its_own_number_of_steps(tmp_path, monkeypatch)
     assert {one for one in trained if len(one) == 2} >= {("4x32", 400), ("static:8", 12)}
 
 
+def test_a_single_shape_without_a_budget_is_trained_without_a_dry_run(tmp_path, monkeypatch):
+    trained = []
+    monkeypatch.setattr(halving, "estimate", lambda *_: (TrainingCost(0, 0.0), "it would fail"))
+    monkeypatch.setattr(halving, "distill_keys", lambda search, shape: {})
+    monkeypatch.setattr(halving, "train_fully", lambda search, shape: trained.append(shape))
+    search = search_of(tmp_path, max_drop=1.0)
+    monkeypatch.setattr(search, "judge", lambda: None)
+    try_shapes(search, {"2x8": FAST})
+    assert (trained, search.candidates) == (["2x8"], {})
+    # With a budget, the dry run decides.
+    search = search_of(tmp_path, max_drop=1.0, budget=60.0)
+    try_shapes(search, {"2x8": FAST})
+    assert (trained, search.candidates["2x8"].skipped) == (["2x8"], "it would fail")
+
+
 def test_the_budget_ends_a_training_that_has_begun(tmp_path, monkeypatch):
     clock, ran = itertools.count(), []
     monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
