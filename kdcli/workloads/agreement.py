@@ -154,7 +154,7 @@ def _shared_neighbours(x_NN: Array, y_NN: Array, count: int) -> Array:
 def _nearest(cosines_NN: Array, count: int) -> Iterator[Array]:
     """Yield the numbers of each text's `count` nearest other texts, in any order.
 
-    Of equally near texts, the first ones count.
+    Ties go to the earlier text.
     """
     for text, cosines_N in enumerate(cosines_NN):
         others_N = cosines_N.copy()

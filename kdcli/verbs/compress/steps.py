@@ -110,6 +110,8 @@ def export_step(
             pooling=recipe.pooling,
             task=recipe.task if reads_rows else None,
             max_drop=max_drop,
+            # The file must meet the goal, which allows no excess.
+            exact=True,
             output_dir=options.output_dir,
             overwrite=options.overwrite,
             trust_remote_code=options.trust_remote_code,
