@@ -25,6 +25,7 @@ from kdcli.report.charts import compression as charts_module
 from kdcli.report.schema import Compression, Throughput
 from kdcli.report.schema_decisions import ClassChange, Decision, PairedValue
 from kdcli.report.sections.price import price_sentence
+from kdcli.targets import outputs
 from kdcli.types import ModelShape
 from kdcli.verbs.compress import front, halving, judge, plan, run, steps
 from kdcli.verbs.compress import runner as runner_module
@@ -678,6 +679,18 @@ def test_a_single_shape_without_a_budget_is_trained_without_a_dry_run(tmp_path, 
     search = search_of(tmp_path, max_drop=1.0, budget=60.0)
     try_shapes(search, {"2x8": FAST})
     assert (trained, search.candidates["2x8"].skipped) == (["2x8"], "it would fail")
+
+
+def test_only_evaluations_keep_outputs(tmp_path):
+    runner, kept = runner_of(tmp_path), {}
+
+    def step(verb):
+        return Step(verb, lambda options: kept.update({verb: outputs._folder.get()}))
+
+    for verb in ("evaluate", "export", "trim", "distill"):
+        assert runner.step(verb, step(verb)) == ""
+    folders = dict.fromkeys(("export", "trim", "distill"))
+    assert kept == {"evaluate": tmp_path / "outputs"} | folders
 
 
 def test_the_budget_ends_a_training_that_has_begun(tmp_path, monkeypatch):
