@@ -19,9 +19,11 @@ def points_per_row(scorers: Sequence[Scorer], metric: str, rows: int) -> float:
         metric: the name of the metric.
         rows: number of rows.
     """
-    values = [example_values(scorer, rows, seed=0).get(metric) for scorer in scorers]
-    is_share = all(each is not None and len(each) > 0 and is_binary(each) for each in values)
-    return 100 / rows if is_share else 0.0
+    for scorer in scorers:
+        values_N = example_values(scorer, rows, seed=0).get(metric)
+        if values_N is None or not len(values_N) or not is_binary(values_N):
+            return 0.0
+    return 100 / rows
 
 
 def exceeds(drop: float, bound: float, tolerance: float = 0.0) -> bool:
