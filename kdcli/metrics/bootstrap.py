@@ -87,7 +87,7 @@ def paired_bootstrap(
     outside = 50 * (1 - confidence)
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     bounds = np.percentile(differences, [outside, 100 - outside], axis=0).T.tolist()
-    values, base_values = (_example_values(scorer, n, seed) for scorer in (model, baseline))
+    values, base_values = (example_values(scorer, n, seed) for scorer in (model, baseline))
     is_same = not differences.any()
     intervals = {}
     for (name, value), (low, high) in zip(ours.items(), bounds, strict=True):
@@ -96,7 +96,7 @@ def paired_bootstrap(
             effect = 1.0 / n if is_same else 0.0
         else:
             correct_N, base_N = values[name], base_values[name]
-            if len(correct_N) == n and _is_binary(correct_N) and _is_binary(base_N):
+            if len(correct_N) == n and is_binary(correct_N) and is_binary(base_N):
                 only_model = int((np.rint(correct_N) > np.rint(base_N)).sum())
                 only_baseline = int((np.rint(correct_N) < np.rint(base_N)).sum())
                 intervals[name] = (difference, *tango_interval(only_model, only_baseline, n, z))
@@ -172,7 +172,7 @@ def tango_interval(
     return end(-1.0), end(1.0)
 
 
-def _example_values(scorer: Scorer, n: int, seed: int) -> Mapping[str, Array]:
+def example_values(scorer: Scorer, n: int, seed: int) -> Mapping[str, Array]:
     """Return each example's share of a metric, as the jackknife's pseudo-values.
 
     The pseudo-value of an example is n * m - (n - 1) * m', where m' is the metric without the
@@ -198,7 +198,7 @@ def _example_values(scorer: Scorer, n: int, seed: int) -> Mapping[str, Array]:
     }
 
 
-def _is_binary(values: Array) -> bool:
+def is_binary(values: Array) -> bool:
     """Whether all values are 0 or 1, up to rounding."""
     rounded = np.rint(values)
     return bool(np.isin(rounded, (0.0, 1.0)).all() and np.abs(values - rounded).max() < 1e-6)

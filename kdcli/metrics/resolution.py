@@ -1,27 +1,37 @@
-"""The smallest difference of a metric that rows can show."""
+"""The bound on a drop, and the smallest drop that rows can show."""
 
-from kdcli.metrics.bootstrap import OF_NUMBERS
+from collections.abc import Sequence
+
+from kdcli.metrics.bootstrap import Scorer, example_values, is_binary
 
 ROUNDING = 1e-9
 """Difference in points up to which two drops are equal."""
 
 
-def points_of_row(metric: str, rows: int) -> float:
-    """Return the points (hundredths) that one row counts in a metric that is a share of rows.
+def points_per_row(scorers: Sequence[Scorer], metric: str, rows: int) -> float:
+    """Return what one row is worth, in points, if every row counts 0 or 1 in a metric, else 0.
 
-    It is 0 for metrics of numbers, such as correlations, which have no smallest step.
+    In accuracy, one of 400 rows is worth 0.25 points. Metrics such as F1 and correlations have
+    smaller steps.
+
+    Args:
+        scorers: the scorers of the models that are compared, on the same rows.
+        metric: the name of the metric.
+        rows: number of rows.
     """
-    return 0.0 if metric in OF_NUMBERS else 100 / rows
+    for scorer in scorers:
+        values_N = example_values(scorer, rows, seed=0).get(metric)
+        if values_N is None or not len(values_N) or not is_binary(values_N):
+            return 0.0
+    return 100 / rows
 
 
-def exceeds(drop: float, bound: float, points: float) -> bool:
-    """Return whether a drop is larger than a bound by at least the worth of one row.
-
-    A smaller difference is no evidence, because one row alone decides it.
+def exceeds(drop: float, bound: float, tolerance: float = 0.0) -> bool:
+    """Return whether a drop is larger than a bound, by at least a tolerance.
 
     Args:
         drop: the drop in points. NaN exceeds every bound.
         bound: the largest drop that is allowed, in points.
-        points: the points that one row counts; see `points_of_row`.
+        tolerance: the excess that is too large, in points; 0 allows no excess.
     """
-    return not (drop <= bound + ROUNDING or drop - bound < points - ROUNDING)
+    return not (drop <= bound + ROUNDING or drop - bound < tolerance - ROUNDING)

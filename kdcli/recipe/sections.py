@@ -1,7 +1,7 @@
 """Define the recipe sections that several verbs share, and the options of a run."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -305,17 +305,23 @@ class RunOptions:
             folder: the directory of the run.
             changes: option -> its new value.
         """
-        options = dict(changes or {}) | ({"-o": str(folder)} if self.output_dir is None else {})
-        words = self._words(verb, options)
-        if words is None:
-            named = {"-o": str(folder), **(changes or {})}
-            words = [word for option in named.items() for word in option]
-            return f"the same command with {shlex.join([*words, '--resume'])}"
-        return shlex.join([*(word for word in words if word != "--overwrite"), "--resume"])
+        return self._command(verb, folder, changes or {}, ["--resume"])
 
     def changed_command(self, verb: str, folder: Path, changes: Mapping[str, str]) -> str:
         """Return the command with other values of options, for a finished run in `folder`."""
-        return self.continuing_command(verb, folder, changes).removesuffix(" --resume")
+        return self._command(verb, folder, changes, [])
+
+    def _command(
+        self, verb: str, folder: Path, changes: Mapping[str, str], more: Sequence[str]
+    ) -> str:
+        """Return the command with other values of options and `more` words, without --overwrite."""
+        options = dict(changes) | ({"-o": str(folder)} if self.output_dir is None else {})
+        words = self._words(verb, options)
+        if words is None:
+            named = {"-o": str(folder), **changes}
+            words = [word for option in named.items() for word in option]
+            return f"the same command with {shlex.join([*words, *more])}"
+        return shlex.join([*(word for word in words if word != "--overwrite"), *more])
 
     def _words(self, verb: str, changes: Mapping[str, str]) -> list[str] | None:
         """Return the words of the command without `--resume`, and with other values of options."""
@@ -378,10 +384,14 @@ class CommandOptions:
 
 
 def _with_option(words: list[str], option: str, value: str) -> list[str]:
-    """Return the words of a command with another value of an option, which may be missing."""
-    for at, word in enumerate(words):
-        if word == option:
-            return [*words[: at + 1], value, *words[at + 2 :]]
-        if word.startswith(f"{option}="):
-            return [*words[:at], f"{option}={value}", *words[at + 1 :]]
-    return [*words, option, value]
+    """Return the words of a command with another value of an option.
+
+    The option may be missing. If it is repeated, all its values are replaced, because the last one
+    counts.
+    """
+    if all(word.partition("=")[0] != option for word in words):
+        return [*words, option, value]
+    return [
+        value if last == option else f"{option}={value}" if word.startswith(f"{option}=") else word
+        for last, word in zip(["", *words], words, strict=False)
+    ]

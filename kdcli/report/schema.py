@@ -284,6 +284,10 @@ class StepReport(SchemaPart):
     folder: str
 
 
+CandidateCost = Literal["ms", "mb"]
+"""A cost of a candidate: its latency or its size."""
+
+
 class Candidate(SchemaPart):
     """A candidate of a compression. A candidate that was skipped has no numbers.
 
@@ -291,6 +295,8 @@ class Candidate(SchemaPart):
     sequence of 128 tokens: `ms` is the median, or the upper quartile of an `unstable` measurement.
     `speedup` is null for the teacher. `throughput` is from the largest batch that was measured of
     all candidates. `mb` is the size of the files, and `outcome` is the result in words.
+    `dominated_by` names a candidate that is at least as good in score, size and latency and meets
+    the same limits, if there is one.
     """
 
     name: str
@@ -303,6 +309,13 @@ class Candidate(SchemaPart):
     throughput: Throughput | None = None
     mb: float | None = None
     outcome: str
+    dominated_by: str | None = None
+
+    def cost(self, cost: CandidateCost) -> float:
+        """Return a cost of a candidate that was measured."""
+        value = self.ms if cost == "ms" else self.mb
+        assert value is not None, f"{self.name} was not measured"
+        return value
 
 
 class Verified(SchemaPart):

@@ -1,13 +1,16 @@
 """Keep the outputs of scored models on disk, so that each model reads the same rows only once.
 
 A file holds the outputs of one model for one set of rows. Its name is a hash of everything that the
-outputs depend on: the model's weights and configuration, the tokens of the rows, the dtypes and the
-kind of device. Another model, other rows or another maximum length therefore have another file.
+outputs depend on: the model's weights, configuration and code, the tokens of the rows, the dtypes,
+the kind of device, and the versions of torch and transformers. Another model, other rows or another
+maximum length therefore have another file.
 
 Outputs are stored exactly as they were computed, so scores do not depend on where they come from.
+No run needs these files: if one cannot be written or read, the outputs are computed again.
 """
 
 import hashlib
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import transformers
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from transformers import PreTrainedModel
@@ -23,13 +27,16 @@ from kdcli.data.labelled.features import TokenizedRows
 from kdcli.disk import cache_key, disk_errors, write_atomic
 from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
+from kdcli.errors import MachineError
 from kdcli.targets.cache import hashes_of_tokens
 from kdcli.types import Array
 
-OUTPUTS_FORMAT = 1  # incremented when the format of the files changes
+OUTPUTS_FORMAT = 2  # incremented when the format of the files changes
 VALUES, SHAPES, DIGEST = "values", "shapes", "sha256"
+MAX_FILE_BYTES, MAX_FOLDER_BYTES = 1 << 28, 1 << 30
+"""Maximum size of the outputs in one file, and of all files after `delete_oldest_outputs`."""
 
-_folder: ContextVar[Path | None] = ContextVar("kept_outputs", default=None)
+_folder: ContextVar[Path | None] = ContextVar("outputs_folder", default=None)
 
 
 @contextmanager
@@ -42,7 +49,7 @@ def keep_outputs(folder: Path) -> Iterator[None]:
         _folder.reset(token)
 
 
-def kept_outputs(
+def load_or_compute_outputs(
     model: PreTrainedModel,
     fingerprint: Callable[[], str],
     rows: TokenizedRows,
@@ -51,26 +58,54 @@ def kept_outputs(
 ) -> list[Array]:
     """Return a model's outputs for rows, from the directory of `keep_outputs` if it has them.
 
+    Outputs of more than `MAX_FILE_BYTES` are not kept. Neither are the outputs of a run in several
+    processes, because `compute` would wait forever for a process that finds the file.
+
     Args:
         model: the model in PyTorch.
-        fingerprint: returns a hash of everything in the model that the outputs depend on.
+        fingerprint: returns a hash of the weights and settings that the outputs depend on.
         rows: the tokenised rows.
         session: the device and the compute dtype.
-        compute: computes the outputs, one float32 array per row.
+        compute: computes the outputs, float32 arrays with the same number of dimensions.
     """
     folder = _folder.get()
-    if folder is None or not len(rows):
+    if folder is None or not len(rows) or session.accelerator.num_processes > 1:
         return compute()
     dtypes = str(model.dtype), str(session.compute_dtype), session.judging
-    place = session.device.type, torch.__version__
+    place = session.device.type, torch.__version__, transformers.__version__, _hash_of_code(model)
     key = cache_key(OUTPUTS_FORMAT, fingerprint(), hashes_of_tokens(rows), dtypes, place)
     file = folder / f"{key}.safetensors"
     stored = _read(file) if file.is_file() else None
     if stored is not None:
         return stored
     outputs = compute()
-    _write(file, outputs)
+    if sum(output.nbytes for output in outputs) <= MAX_FILE_BYTES:
+        try:
+            _write(file, outputs)
+        except MachineError as error:
+            Progress.log(f"outputs are not kept for another goal: {error.message}")
     return outputs
+
+
+def delete_oldest_outputs(folder: Path) -> None:
+    """Keep the files in a directory that were used last, up to `MAX_FOLDER_BYTES` in total."""
+    total = 0
+    try:
+        used = [(file.stat(), file) for file in folder.glob("*.safetensors")]
+        for status, file in sorted(used, key=lambda each: each[0].st_mtime, reverse=True):
+            total += status.st_size
+            if total > MAX_FOLDER_BYTES:
+                file.unlink()
+    except OSError as error:
+        Progress.log(f"old outputs could not be deleted: {error}")
+
+
+def _hash_of_code(model: PreTrainedModel) -> str:
+    """Return a hash of the file with a model's class; empty if it belongs to transformers."""
+    kind = type(model)
+    if kind.__module__.partition(".")[0] == transformers.__name__:
+        return ""
+    return hashlib.sha256(Path(inspect.getfile(kind)).read_bytes()).hexdigest()
 
 
 def _write(file: Path, outputs: Sequence[Array]) -> None:
@@ -83,13 +118,15 @@ def _write(file: Path, outputs: Sequence[Array]) -> None:
 
 
 def _read(file: Path) -> list[Array] | None:
-    """Return the outputs in a file, or None after a log line if the file is damaged."""
+    """Return the outputs in a file, or None after a log line if the file cannot be used."""
     try:
         with safe_open(file, framework="numpy") as stored:
             values, shapes = stored.get_tensor(VALUES), stored.get_tensor(SHAPES)
             digest = (stored.metadata() or {}).get(DIGEST)
-    except SafetensorError as error:
-        Progress.log(f"{file} is damaged ({error}), so these outputs are computed again")
+        # The files that were used last are kept.
+        file.touch()
+    except (OSError, SafetensorError) as error:
+        Progress.log(f"{file} cannot be read ({error}), so these outputs are computed again")
         return None
     if digest != _digest(values, shapes):
         Progress.log(f"{file} is damaged (its hash differs), so these outputs are computed again")
@@ -100,4 +137,6 @@ def _read(file: Path) -> list[Array] | None:
 
 
 def _digest(values: Array, shapes: Array) -> str:
-    return hashlib.sha256(values.tobytes() + shapes.tobytes()).hexdigest()
+    digest = hashlib.sha256(values.data)
+    digest.update(shapes.data)
+    return digest.hexdigest()

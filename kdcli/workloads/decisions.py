@@ -32,6 +32,7 @@ from kdcli.metrics.per_class import (
     count_classes,
     largest_confusions,
 )
+from kdcli.metrics.resolution import exceeds
 from kdcli.metrics.thresholds import (
     DEFAULT_THRESHOLD,
     ThresholdPoint,
@@ -190,7 +191,7 @@ def class_drop_misses(decision: Decision, max_class_drop: float) -> list[str]:
     misses = []
     for each in checked:
         lost = -each.metrics[decision.metric].difference / POINT
-        if not lost <= max_class_drop + 1e-9:
+        if exceeds(lost, max_class_drop):
             misses.append(
                 f"{name} loses {lost:.2f} points of {metric_name(decision)} in class {each.name} "
                 f"({each.count:,} examples), more than {max_class_drop:g}"

@@ -25,7 +25,7 @@ from kdcli.models.embedder import EmbeddingFormat, Pool, format_for, load_embedd
 from kdcli.models.load import check_case, load_tokenizer
 from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
-from kdcli.targets.outputs import kept_outputs
+from kdcli.targets.outputs import load_or_compute_outputs
 from kdcli.types import Array, Batch, Example, Needs, Task
 from kdcli.workloads.runner_outputs import FORWARD_ROWS, padded
 from kdcli.workloads.settings import VectorFormat
@@ -205,11 +205,15 @@ class Embedder(Model):
         if self.runner is not None:
             return self.cut(self._run_rows(self.runner, rows))
 
-        def compute() -> list[Array]:
-            return list(self._forward(rows, session))
-
-        vectors = kept_outputs(self.model, lambda: self.fingerprint, rows, session, compute)
-        return self.cut(np.stack(vectors) if len(vectors) else self._empty(rows))
+        # One array for all rows, because vectors need no copy of their own.
+        (vectors_NE,) = load_or_compute_outputs(
+            self.model,
+            lambda: self.fingerprint,
+            rows,
+            session,
+            lambda: [self._forward(rows, session)],
+        )
+        return self.cut(vectors_NE)
 
     def _empty(self, rows: TokenizedRows) -> Array:
         """Return an uninitialised array for the vectors of rows, [N, E] float32."""

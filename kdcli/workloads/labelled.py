@@ -36,7 +36,7 @@ from kdcli.models.model import Model
 from kdcli.models.shape import InitializedStudent, positions_of
 from kdcli.models.temperature import stored_temperature
 from kdcli.recipe.sections import TrainSettings
-from kdcli.targets.outputs import kept_outputs
+from kdcli.targets.outputs import load_or_compute_outputs
 from kdcli.targets.targets import PrecomputedLogits, StorePlace, Targets, stored_signals
 from kdcli.targets.teacher import Teacher
 from kdcli.types import (
@@ -474,7 +474,7 @@ class LabelledWorkload(Workload):
             runner, positions = network.runner(latency_threads()), positions_of(network.config)
             outputs = runner_outputs(runner, evaluator.features.rows, positions)
         else:
-            outputs = kept_outputs(
+            outputs = load_or_compute_outputs(
                 model.model,
                 lambda: weights_hash(model.model),
                 evaluator.features.rows,

@@ -37,7 +37,7 @@ from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.recipe.sections import KdSettings, TrainSettings
-from kdcli.targets.outputs import kept_outputs
+from kdcli.targets.outputs import load_or_compute_outputs
 from kdcli.targets.targets import StorePlace, stored_signals
 from kdcli.targets.teacher import Teacher
 from kdcli.types import (
@@ -437,7 +437,7 @@ class RerankWorkload(Workload):
         order = BatchOrder(len(rows), 1, 0)
         modules = {"model": captured}
         job = Job(modules, step, by_length, order, by_length, compute_metrics=lambda outputs: {})
-        outputs = kept_outputs(
+        outputs = load_or_compute_outputs(
             model.model,
             lambda: weights_hash(model.model),
             by_length,

@@ -1,13 +1,20 @@
 """Outputs of scored models on disk: exact, and computed again for anything that differs."""
 
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+import transformers
 from test_cache import headed, rows_of
 
 from kdcli.models.card import weights_hash
 from kdcli.run.context import cpu_session
-from kdcli.targets.outputs import keep_outputs, kept_outputs
+from kdcli.targets import outputs as module
+from kdcli.targets.outputs import delete_oldest_outputs, keep_outputs, load_or_compute_outputs
 
 SHAPES = {"class": (3,), "tokens": (30, 3)}
 
@@ -18,14 +25,22 @@ class Asked:
     def __init__(self, shape):
         self.shape, self.computed = shape, 0
 
-    def __call__(self, model, rows):
+    def __call__(self, model, rows, session=None):
         def compute():
             self.computed += 1
             drawn = np.random.default_rng(self.computed)
             return [drawn.standard_normal(self.shape, np.float32) for _ in range(len(rows))]
 
         fingerprint = lambda: weights_hash(model)  # noqa: E731
-        return kept_outputs(model, fingerprint, rows, cpu_session(), compute)
+        return load_or_compute_outputs(model, fingerprint, rows, session or cpu_session(), compute)
+
+
+def session_of(dtype=torch.float32, device="cpu", judging=False, processes=1):
+    accelerator = SimpleNamespace(num_processes=processes)
+    place = torch.device(device)
+    return SimpleNamespace(
+        accelerator=accelerator, device=place, compute_dtype=dtype, judging=judging
+    )
 
 
 @pytest.mark.parametrize("kind", SHAPES)
@@ -51,6 +66,9 @@ def test_what_outputs_depend_on_is_never_mixed_up(tmp_path):
     shorter = rows_of((7, 2, 18, 3, 3, 18, 11, 5))
     asked = [(model, rows), (other, rows), (headed(dtype=torch.bfloat16), rows), (model, shorter)]
     asked += [(model, rows_of(seed=1)), (model, rows_of(types=False))]
+    asked += [(model, replace(rows, pad_id=1))]
+    for settings in ({"dtype": torch.bfloat16}, {"device": "meta"}, {"judging": True}):
+        asked.append((model, rows, session_of(**settings)))
     with keep_outputs(tmp_path):
         for each in asked:
             ask(*each)
@@ -58,6 +76,23 @@ def test_what_outputs_depend_on_is_never_mixed_up(tmp_path):
         for each in asked:
             ask(*each)
     assert ask.computed == len(asked)
+
+
+def test_outputs_depend_on_the_code_of_the_model(tmp_path, monkeypatch):
+    ask, rows, code = Asked((3,)), rows_of(), tmp_path / "modeling_own.py"
+    model = headed()
+    with keep_outputs(tmp_path / "outputs"):
+        ask(model, rows)
+        monkeypatch.setattr(transformers, "__version__", "0.0")
+        ask(model, rows)
+        assert ask.computed == 2
+        # A class that comes with the model may change while its weights stay.
+        monkeypatch.setattr(type(model), "__module__", "transformers_modules.own")
+        monkeypatch.setattr(module.inspect, "getfile", lambda kind: str(code))
+        for text in ("x = 1\n", "x = 2\n", "x = 1\n"):
+            code.write_text(text)
+            ask(model, rows)
+    assert ask.computed == 4
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:-5], lambda b: b[:-1] + bytes([b[-1] ^ 1])])
@@ -69,6 +104,55 @@ def test_damaged_outputs_are_computed_again(damage, tmp_path, capsys):
         file.write_bytes(damage(file.read_bytes()))
         ask(model, rows)
         assert ask.computed == 2
-        assert "is damaged" in capsys.readouterr().err
+        assert "so these outputs are computed again" in capsys.readouterr().err
         ask(model, rows)
     assert ask.computed == 2
+
+
+def test_a_file_that_cannot_be_written_or_read_ends_no_run(tmp_path, capsys, monkeypatch):
+    ask, model, rows = Asked((3,)), headed(), rows_of()
+    (tmp_path / "file").touch()
+    with keep_outputs(tmp_path / "file"):
+        ask(model, rows)
+    assert "outputs are not kept for another goal: " in capsys.readouterr().err
+    with keep_outputs(tmp_path / "outputs"):
+        ask(model, rows)
+
+        def unreadable(*_, **options):
+            raise PermissionError("permission denied")
+
+        monkeypatch.setattr(module, "safe_open", unreadable)
+        ask(model, rows)
+    assert "permission denied" in capsys.readouterr().err
+    assert ask.computed == 3
+
+
+def test_nothing_is_kept_that_is_too_large_or_of_several_processes(tmp_path, monkeypatch):
+    ask, model, rows = Asked((3,)), headed(), rows_of()
+    bytes_of_rows = 3 * 4 * len(rows)
+    with keep_outputs(tmp_path / "outputs"):
+        ask(model, rows, session_of(processes=2))
+        monkeypatch.setattr(module, "MAX_FILE_BYTES", bytes_of_rows - 1)
+        ask(model, rows)
+        assert not (tmp_path / "outputs").exists()
+        monkeypatch.setattr(module, "MAX_FILE_BYTES", bytes_of_rows)
+        ask(model, rows)
+        ask(model, rows)
+    assert ask.computed == 3
+
+
+def test_the_files_that_were_used_last_stay(tmp_path, monkeypatch):
+    ask, model = Asked((3,)), headed()
+    files = []
+    with keep_outputs(tmp_path):
+        for seed in range(3):
+            ask(model, rows_of(seed=seed))
+            (new,) = set(tmp_path.iterdir()) - set(files)
+            files.append(new)
+            os.utime(new, (seed, seed))
+        # A file that is read counts as new.
+        ask(model, rows_of(seed=0))
+    monkeypatch.setattr(module, "MAX_FOLDER_BYTES", 2 * files[0].stat().st_size)
+    delete_oldest_outputs(tmp_path)
+    assert set(tmp_path.iterdir()) == {files[0], files[2]}
+    delete_oldest_outputs(Path(tmp_path / "missing"))

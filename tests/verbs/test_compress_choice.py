@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import own_files
 import pytest
 import yaml
+from matplotlib.figure import Figure
 
 from kdcli.data.labelled.partition import Partition, text_hashes
 from kdcli.data.text.sentences import read_texts
@@ -20,9 +21,11 @@ from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, MachineError, Stopped, UsageError
 from kdcli.recipe.resolve import resolve
 from kdcli.recipe.sections import RunOptions
-from kdcli.report.schema import Throughput
+from kdcli.report.charts import compression as charts_module
+from kdcli.report.schema import Compression, Throughput
 from kdcli.report.schema_decisions import ClassChange, Decision, PairedValue
 from kdcli.report.sections.price import price_sentence
+from kdcli.targets import outputs
 from kdcli.types import ModelShape
 from kdcli.verbs.compress import front, halving, judge, plan, run, steps
 from kdcli.verbs.compress import runner as runner_module
@@ -76,6 +79,21 @@ def said_of(scores, chosen, missed, goal, **verified):
 def runner_of(folder, *, budget=None, **goal):
     recipe = CompressRecipe(model="m", task="own", goal=GoalSettings(**goal), budget=budget)
     return StepRunner(recipe, RowTrainer, RunOptions(), folder, Journal(budget, StopRequest()))
+
+
+def compression_of(search, chosen):
+    """The part of a report that holds the candidates of a search."""
+    return Compression(
+        task="own",
+        metric="accuracy",
+        rows=500,
+        goal=run.limits_of(search.goal),
+        strict=search.goal.strict,
+        met=True,
+        chosen=chosen.name,
+        sentence="",
+        candidates=run.candidate_rows(search, chosen),
+    )
 
 
 def search_of(tmp_path, **goal):
@@ -294,12 +312,29 @@ def test_a_goal_that_the_verification_rows_miss_names_the_next_candidate(tmp_pat
     )
     goal = GoalSettings(max_drop=0.24)
     assert choose(goal, search.scores) == (better, {})
-    # Nothing loses less than the slowest candidate, and a goal that is met needs no other one.
-    assert run.next_step(search, slow, {"max_drop": "2.00 points lost"}) != ""
+    # A goal that is met needs no other candidate, and a smaller --max-drop helps no class.
+    assert run.next_step(search, one, {}) == ""
+    assert run.next_step(search, one, {"max_class_drop": "6.00 points lost"}) == ""
+    # Nothing loses less than the only candidate.
     search.scores = scores_of(one)
     assert run.next_step(search, one, {"max_drop": "2.00 points lost"}) == ""
-    search.scores = scores_of(one, slow)
-    assert run.next_step(search, one, {}) == ""
+
+
+def test_the_next_candidate_is_the_one_of_the_largest_smaller_drop():
+    goal = GoalSettings(max_drop=1.0)
+    one, two, three = (
+        measured("a", 0.895, 2.0, 4.0),
+        measured("b", 0.8972, 3.0, 5.0),
+        measured("c", 0.901, 5.0, 6.0),
+    )
+    # 0.28 points are exactly the loss of the next one.
+    assert judge.next_choice(goal, scores_of(one, two, three), one) == (two, 0.28)
+    # A candidate that is better than the teacher meets 0.
+    assert judge.next_choice(goal, scores_of(one, three), one) == (three, 0.0)
+    assert judge.next_choice(GoalSettings(speedup=2.0), scores_of(one, two), one) is None
+    # Two digits cannot tell these losses apart.
+    near = measured("b", 0.895001, 3.0, 5.0)
+    assert judge.next_choice(goal, scores_of(one, near), one) is None
 
 
 def test_a_candidate_that_is_worse_in_every_respect_is_not_offered(tmp_path, monkeypatch):
@@ -313,30 +348,56 @@ def test_a_candidate_that_is_worse_in_every_respect_is_not_offered(tmp_path, mon
     search.scores = scores
     outcomes = {row.name: row.outcome for row in run.candidate_rows(search, untrimmed)}
     assert outcomes["2x8-trimmed-int8"] == (
-        "meets the goal; 2x8-int8 is no worse in score, size or latency"
+        "meets the goal, but 2x8-int8 is at least as good in score, size and latency"
     )
-    compression = SimpleNamespace(candidates=run.candidate_rows(search, untrimmed))
-    result = SimpleNamespace(report=SimpleNamespace(compression=compression))
-    monkeypatch.setattr(front.RunResult, "read", lambda folder: result)
-    read = front.Front.read(tmp_path)
-    assert (read.fast, read.small) == (["2x8-int8", "teacher"],) * 2
-    # Another limit that only the larger one meets keeps it.
+
+    def fronts(search, chosen):
+        compression = compression_of(search, chosen)
+        drawn = tuple(
+            charts_module._draw(Figure().add_subplot(), compression, cost, ranges)
+            for cost in ("ms", "mb")
+            for ranges in [charts_module._ranges(compression, cost)]
+        )
+        result = SimpleNamespace(report=SimpleNamespace(compression=compression))
+        monkeypatch.setattr(front.RunResult, "read", lambda folder: result)
+        read = front.Front.read(tmp_path)
+        assert (read.fast, read.small) == drawn
+        return drawn
+
+    assert fronts(search, untrimmed) == (["2x8-int8", "teacher"],) * 2
+    # Another limit that only the larger one meets keeps it in the choice and on the front.
     strict = GoalSettings(max_drop=1.0, strict=True)
     unsure = scores_of(replace(untrimmed, low=0.88), larger)
     assert choose(strict, unsure) == (larger, {})
+    search = search_of(tmp_path, max_drop=1.0, strict=True)
+    search.scores = unsure
+    assert fronts(search, larger)[0] == ["2x8-trimmed-int8", "teacher"]
     for better in (replace(larger, score=0.896), replace(larger, ms=1.8), replace(larger, mb=3.9)):
         assert "2x8-trimmed-int8" not in dominated(goal, scores_of(untrimmed, better))
 
 
-def test_less_than_one_selection_row_misses_no_goal():
+def test_only_a_candidate_that_is_offered_excludes_another_one():
+    # Each is as fast as the next one, but the last one is 8 % slower than the first one.
+    fast, middle, slow = (
+        measured("fast", 0.895, 1.0, 4.0),
+        measured("middle", 0.896, 1.04, 3.9),
+        measured("slow", 0.897, 1.08, 3.8),
+    )
+    goal = GoalSettings(max_drop=1.0)
+    for order in itertools.permutations((fast, middle, slow)):
+        assert dominated(goal, scores_of(*order)) == {"middle": "slow"}
+        assert choose(goal, scores_of(*order)) == (fast, {})
+
+
+def test_the_same_limit_holds_on_the_selection_and_the_verification_rows():
     goal, teacher = GoalSettings(max_drop=0.3), measured("teacher", 0.9, 10.0, 8.0)
-    one = replace(measured("a", 0.895, 2.0, 4.0), row=0.25)
-    assert misses(goal, teacher, one) == {}
-    assert misses(goal, teacher, replace(one, score=0.8925)).keys() == {"max_drop"}
-    # The interval's end is no whole number of rows, and the verification rows decide strictly.
-    strict = GoalSettings(max_drop=0.3, strict=True)
-    assert misses(strict, teacher, one).keys() == {"max_drop"}
-    assert misses(goal, teacher, replace(one, row=0.0)).keys() == {"max_drop"}
+    # Both lose one or two of 400 rows.
+    fast, kept = measured("a", 0.895, 2.0, 4.0), measured("b", 0.8975, 3.0, 4.0)
+    assert choose(goal, scores_of(fast, kept)) == (kept, {})
+    for one, missed in ((fast, {"max_drop"}), (kept, set())):
+        verified = Verification(SimpleNamespace(decisions=[]), 400, teacher, one, 1, 0.95)
+        assert run.verified_misses(goal, {}, verified).keys() == missed
+        assert misses(goal, teacher, one).keys() == missed
 
 
 def test_limits_that_contradict_each_other_are_named():
@@ -603,6 +664,33 @@ def test_each_kind_of_student_has_its_own_number_of_steps(tmp_path, monkeypatch)
     first = [("4x32", 400, 1), ("3x32", 400, 1), ("static:8", 12, 1)]
     assert trained[:3] == first
     assert {one for one in trained if len(one) == 2} >= {("4x32", 400), ("static:8", 12)}
+
+
+def test_a_single_shape_without_a_budget_is_trained_without_a_dry_run(tmp_path, monkeypatch):
+    trained = []
+    monkeypatch.setattr(halving, "estimate", lambda *_: (TrainingCost(0, 0.0), "it would fail"))
+    monkeypatch.setattr(halving, "distill_keys", lambda search, shape: {})
+    monkeypatch.setattr(halving, "train_fully", lambda search, shape: trained.append(shape))
+    search = search_of(tmp_path, max_drop=1.0)
+    monkeypatch.setattr(search, "judge", lambda: None)
+    try_shapes(search, {"2x8": FAST})
+    assert (trained, search.candidates) == (["2x8"], {})
+    # With a budget, the dry run decides.
+    search = search_of(tmp_path, max_drop=1.0, budget=60.0)
+    try_shapes(search, {"2x8": FAST})
+    assert (trained, search.candidates["2x8"].skipped) == (["2x8"], "it would fail")
+
+
+def test_only_evaluations_keep_outputs(tmp_path):
+    runner, kept = runner_of(tmp_path), {}
+
+    def step(verb):
+        return Step(verb, lambda options: kept.update({verb: outputs._folder.get()}))
+
+    for verb in ("evaluate", "export", "trim", "distill"):
+        assert runner.step(verb, step(verb)) == ""
+    folders = dict.fromkeys(("export", "trim", "distill"))
+    assert kept == {"evaluate": tmp_path / "outputs"} | folders
 
 
 def test_the_budget_ends_a_training_that_has_begun(tmp_path, monkeypatch):

@@ -75,6 +75,11 @@ def test_the_command_that_continues_a_run_names_its_directory():
     named = RunOptions(arguments=("compress", "m", "-o", "out"), output_dir=Path("out"))
     changed = named.changed_command("compress", Path("out"), {"--max-drop": "0.5"})
     assert changed == "kdcli compress m -o out --max-drop 0.5"
+    # The last value of a repeated option counts, so all of them change.
+    words = ("compress", "m", "--max-drop", "1", "--max-drop=2", "-o", "out")
+    repeated = RunOptions(arguments=words, output_dir=Path("out"))
+    changed = repeated.changed_command("compress", Path("out"), {"--max-drop": "0.5"})
+    assert changed == "kdcli compress m --max-drop 0.5 --max-drop=0.5 -o out"
     # Python has no command.
     words = "the same command with -o out --max-drop 0.5"
     assert RunOptions().changed_command("compress", Path("out"), {"--max-drop": "0.5"}) == words

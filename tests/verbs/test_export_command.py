@@ -279,7 +279,9 @@ def quickly(monkeypatch):
 
     monkeypatch.setattr(export, "recorded", quick)
     comparison = FileComparison({"texts": 64, "cosine": 1.0, "least": 1.0})
-    monkeypatch.setattr(export, "write_gated", lambda file, *_: GatedFile(file, comparison))
+    monkeypatch.setattr(
+        export, "write_gated", lambda file, *_, **options: GatedFile(file, comparison)
+    )
 
 
 def test_a_wrong_file_leaves_nothing_behind(saved, tmp_path, monkeypatch):

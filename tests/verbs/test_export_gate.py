@@ -2,16 +2,69 @@
 written."""
 
 import json
+import math
+from types import SimpleNamespace
 
+import numpy as np
 import own_files
 import pytest
 from own_files import kdcli, refused, said_by, succeeds
+
+from kdcli.report.schema import Comparison, Evaluation
+from kdcli.verbs.export import agreement
+from kdcli.verbs.export.run import export
+from kdcli.workloads.scores import ModelScores, compare
+from kdcli.workloads.settings import LabelledSettings
 
 TASK = ["--task", "own"]
 
 
 def facts_of(folder):
     return json.loads((folder / "export.json").read_text("utf-8"))
+
+
+def lose(monkeypatch, *points):
+    """Let the attempts of an export lose these points, one after another."""
+    lost = iter(points)
+    monkeypatch.setattr(agreement, "worst_drop", lambda *_: next(lost))
+
+
+def test_the_worst_set_counts_and_no_score_is_the_worst():
+    row = {"model": "file", "baseline": "torch", "task": "own", "low": 0.0, "high": 0.0}
+    drops = {"a": -0.5, "b": math.nan, "c": -0.9}
+    rows = [
+        Comparison(**row, set=name, metric=metric, difference=drop, confidence=0.95)
+        for name, drop in drops.items()
+        for metric in ("f1", "accuracy")
+    ]
+    assert math.isnan(agreement.worst_drop(rows, "accuracy"))
+    assert agreement.worst_drop([rows[1], rows[5]], "accuracy") == pytest.approx(90)
+
+
+def test_of_several_sets_the_largest_one_gives_the_worth_of_a_row(monkeypatch):
+    def scored(**sets):
+        row = {"model": "", "task": "own", "split": "test"}
+        evaluations, scorers = [], {}
+        for name, right in sets.items():
+            values = np.array(right, float)
+            scorers[name] = lambda rows, values=values: {"accuracy": float(values[rows].mean())}
+            metrics = {"accuracy": float(values.mean())}
+            evaluations.append(Evaluation(**row, set=name, n=len(right), metrics=metrics))
+        return ModelScores(evaluations, scorers, {each.set: each.n for each in evaluations})
+
+    sides = iter([scored(a=[1] * 10, b=[1] * 40), scored(a=[1] * 9 + [0], b=[1] * 38 + [0, 0])])
+    workload = SimpleNamespace(
+        name="own",
+        score=lambda _: next(sides),
+        run_by=lambda *_: None,
+        compare=lambda scores, pairs: compare("own", scores, pairs),
+    )
+    monkeypatch.setattr(agreement, "file_runner", lambda *_, **options: None)
+    monkeypatch.setattr(agreement.ExportCheck, "_agreement", lambda *_: {})
+    check = agreement.ExportCheck(None, "class", (), workload)
+    assert len(check.scores_of_torch.evaluations) == 2
+    comparison = check.compare(SimpleNamespace(path=None, outputs=()))
+    assert (comparison.drop, comparison.points_per_row) == (pytest.approx(10.0), 2.5)
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +77,8 @@ def model(teacher_of):
 def test_the_task_judges_a_head_and_the_bound_decides(model, tmp_path, monkeypatch):
     teacher, data = model
     given = ["export", teacher, "--format", "onnx", "--int8", *TASK, "--data", data]
-    done = succeeds(
-        *given, "--max-drop", "100", "-o", tmp_path / "loose", "--set", "data.judged_rows=16"
-    )
+    given += ["--set", "data.judged_rows=16"]
+    done = succeeds(*given, "--max-drop", "100", "-o", tmp_path / "loose")
     facts = facts_of(tmp_path / "loose")
     (row,) = facts["scores"]
     assert (row["n"], set(row["torch"])) == (16, set(row["file"]))
@@ -37,9 +89,10 @@ def test_the_task_judges_a_head_and_the_bound_decides(model, tmp_path, monkeypat
     printed = " ".join(done.stdout.split())
     assert "95 % between" in printed
     assert "your data: accuracy differs from torch" in printed
-    # What each attempt loses is fixed here, so that exactly three products must stay.
-    lost = iter([90.0, 80.0, 70.0, 1.0, 20.0, 1.0])
-    monkeypatch.setattr("kdcli.verbs.export.agreement.dropped", lambda *_: ("", next(lost)))
+    # One of 16 rows is worth 6.25 points of accuracy.
+    assert facts["tolerance"] == 6.25
+    # What each attempt loses is fixed here, so that exactly four products must stay.
+    lose(monkeypatch, 9.0, 8.0, 7.25, 1.0, 7.25, 1.0)
     succeeds(*given, "--max-drop", "1.0", "-o", tmp_path / "tight")
     facts = facts_of(tmp_path / "tight")
     assert [a["in_float"] for a in facts["attempts"]] == [0, 1, 2, 4, 3]
@@ -47,13 +100,21 @@ def test_the_task_judges_a_head_and_the_bound_decides(model, tmp_path, monkeypat
     errors = [p["error"] for p in facts["products"]]
     assert errors == sorted(errors, reverse=True)
     assert facts["products"][0]["name"] in (tmp_path / "tight" / "README.md").read_text("utf-8")
-    # A difference of less than one row does not count.
-    one_row = 100 / facts["scores"][0]["n"]
-    nearly = ("", 1.0 + 0.99 * one_row)
-    monkeypatch.setattr("kdcli.verbs.export.agreement.dropped", lambda *_: nearly)
-    succeeds(*given, "--max-drop", "1.0", "-o", tmp_path / "nearly")
+    # An excess of less than one row is ignored, and said.
+    lose(monkeypatch, 7.24)
+    done = succeeds(*given, "--max-drop", "1.0", "-o", tmp_path / "nearly")
     assert [a["in_float"] for a in facts_of(tmp_path / "nearly")["attempts"]] == [0]
-    monkeypatch.setattr("kdcli.verbs.export.agreement.dropped", lambda *_: ("", 50.0))
+    excess = "7.24 points lost, allowed 1, and an excess of less than one row (6.25 points)"
+    assert excess in said_by(done)
+    # The goal of compress has no tolerance.
+    lose(monkeypatch, 7.24, 1.0)
+    options = {"format": "onnx", "precisions": ["int8"], "task": "own", "max_drop": 1.0}
+    source = LabelledSettings(source=str(data), judged_rows=16)
+    export(str(teacher), **options, data=source, exact=True, output_dir=tmp_path / "exact")
+    facts = facts_of(tmp_path / "exact")
+    assert facts["tolerance"] == 0.0
+    assert [a["in_float"] for a in facts["attempts"]] == [0, 1]
+    lose(monkeypatch, *[50.0] * 99)
     result = kdcli(*given, "--max-drop", "1.0", "-o", tmp_path / "never")
     assert (result.exit_code, "50.00 points lost, allowed 1" in said_by(result)) == (5, True)
     assert not (tmp_path / "never").exists()

@@ -118,3 +118,6 @@ def test_vectors_are_computed_once_while_outputs_are_kept(model, tmp_path, monke
     np.testing.assert_array_equal(first, expected)
     np.testing.assert_array_equal(again, expected)
     assert cut.shape == (len(texts), 4)
+    # Without a directory, a large corpus needs its vectors once in memory.
+    monkeypatch.setattr(Embedder, "_forward", lambda *_: expected)
+    assert np.shares_memory(embedder.vectors(texts, "", session), expected)

@@ -1,7 +1,6 @@
 """Draw the candidates of a compression by quality, latency and size, with the Pareto front."""
 
 import io
-from typing import Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -22,11 +21,10 @@ from kdcli.report.charts.drawing import (
     styled,
     svg,
 )
-from kdcli.report.pareto import front_of
-from kdcli.report.schema import Candidate, Compression
+from kdcli.report.pareto import candidates_on_front
+from kdcli.report.schema import Candidate, CandidateCost, Compression
 from kdcli.report.text import Picture, number
 
-CandidateCost = Literal["ms", "mb"]
 AXES: dict[CandidateCost, str] = {"ms": "median ms, 1 × 128 tokens", "mb": "files, MB"}
 SHOWN: dict[CandidateCost, str] = {
     "ms": "Better is up and to the left: quality and latency.",
@@ -57,7 +55,7 @@ def _picture(compression: Compression, cost: CandidateCost) -> Picture:
     front = _draw(axes, compression, cost, ranges)
     legend(drawing, 2, _chosen_label(compression, cost))
     words = "; ".join(
-        f"{_label(one, cost)} {_cost(one, cost):.3g}, {number(one.score)}"
+        f"{_label(one, cost)} {one.cost(cost):.3g}, {number(one.score)}"
         for one in _measured(compression)
     )
     caption = (
@@ -91,10 +89,6 @@ def _chosen_label(compression: Compression, cost: CandidateCost) -> str:
     return _label(chosen, cost)
 
 
-def _cost(one: Candidate, cost: CandidateCost) -> float:
-    return float(getattr(one, cost))
-
-
 def _draw(
     axes: Axes, compression: Compression, cost: CandidateCost, ranges: tuple[AxisRange, AxisRange]
 ) -> list[str]:
@@ -103,8 +97,8 @@ def _draw(
     `ranges` are the ranges of cost and score.
     """
     measured = _measured(compression)
-    points = {one.name: (_cost(one, cost), float(one.score or 0.0)) for one in measured}
-    front = front_of(points)
+    points = {one.name: (one.cost(cost), float(one.score or 0.0)) for one in measured}
+    front = candidates_on_front(measured, cost)
     across, along = ranges
     drawn = {name: (across.place(x), along.place(y)) for name, (x, y) in points.items()}
     axes.step(
@@ -151,7 +145,7 @@ def _ranges(compression: Compression, cost: CandidateCost) -> tuple[AxisRange, A
     """
     measured = _measured(compression)
     kept = [measured[0].name, compression.chosen]
-    costs = {one.name: _cost(one, cost) for one in measured}
+    costs = {one.name: one.cost(cost) for one in measured}
     scores = {one.name: float(one.score or 0.0) for one in measured}
     bars = {one.name: [end for end in (one.low, one.high) if end is not None] for one in measured}
     lowest = _lowest_score(compression)
@@ -175,5 +169,5 @@ def _cost_limits(compression: Compression, cost: CandidateCost) -> list[float]:
     limits = [goal["max_latency_ms"]] if "max_latency_ms" in goal else []
     # The worse quartile of the teacher's time would place the limit too far to the right.
     if "speedup" in goal and not teacher.unstable:
-        limits.append(_cost(teacher, cost) / goal["speedup"])
+        limits.append(teacher.cost(cost) / goal["speedup"])
     return limits

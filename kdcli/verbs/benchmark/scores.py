@@ -18,6 +18,7 @@ from kdcli.deploy.runners import runner
 from kdcli.engine.launch import Session, start
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
+from kdcli.metrics.resolution import exceeds
 from kdcli.models.grammar import is_shape
 from kdcli.models.load import location
 from kdcli.models.model import Model
@@ -161,9 +162,8 @@ def _compare(
     rows = workload.compare(pair, {label: other}).comparisons
     total.comparisons += rows
     first = next(iter(scores[label].evaluations[0].metrics))
-    # Floating point may exceed a drop that is allowed exactly.
-    allowed = PER_POINT * recipe.max_drop + 1e-9
-    lost = [r for r in rows if r.metric == first and not r.difference >= -allowed]
+    drops = [r for r in rows if r.metric == first]
+    lost = [r for r in drops if exceeds(-r.difference / PER_POINT, recipe.max_drop)]
     # A smaller model may lose more than `max_drop`, but a backend with the same weights may not.
     for row in lost if same else ():
         points = f"{-row.difference / PER_POINT:.2f} points of {first} lost"

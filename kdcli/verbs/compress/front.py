@@ -6,14 +6,14 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from rich.table import Table
 
 from kdcli.errors import UsageError
 from kdcli.report.finish import RunResult
-from kdcli.report.pareto import Point, front_of
-from kdcli.report.schema import Candidate, Compression
+from kdcli.report.pareto import candidates_on_front
+from kdcli.report.schema import Candidate, CandidateCost, Compression
 from kdcli.report.sections.latency import interval, milliseconds
 from kdcli.report.text import number
 
@@ -29,8 +29,8 @@ class Front:
         folder: the directory of the run.
         compression: what was tried.
         fast: the candidates that no faster one matches.
-        small: the candidates that no smaller one matches. Neither list has a candidate that another
-            one dominates.
+        small: the candidates that no smaller one matches. Neither list has a candidate that the
+            choice did not consider.
     """
 
     folder: Path
@@ -46,18 +46,9 @@ class Front:
             raise UsageError(
                 f"{folder} holds no compression", "give the directory of a run of kdcli compress"
             )
-        points = {
-            one.name: Point(one.score, one.ms, one.mb)
-            for one in compression.candidates
-            if one.score is not None and one.ms is not None and one.mb is not None
-        }
-        best = {
-            name: point
-            for name, point in points.items()
-            if not any(other.dominates(point) for other in points.values())
-        }
-        fast = front_of({name: (point.ms, point.score) for name, point in best.items()})
-        small = front_of({name: (point.mb, point.score) for name, point in best.items()})
+        fast, small = (
+            candidates_on_front(compression.candidates, cost) for cost in get_args(CandidateCost)
+        )
         return cls(folder, compression, fast, small)
 
     def rows(self) -> list[Candidate]:

@@ -61,13 +61,13 @@ def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
     alive = [shape for shape in shapes if shape not in slow]
     if not alive:
         return
-    costs = _affordable(search, alive)
-    if alive == [*costs] and len(alive) == 1 and runner.recipe.budget is None:
-        # One shape without a budget is evaluated only at the end.
+    if len(alive) == 1 and runner.recipe.budget is None:
+        # A shape without rivals or a budget needs no dry run, and is evaluated only at the end.
         if train_fully(search, alive[0]):
             train_without_teacher(search, alive[0])
         search.judge()
         return
+    costs = _affordable(search, alive)
     alive = [shape for shape in alive if shape in costs]
     if not alive:
         return

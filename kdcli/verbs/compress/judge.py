@@ -9,11 +9,11 @@ from statistics import fmean
 
 from kdcli.deploy.measurements import UNSTABLE_PHRASE, LatencyRow, Speedup
 from kdcli.disk import cache_key
-from kdcli.metrics.resolution import exceeds, points_of_row
+from kdcli.metrics.resolution import exceeds
 from kdcli.models.files import file_beside
 from kdcli.models.load import location
 from kdcli.report.finish import RunResult
-from kdcli.report.pareto import SAME_LATENCY, Point
+from kdcli.report.pareto import SAME_LATENCY, Point, dominated_by
 from kdcli.report.schema import Report, Throughput
 from kdcli.report.schema_decisions import Decision
 from kdcli.report.sections.latency import first_cell, milliseconds
@@ -53,7 +53,6 @@ class ScoredModel:
         unstable: Whether the measurement of `ms` is unstable.
         throughput: Texts per second in the largest batch that was measured of all models.
         decisions: The comparisons with the teacher class by class, on the selection rows.
-        row: The points that one selection row counts in the score; 0 on the verification rows.
     """
 
     name: str
@@ -67,7 +66,6 @@ class ScoredModel:
     unstable: bool = False
     throughput: Throughput | None = None
     decisions: tuple[Decision, ...] = ()
-    row: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,7 @@ def verify(runner: StepRunner, scores: CandidateScores, chosen: ScoredModel) -> 
         report,
         sum(e.n for e in report.evaluations if e.model == teacher[0]),
         replace(scores.teacher, score=teacher[1], low=teacher[1], high=teacher[1]),
-        replace(chosen, score=model[1], low=teacher[1] + low, high=teacher[1] + high, row=0.0),
+        replace(chosen, score=model[1], low=teacher[1] + low, high=teacher[1] + high),
         look,
         confidence,
     )
@@ -163,8 +161,6 @@ def read(
     scored = _scored(report, metric)
     base = scored[0][1]
     of_teacher = [e.n for e in report.evaluations if e.model == scored[0][0]]
-    # The score is the mean over all sets.
-    row_points = min(points_of_row(metric, count) for count in of_teacher) / len(of_teacher)
     for (label, score), (name, folder) in zip(
         scored, {"teacher": Path(teacher), **candidates}.items(), strict=True
     ):
@@ -184,7 +180,6 @@ def read(
                 row.unstable,
                 Throughput.of(largest[label], price_per_hour) if label in largest else None,
                 _decisions(report, label, name),
-                row_points,
             )
         )
     return CandidateScores(report, metric, sum(of_teacher), measured[0], measured[1:])
@@ -241,9 +236,7 @@ def misses(goal: GoalSettings, teacher: ScoredModel, one: ScoredModel) -> dict[s
     """Return how a candidate misses the goal, by limit; empty if it meets the goal."""
     missed = {}
     lost = points_lost(goal, teacher, one)
-    # Rows cannot show a difference smaller than the worth of one row.
-    points = 0.0 if goal.strict else one.row
-    if goal.max_drop is not None and exceeds(lost, goal.max_drop, points):
+    if goal.max_drop is not None and exceeds(lost, goal.max_drop):
         end = " at the interval's lower end" if goal.strict else ""
         missed["max_drop"] = (
             f"{lost:.2f} points lost{end}, {lost - goal.max_drop:.2f} more than {goal.max_drop:g}"
@@ -324,34 +317,29 @@ def choose(goal: GoalSettings, scores: CandidateScores) -> tuple[ScoredModel, di
 
 
 def dominated(goal: GoalSettings, scores: CandidateScores) -> dict[str, str]:
-    """Return the candidates that are worse than another one in every respect, with its name.
+    """Return the candidates that are not considered, each with the name of a better one.
 
-    A trimmed model, for example, is larger than the untrimmed one if int8 keeps its embeddings in
-    float32. The other candidate must also meet every limit that the worse one meets.
+    The better one is at least as good in score, size and latency, and meets every limit that the
+    other one meets. A trimmed model, for example, is larger than the untrimmed one if int8 keeps
+    its embeddings in float32.
     """
     points = {one.name: Point(one.score, one.ms, one.mb) for one in scores.candidates}
     missed = {one.name: misses(goal, scores.teacher, one).keys() for one in scores.candidates}
-    return {
-        name: other
-        for name, point in points.items()
-        for other in points
-        if points[other].dominates(point) and missed[other] <= missed[name]
-    }
+    return dominated_by(points, lambda better, worse: missed[better] <= missed[worse])
 
 
 def next_choice(
     goal: GoalSettings, scores: CandidateScores, chosen: ScoredModel
 ) -> tuple[ScoredModel, float] | None:
-    """Return the candidate that a smaller `max_drop` chooses, and the largest such `max_drop`.
+    """Return the candidate that a smaller `max_drop` chooses, and this `max_drop`.
 
-    The result is None if every smaller `max_drop` chooses the same candidate or none.
+    Drops are rounded up to two digits, which are enough to type. The largest drop that chooses
+    another candidate counts. The result is None if there is none.
     """
     if goal.max_drop is None:
         return None
     losses = [points_lost(goal, scores.teacher, one) for one in scores.candidates]
-    # Two digits are enough to type. Rows may be too few to tell a rounded drop from the next one.
-    rounded = {f(round(100 * lost, 6)) / 100 for lost in losses for f in (math.ceil, math.floor)}
-    drops = {max(0.0, drop) for drop in rounded}
+    drops = {max(0.0, math.ceil(round(100 * lost, 6)) / 100) for lost in losses}
     for drop in sorted((drop for drop in drops if drop < goal.max_drop), reverse=True):
         other, missed = choose(goal.model_copy(update={"max_drop": drop}), scores)
         if not missed and other.name != chosen.name:
@@ -406,7 +394,7 @@ def sentence(
         why = "; ".join([*missed.values(), *([both] if both else [])])
         return f"The goal cannot be met with what was tried. Nearest: {won}. It misses: {why}."
     _, high = _loss(verified)
-    is_within = goal.max_drop is None or high <= goal.max_drop + 1e-9
+    is_within = goal.max_drop is None or not exceeds(high, goal.max_drop)
     return f"{won}{'' if is_within else '; the interval reaches beyond the goal'}."
 
 

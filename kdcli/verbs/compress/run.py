@@ -28,6 +28,7 @@ from kdcli.report.sections.price import price_sentence
 from kdcli.report.text import duration, short
 from kdcli.run.context import cpu_session
 from kdcli.run.stages import telling_how_to_continue
+from kdcli.targets.outputs import delete_oldest_outputs
 from kdcli.types import Kind, task_title
 from kdcli.verbs.compress.budget import (
     TIMED,
@@ -54,6 +55,7 @@ from kdcli.verbs.compress.plan import check_reachable, follow_plan, follow_steps
 from kdcli.verbs.compress.recipes import BY_MODEL, detected
 from kdcli.verbs.compress.rows import divide_rows, goal_notes
 from kdcli.verbs.compress.runner import (
+    OUTPUTS,
     PAGE,
     PARTITION,
     STEPS,
@@ -324,10 +326,10 @@ def ship(search: Search) -> RunResult:
 
 
 def next_step(search: Search, chosen: ScoredModel, missed: Mapping[str, str]) -> str:
-    """Name the next candidate of the front if only the verification rows miss the goal."""
+    """Name the candidate of a smaller `max_drop` if only the verification rows miss it."""
     runner, goal, scores = search.runner, search.goal, search.scores
     assert scores is not None
-    if not missed or misses(goal, scores.teacher, chosen) or runner.recipe.steps:
+    if "max_drop" not in missed or misses(goal, scores.teacher, chosen) or runner.recipe.steps:
         return ""
     if (following := next_choice(goal, scores, chosen)) is None:
         return ""
@@ -449,9 +451,11 @@ def row_of(
     if one is chosen:
         outcome = "chosen"
     elif one is not teacher:
-        outcome = "; ".join(misses(goal, teacher, one).values()) or "meets the goal"
+        missed = misses(goal, teacher, one)
+        outcome = "; ".join(missed.values()) or "meets the goal"
         if better is not None:
-            outcome += f"; {better} is no worse in score, size or latency"
+            joint = ";" if missed else ", but"
+            outcome += f"{joint} {better} is at least as good in score, size and latency"
     return schema.Candidate(
         name=one.name,
         score=one.score,
@@ -463,6 +467,7 @@ def row_of(
         throughput=one.throughput,
         mb=one.mb,
         outcome=outcome,
+        dominated_by=better,
     )
 
 
@@ -560,4 +565,5 @@ def _write(
     from kdcli.report.charts.compression import png
 
     write_atomic(runner.folder / PICTURE, png(compression))
+    delete_oldest_outputs(runner.folder / OUTPUTS)
     return write_report(RunDir(runner.folder), contents)

@@ -175,11 +175,9 @@ class StepRunner:
         Progress.log(f"{name}: {step.verb}")
         options = self._step_options(resume=step.trains, overwrite=not step.trains)
         stop.deadline = deadline
-        # The outputs of models in training change, so only steps that score finished models keep
-        # them.
-        keep = contextlib.nullcontext() if step.trains else keep_outputs(self.folder / OUTPUTS)
+        outputs = keep_outputs(self.folder / OUTPUTS)
         try:
-            with keep:
+            with outputs if step.is_evaluation else contextlib.nullcontext():
                 step.run(replace(options, output_dir=place, stop_after=stop_after))
         except (Interrupted, ChildFailed):
             raise

@@ -45,6 +45,11 @@ class Step:
         """Whether the verb trains a model."""
         return self.verb in TRAININGS
 
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether the verb scores models on rows that another goal scores again."""
+        return self.verb == "evaluate"
+
     def run(self, options: RunOptions) -> None:
         """Run the verb as if it were alone in this process, and free its models afterwards."""
         self._call_alone(options)
@@ -105,6 +110,8 @@ def export_step(
             pooling=recipe.pooling,
             task=recipe.task if reads_rows else None,
             max_drop=max_drop,
+            # The file must meet the goal, which allows no excess.
+            exact=True,
             output_dir=options.output_dir,
             overwrite=options.overwrite,
             trust_remote_code=options.trust_remote_code,

@@ -14,7 +14,7 @@ from kdcli.deploy.export import GRAPH_OUTPUTS, ModelFile
 from kdcli.deploy.exported import EMBEDDING_KIND
 from kdcli.deploy.runners import Runner, file_runner
 from kdcli.engine.progress import Progress
-from kdcli.metrics.resolution import points_of_row
+from kdcli.metrics.resolution import points_per_row
 from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
 from kdcli.report.schema import Comparison
@@ -77,9 +77,12 @@ class ExportCheck:
         rows = zip(self.scores_of_torch.evaluations, of_file.evaluations, strict=True)
         both = [FileScores(a.task, a.set, a.split, a.n, a.metrics, b.metrics) for a, b in rows]
         metric = next(iter(self.scores_of_torch.evaluations[0].metrics))
-        name, drop = dropped(result.comparisons, metric)
-        row = next(points_of_row(metric, scores.n) for scores in both if scores.set == name)
-        return FileComparison(agreement, both, result.comparisons, drop, row)
+        points = min(
+            points_per_row([each.scorers[name] for each in scores.values()], metric, count)
+            for name, count in of_file.counts.items()
+        )
+        drop = worst_drop(result.comparisons, metric)
+        return FileComparison(agreement, both, result.comparisons, drop, points)
 
     def _agreement(self, file: ModelFile) -> dict[str, float]:
         """Compare the predictions or vectors of the texts."""
@@ -146,11 +149,13 @@ def _batch_of(count: int) -> int:
     return min(ROWS, max(1, count // ROWS))
 
 
-def dropped(comparisons: Sequence[Comparison], metric: str) -> tuple[str, float]:
-    """Return the set on which a file loses most, and the points (hundredths) that it loses."""
-    rows = [row for row in comparisons if row.metric == metric]
-    worst = max(rows, key=lambda row: -row.difference)
-    return worst.set, -100 * worst.difference
+def worst_drop(comparisons: Sequence[Comparison], metric: str) -> float:
+    """Return the points (hundredths) that a file loses on its worst set, or NaN if a set has NaN.
+
+    NaN is no score, so no bound allows it.
+    """
+    differences = [row.difference for row in comparisons if row.metric == metric]
+    return 0.0 - 100 * float(np.min(differences))
 
 
 def compare_outputs(

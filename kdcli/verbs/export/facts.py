@@ -33,14 +33,15 @@ class FileComparison:
         scores: The scores of both on each set of a workload.
         comparisons: The paired differences between these scores.
         drop: The points (hundredths) of the first metric that the file loses on its worst set.
-        row: The points that one row of this set counts; 0 for a metric of numbers.
+        points_per_row: What one row of the largest set is worth, in points, if every row counts 0
+            or 1; else 0.
     """
 
     agreement: dict[str, float]
     scores: list[FileScores] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     drop: float | None = None
-    row: float = 0.0
+    points_per_row: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,8 @@ class GatedFile:
         file: The file.
         comparison: The differences between the file and torch.
         max_drop: The points that it was allowed to lose; None for any number.
+        tolerance: The excess over `max_drop` from which a file is refused, in points; 0 if every
+            excess is.
         attempts: The versions that were tried, in order.
         products: The products by their error, the largest first; empty if no error was measured.
     """
@@ -88,6 +91,7 @@ class GatedFile:
     file: ModelFile
     comparison: FileComparison
     max_drop: float | None = None
+    tolerance: float = 0.0
     attempts: list[Attempt] = field(default_factory=list)
     products: list[Product] = field(default_factory=list)
 
@@ -140,6 +144,7 @@ class FileFacts:
             values["comparisons"] = [row.model_dump() for row in gated.comparison.comparisons]
         if gated.max_drop is not None or gated.products:
             values["max_drop"] = gated.max_drop
+            values["tolerance"] = gated.tolerance
             values["attempts"] = [asdict(each) for each in gated.attempts]
         if gated.products:
             values["products"] = [

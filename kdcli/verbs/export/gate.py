@@ -34,18 +34,21 @@ class FileCheck(Protocol):
         """Return texts on which integers are chosen and the error of each product is measured."""
 
 
-def write_gated(graph: Recorded, check: FileCheck, max_drop: float | None) -> GatedFile:
+def write_gated(
+    graph: Recorded, check: FileCheck, max_drop: float | None, *, exact: bool = False
+) -> GatedFile:
     """Write a file that may be used and loses at most `max_drop` points.
 
     Args:
         graph: The graph of the model in the wanted precision.
         check: Compares a file with torch.
         max_drop: The largest drop of the first metric, in points; None for any drop.
+        exact: Refuse an excess of less than one row too.
 
     Raises GateError: the file loses more, even with every product in float32.
     Raises MachineError: the file's vectors are not torch's.
     """
-    search = _Search(graph, check, max_drop)
+    search = _Search(graph, check, max_drop, exact=exact)
     most = len(products(graph.network.model)) if graph.precision in QUANTISED else 0
     count = smallest_count(most, search.holds)
     if count is None:
@@ -60,8 +63,10 @@ def write_gated(graph: Recorded, check: FileCheck, max_drop: float | None) -> Ga
 class _Search:
     """Writes versions of a file, and remembers the latest one."""
 
-    def __init__(self, graph: Recorded, check: FileCheck, max_drop: float | None) -> None:
-        self.graph, self.check, self.max_drop = graph, check, max_drop
+    def __init__(
+        self, graph: Recorded, check: FileCheck, max_drop: float | None, *, exact: bool
+    ) -> None:
+        self.graph, self.check, self.max_drop, self.exact = graph, check, max_drop, exact
         self.attempts: list[Attempt] = []
         self.errors: dict[str, float] = {}
         self.reason = ""
@@ -83,7 +88,8 @@ class _Search:
         self.latest = file, comparison
         self.reason = self.check.too_far(comparison) or self._excess(comparison)
         self.attempts.append(Attempt(count, comparison.drop, not self.reason))
-        Progress.log(f"file with {count} products in float32: {self.reason or 'accepted'}")
+        outcome = self.reason or f"accepted{self._ignored_excess(comparison)}"
+        Progress.log(f"file with {count} products in float32: {outcome}")
         return not self.reason
 
     def failure(self) -> MachineError | GateError:
@@ -103,7 +109,8 @@ class _Search:
             Product(name, error, in_float=rank < count)
             for rank, (name, error) in enumerate(self.errors.items())
         ]
-        return GatedFile(*self.latest, self.max_drop, self.attempts, ranked)
+        tolerance = self._tolerance(self.latest[1])
+        return GatedFile(*self.latest, self.max_drop, tolerance, self.attempts, ranked)
 
     def _calibrate(self) -> None:
         """Choose the integers of each linear."""
@@ -131,14 +138,28 @@ class _Search:
         )
 
     def _excess(self, comparison: FileComparison) -> str:
-        """Return in words that a drop exceeds the bound; empty if it does not.
-
-        Rows cannot show a difference smaller than the worth of one row, so it does not count.
-        """
+        """Return in words that a drop exceeds the bound; empty if it does not."""
         if self.max_drop is None:
             return ""
         drop = comparison.drop
         assert drop is not None, "a bound needs a task"
-        if not exceeds(drop, self.max_drop, comparison.row):
+        if not exceeds(drop, self.max_drop, self._tolerance(comparison)):
             return ""
         return f"{drop:.2f} points lost, allowed {self.max_drop:g}"
+
+    def _tolerance(self, comparison: FileComparison) -> float:
+        """Return the smallest excess over the bound that counts, in points.
+
+        Rows cannot show less than one row, which is not worth a product in float32.
+        """
+        return 0.0 if self.exact or self.max_drop is None else comparison.points_per_row
+
+    def _ignored_excess(self, comparison: FileComparison) -> str:
+        """Return in words that an accepted file exceeds the bound; empty if it does not."""
+        drop = comparison.drop
+        if self.max_drop is None or drop is None or not exceeds(drop, self.max_drop):
+            return ""
+        return (
+            f": {drop:.2f} points lost, allowed {self.max_drop:g}, and an excess of less than one "
+            f"row ({self._tolerance(comparison):.2f} points) is ignored"
+        )

@@ -83,6 +83,7 @@ def export(
     pooling: str | None = None,
     task: str | None = None,
     max_drop: float | None = None,
+    exact: bool = False,
     weights: bool = False,
     output_dir: Path | None = None,
     overwrite: bool = False,
@@ -102,6 +103,7 @@ def export(
         pooling: How an encoder makes the vector of a text.
         task: The task on which the model and each file are scored.
         max_drop: The maximum drop of the task's first metric, in points.
+        exact: Refuse an excess over `max_drop` of less than one row too.
         weights: Write model.safetensors too.
         output_dir: The directory; by default runs/export-NAME-FORMAT, numbered.
         overwrite: Replace the export that the directory holds.
@@ -123,7 +125,7 @@ def export(
     loaded = load(source, data, pooling, task, trust_remote_code)
     Progress.log(f"exporting {short(source)} to {format}, {', '.join(precisions)}")
     with fill_dir(folder, last=FACTS, clear=True) as staged:
-        files = _write_files(loaded, staged, format, precisions, max_drop)
+        files = _write_files(loaded, staged, format, precisions, max_drop, exact=exact)
         facts = _facts(loaded, source, format, files, staged)
         if task is not None:
             facts = replace(facts, task=task, data=data.source and short(data.source))
@@ -137,6 +139,8 @@ def _write_files(
     format: str,
     precisions: Sequence[str],
     max_drop: float | None,
+    *,
+    exact: bool,
 ) -> dict[str, GatedFile]:
     """Write a file in each precision. Returns the files by precision."""
     files = {}
@@ -145,7 +149,7 @@ def _write_files(
             is_vectors = loaded.kind == EMBEDDING_KIND and precision != "fp32"
             scored = max_drop is not None or is_vectors
             files[precision] = write_gated(
-                graph.at(precision, scored_on_text=scored), loaded.check, max_drop
+                graph.at(precision, scored_on_text=scored), loaded.check, max_drop, exact=exact
             )
     return files
 

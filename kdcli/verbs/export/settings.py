@@ -56,8 +56,8 @@ class ExportOptions:
         float | None,
         Option("--max-drop", panel=GOAL, metavar="POINTS"),
         Field(
-            description="Maximum drop of the task metric, in points (1 point = 0.01); matrix "
-            "products stay in float32 where this needs it."
+            description="Maximum drop of the task metric, in points (1 point = 0.01); kdcli "
+            "keeps matrix products in float32 where needed."
         ),
     ] = None
     weights: Annotated[

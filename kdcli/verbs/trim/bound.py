@@ -14,6 +14,7 @@ from kdcli.data.labelled.partition import Partition, choose_partition
 from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
 from kdcli.errors import GateError, UsageError
+from kdcli.metrics.resolution import exceeds
 from kdcli.models.embedder import EmbeddingFormat
 from kdcli.models.load import location
 from kdcli.models.model import Model
@@ -134,7 +135,9 @@ def smallest_vocabulary(
         f"confidence, on {count:,} verification rows"
     )
     missed = (
-        None if lost.points <= recipe.max_drop else f"{sentence}: more than {recipe.max_drop:g}"
+        f"{sentence}: more than {recipe.max_drop:g}"
+        if exceeds(lost.points, recipe.max_drop)
+        else None
     )
     return BoundedVocabulary(kept, [sentence, *notes], result, missed)
 
@@ -186,7 +189,7 @@ def _fewest(max_drop: float, selection: ScoredPart, use: TokenUse) -> tuple[Arra
         Progress.log(f"{len(kept):,} tokens: {points:.2f} points of {selection.metric} lost")
         return points
 
-    if most < len(model.tokenizer) and (points := lost(most)) > max_drop:
+    if most < len(model.tokenizer) and exceeds(points := lost(most), max_drop):
         raise GateError(
             f"the {most:,} tokens of the training rows lose {points:.2f} points of "
             f"{selection.metric} on the selection rows, more than {max_drop:g}",
@@ -197,8 +200,8 @@ def _fewest(max_drop: float, selection: ScoredPart, use: TokenUse) -> tuple[Arra
     few, enough = -1, len(sizes) - 1
     while enough - few > 1:
         middle = (few + enough) // 2
-        if lost(sizes[middle]) <= max_drop:
-            enough = middle
-        else:
+        if exceeds(lost(sizes[middle]), max_drop):
             few = middle
+        else:
+            enough = middle
     return use.keep(model, sizes[enough])
