@@ -452,10 +452,8 @@ def row_of(
         outcome = "chosen"
     elif one is not teacher:
         missed = misses(goal, teacher, one)
-        outcome = "; ".join(missed.values()) or "meets the goal"
-        if better is not None:
-            joint = ";" if missed else ", but"
-            outcome += f"{joint} {better} is at least as good in score, size and latency"
+        reasons = [*missed.values(), *([] if better is None else [f"no better than {better}"])]
+        outcome = "; ".join(reasons) or "meets the goal"
     return schema.Candidate(
         name=one.name,
         score=one.score,
