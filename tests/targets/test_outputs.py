@@ -1,14 +1,14 @@
 """Outputs of scored models on disk: exact, and computed again for anything that differs."""
 
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-import transformers
 from test_cache import headed, rows_of
 
 from kdcli.models.card import weights_hash
@@ -83,14 +83,18 @@ def test_outputs_depend_on_the_code_of_the_model(tmp_path, monkeypatch):
     model = headed()
     with keep_outputs(tmp_path / "outputs"):
         ask(model, rows)
-        monkeypatch.setattr(transformers, "__version__", "0.0")
-        ask(model, rows)
+        with monkeypatch.context() as patch:
+            newer = SimpleNamespace(__version__="0.0", __name__="transformers")
+            patch.setattr(module, "transformers", newer)
+            ask(model, rows)
         assert ask.computed == 2
         # A class that comes with the model may change while its weights stay.
-        monkeypatch.setattr(type(model), "__module__", "transformers_modules.own")
-        monkeypatch.setattr(module.inspect, "getfile", lambda kind: str(code))
+        own = ModuleType("modeling_own")
+        own.__file__ = str(code)
+        monkeypatch.setitem(sys.modules, "modeling_own", own)
+        model.__class__ = type("Own", (type(model),), {"__module__": "modeling_own"})
         for text in ("x = 1\n", "x = 2\n", "x = 1\n"):
-            code.write_text(text)
+            code.write_text(text, "utf-8")
             ask(model, rows)
     assert ask.computed == 4
 
