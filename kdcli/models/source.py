@@ -26,7 +26,8 @@ def check_source(source: str) -> None:
     if folder.is_dir():
         return
     name, _, revision = source.partition("@")
-    if folder.exists() or source.startswith((".", "/", "~")) or name.count("/") > 1:
+    is_path = source.startswith((".", "/", "~")) or source.endswith("/") or name.count("/") > 1
+    if folder.exists() or is_path:
         raise UsageError(
             f"no model directory {source}", "give a hub id, a directory with config.json, or 'demo'"
         )

@@ -74,8 +74,15 @@ class RunResult(Usable):
     def read(cls, folder: Path) -> RunResult:
         """Read a finished run.
 
-        Raises UsageError: its report is damaged or has another schema.
+        Raises UsageError: there is no run, or it is not finished; or its report is damaged or has
+            another schema.
         """
+        if not (folder / REPORT_FILE).is_file():
+            is_run = RunDir(folder).is_run
+            raise UsageError(
+                f"the run in {folder} is not finished" if is_run else f"no run at {folder}",
+                "continue it with --resume" if is_run else "give the directory of a finished run",
+            )
         return cls(
             checked_report(
                 read_json(folder / REPORT_FILE, max_bytes=MAX_REPORT_BYTES), folder / REPORT_FILE

@@ -36,8 +36,8 @@ def task_of_model(
     if task is None:
         raise UsageError(
             f"{model} is a plain encoder: it has no head and no pooling, so its task is unknown",
-            "add --pooling mean to use it as an embedding model, or --task TASK for a task that it "
-            "is fine-tuned on first",
+            "add --pooling mean to use it as an embedding model, --task own to fine-tune it on the "
+            "labels of your data first, or --task TASK for a benchmark",
         )
     return task
 

@@ -153,7 +153,7 @@ def test_a_directory_that_cannot_be_used_says_why(case, model_dir):
     assert "\n" not in caught.value.message
 
 
-@pytest.mark.parametrize("source", ["/no/such/directory", "./nowhere", "a/b/c"])
+@pytest.mark.parametrize("source", ["/no/such/directory", "./nowhere", "a/b/c", "a-model/"])
 def test_a_directory_that_is_not_there(source):
     with pytest.raises(UsageError, match=f"no model directory {source}") as caught:
         load_encoder(source)

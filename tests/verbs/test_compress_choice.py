@@ -1,5 +1,6 @@
 """Parts of `kdcli compress`: the choice, the halving of shapes, the budget, and the journal."""
 
+import io
 import itertools
 import time
 from contextlib import nullcontext
@@ -11,6 +12,7 @@ import own_files
 import pytest
 import yaml
 from matplotlib.figure import Figure
+from rich.console import Console
 
 from kdcli.data.labelled.partition import Partition, text_hashes
 from kdcli.data.text.sentences import read_texts
@@ -21,6 +23,7 @@ from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, MachineError, Stopped, UsageError
 from kdcli.recipe.resolve import resolve
 from kdcli.recipe.sections import RunOptions
+from kdcli.report import schema
 from kdcli.report.charts import compression as charts_module
 from kdcli.report.schema import Compression, Throughput
 from kdcli.report.schema_decisions import ClassChange, Decision, PairedValue
@@ -335,6 +338,28 @@ def test_the_next_candidate_is_the_one_of_the_largest_smaller_drop():
     # Two digits cannot tell these losses apart.
     near = measured("b", 0.895001, 3.0, 5.0)
     assert judge.next_choice(goal, scores_of(one, near), one) is None
+
+
+def test_the_front_of_a_directory_without_a_finished_run(tmp_path):
+    with pytest.raises(UsageError, match="no run at") as caught:
+        front.Front.read(tmp_path / "nowhere")
+    assert "finished run" in caught.value.hint
+    RunDir.claim(tmp_path / "started", "x: 1\n").release()
+    with pytest.raises(UsageError, match="is not finished") as caught:
+        front.Front.read(tmp_path / "started")
+    assert "--resume" in caught.value.hint
+
+
+def test_no_name_on_the_front_is_cut_off():
+    name = "2x64-trimmed-onnx-int8-within-0.9"
+    candidate = schema.Candidate(name=name, score=0.9, ms=1.0, mb=1.0, outcome="")
+    compression = SimpleNamespace(candidates=[candidate], metric="agreement", rows=400)
+    table, *_ = front.Front(Path(), compression, [name], [name]).renderables()
+    console = Console(width=60, file=io.StringIO())
+    console.print(table)
+    lines = console.file.getvalue().splitlines()
+    cells = [line.split("│")[1].strip() for line in lines if line.startswith("│")]
+    assert "".join(cells) == name
 
 
 def test_a_candidate_that_is_worse_in_every_respect_is_not_offered(tmp_path, monkeypatch):

@@ -81,9 +81,14 @@ class Front:
 
     def renderables(self) -> Iterable[Any]:
         """Return what the terminal shows."""
-        table = Table("candidate", self.compression.metric, "ms", "speed-up", "MB", "on the front")
+        table = Table()
+        # A name is what the user copies, so it is never cut off.
+        table.add_column("candidate", overflow="fold")
+        for header in (self.compression.metric, "ms", "speed-up", "MB", "on the front of"):
+            table.add_column(header)
+        fronts_by_name = {"latency": self.fast, "size": self.small}
         for one in self.rows():
-            fronts = [name for name in ("fast", "small") if one.name in getattr(self, name)]
+            fronts = [name for name, front in fronts_by_name.items() if one.name in front]
             table.add_row(
                 one.name,
                 number(one.score),

@@ -50,7 +50,7 @@ class GoalSettings(Section):
         None, gt=0, description="Maximum latency of one sequence of 128 tokens, in milliseconds."
     )
     max_mb: Annotated[float | None, Option("--max-mb", panel=GOAL, metavar="MB")] = Field(
-        None, gt=0, description="Maximum size of the shipped files, in megabytes."
+        None, gt=0, description="Maximum size of the files that one deployment needs, in megabytes."
     )
     strict: Annotated[bool, Option("--strict", panel=GOAL, rare=True)] = Field(
         False,
