@@ -5,6 +5,7 @@ import math
 import os
 import re
 import signal
+import sys
 import tempfile
 import time
 from dataclasses import asdict
@@ -427,6 +428,8 @@ def test_a_plan_interrupted_at_every_step_ends_with_the_same_choice(
     scored = {row.name for row in whole.candidates if row.score is not None}
     assert scored == {"teacher", "onnx", f"{better}-onnx"}
     with monkeypatch.context() as patch:
+        # The command that is repeated is this process's, which may be pytest's.
+        patch.setattr(sys, "argv", ["kdcli"])
         sent = signals_at_every_step(patch)
         parts = [*planned(tuned), "-o", tmp_path / "parts", "--resume"]
         stops = 0
