@@ -272,7 +272,7 @@ def _read_tsv(name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow) -> 
 
 
 class _RereadLines(Iterator[tuple[int, str]]):
-    """Numbered lines, of which the last ones can be read again.
+    """Numbered lines, the last of which can be read again.
 
     Attributes:
         taken: the lines that were read since it was last cleared.

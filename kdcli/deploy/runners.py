@@ -51,8 +51,8 @@ class Runner:
     prepare: Callable[[Batch], Any]  # batch -> inputs on the backend's device; not timed
     call: Callable[[Any], Any]  # one forward pass, which is complete when the call returns
     output: Callable[[Any], list[Array]]
-    # The number of tokens of which the length of a batch should be a multiple. It is 1 unless every
-    # new shape costs a compilation.
+    # Batches are padded to a multiple of this number of tokens. It is 1 unless every new shape
+    # costs a compilation.
     length_step: int = 1
 
 

@@ -97,8 +97,9 @@ class TestClaim:
         monkeypatch.chdir(tmp_path)
         for name in ("smp", "demo"):
             text = f"method: {name}\nmodel: demo\nurl: 'https://a/{300 * 'b'}'\nother: ~nosuch/x\n"
-            RunDir.claim(Path(name), text).release()
+            RunDir.claim(Path(name), text).save_checkpoint(1, tensors(1.0), {})
             RunDir.claim(Path(name), text, overwrite=True).release()
+            assert listing(Path(name)) == [LOG_FILE, RECIPE_FILE]
 
     @pytest.mark.parametrize("flags", [{"overwrite": True}, {"resume": True}, {}])
     @pytest.mark.parametrize("names", [["thesis.tex"], ["thesis.tex", RECIPE_FILE]])
