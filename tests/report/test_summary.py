@@ -341,7 +341,7 @@ def test_hostile_names_of_a_compression_stay_text():
 
 
 def test_an_empty_cell_is_empty_so_that_a_telephone_hides_it(compressed):
-    assert re.search(r'<td data-name="lost, selection"></td>', html(compressed))
+    assert re.search(r'<td data-name="points lost \(\+\), selection"></td>', html(compressed))
 
 
 def test_what_a_decision_does_not_need_is_folded(compressed):
