@@ -341,7 +341,8 @@ class Compression(SchemaPart):
 
     The numbers of the candidates are from `rows` selection rows, which chose among them.
     `steps` has the steps whose reports exist. `goal` has the limits that the user set, with
-    `max_drop` in points.
+    `max_drop` in points. If only the verification rows miss the goal, `next_candidate` is the one
+    that the same command verifies next.
     """
 
     task: str
@@ -353,6 +354,7 @@ class Compression(SchemaPart):
     chosen: str
     sentence: str
     candidates: list[Candidate]
+    next_candidate: str | None = None
     verification: Verified | None = None
     steps: list[StepReport] = Field(default_factory=list)
 
