@@ -488,7 +488,10 @@ def _lost(metric: str, verified: Verification, *, has_labels: bool) -> str:
     if not has_labels:
         named = "" if metric == "agreement" else f" ({metric})"
         what = f"agreement with the teacher{named}"
-    points = (verified.teacher.score - verified.chosen.score) / POINT
+    teacher = verified.teacher.score
+    points = (teacher - verified.chosen.score) / POINT
     low, high = _loss(verified)
     ends = points_interval(low, high, verified.confidence, " of the loss")
+    if has_labels:
+        ends = f"{number(verified.chosen.score)} instead of {number(teacher)}; {ends}"
     return f"It {loses(points, what)} ({ends}) on {verified.rows:,} verification rows"

@@ -81,6 +81,7 @@ from kdcli.verbs.compress.ship import (
     never_predicted,
     with_thresholds,
 )
+from kdcli.verbs.compress.teacher import log_teacher
 from kdcli.verbs.compress.trainers import trainer_of
 from kdcli.workloads import open_evaluation
 from kdcli.workloads.decisions import KINDS
@@ -150,6 +151,8 @@ def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResu
         if not fits:
             search.teacher = str(runner.path(TEACHER))
         if search.answers_from_earlier():
+            if not fits:
+                search.notes += log_teacher(runner)
             claim_folder(resolved, runner, divided.partition)
             return ship(search)
     if not recipe.steps:
@@ -169,6 +172,7 @@ def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResu
     claim_folder(resolved, runner, divided.partition)
     if not fits:
         search.teacher = str(runner.require(TEACHER, finetuning(runner)))
+        search.notes += log_teacher(runner)
     if untrained is None:
         follow_steps(search)
     else:
