@@ -1,9 +1,13 @@
-"""Name a user's own data in the views of a report."""
+"""Name a user's own data in the views of a report and in the name of a run's directory."""
 
 from pathlib import Path
 from typing import TypeVar
 
+from kdcli.data.objects import FOLDER
+from kdcli.data.rows import format_of
+from kdcli.data.storage import base_name
 from kdcli.data.tasks import named_tasks
+from kdcli.disk import cache_dir
 from kdcli.report.schema import Comparison, Evaluation, Report
 from kdcli.report.schema_decisions import Decision
 from kdcli.report.text import short
@@ -25,6 +29,22 @@ def own_data_name(report: Report) -> str:
         return task_name(OWN)
     name = Path(short(source)).name
     return f"{name} ({task_name(OWN)})" if name in named_tasks() else name
+
+
+def directory_word(task: str, source: str | None) -> str:
+    """Return the word of a run's directory that tells its task or the user's own data.
+
+    It is `tickets` for the rows of `data/tickets.csv`, and `reviews` for the data set
+    `org/reviews@main`. Data that Python gave as an object is in a file that is named by a hash, so
+    its word is the task's, `own`.
+    """
+    if task != OWN or source is None or Path(source).parent == cache_dir() / FOLDER:
+        return task
+    name = base_name(short(source))
+    ending = format_of(name)
+    if ending is None:
+        return name.partition("@")[0] or task
+    return name.removesuffix(".gz").removesuffix(f".{ending}") or task
 
 
 def with_data_names(report: Report) -> Report:

@@ -139,13 +139,26 @@ class Mistake(SchemaPart):
     error: float = Field(validation_alias=AliasChoices("error", "badness"))
 
 
+class TrivialAnswer(SchemaPart):
+    """The scores of one answer to every example, chosen by the training labels alone.
+
+    `answer` is the most frequent label, or the mean of scores. `is_beaten` is true if the first
+    metric of the model is higher with 95 % confidence.
+    """
+
+    answer: str
+    metrics: dict[str, float]
+    is_beaten: bool
+
+
 class Evaluation(SchemaPart):
     """The scores of one model on one set of a task.
 
     `set` is empty if the task has only one set. `reference` is what the outputs are compared with:
     the labels of the rows, or the teacher's outputs. `rows_sha256` is a hash of the examples that
     does not depend on their order. If a model was fine-tuned with several seeds, `metrics` are
-    means over the seeds, and `deviations` are the sample standard deviations.
+    means over the seeds, and `deviations` are the sample standard deviations. `trivial` is given
+    for models that `finetune` trained, if the task has a trivial answer.
     """
 
     model: str
@@ -161,6 +174,7 @@ class Evaluation(SchemaPart):
     rows_sha256: str | None = None
     seeds: int = 1
     deviations: dict[str, float] = Field(default_factory=dict)
+    trivial: TrivialAnswer | None = None
 
 
 class Comparison(SchemaPart):
@@ -341,7 +355,8 @@ class Compression(SchemaPart):
 
     The numbers of the candidates are from `rows` selection rows, which chose among them.
     `steps` has the steps whose reports exist. `goal` has the limits that the user set, with
-    `max_drop` in points.
+    `max_drop` in points. If only the verification rows miss the goal, `next_candidate` is the one
+    that the same command verifies next.
     """
 
     task: str
@@ -353,6 +368,7 @@ class Compression(SchemaPart):
     chosen: str
     sentence: str
     candidates: list[Candidate]
+    next_candidate: str | None = None
     verification: Verified | None = None
     steps: list[StepReport] = Field(default_factory=list)
 

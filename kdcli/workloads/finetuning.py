@@ -19,14 +19,14 @@ from kdcli.deploy.latency import Subject
 from kdcli.disk import as_directory, write_atomic
 from kdcli.engine.launch import Session, make_schedule
 from kdcli.engine.progress import Progress
-from kdcli.metrics.bootstrap import Scorer
+from kdcli.metrics.bootstrap import Scorer, paired_bootstrap
 from kdcli.models.card import describe
 from kdcli.models.model import Model
 from kdcli.models.training_rows import ROWS_FILE, all_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Section
 from kdcli.report.finish import ReportContents, ReportedModel, RunResult
-from kdcli.report.schema import FINETUNED, Evaluation, Selection
+from kdcli.report.schema import FINETUNED, Evaluation, Selection, TrivialAnswer
 from kdcli.run.context import RunContext
 from kdcli.run.stages import Stage, StageJob, run_stage
 from kdcli.types import OWN, Array, Card, Outcome
@@ -122,7 +122,9 @@ def finetune_stage(
 
         def finish(outcome: Outcome) -> None:
             scores = scores_after_training(workload, loaded, outcome)
-            if source is not None and context.is_main:
+            if source is None and context.is_main:
+                scores = with_trivial_answer(workload, scores)
+            elif context.is_main:
                 values = [prediction.value for prediction in scores.predictions]
                 write_atomic(folder / PREDICTIONS, json.dumps(values))
             save_and_report(
@@ -140,6 +142,22 @@ def scores_after_training(workload: Workload, model: Model, outcome: Outcome) ->
     if outcome.best_step is not None:
         Progress.log(f"the best weights are from step {outcome.best_step}")
     return workload.score_trained(model, outcome.outputs, worst=WORST)
+
+
+def with_trivial_answer(workload: Workload, scores: ModelScores) -> ModelScores:
+    """Add the scores of the trivial answer to a model's evaluations, if the workload has one."""
+    trivial = workload.trivial()
+    if trivial is None:
+        return scores
+    rows = []
+    for row, other in zip(scores.evaluations, trivial.evaluations, strict=True):
+        own, base = scores.scorers[row.set], trivial.scorers[row.set]
+        _, low, _ = paired_bootstrap(own, base, scores.counts[row.set])[workload.metric]
+        answer = TrivialAnswer(
+            answer=trivial.predictions[0].shown, metrics=other.metrics, is_beaten=low > 0
+        )
+        rows.append(row.model_copy(update={"trivial": answer}))
+    return replace(scores, evaluations=rows)
 
 
 def kept_weights_note(workload: Workload, outcome: Outcome) -> list[str]:

@@ -55,7 +55,14 @@ from kdcli.types import (
     Term,
 )
 from kdcli.workloads.plan import Plan, bucketed
-from kdcli.workloads.predictions import Evaluator, Features, Prediction, RowFormat, as_label
+from kdcli.workloads.predictions import (
+    Evaluator,
+    Features,
+    Prediction,
+    RowFormat,
+    as_label,
+    trivial_predictions,
+)
 from kdcli.workloads.runner_outputs import runner_outputs
 from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.settings import LabelledSettings, TaskHeadSettings
@@ -464,6 +471,14 @@ class LabelledWorkload(Workload):
             for example, prediction in zip(evaluator.features.examples, predictions, strict=True)
         )
         return scores.against_teacher(is_own=is_own)
+
+    def trivial(self) -> ModelScores | None:
+        if self.train is None or self.evaluator is None or not self.has_labels:
+            return None
+        examples = self.evaluator.features.examples
+        predictions = trivial_predictions(self.data.task, self.train.examples, examples)
+        own_metrics = replace(self.evaluator, extra_metrics=())
+        return scores_of(own_metrics, self.split, predictions) if predictions else None
 
     def predict(self, model: Model, evaluator: Evaluator | None = None) -> list[Prediction]:
         """Predict all evaluation examples with a model, or with an export in its own runtime."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -405,6 +406,33 @@ def as_label(task: Task, example: Example, prediction: Prediction) -> Example:
     else:
         label = value
     return replace(example, label=label)
+
+
+def trivial_predictions(
+    task: Task, train: Sequence[Example], examples: Sequence[Example]
+) -> list[Prediction]:
+    """Give every example the same answer, which the training labels alone choose.
+
+    It is the most frequent class, set of labels or label of a word, or the mean of the scores. The
+    list is empty for other kinds of task.
+    """
+    labels: list[Any] = [example.label for example in train]
+    if task.kind == "tokens":
+        tag = Counter(itertools.chain(*labels)).most_common(1)[0][0]
+        answers = [replace(example, label=(tag,) * len(example.texts)) for example in examples]
+        shown = task.labels[tag]
+    elif task.kind == "score":
+        mean = float(np.mean(labels))
+        answers = [replace(example, label=mean) for example in examples]
+        shown = f"{mean:.3g}"
+    elif task.kind in ("class", "multi"):
+        label = Counter(labels).most_common(1)[0][0]
+        answers = [replace(example, label=label) for example in examples]
+        names = shown_label(task, answers[0])
+        shown = names if task.kind == "class" else ", ".join(names) or "no label"
+    else:
+        return []
+    return [Prediction(reference(task, answer), shown, []) for answer in answers]
 
 
 def summed_up(by_set: Mapping[str, Mapping[str, float]], choose_on: str | None) -> dict[str, float]:

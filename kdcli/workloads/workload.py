@@ -452,6 +452,13 @@ class Workload(ABC):
         """
         return self.score(model, worst=worst)
 
+    def trivial(self) -> ModelScores | None:
+        """Score one answer to all held-out rows, chosen by the training labels alone.
+
+        A model that has learned something scores higher. Returns None if there is no such answer.
+        """
+        return None
+
     def evaluate(
         self,
         models: Mapping[str, Model],

@@ -24,7 +24,7 @@ def parts_of(report):
 def test_the_worst_class_is_in_every_view():
     sentence = (
         f"{MODEL} on sst2: the worst class is negative (400 rows): recall 0.8800, {BASELINE} "
-        "0.9300, difference -5.00 points (95 % interval -8.00 to -2.00)."
+        "0.9300, 5.00 points lost (95 % interval 2.00 to 8.00)."
     )
     # The class mixed loses 80 points, but has too few rows.
     few = f"{MODEL}: not enough rows to tell (fewer than 30 rows): mixed (12)."
@@ -127,7 +127,7 @@ def test_of_several_sets_the_worst_one_has_a_sentence():
     (section,) = decision_sections(report)
     assert section.sentences == [
         f"{MODEL} on sst2 de: the worst class is positive (400 rows): recall 0.8000, {BASELINE} "
-        "0.9000, difference -10.00 points (95 % interval -12.00 to -8.00)."
+        "0.9000, 10.00 points lost (95 % interval 8.00 to 12.00)."
     ]
     assert "not enough rows to tell" not in printed(report)
     assert markdown(report).count(f"{MODEL}: not enough rows to tell") == 3

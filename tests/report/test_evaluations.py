@@ -2,6 +2,8 @@
 
 import pytest
 from reports import (
+    compress_values,
+    decision,
     evaluate_values,
     evaluation,
     finetune_values,
@@ -22,6 +24,7 @@ from kdcli.report.charts.charts import report_pictures
 from kdcli.report.charts.drawing import Line, line_chart
 from kdcli.report.published import published_for
 from kdcli.report.schema import Evaluation, ModelEntry, Selection
+from kdcli.report.sections.contents import sections
 from kdcli.report.sections.evaluations import (
     MAX_LABELS,
     MAX_TEXT,
@@ -195,6 +198,36 @@ def test_differences(compared):
     better = compared.comparisons[0].model_dump() | {"difference": 0.02, "low": 0.01, "high": 0.03}
     (section,) = comparisons(made(evaluate_values(), comparisons=[better]))
     assert section.table.rows[0][3:] == ["+0.0200", "+0.0100 to +0.0300", "higher"]
+
+
+def test_a_compression_has_points_lost_everywhere():
+    chosen = "3x384-onnx-int8"
+    worse = {"model": chosen, "baseline": "teacher", "task": "sst2", "set": ""}
+    worse |= {"metric": "accuracy", "difference": -0.06, "low": -0.09, "high": -0.03}
+    error = worse | {"metric": "mse", "difference": 0.02, "low": -0.01, "high": 0.05}
+    better = worse | {"metric": "f1", "difference": 0.02, "low": 0.01, "high": 0.03}
+    labels = ("negative", "positive", "mixed")
+    report = made(
+        compress_values(),
+        comparisons=[worse, error, better],
+        decisions=[decision(chosen, "teacher", labels)],
+    )
+    candidates, differences, classes, *_ = sections(report)
+    assert candidates.table.header[2] == "points lost (+), selection"
+    assert [row[2] for row in candidates.table.rows] == ["", "+0.10", "+0.90"]
+    assert (differences.title, differences.table.header[3:5]) == (
+        "Points lost",
+        ["points lost (+)", "95% interval"],
+    )
+    assert [row[3:] for row in differences.table.rows] == [
+        ["+6.00", "+3.00 to +9.00", "lost"],
+        ["+2.00", "-1.00 to +5.00", ""],
+        ["-2.00", "-3.00 to -1.00", "gained"],
+    ]
+    assert "5.00 points lost (95 % interval 2.00 to 8.00)" in classes.sentences[0]
+    by_class = next(part for part in classes.parts[0].parts if part.title == "By class").table
+    assert by_class.header[3] == "recall, points lost (+)"
+    assert by_class.rows[0][3] == "+5.00 (+2.00 to +8.00)"
 
 
 def test_selection_by_setting(grid):

@@ -28,7 +28,7 @@ from kdcli.recipe.sections import RunOptions
 from kdcli.report import finish
 from kdcli.report.finish import RunResult
 from kdcli.report.frame import frame
-from kdcli.report.own_data import own_data_name, with_data_names
+from kdcli.report.own_data import directory_word, own_data_name, with_data_names
 from kdcli.report.sections.overview import facts, title
 from kdcli.report.sections.repeat import repeat_block
 from kdcli.report.sections.summary import _listed, summary
@@ -341,7 +341,7 @@ def test_hostile_names_of_a_compression_stay_text():
 
 
 def test_an_empty_cell_is_empty_so_that_a_telephone_hides_it(compressed):
-    assert re.search(r'<td data-name="lost, selection"></td>', html(compressed))
+    assert re.search(r'<td data-name="points lost \(\+\), selection"></td>', html(compressed))
 
 
 def test_what_a_decision_does_not_need_is_folded(compressed):
@@ -369,3 +369,23 @@ def test_your_own_data_has_its_name_in_every_view(recipe, name, report):
     assert own_data_name(own) == name
     scored = own.model_copy(update={"quality": {"own": {}, "own b": {}, "sst2": {}}})
     assert list(with_data_names(scored).quality) == [name, f"{name} b", "sst2"]
+
+
+@pytest.mark.parametrize(
+    ("source", "word"),
+    [
+        ("demo", "demo"),
+        ("data/tickets.csv", "tickets"),
+        ("data/tickets.2026.jsonl.gz", "tickets.2026"),
+        ("data/v1.5", "v1.5"),
+        ("org/reviews@main", "reviews"),
+        ("https://example.org/rows.parquet?download=1", "rows"),
+        (None, "own"),
+        # Python wrote an object to this file.
+        ("cache/objects/0123456789abcdef.parquet", "own"),
+    ],
+)
+def test_a_directory_has_the_name_of_your_own_data(source, word, monkeypatch):
+    monkeypatch.setenv("KDCLI_CACHE", "cache")
+    assert directory_word("own", source) == word
+    assert directory_word("sst2", source) == "sst2"

@@ -21,15 +21,17 @@ from kdcli.deploy.untrained import UntrainedTimes
 from kdcli.deploy.worker import serve
 from kdcli.engine.processes import StopRequest
 from kdcli.engine.run_dir import RunDir
-from kdcli.errors import MachineError, Stopped, UsageError
+from kdcli.errors import GateError, MachineError, Stopped, UsageError
 from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 from kdcli.report import finish
+from kdcli.report.schema import Evaluation
 from kdcli.verbs.compress import budget, run, search, shapes
 from kdcli.verbs.compress.budget import TIMED, TrainingCost
 from kdcli.verbs.compress.journal import Journal, Record
 from kdcli.verbs.compress.shapes import Untrained
 from kdcli.verbs.compress.steps import Step
+from kdcli.verbs.compress.teacher import teacher_notes
 
 FAST = (
     *("--set", "measure.min_runs=2", "--set", "measure.min_seconds=0.0"),
@@ -485,6 +487,65 @@ def test_an_error_of_a_step_skips_its_candidate_and_a_bug_ends_the_run(
     monkeypatch.setattr(Step, "run", broken)
     done = kdcli(*given, "-o", tmp_path / "broken")
     assert (done.exit_code, type(done.exception)) == (1, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(("lr", "learns"), [("1e-9", False), ("3e-3", True)])
+def test_a_teacher_that_has_learned_nothing_is_named_at_once(
+    lr, learns, tmp_path, monkeypatch, ran
+):
+    notes = []
+
+    def follow(search, untrained):
+        notes.extend(search.notes)
+        raise GateError("far enough")
+
+    monkeypatch.setattr(run, "measure_untrained", lambda *_: UNTRAINED)
+    monkeypatch.setattr(run, "follow_plan", follow)
+    encoder(tmp_path / "model", num_hidden_layers=2)
+    own(tmp_path / "data", "class", n=256, judged=64)
+    training = TRAIN | {"lr": lr, "max_steps": 60}
+    sets = words_of({f"plan.finetune.train.{key}": value for key, value in training.items()})
+    given = ("compress", tmp_path / "model", "--task", "own", "--data", tmp_path / "data")
+    done = kdcli(*given, *FAST, *sets, *GOAL, "-o", tmp_path / "out")
+    said = said_by(done)
+    assert said.endswith("error: far enough"), done.output
+    assert ran == [("finetune", "teacher")]
+    (scored,) = (note for note in notes if note.startswith("the fine-tuned teacher has accuracy "))
+    assert scored in said
+    assert re.search(r"answering (brisk|calm) to every text has 0\.\d+", scored)
+    warnings = [note for note in notes if "--set plan.finetune.train.lr=" in note]
+    assert len(warnings) == (not learns)
+    assert all(warning in said for warning in warnings)
+
+
+@pytest.mark.parametrize(
+    ("is_beaten", "last", "signs"),
+    [
+        (True, 0.5, []),
+        (False, 0.5, ["not clearly above"]),
+        # Three classes are guessed better than by their most frequent one, but hardly learned.
+        (True, 1.087, ["its training loss only went from 1.105 to 1.087"]),
+        (False, 1.087, ["not clearly above", "its training loss only"]),
+        (None, 0.5, []),
+    ],
+)
+def test_the_signs_of_a_teacher_that_learned_little(is_beaten, last, signs):
+    trivial = {"answer": "tech", "metrics": {"accuracy": 0.26}, "is_beaten": is_beaten}
+    evaluation = Evaluation(
+        model="finetuned",
+        task="own",
+        set="",
+        split="validation",
+        n=50,
+        metrics={"accuracy": 0.54, "macro_f1": 0.4},
+        trivial=None if is_beaten is None else trivial,
+    )
+    training = SimpleNamespace(loss_first=1.105, loss_last=last)
+    score, *warning = teacher_notes(SimpleNamespace(evaluations=[evaluation], training=training))
+    same = "" if is_beaten is None else "; answering tech to every text has 0.2600"
+    assert score == f"the fine-tuned teacher has accuracy 0.5400 on 50 selection rows{same}"
+    assert len(warning) == bool(signs)
+    assert all(sign in warning[0] for sign in signs)
 
 
 def embedder(folder):

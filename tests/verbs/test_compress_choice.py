@@ -149,17 +149,16 @@ def test_the_sentence_says_what_is_gained_and_lost_and_on_how_many_rows():
     judged = scores_of(one)
     assert said_of(judged, *choose(goal, judged), goal) == (
         "a is 5.0 times as fast as big (4.0–6.0; 2.00 ms a text instead of 10.00) and 2.0 times "
-        "smaller (4.0 MB instead of 8.0). It loses 0.50 points of accuracy (95 % interval of the "
-        "loss -0.20 to 1.00) on 500 verification rows."
+        "smaller (4.0 MB instead of 8.0). It loses 0.50 points of accuracy (0.8950 instead of "
+        "0.9000; 95 % interval of the loss -0.20 to 1.00) on 500 verification rows."
     )
     larger = scores_of(replace(one, mb=20.0))
     assert "and 2.5 times as large (20.0 MB instead of 8.0)" in said_of(
         larger, *choose(goal, larger), goal
     )
     better = scores_of(measured("a", 0.905, 2.0, 4.0, low=0.9, high=0.91))
-    assert "It loses no accuracy (95 % interval of the loss -1.00 to 0.00) on 500" in said_of(
-        better, *choose(goal, better), goal
-    )
+    said = said_of(better, *choose(goal, better), goal)
+    assert "It loses no accuracy (0.9050 instead of 0.9000; 95 % interval of the loss -1.00" in said
 
 
 def batch(texts_per_second, price, unstable=False):
@@ -193,9 +192,8 @@ def test_the_price_has_a_sentence_of_its_own(unstable, cost):
 def test_a_loss_of_nothing_has_neither_digits_nor_a_sign():
     one, goal = measured("a", 0.89998, 2.0, 4.0, low=0.89, high=0.90001), GoalSettings(max_drop=1.0)
     judged = scores_of(one)
-    assert "It loses no accuracy (95 % interval of the loss 0.00 to 1.00)" in said_of(
-        judged, *choose(goal, judged), goal
-    )
+    said = said_of(judged, *choose(goal, judged), goal)
+    assert "It loses no accuracy (0.9000 instead of 0.9000; 95 % interval of the loss 0.00" in said
 
 
 def test_a_step_starts_without_commits_and_leaves_them_to_the_compression(monkeypatch):
@@ -258,7 +256,8 @@ def test_a_limit_for_classes_chooses_among_the_candidates(tmp_path):
     search = search_of(tmp_path, max_drop=1.0, max_class_drop=2.0)
     search.scores = scores
     assert search.met == "b"
-    assert "6.00 points of F1 in class yes" in run.row_of(fast, scores.teacher, goal, kept).outcome
+    outcomes = {row.name: row.outcome for row in run.candidate_rows(search, kept)}
+    assert "6.00 points of F1 in class yes" in outcomes["a"]
     # Quality comes before speed, if no candidate meets the goal.
     faster = GoalSettings(max_class_drop=2.0, speedup=4.0)
     assert choose(faster, scores)[0] == kept
@@ -301,43 +300,73 @@ def test_a_goal_that_only_the_verification_rows_miss_is_said_to_be_met_on_the_ot
     )
 
 
+def verified(one, score):
+    """The scores of a candidate on the verification rows, on which the teacher has 0.9."""
+    chosen = replace(one, score=score, low=score, high=score)
+    report = SimpleNamespace(decisions=[])
+    return Verification(report, 500, scores_of().teacher, chosen, 1, 0.95)
+
+
+MISSED = {"max_drop": "2.00 points lost"}
+
+
 def test_a_goal_that_the_verification_rows_miss_names_the_next_candidate(tmp_path):
-    better, slow = measured("b", 0.8976, 3.0, 5.5), measured("c", 0.9, 5.0, 6.0)
-    one = measured("a", 0.895, 2.0, 4.0)
+    # The candidate that failed dominates the next one on the selection rows.
+    one, better = measured("a", 0.9, 2.0, 4.0), measured("b", 0.8976, 3.0, 5.5)
     search = search_of(tmp_path, max_drop=1.0)
-    words = ("compress", "m", "--max-drop", "1.0")
-    search.runner.options = RunOptions(arguments=words)
-    search.scores = scores_of(slow, one, better)
-    said = run.next_step(search, one, {"max_drop": "2.00 points lost"})
-    assert said == (
-        "Next on the front is b: 0.8976 accuracy on the selection rows, 3.3 times as fast, 5.5 MB. "
-        f"To take it: kdcli compress m --max-drop 0.24 -o {tmp_path}"
+    search.runner.options = RunOptions(arguments=("compress", "m", "--max-drop", "1.0"))
+    search.scores = scores_of(one, better, measured("c", 0.7, 1.0, 1.0))
+    failed = verified(one, 0.88)
+    following = run.next_candidate(search, MISSED, failed)
+    assert following == better
+    assert run.next_step(search, following) == (
+        "The next candidate is b: 0.8976 accuracy on the selection rows, 3.3 times as fast, 5.5 "
+        f"MB. To verify it, ask again: kdcli compress m --max-drop 1.0 -o {tmp_path}"
     )
-    goal = GoalSettings(max_drop=0.24)
-    assert choose(goal, search.scores) == (better, {})
-    # A goal that is met needs no other candidate, and a smaller --max-drop helps no class.
-    assert run.next_step(search, one, {}) == ""
-    assert run.next_step(search, one, {"max_class_drop": "6.00 points lost"}) == ""
-    # Nothing loses less than the only candidate.
+    # A goal that is met needs no other candidate, and neither does one that the selection rows
+    # miss.
+    assert run.next_candidate(search, {}, verified(one, 0.9)) is None
+    search.scores = scores_of(replace(one, score=0.7), better)
+    assert run.next_candidate(search, MISSED, failed) is None
+    # No other candidate meets the goal.
     search.scores = scores_of(one)
-    assert run.next_step(search, one, {"max_drop": "2.00 points lost"}) == ""
+    assert run.next_candidate(search, MISSED, failed) is None
+    assert run.next_step(search, None) == ""
 
 
-def test_the_next_candidate_is_the_one_of_the_largest_smaller_drop():
-    goal = GoalSettings(max_drop=1.0)
-    one, two, three = (
-        measured("a", 0.895, 2.0, 4.0),
-        measured("b", 0.8972, 3.0, 5.0),
-        measured("c", 0.901, 5.0, 6.0),
+def test_a_candidate_that_failed_is_not_chosen_again_for_the_goal_or_a_tighter_one(tmp_path):
+    one, two = measured("a", 0.9, 2.0, 4.0), measured("b", 0.896, 3.0, 5.0)
+    known = replace(scores_of(one, two), verified={"a": verified(one, 0.88)})
+    assert choose(GoalSettings(max_drop=1.0), known) == (two, {})
+    assert choose(GoalSettings(max_drop=0.5), known) == (two, {})
+    # It lost 2 points, which a looser goal allows.
+    assert choose(GoalSettings(max_drop=2.0), known) == (one, {})
+    search = search_of(tmp_path, max_drop=1.0)
+    search.scores = known
+    assert search.met == "b"
+    outcomes = {row.name: row.outcome for row in run.candidate_rows(search, two)}
+    assert outcomes == {
+        "teacher": "",
+        "a": "2.00 points lost, 1.00 more than 1, on the verification rows",
+        "b": "chosen",
+    }
+    # If it is the only one, it stays the nearest.
+    alone = replace(known, candidates=[one])
+    chosen, missed = choose(GoalSettings(max_drop=1.0), alone)
+    assert (chosen, missed.keys()) == (one, {"max_drop"})
+
+
+def test_after_a_failure_the_best_score_of_another_training_comes_first():
+    failed = replace(measured("2x8-trimmed", 0.91, 2.0, 4.0), parent="2x8")
+    same = replace(measured("2x8", 0.91, 2.1, 5.0), parent="2x8")
+    fast, best = measured("int8", 0.895, 3.0, 8.0), measured("onnx", 0.9, 5.0, 9.0)
+    known = replace(
+        scores_of(failed, same, fast, best), verified={failed.name: verified(failed, 0.8)}
     )
-    # 0.28 points are exactly the loss of the next one.
-    assert judge.next_choice(goal, scores_of(one, two, three), one) == (two, 0.28)
-    # A candidate that is better than the teacher meets 0.
-    assert judge.next_choice(goal, scores_of(one, three), one) == (three, 0.0)
-    assert judge.next_choice(GoalSettings(speedup=2.0), scores_of(one, two), one) is None
-    # Two digits cannot tell these losses apart.
-    near = measured("b", 0.895001, 3.0, 5.0)
-    assert judge.next_choice(goal, scores_of(one, near), one) is None
+    goal = GoalSettings(max_drop=1.0)
+    assert choose(goal, known) == (best, {})
+    known = replace(known, candidates=[failed, same])
+    assert choose(goal, known) == (same, {})
 
 
 def test_the_front_of_a_directory_without_a_finished_run(tmp_path):
@@ -835,7 +864,7 @@ def test_another_bound_neither_replaces_a_file_nor_takes_its_scores(tmp_path, mo
     monkeypatch.setattr(judge, "verification", evaluate)
     report = SimpleNamespace(evaluations=[], cards=["teacher", "int8"], decisions=[])
     monkeypatch.setattr(judge.RunResult, "read", lambda folder: SimpleNamespace(report=report))
-    monkeypatch.setattr(judge, "read", lambda *_: None)
+    monkeypatch.setattr(judge, "read", lambda *_: scores_of())
     monkeypatch.setattr(judge, "_scored", lambda *_: [("teacher", 0.9), ("int8", 0.9)])
     monkeypatch.setattr(judge, "_interval", lambda *_: (0.0, 0.0))
     looks = []

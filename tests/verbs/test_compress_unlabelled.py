@@ -1,6 +1,9 @@
 """`kdcli compress MODEL --data TEXT`: no task, no labels, and the teacher as the reference."""
 
 import json
+import os
+import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,13 +30,14 @@ from transformers import (
 
 from kdcli.data.labelled.partition import Partition, text_hashes
 from kdcli.deploy import untrained
-from kdcli.errors import GateError
+from kdcli.errors import GateError, Stopped
 from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 from kdcli.models.training_rows import write_training_rows
 from kdcli.report import finish
-from kdcli.verbs.compress import run
+from kdcli.verbs.compress import judge, run
 from kdcli.verbs.compress.shapes import Untrained
+from kdcli.verbs.compress.steps import Step
 from kdcli.workloads import labelled
 from kdcli.workloads.detect import known_task
 
@@ -244,16 +248,17 @@ def computed_again(folder, data):
     return ("evaluate", *models, "--data", data, *words_of(sets))
 
 
-def test_another_goal_is_answered_from_what_was_tried(tmp_path, monkeypatch):
-    def measured(subjects, protocol):
-        latency = measured_here(subjects, protocol)
-        # The model of one layer has the longest name, so it counts as the fastest.
-        for number, row in enumerate(latency.rows):
-            ms = 100.0 / len(row.model)
-            latency.rows[number] = row.model_copy(update={"p50_ms": ms, "p75_ms": ms})
-        return latency
+def the_student_is_fastest(subjects, protocol):
+    """Measure here. The model of one layer has the longest name, so it counts as the fastest."""
+    latency = measured_here(subjects, protocol)
+    for number, row in enumerate(latency.rows):
+        ms = 100.0 / len(row.model)
+        latency.rows[number] = row.model_copy(update={"p50_ms": ms, "p75_ms": ms})
+    return latency
 
-    monkeypatch.setattr(finish, "measure_latency", measured)
+
+def test_another_goal_is_answered_from_what_was_tried(tmp_path, monkeypatch):
+    monkeypatch.setattr(finish, "measure_latency", the_student_is_fastest)
     data, _, _ = classifier(tmp_path)
     given = (*arguments(tmp_path, data), "-o", tmp_path / "out")
     assert kdcli(*given, "--max-drop", "100").exit_code == 0
@@ -301,6 +306,89 @@ def test_another_goal_is_answered_from_what_was_tried(tmp_path, monkeypatch):
         assert row.name[:20] in front.stdout
     # Another model or other data are no other goal.
     assert kdcli(*given, "--set", "seed=3", "--max-drop", "2").exit_code == 2
+
+
+def test_the_same_command_takes_the_next_candidate_after_a_failure(tmp_path, monkeypatch):
+    monkeypatch.setattr(finish, "measure_latency", the_student_is_fastest)
+    verify = judge.verify
+
+    def worse(runner, scores, chosen):
+        verified = verify(runner, scores, chosen)
+        if chosen.name != "1x32-onnx":
+            return verified
+        # The student is worse on the verification rows than on the selection rows.
+        student = replace(verified.chosen, score=0.0, low=0.0, high=0.0)
+        return replace(verified, chosen=student)
+
+    for module in (run, judge):
+        monkeypatch.setattr(module, "verify", worse)
+    data, _, _ = classifier(tmp_path)
+    given = (*arguments(tmp_path, data), "--max-drop", "90", "-o", tmp_path / "out")
+    failed = kdcli(*given)
+    assert failed.exit_code == GateError.exit_code, failed.output
+    assert "The next candidate is onnx: 1.000 agreement on the selection rows" in said_by(failed)
+    first = report_of(tmp_path / "out").compression
+    assert (first.chosen, first.next_candidate) == ("1x32-onnx", "onnx")
+    # A finished question is not asked again by --resume.
+    resumed = kdcli(*given, "--resume")
+    assert (resumed.exit_code, "is done already" in said_by(resumed)) == (5, True)
+    # Another price repeats the answer.
+    given = (*given, "--price-per-hour", "1")
+    assert kdcli(*given).exit_code == 5
+    assert report_of(tmp_path / "out").compression.chosen == "1x32-onnx"
+    monkeypatch.setattr(Step, "run", terminated("verification-onnx", Step.run))
+    stopped = kdcli(*given)
+    assert stopped.exit_code == Stopped.exit_code, stopped.output
+    # The stopped question goes on.
+    taken = kdcli(*given, "--resume")
+    assert taken.exit_code == 0, taken.output
+    second = report_of(tmp_path / "out").compression
+    assert (second.chosen, second.met, second.next_candidate) == ("onnx", True, None)
+    assert (second.verification.look, second.verification.confidence) == (2, 0.975)
+    outcomes = {row.name: row.outcome for row in second.candidates}
+    assert outcomes["1x32-onnx"].endswith("on the verification rows")
+    # A tighter goal does not return to the one that failed, and a met goal is answered.
+    assert kdcli(*given, "--max-drop", "80").exit_code == 0
+    third = report_of(tmp_path / "out").compression
+    assert (third.chosen, third.verification.look) == ("onnx", 2)
+    assert "is not empty" in said_by(kdcli(*given, "--max-drop", "80"))
+
+
+def terminated(step, run_step):
+    """Return a `Step.run` that stops the process once, when a step begins."""
+    names = [step]
+
+    def stopped(self, options):
+        if options.output_dir.name in names:
+            names.clear()
+            os.kill(os.getpid(), signal.SIGTERM)
+        run_step(self, options)
+
+    return stopped
+
+
+def test_the_same_command_continues_a_question_that_was_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(finish, "measure_latency", the_student_is_fastest)
+    data, _, _ = classifier(tmp_path)
+    given = (*arguments(tmp_path, data), "-o", tmp_path / "out")
+    succeeds(*given, "--max-drop", "100")
+    question = (*given, "--max-drop", "1", "--max-mb", "100")
+    monkeypatch.setattr(Step, "run", terminated("verification-onnx", Step.run))
+    stopped = kdcli(*question)
+    assert stopped.exit_code == Stopped.exit_code, stopped.output
+    assert report_of(tmp_path / "out").compression.goal == {"max_drop": 100.0}
+    succeeds(*question)
+    second = report_of(tmp_path / "out").compression
+    assert (second.goal, second.chosen) == ({"max_drop": 1.0, "max_mb": 100.0}, "onnx")
+    assert second.verification.look == 2
+
+
+def test_a_run_without_a_directory_has_the_name_of_the_data(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "measure_untrained", stop)
+    data, _, _ = classifier(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    done = kdcli(*arguments(tmp_path, data), "--max-drop", "100")
+    assert done.stderr.startswith("output directory: runs/compress-model-texts\n")
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from kdcli.workloads.predictions import (
     reference,
     shown_label,
     summed_up,
+    trivial_predictions,
 )
 
 CLASS = Task("nli", "class", ("text",), ("accuracy", "macro_f1"), ("yes", "no", "maybe"))
@@ -391,3 +392,25 @@ def test_an_answer_becomes_a_label_where_the_context_has_it(answer, label):
     example = Example("f:0", "e0", ("what?", "red cat"), None)
     prediction = Prediction({"id": "e0", "text": answer, "no_answer": 0.0}, answer, [0.0])
     assert as_label(SQUAD2, example, prediction).label == label
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "shown", "value"),
+    [
+        (CLASS, [2, 1, 2], "maybe", 2),
+        (MULTI, [(0, 2), (1,), (0, 2)], "sport, war", [1, 0, 1]),
+        (MULTI, [(), (), (1,)], "no label", [0, 0, 0]),
+        (SCORE, [1.0, 2.0, 4.5], "2.5", 2.5),
+    ],
+)
+def test_the_trivial_answer_is_the_most_frequent_label_or_the_mean(task, labels, shown, value):
+    answers = trivial_predictions(task, texts(labels), texts(labels[:1]) * 2)
+    assert [(answer.shown, answer.value) for answer in answers] == [(shown, value)] * 2
+
+
+def test_the_trivial_answer_for_words_is_their_most_frequent_label():
+    tagged = [Example("f:0", "e0", ("a", "b", "c"), (0, 0, 1)), Example("f:1", "e1", ("d",), (2,))]
+    answers = trivial_predictions(TAGS, tagged, tagged)
+    assert [answer.value for answer in answers] == [["O", "O", "O"], ["O"]]
+    assert answers[0].shown == "O"
+    assert trivial_predictions(SQUAD, [], []) == []

@@ -15,6 +15,7 @@ GOALS = {
     "max_latency_ms": "at most {:g} ms",
     "max_mb": "at most {:g} MB",
 }
+LOST = "points lost (+), selection"
 STRICT = ", even at the pessimistic end of the interval"
 
 
@@ -24,11 +25,11 @@ def compression_section(
     """Show the candidates, the teacher first, and list the skipped ones."""
     tried = [one for one in compression.candidates if one.score is not None]
     priced = price_per_hour is not None
-    scores = [f"{compression.metric}, selection", "lost, selection"]
+    scores = [f"{compression.metric}, selection", LOST]
     header = ["candidate", *scores, "ms", "speed-up", "MB"]
     header += ["texts/s", "cost/M texts"] if priced else []
     narrow = len(header)
-    header += ["lost, selection: 95% interval", "outcome"]
+    header += [f"{LOST}: 95% interval", "outcome"]
     rows = [_row(one, tried[0], priced=priced) for one in tried]
     marked = next(n for n, one in enumerate(tried) if one.name == compression.chosen)
     # The word marks the row where there is no bold type.
@@ -40,11 +41,11 @@ def compression_section(
     ]
     goal = ", ".join(limits) or "none given"
     note = (
-        f"Goal: {goal}. Selection: on {compression.rows:,} selection rows; lost: points, "
-        "paired with the teacher's. These rows chose among the candidates, so the values of the "
-        "chosen one are optimistic. The first sentence gives its loss on the verification rows, "
-        "which chose nothing. ms and speed-up: one sequence of 128 tokens, over the teacher on "
-        "torch in float32."
+        f"Goal: {goal}. Selection: on {compression.rows:,} selection rows. Points lost: the "
+        "teacher's score minus the candidate's, so a gain is negative. These rows chose among the "
+        "candidates, so the values of the chosen one are optimistic. The first sentence gives its "
+        "loss on the verification rows, which chose nothing. ms and speed-up: one sequence of 128 "
+        "tokens, over the teacher on torch in float32."
     )
     batches = [one.throughput for one in tried if one.throughput is not None]
     if priced and batches:
@@ -72,7 +73,7 @@ def _row(one: Candidate, teacher: Candidate, *, priced: bool) -> list[str]:
         far, most, near = (
             100 * ((teacher.score or 0.0) - (end or 0.0)) for end in (one.low, one.score, one.high)
         )
-        lost, bounds = f"{most:+.2f}", f"{near:+.2f} to {far:+.2f}"
+        lost, bounds = f"{most:+z.2f}", f"{near:+z.2f} to {far:+z.2f}"
     speedup = "1 (baseline)" if one is teacher else interval(one.speedup)
     costs = [milliseconds(one.ms, unstable=one.unstable), speedup, f"{one.mb:.1f}"]
     if priced:

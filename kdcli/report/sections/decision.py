@@ -21,10 +21,12 @@ from kdcli.report.text import (
     filled,
     number,
     percent,
+    points_interval,
     shortened_line,
     signed,
 )
 
+CONFIDENCE = 0.95  # level of the intervals of classes
 TOO_FEW = "not enough rows to tell"
 MAX_LISTED_CLASSES = 10  # classes that a sentence lists
 
@@ -47,7 +49,8 @@ def decision_sections(report: Report) -> list[ReportSection]:
                 _small(d) if len(sets) > 1 else "",
                 CHOSEN.format(where) if d.chosen_on_these_rows else "",
             ]
-            details = (_classes(d), _confusion(d), _calibration(d), _thresholds(d), _rows(d))
+            classes = _classes(d, lost=report.compression is not None)
+            details = (classes, _confusion(d), _calibration(d), _thresholds(d), _rows(d))
             part = ReportSection(
                 f"{d.model} compared with {d.baseline} on {where}",
                 sentences=[fact for fact in facts if fact],
@@ -88,7 +91,7 @@ def worst_class(decision: Decision) -> str:
     return (
         f"{where}: the worst class is {worst.name} ({worst.count:,} {_counted(d)}): "
         f"{metric_name(d)} {number(value.model)}, {d.baseline} {number(value.baseline)}, "
-        f"difference {points:+.2f} points (95 % interval {low:+.2f} to {high:+.2f})."
+        f"{-points:.2f} points lost ({points_interval(-high, -low, CONFIDENCE)})."
     )
 
 
@@ -125,17 +128,25 @@ def _is_tokens(decision: Decision) -> bool:
     return not decision.calibration
 
 
-def _classes(decision: Decision) -> ReportSection | None:
-    """Show a row for each class, the largest loss first and classes with few examples last."""
+def _classes(decision: Decision, *, lost: bool) -> ReportSection | None:
+    """Show a row for each class, the largest loss first and classes with few examples last.
+
+    Args:
+        decision: the comparison.
+        lost: whether to write the points that a class lost instead of the difference.
+    """
     d = decision
     ordered = sorted(d.classes, key=lambda c: (not c.enough, c.metrics[d.metric].difference))
-    rows = [_class_row(d, each) for each in ordered]
+    rows = [_class_row(d, each, lost=lost) for each in ordered]
     if not rows:
         return None
     unit = _counted(d)
+    meaning = f"Difference: {d.model} minus {d.baseline}"
+    if lost:
+        meaning = f"Points lost: {d.baseline} minus {d.model}, so a gain is negative"
     note = (
-        f"Difference: {d.model} minus {d.baseline}, with the paired 95 % interval. “Only” counts "
-        f"the {unit} for which only one model predicts the class."
+        f"{meaning}, with the paired 95 % interval. “Only” counts the {unit} for which only one "
+        "model predicts the class."
     )
     if not all(each.enough for each in d.classes):
         note += f" Classes with fewer than {d.min_count} {unit} are last."
@@ -153,16 +164,20 @@ def _reference(decision: Decision) -> str:
     return "The labels come from the data."
 
 
-def _class_row(decision: Decision, each: ClassChange) -> dict[str, str]:
+def _class_row(decision: Decision, each: ClassChange, *, lost: bool) -> dict[str, str]:
     row = {"class": each.name, _counted(decision): f"{each.count:,}"}
     for metric, value in each.metrics.items():
         name = {"f1": "F1"}.get(metric, metric)
         row[f"{name} {decision.baseline} → {decision.model}"] = (
             f"{number(value.baseline)} → {number(value.model)}"
         )
-        row[f"{name} difference"] = (
-            f"{signed(value.difference)} ({signed(value.low)} to {signed(value.high)})"
-        )
+        if lost:
+            points, near, far = (-100 * x for x in (value.difference, value.high, value.low))
+            row[f"{name}, points lost (+)"] = f"{points:+z.2f} ({near:+z.2f} to {far:+z.2f})"
+        else:
+            row[f"{name} difference"] = (
+                f"{signed(value.difference)} ({signed(value.low)} to {signed(value.high)})"
+            )
     row[f"only {decision.baseline}"] = f"{each.only_baseline:,}"
     row[f"only {decision.model}"] = f"{each.only_model:,}"
     row[" "] = "" if each.enough else TOO_FEW

@@ -4,6 +4,7 @@ import numpy as np
 
 from kdcli.report.schema import Evaluation, Report
 from kdcli.report.text import (
+    LOWER_IS_BETTER,
     ReportSection,
     ReportTable,
     View,
@@ -173,6 +174,30 @@ def comparisons(report: Report) -> list[ReportSection]:
     note = " ".join([note, *(CHOSEN.format(name) for name in chosen)])
     header = ["metric", "model", "baseline", "difference", f"{level}% interval", ""]
     return [ReportSection("Differences", ReportTable(header, rows, note, style="differences"))]
+
+
+def points_lost(report: Report) -> list[ReportSection]:
+    """Show what each model lost, in the points and the direction of a goal such as `max_drop`."""
+    if not report.comparisons:
+        return []
+    rows = []
+    for c in report.comparisons:
+        sign = 100 if c.metric in LOWER_IS_BETTER else -100
+        lost, low, high = (sign * value for value in (c.difference, c.low, c.high))
+        low, high = sorted((low, high))
+        word = "lost" if low > 0 else "gained" if high < 0 else ""
+        interval = f"{low:+z.2f} to {high:+z.2f}"
+        metric = f"{set_name(c.task, c.set)} {c.metric}"
+        rows.append([metric, c.model, c.baseline, f"{lost:+z.2f}", interval, word])
+    level = f"{100 * min(c.confidence for c in report.comparisons):.3g}"
+    note = (
+        "Points lost: the baseline's score minus the model's on the same examples, so a gain is "
+        "negative; 1 point is 0.01. Interval: covers the choice of these examples with "
+        f"{level} % confidence; “lost” or “gained” where it excludes 0. It does not cover other "
+        "seeds."
+    )
+    header = ["metric", "model", "baseline", "points lost (+)", f"{level}% interval", ""]
+    return [ReportSection("Points lost", ReportTable(header, rows, note, style="differences"))]
 
 
 def details(report: Report) -> list[ReportSection]:

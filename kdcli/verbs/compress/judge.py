@@ -1,12 +1,12 @@
 """Scores of the candidates and the teacher on held-out rows, and the choice among candidates."""
 
-import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 
+from kdcli.data.labelled.partition import VERIFICATION
 from kdcli.deploy.measurements import UNSTABLE_PHRASE, LatencyRow, Speedup
 from kdcli.disk import cache_key
 from kdcli.metrics.resolution import exceeds
@@ -53,6 +53,7 @@ class ScoredModel:
         unstable: Whether the measurement of `ms` is unstable.
         throughput: Texts per second in the largest batch that was measured of all models.
         decisions: The comparisons with the teacher class by class, on the selection rows.
+        parent: The step that trained the model; None for the teacher on a backend.
     """
 
     name: str
@@ -66,17 +67,22 @@ class ScoredModel:
     unstable: bool = False
     throughput: Throughput | None = None
     decisions: tuple[Decision, ...] = ()
+    parent: str | None = None
 
 
 @dataclass(frozen=True)
 class CandidateScores:
-    """The scores of the teacher and its candidates, from one run on `rows` selection rows."""
+    """The scores of the teacher and its candidates, from one run on `rows` selection rows.
+
+    `verified` has the candidates that answered an earlier question to this run, by name.
+    """
 
     report: Report
     metric: str
     rows: int
     teacher: ScoredModel
     candidates: list[ScoredModel]
+    verified: Mapping[str, "Verification"] = field(default_factory=dict)
 
     @property
     def report_names(self) -> dict[str, str]:
@@ -117,7 +123,14 @@ def judge(runner: StepRunner, teacher: str, candidates: Mapping[str, Path]) -> C
     name = f"selection-{cache_key(sorted(map(step_of, candidates.values())))[:8]}"
     folder = runner.require(name, select(runner.recipe, models))
     price = runner.recipe.price_per_hour
-    return read(RunResult.read(folder).report, teacher, candidates, price)
+    scores = read(RunResult.read(folder).report, teacher, candidates, price)
+    known = [one for one in scores.candidates if look_of(one.folder) in runner.earlier_looks]
+    return replace(scores, verified={one.name: verify(runner, scores, one) for one in known})
+
+
+def look_of(model: Path) -> str:
+    """Return the name of the step that scores a model on the verification rows."""
+    return f"{VERIFICATION}-{step_of(model)}"
 
 
 def verify(runner: StepRunner, scores: CandidateScores, chosen: ScoredModel) -> Verification:
@@ -128,8 +141,8 @@ def verify(runner: StepRunner, scores: CandidateScores, chosen: ScoredModel) -> 
 
     Raises UsageError: the models cannot be scored.
     """
-    name = f"verification-{step_of(chosen.folder)}"
-    earlier = runner.journal.known("run verification-")
+    name = look_of(chosen.folder)
+    earlier = runner.journal.known(f"run {VERIFICATION}-")
     look = 1 + (earlier.index(f"run {name}") if f"run {name}" in earlier else len(earlier))
     confidence = 1 - ERROR / look
     models = [str(scores.teacher.folder), str(chosen.folder)]
@@ -256,6 +269,52 @@ def misses(goal: GoalSettings, teacher: ScoredModel, one: ScoredModel) -> dict[s
     return missed
 
 
+def verified_misses(
+    goal: GoalSettings, missed: Mapping[str, str], verified: Verification
+) -> dict[str, str]:
+    """Return how the chosen model misses the goal, with its drops on the verification rows.
+
+    Args:
+        goal: the limits.
+        missed: the limits that it misses on the selection rows.
+        verified: its scores on the verification rows.
+    """
+    drops = misses(goal, verified.teacher, verified.chosen)
+    result = {limit: why for limit, why in missed.items() if limit not in QUALITY}
+    result |= {limit: why for limit, why in drops.items() if limit == "max_drop"}
+    if goal.max_class_drop is not None:
+        worse = [
+            miss
+            for decision in verified.report.decisions
+            for miss in class_drop_misses(decision, goal.max_class_drop)
+        ]
+        result |= {"max_class_drop": "; ".join(worse)} if worse else {}
+    return result
+
+
+def failures(goal: GoalSettings, scores: CandidateScores) -> dict[str, dict[str, str]]:
+    """Return the candidates that an earlier question to this run verified and that miss this goal.
+
+    Returns:
+        The name of the candidate -> how it misses the goal on the verification rows, by limit.
+    """
+    missed = {name: verified_misses(goal, {}, one) for name, one in scores.verified.items()}
+    return {
+        name: {limit: f"{why}, on the verification rows" for limit, why in limits.items()}
+        for name, limits in missed.items()
+        if limits
+    }
+
+
+def all_misses(goal: GoalSettings, scores: CandidateScores) -> dict[str, dict[str, str]]:
+    """Return how each candidate misses the goal, by name and limit, with its `failures`."""
+    failed = failures(goal, scores)
+    return {
+        one.name: misses(goal, scores.teacher, one) | failed.get(one.name, {})
+        for one in scores.candidates
+    }
+
+
 def _class_misses(goal: GoalSettings, one: ScoredModel) -> list[str]:
     """Describe the classes that lose too much on the selection rows.
 
@@ -297,8 +356,15 @@ def choose(goal: GoalSettings, scores: CandidateScores) -> tuple[ScoredModel, di
     fast ones. Without `max_drop`, it is the candidate with the best score. If no candidate meets
     the goal, the one that misses the least is chosen, with quality before speed and size.
     Candidates that another one dominates are not considered.
+
+    After a failure on the verification rows, the fast candidates looked too good on the selection
+    rows. The best score then comes first, of a model with another training if there is one.
     """
-    missed = {one.name: misses(goal, scores.teacher, one) for one in scores.candidates}
+    missed, failed = all_misses(goal, scores), failures(goal, scores)
+    others = [one for one in scores.candidates if not missed[one.name]]
+    if failed and others:
+        trained = {one.parent for one in scores.candidates if one.name in failed} - {None}
+        return max(others, key=lambda one: (one.parent not in trained, one.score, -one.ms)), {}
     worse = dominated(goal, scores)
     candidates = [one for one in scores.candidates if one.name not in worse]
     if meeting := [one for one in candidates if not missed[one.name]]:
@@ -324,27 +390,20 @@ def dominated(goal: GoalSettings, scores: CandidateScores) -> dict[str, str]:
     its embeddings in float32.
     """
     points = {one.name: Point(one.score, one.ms, one.mb) for one in scores.candidates}
-    missed = {one.name: misses(goal, scores.teacher, one).keys() for one in scores.candidates}
+    missed = {name: limits.keys() for name, limits in all_misses(goal, scores).items()}
     return dominated_by(points, lambda better, worse: missed[better] <= missed[worse])
 
 
 def next_choice(
-    goal: GoalSettings, scores: CandidateScores, chosen: ScoredModel
-) -> tuple[ScoredModel, float] | None:
-    """Return the candidate that a smaller `max_drop` chooses, and this `max_drop`.
+    goal: GoalSettings, scores: CandidateScores, verified: Verification
+) -> ScoredModel | None:
+    """Return the candidate that the same question chooses after a failure of `verified`.
 
-    Drops are rounded up to two digits, which are enough to type. The largest drop that chooses
-    another candidate counts. The result is None if there is none.
+    The result is None if no other candidate meets the goal on the selection rows.
     """
-    if goal.max_drop is None:
-        return None
-    losses = [points_lost(goal, scores.teacher, one) for one in scores.candidates]
-    drops = {max(0.0, math.ceil(round(100 * lost, 6)) / 100) for lost in losses}
-    for drop in sorted((drop for drop in drops if drop < goal.max_drop), reverse=True):
-        other, missed = choose(goal.model_copy(update={"max_drop": drop}), scores)
-        if not missed and other.name != chosen.name:
-            return other, drop
-    return None
+    known = {**scores.verified, verified.chosen.name: verified}
+    other, missed = choose(goal, replace(scores, verified=known))
+    return None if missed else other
 
 
 def is_sure(goal: GoalSettings, scores: CandidateScores, one: ScoredModel) -> bool:
@@ -390,7 +449,7 @@ def sentence(
             f"rows: {'; '.join(missed.values())}. {won}."
         )
     if missed:
-        both = conflict([misses(goal, scores.teacher, one) for one in scores.candidates])
+        both = conflict(all_misses(goal, scores).values())
         why = "; ".join([*missed.values(), *([both] if both else [])])
         return f"The goal cannot be met with what was tried. Nearest: {won}. It misses: {why}."
     _, high = _loss(verified)
@@ -399,12 +458,12 @@ def sentence(
 
 
 def describe_next(scores: CandidateScores, one: ScoredModel, command: str) -> str:
-    """Describe the next candidate to take, with the command that takes it."""
+    """Describe the next candidate to take, with the command that asks again and takes it."""
     ratio = one.speedup
     assert ratio is not None  # It is None for the teacher only.
     return (
-        f"Next on the front is {one.name}: {number(one.score)} {scores.metric} on the selection "
-        f"rows, {ratio.phrase()}, {one.mb:.1f} MB. To take it: {command}"
+        f"The next candidate is {one.name}: {number(one.score)} {scores.metric} on the selection "
+        f"rows, {ratio.phrase()}, {one.mb:.1f} MB. To verify it, ask again: {command}"
     )
 
 
@@ -429,7 +488,10 @@ def _lost(metric: str, verified: Verification, *, has_labels: bool) -> str:
     if not has_labels:
         named = "" if metric == "agreement" else f" ({metric})"
         what = f"agreement with the teacher{named}"
-    points = (verified.teacher.score - verified.chosen.score) / POINT
+    teacher = verified.teacher.score
+    points = (teacher - verified.chosen.score) / POINT
     low, high = _loss(verified)
     ends = points_interval(low, high, verified.confidence, " of the loss")
+    if has_labels:
+        ends = f"{number(verified.chosen.score)} instead of {number(teacher)}; {ends}"
     return f"It {loses(points, what)} ({ends}) on {verified.rows:,} verification rows"

@@ -4,7 +4,6 @@ Data flow: goal -> untrained latencies -> teacher -> candidates, each made by ot
 next to the teacher on held-out rows -> the best one in best/, and a report with the whole table.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,15 +13,15 @@ from kdcli.data.labelled.partition import Partition
 from kdcli.deploy.exported import FACTS
 from kdcli.deploy.latency import Latency
 from kdcli.disk import as_directory, atomic_dir, read_json, write_atomic
-from kdcli.engine.launch import output_dir
 from kdcli.engine.processes import stop_requests
 from kdcli.engine.progress import Progress
-from kdcli.engine.run_dir import RunDir, runs_of
+from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, UsageError
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
 from kdcli.report import schema
 from kdcli.report.finish import BEST, ReportContents, ReportedModel, RunResult, write_report
+from kdcli.report.own_data import directory_word
 from kdcli.report.schema import Compression
 from kdcli.report.sections.price import price_sentence
 from kdcli.report.text import duration, short
@@ -39,19 +38,28 @@ from kdcli.verbs.compress.budget import (
 )
 from kdcli.verbs.compress.journal import SPENT, Journal
 from kdcli.verbs.compress.judge import (
-    QUALITY,
     CandidateScores,
     ScoredModel,
     Verification,
+    all_misses,
     choose,
     describe_next,
     dominated,
     misses,
     next_choice,
     sentence,
+    verified_misses,
     verify,
 )
 from kdcli.verbs.compress.plan import check_reachable, follow_plan, follow_steps
+from kdcli.verbs.compress.question import (
+    GOAL,
+    answers,
+    choose_folder,
+    limits_of,
+    looks_before,
+    takes_next,
+)
 from kdcli.verbs.compress.recipes import BY_MODEL, detected
 from kdcli.verbs.compress.rows import divide_rows, goal_notes
 from kdcli.verbs.compress.runner import (
@@ -64,7 +72,7 @@ from kdcli.verbs.compress.runner import (
     step_of,
 )
 from kdcli.verbs.compress.search import TEACHER, Candidate, Search, check_backends
-from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings
+from kdcli.verbs.compress.settings import CompressRecipe
 from kdcli.verbs.compress.shapes import measure_untrained
 from kdcli.verbs.compress.ship import (
     check_temperature,
@@ -73,14 +81,13 @@ from kdcli.verbs.compress.ship import (
     never_predicted,
     with_thresholds,
 )
+from kdcli.verbs.compress.teacher import log_teacher
 from kdcli.verbs.compress.trainers import trainer_of
 from kdcli.workloads import open_evaluation
-from kdcli.workloads.decisions import KINDS, class_drop_misses
+from kdcli.workloads.decisions import KINDS
 from kdcli.workloads.labelled import LabelledWorkload
 
 PICTURE = "pareto.png"
-GOAL = ("goal.", "budget", "price_per_hour")
-"""Beginnings of the keys that a question to a finished run may change."""
 
 
 def run(resolved: Resolved[CompressRecipe], options: RunOptions) -> RunResult:
@@ -94,9 +101,11 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions) -> RunResult:
         written.
     """
     recipe = resolved.recipe
-    name = as_directory(f"compress-{Path(str(recipe.model)).name}-{recipe.task}")
+    data = directory_word(str(recipe.task), recipe.data.source)
+    name = as_directory(f"compress-{Path(str(recipe.model)).name}-{data}")
     folder, asks_again = choose_folder(name, resolved, options)
-    options = replace(options, resume=options.resume or asks_again)
+    resumes = options.resume
+    options = replace(options, resume=resumes or asks_again)
     run_dir = RunDir(folder)
     resumed = run_dir.check(
         resolved.to_yaml(), resume=options.resume, overwrite=options.overwrite, free_keys=GOAL
@@ -116,51 +125,14 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions) -> RunResult:
                 journal.read(run_dir)
                 if run_dir.done:
                     earlier = RunResult.read(folder)
-                    if answers(earlier, recipe):
+                    goes_on = takes_next(earlier, journal, resumes=resumes)
+                    if answers(earlier, recipe) and not goes_on:
                         Progress.log(f"{folder} is done already")
                         return checked(recipe, earlier)
                     runner.asks_again = True
+                    runner.earlier_looks = looks_before(earlier, recipe, journal)
             result = _compress(resolved, runner)
     return checked(recipe, result)
-
-
-def answers(result: RunResult, recipe: CompressRecipe) -> bool:
-    """Whether a finished compression had this goal and this price.
-
-    A larger budget asks again if the goal was missed.
-    """
-    compression, goal = result.report.compression, recipe.goal
-    assert compression is not None
-    earlier = result.report.recipe.get("budget") or math.inf
-    if not compression.met and (recipe.budget or math.inf) > earlier:
-        return False
-    price = result.report.price_per_hour
-    return (compression.goal, compression.strict, price) == (
-        limits_of(goal),
-        goal.strict,
-        recipe.price_per_hour,
-    )
-
-
-def limits_of(goal: GoalSettings) -> dict[str, float]:
-    """Return the limits that are set."""
-    return goal.model_dump(exclude={"strict"}, exclude_none=True)
-
-
-def choose_folder(
-    name: str, resolved: Resolved[CompressRecipe], options: RunOptions
-) -> tuple[Path, bool]:
-    """Return the directory of the run, and whether it holds a run with another goal alone."""
-    yaml = resolved.to_yaml()
-    runs = [RunDir(options.output_dir)] if options.output_dir is not None else runs_of(name)
-    same = [run for run in runs if run.has_recipe(yaml, GOAL)]
-    finished = [run for run in same if run.done]
-    continues = options.resume and len(finished) < len(same)
-    if finished and not (options.overwrite or continues) and finished[0].differing_keys(yaml):
-        folder = finished[0].path
-        Progress.log(f"Reusing the candidates in {folder} for the new goal, budget or price")
-        return folder, True
-    return output_dir(name, options, yaml, GOAL), False
 
 
 def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResult:
@@ -179,6 +151,8 @@ def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResu
         if not fits:
             search.teacher = str(runner.path(TEACHER))
         if search.answers_from_earlier():
+            if not fits:
+                search.notes += log_teacher(runner)
             claim_folder(resolved, runner, divided.partition)
             return ship(search)
     if not recipe.steps:
@@ -198,6 +172,7 @@ def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResu
     claim_folder(resolved, runner, divided.partition)
     if not fits:
         search.teacher = str(runner.require(TEACHER, finetuning(runner)))
+        search.notes += log_teacher(runner)
     if untrained is None:
         follow_steps(search)
     else:
@@ -291,6 +266,7 @@ def ship(search: Search) -> RunResult:
     cost = price_sentence(
         runner.recipe.price_per_hour, verified.chosen.throughput, verified.teacher.throughput
     )
+    following = next_candidate(search, missed, verified)
     with atomic_dir(runner.folder / BEST) as aside:
         fill_best(aside, search.candidates[chosen.name], runner.options, answer)
     compression = Compression(
@@ -301,7 +277,8 @@ def ship(search: Search) -> RunResult:
         strict=goal.strict,
         met=not missed,
         chosen=chosen.name,
-        sentence=" ".join(filter(None, [answer, cost, next_step(search, chosen, missed)])),
+        next_candidate=None if following is None else following.name,
+        sentence=" ".join(filter(None, [answer, cost, next_step(search, following)])),
         candidates=candidate_rows(search, chosen),
         steps=step_reports(runner),
         verification=schema.Verified(
@@ -325,18 +302,25 @@ def ship(search: Search) -> RunResult:
     return _write(search, verified, compression, notes)
 
 
-def next_step(search: Search, chosen: ScoredModel, missed: Mapping[str, str]) -> str:
-    """Name the candidate of a smaller `max_drop` if only the verification rows miss it."""
-    runner, goal, scores = search.runner, search.goal, search.scores
+def next_candidate(
+    search: Search, missed: Mapping[str, str], verified: Verification
+) -> ScoredModel | None:
+    """Return the candidate to ask for next if only the verification rows miss the goal."""
+    scores = search.scores
     assert scores is not None
-    if "max_drop" not in missed or misses(goal, scores.teacher, chosen) or runner.recipe.steps:
+    selected = next(one for one in scores.candidates if one.name == verified.chosen.name)
+    if not missed or misses(search.goal, scores.teacher, selected) or search.runner.recipe.steps:
+        return None
+    return next_choice(search.goal, scores, verified)
+
+
+def next_step(search: Search, one: ScoredModel | None) -> str:
+    """Name the next candidate, with the command that takes it; empty without one."""
+    if one is None:
         return ""
-    if (following := next_choice(goal, scores, chosen)) is None:
-        return ""
-    one, drop = following
-    changes = {"--max-drop": f"{drop:g}"}
-    command = runner.options.changed_command("compress", runner.folder, changes)
-    return describe_next(scores, one, command)
+    runner, scores = search.runner, search.scores
+    assert scores is not None
+    return describe_next(scores, one, runner.options.changed_command("compress", runner.folder, {}))
 
 
 def verify_decisions(
@@ -367,11 +351,16 @@ def candidate_rows(search: Search, chosen: ScoredModel) -> list[schema.Candidate
     """Return the rows of the report's table: the teacher, the scored and the skipped candidates."""
     scores = search.scores
     assert scores is not None
-    worse = dominated(search.goal, scores)
-    scored = [
-        row_of(one, scores.teacher, search.goal, chosen, worse.get(one.name))
-        for one in (scores.teacher, *scores.candidates)
-    ]
+    worse, missed = dominated(search.goal, scores), all_misses(search.goal, scores)
+
+    def outcome(one: ScoredModel) -> str:
+        if one is chosen:
+            return "chosen"
+        better = [f"no better than {worse[one.name]}"] if one.name in worse else []
+        return "; ".join([*missed[one.name].values(), *better]) or "meets the goal"
+
+    scored = [row_of(scores.teacher, "")]
+    scored += [row_of(one, outcome(one), worse.get(one.name)) for one in scores.candidates]
     skipped = [
         schema.Candidate(name=candidate.name, outcome=candidate.skipped)
         for candidate in search.candidates.values()
@@ -416,44 +405,8 @@ def notes_on_search(search: Search, chosen: ScoredModel, verified: Verification)
     return notes
 
 
-def verified_misses(
-    goal: GoalSettings, missed: Mapping[str, str], verified: Verification
-) -> dict[str, str]:
-    """Return how the chosen model misses the goal, with its drops on the verification rows.
-
-    Args:
-        goal: the limits.
-        missed: the limits that it misses on the selection rows.
-        verified: its scores on the verification rows.
-    """
-    drops = misses(goal, verified.teacher, verified.chosen)
-    result = {limit: why for limit, why in missed.items() if limit not in QUALITY}
-    result |= {limit: why for limit, why in drops.items() if limit == "max_drop"}
-    if goal.max_class_drop is not None:
-        worse = [
-            miss
-            for decision in verified.report.decisions
-            for miss in class_drop_misses(decision, goal.max_class_drop)
-        ]
-        result |= {"max_class_drop": "; ".join(worse)} if worse else {}
-    return result
-
-
-def row_of(
-    one: ScoredModel,
-    teacher: ScoredModel,
-    goal: GoalSettings,
-    chosen: ScoredModel,
-    better: str | None = None,
-) -> schema.Candidate:
-    """Report what became of a candidate. `better` names the one that dominates it, if any."""
-    outcome = ""
-    if one is chosen:
-        outcome = "chosen"
-    elif one is not teacher:
-        missed = misses(goal, teacher, one)
-        reasons = [*missed.values(), *([] if better is None else [f"no better than {better}"])]
-        outcome = "; ".join(reasons) or "meets the goal"
+def row_of(one: ScoredModel, outcome: str, better: str | None = None) -> schema.Candidate:
+    """Return a measured candidate's row. `better` names the one that dominates it, if any."""
     return schema.Candidate(
         name=one.name,
         score=one.score,

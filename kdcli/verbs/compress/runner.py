@@ -8,7 +8,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -52,7 +52,9 @@ class StepRunner:
         journal: what was measured and decided.
         has_labels: whether the rows have labels; otherwise the teacher is the reference.
         kind: the kind of the rows' labels; None for workloads other than labelled tasks.
-        asks_again: whether a finished run is asked with another goal.
+        asks_again: whether a finished run is asked again, with another goal or after a failure.
+        earlier_looks: the steps that scored candidates on the verification rows for the questions
+            before this one.
     """
 
     recipe: CompressRecipe
@@ -63,6 +65,7 @@ class StepRunner:
     has_labels: bool = True
     kind: Kind | None = None
     asks_again: bool = False
+    earlier_looks: Sequence[str] = ()
 
     @property
     def trainer(self) -> Trainer:

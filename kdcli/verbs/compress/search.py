@@ -1,7 +1,7 @@
 """The state of a planned compression: its candidates, and the steps that make and score them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -173,7 +173,10 @@ class Search:
 
     def _score(self, candidates: list[Candidate]) -> None:
         folders = {one.name: one.folder for one in candidates if one.folder is not None}
-        self.scores = judge(self.runner, self.teacher, folders)
+        scores = judge(self.runner, self.teacher, folders)
+        parents = {one.name: one.parent for one in candidates}
+        scored = [replace(one, parent=parents[one.name]) for one in scores.candidates]
+        self.scores = replace(scores, candidates=scored)
         key = f"scored {' '.join(sorted(map(step_of, folders.values())))}"
         self.runner.journal.once(key, list[Candidate], lambda: candidates)
 
