@@ -223,8 +223,13 @@ def on_disk(card: Card) -> str:
     return bytes_of(card.bytes) + (f", {card.held_in}" if card.held_in != "fp32" else "")
 
 
+def megabytes(value: float) -> str:
+    """Write a number of MB so that its factor to another one is right: `16.7`, `2.07`, `0.453`."""
+    return f"{value:,.1f}" if value >= 9.995 else f"{value:#.3g}"
+
+
 def bytes_of(value: int) -> str:
-    """Write a number of bytes in GB or MB, or in kB if it would be 0.0 MB."""
+    """Write a number of bytes in GB or MB, or in kB if it is less than 0.1 MB."""
     if value >= 10**9:
         return f"{value / 10**9:,.2f} GB"
-    return f"{value / 10**6:,.1f} MB" if value >= 10**5 else f"{value / 1000:.1f} kB"
+    return f"{megabytes(value / 10**6)} MB" if value >= 10**5 else f"{value / 1000:.1f} kB"

@@ -1,6 +1,6 @@
 """State the result of a report in one paragraph, for a reader who stops after it."""
 
-from kdcli.deploy.measurements import UNSTABLE_PHRASE, LatencyRow
+from kdcli.deploy.measurements import MEASURE_AGAIN, UNSTABLE_PHRASE, LatencyRow
 from kdcli.report.schema import Comparison, Evaluation, Report, Throughput
 from kdcli.report.sections.evaluations import set_name
 from kdcli.report.sections.latency import cell_name, form_of, milliseconds, ran_as
@@ -79,6 +79,9 @@ def _speed(report: Report, row: LatencyRow) -> str:
         trust = f" ({UNSTABLE_PHRASE})" if row.unstable else ""
         return f"takes {time} for {where}{trust}"
     baseline = shown_name(report, ratio.baseline)
+    if ratio.says_nothing:
+        unstable = f"the times are unstable; {MEASURE_AGAIN}"
+        return f"has no speed-up to state over {baseline} ({unstable}; {time} for {where})"
     return f"is {ratio.phrase()} as {baseline} ({ratio.trust()}; {time} for {where})"
 
 
