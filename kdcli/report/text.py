@@ -219,8 +219,8 @@ def card_shape(card: Card) -> str:
 
 
 def on_disk(card: Card) -> str:
-    """Write the size of the weights, and their type if it is not float32: `2.0 MB, fp16`."""
-    return bytes_of(card.bytes) + (f", {card.held_in}" if card.held_in != "fp32" else "")
+    """Write the size of the weights, and their type if it is not float32: `2.04 MB, fp16`."""
+    return model_size(card.bytes) + (f", {card.held_in}" if card.held_in != "fp32" else "")
 
 
 def megabytes(value: float) -> str:
@@ -228,8 +228,14 @@ def megabytes(value: float) -> str:
     return f"{value:,.1f}" if value >= 9.995 else f"{value:#.3g}"
 
 
+def model_size(value: int) -> str:
+    """Write a model's number of bytes: `16.7 MB`, `2.07 MB` or, as `bytes_of` does, `1.20 GB`."""
+    is_small = 10**5 <= value < 10**7
+    return f"{megabytes(value / 10**6)} MB" if is_small else bytes_of(value)
+
+
 def bytes_of(value: int) -> str:
-    """Write a number of bytes in GB or MB, or in kB if it is less than 0.1 MB."""
+    """Write a number of bytes in GB or MB, or in kB if it would be 0.0 MB."""
     if value >= 10**9:
         return f"{value / 10**9:,.2f} GB"
-    return f"{megabytes(value / 10**6)} MB" if value >= 10**5 else f"{value / 1000:.1f} kB"
+    return f"{value / 10**6:,.1f} MB" if value >= 10**5 else f"{value / 1000:.1f} kB"

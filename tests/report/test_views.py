@@ -26,7 +26,15 @@ from kdcli.report.charts.pruning import model_pictures
 from kdcli.report.schema import Report
 from kdcli.report.sections.latency import latency_csv
 from kdcli.report.sections.overview import overview, title
-from kdcli.report.text import ReportSection, ReportTable, View, bytes_of, number, percent
+from kdcli.report.text import (
+    ReportSection,
+    ReportTable,
+    View,
+    bytes_of,
+    model_size,
+    number,
+    percent,
+)
 from kdcli.report.views import FittedTable, html, markdown, model_card, short, shown, write_views
 
 LOADS = {
@@ -420,9 +428,11 @@ def test_report_json_is_written_last(report, tmp_path):
         ],
         *[
             (bytes_of(51_671), "51.7 kB"),
-            (bytes_of(838_400), "0.838 MB"),
-            (bytes_of(10**6), "1.00 MB"),
-            (bytes_of(9_996_000), "10.0 MB"),
+            (bytes_of(838_400), "0.8 MB"),
+            (bytes_of(10**6), "1.0 MB"),
+            (model_size(838_400), "0.838 MB"),
+            (model_size(9_996_000), "10.0 MB"),
+            (model_size(51_671), "51.7 kB"),
         ],
         *[
             (bytes_of(12 * 10**8), "1.20 GB"),

@@ -12,7 +12,7 @@ from kdcli.report.sections.overview import (
     shown_name,
 )
 from kdcli.report.sections.price import price_sentence
-from kdcli.report.text import bytes_of, loses, number, percent, points_interval, short
+from kdcli.report.text import loses, model_size, number, percent, points_interval, short
 
 QUANTISED = ("int8", "q4")
 SAME_SIZE = 1.05
@@ -96,8 +96,8 @@ def _size(report: Report, name: str, first: str, row: LatencyRow | None) -> list
     if not own or (quantised and report.focus == "latency"):
         return []
     if other > SAME_SIZE * own:
-        return [f"takes {bytes_of(own)} instead of {bytes_of(other)}"]
-    return [f"has {bytes_of(own)} of weights"]
+        return [f"takes {model_size(own)} instead of {model_size(other)}"]
+    return [f"has {model_size(own)} of weights"]
 
 
 def _quality(report: Report, name: str) -> list[str]:
