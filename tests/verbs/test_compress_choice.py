@@ -15,12 +15,14 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from kdcli.data.labelled.partition import Partition, text_hashes
+from kdcli.data.labelled.splits import Splits
 from kdcli.data.text.sentences import read_texts
 from kdcli.deploy.measurements import Speedup
 from kdcli.deploy.untrained import UntrainedTimes
 from kdcli.engine.processes import StopRequest
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, MachineError, Stopped, UsageError
+from kdcli.models.training_rows import NO_ROWS
 from kdcli.recipe.resolve import resolve
 from kdcli.recipe.sections import RunOptions
 from kdcli.report import schema
@@ -29,8 +31,8 @@ from kdcli.report.schema import Compression, Throughput
 from kdcli.report.schema_decisions import ClassChange, Decision, PairedValue
 from kdcli.report.sections.price import price_sentence
 from kdcli.targets import outputs
-from kdcli.types import ModelShape
-from kdcli.verbs.compress import front, halving, judge, plan, run, steps
+from kdcli.types import Example, ModelShape, Task
+from kdcli.verbs.compress import front, halving, judge, plan, rows, run, steps
 from kdcli.verbs.compress import runner as runner_module
 from kdcli.verbs.compress import search as search_module
 from kdcli.verbs.compress import shapes as compress_shapes
@@ -101,6 +103,20 @@ def compression_of(search, chosen):
 
 def search_of(tmp_path, **goal):
     return Search(runner_of(tmp_path, **goal), "m")
+
+
+def test_repeated_texts_and_contradicting_labels_are_a_note(tmp_path, monkeypatch):
+    task = Task("own", "class", ("text",), ("accuracy",), ("a", "b"))
+    examples = [
+        Example(f"rows.csv:{n}", str(n), (f"w{n % 300}",), int(n >= 300)) for n in range(400)
+    ]
+    monkeypatch.setattr(rows, "open_rows", lambda *_: Splits(task, examples, "", {}, {}))
+    monkeypatch.setattr(rows, "location", str)
+    monkeypatch.setattr(rows, "training_rows", lambda _: NO_ROWS)
+    assert rows.divide_rows(runner_of(tmp_path)).notes == [
+        "100 of 400 rows repeat an earlier text; 100 texts have contradicting labels, for example "
+        "rows.csv:0 and rows.csv:300"
+    ]
 
 
 def test_the_fastest_that_keeps_the_quality_is_chosen_and_the_smallest_of_those_alike():
