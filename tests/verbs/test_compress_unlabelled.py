@@ -34,6 +34,7 @@ from kdcli.models.training_rows import write_training_rows
 from kdcli.report import finish
 from kdcli.verbs.compress import run
 from kdcli.verbs.compress.shapes import Untrained
+from kdcli.verbs.compress.steps import Step
 from kdcli.workloads import labelled
 from kdcli.workloads.detect import known_task
 
@@ -250,7 +251,7 @@ def test_another_goal_is_answered_from_what_was_tried(tmp_path, monkeypatch):
         # The model of one layer has the longest name, so it counts as the fastest.
         for number, row in enumerate(latency.rows):
             ms = 100.0 / len(row.model)
-            latency.rows[number] = row.model_copy(update={"p50_ms": ms, "p75_ms": ms})
+            latency.rows[number] = row.model_copy(update={"p50_ms": ms, "p90_ms": ms})
         return latency
 
     monkeypatch.setattr(finish, "measure_latency", measured)
@@ -301,6 +302,13 @@ def test_another_goal_is_answered_from_what_was_tried(tmp_path, monkeypatch):
         assert row.name[:20] in front.stdout
     # Another model or other data are no other goal.
     assert kdcli(*given, "--set", "seed=3", "--max-drop", "2").exit_code == 2
+    # A run that was moved answers from what it holds.
+    moved = (tmp_path / "out").rename(tmp_path / "moved")
+    monkeypatch.setattr(Step, "run", lambda *_: pytest.fail("a step was run"))
+    done = kdcli(*arguments(tmp_path, data), "-o", moved, "--max-drop", "99")
+    assert done.exit_code == 0, done.output
+    assert report_of(moved).compression.chosen == first.chosen
+    assert (moved / "best" / "onnx" / "model.onnx").is_file()
 
 
 @pytest.mark.parametrize(
