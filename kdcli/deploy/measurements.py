@@ -15,6 +15,8 @@ TEXTS = 1_000_000
 """Number of texts that a cost refers to."""
 UNSTABLE_PHRASE = "unstable measurement"
 """The words next to every figure of an unstable measurement."""
+MEASURE_AGAIN = "measure again on an idle machine, with kdcli benchmark"
+"""What to do about times that give no speed-up."""
 
 
 class _Part(BaseModel):
@@ -25,8 +27,8 @@ class Speedup(_Part):
     """Median and quartiles of the paired ratios of a baseline's times to a model's.
 
     `unstable`: the times of the model or of the baseline were unstable. Then the speed-up to state
-    is `low`: the lower quartile of the ratios, or the lower quartile of the baseline's times over
-    the upper quartile of the model's times if that is smaller.
+    is `low`: the lower quartile of the ratios, or the 10th percentile of the baseline's times over
+    the 90th percentile of the model's times if that is smaller. Below 1, there is none to state.
     """
 
     baseline: str
@@ -36,12 +38,20 @@ class Speedup(_Part):
     unstable: bool
 
     @property
+    def says_nothing(self) -> bool:
+        """Whether the times are so unstable that the model may even be slower."""
+        return self.unstable and self.low < 1
+
+    @property
     def stated(self) -> float:
         """The speed-up to state: the median, or `low` if it is unstable."""
         return self.low if self.unstable else self.median
 
     def phrase(self, unit: str = " times as fast", *, digits: int = 1) -> str:
-        """Write the speed-up: `20.3 times as fast`, or `at least 19.1 times as fast`."""
+        """Write the speed-up: `20.3 times as fast`, or `at least 19.1 times as fast`.
+
+        There is no such phrase if the times say nothing.
+        """
         return f"{'at least ' if self.unstable else ''}{self.stated:.{digits}f}{unit}"
 
     def trust(self, *, digits: int = 1) -> str:
@@ -53,7 +63,7 @@ class LatencyRow(_Part):
     """One model in one cell. Times are of a whole batch.
 
     `dtype` is fp32, bf16, fp16, int8 or q4, and `padding` is full, random or data. `status` says
-    how far to trust the times: of an unstable row, `p75_ms` is the time to state. `p99_ms` needs
+    how far to trust the times: of an unstable row, `p90_ms` is the time to state. `p99_ms` needs
     100 runs. `tokens_per_second` counts the real tokens in the time to state, and
     `peak_memory_bytes` is the size of the weights and of one call. `speedup` is null for the row
     that the others are compared with. `texts_per_second` is the batch size over the time to state,
@@ -98,8 +108,8 @@ class LatencyRow(_Part):
 
     @property
     def stated_ms(self) -> float:
-        """The time to state: the median, or the upper quartile if the row is unstable."""
-        return self.p75_ms if self.unstable else self.p50_ms
+        """The time to state: the median, or the 90th percentile if the row is unstable."""
+        return self.p90_ms if self.unstable else self.p50_ms
 
     def priced(self, price_per_hour: float | None) -> Self:
         """Fill in the throughput and, at a price per hour of the machine, the cost."""

@@ -254,7 +254,7 @@ def _measure_cell(
             "padding": request["padding"],
             **statistics,
         }
-        stated = "p75_ms" if statistics["status"] == UNSTABLE else "p50_ms"
+        stated = "p90_ms" if statistics["status"] == UNSTABLE else "p50_ms"
         row["tokens_per_second"] = 1e3 * sum(lengths) / statistics[stated]
         row |= {"load_seconds": subject.load_seconds, "first_call_ms": subject.first_call_ms}
         row["peak_memory_bytes"] = None if peak is None else peak + subject.weights_bytes

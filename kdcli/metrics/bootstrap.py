@@ -7,7 +7,7 @@ bootstrap's interval is widened by the effect of a single example.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from statistics import NormalDist
 from typing import Protocol, runtime_checkable
 
@@ -50,8 +50,13 @@ def paired_bootstrap(
     seed: int = 0,
     confidence: float = CONFIDENCE,
     baseline_is_reference: bool = False,
+    groups: Array | None = None,
 ) -> dict[str, tuple[float, float, float]]:
     """Compare two models on the same examples.
+
+    Examples with the same text are not independent: both models predict the same for all of them.
+    Such examples are resampled together, and the other intervals count the effective number of
+    examples, n^2 over the sum of the squared sizes of the groups (Kish 1965).
 
     The interval of a metric depends on what the metric does with one example:
 
@@ -71,6 +76,7 @@ def paired_bootstrap(
         confidence: the level of the intervals.
         baseline_is_reference: whether the examples are scored against the baseline's own outputs.
             No model can then be better than the baseline, so each interval ends at 0.
+        groups: the number of each example's group, [n] int64; None if all are independent.
 
     Returns:
         metric -> (difference over all examples, low, high), where a difference is the model's value
@@ -83,7 +89,10 @@ def paired_bootstrap(
     ours, theirs = model(np.arange(n)), baseline(np.arange(n))
     if list(ours) != list(theirs):
         raise ValueError(f"the model's metrics are {list(ours)}, the baseline's {list(theirs)}")
-    differences = _resampled_differences(model, baseline, n, resamples, seed, metrics=len(ours))
+    draws = _draws(n, groups, resamples, seed)
+    differences = _resampled_differences(model, baseline, draws, (resamples, len(ours)))
+    share = 1.0 if groups is None else n / float((np.bincount(groups) ** 2).sum())
+    independent = share * n
     outside = 50 * (1 - confidence)
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     bounds = np.percentile(differences, [outside, 100 - outside], axis=0).T.tolist()
@@ -93,15 +102,16 @@ def paired_bootstrap(
     for (name, value), (low, high) in zip(ours.items(), bounds, strict=True):
         difference = value - theirs[name]
         if name in OF_NUMBERS:
-            effect = 1.0 / n if is_same else 0.0
+            effect = 1.0 / independent if is_same else 0.0
         else:
             correct_N, base_N = values[name], base_values[name]
             if len(correct_N) == n and is_binary(correct_N) and is_binary(base_N):
                 only_model = int((np.rint(correct_N) > np.rint(base_N)).sum())
                 only_baseline = int((np.rint(correct_N) < np.rint(base_N)).sum())
-                intervals[name] = (difference, *tango_interval(only_model, only_baseline, n, z))
+                counts = share * only_model, share * only_baseline, independent
+                intervals[name] = (difference, *tango_interval(*counts, z))
                 continue
-            effect = _largest_effect(correct_N, base_N, n)
+            effect = _largest_effect(correct_N, base_N, independent)
         added = z * math.sqrt(2.0) * effect
         intervals[name] = (
             difference,
@@ -116,26 +126,37 @@ def paired_bootstrap(
     return intervals
 
 
-def _resampled_differences(
-    model: Scorer, baseline: Scorer, n: int, resamples: int, seed: int, *, metrics: int
-) -> Array:
-    """Return the differences of all metrics for each draw of `n` examples, [resamples, metrics]."""
+def _draws(n: int, groups: Array | None, resamples: int, seed: int) -> Iterator[Array]:
+    """Yield the examples of each resample, drawn with replacement, in whole groups."""
     generator = np.random.default_rng(seed)
-    differences = np.empty((resamples, metrics))
-    for row in differences:
-        indices = generator.integers(n, size=n)
+    if groups is None:
+        for _ in range(resamples):
+            yield generator.integers(n, size=n)
+        return
+    count = int(groups.max()) + 1
+    for _ in range(resamples):
+        times = np.bincount(generator.integers(count, size=count), minlength=count)
+        yield np.repeat(np.arange(n), times[groups])
+
+
+def _resampled_differences(
+    model: Scorer, baseline: Scorer, draws: Iterable[Array], size: tuple[int, int]
+) -> Array:
+    """Return the differences of all metrics for each draw of examples, [resamples, metrics]."""
+    differences = np.empty(size)
+    for row, indices in zip(differences, draws, strict=True):
         row[:] = np.subtract(list(model(indices).values()), list(baseline(indices).values()))
     return differences
 
 
-def _largest_effect(values_N: Array, base_values_N: Array, n: int) -> float:
+def _largest_effect(values_N: Array, base_values_N: Array, n: float) -> float:
     """Return the largest effect of one of `n` examples on a metric, by their pseudo-values."""
     ranges = [float(np.ptp(values)) for values in (values_N, base_values_N) if len(values)]
     return max(1.0, *ranges) / n if ranges else 1.0
 
 
 def tango_interval(
-    only_model: int, only_baseline: int, n: int, z: float = Z
+    only_model: float, only_baseline: float, n: float, z: float = Z
 ) -> tuple[float, float]:
     """Return the interval of the difference between two shares of the same examples.
 

@@ -270,7 +270,7 @@ class Pruning(SchemaPart):
 class Throughput(SchemaPart):
     """Texts per second of a model in one cell, and the price of a million texts at that rate.
 
-    An `unstable` measurement is stated by the upper quartile of its time. `cost_per_million` is
+    An `unstable` measurement is stated by the 90th percentile of its time. `cost_per_million` is
     null if the report has no `price_per_hour`.
     """
 
@@ -306,7 +306,7 @@ class Candidate(SchemaPart):
     """A candidate of a compression. A candidate that was skipped has no numbers.
 
     `low` and `high` are the ends of the paired interval of `score`. `ms` and `speedup` are for one
-    sequence of 128 tokens: `ms` is the median, or the upper quartile of an `unstable` measurement.
+    sequence of 128 tokens: `ms` is the median, or the 90th percentile if it is `unstable`.
     `speedup` is null for the teacher. `throughput` is from the largest batch that was measured of
     all candidates. `mb` is the size of the files, and `outcome` is the result in words.
     `dominated_by` names a candidate that is at least as good in score, size and latency and meets

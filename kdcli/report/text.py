@@ -219,8 +219,19 @@ def card_shape(card: Card) -> str:
 
 
 def on_disk(card: Card) -> str:
-    """Write the size of the weights, and their type if it is not float32: `2.0 MB, fp16`."""
-    return bytes_of(card.bytes) + (f", {card.held_in}" if card.held_in != "fp32" else "")
+    """Write the size of the weights, and their type if it is not float32: `2.04 MB, fp16`."""
+    return model_size(card.bytes) + (f", {card.held_in}" if card.held_in != "fp32" else "")
+
+
+def megabytes(value: float) -> str:
+    """Write a number of MB so that its factor to another one is right: `16.7`, `2.07`, `0.453`."""
+    return f"{value:,.1f}" if value >= 9.995 else f"{value:#.3g}"
+
+
+def model_size(value: int) -> str:
+    """Write a model's number of bytes: `16.7 MB`, `2.07 MB` or, as `bytes_of` does, `1.20 GB`."""
+    is_small = 10**5 <= value < 10**7
+    return f"{megabytes(value / 10**6)} MB" if is_small else bytes_of(value)
 
 
 def bytes_of(value: int) -> str:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kdcli.data.labelled.rows import text_groups
 from kdcli.engine.progress import Progress
 from kdcli.metrics.bootstrap import paired_bootstrap
 from kdcli.metrics.calibration import (
@@ -209,7 +210,12 @@ def _classes(pair: _Pair, needed: int, resamples: int) -> list[ClassChange]:
     of_baseline = class_scorer(task, count_classes(task, theirs, truth))
     n = len(truth)
     differences = paired_bootstrap(
-        of_model, of_baseline, n, resamples=resamples, baseline_is_reference=pair.by_teacher
+        of_model,
+        of_baseline,
+        n,
+        resamples=resamples,
+        baseline_is_reference=pair.by_teacher,
+        groups=text_groups(pair.examples),
     )
     model_values, baseline_values = of_model(np.arange(n)), of_baseline(np.arange(n))
     between = count_classes(task, ours, theirs)
@@ -343,14 +349,13 @@ def _calibrations(
 ) -> dict[str, Calibration]:
     """Compute the calibration of both models, each with its predictions for the set.
 
-    If the baseline's predictions are the reference, they are all correct, so that the baseline has
-    no calibration.
+    If the baseline's predictions are the reference, they are all correct. Its error is then how far
+    its confidence is from 1, and a model that resembles it has the same error.
     """
     truth = np.array([reference(pair.task, example) for example in pair.examples])
     return {
         name: _calibration(pair.task.kind, _probs(of_model), truth, scores[name].temperature)
         for name, of_model in predictions.items()
-        if not (pair.by_teacher and of_model is pair.baseline)
     }
 
 

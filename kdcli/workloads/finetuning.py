@@ -373,7 +373,10 @@ def _mean_scores(
     assert workload.evaluator is not None
     counts = {name: end - begin for name, (begin, end) in workload.evaluator.bounds.items()}
     scorers = _mean_scorers(workload, folders) if session.is_main else {}
-    return ModelScores(evaluations, scorers, counts if session.is_main else {})
+    every = workload.evaluator.features.examples
+    examples = {name: every[slice(*ends)] for name, ends in workload.evaluator.bounds.items()}
+    counts = counts if session.is_main else {}
+    return ModelScores(evaluations, scorers, counts, examples=examples)
 
 
 def _mean(runs: Sequence[Evaluation]) -> Evaluation:

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from kdcli.data.batches import BatchOrder
-from kdcli.data.labelled.features import TokenizedRows
+from kdcli.data.labelled.features import TokenizedRows, unknown_share
 from kdcli.data.labelled.task_data import Labelled
 from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.exported import in_own_runtime, is_export
@@ -36,6 +36,7 @@ from kdcli.models.model import Model
 from kdcli.models.shape import InitializedStudent, positions_of
 from kdcli.models.temperature import stored_temperature
 from kdcli.recipe.sections import TrainSettings
+from kdcli.report.text import percent
 from kdcli.targets.outputs import load_or_compute_outputs
 from kdcli.targets.targets import PrecomputedLogits, StorePlace, Targets, stored_signals
 from kdcli.targets.teacher import Teacher
@@ -92,6 +93,8 @@ DATA_KEYS = {
 }
 LENGTH_KEY = "data.max_length"
 """The key that sets the maximum number of tokens of a row, for messages."""
+MAX_UNKNOWN = 0.05
+"""From this share of unknown tokens on, a warning asks whether model and text fit together."""
 WORST = 20
 """Number of mistakes that the report of a training run lists."""
 ROW_KINDS: tuple[Kind, ...] = ("class", "multi", "score")
@@ -462,7 +465,10 @@ class LabelledWorkload(Workload):
         cut = truncated / max(1, sum(map(len, self.data.sets.values())))
         verb = "need more than one window of" if self.kind == "span" else "were cut at"
         note = f"{model.note}; {cut:.1%} of the examples {verb} {max_length} tokens ({LENGTH_KEY})"
-        scores = scores_of(evaluator, self.split, predictions, worst, [note])
+        unknown, warnings = describe_unknown(evaluator.features.rows, model)
+        Progress.log_fact(*warnings)
+        notes = [note + unknown, *warnings]
+        scores = scores_of(evaluator, self.split, predictions, worst, notes)
         scores = replace(scores, temperature=stored_temperature(model.model.config))
         if self.reference is None:
             return scores
@@ -513,6 +519,23 @@ class LabelledWorkload(Workload):
         order = BatchOrder(max(1, len(rows)), 1, 0)
         modules = {"model": captured}
         return Job(modules, step, rows, order, rows, compute_metrics=evaluator.metrics)
+
+
+def describe_unknown(rows: TokenizedRows, model: Model) -> tuple[str, list[str]]:
+    """Return the share of unknown tokens as the end of a sentence, and a warning if it is large.
+
+    Both are empty if the tokenizer knows every token.
+    """
+    share = unknown_share(rows, model.tokenizer)
+    if not share:
+        return "", []
+    fact = f"; {percent(share, 1)}% of the tokens are unknown"
+    if share < MAX_UNKNOWN:
+        return fact, []
+    return fact, [
+        f"the tokenizer of {model.source} does not know {share:.0%} of the tokens: is the text in "
+        "another language, or in other letters, than the model's vocabulary?"
+    ]
 
 
 def scores_of(

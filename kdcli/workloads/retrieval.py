@@ -50,6 +50,10 @@ class Retrieval:
         """Return the hashes of the queries, which are all there for evaluation."""
         return Pools(validation=text_hashes(list(self.queries.values())))
 
+    def notes(self) -> list[str]:
+        """Return no notes: queries have ids."""
+        return []
+
     def training_texts(self, partition: Partition) -> Iterable[str]:
         """Return the documents. Queries only evaluate."""
         return self.documents.values()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from kdcli.data.labelled.rows import text_groups
 from kdcli.engine.progress import Progress
 from kdcli.metrics.bootstrap import CONFIDENCE, Scorer, paired_bootstrap
 from kdcli.report.schema import Comparison, Evaluation
@@ -99,6 +100,7 @@ def compare(
         )
         for set_name, count in scores[model].counts.items():
             scorer, base = (scores[name].scorers[set_name] for name in (model, baseline))
+            examples = scores[model].examples.get(set_name)
             differences = paired_bootstrap(
                 scorer,
                 base,
@@ -106,6 +108,7 @@ def compare(
                 resamples=resamples,
                 confidence=confidence,
                 baseline_is_reference=scores[baseline].is_reference,
+                groups=None if examples is None else text_groups(examples),
             )
             comparisons += [
                 Comparison(

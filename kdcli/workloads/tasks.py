@@ -23,7 +23,12 @@ from kdcli.models.model import Model
 from kdcli.models.training_rows import training_rows
 from kdcli.types import OWN, Head, Kind, Task
 from kdcli.workloads.generation import GenerationWorkload, load_generation
-from kdcli.workloads.labelled import DATA_KEYS, LENGTH_KEY, LabelledWorkload
+from kdcli.workloads.labelled import (
+    DATA_KEYS,
+    LENGTH_KEY,
+    LabelledWorkload,
+    describe_unknown,
+)
 from kdcli.workloads.predictions import Features
 from kdcli.workloads.requests import EvaluationRequest, WorkloadRequest
 from kdcli.workloads.settings import GenerationSettings, LabelledSettings
@@ -75,8 +80,11 @@ def opened(
     workload.evaluator = workload.make_evaluator(model, form)
     truncated = train.rows.truncated / len(data.train)
     verb = "need more than one window of" if data.task.kind == "span" else "were cut at"
+    unknown, warnings = describe_unknown(train.rows, model)
     facts = [
         f"{truncated:.1%} of the training examples {verb} {form.max_length} tokens ({LENGTH_KEY})"
+        + unknown,
+        *warnings,
     ]
     if data.split != "validation":
         facts.append(f"evaluated on {data.split}")

@@ -100,7 +100,8 @@ def test_class_counts_and_doubts_are_said():
     task = Task("own", "class", ("text",), ("accuracy",), ("Good day", "N/A", "bad", "goodday "))
     numbers = [0] * 40 + [2] * 30 + [1] * 3 + [3] * 11
     found = describe_rows(
-        task, [example(i, "" if i in (4, 9) else "w", label) for i, label in enumerate(numbers)]
+        task,
+        [example(i, "" if i in (4, 9) else f"w{i}", label) for i, label in enumerate(numbers)],
     )
     assert found == [
         "training rows by class: Good day 40, bad 30, goodday  11, N/A 3",
@@ -109,6 +110,7 @@ def test_class_counts_and_doubts_are_said():
         "f.csv:74, f.csv:75 and 8 more)",
         "class 'N/A' looks like a missing label: f.csv:70, f.csv:71, f.csv:72",
         "classes with fewer than 10 training rows: N/A 3",
+        "1 of 84 training rows repeat an earlier text",
         "2 training rows without any text: f.csv:4, f.csv:9",
     ]
 
@@ -126,8 +128,53 @@ def test_clean_labels_give_their_counts_alone(kind, labels, expected):
     names = () if kind == "score" else ("a", "b")
     task = Task("own", kind, ("text",), ("accuracy",), names)
     assert (
-        describe_rows(task, [example(i, "w", label) for i, label in enumerate(labels)]) == expected
+        describe_rows(task, [example(i, f"w{i}", label) for i, label in enumerate(labels)])
+        == expected
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "ending"),
+    [
+        ("class", [0, 1, 0, 0, 1, 0], ""),
+        (
+            "class",
+            [0, 1, 1, 0, 1, 0],
+            "; 1 text has contradicting labels, for example f.csv:0 and f.csv:2",
+        ),
+        (
+            "class",
+            [0, 1, 1, 1, 0, 0],
+            "; 2 texts have contradicting labels, for example f.csv:0 and f.csv:2",
+        ),
+        ("multi", [(0, 1), (1,), (1, 0), (0, 1), (1,), (0,)], ""),
+        (
+            "multi",
+            [(0, 1), (1,), (1,), (0, 1), (1,), (0,)],
+            "; 1 text has contradicting labels, for example f.csv:0 and f.csv:2",
+        ),
+        ("score", [1.0, 2.0, 1.5, 1.0, 2.0, 0.0], ""),
+    ],
+)
+def test_repeated_texts_and_contradicting_labels_are_counted(kind, labels, ending):
+    task = Task("own", kind, ("text",), ("accuracy",), () if kind == "score" else ("a", "b"))
+    texts = ["A  text", "other", "a text", "a text", "other", "alone"]
+    examples = [example(n, *pair) for n, pair in enumerate(zip(texts, labels, strict=True))]
+    line = f"3 of 6 training rows repeat an earlier text{ending}"
+    assert line in describe_rows(task, examples)
+    assert not [line for line in describe_rows(task, examples[:2]) if "repeat" in line]
+
+
+def test_repeated_evaluated_rows_are_a_note(tmp_path):
+    lines = [*rows(30), {"text": "w1", "label": "a"}, {"text": "w1", "label": "b"}]
+    file = put(tmp_path / "rows.jsonl", lines)
+    log: list[str] = []
+    found = opened(file, log, training=False)
+    note = (
+        "2 of 32 evaluated rows repeat an earlier text; 1 text has contradicting labels, for "
+        f"example {file}:2 and {file}:31; intervals count each text once"
+    )
+    assert (found.notes, log[-1]) == ([note], note)
 
 
 def test_many_classes_are_cut():

@@ -1,6 +1,8 @@
 """Examples as rows of tokens: what the tokenizer says of each alone, padded on the right, labels
 where they belong."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from questions import KINDS, tokenizer_of
 from transformers import EsmTokenizer
 
 from kdcli.data.labelled import features
-from kdcli.data.labelled.features import encode_examples
+from kdcli.data.labelled.features import encode_examples, unknown_share
 from kdcli.errors import UsageError
 from kdcli.types import IGNORED, Example, Task
 
@@ -57,6 +59,22 @@ def encoded(task, texts, labels=None, kind="word pieces", max_length=64, token_t
 
 def row(rows, i, of="ids_T"):
     return getattr(rows, of)[rows.ends[i] - rows.lengths[i] : rows.ends[i]].tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_share_of_unknown_tokens_is_among_the_tokens_of_the_texts(kind):
+    tokenizer = tokenizer_of(kind)
+    ids = [i for text in TEXTS for i in tokenizer(text, add_special_tokens=False)["input_ids"]]
+    share = ids.count(tokenizer.unk_token_id) / len(ids)
+    assert (share == 0) == (kind == "bytes")
+    assert unknown_share(encoded(SINGLE, TEXTS, kind=kind), tokenizer) == pytest.approx(share)
+
+
+def test_an_unknown_token_that_also_ends_texts_is_not_counted():
+    tokenizer, rows = copy.deepcopy(tokenizer_of("word pieces")), encoded(SINGLE, TEXTS)
+    assert unknown_share(rows, tokenizer) > 0
+    tokenizer.unk_token = tokenizer.sep_token
+    assert unknown_share(rows, tokenizer) == 0
 
 
 @pytest.mark.parametrize("max_length", [64, 6])

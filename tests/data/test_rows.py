@@ -155,6 +155,16 @@ def test_other_rows_than_a_models_own_are_all_judged(tmp_path):
     assert (len(judged(found)), found.split, found.notes) == (300, "all rows", [])
 
 
+def test_only_all_rows_are_called_so(tmp_path):
+    file = put(tmp_path / "a.jsonl", feedback(300))
+    known = hashes_of(examples([row["text"] for row in feedback(50, 100)]))
+    found = opened(file, training=False, trained={"runs/x": known})
+    assert (len(judged(found)), found.split) == (250, "all but 50 rows that trained a model")
+    found = opened(file, training=False, judged_rows=40)
+    assert (len(judged(found)), found.split) == (40, "40 of 300 rows")
+    assert opened(file, training=False, judged_rows=300).split == "all rows"
+
+
 def test_rows_in_train_and_validation_are_left_out_and_counted(tmp_path):
     put(tmp_path / "train.jsonl", feedback(2000))
     # The shared ones are twins, not copies.

@@ -241,7 +241,7 @@ def test_percentiles_are_those_of_numpy(count):
     low, median, high = np.percentile(np.asarray(values) / np.asarray(others), [25, 50, 75])
     ratios = there.speedup(values, others)
     if ratios.pop("unstable"):
-        low = min(low, np.percentile(values, 25) / np.percentile(others, 75))
+        low = min(low, np.percentile(values, 10) / np.percentile(others, 90))
     assert ratios == pytest.approx({"median": median, "low": low, "high": high})
 
 
@@ -255,6 +255,42 @@ def test_status_of_a_row(spread, status):
     assert row["p75_ms"] == pytest.approx(2 * (1 + spread / 2))
     assert row["p99_ms"] == pytest.approx(2 * (1 + spread * 0.98))
     assert there.summary([0.002] * 99)["p99_ms"] is None
+
+
+# Ten runs of a small model on a busy machine. Most of them ended before another program ran.
+BUSY = [0.95, 0.98, 1.0, 1.04, 1.05, 1.07, 1.1, 1.24, 10.12, 13.81]
+SLOW = [24.0, 25.0, 26.0, 27.0, 28.0, 58.0, 60.0, 61.0, 62.0, 63.0]
+"""The runs of the teacher in the same rounds, which is really 5.4 times as slow."""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "status"),
+    [
+        (BUSY, "unstable"),
+        # The quartiles are close, but a fifth of the runs takes ten times as long.
+        (4 * BUSY, "unstable"),
+        (5 * [*[1.0] * 7, 0.1], "unstable"),
+        # Fewer runs than a quartile needs.
+        (29 * [1.0], "unstable"),
+        (30 * [1.0], "ok"),
+        # One run in twenty says nothing about the median.
+        (2 * [*[1.0] * 19, 10.0], "ok"),
+    ],
+)
+def test_few_runs_and_two_modes_are_unstable(seconds, status):
+    row = there.summary(seconds)
+    assert row["iqr_over_p50"] < 0.25
+    assert row["status"] == status
+
+
+@pytest.mark.parametrize("times", [1, 4])
+def test_the_lower_bound_of_unstable_times_is_below_the_truth(times):
+    ratio = there.speedup(times * SLOW, times * BUSY)
+    assert ratio["unstable"]
+    assert np.percentile(times * SLOW, 25) / np.percentile(times * BUSY, 75) > 20
+    assert 1 < ratio["low"] < 5.4
+    fast, slow = np.percentile(times * SLOW, 10), np.percentile(times * BUSY, 90)
+    assert ratio["low"] == pytest.approx(fast / slow)
 
 
 def test_rounds_hold_every_model_once_in_changing_order(at_once):
@@ -289,25 +325,29 @@ def test_rounds_go_on_until_the_time_is_up(monkeypatch, at_once):
 
 def test_speedup_is_the_median_of_paired_ratios():
     # The machine slows down threefold half-way: the ratio of each pair stays.
-    slow = [2.0, 2.0, 6.0, 6.0, 6.0]
+    slow = 6 * [2.0, 2.0, 6.0, 6.0, 6.0]
     # The bound of unstable times does not trust the pairs: 2.0 against 3.0.
-    assert there.speedup(slow, [1.0, 1.0, 3.0, 3.0, 3.0]) == {
+    assert there.speedup(slow, 6 * [1.0, 1.0, 3.0, 3.0, 3.0]) == {
         "median": 2.0,
         "low": pytest.approx(2 / 3),
         "high": 2.0,
         "unstable": True,
     }
-    assert there.speedup(slow, [1.0, 0.5, 3.0, 3.0, 1.0]) == {
+    assert there.speedup(slow, 6 * [1.0, 0.5, 3.0, 3.0, 1.0]) == {
         "median": 2.0,
         "low": pytest.approx(2 / 3),
         "high": 4.0,
         "unstable": True,
     }
-    steady = there.speedup([2.0, 2.1, 2.2], [1.0, 1.05, 1.1])
+    steady = there.speedup(10 * [2.0, 2.1, 2.2], 10 * [1.0, 1.05, 1.1])
     assert (steady["low"], steady["unstable"]) == (pytest.approx(2.0), False)
 
 
-STEADY, NOISY, WILD = [1.0] * 5, [1.0, 1.0, 1.1, 1.2, 1.2], [1.0, 1.0, 2.0, 3.0, 3.0]
+STEADY, NOISY, WILD = (
+    8 * [second / 8 for second in five]
+    for five in ([1.0] * 5, [1.0, 1.0, 1.1, 1.2, 1.2], [1.0, 1.0, 2.0, 3.0, 3.0])
+)
+"""Forty runs each, which take 5, 5.5 and 10 seconds."""
 
 
 @pytest.mark.parametrize(

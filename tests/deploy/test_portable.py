@@ -126,7 +126,7 @@ def test_an_unstable_cell_is_measured_again_and_then_marked(tmp_path, monkeypatc
 
     def interleaved(calls, *settings, **options):
         asked.append(calls)
-        return {"2x32@4": [0.004] * 5, "1x16@2": [0.001, 0.001, 0.002, 0.004, 0.004]}
+        return {"2x32@4": [0.004] * 30, "1x16@2": 6 * [0.001, 0.001, 0.002, 0.004, 0.004]}
 
     monkeypatch.setattr(measure_encoders, "interleaved", interleaved)
     monkeypatch.setattr(measure_encoders, "__file__", str(tmp_path / "measure_encoders.py"))

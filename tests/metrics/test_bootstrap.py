@@ -337,6 +337,31 @@ def test_the_same_seed_gives_the_same_interval():
     assert other["f1"] != first["f1"]
 
 
+@pytest.mark.parametrize("kind", ["class", "multi", "score"])
+@pytest.mark.parametrize("times", [2, 5])
+def test_repeated_examples_add_no_certainty(kind, times):
+    model, (baseline, true) = judged(kind, seed=1)[0], judged(kind)
+    task = replace(TASKS[kind], metrics=(*TASKS[kind].metrics, *["accuracy"] * (kind == "class")))
+    once = [scorer(task, predicted, true) for predicted in (model, baseline)]
+    again = [scorer(task, times * predicted, times * true) for predicted in (model, baseline)]
+    groups = np.tile(np.arange(N), times)
+    single = paired_bootstrap(*once, N)
+    together = paired_bootstrap(*again, times * N, groups=groups)
+    apart = paired_bootstrap(*again, times * N)
+    for metric, interval in single.items():
+        assert together[metric] == pytest.approx(interval, rel=0.05, abs=0.01)
+        width, narrow = (of[metric][2] - of[metric][1] for of in (together, apart))
+        assert narrow < 0.85 * width
+
+
+def test_a_text_of_many_rows_counts_by_its_weight():
+    # One text fills half of the rows: 100^2 / (50^2 + 50 * 1) = 3.92 independent examples.
+    groups = np.array([0] * 50 + list(range(1, 51)))
+    scorers = [accuracy_of([right] * 100) for right in (1, 1)]
+    _, low, high = paired_bootstrap(*scorers, 100, groups=groups)["accuracy"]
+    assert (low, high) == pytest.approx(tango_interval(0, 0, 10_000 / 2_550))
+
+
 def test_what_cannot_be_compared_is_refused():
     with pytest.raises(ValueError, match="1000 times from 0 examples"):
         paired_bootstrap(accuracy_of([1]), accuracy_of([1]), 0)

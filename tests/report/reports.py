@@ -120,8 +120,8 @@ def latency_row(
             "batch_size": batch_size,
             "seq_len": 128,
             "p50_ms": p50,
-            "p75_ms": p50 * (1.3 if status == "unstable" else 1.05),
-            "p90_ms": p50 * 1.4 if status == "unstable" else p50 * 1.1,
+            "p75_ms": p50 * (1.2 if status == "unstable" else 1.05),
+            "p90_ms": p50 * 1.3 if status == "unstable" else p50 * 1.1,
             "p95_ms": p50 * 1.5 if status == "unstable" else p50 * 1.2,
         },
         **{

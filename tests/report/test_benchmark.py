@@ -122,7 +122,7 @@ def test_models_by_row_with_the_counts_of_the_papers(benchmark, runs):
         "(embedding)",
         "(transformer)",
         *papers,
-        "size",
+        "weights",
         "multiply-adds",
     ]
     assert table.rows[0] == [

@@ -26,7 +26,15 @@ from kdcli.report.charts.pruning import model_pictures
 from kdcli.report.schema import Report
 from kdcli.report.sections.latency import latency_csv
 from kdcli.report.sections.overview import overview, title
-from kdcli.report.text import ReportSection, ReportTable, View, bytes_of, number, percent
+from kdcli.report.text import (
+    ReportSection,
+    ReportTable,
+    View,
+    bytes_of,
+    model_size,
+    number,
+    percent,
+)
 from kdcli.report.views import FittedTable, html, markdown, model_card, short, shown, write_views
 
 LOADS = {
@@ -422,6 +430,9 @@ def test_report_json_is_written_last(report, tmp_path):
             (bytes_of(51_671), "51.7 kB"),
             (bytes_of(838_400), "0.8 MB"),
             (bytes_of(10**6), "1.0 MB"),
+            (model_size(838_400), "0.838 MB"),
+            (model_size(9_996_000), "10.0 MB"),
+            (model_size(51_671), "51.7 kB"),
         ],
         *[
             (bytes_of(12 * 10**8), "1.20 GB"),
@@ -439,7 +450,7 @@ def test_numbers_keep_their_digits_and_show_in_their_unit(written, text):
 def test_sizes_name_the_type_of_weights_that_are_not_float32(values):
     values["models"]["teacher"]["card"] |= {"held_in": "fp16"}
     table = overview(made(values))
-    assert [row[table.header.index("size")] for row in table.rows[:2]] == [
+    assert [row[table.header.index("weights")] for row in table.rows[:2]] == [
         "438.0 MB, fp16",
         "90.9 MB",
     ]

@@ -15,12 +15,14 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from kdcli.data.labelled.partition import Partition, text_hashes
+from kdcli.data.labelled.splits import Splits
 from kdcli.data.text.sentences import read_texts
 from kdcli.deploy.measurements import Speedup
 from kdcli.deploy.untrained import UntrainedTimes
 from kdcli.engine.processes import StopRequest
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, MachineError, Stopped, UsageError
+from kdcli.models.training_rows import NO_ROWS
 from kdcli.recipe.resolve import resolve
 from kdcli.recipe.sections import RunOptions
 from kdcli.report import schema
@@ -29,8 +31,8 @@ from kdcli.report.schema import Compression, Throughput
 from kdcli.report.schema_decisions import ClassChange, Decision, PairedValue
 from kdcli.report.sections.price import price_sentence
 from kdcli.targets import outputs
-from kdcli.types import ModelShape
-from kdcli.verbs.compress import front, halving, judge, plan, run, steps
+from kdcli.types import Example, ModelShape, Task
+from kdcli.verbs.compress import front, halving, judge, plan, rows, run, steps
 from kdcli.verbs.compress import runner as runner_module
 from kdcli.verbs.compress import search as search_module
 from kdcli.verbs.compress import shapes as compress_shapes
@@ -103,6 +105,20 @@ def search_of(tmp_path, **goal):
     return Search(runner_of(tmp_path, **goal), "m")
 
 
+def test_repeated_texts_and_contradicting_labels_are_a_note(tmp_path, monkeypatch):
+    task = Task("own", "class", ("text",), ("accuracy",), ("a", "b"))
+    examples = [
+        Example(f"rows.csv:{n}", str(n), (f"w{n % 300}",), int(n >= 300)) for n in range(400)
+    ]
+    monkeypatch.setattr(rows, "open_rows", lambda *_: Splits(task, examples, "", {}, {}))
+    monkeypatch.setattr(rows, "location", str)
+    monkeypatch.setattr(rows, "training_rows", lambda _: NO_ROWS)
+    assert rows.divide_rows(runner_of(tmp_path)).notes == [
+        "100 of 400 rows repeat an earlier text; 100 texts have contradicting labels, for example "
+        "rows.csv:0 and rows.csv:300"
+    ]
+
+
 def test_the_fastest_that_keeps_the_quality_is_chosen_and_the_smallest_of_those_alike():
     one, small, bad = (
         measured("a", 0.895, 2.0, 4.0),
@@ -120,7 +136,7 @@ def test_the_fastest_that_keeps_the_quality_is_chosen_and_the_smallest_of_those_
     )
 
 
-def test_of_an_unstable_measurement_the_lower_quartile_is_stated_and_must_meet_the_goal():
+def test_of_an_unstable_measurement_the_lower_bound_is_stated_and_must_meet_the_goal():
     one = measured("a", 0.9, 2.0, 4.0, unstable=True)
     judged = scores_of(one)
     met = GoalSettings(speedup=4.0)
@@ -133,6 +149,20 @@ def test_of_an_unstable_measurement_the_lower_quartile_is_stated_and_must_meet_t
     assert choose(GoalSettings(speedup=4.5), scores_of(measured("a", 0.9, 2.0, 4.0)))[1] == {}
     assert choose(GoalSettings(max_latency_ms=1.5), judged)[1] == {
         "max_latency_ms": "2.00 ms (unstable measurement), 0.50 above 1.5"
+    }
+
+
+def test_times_that_may_even_be_slower_give_no_factor_and_meet_no_speedup():
+    ratio = Speedup(baseline="teacher", median=40.0, low=0.9, high=60.0, unstable=True)
+    one = replace(measured("a", 0.9, 10.12, 4.0, unstable=True), speedup=ratio)
+    judged, goal = scores_of(one), GoalSettings(max_drop=1.0)
+    assert said_of(judged, *choose(goal, judged), goal).startswith(
+        "a is 2.0 times smaller (4.00 MB instead of 8.00). The times are unstable (at most 10.12 "
+        "ms a text) and give no speed-up; measure again on an idle machine, with kdcli benchmark. "
+        "It loses no accuracy"
+    )
+    assert choose(GoalSettings(speedup=1.5), judged)[1] == {
+        "speedup": "no speed-up (unstable measurement), not 1.5"
     }
 
 
@@ -149,11 +179,11 @@ def test_the_sentence_says_what_is_gained_and_lost_and_on_how_many_rows():
     judged = scores_of(one)
     assert said_of(judged, *choose(goal, judged), goal) == (
         "a is 5.0 times as fast as big (4.0–6.0; 2.00 ms a text instead of 10.00) and 2.0 times "
-        "smaller (4.0 MB instead of 8.0). It loses 0.50 points of accuracy (0.8950 instead of "
+        "smaller (4.00 MB instead of 8.00). It loses 0.50 points of accuracy (0.8950 instead of "
         "0.9000; 95 % interval of the loss -0.20 to 1.00) on 500 verification rows."
     )
     larger = scores_of(replace(one, mb=20.0))
-    assert "and 2.5 times as large (20.0 MB instead of 8.0)" in said_of(
+    assert "and 2.5 times as large (20.0 MB instead of 8.00)" in said_of(
         larger, *choose(goal, larger), goal
     )
     better = scores_of(measured("a", 0.905, 2.0, 4.0, low=0.9, high=0.91))
@@ -320,7 +350,7 @@ def test_a_goal_that_the_verification_rows_miss_names_the_next_candidate(tmp_pat
     following = run.next_candidate(search, MISSED, failed)
     assert following == better
     assert run.next_step(search, following) == (
-        "The next candidate is b: 0.8976 accuracy on the selection rows, 3.3 times as fast, 5.5 "
+        "The next candidate is b: 0.8976 accuracy on the selection rows, 3.3 times as fast, 5.50 "
         f"MB. To verify it, ask again: kdcli compress m --max-drop 1.0 -o {tmp_path}"
     )
     # A goal that is met needs no other candidate, and neither does one that the selection rows

@@ -256,6 +256,32 @@ def test_two_models_are_compared_pair_by_pair(models, data, tmp_path, monkeypatc
         assert all(part in text for part in ("model-5", f"{abs(accuracy.difference):.3f}"[:4]))
 
 
+def test_repeated_texts_add_no_certainty_and_unknown_words_are_told(models, tmp_path, monkeypatch):
+    for module in ("scores", "decisions"):
+        monkeypatch.setattr(f"kdcli.workloads.{module}.paired_bootstrap", paired_bootstrap)
+    rows = own_files.rows("class", 60, seed=1)
+    rows = [row | {"text": f"{row['text']} nowhere"} for row in rows]
+    reports = []
+    for times in (1, 3):
+        write(tmp_path / f"{times}" / "validation.jsonl", times * rows)
+        given = ("--task", "own", "--data", tmp_path / f"{times}", "-o", tmp_path / f"out-{times}")
+        result = succeeds(*models, *given)
+        reports.append(report_of(tmp_path / f"out-{times}"))
+    once, again = reports
+    for before, after in zip(once.comparisons, again.comparisons, strict=True):
+        assert after.difference == pytest.approx(before.difference)
+        ends = (before.low, before.high)
+        assert (after.low, after.high) == pytest.approx(ends, abs=0.05)
+    for before, after in zip(once.decisions[0].classes, again.decisions[0].classes, strict=True):
+        wide, other = (each.metrics["recall"] for each in (before, after))
+        assert (other.low, other.high) == pytest.approx((wide.low, wide.high), abs=0.05)
+    repeats = "120 of 180 evaluated rows repeat an earlier text; intervals count each text once"
+    assert (repeats in once.notes, repeats in again.notes) == (False, True)
+    (note,) = [note for note in once.notes if note.startswith("model-3: the tokenizer of")]
+    assert "of the tokens: is the text in another language" in note
+    assert note.removeprefix("model-3: ") in own_files.said_by(result)
+
+
 def test_a_model_beside_itself_differs_by_nothing_and_is_numbered(models, data, tmp_path):
     twin = own_files.headed(tmp_path / "elsewhere" / "model-3", LABELS, seed=3)
     succeeds(models[0], twin, models[0], "--task", "own", "--data", data, "-o", tmp_path / "out")

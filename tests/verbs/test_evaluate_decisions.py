@@ -128,8 +128,10 @@ def test_without_labels_the_teacher_is_the_reference(models, data, tmp_path):
     result = evaluate(*models, *arguments, "--max-class-drop", 3, "-o", tmp_path / "gate")
     assert result.exit_code == 5
     assert "points of agreement in class" in said_by(result)
-    # The teacher cannot be calibrated against itself.
-    assert set(decision.calibration) == {"model-3"}
+    # All predictions of the teacher count as right, so its error is its distance from certainty.
+    assert list(decision.calibration) == ["model-5", "model-3"]
+    unsure = np.mean([1 - max(row["scores"]) for row in theirs])
+    assert decision.calibration["model-5"].error == pytest.approx(unsure, abs=1e-9)
     assert all(row.label is None for row in decision.differing)
 
 

@@ -6,6 +6,9 @@ All problems are reported at once.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
+from kdcli.data.labelled.rows import text_groups
 from kdcli.data.rows import BadRow
 from kdcli.errors import UsageError
 from kdcli.types import OWN, Example, Task
@@ -15,6 +18,8 @@ MIN_CLASS_ROWS = 10  # A class with fewer rows is reported as small.
 NO_ANSWER = frozenset(
     ["n/a", "na", "none", "null", "nan", "nil", "unknown", "undefined", "-", "--", "?", "#n/a"]
 )
+CONTRADICTING = ("class", "multi", "tokens")
+"""Kinds of task for which a text has one right label."""
 SKIP = "to skip these rows, give --set data.skip_bad=true"
 
 
@@ -91,10 +96,47 @@ def describe_rows(task: Task, examples: Sequence[Example]) -> list[str]:
         unit = "words" if task.kind == "tokens" else "rows"
         lines.append(f"training {unit} by class: {_list_counts(counts)}")
         lines += _label_warnings(counts, examples, task) if task.name == OWN else []
+    if task.name == OWN:
+        lines += filter(None, [describe_repeats(task, examples, "training rows")])
     empty = [e.where for e in examples if not "".join(e.texts).strip()]
     if empty:
         lines.append(f"{_rows(len(empty))} without any text: {_list_places(empty)}")
     return lines
+
+
+def describe_repeats(task: Task, examples: Sequence[Example], rows: str) -> str:
+    """Return a line on rows with the text of an earlier row, and on labels that contradict.
+
+    Args:
+        task: the task.
+        examples: the rows.
+        rows: what they are called in the line.
+
+    Returns:
+        The line; empty if no text is repeated.
+    """
+    groups = text_groups(examples)
+    if groups is None:
+        return ""
+    _, first = np.unique(groups, return_index=True)
+    line = f"{len(examples) - len(first):,} of {len(examples):,} {rows} repeat an earlier text"
+    earlier = [examples[int(n)] for n in first[groups]]
+    differing = np.array(
+        [_labels(task, a) != _labels(task, b) for a, b in zip(examples, earlier, strict=True)]
+    ).nonzero()[0]
+    if task.kind not in CONTRADICTING or not len(differing):
+        return line
+    count, row = len(np.unique(groups[differing])), int(differing[0])
+    texts = "1 text has" if count == 1 else f"{count:,} texts have"
+    example = f"{earlier[row].where} and {examples[row].where}"
+    return f"{line}; {texts} contradicting labels, for example {example}"
+
+
+def _labels(task: Task, example: Example) -> object:
+    """Return the label of an example; for `multi` the set of its labels."""
+    if task.kind == "multi" and isinstance(example.label, tuple):
+        return frozenset(example.label)
+    return example.label
 
 
 def _label_warnings(counts: dict[str, int], examples: Sequence[Example], task: Task) -> list[str]:

@@ -218,6 +218,21 @@ def were_cut(encoded: BatchEncoding, max_length: int) -> list[bool]:
     return [bool(e.overflowing) for e in encoded.encodings]
 
 
+def unknown_share(rows: TokenizedRows, tokenizer: PreTrainedTokenizerBase) -> float:
+    """Return the share of unknown tokens among the tokens of the texts.
+
+    It is 0 for a tokenizer that can write every text, and for one whose unknown token has another
+    meaning too, such as the end of a text.
+    """
+    unknown = tokenizer.unk_token_id
+    names = ("pad", "bos", "eos", "cls", "sep", "mask")
+    special = {getattr(tokenizer, f"{name}_token_id") for name in names} - {None}
+    if unknown is None or unknown in special:
+        return 0.0
+    texts = ~np.isin(rows.ids_T, sorted(special))
+    return float((rows.ids_T == unknown).sum() / max(1, texts.sum()))
+
+
 def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the id of the padding token. Raises UsageError if the tokenizer has no such token."""
     if tokenizer.pad_token_id is None:

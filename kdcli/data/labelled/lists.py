@@ -134,6 +134,10 @@ class ListSplits:
         train, validation, test = (part.query_hashes for part in parts)
         return Pools(train, validation, test, np.concatenate(known))
 
+    def notes(self) -> list[str]:
+        """Return no notes: queries and passages may be in many lists."""
+        return []
+
     def training_texts(self, partition: Partition) -> Iterator[str]:
         """Return the queries and passages of the training lists of a partition."""
         train = self.train.take(np.flatnonzero(partition.is_training(self.train.query_hashes)))

@@ -25,6 +25,12 @@ def hashes_of(examples: Sequence[Example]) -> RowHashes:
     return np.fromiter((_hash(_canonical(e.texts)) for e in examples), np.uint64, len(examples))
 
 
+def text_groups(examples: Sequence[Example]) -> NDArray[np.int64] | None:
+    """Return the number of each row's text, [rows] int64; None if no text is repeated."""
+    texts, groups = np.unique(hashes_of(examples), return_inverse=True)
+    return None if len(texts) == len(examples) else groups
+
+
 def held_back(task: Task, examples: Sequence[Example], seed: int) -> NDArray[np.bool_]:
     """Choose the rows to hold out, [rows] bool.
 

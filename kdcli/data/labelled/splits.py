@@ -8,6 +8,7 @@ import numpy as np
 
 from kdcli.data import demo
 from kdcli.data.hub import HubId
+from kdcli.data.labelled.checks import describe_repeats
 from kdcli.data.labelled.examples import example_of
 from kdcli.data.labelled.kept import kept_rows
 from kdcli.data.labelled.partition import Partition, Pools
@@ -168,6 +169,11 @@ class Splits:
         known = [h[np.isin(hashes_of(e), trained)] for h, e in zip(hashes, parts, strict=True)]
         train, validation, test = hashes
         return Pools(train, validation, test, np.concatenate(known))
+
+    def notes(self) -> list[str]:
+        """Return a note if texts are repeated."""
+        evaluated = itertools.chain(*self.validation.values(), *self.test.values())
+        return list(filter(None, [describe_repeats(self.task, [*self.train, *evaluated], "rows")]))
 
     def training_texts(self, partition: Partition) -> Iterator[str]:
         """Return every text of the training examples of a partition."""

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from kdcli.data.labelled.checks import BadRows, class_counts
+from kdcli.data.labelled.checks import BadRows, class_counts, describe_repeats
 from kdcli.data.labelled.kept import kept_rows
 from kdcli.data.labelled.own import own_task
 from kdcli.data.labelled.partition import VERIFICATION, Partition
@@ -153,9 +153,17 @@ def open_labelled(
         known[THIS_RUN] = data.rows
     published = chosen is None and name != OWN and data.split in ("validation", "test")
     data = _skip_trained_rows(data, known, keep=judge_trained_rows, published=published, log=log)
-    return replace(
-        data, sets={n: choose_subset(examples, judged_rows) for n, examples in data.sets.items()}
-    )
+    sets = {n: choose_subset(examples, judged_rows) for n, examples in data.sets.items()}
+    if data.split == ALL_ROWS and len(sets[""]) < len(data.sets[""]):
+        data = replace(data, split=f"{len(sets['']):,} of {len(data.sets['']):,} rows")
+    data = replace(data, sets=sets)
+    for name, examples in sets.items():
+        what = f"evaluated rows of {name}" if name else "evaluated rows"
+        if note := describe_repeats(data.task, examples, what):
+            note += "; intervals count each text once"
+            log(note)
+            data.notes.append(note)
+    return data
 
 
 @dataclass(frozen=True)
@@ -385,6 +393,8 @@ def _skip_trained_rows(
                 f"{total - count:,} rows remain"
             )
             sets[name] = [e for e, is_known in zip(examples, known, strict=True) if not is_known]
+            if split == ALL_ROWS:
+                split = f"all but {count:,} rows that trained a model"
         log(notes[-1])
     return replace(data, sets=sets, split=split, notes=notes)
 

@@ -70,6 +70,10 @@ class Texts:
         """Return the hashes of the texts, which are all one split."""
         return Pools(text_hashes(self.texts))
 
+    def notes(self) -> list[str]:
+        """Return no notes: repeated texts are read once."""
+        return []
+
     def training_texts(self, partition: Partition) -> Iterator[str]:
         """Return the training texts of a partition."""
         return itertools.compress(self.texts, partition.is_training(text_hashes(self.texts)))

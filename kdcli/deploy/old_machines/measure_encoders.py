@@ -44,6 +44,13 @@ WARM_RUNS, WARM_SECONDS = 10, 1.0
 OK, NOISY, UNSTABLE = "ok", "noisy", "unstable"
 MAX_SPREAD = {OK: 0.10, NOISY: 0.25}
 """Maximum ratio of interquartile range to median for status ok and noisy; above, it is unstable."""
+MAX_RANGE = 0.5
+"""Maximum ratio of the range of the middle 80 % to the median; above, it is unstable.
+
+Normally distributed times with an interquartile range of 25 % have a range of 47 %. Times with two
+modes may have close quartiles, and still a range of several medians."""
+MIN_RUNS = 30
+"""With fewer runs, the times are unstable, because chance decides where the quartiles are."""
 MAX_MEASUREMENTS, MAX_SECONDS = 3, 60.0
 """Maximum number of measurements of an unstable cell, and of the seconds that a repeated one takes.
 A measurement that took longer is not repeated."""
@@ -268,6 +275,11 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
+def ends(times: Sequence[float]) -> tuple[float, float]:
+    """Return the fast and the slow end of some times: their 10th and 90th percentile."""
+    return percentile(times, 10), percentile(times, 90)
+
+
 def summary(seconds: Sequence[float]) -> dict[str, Any]:
     """Return the columns of a row that describe the times of a cell.
 
@@ -277,10 +289,13 @@ def summary(seconds: Sequence[float]) -> dict[str, Any]:
     if not seconds:
         return {"n": 0, **dict.fromkeys(names), "status": "out of memory"}
     ms = sorted(s * 1e3 for s in seconds)
-    p25, p50, p75, p90, p95, p99 = (percentile(ms, share) for share in (25, 50, 75, 90, 95, 99))
+    p25, p50, p75, p95, p99 = (percentile(ms, share) for share in (25, 50, 75, 95, 99))
+    p10, p90 = ends(ms)
     spread, mean = (p75 - p25) / p50, sum(ms) / len(ms)
     values = (p50, p75, p90, p95, p99 if len(ms) >= RUNS_OF_P99 else None, mean, spread)
     status = next((name for name, most in MAX_SPREAD.items() if spread <= most), UNSTABLE)
+    if len(ms) < MIN_RUNS or (p90 - p10) / p50 > MAX_RANGE:
+        status = UNSTABLE
     return {"n": len(ms), **{name: values[i] for i, name in enumerate(names)}, "status": status}
 
 
@@ -288,14 +303,14 @@ def speedup(baseline: Sequence[float], candidate: Sequence[float]) -> dict[str, 
     """Return the median and quartiles of the ratios within each round, and whether to trust them.
 
     A speed-up is unstable if the times of either side are. `low` is then at most the ratio of the
-    baseline's lower quartile to the candidate's upper quartile.
+    baseline's fast end to the candidate's slow end.
     """
     ratios = [seconds / candidate[i] for i, seconds in enumerate(baseline)]
     low = percentile(ratios, 25)
     is_unstable = bool(unstable({"baseline": baseline, "candidate": candidate}))
     if is_unstable:
         # The ratios of a few rounds may agree by chance.
-        low = min(low, percentile(baseline, 25) / percentile(candidate, 75))
+        low = min(low, ends(baseline)[0] / ends(candidate)[1])
     return {
         "median": percentile(ratios, 50),
         "low": low,
@@ -491,7 +506,7 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         took = ""
         if row["p50_ms"] is not None:
-            stated = row["p75_ms" if row["status"] == UNSTABLE else "p50_ms"]
+            stated = row["p90_ms" if row["status"] == UNSTABLE else "p50_ms"]
             took = f"{stated:10.3f} ms, 95 %: {row['p95_ms']:10.3f} ms"
         print(
             f"{row['model']:>24} {row['batch_size']:>4} x {row['seq_len']:<5} "
@@ -500,7 +515,9 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
         if row["speedup"] is not None:
             ratio = row["speedup"]
             over, trust = f"over {ratio['baseline']}: ", "unstable measurement"
-            if ratio["unstable"]:
+            if ratio["unstable"] and ratio["low"] < 1:
+                over += "no speed-up"
+            elif ratio["unstable"]:
                 over += f"at least {ratio['low']:.2f}"
             else:
                 over += f"{ratio['median']:.2f}"

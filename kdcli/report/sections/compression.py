@@ -4,9 +4,17 @@ from functools import partial
 
 from kdcli.deploy.measurements import UNSTABLE_PHRASE
 from kdcli.report.schema import Candidate, Compression, Report, Throughput
-from kdcli.report.sections.latency import UNSTABLE_NOTE, interval, milliseconds
+from kdcli.report.sections.latency import UNSTABLE_NOTE, interval, milliseconds, speedup_fact
 from kdcli.report.sections.price import cost, price_note, texts_per_second
-from kdcli.report.text import Picture, ReportSection, ReportTable, number, points_interval, short
+from kdcli.report.text import (
+    Picture,
+    ReportSection,
+    ReportTable,
+    megabytes,
+    number,
+    points_interval,
+    short,
+)
 
 GOALS = {
     "max_drop": "at most {:g} {points} lost",
@@ -45,7 +53,8 @@ def compression_section(
         "teacher's score minus the candidate's, so a gain is negative. These rows chose among the "
         "candidates, so the values of the chosen one are optimistic. The first sentence gives its "
         "loss on the verification rows, which chose nothing. ms and speed-up: one sequence of 128 "
-        "tokens, over the teacher on torch in float32."
+        "tokens, over the teacher on torch in float32. MB: what one deployment needs, the weights, "
+        "the tokenizer and the configuration."
     )
     batches = [one.throughput for one in tried if one.throughput is not None]
     if priced and batches:
@@ -75,7 +84,7 @@ def _row(one: Candidate, teacher: Candidate, *, priced: bool) -> list[str]:
         )
         lost, bounds = f"{most:+z.2f}", f"{near:+z.2f} to {far:+z.2f}"
     speedup = "1 (baseline)" if one is teacher else interval(one.speedup)
-    costs = [milliseconds(one.ms, unstable=one.unstable), speedup, f"{one.mb:.1f}"]
+    costs = [milliseconds(one.ms, unstable=one.unstable), speedup, megabytes(one.mb or 0)]
     if priced:
         costs += _prices(one.throughput)
     return [one.name, number(one.score), lost, *costs, bounds, one.outcome]
@@ -102,17 +111,17 @@ def compression_facts(report: Report, compression: Compression) -> list[tuple[st
     chosen = next(one for one in compression.candidates if one.name == compression.chosen)
     listed = [_lost(compression)] if compression.verification else []
     if (ratio := chosen.speedup) is not None:
-        times = f"the speed of {compressed_name(report)} ({ratio.trust()})"
-        listed.append((ratio.phrase("×"), times))
-    listed.append((f"{chosen.mb or 0:.1f} MB", f"to deploy, instead of {teacher.mb or 0:.1f} MB"))
-    batch, before = chosen.throughput, teacher.throughput
+        listed.append(speedup_fact(ratio, compressed_name(report)))
+    size, before = megabytes(chosen.mb or 0), megabytes(teacher.mb or 0)
+    listed.append((f"{size} MB", f"to deploy, instead of {before} MB"))
+    batch, other = chosen.throughput, teacher.throughput
     price = report.price_per_hour
     if price is not None and batch is not None and batch.cost_per_million is not None:
         text = f"for a million texts, at {price:g} an hour"
         if batch.unstable:
             text += f" ({UNSTABLE_PHRASE})"
-        elif before is not None and before.cost_per_million is not None and not before.unstable:
-            text += f", instead of {cost(before.cost_per_million)}"
+        elif other is not None and other.cost_per_million is not None and not other.unstable:
+            text += f", instead of {cost(other.cost_per_million)}"
         listed.append(
             (f"{'at most ' if batch.unstable else ''}{cost(batch.cost_per_million)}", text)
         )

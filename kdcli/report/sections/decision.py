@@ -237,7 +237,8 @@ def _calibration(decision: Decision) -> ReportSection | None:
     if d.reference == "teacher":
         note += (
             " The temperature therefore says how sure the model is that both agree, and not how "
-            "often it is right."
+            f"often it is right. All predictions of {d.baseline} count as right, so its error says "
+            "how unsure it is itself; a similar error of the other model is no damage."
         )
     return ReportSection("Calibration", filled(rows, note=note), least=View.MARKDOWN)
 

@@ -4,7 +4,7 @@ import csv
 import io
 from collections import Counter
 
-from kdcli.deploy.measurements import Agreement, Failure, LatencyRow, Speedup
+from kdcli.deploy.measurements import MEASURE_AGAIN, Agreement, Failure, LatencyRow, Speedup
 from kdcli.report.schema import ModelEntry, Report
 from kdcli.report.sections.price import cost, price_note, texts_per_second
 from kdcli.report.text import (
@@ -27,13 +27,16 @@ PADDING = {
 NOISE = (
     "Noisy or unstable: the middle half of the runs spreads over more than a tenth, or a quarter, "
     "of the median, so the machine had other work too. Then rely on the paired ratios, not on the "
-    "milliseconds. kdcli repeats an unstable measurement, up to three times in all. If it stays "
-    "unstable, the table gives bounds from the worse quartiles: a lower one of a speed-up (≥), an "
-    "upper one of a time (≤)."
+    "milliseconds. Unstable are also fewer than 30 runs, and times whose middle 80 % spread over "
+    "more than half of the median. kdcli repeats an unstable measurement, up to three times in "
+    "all. If it stays unstable, the table gives bounds, from the slow end of the times (p90) and "
+    "the fast end of the baseline's: a lower one of a speed-up (≥), an upper one of a time (≤). A "
+    "speed-up whose bound is below 1 is not given."
 )
 UNSTABLE_NOTE = (
     "“unstable” marks an unstable measurement: ≥ gives a lower bound of its speed-up or rate, "
-    "≤ the upper quartile of its time or cost."
+    "≤ an upper bound of its time or cost, the 90th percentile. Without a bound, the model may "
+    "even be slower."
 )
 BERT_BASE = "12x768"
 """The shape over which the papers state speed-ups."""
@@ -84,13 +87,30 @@ def of_runs(report: Report) -> bool:
 def interval(speedup: Speedup | None) -> str:
     """Write a speed-up for a table: `2.50x (2.31–2.71)` or, if unstable, `≥2.31x, unstable`.
 
-    A table with an unstable cell needs `UNSTABLE_NOTE` below it.
+    Of times that say nothing, it is only `unstable`. A table with an unstable cell needs
+    `UNSTABLE_NOTE` below it.
     """
     if speedup is None:
         return ""
+    if speedup.says_nothing:
+        return "unstable"
     if speedup.unstable:
         return f"≥{speedup.stated:.2f}x, unstable"
     return f"{speedup.phrase('x', digits=2)} ({speedup.trust(digits=2)})"
+
+
+def speedup_fact(speedup: Speedup, baseline: str, ran: str = "") -> tuple[str, str]:
+    """Return a speed-up, and what it is or why there is none.
+
+    Args:
+        speedup: the speed-up.
+        baseline: the name of the model that the other one is compared with.
+        ran: the other model and the cell, if they must be told.
+    """
+    where = f": {ran}" if ran else ""
+    if speedup.says_nothing:
+        return "no speed-up", f"over {baseline}{where} (the times are unstable; {MEASURE_AGAIN})"
+    return speedup.phrase("×"), f"the speed of {baseline}{where} ({speedup.trust()})"
 
 
 def comparable(report: Report) -> list[LatencyRow]:
@@ -138,7 +158,6 @@ def _facts(report: Report, row: LatencyRow) -> dict[str, str]:
         "cost/M texts": "",
         "speed-up": speedup,
         "status": row.status,
-        "p75 ms": milliseconds(row.p75_ms) if any(r.unstable for r in report.latency) else "",
         "p95 ms": milliseconds(row.p95_ms),
         "IQR / p50": f"{row.iqr_over_p50:.0%}",
         "peak memory": "" if row.peak_memory_bytes is None else bytes_of(row.peak_memory_bytes),

@@ -16,6 +16,7 @@ from kdcli.report.sections.latency import (
     form_of,
     interval,
     ran_as,
+    speedup_fact,
 )
 from kdcli.report.sections.pruning import best_pruned
 from kdcli.report.text import (
@@ -261,7 +262,7 @@ def _sizes(report: Report, name: str) -> dict[str, str]:
         "papers: embedding": "" if embedding is None else count(embedding),
         "papers: transformer": "" if transformer is None else count(transformer),
         "not zero": count(card.params_nonzero) if report.pruning else "",
-        "size": on_disk(card),
+        "weights": on_disk(card),
         "multiply-adds": count(card.multiply_adds),
         "weights kept, %": kept,
     }
@@ -372,8 +373,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
         ratio = fastest.speedup
         ran = ran_as(fastest) if report.focus == "latency" else fastest.model
         where = f"{fastest.batch_size} × {fastest.seq_len} tokens"
-        text = f"the speed of {ratio.baseline}: {ran}, {where} ({ratio.trust()})"
-        listed.append((ratio.phrase("×"), text, ""))
+        listed.append((*speedup_fact(ratio, ratio.baseline, f"{ran}, {where}"), ""))
     elif not pruned and (rows := [row for row in report.latency if row.model == name]):
         row, where = rows[0], f"{rows[0].batch_size} × {rows[0].seq_len} tokens"
         at_most, trust = ("at most ", f" ({UNSTABLE_PHRASE})") if row.unstable else ("", "")

@@ -1,6 +1,6 @@
 """State the result of a report in one paragraph, for a reader who stops after it."""
 
-from kdcli.deploy.measurements import UNSTABLE_PHRASE, LatencyRow
+from kdcli.deploy.measurements import MEASURE_AGAIN, UNSTABLE_PHRASE, LatencyRow
 from kdcli.report.schema import Comparison, Evaluation, Report, Throughput
 from kdcli.report.sections.evaluations import set_name
 from kdcli.report.sections.latency import cell_name, form_of, milliseconds, ran_as
@@ -12,7 +12,7 @@ from kdcli.report.sections.overview import (
     shown_name,
 )
 from kdcli.report.sections.price import price_sentence
-from kdcli.report.text import bytes_of, loses, number, percent, points_interval, short
+from kdcli.report.text import loses, model_size, number, percent, points_interval, short
 
 QUANTISED = ("int8", "q4")
 SAME_SIZE = 1.05
@@ -79,6 +79,9 @@ def _speed(report: Report, row: LatencyRow) -> str:
         trust = f" ({UNSTABLE_PHRASE})" if row.unstable else ""
         return f"takes {time} for {where}{trust}"
     baseline = shown_name(report, ratio.baseline)
+    if ratio.says_nothing:
+        unstable = f"the times are unstable; {MEASURE_AGAIN}"
+        return f"has no speed-up to state over {baseline} ({unstable}; {time} for {where})"
     return f"is {ratio.phrase()} as {baseline} ({ratio.trust()}; {time} for {where})"
 
 
@@ -93,8 +96,8 @@ def _size(report: Report, name: str, first: str, row: LatencyRow | None) -> list
     if not own or (quantised and report.focus == "latency"):
         return []
     if other > SAME_SIZE * own:
-        return [f"takes {bytes_of(own)} instead of {bytes_of(other)}"]
-    return [f"has {bytes_of(own)} of weights"]
+        return [f"takes {model_size(own)} instead of {model_size(other)}"]
+    return [f"has {model_size(own)} of weights"]
 
 
 def _quality(report: Report, name: str) -> list[str]:

@@ -224,7 +224,7 @@ def compare_runs(
 def check_latency_gates(
     report: Report, folder: Path, gates: Gates, recipe: BenchmarkRecipe
 ) -> None:
-    """Compare every candidate with the gates. An unstable measurement counts by its worse quartile.
+    """Compare every candidate with the gates. An unstable measurement counts by its worse end.
 
     The gates hold in the first cell of the recipe. The minimum speed-up holds for every measurement
     next to the baseline, and the maximum latency for those of the models next to the baseline. If
@@ -246,8 +246,9 @@ def check_latency_gates(
         r = unstable[0]
         raise UnstableError(
             f"{len(unstable)} of {len(report.latency)} measurements are unstable, for example "
-            f"{r.model} at {r.batch_size} x {r.seq_len}: the middle half of its runs spreads over "
-            f"{r.iqr_over_p50:.0%} of p50",
+            f"{r.model} at {r.batch_size} x {r.seq_len}: {r.n:,} runs, of which the middle half "
+            f"spreads over {r.iqr_over_p50:.0%} of p50, and p90 is {r.p90_ms / r.p50_ms:.1f} times "
+            "p50",
             "measure on a quieter machine, or longer with --set measure.min_seconds=...",
         )
     if gates.max_latency_ms is None and gates.min_speedup is None:
@@ -268,7 +269,7 @@ def check_latency_gates(
         if limit is not None and not (several_models and row.model == baseline.name):
             text = f"{where}: {row.stated_ms:.2f} ms"
             if row.unstable:
-                text += ", the upper quartile of an unstable measurement"
+                text += ", the 90th percentile of an unstable measurement"
             if row.stated_ms > limit:
                 missed.append(f"{text}, above {limit:g} ms")
             elif row.unstable:

@@ -15,7 +15,7 @@ from kdcli.report.finish import RunResult
 from kdcli.report.pareto import candidates_on_front
 from kdcli.report.schema import Candidate, CandidateCost, Compression
 from kdcli.report.sections.latency import interval, milliseconds
-from kdcli.report.text import number
+from kdcli.report.text import megabytes, number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -94,7 +94,7 @@ class Front:
                 number(one.score),
                 milliseconds(one.ms, unstable=one.unstable),
                 interval(one.speedup) if one.speedup else "1 (baseline)",
-                f"{one.mb:.1f}",
+                megabytes(one.mb or 0),
                 " and ".join(fronts),
             )
         yield table

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 from kdcli.data.labelled.partition import VERIFICATION
-from kdcli.deploy.measurements import UNSTABLE_PHRASE, LatencyRow, Speedup
+from kdcli.deploy.measurements import MEASURE_AGAIN, UNSTABLE_PHRASE, LatencyRow, Speedup
 from kdcli.disk import cache_key
 from kdcli.metrics.resolution import exceeds
 from kdcli.models.files import file_beside
@@ -17,7 +17,7 @@ from kdcli.report.pareto import SAME_LATENCY, Point, dominated_by
 from kdcli.report.schema import Report, Throughput
 from kdcli.report.schema_decisions import Decision
 from kdcli.report.sections.latency import first_cell, milliseconds
-from kdcli.report.text import loses, number, points_interval
+from kdcli.report.text import loses, megabytes, number, points_interval
 from kdcli.verbs.compress.runner import StepRunner, step_of
 from kdcli.verbs.compress.settings import GoalSettings
 from kdcli.verbs.compress.steps import select, verification
@@ -47,7 +47,7 @@ class ScoredModel:
         folder: The directory of the model.
         score: The task's first metric.
         low, high: The ends of the score's 95 % interval, paired with the teacher.
-        ms: The latency of one sequence of 128 tokens, the upper quartile if it is `unstable`.
+        ms: The latency of one sequence of 128 tokens, the 90th percentile if it is `unstable`.
         speedup: The speed-up over the teacher; None for the teacher.
         mb: The size of the model's files.
         unstable: Whether the measurement of `ms` is unstable.
@@ -259,13 +259,15 @@ def misses(goal: GoalSettings, teacher: ScoredModel, one: ScoredModel) -> dict[s
     ratio = one.speedup
     if goal.speedup is not None and ratio is not None and ratio.stated < goal.speedup:
         trust = f" ({UNSTABLE_PHRASE})" if ratio.unstable else ""
-        missed["speedup"] = f"{ratio.phrase(digits=2)}{trust}, not {goal.speedup:g}"
+        measured = "no speed-up" if ratio.says_nothing else ratio.phrase(digits=2)
+        missed["speedup"] = f"{measured}{trust}, not {goal.speedup:g}"
     if goal.max_latency_ms is not None and one.ms > goal.max_latency_ms:
         over = f"{one.ms - goal.max_latency_ms:.2f} above {goal.max_latency_ms:g}"
         trust = f" ({UNSTABLE_PHRASE})" if one.unstable else ""
         missed["max_latency_ms"] = f"{one.ms:.2f} ms{trust}, {over}"
     if goal.max_mb is not None and one.mb > goal.max_mb:
-        missed["max_mb"] = f"{one.mb:.1f} MB, {one.mb - goal.max_mb:.1f} above {goal.max_mb:g}"
+        over = f"{megabytes(one.mb - goal.max_mb)} above {goal.max_mb:g}"
+        missed["max_mb"] = f"{megabytes(one.mb)} MB, {over}"
     return missed
 
 
@@ -437,11 +439,18 @@ def sentence(
     assert ratio is not None  # It is None for the teacher only.
     times = f"{'at most ' if chosen.unstable else ''}{milliseconds(chosen.ms)} ms a text"
     times += "" if ratio.unstable else f" instead of {milliseconds(teacher.ms)}"
-    won = (
-        f"{chosen.name} is {ratio.phrase()} as {model} ({ratio.trust()}; {times}) and "
-        f"{_size_change(teacher.mb, chosen.mb)} ({chosen.mb:.1f} MB instead of "
-        f"{teacher.mb:.1f}). {_lost(scores.metric, verified, has_labels=has_labels)}"
+    smaller = (
+        f"{_size_change(teacher.mb, chosen.mb)} ({megabytes(chosen.mb)} MB instead of "
+        f"{megabytes(teacher.mb)})"
     )
+    if ratio.says_nothing:
+        unstable = f"The times are unstable ({times}) and give no speed-up; {MEASURE_AGAIN}"
+        won = f"{chosen.name} is {smaller}. {unstable}"
+    else:
+        won = (
+            f"{chosen.name} is {ratio.phrase()} as {model} ({ratio.trust()}; {times}) and {smaller}"
+        )
+    won += f". {_lost(scores.metric, verified, has_labels=has_labels)}"
     selected = next(one for one in scores.candidates if one.name == chosen.name)
     if missed and not misses(goal, scores.teacher, selected):
         return (
@@ -461,9 +470,10 @@ def describe_next(scores: CandidateScores, one: ScoredModel, command: str) -> st
     """Describe the next candidate to take, with the command that asks again and takes it."""
     ratio = one.speedup
     assert ratio is not None  # It is None for the teacher only.
+    speed = "unstable times" if ratio.says_nothing else ratio.phrase()
     return (
         f"The next candidate is {one.name}: {number(one.score)} {scores.metric} on the selection "
-        f"rows, {ratio.phrase()}, {one.mb:.1f} MB. To verify it, ask again: {command}"
+        f"rows, {speed}, {megabytes(one.mb)} MB. To verify it, ask again: {command}"
     )
 
 

@@ -63,7 +63,8 @@ def divide_rows(runner: StepRunner) -> DividedData:
         f"{pools.count:,} rows: {selection:,} choose among candidates, {verification:,} verify the "
         "chosen model"
     )
-    return DividedData(partition, selection, verification, row_notes(pools, partition))
+    notes = [*rows.notes(), *row_notes(pools, partition)]
+    return DividedData(partition, selection, verification, notes)
 
 
 def row_notes(pools: Pools, partition: Partition) -> list[str]:

@@ -4,6 +4,7 @@ Data flow: goal -> untrained latencies -> teacher -> candidates, each made by ot
 next to the teacher on held-out rows -> the best one in best/, and a report with the whole table.
 """
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -393,9 +394,10 @@ def notes_on_search(search: Search, chosen: ScoredModel, verified: Verification)
     ]
     notes += [note for one in scores.candidates if (note := in_float(one))]
     if any(row.status != "ok" for row in scores.report.latency):
+        folders = str(scores.teacher.folder), str(search.runner.folder / BEST)
         notes.append(
-            "some latencies are noisy or unstable: the machine had other work, "
-            "so measure again when it has none"
+            "some latencies are noisy or unstable: the machine had other work, so measure again "
+            f"when it has none: kdcli benchmark {shlex.join(folders)}"
         )
     if verified.look > 1:
         notes.append(

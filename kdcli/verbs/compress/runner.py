@@ -235,9 +235,14 @@ def product(folder: Path) -> Path:
     return compact if (compact / "config.json").is_file() else folder
 
 
+def step_folder(model: Path) -> Path:
+    """Return the step's directory that holds a model; see `product`."""
+    return model.parent if model.name == COMPACT else model
+
+
 def step_of(model: Path) -> str:
-    """Return the name of the step's directory that holds a model; see `product`."""
-    return (model.parent if model.name == COMPACT else model).name
+    """Return the name of the step's directory that holds a model."""
+    return step_folder(model).name
 
 
 def evaluation_request(recipe: CompressRecipe) -> EvaluationRequest:

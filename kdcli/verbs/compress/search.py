@@ -12,7 +12,7 @@ from kdcli.report.schema import Report, Role
 from kdcli.verbs.compress import steps
 from kdcli.verbs.compress.judge import POINT, CandidateScores, choose, is_bounded, is_sure, judge
 from kdcli.verbs.compress.recipes import EXPORTS, backend_of
-from kdcli.verbs.compress.runner import StepRunner, step_of
+from kdcli.verbs.compress.runner import STEPS, StepRunner, step_folder, step_of
 from kdcli.verbs.compress.settings import GoalSettings
 from kdcli.verbs.compress.steps import Step
 
@@ -144,7 +144,7 @@ class Search:
         earlier = {
             one.name: one
             for key in journal.known("scored ")
-            for one in journal.once(key, list[Candidate], list)
+            for one in map(self._in_this_run, journal.once(key, list[Candidate], list))
             if one.folder is not None and one.folder.is_dir()
         }
         if not earlier:
@@ -157,6 +157,23 @@ class Search:
         self.candidates = {name: one for name, one in self.candidates.items() if one.skipped}
         self.scores = None
         return False
+
+    def _in_this_run(self, candidate: Candidate) -> Candidate:
+        """Return an earlier candidate with its directories in this run, which may have been moved.
+
+        The model of a candidate may be the user's own, which is where it was.
+        """
+        assert candidate.folder is not None  # Only finished candidates are scored.
+        steps = step_folder(candidate.folder).parent
+
+        def here(path: str) -> str:
+            if not Path(path).is_relative_to(steps):
+                return path
+            return str(self.runner.folder / STEPS / Path(path).relative_to(steps))
+
+        return replace(
+            candidate, folder=Path(here(str(candidate.folder))), model=here(candidate.model)
+        )
 
     def judge(self) -> bool:
         """Score all finished candidates on the selection rows, if there are any.
