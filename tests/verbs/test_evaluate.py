@@ -359,12 +359,12 @@ def test_overwrite_and_numbered_directories(models, data, tmp_path, monkeypatch)
     for _ in range(2):
         succeeds(*options)
     assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == [
-        "evaluate-model-3-own",
-        "evaluate-model-3-own-2",
+        "evaluate-model-3-tickets",
+        "evaluate-model-3-tickets-2",
     ]
     succeeds(*options, "--overwrite")
     assert len(list((tmp_path / "runs").iterdir())) == 2
-    taken = evaluate(*options, "-o", "runs/evaluate-model-3-own")
+    taken = evaluate(*options, "-o", "runs/evaluate-model-3-tickets")
     assert (taken.exit_code, "is not empty" in taken.stderr) == (2, True)
 
 

@@ -17,6 +17,7 @@ from kdcli.recipe.resolve import Resolved, defaulted
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.combine import Part, combine_reports
 from kdcli.report.finish import RunResult
+from kdcli.report.own_data import directory_word
 from kdcli.report.schema import STUDENT, TEACHER
 from kdcli.run.context import RunContext, open_run
 from kdcli.run.dry_run import Estimate
@@ -103,7 +104,8 @@ def _complete(resolved: Resolved[TaskDistillRecipe]) -> Resolved[TaskDistillReci
 def _name(recipe: TaskDistillRecipe) -> str:
     teacher = Path(str(recipe.teacher or recipe.soft_labels)).name
     shapes = recipe.student.to or [Path(str(recipe.student.source)).name]
-    return f"distill-{teacher}-{recipe.task}-{shapes[0]}"
+    data = directory_word(str(recipe.task), recipe.data.source)
+    return f"distill-{teacher}-{data}-{shapes[0]}"
 
 
 def distill_variants(
@@ -128,7 +130,8 @@ def distill_variants(
             "--ablate and --dry-run contradict each other",
             "omit --ablate to estimate the recipe itself",
         )
-    run_name, dtype = f"ablate-{first.recipe.task}", first.recipe.train.dtype
+    data = directory_word(str(first.recipe.task), first.recipe.data.source)
+    run_name, dtype = f"ablate-{data}", first.recipe.train.dtype
     chosen = with_shape(first, options, run_name)
     if chosen is None:
         return None

@@ -30,6 +30,7 @@ from kdcli.models.training_rows import training_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import ReportContents, RunResult, with_baseline
+from kdcli.report.own_data import directory_word
 from kdcli.report.views import short
 from kdcli.run.context import RunContext, open_run
 from kdcli.types import Card, RowHashes, Task, task_title
@@ -89,7 +90,8 @@ def evaluate(
     resolved = as_trained(resolved, first, trains=False)
     recipe = resolved.recipe
     check_recipe(recipe, extras)
-    name = f"evaluate-{Path(recipe.models[0]).name}-{recipe.task}"
+    data = directory_word(str(recipe.task), recipe.data.source)
+    name = f"evaluate-{Path(recipe.models[0]).name}-{data}"
     context = open_run(resolved, options, name, dtype=recipe.dtype, evaluates=True)
     if context is None:
         return None

@@ -16,6 +16,7 @@ from kdcli.models.model import Model
 from kdcli.recipe.resolve import Resolved, combinations
 from kdcli.recipe.sections import RecipeValues, RunOptions
 from kdcli.report.finish import RunResult
+from kdcli.report.own_data import directory_word
 from kdcli.report.schema import RunRow, Selection
 from kdcli.run.context import RunContext
 from kdcli.run.dry_run import Estimate
@@ -60,7 +61,8 @@ def finetune(
             "no task given", "add --task, for example --task sst2, or --task own for your own files"
         )
     check_grid([values for values, _ in combinations(resolved)])
-    name = f"finetune-{Path(recipe.model).name}-{recipe.task}"
+    data = directory_word(recipe.task, recipe.data.source)
+    name = f"finetune-{Path(recipe.model).name}-{data}"
     return run_command(resolved, options, name, _prepare)
 
 

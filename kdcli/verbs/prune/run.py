@@ -23,6 +23,7 @@ from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.combine import Part, combine_reports
 from kdcli.report.finish import RunResult
+from kdcli.report.own_data import directory_word
 from kdcli.run.context import RunContext
 from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import Run, Stage, StageJob, run_command
@@ -87,7 +88,8 @@ def prune(recipes: Recipes, options: RunOptions) -> RunResult | Estimate | None:
         )
     complete = [with_defaults(each) for each in recipes]
     options.check_pushed(len(stage_recipes(complete, Path())))
-    name = f"prune-{Path(first.model).name}-{first.task}"
+    data = directory_word(str(first.task), first.data.source)
+    name = f"prune-{Path(first.model).name}-{data}"
     return run_command(complete[0], options, name, partial(_prepare, complete))
 
 
