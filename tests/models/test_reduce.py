@@ -360,6 +360,24 @@ def test_values_in_a_part_of_each_head_are_kept(kind):
         torch.testing.assert_close(outputs_of(*narrow[2:]), outputs_of(*wide[2:]), **CLOSE)
 
 
+def test_all_query_heads_of_a_group_choose_the_dimensions_of_k_and_v():
+    output = nn.Linear(16, 16)
+    nn.init.eye_(output.weight)
+    # The heads of the only group have 8 dimensions each, and use two of them.
+    used = {"Q": [0, 1, 10, 11], "O": [4, 5, 14, 15], "K": []}
+    moments = {}
+    for letter, strong in used.items():
+        diagonal = torch.ones(8 if letter == "K" else 16).double()
+        diagonal[strong] = 9
+        moments[letter] = reduce.Moment(torch.zeros_like(diagonal), diagonal.diag())
+    wide, narrow = reduce.Heads(2, 1, 16), reduce.Heads(2, 1, 8)
+    linears_of = {"O": [(output, slice(None))]}
+    q, k, v, o = reduce._head_maps(LAYOUTS["bert"], wide, narrow, linears_of, moments)
+    for of_queries, basis_EN, kept in ((q, k, [0, 1, 2, 3]), (o, v, [4, 5, 6, 7])):
+        torch.testing.assert_close(basis_EN[kept].square().sum(1), torch.ones(4).double())
+        assert torch.equal(of_queries, torch.block_diag(basis_EN, basis_EN))
+
+
 @pytest.mark.parametrize("kind", ["bert", "eurobert"])
 @torch.no_grad()
 def test_narrower_heads_have_their_teachers_attention_scores(kind, monkeypatch):
