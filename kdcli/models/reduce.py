@@ -23,8 +23,9 @@ whole groups are left out, unless the student's groups have fewer query heads.
 Rotary embeddings restrict q and k. They turn each pair of dimensions at a frequency of its own, and
 the student's table has the frequencies of its own head width. So a basis cannot mix the pairs, and
 a narrower head keeps the pairs at the nearest frequencies, whatever they contribute. Any other pair
-would turn at a wrong speed, and its scores would be wrong for distant tokens. A model that also
-rotates v keeps the same pairs of v and o.
+would turn at a wrong speed, and its scores would be wrong for distant tokens. Each pair stands for
+its neighbours too, so the scores of the kept pairs are multiplied by the ratio of the widths. A
+model that also rotates v keeps the same pairs of v and o.
 
 A parameter without a map keeps its random values.
 
@@ -583,8 +584,9 @@ def _attention_maps(
     q, k, v, o = _head_maps(layout, heads, narrow_heads, teacher_linears, moments)
     if narrow_heads.each < heads.each:
         # Attention divides q·k by the root of the head's width. The student's scores are the
-        # teacher's if q and k make up for the smaller width.
-        scale = (narrow_heads.each / heads.each) ** 0.25
+        # teacher's if q and k make up for the smaller width. A rotary pair also stands for its
+        # neighbours, so the scores are larger by the ratio of the widths.
+        scale = (narrow_heads.each / heads.each) ** (-0.25 if layout.rotary else 0.25)
         q, k = scale * q, scale * k
     if layout.fused:
         rows_EN = torch.zeros(3 * width, 3 * narrow, dtype=torch.float64)
@@ -700,17 +702,17 @@ def _pairs_in_heads(layout: Layout, size: int, each: int, narrow: Heads) -> Base
 
     A span is widened to whole heads, so that it has all frequencies.
     """
-    bases = []
+    bases, halves = [], layout.rotary == "halves"
     for part in _parts(size, narrow.key_value):
         start, end = part.start // each, math.ceil(part.stop / each)
-        halves, dimensions = layout.rotary == "halves", torch.arange((end - start) * each)
-        by_head = dimensions.view((end - start, 2, -1) if halves else (end - start, -1, 2))
+        span_E = torch.arange((end - start) * each)
+        by_head = span_E.view(end - start, 2, -1) if halves else span_E.view(end - start, -1, 2).mT
         # From the highest frequency to the lowest.
-        pairs_P2 = by_head.permute((2, 0, 1) if halves else (1, 0, 2)).reshape(-1, 2)
-        wanted_P = torch.arange(narrow.each // 2) * len(pairs_P2) / (narrow.each // 2)
-        kept_P2 = pairs_P2[(wanted_P + 0.5).long()]
+        pairs_P2 = by_head.permute(2, 0, 1).reshape(-1, 2)
+        places = torch.arange(narrow.each // 2) * len(pairs_P2) / (narrow.each // 2)
+        kept_P2 = pairs_P2[places.round().long()]
         kept_N = (kept_P2.T if halves else kept_P2).flatten()
-        basis_EN = torch.eye(len(dimensions), dtype=torch.float64)[:, kept_N]
+        basis_EN = torch.eye(len(span_E), dtype=torch.float64)[:, kept_N]
         bases.append((slice(start * each, end * each), basis_EN))
     return bases
 
