@@ -289,7 +289,7 @@ class Capture(nn.Module):
         if layout.bias and kind in "qv":
             bias = layer.get_parameter(layout.bias["qv".index(kind)])
             x_BALK = x_BALK + bias.view(1, x_BALK.shape[1], 1, -1)
-        if table and (kind in "qk" or getattr(self.model.config, "rotary_value", False)):
+        if table and (kind in "qk" or layout.rotary_value):
             rotate = layout.attention(layer).apply_rotary_position_embeddings
             x_BALK = rotate(table[-1], x_BALK, x_BALK)[0]
         recorder.record(kind, n, lambda: x_BALK)

@@ -46,6 +46,8 @@ class Layout:
     bias: tuple[str, str] | None = None
     # Rotary embeddings, by the dimensions that form a pair: (i, i + K/2) or (2i, 2i + 1).
     rotary: Literal["halves", "pairs"] | None = None
+    # v is rotated too. `layout_for` reads this from the configuration.
+    rotary_value: bool = False
     # The module that computes the rotary table, if the hooks must apply it to q and k.
     positions: str | None = None
     # A term that is added to q·k before the softmax, so that q·k alone is not the attention.
@@ -247,6 +249,8 @@ def layout_for(config: PreTrainedConfig) -> Layout:
     )
     if kind == "esm" and getattr(config, "position_embedding_type", None) != "rotary":
         return replace(row, rotary=None)
+    if kind == "roformer":
+        return replace(row, rotary_value=config.rotary_value)
     if kind == "albert" and (config.num_hidden_groups, config.inner_group_num) != (1, 1):
         raise UsageError(
             "ALBERT with several layer groups is not supported: only one layer shared by all"

@@ -17,9 +17,15 @@ A student with fewer heads keeps the heads whose contribution to the attention's
 If its heads are wider than the teacher's, or if it has more of them, a head takes its dimensions
 from the teacher's heads at the same place.
 
-Models with rotary embeddings or grouped key/value heads are the exception: their students keep
-evenly spaced heads, and evenly spaced dimensions (or pairs of dimensions) within each head. A kept
-query head stays with its own key/value head if the student's groups are not larger.
+Query heads that read the same key/value head share its bases. Such a group stays together, and only
+whole groups are left out, unless the student's groups have fewer query heads.
+
+Rotary embeddings restrict q and k. They turn each pair of dimensions at a frequency of its own, and
+the student's table has the frequencies of its own head width. So a basis cannot mix the pairs, and
+a narrower head keeps the pairs at the nearest frequencies, whatever they contribute. Any other pair
+would turn at a wrong speed, and its scores would be wrong for distant tokens. Each pair stands for
+its neighbours too, so the scores of the kept pairs are multiplied by the ratio of the widths. A
+model that also rotates v keeps the same pairs of v and o.
 
 A parameter without a map keeps its random values.
 
@@ -35,7 +41,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, starmap
 
 import numpy as np
 import torch
@@ -104,9 +110,16 @@ class Heads:
     def each(self) -> int:
         return self.width // self.count
 
-    def evenly_spaced(self, layout: Layout) -> bool:
-        """Return whether a smaller student keeps evenly spaced heads and dimensions."""
-        return layout.rotary is not None or self.key_value != self.count
+    @property
+    def group(self) -> int:
+        """The number of query heads that read the same key/value head."""
+        return self.count // self.key_value
+
+
+Bases = list[tuple[slice, Tensor]]
+"""For each of the student's key/value heads, its span of the dimensions of k in the teacher's heads
+that are kept, and a basis [E, N] of the span. The span is one head if heads only get narrower or
+fewer."""
 
 
 def tokens_to_fit(teacher: PreTrainedModel, layout: Layout, layers: int) -> int:
@@ -191,7 +204,8 @@ def copy_reduced(
     )
     # A student may have wider feed-forward blocks than its teacher. Those stay random.
     fewer_units = narrow_units < units
-    letters = _letters(layout, heads, narrow_heads, origins[0]) + ("D" if fewer_units else "")
+    letters = "" if heads == narrow_heads else "O" if layout.rotary else "QKO"
+    letters += "D" if fewer_units else ""
     moments = _moments(teacher, layout, origins, sample, letters)
     maps: dict[int, Maps] = {}
     for origin_layer, layer in pairs:
@@ -253,15 +267,6 @@ def heads_of(layout: Layout, model: PreTrainedModel) -> Heads:
         getattr(model.config, "num_key_value_heads", None) or count,
         rows // 3 if layout.fused else rows,
     )
-
-
-def _letters(layout: Layout, heads: Heads, narrow: Heads, layer: nn.Module) -> str:
-    """Return the letters of the moments that decide what a narrower attention keeps."""
-    if heads == narrow:
-        return ""
-    if not heads.evenly_spaced(layout):
-        return "QKO"
-    return "" if linears(layout, layer)["O"][0][0].bias is None else "O"
 
 
 def _moments(
@@ -577,10 +582,11 @@ def _attention_maps(
     maps: dict[int, Maps] = {}
     width, narrow = heads.width, narrow_heads.width
     q, k, v, o = _head_maps(layout, heads, narrow_heads, teacher_linears, moments)
-    if narrow_heads.each < heads.each and not heads.evenly_spaced(layout):
+    if narrow_heads.each < heads.each:
         # Attention divides q·k by the root of the head's width. The student's scores are the
-        # teacher's if q and k make up for the smaller width.
-        scale = (narrow_heads.each / heads.each) ** 0.25
+        # teacher's if q and k make up for the smaller width. A rotary pair also stands for its
+        # neighbours, so the scores are larger by the ratio of the widths.
+        scale = (narrow_heads.each / heads.each) ** (-0.25 if layout.rotary else 0.25)
         q, k = scale * q, scale * k
     if layout.fused:
         rows_EN = torch.zeros(3 * width, 3 * narrow, dtype=torch.float64)
@@ -630,93 +636,109 @@ def _head_maps(
     moments: Moments,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return bases for the rows of q, k and v and for the columns of o, [E, N] float64."""
-    width, narrow = heads.width, narrow_heads.width
-    if heads.evenly_spaced(layout):
-        q, k = (
-            _even_in_heads(kept, count, heads.each, narrow_heads.each, layout.rotary)
-            for kept, count in zip(
-                _even_heads(heads, narrow_heads), (heads.count, heads.key_value), strict=True
-            )
-        )
-        return q, k, k, q
     # ConvBERT's output projection also reads a convolution, whose inputs come after the heads.
-    o_ED = _weight(*teacher_linears["O"][0]).T[:width].double()
+    o_ED = _weight(*teacher_linears["O"][0]).T[: heads.width].double()
     output_EE = o_ED @ o_ED.T
-    context_EE = moments["O"].about(teacher_linears["O"][0][0].bias)[:width, :width]
-    kept_E = torch.arange(width)
-    if narrow_heads.count < heads.count and narrow_heads.each <= heads.each:
-        by_head = (heads.count, heads.each, heads.count, heads.each)
-        contribution_AA = (context_EE * output_EE).view(by_head).sum((1, 3))
-        best = contribution_AA.diagonal().topk(narrow_heads.count).indices.sort().values
-        kept_E = kept_E.view(heads.count, -1)[best].flatten()
-    qk_EN, vo_EN = torch.zeros(2, width, narrow, dtype=torch.float64)
-    kept = torch.meshgrid(kept_E, kept_E, indexing="ij")
-    # The mean of k adds the same number to all scores of a query.
-    qk_EN[kept_E] = _components_in_heads(
-        moments["Q"].second[kept], moments["K"].variance[kept], narrow, narrow_heads.count
+    context_EE = moments["O"].about(teacher_linears["O"][0][0].bias)[: heads.width, : heads.width]
+    by_head = (heads.count, heads.each, heads.count, heads.each)
+    contribution_AA = (context_EE * output_EE).view(by_head).sum((1, 3))
+    query_RE, key_E = _kept_dimensions(heads, narrow_heads, contribution_AA.diagonal())
+
+    def of_queries(moment_EE: Tensor) -> Tensor:
+        return torch.stack([moment_EE[kept_E][:, kept_E] for kept_E in query_RE]).sum(0)
+
+    qk = (
+        _pairs_in_heads(layout, len(key_E), heads.each, narrow_heads)
+        if layout.rotary
+        else _components_in_heads(
+            of_queries(moments["Q"].second),
+            # The mean of k adds the same number to all scores of a query.
+            moments["K"].variance[key_E][:, key_E],
+            narrow_heads,
+        )
     )
-    vo_EN[kept_E] = _components_in_heads(
-        context_EE[kept], output_EE[kept], narrow, narrow_heads.count
+    vo = (
+        qk
+        if layout.rotary_value
+        else _components_in_heads(of_queries(context_EE), of_queries(output_EE), narrow_heads)
     )
-    return qk_EN, qk_EN, vo_EN, vo_EN
+    (q, k), (o, v) = (
+        _bases_of_heads(bases, query_RE, key_E, heads, narrow_heads) for bases in (qk, vo)
+    )
+    return q, k, v, o
 
 
-def _components_in_heads(
-    one_EE: Tensor, other_EE: Tensor, narrow: int, narrow_heads: int
-) -> Tensor:
-    """Return the principal components, under two moments, of each student head's span.
+def _kept_dimensions(heads: Heads, narrow: Heads, contribution_A: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the dimensions of q, [R, E], and of k, [E], of the heads that a student keeps.
 
-    A span is a part of the teacher's width: one head if teacher and student have the same number of
-    heads. Both moments have the same weight.
+    Each row of the dimensions of q has, for every dimension of k, the one that is multiplied by it,
+    in one of the R query heads that are kept of each group.
     """
-    # Spans differ by one if the number of heads does not divide the width. No span is shorter than
-    # a student's head.
-    each = narrow // narrow_heads
-    bounds = [a * len(one_EE) // narrow_heads for a in range(narrow_heads + 1)]
+    size_GR, query_GR = contribution_A.view(-1, heads.group).topk(min(heads.group, narrow.group))
+    fits = narrow.each <= heads.each and narrow.group <= heads.group
+    count = min(narrow.key_value, heads.key_value) if fits else heads.key_value
+    key_G = size_GR.sum(1).topk(count).indices.sort().values
+    query_RG = (query_GR[key_G].sort().values + heads.group * key_G[:, None]).T
+    inside = torch.arange(heads.each)
+    query_RE, key_E = (
+        (kept[..., None] * heads.each + inside).flatten(-2) for kept in (query_RG, key_G)
+    )
+    return query_RE, key_E
+
+
+def _components_in_heads(one_EE: Tensor, other_EE: Tensor, narrow: Heads) -> Bases:
+    """Return the principal components, under two moments of equal weight, of each span."""
     bases = []
-    for start, end in pairwise(bounds):
-        spans = [moment_EE[start:end, start:end] for moment_EE in (one_EE, other_EE)]
+    for part in _parts(len(one_EE), narrow.key_value):
+        spans = [moment_EE[part, part] for moment_EE in (one_EE, other_EE)]
         # A head whose weights were all pruned has no moments.
         scaled = [span / span.trace().clamp(min=TINY) for span in spans]
-        bases.append(components(torch.stack(scaled).sum(0), each))
-    together: Tensor = torch.block_diag(*bases)  # type: ignore[no-untyped-call]
-    return together
+        bases.append((part, components(torch.stack(scaled).sum(0), narrow.each)))
+    return bases
 
 
-def _even_heads(heads: Heads, narrow: Heads) -> tuple[Tensor, Tensor]:
-    """Return the query heads and the key/value heads to keep, evenly spaced."""
-    key_value = _spread(heads.key_value, narrow.key_value)
-    group, narrow_group = (each.count // each.key_value for each in (heads, narrow))
-    if narrow_group > group:
-        return _spread(heads.count, narrow.count), key_value
-    query = key_value[:, None] * group + _spread(group, narrow_group)
-    return query.flatten(), key_value
+def _pairs_in_heads(layout: Layout, size: int, each: int, narrow: Heads) -> Bases:
+    """Return the pairs of rotated dimensions at the frequencies of the student's table.
 
-
-def _even_in_heads(
-    kept_heads: Tensor, heads: int, each: int, narrow_each: int, rotary: str | None
-) -> Tensor:
-    """Return evenly spaced dimensions, the same in every head that is kept.
-
-    Rotary pairs stay together, at the nearest frequencies.
+    A span is widened to whole heads, so that it has all frequencies.
     """
-    if rotary is None or each % 2 or narrow_each % 2:
-        inside = _spread(each, narrow_each)
-    else:
-        pair = _spread(each // 2, narrow_each // 2)
-        halves = rotary == "halves"
-        inside = (
-            torch.cat([pair, pair + each // 2])
-            if halves
-            else torch.stack([2 * pair, 2 * pair + 1], 1).flatten()
-        )
-    kept = (kept_heads[:, None] * each + inside).reshape(-1)
-    return torch.eye(heads * each, dtype=torch.float64)[:, kept]
+    bases, halves = [], layout.rotary == "halves"
+    for part in _parts(size, narrow.key_value):
+        start, end = part.start // each, math.ceil(part.stop / each)
+        span_E = torch.arange((end - start) * each)
+        by_head = span_E.view(end - start, 2, -1) if halves else span_E.view(end - start, -1, 2).mT
+        # From the highest frequency to the lowest.
+        pairs_P2 = by_head.permute(2, 0, 1).reshape(-1, 2)
+        places = torch.arange(narrow.each // 2) * len(pairs_P2) / (narrow.each // 2)
+        kept_P2 = pairs_P2[places.round().long()]
+        kept_N = (kept_P2.T if halves else kept_P2).flatten()
+        basis_EN = torch.eye(len(span_E), dtype=torch.float64)[:, kept_N]
+        bases.append((slice(start * each, end * each), basis_EN))
+    return bases
 
 
-def _spread(size: int, count: int) -> Tensor:
-    """Return `count` evenly spaced integers below `size`."""
-    return torch.arange(count) * size // count
+def _bases_of_heads(
+    bases: Bases, query_RE: Tensor, key_E: Tensor, heads: Heads, narrow: Heads
+) -> tuple[Tensor, Tensor]:
+    """Return the bases of all query heads and of all key/value heads, [E, N] float64.
+
+    The query heads of a student's group share the dimensions of q that belong to the group's span.
+    """
+    query_EAN = torch.zeros(heads.width, narrow.count, narrow.each, dtype=torch.float64)
+    key_EGN = torch.zeros(
+        heads.key_value * heads.each, narrow.key_value, narrow.each, dtype=torch.float64
+    )
+    for g, (span, basis_EN) in enumerate(bases):
+        key_EGN[key_E[span], g] = basis_EN
+        query_E = query_RE[:, span].flatten()
+        for a, part in enumerate(_parts(len(query_E), narrow.group), g * narrow.group):
+            query_EAN[query_E[part], a] = basis_EN.repeat(len(query_RE), 1)[part]
+    return query_EAN.flatten(1), key_EGN.flatten(1)
+
+
+def _parts(size: int, count: int) -> list[slice]:
+    """Divide `size` indices into `count` slices, whose lengths differ by at most one."""
+    return list(starmap(slice, pairwise(a * size // count for a in range(count + 1))))
 
 
 def _put(maps: dict[int, Maps], linear: nn.Linear, rows: Tensor) -> None:
