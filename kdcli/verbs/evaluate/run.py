@@ -169,10 +169,15 @@ def check_recipe(recipe: EvaluateRecipe, extras: Extras) -> None:
 
     Raises UsageError: there is no model or no task, or options contradict each other.
     """
-    if not recipe.models or recipe.task is None:
-        missing = "no model" if not recipe.models else "no task"
+    if not recipe.models:
         raise UsageError(
-            f"{missing} given", "kdcli evaluate MODEL [MODEL...] --task TASK [--data SOURCE]"
+            "no model given", "kdcli evaluate MODEL [MODEL...] --task TASK [--data SOURCE]"
+        )
+    if recipe.task is None:
+        raise UsageError(
+            f"no task given, and the files of {recipe.models[0]} do not name one",
+            "add --data SOURCE for a model with a head, --pooling mean and --data SOURCE for an "
+            "encoder that is used for embeddings, or --task TASK",
         )
     if recipe.masks and (len(recipe.models) > 1 or recipe.measure.latency):
         raise UsageError(
