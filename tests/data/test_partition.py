@@ -113,6 +113,12 @@ def test_the_rows_of_a_part_are_counted_as_they_are_evaluated():
     assert pools.count_in(np.array([3, 9], np.uint64)) == 1
 
 
+def test_rows_that_trained_a_model_are_told_from_the_others():
+    pools = Pools(TRAIN[:40], validation=TRAIN[30:50], test=VALIDATION[:5], known=TRAIN)
+    assert (pools.count, pools.untrained) == (65, 5)
+    assert Pools(TRAIN[:40]).untrained == 40
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_a_frequent_text_does_not_empty_a_part(seed):
     # 15 % of the rows are one text, which does not fit into the selection rows.

@@ -438,7 +438,7 @@ def test_labels_of_another_head_and_too_few_rows_are_refused(tmp_path):
         assert "--set data.labels=teacher" in message
     few = write(tmp_path / "few.jsonl", [{"text": f"w{n}"} for n in range(4)])
     message = refused(tmp_path, "compress", tmp_path / "model", "--data", few, "--max-drop", "1")
-    assert "4 rows are too few" in message
+    assert "4 rows, too few" in message
 
 
 def test_rows_that_trained_the_model_are_refused_and_other_rows_help(tmp_path, monkeypatch):
@@ -447,7 +447,7 @@ def test_rows_that_trained_the_model_are_refused_and_other_rows_help(tmp_path, m
     hashes = text_hashes([row["text"] for row in lines_of(data)])
     write_training_rows(tmp_path / "model", hashes)
     message = refused(tmp_path, *arguments(tmp_path, data), "--max-drop", "100")
-    assert "rows without the ones that trained" in message
+    assert "rows, 0 of them did not train" in message
     assert "give --data with at least 200 other rows; they need no labels" in message
     assert "judge_trained_rows" not in message
     others = [{"text": f"w{n % 50} w{n // 50} w{n % 3}"} for n in range(200)]

@@ -101,6 +101,12 @@ class Pools:
         """The number of rows of all splits."""
         return len(self.train) + len(self.validation) + len(self.test)
 
+    @property
+    def untrained(self) -> int:
+        """The number of rows of all splits that trained none of the models."""
+        every = np.concatenate([self.train, self.validation, self.test])
+        return int((~np.isin(every, self.known)).sum())
+
     def count_in(self, part: RowHashes) -> int:
         """Return the number of rows that a part of a partition evaluates.
 

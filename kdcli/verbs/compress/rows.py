@@ -53,9 +53,11 @@ def divide_rows(runner: StepRunner) -> DividedData:
             seed=data.split_seed,
         )
     if not len(partition.verification) or not len(partition.selection):
-        known = f" without the ones that trained {recipe.model}" * bool(len(pools.known))
+        few = "too few to choose a candidate and to verify it"
+        if len(pools.known):
+            few = f"{pools.untrained:,} of them did not train {recipe.model}: {few}"
         raise UsageError(
-            f"{pools.count:,} rows{known} are too few to choose a candidate and to verify it",
+            f"the data has {pools.count:,} rows, {few}",
             f"give --data with at least {MIN_DATA} other rows; they need no labels",
         )
     selection, verification = map(pools.count_in, (partition.selection, partition.verification))
