@@ -14,7 +14,13 @@ from kdcli.engine.device import choose_device, choose_dtype
 from kdcli.engine.fan_out import fan_out
 from kdcli.engine.processes import joined
 from kdcli.engine.progress import Progress
-from kdcli.engine.run_dir import RunDir, flatten_recipe, numbered, run_to_continue
+from kdcli.engine.run_dir import (
+    RunDir,
+    flatten_recipe,
+    numbered,
+    run_to_continue,
+    run_to_overwrite,
+)
 from kdcli.engine.session import Session, start
 from kdcli.engine.trackers import check_tracker, track
 from kdcli.errors import ChildFailed, UsageError
@@ -142,7 +148,8 @@ def output_dir(
     Args:
         name: the name of a new directory in `runs/`.
         options: the options of the run.
-        recipe_yaml: the resolved recipe. `--resume` looks for a run that has it.
+        recipe_yaml: the resolved recipe. `--resume` looks for a run that has it, and `--overwrite`
+            for a run on the same data.
         free_keys: beginnings of keys that a resumed run may change.
     """
     if options.output_dir is not None:
@@ -150,7 +157,9 @@ def output_dir(
     name = as_directory(name)
     if options.resume:
         return run_to_continue(name, recipe_yaml, free_keys)
-    return numbered(name, taken=options.overwrite)
+    if options.overwrite:
+        return run_to_overwrite(name, recipe_yaml)
+    return numbered(name, taken=False)
 
 
 def claim(session: Session, folder: Path, resolved: SavedRecipe, options: RunOptions) -> None:

@@ -56,6 +56,8 @@ MEASURED = json.dumps("measured")
 """Value of `student.layers` before a run has chosen the layers and written them down."""
 NOT_OF_TRAINING = ("measure.", "train.checkpoint_every")
 """Keys that do not affect training, so a resumed run may change them."""
+SOURCE = "data.source"
+"""The key that names the data of a run."""
 NO_PATHS = frozenset({"verb", "task", "method"})
 """Keys whose values never name a file, though a directory may have the same name."""
 KEEP = 2
@@ -217,6 +219,15 @@ class RunDir:
             return self.is_run and not self.differing_keys(recipe_yaml, free_keys)
         except UsageError:
             return False
+
+    def has_data_of(self, recipe_yaml: str) -> bool:
+        """Whether the directory holds a run on the data of this recipe. A damaged recipe counts as
+        different."""
+        try:
+            differing = self.differing_keys(recipe_yaml)
+        except UsageError:
+            return False
+        return not any(line.startswith(f"{SOURCE}:") for line in differing)
 
     def differing_keys(self, recipe_yaml: str, free_keys: tuple[str, ...] = ()) -> list[str]:
         """Return the keys in which the run's recipe differs, with both values.
@@ -419,6 +430,16 @@ def run_to_continue(name: str, recipe_yaml: str, free_keys: tuple[str, ...] = ()
         return numbered(name, taken=True)
     same = [run for run in runs if run.has_recipe(recipe_yaml, free_keys)]
     return next(filter(_is_unfinished, same), [*same, *runs][0]).path
+
+
+def run_to_overwrite(name: str, recipe_yaml: str) -> Path:
+    """Return the directory under `runs/` that `--overwrite` without `-o` overwrites.
+
+    It is the newest run of this name on the same data, or else a new directory. The second run on
+    `tickets.csv` and the first one on `tickets-2.csv` have the same name.
+    """
+    same = [run for run in runs_of(name) if run.has_data_of(recipe_yaml)]
+    return same[0].path if same else numbered(name, taken=False)
 
 
 def _is_unfinished(run: RunDir) -> bool:

@@ -1,5 +1,6 @@
 """Name a user's own data in the views of a report and in the name of a run's directory."""
 
+import re
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,19 +33,22 @@ def own_data_name(report: Report) -> str:
 
 
 def directory_word(task: str, source: str | None) -> str:
-    """Return the word of a run's directory that tells its task or the user's own data.
+    """Return the part of a run directory's name that identifies the task or the user's data.
 
     It is `tickets` for the rows of `data/tickets.csv`, and `reviews` for the data set
-    `org/reviews@main`. Data that Python gave as an object is in a file that is named by a hash, so
-    its word is the task's, `own`.
+    `org/reviews@main`. Wildcards and blanks are left out: `2026` stands for `data/2026-*.csv`. Data
+    that Python gave as an object is in a file that is named by a hash, so the result is the task,
+    `own`.
     """
     if task != OWN or source is None or Path(source).parent == cache_dir() / FOLDER:
         return task
     name = base_name(short(source))
     ending = format_of(name)
     if ending is None:
-        return name.partition("@")[0] or task
-    return name.removesuffix(".gz").removesuffix(f".{ending}") or task
+        name = name.partition("@")[0]
+    else:
+        name = name.removesuffix(".gz").removesuffix(f".{ending}")
+    return "-".join(re.findall(r"[\w.+-]+", name)).strip("-") or task
 
 
 def with_data_names(report: Report) -> Report:

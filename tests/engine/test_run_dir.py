@@ -12,6 +12,7 @@ import torch
 from forked import killed
 
 from kdcli import disk
+from kdcli.engine.launch import output_dir
 from kdcli.engine.run_dir import (
     BEST_WEIGHTS,
     CHECKPOINTS,
@@ -27,6 +28,7 @@ from kdcli.engine.run_dir import (
 )
 from kdcli.errors import MachineError, UsageError
 from kdcli.recipe.resolve import resolve
+from kdcli.recipe.sections import RunOptions
 from kdcli.verbs.distill.settings import DistillRecipe
 
 
@@ -410,6 +412,38 @@ class TestNumbered:
     def test_nothing_is_made(self):
         numbered("finetune-x", taken=False)
         assert not Path("runs").exists()
+
+
+class TestOverwriteWithoutADirectory:
+    @pytest.fixture(autouse=True)
+    def somewhere(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+
+    def start(self, name, source, *sets):
+        path = Path("runs") / name
+        RunDir.claim(path, recipe(f"data.source={source}", *sets)).release()
+        return path
+
+    def overwritten(self, name, source):
+        options = RunOptions(overwrite=True)
+        return output_dir(name, options, recipe(f"data.source={source}"))
+
+    def test_it_is_the_newest_run_on_the_same_data(self):
+        first = self.start("x-tickets", "tickets.csv")
+        assert self.overwritten("x-tickets", "tickets.csv") == first
+        second = self.start("x-tickets-2", "tickets.csv", "train.lr=1e-2")
+        assert self.overwritten("x-tickets", "tickets.csv") == second
+
+    def test_a_run_on_other_data_is_kept(self):
+        first = self.start("x-tickets", "tickets.csv")
+        other = self.start("x-tickets-2", "tickets-2.csv")
+        assert self.overwritten("x-tickets", "tickets.csv") == first
+        assert self.overwritten("x-tickets-2", "tickets-2.csv") == other
+        new = Path("runs/x-tickets-3")
+        assert self.overwritten("x-tickets", "archive/tickets.csv") == new
+        (first / RECIPE_FILE).write_text("train: [", "utf-8")
+        assert self.overwritten("x-tickets", "tickets.csv") == new
+        assert not new.exists()
 
 
 class TestRunToContinue:

@@ -34,7 +34,7 @@ from kdcli.report.sections.repeat import repeat_block
 from kdcli.report.sections.summary import _listed, summary
 from kdcli.report.text import loses, points_interval
 from kdcli.report.views import html, markdown
-from kdcli.verbs.compress.run import answers
+from kdcli.verbs.compress.question import answers
 from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings
 
 NAME = "google-bert/bert-base-uncased"
@@ -391,6 +391,10 @@ def test_your_own_data_has_its_name_in_every_view(recipe, name, report):
         ("data/v1.5", "v1.5"),
         ("org/reviews@main", "reviews"),
         ("https://example.org/rows.parquet?download=1", "rows"),
+        # Wildcards and blanks are not for the name of a directory.
+        ("data/*.csv", "own"),
+        ("data/2026-*.csv.gz", "2026"),
+        ("data/my tickets [new].csv", "my-tickets-new"),
         (None, "own"),
         # Python wrote an object to this file.
         ("cache/objects/0123456789abcdef.parquet", "own"),

@@ -516,16 +516,23 @@ def test_a_teacher_that_has_learned_nothing_is_named_at_once(
     warnings = [note for note in notes if "--set plan.finetune.train.lr=" in note]
     assert len(warnings) == (not learns)
     assert all(warning in said for warning in warnings)
+    # The score alone is a reason for the warning.
+    assert all("its score is not clearly better than always" in note for note in warnings)
 
 
 @pytest.mark.parametrize(
     ("is_beaten", "last", "signs"),
     [
         (True, 0.5, []),
-        (False, 0.5, ["not clearly above"]),
-        # Three classes are guessed better than by their most frequent one, but hardly learned.
-        (True, 1.087, ["its training loss only went from 1.105 to 1.087"]),
-        (False, 1.087, ["not clearly above", "its training loss only"]),
+        (False, 0.5, ["may have learned little or nothing: its score is not clearly better"]),
+        # The loss alone says less: contradicting labels limit how far it can fall.
+        (
+            True,
+            1.087,
+            ["may not have learned all that it can: its training loss only went from 1.105 to "],
+        ),
+        (False, 1.087, ["little or nothing: its score is not", " and its training loss only went"]),
+        (None, 1.087, ["may not have learned all that it can: "]),
         (None, 0.5, []),
     ],
 )
@@ -540,12 +547,29 @@ def test_the_signs_of_a_teacher_that_learned_little(is_beaten, last, signs):
         metrics={"accuracy": 0.54, "macro_f1": 0.4},
         trivial=None if is_beaten is None else trivial,
     )
-    training = SimpleNamespace(loss_first=1.105, loss_last=last)
-    score, *warning = teacher_notes(SimpleNamespace(evaluations=[evaluation], training=training))
+    curve = [SimpleNamespace(loss=loss) for loss in [None, *4 * [1.105], *4 * [last]]]
+    score, *warning = teacher_notes(SimpleNamespace(evaluations=[evaluation], curve=curve))
     same = "" if is_beaten is None else "; answering tech to every text has 0.2600"
     assert score == f"the fine-tuned teacher has accuracy 0.5400 on 50 selection rows{same}"
     assert len(warning) == bool(signs)
     assert all(sign in warning[0] for sign in signs)
+
+
+@pytest.mark.parametrize(
+    ("losses", "warns"),
+    [
+        # A single batch may be easy or difficult.
+        ([0.7] * 99 + [0.5], True),
+        ([0.5] + [0.7] * 4 + [0.55] * 94 + [0.7], False),
+        ([0.9, 0.5], False),
+        ([0.9, 0.3, 0.6, 0.6, 0.6, 0.6], True),
+        ([0.7], False),
+        ([], False),
+    ],
+)
+def test_the_loss_of_a_training_is_a_mean_over_batches(losses, warns):
+    curve = [SimpleNamespace(loss=loss) for loss in losses]
+    assert bool(teacher_notes(SimpleNamespace(evaluations=[], curve=curve))) == warns
 
 
 def embedder(folder):

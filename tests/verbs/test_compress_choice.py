@@ -32,7 +32,7 @@ from kdcli.report.schema_decisions import ClassChange, Decision, PairedValue
 from kdcli.report.sections.price import price_sentence
 from kdcli.targets import outputs
 from kdcli.types import Example, ModelShape, Task
-from kdcli.verbs.compress import front, halving, judge, plan, rows, run, steps
+from kdcli.verbs.compress import front, halving, judge, plan, question, rows, run, steps
 from kdcli.verbs.compress import runner as runner_module
 from kdcli.verbs.compress import search as search_module
 from kdcli.verbs.compress import shapes as compress_shapes
@@ -50,6 +50,7 @@ from kdcli.verbs.compress.judge import (
     sentence,
 )
 from kdcli.verbs.compress.plan import slow_backends
+from kdcli.verbs.compress.question import answers, question_to, verified_before
 from kdcli.verbs.compress.recipes import dotted
 from kdcli.verbs.compress.runner import OVER, StepRunner
 from kdcli.verbs.compress.search import Candidate, Search
@@ -344,14 +345,12 @@ def test_a_goal_that_the_verification_rows_miss_names_the_next_candidate(tmp_pat
     # The candidate that failed dominates the next one on the selection rows.
     one, better = measured("a", 0.9, 2.0, 4.0), measured("b", 0.8976, 3.0, 5.5)
     search = search_of(tmp_path, max_drop=1.0)
-    search.runner.options = RunOptions(arguments=("compress", "m", "--max-drop", "1.0"))
     search.scores = scores_of(one, better, measured("c", 0.7, 1.0, 1.0))
     failed = verified(one, 0.88)
-    following = run.next_candidate(search, MISSED, failed)
-    assert following == better
-    assert run.next_step(search, following) == (
+    assert run.next_candidate(search, MISSED, failed) == better
+    assert judge.describe_next(search.scores, better, "kdcli compress m") == (
         "The next candidate is b: 0.8976 accuracy on the selection rows, 3.3 times as fast, 5.50 "
-        f"MB. To verify it, ask again: kdcli compress m --max-drop 1.0 -o {tmp_path}"
+        "MB. To verify it, run: kdcli compress m"
     )
     # A goal that is met needs no other candidate, and neither does one that the selection rows
     # miss.
@@ -361,7 +360,6 @@ def test_a_goal_that_the_verification_rows_miss_names_the_next_candidate(tmp_pat
     # No other candidate meets the goal.
     search.scores = scores_of(one)
     assert run.next_candidate(search, MISSED, failed) is None
-    assert run.next_step(search, None) == ""
 
 
 def test_a_candidate_that_failed_is_not_chosen_again_for_the_goal_or_a_tighter_one(tmp_path):
@@ -397,6 +395,36 @@ def test_after_a_failure_the_best_score_of_another_training_comes_first():
     assert choose(goal, known) == (best, {})
     known = replace(known, candidates=[failed, same])
     assert choose(goal, known) == (same, {})
+
+
+def test_a_failure_that_the_selection_rows_foresaw_leaves_the_order_of_choice():
+    fast, middle, slow = (
+        measured("1x32", 0.87, 1.0, 2.0),
+        measured("2x32", 0.893, 2.0, 3.0),
+        measured("onnx", 0.9, 9.0, 8.0),
+    )
+    known = replace(scores_of(fast, middle, slow), verified={"1x32": verified(fast, 0.87)})
+    assert choose(GoalSettings(max_drop=5.0), known) == (fast, {})
+    # It fails a tighter goal on both parts of the rows, so the selection rows were right.
+    assert choose(GoalSettings(max_drop=1.0), known) == (middle, {})
+    # Had they been wrong, the best score would come first.
+    wrong = replace(known, verified={"2x32": verified(middle, 0.87)})
+    assert choose(GoalSettings(max_drop=1.0), wrong) == (slow, {})
+
+
+def test_the_intervals_of_all_looks_together_err_in_at_most_a_tenth_of_the_cases():
+    levels = [judge.confidence_of(look) for look in range(1, 40)]
+    assert levels[:4] == [0.95, 0.975, 0.9875, 0.99375]
+    assert sum(1 - level for level in levels) <= 0.1
+    assert levels == sorted(levels)
+
+
+@pytest.mark.parametrize("look", [1, 2, 5, 30])
+def test_a_late_look_needs_no_more_resamples_than_evaluate_takes(look, monkeypatch):
+    seen = []
+    monkeypatch.setattr(steps, "_evaluate", lambda recipe, models, keys: seen.append(keys))
+    steps.verification(CompressRecipe(), [], judge.confidence_of(look))
+    assert seen[0]["resamples"] == min(1000 * 2 ** (look - 1), 20_000)
 
 
 def test_the_front_of_a_directory_without_a_finished_run(tmp_path):
@@ -811,13 +839,96 @@ def test_a_larger_budget_asks_again_if_the_goal_was_missed():
             compression=compression, recipe={"budget": earlier}, price_per_hour=None
         )
         recipe = CompressRecipe(goal=GoalSettings(speedup=4.0), budget=now)
-        return run.answers(SimpleNamespace(report=report), recipe)
+        return answers(SimpleNamespace(report=report), recipe)
 
     assert not answered(met=False, earlier=60.0, now=90.0)
     assert not answered(met=False, earlier=60.0, now=None)
     assert answered(met=False, earlier=60.0, now=60.0)
     assert answered(met=False, earlier=None, now=90.0)
     assert answered(met=True, earlier=60.0, now=90.0)
+
+
+ASKED = "2026-01-01T00:00:00+00:00"
+
+
+def answer(goal, *, created=ASKED, chosen="1x32", following=None, price=None):
+    """A finished compression, which missed its goal if it names a next candidate."""
+    compression = SimpleNamespace(
+        met=following is None,
+        goal={"max_drop": goal},
+        strict=False,
+        chosen=chosen,
+        next_candidate=following,
+    )
+    report = SimpleNamespace(
+        compression=compression, recipe={}, price_per_hour=price, created=created
+    )
+    return SimpleNamespace(report=report)
+
+
+def asked(earlier, journal, goal, price=None, *, resumes=False, monkeypatch):
+    """The question of a command to a run with this last answer and this journal."""
+    monkeypatch.setattr(question.RunResult, "read", lambda folder: earlier)
+    log = [{"key": record.key} for record in journal.records]
+    recipe = CompressRecipe(goal=GoalSettings(max_drop=goal), price_per_hour=price)
+    place = SimpleNamespace(path=Path("runs/x"), read_log=lambda: log)
+    return question_to(place, recipe, resumes=resumes)
+
+
+def verify_step(journal, name):
+    journal.once(f"run verification-{name}", str, lambda: "")
+
+
+def test_another_price_repeats_the_choice_after_a_question_that_was_stopped(monkeypatch):
+    journal, missed = Journal(None, StopRequest()), answer(1.0, following="onnx")
+    verify_step(journal, "1x32")
+    following = asked(missed, journal, 1.0, monkeypatch=monkeypatch)
+    # This question is stopped.
+    assert verified_before(following, journal) == ["verification-1x32"]
+    priced = asked(missed, journal, 1.0, 0.5, monkeypatch=monkeypatch)
+    assert verified_before(priced, journal) == []
+    # The next candidate misses too, and its answer gets a price.
+    verify_step(journal, "onnx")
+    second = answer(1.0, created="later", chosen="onnx", following="2x32")
+    other = asked(second, journal, 1.0, monkeypatch=monkeypatch)
+    assert verified_before(other, journal) == ["verification-1x32", "verification-onnx"]
+    priced = asked(second, journal, 1.0, 0.5, monkeypatch=monkeypatch)
+    assert verified_before(priced, journal) == ["verification-1x32"]
+    # The answer with the price repeats the choice for a further price.
+    third = answer(1.0, created="last", chosen="onnx", following="2x32", price=0.5)
+    dearer = asked(third, journal, 1.0, 0.7, monkeypatch=monkeypatch)
+    assert verified_before(dearer, journal) == ["verification-1x32"]
+
+
+def test_each_goal_knows_what_the_goals_before_it_verified(monkeypatch):
+    journal, first = Journal(None, StopRequest()), answer(5.0)
+    verify_step(journal, "1x32")
+    tight = asked(first, journal, 1.0, monkeypatch=monkeypatch)
+    assert verified_before(tight, journal) == ["verification-1x32"]
+    verify_step(journal, "2x32")
+    # It is stopped before it answers. Another goal must know both candidates.
+    middle = asked(first, journal, 2.0, monkeypatch=monkeypatch)
+    assert verified_before(middle, journal) == ["verification-1x32", "verification-2x32"]
+    # The stopped question chooses as before.
+    again = asked(first, journal, 1.0, monkeypatch=monkeypatch)
+    assert verified_before(again, journal) == ["verification-1x32"]
+
+
+def test_resume_continues_only_a_question_that_the_same_command_began(monkeypatch):
+    journal, missed = Journal(None, StopRequest()), answer(1.0, following="onnx")
+
+    def resumed():
+        return asked(missed, journal, 1.0, resumes=True, monkeypatch=monkeypatch)
+
+    assert resumed().is_answered
+    other = asked(missed, journal, 0.5, monkeypatch=monkeypatch)
+    assert not other.is_answered
+    verified_before(other, journal)
+    assert resumed().is_answered
+    same = asked(missed, journal, 1.0, monkeypatch=monkeypatch)
+    assert not same.is_answered
+    verified_before(same, journal)
+    assert not resumed().is_answered
 
 
 def trained_report(**scores):

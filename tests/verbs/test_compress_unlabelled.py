@@ -339,14 +339,26 @@ def test_the_same_command_takes_the_next_candidate_after_a_failure(tmp_path, mon
     # A finished question is not asked again by --resume.
     resumed = kdcli(*given, "--resume")
     assert (resumed.exit_code, "is done already" in said_by(resumed)) == (5, True)
-    # Another price repeats the answer.
+    run_step = Step.run
+
+    def stopped(*options):
+        with monkeypatch.context() as patch:
+            patch.setattr(Step, "run", terminated("verification-onnx", run_step))
+            done = kdcli(*given, *options)
+        assert done.exit_code == Stopped.exit_code, done.output
+
+    # Another goal that was stopped leaves the question answered.
+    stopped("--max-drop", "80")
+    resumed = kdcli(*given, "--resume")
+    assert (resumed.exit_code, "is done already" in said_by(resumed)) == (5, True)
+    # Another price repeats the answer, also after the next candidate was begun.
+    stopped()
     given = (*given, "--price-per-hour", "1")
     assert kdcli(*given).exit_code == 5
-    assert report_of(tmp_path / "out").compression.chosen == "1x32-onnx"
-    monkeypatch.setattr(Step, "run", terminated("verification-onnx", Step.run))
-    stopped = kdcli(*given)
-    assert stopped.exit_code == Stopped.exit_code, stopped.output
+    priced = report_of(tmp_path / "out").compression
+    assert (priced.chosen, priced.verification.look) == ("1x32-onnx", 1)
     # The stopped question goes on.
+    stopped()
     taken = kdcli(*given, "--resume")
     assert taken.exit_code == 0, taken.output
     second = report_of(tmp_path / "out").compression

@@ -38,6 +38,15 @@ ERROR = 0.05
 """Probability that the interval of the first look misses the true difference."""
 
 
+def confidence_of(look: int) -> float:
+    """Return the level of the interval of the `look`-th look at the verification rows.
+
+    It is 95 % for the first look. Each further look halves the probability of an error, so the
+    intervals of all looks together miss the truth with a probability of at most 10 %.
+    """
+    return 1 - ERROR * 0.5 ** (look - 1)
+
+
 @dataclass(frozen=True)
 class ScoredModel:
     """The teacher or a candidate, with its score, latency and size.
@@ -101,7 +110,7 @@ class Verification:
         teacher, chosen: both models, with these scores and with the speed and size of the
             selection.
         look: how many times verification rows were looked at, this time included.
-        confidence: the level of the chosen model's interval, corrected for the number of looks.
+        confidence: the level of the chosen model's interval, see `confidence_of`.
     """
 
     report: Report
@@ -124,7 +133,7 @@ def judge(runner: StepRunner, teacher: str, candidates: Mapping[str, Path]) -> C
     folder = runner.require(name, select(runner.recipe, models))
     price = runner.recipe.price_per_hour
     scores = read(RunResult.read(folder).report, teacher, candidates, price)
-    known = [one for one in scores.candidates if look_of(one.folder) in runner.earlier_looks]
+    known = [one for one in scores.candidates if look_of(one.folder) in runner.verified_before]
     return replace(scores, verified={one.name: verify(runner, scores, one) for one in known})
 
 
@@ -136,15 +145,15 @@ def look_of(model: Path) -> str:
 def verify(runner: StepRunner, scores: CandidateScores, chosen: ScoredModel) -> Verification:
     """Score the teacher and the chosen candidate on the verification rows.
 
-    Each other model that was verified before counts as a look at the rows. The interval of look k
-    has the level 1 - 0.05 / k (Bonferroni), because the best of several looks is optimistic.
+    Each other model that was verified before counts as a look at the rows. Later looks have wider
+    intervals, because the best of several looks is optimistic.
 
     Raises UsageError: the models cannot be scored.
     """
     name = look_of(chosen.folder)
     earlier = runner.journal.known(f"run {VERIFICATION}-")
     look = 1 + (earlier.index(f"run {name}") if f"run {name}" in earlier else len(earlier))
-    confidence = 1 - ERROR / look
+    confidence = confidence_of(look)
     models = [str(scores.teacher.folder), str(chosen.folder)]
     folder = runner.require(name, verification(runner.recipe, models, confidence))
     report = RunResult.read(folder).report
@@ -359,13 +368,19 @@ def choose(goal: GoalSettings, scores: CandidateScores) -> tuple[ScoredModel, di
     the goal, the one that misses the least is chosen, with quality before speed and size.
     Candidates that another one dominates are not considered.
 
-    After a failure on the verification rows, the fast candidates looked too good on the selection
-    rows. The best score then comes first, of a model with another training if there is one.
+    If a candidate met this goal on the selection rows but failed on the verification rows, the fast
+    candidates may look too good on the selection rows. The best score then comes first, of a model
+    with another training if there is one.
     """
     missed, failed = all_misses(goal, scores), failures(goal, scores)
     others = [one for one in scores.candidates if not missed[one.name]]
-    if failed and others:
-        trained = {one.parent for one in scores.candidates if one.name in failed} - {None}
+    too_good = [
+        one
+        for one in scores.candidates
+        if one.name in failed and not misses(goal, scores.teacher, one)
+    ]
+    if too_good and others:
+        trained = {one.parent for one in too_good} - {None}
         return max(others, key=lambda one: (one.parent not in trained, one.score, -one.ms)), {}
     worse = dominated(goal, scores)
     candidates = [one for one in scores.candidates if one.name not in worse]
@@ -394,18 +409,6 @@ def dominated(goal: GoalSettings, scores: CandidateScores) -> dict[str, str]:
     points = {one.name: Point(one.score, one.ms, one.mb) for one in scores.candidates}
     missed = {name: limits.keys() for name, limits in all_misses(goal, scores).items()}
     return dominated_by(points, lambda better, worse: missed[better] <= missed[worse])
-
-
-def next_choice(
-    goal: GoalSettings, scores: CandidateScores, verified: Verification
-) -> ScoredModel | None:
-    """Return the candidate that the same question chooses after a failure of `verified`.
-
-    The result is None if no other candidate meets the goal on the selection rows.
-    """
-    known = {**scores.verified, verified.chosen.name: verified}
-    other, missed = choose(goal, replace(scores, verified=known))
-    return None if missed else other
 
 
 def is_sure(goal: GoalSettings, scores: CandidateScores, one: ScoredModel) -> bool:
@@ -467,13 +470,13 @@ def sentence(
 
 
 def describe_next(scores: CandidateScores, one: ScoredModel, command: str) -> str:
-    """Describe the next candidate to take, with the command that asks again and takes it."""
+    """Describe the next candidate, with the command that verifies it."""
     ratio = one.speedup
     assert ratio is not None  # It is None for the teacher only.
     speed = "unstable times" if ratio.says_nothing else ratio.phrase()
     return (
         f"The next candidate is {one.name}: {number(one.score)} {scores.metric} on the selection "
-        f"rows, {speed}, {megabytes(one.mb)} MB. To verify it, ask again: {command}"
+        f"rows, {speed}, {megabytes(one.mb)} MB. To verify it, run: {command}"
     )
 
 

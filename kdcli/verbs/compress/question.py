@@ -4,7 +4,10 @@ A compression keeps what it tried. The same command with another goal is a quest
 the same command after the chosen candidate missed the goal on the verification rows.
 """
 
+import json
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kdcli.data.labelled.partition import VERIFICATION
@@ -20,17 +23,39 @@ from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings
 
 GOAL = ("goal.", "budget", "price_per_hour")
 """Beginnings of the keys that a question to a finished run may change."""
-LOOKS = "looks before "
-"""The beginning of the journal's keys of the candidates that earlier questions verified."""
+VERIFIED = "verified before "
+"""The beginning of the journal's keys of the questions."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a command asks a finished run.
+
+    Attributes:
+        earlier: The run's last answer.
+        is_answered: Whether this answer is the answer to the command.
+        goal: The goal and the price of the command, as JSON.
+        repeats_choice: Whether only the price differs from the last answer, so that the choice
+            stays the same.
+    """
+
+    earlier: RunResult
+    is_answered: bool
+    goal: str
+    repeats_choice: bool
+
+    @property
+    def key(self) -> str:
+        """The question's key in the journal."""
+        return f"{_after(self.earlier)}{self.goal}"
 
 
 def choose_folder(
     name: str, resolved: Resolved[CompressRecipe], options: RunOptions
-) -> tuple[Path, bool]:
-    """Return the directory of the run, and whether it holds a finished run to ask again.
+) -> tuple[Path, Question | None]:
+    """Return the directory of the run, and the question to it if it is finished.
 
-    A finished run is asked again if it has not answered the question, which may be a new one or one
-    that was stopped, or if its report names a next candidate.
+    Without `--resume`, a command whose finished run has answered it starts a new run.
     """
     yaml = resolved.to_yaml()
     runs = [RunDir(options.output_dir)] if options.output_dir is not None else runs_of(name)
@@ -38,16 +63,32 @@ def choose_folder(
     finished = [run for run in same if run.done]
     continues = options.resume and len(finished) < len(same)
     if finished and not (options.overwrite or continues):
-        folder, is_other = finished[0].path, bool(finished[0].differing_keys(yaml))
-        earlier = RunResult.read(folder)
-        if is_other or not answers(earlier, resolved.recipe):
-            Progress.log(f"Reusing the candidates in {folder} for the new goal, budget or price")
-            return folder, True
-        following = compression_of(earlier).next_candidate
-        if following is not None and not options.resume:
-            Progress.log(f"Going on in {folder} with the next candidate, {following}")
-            return folder, True
-    return output_dir(name, options, yaml, GOAL), False
+        run = finished[0]
+        question = question_to(run, resolved.recipe, resumes=options.resume)
+        if not question.is_answered or options.resume or run.differing_keys(yaml):
+            return run.path, question
+    return output_dir(name, options, yaml, GOAL), None
+
+
+def question_to(run: RunDir, recipe: CompressRecipe, *, resumes: bool) -> Question:
+    """Return the question of a command to a finished run, and log what follows from it.
+
+    A command with the goal and the price of the last answer is answered, unless the report names a
+    next candidate. With `resumes`, the next candidate is only verified if the same command was
+    stopped after it began to do so.
+    """
+    earlier = RunResult.read(run.path)
+    compression, price = compression_of(earlier), recipe.price_per_hour
+    repeats = had_goal(earlier, recipe) and earlier.report.price_per_hour != price
+    goal = _goal(limits_of(recipe.goal), recipe.goal.strict, price)
+    question = Question(earlier, answers(earlier, recipe), goal, repeats)
+    following = compression.next_candidate
+    if not question.is_answered:
+        Progress.log(f"Reusing the candidates in {run.path} for the new goal, budget or price")
+    elif following is not None and (not resumes or _has_begun(run, question)):
+        Progress.log(f"Going on in {run.path} with the next candidate, {following}")
+        return replace(question, is_answered=False)
+    return question
 
 
 def answers(result: RunResult, recipe: CompressRecipe) -> bool:
@@ -72,31 +113,43 @@ def limits_of(goal: GoalSettings) -> dict[str, float]:
     return goal.model_dump(exclude={"strict"}, exclude_none=True)
 
 
-def takes_next(earlier: RunResult, journal: Journal, *, resumes: bool) -> bool:
-    """Whether a question that the run has answered goes on with the report's next candidate.
+def verified_before(question: Question, journal: Journal) -> list[str]:
+    """Return the steps that scored a candidate on the verification rows before a question.
 
-    With `resumes`, it does so only if it was stopped after it began.
+    The journal keeps them, so that a stopped question chooses as before. If only the price is
+    another one, they are those of the question that the last report answers.
     """
-    has_begun = bool(journal.known(_looks_key(earlier)))
-    return compression_of(earlier).next_candidate is not None and (has_begun or not resumes)
+    names = [key.removeprefix("run ") for key in journal.known(f"run {VERIFICATION}-")]
+    if question.repeats_choice:
+        answered = _answered(question.earlier, journal)
+        names = journal.once(answered, list[str], list) if answered else []
+    return journal.once(question.key, list[str], lambda: names)
 
 
-def looks_before(earlier: RunResult, recipe: CompressRecipe, journal: Journal) -> list[str]:
-    """Return the steps that scored a candidate on the verification rows before this question.
+def _answered(result: RunResult, journal: Journal) -> str:
+    """Return the key of the question that a report answers; empty for a run's first report."""
+    compression = compression_of(result)
+    goal = _goal(compression.goal, compression.strict, result.report.price_per_hour)
+    keys = [
+        key
+        for key in journal.known(VERIFIED)
+        if key.endswith(f" {goal}") and not key.startswith(_after(result))
+    ]
+    return keys[-1] if keys else ""
 
-    The journal keeps them, so that a stopped question chooses as before. A question with another
-    price alone repeats the choice of the last one.
-    """
-    before = journal.known(LOOKS)
-    if had_goal(earlier, recipe) and earlier.report.price_per_hour != recipe.price_per_hour:
-        return journal.once(before[-1], list[str], list) if before else []
-    looks = [key.removeprefix("run ") for key in journal.known(f"run {VERIFICATION}-")]
-    return journal.once(_looks_key(earlier), list[str], lambda: looks)
+
+def _has_begun(run: RunDir, question: Question) -> bool:
+    """Whether the run's journal has a question."""
+    return any(record.get("key") == question.key for record in run.read_log())
 
 
-def _looks_key(earlier: RunResult) -> str:
-    """Return the journal's key of the looks before the question that follows a report."""
-    return f"{LOOKS}{earlier.report.created} {compression_of(earlier).chosen}"
+def _after(result: RunResult) -> str:
+    """Return the beginning of the keys of the questions that follow a report."""
+    return f"{VERIFIED}{result.report.created} {compression_of(result).chosen} "
+
+
+def _goal(limits: Mapping[str, float], strict: bool, price: float | None) -> str:
+    return json.dumps([limits, strict, price], sort_keys=True)
 
 
 def compression_of(result: RunResult) -> Compression:

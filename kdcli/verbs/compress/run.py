@@ -47,7 +47,6 @@ from kdcli.verbs.compress.judge import (
     describe_next,
     dominated,
     misses,
-    next_choice,
     sentence,
     verified_misses,
     verify,
@@ -55,11 +54,10 @@ from kdcli.verbs.compress.judge import (
 from kdcli.verbs.compress.plan import check_reachable, follow_plan, follow_steps
 from kdcli.verbs.compress.question import (
     GOAL,
-    answers,
     choose_folder,
+    compression_of,
     limits_of,
-    looks_before,
-    takes_next,
+    verified_before,
 )
 from kdcli.verbs.compress.recipes import BY_MODEL, detected
 from kdcli.verbs.compress.rows import divide_rows, goal_notes
@@ -95,7 +93,7 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions) -> RunResult:
     """Compress a model and report.
 
     A finished run whose recipe differs in its goal alone answers from what it has tried, and trains
-    only what is missing.
+    only what is missing. The same command goes on in it if its report names a next candidate.
 
     Raises GateError: no candidate meets the goal. The report and the nearest candidate are written.
     Raises KdcliError: the run fails. If the goal, the model or the data cannot be used, nothing is
@@ -104,14 +102,16 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions) -> RunResult:
     recipe = resolved.recipe
     data = directory_word(str(recipe.task), recipe.data.source)
     name = as_directory(f"compress-{Path(str(recipe.model)).name}-{data}")
-    folder, asks_again = choose_folder(name, resolved, options)
-    resumes = options.resume
-    options = replace(options, resume=resumes or asks_again)
+    folder, question = choose_folder(name, resolved, options)
+    if question is not None and question.is_answered:
+        Progress.log(f"{folder} is done already")
+        return checked(question.earlier)
+    options = replace(options, resume=options.resume or question is not None)
     run_dir = RunDir(folder)
     resumed = run_dir.check(
         resolved.to_yaml(), resume=options.resume, overwrite=options.overwrite, free_keys=GOAL
     )
-    if not asks_again:
+    if question is None:
         Progress.log(f"output directory: {folder}")
     if resolved.origins["task"] == BY_MODEL:
         Progress.log(f"{recipe.model}: {detected(str(recipe.task))}")
@@ -124,16 +124,11 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions) -> RunResult:
         with runner.stopping(), keep_rows(), Progress.facts_once():
             if resumed:
                 journal.read(run_dir)
-                if run_dir.done:
-                    earlier = RunResult.read(folder)
-                    goes_on = takes_next(earlier, journal, resumes=resumes)
-                    if answers(earlier, recipe) and not goes_on:
-                        Progress.log(f"{folder} is done already")
-                        return checked(recipe, earlier)
-                    runner.asks_again = True
-                    runner.earlier_looks = looks_before(earlier, recipe, journal)
+            if question is not None:
+                runner.asks_again = True
+                runner.verified_before = verified_before(question, journal)
             result = _compress(resolved, runner)
-    return checked(recipe, result)
+    return checked(result)
 
 
 def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResult:
@@ -201,10 +196,9 @@ def claim_folder(
     runner.journal.claim(claimed)
 
 
-def checked(recipe: CompressRecipe, result: RunResult) -> RunResult:
+def checked(result: RunResult) -> RunResult:
     """Return the result of a compression. Raises GateError: it missed the goal."""
-    compression = result.report.compression
-    assert compression is not None
+    compression = compression_of(result)
     if not compression.met:
         raise GateError(
             compression.sentence, f"the whole table is in {result.folder} (report.html)"
@@ -268,6 +262,10 @@ def ship(search: Search) -> RunResult:
         runner.recipe.price_per_hour, verified.chosen.throughput, verified.teacher.throughput
     )
     following = next_candidate(search, missed, verified)
+    described = ""
+    if following is not None:
+        command = runner.options.changed_command("compress", runner.folder, {})
+        described = describe_next(scores, following, command)
     with atomic_dir(runner.folder / BEST) as aside:
         fill_best(aside, search.candidates[chosen.name], runner.options, answer)
     compression = Compression(
@@ -279,7 +277,7 @@ def ship(search: Search) -> RunResult:
         met=not missed,
         chosen=chosen.name,
         next_candidate=None if following is None else following.name,
-        sentence=" ".join(filter(None, [answer, cost, next_step(search, following)])),
+        sentence=" ".join(filter(None, [answer, cost, described])),
         candidates=candidate_rows(search, chosen),
         steps=step_reports(runner),
         verification=schema.Verified(
@@ -306,22 +304,19 @@ def ship(search: Search) -> RunResult:
 def next_candidate(
     search: Search, missed: Mapping[str, str], verified: Verification
 ) -> ScoredModel | None:
-    """Return the candidate to ask for next if only the verification rows miss the goal."""
+    """Return the candidate that the same command verifies next, after a failure of `verified`.
+
+    The result is None if the chosen candidate misses the goal on the selection rows too, or if no
+    other candidate meets it there.
+    """
     scores = search.scores
     assert scores is not None
     selected = next(one for one in scores.candidates if one.name == verified.chosen.name)
     if not missed or misses(search.goal, scores.teacher, selected) or search.runner.recipe.steps:
         return None
-    return next_choice(search.goal, scores, verified)
-
-
-def next_step(search: Search, one: ScoredModel | None) -> str:
-    """Name the next candidate, with the command that takes it; empty without one."""
-    if one is None:
-        return ""
-    runner, scores = search.runner, search.scores
-    assert scores is not None
-    return describe_next(scores, one, runner.options.changed_command("compress", runner.folder, {}))
+    known = {**scores.verified, verified.chosen.name: verified}
+    other, misses_of_other = choose(search.goal, replace(scores, verified=known))
+    return None if misses_of_other else other
 
 
 def verify_decisions(
@@ -402,7 +397,7 @@ def notes_on_search(search: Search, chosen: ScoredModel, verified: Verification)
     if verified.look > 1:
         notes.append(
             f"this is answer number {verified.look} from these verification rows, so its interval "
-            f"has {100 * verified.confidence:.3g} % confidence"
+            f"has {100 * verified.confidence:.5g} % confidence"
         )
     return notes
 

@@ -53,8 +53,8 @@ class StepRunner:
         has_labels: whether the rows have labels; otherwise the teacher is the reference.
         kind: the kind of the rows' labels; None for workloads other than labelled tasks.
         asks_again: whether a finished run is asked again, with another goal or after a failure.
-        earlier_looks: the steps that scored candidates on the verification rows for the questions
-            before this one.
+        verified_before: the steps that scored candidates on the verification rows for the
+            questions before this one.
     """
 
     recipe: CompressRecipe
@@ -65,7 +65,7 @@ class StepRunner:
     has_labels: bool = True
     kind: Kind | None = None
     asks_again: bool = False
-    earlier_looks: Sequence[str] = ()
+    verified_before: Sequence[str] = ()
 
     @property
     def trainer(self) -> Trainer:

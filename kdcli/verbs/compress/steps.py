@@ -29,6 +29,8 @@ from kdcli.verbs.trim.settings import TrimRecipe
 from kdcli.workloads.scores import RESAMPLES
 from kdcli.workloads.settings import LabelledSettings
 
+MAX_RESAMPLES = 20_000
+"""Maximum number of bootstrap resamples for the interval of a late look at the rows."""
 TRAININGS = ("finetune", "distill", "prune")
 """The verbs that train. They resume from a checkpoint and count against the budget."""
 
@@ -131,7 +133,7 @@ def select(recipe: CompressRecipe, models: Sequence[str]) -> Step:
 def verification(recipe: CompressRecipe, models: Sequence[str], confidence: float) -> Step:
     """Score the teacher and the chosen model on the verification rows."""
     # The ends of wider intervals need more resamples.
-    resamples = round(RESAMPLES * 0.05 / (1 - confidence))
+    resamples = min(round(RESAMPLES * 0.05 / (1 - confidence)), MAX_RESAMPLES)
     keys: RecipeValues = {"data.split": VERIFICATION}
     keys |= {"confidence": confidence, "resamples": resamples}
     keys["max_class_drop"] = recipe.goal.max_class_drop

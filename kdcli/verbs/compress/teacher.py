@@ -1,13 +1,21 @@
-"""Say how good the teacher is that a compression fine-tuned, before anything learns from it."""
+"""Report the score of the fine-tuned teacher before any candidate learns from it."""
+
+from collections.abc import Sequence
+from statistics import fmean
 
 from kdcli.engine.progress import Progress
-from kdcli.report.schema import Evaluation, Report, Training
+from kdcli.report.schema import Evaluation, Report
 from kdcli.report.text import number
 from kdcli.verbs.compress.runner import StepRunner
 from kdcli.verbs.compress.search import TEACHER
 
 HARDLY = 0.9
-"""A training loss that stays above this share of the first one has hardly fallen."""
+"""A training loss whose mean at the end is above this share of the mean at the start has hardly
+fallen."""
+ENDS = 0.05
+"""The share of the logged losses that counts as the start, and as the end, of a training."""
+MIN_LOSSES = 3
+"""The minimum number of losses at each end, because the loss of a single batch is noisy."""
 REMEDY = (
     "train it longer, such as with --set plan.finetune.train.epochs=10, or faster, such as with "
     "--set plan.finetune.train.lr=1e-3 for a small model"
@@ -25,26 +33,27 @@ def log_teacher(runner: StepRunner) -> list[str]:
 def teacher_notes(report: Report) -> list[str]:
     """Return a note on each score of a fine-tuned teacher, and a warning if it learned little.
 
-    A teacher that has learned nothing can be compressed without any loss. Signs of it are a score
-    that is not clearly above the one of the trivial answer, and a training loss that hardly fell.
+    A teacher that has learned nothing can be compressed without any loss. Its score is not clearly
+    better than the trivial answer's. A training loss that hardly fell is a weaker sign, because
+    labels that contradict each other limit how far it can fall.
     """
     scores = [_scored(one) for one in report.evaluations]
-    signs = []
+    hardly = _hardly_fell([point.loss for point in report.curve if point.loss is not None])
     if any(one.trivial is not None and not one.trivial.is_beaten for one in report.evaluations):
-        signs.append("its score is not clearly above the one of the same answer to every text")
-    if report.training is not None and (hardly := _hardly_fell(report.training)):
-        signs.append(hardly)
-    if not signs:
+        worse = "its score is not clearly better than always giving the same answer"
+        found = f"may have learned little or nothing: {' and '.join(filter(None, [worse, hardly]))}"
+    elif hardly:
+        found = f"may not have learned all that it can: {hardly}"
+    else:
         return scores
-    warning = (
-        f"the fine-tuned teacher may have learned little or nothing: {' and '.join(signs)}. Every "
-        f"candidate learns from it, so {REMEDY}"
-    )
-    return [*scores, warning]
+    return [
+        *scores,
+        f"the fine-tuned teacher {found}. Every candidate learns from it, so {REMEDY}",
+    ]
 
 
 def _scored(one: Evaluation) -> str:
-    """Write a score of the teacher, and the one of the trivial answer if there is one."""
+    """Write a score of the teacher, and the trivial answer's score if there is one."""
     metric, score = next(iter(one.metrics.items()))
     where = f"{one.n:,} selection rows of {one.set}".removesuffix(" of ")
     scored = f"the fine-tuned teacher has {metric} {number(score)} on {where}"
@@ -54,9 +63,12 @@ def _scored(one: Evaluation) -> str:
     return f"{scored}; {always} {number(one.trivial.metrics[metric])}"
 
 
-def _hardly_fell(training: Training) -> str:
-    """Describe a training loss that hardly fell; empty if it fell."""
-    first, last = training.loss_first, training.loss_last
-    if first is None or last is None or last < HARDLY * first:
+def _hardly_fell(losses: Sequence[float]) -> str:
+    """Describe a training loss that hardly fell; empty if it fell, or if it was logged once."""
+    count = max(min(MIN_LOSSES, len(losses) // 2), round(ENDS * len(losses)))
+    if count == 0:
         return ""
-    return f"its training loss only went from {number(first)} to {number(last)}"
+    first, last = fmean(losses[:count]), fmean(losses[-count:])
+    if last < HARDLY * first:
+        return ""
+    return f"its training loss only went from {number(first)} to {number(last)} on average"

@@ -120,9 +120,9 @@ def evaluate(
         file = write_submission(extras.submission, labelled.data.task, name, values)
         Progress.log(f"to submit: {file}")
     if extras.predictions is not None:
-        data = workload.predicted
-        assert data is not None
-        _write_predictions(extras.predictions, data, scores)
+        predicted = workload.predicted
+        assert predicted is not None
+        _write_predictions(extras.predictions, predicted, scores)
     return _report(context, workload, models, scores)
 
 
