@@ -3,7 +3,7 @@
 On a shared machine, measuring one model after the other gave speed-ups between 2.6x and 23x for the
 same pair. Interleaved runs expose all models to the same drift. A speed-up is the median of the
 ratios within each round, with quartiles. An unstable cell is measured again; if it stays unstable,
-a lower bound is the speed-up to state; see `Speedup`.
+a lower bound is the reported speed-up; see `Speedup`.
 """
 
 import contextlib

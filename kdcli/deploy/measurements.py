@@ -26,9 +26,10 @@ class _Part(BaseModel):
 class Speedup(_Part):
     """Median and quartiles of the paired ratios of a baseline's times to a model's.
 
-    `unstable`: the times of the model or of the baseline were unstable. Then the speed-up to state
+    `unstable`: the times of the model or of the baseline were unstable. Then the reported speed-up
     is `low`: the lower quartile of the ratios, or the 10th percentile of the baseline's times over
-    the 90th percentile of the model's times if that is smaller. Below 1, there is none to state.
+    the 90th percentile of the model's times if that is smaller. A `low` below 1 is inconclusive,
+    and no speed-up is reported.
     """
 
     baseline: str
@@ -38,21 +39,25 @@ class Speedup(_Part):
     unstable: bool
 
     @property
-    def says_nothing(self) -> bool:
+    def is_inconclusive(self) -> bool:
         """Whether the times are so unstable that the model may even be slower."""
         return self.unstable and self.low < 1
 
     @property
-    def stated(self) -> float:
-        """The speed-up to state: the median, or `low` if it is unstable."""
-        return self.low if self.unstable else self.median
+    def stated(self) -> float | None:
+        """The reported speed-up: the median, `low` if it is unstable, None if inconclusive."""
+        return None if self.is_inconclusive else self._factor
 
     def phrase(self, unit: str = " times as fast", *, digits: int = 1) -> str:
         """Write the speed-up: `20.3 times as fast`, or `at least 19.1 times as fast`.
 
-        There is no such phrase if the times say nothing.
+        Do not write it if `is_inconclusive`.
         """
-        return f"{'at least ' if self.unstable else ''}{self.stated:.{digits}f}{unit}"
+        return f"{'at least ' if self.unstable else ''}{self._factor:.{digits}f}{unit}"
+
+    @property
+    def _factor(self) -> float:
+        return self.low if self.unstable else self.median
 
     def trust(self, *, digits: int = 1) -> str:
         """Write how far to trust `phrase`: its quartiles, or the words for an unstable one."""
@@ -63,10 +68,10 @@ class LatencyRow(_Part):
     """One model in one cell. Times are of a whole batch.
 
     `dtype` is fp32, bf16, fp16, int8 or q4, and `padding` is full, random or data. `status` says
-    how far to trust the times: of an unstable row, `p90_ms` is the time to state. `p99_ms` needs
-    100 runs. `tokens_per_second` counts the real tokens in the time to state, and
+    how far to trust the times: the reported time of an unstable row is `p90_ms`. `p99_ms` needs
+    100 runs. `tokens_per_second` counts the real tokens in the reported time, and
     `peak_memory_bytes` is the size of the weights and of one call. `speedup` is null for the row
-    that the others are compared with. `texts_per_second` is the batch size over the time to state,
+    that the others are compared with. `texts_per_second` is the batch size over the reported time,
     and `cost_per_million` is the price of computing a million texts at that rate, in the currency
     of the report's `price_per_hour`. Reports fill in both.
     """
@@ -108,7 +113,7 @@ class LatencyRow(_Part):
 
     @property
     def stated_ms(self) -> float:
-        """The time to state: the median, or the 90th percentile if the row is unstable."""
+        """The reported time: the median, or the 90th percentile if the row is unstable."""
         return self.p90_ms if self.unstable else self.p50_ms
 
     def priced(self, price_per_hour: float | None) -> Self:

@@ -39,6 +39,11 @@ ERRORS = ("mse",)
 """Metrics that are lower for a better model."""
 OF_NUMBERS = ("pearson", "spearman", "mse")
 """Metrics of numbers. Two models that differ at all differ in nearly every number."""
+MAX_DIFFERENCE = {
+    **dict.fromkeys(("pearson", "spearman", "matthews"), 2.0),
+    **dict.fromkeys(("mse", "best_exact_threshold", "best_f1_threshold"), math.inf),
+}
+"""Maximum difference of a metric that is not between 0 and 1."""
 
 
 def paired_bootstrap(
@@ -54,9 +59,11 @@ def paired_bootstrap(
 ) -> dict[str, tuple[float, float, float]]:
     """Compare two models on the same examples.
 
-    Examples with the same text are not independent: both models predict the same for all of them.
-    Such examples are resampled together, and the other intervals count the effective number of
-    examples, n^2 over the sum of the squared sizes of the groups (Kish 1965).
+    Examples with the same text are not independent: up to case and spaces, both models read the
+    same. Such examples are resampled together, and the other intervals count fewer examples: their
+    number over the mean number of examples of a text. That mean is over all texts or, for Tango's
+    interval, over the examples on which the models differ, if it is larger there. A frequent text
+    on which both models agree thus does not widen the interval.
 
     The interval of a metric depends on what the metric does with one example:
 
@@ -67,6 +74,8 @@ def paired_bootstrap(
       where z is 1.96 for 95 %. This is the idea of Bonett and Price 2012, who add one example to
       each of the two models' counts.
     * Metrics of numbers, such as correlations, are only widened if no example differs.
+
+    No interval reaches beyond the metric's largest possible difference.
 
     Args:
         model, baseline: scorers of the same `n` examples in the same order.
@@ -91,8 +100,7 @@ def paired_bootstrap(
         raise ValueError(f"the model's metrics are {list(ours)}, the baseline's {list(theirs)}")
     draws = _draws(n, groups, resamples, seed)
     differences = _resampled_differences(model, baseline, draws, (resamples, len(ours)))
-    share = 1.0 if groups is None else n / float((np.bincount(groups) ** 2).sum())
-    independent = share * n
+    sizes_N = np.ones(n) if groups is None else np.bincount(groups)[groups]
     outside = 50 * (1 - confidence)
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     bounds = np.percentile(differences, [outside, 100 - outside], axis=0).T.tolist()
@@ -102,21 +110,25 @@ def paired_bootstrap(
     for (name, value), (low, high) in zip(ours.items(), bounds, strict=True):
         difference = value - theirs[name]
         if name in OF_NUMBERS:
-            effect = 1.0 / independent if is_same else 0.0
+            effect = _mean_size(sizes_N, np.ones(n)) / n if is_same else 0.0
         else:
             correct_N, base_N = values[name], base_values[name]
             if len(correct_N) == n and is_binary(correct_N) and is_binary(base_N):
-                only_model = int((np.rint(correct_N) > np.rint(base_N)).sum())
-                only_baseline = int((np.rint(correct_N) < np.rint(base_N)).sum())
-                counts = share * only_model, share * only_baseline, independent
-                intervals[name] = (difference, *tango_interval(*counts, z))
+                correct_N, base_N = np.rint(correct_N), np.rint(base_N)
+                better, worse = int((correct_N > base_N).sum()), int((correct_N < base_N).sum())
+                repeats = _repeats(sizes_N, correct_N != base_N)
+                ends = tango_interval(better / repeats, worse / repeats, n / repeats, z)
+                intervals[name] = (difference, *ends)
                 continue
-            effect = _largest_effect(correct_N, base_N, independent)
+            read = sizes_N if len(correct_N) == n else sizes_N[_sample(n, seed)]
+            of_models = [(correct_N, value), (base_N, theirs[name])]
+            effect = max(_largest_effect(each_N, mean, read) for each_N, mean in of_models) / n
         added = z * math.sqrt(2.0) * effect
+        most = MAX_DIFFERENCE.get(name, 1.0)
         intervals[name] = (
             difference,
-            difference - math.hypot(difference - low, added),
-            difference + math.hypot(high - difference, added),
+            max(difference - math.hypot(difference - low, added), -most),
+            min(difference + math.hypot(high - difference, added), most),
         )
     if baseline_is_reference:
         return {
@@ -149,10 +161,45 @@ def _resampled_differences(
     return differences
 
 
-def _largest_effect(values_N: Array, base_values_N: Array, n: float) -> float:
-    """Return the largest effect of one of `n` examples on a metric, by their pseudo-values."""
-    ranges = [float(np.ptp(values)) for values in (values_N, base_values_N) if len(values)]
-    return max(1.0, *ranges) / n if ranges else 1.0
+def _largest_effect(values_N: Array, mean: float, sizes_N: Array) -> float:
+    """Return the largest effect of one text on a metric, times the number of examples.
+
+    It is the range of the pseudo-values, times the mean number of examples of a text. The mean is
+    weighted by each example's effect: texts of other classes do not change the recall of a class.
+
+    Args:
+        values_N: the pseudo-values of one model; empty for a single example.
+        mean: the metric.
+        sizes_N: the number of examples with each example's text.
+    """
+    if not len(values_N):
+        return 1.0
+    return max(1.0, float(np.ptp(values_N))) * _mean_size(sizes_N, np.abs(values_N - mean))
+
+
+def _mean_size(sizes_N: Array, weights_N: Array) -> float:
+    """Return the mean number of examples of a text, weighted by its examples' mean weight."""
+    if not weights_N.any():
+        weights_N = np.ones(len(sizes_N))
+    return float(weights_N.sum() / (weights_N / sizes_N).sum())
+
+
+def _repeats(sizes_N: Array, differs_N: Array) -> float:
+    """Return how many examples count as one in Tango's interval.
+
+    It is the mean number of examples of a text or, if it is larger, the mean size of the groups
+    of the examples on which the models differ. The latter is the factor by which the groups
+    increase the variance of the difference.
+    """
+    mean = _mean_size(sizes_N, np.ones(len(sizes_N)))
+    return max(mean, float(sizes_N[differs_N].mean())) if differs_N.any() else mean
+
+
+def _sample(n: int, seed: int) -> Array:
+    """Choose the examples whose values are computed: all, or a sample of many."""
+    if n <= FEW_EXAMPLES:
+        return np.arange(n)
+    return np.random.default_rng(seed).choice(n, SAMPLE, replace=False)
 
 
 def tango_interval(
@@ -209,10 +256,7 @@ def example_values(scorer: Scorer, n: int, seed: int) -> Mapping[str, Array]:
     whole = scorer(every)
     if n < 2:
         return {name: np.empty(0) for name in whole}
-    chosen = every
-    if n > FEW_EXAMPLES:
-        chosen = np.random.default_rng(seed).choice(n, SAMPLE, replace=False)
-    rest = [scorer(np.delete(every, example)) for example in chosen]
+    rest = [scorer(np.delete(every, example)) for example in _sample(n, seed)]
     return {
         name: n * value - (n - 1) * np.array([without[name] for without in rest])
         for name, value in whole.items()

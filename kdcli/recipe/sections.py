@@ -199,7 +199,12 @@ class MeasureSettings(Section):
     """`measure:`, the latency part of a report."""
 
     latency: bool = Field(True, description="Whether to measure latency.")
-    min_runs: int = Field(50, gt=0, le=10**6, description="Minimum number of timed runs.")
+    min_runs: int = Field(
+        50,
+        gt=0,
+        le=10**6,
+        description="Minimum number of timed runs; fewer than 30 are unstable and repeated.",
+    )
     min_seconds: float = Field(
         5.0, ge=0, le=86_400, description="Minimum time to measure, in seconds."
     )

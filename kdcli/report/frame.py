@@ -18,7 +18,7 @@ def frame(report: Report) -> pd.DataFrame:
     A model on another backend than torch in float32 is named `MODEL on onnx int8`. The columns are
     sizes, every metric and, for every cell, the median in milliseconds (`ms BATCHxTOKENS`), the
     median speed-up, and whether one of the two is `unstable`. Unstable medians are replaced by the
-    slow end, the 90th percentile, and unstable speed-ups by their lower bound.
+    90th percentile, unstable speed-ups by their lower bound or, if it is below 1, by NaN.
     """
     # Import here: training and the other forms of a report do not need pandas.
     import pandas as pd

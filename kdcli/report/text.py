@@ -184,6 +184,16 @@ def loses(lost: float, what: str) -> str:
     return f"loses {lost:.2f} points of {what}" if round(lost, 2) > 0 else f"loses no {what}"
 
 
+def lost_points(difference: float, low: float, high: float, sign: str = "+") -> tuple[str, str]:
+    """Write a difference from the baseline as the points that were lost, and its interval.
+
+    A loss has a plus in tables: `-0.005` becomes `+0.50`. In sentences, with `sign` "-", it has
+    none.
+    """
+    lost, near, far = (f"{-100 * value:{sign}z.2f}" for value in (difference, high, low))
+    return lost, f"{near} to {far}"
+
+
 def points_interval(low: float, high: float, confidence: float, of: str = "") -> str:
     """Write an interval in points. A value that rounds to 0 has no sign."""
     return f"{100 * confidence:.3g} % interval{of} {low:z.2f} to {high:z.2f}"
@@ -224,7 +234,12 @@ def on_disk(card: Card) -> str:
 
 
 def megabytes(value: float) -> str:
-    """Write a number of MB so that its factor to another one is right: `16.7`, `2.07`, `0.453`."""
+    """Write a number of MB so that its factor to another one is right: `16.7`, `2.07`, `0.453`.
+
+    A few bytes are not rounded to 0: `0.000040`.
+    """
+    if 0 < value < 1e-4:
+        return f"{value:.6f}"
     return f"{value:,.1f}" if value >= 9.995 else f"{value:#.3g}"
 
 

@@ -13,9 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kdcli.data.labelled.rows import text_groups
 from kdcli.engine.progress import Progress
-from kdcli.metrics.bootstrap import paired_bootstrap
 from kdcli.metrics.calibration import (
     class_calibration_error,
     fit_class_temperature,
@@ -58,7 +56,7 @@ from kdcli.report.schema_decisions import (
 from kdcli.report.sections.decision import metric_name
 from kdcli.types import Array, Example, Kind, Task
 from kdcli.workloads.predictions import Prediction, readable, reference, shown_label
-from kdcli.workloads.scores import RESAMPLES, ModelScores
+from kdcli.workloads.scores import RESAMPLES, ModelScores, paired_differences
 
 KINDS: tuple[Kind, ...] = ("class", "multi", "tokens")
 """The kinds of task that have classes."""
@@ -209,13 +207,13 @@ def _classes(pair: _Pair, needed: int, resamples: int) -> list[ClassChange]:
     of_model = class_scorer(task, counts)
     of_baseline = class_scorer(task, count_classes(task, theirs, truth))
     n = len(truth)
-    differences = paired_bootstrap(
+    differences = paired_differences(
         of_model,
         of_baseline,
         n,
         resamples=resamples,
         baseline_is_reference=pair.by_teacher,
-        groups=text_groups(pair.examples),
+        examples=pair.examples,
     )
     model_values, baseline_values = of_model(np.arange(n)), of_baseline(np.arange(n))
     between = count_classes(task, ours, theirs)

@@ -19,7 +19,7 @@ from kdcli.deploy.latency import Subject
 from kdcli.disk import as_directory, write_atomic
 from kdcli.engine.launch import Session, make_schedule
 from kdcli.engine.progress import Progress
-from kdcli.metrics.bootstrap import Scorer, paired_bootstrap
+from kdcli.metrics.bootstrap import Scorer
 from kdcli.models.card import describe
 from kdcli.models.model import Model
 from kdcli.models.training_rows import ROWS_FILE, all_rows
@@ -35,7 +35,7 @@ from kdcli.workloads.plan import log_padding
 from kdcli.workloads.predictions import Features, Prediction
 from kdcli.workloads.recipes import downstream_recipe
 from kdcli.workloads.requests import WorkloadRequest
-from kdcli.workloads.scores import EvaluationResult, ModelScores, compare
+from kdcli.workloads.scores import EvaluationResult, ModelScores, compare, paired_differences
 from kdcli.workloads.settings import DownstreamSettings, FinetuneRecipe, GenerationSettings, OnTask
 from kdcli.workloads.task_models import row_format
 from kdcli.workloads.tasks import check_task_data, open_workload
@@ -152,7 +152,10 @@ def with_trivial_answer(workload: Workload, scores: ModelScores) -> ModelScores:
     rows = []
     for row, other in zip(scores.evaluations, trivial.evaluations, strict=True):
         own, base = scores.scorers[row.set], trivial.scorers[row.set]
-        _, low, _ = paired_bootstrap(own, base, scores.counts[row.set])[workload.metric]
+        differences = paired_differences(
+            own, base, scores.counts[row.set], examples=scores.examples[row.set]
+        )
+        _, low, _ = differences[workload.metric]
         answer = TrivialAnswer(
             answer=trivial.predictions[0].shown, metrics=other.metrics, is_beaten=low > 0
         )

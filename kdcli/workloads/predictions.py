@@ -16,6 +16,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from kdcli.data.labelled.features import TokenizedRows, encode_examples
+from kdcli.data.labelled.rows import choose_subset
 from kdcli.data.labelled.spans import Windows, decode_answers, windows
 from kdcli.data.labelled.targets import encode_targets
 from kdcli.metrics import scorer
@@ -29,6 +30,10 @@ from kdcli.types import Answer, Array, Example, Task
 
 if TYPE_CHECKING:
     from kdcli.metrics.library import LibraryMetric
+
+MAX_TRIVIAL_ROWS, MAX_TRIVIAL_ANSWERS = 2000, 10
+"""Maximum number of training rows, and of labels and of sets of labels, that are tried to find the
+best answer to every text."""
 
 
 @dataclass(frozen=True)
@@ -413,26 +418,43 @@ def trivial_predictions(
 ) -> list[Prediction]:
     """Give every example the same answer, which the training labels alone choose.
 
-    It is the most frequent class, set of labels or label of a word, or the mean of the scores. The
-    list is empty for other kinds of task.
+    It is the most frequent class. For `multi`, it is the label or set of labels with the best first
+    metric on the training rows. The list is empty for other kinds of task: the same entities or the
+    same number for every text score 0 by definition, so every model beats them.
     """
-    labels: list[Any] = [example.label for example in train]
-    if task.kind == "tokens":
-        tag = Counter(itertools.chain(*labels)).most_common(1)[0][0]
-        answers = [replace(example, label=(tag,) * len(example.texts)) for example in examples]
-        shown = task.labels[tag]
-    elif task.kind == "score":
-        mean = float(np.mean(labels))
-        answers = [replace(example, label=mean) for example in examples]
-        shown = f"{mean:.3g}"
-    elif task.kind in ("class", "multi"):
-        label = Counter(labels).most_common(1)[0][0]
-        answers = [replace(example, label=label) for example in examples]
-        names = shown_label(task, answers[0])
-        shown = names if task.kind == "class" else ", ".join(names) or "no label"
-    else:
+    if task.kind not in ("class", "multi"):
         return []
+    best = _best_labels(task, train) if task.kind == "multi" else _most_frequent(train)
+    answers = [replace(example, label=best) for example in examples]
+    names = shown_label(task, answers[0])
+    shown = names if task.kind == "class" else ", ".join(names) or "no label"
     return [Prediction(reference(task, answer), shown, []) for answer in answers]
+
+
+def _most_frequent(train: Sequence[Example]) -> Any:
+    """Return the most frequent label."""
+    return Counter(example.label for example in train).most_common(1)[0][0]
+
+
+def _best_labels(task: Task, train: Sequence[Example]) -> Any:
+    """Return the label or set of labels that scores best as the answer to every training row.
+
+    Only frequent ones are tried, on a sample of the rows.
+    """
+    rows = choose_subset(train, MAX_TRIVIAL_ROWS)
+    labels: list[Any] = [row.label for row in rows]
+    sets = Counter(labels).most_common(MAX_TRIVIAL_ANSWERS)
+    single = Counter(itertools.chain(*labels)).most_common(MAX_TRIVIAL_ANSWERS)
+    answers = dict.fromkeys([*(each for each, _ in sets), *((each,) for each, _ in single)])
+    judged = replace(task, metrics=task.metrics[:1])
+    truth = [reference(task, row) for row in rows]
+
+    def score(answer: Any) -> float:
+        predicted = reference(task, replace(rows[0], label=answer))
+        values = scorer(judged, [predicted] * len(rows), truth)(np.arange(len(rows)))
+        return values[task.metrics[0]]
+
+    return max(answers, key=score)
 
 
 def summed_up(by_set: Mapping[str, Mapping[str, float]], choose_on: str | None) -> dict[str, float]:

@@ -71,6 +71,40 @@ class EvaluationResult:
     scores: Mapping[str, ModelScores] = field(default_factory=dict)
 
 
+def paired_differences(
+    model: Scorer,
+    baseline: Scorer,
+    n: int,
+    *,
+    examples: Sequence[Example] | None,
+    resamples: int = RESAMPLES,
+    confidence: float = CONFIDENCE,
+    baseline_is_reference: bool = False,
+) -> dict[str, tuple[float, float, float]]:
+    """Compare two models on the same rows. Rows with the same text are not independent.
+
+    Args:
+        model, baseline: scorers of the same `n` rows.
+        n: number of rows.
+        examples: the rows, or None if they are independent.
+        resamples: number of bootstrap resamples.
+        confidence: level of the intervals.
+        baseline_is_reference: whether the rows are scored against the baseline's own outputs.
+
+    Returns:
+        Metric -> (difference, low, high), see `paired_bootstrap`.
+    """
+    return paired_bootstrap(
+        model,
+        baseline,
+        n,
+        resamples=resamples,
+        confidence=confidence,
+        baseline_is_reference=baseline_is_reference,
+        groups=None if examples is None else text_groups(examples),
+    )
+
+
 def compare(
     task: str,
     scores: Mapping[str, ModelScores],
@@ -100,15 +134,14 @@ def compare(
         )
         for set_name, count in scores[model].counts.items():
             scorer, base = (scores[name].scorers[set_name] for name in (model, baseline))
-            examples = scores[model].examples.get(set_name)
-            differences = paired_bootstrap(
+            differences = paired_differences(
                 scorer,
                 base,
                 count,
                 resamples=resamples,
                 confidence=confidence,
                 baseline_is_reference=scores[baseline].is_reference,
-                groups=None if examples is None else text_groups(examples),
+                examples=scores[model].examples.get(set_name),
             )
             comparisons += [
                 Comparison(

@@ -453,7 +453,7 @@ class Workload(ABC):
         return self.score(model, worst=worst)
 
     def trivial(self) -> ModelScores | None:
-        """Score one answer to all held-out rows, chosen by the training labels alone.
+        """Score the same answer to all held-out rows, chosen from the training labels alone.
 
         A model that has learned something scores higher. Returns None if there is no such answer.
         """

@@ -163,6 +163,14 @@ def test_only_all_rows_are_called_so(tmp_path):
     found = opened(file, training=False, judged_rows=40)
     assert (len(judged(found)), found.split) == (40, "40 of 300 rows")
     assert opened(file, training=False, judged_rows=300).split == "all rows"
+    found = opened(file, training=False, judged_rows=40, trained={"runs/x": known})
+    assert found.split == "40 of 300 rows, without 50 that trained a model"
+    found = opened(
+        *(file,), training=False, judged_rows=40, trained={"runs/x": known}, judge_trained_rows=True
+    )
+    count = int(np.isin(hashes_of(judged(found)), known).sum())
+    assert 0 < count < 40
+    assert found.split == f"40 of 300 rows, {count} of 40 rows trained a model"
 
 
 def test_rows_in_train_and_validation_are_left_out_and_counted(tmp_path):

@@ -385,7 +385,14 @@ def test_an_unstable_cell_is_measured_again_for_twice_as_long(scripted):
     unstable, stable = {"a": STEADY, "b": WILD}, {"a": NOISY, "b": STEADY}
     times, asked = scripted(unstable, stable)
     assert times == stable
-    assert asked == [(["a", "b"], 5, 1.0, False), (["a", "b"], 5, 2 * (5.0 + 10.0), True)]
+    assert asked == [(["a", "b"], 5, 1.0, False), (["a", "b"], 30, 2 * (5.0 + 10.0), True)]
+
+
+def test_a_repetition_has_the_runs_that_stable_times_need(scripted):
+    unstable = {"a": STEADY, "b": WILD}
+    for min_runs, repeated in ((5, 30), (50, 50)):
+        asked = scripted(unstable, unstable, unstable, min_runs=min_runs)[1]
+        assert [runs for _, runs, _, _ in asked] == [min_runs, repeated, repeated]
 
 
 def test_a_cell_is_measured_three_times_at_most(scripted):

@@ -18,6 +18,7 @@ import kdcli
 from kdcli.metrics import scorer
 from kdcli.metrics.bootstrap import FEW_EXAMPLES, paired_bootstrap, tango_interval
 from kdcli.metrics.library import TaskMetric
+from kdcli.metrics.per_class import class_scorer, count_classes
 from kdcli.types import Task
 
 TEXT, PAIR = ("text",), ("question", "context")
@@ -354,12 +355,112 @@ def test_repeated_examples_add_no_certainty(kind, times):
         assert narrow < 0.85 * width
 
 
-def test_a_text_of_many_rows_counts_by_its_weight():
-    # One text fills half of the rows: 100^2 / (50^2 + 50 * 1) = 3.92 independent examples.
+def width(ends):
+    _, low, high = ends
+    return high - low
+
+
+@pytest.mark.parametrize("differing", [0, 5])
+def test_a_frequent_text_without_a_difference_does_not_widen_an_interval(differing):
+    # 900 rows have one text, on which both models are right; 1,000 have another text each.
+    alone = np.arange(1000) >= differing
+    groups = np.concatenate([np.arange(1000), np.full(900, 1000)])
+    expected = paired_bootstrap(accuracy_of(alone), accuracy_of(alone | True), 1000)["accuracy"]
+    right = np.concatenate([alone, np.ones(900, bool)])
+    scorers = [accuracy_of(right), accuracy_of(right | True)]
+    found = paired_bootstrap(*scorers, 1900, groups=groups)["accuracy"]
+    assert 0.4 < width(found) / width(expected) <= 1.2
+    assert found[1] <= -differing / 1900 <= found[2]
+
+
+def test_a_text_with_a_difference_counts_once():
+    # One text fills half of the rows, and the models differ on it alone.
     groups = np.array([0] * 50 + list(range(1, 51)))
-    scorers = [accuracy_of([right] * 100) for right in (1, 1)]
+    right = groups > 0
+    scorers = [accuracy_of(right), accuracy_of(right | True)]
     _, low, high = paired_bootstrap(*scorers, 100, groups=groups)["accuracy"]
-    assert (low, high) == pytest.approx(tango_interval(0, 0, 10_000 / 2_550))
+    assert (low, high) == pytest.approx(tango_interval(0, 1, 2))
+
+
+def test_a_frequent_text_does_not_widen_the_interval_of_another_class():
+    task = Task("t", "class", TEXT, ("macro_f1",), labels=("a", "b"))
+    generator = np.random.default_rng(0)
+    true = np.repeat([1, 0], [40, 1000])
+    predicted = [np.where(generator.random(1040) < 0.1 * (true == 1), 0, true) for _ in range(2)]
+    counts = [count_classes(task, each, true) for each in predicted]
+    scorers = [class_scorer(task, each) for each in counts]
+    groups = np.concatenate([np.arange(40), np.full(1000, 40)])
+    own = paired_bootstrap(*scorers, 1040, resamples=200)
+    found = paired_bootstrap(*scorers, 1040, resamples=200, groups=groups)
+    assert width(found["recall b"]) <= 1.2 * width(own["recall b"])
+    assert all(-1 <= low <= high <= 1 for _, low, high in found.values())
+
+
+def test_no_interval_reaches_beyond_the_possible_difference():
+    # The class has two texts, one of which is right, so nothing is known about its recall.
+    task = Task("t", "class", TEXT, ("macro_f1",), labels=("a", "b"))
+    true = np.repeat([1, 1, 0], [20, 20, 100])
+    counts = count_classes(task, np.repeat([1, 0, 0], [20, 20, 100]), true)
+    groups = np.repeat(np.arange(102), [20, 20, *[1] * 100])
+    scorers = [class_scorer(task, counts)] * 2
+    found = paired_bootstrap(*scorers, 140, resamples=50, groups=groups)
+    assert found["recall b"] == (0.0, -1.0, 1.0)
+    assert found["recall a"][2] < 0.05
+
+
+def clustered(generator, texts, drop, differing):
+    """Labels, the predictions of `drawn`, and the texts of rows; a text has 1 to 20 rows."""
+    rows = drawn(generator, texts, drop, differing, 0.3)
+    groups = np.repeat(np.arange(texts), generator.integers(1, 21, size=texts))
+    return [each[groups] for each in rows], groups
+
+
+class RightRows:
+    """A scorer of accuracy that knows its rows, which saves the time of a jackknife."""
+
+    def __init__(self, right):
+        self.values = right.astype(np.float64)
+
+    def __call__(self, rows):
+        return {"accuracy": float(self.values[rows].mean())}
+
+    def example_values(self):
+        return {"accuracy": self.values}
+
+
+CLUSTERS = [(0, 0.02), (0, 0.06), (0.02, 0.02), (0.02, 0.04), (0.02, 0.08)]
+
+
+@pytest.mark.parametrize("texts", [50, 100, 300])
+@pytest.mark.parametrize(("drop", "differing"), CLUSTERS)
+def test_intervals_of_accuracy_hold_the_truth_with_repeated_texts(texts, drop, differing):
+    generator = np.random.default_rng(0)
+    held = 0
+    for seed in range(1000):
+        (true, *predicted), groups = clustered(generator, texts, drop, differing)
+        teacher, student = (RightRows(each == true) for each in predicted)
+        _, low, high = paired_bootstrap(
+            student, teacher, len(true), resamples=1, seed=seed, groups=groups
+        )["accuracy"]
+        held += low - 1e-9 <= -drop <= high + 1e-9
+    assert held / 1000 >= 0.93
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("texts", [50, 100])
+@pytest.mark.parametrize(("drop", "differing"), CLUSTERS)
+def test_intervals_of_f1_hold_the_truth_with_repeated_texts(texts, drop, differing):
+    generator = np.random.default_rng(0)
+    truth = differences(drawn(generator, 1_000_000, drop, differing, 0.3))
+    held = np.zeros(2)
+    for seed in range(500):
+        (true, teacher, student), groups = clustered(generator, texts, drop, differing)
+        pair = [scorer(BINARY, predicted, true) for predicted in (student, teacher)]
+        ends = paired_bootstrap(*pair, len(true), resamples=200, seed=seed, groups=groups)
+        held += [
+            low <= value <= high for value, (_, low, high) in zip(truth, ends.values(), strict=True)
+        ]
+    assert (held / 500).min() >= 0.93
 
 
 def test_what_cannot_be_compared_is_refused():
@@ -368,7 +469,7 @@ def test_what_cannot_be_compared_is_refused():
     difference, low, high = paired_bootstrap(accuracy_of([1]), accuracy_of([0]), 1, resamples=1)[
         "accuracy"
     ]
-    assert low < 0 < difference == 1.0 < high
+    assert low < 0 < difference == 1.0 == high
     with pytest.raises(
         ValueError, match=r"model's metrics are \['accuracy'\], the baseline's \['mse'\]"
     ):

@@ -24,7 +24,7 @@ def parts_of(report):
 def test_the_worst_class_is_in_every_view():
     sentence = (
         f"{MODEL} on sst2: the worst class is negative (400 rows): recall 0.8800, {BASELINE} "
-        "0.9300, 5.00 points lost (95 % interval 2.00 to 8.00)."
+        "0.9300, difference -0.0500 (95 % interval -0.0800 to -0.0200)."
     )
     # The class mixed loses 80 points, but has too few rows.
     few = f"{MODEL}: not enough rows to tell (fewer than 30 rows): mixed (12)."
@@ -50,10 +50,10 @@ def test_texts_are_in_html_only():
 def test_a_class_that_gains_is_no_worst_class():
     (each,) = report_with().decisions
     gaining = each.model_copy(update={"classes": each.classes[1:2]})
-    assert worst_class(gaining) == (
+    assert worst_class(gaining, lost=False) == (
         f"{MODEL} on sst2: no class with enough rows loses recall against {BASELINE}."
     )
-    assert worst_class(each.model_copy(update={"classes": each.classes[2:]})) == ""
+    assert worst_class(each.model_copy(update={"classes": each.classes[2:]}), lost=False) == ""
 
 
 def test_classes_are_sorted_by_loss_and_small_ones_are_last():
@@ -127,7 +127,7 @@ def test_of_several_sets_the_worst_one_has_a_sentence():
     (section,) = decision_sections(report)
     assert section.sentences == [
         f"{MODEL} on sst2 de: the worst class is positive (400 rows): recall 0.8000, {BASELINE} "
-        "0.9000, 10.00 points lost (95 % interval 8.00 to 12.00)."
+        "0.9000, difference -0.1000 (95 % interval -0.1200 to -0.0800)."
     ]
     assert "not enough rows to tell" not in printed(report)
     assert markdown(report).count(f"{MODEL}: not enough rows to tell") == 3

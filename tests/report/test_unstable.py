@@ -12,7 +12,7 @@ from reports import latency_row, made, model, ratio
 from rich.console import Console
 
 from kdcli.deploy.measurements import LatencyRow, Speedup
-from kdcli.report.charts.charts import AT_SLOW_END, latency_over, quality_against, report_pictures
+from kdcli.report.charts.charts import AT_P90, latency_over, quality_against, report_pictures
 from kdcli.report.charts.compression import compression_pictures
 from kdcli.report.frame import frame
 from kdcli.report.schema import Report
@@ -140,7 +140,7 @@ def test_pictures_draw_the_slow_end_and_mark_it(drawn):
     assert "(unstable)" in picture.caption
     assert "5.5" in picture.caption
     assert "4.25" not in picture.caption, "the median of noise"
-    assert picture.caption.endswith(AT_SLOW_END)
+    assert picture.caption.endswith(AT_P90)
 
 
 def test_size_is_drawn_without_a_mark():
@@ -222,6 +222,20 @@ def test_times_that_may_even_be_slower_give_no_factor(kind, view):
         assert "measure again on an idle machine, with kdcli benchmark" in text
 
 
+def test_no_file_has_a_factor_of_times_that_may_even_be_slower(tmp_path):
+    report = with_low(REPORTS["benchmark"](), 0.42)
+    rows = list(csv.DictReader(io.StringIO(latency_csv(report))))
+    assert "" in [row["speedup"] for row in rows if row["speedup_low"] == "0.42"]
+    assert "0.42" not in [row["speedup"] for row in rows]
+    table = frame(report).filter(like="speed-up")
+    assert table.isna().any(axis=None)
+    assert not (table == 0.42).any(axis=None)
+    compression = with_low(compressed(), 0.42).compression
+    front = Front(tmp_path, compression, fast=[], small=[])
+    assert [row["speedup"] for row in json.loads(front.to_json())] == [1.0, None]
+    assert "NaN" not in front.to_json()
+
+
 def test_the_candidates_of_a_finished_run_say_unstable(tmp_path):
     compression = compressed().compression
     stable = compression.candidates[1].model_copy(update={"unstable": False})
@@ -251,5 +265,6 @@ def test_phrases():
     assert [stable.trust(digits=2), unstable.trust()] == ["2.31–2.76", "unstable measurement"]
     assert [stable.stated, unstable.stated] == [2.54, 2.31]
     slower = Speedup(**values | {"low": 0.9}, unstable=False)
-    assert [slower.says_nothing, unstable.says_nothing] == [False, False]
-    assert slower.model_copy(update={"unstable": True}).says_nothing
+    assert [slower.stated, slower.is_inconclusive, unstable.is_inconclusive] == [2.54, False, False]
+    inconclusive = slower.model_copy(update={"unstable": True})
+    assert (inconclusive.stated, inconclusive.is_inconclusive) == (None, True)

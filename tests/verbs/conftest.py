@@ -14,7 +14,7 @@ from kdcli.metrics.bootstrap import paired_bootstrap
 from kdcli.models import card
 from kdcli.models.card import multiply_adds
 from kdcli.report import views
-from kdcli.workloads import decisions, scores
+from kdcli.workloads import scores
 
 DRAWN = views.drawn
 
@@ -102,7 +102,6 @@ def shorter():
         return paired_bootstrap(*scorers, resamples=min(resamples, 25), **settings)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (scores, decisions):
-            patch.setattr(module, "paired_bootstrap", few)
+        patch.setattr(scores, "paired_bootstrap", few)
         patch.setattr(views, "drawn", lambda section: [("a picture", "a caption", "<svg></svg>")])
         yield

@@ -294,15 +294,32 @@ def test_of_an_unstable_measurement_a_gate_takes_the_worse_end(
     assert message in own_files.said_by(result)
 
 
-def test_strict_does_not_take_an_unstable_measurement(monkeypatch, tmp_path):
+def test_a_gate_states_no_factor_of_times_that_may_even_be_slower(monkeypatch, tmp_path):
+    def measured(subjects, protocol):
+        first, second = subjects
+        speedup = Speedup(baseline=first.name, median=2.5, low=0.7, high=4.0, unstable=True)
+        rows = [row(first, protocol, 1, 16, 8.0), row(second, protocol, 1, 16, 4.0, "unstable")]
+        return Latency(rows=[rows[0], rows[1].model_copy(update={"speedup": speedup})])
+
+    monkeypatch.setattr(command, "measure_latency", measured)
+    result = run(*SMALL, *FEW, "--min-speedup", "1.5", "-o", tmp_path / "out")
+    assert result.exit_code == 5
+    assert "the times are too unstable to show a speed-up" in own_files.said_by(result)
+    assert "0.70" not in result.output
+
+
+@pytest.mark.parametrize(("runs", "key"), [(5, "min_runs=30"), (50, "min_seconds=...")])
+def test_strict_does_not_take_an_unstable_measurement(monkeypatch, tmp_path, runs, key):
     def unstable(subjects, protocol):
-        return Latency(rows=[row(s, protocol, 1, 16, 1.0, "unstable") for s in subjects])
+        rows = [row(s, protocol, 1, 16, 1.0, "unstable") for s in subjects]
+        return Latency(rows=[each.model_copy(update={"n": runs}) for each in rows])
 
     monkeypatch.setattr(command, "measure_latency", unstable)
     succeeds(*SMALL, *FEW, "-o", tmp_path / "a")
     result = run(*SMALL, *FEW, "--strict", "-o", tmp_path / "b")
     assert result.exit_code == 6
     assert "2 of 2 measurements are unstable" in result.stderr
+    assert f"longer with --set measure.{key}" in result.stderr
 
 
 def test_ctrl_c_keeps_what_was_measured(monkeypatch, tmp_path):

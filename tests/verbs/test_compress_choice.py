@@ -115,8 +115,8 @@ def test_repeated_texts_and_contradicting_labels_are_a_note(tmp_path, monkeypatc
     monkeypatch.setattr(rows, "location", str)
     monkeypatch.setattr(rows, "training_rows", lambda _: NO_ROWS)
     assert rows.divide_rows(runner_of(tmp_path)).notes == [
-        "100 of 400 rows repeat an earlier text; 100 texts have contradicting labels, for example "
-        "rows.csv:0 and rows.csv:300"
+        "100 of 400 rows repeat an earlier text (up to case and spaces); 100 texts have "
+        "contradicting labels, for example rows.csv:0 and rows.csv:300"
     ]
 
 

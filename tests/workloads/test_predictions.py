@@ -399,18 +399,17 @@ def test_an_answer_becomes_a_label_where_the_context_has_it(answer, label):
     [
         (CLASS, [2, 1, 2], "maybe", 2),
         (MULTI, [(0, 2), (1,), (0, 2)], "sport, war", [1, 0, 1]),
-        (MULTI, [(), (), (1,)], "no label", [0, 0, 0]),
-        (SCORE, [1.0, 2.0, 4.5], "2.5", 2.5),
+        # Most rows have no label, but answering "none" has an F1 of 0.
+        (MULTI, [(), (), (1,)], MULTI.labels[1], [0, 1, 0]),
+        # No set is frequent, but one label is.
+        (MULTI, [(0, 1), (1, 2), (), (), ()], MULTI.labels[1], [0, 1, 0]),
     ],
 )
-def test_the_trivial_answer_is_the_most_frequent_label_or_the_mean(task, labels, shown, value):
+def test_the_trivial_answer_is_a_frequent_class_or_the_best_labels(task, labels, shown, value):
     answers = trivial_predictions(task, texts(labels), texts(labels[:1]) * 2)
     assert [(answer.shown, answer.value) for answer in answers] == [(shown, value)] * 2
 
 
-def test_the_trivial_answer_for_words_is_their_most_frequent_label():
-    tagged = [Example("f:0", "e0", ("a", "b", "c"), (0, 0, 1)), Example("f:1", "e1", ("d",), (2,))]
-    answers = trivial_predictions(TAGS, tagged, tagged)
-    assert [answer.value for answer in answers] == [["O", "O", "O"], ["O"]]
-    assert answers[0].shown == "O"
-    assert trivial_predictions(SQUAD, [], []) == []
+@pytest.mark.parametrize(("task", "label"), [(TAGS, (0,)), (SCORE, 1.5), (SQUAD, ())])
+def test_an_answer_that_every_model_beats_is_no_trivial_answer(task, label):
+    assert trivial_predictions(task, texts([label] * 3), texts([label])) == []

@@ -1,13 +1,16 @@
-"""Whether a fine-tuned model clearly beats the same answer to every text."""
+"""Whether a trained model is better than the same answer to every text."""
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from encoders import tiny_tokenizer
 
+from kdcli.metrics import scorer
+from kdcli.report.schema import Evaluation
 from kdcli.types import Example, Task
+from kdcli.workloads import labelled
 from kdcli.workloads.finetuning import with_trivial_answer
-from kdcli.workloads.labelled import scores_of
 from kdcli.workloads.predictions import (
     Evaluator,
     Prediction,
@@ -15,6 +18,57 @@ from kdcli.workloads.predictions import (
     reference,
     trivial_predictions,
 )
+from kdcli.workloads.scores import ModelScores
+
+TASK = Task("own", "class", ("text",), ("accuracy",), labels=("a", "b"))
+# 200 rows. Ten texts that are repeated 20 times, or 200 texts; 60 % of the rows have class 0.
+TRUE = np.repeat([0] * 6 + [1] * 4, 20)
+
+
+def scores_of(right, texts, sets=("",)):
+    """The scores of a model that is right on some rows, with the same rows in each set."""
+    predicted = np.where(right, TRUE, 1 - TRUE)
+    score = scorer(TASK, predicted, TRUE)
+    examples = [
+        Example(f"f:{n}", f"e{n}", (f"text {n * texts // 200}",), int(TRUE[n])) for n in range(200)
+    ]
+    evaluations = [
+        Evaluation(
+            model="", task="own", set=name, split="test", n=200, metrics=score(np.arange(200))
+        )
+        for name in sets
+    ]
+    return ModelScores(
+        evaluations,
+        dict.fromkeys(sets, score),
+        dict.fromkeys(sets, 200),
+        [Prediction(0, "a", [])],
+        task=TASK,
+        examples=dict.fromkeys(sets, examples),
+    )
+
+
+@pytest.mark.parametrize(
+    ("known", "texts", "is_beaten"),
+    [(6, 200, False), (7, 200, True), (8, 200, True), (10, 200, True), (8, 10, False)],
+)
+def test_a_model_must_be_clearly_better_than_the_same_answer_to_every_text(known, texts, is_beaten):
+    # With 6, the model is right on the same rows as the trivial answer.
+    right = np.arange(200) // 20 < known
+    trivial = scores_of(TRUE == 0, texts, ("x", "y"))
+    workload = SimpleNamespace(trivial=lambda: trivial, metric="accuracy")
+    rows = with_trivial_answer(workload, scores_of(right, texts, ("x", "y"))).evaluations
+    assert [row.set for row in rows] == ["x", "y"]
+    for row in rows:
+        assert (row.trivial.answer, row.trivial.metrics) == ("a", {"accuracy": 0.6})
+        assert row.trivial.is_beaten is is_beaten
+
+
+def test_a_workload_without_a_trivial_answer_changes_nothing():
+    scores = scores_of(TRUE == 0, 200)
+    workload = SimpleNamespace(trivial=lambda: None, metric="accuracy")
+    assert with_trivial_answer(workload, scores) is scores
+
 
 CLASS = Task("nli", "class", ("text",), ("accuracy", "macro_f1"), ("yes", "no", "maybe"))
 MULTI = Task("topics", "multi", ("text",), ("micro_f1", "exact"), ("sport", "art", "war"))
@@ -33,7 +87,7 @@ def beaten(task, train, sets, answers):
     rows = evaluator.features.examples
 
     def scored(predictions):
-        return scores_of(evaluator, "validation", predictions)
+        return labelled.scores_of(evaluator, "validation", predictions)
 
     def trivial():
         return scored(trivial_predictions(task, texts(train), rows))
@@ -60,15 +114,3 @@ def test_a_good_model_beats_the_trivial_answer_and_a_constant_one_does_not(task,
         "a": True,
         "b": False,
     }
-
-
-def test_a_few_rows_more_do_not_beat_the_trivial_answer():
-    truth = [2, 1, 2, 0] * 20
-    # Two of 80 rows differ, and the model is right on both.
-    answers = [1 if n in (1, 5) else 2 for n in range(80)]
-    assert beaten(CLASS, truth, {"": truth}, {"": answers}) == {"": False}
-
-
-def test_a_workload_without_a_trivial_answer_has_the_same_scores():
-    scores = SimpleNamespace(evaluations=[])
-    assert with_trivial_answer(SimpleNamespace(trivial=lambda: None), scores) is scores

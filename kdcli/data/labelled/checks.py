@@ -119,7 +119,8 @@ def describe_repeats(task: Task, examples: Sequence[Example], rows: str) -> str:
     if groups is None:
         return ""
     _, first = np.unique(groups, return_index=True)
-    line = f"{len(examples) - len(first):,} of {len(examples):,} {rows} repeat an earlier text"
+    count = len(examples) - len(first)
+    line = f"{count:,} of {len(examples):,} {rows} repeat an earlier text (up to case and spaces)"
     earlier = [examples[int(n)] for n in first[groups]]
     differing = np.array(
         [_labels(task, a) != _labels(task, b) for a, b in zip(examples, earlier, strict=True)]

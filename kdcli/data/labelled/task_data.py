@@ -55,6 +55,11 @@ class Labelled:
     notes: list[str] = field(default_factory=list)
     has_labels: bool = True
 
+    @property
+    def count(self) -> int:
+        """The number of evaluation examples."""
+        return sum(map(len, self.sets.values()))
+
     @cached_property
     def rows(self) -> RowHashes:
         """The sorted hashes of the training rows, without duplicates."""
@@ -152,18 +157,37 @@ def open_labelled(
     if training:
         known[THIS_RUN] = data.rows
     published = chosen is None and name != OWN and data.split in ("validation", "test")
-    data = _skip_trained_rows(data, known, keep=judge_trained_rows, published=published, log=log)
+    total = data.count
+    data, kept = _skip_trained_rows(
+        data, known, keep=judge_trained_rows, published=published, log=log
+    )
+    skipped = total - data.count
     sets = {n: choose_subset(examples, judged_rows) for n, examples in data.sets.items()}
-    if data.split == ALL_ROWS and len(sets[""]) < len(data.sets[""]):
-        data = replace(data, split=f"{len(sets['']):,} of {len(data.sets['']):,} rows")
     data = replace(data, sets=sets)
-    for name, examples in sets.items():
-        what = f"evaluated rows of {name}" if name else "evaluated rows"
-        if note := describe_repeats(data.task, examples, what):
-            note += "; intervals count each text once"
-            log(note)
-            data.notes.append(note)
+    data = replace(data, split=_split_name(data, total, skipped, kept))
+    if name == OWN and (note := describe_repeats(data.task, sets[""], "evaluated rows")):
+        log(note)
+        data.notes.append(note)
     return data
+
+
+def _split_name(data: Labelled, total: int, skipped: int, kept: RowHashes) -> str:
+    """Name the rows that are evaluated.
+
+    Args:
+        data: the task with these rows.
+        total: the number of rows of the split.
+        skipped: the number of rows that were skipped because they trained a model.
+        kept: the hashes of the rows that were kept although they trained a model.
+    """
+    name = data.split
+    if name == ALL_ROWS and data.count < total - skipped:
+        name = f"{data.count:,} of {total:,} rows"
+        name += f", without {skipped:,} that trained a model" if skipped else ""
+    elif name == ALL_ROWS and skipped:
+        name = f"all but {skipped:,} rows that trained a model"
+    trained = sum(int(np.isin(hashes_of(rows), kept).sum()) for rows in data.sets.values())
+    return f"{name}, {trained:,} of {data.count:,} rows trained a model" if trained else name
 
 
 @dataclass(frozen=True)
@@ -347,20 +371,23 @@ def _trained_on(
 
 def _skip_trained_rows(
     data: Labelled, trained: Mapping[str, RowHashes], *, keep: bool, published: bool, log: Log
-) -> Labelled:
+) -> tuple[Labelled, RowHashes]:
     """Skip evaluation rows that a model was trained on, and log how many.
 
     Args:
         data: the task with its examples.
         trained: model -> hashes of its training rows.
-        keep: whether to keep these rows instead; the split's name then counts them.
+        keep: whether to keep these rows instead.
         published: whether the split belongs to a benchmark. If few of its rows are also in its
             training split, they are kept, because published results include them.
         log: called with each message.
 
+    Returns:
+        The remaining data, and the hashes of the rows that `keep` kept.
+
     Raises UsageError: too few rows remain.
     """
-    sets, notes, split = {}, list(data.notes), data.split
+    sets, notes, kept = {}, list(data.notes), [np.empty(0, np.uint64)]
     for name, examples in data.sets.items():
         hashes = hashes_of(examples)
         by_model = {
@@ -380,7 +407,7 @@ def _skip_trained_rows(
             notes.append(f"kept {rows}, as published results do, although {reason}")
         elif keep:
             notes.append(f"kept {rows} (data.judge_trained_rows), although {reason}")
-            split = f"{data.split}, {count:,} of {total:,} rows trained a model"
+            kept.append(hashes[known])
         elif total - count < min(MIN_EVALUATION_ROWS, (total + 1) // 2):
             raise UsageError(
                 f"cannot evaluate on {rows}: {reason}",
@@ -393,10 +420,8 @@ def _skip_trained_rows(
                 f"{total - count:,} rows remain"
             )
             sets[name] = [e for e, is_known in zip(examples, known, strict=True) if not is_known]
-            if split == ALL_ROWS:
-                split = f"all but {count:,} rows that trained a model"
         log(notes[-1])
-    return replace(data, sets=sets, split=split, notes=notes)
+    return replace(data, sets=sets, notes=notes), np.concatenate(kept)
 
 
 def _training_counts(by_model: Mapping[str, int]) -> str:

@@ -245,7 +245,8 @@ def measure(
     """Run `interleaved`, and run it again while the times of a subject are unstable.
 
     There are at most `MAX_MEASUREMENTS`. Each takes twice as long as the one before, but at most
-    `MAX_SECONDS`; a measurement that already took that long is not repeated. The result is the
+    `MAX_SECONDS`, and at least `MIN_RUNS` rounds, as fewer are unstable. A measurement that
+    already took `MAX_SECONDS` is not repeated. The result is the
     measurement with the fewest unstable subjects, and of equal ones the last.
     """
     kept = times = interleaved(calls, device, min_runs, min_seconds)
@@ -255,7 +256,7 @@ def measure(
             break
         longer = min(2 * took, MAX_SECONDS)
         fitting = {key: calls[key] for key in kept}
-        times = interleaved(fitting, device, min_runs, longer, is_warm=True)
+        times = interleaved(fitting, device, max(min_runs, MIN_RUNS), longer, is_warm=True)
         if len(times) == len(kept) and len(unstable(times)) <= len(unstable(kept)):
             kept = times
     return kept
@@ -276,7 +277,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def ends(times: Sequence[float]) -> tuple[float, float]:
-    """Return the fast and the slow end of some times: their 10th and 90th percentile."""
+    """Return the 10th and the 90th percentile of some times."""
     return percentile(times, 10), percentile(times, 90)
 
 
@@ -303,7 +304,7 @@ def speedup(baseline: Sequence[float], candidate: Sequence[float]) -> dict[str, 
     """Return the median and quartiles of the ratios within each round, and whether to trust them.
 
     A speed-up is unstable if the times of either side are. `low` is then at most the ratio of the
-    baseline's fast end to the candidate's slow end.
+    baseline's 10th percentile to the candidate's 90th percentile.
     """
     ratios = [seconds / candidate[i] for i, seconds in enumerate(baseline)]
     low = percentile(ratios, 25)

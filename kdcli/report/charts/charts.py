@@ -47,7 +47,7 @@ MAX_TERMS = 9  # with more held-out terms, a picture has a line for each student
 MARKERS = "os^Dv"
 UNSTABLE_MARK = " (unstable)"  # after a name in a picture
 BEYOND = "At the edge, since the rest would be too close together: {}."
-AT_SLOW_END = "Unstable measurements are drawn at their 90th percentile, not at their median."
+AT_P90 = "Unstable measurements are drawn at their 90th percentile, not at their median."
 
 Cost = Literal["latency", "size", "density"]
 
@@ -290,7 +290,7 @@ def size_latency(report: Report) -> Picture | None:
 
 def _with_remark(caption: str, unstable: Collection[str]) -> str:
     """Add to a caption where unstable measurements are drawn, if there are any."""
-    return f"{caption} {AT_SLOW_END}" if unstable else caption
+    return f"{caption} {AT_P90}" if unstable else caption
 
 
 def latency_over(report: Report, what: Literal["tokens", "batch size"]) -> Picture | None:

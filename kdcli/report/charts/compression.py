@@ -5,7 +5,7 @@ import io
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kdcli.report.charts.charts import AT_SLOW_END, BEYOND, UNSTABLE_MARK
+from kdcli.report.charts.charts import AT_P90, BEYOND, UNSTABLE_MARK
 from kdcli.report.charts.drawing import (
     COLOURS,
     HEIGHT,
@@ -66,7 +66,7 @@ def _picture(compression: Compression, cost: CandidateCost) -> Picture:
     if outside := [name for name in _names(compression) if name in across.outside | along.outside]:
         remarks += f" {BEYOND.format(', '.join(outside))}"
     if cost == "ms" and any(one.unstable for one in _measured(compression)):
-        remarks += f" {AT_SLOW_END}"
+        remarks += f" {AT_P90}"
     shown = f"{SHOWN[cost]} Bars: 95 % intervals. Line: the Pareto front. Dashed: the goal."
     return Picture(svg(drawing), caption + remarks, shown + remarks)
 
@@ -167,7 +167,7 @@ def _cost_limits(compression: Compression, cost: CandidateCost) -> list[float]:
     if cost == "mb":
         return [goal["max_mb"]] if "max_mb" in goal else []
     limits = [goal["max_latency_ms"]] if "max_latency_ms" in goal else []
-    # The slow end of the teacher's time would place the limit too far to the right.
+    # The 90th percentile of the teacher's time would place the limit too far to the right.
     if "speedup" in goal and not teacher.unstable:
         limits.append(teacher.cost(cost) / goal["speedup"])
     return limits

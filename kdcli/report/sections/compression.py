@@ -10,6 +10,7 @@ from kdcli.report.text import (
     Picture,
     ReportSection,
     ReportTable,
+    lost_points,
     megabytes,
     number,
     points_interval,
@@ -79,10 +80,10 @@ def compression_section(
 def _row(one: Candidate, teacher: Candidate, *, priced: bool) -> list[str]:
     lost = bounds = ""
     if one is not teacher:
-        far, most, near = (
-            100 * ((teacher.score or 0.0) - (end or 0.0)) for end in (one.low, one.score, one.high)
+        difference, low, high = (
+            (each or 0.0) - (teacher.score or 0.0) for each in (one.score, one.low, one.high)
         )
-        lost, bounds = f"{most:+z.2f}", f"{near:+z.2f} to {far:+z.2f}"
+        lost, bounds = lost_points(difference, low, high)
     speedup = "1 (baseline)" if one is teacher else interval(one.speedup)
     costs = [milliseconds(one.ms, unstable=one.unstable), speedup, megabytes(one.mb or 0)]
     if priced:

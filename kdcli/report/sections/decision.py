@@ -19,14 +19,13 @@ from kdcli.report.text import (
     ReportTable,
     View,
     filled,
+    lost_points,
     number,
     percent,
-    points_interval,
     shortened_line,
     signed,
 )
 
-CONFIDENCE = 0.95  # level of the intervals of classes
 TOO_FEW = "not enough rows to tell"
 MAX_LISTED_CLASSES = 10  # classes that a sentence lists
 
@@ -37,9 +36,10 @@ def decision_sections(report: Report) -> list[ReportSection]:
         return []
     least = View.MARKDOWN if len(report.decisions) <= MAX_SHORT_EVALUATIONS else View.HTML
     alone = len(report.decisions) == 1
+    lost = report.compression is not None
     sentences, parts = [], []
     for sets in _by_model(report):
-        sentences.append(worst_class(min(sets, key=_largest_loss)))
+        sentences.append(worst_class(min(sets, key=_largest_loss), lost=lost))
         if len(sets) == 1:
             sentences.append(_small(sets[0]))
         for d in sets:
@@ -49,7 +49,7 @@ def decision_sections(report: Report) -> list[ReportSection]:
                 _small(d) if len(sets) > 1 else "",
                 CHOSEN.format(where) if d.chosen_on_these_rows else "",
             ]
-            classes = _classes(d, lost=report.compression is not None)
+            classes = _classes(d, lost=lost)
             details = (classes, _confusion(d), _calibration(d), _thresholds(d), _rows(d))
             part = ReportSection(
                 f"{d.model} compared with {d.baseline} on {where}",
@@ -76,8 +76,13 @@ def _largest_loss(decision: Decision) -> float:
     return min(differences, default=math.inf)
 
 
-def worst_class(decision: Decision) -> str:
-    """Describe the class that loses the most, among the classes with enough examples."""
+def worst_class(decision: Decision, *, lost: bool) -> str:
+    """Describe the class that loses the most, among the classes with enough examples.
+
+    Args:
+        decision: the comparison.
+        lost: whether to write the points that the class lost instead of the difference.
+    """
     d = decision
     where = f"{d.model} on {set_name(d.task, d.set)}"
     checked = [each for each in d.classes if each.enough]
@@ -85,13 +90,17 @@ def worst_class(decision: Decision) -> str:
         return ""
     worst = min(checked, key=lambda each: each.metrics[d.metric].difference)
     value = worst.metrics[d.metric]
-    points, low, high = (100 * x for x in (value.difference, value.low, value.high))
-    if points >= 0:
+    if value.difference >= 0:
         return f"{where}: no class with enough rows loses {metric_name(d)} against {d.baseline}."
+    if lost:
+        points, ends = lost_points(value.difference, value.low, value.high, "-")
+        change = f"{points} points lost (95 % interval {ends})"
+    else:
+        ends = f"{signed(value.low)} to {signed(value.high)}"
+        change = f"difference {signed(value.difference)} (95 % interval {ends})"
     return (
         f"{where}: the worst class is {worst.name} ({worst.count:,} {_counted(d)}): "
-        f"{metric_name(d)} {number(value.model)}, {d.baseline} {number(value.baseline)}, "
-        f"{-points:.2f} points lost ({points_interval(-high, -low, CONFIDENCE)})."
+        f"{metric_name(d)} {number(value.model)}, {d.baseline} {number(value.baseline)}, {change}."
     )
 
 
@@ -172,8 +181,8 @@ def _class_row(decision: Decision, each: ClassChange, *, lost: bool) -> dict[str
             f"{number(value.baseline)} → {number(value.model)}"
         )
         if lost:
-            points, near, far = (-100 * x for x in (value.difference, value.high, value.low))
-            row[f"{name}, points lost (+)"] = f"{points:+z.2f} ({near:+z.2f} to {far:+z.2f})"
+            points, ends = lost_points(value.difference, value.low, value.high)
+            row[f"{name}, points lost (+)"] = f"{points} ({ends})"
         else:
             row[f"{name} difference"] = (
                 f"{signed(value.difference)} ({signed(value.low)} to {signed(value.high)})"
@@ -237,8 +246,9 @@ def _calibration(decision: Decision) -> ReportSection | None:
     if d.reference == "teacher":
         note += (
             " The temperature therefore says how sure the model is that both agree, and not how "
-            f"often it is right. All predictions of {d.baseline} count as right, so its error says "
-            "how unsure it is itself; a similar error of the other model is no damage."
+            f"often it is right. All predictions of {d.baseline} count as right, so its "
+            "calibration error measures how far its confidence is below 1. A similar error of the "
+            "other model is not caused by compression."
         )
     return ReportSection("Calibration", filled(rows, note=note), least=View.MARKDOWN)
 

@@ -9,6 +9,7 @@ from kdcli.report.text import (
     ReportTable,
     View,
     filled,
+    lost_points,
     names_in,
     number,
     shortened_line,
@@ -182,13 +183,13 @@ def points_lost(report: Report) -> list[ReportSection]:
         return []
     rows = []
     for c in report.comparisons:
-        sign = 100 if c.metric in LOWER_IS_BETTER else -100
-        lost, low, high = (sign * value for value in (c.difference, c.low, c.high))
-        low, high = sorted((low, high))
-        word = "lost" if low > 0 else "gained" if high < 0 else ""
-        interval = f"{low:+z.2f} to {high:+z.2f}"
+        gains = (c.difference, c.low, c.high)
+        if c.metric in LOWER_IS_BETTER:
+            gains = (-c.difference, -c.high, -c.low)
+        _, low, high = gains
+        word = "lost" if high < 0 else "gained" if low > 0 else ""
         metric = f"{set_name(c.task, c.set)} {c.metric}"
-        rows.append([metric, c.model, c.baseline, f"{lost:+z.2f}", interval, word])
+        rows.append([metric, c.model, c.baseline, *lost_points(*gains), word])
     level = f"{100 * min(c.confidence for c in report.comparisons):.3g}"
     note = (
         "Points lost: the baseline's score minus the model's on the same examples, so a gain is "

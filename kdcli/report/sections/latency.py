@@ -27,11 +27,11 @@ PADDING = {
 NOISE = (
     "Noisy or unstable: the middle half of the runs spreads over more than a tenth, or a quarter, "
     "of the median, so the machine had other work too. Then rely on the paired ratios, not on the "
-    "milliseconds. Unstable are also fewer than 30 runs, and times whose middle 80 % spread over "
-    "more than half of the median. kdcli repeats an unstable measurement, up to three times in "
-    "all. If it stays unstable, the table gives bounds, from the slow end of the times (p90) and "
-    "the fast end of the baseline's: a lower one of a speed-up (≥), an upper one of a time (≤). A "
-    "speed-up whose bound is below 1 is not given."
+    "milliseconds. A measurement with fewer than 30 runs is also unstable, and so is one whose "
+    "middle 80 % spread over more than half of the median. kdcli repeats an unstable measurement, "
+    "up to three times in all. If it stays unstable, the table gives bounds, from the 90th "
+    "percentile of the times and the 10th percentile of the baseline's: a lower bound of a "
+    "speed-up (≥), an upper bound of a time (≤). A speed-up whose bound is below 1 is not given."
 )
 UNSTABLE_NOTE = (
     "“unstable” marks an unstable measurement: ≥ gives a lower bound of its speed-up or rate, "
@@ -87,15 +87,15 @@ def of_runs(report: Report) -> bool:
 def interval(speedup: Speedup | None) -> str:
     """Write a speed-up for a table: `2.50x (2.31–2.71)` or, if unstable, `≥2.31x, unstable`.
 
-    Of times that say nothing, it is only `unstable`. A table with an unstable cell needs
+    An inconclusive speed-up is only `unstable`. A table with an unstable cell needs
     `UNSTABLE_NOTE` below it.
     """
     if speedup is None:
         return ""
-    if speedup.says_nothing:
+    if speedup.is_inconclusive:
         return "unstable"
     if speedup.unstable:
-        return f"≥{speedup.stated:.2f}x, unstable"
+        return f"≥{speedup.low:.2f}x, unstable"
     return f"{speedup.phrase('x', digits=2)} ({speedup.trust(digits=2)})"
 
 
@@ -108,7 +108,7 @@ def speedup_fact(speedup: Speedup, baseline: str, ran: str = "") -> tuple[str, s
         ran: the other model and the cell, if they must be told.
     """
     where = f": {ran}" if ran else ""
-    if speedup.says_nothing:
+    if speedup.is_inconclusive:
         return "no speed-up", f"over {baseline}{where} (the times are unstable; {MEASURE_AGAIN})"
     return speedup.phrase("×"), f"the speed of {baseline}{where} ({speedup.trust()})"
 
@@ -317,7 +317,7 @@ def published(report: Report) -> list[ReportSection]:
 
 
 def latency_csv(report: Report) -> str:
-    """Write latency.csv: the rows of report.json, each with the speed-up to state."""
+    """Write latency.csv: the rows of report.json, each with the reported speed-up."""
     if not report.latency:
         return ""
     text = io.StringIO()

@@ -415,7 +415,7 @@ def fastest_row(report: Report) -> LatencyRow | None:
     rows = [row for row in first_cell(report) if row.speedup is not None]
     if report.with_role("teacher") and report.focus == "quality":
         rows = [row for row in rows if row.model == foremost(report)]
-    return max(rows, key=lambda row: row.speedup.stated if row.speedup else 0.0, default=None)
+    return max(rows, key=lambda row: (row.speedup and row.speedup.stated) or 0.0, default=None)
 
 
 def _means(report: Report) -> Quality:

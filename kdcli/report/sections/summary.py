@@ -79,9 +79,9 @@ def _speed(report: Report, row: LatencyRow) -> str:
         trust = f" ({UNSTABLE_PHRASE})" if row.unstable else ""
         return f"takes {time} for {where}{trust}"
     baseline = shown_name(report, ratio.baseline)
-    if ratio.says_nothing:
+    if ratio.is_inconclusive:
         unstable = f"the times are unstable; {MEASURE_AGAIN}"
-        return f"has no speed-up to state over {baseline} ({unstable}; {time} for {where})"
+        return f"shows no speed-up over {baseline} ({unstable}; {time} for {where})"
     return f"is {ratio.phrase()} as {baseline} ({ratio.trust()}; {time} for {where})"
 
 

@@ -19,7 +19,7 @@ from kdcli.data.sources import open_source
 from kdcli.deploy.exported import is_export, open_export
 from kdcli.deploy.latency import CELLS, Latency, Protocol, Subject, measure_latency
 from kdcli.deploy.measurements import Failure, LatencyRow
-from kdcli.deploy.old_machines.measure_encoders import WARM_RUNS, WARM_SECONDS, timed
+from kdcli.deploy.old_machines.measure_encoders import MIN_RUNS, WARM_RUNS, WARM_SECONDS, timed
 from kdcli.deploy.old_machines.portable import write_portable
 from kdcli.deploy.runners import check_backend
 from kdcli.deploy.shapes import PRESETS, config_of, paper_params
@@ -224,7 +224,7 @@ def compare_runs(
 def check_latency_gates(
     report: Report, folder: Path, gates: Gates, recipe: BenchmarkRecipe
 ) -> None:
-    """Compare every candidate with the gates. An unstable measurement counts by its worse end.
+    """Compare every candidate with the gates. An unstable measurement counts by its bound.
 
     The gates hold in the first cell of the recipe. The minimum speed-up holds for every measurement
     next to the baseline, and the maximum latency for those of the models next to the baseline. If
@@ -244,12 +244,14 @@ def check_latency_gates(
     unstable = [r for r in report.latency if r.status == "unstable"]
     if gates.strict and unstable:
         r = unstable[0]
+        is_short = r.n < MIN_RUNS
+        longer = f"measure.min_runs={MIN_RUNS}" if is_short else "measure.min_seconds=..."
         raise UnstableError(
             f"{len(unstable)} of {len(report.latency)} measurements are unstable, for example "
             f"{r.model} at {r.batch_size} x {r.seq_len}: {r.n:,} runs, of which the middle half "
             f"spreads over {r.iqr_over_p50:.0%} of p50, and p90 is {r.p90_ms / r.p50_ms:.1f} times "
             "p50",
-            "measure on a quieter machine, or longer with --set measure.min_seconds=...",
+            f"measure on a quieter machine, or longer with --set {longer}",
         )
     if gates.max_latency_ms is None and gates.min_speedup is None:
         return
@@ -278,6 +280,9 @@ def check_latency_gates(
         if minimum is not None and ratio is None:
             missed.append(f"{where}: no speed-up, because the baseline was not measured")
         elif minimum is not None and ratio is not None:
+            if ratio.stated is None:
+                missed.append(f"{where}: the times are too unstable to show a speed-up")
+                continue
             text = f"{where}: {ratio.stated:.2f} times as fast"
             if ratio.unstable:
                 text += ", the lower bound of an unstable measurement"

@@ -56,11 +56,9 @@ class Front:
         measured = [one for one in self.compression.candidates if one.score is not None]
         return sorted(measured, key=lambda one: -(one.score or 0.0))
 
-    def to_frame(self) -> pd.DataFrame:
-        """Return one row a candidate."""
-        import pandas as pd
-
-        rows = [
+    def _records(self) -> list[dict[str, Any]]:
+        """Return one row a candidate. The speed-up is None if its times are too unstable."""
+        return [
             {
                 "name": one.name,
                 self.compression.metric: one.score,
@@ -73,11 +71,16 @@ class Front:
             }
             for one in self.rows()
         ]
-        return pd.DataFrame(rows)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row a candidate."""
+        import pandas as pd
+
+        return pd.DataFrame(self._records())
 
     def to_json(self) -> str:
         """Return the rows as JSON."""
-        return json.dumps(self.to_frame().to_dict("records"), indent=2)
+        return json.dumps(self._records(), indent=2)
 
     def renderables(self) -> Iterable[Any]:
         """Return what the terminal shows."""

@@ -266,9 +266,9 @@ def misses(goal: GoalSettings, teacher: ScoredModel, one: ScoredModel) -> dict[s
     if worse := _class_misses(goal, one):
         missed["max_class_drop"] = "; ".join(worse)
     ratio = one.speedup
-    if goal.speedup is not None and ratio is not None and ratio.stated < goal.speedup:
+    if goal.speedup is not None and ratio is not None and (ratio.stated or 0.0) < goal.speedup:
         trust = f" ({UNSTABLE_PHRASE})" if ratio.unstable else ""
-        measured = "no speed-up" if ratio.says_nothing else ratio.phrase(digits=2)
+        measured = "no speed-up" if ratio.is_inconclusive else ratio.phrase(digits=2)
         missed["speedup"] = f"{measured}{trust}, not {goal.speedup:g}"
     if goal.max_latency_ms is not None and one.ms > goal.max_latency_ms:
         over = f"{one.ms - goal.max_latency_ms:.2f} above {goal.max_latency_ms:g}"
@@ -446,7 +446,7 @@ def sentence(
         f"{_size_change(teacher.mb, chosen.mb)} ({megabytes(chosen.mb)} MB instead of "
         f"{megabytes(teacher.mb)})"
     )
-    if ratio.says_nothing:
+    if ratio.is_inconclusive:
         unstable = f"The times are unstable ({times}) and give no speed-up; {MEASURE_AGAIN}"
         won = f"{chosen.name} is {smaller}. {unstable}"
     else:
@@ -473,7 +473,7 @@ def describe_next(scores: CandidateScores, one: ScoredModel, command: str) -> st
     """Describe the next candidate, with the command that verifies it."""
     ratio = one.speedup
     assert ratio is not None  # It is None for the teacher only.
-    speed = "unstable times" if ratio.says_nothing else ratio.phrase()
+    speed = "unstable times" if ratio.is_inconclusive else ratio.phrase()
     return (
         f"The next candidate is {one.name}: {number(one.score)} {scores.metric} on the selection "
         f"rows, {speed}, {megabytes(one.mb)} MB. To verify it, run: {command}"

@@ -90,8 +90,8 @@ def evaluate(
     resolved = as_trained(resolved, first, trains=False)
     recipe = resolved.recipe
     check_recipe(recipe, extras)
-    data = directory_word(str(recipe.task), recipe.data.source)
-    name = f"evaluate-{Path(recipe.models[0]).name}-{data}"
+    word = directory_word(str(recipe.task), recipe.data.source)
+    name = f"evaluate-{Path(recipe.models[0]).name}-{word}"
     context = open_run(resolved, options, name, dtype=recipe.dtype, evaluates=True)
     if context is None:
         return None
