@@ -128,8 +128,7 @@ def verified_before(question: Question, journal: Journal) -> list[str]:
 
 def _answered(result: RunResult, journal: Journal) -> str:
     """Return the key of the question that a report answers; empty for a run's first report."""
-    compression = compression_of(result)
-    goal = _goal(compression.goal, compression.strict, result.report.price_per_hour)
+    goal = _goal_of(result)
     keys = [
         key
         for key in journal.known(VERIFIED)
@@ -144,8 +143,16 @@ def _has_begun(run: RunDir, question: Question) -> bool:
 
 
 def _after(result: RunResult) -> str:
-    """Return the beginning of the keys of the questions that follow a report."""
-    return f"{VERIFIED}{result.report.created} {compression_of(result).chosen} "
+    """Return the beginning of the keys of the questions that follow a report.
+
+    Two reports of the same second differ in the choice or in the goal and the price.
+    """
+    return f"{VERIFIED}{result.report.created} {compression_of(result).chosen} {_goal_of(result)} "
+
+
+def _goal_of(result: RunResult) -> str:
+    compression = compression_of(result)
+    return _goal(compression.goal, compression.strict, result.report.price_per_hour)
 
 
 def _goal(limits: Mapping[str, float], strict: bool, price: float | None) -> str:
