@@ -16,7 +16,7 @@ TEXTS = 1_000_000
 UNSTABLE_PHRASE = "unstable measurement"
 """The words next to every figure of an unstable measurement."""
 MEASURE_AGAIN = "measure again on an idle machine, with kdcli benchmark"
-"""What to do about times that give no speed-up."""
+"""The remedy if times give no speed-up."""
 
 
 class _Part(BaseModel):

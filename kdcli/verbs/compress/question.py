@@ -29,7 +29,7 @@ VERIFIED = "verified before "
 
 @dataclass(frozen=True)
 class Question:
-    """What a command asks a finished run.
+    """A question of a command to a finished run.
 
     Attributes:
         earlier: The run's last answer.
