@@ -26,7 +26,7 @@ from torch import Tensor
 from kdcli.metrics.regression import pearson, spearman
 from kdcli.models.choose import ROWS, pair_cosines, parts_of, vectors_of
 from kdcli.models.embedder import Pool
-from kdcli.models.reduce import rows_of
+from kdcli.models.sample import rows_of
 from kdcli.models.shape import build_student, shape_of
 from kdcli.run.context import cpu_session
 from kdcli.types import Batch

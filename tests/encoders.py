@@ -125,3 +125,18 @@ def assert_same_state(one: PreTrainedModel, other: PreTrainedModel) -> None:
     state, wanted = one.state_dict(), other.state_dict()
     assert state.keys() == wanted.keys()
     assert [name for name, tensor in state.items() if not torch.equal(tensor, wanted[name])] == []
+
+
+class CountingRows:
+    """Rows of 1 ... 7 tokens that count up, padded to `width`."""
+
+    def __init__(self, width=200):
+        self.width = width
+
+    def __len__(self):
+        return 50_000
+
+    def batch(self, indices):
+        ids_BL = torch.as_tensor(indices)[:, None] % 50 + torch.arange(self.width)
+        real_BL = torch.arange(self.width) < torch.as_tensor(indices % 7 + 1)[:, None]
+        return {"input_ids": ids_BL % 55 + 3, "attention_mask": real_BL.long(), "labels": ids_BL}

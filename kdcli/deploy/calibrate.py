@@ -24,6 +24,7 @@ from kdcli.deploy.rounding import (
     Integers,
     round_weight,
 )
+from kdcli.models.least_squares import add_products, mirrored
 from kdcli.types import Batch
 
 MIGRATION = (0.5, 0.7, 0.85, 1.0)
@@ -40,8 +41,6 @@ COMPARED_TOKENS = 512
 """Number of tokens that measure the errors. They are not among the statistics."""
 COMPARED_OUTPUTS = 256
 """Largest number of an input's outputs whose errors are measured."""
-GRAM_CHANNELS = 384
-"""Number of channels whose products with the later channels are computed together."""
 
 
 def _unsigned(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -354,24 +353,12 @@ def _measure_statistics(
                 rounded = kernel.round_input(smoothed)
             if shared.gram_II is None:
                 shared.gram_II = torch.zeros(x.shape[-1], x.shape[-1])
-            _add_products(shared.gram_II, rounded[is_real].float())
+            add_products(shared.gram_II, rounded[is_real].float())
 
     _each_input(model, run, counted, add)
     for shared in inputs:
         if shared.gram_II is not None:
-            # Each pair of channels was multiplied once.
-            shared.gram_II += shared.gram_II.triu(1).T - shared.gram_II.tril(-1)
-
-
-def _add_products(gram_II: Tensor, x_RI: Tensor) -> None:
-    """Add the products of all pairs of channels to the upper triangle of a Gram matrix.
-
-    Values below the diagonal have no meaning.
-    """
-    width = len(gram_II)
-    for begin in range(0, width, GRAM_CHANNELS):
-        end = min(begin + GRAM_CHANNELS, width)
-        gram_II[begin:end, begin:].addmm_(x_RI[:, begin:end].T, x_RI[:, begin:])
+            shared.gram_II = mirrored(shared.gram_II)
 
 
 def _better_roundings(

@@ -22,7 +22,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kdcli.models.layout import layout_for
-from kdcli.models.reduce import copy_reduced, rows_of
+from kdcli.models.reduce import copy_reduced
+from kdcli.models.sample import rows_of
 from kdcli.models.shape import evenly_spaced_layers, positions_of, shape_of, student_config
 from kdcli.types import Batch, Examples
 

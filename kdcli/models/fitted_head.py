@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from kdcli.errors import UsageError
 from kdcli.models.heads import modules_of_head
+from kdcli.models.least_squares import Inputs, fit_linear
 from kdcli.models.masked_lm import student_with_head
 from kdcli.models.model import Model
-from kdcli.models.reduce import fit_linear
 from kdcli.models.shape import InitializedStudent
 from kdcli.types import Batch, Examples
 
@@ -89,7 +89,8 @@ def fit_head(teacher: Model, student: nn.Module, rows: Examples) -> None:
             kept = _evenly_spaced(len(x), MAX_VECTORS // len(batches))
             inputs.append(x[kept].double())
             targets.append(y[kept].double())
-    fit_linear(own, torch.cat(inputs), torch.cat(targets))
+    states_RI = Inputs(torch.cat(inputs), has_bias=own.bias is not None)
+    fit_linear(own, states_RI, torch.cat(targets))
 
 
 def _evenly_spaced(count: int, most: int) -> Tensor:

@@ -29,41 +29,30 @@ model that also rotates v keeps the same pairs of v and o.
 
 A parameter without a map keeps its random values.
 
-Then the student is fitted in one pass over a sample of text, module by module in the order in which
-they run. This is necessary because a module's inputs differ from the teacher's once a layer or a
-dimension is gone. Each linear gets the weights that produce, from the student's own input, the
-teacher's output in the kept dimensions (ridge regression about the copied weights). Each
-normalisation gets the gain and bias that do the same.
+Then the student is fitted to the teacher on the same text (`kdcli.models.fit`).
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise, starmap
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
+from kdcli.models.fit import Counterpart, fit_to_teacher
 from kdcli.models.layout import Layout, Rows, linears
-from kdcli.types import Batch, Examples
+from kdcli.models.least_squares import ROWS_AT_ONCE, TINY, second_moments
+from kdcli.models.sample import real_states, run_sample
+from kdcli.types import Batch
 
 Maps = dict[int, Tensor]
 """Maps a tensor's dimension to indices into the teacher's, [N], or to a basis of it, [D, N]."""
 Matrices = dict[str, list[tuple[nn.Linear, Rows]]]
-RIDGE = 1e-2  # relative to the mean squared input
-SAMPLE_TOKENS, MOST_TOKENS = 8192, 32_768
-"""Minimum and maximum number of tokens of a sample. A fit gains from more tokens than the inputs of
-its widest linear."""
-FIT_BYTES = 3 * 2**30
-"""Memory for the teacher's outputs that a student of the same width is fitted to."""
-ROWS_AT_ONCE = 4096
-"""Number of states whose products are added in float32, before the sums are added in float64."""
-TINY = 1e-30
-"""Replaces sums of squares that are zero, such as those of a pruned head."""
 
 
 @dataclass
@@ -120,59 +109,6 @@ Bases = list[tuple[slice, Tensor]]
 """For each of the student's key/value heads, its span of the dimensions of k in the teacher's heads
 that are kept, and a basis [E, N] of the span. The span is one head if heads only get narrower or
 fewer."""
-
-
-def tokens_to_fit(teacher: PreTrainedModel, layout: Layout, layers: int) -> int:
-    """Return the number of tokens that a student with `layers` layers is fitted to.
-
-    The teacher's outputs for them take `FIT_BYTES`, if this is within the bounds of a sample. The
-    activations of one layer come on top.
-    """
-    weights = [getattr(m, "weight", None) for m in layout.modules(teacher)[0].modules()]
-    outputs = layers * sum(len(weight) for weight in weights if isinstance(weight, Tensor))
-    return max(SAMPLE_TOKENS, min(MOST_TOKENS, FIT_BYTES // (4 * outputs)))
-
-
-def sample_of(
-    text: Examples | None,
-    config: PreTrainedConfig,
-    longest: int | None,
-    tokens: int = SAMPLE_TOKENS,
-) -> Batch:
-    """Return evenly spaced rows of text, truncated, with about this many tokens.
-
-    Args:
-        text: The text; None for random tokens.
-        config: The configuration of the model that reads the sample.
-        longest: The model's maximum number of tokens.
-        tokens: The number of tokens of text, without padding.
-    """
-    rows, width = 64, min(128, longest or 128)
-    if text is None:
-        ids_BL = torch.randint(
-            int(config.vocab_size), (rows, width), generator=torch.Generator().manual_seed(0)
-        )
-        # Some model types number only the positions that are not padding.
-        ids_BL[ids_BL == config.pad_token_id] = ((config.pad_token_id or 0) + 1) % config.vocab_size
-        return {"input_ids": ids_BL, "attention_mask": torch.ones_like(ids_BL)}
-    few = rows_of(text, rows, width)
-    lengths = few["attention_mask"].sum(1).float()
-    # A few long rows would fill all others with padding.
-    cut = min(width, math.ceil(2 * float(lengths.mean())))
-    return rows_of(text, round(tokens / float(lengths.clamp(max=cut).mean())), cut)
-
-
-def rows_of(text: Examples, count: int, width: int) -> Batch:
-    """Return `count` evenly spaced rows, or all if there are fewer, truncated to `width` tokens."""
-    count = min(len(text), count)
-    batch = text.batch(np.arange(count) * len(text) // count)
-    mask_BL = batch.get("attention_mask")
-    if mask_BL is None or mask_BL.dim() > 2:
-        mask_BL = torch.ones_like(batch["input_ids"])
-    rows = {"input_ids": batch["input_ids"], "attention_mask": mask_BL}
-    if "token_type_ids" in batch:
-        rows["token_type_ids"] = batch["token_type_ids"]
-    return {name: x[:, :width] for name, x in rows.items()}
 
 
 @torch.no_grad()
@@ -237,9 +173,33 @@ def copy_reduced(
                 mean_E = moments[origin_layer][letter].mean_E
                 _keep_mean(teacher_linear, student_linear, mean_E, maps, basis_DN)
     if fit:
-        _refit(teacher, student, origin, basis_DN, maps, sample)
+        counterparts = _counterparts(teacher, student, origin, basis_DN, maps)
+        layers = dict(zip(layout.modules(student), origins, strict=True))
+        fit_to_teacher(teacher, student, counterparts, layers, sample)
     teacher.train(training)
     return unfilled, basis_DN
+
+
+def _counterparts(
+    teacher: PreTrainedModel,
+    student: PreTrainedModel,
+    origin: Callable[[str], str],
+    basis_DN: Tensor | None,
+    maps: Mapping[int, Maps],
+) -> Iterator[Counterpart]:
+    """Yield the student's linears and normalisations that have a counterpart in the teacher."""
+    teacher_modules = dict(teacher.named_modules())
+    for name, module in student.named_modules():
+        weight = getattr(module, "weight", None)
+        teacher_module = teacher_modules.get(origin(name))
+        if teacher_module is None or not isinstance(weight, Tensor):
+            continue
+        if isinstance(module, nn.Linear) or weight.dim() == 1:
+            kept = maps.get(id(weight), {}).get(0)
+            wide, narrow = len(teacher_module.get_parameter("weight")), len(weight)
+            if kept is None and basis_DN is not None and wide == len(basis_DN) > narrow:
+                kept = basis_DN
+            yield Counterpart(module, teacher_module, partial(reduced, kept=kept))
 
 
 @torch.no_grad()
@@ -307,7 +267,7 @@ def _moments(
                     linear, rows = matrices[letter][0]
                     hook = record(layer, letter, rows)
                     hooks.callback(linear.register_forward_hook(hook).remove)
-            _run(teacher, sample)
+            run_sample(teacher, sample)
     return moments
 
 
@@ -319,7 +279,7 @@ def _moment(x_RE: Tensor, *, diagonal: bool) -> Moment:
         squares = [(part.double() - mean_E).square().sum(0) for part in parts]
         return Moment(mean_E, torch.stack(squares).sum(0) / len(x_RE) + mean_E**2)
     centred_RE = x_RE - mean_E.float()
-    covariance_EE = _sum_of_products(centred_RE, centred_RE) / len(x_RE)
+    covariance_EE = second_moments(centred_RE) / len(x_RE)
     return Moment(mean_E, covariance_EE + mean_E.outer(mean_E))
 
 
@@ -332,7 +292,7 @@ def _principal(teacher: PreTrainedModel, layout: Layout, sample: Batch, narrow: 
 
     def add(x_BLD: Tensor) -> None:
         x_RD = real_states(x_BLD, sample)
-        moment_DD = _sum_of_products(x_RD, x_RD)
+        moment_DD = second_moments(x_RD)
         moments_DD.append(moment_DD / moment_DD.trace())
 
     def before(module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]) -> None:
@@ -349,7 +309,7 @@ def _principal(teacher: PreTrainedModel, layout: Layout, sample: Batch, narrow: 
         )
         for layer in layers:
             hooks.callback(layer.register_forward_hook(after).remove)
-        _run(teacher, sample)
+        run_sample(teacher, sample)
     return components(torch.stack(moments_DD).sum(0), narrow)
 
 
@@ -435,135 +395,6 @@ def _keep_mean(
     if basis_DN is not None and (len(shift_D), len(narrow.bias)) == basis_DN.shape:
         shift_D = shift_D @ basis_DN
     narrow.bias.add_(shift_D.to(narrow.bias))
-
-
-def _refit(
-    teacher: PreTrainedModel,
-    student: PreTrainedModel,
-    origin: Callable[[str], str],
-    basis_DN: Tensor | None,
-    maps: Mapping[int, Maps],
-    sample: Batch,
-) -> None:
-    """Refit linears and normalisations to the teacher's outputs for the sample."""
-    teacher_modules, shape = dict(teacher.named_modules()), sample["input_ids"].shape
-    targets: dict[nn.Module, Tensor] = {}
-
-    def record(student_module: nn.Module, kept: Tensor | None) -> Callable[..., None]:
-        def hook(module: nn.Module, args: object, output: object) -> None:
-            # Skip poolers, and tensors that are computed once for all rows (DeBERTa's position
-            # projections).
-            if isinstance(output, Tensor) and output.dim() == 3 and output.shape[:2] == shape:
-                targets[student_module] = reduced(real_states(output, sample), kept)
-
-        return hook
-
-    def target_of(module: nn.Module, width: int) -> Tensor | None:
-        target_RN = targets.pop(module, None)
-        return target_RN if target_RN is not None and target_RN.shape[-1] == width else None
-
-    def fit_before(linear: nn.Module, args: tuple[Tensor, ...]) -> None:
-        assert isinstance(linear, nn.Linear)
-        if (target_RN := target_of(linear, linear.out_features)) is not None:
-            fit_linear(linear, real_states(args[0], sample), target_RN)
-
-    def fit_after(norm: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-        if (target_RN := target_of(norm, output.shape[-1])) is None:
-            return None
-        _fit_norm(norm, real_states(output, sample).double(), target_RN.double())
-        fitted: Tensor = type(norm).forward(norm, *args)
-        return fitted
-
-    with ExitStack() as recording, ExitStack() as fitting:
-        for name, module in student.named_modules():
-            weight = getattr(module, "weight", None)
-            teacher_module = teacher_modules.get(origin(name))
-            if teacher_module is None or not isinstance(weight, Tensor):
-                continue
-            if isinstance(module, nn.Linear) or weight.dim() == 1:
-                kept = maps.get(id(weight), {}).get(0)
-                if (
-                    kept is None
-                    and basis_DN is not None
-                    and teacher_module.weight.shape[0] == len(basis_DN) > len(weight)
-                ):
-                    kept = basis_DN
-                recording.callback(
-                    teacher_module.register_forward_hook(record(module, kept)).remove
-                )
-                fitting.callback(
-                    module.register_forward_pre_hook(fit_before).remove
-                    if isinstance(module, nn.Linear)
-                    else module.register_forward_hook(fit_after).remove
-                )
-        student.eval()
-        _run(teacher, sample)
-        recording.close()
-        _run(student, sample)
-    student.train()
-
-
-def _run(model: PreTrainedModel, sample: Batch) -> None:
-    model(**{name: x.to(model.device) for name, x in sample.items()})
-
-
-def real_states(x_BLD: Tensor, sample: Batch) -> Tensor:
-    """Return the states of all tokens that are not padding, [R, D] float32."""
-    return x_BLD.cpu()[sample["attention_mask"].bool()].float()
-
-
-def fit_linear(linear: nn.Linear, x_RI: Tensor, target_RO: Tensor) -> None:
-    """Fit a linear by ridge regression about its current weights and bias.
-
-    The inputs and targets are float32 or float64.
-    """
-    weight_OI = linear.weight.double()
-    if linear.bias is not None:
-        x_RI = torch.cat([x_RI, torch.ones_like(x_RI[:, :1])], 1)
-        weight_OI = torch.cat([weight_OI, linear.bias.double()[:, None]], 1)
-    if len(x_RI) < x_RI.shape[1]:
-        # The same solution, with the smaller of the two matrices.
-        x_RI, target_RO = x_RI.double(), target_RO.double()
-        gram_RR = x_RI @ x_RI.T
-        ridge = (RIDGE * gram_RR.trace() / x_RI.shape[1]).clamp(min=TINY)
-        gram_RR.diagonal().add_(ridge)
-        error_RO = target_RO - x_RI @ weight_OI.T
-        fitted_OI = weight_OI + torch.linalg.solve(gram_RR, error_RO).T @ x_RI
-    else:
-        gram_II = _sum_of_products(x_RI, x_RI)
-        ridge = (RIDGE * gram_II.diagonal().mean()).clamp(min=TINY)
-        gram_II.diagonal().add_(ridge)
-        wanted_IO = _sum_of_products(x_RI, target_RO) + ridge * weight_OI.T
-        fitted_OI = torch.linalg.solve(gram_II, wanted_IO).T
-    linear.weight.copy_(fitted_OI[:, : linear.in_features])
-    if linear.bias is not None:
-        linear.bias.copy_(fitted_OI[:, -1])
-
-
-def _sum_of_products(x_RI: Tensor, y_RO: Tensor) -> Tensor:
-    """Return X'Y, [I, O] float64."""
-    parts = zip(*(torch.split(each, ROWS_AT_ONCE) for each in (x_RI, y_RO)), strict=True)
-    total_IO = torch.zeros(x_RI.shape[1], y_RO.shape[1], dtype=torch.float64)
-    for x, y in parts:
-        total_IO += x.T @ y
-    return total_IO
-
-
-def _fit_norm(norm: nn.Module, y_RN: Tensor, target_RN: Tensor) -> None:
-    """Fit a normalisation's gain and bias by least squares.
-
-    `y_RN` is its output with the current gain and bias.
-    """
-    bias_N = getattr(norm, "bias", None)
-    y_N, t_N = (
-        (torch.zeros(()), torch.zeros(())) if bias_N is None else (y_RN.mean(0), target_RN.mean(0))
-    )
-    gain_N = ((y_RN - y_N) * (target_RN - t_N)).sum(0) / (y_RN - y_N).square().sum(0).clamp(
-        min=1e-12
-    )
-    norm.get_parameter("weight").mul_(gain_N)
-    if bias_N is not None:
-        bias_N.mul_(gain_N).add_(t_N - gain_N * y_N)
 
 
 def _attention_maps(

@@ -5,6 +5,7 @@ This module derives the student's configuration and initial weights
 """
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,8 +13,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from kdcli.errors import UsageError
+from kdcli.models.fit import tokens_to_fit
 from kdcli.models.layout import LAYOUTS, layout_for
-from kdcli.models.reduce import SAMPLE_TOKENS, copy_reduced, sample_of, tokens_to_fit
+from kdcli.models.reduce import copy_reduced
+from kdcli.models.sample import SAMPLE_TOKENS, sample_of
 from kdcli.models.static import as_static
 from kdcli.types import Examples, ModelShape
 
@@ -105,6 +108,7 @@ def build_student(
     dropout: float | None = None,
     text: Examples | None = None,
     seed: int = 0,
+    log: Callable[[str], None] | None = None,
 ) -> InitializedStudent:
     """Build a student of a shape from a base encoder.
 
@@ -116,6 +120,7 @@ def build_student(
     * `dropout`: the rate of every dropout in memory. The saved configuration keeps the teacher's
       rates.
     * `text`: the text to fit on. Without it, nothing is fitted.
+    * `log`: receives a line before the fit, which can take minutes.
 
     A static student has random vectors, whatever `init` is: its table is fitted to vectors of
     texts, which this function does not have.
@@ -148,6 +153,9 @@ def build_student(
     layout = layout_for(teacher.config)
     tokens = tokens_to_fit(teacher, layout, shape.layers) if fit else SAMPLE_TOKENS
     sample = sample_of(text, teacher.config, positions_of(teacher.config), tokens)
+    if fit and log is not None:
+        read = int(sample["attention_mask"].sum())
+        log(f"fitting a {shape.layers}x{shape.hidden} to the teacher's outputs for {read:,} tokens")
     unfilled, basis_DN = copy_reduced(teacher, student, layout, chosen, sample, fit=fit)
     notes = [f"initialised from teacher layers {', '.join(map(str, chosen))}"]
     if shape.hidden < source.hidden:

@@ -227,6 +227,7 @@ class Workload(ABC):
             dropout=dropout,
             text=self.sample,
             seed=seed,
+            log=Progress.log,
         )
 
     @property

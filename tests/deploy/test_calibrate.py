@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from kdcli.deploy.calibrate import GRAM_CHANNELS, KERNELS, Rounding, calibrate
+from kdcli.deploy.calibrate import KERNELS, Rounding, calibrate
 from kdcli.deploy.products import by_key, key_of
 from kdcli.deploy.quantise import quantise_onnx
 from kdcli.deploy.rounding import INT4_BLOCKS, INT8, InputStatistics, round_weight
 from kdcli.deploy.sessions import onnx_caller
 from kdcli.deploy.sums import largest_sums
+from kdcli.models.least_squares import CHANNELS_AT_ONCE
 
 
 class Layers(nn.Module):
@@ -177,7 +178,7 @@ def test_other_runtimes_need_no_smoothing(format, precision):
 def test_statistics_are_those_of_all_real_tokens():
     """The Gram matrix is measured in several parts, and both products share it."""
     torch.manual_seed(0)
-    width = GRAM_CHANNELS + 64
+    width = CHANNELS_AT_ONCE + 64
     table = nn.Embedding(200, width)
     linears = nn.ModuleDict({name: nn.Linear(width, 24, bias=False) for name in ("one", "other")})
     with torch.no_grad():

@@ -13,8 +13,8 @@ from transformers import (
 from kdcli.errors import UsageError
 from kdcli.models import fitted_head
 from kdcli.models.fitted_head import check_head, fit_head, last_linear, student_with_fitted_head
+from kdcli.models.least_squares import BIAS_RIDGE, RIDGE
 from kdcli.models.model import Model
-from kdcli.models.reduce import RIDGE
 from kdcli.models.shape import build_student
 from kdcli.types import ModelShape
 
@@ -102,7 +102,7 @@ def test_the_head_is_the_ridge_regression_about_the_copied_head():
     ).astype(np.float64)
     x = np.concatenate([x, np.ones((len(x), 1))], 1)
     gram = x.T @ x
-    ridge = RIDGE * np.diag(gram).mean() * np.eye(len(gram))
+    ridge = np.diag(np.append(RIDGE * np.diag(gram)[:-1], BIAS_RIDGE * len(x)))
     expected = np.linalg.solve(gram + ridge, x.T @ y + ridge @ prior.T).T
     fit_head(teacher, model, rows)
     assert np.allclose(model.classifier.weight.detach().numpy(), expected[:, :-1], atol=1e-5)
@@ -118,7 +118,7 @@ def test_a_head_of_tokens_is_fitted_to_some_real_tokens_of_every_batch(monkeypat
     monkeypatch.setattr(fitted_head, "fit_linear", lambda linear, x, y: fitted.append((x, y)))
     fit_head(teacher, model, rows)
     ((x, y),) = fitted
-    assert len(x) == len(y) == 40
+    assert len(x.x_RI) == len(y) == 40
     batch = rows.batch(np.arange(len(rows)))
     real_NB = batch["attention_mask"].bool()
     with torch.no_grad():

@@ -8,74 +8,16 @@ from itertools import cycle, islice
 import numpy as np
 import pytest
 import torch
-from encoders import assert_same_state, padded_batch, tiny_encoder
+from encoders import CountingRows, assert_same_state, padded_batch, tiny_encoder
 from torch import nn
 
-from kdcli.data.text.corpus import Blocks
-from kdcli.data.text.shards import Frame
 from kdcli.models import reduce
 from kdcli.models.capture import capture
 from kdcli.models.grammar import parse_shape
 from kdcli.models.layout import LAYOUTS, layout_for, linears
+from kdcli.models.sample import sample_of
 from kdcli.models.shape import build_student, shape_of
 from kdcli.types import Needs
-
-
-class Rows:
-    """Rows of 1 ... 7 tokens that count up, padded to `width`."""
-
-    def __init__(self, width=200):
-        self.width = width
-
-    def __len__(self):
-        return 50_000
-
-    def batch(self, indices):
-        ids_BL = torch.as_tensor(indices)[:, None] % 50 + torch.arange(self.width)
-        real_BL = torch.arange(self.width) < torch.as_tensor(indices % 7 + 1)[:, None]
-        return {"input_ids": ids_BL % 55 + 3, "attention_mask": real_BL.long(), "labels": ids_BL}
-
-
-@pytest.mark.parametrize("rows", [4, 40])
-@pytest.mark.parametrize("bias", [True, False])
-@torch.no_grad()
-def test_a_linear_is_fitted_by_ridge_regression_about_its_weights(bias, rows):
-    torch.manual_seed(0)
-    linear, x_RI, y_RO = (
-        nn.Linear(6, 3, bias=bias),
-        torch.randn(rows, 6).double(),
-        torch.randn(rows, 3).double(),
-    )
-    before = [p.double().numpy() for p in linear.parameters()]
-    reduce.fit_linear(linear, x_RI, y_RO)
-    x, start = x_RI.numpy(), before[0].T
-    if bias:
-        x, start = np.hstack([x, np.ones((rows, 1))]), np.vstack([start, before[1]])
-    root = np.sqrt(reduce.RIDGE * np.square(x).sum(0).mean())
-    system, targets = (
-        np.vstack([x, root * np.eye(len(start))]),
-        np.vstack([y_RO.numpy(), root * start]),
-    )
-    expected = np.linalg.lstsq(system, targets, rcond=None)[0]
-    np.testing.assert_allclose(linear.weight.numpy(), expected[:6].T, atol=1e-6)
-    if bias:
-        np.testing.assert_allclose(linear.bias.numpy(), expected[6], atol=1e-6)
-
-
-@torch.no_grad()
-def test_a_normalisation_is_fitted_by_least_squares():
-    torch.manual_seed(0)
-    norm, x, target = nn.LayerNorm(4), torch.randn(30, 4), torch.randn(30, 4).double()
-    nn.init.normal_(norm.weight)
-    plain = nn.functional.layer_norm(x, (4,)).double().numpy()
-    reduce._fit_norm(norm, norm(x).double(), target)
-    for n in range(4):
-        gain, bias = np.polyfit(plain[:, n], target[:, n].numpy(), 1)
-        np.testing.assert_allclose([norm.weight[n], norm.bias[n]], [gain, bias], atol=1e-5)
-    only = nn.RMSNorm(4)
-    reduce._fit_norm(only, x.double(), target)
-    expected = (x.double() * target).sum(0) / x.double().square().sum(0)
-    torch.testing.assert_close(only.weight.double(), expected, atol=1e-6, rtol=1e-6)
 
 
 def test_components_fall_in_weight_and_have_one_sign():
@@ -99,7 +41,7 @@ def second(x, letter):
 def test_moments_are_those_of_the_tokens_that_are_no_padding():
     torch.manual_seed(0)
     teacher = tiny_encoder("bert", initializer_range=0.3).eval()
-    sample = reduce.sample_of(Rows(width=8), teacher.config, None)
+    sample = sample_of(CountingRows(width=8), teacher.config, None)
     layer, real = teacher.encoder.layer[0], sample["attention_mask"].bool().numpy()
     w = {name: x.double().numpy() for name, x in layer.state_dict().items()}
 
@@ -136,7 +78,7 @@ def test_moments_are_those_of_the_tokens_that_are_no_padding():
 def test_a_shared_layer_has_the_mean_of_its_runs_moments():
     torch.manual_seed(0)
     teacher = tiny_encoder("albert", initializer_range=0.3, num_hidden_layers=3).eval()
-    sample = reduce.sample_of(Rows(width=8), teacher.config, None)
+    sample = sample_of(CountingRows(width=8), teacher.config, None)
     layout, real = LAYOUTS["albert"], sample["attention_mask"].bool().numpy()
     layer = layout.modules(teacher)[0]
     states = teacher(**sample, output_hidden_states=True).hidden_states[:-1]
@@ -453,7 +395,7 @@ def test_rotated_values_keep_the_pairs_of_q_and_k():
 @pytest.mark.parametrize("kind", sorted(LAYOUTS))
 def test_a_student_of_the_same_shape_is_its_teacher(kind):
     teacher = tiny_encoder(kind)
-    student = build_student(teacher, shape_of(teacher.config), text=Rows(width=8)).model
+    student = build_student(teacher, shape_of(teacher.config), text=CountingRows(width=8)).model
     assert_same_state(student, teacher)
 
 
@@ -469,7 +411,7 @@ def test_what_is_left_out_keeps_its_mean(shape):
         for rows in (slice(0, 8), slice(16, 24)):
             layer.attention.self.value.weight[rows] *= 1e-3
             layer.attention.self.value.bias[rows] = 0.3
-    sample = reduce.sample_of(None, teacher.config, None)
+    sample = sample_of(None, teacher.config, None)
     real = sample["attention_mask"].bool()
     built = build_student(teacher, parse_shape(shape, shape_of(teacher.config)), init="copied")
     basis_DN = torch.eye(32).double() if built.basis_DN is None else built.basis_DN
@@ -501,7 +443,7 @@ def test_a_layer_without_biases_keeps_the_units_that_are_large():
     for layer in teacher.layers:
         layer.mlp.Wo.register_forward_hook(lambda _, args, __: inputs.append(args[0]))
     shape = parse_shape("4x32:96", shape_of(teacher.config))
-    sample = reduce.sample_of(None, teacher.config, None)
+    sample = sample_of(None, teacher.config, None)
     student = build_student(teacher, shape, init="copied").model
     inputs.clear()
     teacher(**sample)
@@ -509,31 +451,6 @@ def test_a_layer_without_biases_keeps_the_units_that_are_large():
         size_F = x_BLF.double().flatten(0, -2).square().mean(0) * weight_DF.square().sum(0)
         kept = size_F.topk(96).indices.sort().values
         assert torch.equal(narrow.mlp.Wo.weight.double(), weight_DF[:, kept])
-
-
-@pytest.mark.parametrize("rows", [2, 40])
-def test_a_linear_without_inputs_keeps_its_weights(rows):
-    linear = nn.Linear(4, 3, bias=False)
-    before = linear.weight.clone()
-    with torch.no_grad():
-        reduce.fit_linear(linear, torch.zeros(rows, 4).double(), torch.ones(rows, 3).double())
-    torch.testing.assert_close(linear.weight, before)
-
-
-def test_random_tokens_are_in_the_vocabulary():
-    teacher = tiny_encoder("bert", pad_token_id=63)
-    assert int(reduce.sample_of(None, teacher.config, None)["input_ids"].max()) < 63
-
-
-def test_a_sample_keeps_the_types_of_tokens():
-    class Pairs(Rows):
-        def batch(self, indices):
-            batch = super().batch(indices)
-            return batch | {"token_type_ids": batch["input_ids"] % 2}
-
-    sample = reduce.sample_of(Pairs(), tiny_encoder("bert").config, 24)
-    assert sample["token_type_ids"].shape == sample["input_ids"].shape
-    assert torch.equal(sample["token_type_ids"], sample["input_ids"] % 2)
 
 
 @torch.no_grad()
@@ -544,7 +461,7 @@ def test_every_layer_counts_equally_in_the_principal_components():
     loud = teacher.encoder.layer[1].output.LayerNorm
     loud.weight.mul_(30)
     loud.bias.normal_()
-    batch = reduce.sample_of(Rows(width=8), teacher.config, None)
+    batch = sample_of(CountingRows(width=8), teacher.config, None)
     states = teacher(
         **{k: batch[k] for k in ("input_ids", "attention_mask")}, output_hidden_states=True
     )
@@ -559,51 +476,6 @@ def test_every_layer_counts_equally_in_the_principal_components():
     np.testing.assert_allclose(found @ found.T, expected @ expected.T, atol=1e-5)
 
 
-def test_a_sample_has_as_many_tokens_whatever_the_rows():
-    config = tiny_encoder("bert").config
-    sample = reduce.sample_of(Rows(), config, None)
-    assert sample.keys() == {"input_ids", "attention_mask"}
-    assert (
-        0.9 * reduce.SAMPLE_TOKENS
-        < int(sample["attention_mask"].sum())
-        < 1.1 * reduce.SAMPLE_TOKENS
-    )
-    # The rows have 1 to 7 tokens, so a wider sample would be mostly padding.
-    assert sample["input_ids"].shape[1] in (7, 8)
-    assert sample["input_ids"][:, 0].unique().numel() > 10
-    assert reduce.sample_of(Rows(), config, 5)["input_ids"].shape[1] == 5
-
-
-@pytest.mark.parametrize(
-    ("memory", "tokens"), [(1, 8192), (2816 * 10_000, 10_000), (2816 * 100_000, 32_768)]
-)
-def test_the_fit_reads_as_many_tokens_as_the_memory_holds(memory, tokens, monkeypatch):
-    monkeypatch.setattr(reduce, "FIT_BYTES", memory)
-    # Two layers have 2 * (4 * 32 + 128 + 32 + 2 * 32) outputs of 4 bytes.
-    found = reduce.tokens_to_fit(tiny_encoder("bert"), LAYOUTS["bert"], 2)
-    assert found == tokens
-
-
-def test_documents_apart_count_as_one_row_of_a_sample():
-    class Stream:
-        def read(self, at, count):
-            return np.arange(at, at + count) % 60
-
-    blocks = Blocks(Stream(), 0, 10, 16, Frame(1, 2, "[SEP]"), True)
-    sample = reduce.sample_of(blocks, tiny_encoder("bert").config, None)
-    assert sample["attention_mask"].shape == sample["input_ids"].shape == (10, 16)
-    assert sample["attention_mask"].all()
-
-
-def test_without_text_a_sample_is_of_random_tokens_that_are_no_padding():
-    config = tiny_encoder("roberta", pad_token_id=1).config
-    one, two = (reduce.sample_of(None, config, 20)["input_ids"] for _ in range(2))
-    assert torch.equal(one, two)
-    assert one.shape == (64, 20)
-    assert not (one == 1).any()
-    assert one.unique().numel() == config.vocab_size - 1
-
-
 @pytest.mark.parametrize("kind", sorted(LAYOUTS))
 @torch.no_grad()
 def test_a_narrower_student_starts_near_its_teacher_in_that_basis(kind):
@@ -612,7 +484,7 @@ def test_a_narrower_student_starts_near_its_teacher_in_that_basis(kind):
     shape = shape_of(teacher.config)
     to = parse_shape(f"{shape.layers}x24", shape)
     built, drawn = (
-        build_student(teacher, to, text=Rows(width=8)),
+        build_student(teacher, to, text=CountingRows(width=8)),
         build_student(teacher, to, init="random"),
     )
     batch, last = padded_batch(teacher), shape.layers

@@ -12,7 +12,7 @@ from kdcli.losses import build_objective
 from kdcli.losses.hard import hard_loss
 from kdcli.losses.soft_targets import soft_loss
 from kdcli.models.heads import load_for_task
-from kdcli.models.reduce import RIDGE
+from kdcli.models.least_squares import RIDGE
 from kdcli.models.shape import shape_of
 from kdcli.recipe.sections import KdSettings
 from kdcli.report.schema import STUDENT
@@ -137,7 +137,7 @@ def test_projections_start_at_the_least_squares_of_both_models_states(ready, sha
     for projection, compared in zip(made.projections.values(), pairs, strict=True):
         x_RD = np.concatenate([states(student, m) for m, _ in compared])
         y_RE = np.concatenate([states(teacher.model, n) for _, n in compared])
-        ridge = RIDGE * np.square(x_RD).sum(0).mean() * np.eye(x_RD.shape[1])
+        ridge = RIDGE * np.diag(np.square(x_RD).sum(0))
         expected_DE = np.linalg.solve(x_RD.T @ x_RD + ridge, x_RD.T @ y_RE)
         np.testing.assert_allclose(projection.weight.detach().numpy(), expected_DE.T, atol=1e-5)
 

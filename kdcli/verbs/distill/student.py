@@ -16,7 +16,8 @@ from kdcli.errors import MachineError
 from kdcli.losses.relation import why_no_triton
 from kdcli.losses.states import StateProjection
 from kdcli.models.capture import capture, params_without_grad
-from kdcli.models.reduce import fit_linear, real_states, sample_of
+from kdcli.models.least_squares import Inputs, fit_linear
+from kdcli.models.sample import real_states, sample_of
 from kdcli.models.shape import positions_of
 from kdcli.targets.targets import Targets
 from kdcli.types import Batch, Examples, Job, Needs, Objective, Order, Signals, StepLoss, Term
@@ -117,7 +118,7 @@ def fit_projections(
         p.weight.zero_()
         fit_linear(
             p,
-            torch.cat([student_states[m] for m, _ in p.pairs]),
+            Inputs(torch.cat([student_states[m] for m, _ in p.pairs]), has_bias=p.bias is not None),
             torch.cat([teacher_states[n] for _, n in p.pairs]),
         )
 

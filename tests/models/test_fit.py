@@ -1,0 +1,64 @@
+"""Fitting a student to its teacher, layer by layer."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from encoders import CountingRows, tiny_encoder
+
+from kdcli.models import fit
+from kdcli.models.layout import LAYOUTS, layout_for, linears
+from kdcli.models.least_squares import BIAS_RIDGE, LEAST_SHARE
+from kdcli.models.sample import sample_of
+from kdcli.models.shape import build_student, shape_of
+
+
+@pytest.mark.parametrize(
+    ("memory", "tokens"), [(1, 8192), (2176 * 10_000, 10_000), (2176 * 100_000, 32_768)]
+)
+def test_the_fit_reads_as_many_tokens_as_the_memory_holds(memory, tokens, monkeypatch):
+    monkeypatch.setattr(fit, "FIT_BYTES", memory)
+    # Two inputs of 32 numbers, a layer's 4 * 32 + 128 + 32 + 2 * 32 outputs, and 128 units.
+    found = fit.tokens_to_fit(tiny_encoder("bert"), LAYOUTS["bert"], 2)
+    assert found == tokens
+
+
+@pytest.mark.parametrize("kind", ["bert", "mpnet", "modernbert"])
+@torch.no_grad()
+def test_each_layer_reproduces_its_teachers_outputs_from_the_students_input(kind):
+    torch.manual_seed(0)
+    teacher = tiny_encoder(kind, num_hidden_layers=4, initializer_range=0.5).eval()
+    layout = layout_for(teacher.config)
+    source = shape_of(teacher.config)
+    tokens = fit.tokens_to_fit(teacher, layout, 2)
+    sample = sample_of(CountingRows(width=8), teacher.config, None, tokens)
+    student = build_student(
+        teacher, replace(source, layers=2), layers=[2, 4], text=CountingRows(width=8)
+    ).model.eval()
+    down = [linears(layout, layer)["D"][0][0] for layer in layout.modules(student)]
+    origins = [linears(layout, layout.modules(teacher)[n])["D"][0][0] for n in (1, 3)]
+    seen = {}
+    for linear in [*down, *origins]:
+        linear.register_forward_hook(
+            lambda linear, args, out: seen.update({linear: (args[0], out)})
+        )
+    for model in (teacher, student):
+        model(**{k: sample[k] for k in ("input_ids", "attention_mask")})
+    real = sample["attention_mask"].bool()
+    for linear, origin in zip(down, origins, strict=True):
+        x, wanted = seen[linear][0][real].double().numpy(), seen[origin][1][real].double().numpy()
+        start = origin.weight.double().numpy().T
+        if linear.bias is not None:
+            x = np.hstack([x, np.ones((len(x), 1))])
+            start = np.vstack([start, origin.bias.double().numpy()])
+        squares = np.square(x).sum(0)
+        inputs = squares[:-1] if linear.bias is not None else squares
+        root = np.sqrt(fit.RIDGE * np.maximum(squares, LEAST_SHARE * inputs.mean()))
+        if linear.bias is not None:
+            root[-1] = np.sqrt(BIAS_RIDGE * len(x))
+        targets = np.vstack([wanted, root[:, None] * start])
+        expected = np.linalg.lstsq(np.vstack([x, np.diag(root)]), targets, rcond=None)[0]
+        found = linear.weight.double().numpy().T
+        np.testing.assert_allclose(found, expected[: len(found)], atol=2e-3)
+        assert np.abs(found - origin.weight.double().numpy().T).max() > 0.1
