@@ -28,7 +28,7 @@ from kdcli.losses import build_objective
 from kdcli.losses.embedding import check_dimensions
 from kdcli.models.card import describe, describe_source
 from kdcli.models.embedder import EmbeddingFormat, Pool, read_format, save_embedder
-from kdcli.models.grammar import is_static_shape, static_shape
+from kdcli.models.grammar import is_static_shape, match_shape, static_shape
 from kdcli.models.load import location
 from kdcli.models.shape import InitializedStudent
 from kdcli.models.static import as_static
@@ -49,6 +49,7 @@ from kdcli.verbs.distill.fast import shape_notes
 from kdcli.verbs.distill.held_out import HELD_OUT_LOSS, held_out_losses
 from kdcli.verbs.distill.layers import with_measured_layers
 from kdcli.verbs.distill.plan import student_shapes
+from kdcli.verbs.distill.recipes import RATE_WIDTH, learning_rate
 from kdcli.verbs.distill.router import ROUTER, check_router, save_router
 from kdcli.verbs.distill.settings import DistillRecipe, EmbeddingSettings
 from kdcli.verbs.distill.space import VectorSpace
@@ -68,8 +69,8 @@ from kdcli.workloads.eval_sets import open_eval_sets
 from kdcli.workloads.static_students import static_student
 from kdcli.workloads.training import first_rows
 
-TRAIN_DEFAULTS: dict[str, object] = {"train.lr": 5e-4, "train.batch_size": 64, "train.epochs": 1.0}
-"""Defaults of the method for keys that the user did not set."""
+TRAIN_DEFAULTS: dict[str, object] = {"train.batch_size": 64, "train.epochs": 1.0}
+"""Defaults of the method for keys that the user did not set. `with_learning_rate` sets another."""
 STATIC_DEFAULTS: dict[str, object] = {
     "train.lr": 3e-3,
     "train.batch_size": 512,
@@ -115,6 +116,17 @@ def with_method(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
             f"the keys of embedding: are for --method {METHOD}, not for {recipe.method}"
         )
     return resolved
+
+
+def with_learning_rate(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
+    """Set the learning rate for the widest student, unless the user or the recipe set one.
+
+    Without `--to`, it is the one of width 384.
+    """
+    shapes = [text for text in resolved.recipe.student.to if not is_static_shape(text)]
+    width = max((int(match_shape(text)[2]) for text in shapes), default=RATE_WIDTH)
+    origin = f"default of {METHOD} at width {width}"
+    return defaulted(resolved, {"train.lr": learning_rate(width)}, origin)
 
 
 @dataclass(frozen=True)

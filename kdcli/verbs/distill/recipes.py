@@ -21,6 +21,8 @@ from kdcli.workloads.recipes import finetune_recipe
 from kdcli.workloads.settings import FinetuneRecipe, StudentTrainSettings
 
 SOFT_TARGETS = "soft-targets"
+RATE, RATE_WIDTH = 3e-4, 384
+"""The learning rate of a student of this width that starts near its teacher."""
 STATIC_DEFAULTS: dict[str, object] = {
     "train.lr": 3e-3,
     "train.batch_size": 256,
@@ -28,6 +30,11 @@ STATIC_DEFAULTS: dict[str, object] = {
     "train.epochs": 3.0,
 }
 """Defaults if the student is static. A forward pass is cheap, but a gradient is a whole table."""
+
+
+def learning_rate(width: int) -> float:
+    """Return the learning rate of a student of a width; wide students need smaller steps."""
+    return float(f"{RATE * RATE_WIDTH / width:.2g}")
 
 
 def general_recipe(recipe: TaskDistillRecipe) -> Resolved[DistillRecipe]:

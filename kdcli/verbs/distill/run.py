@@ -22,7 +22,7 @@ from kdcli.report.schema import STUDENT, TEACHER
 from kdcli.run.context import RunContext, open_run
 from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import run_command, run_stages, telling_how_to_continue
-from kdcli.verbs.distill.embedding import prepare_embedding, with_method
+from kdcli.verbs.distill.embedding import prepare_embedding, with_learning_rate, with_method
 from kdcli.verbs.distill.embedding_checks import check_embedding
 from kdcli.verbs.distill.fast import check_goals, check_untrained, like_first, with_shape
 from kdcli.verbs.distill.labelled import (
@@ -60,6 +60,7 @@ def distill(resolved: Resolved[DistillRecipe], options: RunOptions) -> RunResult
     if shaped is None:
         return None
     if recipe.method == METHOD:
+        shaped = with_learning_rate(shaped)
         return run_command(shaped, options, name, prepare_embedding)
     read_text(shaped.recipe, options)
     return run_command(shaped, options, name, prepare_text)
