@@ -16,8 +16,14 @@ from kdcli.engine.run_dir import LOG_FILE, RunDir
 from kdcli.errors import Interrupted, KdcliError, MachineError, Stopped
 
 T = TypeVar("T")
+SCORED = "scored "
+"""The beginning of the keys of records that hold candidates which were scored together."""
 SPENT = "spent "
 """The beginning of the keys of records that hold only the seconds of an attempt that failed."""
+
+
+class Unrecorded(Exception):
+    """The reason for a failure that may not occur again, so the journal does not record it."""
 
 
 @dataclass(frozen=True)

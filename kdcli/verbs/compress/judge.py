@@ -129,7 +129,8 @@ def judge(runner: StepRunner, teacher: str, candidates: Mapping[str, Path]) -> C
     Raises UsageError: the models cannot be scored.
     """
     models = [teacher, *map(str, candidates.values())]
-    name = f"selection-{cache_key(sorted(map(step_of, candidates.values())))[:8]}"
+    steps = sorted(map(step_of, candidates.values()))
+    name = f"selection-{cache_key(steps, runner.place)[:8]}"
     folder = runner.require(name, select(runner.recipe, models))
     price = runner.recipe.price_per_hour
     scores = read(RunResult.read(folder).report, teacher, candidates, price)
