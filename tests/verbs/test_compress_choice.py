@@ -996,7 +996,8 @@ def test_another_bound_neither_replaces_a_file_nor_takes_its_scores(tmp_path, mo
         (output_dir / "bound").write_text(str(max_drop))
 
     def evaluate(recipe, models, *confidence):
-        scored = [(Path(model) / "bound").read_text() for model in models if Path(model).is_dir()]
+        files = [Path(model) / "bound" for model in models.values() if Path(model).is_dir()]
+        scored = [file.read_text() for file in files]
         return Step("evaluate", lambda options: evaluated.append((*scored, *confidence)))
 
     monkeypatch.setattr(steps.export_verb, "export", export)

@@ -7,8 +7,9 @@ from kdcli.engine.progress import Progress
 from kdcli.errors import KdcliError, MachineError, Stopped, UsageError
 from kdcli.report.text import duration
 from kdcli.verbs.compress.journal import Unrecorded
+from kdcli.verbs.compress.judge import TEACHER
 from kdcli.verbs.compress.runner import StepRunner
-from kdcli.verbs.compress.search import TEACHER, Search
+from kdcli.verbs.compress.search import Search
 from kdcli.verbs.compress.steps import Step
 
 TIMED = "timed "

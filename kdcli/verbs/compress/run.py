@@ -40,6 +40,7 @@ from kdcli.verbs.compress.budget import (
 from kdcli.verbs.compress.inputs import check_inputs
 from kdcli.verbs.compress.journal import SPENT, Journal
 from kdcli.verbs.compress.judge import (
+    TEACHER,
     CandidateScores,
     ScoredModel,
     Verification,
@@ -71,7 +72,7 @@ from kdcli.verbs.compress.runner import (
     evaluation_request,
     step_of,
 )
-from kdcli.verbs.compress.search import TEACHER, Candidate, Search, check_backends
+from kdcli.verbs.compress.search import Candidate, Search, check_backends
 from kdcli.verbs.compress.settings import CompressRecipe
 from kdcli.verbs.compress.shapes import measure_untrained
 from kdcli.verbs.compress.ship import (

@@ -31,6 +31,7 @@ from kdcli.errors import (
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult
+from kdcli.report.titles import step_title
 from kdcli.run.context import cpu_session
 from kdcli.run.dry_run import Estimate
 from kdcli.targets.outputs import keep_outputs
@@ -178,12 +179,13 @@ class StepRunner:
             if why == OVER:
                 command = self.continuing_command(2 * (self.recipe.budget or 0.0))
                 raise GateError(
-                    f"{name}: {OVER}",
+                    f"{step_title(name)}: {OVER}",
                     f"continue from its checkpoint with a larger budget: {command}",
                 )
             if why and required:
                 raise UsageError(
-                    f"{name} failed: {why}", "fix it and run the same command with --resume"
+                    f"{step_title(name)} failed: {why}",
+                    "fix it and run the same command with --resume",
                 )
             return why
 
@@ -213,7 +215,7 @@ class StepRunner:
         deadline = time.monotonic() + self.journal.left if step.trains else math.inf
         if time.monotonic() >= deadline:
             return OVER
-        Progress.log(f"{name}: {step.verb}")
+        Progress.log(f"{step_title(name)}: {step.verb}")
         if step.trains:
             follow_move(place, self.folder, self.recipe)
         options = self._step_options(resume=step.trains, overwrite=not step.trains)

@@ -13,14 +13,19 @@ from kdcli.errors import MachineError
 from kdcli.report.schema import Report, Role
 from kdcli.verbs.compress import steps
 from kdcli.verbs.compress.journal import SCORED
-from kdcli.verbs.compress.judge import POINT, CandidateScores, choose, is_bounded, is_sure, judge
+from kdcli.verbs.compress.judge import (
+    POINT,
+    CandidateScores,
+    choose,
+    is_bounded,
+    is_sure,
+    judge,
+)
 from kdcli.verbs.compress.moved import STEPS
 from kdcli.verbs.compress.recipes import EXPORTS, backend_of
 from kdcli.verbs.compress.runner import StepRunner, step_folder, step_of
 from kdcli.verbs.compress.settings import GoalSettings
 from kdcli.verbs.compress.steps import Step
-
-TEACHER = "teacher"
 
 
 @dataclass

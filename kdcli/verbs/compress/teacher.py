@@ -6,8 +6,8 @@ from statistics import fmean
 from kdcli.engine.progress import Progress
 from kdcli.report.schema import Evaluation, Report
 from kdcli.report.text import number
+from kdcli.verbs.compress.judge import TEACHER
 from kdcli.verbs.compress.runner import StepRunner
-from kdcli.verbs.compress.search import TEACHER
 
 HARDLY = 0.9
 """A training loss whose mean at the end is above this share of the mean at the start has hardly
