@@ -152,6 +152,10 @@ def missing(*names):
             "plan.distill: unknown key 'methd'",
         ),
         (
+            ["demo", "--task", "demo-topic", "--max-drop", "1", "--set", "plan.distill.recipe=5"],
+            "plan.distill: recipe must be the name of a recipe or the path of a file, got 5",
+        ),
+        (
             ["demo", "--task", "demo-topic", "--max-drop", "1", "--set", "steps=[{distil: {}}]"],
             "distil: no such step; did you mean 'distill'?",
         ),

@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from kdcli.data.labelled.submission import check_submission, write_submission
 from kdcli.data.labelled.task_data import Labelled, open_labelled
@@ -309,14 +308,14 @@ def _under_mask(recipe: EvaluateRecipe, file: Path, task: Task, trust_remote_cod
 
 
 def _card(model: Model) -> Card:
-    network: Any = model.model
+    network: object = model.model
     if isinstance(network, Export):
         return network.card
-    return describe_source(network, model.source)
+    return describe_source(model.model, model.source)
 
 
 def _subject(name: str, model: Model) -> Subject:
-    network: Any = model.model
+    network: object = model.model
     if isinstance(network, Export):
         return Subject(name, location(model.source), network.format, network.precision)
     return Subject(name, location(model.source))
