@@ -30,6 +30,8 @@ class ScorerWithValues(Protocol):
         """Return each example's value of every metric but the ones in `OF_NUMBERS`, [n]."""
 
 
+Interval = tuple[float, float, float]
+"""A difference between two models, and the ends of its interval."""
 CONFIDENCE = 0.95
 """Default level of intervals."""
 Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
@@ -56,7 +58,7 @@ def paired_bootstrap(
     confidence: float = CONFIDENCE,
     baseline_is_reference: bool = False,
     groups: Array | None = None,
-) -> dict[str, tuple[float, float, float]]:
+) -> dict[str, Interval]:
     """Compare two models on the same examples.
 
     Examples with the same text are not independent: up to case and spaces, both models read the
@@ -106,36 +108,62 @@ def paired_bootstrap(
     bounds = np.percentile(differences, [outside, 100 - outside], axis=0).T.tolist()
     values, base_values = (example_values(scorer, n, seed) for scorer in (model, baseline))
     is_same = not differences.any()
-    intervals = {}
+    intervals: dict[str, Interval] = {}
     for (name, value), (low, high) in zip(ours.items(), bounds, strict=True):
         difference = value - theirs[name]
         if name in OF_NUMBERS:
             effect = _mean_size(sizes_N, np.ones(n)) / n if is_same else 0.0
+        elif _are_shares(values[name], base_values[name], n):
+            ends = _interval_of_shares(values[name], base_values[name], sizes_N, z)
+            intervals[name] = (difference, *ends)
+            continue
         else:
-            correct_N, base_N = values[name], base_values[name]
-            if len(correct_N) == n and is_binary(correct_N) and is_binary(base_N):
-                correct_N, base_N = np.rint(correct_N), np.rint(base_N)
-                better, worse = int((correct_N > base_N).sum()), int((correct_N < base_N).sum())
-                repeats = _repeats(sizes_N, correct_N != base_N)
-                ends = tango_interval(better / repeats, worse / repeats, n / repeats, z)
-                intervals[name] = (difference, *ends)
-                continue
-            read = sizes_N if len(correct_N) == n else sizes_N[_sample(n, seed)]
-            of_models = [(correct_N, value), (base_N, theirs[name])]
+            read = sizes_N if len(values[name]) == n else sizes_N[_sample(n, seed)]
+            of_models = [(values[name], value), (base_values[name], theirs[name])]
             effect = max(_largest_effect(each_N, mean, read) for each_N, mean in of_models) / n
         added = z * math.sqrt(2.0) * effect
         most = MAX_DIFFERENCE.get(name, 1.0)
-        intervals[name] = (
-            difference,
-            max(difference - math.hypot(difference - low, added), -most),
-            min(difference + math.hypot(high - difference, added), most),
-        )
-    if baseline_is_reference:
-        return {
-            name: (value, max(low, 0.0), high) if name in ERRORS else (value, low, min(high, 0.0))
-            for name, (value, low, high) in intervals.items()
-        }
-    return intervals
+        intervals[name] = _widened((difference, low, high), added, most)
+    return _at_most_reference(intervals) if baseline_is_reference else intervals
+
+
+def _are_shares(values_N: Array, base_N: Array, n: int) -> bool:
+    """Whether every example counts as 0 or 1 for both models, and all values are known."""
+    return len(values_N) == n and is_binary(values_N) and is_binary(base_N)
+
+
+def _interval_of_shares(
+    values_N: Array, base_values_N: Array, sizes_N: Array, z: float
+) -> tuple[float, float]:
+    """Return Tango's interval of the difference between two models' shares of correct examples.
+
+    Args:
+        values_N, base_values_N: whether each model is right, 0 or 1 up to rounding.
+        sizes_N: the number of examples with each example's text.
+        z: the quantile of the normal distribution for the wanted level.
+    """
+    correct_N, base_N = np.rint(values_N), np.rint(base_values_N)
+    better, worse = int((correct_N > base_N).sum()), int((correct_N < base_N).sum())
+    repeats = _repeats(sizes_N, correct_N != base_N)
+    return tango_interval(better / repeats, worse / repeats, len(sizes_N) / repeats, z)
+
+
+def _widened(interval: Interval, added: float, most: float) -> Interval:
+    """Add a distance to both ends as in a root of a sum of squares, up to `most` from 0."""
+    difference, low, high = interval
+    return (
+        difference,
+        max(difference - math.hypot(difference - low, added), -most),
+        min(difference + math.hypot(high - difference, added), most),
+    )
+
+
+def _at_most_reference(intervals: Mapping[str, Interval]) -> dict[str, Interval]:
+    """End all intervals at 0 where a model would be better than its reference."""
+    return {
+        name: (value, max(low, 0.0), high) if name in ERRORS else (value, low, min(high, 0.0))
+        for name, (value, low, high) in intervals.items()
+    }
 
 
 def _draws(n: int, groups: Array | None, resamples: int, seed: int) -> Iterator[Array]:

@@ -129,7 +129,7 @@ class RunResult(Usable):
         yield f"{'model and report' if has_model else 'report'} in {self.folder} (report.html)"
 
 
-def checked_report(raw: Mapping[str, Any], file: Path) -> Report:
+def checked_report(raw: Mapping[str, object], file: Path) -> Report:
     """Check a report that was read from a file.
 
     Raises UsageError: it is damaged or has another schema.
@@ -379,10 +379,11 @@ def _report(run: RunDir, contents: ReportContents) -> Report:
     )
 
 
-def _data_versions(recipe: Mapping[str, Any]) -> dict[str, str]:
+def _data_versions(recipe: Mapping[str, object]) -> dict[str, str]:
     """Return the commits of the hub's data sets, and hashes of the files that a recipe names."""
     data = recipe.get("data")
     sources = [data.get("source") if isinstance(data, dict) else None, recipe.get("text")]
+    names = [source for source in sources if isinstance(source, str)]
     versions = {source: f"commit {commit}" for source, commit in COMMITS.items()}
-    hashes = {short(name): f"sha256 {HASHES[name]}" for name in sources if name in HASHES}
+    hashes = {short(name): f"sha256 {HASHES[name]}" for name in names if name in HASHES}
     return versions | hashes

@@ -38,7 +38,7 @@ Quality = dict[str, dict[str, dict[str, float]]]
 """Task and set, or another measure -> model -> metric -> value."""
 
 
-def _read_card(value: Any) -> Any:
+def _read_card(value: object) -> object:
     """Make a card from its JSON object; pydantic checks the types of its fields afterwards."""
     if not isinstance(value, dict):
         return value

@@ -6,18 +6,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Protocol, runtime_checkable
 
 from kdcli.engine.launch import Session, already_done, claim, claim_or_resume, track
 from kdcli.engine.run_dir import RunDir
 from kdcli.engine.train import train
 from kdcli.errors import Stopped, UsageError
 from kdcli.recipe.resolve import RecipeT, Resolved
-from kdcli.recipe.sections import RunOptions, Section
+from kdcli.recipe.sections import RunOptions, Section, TrainSettings
 from kdcli.report.finish import RunResult
 from kdcli.run.context import RunContext, open_run
 from kdcli.run.dry_run import Estimate, StageEstimate, estimate_stage
 from kdcli.types import Card, Job, Outcome, Schedule
+
+
+@runtime_checkable
+class TrainedRecipe(Protocol):
+    """The recipe of a verb that trains models."""
+
+    @property
+    def train(self) -> TrainSettings:
+        """How to train them."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +105,8 @@ def run_command(
         KdcliError: the run cannot be prepared or a stage fails. If `prepare` raises the error, no
             directory has been claimed.
     """
-    recipe: Any = resolved.recipe
+    recipe = resolved.recipe
+    assert isinstance(recipe, TrainedRecipe)
     context = open_run(resolved, options, name, dtype=recipe.train.dtype)
     if context is None:
         return None

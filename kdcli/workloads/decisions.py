@@ -171,6 +171,15 @@ def min_count(max_class_drop: float | None) -> int:
     return max(MIN_COUNT, math.ceil(100 / max_class_drop))
 
 
+def for_limit(decision: Decision, max_class_drop: float | None) -> Decision:
+    """Return a comparison with the number of examples that a class needs for another limit."""
+    needed = min_count(max_class_drop)
+    classes = [
+        each.model_copy(update={"enough": each.count >= needed}) for each in decision.classes
+    ]
+    return decision.model_copy(update={"min_count": needed, "classes": classes})
+
+
 def class_drop_misses(decision: Decision, max_class_drop: float) -> list[str]:
     """Describe the classes that lose more than a limit; empty if no class does.
 

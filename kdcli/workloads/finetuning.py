@@ -19,6 +19,7 @@ from kdcli.deploy.latency import Subject
 from kdcli.disk import as_directory, write_atomic
 from kdcli.engine.launch import Session, make_schedule
 from kdcli.engine.progress import Progress
+from kdcli.engine.run_dir import RunDir
 from kdcli.metrics.bootstrap import Scorer
 from kdcli.models.card import describe
 from kdcli.models.model import Model
@@ -31,6 +32,7 @@ from kdcli.run.context import RunContext
 from kdcli.run.stages import Stage, StageJob, run_stage
 from kdcli.types import OWN, Array, Card, Outcome
 from kdcli.workloads.labelled import WORST, LabelledWorkload
+from kdcli.workloads.learning import describe_learning, describe_score
 from kdcli.workloads.plan import log_padding
 from kdcli.workloads.predictions import Features, Prediction
 from kdcli.workloads.recipes import downstream_recipe
@@ -44,6 +46,10 @@ from kdcli.workloads.workload import Workload
 WEIGHTS = "model.safetensors"
 PREDICTIONS = "predictions.json"
 """File with the predicted value of every held-out example."""
+TUNED = "the fine-tuned model"
+REMEDY = (
+    "Train it longer, such as with --epochs 10, or faster, such as with --lr 1e-3 for a small model"
+)
 DOWNSTREAM = "downstream"
 """Directory of the fine-tuning runs that compare models."""
 
@@ -122,13 +128,23 @@ def finetune_stage(
 
         def finish(outcome: Outcome) -> None:
             scores = scores_after_training(workload, loaded, outcome)
+            notes: list[str] = []
             if source is None and context.is_main:
                 scores = with_trivial_answer(workload, scores)
+                notes = learning_notes(scores.evaluations, RunDir(folder))
             elif context.is_main:
                 values = [prediction.value for prediction in scores.predictions]
                 write_atomic(folder / PREDICTIONS, json.dumps(values))
             save_and_report(
-                context, workload, recipe, folder, loaded, scores, outcome, measured=measured
+                context,
+                workload,
+                recipe,
+                folder,
+                loaded,
+                scores,
+                outcome,
+                measured=measured,
+                notes=notes,
             )
 
         cards = {FINETUNED: describe(loaded.model, FINETUNED, None)}
@@ -163,6 +179,25 @@ def with_trivial_answer(workload: Workload, scores: ModelScores) -> ModelScores:
     return replace(scores, evaluations=rows)
 
 
+def learning_notes(evaluations: Sequence[Evaluation], run: RunDir) -> list[str]:
+    """Return a note on each score with a trivial answer, and a warning if one is not beaten.
+
+    Args:
+        evaluations: the scores of the fine-tuned model.
+        run: the directory of its training, whose log has the losses.
+    """
+    notes = [
+        describe_score(one, TUNED, "held-out rows")
+        for one in evaluations
+        if one.trivial is not None
+    ]
+    if all(one.trivial is None or one.trivial.is_beaten for one in evaluations):
+        # The loss alone may hardly fall because the model knew the task before.
+        return notes
+    losses = [record["loss"] for record in run.read_log() if record.get("loss") is not None]
+    return [*notes, f"{TUNED} {describe_learning(evaluations, losses)}. {REMEDY}"]
+
+
 def kept_weights_note(workload: Workload, outcome: Outcome) -> list[str]:
     """Return a note on the step whose weights were kept, if the best step was chosen."""
     if outcome.best_step is None:
@@ -183,8 +218,9 @@ def save_and_report(
     outcome: Outcome,
     *,
     measured: bool,
+    notes: Sequence[str] = (),
 ) -> None:
-    """Save a fine-tuned model and write its report, in the main process."""
+    """Save a fine-tuned model and write its report with `notes`, in the main process."""
     if not context.is_main:
         return
     workload.save(model, folder, all_rows(model.rows, workload.rows))
@@ -192,7 +228,7 @@ def save_and_report(
         workload, recipe, folder, describe(model.model, str(folder), folder)
     )
     contents.outcome = outcome
-    contents.notes = [*workload.notes, *kept_weights_note(workload, outcome)]
+    contents.notes = [*workload.notes, *kept_weights_note(workload, outcome), *notes]
     contents.evaluations = scores.rows(FINETUNED)
     context.report(contents, recipe.measure if measured else None, folder)
 

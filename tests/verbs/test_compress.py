@@ -26,6 +26,7 @@ from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 from kdcli.report import finish
 from kdcli.report.schema import Evaluation
+from kdcli.report.titles import step_title
 from kdcli.verbs.compress import budget, run, search, shapes
 from kdcli.verbs.compress.budget import TIMED, TrainingCost
 from kdcli.verbs.compress.journal import Journal, Record
@@ -149,6 +150,10 @@ def missing(*names):
         (
             ["demo", "--task", "demo-topic", "--max-drop", "1", "--set", "plan.distill.methd=x"],
             "plan.distill: unknown key 'methd'",
+        ),
+        (
+            ["demo", "--task", "demo-topic", "--max-drop", "1", "--set", "plan.distill.recipe=5"],
+            "plan.distill: recipe must be the name of a recipe or the path of a file, got 5",
         ),
         (
             ["demo", "--task", "demo-topic", "--max-drop", "1", "--set", "steps=[{distil: {}}]"],
@@ -439,7 +444,7 @@ def test_a_plan_interrupted_at_every_step_ends_with_the_same_choice(
             stops += 1
             name = sent[-1][0]
             hint = f"continue with: the same command with -o {tmp_path / 'parts'} --resume"
-            assert done.stderr.endswith(f"stopped in {name}\n{hint}\n")
+            assert done.stderr.endswith(f"stopped in {step_title(name)}\n{hint}\n")
     assert (done.exit_code, stops) == (0, len(sent)), done.output
     names = {"selection" if n.startswith("selection-") else n for n, _ in sent}
     assert names == {name for _, name in ran if name != "dry run"}

@@ -32,7 +32,7 @@ from kdcli.report.schema_decisions import ClassChange, Decision, PairedValue
 from kdcli.report.sections.price import price_sentence
 from kdcli.targets import outputs
 from kdcli.types import Example, ModelShape, Task
-from kdcli.verbs.compress import front, halving, judge, plan, question, rows, run, steps
+from kdcli.verbs.compress import front, halving, judge, plan, rows, run, steps
 from kdcli.verbs.compress import runner as runner_module
 from kdcli.verbs.compress import search as search_module
 from kdcli.verbs.compress import shapes as compress_shapes
@@ -588,7 +588,7 @@ def test_every_rung_has_a_score_however_few_the_steps(total, tmp_path, monkeypat
 
 def test_a_shape_that_failed_is_skipped_with_its_reason(tmp_path, monkeypatch):
     trained = []
-    monkeypatch.setattr(halving, "estimate", lambda *_: (TrainingCost(8, 1.0), ""))
+    monkeypatch.setattr(halving, "estimate", lambda *_: TrainingCost(8, 1.0))
     monkeypatch.setattr(halving, "distill_keys", lambda search, shape: {})
     monkeypatch.setattr(halving, "train_fully", lambda search, shape, total: trained.append(shape))
     search = search_of(tmp_path, max_drop=1.0)
@@ -644,7 +644,7 @@ def test_a_backend_that_is_too_slow_is_not_written(shapes, slow):
 def test_if_nothing_can_be_trained_the_nearest_model_is_on_a_backend(tmp_path, monkeypatch):
     search, tried = search_of(tmp_path, speedup=4.0, budget=60.0), []
     search.candidates["openvino-int8"] = Candidate("openvino-int8", skipped="not installed")
-    monkeypatch.setattr(halving, "estimate", lambda *_: (TrainingCost(0, 0.0), "no time"))
+    monkeypatch.setattr(halving, "estimate", lambda *_: TrainingCost(0, 0.0, "no time"))
     monkeypatch.setattr(halving, "distill_keys", lambda search, shape: {})
     monkeypatch.setattr(plan, "try_pruning", lambda search: tried.append("pruned"))
 
@@ -741,7 +741,7 @@ SLOW, FAST, UNSTEADY = times(3.0, 4.0, 1.5), times(1.0, 9.0, 1.0), times(2.0, 6.
 def test_unsteady_times_skip_a_shape_only_if_another_is_fast_enough(
     shapes, skipped, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(halving, "estimate", lambda *_: (TrainingCost(0, 0.0), "no time"))
+    monkeypatch.setattr(halving, "estimate", lambda *_: TrainingCost(0, 0.0, "no time"))
     monkeypatch.setattr(halving, "distill_keys", lambda search, shape: {})
     why = "even untrained, it is only 6.0 times as fast; the goal is 8"
     search = search_of(tmp_path, speedup=8.0, budget=60.0)
@@ -755,7 +755,7 @@ def test_each_kind_of_student_has_its_own_number_of_steps(tmp_path, monkeypatch)
 
     def estimate(runner, shape, step):
         estimated.append(shape)
-        return TrainingCost(12 if shape.startswith("static") else 400, 1.0), ""
+        return TrainingCost(12 if shape.startswith("static") else 400, 1.0)
 
     def score(search, shape, total, rung):
         trained.append((shape, total, rung))
@@ -778,7 +778,7 @@ def test_each_kind_of_student_has_its_own_number_of_steps(tmp_path, monkeypatch)
 
 def test_a_single_shape_without_a_budget_is_trained_without_a_dry_run(tmp_path, monkeypatch):
     trained = []
-    monkeypatch.setattr(halving, "estimate", lambda *_: (TrainingCost(0, 0.0), "it would fail"))
+    monkeypatch.setattr(halving, "estimate", lambda *_: TrainingCost(0, 0.0, "it would fail"))
     monkeypatch.setattr(halving, "distill_keys", lambda search, shape: {})
     monkeypatch.setattr(halving, "train_fully", lambda search, shape: trained.append(shape))
     search = search_of(tmp_path, max_drop=1.0)
@@ -866,66 +866,65 @@ def answer(goal, *, created=ASKED, chosen="1x32", following=None, price=None):
     return SimpleNamespace(report=report)
 
 
-def asked(earlier, journal, goal, price=None, *, resumes=False, monkeypatch):
+def asked(earlier, journal, goal, price=None, *, resumes=False):
     """The question of a command to a run with this last answer and this journal."""
-    monkeypatch.setattr(question.RunResult, "read", lambda folder: earlier)
     log = [{"key": record.key} for record in journal.records]
     recipe = CompressRecipe(goal=GoalSettings(max_drop=goal), price_per_hour=price)
     place = SimpleNamespace(path=Path("runs/x"), read_log=lambda: log)
-    return question_to(place, recipe, resumes=resumes)
+    return question_to(place, earlier, recipe, resumes=resumes)
 
 
 def verify_step(journal, name):
     journal.once(f"run verification-{name}", str, lambda: "")
 
 
-def test_another_price_repeats_the_choice_after_a_question_that_was_stopped(monkeypatch):
+def test_another_price_repeats_the_choice_after_a_question_that_was_stopped():
     journal, missed = Journal(None, StopRequest()), answer(1.0, following="onnx")
     verify_step(journal, "1x32")
-    following = asked(missed, journal, 1.0, monkeypatch=monkeypatch)
+    following = asked(missed, journal, 1.0)
     # This question is stopped.
     assert verified_before(following, journal) == ["verification-1x32"]
-    priced = asked(missed, journal, 1.0, 0.5, monkeypatch=monkeypatch)
+    priced = asked(missed, journal, 1.0, 0.5)
     assert verified_before(priced, journal) == []
     # The next candidate misses too, and its answer gets a price.
     verify_step(journal, "onnx")
     second = answer(1.0, created="later", chosen="onnx", following="2x32")
-    other = asked(second, journal, 1.0, monkeypatch=monkeypatch)
+    other = asked(second, journal, 1.0)
     assert verified_before(other, journal) == ["verification-1x32", "verification-onnx"]
-    priced = asked(second, journal, 1.0, 0.5, monkeypatch=monkeypatch)
+    priced = asked(second, journal, 1.0, 0.5)
     assert verified_before(priced, journal) == ["verification-1x32"]
     # The answer with the price repeats the choice for a further price.
     third = answer(1.0, created="last", chosen="onnx", following="2x32", price=0.5)
-    dearer = asked(third, journal, 1.0, 0.7, monkeypatch=monkeypatch)
+    dearer = asked(third, journal, 1.0, 0.7)
     assert verified_before(dearer, journal) == ["verification-1x32"]
 
 
-def test_each_goal_knows_what_the_goals_before_it_verified(monkeypatch):
+def test_each_goal_knows_what_the_goals_before_it_verified():
     journal, first = Journal(None, StopRequest()), answer(5.0)
     verify_step(journal, "1x32")
-    tight = asked(first, journal, 1.0, monkeypatch=monkeypatch)
+    tight = asked(first, journal, 1.0)
     assert verified_before(tight, journal) == ["verification-1x32"]
     verify_step(journal, "2x32")
     # It is stopped before it answers. Another goal must know both candidates.
-    middle = asked(first, journal, 2.0, monkeypatch=monkeypatch)
+    middle = asked(first, journal, 2.0)
     assert verified_before(middle, journal) == ["verification-1x32", "verification-2x32"]
     # The stopped question chooses as before.
-    again = asked(first, journal, 1.0, monkeypatch=monkeypatch)
+    again = asked(first, journal, 1.0)
     assert verified_before(again, journal) == ["verification-1x32"]
 
 
-def test_resume_continues_only_a_question_that_the_same_command_began(monkeypatch):
+def test_resume_continues_only_a_question_that_the_same_command_began():
     journal, missed = Journal(None, StopRequest()), answer(1.0, following="onnx")
 
     def resumed():
-        return asked(missed, journal, 1.0, resumes=True, monkeypatch=monkeypatch)
+        return asked(missed, journal, 1.0, resumes=True)
 
     assert resumed().is_answered
-    other = asked(missed, journal, 0.5, monkeypatch=monkeypatch)
+    other = asked(missed, journal, 0.5)
     assert not other.is_answered
     verified_before(other, journal)
     assert resumed().is_answered
-    same = asked(missed, journal, 1.0, monkeypatch=monkeypatch)
+    same = asked(missed, journal, 1.0)
     assert not same.is_answered
     verified_before(same, journal)
     assert not resumed().is_answered
@@ -997,7 +996,8 @@ def test_another_bound_neither_replaces_a_file_nor_takes_its_scores(tmp_path, mo
         (output_dir / "bound").write_text(str(max_drop))
 
     def evaluate(recipe, models, *confidence):
-        scored = [(Path(model) / "bound").read_text() for model in models if Path(model).is_dir()]
+        files = [Path(model) / "bound" for model in models.values() if Path(model).is_dir()]
+        scored = [file.read_text() for file in files]
         return Step("evaluate", lambda options: evaluated.append((*scored, *confidence)))
 
     monkeypatch.setattr(steps.export_verb, "export", export)
@@ -1058,6 +1058,7 @@ def test_a_later_goal_knows_the_candidates_of_all_earlier_ones(tmp_path, monkeyp
         runner.path(name).mkdir(parents=True)
     for names in (("onnx", "2x8", "deleted"), ("onnx", "1x8")):
         Search(runner, "m")._score([tried[name] for name in names])
+    runner.scored_before = runner.journal.known("scored ")
     search = Search(runner, "m")
     assert search.answers_from_earlier()
     assert search.candidates.keys() == {"onnx", "2x8", "1x8"}
@@ -1145,6 +1146,7 @@ def test_a_goal_in_the_plan_becomes_one_shape(goal, shapes, tmp_path, monkeypatc
         options=RunOptions(device="cpu"),
         trainer=SimpleNamespace(allows_static=lambda kind: False),
         kind="class",
+        place=[],
         journal=SimpleNamespace(once=lambda key, kind, compute: compute(), left=60.0, seconds=0.0),
     )
     search = SimpleNamespace(runner=runner, backends=["onnx"], goal=recipe.goal)

@@ -1,6 +1,7 @@
 """`kdcli finetune` end to end on tiny models: what a run learns, writes, resumes and repeats."""
 
 import json
+import re
 import shlex
 
 import numpy as np
@@ -203,6 +204,25 @@ def test_what_a_run_prints_and_when_it_evaluates(given, tmp_path):
     assert "--overwrite" in said_by(kdcli(*given, "-o", out))
     succeeds(*given, "-o", out, "--overwrite", "--max-steps", "6")
     assert report_of(out).training.steps == 6
+
+
+@pytest.mark.parametrize(("lr", "steps", "learns"), [("1e-9", 12, False), ("3e-3", 40, True)])
+def test_a_run_shows_the_trivial_answer_and_warns_if_it_learned_nothing(
+    lr, steps, learns, given, tmp_path
+):
+    done = succeeds(*given, "--lr", lr, "--max-steps", steps, "-o", tmp_path / "out")
+    score, *warnings = [
+        note for note in report_of(tmp_path / "out").notes if note.startswith("the fine-tuned ")
+    ]
+    assert re.fullmatch(
+        r"the fine-tuned model has accuracy \d\.\d+ on 48 held-out rows; "
+        r"answering (brisk|calm) to every text has \d\.\d+",
+        score,
+    )
+    assert len(warnings) == (not learns)
+    said = "may have learned little or nothing: its score is not clearly better than always"
+    assert all(said in warning and "--epochs 10" in warning for warning in warnings)
+    assert all(note in " ".join(done.stdout.split()) for note in [score, *warnings])
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_one_others(given, tmp_path):

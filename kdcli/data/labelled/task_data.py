@@ -144,12 +144,12 @@ def open_labelled(
             division = _by_partition(rows, chosen, split, settle, training=training)
         else:
             division = _by_split(rows, split, split_seed, trained or {}, settle, training=training)
-        for note in division.notes:
-            (log if training else notes.append)(note)
     except NotFound as error:
         needed = describe_needed_files(name, split, training=training, withheld=withheld)
         hint = f"give --data PATH (for distill: eval.source): {needed}"
         raise UsageError(f"task {name}: {error.message}", hint) from None
+    for note in division.notes:
+        (log if training else notes.append)(note)
     task = replace(task, sets=tuple(filter(None, division.sets)))
     train = choose_subset(division.train, train_rows) if training else []
     data = Labelled(task, train, division.sets, division.split, notes, has_labels=has_labels)
@@ -157,18 +157,38 @@ def open_labelled(
     if training:
         known[THIS_RUN] = data.rows
     published = chosen is None and name != OWN and data.split in ("validation", "test")
-    total = data.count
-    data, kept = _skip_trained_rows(
-        data, known, keep=judge_trained_rows, published=published, log=log
+    data = _choose_evaluated(
+        data, judged_rows, known, keep=judge_trained_rows, published=published, log=log
     )
-    skipped = total - data.count
-    sets = {n: choose_subset(examples, judged_rows) for n, examples in data.sets.items()}
-    data = replace(data, sets=sets)
-    data = replace(data, split=_split_name(data, total, skipped, kept))
-    if name == OWN and (note := describe_repeats(data.task, sets[""], "evaluated rows")):
+    if name == OWN and (note := describe_repeats(data.task, data.sets[""], "evaluated rows")):
         log(note)
         data.notes.append(note)
     return data
+
+
+def _choose_evaluated(
+    data: Labelled,
+    judged_rows: int | None,
+    trained: Mapping[str, RowHashes],
+    *,
+    keep: bool,
+    published: bool,
+    log: Log,
+) -> Labelled:
+    """Skip evaluation rows that a model was trained on, choose among the rest, and name them.
+
+    Args:
+        data: the task with all examples of the evaluated split.
+        judged_rows: the maximum number of rows of a set.
+        trained, keep, published, log: see `_skip_trained_rows`.
+
+    Raises UsageError: too few rows remain.
+    """
+    remaining, kept = _skip_trained_rows(data, trained, keep=keep, published=published, log=log)
+    sets = {name: choose_subset(rows, judged_rows) for name, rows in remaining.sets.items()}
+    chosen = replace(remaining, sets=sets)
+    skipped = data.count - remaining.count
+    return replace(chosen, split=_split_name(chosen, data.count, skipped, kept))
 
 
 def _split_name(data: Labelled, total: int, skipped: int, kept: RowHashes) -> str:

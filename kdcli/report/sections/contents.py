@@ -29,6 +29,7 @@ from kdcli.report.text import (
     names_in,
     number,
 )
+from kdcli.report.titles import step_title
 
 MAX_OPEN_PRUNED = 3  # with more pruned models, their tables are closed in HTML
 MAX_CURVE_ROWS = 12
@@ -93,7 +94,9 @@ def _notes(report: Report) -> list[ReportSection]:
 
 def _steps(compression: Compression) -> list[ReportSection]:
     """Link to the reports of the steps."""
-    links = [Link(f"{one.name} ({one.command})", one.folder) for one in compression.steps]
+    links = [
+        Link(f"{step_title(one.name)} ({one.command})", one.folder) for one in compression.steps
+    ]
     if not links:
         return []
     return [ReportSection("Reports of the steps", links=links, least=View.MARKDOWN)]

@@ -4,10 +4,12 @@ import math
 from dataclasses import dataclass
 
 from kdcli.engine.progress import Progress
-from kdcli.errors import KdcliError, Stopped, UsageError
+from kdcli.errors import KdcliError, MachineError, Stopped, UsageError
 from kdcli.report.text import duration
+from kdcli.verbs.compress.journal import Unrecorded
+from kdcli.verbs.compress.judge import TEACHER
 from kdcli.verbs.compress.runner import StepRunner
-from kdcli.verbs.compress.search import TEACHER, Search
+from kdcli.verbs.compress.search import Search
 from kdcli.verbs.compress.steps import Step
 
 TIMED = "timed "
@@ -27,18 +29,27 @@ class TrainingCost:
     error: str = ""
 
 
-def estimate(runner: StepRunner, name: str, step: Step) -> tuple[TrainingCost, str]:
-    """Return the cost of a training, and why it is not begun; empty if it can begin."""
-    cost = runner.journal.once(
-        f"estimate {name}", TrainingCost, lambda: training_cost(runner, step)
-    )
+def estimate(runner: StepRunner, name: str, step: Step) -> TrainingCost:
+    """Return the cost of a training, from the journal if it is known."""
+    try:
+        return runner.journal.once(
+            f"estimate {name}", TrainingCost, lambda: training_cost(runner, step)
+        )
+    except Unrecorded as why:
+        return TrainingCost(0, 0.0, str(why))
+
+
+def check_cost(runner: StepRunner, name: str, cost: TrainingCost) -> str:
+    """Return why a training cannot begin; empty if it can, or if it has begun already."""
     if cost.error:
-        return cost, cost.error
+        return cost.error
+    if runner.has_begun(name):
+        return ""
     if cost.seconds <= runner.journal.left:
         Progress.log(f"{name}: its training takes about {duration(cost.seconds)}")
-        return cost, ""
+        return ""
     left = duration(max(0.0, runner.journal.left))
-    return cost, f"it takes about {duration(cost.seconds)}, {left} are left"
+    return f"it takes about {duration(cost.seconds)}, {left} are left"
 
 
 def training_cost(runner: StepRunner, step: Step) -> TrainingCost:
@@ -47,6 +58,8 @@ def training_cost(runner: StepRunner, step: Step) -> TrainingCost:
         stages = runner.estimate(step).stages
     except Stopped:
         raise
+    except MachineError as error:
+        raise Unrecorded(error.message) from None
     except KdcliError as error:
         return TrainingCost(0, 0.0, error.message)
     return TrainingCost(stages[-1].steps, sum(stage.seconds for stage in stages))
@@ -70,8 +83,11 @@ def timing_stopped(runner: StepRunner, seconds: float) -> BudgetError:
 
 
 def check_budget(runner: StepRunner, *, is_fine_tuned: bool) -> None:
-    """Raise a BudgetError if the budget is too small for any candidate."""
-    if runner.recipe.budget is None:
+    """Raise a BudgetError if the budget is too small for any candidate.
+
+    A run whose steps have begun has passed this check. Later, its budget only ends trainings.
+    """
+    if runner.recipe.budget is None or runner.has_steps:
         return
     spent = runner.journal.seconds
     if runner.journal.left <= 0:
@@ -79,7 +95,8 @@ def check_budget(runner: StepRunner, *, is_fine_tuned: bool) -> None:
         raise _too_small(why, _larger(runner, 2 * spent))
     if is_fine_tuned:
         return
-    cost, why = estimate(runner, TEACHER, finetuning(runner))
+    cost = estimate(runner, TEACHER, finetuning(runner))
+    why = check_cost(runner, TEACHER, cost)
     if cost.error:
         raise UsageError(f"{TEACHER} failed: {why}")
     if why:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 from rich.table import Table
 
@@ -56,7 +56,7 @@ class Front:
         measured = [one for one in self.compression.candidates if one.score is not None]
         return sorted(measured, key=lambda one: -(one.score or 0.0))
 
-    def _records(self) -> list[dict[str, Any]]:
+    def _records(self) -> list[dict[str, str | float | bool | None]]:
         """Return one row a candidate. The speed-up is None if its times are too unstable."""
         return [
             {
@@ -82,7 +82,7 @@ class Front:
         """Return the rows as JSON."""
         return json.dumps(self._records(), indent=2)
 
-    def renderables(self) -> Iterable[Any]:
+    def renderables(self) -> Iterable[object]:
         """Return what the terminal shows."""
         table = Table()
         # A name is what the user copies, so it is never cut off.

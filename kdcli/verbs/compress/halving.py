@@ -12,12 +12,12 @@ from kdcli.engine.run_dir import RunDir
 from kdcli.models.load import load_config
 from kdcli.recipe.resolve import flatten
 from kdcli.verbs.compress import steps
-from kdcli.verbs.compress.budget import TrainingCost, estimate
+from kdcli.verbs.compress.budget import TrainingCost, check_cost, estimate
 from kdcli.verbs.compress.judge import POINT
 from kdcli.verbs.compress.search import Search
 from kdcli.verbs.compress.settings import GoalSettings
 from kdcli.verbs.compress.shapes import too_slow
-from kdcli.verbs.compress.steps import Step
+from kdcli.verbs.compress.steps import Step, is_done
 
 NEVER = 10**9
 """An evaluation interval that no training reaches, so that it is evaluated only at the end."""
@@ -94,11 +94,14 @@ def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
     # While the goal is missed, the stopped shapes are trained on, the best one first.
     for one in sorted(stopped, key=lambda one: (one.score.quality, one.shape), reverse=True):
         cost = costs[one.shape]
+        # An earlier goal may have trained it to the end.
+        is_trained = is_done(runner.path(one.shape))
         why = f"{search.met} meets the goal" if search.met else ""
-        if not why and runner.journal.left < cost.seconds:
+        if not why and not is_trained and runner.journal.left < cost.seconds:
             why = "no time is left to finish its training"
         if why:
-            search.skip(one.shape, f"trained for {one.steps} of {cost.steps} steps only: {why}")
+            trained = f"trained for {one.steps} of {cost.steps} steps only"
+            search.skip(one.shape, f"{'not exported' if is_trained else trained}: {why}")
             continue
         train_fully(search, one.shape, cost.steps)
         search.judge()
@@ -118,8 +121,8 @@ def _affordable(search: Search, shapes: list[str]) -> dict[str, TrainingCost]:
         if alike is None:
             largest.append((keys, shape))
         estimated = alike or shape
-        cost, why = estimate(search.runner, estimated, distilling(search, estimated))
-        if why:
+        cost = estimate(search.runner, estimated, distilling(search, estimated))
+        if why := check_cost(search.runner, shape, cost):
             search.skip(shape, why)
         else:
             costs[shape] = cost
@@ -145,13 +148,16 @@ def distill_keys(search: Search, shape: str) -> dict[str, object]:
 def training(search: Search, shape: str, total: int | None) -> Step:
     """Return the step that distils a shape in `total` steps and evaluates it at every rung.
 
-    If `total` is None, the shape is evaluated only at the end.
+    If `total` is None, the shape is evaluated only at the end. A training that has begun keeps its
+    evaluations, because it continues only with the same recipe.
     """
-    if total is None:
-        return distilling(search, shape, {"train.eval_every": NEVER})
-    quarter = max(1, rung_steps(total, 1))  # A student that is only fitted has no steps.
-    every = {"train.eval_every": quarter, "train.checkpoint_every": quarter}
-    return distilling(search, shape, every)
+    # A student that is only fitted has no steps.
+    quarter = NEVER if total is None else max(1, rung_steps(total, 1))
+    interval = search.runner.journal.once(f"evaluations of {shape}", int, lambda: quarter)
+    keys = {"train.eval_every": interval}
+    if interval != NEVER:
+        keys["train.checkpoint_every"] = interval
+    return distilling(search, shape, keys)
 
 
 def rung_steps(total: int, rung: int) -> int:

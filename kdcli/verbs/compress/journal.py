@@ -14,10 +14,17 @@ from pydantic import TypeAdapter, ValidationError
 from kdcli.engine.processes import StopRequest
 from kdcli.engine.run_dir import LOG_FILE, RunDir
 from kdcli.errors import Interrupted, KdcliError, MachineError, Stopped
+from kdcli.report.titles import step_title
 
 T = TypeVar("T")
+SCORED = "scored "
+"""The beginning of the keys of records that hold candidates which were scored together."""
 SPENT = "spent "
 """The beginning of the keys of records that hold only the seconds of an attempt that failed."""
+
+
+class Unrecorded(Exception):
+    """The reason for a failure that may not occur again, so the journal does not record it."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +135,7 @@ class Journal:
         if self.run is None:
             return Interrupted("stopped before anything was written")
         words = self.current.split()
-        where = f"in {words[1]}" if words[:1] == ["run"] else "between two steps"
+        where = f"in {step_title(words[1])}" if words[:1] == ["run"] else "between two steps"
         return Stopped(f"stopped {where}", "continue with --resume")
 
 

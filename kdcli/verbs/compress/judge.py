@@ -23,6 +23,8 @@ from kdcli.verbs.compress.settings import GoalSettings
 from kdcli.verbs.compress.steps import select, verification
 from kdcli.workloads.decisions import class_drop_misses, min_count
 
+TEACHER = "teacher"
+"""The name of the teacher, which no candidate has."""
 POINT = 0.01
 QUALITY = ("max_drop", "max_class_drop")
 """The limits of quality."""
@@ -128,8 +130,9 @@ def judge(runner: StepRunner, teacher: str, candidates: Mapping[str, Path]) -> C
 
     Raises UsageError: the models cannot be scored.
     """
-    models = [teacher, *map(str, candidates.values())]
-    name = f"selection-{cache_key(sorted(map(step_of, candidates.values())))[:8]}"
+    models = {TEACHER: teacher} | {name: str(folder) for name, folder in candidates.items()}
+    steps = sorted(map(step_of, candidates.values()))
+    name = f"selection-{cache_key(steps, runner.place)[:8]}"
     folder = runner.require(name, select(runner.recipe, models))
     price = runner.recipe.price_per_hour
     scores = read(RunResult.read(folder).report, teacher, candidates, price)
@@ -154,7 +157,7 @@ def verify(runner: StepRunner, scores: CandidateScores, chosen: ScoredModel) -> 
     earlier = runner.journal.known(f"run {VERIFICATION}-")
     look = 1 + (earlier.index(f"run {name}") if f"run {name}" in earlier else len(earlier))
     confidence = confidence_of(look)
-    models = [str(scores.teacher.folder), str(chosen.folder)]
+    models = {TEACHER: str(scores.teacher.folder), chosen.name: str(chosen.folder)}
     folder = runner.require(name, verification(runner.recipe, models, confidence))
     report = RunResult.read(folder).report
     teacher, model = _scored(report, scores.metric)
@@ -184,7 +187,7 @@ def read(
     base = scored[0][1]
     of_teacher = [e.n for e in report.evaluations if e.model == scored[0][0]]
     for (label, score), (name, folder) in zip(
-        scored, {"teacher": Path(teacher), **candidates}.items(), strict=True
+        scored, {TEACHER: Path(teacher), **candidates}.items(), strict=True
     ):
         low, high = _interval(report, label, metric)
         row = rows[label]

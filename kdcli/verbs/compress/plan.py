@@ -12,7 +12,7 @@ from kdcli.models.layout import COMPACT_PATHS
 from kdcli.models.load import load_config, location
 from kdcli.recipe.sections import RecipeValues
 from kdcli.verbs.compress import steps
-from kdcli.verbs.compress.budget import estimate
+from kdcli.verbs.compress.budget import check_cost, estimate
 from kdcli.verbs.compress.halving import try_shapes
 from kdcli.verbs.compress.judge import CandidateScores, conflict, deployed_bytes, is_bounded
 from kdcli.verbs.compress.recipes import EXPORTS, backend_of
@@ -116,7 +116,7 @@ def try_pruning(search: Search) -> None:
         search.skip(name, f"{kind} has no compact form")
         return
     step = runner.trainer.prune(search.teacher, PRUNE | keys)
-    if why := estimate(runner, name, step)[1]:
+    if why := check_cost(runner, name, estimate(runner, name, step)):
         search.skip(name, why)
     elif search.finishes(name, step):
         search.export(

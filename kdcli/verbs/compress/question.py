@@ -14,11 +14,12 @@ from kdcli.data.labelled.partition import VERIFICATION
 from kdcli.engine.launch import output_dir
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir, runs_of
+from kdcli.errors import UsageError
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult
 from kdcli.report.schema import Compression
-from kdcli.verbs.compress.journal import Journal
+from kdcli.verbs.compress.journal import SCORED, Journal
 from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings
 
 GOAL = ("goal.", "budget", "price_per_hour")
@@ -58,26 +59,42 @@ def choose_folder(
     Without `--resume`, a command whose finished run has answered it starts a new run.
     """
     yaml = resolved.to_yaml()
+    if options.overwrite:
+        return output_dir(name, options, yaml, GOAL), None
     runs = [RunDir(options.output_dir)] if options.output_dir is not None else runs_of(name)
     same = [run for run in runs if run.has_recipe(yaml, GOAL)]
-    finished = [run for run in same if run.done]
-    continues = options.resume and len(finished) < len(same)
-    if finished and not (options.overwrite or continues):
-        run = finished[0]
-        question = question_to(run, resolved.recipe, resumes=options.resume)
+    answered = [(run, answer) for run in same if (answer := last_answer(run)) is not None]
+    continues = options.resume and len(answered) < len(same)
+    if answered and not continues:
+        run, earlier = answered[0]
+        question = question_to(run, earlier, resolved.recipe, resumes=options.resume)
         if not question.is_answered or options.resume or run.differing_keys(yaml):
             return run.path, question
     return output_dir(name, options, yaml, GOAL), None
 
 
-def question_to(run: RunDir, recipe: CompressRecipe, *, resumes: bool) -> Question:
+def last_answer(run: RunDir) -> RunResult | None:
+    """Return the last answer of a run.
+
+    The result is None if the run is not finished, or after a log line if its report is damaged or
+    has another schema.
+    """
+    try:
+        return RunResult.read(run.path) if run.done else None
+    except UsageError as error:
+        Progress.log(f"no candidates are reused: {error.message}")
+        return None
+
+
+def question_to(
+    run: RunDir, earlier: RunResult, recipe: CompressRecipe, *, resumes: bool
+) -> Question:
     """Return the question of a command to a finished run, and log what follows from it.
 
     A command with the goal and the price of the last answer is answered, unless the report names a
     next candidate. With `resumes`, the next candidate is only verified if the same command was
     stopped after it began to do so.
     """
-    earlier = RunResult.read(run.path)
     compression, price = compression_of(earlier), recipe.price_per_hour
     repeats = had_goal(earlier, recipe) and earlier.report.price_per_hour != price
     goal = _goal(limits_of(recipe.goal), recipe.goal.strict, price)
@@ -124,6 +141,21 @@ def verified_before(question: Question, journal: Journal) -> list[str]:
         answered = _answered(question.earlier, journal)
         names = journal.once(answered, list[str], list) if answered else []
     return journal.once(question.key, list[str], lambda: names)
+
+
+def scored_before(question: Question, journal: Journal) -> list[str]:
+    """Return the journal's keys of the candidates among which a question chooses.
+
+    If only the price is another one, a question that was stopped after the last report adds none.
+    """
+    keys = [record.key for record in journal.records]
+    if question.repeats_choice:
+        reported = {f"run {step.name}" for step in compression_of(question.earlier).steps}
+        numbers = [number for number, key in enumerate(keys) if key in reported]
+        last = max(numbers, default=len(keys))
+        # The candidates follow the step that scored them.
+        keys = keys[: last + 2]
+    return [key for key in keys if key.startswith(SCORED)]
 
 
 def _answered(result: RunResult, journal: Journal) -> str:

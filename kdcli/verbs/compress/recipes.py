@@ -1,7 +1,6 @@
 """The recipe of a command line: its goal and the keys of its steps, checked before any loading."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from kdcli.deploy.backends import FORMATS, check_format
 from kdcli.errors import UsageError, did_you_mean
@@ -11,7 +10,7 @@ from kdcli.verbs.compress.settings import CompressRecipe
 
 BY_MODEL = "the model's files"
 """The origin of a task that the user did not name."""
-RecipeKeys = Mapping[str, Any]
+RecipeKeys = Mapping[str, object]
 """Keys of a verb's recipe, nested or dotted. `recipe` names another recipe to start from."""
 STEPS = ("distill", "prune", "trim", "quantize", "export")
 EXPORTS, EXPORT_KEYS = ("quantize", "export"), ("format",)
@@ -142,10 +141,21 @@ def kind_of_task(task: str) -> str | None:
 
 def _error(model: type[Section], keys: RecipeKeys) -> UsageError | None:
     try:
-        resolve(model, recipe=keys.get("recipe"), options=dotted(keys))
+        resolve(model, recipe=base_recipe(keys), options=dotted(keys))
     except UsageError as error:
         return error
     return None
+
+
+def base_recipe(keys: RecipeKeys) -> str | None:
+    """Return the recipe that a step starts from; None without one.
+
+    Raises UsageError: `recipe` is no text.
+    """
+    named = keys.get("recipe")
+    if named is None or isinstance(named, str):
+        return named
+    raise UsageError(f"recipe must be the name of a recipe or the path of a file, got {named!r}")
 
 
 def dotted(keys: RecipeKeys) -> RecipeValues:

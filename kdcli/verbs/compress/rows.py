@@ -10,7 +10,8 @@ from kdcli.errors import UsageError
 from kdcli.models.load import location
 from kdcli.models.training_rows import training_rows
 from kdcli.run.context import cpu_session
-from kdcli.verbs.compress.runner import PARTITION, StepRunner, evaluation_request
+from kdcli.verbs.compress.moved import PARTITION
+from kdcli.verbs.compress.runner import StepRunner, evaluation_request
 from kdcli.verbs.compress.settings import GoalSettings
 from kdcli.workloads import open_rows
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kdcli.data.labelled.kept import keep_rows
-from kdcli.data.labelled.partition import Partition
+from kdcli.data.labelled.partition import VERIFICATION, Partition
 from kdcli.deploy.exported import FACTS
 from kdcli.deploy.latency import Latency
 from kdcli.disk import as_directory, atomic_dir, read_json, write_atomic
@@ -37,8 +37,10 @@ from kdcli.verbs.compress.budget import (
     check_timing,
     finetuning,
 )
+from kdcli.verbs.compress.inputs import check_inputs
 from kdcli.verbs.compress.journal import SPENT, Journal
 from kdcli.verbs.compress.judge import (
+    TEACHER,
     CandidateScores,
     ScoredModel,
     Verification,
@@ -51,12 +53,14 @@ from kdcli.verbs.compress.judge import (
     verified_misses,
     verify,
 )
+from kdcli.verbs.compress.moved import PARTITION, STEPS
 from kdcli.verbs.compress.plan import check_reachable, follow_plan, follow_steps
 from kdcli.verbs.compress.question import (
     GOAL,
     choose_folder,
     compression_of,
     limits_of,
+    scored_before,
     verified_before,
 )
 from kdcli.verbs.compress.recipes import BY_MODEL, detected
@@ -64,13 +68,11 @@ from kdcli.verbs.compress.rows import divide_rows, goal_notes
 from kdcli.verbs.compress.runner import (
     OUTPUTS,
     PAGE,
-    PARTITION,
-    STEPS,
     StepRunner,
     evaluation_request,
     step_of,
 )
-from kdcli.verbs.compress.search import TEACHER, Candidate, Search, check_backends
+from kdcli.verbs.compress.search import Candidate, Search, check_backends
 from kdcli.verbs.compress.settings import CompressRecipe
 from kdcli.verbs.compress.shapes import measure_untrained
 from kdcli.verbs.compress.ship import (
@@ -83,10 +85,12 @@ from kdcli.verbs.compress.ship import (
 from kdcli.verbs.compress.teacher import log_teacher
 from kdcli.verbs.compress.trainers import trainer_of
 from kdcli.workloads import open_evaluation
-from kdcli.workloads.decisions import KINDS
+from kdcli.workloads.decisions import KINDS, for_limit
 from kdcli.workloads.labelled import LabelledWorkload
 
 PICTURE = "pareto.png"
+LOOK = f"run {VERIFICATION}-"
+"""The beginning of the journal's keys of looks at the verification rows."""
 
 
 def run(resolved: Resolved[CompressRecipe], options: RunOptions) -> RunResult:
@@ -127,6 +131,7 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions) -> RunResult:
             if question is not None:
                 runner.asks_again = True
                 runner.verified_before = verified_before(question, journal)
+                runner.scored_before = scored_before(question, journal)
             result = _compress(resolved, runner)
     return checked(result)
 
@@ -137,6 +142,7 @@ def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResu
     trusted = options.trust_remote_code
     fits, runner.has_labels, runner.kind = check_model(resolved, trusted=trusted)
     divided = divide_rows(runner)
+    check_inputs(runner)
     search = Search(runner, str(recipe.model))
     few_rows = goal_notes(recipe.goal, divided.selection_rows, divided.verification_rows)
     for note in [*divided.notes, *few_rows]:
@@ -179,7 +185,11 @@ def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResu
 def claim_folder(
     resolved: Resolved[CompressRecipe], runner: StepRunner, partition: Partition
 ) -> None:
-    """Claim the directory, and write the chosen rows and the journal to it."""
+    """Claim the directory, and write the chosen rows and the journal to it.
+
+    Raises UsageError: another process uses the directory, or has answered a question since this one
+        read the journal, so that this one does not know what failed.
+    """
     options, data = runner.options, runner.recipe.data
     claimed = RunDir.claim(
         runner.folder,
@@ -193,7 +203,13 @@ def claim_folder(
         partition.write(file)
         data = data.model_copy(update={"partition": str(file)})
         runner.recipe = runner.recipe.model_copy(update={"data": data})
+    before = runner.journal.known(LOOK)
     runner.journal.claim(claimed)
+    if runner.asks_again and runner.journal.known(LOOK) != before:
+        raise UsageError(
+            f"another process has answered a question in {runner.folder} in the meantime",
+            "run the same command again",
+        )
 
 
 def checked(result: RunResult) -> RunResult:
@@ -331,8 +347,10 @@ def verify_decisions(
     teacher_name, chosen_name = (scores.report_names[one] for one in (TEACHER, chosen.name))
     fit_temperature(chosen.folder, selected, chosen_name)
     verified = verify(runner, scores, chosen)
+    # The rows may have been scored for another goal.
+    limit = runner.recipe.goal.max_class_drop
     decisions = [
-        with_thresholds(decision, selected, teacher_name, chosen_name)
+        for_limit(with_thresholds(decision, selected, teacher_name, chosen_name), limit)
         for decision in verified.report.decisions
     ]
     report = verified.report.model_copy(update={"decisions": decisions})

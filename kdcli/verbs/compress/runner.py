@@ -14,29 +14,42 @@ from pathlib import Path
 
 from kdcli.data.labelled.partition import DividedRows, Partition
 from kdcli.data.text.sentences import read_texts
+from kdcli.deploy.environment import describe_environment
 from kdcli.disk import as_directory, disk_errors, write_atomic
+from kdcli.engine.device import choose_device
 from kdcli.engine.progress import Progress
-from kdcli.errors import ChildFailed, GateError, Interrupted, KdcliError, Stopped, UsageError
+from kdcli.engine.run_dir import RunDir
+from kdcli.errors import (
+    ChildFailed,
+    GateError,
+    Interrupted,
+    KdcliError,
+    MachineError,
+    Stopped,
+    UsageError,
+)
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult
+from kdcli.report.titles import step_title
 from kdcli.run.context import cpu_session
 from kdcli.run.dry_run import Estimate
 from kdcli.targets.outputs import keep_outputs
 from kdcli.types import Kind
-from kdcli.verbs.compress.journal import Journal
+from kdcli.verbs.compress.journal import Journal, Unrecorded
+from kdcli.verbs.compress.moved import STEPS, follow_move
 from kdcli.verbs.compress.settings import CompressRecipe
 from kdcli.verbs.compress.steps import Step, is_done
 from kdcli.verbs.compress.trainers import Trainer
 from kdcli.workloads import open_rows
 from kdcli.workloads.requests import EvaluationRequest
 
-STEPS, COMPACT = "steps", "compact"
+COMPACT = "compact"
 OUTPUTS = "outputs"
 """The directory of the outputs of scored models, so that another goal does not compute them again.
 """
 PAGE = "report.html"
-PARTITION, TRAINING_TEXT = "partition.safetensors", "training-text.jsonl"
+TRAINING_TEXT = "training-text.jsonl"
 OVER = "--budget ended before its training did"
 
 
@@ -55,6 +68,7 @@ class StepRunner:
         asks_again: whether a finished run is asked again, with another goal or after a failure.
         verified_before: the steps that scored candidates on the verification rows for the
             questions before this one.
+        scored_before: the journal's keys of the candidates among which a question chooses.
     """
 
     recipe: CompressRecipe
@@ -66,6 +80,7 @@ class StepRunner:
     kind: Kind | None = None
     asks_again: bool = False
     verified_before: Sequence[str] = ()
+    scored_before: Sequence[str] = ()
 
     @property
     def trainer(self) -> Trainer:
@@ -75,6 +90,23 @@ class StepRunner:
     def path(self, name: str) -> Path:
         """Return the run directory of a step."""
         return self.folder / STEPS / as_directory(name)
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether an earlier process, or an earlier goal, has begun the steps."""
+        return not self.options.overwrite and (self.folder / STEPS).is_dir()
+
+    def has_begun(self, name: str) -> bool:
+        """Whether a training has begun, so that it continues from its checkpoint."""
+        return not self.options.overwrite and RunDir(self.path(name)).is_run
+
+    @property
+    def place(self) -> list[object]:
+        """What latencies depend on besides the models: the machine, and how long it measures."""
+        machine, measure = describe_environment(), self.recipe.measure
+        facts = [machine["cpu"], machine["gpus"], machine["latency_threads"]]
+        device = str(choose_device(self.options.device))
+        return [*facts, device, measure.min_runs, measure.min_seconds]
 
     def training_text(self) -> Path:
         """Return the text whose tokens a trimmed model keeps: the distillation's, else the training
@@ -137,17 +169,23 @@ class StepRunner:
         """
 
         def run() -> str:
-            why = self._run(name, step, stop_after)
-            # An error keeps the failure out of the journal, so a resumed run tries again.
+            # An error keeps the failure out of the journal, so a later process tries again.
+            try:
+                why = self._run(name, step, stop_after)
+            except MachineError as error:
+                if not required:
+                    raise Unrecorded(error.message) from None
+                why = error.message
             if why == OVER:
                 command = self.continuing_command(2 * (self.recipe.budget or 0.0))
                 raise GateError(
-                    f"{name}: {OVER}",
+                    f"{step_title(name)}: {OVER}",
                     f"continue from its checkpoint with a larger budget: {command}",
                 )
             if why and required:
                 raise UsageError(
-                    f"{name} failed: {why}", "fix it and run the same command with --resume"
+                    f"{step_title(name)} failed: {why}",
+                    "fix it and run the same command with --resume",
                 )
             return why
 
@@ -157,6 +195,8 @@ class StepRunner:
             if required:
                 raise
             return OVER
+        except Unrecorded as why:
+            return str(why)
 
     def continuing_command(self, budget: float) -> str:
         """Return the command that continues the compression with a budget of these seconds."""
@@ -175,14 +215,16 @@ class StepRunner:
         deadline = time.monotonic() + self.journal.left if step.trains else math.inf
         if time.monotonic() >= deadline:
             return OVER
-        Progress.log(f"{name}: {step.verb}")
+        Progress.log(f"{step_title(name)}: {step.verb}")
+        if step.trains:
+            follow_move(place, self.folder, self.recipe)
         options = self._step_options(resume=step.trains, overwrite=not step.trains)
         stop.deadline = deadline
         outputs = keep_outputs(self.folder / OUTPUTS)
         try:
             with outputs if step.is_evaluation else contextlib.nullcontext():
                 step.run(replace(options, output_dir=place, stop_after=stop_after))
-        except (Interrupted, ChildFailed):
+        except (Interrupted, ChildFailed, MachineError):
             raise
         except Stopped:
             if stop.signalled:

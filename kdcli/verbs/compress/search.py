@@ -5,18 +5,27 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 
+from kdcli.deploy.exported import FACTS
 from kdcli.deploy.runners import check_backend
+from kdcli.disk import read_json
 from kdcli.engine.progress import Progress
 from kdcli.errors import MachineError
 from kdcli.report.schema import Report, Role
 from kdcli.verbs.compress import steps
-from kdcli.verbs.compress.judge import POINT, CandidateScores, choose, is_bounded, is_sure, judge
+from kdcli.verbs.compress.journal import SCORED
+from kdcli.verbs.compress.judge import (
+    POINT,
+    CandidateScores,
+    choose,
+    is_bounded,
+    is_sure,
+    judge,
+)
+from kdcli.verbs.compress.moved import STEPS
 from kdcli.verbs.compress.recipes import EXPORTS, backend_of
-from kdcli.verbs.compress.runner import STEPS, StepRunner, step_folder, step_of
+from kdcli.verbs.compress.runner import StepRunner, step_folder, step_of
 from kdcli.verbs.compress.settings import GoalSettings
 from kdcli.verbs.compress.steps import Step
-
-TEACHER = "teacher"
 
 
 @dataclass
@@ -143,9 +152,9 @@ class Search:
         # The file of a later goal replaces an earlier one with the same name.
         earlier = {
             one.name: one
-            for key in journal.known("scored ")
+            for key in self.runner.scored_before
             for one in map(self._in_this_run, journal.once(key, list[Candidate], list))
-            if one.folder is not None and one.folder.is_dir()
+            if one.folder is not None and one.folder.is_dir() and self._runs_here(one.folder)
         }
         if not earlier:
             return False
@@ -157,6 +166,14 @@ class Search:
         self.candidates = {name: one for name, one in self.candidates.items() if one.skipped}
         self.scores = None
         return False
+
+    def _runs_here(self, folder: Path) -> bool:
+        """Whether a model's backend is installed, see `check_backends`. Torch always is."""
+        if not (folder / FACTS).is_file():
+            return True
+        facts = read_json(folder / FACTS)
+        backend = f"{facts['format']}-{facts['precision']}".removesuffix("-fp32")
+        return backend not in self.candidates or not self.candidates[backend].skipped
 
     def _in_this_run(self, candidate: Candidate) -> Candidate:
         """Return an earlier candidate with its directories in this run, which may have been moved.
@@ -194,7 +211,7 @@ class Search:
         parents = {one.name: one.parent for one in candidates}
         scored = [replace(one, parent=parents[one.name]) for one in scores.candidates]
         self.scores = replace(scores, candidates=scored)
-        key = f"scored {' '.join(sorted(map(step_of, folders.values())))}"
+        key = f"{SCORED}{' '.join(sorted(map(step_of, folders.values())))}"
         self.runner.journal.once(key, list[Candidate], lambda: candidates)
 
 

@@ -15,6 +15,7 @@ from kdcli.deploy.untrained import (
     times_of_shapes,
     untrained_student,
 )
+from kdcli.disk import cache_key
 from kdcli.engine.device import choose_device
 from kdcli.engine.progress import Progress
 from kdcli.models.embedder import read_format
@@ -23,9 +24,9 @@ from kdcli.models.load import load_encoder, location
 from kdcli.report.views import short
 from kdcli.types import ModelShape
 from kdcli.verbs.compress.budget import TIMED, timing_stopped
-from kdcli.verbs.compress.judge import LIMITS, is_bounded
+from kdcli.verbs.compress.judge import LIMITS, TEACHER, is_bounded
 from kdcli.verbs.compress.runner import StepRunner
-from kdcli.verbs.compress.search import TEACHER, Search
+from kdcli.verbs.compress.search import Search
 from kdcli.verbs.compress.settings import GoalSettings
 
 SEARCHED = 9
@@ -86,8 +87,9 @@ def measure_untrained(search: Search, model: str) -> Untrained:
     subjects = [subject_of(backend, location(model), backend) for backend in search.backends]
     for_shapes = len(shapes) + 1 if goal is None else SEARCHED
     timing = _Timing(runner, protocol, len(subjects) + 1 + for_shapes)
+    place = cache_key(search.backends, runner.place)[:8]
     times = runner.journal.once(
-        f"{TIMED}backends",
+        f"{TIMED}backends {place}",
         dict[str, UntrainedTimes],
         lambda: timing.times(
             [baseline, *subjects], f"{short(model)} on {', '.join(search.backends)}"
@@ -113,7 +115,9 @@ def measure_untrained(search: Search, model: str) -> Untrained:
             Progress.log(QUARTILE)
         return {chosen.name: chosen.times[chosen.name]}
 
-    shape_times = runner.journal.once(f"{TIMED}shapes", dict[str, UntrainedTimes], measure_all)
+    shape_times = runner.journal.once(
+        f"{TIMED}shapes {place}", dict[str, UntrainedTimes], measure_all
+    )
     return Untrained(times[TEACHER], backends, fastest, shape_times)
 
 

@@ -4,7 +4,7 @@ Each function returns a `Step`: a verb with its model, data and recipe keys. The
 when the step runs, so that an error in it fails the step and not the compression.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,16 +122,16 @@ def export_step(
     return Step("export", call)
 
 
-def select(recipe: CompressRecipe, models: Sequence[str]) -> Step:
-    """Score models on the selection rows and measure their latency in turns."""
+def select(recipe: CompressRecipe, models: Mapping[str, str]) -> Step:
+    """Score models, given by name, on the selection rows and measure their latency in turns."""
     measure = recipe.measure.model_dump(include={"min_runs", "min_seconds"})
     keys = {f"measure.{key}": value for key, value in measure.items()}
     keys |= {"measure.latency": True, "worst": 0}
     return _evaluate(recipe, models, keys | {"max_class_drop": recipe.goal.max_class_drop})
 
 
-def verification(recipe: CompressRecipe, models: Sequence[str], confidence: float) -> Step:
-    """Score the teacher and the chosen model on the verification rows."""
+def verification(recipe: CompressRecipe, models: Mapping[str, str], confidence: float) -> Step:
+    """Score the teacher and the chosen model, given by name, on the verification rows."""
     # The ends of wider intervals need more resamples.
     resamples = min(round(RESAMPLES * 0.05 / (1 - confidence)), MAX_RESAMPLES)
     keys: RecipeValues = {"data.split": VERIFICATION}
@@ -140,12 +140,12 @@ def verification(recipe: CompressRecipe, models: Sequence[str], confidence: floa
     return _evaluate(recipe, models, keys)
 
 
-def _evaluate(recipe: CompressRecipe, models: Sequence[str], keys: RecipeKeys) -> Step:
+def _evaluate(recipe: CompressRecipe, models: Mapping[str, str], keys: RecipeKeys) -> Step:
     def call(options: RunOptions) -> object:
-        values = task_data(recipe) | {"models": list(models), "task": recipe.task}
+        values = task_data(recipe) | {"models": list(models.values()), "task": recipe.task}
         values |= {"pooling": recipe.pooling, **keys}
         resolved = resolve(EvaluateRecipe, recipe=None, options=values)
-        return evaluate_verb.evaluate(resolved, options, evaluate_verb.Extras())
+        return evaluate_verb.evaluate(resolved, options, evaluate_verb.Extras(names=list(models)))
 
     return Step("evaluate", call)
 

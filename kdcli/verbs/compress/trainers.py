@@ -11,7 +11,7 @@ from kdcli.models.grammar import is_static_shape
 from kdcli.recipe.resolve import resolve
 from kdcli.recipe.sections import RecipeValues, RunOptions
 from kdcli.types import Kind
-from kdcli.verbs.compress.recipes import RecipeKeys, dotted, kind_of_task
+from kdcli.verbs.compress.recipes import RecipeKeys, base_recipe, dotted, kind_of_task
 from kdcli.verbs.compress.settings import CompressRecipe
 from kdcli.verbs.compress.steps import Step, task_data
 from kdcli.verbs.distill import run as distill_verb
@@ -90,7 +90,7 @@ class Trainer(ABC):
         def call(options: RunOptions) -> object:
             values = self._prune_values(keys, teacher) | {"model": model}
             methods = [values["method"]] if "method" in values else []
-            resolved = prune_recipes(methods, recipe=keys.get("recipe"), sets=(), options=values)
+            resolved = prune_recipes(methods, recipe=base_recipe(keys), sets=(), options=values)
             return prune_verb.prune(resolved, options)
 
         return Step("prune", call)
@@ -131,7 +131,7 @@ class RowTrainer(Trainer):
 
     def _finetune(self, model: str, keys: RecipeKeys, options: RunOptions) -> object:
         values = self._task_values(keys) | {"model": model}
-        resolved = finetune_recipe(recipe=keys.get("recipe"), options=values)
+        resolved = finetune_recipe(recipe=base_recipe(keys), options=values)
         return finetune_verb.finetune(resolved, options)
 
     def _distill(
@@ -140,7 +140,7 @@ class RowTrainer(Trainer):
         values: RecipeValues = {"undistilled.use": False, **self._task_values(keys)}
         values |= {"teacher": teacher}
         values |= {} if shape is None else {"student.to": [shape]}
-        resolved = task_recipe(recipe=keys.get("recipe"), sets=(), options=values)
+        resolved = task_recipe(recipe=base_recipe(keys), sets=(), options=values)
         return distill_verb.distill_on_task(resolved, options)
 
     def _prune_values(self, keys: RecipeKeys, teacher: str | None) -> RecipeValues:
@@ -166,7 +166,7 @@ class TextTrainer(Trainer):
         values = self._merged(self._text(), keys) | {"teacher": teacher, "method": METHOD}
         values |= {"embedding.pooling": self.recipe.pooling}
         values |= {} if shape is None else {"student.to": [shape]}
-        named = keys.get("recipe")
+        named = base_recipe(keys)
         beneath = None if named is not None else embedding_recipe(teacher)
         resolved = resolve(DistillRecipe, recipe=named, beneath=beneath, options=values)
         return distill_verb.distill(resolved, options)
@@ -186,7 +186,7 @@ class ListTrainer(Trainer):
 
     def _finetune(self, model: str, keys: RecipeKeys, options: RunOptions) -> object:
         values = self._merged(self._lists(), keys) | {"student.source": model}
-        resolved = resolve(RerankRecipe, recipe=keys.get("recipe"), options=values)
+        resolved = resolve(RerankRecipe, recipe=base_recipe(keys), options=values)
         return finetune_verb.finetune_reranker(resolved, options)
 
     def _distill(
@@ -194,7 +194,7 @@ class ListTrainer(Trainer):
     ) -> object:
         values = self._merged(self._lists(), keys) | {"teacher": teacher}
         values |= {} if shape is None else {"student.to": shape}
-        resolved = resolve(RerankRecipe, recipe=keys.get("recipe"), options=values)
+        resolved = resolve(RerankRecipe, recipe=base_recipe(keys), options=values)
         return distill_reranker(resolved, options)
 
     def _prune_values(self, keys: RecipeKeys, teacher: str | None) -> RecipeValues:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from kdcli.data.labelled.submission import check_submission, write_submission
 from kdcli.data.labelled.task_data import Labelled, open_labelled
@@ -60,17 +59,19 @@ def predicts_rows(task: str | None) -> bool:
 
 @dataclass(frozen=True)
 class Extras:
-    """Files that `evaluate` writes and gates that it checks, in addition to its report.
+    """Names in the report of `evaluate`, and files and gates in addition to it.
 
     Attributes:
         predictions: A jsonl file with one object for each model and example.
         submission: A directory of files for the GLUE server, from the test split.
         gates: The minimum value of each metric, for every model.
+        names: The models' names in the report; None takes their short names.
     """
 
     predictions: Path | None = None
     submission: Path | None = None
     gates: Mapping[str, float] = field(default_factory=dict)
+    names: Sequence[str] | None = None
 
 
 def evaluate(
@@ -100,7 +101,9 @@ def evaluate(
     _check_workload(recipe, extras, workload)
     # All models are loaded before the first is evaluated, because the last may be unusable.
     models: dict[str, Model] = {}
-    for name, source in _names(recipe.masks or recipe.models).items():
+    sources = recipe.masks or recipe.models
+    names = extras.names or _short_names(sources)
+    for name, source in zip(names, sources, strict=True):
         models |= _load(context, workload, name, source)
     if workload.needs_reference:
         workload = workload.with_reference(next(iter(models.values())))
@@ -220,13 +223,12 @@ def check_recipe(recipe: EvaluateRecipe, extras: Extras) -> None:
         check_writable(extras.submission, directory=True)
 
 
-def _names(sources: list[str]) -> dict[str, str]:
-    """Return the sources by their short names, with numbers if two names are the same."""
-    names: dict[str, str] = {}
-    for source in sources:
-        name = short(source)
+def _short_names(sources: Sequence[str]) -> list[str]:
+    """Return the short names of the sources, with numbers if two names are the same."""
+    names: list[str] = []
+    for name in map(short, sources):
         count = sum(n == name or n.startswith(f"{name} (") for n in names)
-        names[f"{name} ({count + 1})" if count else name] = source
+        names.append(f"{name} ({count + 1})" if count else name)
     return names
 
 
@@ -306,14 +308,14 @@ def _under_mask(recipe: EvaluateRecipe, file: Path, task: Task, trust_remote_cod
 
 
 def _card(model: Model) -> Card:
-    network: Any = model.model
+    network: object = model.model
     if isinstance(network, Export):
         return network.card
-    return describe_source(network, model.source)
+    return describe_source(model.model, model.source)
 
 
 def _subject(name: str, model: Model) -> Subject:
-    network: Any = model.model
+    network: object = model.model
     if isinstance(network, Export):
         return Subject(name, location(model.source), network.format, network.precision)
     return Subject(name, location(model.source))

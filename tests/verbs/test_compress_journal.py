@@ -1,0 +1,306 @@
+"""What a later command to a run of `kdcli compress` may reuse, and what it must do again."""
+
+import json
+import shutil
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from own_files import headed, kdcli, own, report_of, said_by, succeeds
+from test_compress import TIMES, measured_here, planned
+from test_compress_choice import losing, measured, runner_of, scores_of, search_of
+from test_compress_unlabelled import LABELS, arguments, classifier, stop
+
+from kdcli.data.labelled.partition import Partition
+from kdcli.deploy.environment import describe_environment
+from kdcli.engine.processes import StopRequest
+from kdcli.engine.run_dir import RunDir
+from kdcli.errors import MachineError, UsageError
+from kdcli.models.training_rows import NO_ROWS
+from kdcli.recipe.resolve import resolve
+from kdcli.report import finish
+from kdcli.verbs.compress import budget, halving, judge, run, shapes
+from kdcli.verbs.compress import runner as runner_module
+from kdcli.verbs.compress import search as search_module
+from kdcli.verbs.compress.budget import TrainingCost, check_budget
+from kdcli.verbs.compress.journal import Journal, Record
+from kdcli.verbs.compress.judge import Verification
+from kdcli.verbs.compress.question import Question, scored_before
+from kdcli.verbs.compress.search import Candidate, Search
+from kdcli.verbs.compress.settings import CompressRecipe
+from kdcli.verbs.compress.shapes import Untrained
+from kdcli.verbs.compress.steps import Step
+
+
+@pytest.fixture(autouse=True)
+def _measured_here(monkeypatch):
+    for module in (shapes, finish):
+        monkeypatch.setattr(module, "measure_latency", measured_here)
+
+
+def timed(*names):
+    return Untrained(TIMES, {"onnx": TIMES}, "onnx", dict.fromkeys(names, TIMES))
+
+
+@pytest.fixture(scope="module")
+def half_trained(tmp_path_factory):
+    """A compression that stopped one of two shapes after a quarter of its steps.
+
+    Returns the command, the directory and the shape.
+    """
+    folder = tmp_path_factory.mktemp("half")
+    headed(folder / "teacher", ("brisk", "calm"), num_hidden_layers=2)
+    own(folder / "data", "class", n=64, judged=32)
+    given = planned(folder / "teacher", **{"plan.backends": "[onnx]"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "measure_untrained", lambda *_: timed("2x16", "1x16"))
+        patch.setattr(finish, "measure_latency", measured_here)
+        succeeds(*given, "-o", folder / "out")
+    (stopped,) = (
+        row.name
+        for row in report_of(folder / "out").compression.candidates
+        if row.outcome.startswith("trained for 1 of 4 steps only")
+    )
+    return given, folder / "out", stopped
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("moved", [True, False])
+def test_a_stopped_shape_is_trained_on_for_another_goal(
+    alone, moved, half_trained, tmp_path, monkeypatch
+):
+    given, made, stopped = half_trained
+    # Without a move, it is the directory in which the shape was stopped.
+    saved = shutil.copytree(made, tmp_path / "saved")
+    out = shutil.copytree(made, tmp_path / "moved") if moved else made
+    names = [stopped] if alone else ["2x16", "1x16"]
+    monkeypatch.setattr(run, "measure_untrained", lambda *_: timed(*names))
+    # No candidate is as small as this.
+    done = kdcli(*given, "--max-mb", "0.001", "-o", out)
+    try:
+        assert done.exit_code == 5, done.output
+        rows = {row.name: row for row in report_of(out).compression.candidates}
+        assert rows.keys() >= {f"{stopped}-onnx"}, said_by(done)
+        assert rows[f"{stopped}-onnx"].score is not None
+        assert "another recipe" not in said_by(done)
+    finally:
+        shutil.rmtree(made)
+        shutil.copytree(saved, made)
+
+
+def test_a_budget_is_not_spent_on_what_is_trained(tmp_path, monkeypatch):
+    monkeypatch.setattr(budget, "finetuning", lambda _: None)
+    monkeypatch.setattr(budget, "training_cost", lambda *_: TrainingCost(9, 60.0))
+    runner = runner_of(tmp_path, budget=100.0)
+    runner.journal.records += [Record("timed backends", {}, 10.0, 1)]
+    check_budget(runner, is_fine_tuned=False)
+    # The teacher is fine-tuned, which leaves less time than it took.
+    RunDir.claim(runner.path("teacher"), "verb: finetune\n")
+    runner.journal.records += [Record("run teacher", "", 60.0, 2)]
+    check_budget(runner, is_fine_tuned=False)
+    # The budget ended during the training of a shape, and what is there can still be scored.
+    runner.journal.records += [Record("spent run 2x16", None, 50.0, 3)]
+    check_budget(runner, is_fine_tuned=True)
+
+
+def test_a_shape_whose_training_has_begun_is_not_skipped_for_its_cost(tmp_path, monkeypatch):
+    monkeypatch.setattr(budget, "training_cost", lambda *_: TrainingCost(8, 60.0))
+    monkeypatch.setattr(halving, "distill_keys", lambda *_: {})
+    search = search_of(tmp_path, max_drop=1.0)
+    search.runner.journal.budget = 100.0
+    search.runner.journal.records += [Record("run 2x16 to 1/4", "", 50.0, 1)]
+    RunDir.claim(search.runner.path("2x16"), "verb: distill\n")
+    assert halving._affordable(search, ["2x16", "1x16"]).keys() == {"2x16"}
+    assert search.candidates["1x16"].skipped == "it takes about 60 s, 50 s are left"
+
+
+def test_changed_data_and_a_changed_model_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "measure_untrained", lambda *_: timed("1x32"))
+    data, _, _ = classifier(tmp_path)
+    given = (*arguments(tmp_path, data), "-o", tmp_path / "out")
+    succeeds(*given, "--max-drop", "100")
+    before = data.read_text("utf-8")
+    data.write_text(before + '{"text": "w1 w2 w3 w4"}\n', "utf-8")
+    other = (*given, "--max-drop", "99")
+    done = kdcli(*other)
+    assert done.exit_code == 2, done.output
+    assert f"{data} has changed since the run in {tmp_path / 'out'} began" in said_by(done)
+    data.write_text(before, "utf-8")
+    weights = tmp_path / "model" / "model.safetensors"
+    kept = weights.read_bytes()
+    headed(tmp_path / "model", LABELS, seed=3, num_hidden_layers=2)
+    done = kdcli(*other)
+    assert done.exit_code == 2, done.output
+    assert f"{tmp_path / 'model'} has changed since the run" in said_by(done)
+    weights.write_bytes(kept)
+    (tmp_path / "model" / "README.md").write_text("Read me.", "utf-8")
+    succeeds(*other)
+
+
+def test_a_step_that_the_machine_failed_is_tried_again(tmp_path):
+    runner, tries = runner_of(tmp_path), []
+
+    def fail(error):
+        def call(options):
+            tries.append(type(error))
+            raise error
+
+        return Step("export", call)
+
+    for _ in range(2):
+        assert runner.step("onnx", fail(MachineError("the disk is full"))) == "the disk is full"
+        assert runner.step("trim", fail(UsageError("no text"))) == "no text"
+    assert tries == [MachineError, UsageError, MachineError]
+
+
+def test_a_question_that_another_process_answered_meanwhile_is_asked_again(tmp_path):
+    options = {"model": "m", "task": "own", "goal.max_drop": 1.0}
+    resolved = resolve(CompressRecipe, recipe=None, options=options)
+    folder, nothing = tmp_path / "out", Partition(NO_ROWS, NO_ROWS)
+
+    def process():
+        runner = runner_of(folder, max_drop=1.0)
+        runner.options, runner.asks_again = replace(runner.options, resume=True), True
+        if folder.exists():
+            runner.journal.read(RunDir(folder))
+        return runner
+
+    first = process()
+    run.claim_folder(resolved, first, nothing)
+    first.journal.run.release()
+    second = process()
+    run.claim_folder(resolved, first, nothing)
+    first.journal.once("run verification-onnx", str, lambda: "")
+    first.journal.run.release()
+    with pytest.raises(UsageError, match=r"has answered a question in .* in the meantime"):
+        run.claim_folder(resolved, second, nothing)
+    RunDir(folder).release()
+    run.claim_folder(resolved, process(), nothing)
+
+
+def test_latencies_are_measured_again_on_another_machine(tmp_path, monkeypatch):
+    runner, evaluated = runner_of(tmp_path, max_drop=2.0), []
+    report = SimpleNamespace(evaluations=[], cards=["teacher", "onnx"], decisions=[])
+    monkeypatch.setattr(judge.RunResult, "read", lambda folder: SimpleNamespace(report=report))
+    monkeypatch.setattr(judge, "read", lambda *_: scores_of())
+    monkeypatch.setattr(
+        judge, "select", lambda *_: Step("evaluate", lambda options: evaluated.append("onnx"))
+    )
+
+    def judged():
+        judge.judge(runner, "m", {"onnx": runner.path("onnx")})
+        return len(evaluated)
+
+    facts = describe_environment()
+    assert (judged(), judged()) == (1, 1)
+    for number, change in enumerate(({"cpu": "another"}, {"latency_threads": 99}), 2):
+        monkeypatch.setattr(runner_module, "describe_environment", lambda c=change: facts | c)
+        assert (judged(), judged()) == (number, number)
+    longer = runner.recipe.measure.model_copy(update={"min_seconds": 9.0})
+    runner.recipe = runner.recipe.model_copy(update={"measure": longer})
+    assert judged() == 4
+
+
+def test_candidates_on_a_backend_that_is_not_installed_any_more_answer_nothing(
+    tmp_path, monkeypatch
+):
+    runner = runner_of(tmp_path, max_drop=1.0)
+    scored = []
+
+    def score(runner, teacher, folders):
+        scored.append(set(folders))
+        return scores_of(*(measured(name, 0.9, 5.0, 4.0) for name in folders))
+
+    monkeypatch.setattr(search_module, "judge", score)
+    tried = []
+    for name, format in (("onnx", "onnx"), ("1x8-openvino-int8", "openvino"), ("1x8", "")):
+        folder = runner.path(name)
+        folder.mkdir(parents=True)
+        if format:
+            precision = "int8" if name.endswith("int8") else "fp32"
+            facts = {"format": format, "precision": precision}
+            (folder / "export.json").write_text(json.dumps(facts), "utf-8")
+        tried.append(Candidate(name, folder))
+    Search(runner, "m")._score(tried)
+    runner.scored_before = runner.journal.known("scored ")
+    search = Search(runner, "m")
+    search.skip("openvino-int8", "openvino is not installed")
+    assert search.answers_from_earlier()
+    assert scored[-1] == {"onnx", "1x8"}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished compression in `runs/`, and its command."""
+    folder = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "measure_untrained", lambda *_: timed("1x32"))
+        patch.setattr(finish, "measure_latency", measured_here)
+        given = arguments(folder, classifier(folder)[0])
+        succeeds(*given, "--max-drop", "100", "-o", folder / "runs" / "compress-model-texts")
+    return folder, given
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda text: json.dumps(json.loads(text) | {"schema": 1}), "is a report of schema 1"),
+        (lambda text: text[: len(text) // 2], "not valid JSON"),
+    ],
+)
+def test_a_report_that_cannot_be_read_answers_no_question(
+    change, why, finished, tmp_path, monkeypatch
+):
+    folder, given = finished
+    shutil.copytree(folder / "runs", tmp_path / "runs")
+    monkeypatch.setattr(run, "measure_untrained", stop)
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "runs" / "compress-model-texts" / "report.json"
+    file.write_text(change(file.read_text("utf-8")), "utf-8")
+    for options in ((), ("--max-drop", "90")):
+        said = said_by(kdcli(*given, "--max-drop", "100", *options))
+        assert why in said
+        assert "output directory: runs/compress-model-texts-2" in said
+    said = said_by(kdcli(*given, "--max-drop", "90", "-o", file.parent))
+    assert "is not empty" in said
+    said = said_by(kdcli(*given, "--max-drop", "90", "-o", file.parent, "--overwrite"))
+    assert said.endswith("error: far enough")
+
+
+class Changeable(SimpleNamespace):
+    """A report as far as the choice of thresholds needs one."""
+
+    def model_copy(self, update):
+        return Changeable(**vars(self) | update)
+
+
+def test_the_classes_of_a_report_are_for_the_limit_of_its_goal(tmp_path, monkeypatch):
+    # The rows were scored for a limit of 1 point, which needs 100 rows in a class.
+    rows = [losing(6.0, count=60)]
+    report = Changeable(decisions=rows, cards={"teacher": None, "a": None}, notes=[])
+    one = measured("a", 0.9, 1.0, 4.0)
+    scores = replace(scores_of(one), report=report)
+    verified = Verification(report, 500, scores.teacher, one, 1, 0.95)
+    monkeypatch.setattr(run, "verify", lambda *_: verified)
+    shown, _ = run.verify_decisions(runner_of(tmp_path, max_class_drop=2.0), scores, one)
+    (decision,) = shown.report.decisions
+    assert (decision.min_count, decision.classes[0].enough) == (50, True)
+
+
+def test_another_price_chooses_among_the_candidates_of_its_answer():
+    journal = Journal(None, StopRequest())
+    keys = ["run onnx", "run selection-1", "scored onnx", "run 2x8", "run selection-2"]
+    # The last two are of a question that was stopped.
+    for key in [*keys, "scored 2x8 onnx", "run 1x8", "scored 1x8 2x8 onnx"]:
+        journal.once(key, str, str)
+
+    def scored(*, repeats, steps):
+        rows = [SimpleNamespace(name=name) for name in steps]
+        report = SimpleNamespace(compression=SimpleNamespace(steps=rows))
+        earlier = SimpleNamespace(report=report)
+        return scored_before(Question(earlier, False, "", repeats), journal)
+
+    both = ["scored onnx", "scored 2x8 onnx"]
+    assert scored(repeats=True, steps=["selection-1"]) == both[:1]
+    assert scored(repeats=True, steps=["selection-1", "2x8", "selection-2"]) == both
+    assert scored(repeats=False, steps=["selection-1"]) == [*both, "scored 1x8 2x8 onnx"]
