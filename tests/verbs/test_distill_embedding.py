@@ -502,3 +502,24 @@ def test_layers_are_measured_for_one_depth(given, tmp_path):
     said = refused(tmp_path, *given, *shapes, "--set", "student.layers=measured")
     assert "student.layers=measured chooses layers for one depth" in said
     assert "2, 3 layers" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "rate"),
+    [
+        (["--to", "2x16"], 0.012),
+        (["--to", "2x16", "--to", "1x32"], 0.006),
+        (["--to", "2x16", "--to", "static"], 0.012),
+        (["--to", "static"], 3e-3),
+        (["--to", "2x16", "--lr", "1e-3"], 1e-3),
+        ([], 5e-4),
+    ],
+)
+def test_the_learning_rate_follows_the_widest_student(teacher, texts, tmp_path, options, rate):
+    student = [] if options else ["--student", str(teacher)]
+    succeeds(
+        *("distill", teacher, "--data", texts, "-o", tmp_path / "out", "--max-steps", "1"),
+        *("--set", "measure.latency=false", "--set", "data.held_out_blocks=8"),
+        *("--batch-size", "8", *options, *student),
+    )
+    assert report_of(tmp_path / "out").recipe["train"]["lr"] == pytest.approx(rate)

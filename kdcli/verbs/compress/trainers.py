@@ -16,7 +16,7 @@ from kdcli.verbs.compress.settings import CompressRecipe
 from kdcli.verbs.compress.steps import Step, task_data
 from kdcli.verbs.distill import run as distill_verb
 from kdcli.verbs.distill.outputs import distill_reranker
-from kdcli.verbs.distill.recipes import embedding_recipe, learning_rate, task_recipe
+from kdcli.verbs.distill.recipes import at_width, embedding_recipe, task_recipe
 from kdcli.verbs.distill.settings import DistillRecipe
 from kdcli.verbs.finetune import run as finetune_verb
 from kdcli.verbs.prune import run as prune_verb
@@ -30,6 +30,8 @@ from kdcli.workloads.settings import RerankData, RerankRecipe
 
 DISTILL = {"method": "tinybert", "stage": "joint"}
 """A single stage, whose one learning curve shows how good a student is."""
+LEARNING_RATE = 3e-4
+"""The learning rate under a teacher of width 384."""
 ROWS_SEEN = 90_000
 """Number of rows that a student reads in all, each of them at least once."""
 MAX_EPOCHS = 10.0
@@ -127,7 +129,11 @@ class RowTrainer(Trainer):
         if is_static_shape(shape):
             return {}
         epochs = min(MAX_EPOCHS, max(1.0, round(ROWS_SEEN / count_rows(), 1)))
-        return {**DISTILL, "train.lr": learning_rate(teacher_width), "train.epochs": epochs}
+        return {
+            **DISTILL,
+            "train.lr": at_width(LEARNING_RATE, teacher_width),
+            "train.epochs": epochs,
+        }
 
     def _finetune(self, model: str, keys: RecipeKeys, options: RunOptions) -> object:
         values = self._task_values(keys) | {"model": model}

@@ -49,7 +49,7 @@ from kdcli.verbs.distill.fast import shape_notes
 from kdcli.verbs.distill.held_out import HELD_OUT_LOSS, held_out_losses
 from kdcli.verbs.distill.layers import with_measured_layers
 from kdcli.verbs.distill.plan import student_shapes
-from kdcli.verbs.distill.recipes import RATE_WIDTH, learning_rate
+from kdcli.verbs.distill.recipes import RATE_WIDTH, at_width
 from kdcli.verbs.distill.router import ROUTER, check_router, save_router
 from kdcli.verbs.distill.settings import DistillRecipe, EmbeddingSettings
 from kdcli.verbs.distill.space import VectorSpace
@@ -71,6 +71,8 @@ from kdcli.workloads.training import first_rows
 
 TRAIN_DEFAULTS: dict[str, object] = {"train.batch_size": 64, "train.epochs": 1.0}
 """Defaults of the method for keys that the user did not set. `with_learning_rate` sets another."""
+LEARNING_RATE = 5e-4
+"""The learning rate of a student whose width is `RATE_WIDTH`."""
 STATIC_DEFAULTS: dict[str, object] = {
     "train.lr": 3e-3,
     "train.batch_size": 512,
@@ -126,7 +128,7 @@ def with_learning_rate(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRec
     shapes = [text for text in resolved.recipe.student.to if not is_static_shape(text)]
     width = max((int(match_shape(text)[2]) for text in shapes), default=RATE_WIDTH)
     origin = f"default of {METHOD} at width {width}"
-    return defaulted(resolved, {"train.lr": learning_rate(width)}, origin)
+    return defaulted(resolved, {"train.lr": at_width(LEARNING_RATE, width)}, origin)
 
 
 @dataclass(frozen=True)

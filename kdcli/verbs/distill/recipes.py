@@ -21,8 +21,8 @@ from kdcli.workloads.recipes import finetune_recipe
 from kdcli.workloads.settings import FinetuneRecipe, StudentTrainSettings
 
 SOFT_TARGETS = "soft-targets"
-RATE, RATE_WIDTH = 3e-4, 384
-"""The learning rate of a student of this width that starts near its teacher."""
+RATE_WIDTH = 384
+"""The width at which the default learning rates were chosen."""
 STATIC_DEFAULTS: dict[str, object] = {
     "train.lr": 3e-3,
     "train.batch_size": 256,
@@ -32,9 +32,12 @@ STATIC_DEFAULTS: dict[str, object] = {
 """Defaults if the student is static. A forward pass is cheap, but a gradient is a whole table."""
 
 
-def learning_rate(width: int) -> float:
-    """Return the learning rate of a student of a width; wide students need smaller steps."""
-    return float(f"{RATE * RATE_WIDTH / width:.2g}")
+def at_width(rate: float, width: int) -> float:
+    """Return a learning rate that was chosen at `RATE_WIDTH` for another width.
+
+    It is inversely proportional to the width: large steps drive wide students from their start.
+    """
+    return float(f"{rate * RATE_WIDTH / width:.2g}")
 
 
 def general_recipe(recipe: TaskDistillRecipe) -> Resolved[DistillRecipe]:
