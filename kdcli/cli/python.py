@@ -116,13 +116,11 @@ def function(name: str) -> Callable[..., Any]:
         if config is not None:
             # A single assignment overrides the same key of `config`.
             values["sets"] = [*assignments(config, f"kdcli.{name}"), *(values["sets"] or [])]
-        from accelerate.state import AcceleratorState, GradientState
-
-        # A process may call several verbs, each with its own device and precision.
-        AcceleratorState._reset_state(True)
-        GradientState._reset_state()
-        result = verb.run(values)
         from kdcli.deploy.usable import Usable
+        from kdcli.engine.session import own_state
+
+        with own_state():
+            result = verb.run(values)
 
         if values.get("trust_remote_code") and isinstance(result, Usable):
             return dataclasses.replace(result, trust_remote_code=True)

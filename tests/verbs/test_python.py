@@ -11,6 +11,7 @@ import own_files
 import pandas as pd
 import pytest
 import torch
+from accelerate import Accelerator
 from datasets import Dataset, DatasetDict
 from encoders import tiny_encoder
 
@@ -117,6 +118,24 @@ def test_an_object_trains_the_model_that_its_file_trains(tmp_path):
     changed = DatasetDict({name: data.select(range(15)) for name, data in objects.items()})
     with pytest.raises(UsageError, match="was started with another recipe"):
         kdcli.finetune(base, data=changed, **HOW, resume=True, output_dir=out)
+
+
+def trains(verb, values, arguments=()):
+    """What a training does to the process."""
+    Accelerator(cpu=True, mixed_precision="bf16")
+    torch.manual_seed(values["seed"])
+
+
+def test_a_verb_leaves_the_accelerator_and_the_random_numbers_of_its_caller(monkeypatch):
+    monkeypatch.setattr(Verb, "run", trains)
+    accelerator = Accelerator(cpu=True)
+    torch.manual_seed(7)
+    number = torch.rand(1)
+    torch.manual_seed(7)
+    for _ in range(2):
+        kdcli.finetune("demo", seed=0)
+    assert torch.equal(torch.rand(1), number)
+    assert accelerator.mixed_precision == "no"
 
 
 def recipe_of(monkeypatch, name, *arguments, **options):
