@@ -81,8 +81,10 @@ def test_the_command_that_continues_a_run_names_its_directory():
     changed = repeated.changed_command("compress", Path("out"), {"--max-drop": "0.5"})
     assert changed == "kdcli compress m --max-drop 0.5 --max-drop=0.5 -o out"
     # Python has no command.
-    words = "the same command with -o out --max-drop 0.5"
-    assert RunOptions().changed_command("compress", Path("out"), {"--max-drop": "0.5"}) == words
+    changed = RunOptions().changed_command("compress", Path("out"), {"--budget": "9m"})
+    assert changed == "the same call with output_dir='out', budget='9m'"
+    continuing = RunOptions().continuing_command("compress", Path("out"))
+    assert continuing == "the same call with output_dir='out', resume=True"
 
 
 def test_the_command_of_a_model_card_has_neither_price_nor_directories(tmp_path, monkeypatch):

@@ -65,7 +65,11 @@ def test_a_function_has_the_options_of_its_verb():
         kdcli.export("demo", file_format="onnx", int9=True)
 
 
-def test_a_run_returns_its_report_prints_nothing_and_raises_what_a_command_says(tmp_path, capsys):
+def test_a_run_returns_its_report_prints_nothing_and_raises_what_a_command_says(
+    tmp_path, capsys, monkeypatch
+):
+    # The words of another program, which happen to begin as a command does.
+    monkeypatch.setattr(sys, "argv", ["program", "finetune", "--fast"])
     data, base = (
         own_files.own(tmp_path / "data", "class", n=32, judged=16),
         own_files.encoder(tmp_path / "base"),
@@ -73,6 +77,7 @@ def test_a_run_returns_its_report_prints_nothing_and_raises_what_a_command_says(
     how = {"task": "own", "data": data, "sets": "measure.latency=false", "dtype": "fp32"}
     done = kdcli.finetune(base, **how, max_steps=3, batch_size=8, output_dir=str(tmp_path / "out"))
     assert (done.folder, done.report) == (tmp_path / "out", own_files.report_of(tmp_path / "out"))
+    assert done.report.command_line is None
     table = done.to_frame()
     assert list(table.index) == ["finetuned"]
     assert (
