@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kdcli.cli.libraries import prepare_libraries
 from kdcli.cli.verb import Verb
-from kdcli.errors import UsageError
+from kdcli.errors import Interrupted, Stopped, UsageError
 
 if TYPE_CHECKING:
     from kdcli.cli.parameters import Parameter
@@ -119,8 +119,13 @@ def function(name: str) -> Callable[..., Any]:
         from kdcli.deploy.usable import Usable
         from kdcli.engine.session import own_state
 
-        with own_state():
-            result = verb.run(values)
+        try:
+            with own_state():
+                result = verb.run(values)
+        except (Stopped, Interrupted) as error:
+            # Programs that go on after an error must not go on after Ctrl-C.
+            raise KeyboardInterrupt(". ".join(filter(None, [error.message, error.hint]))) from None
+
 
         if values.get("trust_remote_code") and isinstance(result, Usable):
             return dataclasses.replace(result, trust_remote_code=True)

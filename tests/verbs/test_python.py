@@ -17,9 +17,10 @@ from encoders import tiny_encoder
 
 import kdcli
 from kdcli.cli.verb import Verb
-from kdcli.errors import GateError, UsageError
+from kdcli.errors import GateError, Stopped, UsageError
 from kdcli.recipe.resolve import resolve
 from kdcli.recipe.yaml import read_yaml
+from kdcli.run import stages
 from kdcli.workloads.settings import FinetuneRecipe
 
 ROOT = Path(kdcli.__file__).parents[1]
@@ -141,6 +142,23 @@ def test_a_verb_leaves_the_accelerator_and_the_random_numbers_of_its_caller(monk
         kdcli.finetune("demo", seed=0)
     assert torch.equal(torch.rand(1), number)
     assert accelerator.mixed_precision == "no"
+
+
+def test_a_signal_raises_keyboard_interrupt_which_says_how_to_continue(tmp_path, monkeypatch):
+    def stop(session, job, schedule, run_dir):
+        raise Stopped("stopped after step 1", "continue with --resume")
+
+    monkeypatch.setattr(sys, "argv", ["program", "finetune", "--fast"])
+    monkeypatch.setattr(stages, "train", stop)
+    data, base = (
+        own_files.own(tmp_path / "data", "class", n=32, judged=16),
+        own_files.encoder(tmp_path / "base"),
+    )
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt) as caught:
+        kdcli.finetune(base, data=data, **HOW, output_dir=out)
+    call = f"the same call with output_dir='{out}', resume=True"
+    assert str(caught.value) == f"stopped after step 1. continue with: {call}"
 
 
 def recipe_of(monkeypatch, name, *arguments, **options):
