@@ -13,6 +13,12 @@ from kdcli.verbs.export.result import Exported
 __version__: str
 VERBS: tuple[str, ...]
 
+def read(folder: Path | str) -> RunResult:
+    """Return the result of a finished run, also of one whose result missed a limit.
+
+    Raises kdcli.errors.UsageError: there is no run in `folder`, it is not finished, or its report
+        is damaged or from another version of kdcli."""
+
 def distill(
     teacher: Path | str | None = None,
     *,

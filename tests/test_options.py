@@ -109,6 +109,7 @@ def test_the_stub_accepts_the_examples_of_the_page_and_no_wrong_type(tmp_path):
         "kdcli.prune(sparsity=0.9)",
         'kdcli.benchmark("2x64", batch_size=1, seq_len=[16, 128])',
         'kdcli.push(Path("runs/student"), "me/small")',
+        'kdcli.read("runs/compress").predict(["a text"])',
         'kdcli.trim("demo", data=["a text"])',
         'kdcli.finetune("demo", data=[{"text": "a", "label": 1}])',
         'kdcli.distill("demo", corpus={"text": ["a"]}, config={"train": {"lr": 1e-3}})',

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import kdcli
-from kdcli.cli.python import function, signature
+from kdcli.cli.python import function, read, signature
 
 HEAD = '''"""Written by `python -m tools.stub`."""
 
@@ -25,13 +25,18 @@ from kdcli.verbs.export.result import Exported
 __version__: str
 VERBS: tuple[str, ...]
 '''
+# The stub does not import it, because the command line imports `kdcli`.
+READ = f'''
+def read(folder: Path | str) -> RunResult:
+    """{(read.__doc__ or "").rstrip()}"""
+'''
 RESULTS = {"export": "Exported", "push": "Published"}
 MODULES = ("collections.abc.", "pathlib.", "_local.", "typing.")
 
 
 def stub() -> str:
     """Return the content of the file, formatted by ruff."""
-    text = "\n".join([HEAD, *map(definition, kdcli.VERBS)])
+    text = "\n".join([HEAD, READ, *map(definition, kdcli.VERBS)])
     command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", "kdcli/__init__.pyi"]
     done = subprocess.run([*command, "-"], input=text, capture_output=True, text=True, check=True)
     return done.stdout

@@ -21,6 +21,7 @@ from kdcli.errors import Interrupted, Stopped, UsageError
 
 if TYPE_CHECKING:
     from kdcli.cli.parameters import Parameter
+    from kdcli.report.finish import RunResult
 
 PATH_METAVARS = re.compile(r"\b(MODEL|TEACHER|STUDENT|SOURCE|DIR|FILE)\b")
 """Placeholders of text that may be a path. Python also takes a `Path` for these."""
@@ -139,6 +140,19 @@ def function(name: str) -> Callable[..., Any]:
     )
     call.__signature__ = signature(name)  # type: ignore[attr-defined]
     return call
+
+
+def read(folder: Path | str) -> "RunResult":
+    """Return the result of a finished run, also of one whose result missed a limit.
+
+    Raises kdcli.errors.UsageError: there is no run in `folder`, it is not finished, or its report
+        is damaged or from another version of kdcli.
+    """
+    # This must run before anything imports torch.
+    prepare_libraries(quiet=False, verbose=False)
+    from kdcli.report.finish import RunResult
+
+    return RunResult.read(Path(folder))
 
 
 def source_of(value: object, subject: str) -> object:

@@ -27,7 +27,7 @@ ROOT = Path(kdcli.__file__).parents[1]
 
 
 def test_dir_names_every_function_and_importing_loads_no_torch():
-    assert {*kdcli.VERBS, "load", "__version__"} == set(dir(kdcli))
+    assert {*kdcli.VERBS, "load", "read", "__version__"} == set(dir(kdcli))
     assert (ROOT / "kdcli" / "py.typed").is_file()
     code = "import kdcli, sys; dir(kdcli); kdcli.finetune; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
@@ -88,7 +88,7 @@ def test_a_run_returns_its_report_prints_nothing_and_raises_what_a_command_says(
     assert table.loc["finetuned", "parameters"] == done.report.cards["finetuned"].params_total
     assert "<iframe srcdoc=" in done._repr_html_()
     assert capsys.readouterr().out == ""
-    with pytest.raises(GateError):
+    with pytest.raises(GateError) as caught:
         kdcli.evaluate(
             done.folder,
             task="own",
@@ -96,6 +96,12 @@ def test_a_run_returns_its_report_prints_nothing_and_raises_what_a_command_says(
             min_metric="accuracy=1.01",
             output_dir=tmp_path / "judged",
         )
+    assert caught.value.folder == tmp_path / "judged"
+    missed = kdcli.read(caught.value.folder)
+    assert missed.report == own_files.report_of(tmp_path / "judged")
+    assert kdcli.read(str(tmp_path / "out")).report == done.report
+    with pytest.raises(UsageError, match="no run at"):
+        kdcli.read("nowhere")
     with pytest.raises(UsageError, match="contradict"):
         kdcli.finetune(base, **how, max_steps=3, epochs=1.0)
 
