@@ -79,6 +79,7 @@ def test_a_run_returns_its_report_prints_nothing_and_raises_what_a_command_says(
     done = kdcli.finetune(base, **how, max_steps=3, batch_size=8, output_dir=str(tmp_path / "out"))
     assert (done.folder, done.report) == (tmp_path / "out", own_files.report_of(tmp_path / "out"))
     assert done.report.command_line is None
+    assert repr(done) == f"RunResult(folder={done.folder!r}, trust_remote_code=False)"
     table = done.to_frame()
     assert list(table.index) == ["finetuned"]
     assert (
