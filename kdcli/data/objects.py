@@ -88,6 +88,11 @@ def write_object(value: object, log: Log) -> Path:
     return path
 
 
+def is_object(source: str) -> bool:
+    """Whether a source is a file that `write_object` wrote, whose name is a hash."""
+    return Path(source).parent == cache_dir() / FOLDER
+
+
 def _write_splits(splits: "Mapping[str, _Table]", folder: Path) -> Path:
     """Write a directory with a file for each split, unless it is there."""
     path = folder / cache_key(*((split, table.key()) for split, table in sorted(splits.items())))
