@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 from kdcli.data.objects import Data
 from kdcli.deploy.sparse.load import load as load
 from kdcli.report.finish import RunResult
-from kdcli.report.publish import Published
+from kdcli.report.publish import Published, Upload
+from kdcli.verbs.compress.front import Front
 from kdcli.verbs.export.result import Exported
 
 __version__: str
@@ -264,6 +265,7 @@ def trim(
 
     The arguments are the options of `kdcli trim`. Raises kdcli.errors.KdcliError."""
 
+@overload
 def compress(
     model: Path | str | None = None,
     *,
@@ -281,7 +283,38 @@ def compress(
     recipe: Path | str | None = None,
     sets: str | Sequence[str] | None = None,
     config: Mapping[str, Any] | None = None,
-    front: Path | str | None = None,
+    front: Path | str,
+    revision: str | None = None,
+    output_dir: Path | str | None = None,
+    device: str = "auto",
+    resume: bool = False,
+    overwrite: bool = False,
+    trust_remote_code: bool = False,
+    price_per_hour: float | None = None,
+) -> Front:
+    """Distill, prune and export a model until it is small and fast enough for a goal.
+
+    The arguments are the options of `kdcli compress`. Raises kdcli.errors.KdcliError."""
+
+@overload
+def compress(
+    model: Path | str | None = None,
+    *,
+    budget: str | None = None,
+    max_drop: float | None = None,
+    max_class_drop: float | None = None,
+    speedup: float | None = None,
+    max_latency_ms: float | None = None,
+    max_mb: float | None = None,
+    strict: bool | None = None,
+    task: str | None = None,
+    pooling: str | None = None,
+    data: Data | None = None,
+    seed: int | None = None,
+    recipe: Path | str | None = None,
+    sets: str | Sequence[str] | None = None,
+    config: Mapping[str, Any] | None = None,
+    front: None = None,
     revision: str | None = None,
     output_dir: Path | str | None = None,
     device: str = "auto",
@@ -294,13 +327,27 @@ def compress(
 
     The arguments are the options of `kdcli compress`. Raises kdcli.errors.KdcliError."""
 
+@overload
 def push(
     directory: Path | str,
     repository: str,
     *,
     public: bool = False,
     with_report: bool = False,
-    dry_run: bool = False,
+    dry_run: Literal[True],
+) -> Upload:
+    """Push a model or an export to the hub, with its card and nothing else.
+
+    The arguments are the options of `kdcli push`. Raises kdcli.errors.KdcliError."""
+
+@overload
+def push(
+    directory: Path | str,
+    repository: str,
+    *,
+    public: bool = False,
+    with_report: bool = False,
+    dry_run: Literal[False] = False,
 ) -> Published:
     """Push a model or an export to the hub, with its card and nothing else.
 
