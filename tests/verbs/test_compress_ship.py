@@ -229,6 +229,13 @@ def test_rows_that_are_in_two_splits_are_counted():
     assert row_notes(Pools(train, hashes(1000)), partition) == []
 
 
+def test_rows_that_trained_the_model_are_counted():
+    train = np.arange(400, dtype=np.uint64)
+    partition = Partition(selection=hashes(7), verification=hashes(8))
+    (note,) = row_notes(Pools(train, known=hashes(7, 20, 21, 1000)), partition)
+    assert note.startswith("2 of 400 rows trained the model")
+
+
 def test_few_rows_are_a_note():
     chance, wide = goal_notes(GoalSettings(max_drop=1.0), 199, 1)
     assert chance.startswith("only 199 selection rows: chance decides")
