@@ -9,6 +9,7 @@ import functools
 import importlib
 import inspect
 import re
+import textwrap
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Number
@@ -34,6 +35,8 @@ MODELS = ("MODEL", "TEACHER", "STUDENT")
 """The placeholders of options that take a model."""
 SOURCES = ("data.source", "data.train", "eval.source", "general.source", "text")
 """The recipe keys that hold a source of data."""
+MAX_WIDTH = 94
+"""The maximum width of a docstring, which the stub indents."""
 SAVE = "save it and its tokenizer with .save_pretrained(DIR), and give the directory"
 
 
@@ -87,8 +90,9 @@ def signature(name: str) -> inspect.Signature:
     return inspect.Signature(parameters)
 
 
+@functools.cache
 def function(name: str) -> Callable[..., Any]:
-    """Return a verb as a function."""
+    """Return a verb as a function, always the same one, so that it can be pickled."""
     verb = command(name)
 
     def call(*positional: object, **options: object) -> Any:
@@ -127,19 +131,35 @@ def function(name: str) -> Callable[..., Any]:
             # Programs that go on after an error must not go on after Ctrl-C.
             raise KeyboardInterrupt(". ".join(filter(None, [error.message, error.hint]))) from None
 
-
         if values.get("trust_remote_code") and isinstance(result, Usable):
             return dataclasses.replace(result, trust_remote_code=True)
         return result
 
     call.__name__ = call.__qualname__ = name
     call.__module__ = "kdcli"
-    call.__doc__ = (
-        f"{verb.description}\n\n"
-        f"The arguments are the options of `kdcli {name}`. Raises kdcli.errors.KdcliError."
-    )
+    call.__doc__ = docstring(verb)
     call.__signature__ = signature(name)  # type: ignore[attr-defined]
     return call
+
+
+def docstring(verb: Verb) -> str:
+    """Return the docstring of a verb's function: its description and its arguments."""
+    helps = {"config": "Recipe keys as nested dicts, with the values of --set."}
+    for each in verb.parameters:
+        takes_objects = each.option.metavar == SOURCE
+        helps[each.name] = each.help + " Or an object, such as a DataFrame." * takes_objects
+    arguments = (
+        textwrap.fill(
+            f"{name}: {helps[name]}", MAX_WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 8
+        )
+        for name in signature(verb.name).parameters
+    )
+    parts = [
+        verb.description,
+        f"The arguments are the options of `kdcli {verb.name}`. Raises kdcli.errors.KdcliError.",
+        "\n".join(["Args:", *arguments]),
+    ]
+    return "\n\n".join(parts)
 
 
 def read(folder: Path | str) -> "RunResult":

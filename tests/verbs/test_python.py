@@ -2,6 +2,8 @@
 
 import inspect
 import os
+import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +64,12 @@ def test_a_function_has_the_options_of_its_verb():
     assert known.parameters["max_drop"].annotation == float | None
     assert known.parameters["output_dir"].annotation == Path | None | str
     assert not {"json", "quiet", "processes"} & set(known.parameters)
+    page = inspect.getdoc(kdcli.compress) or ""
+    assert re.findall(r"^    (\w+): \S", page, re.M) == list(
+        inspect.signature(kdcli.compress).parameters
+    )
+    assert "Maximum drop of the task metric, in points" in page
+    assert pickle.loads(pickle.dumps(kdcli.export)) is kdcli.export
     with pytest.raises(UsageError, match="unexpected keyword argument 'int9'"):
         kdcli.export("demo", file_format="onnx", int9=True)
 
