@@ -19,7 +19,7 @@ VERBS = (
 )
 """The verbs that are functions too; their signatures stand in `__init__.pyi`."""
 
-__all__ = ["__version__", "load", *VERBS]
+__all__ = ["__version__", "load", "read", *VERBS]
 __version__ = "0.2.0"
 
 
@@ -30,6 +30,8 @@ def __getattr__(name: str) -> Any:
         from kdcli.deploy.sparse.load import load
 
         return load
+    if name == "read":
+        return importlib.import_module("kdcli.cli.python").read
     if name in VERBS:
         return importlib.import_module("kdcli.cli.python").function(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

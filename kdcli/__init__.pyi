@@ -2,16 +2,23 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 from kdcli.data.objects import Data
 from kdcli.deploy.sparse.load import load as load
 from kdcli.report.finish import RunResult
-from kdcli.report.publish import Published
+from kdcli.report.publish import Published, Upload
+from kdcli.verbs.compress.front import Front
 from kdcli.verbs.export.result import Exported
 
 __version__: str
 VERBS: tuple[str, ...]
+
+def read(folder: Path | str) -> RunResult:
+    """Return the result of a finished run, also of one whose result missed a limit.
+
+    Raises kdcli.errors.UsageError: there is no run in `folder`, it is not finished, or its report
+        is damaged or from another version of kdcli."""
 
 def distill(
     teacher: Path | str | None = None,
@@ -54,7 +61,62 @@ def distill(
 ) -> RunResult:
     """Train a smaller student of an encoder: on unlabelled text, or on a task with --task.
 
-    The arguments are the options of `kdcli distill`. Raises kdcli.errors.KdcliError."""
+    The arguments are the options of `kdcli distill`. Raises kdcli.errors.KdcliError.
+
+    Args:
+        teacher: Teacher: a hub id, a directory, 'demo' or 'demo-classifier'.
+        more_teachers: Further teacher with the same weight, on a task or of an embedding student;
+            may be repeated.
+        method: Method on text (distilbert, embedding, masked-lm, minilm, minilmv2, mlm-kd or
+            tinybert; default: minilm). Method on a task (minilm, minilmv2, pkd, soft-targets or
+            tinybert; default: tinybert).
+        assistant: Shape of a teacher assistant, auto or none (default: auto).
+        backend: Backend on which shapes are timed for --to 2x or --to 5ms: torch, compile, onnx
+            or openvino, perhaps with a number format, such as onnx-int8 (default: torch).
+        to: Student shape, such as 6x768 or static:256; may be repeated. Or a goal, 2x or 5ms: as
+            many layers as are fast enough on 128 tokens.
+        student: Encoder that the student starts from; on text, only with method embedding
+            (default: the teacher).
+        teacher_vectors: File of the teacher's vectors, .npy or .parquet (default: computed).
+        ablate: List of variants to train and compare in one table.
+        data: Text: a hub id (or ID@REV), a file, a directory, a URL, or 'demo' (default:
+            Salesforce/wikitext:wikitext-103-raw-v1). Data of the task: a hub id (or ID@REV), a
+            file, a directory, or 'demo' (default: the task's own). Or an object, such as a
+            DataFrame.
+        eval_task: Tasks on which the report also compares all models; may be repeated.
+        pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
+            model's own).
+        task: Task: sst2, mnli, squad ..., or 'own' for your own files.
+        soft_labels: File of the rows' probabilities or scores, in place of a teacher (default:
+            none).
+        corpus: Text to distil on first (default: the recipe's). Or an object, such as a
+            DataFrame.
+        general: Directory of the run on text, which is reused once it is done (default: general/
+            in the output directory).
+        augment: Also train on copies of the examples with some words replaced.
+        augment_model: Masked language model that proposes words (default: nearest neighbours).
+        glove: Word vectors for words of several tokens (default: the teacher's embeddings).
+        lr: Peak learning rate (default: 0.0003; 3e-5 for distilling on a task or training a
+            reranker).
+        max_steps: Number of optimiser steps (default: all steps of the epochs).
+        epochs: Passes over the training data (default: 3).
+        batch_size: Rows per optimiser step, over all devices and micro-batches (default: 256; 32
+            for distilling on a task or training a reranker).
+        seed: Seed of everything random: heads, order, dropout (default: 0).
+        dtype: Number format of the computation (auto, fp32, bf16 or fp16; default: auto).
+        recipe: Shipped recipe (kdcli recipes ls), or a YAML file.
+        sets: Set any recipe key; may be repeated.
+        config: Recipe keys as nested dicts, with the values of --set.
+        revision: Branch, tag or commit of the model, like MODEL@REV.
+        output_dir: Output directory (default: a new directory in runs/).
+        device: Device: auto, cpu, cuda, mps, xpu or cuda:INDEX (default: auto).
+        resume: Continue the run in the output directory (default: the newest unfinished run in
+            runs/ with this recipe).
+        overwrite: Delete the run in the output directory first.
+        trust_remote_code: Run code that comes with the model.
+        report_to: Experiment tracker that follows the run (none, all, aim, clearml, comet_ml,
+            dvclive, mlflow, swanlab, tensorboard, trackio or wandb; default: none).
+        push_to_hub: Repository to push the model to, private if it is new."""
 
 def prune(
     model: Path | str | None = None,
@@ -87,7 +149,43 @@ def prune(
 ) -> RunResult:
     """Remove weights of an encoder while it learns a task (SMP and its baselines).
 
-    The arguments are the options of `kdcli prune`. Raises kdcli.errors.KdcliError."""
+    The arguments are the options of `kdcli prune`. Raises kdcli.errors.KdcliError.
+
+    Args:
+        model: Encoder: a hub id, a directory, 'demo' or 'demo-classifier' (default: bert-base-
+            uncased).
+        method: Pruning method; may be repeated, one run for each (cap, l0, magnitude, movement,
+            smp or soft-movement; default: smp).
+        sparsity: Share of the layers' weights to remove; may be repeated, one run for each
+            (default: 0.9).
+        teacher: Model fine-tuned on the task, whose outputs are also learned (default: none).
+        masking: Which weights compete with each other (local, global, proportional or threshold;
+            default: the method's).
+        task: Task: sst2, mnli, squad ..., or 'own' for your own files (default: sst2).
+        data: Data of the task: a hub id (or ID@REV), a file, a directory, or 'demo' (default: the
+            task's own). Or an object, such as a DataFrame.
+        pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
+            model's own).
+        eval_task: Tasks on which the report also compares all models; may be repeated.
+        lr: Peak learning rate; for smp, the scores' (default: the method's).
+        max_steps: Number of optimiser steps (default: all steps of the epochs).
+        epochs: Passes over the training data (default: 3).
+        batch_size: Rows per optimiser step, over all devices and micro-batches (default: 32).
+        seed: Seed of everything random: heads, order, dropout (default: 0).
+        dtype: Number format of the computation (auto, fp32, bf16 or fp16; default: auto).
+        recipe: Shipped recipe (kdcli recipes ls), or a YAML file.
+        sets: Set any recipe key; may be repeated.
+        config: Recipe keys as nested dicts, with the values of --set.
+        revision: Branch, tag or commit of the model, like MODEL@REV.
+        output_dir: Output directory (default: a new directory in runs/).
+        device: Device: auto, cpu, cuda, mps, xpu or cuda:INDEX (default: auto).
+        resume: Continue the run in the output directory (default: the newest unfinished run in
+            runs/ with this recipe).
+        overwrite: Delete the run in the output directory first.
+        trust_remote_code: Run code that comes with the model.
+        report_to: Experiment tracker that follows the run (none, all, aim, clearml, comet_ml,
+            dvclive, mlflow, swanlab, tensorboard, trackio or wandb; default: none).
+        push_to_hub: Repository to push the model to, private if it is new."""
 
 def cotrain(
     teacher: Path | str | None = None,
@@ -122,7 +220,49 @@ def cotrain(
 ) -> RunResult:
     """Train two models that learn from each other: on unlabelled text, or on a task with --task.
 
-    The arguments are the options of `kdcli cotrain`. Raises kdcli.errors.KdcliError."""
+    The arguments are the options of `kdcli cotrain`. Raises kdcli.errors.KdcliError.
+
+    Args:
+        teacher: Teacher: a shape LxH, a hub id or a directory.
+        student: Student: a shape LxH, a hub id or a directory.
+        base: Model from which shapes get their tokenizer and configuration, and on a task their
+            weights too (default: the teacher on a task, none on text).
+        mode: Who learns from whom (standalone, one-way, reversed or co-distillation; default: co-
+            distillation).
+        weights: Weights of the losses: student against labels, student from teacher, teacher
+            against labels, teacher from student; the mode sets some of them to 0 (default: 1, 1,
+            1, 4).
+        temperature: Temperature of both softmaxes (default: 1).
+        standalone: Also train both models without each other, for comparison (default:
+            --standalone).
+        vocab_size: Number of tokens of a tokenizer that is trained from the text (default:
+            30522).
+        community: Frozen teacher of both models, from which shapes are copied (default: none).
+        data: Text: a hub id (or ID@REV), a file, a directory, a URL, or 'demo' (default:
+            Salesforce/wikitext:wikitext-103-raw-v1). Data of the task: a hub id (or ID@REV), a
+            file, a directory, or 'demo' (default: the task's own). Or an object, such as a
+            DataFrame.
+        eval_task: Tasks on which the report also compares all models; may be repeated.
+        task: Task: sst2, mnli, squad ..., or 'own' for your own files.
+        lr: Peak learning rate (default: 0.0005; 3e-5 for co-training on a task).
+        max_steps: Number of optimiser steps (default: all steps of the epochs).
+        epochs: Passes over the training data (default: 10; 3 for co-training on a task).
+        batch_size: Rows per optimiser step, over all devices and micro-batches (default: 128; 32
+            for co-training on a task).
+        seed: Seed of everything random: heads, order, dropout (default: 0).
+        dtype: Number format of the computation (auto, fp32, bf16 or fp16; default: auto).
+        recipe: Shipped recipe (kdcli recipes ls), or a YAML file.
+        sets: Set any recipe key; may be repeated.
+        config: Recipe keys as nested dicts, with the values of --set.
+        revision: Branch, tag or commit of the model, like MODEL@REV.
+        output_dir: Output directory (default: a new directory in runs/).
+        device: Device: auto, cpu, cuda, mps, xpu or cuda:INDEX (default: auto).
+        resume: Continue the run in the output directory (default: the newest unfinished run in
+            runs/ with this recipe).
+        overwrite: Delete the run in the output directory first.
+        trust_remote_code: Run code that comes with the model.
+        report_to: Experiment tracker that follows the run (none, all, aim, clearml, comet_ml,
+            dvclive, mlflow, swanlab, tensorboard, trackio or wandb; default: none)."""
 
 def finetune(
     model: Path | str | None = None,
@@ -152,7 +292,36 @@ def finetune(
 ) -> RunResult:
     """Fine-tune an encoder on a labelled task, and evaluate it.
 
-    The arguments are the options of `kdcli finetune`. Raises kdcli.errors.KdcliError."""
+    The arguments are the options of `kdcli finetune`. Raises kdcli.errors.KdcliError.
+
+    Args:
+        model: Encoder: a hub id, a directory, 'demo' or 'demo-classifier'.
+        seeds: Number of runs per setting, each with its own seed (default: 1).
+        grid: Values to try, such as lr=2e-5,3e-5; may be repeated.
+        task: Task: sst2, mnli, squad ..., or 'own' for your own files.
+        data: Data of the task: a hub id (or ID@REV), a file, a directory, or 'demo' (default: the
+            task's own). Or an object, such as a DataFrame.
+        metric: Additional metric of the evaluate library: a name, script or directory; may be
+            repeated.
+        lr: Peak learning rate (default: 3e-5).
+        max_steps: Number of optimiser steps (default: all steps of the epochs).
+        epochs: Passes over the training data (default: 3).
+        batch_size: Rows per optimiser step, over all devices and micro-batches (default: 32).
+        seed: Seed of everything random: heads, order, dropout (default: 0).
+        dtype: Number format of the computation (auto, fp32, bf16 or fp16; default: auto).
+        recipe: Shipped recipe (kdcli recipes ls), or a YAML file.
+        sets: Set any recipe key; may be repeated.
+        config: Recipe keys as nested dicts, with the values of --set.
+        revision: Branch, tag or commit of the model, like MODEL@REV.
+        output_dir: Output directory (default: a new directory in runs/).
+        device: Device: auto, cpu, cuda, mps, xpu or cuda:INDEX (default: auto).
+        resume: Continue the run in the output directory (default: the newest unfinished run in
+            runs/ with this recipe).
+        overwrite: Delete the run in the output directory first.
+        trust_remote_code: Run code that comes with the model.
+        report_to: Experiment tracker that follows the run (none, all, aim, clearml, comet_ml,
+            dvclive, mlflow, swanlab, tensorboard, trackio or wandb; default: none).
+        push_to_hub: Repository to push the model to, private if it is new."""
 
 def evaluate(
     models: Path | str | Sequence[Path | str] | None = None,
@@ -179,7 +348,35 @@ def evaluate(
 ) -> RunResult:
     """Evaluate fine-tuned models on a labelled task, or embedding models, and compare them.
 
-    The arguments are the options of `kdcli evaluate`. Raises kdcli.errors.KdcliError."""
+    The arguments are the options of `kdcli evaluate`. Raises kdcli.errors.KdcliError.
+
+    Args:
+        models: Fine-tuned or embedding models; the others are compared with the first.
+        mask_file: Mask file to apply to the model before it is evaluated; may be repeated.
+        documents: In retrieval, search the documents' vectors of this model, or of a .npy file
+            with a row for each document (default: each model's own).
+        predictions: Write every prediction to this jsonl file.
+        submission: Write the GLUE server's files for the test split to this directory.
+        max_class_drop: Maximum drop of any class, label or entity type, in points (1 point =
+            0.01), compared with the teacher in compress and with the first model in evaluate. If
+            a class loses more, the exit code is 5.
+        min_metric: Exit with 5 if a model scores less; may be repeated.
+        task: Task: sst2, mnli, squad ..., or 'own' for your own files.
+        pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
+            model's own).
+        metric: Additional metric of the evaluate library: a name, script or directory; may be
+            repeated.
+        data: Data of the task: a hub id (or ID@REV), a file, a directory, or 'demo' (default: the
+            task's own). Or an object, such as a DataFrame.
+        recipe: Shipped recipe (kdcli recipes ls), or a YAML file.
+        sets: Set any recipe key; may be repeated.
+        config: Recipe keys as nested dicts, with the values of --set.
+        dtype: Number format of the computation (auto, fp32, bf16 or fp16; default: fp32).
+        revision: Branch, tag or commit of the model, like MODEL@REV.
+        output_dir: Output directory (default: a new directory in runs/).
+        device: Device: auto, cpu, cuda, mps, xpu or cuda:INDEX (default: auto).
+        overwrite: Delete the run in the output directory first.
+        trust_remote_code: Run code that comes with the model."""
 
 def benchmark(
     models: Path | str | Sequence[Path | str] | None = None,
@@ -209,7 +406,38 @@ def benchmark(
 ) -> RunResult:
     """Measure the latency of models or shapes next to a baseline, on several backends.
 
-    The arguments are the options of `kdcli benchmark`. Raises kdcli.errors.KdcliError."""
+    The arguments are the options of `kdcli benchmark`. Raises kdcli.errors.KdcliError.
+
+    Args:
+        models: Hub ids, directories, or shapes such as 6x384.
+        baseline: Model to compare with (default: the first).
+        preset: Models and cells to measure if you give none (papers, minilm, tinybert or serving;
+            default: papers, if there are no models and no cells).
+        backend: Backend: torch, sparse, compile, onnx or openvino, perhaps with a number format,
+            such as onnx-int8; may be repeated (default: torch).
+        dtype: Number format of the baseline, and of backends without one of their own (fp32, bf16
+            or fp16; default: fp32).
+        batch_size: Sequences per call; may be repeated (default: the preset's, or 1).
+        seq_len: Tokens per sequence; may be repeated (default: the preset's, or 128).
+        padding: Lengths of the sequences in a batch; data takes --data's (full, random or data;
+            default: full).
+        compare: Compare the reports of runs and measure nothing; may be repeated.
+        max_latency_ms: Exit with 5 if the first cell's median is above this.
+        min_speedup: Exit with 5 if the first cell's speed-up is below this.
+        strict: Exit with 6 if a measurement is unstable.
+        task: Task on which every backend is evaluated too (default: none).
+        data: Text, or with a task its examples: a hub id (or ID@REV), a file, a directory, or
+            'demo' (default: the task's own, or 'demo'). Or an object, such as a DataFrame.
+        recipe: Shipped recipe (kdcli recipes ls), or a YAML file.
+        sets: Set any recipe key; may be repeated.
+        config: Recipe keys as nested dicts, with the values of --set.
+        revision: Branch, tag or commit of the model, like MODEL@REV.
+        output_dir: Output directory (default: a new directory in runs/).
+        device: Device: auto, cpu, cuda, mps, xpu or cuda:INDEX (default: auto).
+        overwrite: Delete the run in the output directory first.
+        trust_remote_code: Run code that comes with the model.
+        price_per_hour: Price of this machine per hour, in any currency; the report then gives the
+            cost of a million texts."""
 
 def export(
     model: Path | str,
@@ -235,7 +463,30 @@ def export(
 
     If you give more than one of --int8, --fp16 and --q4, the float32 file is written too.
 
-    The arguments are the options of `kdcli export`. Raises kdcli.errors.KdcliError."""
+    The arguments are the options of `kdcli export`. Raises kdcli.errors.KdcliError.
+
+    Args:
+        model: Model: a hub id, a directory, 'demo' or 'demo-classifier'; its head is exported
+            too.
+        file_format: Format of the file: onnx or openvino.
+        int8: Quantise to 8 bits.
+        fp16: Convert to half precision; ONNX only.
+        q4: Quantise weights to 4 bits; ONNX only.
+        weights: Write model.safetensors too.
+        max_drop: Maximum drop of the task metric, in points (1 point = 0.01); kdcli keeps matrix
+            products in float32 where needed.
+        data: Data on which each file is compared with torch: the task's examples, or text
+            (default: the task's own data, or 'demo'). Or an object, such as a DataFrame.
+        pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
+            model's own).
+        task: Task on which the file is evaluated (default: none).
+        sets: Set any recipe key; may be repeated.
+        config: Recipe keys as nested dicts, with the values of --set.
+        revision: Branch, tag or commit of the model, like MODEL@REV.
+        output_dir: Output directory (default: a new directory in runs/).
+        overwrite: Delete the run in the output directory first.
+        trust_remote_code: Run code that comes with the model.
+        push_to_hub: Repository to push the model to, private if it is new."""
 
 def trim(
     model: Path | str,
@@ -256,8 +507,28 @@ def trim(
 ) -> RunResult:
     """Remove the tokens that your text does not need from a model's vocabulary.
 
-    The arguments are the options of `kdcli trim`. Raises kdcli.errors.KdcliError."""
+    The arguments are the options of `kdcli trim`. Raises kdcli.errors.KdcliError.
 
+    Args:
+        model: Model: a hub id, a directory, 'demo' or 'demo-classifier'; its head is kept.
+        vocab_size: Number of tokens to keep (default: every token that occurs in the data).
+        max_drop: Keep the fewest tokens with which the score drops by at most this many points (1
+            point = 0.01): the task's metric, or agreement with the model if there are no labels.
+        task: Task: sst2, mnli, squad ..., or 'own' for your own files.
+        pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
+            model's own).
+        data: Text whose tokens are kept: a hub id (or ID@REV), a file, a directory, a URL, or
+            'demo'. Or an object, such as a DataFrame.
+        sets: Set any recipe key; may be repeated.
+        config: Recipe keys as nested dicts, with the values of --set.
+        revision: Branch, tag or commit of the model, like MODEL@REV.
+        output_dir: Output directory (default: a new directory in runs/).
+        device: Device: auto, cpu, cuda, mps, xpu or cuda:INDEX (default: auto).
+        overwrite: Delete the run in the output directory first.
+        trust_remote_code: Run code that comes with the model.
+        push_to_hub: Repository to push the model to, private if it is new."""
+
+@overload
 def compress(
     model: Path | str | None = None,
     *,
@@ -275,7 +546,70 @@ def compress(
     recipe: Path | str | None = None,
     sets: str | Sequence[str] | None = None,
     config: Mapping[str, Any] | None = None,
-    front: Path | str | None = None,
+    front: Path | str,
+    revision: str | None = None,
+    output_dir: Path | str | None = None,
+    device: str = "auto",
+    resume: bool = False,
+    overwrite: bool = False,
+    trust_remote_code: bool = False,
+    price_per_hour: float | None = None,
+) -> Front:
+    """Distill, prune and export a model until it is small and fast enough for a goal.
+
+    The arguments are the options of `kdcli compress`. Raises kdcli.errors.KdcliError.
+
+    Args:
+        model: Model: a hub id, a directory, 'demo' or 'demo-classifier'; fine-tuned or not.
+        budget: Time limit, such as 90s, 30m or 2h (default: none).
+        max_drop: Maximum drop of the task metric, in points (1 point = 0.01); without labels, of
+            the agreement with the model.
+        max_class_drop: Maximum drop of any class, label or entity type, in points (1 point =
+            0.01), compared with the teacher in compress and with the first model in evaluate. If
+            a class loses more, the exit code is 5.
+        speedup: Minimum speed-up over PyTorch in float32.
+        max_latency_ms: Maximum latency of one sequence of 128 tokens, in milliseconds.
+        max_mb: Maximum size of the files that one deployment needs, in megabytes.
+        strict: Apply --max-drop to the pessimistic end of the 95 % interval.
+        task: Task: sst2, mnli, squad ..., or 'own' for your own files.
+        pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
+            model's own).
+        data: Data of the task: a hub id (or ID@REV), a file, a directory, or 'demo' (default: the
+            task's own). Or an object, such as a DataFrame.
+        seed: Seed of everything random: heads, order, dropout (default: 0).
+        recipe: Shipped recipe (kdcli recipes ls), or a YAML file.
+        sets: Set any recipe key; may be repeated.
+        config: Recipe keys as nested dicts, with the values of --set.
+        front: Print all candidates of a finished run, and stop.
+        revision: Branch, tag or commit of the model, like MODEL@REV.
+        output_dir: Output directory (default: a new directory in runs/).
+        device: Device: auto, cpu, cuda, mps, xpu or cuda:INDEX (default: auto).
+        resume: Continue the run in the output directory (default: the newest unfinished run in
+            runs/ with this recipe).
+        overwrite: Delete the run in the output directory first.
+        trust_remote_code: Run code that comes with the model.
+        price_per_hour: Price of this machine per hour, in any currency; the report then gives the
+            cost of a million texts."""
+
+@overload
+def compress(
+    model: Path | str | None = None,
+    *,
+    budget: str | None = None,
+    max_drop: float | None = None,
+    max_class_drop: float | None = None,
+    speedup: float | None = None,
+    max_latency_ms: float | None = None,
+    max_mb: float | None = None,
+    strict: bool | None = None,
+    task: str | None = None,
+    pooling: str | None = None,
+    data: Data | None = None,
+    seed: int | None = None,
+    recipe: Path | str | None = None,
+    sets: str | Sequence[str] | None = None,
+    config: Mapping[str, Any] | None = None,
+    front: None = None,
     revision: str | None = None,
     output_dir: Path | str | None = None,
     device: str = "auto",
@@ -286,16 +620,78 @@ def compress(
 ) -> RunResult:
     """Distill, prune and export a model until it is small and fast enough for a goal.
 
-    The arguments are the options of `kdcli compress`. Raises kdcli.errors.KdcliError."""
+    The arguments are the options of `kdcli compress`. Raises kdcli.errors.KdcliError.
 
+    Args:
+        model: Model: a hub id, a directory, 'demo' or 'demo-classifier'; fine-tuned or not.
+        budget: Time limit, such as 90s, 30m or 2h (default: none).
+        max_drop: Maximum drop of the task metric, in points (1 point = 0.01); without labels, of
+            the agreement with the model.
+        max_class_drop: Maximum drop of any class, label or entity type, in points (1 point =
+            0.01), compared with the teacher in compress and with the first model in evaluate. If
+            a class loses more, the exit code is 5.
+        speedup: Minimum speed-up over PyTorch in float32.
+        max_latency_ms: Maximum latency of one sequence of 128 tokens, in milliseconds.
+        max_mb: Maximum size of the files that one deployment needs, in megabytes.
+        strict: Apply --max-drop to the pessimistic end of the 95 % interval.
+        task: Task: sst2, mnli, squad ..., or 'own' for your own files.
+        pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
+            model's own).
+        data: Data of the task: a hub id (or ID@REV), a file, a directory, or 'demo' (default: the
+            task's own). Or an object, such as a DataFrame.
+        seed: Seed of everything random: heads, order, dropout (default: 0).
+        recipe: Shipped recipe (kdcli recipes ls), or a YAML file.
+        sets: Set any recipe key; may be repeated.
+        config: Recipe keys as nested dicts, with the values of --set.
+        front: Print all candidates of a finished run, and stop.
+        revision: Branch, tag or commit of the model, like MODEL@REV.
+        output_dir: Output directory (default: a new directory in runs/).
+        device: Device: auto, cpu, cuda, mps, xpu or cuda:INDEX (default: auto).
+        resume: Continue the run in the output directory (default: the newest unfinished run in
+            runs/ with this recipe).
+        overwrite: Delete the run in the output directory first.
+        trust_remote_code: Run code that comes with the model.
+        price_per_hour: Price of this machine per hour, in any currency; the report then gives the
+            cost of a million texts."""
+
+@overload
 def push(
     directory: Path | str,
     repository: str,
     *,
     public: bool = False,
     with_report: bool = False,
-    dry_run: bool = False,
+    dry_run: Literal[True],
+) -> Upload:
+    """Push a model or an export to the hub, with its card and nothing else.
+
+    The arguments are the options of `kdcli push`. Raises kdcli.errors.KdcliError.
+
+    Args:
+        directory: Directory of a model or an export.
+        repository: Repository on the hub, OWNER/NAME; created if it does not exist.
+        public: Make a new repository public instead of private.
+        with_report: Also push the report and the recipe, which may quote evaluated rows and name
+            local paths.
+        dry_run: List the files and push nothing."""
+
+@overload
+def push(
+    directory: Path | str,
+    repository: str,
+    *,
+    public: bool = False,
+    with_report: bool = False,
+    dry_run: Literal[False] = False,
 ) -> Published:
     """Push a model or an export to the hub, with its card and nothing else.
 
-    The arguments are the options of `kdcli push`. Raises kdcli.errors.KdcliError."""
+    The arguments are the options of `kdcli push`. Raises kdcli.errors.KdcliError.
+
+    Args:
+        directory: Directory of a model or an export.
+        repository: Repository on the hub, OWNER/NAME; created if it does not exist.
+        public: Make a new repository public instead of private.
+        with_report: Also push the report and the recipe, which may quote evaluated rows and name
+            local paths.
+        dry_run: List the files and push nothing."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 LONG_WORD = re.compile(r"\S{1000,}")  # longer than any name or path that a user can recognise
 
@@ -34,18 +35,22 @@ class KdcliError(Exception):
     """The base class of all errors.
 
     `message` says what was given and what is allowed. `hint` says what to do, and is printed on its
-    own line.
+    own line. `folder` is the directory of the run if its report was written: the run finished, but
+    its result misses a limit.
     """
 
     exit_code = 1
 
-    def __init__(self, message: str, hint: str | None = None) -> None:
+    def __init__(
+        self, message: str, hint: str | None = None, *, folder: Path | None = None
+    ) -> None:
         message = shortened(
             LONG_WORD.sub(lambda word: shortened(word[0], 200), message), MAX_CHARACTERS
         )
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.folder = folder
 
 
 class UsageError(KdcliError):

@@ -34,8 +34,11 @@ class Verbs(Group):
 
     def invoke(self, ctx: Any) -> Any:
         """Run a verb, and turn a KdcliError into a message and an exit code."""
+        from kdcli.engine.processes import ends_at_once
+
         try:
-            return super().invoke(ctx)
+            with ends_at_once():
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             from kdcli.engine.processes import INTERRUPTED
 
@@ -113,7 +116,7 @@ def _tell_bug(error: Exception) -> None:
             )
 
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     cls=Verbs,
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,

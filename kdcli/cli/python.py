@@ -9,6 +9,7 @@ import functools
 import importlib
 import inspect
 import re
+import textwrap
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Number
@@ -17,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from kdcli.cli.libraries import prepare_libraries
 from kdcli.cli.verb import Verb
-from kdcli.errors import UsageError
+from kdcli.errors import Interrupted, Stopped, UsageError
 
 if TYPE_CHECKING:
     from kdcli.cli.parameters import Parameter
+    from kdcli.report.finish import RunResult
 
 PATH_METAVARS = re.compile(r"\b(MODEL|TEACHER|STUDENT|SOURCE|DIR|FILE)\b")
 """Placeholders of text that may be a path. Python also takes a `Path` for these."""
@@ -33,6 +35,8 @@ MODELS = ("MODEL", "TEACHER", "STUDENT")
 """The placeholders of options that take a model."""
 SOURCES = ("data.source", "data.train", "eval.source", "general.source", "text")
 """The recipe keys that hold a source of data."""
+MAX_WIDTH = 94
+"""The maximum width of a docstring, which the stub indents."""
 SAVE = "save it and its tokenizer with .save_pretrained(DIR), and give the directory"
 
 
@@ -86,8 +90,9 @@ def signature(name: str) -> inspect.Signature:
     return inspect.Signature(parameters)
 
 
+@functools.cache
 def function(name: str) -> Callable[..., Any]:
-    """Return a verb as a function."""
+    """Return a verb as a function, always the same one, so that it can be pickled."""
     verb = command(name)
 
     def call(*positional: object, **options: object) -> Any:
@@ -116,13 +121,15 @@ def function(name: str) -> Callable[..., Any]:
         if config is not None:
             # A single assignment overrides the same key of `config`.
             values["sets"] = [*assignments(config, f"kdcli.{name}"), *(values["sets"] or [])]
-        from accelerate.state import AcceleratorState, GradientState
-
-        # A process may call several verbs, each with its own device and precision.
-        AcceleratorState._reset_state(True)
-        GradientState._reset_state()
-        result = verb.run(values)
         from kdcli.deploy.usable import Usable
+        from kdcli.engine.session import own_state
+
+        try:
+            with own_state():
+                result = verb.run(values)
+        except (Stopped, Interrupted) as error:
+            # Programs that go on after an error must not go on after Ctrl-C.
+            raise KeyboardInterrupt(". ".join(filter(None, [error.message, error.hint]))) from None
 
         if values.get("trust_remote_code") and isinstance(result, Usable):
             return dataclasses.replace(result, trust_remote_code=True)
@@ -130,12 +137,42 @@ def function(name: str) -> Callable[..., Any]:
 
     call.__name__ = call.__qualname__ = name
     call.__module__ = "kdcli"
-    call.__doc__ = (
-        f"{verb.description}\n\n"
-        f"The arguments are the options of `kdcli {name}`. Raises kdcli.errors.KdcliError."
-    )
+    call.__doc__ = docstring(verb)
     call.__signature__ = signature(name)  # type: ignore[attr-defined]
     return call
+
+
+def docstring(verb: Verb) -> str:
+    """Return the docstring of a verb's function: its description and its arguments."""
+    helps = {"config": "Recipe keys as nested dicts, with the values of --set."}
+    for each in verb.parameters:
+        takes_objects = each.option.metavar == SOURCE
+        helps[each.name] = each.help + " Or an object, such as a DataFrame." * takes_objects
+    arguments = (
+        textwrap.fill(
+            f"{name}: {helps[name]}", MAX_WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 8
+        )
+        for name in signature(verb.name).parameters
+    )
+    parts = [
+        verb.description,
+        f"The arguments are the options of `kdcli {verb.name}`. Raises kdcli.errors.KdcliError.",
+        "\n".join(["Args:", *arguments]),
+    ]
+    return "\n\n".join(parts)
+
+
+def read(folder: Path | str) -> "RunResult":
+    """Return the result of a finished run, also of one whose result missed a limit.
+
+    Raises kdcli.errors.UsageError: there is no run in `folder`, it is not finished, or its report
+        is damaged or from another version of kdcli.
+    """
+    # This must run before anything imports torch.
+    prepare_libraries(quiet=False, verbose=False)
+    from kdcli.report.finish import RunResult
+
+    return RunResult.read(Path(folder))
 
 
 def source_of(value: object, subject: str) -> object:

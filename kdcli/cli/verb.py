@@ -90,17 +90,18 @@ class Verb:
         """Return a function with one parameter for each option, for Typer."""
 
         def run(**values: Any) -> Printable | None:
-            return self.run(values)
+            return self.run(values, tuple(sys.argv[1:]))
 
         parameters = [each.typer_parameter() for each in self.parameters]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return run
 
-    def run(self, values: Mapping[str, Any]) -> Printable | None:
+    def run(self, values: Mapping[str, Any], arguments: tuple[str, ...] = ()) -> Printable | None:
         """Run the verb.
 
         Args:
             values: The value of every parameter.
+            arguments: The words of the command line; empty if Python calls the verb.
 
         Raises:
             UsageError: Options contradict each other, or a value is not allowed.
@@ -110,7 +111,7 @@ class Verb:
         # Python may run several verbs in this process.
         COMMITS.clear()
         HASHES.clear()
-        given = Given(self, dict(values))
+        given = Given(self, dict(values), arguments)
         prepare_libraries(given.values.get("quiet", False), given.values.get("verbose", False))
         if "processes" in given.values:
             _join()
@@ -133,8 +134,8 @@ class Verb:
 class Given:
     """The values that the user gave to a verb: recipe keys and run settings."""
 
-    def __init__(self, verb: Verb, values: dict[str, Any]) -> None:
-        self.verb, self.values = verb, values
+    def __init__(self, verb: Verb, values: dict[str, Any], arguments: tuple[str, ...] = ()) -> None:
+        self.verb, self.values, self.arguments = verb, values, arguments
 
     @property
     def recipe(self) -> str | None:
@@ -158,7 +159,7 @@ class Given:
         """Where and how to run. Raises UsageError if a value is not allowed."""
         from kdcli.recipe.sections import RunOptions
 
-        return replace(self.of(RunOptions), arguments=tuple(sys.argv[1:]))
+        return replace(self.of(RunOptions), arguments=self.arguments)
 
     def __getitem__(self, name: str) -> Any:
         """Return a parameter's value; None if it was not given."""

@@ -29,20 +29,22 @@ from kdcli.errors import UsageError, first_line
 
 if TYPE_CHECKING:
     import datasets
+    import numpy as np
     import pandas as pd
     import pyarrow as pa
 
 Data: TypeAlias = """(
     Path | str
-    | Sequence[str] | Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]]
+    | Sequence[str] | Sequence[Mapping[str, Any]] | pd.Series[Any] | np.ndarray[Any, Any]
+    | Mapping[str, Sequence[Any] | pd.Series[Any] | np.ndarray[Any, Any]]
     | pd.DataFrame | datasets.Dataset | datasets.DatasetDict
 )"""
 """A source of data in Python: a path, hub id or URL, texts, rows, columns, or a table."""
 
 FOLDER = "objects"
 ALLOWED = (
-    "a path, a hub id, a URL, a list of texts, a list of dicts, a dict of lists, a pandas "
-    "DataFrame, a Dataset or a DatasetDict"
+    "a path, a hub id, a URL, a list or Series of texts, a list of dicts, a dict of lists, a "
+    "pandas DataFrame, a Dataset or a DatasetDict"
 )
 HINTS = (
     ("save_pretrained", "a model is not data; give it as the model, saved with .save_pretrained()"),
@@ -84,6 +86,11 @@ def write_object(value: object, log: Log) -> Path:
                 with atomic_file(path) as file:
                     content.write(file)
     return path
+
+
+def is_object(source: str) -> bool:
+    """Whether a source is a file that `write_object` wrote, whose name is a hash."""
+    return Path(source).parent == cache_dir() / FOLDER
 
 
 def _write_splits(splits: "Mapping[str, _Table]", folder: Path) -> Path:
@@ -202,8 +209,8 @@ def _content_of(value: Any) -> _Content:
         return _columns(value.items())
     if isinstance(value, Mapping):
         return _columns(_checked_columns(value))
-    if isinstance(value, list | tuple):
-        return _list(value)
+    if _is_column(value):
+        return _list(list(value))
     raise UsageError(
         f"got an object of type {type(value).__name__}; allowed is {ALLOWED}",
         next((hint for method, hint in HINTS if hasattr(value, method)), "convert it to one"),
@@ -224,7 +231,7 @@ def _list(values: Sequence[object]) -> _Rows:
             f"item {number} of the list is of type {kind}; a list holds only texts or only dicts",
             "for several files, give their directory"
             if isinstance(wrong, Path)
-            else 'give [{"text": "...", "label": "..."}, ...], or a list of texts',
+            else 'give [{"text": "...", "label": "..."}, ...], or texts, without missing values',
         )
     if all(_is_path(str(text)) for text in values):
         raise UsageError(
@@ -246,7 +253,7 @@ def _is_path(text: str) -> bool:
 def _checked_columns(columns: Mapping[object, object]) -> Iterator[tuple[object, object]]:
     """Yield the columns of a dict of lists. Raises UsageError: a value is no list."""
     for name, column in columns.items():
-        if not (isinstance(column, list | tuple) or _is_a(column, "numpy", "ndarray")):
+        if not _is_column(column):
             is_table = any(_is_a(column, *kind) for kind in _TABLES) or isinstance(column, Mapping)
             raise UsageError(
                 f"the dict holds an object of type {type(column).__name__} under {name!r}; a dict "
@@ -257,6 +264,12 @@ def _checked_columns(columns: Mapping[object, object]) -> Iterator[tuple[object,
 
 
 _TABLES = (("pandas", "DataFrame"), ("datasets", "Dataset"))
+
+
+def _is_column(value: object) -> bool:
+    """Whether an object holds the values of one column, such as a list, array or Series."""
+    is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    return is_list or _is_a(value, "pandas", "Series") or _is_a(value, "numpy", "ndarray")
 
 
 def _columns(columns: Iterable[tuple[object, object]]) -> _Table:

@@ -410,11 +410,15 @@ def _batch(model: PreTrainedModel, inputs: Sequence[str], rows: int, length: int
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress torch.onnx's warnings and logs, which are meant for its developers."""
+    """Suppress the warnings and logs of torch.onnx and ONNX Runtime, meant for their developers."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
+    # Without a handler, `logging.warning` adds one, and a later `logging.basicConfig` does nothing.
+    handler = logging.NullHandler()
+    logging.root.addHandler(handler)
     try:
         with warnings.catch_warnings(action="ignore"):
             yield
     finally:
+        logging.root.removeHandler(handler)
         logging.disable(before)

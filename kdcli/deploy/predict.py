@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,6 +136,12 @@ class Predictor:
         """
         if isinstance(texts, str):
             raise UsageError("predict takes a list of texts, and got a single text", "give [text]")
+        if isinstance(texts, Mapping) or hasattr(texts, "columns"):
+            # Iterating a table gives the names of its columns.
+            raise UsageError(
+                f"predict takes a list of texts, and got an object of type {type(texts).__name__}",
+                'give its column of texts, for example data["text"]',
+            )
         items = list(texts)
         if self.format is not None:
             return self._vectors(items, self.format)

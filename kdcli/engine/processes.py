@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextvars import ContextVar
 from types import FrameType
 
 from kdcli.errors import Interrupted
@@ -59,18 +60,37 @@ class StopRequest:
 
 _request: StopRequest | None = None
 """The request of the `stop_requests` that is open in this process."""
+_ends_at_once: ContextVar[bool] = ContextVar("ends_at_once", default=False)
+"""Whether a second signal may end this process, because it runs nothing but a command."""
+
+
+@contextlib.contextmanager
+def ends_at_once() -> Iterator[None]:
+    """Let a second signal end this process, which runs nothing but a command.
+
+    A process that calls kdcli as a library, such as a notebook's, would lose what it has in memory.
+    """
+    token = _ends_at_once.set(True)
+    try:
+        yield
+    finally:
+        _ends_at_once.reset(token)
 
 
 @contextlib.contextmanager
 def stop_requests(*, at_once: bool = False) -> Iterator[StopRequest]:
     """Turn SIGTERM and Ctrl-C into a request to stop.
 
-    A training looks at the request after every step. A second signal interrupts at once, even if
-    the main thread waits in a library and cannot run Python's signal handlers.
+    A training looks at the request after every step. A second signal interrupts at once. Within
+    `ends_at_once`, it does so even if the main thread waits in a library and cannot run Python's
+    signal handlers.
 
     Inside another `stop_requests` this yields the outer one's request. A verb that runs other verbs
     sees in it that one of them was stopped, and can stop a training by the deadline. With
     `at_once`, the first signal already interrupts, except while an inner one is open.
+
+    Only the main thread receives signals. In another thread, this yields a request that no signal
+    makes.
     """
     global _request
     if _request is not None:
@@ -84,13 +104,39 @@ def stop_requests(*, at_once: bool = False) -> Iterator[StopRequest]:
             # The training was in its last step. Nothing after it looks at the request.
             raise KeyboardInterrupt
         return
-    request = StopRequest(at_once=at_once)
-    seen = StopRequest()
-    done = threading.Event()
+    request = _request = StopRequest(at_once=at_once)
+    try:
+        with contextlib.ExitStack() as stack:
+            if threading.current_thread() is threading.main_thread():
+                stack.enter_context(_handlers(request))
+                if _ends_at_once.get():
+                    stack.enter_context(_watcher())
+            yield request
+    finally:
+        _request = None
+
+
+@contextlib.contextmanager
+def _handlers(request: StopRequest) -> Iterator[None]:
+    """Record SIGTERM and Ctrl-C in a request, which may raise KeyboardInterrupt."""
 
     def ask(signum: int, frame: FrameType | None) -> None:
         if request.take(signum):
             raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _watcher() -> Iterator[None]:
+    """End the process if the main thread does not react to a second signal."""
+    seen = StopRequest()
+    done = threading.Event()
 
     def watch() -> None:
         for signum in iter(lambda: receiver.recv(1), b""):
@@ -102,17 +148,12 @@ def stop_requests(*, at_once: bool = False) -> Iterator[StopRequest]:
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
     written = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
-    _request = request
-    before_signals = {s: signal.signal(s, ask) for s in (signal.SIGTERM, signal.SIGINT)}
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
-        yield request
+        yield
     finally:
         done.set()
-        _request = None
-        for number, handler in before_signals.items():
-            signal.signal(number, handler)
         signal.set_wakeup_fd(written)
         sender.close()
         watcher.join()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import math
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar, cast
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import (
     GradientAccumulationPlugin,
     InitProcessGroupKwargs,
@@ -146,6 +148,28 @@ def _same(value: Fact, other: Fact) -> bool:
     if isinstance(value, float) and isinstance(other, float):
         return math.isclose(value, other, rel_tol=ROUNDING, abs_tol=ROUNDING)
     return value == other
+
+
+@contextlib.contextmanager
+def own_state() -> Iterator[None]:
+    """Give a verb its own accelerate state and random numbers, and restore the caller's at the end.
+
+    All accelerators of a process share their device and precision. Python may call several verbs,
+    and train with an `Accelerator` or a `Trainer` of its own before and after them.
+    """
+    shared = [kind._shared_state for kind in (PartialState, AcceleratorState, GradientState)]
+    before = [dict(state) for state in shared]
+    for state in shared:
+        state.clear()
+    has_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = range(torch.cuda.device_count()) if has_cuda else ()
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        for state, values in zip(shared, before, strict=True):
+            state.clear()
+            state.update(values)
 
 
 def start(device: torch.device, dtype: torch.dtype, report_to: str = "none") -> Accelerator:

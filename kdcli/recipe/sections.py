@@ -319,13 +319,17 @@ class RunOptions:
     def _command(
         self, verb: str, folder: Path, changes: Mapping[str, str], more: Sequence[str]
     ) -> str:
-        """Return the command with other values of options and `more` words, without --overwrite."""
+        """Return the command with other values of options and `more` flags, without --overwrite.
+
+        Python has no command, so the result then names the arguments of the call.
+        """
         options = dict(changes) | ({"-o": str(folder)} if self.output_dir is None else {})
         words = self._words(verb, options)
         if words is None:
-            named = {"-o": str(folder), **changes}
-            words = [word for option in named.items() for word in option]
-            return f"the same command with {shlex.join([*words, *more])}"
+            named = {"--output-dir": str(folder), **changes, **dict.fromkeys(more, True)}
+            names = [option.lstrip("-").replace("-", "_") for option in named]
+            values = (f"{n}={value!r}" for n, value in zip(names, named.values(), strict=True))
+            return f"the same call with {', '.join(values)}"
         return shlex.join([*(word for word in words if word != "--overwrite"), *more])
 
     def _words(self, verb: str, changes: Mapping[str, str]) -> list[str] | None:

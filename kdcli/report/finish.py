@@ -66,7 +66,8 @@ class RunResult(Usable):
         trust_remote_code: Whether code that comes with its model may run.
     """
 
-    report: Report
+    # A report would fill a console with its repr.
+    report: Report = field(repr=False)
     folder: Path
     trust_remote_code: bool = False
 

@@ -15,15 +15,19 @@ if TYPE_CHECKING:
 def frame(report: Report) -> pd.DataFrame:
     """Return a table with a row for each model, and for each backend that it ran on.
 
-    A model on another backend than torch in float32 is named `MODEL on onnx int8`. The columns are
-    sizes, every metric and, for every cell, the median in milliseconds (`ms BATCHxTOKENS`), the
-    median speed-up, and whether one of the two is `unstable`. Unstable medians are replaced by the
-    90th percentile, unstable speed-ups by their lower bound or, if it is below 1, by NaN.
+    If a model ran on several backends, its rows on other ones than torch in float32 are named
+    `MODEL on onnx int8`. The columns are sizes, every metric and, for every cell, the median in
+    milliseconds (`ms BATCHxTOKENS`), the median speed-up, and whether one of the two is `unstable`.
+    Unstable medians are replaced by the 90th percentile, unstable speed-ups by their lower bound
+    or, if it is below 1, by NaN.
     """
     # Import here: training and the other forms of a report do not need pandas.
     import pandas as pd
 
     rows: dict[str, dict[str, object]] = defaultdict(dict)
+    backends: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    for row in report.latency:
+        backends[row.model].add((row.backend, row.dtype))
     for name, card in report.cards.items():
         rows[name] |= {"layers": card.layers, "hidden": card.hidden}
         rows[name] |= {"parameters": card.params_total, "bytes": card.bytes}
@@ -32,7 +36,8 @@ def frame(report: Report) -> pd.DataFrame:
             rows[name] |= {f"{task} {metric}": value for metric, value in metrics.items()}
     for row in report.latency:
         name, cell = form_of(report, row).name, f"{row.batch_size}x{row.seq_len}"
-        if name == row.model and (row.backend, row.dtype) not in PLAIN:
+        is_plain = (row.backend, row.dtype) in PLAIN or len(backends[row.model]) == 1
+        if name == row.model and not is_plain:
             name = f"{row.model} on {row.backend} {row.dtype}"
         rows[name][f"ms {cell}"] = row.stated_ms
         unstable = row.unstable

@@ -4,11 +4,10 @@ import re
 from pathlib import Path
 from typing import TypeVar
 
-from kdcli.data.objects import FOLDER
+from kdcli.data.objects import is_object
 from kdcli.data.rows import format_of
 from kdcli.data.storage import base_name
 from kdcli.data.tasks import named_tasks
-from kdcli.disk import cache_dir
 from kdcli.report.schema import Comparison, Evaluation, Report
 from kdcli.report.schema_decisions import Decision
 from kdcli.report.text import short
@@ -20,13 +19,14 @@ RowT = TypeVar("RowT", Evaluation, Comparison, Decision)
 def own_data_name(report: Report) -> str:
     """Return the name of the file or directory of the user's own rows, or `your data`.
 
-    The name differs from all tasks' names, because a benchmark's scores may be in the same table.
+    Data that Python gave as an object has no name. A name differs from all tasks' names, because a
+    benchmark's scores may be in the same table.
     """
     source = None
     # In a distillation on text, the recipe's data is the text.
     if report.recipe.get("task") == OWN:
         source = (report.recipe.get("data") or {}).get("source")
-    if not isinstance(source, str):
+    if not isinstance(source, str) or is_object(source):
         return task_name(OWN)
     name = Path(short(source)).name
     return f"{name} ({task_name(OWN)})" if name in named_tasks() else name
@@ -40,7 +40,7 @@ def directory_word(task: str, source: str | None) -> str:
     that Python gave as an object is in a file that is named by a hash, so the result is the task,
     `own`.
     """
-    if task != OWN or source is None or Path(source).parent == cache_dir() / FOLDER:
+    if task != OWN or source is None or is_object(source):
         return task
     name = base_name(short(source))
     ending = format_of(name)

@@ -3,7 +3,7 @@
 import enum
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
@@ -29,7 +29,7 @@ class Picture:
     `shown` replaces the caption below the picture where a table has the same numbers.
     """
 
-    svg: str
+    svg: str = field(repr=False)
     caption: str
     shown: str = ""
 

@@ -63,7 +63,14 @@ def test_texts_are_documents_also_with_line_breaks():
     texts = ["long " * 200, "w1 w2", "w3\nw4", "  w5 ", "äöü\u2028 \N{GRINNING FACE}"]
     path = written(texts)
     assert list(open_source(str(path)).documents("train", None)) == texts
-    assert written(np.array(texts).tolist()) == path
+    columns = (
+        np.array(texts),
+        pd.Series(texts, dtype="string"),
+        Dataset.from_dict({"t": texts})["t"],
+    )
+    assert {written(column) for column in columns} == {path}
+    frame = pd.DataFrame({"text": texts, "label": "b"})
+    assert written({"text": frame["text"], "label": frame["label"]}) == written(frame)
 
 
 def test_a_dict_of_splits_is_a_directory_of_them():
@@ -169,8 +176,10 @@ class Unknown:
         ({"train": pd.DataFrame(ROWS)}, "of type DataFrame under 'train'", "DatasetDict"),
         ({"train": {"text": ["w1"]}}, "of type dict under 'train'", "DatasetDict"),
         ({"text": ["w1"], "label": [1, 2]}, "text has 1, label has 2", "fill or cut"),
-        (["w1", 3], "item 1 of the list is of type int", "list of texts"),
-        (["w1", {"text": "w2"}], "item 1 of the list is of type dict", "list of texts"),
+        (pd.Series(["w1", None]), "item 1 of the list is of type", "missing values"),
+        (b"w1", "got an object of type bytes", "convert it"),
+        (["w1", 3], "item 1 of the list is of type int", "or texts"),
+        (["w1", {"text": "w2"}], "item 1 of the list is of type dict", "or texts"),
         ([Path("a.csv")], "item 0 of the list is of type PosixPath", "their directory"),
         ([__file__, __file__], "the list holds the 2 paths", "the directory of several"),
         (pd.DataFrame({"text": ["w1", 2]}), "column 'text' cannot be written", "astype"),

@@ -1,5 +1,6 @@
 """Exported files compute what torch does, at any size; a wrong file is refused."""
 
+import logging
 import sys
 
 import numpy as np
@@ -240,6 +241,13 @@ def test_file_of_other_weights_is_refused(traced, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.onnx, "export", lambda *a, **k: traced[1])
     with pytest.raises(MachineError, match="does not compute"):
         export_model(tiny_encoder("bert", **small("bert")), tmp_path, "onnx")
+
+
+def test_an_export_adds_no_handler_to_the_root_logger(tmp_path, monkeypatch):
+    # pytest has handlers of its own there.
+    monkeypatch.setattr(logging.root, "handlers", [])
+    export_model(tiny_encoder("bert", **small("bert")), tmp_path / "out", "onnx", "int8")
+    assert logging.root.handlers == []
 
 
 class Undecided(transformers.BertModel):

@@ -15,7 +15,7 @@ from test_engine import CPU, Net, job_of, make_schedule
 from kdcli.data.batches import BatchOrder
 from kdcli.engine import peers
 from kdcli.engine.launch import Session, refuse_engines, start
-from kdcli.engine.processes import stop_requests
+from kdcli.engine.processes import ends_at_once, stop_requests
 from kdcli.engine.run_dir import RunDir
 from kdcli.engine.train import train
 from kdcli.errors import Stopped, UsageError
@@ -269,7 +269,7 @@ def waits(rank):
     session = Session(start(CPU, torch.float32), CPU)
     session.wait()
     if rank == 0:
-        with stop_requests():
+        with ends_at_once(), stop_requests():
             print("waiting", flush=True)
             session.wait()
     time.sleep(600)

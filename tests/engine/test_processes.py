@@ -1,7 +1,10 @@
 """The processes that kdcli starts itself: how they end, and what it makes of it."""
 
+import contextlib
 import os
 import signal
+import threading
+import time
 
 import pytest
 
@@ -47,6 +50,34 @@ def test_outside_a_training_the_first_signal_interrupts():
         assert request.insisted
     with processes.stop_requests() as next_one:
         assert not next_one.requested
+
+
+def test_a_second_signal_ends_no_process_that_calls_kdcli_as_a_library(monkeypatch):
+    ended = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(processes, "TWICE_SECONDS", 0.0)
+    with processes.stop_requests() as request:
+        for _ in range(2):
+            with contextlib.suppress(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+    assert request.insisted
+    assert ended == []
+
+
+def test_another_thread_than_the_main_one_receives_no_signals():
+    requests, before = [], signal.getsignal(signal.SIGINT)
+
+    def work():
+        with processes.stop_requests(at_once=True) as outer, processes.stop_requests() as inner:
+            requests.extend([outer, inner])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert len(requests) == 2
+    assert requests[0] is requests[1]
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_deadline_requests_a_stop():

@@ -387,13 +387,19 @@ def test_what_a_decision_does_not_need_is_folded(compressed):
     [
         ({"task": "own", "data": {"source": "/home/me/tickets.csv"}}, "tickets.csv"),
         ({"task": "own", "data": {"source": None}}, "your data"),
+        # Python wrote an object to this file.
+        (
+            {"task": "own", "data": {"source": "cache/objects/0123456789abcdef.parquet"}},
+            "your data",
+        ),
         # The directory is not the benchmark, which may be scored too.
         ({"task": "own", "data": {"source": "./sst2"}}, "sst2 (your data)"),
         # The data of a distillation on text is the text.
         ({"data": {"source": "corpus.txt"}, "eval": {"tasks": ["own"]}}, "your data"),
     ],
 )
-def test_your_own_data_has_its_name_in_every_view(recipe, name, report):
+def test_your_own_data_has_its_name_in_every_view(recipe, name, report, monkeypatch):
+    monkeypatch.setenv("KDCLI_CACHE", "cache")
     own = report.model_copy(update={"recipe": recipe})
     assert own_data_name(own) == name
     scored = own.model_copy(update={"quality": {"own": {}, "own b": {}, "sst2": {}}})

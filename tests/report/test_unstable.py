@@ -255,6 +255,23 @@ def test_the_candidates_of_a_finished_run_say_unstable(tmp_path):
         assert front.to_frame()["unstable"].tolist() == [False, True]
 
 
+def test_a_model_on_a_single_backend_has_one_row_with_its_scores_and_times():
+    chosen = "3x384-onnx-int8"
+    values = reports.compress_values()
+    values["quality"] = {"sst2": {name: {"accuracy": 0.92} for name in ("teacher", chosen)}}
+    onnx = {"backend": "onnx", "dtype": "int8"}
+    values["latency"][1] |= onnx
+    table = frame(made(values))
+    assert list(table.index) == ["teacher", chosen]
+    assert table.loc[chosen, ["sst2 accuracy", "ms 8x128"]].tolist() == [0.92, 48.0]
+    # On two backends, the other one than torch has a row of its own.
+    values["latency"].append(latency_row("teacher", 8, 120.0) | onnx)
+    table = frame(made(values))
+    assert table["ms 8x128"].to_dict() == {
+        **{"teacher": 480.0, chosen: 48.0, "teacher on onnx int8": 120.0}
+    }
+
+
 def test_phrases():
     values = {"baseline": "teacher", "median": 2.54, "low": 2.31, "high": 2.76}
     stable, unstable = (Speedup(**values, unstable=unstable) for unstable in (False, True))

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shlex
 import signal
 import sys
 import tempfile
@@ -435,15 +436,15 @@ def test_a_plan_interrupted_at_every_step_ends_with_the_same_choice(
     scored = {row.name for row in whole.candidates if row.score is not None}
     assert scored == {"teacher", "onnx", f"{better}-onnx"}
     with monkeypatch.context() as patch:
-        # The command that is repeated is this process's, which may be pytest's.
-        patch.setattr(sys, "argv", ["kdcli"])
         sent = signals_at_every_step(patch)
-        parts = [*planned(tuned), "-o", tmp_path / "parts", "--resume"]
+        parts = [*map(str, planned(tuned)), "-o", str(tmp_path / "parts"), "--resume"]
+        # The command that is repeated is this process's, which may be pytest's.
+        patch.setattr(sys, "argv", ["kdcli", *parts])
         stops = 0
         while (done := kdcli(*parts)).exit_code == Stopped.exit_code:
             stops += 1
             name = sent[-1][0]
-            hint = f"continue with: the same command with -o {tmp_path / 'parts'} --resume"
+            hint = f"continue with: {shlex.join(['kdcli', *parts])}"
             assert done.stderr.endswith(f"stopped in {step_title(name)}\n{hint}\n")
     assert (done.exit_code, stops) == (0, len(sent)), done.output
     names = {"selection" if n.startswith("selection-") else n for n, _ in sent}

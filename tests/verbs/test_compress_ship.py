@@ -81,8 +81,10 @@ def test_the_command_that_continues_a_run_names_its_directory():
     changed = repeated.changed_command("compress", Path("out"), {"--max-drop": "0.5"})
     assert changed == "kdcli compress m --max-drop 0.5 --max-drop=0.5 -o out"
     # Python has no command.
-    words = "the same command with -o out --max-drop 0.5"
-    assert RunOptions().changed_command("compress", Path("out"), {"--max-drop": "0.5"}) == words
+    changed = RunOptions().changed_command("compress", Path("out"), {"--budget": "9m"})
+    assert changed == "the same call with output_dir='out', budget='9m'"
+    continuing = RunOptions().continuing_command("compress", Path("out"))
+    assert continuing == "the same call with output_dir='out', resume=True"
 
 
 def test_the_command_of_a_model_card_has_neither_price_nor_directories(tmp_path, monkeypatch):
@@ -225,6 +227,13 @@ def test_rows_that_are_in_two_splits_are_counted():
     (note,) = row_notes(Pools(train, validation), partition)
     assert note.startswith("2 training rows are also in the validation or test split")
     assert row_notes(Pools(train, hashes(1000)), partition) == []
+
+
+def test_rows_that_trained_the_model_are_counted():
+    train = np.arange(400, dtype=np.uint64)
+    partition = Partition(selection=hashes(7), verification=hashes(8))
+    (note,) = row_notes(Pools(train, known=hashes(7, 20, 21, 1000)), partition)
+    assert note.startswith("2 of 400 rows trained the model")
 
 
 def test_few_rows_are_a_note():

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import own_files
+import pandas as pd
 import pytest
 import torch
 from encoders import byte_level, on_disk, tiny_config, tiny_encoder, tiny_tokenizer
@@ -332,6 +333,11 @@ def test_a_run_gives_its_model_its_predictions_and_its_pictures(tmp_path):
     with pytest.raises(UsageError, match="predict takes a list of texts") as caught:
         run.predict("w1 w2")
     assert caught.value.hint == "give [text]"
+    for table in ({"text": texts}, pd.DataFrame({"text": texts})):
+        with pytest.raises(UsageError, match="list of texts, and got an object of type") as caught:
+            run.predict(table)
+        assert 'data["text"]' in caught.value.hint
+    assert run.predict(pd.Series(texts[:1])) == run.predict(texts[:1])
     for wrong, message in ((3, "type int"), (("w1", "w2", "w3"), "3 texts"), (["w1", 2], "list")):
         with pytest.raises(UsageError, match=f"item 1 is .*{message}.*a text or a pair of texts"):
             run.predict(["w1", wrong])

@@ -2,6 +2,8 @@
 
 import inspect
 import os
+import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,21 +13,23 @@ import own_files
 import pandas as pd
 import pytest
 import torch
+from accelerate import Accelerator
 from datasets import Dataset, DatasetDict
 from encoders import tiny_encoder
 
 import kdcli
 from kdcli.cli.verb import Verb
-from kdcli.errors import GateError, UsageError
+from kdcli.errors import GateError, Stopped, UsageError
 from kdcli.recipe.resolve import resolve
 from kdcli.recipe.yaml import read_yaml
+from kdcli.run import stages
 from kdcli.workloads.settings import FinetuneRecipe
 
 ROOT = Path(kdcli.__file__).parents[1]
 
 
 def test_dir_names_every_function_and_importing_loads_no_torch():
-    assert {*kdcli.VERBS, "load", "__version__"} == set(dir(kdcli))
+    assert {*kdcli.VERBS, "load", "read", "__version__"} == set(dir(kdcli))
     assert (ROOT / "kdcli" / "py.typed").is_file()
     code = "import kdcli, sys; dir(kdcli); kdcli.finetune; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
@@ -60,11 +64,21 @@ def test_a_function_has_the_options_of_its_verb():
     assert known.parameters["max_drop"].annotation == float | None
     assert known.parameters["output_dir"].annotation == Path | None | str
     assert not {"json", "quiet", "processes"} & set(known.parameters)
+    page = inspect.getdoc(kdcli.compress) or ""
+    assert re.findall(r"^    (\w+): \S", page, re.M) == list(
+        inspect.signature(kdcli.compress).parameters
+    )
+    assert "Maximum drop of the task metric, in points" in page
+    assert pickle.loads(pickle.dumps(kdcli.export)) is kdcli.export
     with pytest.raises(UsageError, match="unexpected keyword argument 'int9'"):
         kdcli.export("demo", file_format="onnx", int9=True)
 
 
-def test_a_run_returns_its_report_prints_nothing_and_raises_what_a_command_says(tmp_path, capsys):
+def test_a_run_returns_its_report_prints_nothing_and_raises_what_a_command_says(
+    tmp_path, capsys, monkeypatch
+):
+    # The words of another program, which happen to begin as a command does.
+    monkeypatch.setattr(sys, "argv", ["program", "finetune", "--fast"])
     data, base = (
         own_files.own(tmp_path / "data", "class", n=32, judged=16),
         own_files.encoder(tmp_path / "base"),
@@ -72,6 +86,8 @@ def test_a_run_returns_its_report_prints_nothing_and_raises_what_a_command_says(
     how = {"task": "own", "data": data, "sets": "measure.latency=false", "dtype": "fp32"}
     done = kdcli.finetune(base, **how, max_steps=3, batch_size=8, output_dir=str(tmp_path / "out"))
     assert (done.folder, done.report) == (tmp_path / "out", own_files.report_of(tmp_path / "out"))
+    assert done.report.command_line is None
+    assert repr(done) == f"RunResult(folder={done.folder!r}, trust_remote_code=False)"
     table = done.to_frame()
     assert list(table.index) == ["finetuned"]
     assert (
@@ -81,7 +97,7 @@ def test_a_run_returns_its_report_prints_nothing_and_raises_what_a_command_says(
     assert table.loc["finetuned", "parameters"] == done.report.cards["finetuned"].params_total
     assert "<iframe srcdoc=" in done._repr_html_()
     assert capsys.readouterr().out == ""
-    with pytest.raises(GateError):
+    with pytest.raises(GateError) as caught:
         kdcli.evaluate(
             done.folder,
             task="own",
@@ -89,6 +105,12 @@ def test_a_run_returns_its_report_prints_nothing_and_raises_what_a_command_says(
             min_metric="accuracy=1.01",
             output_dir=tmp_path / "judged",
         )
+    assert caught.value.folder == tmp_path / "judged"
+    missed = kdcli.read(caught.value.folder)
+    assert missed.report == own_files.report_of(tmp_path / "judged")
+    assert kdcli.read(str(tmp_path / "out")).report == done.report
+    with pytest.raises(UsageError, match="no run at"):
+        kdcli.read("nowhere")
     with pytest.raises(UsageError, match="contradict"):
         kdcli.finetune(base, **how, max_steps=3, epochs=1.0)
 
@@ -117,6 +139,41 @@ def test_an_object_trains_the_model_that_its_file_trains(tmp_path):
     changed = DatasetDict({name: data.select(range(15)) for name, data in objects.items()})
     with pytest.raises(UsageError, match="was started with another recipe"):
         kdcli.finetune(base, data=changed, **HOW, resume=True, output_dir=out)
+
+
+def trains(verb, values, arguments=()):
+    """What a training does to the process."""
+    Accelerator(cpu=True, mixed_precision="bf16")
+    torch.manual_seed(values["seed"])
+
+
+def test_a_verb_leaves_the_accelerator_and_the_random_numbers_of_its_caller(monkeypatch):
+    monkeypatch.setattr(Verb, "run", trains)
+    accelerator = Accelerator(cpu=True)
+    torch.manual_seed(7)
+    number = torch.rand(1)
+    torch.manual_seed(7)
+    for _ in range(2):
+        kdcli.finetune("demo", seed=0)
+    assert torch.equal(torch.rand(1), number)
+    assert accelerator.mixed_precision == "no"
+
+
+def test_a_signal_raises_keyboard_interrupt_which_says_how_to_continue(tmp_path, monkeypatch):
+    def stop(session, job, schedule, run_dir):
+        raise Stopped("stopped after step 1", "continue with --resume")
+
+    monkeypatch.setattr(sys, "argv", ["program", "finetune", "--fast"])
+    monkeypatch.setattr(stages, "train", stop)
+    data, base = (
+        own_files.own(tmp_path / "data", "class", n=32, judged=16),
+        own_files.encoder(tmp_path / "base"),
+    )
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt) as caught:
+        kdcli.finetune(base, data=data, **HOW, output_dir=out)
+    call = f"the same call with output_dir='{out}', resume=True"
+    assert str(caught.value) == f"stopped after step 1. continue with: {call}"
 
 
 def recipe_of(monkeypatch, name, *arguments, **options):

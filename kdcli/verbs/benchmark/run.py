@@ -178,6 +178,7 @@ def _check_outputs(
             f"{'; '.join(scores.worse)}",
             f"the report is in {folder}; choose another precision, or raise the limit with --set "
             "max_drop=POINTS",
+            folder=folder,
         )
     if wrong := [a for a in latency.agreements if a.wrong]:
         names = "; ".join(
@@ -252,6 +253,7 @@ def check_latency_gates(
             f"spreads over {r.iqr_over_p50:.0%} of p50, and p90 is {r.p90_ms / r.p50_ms:.1f} times "
             "p50",
             f"measure on a quieter machine, or longer with --set {longer}",
+            folder=folder,
         )
     if gates.max_latency_ms is None and gates.min_speedup is None:
         return
@@ -293,7 +295,7 @@ def check_latency_gates(
     if passed_unstable:
         Progress.log(f"within the limits, but unstable: {'; '.join(passed_unstable)}")
     if missed:
-        raise GateError("; ".join(missed), f"the report is in {folder}")
+        raise GateError("; ".join(missed), f"the report is in {folder}", folder=folder)
 
 
 def _is_of(measurement: LatencyRow | Failure, subject: Subject) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -34,7 +34,7 @@ class Front:
     """
 
     folder: Path
-    compression: Compression
+    compression: Compression = field(repr=False)
     fast: list[str]
     small: list[str]
 
@@ -77,6 +77,9 @@ class Front:
         import pandas as pd
 
         return pd.DataFrame(self._records())
+
+    def _repr_html_(self) -> str:
+        return str(self.to_frame().to_html(index=False))
 
     def to_json(self) -> str:
         """Return the rows as JSON."""

@@ -71,8 +71,15 @@ def divide_rows(runner: StepRunner) -> DividedData:
 
 
 def row_notes(pools: Pools, partition: Partition) -> list[str]:
-    """Return a note on training rows that repeat evaluated ones."""
+    """Return notes on rows that trained the model, and on training rows that are evaluated too."""
     notes = []
+    every = np.concatenate([pools.train, pools.validation, pools.test])
+    is_known = np.isin(every, pools.known) & partition.is_training(every)
+    if known := int(is_known.sum()):
+        notes.append(
+            f"{known:,} of {len(every):,} rows trained the model, so they neither choose a "
+            "candidate nor verify it"
+        )
     own_split = np.union1d(pools.validation, pools.test)
     repeated = np.isin(pools.train, own_split) & ~partition.is_training(pools.train)
     if repeats := int(repeated.sum()):

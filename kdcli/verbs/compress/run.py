@@ -217,7 +217,9 @@ def checked(result: RunResult) -> RunResult:
     compression = compression_of(result)
     if not compression.met:
         raise GateError(
-            compression.sentence, f"the whole table is in {result.folder} (report.html)"
+            compression.sentence,
+            f"the whole table is in {result.folder} (report.html)",
+            folder=result.folder,
         )
     return result
 

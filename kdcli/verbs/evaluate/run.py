@@ -440,4 +440,5 @@ def check_score_gates(
         for decision in result.report.decisions:
             missed += class_drop_misses(decision, max_class_drop)
     if missed:
-        raise GateError("; ".join(missed), f"the report is in {result.folder}")
+        hint = f"the report is in {result.folder}"
+        raise GateError("; ".join(missed), hint, folder=result.folder)

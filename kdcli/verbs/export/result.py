@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ class Exported(Usable):
         trust_remote_code: Whether code that comes with its model may run.
     """
 
-    facts: ExportFacts
+    facts: ExportFacts = field(repr=False)
     folder: Path
     trust_remote_code: bool = False
 

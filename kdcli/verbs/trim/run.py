@@ -42,6 +42,7 @@ class TrimResult:
                 self.missed,
                 f"the model is in {self.run.folder}; a search with a stricter --max-drop, or with "
                 "more text, keeps more tokens",
+                folder=self.run.folder,
             )
 
 
