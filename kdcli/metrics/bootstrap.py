@@ -149,7 +149,7 @@ def _interval_of_shares(
 
 
 def _widened(interval: Interval, added: float, most: float) -> Interval:
-    """Add a distance to both ends as in a root of a sum of squares, up to `most` from 0."""
+    """Add a distance to both ends in quadrature, up to `most` from 0."""
     difference, low, high = interval
     return (
         difference,

@@ -258,6 +258,8 @@ def test_a_budget_that_ends_while_models_are_timed_keeps_the_finished_timings(
 
     monkeypatch.setattr(shapes, "measure_latency", timed)
     given = (*planned(tuned, **{"plan.backends": "[onnx]"}), "-o", tmp_path / "out")
+    # The command that is repeated is this process's, which may be pytest's.
+    monkeypatch.setattr(sys, "argv", ["kdcli", *map(str, given)])
     done = kdcli(*given, "--budget", "2s")
     assert (done.exit_code, ran) == (2, [])
     assert "too small for any candidate: it ended during the timing of models" in said_by(done)

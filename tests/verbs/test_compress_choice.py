@@ -823,7 +823,7 @@ def test_the_budget_ends_a_training_that_has_begun(tmp_path, monkeypatch):
     with pytest.raises(GateError, match="teacher: --budget ended before its training did") as error:
         runner.require("teacher", Step("finetune", train))
     assert error.value.hint.startswith("continue from its checkpoint with a larger budget: ")
-    assert error.value.hint.endswith("--budget 1m --resume")
+    assert error.value.hint.endswith("budget='1m', resume=True")
     # A larger budget tries again.
     assert runner.journal.known("run ") == ["run c"]
     runner.journal.budget = 60.0

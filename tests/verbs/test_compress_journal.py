@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from own_files import headed, kdcli, own, report_of, said_by, succeeds
+from own_files import encoder, headed, kdcli, own, report_of, said_by, succeeds
 from test_compress import TIMES, measured_here, planned
 from test_compress_choice import losing, measured, runner_of, scores_of, search_of
 from test_compress_unlabelled import LABELS, arguments, classifier, stop
@@ -19,7 +19,7 @@ from kdcli.errors import MachineError, UsageError
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.recipe.resolve import resolve
 from kdcli.report import finish
-from kdcli.verbs.compress import budget, halving, judge, run, shapes
+from kdcli.verbs.compress import budget, halving, inputs, judge, run, shapes
 from kdcli.verbs.compress import runner as runner_module
 from kdcli.verbs.compress import search as search_module
 from kdcli.verbs.compress.budget import TrainingCost, check_budget
@@ -73,6 +73,9 @@ def test_a_stopped_shape_is_trained_on_for_another_goal(
     # Without a move, it is the directory in which the shape was stopped.
     saved = shutil.copytree(made, tmp_path / "saved")
     out = shutil.copytree(made, tmp_path / "moved") if moved else made
+    if moved:
+        # This process still holds the lock of the stopped training, so a copy is moved.
+        shutil.rmtree(made)
     names = [stopped] if alone else ["2x16", "1x16"]
     monkeypatch.setattr(run, "measure_untrained", lambda *_: timed(*names))
     # No candidate is as small as this.
@@ -84,8 +87,38 @@ def test_a_stopped_shape_is_trained_on_for_another_goal(
         assert rows[f"{stopped}-onnx"].score is not None
         assert "another recipe" not in said_by(done)
     finally:
-        shutil.rmtree(made)
+        shutil.rmtree(made, ignore_errors=True)
         shutil.copytree(saved, made)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_shape_that_began_without_rivals_is_scored_at_its_end(recorded, tmp_path, monkeypatch):
+    search = search_of(tmp_path, max_drop=1.0)
+    runner = search.runner
+    recipe = f"train:\n  eval_every: {halving.NEVER}\n"
+    made = RunDir.claim(runner.path("2x16"), recipe)
+    (made.path / "log.jsonl").write_text('{"step": 8, "held_out": {"loss": 0.25}}\n')
+    if recorded:
+        runner.journal.once("evaluations of 2x16", int, lambda: halving.NEVER)
+    steps = []
+    monkeypatch.setattr(halving, "distilling", lambda search, shape, keys: keys)
+    monkeypatch.setattr(
+        runner, "step", lambda name, keys, *, stop_after, key: steps.append((keys, stop_after))
+    )
+    assert halving.rung_score(search, "2x16", 8, 1) == halving.RungScore(0.25)
+    assert steps == [({"train.eval_every": halving.NEVER}, 8)]
+
+
+@pytest.mark.parametrize("commit", ["0123abc", None])
+def test_a_model_of_the_hub_is_compared_by_its_commit(commit, tmp_path, monkeypatch):
+    model = encoder(tmp_path / "model")
+    monkeypatch.setattr(inputs, "commit_of", lambda _: commit)
+    before = inputs.version_of_model(str(model))
+    # The files of a snapshot are not compared: some may not be downloaded yet.
+    config = model / "config.json"
+    config.write_text(config.read_text() + "\n")
+    after = inputs.version_of_model(str(model))
+    assert (before == after) == (commit is not None)
 
 
 def test_a_budget_is_not_spent_on_what_is_trained(tmp_path, monkeypatch):
@@ -172,7 +205,7 @@ def test_a_question_that_another_process_answered_meanwhile_is_asked_again(tmp_p
     run.claim_folder(resolved, first, nothing)
     first.journal.once("run verification-onnx", str, lambda: "")
     first.journal.run.release()
-    with pytest.raises(UsageError, match=r"has answered a question in .* in the meantime"):
+    with pytest.raises(UsageError, match=r"another kdcli process finished in"):
         run.claim_folder(resolved, second, nothing)
     RunDir(folder).release()
     run.claim_folder(resolved, process(), nothing)

@@ -3,12 +3,13 @@
 Jamieson and Talwalkar 2016, https://arxiv.org/abs/1502.07943.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kdcli.deploy.untrained import UntrainedTimes
 from kdcli.engine.progress import Progress
-from kdcli.engine.run_dir import RunDir
+from kdcli.engine.run_dir import RECIPE_FILE, RunDir, flatten_recipe
 from kdcli.models.load import load_config
 from kdcli.recipe.resolve import flatten
 from kdcli.verbs.compress import steps
@@ -151,13 +152,26 @@ def training(search: Search, shape: str, total: int | None) -> Step:
     If `total` is None, the shape is evaluated only at the end. A training that has begun keeps its
     evaluations, because it continues only with the same recipe.
     """
-    # A student that is only fitted has no steps.
-    quarter = NEVER if total is None else max(1, rung_steps(total, 1))
-    interval = search.runner.journal.once(f"evaluations of {shape}", int, lambda: quarter)
+    interval = evaluation_interval(search, shape, total)
     keys = {"train.eval_every": interval}
     if interval != NEVER:
         keys["train.checkpoint_every"] = interval
     return distilling(search, shape, keys)
+
+
+def evaluation_interval(search: Search, shape: str, total: int | None) -> int:
+    """Return the number of steps between two evaluations of a training, from the journal if it has
+    begun."""
+
+    def interval() -> int:
+        # Runs of earlier versions have no record.
+        if search.runner.has_begun(shape):
+            recipe = (search.runner.path(shape) / RECIPE_FILE).read_text("utf-8")
+            return int(json.loads(flatten_recipe(recipe)["train.eval_every"]))
+        # A student that is only fitted has no steps.
+        return NEVER if total is None else max(1, rung_steps(total, 1))
+
+    return search.runner.journal.once(f"evaluations of {shape}", int, interval)
 
 
 def rung_steps(total: int, rung: int) -> int:
@@ -171,6 +185,9 @@ def rung_score(search: Search, shape: str, total: int, rung: int) -> RungScore |
     If the training fails or has no time, skip the shape and return None.
     """
     runner, at = search.runner, rung_steps(total, rung)
+    if evaluation_interval(search, shape, total) == NEVER:
+        # It began without rivals, so its only score is that of the end.
+        at = total
 
     def score() -> RungScore:
         log = RunDir(runner.path(shape)).read_log()

@@ -5,7 +5,7 @@ from kdcli.data.storage import content_hash
 from kdcli.disk import HASHES, cache_key
 from kdcli.errors import UsageError
 from kdcli.models.files import CONFIG_FILE, file_beside
-from kdcli.models.load import location
+from kdcli.models.load import commit_of, location
 from kdcli.report.publish import Upload
 from kdcli.verbs.compress.runner import StepRunner
 from kdcli.verbs.compress.settings import CompressRecipe
@@ -37,13 +37,23 @@ def hashes_of_inputs(recipe: CompressRecipe) -> dict[str, str]:
     # The data was opened before.
     sources = (recipe.data.source, recipe.text)
     hashes = {name: HASHES[name] for name in sources if name is not None and name in HASHES}
-    return hashes | {str(recipe.model): hash_of_model(str(recipe.model))}
+    model = str(recipe.model)
+    version = version_of_model(model)
+    return hashes if version is None else hashes | {model: version}
 
 
-def hash_of_model(model: str) -> str:
-    """Return a hash of a model's weights, configuration, tokenizer and code."""
+def version_of_model(model: str) -> str | None:
+    """Return the commit of a model of the hub, or a hash of a local model's files.
+
+    The hash covers the weights, the configuration, the tokenizer and code. The result is None if
+    the hub does not answer.
+    """
+    # The weights of a model of the hub may not be downloaded yet.
+    if (commit := commit_of(model)) is not None:
+        return commit
     config = file_beside(location(model), CONFIG_FILE)
-    assert config is not None  # The model was read before.
+    if config is None:
+        return None
     folder = config.parent
     names = [name for name in Upload.of(folder).files if not name.startswith(NOT_OF_MODEL)]
     return cache_key([(name, content_hash(folder / name)) for name in names])

@@ -1,6 +1,6 @@
 """The paths of a compression that was moved, or that is named by another path than before."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import yaml
@@ -11,23 +11,10 @@ from kdcli.verbs.compress.settings import CompressRecipe
 
 STEPS = "steps"
 """The directory of the steps."""
+TRAINING_TEXT = "training-text.jsonl"
+"""The file of the training texts among the steps."""
 PARTITION = "partition.safetensors"
 """The file of the chosen rows."""
-
-
-def path_here(path: str, folder: Path) -> str:
-    """Return the path of a file of a compression whose directory is now `folder`.
-
-    Other paths are returned as they are.
-    """
-    parts = Path(path).parts
-    if parts[-1:] == (PARTITION,):
-        return str(folder / PARTITION)
-    if STEPS not in parts:
-        return path
-    last = len(parts) - parts[::-1].index(STEPS)
-    here = folder.joinpath(STEPS, *parts[last:])
-    return str(here) if here.exists() else path
 
 
 def follow_move(step: Path, folder: Path, recipe: CompressRecipe) -> None:
@@ -46,14 +33,27 @@ def follow_move(step: Path, folder: Path, recipe: CompressRecipe) -> None:
     for file in step.rglob("recipe.yaml"):
         try:
             before = text = file.read_text("utf-8")
-            tree = read_yaml(text)
+            texts = set(_texts(read_yaml(text))) - own
         except (OSError, ValueError, yaml.YAMLError):
             continue  # The verb reports a damaged recipe.
-        for path in _texts(tree):
-            if path not in own and (here := path_here(path, folder)) != path:
-                text = text.replace(f" {flow_style(path)} ", f" {flow_style(here)} ")
+        for old in folders_before(texts) - {folder}:
+            for path in texts:
+                if Path(path).is_relative_to(old):
+                    here = str(folder / Path(path).relative_to(old))
+                    text = text.replace(f" {flow_style(path)} ", f" {flow_style(here)} ")
         if text != before:
             write_atomic(file, text)
+
+
+def folders_before(texts: Iterable[str]) -> set[Path]:
+    """Return the directories that the compression had, from the paths in the recipe of a step.
+
+    A step reads the chosen rows, whose file is in this directory, or the training text among the
+    steps.
+    """
+    rows = {Path(text).parent for text in texts if Path(text).name == PARTITION}
+    read = {Path(text).parent for text in texts if Path(text).name == TRAINING_TEXT}
+    return rows | {steps.parent for steps in read if steps.name == STEPS}
 
 
 def _texts(tree: object) -> Iterator[str]:

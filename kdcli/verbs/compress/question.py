@@ -6,7 +6,7 @@ the same command after the chosen candidate missed the goal on the verification 
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -63,8 +63,8 @@ def choose_folder(
         return output_dir(name, options, yaml, GOAL), None
     runs = [RunDir(options.output_dir)] if options.output_dir is not None else runs_of(name)
     same = [run for run in runs if run.has_recipe(yaml, GOAL)]
-    answered = [(run, answer) for run in same if (answer := last_answer(run)) is not None]
-    continues = options.resume and len(answered) < len(same)
+    answered = answered_runs(same)
+    continues = options.resume and not all(run.done for run in same)
     if answered and not continues:
         run, earlier = answered[0]
         question = question_to(run, earlier, resolved.recipe, resumes=options.resume)
@@ -73,17 +73,22 @@ def choose_folder(
     return output_dir(name, options, yaml, GOAL), None
 
 
-def last_answer(run: RunDir) -> RunResult | None:
-    """Return the last answer of a run.
+def answered_runs(runs: Sequence[RunDir]) -> list[tuple[RunDir, RunResult]]:
+    """Return the finished runs with their last answers.
 
-    The result is None if the run is not finished, or after a log line if its report is damaged or
-    has another schema.
+    A report that is damaged or has another schema is left out. If no other report is left, a line
+    is logged.
     """
-    try:
-        return RunResult.read(run.path) if run.done else None
-    except UsageError as error:
-        Progress.log(f"no candidates are reused: {error.message}")
-        return None
+    answered, unreadable = [], []
+    for run in runs:
+        try:
+            if run.done:
+                answered.append((run, RunResult.read(run.path)))
+        except UsageError as error:
+            unreadable.append(error.message)
+    if unreadable and not answered:
+        Progress.log(f"no candidates are reused: {unreadable[0]}")
+    return answered
 
 
 def question_to(

@@ -207,8 +207,8 @@ def claim_folder(
     runner.journal.claim(claimed)
     if runner.asks_again and runner.journal.known(LOOK) != before:
         raise UsageError(
-            f"another process has answered a question in {runner.folder} in the meantime",
-            "run the same command again",
+            f"another kdcli process finished in {runner.folder} while this one was starting",
+            "run the same command with --resume",
         )
 
 

@@ -37,7 +37,7 @@ from kdcli.run.dry_run import Estimate
 from kdcli.targets.outputs import keep_outputs
 from kdcli.types import Kind
 from kdcli.verbs.compress.journal import Journal, Unrecorded
-from kdcli.verbs.compress.moved import STEPS, follow_move
+from kdcli.verbs.compress.moved import STEPS, TRAINING_TEXT, follow_move
 from kdcli.verbs.compress.settings import CompressRecipe
 from kdcli.verbs.compress.steps import Step, is_done
 from kdcli.verbs.compress.trainers import Trainer
@@ -49,7 +49,6 @@ OUTPUTS = "outputs"
 """The directory of the outputs of scored models, so that another goal does not compute them again.
 """
 PAGE = "report.html"
-TRAINING_TEXT = "training-text.jsonl"
 OVER = "--budget ended before its training did"
 
 
