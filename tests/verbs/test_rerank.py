@@ -66,11 +66,12 @@ def given(teacher, data):
 @pytest.mark.parametrize("loss", ["margin-mse", "listwise", "pointwise"])
 def test_a_cross_encoder_becomes_a_smaller_one(given, tmp_path, loss):
     out = tmp_path / "out"
-    # A student of a random teacher starts too near to it to come nearer in a few steps.
-    far = ("--set", "student.init=random")
-    succeeds(*given, "--to", "2x32", "--set", f"ranking.loss={loss}", *far, "-o", out)
-    first, *_, last = log_of(out)
-    assert last["held_out"]["scores"] < first["held_out"]["scores"]
+    # 20 lists do not generalise, so the loss of the training must fall.
+    steps = ("--max-steps", "40")
+    succeeds(*given, "--to", "2x32", "--set", f"ranking.loss={loss}", *steps, "-o", out)
+    losses = [record["loss"] for record in log_of(out) if "loss" in record]
+    assert sum(losses[-10:]) < 0.9 * sum(losses[:10])
+    last = log_of(out)[-1]
     report = report_of(out)
     assert [e.model for e in report.evaluations] == ["teacher", "student", "student undistilled"]
     assert all(set(e.metrics) == {"ndcg@10", "mrr@10"} and e.n == 20 for e in report.evaluations)
