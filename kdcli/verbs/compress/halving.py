@@ -166,8 +166,9 @@ def evaluation_interval(search: Search, shape: str, total: int | None) -> int:
     def interval() -> int:
         # Runs of earlier versions have no record.
         if search.runner.has_begun(shape):
-            recipe = (search.runner.path(shape) / RECIPE_FILE).read_text("utf-8")
-            return int(json.loads(flatten_recipe(recipe)["train.eval_every"]))
+            recipe = flatten_recipe((search.runner.path(shape) / RECIPE_FILE).read_text("utf-8"))
+            if (known := recipe.get("train.eval_every")) is not None:
+                return int(json.loads(known))
         # A student that is only fitted has no steps.
         return NEVER if total is None else max(1, rung_steps(total, 1))
 
