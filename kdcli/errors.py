@@ -50,6 +50,9 @@ class KdcliError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint is not None:
+            # A traceback, which is what a notebook shows, then ends with the hint.
+            self.add_note(hint)
         self.folder = folder
 
 

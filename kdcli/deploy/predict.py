@@ -384,6 +384,8 @@ def _checked(item: object, number: int, counts: tuple[int, ...] | None) -> tuple
     Raises:
         UsageError: it is no text or pair, or has another number of texts.
     """
+    # A column of lists that was read from a Parquet file holds arrays.
+    item = item.tolist() if isinstance(item, np.ndarray) else item
     texts = (item,) if isinstance(item, str) else item
     if isinstance(texts, list | tuple) and all(isinstance(each, str) for each in texts):
         if counts is None or len(texts) in counts:

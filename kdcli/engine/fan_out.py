@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
-from kdcli.engine.processes import INTERRUPTED, PARENT
+from kdcli.engine.processes import INTERRUPTED, PARENT, handled_signals
 from kdcli.errors import Interrupted, KdcliError, MachineError, Stopped
 
 Process = subprocess.Popen[bytes]
@@ -95,12 +95,8 @@ def _forwarded_signals(processes: Sequence[Process]) -> Iterator[None]:
             for process in processes:
                 process.send_signal(number)
 
-    before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with handled_signals(forward):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _wait(processes: Sequence[Process]) -> int | None:

@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from types import FrameType
 
@@ -124,12 +124,20 @@ def _handlers(request: StopRequest) -> Iterator[None]:
         if request.take(signum):
             raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    with handled_signals(ask):
+        yield
+
+
+@contextlib.contextmanager
+def handled_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle SIGTERM and Ctrl-C, and restore the handlers at the end."""
+    stops = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, handler) for number in stops}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 @contextlib.contextmanager

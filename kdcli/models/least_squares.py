@@ -11,7 +11,7 @@ LEAST_SHARE, BIAS_RIDGE = 1e-3, 1e-6
 """Lower bound of an input's sum of squares for its ridge, relative to the mean of all, and the
 relative strength of the ridge of a bias."""
 TINY = 1e-30
-"""Replaces sums of squares that are zero, such as those of a pruned head."""
+"""Replaces sums of squares that are zero. A pruned head has such sums."""
 ROWS_AT_ONCE = 4096
 """Number of rows whose products are added in float32, before the sums are added in float64."""
 CHANNELS_AT_ONCE = 384

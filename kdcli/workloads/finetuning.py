@@ -48,7 +48,8 @@ PREDICTIONS = "predictions.json"
 """File with the predicted value of every held-out example."""
 TUNED = "the fine-tuned model"
 REMEDY = (
-    "Train it longer, such as with --epochs 10, or faster, such as with --lr 1e-3 for a small model"
+    "Train it for more epochs (--epochs) or with a larger learning rate, such as --lr 1e-3 for a "
+    "small model"
 )
 DOWNSTREAM = "downstream"
 """Directory of the fine-tuning runs that compare models."""

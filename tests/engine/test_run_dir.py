@@ -157,7 +157,7 @@ class TestClaim:
         assert not lock.exists()
         with lock.open("w") as other:
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with pytest.raises(UsageError, match=f"^another process uses {run.path}$"):
+            with pytest.raises(UsageError, match=f"^another process uses {run.path}\n"):
                 RunDir.claim(run.path, recipe(), resume=True)
         RunDir.claim(run.path, recipe(), resume=True)
 

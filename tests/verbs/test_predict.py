@@ -169,7 +169,8 @@ def test_words_of_a_list_are_labelled_one_by_one(tagger):
         probs_LC = model(**encoded).logits[0].double().softmax(-1)
     firsts = [encoded.word_ids().index(n) for n in range(len(words))]
     tags = [TAGS[int(probs_LC[token].argmax())] for token in firsts]
-    (ours,) = Predictor.open(str(tagger)).predict([words])
+    ours, of_array = Predictor.open(str(tagger)).predict([words, np.array(words, object)])
+    assert of_array == ours
     covered = {n for entity in ours for n in range(entity.start, entity.end)}
     assert covered == {n for n, tag in enumerate(tags) if tag != "O"}
     for entity in ours:

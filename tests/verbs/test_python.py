@@ -6,6 +6,7 @@ import pickle
 import re
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -220,6 +221,8 @@ def test_a_model_in_memory_is_refused_with_how_to_save_it():
     with pytest.raises(UsageError, match=r"teacher takes a directory or a hub id") as caught:
         kdcli.distill(torch.nn.Linear(2, 2))
     assert ".save_pretrained(DIR)" in caught.value.hint
+    last_line = "".join(traceback.format_exception(caught.value)).splitlines()[-1]
+    assert last_line == caught.value.hint
     with pytest.raises(UsageError, match="sets takes a string") as caught:
         kdcli.finetune("demo", sets={"data.max_length": 8})
     assert "config=" in caught.value.hint

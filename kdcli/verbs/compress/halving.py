@@ -187,7 +187,7 @@ def rung_score(search: Search, shape: str, total: int, rung: int) -> RungScore |
     """
     runner, at = search.runner, rung_steps(total, rung)
     if evaluation_interval(search, shape, total) == NEVER:
-        # It began without rivals, so its only score is that of the end.
+        # It began without rivals, so it is scored only at its end.
         at = total
 
     def score() -> RungScore:

@@ -139,7 +139,7 @@ def verified_before(question: Question, journal: Journal) -> list[str]:
     """Return the steps that scored a candidate on the verification rows before a question.
 
     The journal keeps them, so that a stopped question chooses as before. If only the price is
-    another one, they are those of the question that the last report answers.
+    another one, the result is the one for the question of the last report.
     """
     names = [key.removeprefix("run ") for key in journal.known(f"run {VERIFICATION}-")]
     if question.repeats_choice:

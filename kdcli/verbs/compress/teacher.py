@@ -8,13 +8,13 @@ from kdcli.workloads.learning import describe_learning, describe_score
 
 NAME = "the fine-tuned teacher"
 REMEDY = (
-    "train it longer, such as with --set plan.finetune.train.epochs=10, or faster, such as with "
-    "--set plan.finetune.train.lr=1e-3 for a small model"
+    "train it for more epochs, such as with --set plan.finetune.train.epochs=10, or with a larger "
+    "learning rate, such as with --set plan.finetune.train.lr=1e-3 for a small model"
 )
 
 
 def log_teacher(runner: StepRunner) -> list[str]:
-    """Log and return the scores of the fine-tuned teacher, next to those of the trivial answer."""
+    """Log and return the scores of the fine-tuned teacher and of the trivial answer."""
     notes = teacher_notes(runner.result(TEACHER).report)
     for note in notes:
         Progress.log(note)
