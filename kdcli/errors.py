@@ -13,6 +13,10 @@ from pathlib import Path
 
 LONG_WORD = re.compile(r"\S{1000,}")  # longer than any name or path that a user can recognise
 
+TRACEBACK = "Traceback (most recent call last):"
+
+RAISED = re.compile(r"[A-Za-z_][\w.]*(?:: |$)")  # the line of a traceback that names the exception
+
 MAX_CHARACTERS = 10_000  # maximum length of a message
 
 
@@ -29,6 +33,17 @@ def one_line(error: BaseException) -> str:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its type if the message is empty."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def last_message(output: str) -> str:
+    """Return the message that a failed process ended with.
+
+    That is the last line that names an exception, because notes such as a hint follow it, and the
+    last line where there is no traceback. An empty output gives an empty message.
+    """
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    raised = [line for line in lines if RAISED.match(line)] if TRACEBACK in output else []
+    return (raised or lines or [""])[-1]
 
 
 class KdcliError(Exception):

@@ -33,6 +33,7 @@ from pathlib import Path
 import torch
 
 from kdcli.disk import write_atomic
+from kdcli.errors import last_message
 from tools.gpu_pieces import MACHINE, PIECES, Bench, Piece, Row
 
 
@@ -129,9 +130,8 @@ def run_alone(name: str, bench: Bench, seconds: float) -> PieceResult | None:
         return PieceResult(read.recv(), None) if read.poll(max(0.0, seconds)) else None
     except EOFError:
         child.join()
-        lines = log.read_text("utf-8", "replace").splitlines()
-        messages = [line.strip() for line in lines if line.strip()]
-        return PieceResult([], messages[-1] if messages else f"exit code {child.exitcode}")
+        message = last_message(log.read_text("utf-8", "replace"))
+        return PieceResult([], message or f"exit code {child.exitcode}")
     finally:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)

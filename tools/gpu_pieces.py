@@ -24,6 +24,7 @@ from kdcli.deploy.environment import installed
 from kdcli.deploy.old_machines.measure_encoders import cpu_name
 from kdcli.engine.device import TORCH_DTYPES, choose_device, choose_dtype, has_bf16
 from kdcli.engine.memory import is_out_of_memory, peak_of
+from kdcli.errors import last_message
 from kdcli.losses.relation import computed_by, relation_kl, why_no_triton
 from kdcli.verbs.distill.student import relation_kernel
 
@@ -105,7 +106,7 @@ def tests(bench: Bench) -> list[Row]:
         return [("tests marked cuda", ran.stdout.strip().splitlines()[-1])]
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)(.*)", ran.stdout, re.MULTILINE)
     if not failed:
-        raise RuntimeError((ran.stderr or ran.stdout).strip().splitlines()[-1])
+        raise RuntimeError(last_message(ran.stderr or ran.stdout))
     summary = ran.stdout.strip().splitlines()[-1]
     return [*((name, f"failed{why}") for name, why in failed), ("of", summary)]
 
@@ -126,7 +127,7 @@ def script(name: str, *arguments: str, tiny: tuple[str, ...] = ()) -> Piece:
         environment = os.environ | {"PYTHONPATH": path}
         ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         if ran.returncode:
-            raise RuntimeError(ran.stderr.strip().splitlines()[-1])
+            raise RuntimeError(last_message(ran.stderr))
         what = f"{name} {' '.join(arguments)}".strip()
         return [(what, line) for line in ran.stdout.splitlines() if line]
 

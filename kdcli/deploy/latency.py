@@ -22,7 +22,7 @@ from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.measurements import Agreement, Failure, LatencyRow
 from kdcli.engine.progress import LINE_SECONDS, Progress, time_left
 from kdcli.engine.threads import measuring_environment
-from kdcli.errors import MachineError
+from kdcli.errors import MachineError, last_message
 
 CELLS = ((1, 128), (8, 128))  # (batch size, tokens) that every report measures
 
@@ -164,14 +164,14 @@ def measure_latency(
         finally:
             timer.cancel()
         errors.seek(0)
-        last_lines = errors.read().strip().splitlines() or ["it left no message"]
+        reason = last_message(errors.read()) or "it left no message"
     if code and time.monotonic() >= deadline:
         latency.interrupted = True
         return latency
     if code:
         end = f"was ended by {signal.Signals(-code).name}" if code < 0 else "failed"
         raise MachineError(
-            f"the latency worker {end}: {last_lines[-1]}",
+            f"the latency worker {end}: {reason}",
             "skip the measurement with --set measure.latency=false",
         )
     return latency
