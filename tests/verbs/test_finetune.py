@@ -221,7 +221,7 @@ def test_a_run_shows_the_trivial_answer_and_warns_if_it_learned_nothing(
     )
     assert len(warnings) == (not learns)
     said = "may have learned little or nothing: its score is not clearly better than always"
-    assert all(said in warning and "--epochs 10" in warning for warning in warnings)
+    assert all(said in warning and "--lr 1e-3" in warning for warning in warnings)
     assert all(note in " ".join(done.stdout.split()) for note in [score, *warnings])
 
 
