@@ -429,7 +429,7 @@ def run_to_continue(name: str, recipe_yaml: str, free_keys: tuple[str, ...] = ()
     if not runs:
         return numbered(name, taken=True)
     same = [run for run in runs if run.has_recipe(recipe_yaml, free_keys)]
-    return next(filter(_is_unfinished, same), [*same, *runs][0]).path
+    return next(filter(is_unfinished, same), [*same, *runs][0]).path
 
 
 def run_to_overwrite(name: str, recipe_yaml: str) -> Path:
@@ -442,7 +442,7 @@ def run_to_overwrite(name: str, recipe_yaml: str) -> Path:
     return same[0].path if same else numbered(name, taken=False)
 
 
-def _is_unfinished(run: RunDir) -> bool:
+def is_unfinished(run: RunDir) -> bool:
     """Whether a run can be continued. A run with a damaged report cannot."""
     try:
         return not run.done

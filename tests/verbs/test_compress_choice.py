@@ -384,6 +384,17 @@ def test_a_candidate_that_failed_is_not_chosen_again_for_the_goal_or_a_tighter_o
     assert (chosen, missed.keys()) == (one, {"max_drop"})
 
 
+def test_verified_quality_counts_for_another_goal_also_if_the_selection_rows_are_harder():
+    small, large = measured("a", 0.86, 2.0, 4.0), measured("b", 0.9, 3.0, 9.0)
+    goal = GoalSettings(max_drop=1.0, max_mb=5.0)
+    chosen, missed = choose(goal, scores_of(small, large))
+    assert (chosen, missed.keys()) == (large, {"max_mb"})
+    known = replace(scores_of(small, large), verified={"a": verified(small, 0.895)})
+    assert choose(goal, known) == (small, {})
+    chosen, missed = choose(goal.model_copy(update={"max_mb": 3.0}), known)
+    assert missed.keys() == {"max_mb"}
+
+
 def test_after_a_failure_the_best_score_of_another_training_comes_first():
     failed = replace(measured("2x8-trimmed", 0.91, 2.0, 4.0), parent="2x8")
     same = replace(measured("2x8", 0.91, 2.1, 5.0), parent="2x8")
@@ -1003,10 +1014,10 @@ def test_another_bound_neither_replaces_a_file_nor_takes_its_scores(tmp_path, mo
     monkeypatch.setattr(steps.export_verb, "export", export)
     monkeypatch.setattr(judge, "select", evaluate)
     monkeypatch.setattr(judge, "verification", evaluate)
-    report = SimpleNamespace(evaluations=[], cards=["teacher", "int8"], decisions=[])
+    report = SimpleNamespace(evaluations=[], cards=["teacher", "onnx-int8"], decisions=[])
     monkeypatch.setattr(judge.RunResult, "read", lambda folder: SimpleNamespace(report=report))
     monkeypatch.setattr(judge, "read", lambda *_: scores_of())
-    monkeypatch.setattr(judge, "_scored", lambda *_: [("teacher", 0.9), ("int8", 0.9)])
+    monkeypatch.setattr(judge, "_scored", lambda *_: [("teacher", 0.9), ("onnx-int8", 0.9)])
     monkeypatch.setattr(judge, "_interval", lambda *_: (0.0, 0.0))
     looks = []
     for bound in (2.0, 1.0, 2.0):

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,14 +19,17 @@ from kdcli.engine.run_dir import RunDir
 from kdcli.errors import MachineError, UsageError
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.recipe.resolve import resolve
+from kdcli.recipe.sections import RunOptions
 from kdcli.report import finish
 from kdcli.verbs.compress import budget, halving, inputs, judge, run, shapes
 from kdcli.verbs.compress import runner as runner_module
 from kdcli.verbs.compress import search as search_module
 from kdcli.verbs.compress.budget import TrainingCost, check_budget
+from kdcli.verbs.compress.halving import RungScore
 from kdcli.verbs.compress.journal import Journal, Record
 from kdcli.verbs.compress.judge import Verification
-from kdcli.verbs.compress.question import Question, scored_before
+from kdcli.verbs.compress.moved import follow_move
+from kdcli.verbs.compress.question import Question, choose_folder, scored_before
 from kdcli.verbs.compress.search import Candidate, Search
 from kdcli.verbs.compress.settings import CompressRecipe
 from kdcli.verbs.compress.shapes import Untrained
@@ -145,6 +149,113 @@ def test_a_shape_whose_training_has_begun_is_not_skipped_for_its_cost(tmp_path, 
     RunDir.claim(search.runner.path("2x16"), "verb: distill\n")
     assert halving._affordable(search, ["2x16", "1x16"]).keys() == {"2x16"}
     assert search.candidates["1x16"].skipped == "it takes about 60 s, 50 s are left"
+
+
+def test_a_later_goal_scores_on_the_selection_rows_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "measure_untrained", lambda *_: timed("1x32"))
+    data, _, _ = classifier(tmp_path)
+    given = (*arguments(tmp_path, data), "-o", tmp_path / "out")
+    succeeds(*given, "--max-drop", "100")
+    before = report_of(tmp_path / "out").compression.rows
+    # Other timings need another evaluation of the candidates, before the directory is claimed.
+    succeeds(*given, "--max-drop", "90", "--set", "measure.min_runs=3")
+    selections = [
+        report_of(step).evaluations[0].n for step in (tmp_path / "out/steps").glob("selection-*")
+    ]
+    assert selections == [before, before]
+
+
+def test_scores_stay_with_their_candidates_in_another_order(tmp_path, monkeypatch):
+    runner = runner_of(tmp_path, max_drop=1.0)
+    folders = {name: runner.path(name) for name in ("1x16-onnx", "2x16-onnx")}
+    report = SimpleNamespace(cards=["teacher", *folders])
+    monkeypatch.setattr(judge.RunResult, "read", lambda _: SimpleNamespace(report=report))
+    monkeypatch.setattr(judge, "select", lambda *_: Step("evaluate", lambda _: None))
+    seen = []
+
+    def read(report, teacher, candidates, price):
+        seen.append(list(candidates.items()))
+        return scores_of()
+
+    monkeypatch.setattr(judge, "read", read)
+    judge.judge(runner, "m", folders)
+    judge.judge(runner, "m", dict(reversed(folders.items())))
+    assert seen == 2 * [list(folders.items())]
+
+
+def test_all_parts_of_the_data_and_the_recipes_of_steps_are_compared(tmp_path, monkeypatch):
+    monkeypatch.setattr(inputs, "HASHES", hashes := {})
+    folder, more = tmp_path / "beir", tmp_path / "more.jsonl"
+    hashes |= {str(folder / "corpus.jsonl"): "1", str(more): "2", str(tmp_path / "other.csv"): "3"}
+    plan = tmp_path / "plan.yaml"
+    plan.write_text("method: tinybert\n")
+    options = {"model": str(encoder(tmp_path / "m")), "task": "retrieval"}
+    options |= {"data.source": str(folder), "data.train": str(more)}
+    options |= {"plan.distill.recipe": str(plan)}
+    recipe = resolve(CompressRecipe, options=options, recipe=None).recipe
+    found = inputs.hashes_of_inputs(recipe)
+    assert found.keys() == {str(folder / "corpus.jsonl"), str(more), str(plan), recipe.model}
+    plan.write_text("method: minilm\n")
+    assert inputs.hashes_of_inputs(recipe)[str(plan)] != found[str(plan)]
+
+
+def test_an_answer_says_that_its_data_changed_later(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "measure_untrained", lambda *_: timed("1x32"))
+    data, _, _ = classifier(tmp_path)
+    given = (*arguments(tmp_path, data), "--max-drop", "100", "-o", tmp_path / "out")
+    succeeds(*given)
+    assert "changed" not in said_by(succeeds(*given, "--resume"))
+    with data.open("a") as rows:
+        rows.write('{"text": "w1 w2 w3 w4"}\n')
+    assert f"{data} changed after this answer" in said_by(succeeds(*given, "--resume"))
+
+
+@pytest.mark.parametrize(
+    ("before", "rows"), [(".", "partition.safetensors"), ("/old", "/mine/partition.safetensors")]
+)
+def test_the_paths_of_a_step_follow_a_move_and_other_values_stay(before, rows, tmp_path):
+    step = tmp_path / "steps" / "2x16"
+    step.mkdir(parents=True)
+    (tmp_path / "steps" / "teacher").mkdir()
+    text = (
+        "verb: distill-task  # default\nteacher: {}/steps/teacher  # option\n"
+        "data:\n  source: data.csv  # option\n  partition: {}  # option\n"
+    )
+    teacher = "" if before == "." else before
+    (step / "recipe.yaml").write_text(text.format(teacher, rows).replace(" /steps", " steps"))
+    own = rows.startswith("/mine")
+    here = rows if own else str(tmp_path / rows)
+    options = {"model": "m", "task": "own", "data.source": "data.csv", "data.partition": here}
+    follow_move(step, tmp_path, resolve(CompressRecipe, options=options, recipe=None).recipe)
+    assert (step / "recipe.yaml").read_text() == text.format(tmp_path, here)
+
+
+def test_resume_continues_a_run_beside_a_damaged_report(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe = resolve(CompressRecipe, recipe=None, options={"model": "m", "task": "own"})
+    for name in ("runs/x", "runs/x-2"):
+        RunDir.claim(Path(name), recipe.to_yaml()).release()
+    Path("runs/x-2/report.json").write_text('{"status": "do')
+    assert choose_folder("x", recipe, RunOptions(resume=True)) == (Path("runs/x"), None)
+
+
+def test_a_stopped_shape_needs_only_the_time_of_its_remaining_steps(tmp_path, monkeypatch):
+    search = search_of(tmp_path, max_drop=1.0)
+    search.runner.recipe = search.runner.recipe.model_copy(update={"budget": 70.0})
+    search.runner.journal.budget = 70.0
+    scores = {"a": 0.9, "b": 0.6, "c": 0.5}
+    trained = []
+    cost = TrainingCost(100, 100.0)
+    monkeypatch.setattr(halving, "_affordable", lambda _, shapes: dict.fromkeys(shapes, cost))
+    monkeypatch.setattr(
+        halving, "rung_score", lambda _, shape, *__: RungScore(scores[shape], "accuracy")
+    )
+    monkeypatch.setattr(halving, "train_fully", lambda _, shape, *__: trained.append(shape))
+    monkeypatch.setattr(Search, "judge", lambda _: False)
+    halving.try_shapes(search, dict.fromkeys(scores, TIMES))
+    # Half of b's steps are left, and three quarters of c's.
+    assert trained == ["a", "b"]
+    assert search.candidates["c"].skipped.endswith("no time is left to finish its training")
 
 
 def test_changed_data_and_a_changed_model_are_refused(tmp_path, monkeypatch):

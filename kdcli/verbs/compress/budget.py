@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from kdcli.disk import cache_key
 from kdcli.engine.progress import Progress
 from kdcli.errors import KdcliError, MachineError, Stopped, UsageError
 from kdcli.report.text import duration
@@ -30,11 +31,10 @@ class TrainingCost:
 
 
 def estimate(runner: StepRunner, name: str, step: Step) -> TrainingCost:
-    """Return the cost of a training, from the journal if it is known."""
+    """Return the cost of a training, from the journal if it is known for this machine."""
+    key = f"estimate {name} {cache_key(runner.place)[:8]}"
     try:
-        return runner.journal.once(
-            f"estimate {name}", TrainingCost, lambda: training_cost(runner, step)
-        )
+        return runner.journal.once(key, TrainingCost, lambda: training_cost(runner, step))
     except Unrecorded as why:
         return TrainingCost(0, 0.0, str(why))
 

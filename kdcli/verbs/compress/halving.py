@@ -5,7 +5,10 @@ Jamieson and Talwalkar 2016, https://arxiv.org/abs/1502.07943.
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+
+import yaml
 
 from kdcli.deploy.untrained import UntrainedTimes
 from kdcli.engine.progress import Progress
@@ -98,11 +101,15 @@ def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
         # An earlier goal may have trained it to the end.
         is_trained = is_done(runner.path(one.shape))
         why = f"{search.met} meets the goal" if search.met else ""
-        if not why and not is_trained and runner.journal.left < cost.seconds:
+        rest = cost.seconds * (1 - one.steps / max(1, cost.steps))
+        if not why and not is_trained and runner.journal.left < rest:
             why = "no time is left to finish its training"
         if why:
-            trained = f"trained for {one.steps} of {cost.steps} steps only"
-            search.skip(one.shape, f"{'not exported' if is_trained else trained}: {why}")
+            state = f"trained for {one.steps} of {cost.steps} steps only"
+            if is_trained:
+                exported = runner.journal.known(f"run {one.shape}-{search.fastest}")
+                state = "exported for an earlier goal" if exported else "not exported"
+            search.skip(one.shape, f"{state}: {why}")
             continue
         train_fully(search, one.shape, cost.steps)
         search.judge()
@@ -166,9 +173,11 @@ def evaluation_interval(search: Search, shape: str, total: int | None) -> int:
     def interval() -> int:
         # Runs of earlier versions have no record.
         if search.runner.has_begun(shape):
-            recipe = flatten_recipe((search.runner.path(shape) / RECIPE_FILE).read_text("utf-8"))
-            if (known := recipe.get("train.eval_every")) is not None:
-                return int(json.loads(known))
+            # The step reports a damaged recipe.
+            with suppress(OSError, ValueError, yaml.YAMLError):
+                text = (search.runner.path(shape) / RECIPE_FILE).read_text("utf-8")
+                if (known := flatten_recipe(text).get("train.eval_every")) is not None:
+                    return int(json.loads(known))
         # A student that is only fitted has no steps.
         return NEVER if total is None else max(1, rung_steps(total, 1))
 

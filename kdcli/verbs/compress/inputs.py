@@ -1,12 +1,20 @@
 """Refuse to reuse what was tried on other data or with another model of the same name."""
 
+from contextlib import suppress
+from pathlib import Path
+
 from kdcli.data.sources import open_source
 from kdcli.data.storage import content_hash
 from kdcli.disk import HASHES, cache_key
-from kdcli.errors import UsageError
+from kdcli.engine.processes import StopRequest
+from kdcli.engine.progress import Progress
+from kdcli.engine.run_dir import RunDir
+from kdcli.errors import KdcliError, UsageError
 from kdcli.models.files import CONFIG_FILE, file_beside
 from kdcli.models.load import commit_of, location
 from kdcli.report.publish import Upload
+from kdcli.verbs.compress.journal import Journal
+from kdcli.verbs.compress.recipes import base_recipe
 from kdcli.verbs.compress.runner import StepRunner
 from kdcli.verbs.compress.settings import CompressRecipe
 
@@ -19,9 +27,7 @@ def check_inputs(runner: StepRunner) -> None:
 
     Raises UsageError: a file has another content.
     """
-    now = hashes_of_inputs(runner.recipe)
-    before = runner.journal.once("inputs", dict[str, str], lambda: now)
-    changed = [name for name in now if before.get(name, now[name]) != now[name]]
+    changed = changed_inputs(runner.recipe, runner.journal)
     if changed:
         have = "has" if len(changed) == 1 else "have"
         raise UsageError(
@@ -30,13 +36,43 @@ def check_inputs(runner: StepRunner) -> None:
         )
 
 
+def warn_of_changes(recipe: CompressRecipe, folder: Path) -> None:
+    """Log which data or model changed after the answer of a finished run, if they can be read."""
+    journal = Journal(None, StopRequest())
+    with suppress(KdcliError):
+        journal.read(RunDir(folder))
+        for source in filter(None, (recipe.data.source, recipe.data.train)):
+            open_source(source)
+        if changed := changed_inputs(recipe, journal):
+            Progress.log(f"{' and '.join(changed)} changed after this answer")
+
+
+def changed_inputs(recipe: CompressRecipe, journal: Journal) -> list[str]:
+    """Return the names of the inputs that have another content than when the run began.
+
+    The first call of a run writes their hashes to its journal.
+    """
+    now = hashes_of_inputs(recipe)
+    before = journal.once("inputs", dict[str, str], lambda: now)
+    return [name for name in now if before.get(name, now[name]) != now[name]]
+
+
 def hashes_of_inputs(recipe: CompressRecipe) -> dict[str, str]:
-    """Return hashes of the local data and of the model, by the names that the user gave."""
+    """Return hashes of the local data, of the recipes of steps and of the model, by name."""
     if recipe.text is not None:
         open_source(recipe.text)
-    # The data was opened before.
-    sources = (recipe.data.source, recipe.text)
-    hashes = {name: HASHES[name] for name in sources if name is not None and name in HASHES}
+    # The data was opened before. A directory is opened file by file.
+    roots = [Path(name) for name in (recipe.data.source, recipe.data.train, recipe.text) if name]
+    hashes = {
+        name: value
+        for name, value in HASHES.items()
+        if any(Path(name).is_relative_to(root) for root in roots)
+    }
+    plans = [recipe.plan.finetune, recipe.plan.distill, recipe.plan.prune or {}]
+    plans += [keys for step in recipe.steps for keys in step.values()]
+    for file in [recipe.data.partition, *map(base_recipe, plans)]:
+        if file is not None and Path(file).is_file():
+            hashes[file] = content_hash(Path(file))
     model = str(recipe.model)
     version = version_of_model(model)
     return hashes if version is None else hashes | {model: version}

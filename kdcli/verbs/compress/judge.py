@@ -135,7 +135,10 @@ def judge(runner: StepRunner, teacher: str, candidates: Mapping[str, Path]) -> C
     name = f"selection-{cache_key(steps, runner.place)[:8]}"
     folder = runner.require(name, select(runner.recipe, models))
     price = runner.recipe.price_per_hour
-    scores = read(RunResult.read(folder).report, teacher, candidates, price)
+    report = RunResult.read(folder).report
+    # Another goal may have scored the same candidates in another order.
+    candidates = {name: candidates[name] for name in report.cards if name != TEACHER}
+    scores = read(report, teacher, candidates, price)
     known = [one for one in scores.candidates if look_of(one.folder) in runner.verified_before]
     return replace(scores, verified={one.name: verify(runner, scores, one) for one in known})
 
@@ -306,26 +309,30 @@ def verified_misses(
     return result
 
 
-def failures(goal: GoalSettings, scores: CandidateScores) -> dict[str, dict[str, str]]:
-    """Return the candidates that an earlier question to this run verified and that miss this goal.
-
-    Returns:
-        The name of the candidate -> how it misses the goal on the verification rows, by limit.
-    """
-    missed = {name: verified_misses(goal, {}, one) for name, one in scores.verified.items()}
-    return {
-        name: {limit: f"{why}, on the verification rows" for limit, why in limits.items()}
-        for name, limits in missed.items()
-        if limits
-    }
+def failures(goal: GoalSettings, scores: CandidateScores) -> set[str]:
+    """Return the candidates that an earlier question to this run verified and that miss the quality
+    that this goal asks for."""
+    return {name for name, one in scores.verified.items() if verified_misses(goal, {}, one)}
 
 
 def all_misses(goal: GoalSettings, scores: CandidateScores) -> dict[str, dict[str, str]]:
-    """Return how each candidate misses the goal, by name and limit, with its `failures`."""
-    failed = failures(goal, scores)
+    """Return how each candidate misses the goal, by name and limit.
+
+    The quality of a candidate that an earlier question verified is that on the verification rows.
+    """
+    return {one.name: _present_misses(goal, scores, one) for one in scores.candidates}
+
+
+def _present_misses(
+    goal: GoalSettings, scores: CandidateScores, one: ScoredModel
+) -> dict[str, str]:
+    missed = misses(goal, scores.teacher, one)
+    verified = scores.verified.get(one.name)
+    if verified is None:
+        return missed
     return {
-        one.name: misses(goal, scores.teacher, one) | failed.get(one.name, {})
-        for one in scores.candidates
+        limit: f"{why}, on the verification rows" if limit in QUALITY else why
+        for limit, why in verified_misses(goal, missed, verified).items()
     }
 
 

@@ -36,24 +36,35 @@ def follow_move(step: Path, folder: Path, recipe: CompressRecipe) -> None:
             texts = set(_texts(read_yaml(text))) - own
         except (OSError, ValueError, yaml.YAMLError):
             continue  # The verb reports a damaged recipe.
-        for old in folders_before(texts) - {folder}:
+        for old in folders_before(texts, folder) - {folder}:
             for path in texts:
-                if Path(path).is_relative_to(old):
-                    here = str(folder / Path(path).relative_to(old))
+                inside = relative_parts(path, old)
+                if inside[:1] in ((STEPS,), (PARTITION,)):
+                    here = str(folder.joinpath(*inside))
                     text = text.replace(f" {flow_style(path)} ", f" {flow_style(here)} ")
         if text != before:
             write_atomic(file, text)
 
 
-def folders_before(texts: Iterable[str]) -> set[Path]:
+def folders_before(texts: Iterable[str], folder: Path) -> set[Path]:
     """Return the directories that the compression had, from the paths in the recipe of a step.
 
-    A step reads the chosen rows, whose file is in this directory, or the training text among the
-    steps.
+    A step reads the chosen rows, whose file is in this directory, or the training text or another
+    step among the steps, which `folder` has too.
     """
-    rows = {Path(text).parent for text in texts if Path(text).name == PARTITION}
-    read = {Path(text).parent for text in texts if Path(text).name == TRAINING_TEXT}
-    return rows | {steps.parent for steps in read if steps.name == STEPS}
+    paths = [Path(text) for text in texts]
+    folders = {path.parent for path in paths if path.name == PARTITION}
+    for path in paths:
+        # A pruned model is in a directory of its step.
+        for steps in (path.parent, path.parent.parent):
+            if steps.name == STEPS and (folder / STEPS / path.relative_to(steps)).exists():
+                folders.add(steps.parent)
+    return folders
+
+
+def relative_parts(path: str, folder: Path) -> tuple[str, ...]:
+    """Return the parts of a path inside a directory; none if it is not inside."""
+    return Path(path).relative_to(folder).parts if Path(path).is_relative_to(folder) else ()
 
 
 def _texts(tree: object) -> Iterator[str]:

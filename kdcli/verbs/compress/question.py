@@ -13,7 +13,7 @@ from pathlib import Path
 from kdcli.data.labelled.partition import VERIFICATION
 from kdcli.engine.launch import output_dir
 from kdcli.engine.progress import Progress
-from kdcli.engine.run_dir import RunDir, runs_of
+from kdcli.engine.run_dir import RunDir, is_unfinished, runs_of
 from kdcli.errors import UsageError
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
@@ -64,7 +64,7 @@ def choose_folder(
     runs = [RunDir(options.output_dir)] if options.output_dir is not None else runs_of(name)
     same = [run for run in runs if run.has_recipe(yaml, GOAL)]
     answered = answered_runs(same)
-    continues = options.resume and not all(run.done for run in same)
+    continues = options.resume and any(map(is_unfinished, same))
     if answered and not continues:
         run, earlier = answered[0]
         question = question_to(run, earlier, resolved.recipe, resumes=options.resume)

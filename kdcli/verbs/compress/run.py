@@ -37,7 +37,7 @@ from kdcli.verbs.compress.budget import (
     check_timing,
     finetuning,
 )
-from kdcli.verbs.compress.inputs import check_inputs
+from kdcli.verbs.compress.inputs import check_inputs, warn_of_changes
 from kdcli.verbs.compress.journal import SPENT, Journal
 from kdcli.verbs.compress.judge import (
     TEACHER,
@@ -109,6 +109,7 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions) -> RunResult:
     folder, question = choose_folder(name, resolved, options)
     if question is not None and question.is_answered:
         Progress.log(f"{folder} is done already")
+        warn_of_changes(recipe, folder)
         return checked(question.earlier)
     options = replace(options, resume=options.resume or question is not None)
     run_dir = RunDir(folder)
@@ -150,6 +151,7 @@ def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResu
         search.notes.append(note)
     check_backends(search)
     if runner.asks_again and not recipe.steps:
+        use_partition(runner, divided.partition)
         if not fits:
             search.teacher = str(runner.path(TEACHER))
         if search.answers_from_earlier():
@@ -190,7 +192,7 @@ def claim_folder(
     Raises UsageError: another process uses the directory, or has answered a question since this one
         read the journal, so that this one does not know what failed.
     """
-    options, data = runner.options, runner.recipe.data
+    options = runner.options
     claimed = RunDir.claim(
         runner.folder,
         resolved.to_yaml(),
@@ -198,11 +200,7 @@ def claim_folder(
         overwrite=options.overwrite,
         free_keys=GOAL,
     )
-    if data.partition is None:
-        file = runner.folder / PARTITION
-        partition.write(file)
-        data = data.model_copy(update={"partition": str(file)})
-        runner.recipe = runner.recipe.model_copy(update={"data": data})
+    use_partition(runner, partition)
     before = runner.journal.known(LOOK)
     runner.journal.claim(claimed)
     if runner.asks_again and runner.journal.known(LOOK) != before:
@@ -210,6 +208,17 @@ def claim_folder(
             f"another kdcli process finished in {runner.folder} while this one was starting",
             "run the same command with --resume",
         )
+
+
+def use_partition(runner: StepRunner, partition: Partition) -> None:
+    """Let all steps read the chosen rows, which are written unless the recipe or an earlier process
+    named them."""
+    data, file = runner.recipe.data, runner.folder / PARTITION
+    if data.partition is None:
+        if runner.options.overwrite or not file.is_file():
+            partition.write(file)
+        data = data.model_copy(update={"partition": str(file)})
+        runner.recipe = runner.recipe.model_copy(update={"data": data})
 
 
 def checked(result: RunResult) -> RunResult:
