@@ -36,14 +36,14 @@ class UntrainedTimes:
     Attributes:
         ms, speedup: the medians.
         best_ms, best_speedup: the better quartile. Other load on the machine slows the median more.
-        layers_mb: megabytes of a shape's layers at about one byte per parameter, as in int8.
+        least_mb: the least megabytes that it takes, whatever its vocabulary becomes.
     """
 
     ms: float = math.inf
     speedup: float = 0.0
     best_ms: float = math.inf
     best_speedup: float = 0.0
-    layers_mb: float = 0.0
+    least_mb: float = 0.0
 
     @property
     def measured(self) -> bool:
@@ -136,19 +136,30 @@ def times_of_shapes(
         seed: the seed of their weights.
         times: measures models. The first one is the baseline.
     """
-    subjects, layers_mb = [baseline], {}
+    subjects, sizes = [baseline], {}
     with tempfile.TemporaryDirectory() as temporary:
         for name, shape in shapes.items():
             student = untrained_student(teacher, shape, seed)
             folder = Path(temporary) / as_directory(name)
             save_model(student, teacher.tokenizer, folder, NO_ROWS)
             subjects.append(subject_of(name, str(folder), backend))
-            layers_mb[name] = describe(student, name, None).params_transformer / 1e6
+            sizes[name] = least_mb(student, backend, keeps_vocabulary=False)
         measured = times(subjects)
     return {
-        name: replace(measured.get(name, UntrainedTimes()), layers_mb=mb)
-        for name, mb in layers_mb.items()
+        name: replace(measured.get(name, UntrainedTimes()), least_mb=mb)
+        for name, mb in sizes.items()
     }
+
+
+def least_mb(model: PreTrainedModel, backend: str, *, keeps_vocabulary: bool) -> float:
+    """Return the least megabytes that a model takes on a backend.
+
+    A parameter takes one byte, as in int8, or half a byte in 4 bits. Without `keeps_vocabulary`,
+    the embeddings do not count, because the vocabulary may be trimmed.
+    """
+    card = describe(model, "", None)
+    parameters = card.params_total if keeps_vocabulary else card.params_transformer
+    return parameters * (0.5 if backend.endswith("-q4") else 1.0) / 1e6
 
 
 def subject_of(name: str, source: str, backend: str) -> Subject:

@@ -13,15 +13,17 @@ import pytest
 import yaml
 from matplotlib.figure import Figure
 from rich.console import Console
+from transformers import BertConfig, BertModel
 
 from kdcli.data.labelled.partition import Partition, text_hashes
 from kdcli.data.labelled.splits import Splits
 from kdcli.data.text.sentences import read_texts
 from kdcli.deploy.measurements import Speedup
-from kdcli.deploy.untrained import UntrainedTimes
+from kdcli.deploy.untrained import UntrainedTimes, least_mb
 from kdcli.engine.processes import StopRequest
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, MachineError, Stopped, UsageError
+from kdcli.models.card import describe
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.recipe.resolve import resolve
 from kdcli.recipe.sections import RunOptions
@@ -650,6 +652,27 @@ def test_a_backend_that_is_too_slow_is_not_written(shapes, slow):
     assert set(skipped) == slow
     why = "the model itself is only 2.0 times as fast on it; the goal is 6"
     assert set(skipped.values()) <= {why}
+
+
+def test_a_backend_on_which_the_model_is_too_large_is_not_written(tmp_path):
+    shape = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2}
+    model = BertModel(BertConfig(vocab_size=40, intermediate_size=16, **shape))
+    card = describe(model, "m", None)
+    whole = {
+        name: least_mb(model, name, keeps_vocabulary=True) for name in ("onnx-int8", "onnx-q4")
+    }
+    assert whole == {
+        "onnx-int8": card.params_total / 1e6,
+        "onnx-q4": card.params_total / 2e6,
+    }
+    layers = least_mb(model, "onnx-int8", keeps_vocabulary=False)
+    assert layers == card.params_transformer / 1e6
+    backends = {name: replace(faster(9.0), least_mb=20.0 * mb) for name, mb in whole.items()}
+    untrained = Untrained(faster(1.0), backends, "onnx-int8", {"1x8": faster(9.0)})
+    limit = 15.0 * whole["onnx-int8"]
+    skipped = slow_backends(GoalSettings(max_mb=limit), untrained)
+    assert skipped.keys() == {"onnx-int8"}
+    assert skipped["onnx-int8"].startswith("the model itself takes at least ")
 
 
 def test_if_nothing_can_be_trained_the_nearest_model_is_on_a_backend(tmp_path, monkeypatch):

@@ -43,11 +43,9 @@ def check_reachable(search: Search, untrained: Untrained, *, is_fine_tuned: bool
             f"{recipe.model} meets every limit already: {ms:.2f} ms, {size:.1f} MB",
             "nothing was trained; ask for more",
         )
-    # How much smaller a backend alone makes the files is known only once they are written.
-    backends = {} if goal.max_mb is not None else untrained.backends
     missed = {
         name: missed_untrained(goal, times, best=True, is_shape=name in untrained.shapes)
-        for name, times in (untrained.shapes | backends).items()
+        for name, times in (untrained.shapes | untrained.backends).items()
     }
     if recipe.plan.prune is None and all(missed.values()):
         whys = [f"{name}: {'; '.join(of.values())}" for name, of in missed.items()]
