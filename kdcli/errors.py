@@ -15,8 +15,6 @@ LONG_WORD = re.compile(r"\S{1000,}")  # longer than any name or path that a user
 
 TRACEBACK = "Traceback (most recent call last):"
 
-RAISED = re.compile(r"[A-Za-z_][\w.]*(?:: |$)")  # the line of a traceback that names the exception
-
 MAX_CHARACTERS = 10_000  # maximum length of a message
 
 
@@ -38,12 +36,14 @@ def first_line(error: BaseException) -> str:
 def last_message(output: str) -> str:
     """Return the message that a failed process ended with.
 
-    That is the last line that names an exception, because notes such as a hint follow it, and the
-    last line where there is no traceback. An empty output gives an empty message.
+    With a traceback, it is the line of the exception, without the hint that may follow. Otherwise,
+    it is the last line. An empty output gives an empty message.
     """
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    raised = [line for line in lines if RAISED.match(line)] if TRACEBACK in output else []
-    return (raised or lines or [""])[-1]
+    _, found, traceback = output.rpartition(TRACEBACK)
+    if not found:
+        return next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "")
+    lines = (line for line in traceback.splitlines() if line.strip())
+    return next((line.strip() for line in lines if not line[0].isspace()), "")
 
 
 class KdcliError(Exception):

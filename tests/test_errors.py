@@ -14,6 +14,8 @@ WITH_HINT = "from kdcli.errors import MachineError; raise MachineError('too hot'
     ("code", "message"),
     [
         (WITH_HINT, "kdcli.errors.MachineError: too hot"),
+        (WITH_HINT.replace("open a", "allowed: a"), "kdcli.errors.MachineError: too hot"),
+        ("raise ValueError('first\\nshape: 3')", "ValueError: first"),
         ("raise KeyError('layer')", "KeyError: 'layer'"),
         ("raise SystemExit('error: no such file')", "error: no such file"),
         ("raise SystemExit(3)", ""),

@@ -23,10 +23,12 @@ from kdcli.models.load import save_model
 from kdcli.models.model import Model
 from kdcli.models.shape import build_student, student_config
 from kdcli.models.training_rows import NO_ROWS
-from kdcli.types import ModelShape
+from kdcli.types import Card, ModelShape
 
 WIDTHS = (1.0, 0.75, 0.5)
 """Shares of the teacher's width that a student may have, in the order in which they are tried."""
+BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0, "q4": 0.5}
+"""Bytes that a parameter takes at least, by the precision of a backend."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +38,14 @@ class UntrainedTimes:
     Attributes:
         ms, speedup: the medians.
         best_ms, best_speedup: the better quartile. Other load on the machine slows the median more.
-        least_mb: the least megabytes that it takes, whatever its vocabulary becomes.
+        min_mb: a lower bound on the size of its weights, in megabytes; see the function `min_mb`.
     """
 
     ms: float = math.inf
     speedup: float = 0.0
     best_ms: float = math.inf
     best_speedup: float = 0.0
-    least_mb: float = 0.0
+    min_mb: float = 0.0
 
     @property
     def measured(self) -> bool:
@@ -143,23 +145,24 @@ def times_of_shapes(
             folder = Path(temporary) / as_directory(name)
             save_model(student, teacher.tokenizer, folder, NO_ROWS)
             subjects.append(subject_of(name, str(folder), backend))
-            sizes[name] = least_mb(student, backend, keeps_vocabulary=False)
+            card = describe(student, name, None)
+            sizes[name] = min_mb(card, backend, keeps_vocabulary=False)
         measured = times(subjects)
     return {
-        name: replace(measured.get(name, UntrainedTimes()), least_mb=mb)
-        for name, mb in sizes.items()
+        name: replace(measured.get(name, UntrainedTimes()), min_mb=mb) for name, mb in sizes.items()
     }
 
 
-def least_mb(model: PreTrainedModel, backend: str, *, keeps_vocabulary: bool) -> float:
-    """Return the least megabytes that a model takes on a backend.
+def min_mb(card: Card, backend: str, *, keeps_vocabulary: bool) -> float:
+    """Return a lower bound on the size of a model's weights on a backend, in megabytes.
 
-    A parameter takes one byte, as in int8, or half a byte in 4 bits. Without `keeps_vocabulary`,
-    the embeddings do not count, because the vocabulary may be trimmed.
+    Without `keeps_vocabulary`, the embeddings do not count, because the vocabulary may be trimmed.
     """
-    card = describe(model, "", None)
     parameters = card.params_total if keeps_vocabulary else card.params_transformer
-    return parameters * (0.5 if backend.endswith("-q4") else 1.0) / 1e6
+    engine, _, precision = backend.partition("-")
+    if engine == "sparse":
+        return 0.0  # It stores only the weights that are not zero.
+    return parameters * BYTES[precision or "fp32"] / 1e6
 
 
 def subject_of(name: str, source: str, backend: str) -> Subject:

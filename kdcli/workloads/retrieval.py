@@ -14,6 +14,8 @@ import numpy as np
 
 from kdcli.data.labelled.partition import Partition, Pools, text_hashes
 from kdcli.data.sources import open_source
+from kdcli.data.storage import content_hash
+from kdcli.disk import HASHES
 from kdcli.engine.launch import Session
 from kdcli.errors import UsageError
 from kdcli.metrics.retrieval import rank_documents, ranking_metrics
@@ -112,6 +114,7 @@ def read_retrieval(source: str) -> Retrieval:
         )
     documents, queries = (_by_id(folder, name) for name in ("corpus", "queries"))
     relevance: dict[str, dict[str, float]] = {}
+    HASHES[str(qrels)] = content_hash(qrels)
     with qrels.open(encoding="utf-8", newline="") as file:
         for number, row in enumerate(csv.reader(file, delimiter="\t"), 1):
             if number == 1 and row and not row[-1].strip().lstrip("-").isdigit():

@@ -190,8 +190,8 @@ def test_rows_without_labels_are_refused(tmp_path, tuned):
 
 TIMES = UntrainedTimes(10.0, 1.0, 10.0, 1.0)
 SHAPES = {
-    "2x16": UntrainedTimes(5.0, 2.0, 5.0 / 1.5, 3.0, least_mb=0.1),
-    "1x16": UntrainedTimes(1.0, 9.0, 1.0, 9.0, least_mb=3.0),
+    "2x16": UntrainedTimes(5.0, 2.0, 5.0 / 1.5, 3.0, min_mb=0.1),
+    "1x16": UntrainedTimes(1.0, 9.0, 1.0, 9.0, min_mb=3.0),
 }
 UNTRAINED = Untrained(TIMES, {"onnx": TIMES}, "onnx", SHAPES)
 

@@ -19,7 +19,7 @@ from kdcli.data.labelled.partition import Partition, text_hashes
 from kdcli.data.labelled.splits import Splits
 from kdcli.data.text.sentences import read_texts
 from kdcli.deploy.measurements import Speedup
-from kdcli.deploy.untrained import UntrainedTimes, least_mb
+from kdcli.deploy.untrained import UntrainedTimes, min_mb
 from kdcli.engine.processes import StopRequest
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, MachineError, Stopped, UsageError
@@ -654,25 +654,34 @@ def test_a_backend_that_is_too_slow_is_not_written(shapes, slow):
     assert set(skipped.values()) <= {why}
 
 
-def test_a_backend_on_which_the_model_is_too_large_is_not_written(tmp_path):
+def test_the_size_of_a_models_weights_has_a_lower_bound_on_each_backend():
     shape = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2}
-    model = BertModel(BertConfig(vocab_size=40, intermediate_size=16, **shape))
-    card = describe(model, "m", None)
-    whole = {
-        name: least_mb(model, name, keeps_vocabulary=True) for name in ("onnx-int8", "onnx-q4")
+    card = describe(BertModel(BertConfig(vocab_size=40, intermediate_size=16, **shape)), "m", None)
+    bounds = {
+        name: 1e6 * min_mb(card, name, keeps_vocabulary=True) / card.params_total
+        for name in ("onnx", "openvino-fp32", "onnx-fp16", "onnx-int8", "onnx-q4", "sparse")
     }
-    assert whole == {
-        "onnx-int8": card.params_total / 1e6,
-        "onnx-q4": card.params_total / 2e6,
-    }
-    layers = least_mb(model, "onnx-int8", keeps_vocabulary=False)
-    assert layers == card.params_transformer / 1e6
-    backends = {name: replace(faster(9.0), least_mb=20.0 * mb) for name, mb in whole.items()}
+    assert list(bounds.values()) == pytest.approx([4.0, 4.0, 2.0, 1.0, 0.5, 0.0])
+    layers = min_mb(card, "onnx-int8", keeps_vocabulary=False)
+    assert 1e6 * layers == pytest.approx(card.params_transformer)
+
+
+def test_a_backend_on_which_the_model_is_too_large_is_skipped(tmp_path):
+    backends = {"onnx": replace(faster(9.0), min_mb=4.0), "onnx-int8": faster(9.0)}
     untrained = Untrained(faster(1.0), backends, "onnx-int8", {"1x8": faster(9.0)})
-    limit = 15.0 * whole["onnx-int8"]
-    skipped = slow_backends(GoalSettings(max_mb=limit), untrained)
-    assert skipped.keys() == {"onnx-int8"}
-    assert skipped["onnx-int8"].startswith("the model itself takes at least ")
+    why = "the model itself takes at least 4.0 MB, more than 2"
+    assert slow_backends(GoalSettings(max_mb=2.0), untrained) == {"onnx": why}
+    # Without a shape or a backend that can be small enough, nothing is trained.
+    search = search_of(tmp_path, max_mb=2.0)
+    plan_of = search.runner.recipe.plan.model_copy(update={"prune": None})
+    search.runner.recipe = search.runner.recipe.model_copy(update={"plan": plan_of})
+    large = {"1x8": replace(faster(9.0), min_mb=3.0)}
+    plan.check_reachable(search, replace(untrained, shapes=large), is_fine_tuned=True)
+    backends = {"onnx": backends["onnx"]}
+    with pytest.raises(GateError, match="no shape and no backend of the plan can meet the goal"):
+        plan.check_reachable(
+            search, replace(untrained, shapes=large, backends=backends), is_fine_tuned=True
+        )
 
 
 def test_if_nothing_can_be_trained_the_nearest_model_is_on_a_backend(tmp_path, monkeypatch):

@@ -207,7 +207,7 @@ def test_an_answer_says_that_its_data_changed_later(tmp_path, monkeypatch):
     assert "changed" not in said_by(succeeds(*given, "--resume"))
     with data.open("a") as rows:
         rows.write('{"text": "w1 w2 w3 w4"}\n')
-    assert f"{data} changed after this answer" in said_by(succeeds(*given, "--resume"))
+    assert f"{data} changed after this run began" in said_by(succeeds(*given, "--resume"))
 
 
 @pytest.mark.parametrize(
@@ -219,6 +219,7 @@ def test_the_paths_of_a_step_follow_a_move_and_other_values_stay(before, rows, t
     (tmp_path / "steps" / "teacher").mkdir()
     text = (
         "verb: distill-task  # default\nteacher: {}/steps/teacher  # option\n"
+        "regularizer_schedule: steps  # default\n"
         "data:\n  source: data.csv  # option\n  partition: {}  # option\n"
     )
     teacher = "" if before == "." else before

@@ -107,8 +107,7 @@ def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
         if why:
             state = f"trained for {one.steps} of {cost.steps} steps only"
             if is_trained:
-                exported = runner.journal.known(f"run {one.shape}-{search.fastest}")
-                state = "exported for an earlier goal" if exported else "not exported"
+                state = "trained for an earlier goal, and not considered now"
             search.skip(one.shape, f"{state}: {why}")
             continue
         train_fully(search, one.shape, cost.steps)
@@ -174,7 +173,7 @@ def evaluation_interval(search: Search, shape: str, total: int | None) -> int:
         # Runs of earlier versions have no record.
         if search.runner.has_begun(shape):
             # The step reports a damaged recipe.
-            with suppress(OSError, ValueError, yaml.YAMLError):
+            with suppress(OSError, TypeError, ValueError, yaml.YAMLError):
                 text = (search.runner.path(shape) / RECIPE_FILE).read_text("utf-8")
                 if (known := flatten_recipe(text).get("train.eval_every")) is not None:
                     return int(json.loads(known))

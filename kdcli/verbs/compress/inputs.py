@@ -5,7 +5,7 @@ from pathlib import Path
 
 from kdcli.data.sources import open_source
 from kdcli.data.storage import content_hash
-from kdcli.disk import HASHES, cache_key
+from kdcli.disk import HASHES, cache_key, user_path
 from kdcli.engine.processes import StopRequest
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
@@ -23,7 +23,7 @@ NOT_OF_MODEL = ("README.md", "LICENSE", "export.json", "onnx/", "openvino/")
 
 
 def check_inputs(runner: StepRunner) -> None:
-    """Check that the data and the model are those with which the run began.
+    """Check that the data, the model and the recipes of steps are those with which the run began.
 
     Raises UsageError: a file has another content.
     """
@@ -37,14 +37,18 @@ def check_inputs(runner: StepRunner) -> None:
 
 
 def warn_of_changes(recipe: CompressRecipe, folder: Path) -> None:
-    """Log which data or model changed after the answer of a finished run, if they can be read."""
+    """Log which inputs of a finished run have changed since it began. Unreadable ones are skipped."""
     journal = Journal(None, StopRequest())
     with suppress(KdcliError):
         journal.read(RunDir(folder))
-        for source in filter(None, (recipe.data.source, recipe.data.train)):
-            open_source(source)
+        for name in journal.once("inputs", dict[str, str], dict):
+            with suppress(KdcliError):
+                open_source(name)
         if changed := changed_inputs(recipe, journal):
-            Progress.log(f"{' and '.join(changed)} changed after this answer")
+            Progress.log(
+                f"{' and '.join(changed)} changed after this run began, so the answer may be "
+                "outdated; start again with --overwrite"
+            )
 
 
 def changed_inputs(recipe: CompressRecipe, journal: Journal) -> list[str]:
@@ -62,11 +66,11 @@ def hashes_of_inputs(recipe: CompressRecipe) -> dict[str, str]:
     if recipe.text is not None:
         open_source(recipe.text)
     # The data was opened before. A directory is opened file by file.
-    roots = [Path(name) for name in (recipe.data.source, recipe.data.train, recipe.text) if name]
+    roots = [name for name in (recipe.data.source, recipe.data.train, recipe.text) if name]
     hashes = {
         name: value
         for name, value in HASHES.items()
-        if any(Path(name).is_relative_to(root) for root in roots)
+        if name in roots or any(Path(name).is_relative_to(user_path(root)) for root in roots)
     }
     plans = [recipe.plan.finetune, recipe.plan.distill, recipe.plan.prune or {}]
     plans += [keys for step in recipe.steps for keys in step.values()]

@@ -310,22 +310,21 @@ def verified_misses(
 
 
 def failures(goal: GoalSettings, scores: CandidateScores) -> set[str]:
-    """Return the candidates that an earlier question to this run verified and that miss the quality
-    that this goal asks for."""
+    """Return the candidates that were verified for an earlier goal and miss this goal's limits of
+    quality."""
     return {name for name, one in scores.verified.items() if verified_misses(goal, {}, one)}
 
 
 def all_misses(goal: GoalSettings, scores: CandidateScores) -> dict[str, dict[str, str]]:
     """Return how each candidate misses the goal, by name and limit.
 
-    The quality of a candidate that an earlier question verified is that on the verification rows.
+    If a candidate was verified for an earlier goal, its quality is that on the verification rows.
     """
-    return {one.name: _present_misses(goal, scores, one) for one in scores.candidates}
+    return {one.name: _misses_of(goal, scores, one) for one in scores.candidates}
 
 
-def _present_misses(
-    goal: GoalSettings, scores: CandidateScores, one: ScoredModel
-) -> dict[str, str]:
+def _misses_of(goal: GoalSettings, scores: CandidateScores, one: ScoredModel) -> dict[str, str]:
+    """Return how a candidate misses the goal; see `all_misses`."""
     missed = misses(goal, scores.teacher, one)
     verified = scores.verified.get(one.name)
     if verified is None:

@@ -27,9 +27,7 @@ def follow_move(step: Path, folder: Path, recipe: CompressRecipe) -> None:
         folder: the directory of the compression.
         recipe: its recipe, whose own paths are the user's.
     """
-    own = {recipe.model, recipe.text, recipe.data.source}
-    if recipe.data.partition != str(folder / PARTITION):
-        own.add(recipe.data.partition)
+    own = set(_texts(recipe.model_dump())) - {str(folder / PARTITION)}
     for file in step.rglob("recipe.yaml"):
         try:
             before = text = file.read_text("utf-8")
@@ -39,7 +37,7 @@ def follow_move(step: Path, folder: Path, recipe: CompressRecipe) -> None:
         for old in folders_before(texts, folder) - {folder}:
             for path in texts:
                 inside = relative_parts(path, old)
-                if inside[:1] in ((STEPS,), (PARTITION,)):
+                if inside == (PARTITION,) or (len(inside) > 1 and inside[0] == STEPS):
                     here = str(folder.joinpath(*inside))
                     text = text.replace(f" {flow_style(path)} ", f" {flow_style(here)} ")
         if text != before:
@@ -49,8 +47,8 @@ def follow_move(step: Path, folder: Path, recipe: CompressRecipe) -> None:
 def folders_before(texts: Iterable[str], folder: Path) -> set[Path]:
     """Return the directories that the compression had, from the paths in the recipe of a step.
 
-    A step reads the chosen rows, whose file is in this directory, or the training text or another
-    step among the steps, which `folder` has too.
+    A step's recipe names the file of the chosen rows, which lies in this directory, or something
+    among the steps. Paths among the steps count only if `folder` has the same.
     """
     paths = [Path(text) for text in texts]
     folders = {path.parent for path in paths if path.name == PARTITION}
@@ -63,7 +61,7 @@ def folders_before(texts: Iterable[str], folder: Path) -> set[Path]:
 
 
 def relative_parts(path: str, folder: Path) -> tuple[str, ...]:
-    """Return the parts of a path inside a directory; none if it is not inside."""
+    """Return the parts of a path inside a directory; empty if it is outside."""
     return Path(path).relative_to(folder).parts if Path(path).is_relative_to(folder) else ()
 
 
@@ -73,4 +71,7 @@ def _texts(tree: object) -> Iterator[str]:
         yield tree
     elif isinstance(tree, dict):
         for value in tree.values():
+            yield from _texts(value)
+    elif isinstance(tree, list):
+        for value in tree:
             yield from _texts(value)

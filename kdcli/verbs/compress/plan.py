@@ -51,7 +51,7 @@ def check_reachable(search: Search, untrained: Untrained, *, is_fine_tuned: bool
         whys = [f"{name}: {'; '.join(of.values())}" for name, of in missed.items()]
         why = conflict(missed.values()) or "; ".join(whys)
         raise GateError(
-            f"no shape of the plan can meet the goal: {why}",
+            f"no shape and no backend of the plan can meet the goal: {why}",
             "nothing was trained; name others in plan.shapes",
         )
 
@@ -77,7 +77,7 @@ def follow_plan(search: Search, untrained: Untrained) -> CandidateScores:
         if not search.met:
             try_pruning(search)
     if search.scores is None:
-        # The model closest to the goal is on one of the backends that are too slow for it.
+        # The model closest to the goal is on a backend that is too slow or too large for it.
         for backend in slow:
             search.export(backend, search.teacher, backend)
         search.judge()

@@ -211,8 +211,10 @@ def claim_folder(
 
 
 def use_partition(runner: StepRunner, partition: Partition) -> None:
-    """Let all steps read the chosen rows, which are written unless the recipe or an earlier process
-    named them."""
+    """Let every step read the chosen rows.
+
+    They are written first, unless the recipe names a file or an earlier process wrote one.
+    """
     data, file = runner.recipe.data, runner.folder / PARTITION
     if data.partition is None:
         if runner.options.overwrite or not file.is_file():

@@ -10,7 +10,7 @@ from kdcli.deploy.untrained import (
     UNTIMED,
     UntrainedTimes,
     choose_shape,
-    least_mb,
+    min_mb,
     subject_of,
     times_of,
     times_of_shapes,
@@ -19,6 +19,7 @@ from kdcli.deploy.untrained import (
 from kdcli.disk import cache_key
 from kdcli.engine.device import choose_device
 from kdcli.engine.progress import Progress
+from kdcli.models.card import describe
 from kdcli.models.embedder import read_format
 from kdcli.models.grammar import goal_of, parse_shape
 from kdcli.models.load import load_encoder, location
@@ -97,8 +98,9 @@ def measure_untrained(search: Search, model: str) -> Untrained:
         ),
     )
     fastest = min(search.backends, key=lambda name: times.get(name, UntrainedTimes()).ms)
+    card = describe(loaded.model, TEACHER, None)
     backends = {
-        name: replace(times[name], least_mb=least_mb(loaded.model, name, keeps_vocabulary=True))
+        name: replace(times[name], min_mb=min_mb(card, name, keeps_vocabulary=True))
         for name in search.backends
         if name in times
     }
@@ -225,9 +227,10 @@ def missed_untrained(
     if goal.max_latency_ms is not None and ms > goal.max_latency_ms:
         slow = f"{subject} takes {ms:.2f} ms{there}"
         missed["max_latency_ms"] = f"{slow}; the goal is {goal.max_latency_ms:g}"
-    if goal.max_mb is not None and times.least_mb > goal.max_mb:
-        large = "its layers alone take" if is_shape else "the model itself takes at least"
-        missed["max_mb"] = f"{large} {times.least_mb:.1f} MB, more than {goal.max_mb:g}"
+    if goal.max_mb is not None and times.min_mb > goal.max_mb:
+        what = "its layers alone take" if is_shape else "the model itself takes"
+        size = f"at least {times.min_mb:.1f} MB"
+        missed["max_mb"] = f"{what} {size}, more than {goal.max_mb:g}"
     return missed
 
 
