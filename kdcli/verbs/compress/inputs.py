@@ -37,7 +37,7 @@ def check_inputs(runner: StepRunner) -> None:
 
 
 def warn_of_changes(recipe: CompressRecipe, folder: Path) -> None:
-    """Log which inputs of a finished run have changed since it began. Unreadable ones are skipped."""
+    """Log which inputs of a finished run have changed since it began, if they can be read."""
     journal = Journal(None, StopRequest())
     with suppress(KdcliError):
         journal.read(RunDir(folder))
