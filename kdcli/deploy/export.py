@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from kdcli.deploy.products import Keys
 from kdcli.deploy.quantise import NO_ROUNDINGS, Roundings, quantise_onnx, quantise_openvino
 from kdcli.deploy.sessions import Caller, library, onnx_caller, openvino_caller
+from kdcli.deploy.simplify import simplify
 from kdcli.deploy.sums import LargestSum, largest_sums
 from kdcli.errors import MachineError, UsageError, first_line
 from kdcli.models.embedder import Pool
@@ -307,6 +308,7 @@ def _write_onnx(network: _Network, file: Path) -> tuple[tuple[str, ...], tuple[s
                 "cannot",
             ) from None
         assert program is not None
+        simplify(program.model)
         nodes = list(program.model.graph.all_nodes())
         for function in program.model.functions.values():
             nodes += function.all_nodes()

@@ -119,7 +119,24 @@ def _write_int8(
         values_IO = rounding.integers.values_OI.T.contiguous().numpy()
         _replace(tensors[f"{name}_quantized"], values_IO)
         _replace(tensors[f"{name}_scale"], rounding.integers.scale_OG[:, 0].numpy())
+    _keep_normalisations_apart(quantised)
     _save(quantised, file, large)
+
+
+def _keep_normalisations_apart(graph: "onnx.ModelProto") -> None:
+    """Write the sums before normalisations as `Sum`, which means the same as `Add`.
+
+    ONNX Runtime fuses an `Add` with the normalisation that reads it, and its fused operator takes
+    several times as long on a CPU as both (docs/results.md).
+    """
+    constants = {tensor.name for tensor in graph.graph.initializer}
+    normalised = {
+        node.input[0] for node in graph.graph.node if node.op_type == "LayerNormalization"
+    }
+    for node in graph.graph.node:
+        is_residual = node.op_type == "Add" and not constants & set(node.input)
+        if is_residual and node.output[0] in normalised:
+            node.op_type = "Sum"
 
 
 def names_in_int8(weight: str) -> tuple[str, str]:

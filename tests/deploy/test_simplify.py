@@ -1,0 +1,157 @@
+"""The nodes that a recorded graph loses, and those that it must keep."""
+
+import numpy as np
+import onnx
+import onnx_ir
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from kdcli.deploy.quantise import quantise_onnx
+from kdcli.deploy.simplify import simplify
+
+INFINITE, LOWEST = -np.inf, float(np.finfo(np.float32).min)
+"""What a mask may add to the scores that it hides."""
+
+
+def ops_of(graph):
+    return [node.op_type for node in graph.node]
+
+
+def masked_softmax(*hidden):
+    """A guarded softmax of scores to which masks are added, each with its own number."""
+    nodes = [helper.make_node("MatMul", ["q", "k"], ["product"])]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 4]) for name in "qk"]
+    tensors, scores = [onnx.numpy_helper.from_array(np.float32(0), "zero")], "product"
+    for number, value in enumerate(hidden):
+        seen, mask, total = (f"{name}_{number}" for name in ("seen", "mask", "total"))
+        inputs.append(helper.make_tensor_value_info(seen, TensorProto.BOOL, [4, 4]))
+        tensors.append(onnx.numpy_helper.from_array(np.float32(value), f"hidden_{number}"))
+        nodes.append(helper.make_node("Where", [seen, "zero", f"hidden_{number}"], [mask]))
+        nodes.append(helper.make_node("Add", [scores, mask], [total]))
+        scores = total
+    nodes += [
+        helper.make_node("Softmax", [scores], ["shares"], axis=-1),
+        helper.make_node("IsNaN", ["shares"], ["wrong"]),
+        helper.make_node("Where", ["wrong", "zero", "shares"], ["y"]),
+    ]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 4])]
+    graph = helper.make_graph(nodes, "masked", inputs, outputs, tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def simplified(model):
+    ir = onnx_ir.from_proto(model)
+    simplify(ir)
+    return onnx_ir.to_proto(ir)
+
+
+def outputs_of(model, **inputs):
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    return session.run(None, inputs)[0]
+
+
+@pytest.mark.parametrize(
+    ("hidden", "is_guarded"),
+    [
+        ([], False),
+        ([LOWEST], False),
+        ([-1e4, LOWEST], False),
+        ([INFINITE], True),
+        ([LOWEST, LOWEST], True),
+    ],
+)
+def test_a_softmax_is_guarded_where_all_its_scores_may_be_infinite(hidden, is_guarded):
+    model = masked_softmax(*hidden)
+    shorter = simplified(model)
+    assert ("IsNaN" in ops_of(shorter.graph)) == is_guarded
+    draw = np.random.default_rng(0)
+    inputs = {name: draw.normal(size=(4, 4)).astype(np.float32) for name in "qk"}
+    seen = np.tri(4, dtype=bool)
+    seen[0] = False
+    inputs |= {f"seen_{number}": seen for number in range(len(hidden))}
+    found = outputs_of(shorter, **inputs)
+    assert np.array_equal(found, outputs_of(model, **inputs))
+    assert np.isfinite(found).all()
+
+
+def swapped(last):
+    """Keys whose last two axes are swapped as torch records it. `last` is a slice's beginning."""
+    bounds = {"first": np.iinfo(np.int64).min, "second_last": -2, "last": last}
+    bounds |= {"end": np.iinfo(np.int64).max, "rest": -1}
+    tensors = [
+        onnx.numpy_helper.from_array(np.array([value], np.int64), name)
+        for name, value in bounds.items()
+    ]
+    steps = [
+        ("Shape", ["keys"], "shape", {"start": 0}),
+        ("Slice", ["shape", "last", "end"], "width", {}),
+        ("Slice", ["shape", "second_last", "last"], "length", {}),
+        ("Slice", ["shape", "first", "second_last"], "outer", {}),
+        ("Concat", ["rest", "length", "width"], "heads_shape", {"axis": 0}),
+        ("Reshape", ["keys", "heads_shape"], "heads", {}),
+        ("Transpose", ["heads"], "turned", {"perm": [0, 2, 1]}),
+        ("Concat", ["outer", "width", "length"], "y_shape", {"axis": 0}),
+        ("Reshape", ["turned", "y_shape"], "y", {}),
+    ]
+    nodes = [helper.make_node(op, names, [new], **settings) for op, names, new, settings in steps]
+    keys = helper.make_tensor_value_info("keys", TensorProto.FLOAT, ["rows", 3, "length", 8])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "swapped", [keys], [y], tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def test_keys_are_swapped_by_a_single_transposition():
+    shorter = simplified(swapped(last=-1))
+    assert ops_of(shorter.graph) == ["Transpose"]
+    keys = np.random.default_rng(0).normal(size=(2, 3, 5, 8)).astype(np.float32)
+    found = outputs_of(shorter, keys=keys)
+    assert np.array_equal(found, outputs_of(swapped(last=-1), keys=keys))
+    assert np.array_equal(found, keys.swapaxes(2, 3))
+
+
+def test_other_shapes_are_kept():
+    model = swapped(last=3)  # means the same for four axes, but is not what torch records
+    assert len(simplified(model).graph.node) == len(model.graph.node)
+
+
+def fused_ops(file, tmp_path):
+    """Return the operators that ONNX Runtime runs for a file."""
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "fused.onnx")
+    options.log_severity_level = 3
+    onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    return ops_of(onnx.load(tmp_path / "fused.onnx").graph)
+
+
+def test_no_normalisation_is_fused_with_the_sum_before_it_in_int8(tmp_path):
+    draw = np.random.default_rng(0)
+    arrays = {"weight": draw.normal(size=(32, 32)), "bias": np.zeros(32), "scale": np.ones(32)}
+    tensors = [
+        onnx.numpy_helper.from_array(array.astype(np.float32), name)
+        for name, array in arrays.items()
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["x", "weight"], ["product"], name="product"),
+        helper.make_node("Add", ["product", "bias"], ["linear"], name="linear"),
+        helper.make_node("Add", ["linear", "x"], ["residual"], name="residual"),
+        helper.make_node("LayerNormalization", ["residual", "scale", "bias"], ["y"], name="norm"),
+    ]
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", "length", 32])
+        for name in "xy"
+    )
+    graph = helper.make_graph(nodes, "layer", [x], [y], tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.save(model, tmp_path / "plain.onnx")
+    # If ONNX Runtime no longer fuses them, kdcli need not prevent it.
+    assert "SkipLayerNormalization" in fused_ops(tmp_path / "plain.onnx", tmp_path)
+    quantise_onnx(tmp_path / "plain.onnx", tmp_path / "low.onnx", "int8")
+    ops = fused_ops(tmp_path / "low.onnx", tmp_path)
+    assert "SkipLayerNormalization" not in ops
+    assert "LayerNormalization" in ops
+    # The bias is still added by the product.
+    assert "Add" not in ops
+    values = draw.normal(size=(2, 5, 32)).astype(np.float32)
+    found = outputs_of(onnx.load(tmp_path / "low.onnx"), x=values)
+    assert np.abs(found - outputs_of(model, x=values)).max() < 0.05
