@@ -77,7 +77,7 @@ def resolve(
         model: The settings model of the recipe.
         recipe: The name of a shipped recipe, a YAML file, or None.
         beneath: Values that `recipe` overrides: dotted key -> value, by origin. Later origins
-            override earlier ones.
+            override earlier ones. Epochs also override an earlier origin's number of steps.
         sets: `key.path=value` pairs. Each value is YAML.
         options: Dotted key -> value. A value of None was not given.
 
@@ -105,6 +105,10 @@ def resolve(
                 )
         target[last] = value
         origins[key] = origin
+        steps = ".".join([*parents, "max_steps"])
+        if last == "epochs" and value is not None and origins.get(steps, origin) != origin:
+            # Otherwise the steps of a recipe below would override the epochs.
+            target["max_steps"], origins[steps] = None, origin
 
     layers: dict[str, Mapping[str, object]] = dict(beneath or {})
     if recipe is not None:

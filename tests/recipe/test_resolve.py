@@ -69,6 +69,25 @@ def test_option_beats_set_beats_recipe_beats_default(write):
     ]
 
 
+def test_epochs_override_the_steps_of_a_recipe(write):
+    recipe = write("verb: distill\ntrain: {max_steps: 2000}\n")
+    epochs = resolve(DistillRecipe, recipe=recipe, options={"train.epochs": 1.0})
+    assert (epochs.recipe.train.max_steps, epochs.recipe.train.epochs) == (None, 1.0)
+    assert epochs.origins["train.max_steps"] == "option"
+    both = write("verb: distill\ntrain: {max_steps: 2000, epochs: 1.0}\n")
+    for resolved in (
+        resolve(DistillRecipe, recipe=both),
+        resolve(DistillRecipe, recipe=recipe, options={"train.epochs": None}),
+        resolve(
+            DistillRecipe,
+            recipe=None,
+            sets=["train.epochs=1.0"],
+            options={"train.max_steps": 2000},
+        ),
+    ):
+        assert resolved.recipe.train.max_steps == 2000
+
+
 def test_resolved_yaml_says_where_each_value_came_from(write):
     recipe = write("train:\n  clip: 2.0\n")
     given = {"student.to": ["6x384", "4x312:1200@12"]}

@@ -20,6 +20,7 @@ from own_files import encoder, headed, kdcli, own, refused, report_of, said_by, 
 from kdcli.deploy.latency import Latency
 from kdcli.deploy.untrained import UntrainedTimes
 from kdcli.deploy.worker import serve
+from kdcli.disk import as_directory
 from kdcli.engine.processes import StopRequest
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, MachineError, Stopped, UsageError
@@ -634,3 +635,42 @@ def test_other_models_are_judged_by_their_own_measure(make, metric, tmp_path, mo
     assert {row.name for row in compression.candidates} >= {"teacher", "onnx", "1x32-onnx"}
     assert compression.metric == metric
     assert (tmp_path / "out" / "best" / "onnx" / "model.onnx").is_file()
+
+
+def test_a_budget_that_is_too_small_keeps_the_run_that_it_would_overwrite(
+    tmp_path, tuned, ran, monkeypatch
+):
+    sets = {"plan.backends": "[onnx]", "plan.shapes": "[1x16]"}
+    given = (*planned(tuned, **sets), "-o", tmp_path / "out")
+    assert kdcli(*given).exit_code == 0
+    before = {path.relative_to(tmp_path) for path in (tmp_path / "out").rglob("*")}
+    calls = []
+
+    def timed(subjects, protocol, deadline=math.inf):
+        calls.append(1)
+        if len(calls) == 2:
+            time.sleep(max(0.0, deadline - time.monotonic()))
+            return Latency(prepared=1, interrupted=True)
+        return measured_here(subjects, protocol)
+
+    monkeypatch.setattr(shapes, "measure_latency", timed)
+    more_shapes = (*planned(tuned, **{"plan.backends": "[onnx]"}), "-o", tmp_path / "out")
+    done = kdcli(*more_shapes, "--overwrite", "--budget", "2s")
+    assert done.exit_code == UsageError.exit_code
+    assert {path.relative_to(tmp_path) for path in (tmp_path / "out").rglob("*")} == before
+
+
+@pytest.mark.parametrize("shape", ["3x32", "3x32:64"])
+def test_the_time_of_the_chosen_model_is_not_counted_as_dropped(shape):
+    names = {shape: 7.0, f"{shape}-onnx": 3.0, "4x32": 20.0, "selection-ab": 1.0}
+    records = [Record(f"run {name}", "", spent, 1) for name, spent in names.items()]
+    candidate = search.Candidate(f"{shape}-onnx", parent=shape)
+    found = SimpleNamespace(
+        candidates={candidate.name: candidate},
+        runner=SimpleNamespace(
+            recipe=SimpleNamespace(steps=None), journal=SimpleNamespace(records=records)
+        ),
+    )
+    folder = Path("steps") / as_directory(candidate.name)
+    chosen = SimpleNamespace(name=candidate.name, folder=folder)
+    assert run.seconds_dropped(found, chosen) == 20.0

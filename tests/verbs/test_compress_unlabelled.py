@@ -36,6 +36,7 @@ from kdcli.models.load import load_encoder
 from kdcli.models.training_rows import write_training_rows
 from kdcli.report import finish
 from kdcli.verbs.compress import judge, run
+from kdcli.verbs.compress.runner import StepRunner
 from kdcli.verbs.compress.shapes import Untrained
 from kdcli.verbs.compress.steps import Step
 from kdcli.workloads import labelled
@@ -408,6 +409,51 @@ def test_the_same_command_continues_a_question_that_was_stopped(tmp_path, monkey
     second = report_of(tmp_path / "out").compression
     assert (second.goal, second.chosen) == ({"max_drop": 1.0, "max_mb": 100.0}, "onnx")
     assert second.verification.look == 2
+
+
+def test_a_stop_while_the_report_is_drawn_keeps_the_earlier_answer_and_its_model(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(finish, "measure_latency", the_student_is_fastest)
+    data, _, _ = classifier(tmp_path)
+    given = (*arguments(tmp_path, data), "-o", tmp_path / "out")
+    succeeds(*given, "--max-drop", "100")
+    best = tmp_path / "out" / "best"
+    before = {path.name: path.read_bytes() for path in best.iterdir() if path.is_file()}
+    question = (*given, "--max-drop", "1", "--max-mb", "100")
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "_write", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        assert kdcli(*question).exit_code == Stopped.exit_code
+    after = {path.name: path.read_bytes() for path in best.iterdir() if path.is_file()}
+    assert after == before
+    assert report_of(tmp_path / "out").compression.chosen == "1x32-onnx"
+    succeeds(*question)
+    assert json.loads((best / "config.json").read_text())["num_hidden_layers"] == 2
+
+
+def test_the_scores_of_a_question_that_was_stopped_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(finish, "measure_latency", the_student_is_fastest)
+    data, _, _ = classifier(tmp_path)
+    given = (*arguments(tmp_path, data), "-o", tmp_path / "out")
+    succeeds(*given, "--max-drop", "100")
+    # On another machine, the candidates are timed again.
+    place = StepRunner.place.fget
+    monkeypatch.setattr(StepRunner, "place", property(lambda self: [*place(self), "other"]))
+    log = tmp_path / "out" / "log.jsonl"
+    before = log.read_text()
+    run_step = Step.run
+
+    def stopped(self, options):
+        run_step(self, options)
+        if options.output_dir.name.startswith("selection-"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Step, "run", stopped)
+        done = kdcli(*given, "--max-drop", "1")
+    assert done.exit_code == Stopped.exit_code
+    assert "continue with" in said_by(done)
+    assert log.read_text() != before
 
 
 def test_a_run_without_a_directory_has_the_name_of_the_data(tmp_path, monkeypatch):

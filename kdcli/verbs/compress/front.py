@@ -95,8 +95,9 @@ class Front:
         fronts_by_name = {"latency": self.fast, "size": self.small}
         for one in self.rows():
             fronts = [name for name, front in fronts_by_name.items() if one.name in front]
+            chosen = " (chosen)" if one.name == self.compression.chosen else ""
             table.add_row(
-                one.name,
+                f"{one.name}{chosen}",
                 number(one.score),
                 milliseconds(one.ms, unstable=one.unstable),
                 interval(one.speedup) if one.speedup else "1 (baseline)",

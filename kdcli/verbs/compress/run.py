@@ -150,14 +150,15 @@ def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResu
         Progress.log(note)
         search.notes.append(note)
     check_backends(search)
-    if runner.asks_again and not recipe.steps:
-        use_partition(runner, divided.partition)
+    is_question = runner.asks_again and not recipe.steps
+    if is_question:
+        # Claim first: an answer may need scores and timings, which a stop must not lose.
+        claim_folder(resolved, runner, divided.partition)
         if not fits:
             search.teacher = str(runner.path(TEACHER))
         if search.answers_from_earlier():
             if not fits:
                 search.notes += log_teacher(runner)
-            claim_folder(resolved, runner, divided.partition)
             return ship(search)
     if not recipe.steps:
         check_timing(search)
@@ -169,11 +170,13 @@ def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResu
             check_reachable(search, untrained, is_fine_tuned=fits)
         check_budget(runner, is_fine_tuned=fits)
     except BudgetError:
-        # A later run with a larger budget reuses the timings.
-        if journal.known(TIMED):
+        # A later run with a larger budget reuses the timings. They do not replace a finished run.
+        replaces_run = options.overwrite and RunDir(runner.folder).done
+        if journal.known(TIMED) and not is_question and not replaces_run:
             claim_folder(resolved, runner, divided.partition)
         raise
-    claim_folder(resolved, runner, divided.partition)
+    if not is_question:
+        claim_folder(resolved, runner, divided.partition)
     if not fits:
         search.teacher = str(runner.require(TEACHER, finetuning(runner)))
         search.notes += log_teacher(runner)
@@ -295,8 +298,6 @@ def ship(search: Search) -> RunResult:
     if following is not None:
         command = runner.options.changed_command("compress", runner.folder, {})
         described = describe_next(scores, following, command)
-    with atomic_dir(runner.folder / BEST) as aside:
-        fill_best(aside, search.candidates[chosen.name], runner.options, answer)
     compression = Compression(
         task=str(runner.recipe.task),
         metric=scores.metric,
@@ -327,7 +328,10 @@ def ship(search: Search) -> RunResult:
         *verification_notes,
         *notes_on_search(search, chosen, verified),
     ]
-    return _write(search, verified, compression, notes)
+    with atomic_dir(runner.folder / BEST) as aside:
+        fill_best(aside, search.candidates[chosen.name], runner.options, answer)
+        # After the report, only a rename is left, so a stop keeps the earlier answer and its model.
+        return _write(search, verified, compression, notes)
 
 
 def next_candidate(
@@ -475,11 +479,15 @@ def seconds_dropped(search: Search, chosen: ScoredModel) -> float:
         for record in search.runner.journal.records
         if (key := record.key.removeprefix(SPENT)).startswith("run ")
     ]
-    kept = [TEACHER, step_of(chosen.folder), *([parent, f"{parent}-trimmed"] if parent else [])]
+    parents = [parent, f"{parent}-trimmed"] if parent else []
+    kept = {TEACHER, step_of(chosen.folder), *map(as_directory, parents)}
     scoring = ("selection-", "verification-")
-    return float(
-        sum(seconds for name, seconds in spent if name not in kept and not name.startswith(scoring))
-    )
+    dropped = [
+        seconds
+        for name, seconds in spent
+        if as_directory(name) not in kept and not name.startswith(scoring)
+    ]
+    return float(sum(dropped))
 
 
 def _write(
