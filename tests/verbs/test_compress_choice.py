@@ -34,7 +34,7 @@ from kdcli.report.schema_decisions import ClassChange, Decision, PairedValue
 from kdcli.report.sections.price import price_sentence
 from kdcli.targets import outputs
 from kdcli.types import Example, ModelShape, Task
-from kdcli.verbs.compress import front, halving, judge, plan, rows, run, steps
+from kdcli.verbs.compress import front, halving, judge, plan, rows, run, steps, trainers
 from kdcli.verbs.compress import runner as runner_module
 from kdcli.verbs.compress import search as search_module
 from kdcli.verbs.compress import shapes as compress_shapes
@@ -59,7 +59,7 @@ from kdcli.verbs.compress.search import Candidate, Search
 from kdcli.verbs.compress.settings import CompressData, CompressRecipe, GoalSettings, seconds_of
 from kdcli.verbs.compress.shapes import Untrained, shapes_of, str_of
 from kdcli.verbs.compress.steps import Step
-from kdcli.verbs.compress.trainers import RowTrainer
+from kdcli.verbs.compress.trainers import RowTrainer, TextTrainer
 
 
 def measured(name, score, ms, mb, low=None, high=None, unstable=False):
@@ -631,6 +631,24 @@ def test_a_shape_that_failed_is_skipped_with_its_reason(tmp_path, monkeypatch):
 def test_small_data_are_read_more_often(rows, epochs):
     keys = RowTrainer(CompressRecipe()).distill_defaults("3x384", 768, lambda: rows)
     assert (keys["train.epochs"], keys["train.lr"]) == (epochs, 1.5e-4)
+
+
+@pytest.mark.parametrize(
+    ("keys", "schedule"),
+    [
+        ({}, (3.0, 2000)),
+        ({"train.epochs": 2}, (2.0, None)),
+        ({"train": {"epochs": 2, "max_steps": 50}}, (2.0, 50)),
+    ],
+)
+def test_epochs_of_the_plan_replace_the_steps_of_the_embedding_recipe(keys, schedule, monkeypatch):
+    trained = []
+    monkeypatch.setattr(trainers.distill_verb, "distill", lambda made, _: trained.append(made))
+    recipe = CompressRecipe(model="m", task="embedding", data=CompressData(source="texts.txt"))
+    TextTrainer(recipe).distill("m", {"train.lr": 1e-3, **keys}, "3x384").run(RunOptions())
+    train = trained[0].recipe.train
+    assert (train.epochs, train.max_steps) == schedule
+    assert (train.batch_size, train.lr) == (64, 1e-3)
 
 
 def faster(speedup):
