@@ -17,7 +17,7 @@ from kdcli.models.grammar import is_static_shape
 from kdcli.models.load import load_config
 from kdcli.recipe.resolve import flatten
 from kdcli.verbs.compress import steps
-from kdcli.verbs.compress.budget import TrainingCost, check_cost, estimate
+from kdcli.verbs.compress.budget import TrainingCost, check_cost, estimate, too_long
 from kdcli.verbs.compress.judge import POINT
 from kdcli.verbs.compress.search import Search
 from kdcli.verbs.compress.settings import GoalSettings
@@ -114,17 +114,31 @@ def not_finished(search: Search, one: _Stopped, cost: TrainingCost) -> str:
         # In a first run, all of its few steps were done when it was stopped.
         is_earlier = why and runner.asks_again
         return f"trained for an earlier goal, and not considered now: {why}" if is_earlier else ""
-    rest = cost.seconds * (1 - one.steps / max(1, cost.steps))
-    if not why and runner.journal.left < rest:
+    if not why and not has_time_to_finish(search, one, cost):
         why = "no time is left to finish its training"
     return why and f"trained for {one.steps} of {cost.steps} steps only: {why}"
+
+
+def has_time_to_finish(search: Search, one: _Stopped, cost: TrainingCost) -> bool:
+    """Return whether the budget has time for the remaining steps of a stopped shape.
+
+    `cost` may be the cost of a larger shape. If there is no time for it, the shape's own training
+    is estimated.
+    """
+    runner, shape = search.runner, one.shape
+    rest = 1 - one.steps / max(1, cost.steps)
+    if not too_long(runner, f"the rest of {shape}", rest * cost.seconds):
+        return True
+    own = estimate(runner, shape, distilling(search, shape))
+    return not too_long(runner, f"the rest of {shape}", rest * own.seconds)
 
 
 def _affordable(search: Search, shapes: list[str]) -> dict[str, TrainingCost]:
     """Return the costs of the trainings for which there is time, and skip the other shapes.
 
     Shapes of the same kind that are trained with the same values have as many steps. The largest of
-    them comes first, and no other takes longer, so only its training is estimated.
+    them comes first, and no other takes longer, so only its training is estimated. If it cannot
+    begin, the others are estimated too.
     """
     costs: dict[str, TrainingCost] = {}
     largest: list[tuple[object, str]] = []
@@ -134,12 +148,13 @@ def _affordable(search: Search, shapes: list[str]) -> dict[str, TrainingCost]:
         alike = next((first for known, first in largest if known == kind), None)
         if alike is None:
             largest.append((kind, shape))
-        estimated = alike or shape
-        cost = estimate(search.runner, estimated, distilling(search, estimated))
-        if why := check_cost(search.runner, shape, cost):
-            search.skip(shape, why)
+        for estimated in dict.fromkeys((alike or shape, shape)):
+            cost = estimate(search.runner, estimated, distilling(search, estimated))
+            if not (why := check_cost(search.runner, shape, cost)):
+                costs[shape] = cost
+                break
         else:
-            costs[shape] = cost
+            search.skip(shape, why)
     return costs
 
 
