@@ -34,7 +34,7 @@ from kdcli.report.schema_decisions import ClassChange, Decision, PairedValue
 from kdcli.report.sections.price import price_sentence
 from kdcli.targets import outputs
 from kdcli.types import Example, ModelShape, Task
-from kdcli.verbs.compress import front, halving, judge, plan, rows, run, steps
+from kdcli.verbs.compress import front, halving, judge, plan, rows, run, steps, trainers
 from kdcli.verbs.compress import runner as runner_module
 from kdcli.verbs.compress import search as search_module
 from kdcli.verbs.compress import shapes as compress_shapes
@@ -59,7 +59,7 @@ from kdcli.verbs.compress.search import Candidate, Search
 from kdcli.verbs.compress.settings import CompressData, CompressRecipe, GoalSettings, seconds_of
 from kdcli.verbs.compress.shapes import Untrained, shapes_of, str_of
 from kdcli.verbs.compress.steps import Step
-from kdcli.verbs.compress.trainers import RowTrainer
+from kdcli.verbs.compress.trainers import RowTrainer, TextTrainer
 
 
 def measured(name, score, ms, mb, low=None, high=None, unstable=False):
@@ -633,6 +633,24 @@ def test_small_data_are_read_more_often(rows, epochs):
     assert (keys["train.epochs"], keys["train.lr"]) == (epochs, 1.5e-4)
 
 
+@pytest.mark.parametrize(
+    ("keys", "schedule"),
+    [
+        ({}, (3.0, 2000)),
+        ({"train.epochs": 2}, (2.0, None)),
+        ({"train": {"epochs": 2, "max_steps": 50}}, (2.0, 50)),
+    ],
+)
+def test_epochs_of_the_plan_replace_the_steps_of_the_embedding_recipe(keys, schedule, monkeypatch):
+    trained = []
+    monkeypatch.setattr(trainers.distill_verb, "distill", lambda made, _: trained.append(made))
+    recipe = CompressRecipe(model="m", task="embedding", data=CompressData(source="texts.txt"))
+    TextTrainer(recipe).distill("m", {"train.lr": 1e-3, **keys}, "3x384").run(RunOptions())
+    train = trained[0].recipe.train
+    assert (train.epochs, train.max_steps) == schedule
+    assert (train.batch_size, train.lr) == (64, 1e-3)
+
+
 def faster(speedup):
     return UntrainedTimes(1.0, speedup, 1.0, speedup)
 
@@ -817,6 +835,55 @@ def test_each_kind_of_student_has_its_own_number_of_steps(tmp_path, monkeypatch)
     first = [("4x32", 400, 1), ("3x32", 400, 1), ("static:8", 12, 1)]
     assert trained[:3] == first
     assert {one for one in trained if len(one) == 2} >= {("4x32", 400), ("static:8", 12)}
+
+
+def test_a_static_shape_has_its_own_steps_also_with_the_same_keys(tmp_path, monkeypatch):
+    estimated = []
+
+    def estimate(runner, shape, step):
+        estimated.append(shape)
+        return TrainingCost(12 if shape.startswith("static") else 400, 1.0)
+
+    monkeypatch.setattr(halving, "estimate", estimate)
+    monkeypatch.setattr(halving, "distilling", lambda search, shape: None)
+    monkeypatch.setattr(halving, "distill_keys", lambda search, shape: {})
+    search = search_of(tmp_path, max_drop=1.0)
+    costs = halving._affordable(search, ["4x32", "3x32", "static:8", "static:4"])
+    assert [cost.steps for cost in costs.values()] == [400, 400, 12, 12]
+    assert estimated == ["4x32", "4x32", "static:8", "static:8"]
+
+
+def test_a_training_that_ended_before_its_rung_has_its_last_score(tmp_path, monkeypatch):
+    search = search_of(tmp_path, max_drop=1.0)
+    monkeypatch.setattr(Step, "run", lambda self, options: None)
+    monkeypatch.setattr(halving, "distill_keys", lambda search, shape: {})
+    log = RunDir.claim(search.runner.path("2x8"), "verb: distill\n")
+    for step, loss in ((1, 0.7), (2, 0.5)):
+        log.log({"step": step, "held_out": {"loss": loss}})
+    log.log({"step": 3, "loss": 1.0})
+    assert halving.rung_score(search, "2x8", 20, 1) == RungScore(0.5)
+
+
+@pytest.mark.parametrize("asks_again", [True, False])
+def test_a_shape_of_few_steps_is_exported_in_the_first_run(asks_again, tmp_path, monkeypatch):
+    search, exported = search_of(tmp_path, max_drop=1.0), []
+    search.scores = scores_of(measured("4x32-onnx", 0.9, 2.0, 4.0))
+    search.runner.asks_again = asks_again
+    cost, scores = TrainingCost(2, 1.0), {"4x32": 0.9, "2x32": 0.5}
+    monkeypatch.setattr(halving, "_affordable", lambda _, shapes: dict.fromkeys(shapes, cost))
+    monkeypatch.setattr(
+        halving, "rung_score", lambda _, shape, *__: RungScore(scores[shape], "accuracy")
+    )
+    monkeypatch.setattr(halving, "is_done", lambda folder: True)
+    monkeypatch.setattr(halving, "train_fully", lambda _, shape, *__: exported.append(shape))
+    monkeypatch.setattr(search, "judge", lambda: None)
+    try_shapes(search, dict.fromkeys(scores, FAST))
+    skipped = {name: one.skipped for name, one in search.candidates.items()}
+    if asks_again:
+        why = "trained for an earlier goal, and not considered now: 4x32-onnx meets the goal"
+        assert (exported, skipped) == (["4x32"], {"2x32": why})
+    else:
+        assert (exported, skipped) == (["4x32", "2x32"], {})
 
 
 def test_a_single_shape_without_a_budget_is_trained_without_a_dry_run(tmp_path, monkeypatch):

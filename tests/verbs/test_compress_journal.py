@@ -251,12 +251,101 @@ def test_a_stopped_shape_needs_only_the_time_of_its_remaining_steps(tmp_path, mo
     monkeypatch.setattr(
         halving, "rung_score", lambda _, shape, *__: RungScore(scores[shape], "accuracy")
     )
+    monkeypatch.setattr(halving, "estimate", lambda *_: cost)
+    monkeypatch.setattr(halving, "distilling", lambda *_: None)
     monkeypatch.setattr(halving, "train_fully", lambda _, shape, *__: trained.append(shape))
     monkeypatch.setattr(Search, "judge", lambda _: False)
     halving.try_shapes(search, dict.fromkeys(scores, TIMES))
     # Half of b's steps are left, and three quarters of c's.
     assert trained == ["a", "b"]
     assert search.candidates["c"].skipped.endswith("no time is left to finish its training")
+
+
+def searching(folder, monkeypatch, budget, costs):
+    """A search with a budget, and the costs of its shapes."""
+    search = search_of(folder, max_drop=1.0)
+    search.runner.recipe = search.runner.recipe.model_copy(update={"budget": budget})
+    search.runner.journal.budget = budget
+    monkeypatch.setattr(halving, "estimate", lambda _, shape, __: costs[shape])
+    monkeypatch.setattr(halving, "distilling", lambda *_: None)
+    monkeypatch.setattr(halving, "distill_keys", lambda *_: {})
+    return search
+
+
+@pytest.mark.parametrize(
+    ("largest", "why"),
+    [
+        (TrainingCost(400, 3600.0), "it takes about 60 min, 30 min are left"),
+        (TrainingCost(0, 0.0, "out of memory"), "out of memory"),
+    ],
+)
+def test_a_small_shape_is_not_skipped_for_the_cost_of_the_largest(
+    largest, why, tmp_path, monkeypatch
+):
+    costs = {"8x384": largest, "4x192": TrainingCost(400, 300.0)}
+    search = searching(tmp_path, monkeypatch, 1800.0, costs)
+    assert halving._affordable(search, list(costs)) == {"4x192": costs["4x192"]}
+    assert {name: one.skipped for name, one in search.candidates.items()} == {"8x384": why}
+
+
+def test_a_small_stopped_shape_needs_only_its_own_time(tmp_path, monkeypatch):
+    costs = {"8x384": TrainingCost(400, 1000.0), "4x192": TrainingCost(400, 100.0)}
+    search, trained = searching(tmp_path, monkeypatch, 1800.0, costs), []
+
+    def rung_score(search, shape, *_):
+        return RungScore({"8x384": 0.9, "4x192": 0.5}[shape], "accuracy")
+
+    def train_fully(search, shape, *_):
+        trained.append(shape)
+        search.runner.journal.records += [Record(f"run {shape}", "", 1500.0, 1)]
+
+    monkeypatch.setattr(halving, "rung_score", rung_score)
+    monkeypatch.setattr(halving, "train_fully", train_fully)
+    monkeypatch.setattr(Search, "judge", lambda _: False)
+    halving.try_shapes(search, dict.fromkeys(costs, TIMES))
+    assert (trained, search.candidates) == (["8x384", "4x192"], {})
+
+
+def resumed(search, folder, monkeypatch, costs, *records):
+    """The search of the next process, after the last one spent more seconds."""
+    later = searching(folder, monkeypatch, search.runner.journal.budget, costs)
+    later.runner.journal.records += [*search.runner.journal.records, *records]
+    return later
+
+
+def test_a_resumed_run_begins_the_trainings_for_which_there_was_time(tmp_path, monkeypatch):
+    costs = dict.fromkeys(("4x32", "2x32"), TrainingCost(100, 60.0))
+    search = searching(tmp_path, monkeypatch, 100.0, costs)
+    assert halving._affordable(search, list(costs)).keys() == costs.keys()
+    RunDir.claim(search.runner.path("4x32"), "verb: distill\n")
+    spent = Record("run 4x32 to 1/4", "", 45.0, 9)
+    later = resumed(search, tmp_path, monkeypatch, costs, spent)
+    assert halving._affordable(later, list(costs)).keys() == costs.keys()
+    # Another budget and another question decide by the time that is left now.
+    other = resumed(later, tmp_path, monkeypatch, costs)
+    other.runner.journal.budget = 101.0
+    assert halving._affordable(other, list(costs)).keys() == {"4x32"}
+    assert other.candidates["2x32"].skipped == "it takes about 60 s, 56 s are left"
+    question = resumed(
+        later, tmp_path, monkeypatch, costs, Record("verified before x", [], 0.0, 10)
+    )
+    assert halving._affordable(question, list(costs)).keys() == {"4x32"}
+
+
+def test_a_resumed_run_finishes_a_stopped_shape_for_which_there_was_time(tmp_path, monkeypatch):
+    cost = TrainingCost(100, 60.0)
+    costs = {"2x32": cost}
+    search = searching(tmp_path, monkeypatch, 100.0, costs)
+    stopped = halving._Stopped("2x32", RungScore(0.5, "accuracy"), 25)
+    assert halving.not_finished(search, stopped, cost) == ""
+    spent = Record("spent run 2x32", None, 80.0, 9)
+    later = resumed(search, tmp_path, monkeypatch, costs, spent)
+    assert halving.not_finished(later, stopped, cost) == ""
+    # A new decision would be another one.
+    later.runner.journal.records = [spent]
+    assert halving.not_finished(later, stopped, cost).endswith(
+        "no time is left to finish its training"
+    )
 
 
 def test_changed_data_and_a_changed_model_are_refused(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from kdcli.errors import KdcliError, MachineError, Stopped, UsageError
 from kdcli.report.text import duration
 from kdcli.verbs.compress.journal import Unrecorded
 from kdcli.verbs.compress.judge import TEACHER
+from kdcli.verbs.compress.question import VERIFIED
 from kdcli.verbs.compress.runner import StepRunner
 from kdcli.verbs.compress.search import Search
 from kdcli.verbs.compress.steps import Step
@@ -45,11 +46,31 @@ def check_cost(runner: StepRunner, name: str, cost: TrainingCost) -> str:
         return cost.error
     if runner.has_begun(name):
         return ""
-    if cost.seconds <= runner.journal.left:
+    why = too_long(runner, name, cost.seconds)
+    if not why:
         Progress.log(f"{name}: its training takes about {duration(cost.seconds)}")
+    return why
+
+
+def too_long(runner: StepRunner, training: str, seconds: float) -> str:
+    """Return why a training takes longer than the time that is left; empty if it does not.
+
+    The journal keeps the answer. A resumed run has less time left, but must decide as before.
+    Another budget, and another question to a finished run, decide anew.
+    """
+    journal = runner.journal
+    if journal.budget is None:
         return ""
-    left = duration(max(0.0, runner.journal.left))
-    return f"it takes about {duration(cost.seconds)}, {left} are left"
+
+    def reason() -> str:
+        if seconds <= journal.left:
+            return ""
+        left = duration(max(0.0, journal.left))
+        return f"it takes about {duration(seconds)}, {left} are left"
+
+    earlier = len(journal.known(VERIFIED))
+    key = f"time for {training}: {seconds} of {journal.budget} after {earlier} questions"
+    return journal.once(key, str, reason)
 
 
 def training_cost(runner: StepRunner, step: Step) -> TrainingCost:

@@ -13,10 +13,11 @@ import yaml
 from kdcli.deploy.untrained import UntrainedTimes
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RECIPE_FILE, RunDir, flatten_recipe
+from kdcli.models.grammar import is_static_shape
 from kdcli.models.load import load_config
 from kdcli.recipe.resolve import flatten
 from kdcli.verbs.compress import steps
-from kdcli.verbs.compress.budget import TrainingCost, check_cost, estimate
+from kdcli.verbs.compress.budget import TrainingCost, check_cost, estimate, too_long
 from kdcli.verbs.compress.judge import POINT
 from kdcli.verbs.compress.search import Search
 from kdcli.verbs.compress.settings import GoalSettings
@@ -98,41 +99,62 @@ def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
     # While the goal is missed, the stopped shapes are trained on, the best one first.
     for one in sorted(stopped, key=lambda one: (one.score.quality, one.shape), reverse=True):
         cost = costs[one.shape]
-        # An earlier goal may have trained it to the end.
-        is_trained = is_done(runner.path(one.shape))
-        why = f"{search.met} meets the goal" if search.met else ""
-        rest = cost.seconds * (1 - one.steps / max(1, cost.steps))
-        if not why and not is_trained and runner.journal.left < rest:
-            why = "no time is left to finish its training"
-        if why:
-            state = f"trained for {one.steps} of {cost.steps} steps only"
-            if is_trained:
-                state = "trained for an earlier goal, and not considered now"
-            search.skip(one.shape, f"{state}: {why}")
+        if why := not_finished(search, one, cost):
+            search.skip(one.shape, why)
             continue
         train_fully(search, one.shape, cost.steps)
         search.judge()
 
 
+def not_finished(search: Search, one: _Stopped, cost: TrainingCost) -> str:
+    """Return why a stopped shape is not trained to the end and exported; empty if it is."""
+    runner = search.runner
+    why = f"{search.met} meets the goal" if search.met else ""
+    if is_done(runner.path(one.shape)):
+        # In a first run, all of its few steps were done when it was stopped.
+        is_earlier = why and runner.asks_again
+        return f"trained for an earlier goal, and not considered now: {why}" if is_earlier else ""
+    if not why and not has_time_to_finish(search, one, cost):
+        why = "no time is left to finish its training"
+    return why and f"trained for {one.steps} of {cost.steps} steps only: {why}"
+
+
+def has_time_to_finish(search: Search, one: _Stopped, cost: TrainingCost) -> bool:
+    """Return whether the budget has time for the remaining steps of a stopped shape.
+
+    `cost` may be the cost of a larger shape. If there is no time for it, the shape's own training
+    is estimated.
+    """
+    runner, shape = search.runner, one.shape
+    rest = 1 - one.steps / max(1, cost.steps)
+    if not too_long(runner, f"the rest of {shape}", rest * cost.seconds):
+        return True
+    own = estimate(runner, shape, distilling(search, shape))
+    return not too_long(runner, f"the rest of {shape}", rest * own.seconds)
+
+
 def _affordable(search: Search, shapes: list[str]) -> dict[str, TrainingCost]:
     """Return the costs of the trainings for which there is time, and skip the other shapes.
 
-    Shapes that are trained with the same values have as many steps. The largest of them comes
-    first, and no other takes longer, so only its training is estimated.
+    Shapes of the same kind that are trained with the same values have as many steps. The largest of
+    them comes first, and no other takes longer, so only its training is estimated. If it cannot
+    begin, the others are estimated too.
     """
     costs: dict[str, TrainingCost] = {}
-    largest: list[tuple[Mapping[str, object], str]] = []
+    largest: list[tuple[object, str]] = []
     for shape in shapes:
-        keys = distill_keys(search, shape)
-        alike = next((first for known, first in largest if known == keys), None)
+        # Static students have defaults of their own, such as another batch size.
+        kind = is_static_shape(shape), distill_keys(search, shape)
+        alike = next((first for known, first in largest if known == kind), None)
         if alike is None:
-            largest.append((keys, shape))
-        estimated = alike or shape
-        cost = estimate(search.runner, estimated, distilling(search, estimated))
-        if why := check_cost(search.runner, shape, cost):
-            search.skip(shape, why)
+            largest.append((kind, shape))
+        for estimated in dict.fromkeys((alike or shape, shape)):
+            cost = estimate(search.runner, estimated, distilling(search, estimated))
+            if not (why := check_cost(search.runner, shape, cost)):
+                costs[shape] = cost
+                break
         else:
-            costs[shape] = cost
+            search.skip(shape, why)
     return costs
 
 
@@ -199,8 +221,9 @@ def rung_score(search: Search, shape: str, total: int, rung: int) -> RungScore |
         at = total
 
     def score() -> RungScore:
-        log = RunDir(runner.path(shape)).read_log()
-        record = next(r for r in log if r["step"] >= at and "held_out" in r)
+        log = [r for r in RunDir(runner.path(shape)).read_log() if "held_out" in r]
+        # A training that ended before the rung has its last score.
+        record = next((r for r in log if r["step"] >= at), log[-1])
         for metric, value in record.get("metrics", {}).items():
             return RungScore(float(value), metric)
         return RungScore(float(record["held_out"]["loss"]))

@@ -173,7 +173,11 @@ class TextTrainer(Trainer):
         values |= {"embedding.pooling": self.recipe.pooling}
         values |= {} if shape is None else {"student.to": [shape]}
         named = base_recipe(keys)
-        beneath = None if named is not None else embedding_recipe(teacher)
+        beneath = {} if named is not None else embedding_recipe(teacher)
+        if "train.epochs" in values and "train.max_steps" not in values:
+            # The recipe's number of steps would override the epochs.
+            for defaults in beneath.values():
+                defaults.pop("train.max_steps", None)
         resolved = resolve(DistillRecipe, recipe=named, beneath=beneath, options=values)
         return distill_verb.distill(resolved, options)
 
