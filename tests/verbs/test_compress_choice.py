@@ -450,16 +450,22 @@ def test_the_front_of_a_directory_without_a_finished_run(tmp_path):
     assert "--resume" in caught.value.hint
 
 
-def test_no_name_on_the_front_is_cut_off():
-    name = "2x64-trimmed-onnx-int8-within-0.9"
+LONG_NAME = "2x64-trimmed-onnx-int8-within-0.9"
+
+
+@pytest.mark.parametrize(("chosen", "marked"), [("teacher", ""), (LONG_NAME, "(chosen)")])
+def test_no_name_on_the_front_is_cut_off_and_the_chosen_one_is_marked(chosen, marked):
+    name = LONG_NAME
     candidate = schema.Candidate(name=name, score=0.9, ms=1.0, mb=1.0, outcome="")
-    compression = SimpleNamespace(candidates=[candidate], metric="agreement", rows=400)
+    compression = SimpleNamespace(
+        candidates=[candidate], metric="agreement", rows=400, chosen=chosen
+    )
     table, *_ = front.Front(Path(), compression, [name], [name]).renderables()
     console = Console(width=60, file=io.StringIO())
     console.print(table)
     lines = console.file.getvalue().splitlines()
     cells = [line.split("│")[1].strip() for line in lines if line.startswith("│")]
-    assert "".join(cells) == name
+    assert "".join(cells) == f"{name}{marked}"
 
 
 def test_a_candidate_that_is_worse_in_every_respect_is_not_offered(tmp_path, monkeypatch):
@@ -649,6 +655,21 @@ def test_epochs_of_the_plan_replace_the_steps_of_the_embedding_recipe(keys, sche
     train = trained[0].recipe.train
     assert (train.epochs, train.max_steps) == schedule
     assert (train.batch_size, train.lr) == (64, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "text", "keys"),
+    [
+        (500, None, {"train.epochs": 10.0}),
+        (12_799, None, {"train.epochs": 10.0}),
+        (12_800, None, {}),
+        (500, "other.txt", {}),
+    ],
+)
+def test_an_embedding_model_reads_few_texts_at_most_ten_times(rows, text, keys):
+    recipe = CompressRecipe(model="m", task="embedding", text=text)
+    assert TextTrainer(recipe).distill_defaults("3x384", 384, lambda: rows) == keys
+    assert TextTrainer(recipe).distill_defaults("static:16", 384, lambda: rows) == {}
 
 
 def faster(speedup):

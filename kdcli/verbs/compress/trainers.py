@@ -163,6 +163,19 @@ class TextTrainer(Trainer):
     def allows_static(self, kind: Kind | None) -> bool:
         return True
 
+    def distill_defaults(
+        self, shape: str, teacher_width: int, count_rows: Callable[[], int]
+    ) -> dict[str, object]:
+        # Another text than that of the rows is not counted.
+        if is_static_shape(shape) or self.recipe.text is not None:
+            return {}
+        [train] = embedding_recipe(str(self.recipe.model)).values()
+        steps, batch_size = train.get("train.max_steps"), train["train.batch_size"]
+        assert isinstance(batch_size, int)
+        if not isinstance(steps, int) or steps * batch_size <= MAX_EPOCHS * count_rows():
+            return {}
+        return {"train.epochs": MAX_EPOCHS}
+
     def _finetune(self, model: str, keys: RecipeKeys, options: RunOptions) -> object:
         return RowTrainer(self.recipe)._finetune(model, keys, options)
 
@@ -173,11 +186,7 @@ class TextTrainer(Trainer):
         values |= {"embedding.pooling": self.recipe.pooling}
         values |= {} if shape is None else {"student.to": [shape]}
         named = base_recipe(keys)
-        beneath = {} if named is not None else embedding_recipe(teacher)
-        if "train.epochs" in values and "train.max_steps" not in values:
-            # The recipe's number of steps would override the epochs.
-            for defaults in beneath.values():
-                defaults.pop("train.max_steps", None)
+        beneath = None if named is not None else embedding_recipe(teacher)
         resolved = resolve(DistillRecipe, recipe=named, beneath=beneath, options=values)
         return distill_verb.distill(resolved, options)
 
