@@ -1293,3 +1293,12 @@ def test_a_goal_in_the_plan_becomes_one_shape(goal, shapes, tmp_path, monkeypatc
     )
     untrained = compress_shapes.measure_untrained(search, str(folder))
     assert list(untrained.shapes) == shapes
+
+
+def test_the_slowest_shape_is_estimated_first(monkeypatch):
+    seen = []
+    monkeypatch.setattr(halving, "_affordable", lambda _, shapes: seen.extend(shapes) or {})
+    times = {name: UntrainedTimes(ms=ms) for name, ms in (("2x8", 1.0), ("4x8", 3.0), ("3x8", 2.0))}
+    found = SimpleNamespace(goal=GoalSettings(), runner=SimpleNamespace(recipe=CompressRecipe()))
+    halving.try_shapes(found, times)
+    assert seen == ["4x8", "3x8", "2x8"]

@@ -72,7 +72,7 @@ def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
             train_without_teacher(search, alive[0])
         search.judge()
         return
-    costs = _affordable(search, alive)
+    costs = _affordable(search, sorted(alive, key=lambda shape: -shapes[shape].ms))
     alive = [shape for shape in alive if shape in costs]
     if not alive:
         return
@@ -136,9 +136,9 @@ def has_time_to_finish(search: Search, one: _Stopped, cost: TrainingCost) -> boo
 def _affordable(search: Search, shapes: list[str]) -> dict[str, TrainingCost]:
     """Return the costs of the trainings for which there is time, and skip the other shapes.
 
-    Shapes of the same kind that are trained with the same values have as many steps. The largest of
-    them comes first, and no other takes longer, so only its training is estimated. If it cannot
-    begin, the others are estimated too.
+    `shapes` has the slowest first. Shapes of the same kind that are trained with the same values
+    have as many steps, and no other takes longer than the slowest of them, so only its training is
+    estimated. If it cannot begin, the others are estimated too.
     """
     costs: dict[str, TrainingCost] = {}
     largest: list[tuple[object, str]] = []
