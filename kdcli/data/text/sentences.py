@@ -137,7 +137,7 @@ def read_texts(
                 positive = one.text if other == one.positive else None
                 links.setdefault(other, Unit(other, positive=positive))
     if len(links) < 2:
-        raise _too_few(opened, column, len(links))
+        raise _too_few_texts(opened, column, len(links))
     taken = sorted(links, key=_hash)[: rows or len(links)]
     message = f"{read:,} {name}, {len(links):,} distinct texts"
     log(message + (f"; using {len(taken):,}" if rows else ""))
@@ -163,7 +163,7 @@ def sentences(document: str) -> Iterator[str]:
             yield part.strip()
 
 
-def _too_few(source: Source, column: str | None, count: int) -> UsageError:
+def _too_few_texts(source: Source, column: str | None, count: int) -> UsageError:
     """Return the error for a source with fewer than two texts."""
     if count:
         return UsageError(
@@ -171,10 +171,11 @@ def _too_few(source: Source, column: str | None, count: int) -> UsageError:
             "give a source with at least two different texts; thousands are better",
         )
     first = next(row for table in source.tables("train") for row in table.rows)
-    short = f"no row of '{column}'" if column else f"no row of {source.name}"
+    where = f" in column '{column}'" if column else ""
     return UsageError(
-        f"{short} holds a sentence of at least {MIN_WORDS} words; {columns_in(first.values)}",
-        "give a source with a column of texts",
+        f"no row of {source.name} holds a sentence of at least {MIN_WORDS} words{where}; "
+        f"{columns_in(first.values)}",
+        f"give texts of at least {MIN_WORDS} words",
     )
 
 
