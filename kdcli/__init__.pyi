@@ -80,9 +80,9 @@ def distill(
         teacher_vectors: File of the teacher's vectors, .npy or .parquet (default: computed).
         ablate: List of variants to train and compare in one table.
         data: Text: a hub id (or ID@REV), a file, a directory, a URL, or 'demo' (default:
-            Salesforce/wikitext:wikitext-103-raw-v1). Data of the task: a hub id (or ID@REV), a
-            file, a directory, or 'demo' (default: the task's own). Or an object, such as a
-            DataFrame.
+            Salesforce/wikitext:wikitext-103-raw-v1). Your texts, with or without labels: a hub id
+            (or ID@REV), a file, a directory, or 'demo' (default: the task's own data). Or an
+            object, such as a DataFrame.
         eval_task: Tasks on which the report also compares all models; may be repeated.
         pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
             model's own).
@@ -162,8 +162,8 @@ def prune(
         masking: Which weights compete with each other (local, global, proportional or threshold;
             default: the method's).
         task: Task: sst2, mnli, squad ..., or 'own' for your own files (default: sst2).
-        data: Data of the task: a hub id (or ID@REV), a file, a directory, or 'demo' (default: the
-            task's own). Or an object, such as a DataFrame.
+        data: Your texts, with or without labels: a hub id (or ID@REV), a file, a directory, or
+            'demo' (default: the task's own data). Or an object, such as a DataFrame.
         pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
             model's own).
         eval_task: Tasks on which the report also compares all models; may be repeated.
@@ -358,16 +358,15 @@ def evaluate(
         predictions: Write every prediction to this jsonl file.
         submission: Write the GLUE server's files for the test split to this directory.
         max_class_drop: Maximum drop of any class, label or entity type, in points (1 point =
-            0.01), compared with the teacher in compress and with the first model in evaluate. If
-            a class loses more, the exit code is 5.
+            0.01), compared with the first model. If a class loses more, the exit code is 5.
         min_metric: Exit with 5 if a model scores less; may be repeated.
         task: Task: sst2, mnli, squad ..., or 'own' for your own files.
         pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
             model's own).
         metric: Additional metric of the evaluate library: a name, script or directory; may be
             repeated.
-        data: Data of the task: a hub id (or ID@REV), a file, a directory, or 'demo' (default: the
-            task's own). Or an object, such as a DataFrame.
+        data: Your texts, with or without labels: a hub id (or ID@REV), a file, a directory, or
+            'demo' (default: the task's own data). Or an object, such as a DataFrame.
         recipe: Shipped recipe (kdcli recipes ls), or a YAML file.
         sets: Set any recipe key; may be repeated.
         config: Recipe keys as nested dicts, with the values of --set.
@@ -565,8 +564,7 @@ def compress(
         max_drop: Maximum drop of the task metric, in points (1 point = 0.01); without labels, of
             the agreement with the model.
         max_class_drop: Maximum drop of any class, label or entity type, in points (1 point =
-            0.01), compared with the teacher in compress and with the first model in evaluate. If
-            a class loses more, the exit code is 5.
+            0.01), compared with the model.
         speedup: Minimum speed-up over PyTorch in float32.
         max_latency_ms: Maximum latency of one sequence of 128 tokens, in milliseconds.
         max_mb: Maximum size of the files that one deployment needs, in megabytes.
@@ -574,8 +572,8 @@ def compress(
         task: Task: sst2, mnli, squad ..., or 'own' for your own files.
         pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
             model's own).
-        data: Data of the task: a hub id (or ID@REV), a file, a directory, or 'demo' (default: the
-            task's own). Or an object, such as a DataFrame.
+        data: Your texts, with or without labels: a hub id (or ID@REV), a file, a directory, or
+            'demo' (default: the task's own data). Or an object, such as a DataFrame.
         seed: Seed of everything random: heads, order, dropout (default: 0).
         recipe: Shipped recipe (kdcli recipes ls), or a YAML file.
         sets: Set any recipe key; may be repeated.
@@ -628,8 +626,7 @@ def compress(
         max_drop: Maximum drop of the task metric, in points (1 point = 0.01); without labels, of
             the agreement with the model.
         max_class_drop: Maximum drop of any class, label or entity type, in points (1 point =
-            0.01), compared with the teacher in compress and with the first model in evaluate. If
-            a class loses more, the exit code is 5.
+            0.01), compared with the model.
         speedup: Minimum speed-up over PyTorch in float32.
         max_latency_ms: Maximum latency of one sequence of 128 tokens, in milliseconds.
         max_mb: Maximum size of the files that one deployment needs, in megabytes.
@@ -637,8 +634,8 @@ def compress(
         task: Task: sst2, mnli, squad ..., or 'own' for your own files.
         pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
             model's own).
-        data: Data of the task: a hub id (or ID@REV), a file, a directory, or 'demo' (default: the
-            task's own). Or an object, such as a DataFrame.
+        data: Your texts, with or without labels: a hub id (or ID@REV), a file, a directory, or
+            'demo' (default: the task's own data). Or an object, such as a DataFrame.
         seed: Seed of everything random: heads, order, dropout (default: 0).
         recipe: Shipped recipe (kdcli recipes ls), or a YAML file.
         sets: Set any recipe key; may be repeated.

@@ -88,3 +88,18 @@ def test_help_of_an_unknown_command_is_refused(words, said):
 def test_help_all_of_a_group_is_its_help():
     assert output("--help-all") == output("--help")
     assert output("mask", "--help-all") == output("mask", "--help")
+
+
+@pytest.mark.parametrize(
+    ("verb", "texts"),
+    [
+        ("compress", ["Your texts, with or without labels", "compared with the model."]),
+        ("evaluate", ["Your texts, with or without labels", "compared with the first model. If"]),
+        ("finetune", ["Data of the task: a hub id"]),
+        ("cotrain", ["Data of the task: a hub id"]),
+        ("prune", ["--method NAME"]),
+    ],
+)
+def test_each_verb_describes_its_own_options(verb, texts):
+    shown = " ".join(output(verb, "--help-all").split())
+    assert [text for text in texts if text not in shown] == []

@@ -1,5 +1,7 @@
 """Read the rows of txt, jsonl, csv, tsv and parquet files, each also gzipped.
 
+Each line of a txt file is a row, except for blank lines.
+
 Files are streamed, so memory does not grow with their size; only a .parquet.gz file is unpacked to
 a temporary file. Large files can be cut into pieces, which several processes read at once.
 """
@@ -144,7 +146,8 @@ def read_lines(
     lines = _decoded_lines(piece, file, on_bad, lines_before)
     kind = format_of(base_name(piece.name))
     if kind == "txt":
-        return (Row(f"{piece.name}:{number}", {"text": line.strip()}) for number, line in lines)
+        texts = ((number, line.strip()) for number, line in lines)
+        return (Row(f"{piece.name}:{number}", {"text": text}) for number, text in texts if text)
     if kind == "jsonl":
         return _read_jsonl(piece.name, lines, on_bad)
     # Without a limit, an open quote would read the rest of the file as one cell.

@@ -3,8 +3,9 @@
 A source is a file, a directory of files, a URL of either (`hf://`, `s3://`, `https://`), a data set
 on the hub (`owner/name[:config][:split][@revision]`), or `demo`.
 
-Each line of a .txt file is a document. In other formats, each row holds a document in the given
-column, in `text`, or in the only column of strings. Blank and null documents are skipped.
+Each line of a .txt file is a document, except for blank lines. In other formats, each row holds a
+document in the given column, in `text`, or in the only column of strings. Blank and null documents
+are skipped.
 """
 
 import re

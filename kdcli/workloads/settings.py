@@ -74,13 +74,28 @@ Keep = Annotated[
 ]
 
 
+LABELLED_DATA_OPTIONS = tuple(
+    Option(
+        "--data",
+        panel=DATA,
+        metavar="SOURCE",
+        values="data",
+        description="Data of the task: a hub id (or ID@REV), a file, a directory, or 'demo' "
+        "(default: the task's own).",
+        verb=verb,
+    )
+    for verb in ("finetune", "cotrain")
+)
+"""Replace `--data` of the verbs that need labels."""
+
+
 class LabelledSettings(Section):
     """The `data` section of verbs that work on a labelled task."""
 
-    source: Annotated[str | None, DATA_OPTION] = Field(
+    source: Annotated[str | None, DATA_OPTION, *LABELLED_DATA_OPTIONS] = Field(
         None,
-        description="Data of the task: a hub id (or ID@REV), a file, a directory, or 'demo' "
-        "(default: the task's own).",
+        description="Your texts, with or without labels: a hub id (or ID@REV), a file, a "
+        "directory, or 'demo' (default: the task's own data).",
     )
     train: str | None = Field(
         None,
@@ -257,10 +272,10 @@ class RerankData(Section):
     partition: PartitionFile = None
     labels: Labels = None
 
-    source: Annotated[str | None, DATA_OPTION] = Field(
+    source: Annotated[str | None, DATA_OPTION, *LABELLED_DATA_OPTIONS] = Field(
         None,
-        description="Data of the task: a hub id (or ID@REV), a file, a directory, or 'demo' "
-        "(default: the task's own).",
+        description="Your texts, with or without labels: a hub id (or ID@REV), a file, a "
+        "directory, or 'demo' (default: the task's own data).",
     )
     max_length: Length | None = Field(
         None, description="Maximum number of tokens of a query with its passage (default: 256)."

@@ -119,7 +119,9 @@ def trimmed(
     tokenizer = loaded.tokenizer
     named = named_tokens(loaded, prompts)
     sources = _sources(text)
-    names = list(sources) if len(sources) > 1 else ["the text"]
+    names = ["the training text"]
+    if len(sources) > 1:
+        names = [f"{name} (training split)" for name in sources]
     named_sources = zip(names, sources.values(), strict=True)
     counts = {name: _counts(source, column, tokenizer) for name, source in named_sources}
     kept, notes = TokenUse(counts, named).keep(loaded, size)

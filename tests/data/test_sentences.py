@@ -90,5 +90,17 @@ def test_unusable_texts_are_refused(tmp_path, rows, message):
         texts_of(tmp_path, rows)
 
 
+def test_too_few_texts_are_told_with_the_columns(tmp_path):
+    with pytest.raises(UsageError, match="only one text, too few to learn from") as caught:
+        texts_of(tmp_path, [{"text": "only one."}])
+    assert "at least two different texts" in str(caught.value.hint)
+    file = tmp_path / "numbers.csv"
+    file.write_text("price\n3\n4\n", "utf-8")
+    with pytest.raises(UsageError) as caught:
+        read_texts(str(file), column=None, unit="sentence", rows=None, log=print)
+    assert f"no row of {file} holds a sentence of at least 2 words" in caught.value.message
+    assert caught.value.message.endswith("the only column is price")
+
+
 def test_a_tenth_at_most_is_held_out():
     assert [held_out_count(["x"] * n, 256) for n in (5, 50, 10_000)] == [1, 5, 256]

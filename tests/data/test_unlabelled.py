@@ -1,6 +1,8 @@
 """Rows without labels: the head of the model decides how they are read."""
 
+import gzip
 import json
+import re
 
 import pytest
 
@@ -91,6 +93,25 @@ def test_plain_text_is_read_as_words_and_marks_by_a_tagger(tmp_path):
         ("He", "doesn", "'", "t", "."),
     ]
     assert {example.label for example in data.sets[""]} == {None}
+
+
+@pytest.mark.parametrize("ending", ["txt", "txt.gz"])
+def test_blank_lines_of_plain_text_are_no_rows(tmp_path, ending):
+    file = tmp_path / f"texts.{ending}"
+    content = b"\nShe left.\n\n \t\r\nHe came.\r\n\n"
+    file.write_bytes(gzip.compress(content) if ending.endswith("gz") else content)
+    data = open_labelled("own", source=str(file), training=False, head=CLASSES, log=print)
+    assert [(example.where, *example.texts) for example in data.sets[""]] == [
+        (f"{file}:2", "She left."),
+        (f"{file}:5", "He came."),
+    ]
+
+
+def test_plain_text_with_only_blank_lines_is_refused(tmp_path):
+    file = tmp_path / "texts.txt"
+    file.write_text("\n  \n", "utf-8")
+    with pytest.raises(UsageError, match=re.escape(str(file))):
+        open_labelled("own", source=str(file), training=False, head=CLASSES, log=print)
 
 
 def test_without_a_head_plain_text_has_no_task(tmp_path):

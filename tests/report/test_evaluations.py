@@ -32,6 +32,7 @@ from kdcli.report.sections.evaluations import (
     comparisons,
     details,
     matrix,
+    points_lost,
     scores,
 )
 from kdcli.report.sections.overview import overview, title
@@ -198,6 +199,12 @@ def test_differences(compared):
     better = compared.comparisons[0].model_dump() | {"difference": 0.02, "low": 0.01, "high": 0.03}
     (section,) = comparisons(made(evaluate_values(), comparisons=[better]))
     assert section.table.rows[0][3:] == ["+0.0200", "+0.0100 to +0.0300", "higher"]
+    unclear = better | {"low": -0.01}
+    (section,) = comparisons(made(evaluate_values(), comparisons=[unclear]))
+    assert section.table.header == ["metric", "model", "baseline", "difference", "95% interval"]
+    assert [row[3:] for row in section.table.rows] == [["+0.0200", "-0.0100 to +0.0300"]]
+    (section,) = points_lost(made(evaluate_values(), comparisons=[unclear]))
+    assert section.table.header[3:] == ["points lost (+)", "95% interval"]
 
 
 def test_a_compression_has_points_lost_everywhere():

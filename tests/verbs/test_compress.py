@@ -128,7 +128,7 @@ def missing(*names):
     [
         (["demo", "--task", "demo-topic"], "no goal given"),
         (["demo", "--max-drop", "1"], "demo is a plain encoder: it has no head and no pooling"),
-        (["--task", "demo-topic", "--max-drop", "1"], "no model given"),
+        (["--task", "demo-topic", "--max-drop", "1"], "no model given kdcli compress MODEL --data"),
         (
             ["demo", "--task", "demo-topic", "--speedup", "0.5"],
             "'goal.speedup' must be greater than 1",

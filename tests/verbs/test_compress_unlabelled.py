@@ -505,6 +505,10 @@ def test_labels_of_another_head_and_too_few_rows_are_refused(tmp_path):
     few = write(tmp_path / "few.jsonl", [{"text": f"w{n}"} for n in range(4)])
     message = refused(tmp_path, "compress", tmp_path / "model", "--data", few, "--max-drop", "1")
     assert "4 rows, too few" in message
+    assert "give --data with at least 200 rows; they need no labels" in message
+    one = write(tmp_path / "one.jsonl", [{"text": "w1"}])
+    message = refused(tmp_path, "compress", tmp_path / "model", "--data", one, "--max-drop", "1")
+    assert "the data has 1 row, too few" in message
 
 
 def test_rows_that_trained_the_model_are_refused_and_other_rows_help(tmp_path, monkeypatch):
@@ -514,7 +518,8 @@ def test_rows_that_trained_the_model_are_refused_and_other_rows_help(tmp_path, m
     write_training_rows(tmp_path / "model", hashes)
     message = refused(tmp_path, *arguments(tmp_path, data), "--max-drop", "100")
     assert "rows, 0 of them did not train" in message
-    assert "give --data with at least 200 other rows; they need no labels" in message
+    wanted = "at least 200 rows that did not train the model; they need no labels"
+    assert wanted in message
     assert "judge_trained_rows" not in message
     others = [{"text": f"w{n % 50} w{n // 50} w{n % 3}"} for n in range(200)]
     given = arguments(tmp_path, write(tmp_path / "others.jsonl", others))

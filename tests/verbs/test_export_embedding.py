@@ -121,12 +121,36 @@ def test_the_directory_is_one_of_sentence_transformers(embedder, exported, tmp_p
     first = SentenceTransformer(str(embedder), device="cpu")
     assert (theirs.prompts["query"], theirs.max_seq_length) == ("w30 ", 20)
     np.testing.assert_allclose(theirs.encode(TEXTS), first.encode(TEXTS), atol=1e-6)
+    known = first.encode(EXAMPLES)
+    code, printed = run_card(folder)
+    assert code.endswith("# cosines\n")
+    np.testing.assert_allclose(printed, known @ known.T, atol=2e-2)
+
+
+EXAMPLES = ["A first text.", "A second and somewhat longer one."]
+
+
+def run_card(folder):
+    """Return the Python code of the card, and what it prints."""
     (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
     printed = io.StringIO()
     with contextlib.chdir(folder), contextlib.redirect_stdout(printed):
         exec(code, {"__name__": "__main__"})
-    known = first.encode(["A first text.", "A second and somewhat longer one."])
-    np.testing.assert_allclose(json.loads(printed.getvalue()), known @ known.T, atol=2e-2)
+    return code, json.loads(printed.getvalue())
+
+
+@pytest.mark.parametrize(("similarity", "shown"), [("cosine", "cosines"), ("dot", "dot products")])
+def test_the_card_of_vectors_that_are_not_normalised(tmp_path, similarity, shown):
+    base = load_encoder(str(own_files.encoder(tmp_path / "base", num_hidden_layers=1)))
+    kind = EmbeddingFormat(normalize=False, similarity=similarity)
+    save_embedder(base.model, base.tokenizer, kind, tmp_path / "model")
+    succeeds("export", tmp_path / "model", "--format", "onnx", "-o", tmp_path / "out")
+    vectors = SentenceTransformer(str(tmp_path / "model"), device="cpu").encode(EXAMPLES)
+    if similarity == "cosine":
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    code, printed = run_card(tmp_path / "out")
+    assert code.endswith(f"# {shown}\n")
+    np.testing.assert_allclose(printed, vectors @ vectors.T, rtol=1e-4)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])

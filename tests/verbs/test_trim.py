@@ -44,7 +44,7 @@ def test_a_model_with_a_head_gives_the_same_outputs(text, tmp_path):
     before = own_files.headed(tmp_path / "model", num_labels=3)
     write_training_rows(before, np.arange(3, dtype=np.uint64))
     result = succeeds("trim", before, "--data", text, "-o", tmp_path / "out")
-    assert "10 of 64 tokens kept; they cover 100.000% of the text" in said_by(result)
+    assert "10 of 64 tokens kept; they cover 100.000% of the training text" in said_by(result)
     assert "(validation split): 1 of 2 texts (50.0%) are tokenised differently" in said_by(result)
     assert "'w9', in 1 of them: w9 -> [UNK]" in said_by(result)
     assert "mean state compared with the whole vocabulary: cosine 0." in said_by(result)
@@ -130,7 +130,7 @@ def test_a_size_keeps_the_most_frequent_tokens(text, tmp_path):
     result = succeeds("trim", before, "--data", text, "--vocab-size", "7", "-o", tmp_path / "out")
     tokens = AutoTokenizer.from_pretrained(tmp_path / "out").convert_ids_to_tokens(range(7))
     assert tokens == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "w2", "w5"]
-    assert "7 of 64 tokens kept; they cover 53.333% of the text" in said_by(result)
+    assert "7 of 64 tokens kept; they cover 53.333% of the training text" in said_by(result)
 
 
 def test_a_file_lists_texts_that_count_alike_however_long(tmp_path):
@@ -141,7 +141,7 @@ def test_a_file_lists_texts_that_count_alike_however_long(tmp_path):
     listed.write_text(f"en: {tmp_path}/long.txt\nde: {tmp_path}/short.txt\n")
     trim = ["trim", base, "--data", listed, "--vocab-size", "7"]
     said = said_by(succeeds(*trim, "-o", tmp_path / "out"))
-    assert "they cover 33.333% of en, 75.000% of de" in said
+    assert "they cover 33.333% of en (training split), 75.000% of de (training split)" in said
     # Shares: w9 3/4, w0, w1 and w2 1/3 each, w8 1/4.
     tokens = AutoTokenizer.from_pretrained(tmp_path / "out").convert_ids_to_tokens(range(7))
     assert tokens[5:] == ["w0", "w9"]

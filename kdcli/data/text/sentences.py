@@ -119,7 +119,8 @@ def read_texts(
         UsageError: the source cannot be read, a pair lacks its query or positive, there is no pair
             although the caller needs pairs, or there are fewer than two texts.
     """
-    name, units = _read_units(open_source(source), column, unit)
+    opened = open_source(source)
+    name, units = _read_units(opened, column, unit)
     links: dict[str, Unit] = {}
     roles: dict[str, str] = {}
     positions: dict[str, int] = {}
@@ -136,7 +137,7 @@ def read_texts(
                 positive = one.text if other == one.positive else None
                 links.setdefault(other, Unit(other, positive=positive))
     if len(links) < 2:
-        raise UsageError(f"{source} holds {len(links)} texts, too few to learn from")
+        raise _too_few_texts(opened, column, len(links))
     taken = sorted(links, key=_hash)[: rows or len(links)]
     message = f"{read:,} {name}, {len(links):,} distinct texts"
     log(message + (f"; using {len(taken):,}" if rows else ""))
@@ -160,6 +161,22 @@ def sentences(document: str) -> Iterator[str]:
     for part in ENDS.split(document):
         if part and len(WORD.findall(part)) >= MIN_WORDS:
             yield part.strip()
+
+
+def _too_few_texts(source: Source, column: str | None, count: int) -> UsageError:
+    """Return the error for a source with fewer than two texts."""
+    if count:
+        return UsageError(
+            f"{source.name} holds only one text, too few to learn from",
+            "give a source with at least two different texts; thousands are better",
+        )
+    first = next(row for table in source.tables("train") for row in table.rows)
+    where = f" in column '{column}'" if column else ""
+    return UsageError(
+        f"no row of {source.name} holds a sentence of at least {MIN_WORDS} words{where}; "
+        f"{columns_in(first.values)}",
+        f"give texts of at least {MIN_WORDS} words",
+    )
 
 
 def _link(

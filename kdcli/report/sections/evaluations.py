@@ -174,7 +174,7 @@ def comparisons(report: Report) -> list[ReportSection]:
     )
     note = " ".join([note, *(CHOSEN.format(name) for name in chosen)])
     header = ["metric", "model", "baseline", "difference", f"{level}% interval", ""]
-    return [ReportSection("Differences", ReportTable(header, rows, note, style="differences"))]
+    return [ReportSection("Differences", _differences_table(header, rows, note))]
 
 
 def points_lost(report: Report) -> list[ReportSection]:
@@ -198,7 +198,13 @@ def points_lost(report: Report) -> list[ReportSection]:
         "seeds."
     )
     header = ["metric", "model", "baseline", "points lost (+)", f"{level}% interval", ""]
-    return [ReportSection("Points lost", ReportTable(header, rows, note, style="differences"))]
+    return [ReportSection("Points lost", _differences_table(header, rows, note))]
+
+
+def _differences_table(header: list[str], rows: list[list[str]], note: str) -> ReportTable:
+    """Return a table of differences, without its last column if no row has a word there."""
+    named = [dict(zip(header, row, strict=True)) for row in rows]
+    return filled(named, note=note, style="differences")
 
 
 def details(report: Report) -> list[ReportSection]:

@@ -39,7 +39,7 @@ def compress_recipe(
     """
     resolved = resolve(CompressRecipe, recipe=recipe, sets=sets, options=options)
     if resolved.recipe.model is None:
-        raise UsageError("no model given", "kdcli compress MODEL --task TASK --max-drop 1.0")
+        raise UsageError("no model given", "kdcli compress MODEL --data texts.txt --max-drop 3")
     given = resolved.recipe
     task = given.task
     if task is None:

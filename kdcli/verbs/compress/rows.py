@@ -54,12 +54,13 @@ def divide_rows(runner: StepRunner) -> DividedData:
             seed=data.split_seed,
         )
     if not len(partition.verification) or not len(partition.selection):
-        few = "too few to choose a candidate and to verify it"
+        few, wanted = "too few to choose a candidate and to verify it", f"{MIN_DATA} rows"
         if len(pools.known):
             few = f"{pools.untrained:,} of them did not train {recipe.model}: {few}"
+            wanted += " that did not train the model"
         raise UsageError(
-            f"the data has {pools.count:,} rows, {few}",
-            f"give --data with at least {MIN_DATA} other rows; they need no labels",
+            f"the data has {pools.count:,} row{'s' if pools.count != 1 else ''}, {few}",
+            f"give --data with at least {wanted}; they need no labels",
         )
     selection, verification = map(pools.count_in, (partition.selection, partition.verification))
     Progress.log(

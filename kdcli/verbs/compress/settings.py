@@ -40,7 +40,11 @@ class GoalSettings(Section):
         description="Maximum drop of the task metric, in points (1 point = 0.01); without labels, "
         "of the agreement with the model.",
     )
-    max_class_drop: MaxClassDrop = None
+    max_class_drop: MaxClassDrop = Field(
+        None,
+        description="Maximum drop of any class, label or entity type, in points (1 point = 0.01), "
+        "compared with the model.",
+    )
     speedup: Annotated[float | None, Option("--speedup", panel=GOAL, metavar="FACTOR")] = Field(
         None, gt=1, description="Minimum speed-up over PyTorch in float32."
     )

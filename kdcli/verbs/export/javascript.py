@@ -126,7 +126,7 @@ class JsModel:
 
     @property
     def _equals_pipeline(self) -> bool:
-        """Whether the results of `pipeline` equal the outputs of the file."""
+        """Whether the results of `pipeline` equal the outputs of the file, up to normalisation."""
         # The pipeline takes the softmax of a single score, which is 1 for every text.
         if self.kind == "score" or not self.has_pipeline:
             return False
@@ -136,6 +136,13 @@ class JsModel:
             and self.format.pooling in JS_POOLINGS
         )
         return pooled or self.kind != EMBEDDING_KIND
+
+    @property
+    def _shows_unit_vectors(self) -> bool:
+        """Whether the code prints vectors of length 1, whose dot products are cosines."""
+        return self.format is not None and (
+            self.format.normalize or self.format.similarity != "dot"
+        )
 
     def code(self, precision: str) -> str:
         """Return code that loads the file of a precision and runs it on example texts.
@@ -149,7 +156,7 @@ class JsModel:
         arguments, shown = JS_TEXTS, "output"
         if self.kind == EMBEDDING_KIND:
             assert self.format is not None
-            normalize = "true" if self.format.normalize else "false"
+            normalize = "true" if self._shows_unit_vectors else "false"
             arguments += f', {{ pooling: "{self.format.pooling}", normalize: {normalize} }}'
         if self.kind in (EMBEDDING_KIND, None):
             shown = "output.tolist()" if self.kind == EMBEDDING_KIND else "output.dims"
@@ -163,7 +170,10 @@ class JsModel:
         """Return code that runs the file with `AutoModel`."""
         texts, outputs, shown = f"{JS_TEXTS}, {{ ", "logits", "logits.tolist()"
         if self.kind == EMBEDDING_KIND:
-            outputs, shown = "sentence_embedding", "sentence_embedding.tolist()"
+            assert self.format is not None
+            scaled = self._shows_unit_vectors and not self.format.normalize
+            outputs = "sentence_embedding"
+            shown = f"{outputs}{'.normalize(2, -1)' * scaled}.tolist()"
         if self.kind == "span" or self.ranks:
             first, second = JS_PAIRS if self.ranks else PAIR
             types = "return_token_type_ids: true, " if self.loses_types else ""

@@ -5,6 +5,7 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from kdcli.deploy.exported import EMBEDDING_KIND
+from kdcli.models.embedder import EmbeddingFormat
 from kdcli.models.heads import AUTO_CLASS
 from kdcli.report.front import EMBEDDER, PIPELINES, Score, front_matter
 from kdcli.verbs.export.agreement import agreement_text
@@ -41,7 +42,7 @@ EXAMPLE_PAIRS = '["Where is it?"] * 2, ["It is in the house.", "A first text."]'
 USE: dict[str | None, tuple[str, str]] = {
     EMBEDDING_KIND: (
         EXAMPLE_TEXTS,
-        "_, vectors = run(inputs)  # of tokens, of texts\nprint((vectors @ vectors.T).tolist())",
+        "_, vectors = run(inputs)  # of tokens, of texts\n{similarities}",
     ),
     None: (
         EXAMPLE_TEXTS,
@@ -69,7 +70,10 @@ USE: dict[str | None, tuple[str, str]] = {
         'print(tokenizer.decode(inputs["input_ids"][0][begin : end + 1]))',
     ),
 }
-"""Kind of the head (None: no head) -> texts to tokenise, and code that uses the inputs."""
+"""Kind of the head (None: no head) -> texts to tokenise, and code that uses the inputs.
+
+For an embedding model, the code has a place for the lines of `_similarities`.
+"""
 
 PIPELINE_BY_KIND = {kind: PIPELINES[auto.__name__] for kind, auto in AUTO_CLASS.items()} | {
     None: PIPELINES["AutoModel"],
@@ -141,7 +145,7 @@ def readme(
 `pip install {install} transformers`, then in this directory:
 
 ```python
-{_code(facts, js.ranks, max_length)}
+{_code(facts, js, max_length)}
 ```
 {script}"""
 
@@ -175,11 +179,25 @@ With transformers.js (`npm install @huggingface/transformers`):
 """
 
 
-def _code(facts: ExportFacts, ranks: bool, max_length: int | None) -> str:
+def _similarities(model: EmbeddingFormat) -> str:
+    """Return code that prints the similarities of the texts' vectors."""
+    if model.normalize:
+        return "print((vectors @ vectors.T).tolist())  # cosines"
+    if model.similarity == "dot":
+        return "print((vectors @ vectors.T).tolist())  # dot products"
+    return (
+        "vectors /= (vectors**2).sum(axis=1, keepdims=True) ** 0.5\n"
+        "print((vectors @ vectors.T).tolist())  # cosines"
+    )
+
+
+def _code(facts: ExportFacts, js: JsModel, max_length: int | None) -> str:
     """Return code that loads the main file and runs it on example texts."""
     texts, use = USE[facts.kind]
-    if ranks:
+    if js.ranks:
         texts = EXAMPLE_PAIRS
+    if js.format is not None:
+        use = use.format(similarities=_similarities(js.format))
     has_labels = "labels[" in use
     imports = "from transformers import " + "AutoConfig, " * has_labels + "AutoTokenizer\n"
     labels = ['labels = AutoConfig.from_pretrained(".").id2label'] if has_labels else []

@@ -45,7 +45,12 @@ class PruneRecipe(TaskRecipe):
     task: TaskName = "sst2"
     method: Annotated[
         str,
-        Option("--method", kind=list[str], choices=tuple(method_names("kdcli.pruners", "pruner"))),
+        Option(
+            "--method",
+            kind=list[str],
+            metavar="NAME",
+            choices=tuple(method_names("kdcli.pruners", "pruner")),
+        ),
     ] = Field("smp", description="Pruning method; may be repeated, one run for each.")
     sparsity: Annotated[
         list[Annotated[float, Field(ge=0, lt=1)]], Option("--sparsity", metavar="SHARE")
