@@ -13,10 +13,11 @@ from test_compress_choice import losing, measured, runner_of, scores_of, search_
 from test_compress_unlabelled import LABELS, arguments, classifier, stop
 
 from kdcli.data.labelled.partition import Partition
+from kdcli.data.rows import BadRow
 from kdcli.deploy.environment import describe_environment
 from kdcli.engine.processes import StopRequest
 from kdcli.engine.run_dir import RunDir
-from kdcli.errors import MachineError, UsageError
+from kdcli.errors import DivergedError, Interrupted, MachineError, UsageError
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.recipe.resolve import resolve
 from kdcli.recipe.sections import RunOptions
@@ -296,6 +297,37 @@ def test_a_step_that_the_machine_failed_is_tried_again(tmp_path):
         assert runner.step("onnx", fail(MachineError("the disk is full"))) == "the disk is full"
         assert runner.step("trim", fail(UsageError("no text"))) == "no text"
     assert tries == [MachineError, UsageError, MachineError]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "hint"),
+    [
+        (MachineError("the disk is full", "free some space"), 3, "free some space"),
+        (DivergedError("the loss is nan", "lower train.lr"), 4, "lower train.lr"),
+        (BadRow("rows.csv:3", "no text"), 2, runner_module.TRY_AGAIN),
+    ],
+)
+def test_a_required_step_keeps_the_exit_code_and_the_hint_of_its_error(error, code, hint, tmp_path):
+    def fail(options):
+        raise error
+
+    problem = error.message
+    with pytest.raises(type(error)) as caught:
+        runner_of(tmp_path).require("teacher", Step("finetune", fail))
+    assert (caught.value.exit_code, caught.value.hint) == (code, hint)
+    assert caught.value.message == caught.value.args[0] == f"teacher failed: {problem}"
+    assert caught.value.__notes__ == [hint]
+
+
+def test_ctrl_c_that_fails_a_required_step_stops_the_compression(tmp_path):
+    runner = runner_of(tmp_path)
+
+    def fail(options):
+        runner.journal.stop.signalled = True
+        raise MachineError("the worker has ended")
+
+    with pytest.raises(Interrupted):
+        runner.require("teacher", Step("finetune", fail))
 
 
 def test_a_question_that_another_process_answered_meanwhile_is_asked_again(tmp_path):
