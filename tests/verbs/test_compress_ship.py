@@ -85,6 +85,9 @@ def test_the_command_that_continues_a_run_names_its_directory():
     assert changed == "the same call with output_dir='out', budget='9m'"
     continuing = RunOptions().continuing_command("compress", Path("out"))
     assert continuing == "the same call with output_dir='out', resume=True"
+    # With its `overwrite=True`, the same call would delete the run.
+    continuing = RunOptions(overwrite=True).continuing_command("compress", Path("out"))
+    assert continuing == "the same call with output_dir='out', resume=True, overwrite=False"
 
 
 def test_the_command_of_a_model_card_has_neither_price_nor_directories(tmp_path, monkeypatch):
