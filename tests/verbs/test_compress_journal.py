@@ -15,6 +15,7 @@ from test_compress_unlabelled import LABELS, arguments, classifier, stop
 from kdcli.data.labelled.partition import Partition
 from kdcli.data.rows import BadRow
 from kdcli.deploy.environment import describe_environment
+from kdcli.deploy.measurements import Failure
 from kdcli.engine.processes import StopRequest
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import DivergedError, Interrupted, MachineError, UsageError
@@ -317,6 +318,30 @@ def test_a_required_step_keeps_the_exit_code_and_the_hint_of_its_error(error, co
     assert (caught.value.exit_code, caught.value.hint) == (code, hint)
     assert caught.value.message == caught.value.args[0] == f"teacher failed: {problem}"
     assert caught.value.__notes__ == [hint]
+
+
+def test_a_model_that_was_not_measured_is_named_and_measured_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "measure_untrained", lambda *_: timed("1x32"))
+    data, _, _ = classifier(tmp_path)
+    given = (*arguments(tmp_path, data), "--max-drop", "100", "-o", tmp_path / "out")
+
+    def without_memory(subjects, protocol, **_):
+        latency = measured_here(subjects, protocol)
+        large = [row for row in latency.rows if row.model == "onnx"]
+        latency.rows = [row for row in latency.rows if row not in large]
+        latency.failures += [
+            Failure(model=row.model, backend=row.backend, dtype=row.dtype, reason="out of memory")
+            for row in large
+        ]
+        return latency
+
+    with monkeypatch.context() as patch:
+        patch.setattr(finish, "measure_latency", without_memory)
+        done = kdcli(*given)
+    assert done.exit_code == 3, done.output
+    why = "candidates on the selection rows failed: the latency of onnx was not measured: out of"
+    assert why in said_by(done)
+    succeeds(*given, "--resume")
 
 
 def test_ctrl_c_that_fails_a_required_step_stops_the_compression(tmp_path):
