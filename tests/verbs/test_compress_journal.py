@@ -12,6 +12,7 @@ from test_compress import TIMES, measured_here, planned
 from test_compress_choice import losing, measured, runner_of, scores_of, search_of
 from test_compress_unlabelled import LABELS, arguments, classifier, stop
 
+from kdcli.data import sources
 from kdcli.data.labelled.partition import Partition
 from kdcli.data.rows import BadRow
 from kdcli.deploy.environment import describe_environment
@@ -199,6 +200,27 @@ def test_all_parts_of_the_data_and_the_recipes_of_steps_are_compared(tmp_path, m
     assert found.keys() == {str(folder / "corpus.jsonl"), str(more), str(plan), recipe.model}
     plan.write_text("method: minilm\n")
     assert inputs.hashes_of_inputs(recipe)[str(plan)] != found[str(plan)]
+
+
+def test_data_at_a_url_and_the_text_of_a_trimming_are_compared(tmp_path, monkeypatch):
+    monkeypatch.setattr(inputs, "version_of_model", lambda _: None)
+    data, text = tmp_path / "rows.jsonl", tmp_path / "words.txt"
+    data.write_text('{"text": "w1", "label": "calm"}\n')
+    text.write_text("w1\n")
+    recipe = CompressRecipe(
+        model="m",
+        task="own",
+        data={"source": data.as_uri()},
+        steps=[{"trim": {"data": {"source": str(text)}}}, {"export": {}}],
+    )
+    journal = Journal(None, StopRequest())
+    sources.HASHES.clear()
+    assert inputs.changed_inputs(recipe, journal) == []
+    data.write_text('{"text": "w2", "label": "brisk"}\n')
+    assert inputs.changed_inputs(recipe, journal) == [data.as_uri()]
+    sources.HASHES.clear()
+    text.write_text("w2\n")
+    assert inputs.changed_inputs(recipe, journal) == [data.as_uri(), str(text)]
 
 
 def test_an_answer_says_that_its_data_changed_later(tmp_path, monkeypatch):
