@@ -70,6 +70,14 @@ class KdcliError(Exception):
             self.add_note(hint)
         self.folder = folder
 
+    def prefix(self, subject: str, hint: str) -> None:
+        """Put a subject in front of the message, and add a hint if the error has none."""
+        self.message = f"{subject}: {self.message}"
+        self.args = (self.message,)
+        if self.hint is None:
+            self.hint = hint
+            self.add_note(hint)
+
 
 class UsageError(KdcliError):
     """A command line, recipe, model or data set that cannot be used."""

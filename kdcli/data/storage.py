@@ -18,7 +18,10 @@ from kdcli.errors import UsageError, one_line
 MAX_HASHED_FILES, MAX_HASHED_BYTES = 1000, 2**31  # Larger directories of data get no hash.
 MAX_LISTED_FILES = 12  # Maximum number of file names in a message.
 # The keys under which file systems store a version of a file. The first one that exists is used.
-VERSION_KEYS = ("ETag", "blob_id", "oid", "LastModified", "last_modified", "mtime")
+VERSION_KEYS = (
+    *("ETag", "blob_id", "oid"),
+    *("LastModified", "Last-Modified", "last_modified", "mtime"),
+)
 LOGIN_HINT = (
     "is the address right, and are you logged in? "
     "`hf auth login` (hf://), AWS_ACCESS_KEY_ID ... (s3://)"

@@ -327,6 +327,8 @@ class RunOptions:
         words = self._words(verb, options)
         if words is None:
             named = {"--output-dir": str(folder), **changes, **dict.fromkeys(more, True)}
+            if self.overwrite:
+                named["--overwrite"] = False
             names = [option.lstrip("-").replace("-", "_") for option in named]
             values = (f"{n}={value!r}" for n, value in zip(names, named.values(), strict=True))
             return f"the same call with {', '.join(values)}"

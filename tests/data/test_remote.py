@@ -3,7 +3,11 @@ would here."""
 
 import gzip
 import json
+import os
 import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from hub_server import COMMIT, hub  # noqa: F401
@@ -43,6 +47,21 @@ def test_another_content_is_another_source(served, hub):  # noqa: F811
     assert open_source(served("train.txt")).identity == before
     hub.repositories[NAME]["train.txt"] = b"w1 w2\n" * 500
     assert open_source(served("train.txt")).identity != before
+
+
+def test_a_web_server_without_etags_tells_when_a_file_changed(tmp_path):
+    (tmp_path / "train.txt").write_text("w1\n")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        source = open_source(f"http://127.0.0.1:{server.server_port}/train.txt")
+        before = source.identity
+        assert source.identity == before
+        # The size stays the same.
+        (tmp_path / "train.txt").write_text("w2\n")
+        os.utime(tmp_path / "train.txt", (1e9, 1e9))
+        assert source.identity != before
+        server.shutdown()
 
 
 def test_a_web_server_that_refuses_is_named(served, hub):  # noqa: F811

@@ -162,6 +162,19 @@ def missing(*names):
             "distil: no such step; did you mean 'distill'?",
         ),
         (
+            ["demo", "--task", "demo-topic", "--set", "steps=[{}]"],
+            "step 1 must name one of distill, prune, trim, quantize, export, got an empty step",
+        ),
+        (["--front", "run"], "--front and --output-dir contradict each other"),
+        (["--front", "run", "--speedup", "9"], "--front and --speedup contradict each other"),
+        (["--front", "run", "--budget", "9m"], "--front and --budget contradict each other"),
+        (["--front", "run", "-r", "trim-int8"], "--front and --recipe contradict each other"),
+        (["--front", "run", "--set", "seed=3"], "--front and --set contradict each other"),
+        (
+            ["--front", "run", "--price-per-hour", "3"],
+            "--front and --price-per-hour contradict each other",
+        ),
+        (
             [
                 "demo",
                 "--task",

@@ -12,11 +12,14 @@ from test_compress import TIMES, measured_here, planned
 from test_compress_choice import losing, measured, runner_of, scores_of, search_of
 from test_compress_unlabelled import LABELS, arguments, classifier, stop
 
+from kdcli.data import sources
 from kdcli.data.labelled.partition import Partition
+from kdcli.data.rows import BadRow
 from kdcli.deploy.environment import describe_environment
+from kdcli.deploy.measurements import Failure
 from kdcli.engine.processes import StopRequest
 from kdcli.engine.run_dir import RunDir
-from kdcli.errors import MachineError, UsageError
+from kdcli.errors import DivergedError, Interrupted, MachineError, UsageError
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.recipe.resolve import resolve
 from kdcli.recipe.sections import RunOptions
@@ -197,6 +200,27 @@ def test_all_parts_of_the_data_and_the_recipes_of_steps_are_compared(tmp_path, m
     assert found.keys() == {str(folder / "corpus.jsonl"), str(more), str(plan), recipe.model}
     plan.write_text("method: minilm\n")
     assert inputs.hashes_of_inputs(recipe)[str(plan)] != found[str(plan)]
+
+
+def test_data_at_a_url_and_the_text_of_a_trimming_are_compared(tmp_path, monkeypatch):
+    monkeypatch.setattr(inputs, "version_of_model", lambda _: None)
+    data, text = tmp_path / "rows.jsonl", tmp_path / "words.txt"
+    data.write_text('{"text": "w1", "label": "calm"}\n')
+    text.write_text("w1\n")
+    recipe = CompressRecipe(
+        model="m",
+        task="own",
+        data={"source": data.as_uri()},
+        steps=[{"trim": {"data": {"source": str(text)}}}, {"export": {}}],
+    )
+    journal = Journal(None, StopRequest())
+    sources.HASHES.clear()
+    assert inputs.changed_inputs(recipe, journal) == []
+    data.write_text('{"text": "w2", "label": "brisk"}\n')
+    assert inputs.changed_inputs(recipe, journal) == [data.as_uri()]
+    sources.HASHES.clear()
+    text.write_text("w2\n")
+    assert inputs.changed_inputs(recipe, journal) == [data.as_uri(), str(text)]
 
 
 def test_an_answer_says_that_its_data_changed_later(tmp_path, monkeypatch):
@@ -385,6 +409,61 @@ def test_a_step_that_the_machine_failed_is_tried_again(tmp_path):
         assert runner.step("onnx", fail(MachineError("the disk is full"))) == "the disk is full"
         assert runner.step("trim", fail(UsageError("no text"))) == "no text"
     assert tries == [MachineError, UsageError, MachineError]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "hint"),
+    [
+        (MachineError("the disk is full", "free some space"), 3, "free some space"),
+        (DivergedError("the loss is nan", "lower train.lr"), 4, "lower train.lr"),
+        (BadRow("rows.csv:3", "no text"), 2, runner_module.TRY_AGAIN),
+    ],
+)
+def test_a_required_step_keeps_the_exit_code_and_the_hint_of_its_error(error, code, hint, tmp_path):
+    def fail(options):
+        raise error
+
+    problem = error.message
+    with pytest.raises(type(error)) as caught:
+        runner_of(tmp_path).require("teacher", Step("finetune", fail))
+    assert (caught.value.exit_code, caught.value.hint) == (code, hint)
+    assert caught.value.message == caught.value.args[0] == f"teacher failed: {problem}"
+    assert caught.value.__notes__ == [hint]
+
+
+def test_a_model_that_was_not_measured_is_named_and_measured_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "measure_untrained", lambda *_: timed("1x32"))
+    data, _, _ = classifier(tmp_path)
+    given = (*arguments(tmp_path, data), "--max-drop", "100", "-o", tmp_path / "out")
+
+    def without_memory(subjects, protocol, **_):
+        latency = measured_here(subjects, protocol)
+        large = [row for row in latency.rows if row.model == "onnx"]
+        latency.rows = [row for row in latency.rows if row not in large]
+        latency.failures += [
+            Failure(model=row.model, backend=row.backend, dtype=row.dtype, reason="out of memory")
+            for row in large
+        ]
+        return latency
+
+    with monkeypatch.context() as patch:
+        patch.setattr(finish, "measure_latency", without_memory)
+        done = kdcli(*given)
+    assert done.exit_code == 3, done.output
+    why = "candidates on the selection rows failed: the latency of onnx was not measured: out of"
+    assert why in said_by(done)
+    succeeds(*given, "--resume")
+
+
+def test_ctrl_c_that_fails_a_required_step_stops_the_compression(tmp_path):
+    runner = runner_of(tmp_path)
+
+    def fail(options):
+        runner.journal.stop.signalled = True
+        raise MachineError("the worker has ended")
+
+    with pytest.raises(Interrupted):
+        runner.require("teacher", Step("finetune", fail))
 
 
 def test_a_question_that_another_process_answered_meanwhile_is_asked_again(tmp_path):

@@ -85,6 +85,9 @@ def test_the_command_that_continues_a_run_names_its_directory():
     assert changed == "the same call with output_dir='out', budget='9m'"
     continuing = RunOptions().continuing_command("compress", Path("out"))
     assert continuing == "the same call with output_dir='out', resume=True"
+    # With its `overwrite=True`, the same call would delete the run.
+    continuing = RunOptions(overwrite=True).continuing_command("compress", Path("out"))
+    assert continuing == "the same call with output_dir='out', resume=True, overwrite=False"
 
 
 def test_the_command_of_a_model_card_has_neither_price_nor_directories(tmp_path, monkeypatch):
@@ -155,6 +158,14 @@ def test_a_temperature_that_does_not_help_on_other_rows_is_removed(error, kept, 
     assert said in note
     config = json.loads((tmp_path / "config.json").read_text("utf-8"))
     assert (TEMPERATURE in config) == kept
+
+
+def test_the_note_on_the_temperature_names_the_first_of_several_sets(tmp_path):
+    (tmp_path / "config.json").write_text('{"kdcli_temperature": 1.7}', "utf-8")
+    checked = calibration(1.2).model_copy(update={"stored_temperature": 1.7, "stored_error": 0.1})
+    sets = [decision(set=name, calibration={"int8": checked}) for name in ("matched", "mismatched")]
+    (note,) = check_temperature(tmp_path, sets, "int8")
+    assert note.startswith("on the verification rows of matched, the temperature 1.7 of")
 
 
 def test_without_a_stored_temperature_there_is_nothing_to_check(tmp_path):

@@ -12,9 +12,10 @@ from kdcli.engine.run_dir import RunDir
 from kdcli.errors import KdcliError, UsageError
 from kdcli.models.files import CONFIG_FILE, file_beside
 from kdcli.models.load import commit_of, location
+from kdcli.recipe.sections import RecipeValues
 from kdcli.report.publish import Upload
 from kdcli.verbs.compress.journal import Journal
-from kdcli.verbs.compress.recipes import base_recipe
+from kdcli.verbs.compress.recipes import STEPS, base_recipe, dotted
 from kdcli.verbs.compress.runner import StepRunner
 from kdcli.verbs.compress.settings import CompressRecipe
 
@@ -62,24 +63,36 @@ def changed_inputs(recipe: CompressRecipe, journal: Journal) -> list[str]:
 
 
 def hashes_of_inputs(recipe: CompressRecipe) -> dict[str, str]:
-    """Return hashes of the local data, of the recipes of steps and of the model, by name."""
-    if recipe.text is not None:
-        open_source(recipe.text)
+    """Return hashes of the data, of the recipes of steps and of the model, by name.
+
+    Data at a URL has a hash of the sizes and versions that its server reports. Data of the hub has
+    none.
+    """
+    trimmed = [dotted(keys).get("data.source") for keys in _keys_of(recipe, "trim")]
+    texts = [str(name) for name in (recipe.text, *trimmed) if name]
+    for name in texts:
+        open_source(name)
     # The data was opened before. A directory is opened file by file.
-    roots = [name for name in (recipe.data.source, recipe.data.train, recipe.text) if name]
-    hashes = {
+    roots = [name for name in (recipe.data.source, recipe.data.train, *texts) if name]
+    hashes = {root: cache_key(open_source(root).identity) for root in roots if "://" in root}
+    hashes |= {
         name: value
         for name, value in HASHES.items()
         if name in roots or any(Path(name).is_relative_to(user_path(root)) for root in roots)
     }
     plans = [recipe.plan.finetune, recipe.plan.distill, recipe.plan.prune or {}]
-    plans += [keys for step in recipe.steps for keys in step.values()]
+    plans += _keys_of(recipe, *STEPS)
     for file in [recipe.data.partition, *map(base_recipe, plans)]:
         if file is not None and Path(file).is_file():
             hashes[file] = content_hash(Path(file))
     model = str(recipe.model)
     version = version_of_model(model)
     return hashes if version is None else hashes | {model: version}
+
+
+def _keys_of(recipe: CompressRecipe, *verbs: str) -> list[RecipeValues]:
+    """Return the keys of the steps that run these verbs."""
+    return [keys for step in recipe.steps for verb, keys in step.items() if verb in verbs]
 
 
 def version_of_model(model: str) -> str | None:

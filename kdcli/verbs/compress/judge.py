@@ -16,11 +16,11 @@ from kdcli.report.finish import RunResult
 from kdcli.report.pareto import SAME_LATENCY, Point, dominated_by
 from kdcli.report.schema import Report, Throughput
 from kdcli.report.schema_decisions import Decision
-from kdcli.report.sections.latency import first_cell, milliseconds
+from kdcli.report.sections.latency import milliseconds
 from kdcli.report.text import loses, megabytes, number, points_interval
 from kdcli.verbs.compress.runner import StepRunner, step_of
 from kdcli.verbs.compress.settings import GoalSettings
-from kdcli.verbs.compress.steps import select, verification
+from kdcli.verbs.compress.steps import latency_rows, select, verification
 from kdcli.workloads.decisions import class_drop_misses, min_count
 
 TEACHER = "teacher"
@@ -128,7 +128,7 @@ def judge(runner: StepRunner, teacher: str, candidates: Mapping[str, Path]) -> C
 
     Latencies are measured in turns.
 
-    Raises UsageError: the models cannot be scored.
+    Raises KdcliError: the models cannot be scored or measured.
     """
     models = {TEACHER: teacher} | {name: str(folder) for name, folder in candidates.items()}
     steps = sorted(map(step_of, candidates.values()))
@@ -181,9 +181,12 @@ def read(
     candidates: Mapping[str, Path],
     price_per_hour: float | None = None,
 ) -> CandidateScores:
-    """Read the scores from a report of `evaluate`, which lists the models in the given order."""
+    """Read the scores from a report of `evaluate`, which lists the models in the given order.
+
+    Raises MachineError: the latency of a model is missing.
+    """
     metric = next(iter(report.evaluations[0].metrics))
-    rows = {row.model: row for row in first_cell(report)}
+    rows = latency_rows(report)
     largest = _largest_batch(report)
     measured = []
     scored = _scored(report, metric)

@@ -97,9 +97,8 @@ def _check_steps(recipe: CompressRecipe) -> None:
         [*({k: v} for k, v in planned.items()), *recipe.steps], 1 - len(planned)
     ):
         if len(step) != 1:
-            raise UsageError(
-                f"steps: step {number} must name one of {', '.join(STEPS)}, got {', '.join(step)}"
-            )
+            got = ", ".join(step) or "an empty step"
+            raise UsageError(f"steps: step {number} must name one of {', '.join(STEPS)}, got {got}")
         ((name, keys),) = step.items()
         where = f"steps: step {number}, {name}" if number > 0 else f"plan.{name}"
         if number > 0 and name not in STEPS:

@@ -26,7 +26,6 @@ from kdcli.errors import (
     KdcliError,
     MachineError,
     Stopped,
-    UsageError,
 )
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.recipe.sections import RunOptions
@@ -50,6 +49,7 @@ OUTPUTS = "outputs"
 """
 PAGE = "report.html"
 OVER = "--budget ended before its training did"
+TRY_AGAIN = "fix it and run the same command with --resume"
 
 
 @dataclass
@@ -164,29 +164,32 @@ class StepRunner:
 
         Raises:
             Stopped, Interrupted: the user stopped the compression.
-            UsageError, GateError: the step is `required`, and it failed or the budget ended.
+            GateError: the step is `required`, and the budget ended.
+            KdcliError: the step is `required`, and it failed with an error of this class.
         """
 
         def run() -> str:
             # An error keeps the failure out of the journal, so a later process tries again.
             try:
-                why = self._run(name, step, stop_after)
-            except MachineError as error:
-                if not required:
+                is_over = self._run(name, step, stop_after)
+            except (Interrupted, ChildFailed, Stopped):
+                raise
+            except KdcliError as error:
+                # Ctrl-C may have caused the error.
+                self.journal.check()
+                if required:
+                    error.prefix(f"{step_title(name)} failed", TRY_AGAIN)
+                    raise
+                if isinstance(error, MachineError):
                     raise Unrecorded(error.message) from None
-                why = error.message
-            if why == OVER:
+                return error.message
+            if is_over:
                 command = self.continuing_command(2 * (self.recipe.budget or 0.0))
                 raise GateError(
                     f"{step_title(name)}: {OVER}",
                     f"continue from its checkpoint with a larger budget: {command}",
                 )
-            if why and required:
-                raise UsageError(
-                    f"{step_title(name)} failed: {why}",
-                    "fix it and run the same command with --resume",
-                )
-            return why
+            return ""
 
         try:
             return self.journal.once(key or f"run {name}", str, run)
@@ -207,13 +210,14 @@ class StepRunner:
         self.step(name, step, required=True)
         return self.path(name)
 
-    def _run(self, name: str, step: Step, stop_after: int | None) -> str:
+    def _run(self, name: str, step: Step, stop_after: int | None) -> bool:
+        """Run a step. Return whether the budget ended before the step did."""
         place, stop = self.path(name), self.journal.stop
         if step.trains and is_done(place):
-            return ""
+            return False
         deadline = time.monotonic() + self.journal.left if step.trains else math.inf
         if time.monotonic() >= deadline:
-            return OVER
+            return True
         Progress.log(f"{step_title(name)}: {step.verb}")
         if step.trains:
             follow_move(place, self.folder, self.recipe)
@@ -223,17 +227,13 @@ class StepRunner:
         try:
             with outputs if step.is_evaluation else contextlib.nullcontext():
                 step.run(replace(options, output_dir=place, stop_after=stop_after))
-        except (Interrupted, ChildFailed, MachineError):
-            raise
         except Stopped:
             if stop.signalled:
                 raise
-            return OVER
-        except KdcliError as error:
-            return error.message
+            return True
         finally:
             stop.deadline = math.inf
-        return ""
+        return False
 
     def estimate(self, step: Step) -> Estimate:
         """Return the estimate of a step's dry run, which prints nothing."""

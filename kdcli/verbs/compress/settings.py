@@ -20,6 +20,12 @@ from kdcli.recipe.sections import (
 )
 from kdcli.workloads.settings import LabelledSettings, Pooling, TaskName
 
+ASKS_OR_TRAINS = (
+    *("model", "--task", "--data", "--pooling", "--seed", "--recipe", "--set", "--revision"),
+    *("--max-drop", "--max-class-drop", "--speedup", "--max-latency-ms", "--max-mb", "--strict"),
+    *("--budget", "--price-per-hour", "--output-dir", "--overwrite", "--resume"),
+)
+"""The options of a question or of a training, which printing the candidates would ignore."""
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -162,7 +168,7 @@ class CompressOptions:
             "--front",
             panel=RUN,
             metavar="RUN",
-            excludes=("model", "--task", "--data", "--overwrite", "--resume"),
+            excludes=ASKS_OR_TRAINS,
         ),
         Field(description="Print all candidates of a finished run, and stop."),
     ] = None

@@ -108,7 +108,7 @@ def fit_temperature(folder: Path, decisions: Sequence[Decision], model: str) -> 
         decisions: the comparisons on the selection rows.
         model: the model's name in them.
     """
-    found = _calibration(decisions, model)
+    found, _ = _calibration(decisions, model)
     if found is None:
         return
     if found.temperature is None:
@@ -128,11 +128,12 @@ def check_temperature(folder: Path, decisions: Sequence[Decision], model: str) -
     Returns:
         A note on the temperature. Empty if the model has no temperature.
     """
-    found = _calibration(decisions, model)
+    found, name = _calibration(decisions, model)
     if found is None or found.stored_temperature is None or found.stored_error is None:
         return []
+    of_set = f" of {name}" if name else ""
     change = (
-        f"on the verification rows, the temperature {found.stored_temperature:.3g} of the "
+        f"on the verification rows{of_set}, the temperature {found.stored_temperature:.3g} of the "
         f"selection rows changes the calibration error from {found.error:.3f} to "
         f"{found.stored_error:.3f}"
     )
@@ -145,12 +146,16 @@ def check_temperature(folder: Path, decisions: Sequence[Decision], model: str) -
     ]
 
 
-def _calibration(decisions: Sequence[Decision], model: str) -> Calibration | None:
-    """Return the calibration of a model on the first set with labels."""
-    for decision in decisions:
-        if decision.model == model and decision.reference == "labels":
-            return decision.calibration.get(model)
-    return None
+def _calibration(decisions: Sequence[Decision], model: str) -> tuple[Calibration | None, str]:
+    """Return the calibration of a model on the first set with labels, and the name of the set.
+
+    The name is empty if there is only one set.
+    """
+    own = [decision for decision in decisions if decision.model == model]
+    for decision in own:
+        if decision.reference == "labels":
+            return decision.calibration.get(model), decision.set if len(own) > 1 else ""
+    return None, ""
 
 
 def with_thresholds(

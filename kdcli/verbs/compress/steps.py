@@ -12,11 +12,16 @@ from accelerate.state import AcceleratorState, GradientState
 
 from kdcli.data.labelled.partition import VERIFICATION
 from kdcli.deploy.exported import FACTS
+from kdcli.deploy.measurements import LatencyRow
 from kdcli.disk import COMMITS
 from kdcli.engine.memory import release_memory
 from kdcli.engine.run_dir import RunDir
+from kdcli.errors import MachineError
 from kdcli.recipe.resolve import resolve
 from kdcli.recipe.sections import RecipeValues, RunOptions
+from kdcli.report.finish import RunResult
+from kdcli.report.schema import Report
+from kdcli.report.sections.latency import first_cell
 from kdcli.run.dry_run import Estimate
 from kdcli.verbs.compress.recipes import RecipeKeys, dotted
 from kdcli.verbs.compress.settings import CompressRecipe
@@ -127,7 +132,30 @@ def select(recipe: CompressRecipe, models: Mapping[str, str]) -> Step:
     measure = recipe.measure.model_dump(include={"min_runs", "min_seconds"})
     keys = {f"measure.{key}": value for key, value in measure.items()}
     keys |= {"measure.latency": True, "worst": 0}
-    return _evaluate(recipe, models, keys | {"max_class_drop": recipe.goal.max_class_drop})
+    scoring = _evaluate(recipe, models, keys | {"max_class_drop": recipe.goal.max_class_drop})
+
+    def call(options: RunOptions) -> object:
+        result = scoring.call(options)
+        assert isinstance(result, RunResult)
+        # Only a step that fails is tried again.
+        latency_rows(result.report)
+        return result
+
+    return Step(scoring.verb, call)
+
+
+def latency_rows(report: Report) -> dict[str, LatencyRow]:
+    """Return the rows of the first latency cell, by model.
+
+    Raises MachineError: a model was not measured.
+    """
+    rows = {row.model: row for row in first_cell(report)}
+    for name in report.cards:
+        if name not in rows:
+            failures = [failure.reason for failure in report.failures if failure.model == name]
+            why = "; ".join(dict.fromkeys(failures)) or "it gave no result"
+            raise MachineError(f"the latency of {name} was not measured: {why}")
+    return rows
 
 
 def verification(recipe: CompressRecipe, models: Mapping[str, str], confidence: float) -> Step:
