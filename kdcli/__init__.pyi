@@ -81,8 +81,10 @@ def distill(
         ablate: List of variants to train and compare in one table.
         data: Text: a hub id (or ID@REV), a file, a directory, a URL, or 'demo' (default:
             Salesforce/wikitext:wikitext-103-raw-v1). Your texts, with or without labels: a hub id
-            (or ID@REV), a file, a directory, or 'demo' (default: the task's own data). Or an
-            object, such as a DataFrame.
+            (or ID@REV), a file, a directory, or 'demo' (default: the task's own data). Queries
+            with their passages, with or without labels: a hub id (or ID@REV), a file, a
+            directory, or 'demo' (default: the task's own data). Or an object, such as a
+            DataFrame.
         eval_task: Tasks on which the report also compares all models; may be repeated.
         pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
             model's own).

@@ -126,8 +126,8 @@ def _write_int8(
 def _keep_normalisations_apart(graph: "onnx.ModelProto") -> None:
     """Write the sums before normalisations as `Sum`, which means the same as `Add`.
 
-    ONNX Runtime fuses an `Add` with the normalisation that reads it, and its fused operator takes
-    several times as long on a CPU as both (docs/results.md).
+    ONNX Runtime fuses an `Add` with the normalisation that reads it. On a CPU, the fused operator
+    takes several times as long as the separate operators (docs/results.md).
     """
     constants = {tensor.name for tensor in graph.graph.initializer}
     normalised = {

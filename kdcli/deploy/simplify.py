@@ -1,5 +1,6 @@
 """Simplify a graph that torch recorded. The outputs stay the same."""
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,23 @@ if TYPE_CHECKING:
 
 HUGE = 1e30
 """The sum of two masks with larger numbers may be infinite."""
-PRODUCTS = ("MatMul", "Gemm", "Einsum")
+PRODUCTS = ("MatMul", "Gemm", "Einsum", "Conv")
+COMPUTES_FROM_ALL = ("Add", "Sub", "Mul", "Concat")
+COMPUTES_FROM_FIRST = (
+    "Cast",
+    "Expand",
+    "Gather",
+    "GatherElements",
+    "GatherND",
+    "Identity",
+    "Neg",
+    "Reshape",
+    "Slice",
+    "Squeeze",
+    "Transpose",
+    "Unsqueeze",
+)
+"""Operators whose other inputs are shapes or positions."""
 FIRST, END = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 """The bounds of a slice that begins or ends with its axis."""
 
@@ -21,8 +38,8 @@ FIRST, END = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 def simplify(model: "onnx_ir.Model") -> None:
     """Remove nodes that attention does not need, in place.
 
-    * torch replaces the softmax of a row by zeros if it is not a number, because a row of -inf
-      would be. Where masks are finite, no row is.
+    * torch replaces NaN probabilities by zeros, because the softmax of a row of -inf is NaN. With
+      finite masks, no row is all -inf.
     * torch swaps the last two axes of the keys by three nodes and by the computation of two shapes.
       ONNX Runtime fuses a single `Transpose` with the product that reads it.
     """
@@ -45,22 +62,32 @@ def _softmax(op: Any, scores: "Value", zero: "Value") -> Any:
 
 
 def _is_finite(context: "MatchContext", scores: "Value", **others: "Value") -> bool:
-    """Return whether the scores are finite: their masks are, and at most one mask is huge."""
-    constant_of = library("onnx_ir.convenience", "onnx").get_const_tensor
-    waiting, seen, huge = [scores], set(), 0
-    while waiting:
-        value = waiting.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        if (constant := constant_of(value)) is not None:
-            values = constant.numpy()
-            if np.isinf(values).any():
-                return False
-            huge += int((np.abs(values) > HUGE).sum())
-        elif (node := value.producer()) is not None and node.op_type not in PRODUCTS:
-            waiting += [each for each in node.inputs if each is not None]
-    return huge <= 1
+    """Return whether no mask makes a whole row of scores infinite."""
+    return _huge_terms(scores) <= 1
+
+
+def _huge_terms(value: "Value | None") -> float:
+    """Return how many huge numbers an element of a tensor may be the sum of.
+
+    The result is infinite if the tensor may hold infinite numbers, or is computed by an operator
+    that is not known here.
+    """
+    if value is None:
+        return 0  # An optional input that is absent.
+    constant = library("onnx_ir.convenience", "onnx").get_const_tensor(value)
+    if constant is not None:
+        numbers = constant.numpy()
+        return math.inf if np.isinf(numbers).any() else int((np.abs(numbers) > HUGE).any())
+    node = value.producer()
+    if node is None or node.op_type in PRODUCTS:
+        return 0  # Inputs of the model and products of finite numbers are small.
+    if node.op_type in COMPUTES_FROM_ALL:
+        return sum(map(_huge_terms, node.inputs))
+    if node.op_type in COMPUTES_FROM_FIRST:
+        return _huge_terms(node.inputs[0])
+    if node.op_type == "Where":
+        return max(map(_huge_terms, node.inputs[1:]))
+    return math.inf
 
 
 def _swap_by_shapes(

@@ -35,6 +35,9 @@ MAX_KEY = 128
 """Maximum number of characters of a key. PyYAML writes longer keys in another form."""
 
 
+SET, OPTION = "--set", "option"
+COMMAND_LINE = (SET, OPTION)
+"""Origins of values that the command line gives."""
 ELSEWHERE = {
     "learning_rate": "train.lr",
     "steps": "train.max_steps",
@@ -106,7 +109,8 @@ def resolve(
         target[last] = value
         origins[key] = origin
         steps = ".".join([*parents, "max_steps"])
-        if last == "epochs" and value is not None and origins.get(steps, origin) != origin:
+        of_recipe = origins.get(steps, origin) not in (origin, *COMMAND_LINE)
+        if last == "epochs" and value is not None and of_recipe:
             # Otherwise the steps of a recipe below would override the epochs.
             target["max_steps"], origins[steps] = None, origin
 
@@ -120,10 +124,10 @@ def resolve(
         key, equals, text = pair.partition("=")
         if not equals:
             raise UsageError(f"--set takes KEY.PATH=VALUE, got '{pair}'")
-        put(key.strip(), _parse_value(text), "--set")
+        put(key.strip(), _parse_value(text), SET)
     for key, value in (options or {}).items():
         if value is not None:
-            put(key, value, "option")
+            put(key, value, OPTION)
     return Resolved(_validated(model, values, origins), origins)
 
 
@@ -346,12 +350,12 @@ def check_sets(models: Sequence[type[Section]], sets: Sequence[str]) -> None:
     for pair in sets:
         key = pair.partition("=")[0].strip()
         if not any(_has_key(model, key) for model in models):
-            _check_key(models[0], key, "--set")
+            _check_key(models[0], key, SET)
 
 
 def _has_key(model: type[BaseModel], key: str) -> bool:
     try:
-        _check_key(model, key, "--set")
+        _check_key(model, key, SET)
     except UsageError:
         return False
     return True

@@ -274,8 +274,8 @@ class RerankData(Section):
 
     source: Annotated[str | None, DATA_OPTION, *LABELLED_DATA_OPTIONS] = Field(
         None,
-        description="Your texts, with or without labels: a hub id (or ID@REV), a file, a "
-        "directory, or 'demo' (default: the task's own data).",
+        description="Queries with their passages, with or without labels: a hub id (or ID@REV), a "
+        "file, a directory, or 'demo' (default: the task's own data).",
     )
     max_length: Length | None = Field(
         None, description="Maximum number of tokens of a query with its passage (default: 256)."

@@ -118,7 +118,7 @@ def trimmed(
     """
     tokenizer = loaded.tokenizer
     named = named_tokens(loaded, prompts)
-    sources = _sources(text)
+    sources = sources_of(text)
     names = ["the training text"]
     if len(sources) > 1:
         names = [f"{name} (training split)" for name in sources]
@@ -193,7 +193,7 @@ def kept_tokens(
     return kept, [f"{len(kept):,} of {len(tokenizer):,} tokens kept; they cover {covered}"]
 
 
-def _sources(text: str) -> dict[str, str]:
+def sources_of(text: str) -> dict[str, str]:
     """Return the sources of text, name -> source.
 
     Args:

@@ -23,11 +23,20 @@ def masked_softmax(*hidden):
     nodes = [helper.make_node("MatMul", ["q", "k"], ["product"])]
     inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 4]) for name in "qk"]
     tensors, scores = [onnx.numpy_helper.from_array(np.float32(0), "zero")], "product"
+    # Operators that compute -inf.
+    fill = onnx.numpy_helper.from_array(np.array([INFINITE], np.float32))
+    tensors.append(onnx.numpy_helper.from_array(np.array([], np.int64), "scalar"))
+    nodes.append(helper.make_node("ConstantOfShape", ["scalar"], ["filled"], value=fill))
+    nodes.append(helper.make_node("Log", ["zero"], ["logarithm"]))
     for number, value in enumerate(hidden):
         seen, mask, total = (f"{name}_{number}" for name in ("seen", "mask", "total"))
         inputs.append(helper.make_tensor_value_info(seen, TensorProto.BOOL, [4, 4]))
-        tensors.append(onnx.numpy_helper.from_array(np.float32(value), f"hidden_{number}"))
-        nodes.append(helper.make_node("Where", [seen, "zero", f"hidden_{number}"], [mask]))
+        name = value if isinstance(value, str) else f"hidden_{number}"
+        if name not in ("filled", "logarithm"):
+            number_of = LOWEST if name == "shared" else value
+            tensors = [one for one in tensors if one.name != name]
+            tensors.append(onnx.numpy_helper.from_array(np.float32(number_of), name))
+        nodes.append(helper.make_node("Where", [seen, "zero", name], [mask]))
         nodes.append(helper.make_node("Add", [scores, mask], [total]))
         scores = total
     nodes += [
@@ -59,6 +68,9 @@ def outputs_of(model, **inputs):
         ([-1e4, LOWEST], False),
         ([INFINITE], True),
         ([LOWEST, LOWEST], True),
+        (["shared", "shared"], True),
+        (["filled"], True),
+        (["logarithm"], True),
     ],
 )
 def test_a_softmax_is_guarded_where_all_its_scores_may_be_infinite(hidden, is_guarded):

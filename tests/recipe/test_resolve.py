@@ -84,6 +84,12 @@ def test_epochs_override_the_steps_of_a_recipe(write):
             sets=["train.epochs=1.0"],
             options={"train.max_steps": 2000},
         ),
+        resolve(
+            DistillRecipe,
+            recipe=None,
+            sets=["train.max_steps=2000"],
+            options={"train.epochs": 1.0},
+        ),
     ):
         assert resolved.recipe.train.max_steps == 2000
 

@@ -670,6 +670,7 @@ def test_a_budget_that_is_too_small_keeps_the_run_that_it_would_overwrite(
     more_shapes = (*planned(tuned, **{"plan.backends": "[onnx]"}), "-o", tmp_path / "out")
     done = kdcli(*more_shapes, "--overwrite", "--budget", "2s")
     assert done.exit_code == UsageError.exit_code
+    assert "has the timings" not in said_by(done)
     assert {path.relative_to(tmp_path) for path in (tmp_path / "out").rglob("*")} == before
 
 

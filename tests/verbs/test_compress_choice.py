@@ -658,18 +658,27 @@ def test_epochs_of_the_plan_replace_the_steps_of_the_embedding_recipe(keys, sche
 
 
 @pytest.mark.parametrize(
-    ("rows", "text", "keys"),
+    ("rows", "given", "keys"),
     [
-        (500, None, {"train.epochs": 10.0}),
-        (12_799, None, {"train.epochs": 10.0}),
-        (12_800, None, {}),
-        (500, "other.txt", {}),
+        (500, {}, {"train.epochs": 10.0}),
+        (12_799, {}, {"train.epochs": 10.0}),
+        (12_800, {}, {}),
+        (2_000, {"train": {"batch_size": 8}}, {}),
+        (20_000, {"train.batch_size": 512}, {"train.epochs": 10.0}),
+        (20_000, {"embedding": {"rows": 500}}, {"train.epochs": 10.0}),
     ],
 )
-def test_an_embedding_model_reads_few_texts_at_most_ten_times(rows, text, keys):
-    recipe = CompressRecipe(model="m", task="embedding", text=text)
+def test_an_embedding_model_reads_few_texts_at_most_ten_times(rows, given, keys):
+    data = CompressData(source="texts.txt")
+    recipe = CompressRecipe(model="m", task="embedding", data=data, plan={"distill": given})
     assert TextTrainer(recipe).distill_defaults("3x384", 384, lambda: rows) == keys
     assert TextTrainer(recipe).distill_defaults("static:16", 384, lambda: rows) == {}
+
+
+@pytest.mark.parametrize("text", [None, "other.txt"])
+def test_texts_that_are_not_the_rows_do_not_bound_the_steps(text):
+    recipe = CompressRecipe(model="m", task="stsb", text=text)
+    assert TextTrainer(recipe).distill_defaults("3x384", 384, lambda: 500) == {}
 
 
 def faster(speedup):

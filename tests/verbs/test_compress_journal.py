@@ -223,6 +223,18 @@ def test_data_at_a_url_and_the_text_of_a_trimming_are_compared(tmp_path, monkeyp
     assert inputs.changed_inputs(recipe, journal) == [data.as_uri(), str(text)]
 
 
+def test_a_text_that_a_list_of_languages_names_is_hashed(tmp_path):
+    text, languages = tmp_path / "de.txt", tmp_path / "languages.yaml"
+    text.write_text("Ein Satz.\n")
+    languages.write_text(f"de: {text}\n")
+    recipe = CompressRecipe(
+        model="m",
+        steps=[{"trim": {"data": {"source": str(languages)}}}, {"export": {}}],
+    )
+    found = inputs.hashes_of_inputs(recipe)
+    assert {str(text), str(languages)} <= found.keys()
+
+
 def test_an_answer_says_that_its_data_changed_later(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "measure_untrained", lambda *_: timed("1x32"))
     data, _, _ = classifier(tmp_path)
@@ -361,15 +373,24 @@ def test_a_resumed_run_finishes_a_stopped_shape_for_which_there_was_time(tmp_pat
     costs = {"2x32": cost}
     search = searching(tmp_path, monkeypatch, 100.0, costs)
     stopped = halving._Stopped("2x32", RungScore(0.5, "accuracy"), 25)
-    assert halving.not_finished(search, stopped, cost) == ""
+    assert halving.why_not_finished(search, stopped, cost) == ""
     spent = Record("spent run 2x32", None, 80.0, 9)
     later = resumed(search, tmp_path, monkeypatch, costs, spent)
-    assert halving.not_finished(later, stopped, cost) == ""
+    assert halving.why_not_finished(later, stopped, cost) == ""
     # A new decision would be another one.
     later.runner.journal.records = [spent]
-    assert halving.not_finished(later, stopped, cost).endswith(
+    assert halving.why_not_finished(later, stopped, cost).endswith(
         "no time is left to finish its training"
     )
+
+
+def test_a_stopped_shape_whose_dry_run_fails_is_not_trained_on(tmp_path, monkeypatch):
+    failing = {"2x32": TrainingCost(100, 0.0, "out of memory")}
+    search = searching(tmp_path, monkeypatch, 100.0, failing)
+    stopped = halving._Stopped("2x32", RungScore(0.5, "accuracy"), 25)
+    # The cost of a larger shape, for which there is no time.
+    why = halving.why_not_finished(search, stopped, TrainingCost(100, 1000.0))
+    assert why.endswith("no time is left to finish its training")
 
 
 def test_changed_data_and_a_changed_model_are_refused(tmp_path, monkeypatch):

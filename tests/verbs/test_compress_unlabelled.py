@@ -30,6 +30,7 @@ from transformers import (
 
 from kdcli.data.labelled.partition import Partition, text_hashes
 from kdcli.deploy import untrained
+from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, Stopped
 from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
@@ -411,27 +412,32 @@ def test_the_same_command_continues_a_question_that_was_stopped(tmp_path, monkey
     assert second.verification.look == 2
 
 
-def test_a_stop_while_the_report_is_drawn_keeps_the_earlier_answer_and_its_model(
-    tmp_path, monkeypatch
-):
+@pytest.mark.parametrize("asks_again", [False, True])
+def test_a_stop_waits_until_best_and_the_report_are_written(asks_again, tmp_path, monkeypatch):
     monkeypatch.setattr(finish, "measure_latency", the_student_is_fastest)
     data, _, _ = classifier(tmp_path)
     given = (*arguments(tmp_path, data), "-o", tmp_path / "out")
-    succeeds(*given, "--max-drop", "100")
-    best = tmp_path / "out" / "best"
-    before = {path.name: path.read_bytes() for path in best.iterdir() if path.is_file()}
+    if asks_again:
+        succeeds(*given, "--max-drop", "100")
     question = (*given, "--max-drop", "1", "--max-mb", "100")
+    written = run.write_report
+
+    def stopped(*args):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return written(*args)
+
     with monkeypatch.context() as patch:
-        patch.setattr(run, "_write", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        patch.setattr(run, "write_report", stopped)
         assert kdcli(*question).exit_code == Stopped.exit_code
-    after = {path.name: path.read_bytes() for path in best.iterdir() if path.is_file()}
-    assert after == before
-    assert report_of(tmp_path / "out").compression.chosen == "1x32-onnx"
-    succeeds(*question)
-    assert json.loads((best / "config.json").read_text())["num_hidden_layers"] == 2
+    chosen = report_of(tmp_path / "out").compression.chosen
+    assert report_of(tmp_path / "out").compression.goal == {"max_drop": 1.0, "max_mb": 100.0}
+    layers = json.loads((tmp_path / "out" / "best" / "config.json").read_text())
+    assert layers["num_hidden_layers"] == {"onnx": 2, "1x32-onnx": 1}[chosen]
+    assert chosen in (tmp_path / "out" / "best" / "README.md").read_text()
+    assert "is done already" in said_by(kdcli(*question, "--resume"))
 
 
-def test_the_scores_of_a_question_that_was_stopped_are_kept(tmp_path, monkeypatch):
+def test_a_question_that_was_stopped_while_scoring_can_be_continued(tmp_path, monkeypatch):
     monkeypatch.setattr(finish, "measure_latency", the_student_is_fastest)
     data, _, _ = classifier(tmp_path)
     given = (*arguments(tmp_path, data), "-o", tmp_path / "out")
@@ -439,8 +445,6 @@ def test_the_scores_of_a_question_that_was_stopped_are_kept(tmp_path, monkeypatc
     # On another machine, the candidates are timed again.
     place = StepRunner.place.fget
     monkeypatch.setattr(StepRunner, "place", property(lambda self: [*place(self), "other"]))
-    log = tmp_path / "out" / "log.jsonl"
-    before = log.read_text()
     run_step = Step.run
 
     def stopped(self, options):
@@ -453,7 +457,22 @@ def test_the_scores_of_a_question_that_was_stopped_are_kept(tmp_path, monkeypatc
         done = kdcli(*given, "--max-drop", "1")
     assert done.exit_code == Stopped.exit_code
     assert "continue with" in said_by(done)
-    assert log.read_text() != before
+    keys = [record["key"] for record in RunDir(tmp_path / "out").read_log()]
+    assert keys[-1].startswith("spent run selection-")
+    succeeds(*given, "--max-drop", "1")
+    assert report_of(tmp_path / "out").compression.goal == {"max_drop": 1.0}
+
+
+def test_a_question_that_cannot_be_reached_leaves_the_finished_run_as_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr(finish, "measure_latency", the_student_is_fastest)
+    data, _, _ = classifier(tmp_path)
+    given = (*arguments(tmp_path, data), "-o", tmp_path / "out")
+    succeeds(*given, "--max-drop", "100")
+    names = ("recipe.yaml", "report.json", "log.jsonl")
+    before = [(tmp_path / "out" / name).read_bytes() for name in names]
+    done = kdcli(*given, "--max-drop", "100", "--speedup", "1000000")
+    assert done.exit_code == GateError.exit_code
+    assert [(tmp_path / "out" / name).read_bytes() for name in names] == before
 
 
 def test_a_run_without_a_directory_has_the_name_of_the_data(tmp_path, monkeypatch):

@@ -139,7 +139,15 @@ def run_card(folder):
     return code, json.loads(printed.getvalue())
 
 
-@pytest.mark.parametrize(("similarity", "shown"), [("cosine", "cosines"), ("dot", "dot products")])
+@pytest.mark.parametrize(
+    ("similarity", "shown"),
+    [
+        ("cosine", "cosines"),
+        ("dot", "dot products"),
+        ("euclidean", "distances"),
+        ("manhattan", "distances"),
+    ],
+)
 def test_the_card_of_vectors_that_are_not_normalised(tmp_path, similarity, shown):
     base = load_encoder(str(own_files.encoder(tmp_path / "base", num_hidden_layers=1)))
     kind = EmbeddingFormat(normalize=False, similarity=similarity)
@@ -150,7 +158,13 @@ def test_the_card_of_vectors_that_are_not_normalised(tmp_path, similarity, shown
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     code, printed = run_card(tmp_path / "out")
     assert code.endswith(f"# {shown}\n")
-    np.testing.assert_allclose(printed, vectors @ vectors.T, rtol=1e-4)
+    differences = vectors[:, None] - vectors[None]
+    expected = {
+        "euclidean": np.linalg.norm(differences, axis=-1),
+        "manhattan": np.abs(differences).sum(axis=-1),
+    }
+    found = expected.get(similarity, vectors @ vectors.T)
+    np.testing.assert_allclose(printed, found, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])

@@ -56,7 +56,7 @@ def too_long(runner: StepRunner, training: str, seconds: float) -> str:
     """Return why a training takes longer than the time that is left; empty if it does not.
 
     The journal keeps the answer. A resumed run has less time left, but must decide as before.
-    Another budget, and another question to a finished run, decide anew.
+    Another budget, or another question to a finished run, decides from the time that is left.
     """
     journal = runner.journal
     if journal.budget is None:
@@ -132,7 +132,7 @@ def _too_small(why: str, hint: str) -> BudgetError:
 def _larger(runner: StepRunner, seconds: float) -> str:
     """Return a hint that names a budget of at least these seconds."""
     least = f"use --budget {math.ceil(seconds / 60)}m or more"
-    if not runner.journal.known(TIMED):
+    if not runner.journal.known(TIMED) or runner.replaces_run:
         return least
     command = runner.continuing_command(seconds)
     return f"{least}; {runner.folder} has the timings so far: {command}"

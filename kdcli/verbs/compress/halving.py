@@ -99,24 +99,28 @@ def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
     # While the goal is missed, the stopped shapes are trained on, the best one first.
     for one in sorted(stopped, key=lambda one: (one.score.quality, one.shape), reverse=True):
         cost = costs[one.shape]
-        if why := not_finished(search, one, cost):
+        if why := why_not_finished(search, one, cost):
             search.skip(one.shape, why)
             continue
         train_fully(search, one.shape, cost.steps)
         search.judge()
 
 
-def not_finished(search: Search, one: _Stopped, cost: TrainingCost) -> str:
+def why_not_finished(search: Search, one: _Stopped, cost: TrainingCost) -> str:
     """Return why a stopped shape is not trained to the end and exported; empty if it is."""
     runner = search.runner
-    why = f"{search.met} meets the goal" if search.met else ""
+    met = f"{search.met} meets the goal" if search.met else ""
     if is_done(runner.path(one.shape)):
-        # In a first run, all of its few steps were done when it was stopped.
-        is_earlier = why and runner.asks_again
-        return f"trained for an earlier goal, and not considered now: {why}" if is_earlier else ""
-    if not why and not has_time_to_finish(search, one, cost):
-        why = "no time is left to finish its training"
-    return why and f"trained for {one.steps} of {cost.steps} steps only: {why}"
+        # In a first run, a shape with few steps may be complete when it is stopped at a rung.
+        if met and runner.asks_again:
+            return f"trained for an earlier goal, and not considered now: {met}"
+        return ""
+    trained = f"trained for {one.steps} of {cost.steps} steps only"
+    if met:
+        return f"{trained}: {met}"
+    if not has_time_to_finish(search, one, cost):
+        return f"{trained}: no time is left to finish its training"
+    return ""
 
 
 def has_time_to_finish(search: Search, one: _Stopped, cost: TrainingCost) -> bool:
@@ -130,7 +134,7 @@ def has_time_to_finish(search: Search, one: _Stopped, cost: TrainingCost) -> boo
     if not too_long(runner, f"the rest of {shape}", rest * cost.seconds):
         return True
     own = estimate(runner, shape, distilling(search, shape))
-    return not too_long(runner, f"the rest of {shape}", rest * own.seconds)
+    return not own.error and not too_long(runner, f"the rest of {shape}", rest * own.seconds)
 
 
 def _affordable(search: Search, shapes: list[str]) -> dict[str, TrainingCost]:
@@ -294,7 +298,7 @@ def train_without_teacher(search: Search, shape: str) -> None:
     runner = search.runner
     if not (runner.recipe.plan.undistilled and runner.trainer.supervised and runner.has_labels):
         return
-    default = distill_keys(search, shape)
+    default = {} if "recipe" in runner.recipe.plan.distill else distill_keys(search, shape)
     schedule = {key: value for key, value in default.items() if key.startswith("train.")}
     plan = {key: value for key, value in runner.recipe.plan.distill.items() if key != "loss"}
     keys = {**schedule, **dict(flatten(plan))}

@@ -18,6 +18,7 @@ from kdcli.verbs.compress.journal import Journal
 from kdcli.verbs.compress.recipes import STEPS, base_recipe, dotted
 from kdcli.verbs.compress.runner import StepRunner
 from kdcli.verbs.compress.settings import CompressRecipe
+from kdcli.workloads.vocabulary import sources_of
 
 NOT_OF_MODEL = ("README.md", "LICENSE", "export.json", "onnx/", "openvino/")
 """Beginnings of the names of files that do not change what a model in torch computes."""
@@ -65,11 +66,13 @@ def changed_inputs(recipe: CompressRecipe, journal: Journal) -> list[str]:
 def hashes_of_inputs(recipe: CompressRecipe) -> dict[str, str]:
     """Return hashes of the data, of the recipes of steps and of the model, by name.
 
-    Data at a URL has a hash of the sizes and versions that its server reports. Data of the hub has
-    none.
+    Data at a URL has a hash of the sizes and versions that its server reports. Data sets on the hub
+    have none.
     """
-    trimmed = [dotted(keys).get("data.source") for keys in _keys_of(recipe, "trim")]
-    texts = [str(name) for name in (recipe.text, *trimmed) if name]
+    named = [dotted(keys).get("data.source") for keys in _keys_of(recipe, "trim")]
+    trimmed = [str(name) for name in named if name]
+    texts = [source for name in trimmed for source in sources_of(name).values()]
+    texts += [recipe.text] if recipe.text else []
     for name in texts:
         open_source(name)
     # The data was opened before. A directory is opened file by file.
@@ -82,7 +85,8 @@ def hashes_of_inputs(recipe: CompressRecipe) -> dict[str, str]:
     }
     plans = [recipe.plan.finetune, recipe.plan.distill, recipe.plan.prune or {}]
     plans += _keys_of(recipe, *STEPS)
-    for file in [recipe.data.partition, *map(base_recipe, plans)]:
+    # A text of a trimming may be a file that lists texts.
+    for file in [recipe.data.partition, *trimmed, *map(base_recipe, plans)]:
         if file is not None and Path(file).is_file():
             hashes[file] = content_hash(Path(file))
     model = str(recipe.model)

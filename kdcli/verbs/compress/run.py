@@ -4,6 +4,7 @@ Data flow: goal -> untrained latencies -> teacher -> candidates, each made by ot
 next to the teacher on held-out rows -> the best one in best/, and a report with the whole table.
 """
 
+import functools
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -150,15 +151,20 @@ def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResu
         Progress.log(note)
         search.notes.append(note)
     check_backends(search)
-    is_question = runner.asks_again and not recipe.steps
-    if is_question:
-        # Claim first: an answer may need scores and timings, which a stop must not lose.
+
+    @functools.cache
+    def claim() -> None:
         claim_folder(resolved, runner, divided.partition)
+
+    runner.claim = claim
+    if runner.asks_again and not recipe.steps:
+        use_partition(runner, divided.partition)
         if not fits:
             search.teacher = str(runner.path(TEACHER))
         if search.answers_from_earlier():
             if not fits:
                 search.notes += log_teacher(runner)
+            runner.claim()
             return ship(search)
     if not recipe.steps:
         check_timing(search)
@@ -170,13 +176,11 @@ def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResu
             check_reachable(search, untrained, is_fine_tuned=fits)
         check_budget(runner, is_fine_tuned=fits)
     except BudgetError:
-        # A later run with a larger budget reuses the timings. They do not replace a finished run.
-        replaces_run = options.overwrite and RunDir(runner.folder).done
-        if journal.known(TIMED) and not is_question and not replaces_run:
-            claim_folder(resolved, runner, divided.partition)
+        # A later run with a larger budget reuses the timings.
+        if journal.known(TIMED) and not runner.replaces_run:
+            runner.claim()
         raise
-    if not is_question:
-        claim_folder(resolved, runner, divided.partition)
+    runner.claim()
     if not fits:
         search.teacher = str(runner.require(TEACHER, finetuning(runner)))
         search.notes += log_teacher(runner)
@@ -328,9 +332,10 @@ def ship(search: Search) -> RunResult:
         *verification_notes,
         *notes_on_search(search, chosen, verified),
     ]
-    with atomic_dir(runner.folder / BEST) as aside:
-        fill_best(aside, search.candidates[chosen.name], runner.options, answer)
-        # After the report, only a rename is left, so a stop keeps the earlier answer and its model.
+    # A stop waits for the report, so that best/ holds the model that the report names.
+    with stop_requests():
+        with atomic_dir(runner.folder / BEST) as aside:
+            fill_best(aside, search.candidates[chosen.name], runner.options, answer)
         return _write(search, verified, compression, notes)
 
 

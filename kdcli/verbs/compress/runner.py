@@ -8,7 +8,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -68,6 +68,7 @@ class StepRunner:
         verified_before: the steps that scored candidates on the verification rows for the
             questions before this one.
         scored_before: the journal's keys of the candidates among which a question chooses.
+        claim: claims the directory before the first step writes to it. Later calls do nothing.
     """
 
     recipe: CompressRecipe
@@ -80,6 +81,12 @@ class StepRunner:
     asks_again: bool = False
     verified_before: Sequence[str] = ()
     scored_before: Sequence[str] = ()
+    claim: Callable[[], None] = lambda: None
+
+    @property
+    def replaces_run(self) -> bool:
+        """Whether the directory holds a run that `overwrite` would delete."""
+        return self.options.overwrite and RunDir(self.folder).is_run
 
     @property
     def trainer(self) -> Trainer:
@@ -212,6 +219,7 @@ class StepRunner:
 
     def _run(self, name: str, step: Step, stop_after: int | None) -> bool:
         """Run a step. Return whether the budget ended before the step did."""
+        self.claim()
         place, stop = self.path(name), self.journal.stop
         if step.trains and is_done(place):
             return False

@@ -166,15 +166,18 @@ class TextTrainer(Trainer):
     def distill_defaults(
         self, shape: str, teacher_width: int, count_rows: Callable[[], int]
     ) -> dict[str, object]:
-        # Another text than that of the rows is not counted.
-        if is_static_shape(shape) or self.recipe.text is not None:
+        # `count_rows` counts the rows of `data`, not the texts of `text`.
+        is_counted = self.recipe.data.source is not None and self.recipe.text is None
+        if is_static_shape(shape) or not is_counted:
             return {}
-        [train] = embedding_recipe(str(self.recipe.model)).values()
-        steps, batch_size = train.get("train.max_steps"), train["train.batch_size"]
-        assert isinstance(batch_size, int)
-        if not isinstance(steps, int) or steps * batch_size <= MAX_EPOCHS * count_rows():
+        [defaults] = embedding_recipe(str(self.recipe.model)).values()
+        keys = defaults | dotted(self.recipe.plan.distill)
+        steps, batch_size = keys.get("train.max_steps"), keys["train.batch_size"]
+        used = keys.get("embedding.rows")
+        if not isinstance(steps, int) or not isinstance(batch_size, int):
             return {}
-        return {"train.epochs": MAX_EPOCHS}
+        rows = min(count_rows(), used) if isinstance(used, int) else count_rows()
+        return {"train.epochs": MAX_EPOCHS} if steps * batch_size > MAX_EPOCHS * rows else {}
 
     def _finetune(self, model: str, keys: RecipeKeys, options: RunOptions) -> object:
         return RowTrainer(self.recipe)._finetune(model, keys, options)

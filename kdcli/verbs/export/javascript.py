@@ -141,7 +141,7 @@ class JsModel:
     def _shows_unit_vectors(self) -> bool:
         """Whether the code prints vectors of length 1, whose dot products are cosines."""
         return self.format is not None and (
-            self.format.normalize or self.format.similarity != "dot"
+            self.format.normalize or self.format.similarity == "cosine"
         )
 
     def code(self, precision: str) -> str:

@@ -185,6 +185,14 @@ def _similarities(model: EmbeddingFormat) -> str:
         return "print((vectors @ vectors.T).tolist())  # cosines"
     if model.similarity == "dot":
         return "print((vectors @ vectors.T).tolist())  # dot products"
+    if model.similarity != "cosine":
+        manhattan = "abs(differences).sum(axis=-1)"
+        euclidean = "((differences**2).sum(axis=-1) ** 0.5)"
+        distances = euclidean if model.similarity == "euclidean" else manhattan
+        return (
+            "differences = vectors[:, None] - vectors[None]\n"
+            f"print({distances}.tolist())  # distances"
+        )
     return (
         "vectors /= (vectors**2).sum(axis=1, keepdims=True) ** 0.5\n"
         "print((vectors @ vectors.T).tolist())  # cosines"
