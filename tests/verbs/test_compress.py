@@ -306,7 +306,9 @@ def test_all_timings_of_a_goal_share_one_budget(monkeypatch):
     monkeypatch.setattr(shapes, "times_of", lambda subjects, latency: {})
     monkeypatch.setattr(shapes.time, "monotonic", lambda: next(clock))
     journal = Journal(15.0, StopRequest(), [Record("timed backends", {}, 3.0, 1)])
-    runner = SimpleNamespace(journal=journal, folder="out", continuing_command=str)
+    runner = SimpleNamespace(
+        journal=journal, folder="out", continuing_command=str, replaces_run=False
+    )
     timing = shapes._Timing(runner, None, total=10)
     pair = ["teacher", "2x16"]
     assert timing.times(pair, "2x16") == timing.times(pair, "1x16") == {}

@@ -412,14 +412,14 @@ def test_the_same_command_continues_a_question_that_was_stopped(tmp_path, monkey
     assert second.verification.look == 2
 
 
-@pytest.mark.parametrize("asks_again", [False, True])
-def test_a_stop_waits_until_best_and_the_report_are_written(asks_again, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("goals", "layers"), [(["100"], 1), (["100", "1"], 2)])
+def test_a_stop_waits_until_best_and_the_report_are_written(goals, layers, tmp_path, monkeypatch):
     monkeypatch.setattr(finish, "measure_latency", the_student_is_fastest)
     data, _, _ = classifier(tmp_path)
     given = (*arguments(tmp_path, data), "-o", tmp_path / "out")
-    if asks_again:
-        succeeds(*given, "--max-drop", "100")
-    question = (*given, "--max-drop", "1", "--max-mb", "100")
+    *earlier, last = [(*given, "--max-drop", goal) for goal in goals]
+    for command in earlier:
+        succeeds(*command)
     written = run.write_report
 
     def stopped(*args):
@@ -428,13 +428,13 @@ def test_a_stop_waits_until_best_and_the_report_are_written(asks_again, tmp_path
 
     with monkeypatch.context() as patch:
         patch.setattr(run, "write_report", stopped)
-        assert kdcli(*question).exit_code == Stopped.exit_code
-    chosen = report_of(tmp_path / "out").compression.chosen
-    assert report_of(tmp_path / "out").compression.goal == {"max_drop": 1.0, "max_mb": 100.0}
-    layers = json.loads((tmp_path / "out" / "best" / "config.json").read_text())
-    assert layers["num_hidden_layers"] == {"onnx": 2, "1x32-onnx": 1}[chosen]
-    assert chosen in (tmp_path / "out" / "best" / "README.md").read_text()
-    assert "is done already" in said_by(kdcli(*question, "--resume"))
+        assert kdcli(*last).exit_code == Stopped.exit_code
+    compression = report_of(tmp_path / "out").compression
+    assert compression.goal == {"max_drop": float(goals[-1])}
+    best = tmp_path / "out" / "best"
+    assert json.loads((best / "config.json").read_text())["num_hidden_layers"] == layers
+    assert compression.sentence in (best / "README.md").read_text()
+    assert "is done already" in said_by(kdcli(*last, "--resume"))
 
 
 def test_a_question_that_was_stopped_while_scoring_can_be_continued(tmp_path, monkeypatch):
