@@ -80,11 +80,9 @@ def distill(
         teacher_vectors: File of the teacher's vectors, .npy or .parquet (default: computed).
         ablate: List of variants to train and compare in one table.
         data: Text: a hub id (or ID@REV), a file, a directory, a URL, or 'demo' (default:
-            Salesforce/wikitext:wikitext-103-raw-v1). Your texts, with or without labels: a hub id
-            (or ID@REV), a file, a directory, or 'demo' (default: the task's own data). Queries
-            with their passages, with or without labels: a hub id (or ID@REV), a file, a
-            directory, or 'demo' (default: the task's own data). Or an object, such as a
-            DataFrame.
+            Salesforce/wikitext:wikitext-103-raw-v1). Texts or rows of a task, with or without
+            labels: a hub id (or ID@REV), a file, a directory, or 'demo' (default: the task's own
+            data). Or an object, such as a DataFrame.
         eval_task: Tasks on which the report also compares all models; may be repeated.
         pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
             model's own).
@@ -164,8 +162,9 @@ def prune(
         masking: Which weights compete with each other (local, global, proportional or threshold;
             default: the method's).
         task: Task: sst2, mnli, squad ..., or 'own' for your own files (default: sst2).
-        data: Your texts, with or without labels: a hub id (or ID@REV), a file, a directory, or
-            'demo' (default: the task's own data). Or an object, such as a DataFrame.
+        data: Texts or rows of a task, with or without labels: a hub id (or ID@REV), a file, a
+            directory, or 'demo' (default: the task's own data). Or an object, such as a
+            DataFrame.
         pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
             model's own).
         eval_task: Tasks on which the report also compares all models; may be repeated.
@@ -367,8 +366,9 @@ def evaluate(
             model's own).
         metric: Additional metric of the evaluate library: a name, script or directory; may be
             repeated.
-        data: Your texts, with or without labels: a hub id (or ID@REV), a file, a directory, or
-            'demo' (default: the task's own data). Or an object, such as a DataFrame.
+        data: Texts or rows of a task, with or without labels: a hub id (or ID@REV), a file, a
+            directory, or 'demo' (default: the task's own data). Or an object, such as a
+            DataFrame.
         recipe: Shipped recipe (kdcli recipes ls), or a YAML file.
         sets: Set any recipe key; may be repeated.
         config: Recipe keys as nested dicts, with the values of --set.
@@ -574,8 +574,9 @@ def compress(
         task: Task: sst2, mnli, squad ..., or 'own' for your own files.
         pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
             model's own).
-        data: Your texts, with or without labels: a hub id (or ID@REV), a file, a directory, or
-            'demo' (default: the task's own data). Or an object, such as a DataFrame.
+        data: Texts or rows of a task, with or without labels: a hub id (or ID@REV), a file, a
+            directory, or 'demo' (default: the task's own data). Or an object, such as a
+            DataFrame.
         seed: Seed of everything random: heads, order, dropout (default: 0).
         recipe: Shipped recipe (kdcli recipes ls), or a YAML file.
         sets: Set any recipe key; may be repeated.
@@ -636,8 +637,9 @@ def compress(
         task: Task: sst2, mnli, squad ..., or 'own' for your own files.
         pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
             model's own).
-        data: Your texts, with or without labels: a hub id (or ID@REV), a file, a directory, or
-            'demo' (default: the task's own data). Or an object, such as a DataFrame.
+        data: Texts or rows of a task, with or without labels: a hub id (or ID@REV), a file, a
+            directory, or 'demo' (default: the task's own data). Or an object, such as a
+            DataFrame.
         seed: Seed of everything random: heads, order, dropout (default: 0).
         recipe: Shipped recipe (kdcli recipes ls), or a YAML file.
         sets: Set any recipe key; may be repeated.

@@ -93,8 +93,8 @@ def test_help_all_of_a_group_is_its_help():
 @pytest.mark.parametrize(
     ("verb", "texts"),
     [
-        ("compress", ["Your texts, with or without labels", "compared with the model."]),
-        ("evaluate", ["Your texts, with or without labels", "compared with the first model. If"]),
+        ("compress", ["with or without labels", "compared with the model."]),
+        ("evaluate", ["with or without labels", "compared with the first model. If"]),
         ("finetune", ["Data of the task: a hub id"]),
         ("cotrain", ["Data of the task: a hub id"]),
         ("prune", ["--method NAME"]),

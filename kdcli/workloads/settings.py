@@ -94,8 +94,8 @@ class LabelledSettings(Section):
 
     source: Annotated[str | None, DATA_OPTION, *LABELLED_DATA_OPTIONS] = Field(
         None,
-        description="Your texts, with or without labels: a hub id (or ID@REV), a file, a "
-        "directory, or 'demo' (default: the task's own data).",
+        description="Texts or rows of a task, with or without labels: a hub id (or ID@REV), a "
+        "file, a directory, or 'demo' (default: the task's own data).",
     )
     train: str | None = Field(
         None,
@@ -274,7 +274,7 @@ class RerankData(Section):
 
     source: Annotated[str | None, DATA_OPTION, *LABELLED_DATA_OPTIONS] = Field(
         None,
-        description="Queries with their passages, with or without labels: a hub id (or ID@REV), a "
+        description="Texts or rows of a task, with or without labels: a hub id (or ID@REV), a "
         "file, a directory, or 'demo' (default: the task's own data).",
     )
     max_length: Length | None = Field(
