@@ -44,7 +44,7 @@ def simplify(model: "onnx_ir.Model") -> None:
       ONNX Runtime fuses a single `Transpose` with the product that reads it.
     """
     rewriter = library("onnxscript.rewriter", "onnx")
-    # Each rule has the nodes to look for, those that replace them, and a condition.
+    # Each rule has a pattern, its replacement and a condition.
     rules = [
         rewriter.RewriteRule(_guarded_softmax, _softmax, _is_finite),
         rewriter.RewriteRule(_swap_by_shapes, _swap, _has_four_axes),

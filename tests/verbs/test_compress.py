@@ -84,6 +84,19 @@ def measured_here(subjects, protocol, **_):
     return latency
 
 
+def ended_by_the_budget(calls):
+    """A `measure_latency` whose second call takes the rest of the budget. `calls` gets names."""
+
+    def timed(subjects, protocol, deadline=math.inf):
+        calls.append([subject.name for subject in subjects])
+        if len(calls) == 2:
+            time.sleep(max(0.0, deadline - time.monotonic()))
+            return Latency(prepared=1, interrupted=True)
+        return measured_here(subjects, protocol)
+
+    return timed
+
+
 @pytest.fixture
 def ran(monkeypatch):
     """The steps that were run: verb and directory, or `dry run`."""
@@ -262,15 +275,7 @@ def test_a_budget_that_ends_while_models_are_timed_keeps_the_finished_timings(
     tmp_path, tuned, ran, monkeypatch
 ):
     calls = []
-
-    def timed(subjects, protocol, deadline=math.inf):
-        calls.append([subject.name for subject in subjects])
-        if len(calls) == 2:
-            time.sleep(max(0.0, deadline - time.monotonic()))
-            return Latency(prepared=1, interrupted=True)
-        return measured_here(subjects, protocol)
-
-    monkeypatch.setattr(shapes, "measure_latency", timed)
+    monkeypatch.setattr(shapes, "measure_latency", ended_by_the_budget(calls))
     given = (*planned(tuned, **{"plan.backends": "[onnx]"}), "-o", tmp_path / "out")
     # The command that is repeated is this process's, which may be pytest's.
     monkeypatch.setattr(sys, "argv", ["kdcli", *map(str, given)])
@@ -659,16 +664,7 @@ def test_a_budget_that_is_too_small_keeps_the_run_that_it_would_overwrite(
     given = (*planned(tuned, **sets), "-o", tmp_path / "out")
     assert kdcli(*given).exit_code == 0
     before = {path.relative_to(tmp_path) for path in (tmp_path / "out").rglob("*")}
-    calls = []
-
-    def timed(subjects, protocol, deadline=math.inf):
-        calls.append(1)
-        if len(calls) == 2:
-            time.sleep(max(0.0, deadline - time.monotonic()))
-            return Latency(prepared=1, interrupted=True)
-        return measured_here(subjects, protocol)
-
-    monkeypatch.setattr(shapes, "measure_latency", timed)
+    monkeypatch.setattr(shapes, "measure_latency", ended_by_the_budget([]))
     more_shapes = (*planned(tuned, **{"plan.backends": "[onnx]"}), "-o", tmp_path / "out")
     done = kdcli(*more_shapes, "--overwrite", "--budget", "2s")
     assert done.exit_code == UsageError.exit_code

@@ -138,7 +138,7 @@ def has_time_to_finish(search: Search, one: _Stopped, cost: TrainingCost) -> boo
 
 
 def _affordable(search: Search, shapes: list[str]) -> dict[str, TrainingCost]:
-    """Return the costs of the trainings for which there is time, and skip the other shapes.
+    """Return the costs of the trainings that the budget has time for, and skip the other shapes.
 
     `shapes` has the slowest first. Shapes of the same kind that are trained with the same values
     have as many steps, and no other takes longer than the slowest of them, so only its training is
