@@ -17,7 +17,10 @@ from kdcli.data.rows import (
 from kdcli.data.storage import as_file, base_name, open_binary
 from kdcli.errors import UsageError
 
-COLUMN_HINT = "set data.column (--column of `kdcli tokenize`) to the column of the text"
+COLUMN_HINT = (
+    "name the column of the text: --set data.column=NAME; for evaluate, prune, export and compress "
+    "--set data.columns.text=NAME; for tokenize --column NAME"
+)
 SAMPLE_BYTES = 1 << 18  # Size of a sample.
 MAX_UNPACKED_BYTES = 1 << 22  # Of a sample from a gzip file.
 

@@ -4,6 +4,9 @@ All views show the same sections.
 """
 
 import functools
+import itertools
+import re
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -105,8 +108,8 @@ class FittedTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Fit the table to the width of the terminal.
 
-        A table that is too wide and has few rows is turned on its side. Then names fold, and then
-        headings. A table that is still too wide becomes several tables.
+        A table that is too wide and has few rows is turned on its side, if it fits then. Otherwise
+        headings fold, and then names. A table that is still too wide becomes several tables.
         """
         width = options.max_width
         lines, marked = self._folded(width)
@@ -119,32 +122,47 @@ class FittedTable:
         for piece in pieces:
             grid = RichTable(header_style="bold")
             room = width - 1 - sum(minimum[k] + 3 for k in piece)
+            widths = {}
             for k in piece:
                 more = max(0, min(room, maximum[k] - minimum[k]))
                 room -= more
-                justify: Literal["left", "right"] = "right" if k else "left"
+                widths[k] = minimum[k] + more
+                has_numbers = k and any(cell and _is_numeric([cell]) for cell in columns[k][1:])
+                justify: Literal["left", "right"] = "right" if has_numbers else "left"
                 grid.add_column(
-                    escape(lines[0][k]), justify=justify, overflow="fold", width=minimum[k] + more
+                    escape(lines[0][k]), justify=justify, overflow="fold", width=widths[k]
                 )
             for i, row in enumerate(lines[1:]):
                 if len(pieces) == 1 or any(row[k] for k in piece[1:]):
                     grid.add_row(
-                        *(escape(row[k]) for k in piece), style="bold" if i == marked else None
+                        *(escape(_wrapped(row[k], widths[k])) for k in piece),
+                        style="bold" if i == marked else None,
                     )
             yield grid
 
     def _folded(self, width: int) -> tuple[list[list[str]], int | None]:
         """Return the header and the rows, turned or folded if they are too wide, and the mark."""
-        table, marked = self.table, self.table.marked
+        table = self.table
         lines = [line[: table.narrow] for line in (table.header, *table.rows)]
         if len(lines) <= len(lines[0]) and sum(len(name) + 3 for name in lines[0]) >= width:
-            lines, marked = [list(column) for column in zip(*lines, strict=True)], None
-            lines[0][0] = ""
-        columns = zip(*lines, strict=True)
-        if sum(max(map(len, column)) + 3 for column in columns) >= width:
-            lines = [[name.replace(" ", "\n") for name in lines[0]], *lines[1:]]
-            lines[1:] = [[name, *map(_broken, cells)] for name, *cells in lines[1:]]
-        return lines, marked
+            turned = [list(column) for column in zip(*lines, strict=True)]
+            turned[0][0] = ""
+            turned = _broken_lines(turned, width)
+            if len(_pieces(_minimum_widths(list(zip(*turned, strict=True)), width), width)) == 1:
+                return turned, None
+        return _broken_lines(lines, width), table.marked
+
+
+def _broken_lines(lines: list[list[str]], width: int) -> list[list[str]]:
+    """Break headings and cells where they may break, if the table is too wide."""
+    columns = zip(*lines, strict=True)
+    if sum(max(map(len, column)) + 3 for column in columns) < width:
+        return lines
+    header, *rows = lines
+    return [
+        [name.replace(" ", "\n") for name in header],
+        *([name, *map(_broken, cells)] for name, *cells in rows),
+    ]
 
 
 def _broken(cell: str) -> str:
@@ -152,25 +170,46 @@ def _broken(cell: str) -> str:
     return cell.replace(" (", "\n(").replace(", unstable", ",\nunstable")
 
 
+def _wrapped(cell: str, width: int) -> str:
+    """Break the lines of a cell that are too long, at spaces and after hyphens."""
+    parts = (textwrap.wrap(line, width) or [""] for line in cell.split("\n"))
+    return "\n".join(itertools.chain.from_iterable(parts))
+
+
 def _minimum_widths(columns: list[tuple[str, ...]], width: int) -> list[int]:
     """Return the width that each column needs for its words.
 
-    Names are cut if one table is then enough.
+    Names break after their hyphens, or are cut, if one table is then enough.
     """
     # A column that may fold needs room for its words.
-    apart = ["\n" if _is_whole(*column) else None for column in columns]
-    words = [
-        [word for text in column for word in text.split(at)]
+    apart = ["\n" if _is_whole(*column) else r"\s" for column in columns]
+    minimum = _longest_parts(columns, apart)
+    if _fits(minimum, width):
+        return minimum
+    names = [not _is_numeric(column[1:]) for column in columns]
+    hyphens = [r"\s|(?<=\w-)" if name else at for name, at in zip(names, apart, strict=True)]
+    broken = _longest_parts(columns, hyphens)
+    if _fits(broken, width):
+        return broken
+    reduced = [
+        min(n, MAX_WORD_WIDTH) if name else n for n, name in zip(minimum, names, strict=True)
+    ]
+    return reduced if _fits(reduced, width) else minimum
+
+
+def _longest_parts(columns: list[tuple[str, ...]], apart: list[str]) -> list[int]:
+    """Return the width of each column if its texts break at its pattern."""
+    return [
+        min(
+            MAX_NUMBER_WIDTH,
+            max((len(part) for text in column for part in re.split(at, text)), default=0),
+        )
         for column, at in zip(columns, apart, strict=True)
     ]
-    minimum = [min(MAX_NUMBER_WIDTH, max(map(len, own), default=0)) for own in words]
-    if sum(minimum) + 3 * len(minimum) < width:
-        return minimum
-    reduced = [
-        n if _is_numeric(column[1:]) else min(n, MAX_WORD_WIDTH)
-        for n, column in zip(minimum, columns, strict=True)
-    ]
-    return reduced if sum(reduced) + 3 * len(reduced) < width else minimum
+
+
+def _fits(widths: list[int], width: int) -> bool:
+    return sum(widths) + 3 * len(widths) < width
 
 
 def _pieces(minimum: list[int], width: int) -> list[list[int]]:
@@ -192,7 +231,8 @@ def _is_whole(heading: str, *cells: str) -> bool:
 
 
 def _is_numeric(cells: Iterable[str]) -> bool:
-    return all(cell[:1] in "+-≤≥0123456789" for cell in cells)
+    """Return whether cells are empty or begin with a number. A shape such as 6x384 is a name."""
+    return all(re.match(r"[+\-≤≥]?\d[\d.,]*x?(?!\w)", cell or "0") for cell in cells)
 
 
 def markdown(report: Report) -> str:

@@ -48,6 +48,7 @@ from kdcli.workloads.agreement import TeacherAgreement, vectors_of_texts
 from kdcli.workloads.embedder import Embedder, cosines
 from kdcli.workloads.embedding_texts import (
     TextRows,
+    column_of_texts,
     divided_texts,
     evaluated_texts,
     read_all,
@@ -428,7 +429,7 @@ def open_workload(request: WorkloadRequest, session: Session) -> tuple[Embedding
         )
     texts = read_texts(
         request.data.source,
-        column=None,
+        column=column_of_texts(request.data),
         unit=settings.unit,
         rows=settings.rows,
         log=Progress.log_fact,

@@ -13,6 +13,7 @@ from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.types import Array, Batch
 from kdcli.workloads.requests import EvaluationRequest
+from kdcli.workloads.settings import LabelledSettings
 
 MAX_EVALUATED = 5000
 """Maximum number of texts that are scored if no partition chooses them."""
@@ -80,10 +81,34 @@ def evaluated_texts(request: EvaluationRequest) -> tuple[Texts, str]:
     return texts.take(np.flatnonzero(chosen)), split
 
 
+def column_of_texts(data: LabelledSettings) -> str | None:
+    """Return the column of the texts that an embedding model encodes; None if none is named.
+
+    Raises UsageError: several columns, or the column of another role, such as a label.
+    """
+    column, others = data.columns.get("text"), sorted(data.columns.keys() - {"text"})
+    if others:
+        named = ", ".join(f"data.columns.{role}" for role in others)
+        raise UsageError(
+            f"an embedding model encodes the texts of one column, and {named} is given too",
+            "remove it",
+        )
+    if isinstance(column, list):
+        raise UsageError(
+            f"an embedding model encodes the texts of one column, got data.columns.text={column}",
+            "give one column",
+        )
+    return column
+
+
 def read_all(request: EvaluationRequest) -> Texts:
     """Read the texts of a request. Raises UsageError: there are no texts."""
     if request.data.source is None:
         raise UsageError("no text given", "give --data TEXT, a file or directory of texts")
     return read_texts(
-        request.data.source, column=None, unit="sentence", rows=None, log=Progress.log_fact
+        request.data.source,
+        column=column_of_texts(request.data),
+        unit="sentence",
+        rows=None,
+        log=Progress.log_fact,
     )

@@ -213,6 +213,39 @@ def test_a_table_of_many_variants_becomes_several_and_no_cell_is_cut():
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_long_names_break_after_hyphens_so_that_one_table_is_enough():
+    header = ["metric", "model", "baseline", "points lost (+)", "95% interval", ""]
+    row = [
+        "reviews accuracy",
+        "2x384-trimmed-onnx-int8",
+        "teacher",
+        "+0.91",
+        "+0.46 to +1.38",
+        "lost",
+    ]
+    console = Console(width=80, file=io.StringIO())
+    console.print(FittedTable(ReportTable(header, [row])))
+    text = console.file.getvalue()
+    assert text.count("┏") == 1
+    assert not missing(text, "│ 2x384-  ", "│ trimmed-onnx- │", "│ int8  ", "  +0.91 │", "│ lost │")
+
+
+def test_a_table_is_turned_only_if_it_fits_then():
+    header = [
+        "candidate",
+        "accuracy on selection rows",
+        "points lost on them",
+        "milliseconds",
+        "MB",
+    ]
+    names = ["teacher", "onnx-int8", "2x384-trimmed-onnx-int8", "3x384-trimmed-onnx-int8"]
+    console = Console(width=80, file=io.StringIO())
+    console.print(FittedTable(ReportTable(header, [[name, *"1234"] for name in names])))
+    text = console.file.getvalue()
+    assert text.count("┏") == 1
+    assert not missing(text, "candidate", *(f"│ {name} " for name in names))
+
+
 def test_a_terminal_folds_before_brackets(report):
     text = printed(report, 80)
     assert max(map(len, text.splitlines())) <= 80

@@ -163,6 +163,20 @@ def test_the_task_is_known_from_model_and_rows(make, tmp_path):
     assert known_task(str(tmp_path / "model"), str(data)) == task
 
 
+def test_an_embedding_model_reads_the_column_that_is_named(tmp_path):
+    lines = embedder(tmp_path)[0].read_text("utf-8").splitlines()
+    rows = [{"queue": f"q{n % 3}", "body": line} for n, line in enumerate(lines)]
+    given = arguments(tmp_path, write(tmp_path / "tickets.jsonl", rows))
+    given += ("--max-drop", "100")
+    assert "which column holds the text?" in refused(tmp_path, *given)
+    two = ("--set", "data.columns.label=queue")
+    named = ("--set", "data.columns.text=body")
+    assert "data.columns.label is given too" in refused(tmp_path, *given, *named, *two)
+    succeeds(*given, *named, "-o", tmp_path / "out")
+    student = report_of(tmp_path / "out" / "steps" / "1x32")
+    assert student.recipe["data"]["column"] == "body"
+
+
 def test_rows_without_a_benchmarks_columns_are_the_users_own(tmp_path):
     texts, _, _ = classifier(tmp_path)
     (tmp_path / "model" / "recipe.yaml").write_text("verb: finetune\ntask: sst2\n")

@@ -185,7 +185,8 @@ class TextTrainer(Trainer):
     def _distill(
         self, teacher: str, shape: str | None, keys: RecipeKeys, options: RunOptions
     ) -> object:
-        values = self._merged(self._text(), keys) | {"teacher": teacher, "method": METHOD}
+        values = self._merged(self._text("data.column"), keys)
+        values |= {"teacher": teacher, "method": METHOD}
         values |= {"embedding.pooling": self.recipe.pooling}
         values |= {} if shape is None else {"student.to": [shape]}
         named = base_recipe(keys)
@@ -194,12 +195,15 @@ class TextTrainer(Trainer):
         return distill_verb.distill(resolved, options)
 
     def _prune_values(self, keys: RecipeKeys, teacher: str | None) -> RecipeValues:
-        values = self._merged(self._text(), keys)
+        values = self._merged(self._text("data.columns.text"), keys)
         return values | {"task": METHOD, "embedding.pooling": self.recipe.pooling}
 
-    def _text(self) -> RecipeValues:
-        data = self.recipe.data
-        keys = {"data.source": self.recipe.text or data.source, "data.partition": data.partition}
+    def _text(self, column_key: str) -> RecipeValues:
+        data, text = self.recipe.data, self.recipe.text
+        keys = {"data.source": text or data.source, "data.partition": data.partition}
+        column = data.columns.get("text")
+        # A text of its own has other columns than the data.
+        keys[column_key] = column if text is None and isinstance(column, str) else None
         return {key: value for key, value in keys.items() if value is not None}
 
 
