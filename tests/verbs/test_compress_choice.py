@@ -39,18 +39,10 @@ from kdcli.verbs.compress import runner as runner_module
 from kdcli.verbs.compress import search as search_module
 from kdcli.verbs.compress import shapes as compress_shapes
 from kdcli.verbs.compress.budget import TrainingCost
+from kdcli.verbs.compress.choice import choose, conflict, dominated, misses
 from kdcli.verbs.compress.halving import RungScore, halve, try_shapes
 from kdcli.verbs.compress.journal import Journal, Record
-from kdcli.verbs.compress.judge import (
-    CandidateScores,
-    ScoredModel,
-    Verification,
-    choose,
-    conflict,
-    dominated,
-    misses,
-    sentence,
-)
+from kdcli.verbs.compress.judge import CandidateScores, ScoredModel, Verification
 from kdcli.verbs.compress.plan import slow_backends
 from kdcli.verbs.compress.question import answers, question_to, verified_before
 from kdcli.verbs.compress.recipes import dotted
@@ -59,6 +51,7 @@ from kdcli.verbs.compress.search import Candidate, Search
 from kdcli.verbs.compress.settings import CompressData, CompressRecipe, GoalSettings, seconds_of
 from kdcli.verbs.compress.shapes import Untrained, shapes_of, str_of
 from kdcli.verbs.compress.steps import Step
+from kdcli.verbs.compress.summary import describe_next, sentence
 from kdcli.verbs.compress.trainers import RowTrainer, TextTrainer
 
 
@@ -350,7 +343,7 @@ def test_a_goal_that_the_verification_rows_miss_names_the_next_candidate(tmp_pat
     search.scores = scores_of(one, better, measured("c", 0.7, 1.0, 1.0))
     failed = verified(one, 0.88)
     assert run.next_candidate(search, MISSED, failed) == better
-    assert judge.describe_next(search.scores, better, "kdcli compress m") == (
+    assert describe_next(search.scores, better, "kdcli compress m") == (
         "The next candidate is b: 0.8976 accuracy on the selection rows, 3.3 times as fast, 5.50 "
         "MB. To verify it, run: kdcli compress m"
     )

@@ -8,7 +8,8 @@ import pytest
 
 from kdcli.deploy.measurements import Speedup
 from kdcli.metrics.bootstrap import tango_interval
-from kdcli.verbs.compress.judge import CandidateScores, ScoredModel, choose, misses
+from kdcli.verbs.compress.choice import choose, misses
+from kdcli.verbs.compress.judge import CandidateScores, ScoredModel
 from kdcli.verbs.compress.settings import GoalSettings
 
 DIFFERING = 0.08

@@ -13,8 +13,9 @@ from kdcli.models.load import load_config, location
 from kdcli.recipe.sections import RecipeValues
 from kdcli.verbs.compress import steps
 from kdcli.verbs.compress.budget import check_cost, estimate
+from kdcli.verbs.compress.choice import conflict, is_bounded
 from kdcli.verbs.compress.halving import try_shapes
-from kdcli.verbs.compress.judge import CandidateScores, conflict, deployed_bytes, is_bounded
+from kdcli.verbs.compress.judge import CandidateScores, deployed_bytes
 from kdcli.verbs.compress.recipes import EXPORTS, backend_of
 from kdcli.verbs.compress.runner import product
 from kdcli.verbs.compress.search import Candidate, Search

@@ -38,22 +38,10 @@ from kdcli.verbs.compress.budget import (
     check_timing,
     finetuning,
 )
+from kdcli.verbs.compress.choice import all_misses, choose, dominated, misses, verified_misses
 from kdcli.verbs.compress.inputs import check_inputs, warn_of_changes
 from kdcli.verbs.compress.journal import SPENT, Journal
-from kdcli.verbs.compress.judge import (
-    TEACHER,
-    CandidateScores,
-    ScoredModel,
-    Verification,
-    all_misses,
-    choose,
-    describe_next,
-    dominated,
-    misses,
-    sentence,
-    verified_misses,
-    verify,
-)
+from kdcli.verbs.compress.judge import TEACHER, CandidateScores, ScoredModel, Verification, verify
 from kdcli.verbs.compress.moved import PARTITION, STEPS
 from kdcli.verbs.compress.plan import check_reachable, follow_plan, follow_steps
 from kdcli.verbs.compress.question import (
@@ -83,6 +71,7 @@ from kdcli.verbs.compress.ship import (
     never_predicted,
     with_thresholds,
 )
+from kdcli.verbs.compress.summary import describe_next, sentence
 from kdcli.verbs.compress.teacher import log_teacher
 from kdcli.verbs.compress.trainers import trainer_of
 from kdcli.workloads import open_evaluation

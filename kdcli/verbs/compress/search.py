@@ -12,15 +12,9 @@ from kdcli.engine.progress import Progress
 from kdcli.errors import MachineError
 from kdcli.report.schema import Report, Role
 from kdcli.verbs.compress import steps
+from kdcli.verbs.compress.choice import choose, is_bounded, is_sure
 from kdcli.verbs.compress.journal import SCORED
-from kdcli.verbs.compress.judge import (
-    POINT,
-    CandidateScores,
-    choose,
-    is_bounded,
-    is_sure,
-    judge,
-)
+from kdcli.verbs.compress.judge import POINT, CandidateScores, judge
 from kdcli.verbs.compress.moved import STEPS
 from kdcli.verbs.compress.recipes import EXPORTS, backend_of
 from kdcli.verbs.compress.runner import StepRunner, step_folder, step_of

@@ -26,7 +26,8 @@ from kdcli.models.load import load_encoder, location
 from kdcli.report.views import short
 from kdcli.types import ModelShape
 from kdcli.verbs.compress.budget import TIMED, timing_stopped
-from kdcli.verbs.compress.judge import LIMITS, TEACHER, is_bounded
+from kdcli.verbs.compress.choice import LIMITS, is_bounded
+from kdcli.verbs.compress.judge import TEACHER
 from kdcli.verbs.compress.runner import StepRunner
 from kdcli.verbs.compress.search import Search
 from kdcli.verbs.compress.settings import GoalSettings
