@@ -18,8 +18,8 @@ from kdcli.data.storage import as_file, base_name, open_binary
 from kdcli.errors import UsageError
 
 COLUMN_HINT = (
-    "name the column of the text: --set data.column=NAME; for evaluate, prune, export and compress "
-    "--set data.columns.text=NAME; for tokenize --column NAME"
+    "name the column of the text with --set data.column=NAME (distill, cotrain, trim, benchmark), "
+    "--set data.columns.text=NAME (evaluate, prune, export, compress) or --column NAME (tokenize)"
 )
 SAMPLE_BYTES = 1 << 18  # Size of a sample.
 MAX_UNPACKED_BYTES = 1 << 22  # Of a sample from a gzip file.

@@ -4,9 +4,7 @@ All views show the same sections.
 """
 
 import functools
-import itertools
 import re
-import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,6 +44,10 @@ from kdcli.report.text import (
 __all__ = ["first_pictures", "html", "markdown", "model_card", "short", "terminal", "write_views"]
 
 MAX_WORD_WIDTH, MAX_NUMBER_WIDTH = 8, 24  # characters in a column that a terminal does not fold
+BREAK = r"(?<=\s)|(?<=\w-)"
+"""Where a name may break: after a space, or after a hyphen that follows a letter or a digit."""
+NUMBER = r"[+\-≤≥<]?\d+([.,]\d+)*(e[+-]?\d+)?x?(?![\w-]|[.,]\d)"
+"""The beginning of a cell with a number. A shape such as 6x384 is a name."""
 MAX_EXAMPLES = 5  # items with quotations that Markdown shows in a section
 
 
@@ -108,8 +110,9 @@ class FittedTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Fit the table to the width of the terminal.
 
-        A table that is too wide and has few rows is turned on its side, if it fits then. Otherwise
-        headings fold, and then names. A table that is still too wide becomes several tables.
+        A table that is too wide and has few rows is turned on its side, if one table is then
+        enough. Otherwise headings fold, and then names. A table that is still too wide becomes
+        several tables.
         """
         width = options.max_width
         lines, marked = self._folded(width)
@@ -127,11 +130,10 @@ class FittedTable:
                 more = max(0, min(room, maximum[k] - minimum[k]))
                 room -= more
                 widths[k] = minimum[k] + more
-                has_numbers = k and any(cell and _is_numeric([cell]) for cell in columns[k][1:])
-                justify: Literal["left", "right"] = "right" if has_numbers else "left"
-                grid.add_column(
-                    escape(lines[0][k]), justify=justify, overflow="fold", width=widths[k]
-                )
+                heading = escape(_wrapped(lines[0][k], widths[k]))
+                is_right = k > 0 and _has_numbers(columns[k][1:])
+                justify: Literal["left", "right"] = "right" if is_right else "left"
+                grid.add_column(heading, justify=justify, overflow="fold", width=widths[k])
             for i, row in enumerate(lines[1:]):
                 if len(pieces) == 1 or any(row[k] for k in piece[1:]):
                     grid.add_row(
@@ -172,8 +174,16 @@ def _broken(cell: str) -> str:
 
 def _wrapped(cell: str, width: int) -> str:
     """Break the lines of a cell that are too long, at spaces and after hyphens."""
-    parts = (textwrap.wrap(line, width) or [""] for line in cell.split("\n"))
-    return "\n".join(itertools.chain.from_iterable(parts))
+    lines = []
+    for line in cell.split("\n"):
+        current = ""
+        for part in re.split(BREAK, line):
+            if current and len((current + part).rstrip()) > width:
+                lines.append(current.rstrip())
+                current = ""
+            current += part
+        lines.append(current.rstrip())
+    return "\n".join(lines)
 
 
 def _minimum_widths(columns: list[tuple[str, ...]], width: int) -> list[int]:
@@ -187,7 +197,7 @@ def _minimum_widths(columns: list[tuple[str, ...]], width: int) -> list[int]:
     if _fits(minimum, width):
         return minimum
     names = [not _is_numeric(column[1:]) for column in columns]
-    hyphens = [r"\s|(?<=\w-)" if name else at for name, at in zip(names, apart, strict=True)]
+    hyphens = [BREAK if name else at for name, at in zip(names, apart, strict=True)]
     broken = _longest_parts(columns, hyphens)
     if _fits(broken, width):
         return broken
@@ -202,7 +212,7 @@ def _longest_parts(columns: list[tuple[str, ...]], apart: list[str]) -> list[int
     return [
         min(
             MAX_NUMBER_WIDTH,
-            max((len(part) for text in column for part in re.split(at, text)), default=0),
+            max((len(part.rstrip()) for text in column for part in re.split(at, text)), default=0),
         )
         for column, at in zip(columns, apart, strict=True)
     ]
@@ -231,8 +241,13 @@ def _is_whole(heading: str, *cells: str) -> bool:
 
 
 def _is_numeric(cells: Iterable[str]) -> bool:
-    """Return whether cells are empty or begin with a number. A shape such as 6x384 is a name."""
-    return all(re.match(r"[+\-≤≥]?\d[\d.,]*x?(?!\w)", cell or "0") for cell in cells)
+    return all(re.match(NUMBER, cell or "0") for cell in cells)
+
+
+def _has_numbers(cells: Iterable[str]) -> bool:
+    """Return whether most of the cells that are not empty begin with a number."""
+    numeric = [_is_numeric([cell]) for cell in cells if cell]
+    return 2 * sum(numeric) > len(numeric)
 
 
 def markdown(report: Report) -> str:

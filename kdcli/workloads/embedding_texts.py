@@ -82,23 +82,24 @@ def evaluated_texts(request: EvaluationRequest) -> tuple[Texts, str]:
 
 
 def column_of_texts(data: LabelledSettings) -> str | None:
-    """Return the column of the texts that an embedding model encodes; None if none is named.
+    """Return the column of plain text; None if none is named.
 
     Raises UsageError: several columns, or the column of another role, such as a label.
     """
-    column, others = data.columns.get("text"), sorted(data.columns.keys() - {"text"})
+    named = data.columns.get("text", [])
+    columns = [named] if isinstance(named, str) else named
+    others = ", ".join(f"data.columns.{role}" for role in data.columns if role != "text")
     if others:
-        named = ", ".join(f"data.columns.{role}" for role in others)
         raise UsageError(
-            f"an embedding model encodes the texts of one column, and {named} is given too",
-            "remove it",
+            f"without a task, texts are read from one column, data.columns.text; got {others}",
+            f"remove {others}, or rename the key to data.columns.text",
         )
-    if isinstance(column, list):
+    if len(columns) > 1:
         raise UsageError(
-            f"an embedding model encodes the texts of one column, got data.columns.text={column}",
-            "give one column",
+            f"without a task, texts are read from one column; got data.columns.text={named}",
+            "give one of these columns",
         )
-    return column
+    return columns[0] if columns else None
 
 
 def read_all(request: EvaluationRequest) -> Texts:

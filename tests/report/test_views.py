@@ -246,6 +246,46 @@ def test_a_table_is_turned_only_if_it_fits_then():
     assert not missing(text, "candidate", *(f"│ {name} " for name in names))
 
 
+def columns_of(header, *rows, width=80):
+    """Return the lines of the cells of a table, without its frame."""
+    console = Console(width=width, file=io.StringIO())
+    console.print(FittedTable(ReportTable(header, [list(row) for row in rows])))
+    return [line for line in console.file.getvalue().splitlines() if line[0] in "│┃"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "is_right"),
+    [
+        (["6.00x (5.50–6.60)", "≥9.00x, unstable"], True),
+        (["1e-5", "1.2e-05", ""], True),
+        (["+0.46 to +1.38", "-0.1"], True),
+        (["22.7 M", "1,024", "5%"], True),
+        (["6x384", "3x192"], False),
+        (["7B", "0.5B"], False),
+        (["3-layer", "teacher"], False),
+        (["teacher", "student", "3"], False),
+    ],
+)
+def test_numbers_are_aligned_to_the_right_and_names_to_the_left(cells, is_right):
+    widest = max(cells, key=len)
+    lines = columns_of(["name", "x" * (len(widest) + 2)], *(["a", cell] for cell in cells))
+    assert f"│   {widest} │" in lines[1 + cells.index(widest)] or not is_right
+    assert f"│ {widest}   │" in lines[1 + cells.index(widest)] or is_right
+
+
+def test_headings_and_cells_of_a_turned_table_break_at_hyphens():
+    header = ["candidate", "accuracy on the selection rows", "points lost on the rows", "verdict"]
+    names = [f"{n}x384-trimmed-onnx-int8" for n in (2, 3)]
+    lines = columns_of(header, *([name, "0.9", "1", "lost"] for name in names), width=60)
+    assert lines[0].startswith("┃ ")
+    text = "\n".join(lines)
+    assert not missing(text, " 2x384-", " 3x384-", "trimmed-")
+
+
+def test_a_column_without_text_is_empty():
+    assert "│ a    │     1 │  │" in columns_of(["name", "score", ""], ["a", "1", ""])[1]
+
+
 def test_a_terminal_folds_before_brackets(report):
     text = printed(report, 80)
     assert max(map(len, text.splitlines())) <= 80

@@ -668,6 +668,24 @@ def test_an_embedding_model_reads_few_texts_at_most_ten_times(rows, given, keys)
     assert TextTrainer(recipe).distill_defaults("static:16", 384, lambda: rows) == {}
 
 
+@pytest.mark.parametrize(
+    ("settings", "column"),
+    [
+        ({"task": "embedding"}, "body"),
+        ({"task": "embedding", "text": "other.txt"}, None),
+        # The rows are pairs, of which this column has the first texts.
+        ({"task": "own", "pooling": "mean"}, None),
+    ],
+)
+def test_a_student_learns_from_the_named_column(settings, column, monkeypatch):
+    trained = []
+    monkeypatch.setattr(trainers.distill_verb, "distill", lambda made, _: trained.append(made))
+    data = CompressData(source="rows.jsonl", columns={"text": "body"})
+    recipe = CompressRecipe(model="m", data=data, **settings)
+    TextTrainer(recipe).distill("m", {}, "3x384").run(RunOptions())
+    assert trained[0].recipe.data.column == column
+
+
 @pytest.mark.parametrize("text", [None, "other.txt"])
 def test_texts_that_are_not_the_rows_do_not_bound_the_steps(text):
     recipe = CompressRecipe(model="m", task="stsb", text=text)

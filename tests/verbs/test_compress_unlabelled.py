@@ -171,7 +171,9 @@ def test_an_embedding_model_reads_the_column_that_is_named(tmp_path):
     assert "which column holds the text?" in refused(tmp_path, *given)
     two = ("--set", "data.columns.label=queue")
     named = ("--set", "data.columns.text=body")
-    assert "data.columns.label is given too" in refused(tmp_path, *given, *named, *two)
+    assert "one column, data.columns.text; got data.columns.label" in refused(
+        tmp_path, *given, *named, *two
+    )
     succeeds(*given, *named, "-o", tmp_path / "out")
     student = report_of(tmp_path / "out" / "steps" / "1x32")
     assert student.recipe["data"]["column"] == "body"

@@ -124,6 +124,34 @@ def test_agreement_needs_two_texts(given, embedder, tmp_path):
     assert "only 1 text to score" in refused(tmp_path, *evaluated)
 
 
+@pytest.mark.parametrize(
+    "columns",
+    ["{text: [queue, body]}", "{label: queue}", "{txt: body}"],
+)
+def test_text_has_one_column(given, embedder, tmp_path, columns):
+    data = ["--data", tmp_path / "texts.txt", "--set", f"data.columns={columns}"]
+    for start in (given, ["evaluate", embedder, "--task", "embedding"]):
+        assert "texts are read from one column" in refused(tmp_path, *start, *data)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        ["prune", "--sparsity", "0.5", *QUICK],
+        ["evaluate", "--task", "embedding"],
+        ["export", "--format", "onnx"],
+    ],
+)
+def test_the_named_column_is_read(given, embedder, tmp_path, start):
+    lines = (tmp_path / "texts.txt").read_text("utf-8").splitlines()
+    rows = [{"queue": f"w{n}", "body": line} for n, line in enumerate(lines)]
+    data = ["--data", own_files.write(tmp_path / "rows.jsonl", rows)]
+    verb, *more = start
+    named = ["--set", "data.columns.text=body"]
+    assert "which column holds the text?" in refused(tmp_path, verb, embedder, *more, *data)
+    succeeds(verb, embedder, *more, *data, *named, "-o", tmp_path / "out")
+
+
 @pytest.mark.parametrize("method", ["magnitude", "movement"])
 def test_methods_that_train_the_weights_leave_no_mask_file(given, tmp_path, method):
     succeeds(*given, "--sparsity", "0.5", "--method", method, "-o", tmp_path / "out")

@@ -260,7 +260,7 @@ def check_latency_gates(
     for row in rows:
         is_baseline = several_models and row.model == baseline.name
         limits = replace(gates, max_latency_ms=None) if is_baseline else gates
-        misses, unstable = _compared(row, limits)
+        misses, unstable = _misses_and_unstable_passes(row, limits)
         missed += misses
         passed_unstable += unstable
     if passed_unstable:
@@ -270,6 +270,7 @@ def check_latency_gates(
 
 
 def _check_stable(report: Report, folder: Path) -> None:
+    """Raise UnstableError if a measurement is unstable."""
     unstable = [r for r in report.latency if r.status == "unstable"]
     if not unstable:
         return
@@ -286,8 +287,8 @@ def _check_stable(report: Report, folder: Path) -> None:
     )
 
 
-def _compared(row: LatencyRow, gates: Gates) -> tuple[list[str], list[str]]:
-    """Return the limits that a measurement misses, and those that it meets by an unstable bound."""
+def _misses_and_unstable_passes(row: LatencyRow, gates: Gates) -> tuple[list[str], list[str]]:
+    """Return the limits that a measurement misses, and those that only its unstable bound meets."""
     missed, passed_unstable = [], []
     where, ratio = f"{row.model} on {row.backend} {row.dtype}", row.speedup
     limit, minimum = gates.max_latency_ms, gates.min_speedup

@@ -22,6 +22,7 @@ from kdcli.verbs.finetune import run as finetune_verb
 from kdcli.verbs.prune import run as prune_verb
 from kdcli.verbs.prune.recipes import prune_recipes
 from kdcli.workloads.embedding import METHOD
+from kdcli.workloads.embedding_texts import column_of_texts
 from kdcli.workloads.eval_sets import by_vectors
 from kdcli.workloads.labelled import ROW_KINDS
 from kdcli.workloads.recipes import finetune_recipe
@@ -109,7 +110,8 @@ class Trainer(ABC):
     def _prune_values(self, keys: RecipeKeys, teacher: str | None) -> RecipeValues: ...
 
     def _merged(self, data: RecipeKeys, keys: RecipeKeys) -> RecipeValues:
-        """Return the dotted keys of a training. The step's keys replace all but the data."""
+        """Return the dotted keys of a training. The step's keys replace all but the source
+        and the partition."""
         own = {"measure.latency": False, "train.seed": self.recipe.seed}
         fixed = {k: v for k, v in data.items() if k in ("data.source", "data.partition")}
         return {**data, **own, **dotted(keys), **fixed}
@@ -201,9 +203,9 @@ class TextTrainer(Trainer):
     def _text(self, column_key: str) -> RecipeValues:
         data, text = self.recipe.data, self.recipe.text
         keys = {"data.source": text or data.source, "data.partition": data.partition}
-        column = data.columns.get("text")
-        # A text of its own has other columns than the data.
-        keys[column_key] = column if text is None and isinstance(column, str) else None
+        # The rows of other tasks are pairs, and `text` is another file.
+        is_text = self.recipe.task == METHOD and text is None
+        keys[column_key] = column_of_texts(data) if is_text else None
         return {key: value for key, value in keys.items() if value is not None}
 
 

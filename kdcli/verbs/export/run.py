@@ -65,6 +65,7 @@ from kdcli.verbs.export.result import Exported
 from kdcli.workloads import open_evaluation
 from kdcli.workloads.detect import task_of_model
 from kdcli.workloads.embedder import Embedder
+from kdcli.workloads.embedding_texts import column_of_texts
 from kdcli.workloads.labelled import LabelledWorkload
 from kdcli.workloads.requests import EvaluationRequest
 from kdcli.workloads.settings import LabelledSettings
@@ -301,7 +302,7 @@ def _load_vectors(
     workload = _open_workload(task, data, source, pooling or embedder.format.pooling)
     calibration: list[str] = []
     if workload is None:
-        documents = open_source(data.source or "demo").documents("train", None)
+        documents = open_source(data.source or "demo").documents("train", column_of_texts(data))
         texts = (text for document in documents for text in sentences(document))
         compared, calibration = _divided(texts, VECTORS_COMPARED)
     else:
@@ -326,7 +327,7 @@ def _load_head(
     texts: list[str] = []
     calibration: list[str] = []
     if task is None:
-        documents = open_source(data.source or "demo").documents("train", None)
+        documents = open_source(data.source or "demo").documents("train", column_of_texts(data))
         texts, calibration = _divided(documents, TEXTS_COMPARED)
     network, tokenizer, kind, notes = _load(source, trusted)
     positions = positions_of(network.config) or VERY_LARGE_INTEGER
