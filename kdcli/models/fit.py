@@ -9,6 +9,7 @@ The student runs once, on a sample of text. Before each of its layers, the teach
 its own input, so only the outputs of one layer are in memory.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,10 @@ MOST_TOKENS = 32_768
 linear."""
 FIT_BYTES = 3 * 2**30
 """Memory for the states that a student of the teacher's width is fitted to."""
+
+
+SILENCE = 10.0
+"""Seconds after which a fit says how far it is."""
 
 
 @dataclass(frozen=True)
@@ -126,10 +131,12 @@ def fit_to_teacher(
     counterparts: Iterable[Counterpart],
     origins: Mapping[nn.Module, nn.Module],
     sample: Batch,
+    log: Callable[[str], None] | None = None,
 ) -> None:
     """Fit a student's linears and normalisations to its teacher's outputs for a sample, in place.
 
-    `origins` maps each of the student's layers to the teacher's layer that it replaces.
+    `origins` maps each of the student's layers to the teacher's layer that it replaces. A long fit
+    calls `log` with the number of fitted layers.
     """
     fit = _Fit(sample)
     layer_of = {module: layer for layer in origins for module in layer.modules()}
@@ -148,7 +155,13 @@ def fit_to_teacher(
         with fit.recording(by_layer.get(None, [])):
             run_sample(teacher, sample)
 
+    layers, logged = list(origins), time.monotonic()
+
     def before_layer(layer: nn.Module, args: object) -> None:
+        nonlocal logged
+        if log is not None and time.monotonic() - logged >= SILENCE:
+            log(f"{layers.index(layer)} of {len(layers)} layers fitted")
+            logged = time.monotonic()
         origin = origins[layer]
         args_of_origin, kwargs = inputs[origin]
         with fit.recording(by_layer.get(layer, [])):

@@ -35,7 +35,7 @@ Then the student is fitted to the teacher on the same text (`kdcli.models.fit`).
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, starmap
@@ -120,11 +120,13 @@ def copy_reduced(
     sample: Batch,
     *,
     fit: bool,
+    log: Callable[[str], None] | None = None,
 ) -> tuple[list[str], Tensor | None]:
     """Fill the parameters of a student of the teacher's type in place.
 
     * `chosen`: the teacher layer (1 ... N) for each student layer.
     * `fit`: also fit the student to the teacher's outputs for the sample.
+    * `log`: called with messages about the progress of the fit.
 
     Returns the names of the parameters that could not be filled, and the basis [D, N] of the
     teacher's residual stream that the student keeps, or None if it keeps the whole stream.
@@ -142,7 +144,13 @@ def copy_reduced(
     fewer_units = narrow_units < units
     letters = "" if heads == narrow_heads else "O" if layout.rotary else "QKO"
     letters += "D" if fewer_units else ""
-    moments = _moments(teacher, layout, origins, sample, letters)
+    wide, narrow = int(teacher.config.hidden_size), int(student.config.hidden_size)
+    with ExitStack() as hooks:
+        moments = hooks.enter_context(_moments(teacher, layout, origins, sample, letters))
+        streams = hooks.enter_context(_streams(teacher, layout, sample)) if narrow < wide else []
+        if letters or narrow < wide:
+            run_sample(teacher, sample)
+    basis_DN = components(torch.stack(streams).sum(0), narrow) if streams else None
     maps: dict[int, Maps] = {}
     for origin_layer, layer in pairs:
         both = linears(layout, origin_layer), linears(layout, layer)
@@ -152,8 +160,6 @@ def copy_reduced(
             )
         if fewer_units:
             maps |= _unit_maps(moments[origin_layer]["D"], narrow_units, *both)
-    wide, narrow = int(teacher.config.hidden_size), int(student.config.hidden_size)
-    basis_DN = _principal(teacher, layout, sample, narrow) if narrow < wide else None
 
     def origin(name: str) -> str:
         if layout.shared or not name.startswith(f"{layout.layers}."):
@@ -175,7 +181,7 @@ def copy_reduced(
     if fit:
         counterparts = _counterparts(teacher, student, origin, basis_DN, maps)
         layers = dict(zip(layout.modules(student), origins, strict=True))
-        fit_to_teacher(teacher, student, counterparts, layers, sample)
+        fit_to_teacher(teacher, student, counterparts, layers, sample, log)
     teacher.train(training)
     return unfilled, basis_DN
 
@@ -229,14 +235,15 @@ def heads_of(layout: Layout, model: PreTrainedModel) -> Heads:
     )
 
 
+@contextmanager
 def _moments(
     teacher: PreTrainedModel,
     layout: Layout,
     layers: list[nn.Module],
     sample: Batch,
     letters: str,
-) -> dict[nn.Module, Moments]:
-    """Return the moments of the layers' activations for these letters."""
+) -> Iterator[dict[nn.Module, Moments]]:
+    """Record the moments of the layers' activations for these letters while the teacher runs."""
     moments: dict[nn.Module, Moments] = {layer: {} for layer in layers}
     runs = Counter(layout.modules(teacher))
 
@@ -259,16 +266,14 @@ def _moments(
 
         return hook
 
-    if letters:
-        with ExitStack() as hooks:
-            for layer in moments:
-                matrices = linears(layout, layer)
-                for letter in letters:
-                    linear, rows = matrices[letter][0]
-                    hook = record(layer, letter, rows)
-                    hooks.callback(linear.register_forward_hook(hook).remove)
-            run_sample(teacher, sample)
-    return moments
+    with ExitStack() as hooks:
+        for layer in moments:
+            matrices = linears(layout, layer)
+            for letter in letters:
+                linear, rows = matrices[letter][0]
+                hook = record(layer, letter, rows)
+                hooks.callback(linear.register_forward_hook(hook).remove)
+        yield moments
 
 
 def _moment(x_RE: Tensor, *, diagonal: bool) -> Moment:
@@ -283,10 +288,12 @@ def _moment(x_RE: Tensor, *, diagonal: bool) -> Moment:
     return Moment(mean_E, covariance_EE + mean_E.outer(mean_E))
 
 
-def _principal(teacher: PreTrainedModel, layout: Layout, sample: Batch, narrow: int) -> Tensor:
-    """Return the principal components of the hidden states, [D, N] float64.
+@contextmanager
+def _streams(teacher: PreTrainedModel, layout: Layout, sample: Batch) -> Iterator[list[Tensor]]:
+    """Record the second moments of the hidden states while the teacher runs, each [D, D] float64.
 
-    Every layer has the same weight.
+    They are the first layer's inputs and every layer's outputs. Each trace is 1, so that every
+    layer has the same weight.
     """
     moments_DD: list[Tensor] = []
 
@@ -309,8 +316,7 @@ def _principal(teacher: PreTrainedModel, layout: Layout, sample: Batch, narrow: 
         )
         for layer in layers:
             hooks.callback(layer.register_forward_hook(after).remove)
-        run_sample(teacher, sample)
-    return components(torch.stack(moments_DD).sum(0), narrow)
+        yield moments_DD
 
 
 def components(moment_DD: Tensor, count: int) -> Tensor:

@@ -156,7 +156,7 @@ def build_student(
     if fit and log is not None:
         read = int(sample["attention_mask"].sum())
         log(f"fitting a {shape.layers}x{shape.hidden} to the teacher's outputs for {read:,} tokens")
-    unfilled, basis_DN = copy_reduced(teacher, student, layout, chosen, sample, fit=fit)
+    unfilled, basis_DN = copy_reduced(teacher, student, layout, chosen, sample, fit=fit, log=log)
     notes = [f"initialised from teacher layers {', '.join(map(str, chosen))}"]
     if shape.hidden < source.hidden:
         notes[0] += f", width {source.hidden} reduced to {shape.hidden}"

@@ -62,3 +62,14 @@ def test_each_layer_reproduces_its_teachers_outputs_from_the_students_input(kind
         found = linear.weight.double().numpy().T
         np.testing.assert_allclose(found, expected[: len(found)], atol=2e-3)
         assert np.abs(found - origin.weight.double().numpy().T).max() > 0.1
+
+
+def test_a_narrow_student_needs_two_runs_of_its_teacher_and_says_how_far_it_is(monkeypatch):
+    monkeypatch.setattr(fit, "SILENCE", 0.0)
+    teacher = tiny_encoder("bert", num_hidden_layers=4)
+    runs, lines = [], []
+    teacher.register_forward_hook(lambda *_: runs.append(1))
+    narrow = replace(shape_of(teacher.config), layers=2, hidden=16, heads=2)
+    build_student(teacher, narrow, text=CountingRows(width=8), log=lines.append)
+    assert len(runs) == 2
+    assert lines[1:] == ["0 of 2 layers fitted", "1 of 2 layers fitted"]

@@ -37,6 +37,13 @@ def second(x, letter):
     return (x**2).mean(0) if letter == "D" else x.T @ x / len(x)
 
 
+def recorded(teacher, layout, layers, sample, letters):
+    """Return the moments of a run of the teacher."""
+    with reduce._moments(teacher, layout, layers, sample, letters) as moments:
+        reduce.run_sample(teacher, sample)
+    return moments
+
+
 @torch.no_grad()
 def test_moments_are_those_of_the_tokens_that_are_no_padding():
     torch.manual_seed(0)
@@ -65,7 +72,7 @@ def test_moments_are_those_of_the_tokens_that_are_no_padding():
     before = linear("intermediate.dense", attended)
     units = before / 2 * (1 + np.vectorize(math.erf)(before / math.sqrt(2)))
     activations = {"Q": q[real], "K": k[real], "O": context[real], "D": units[real]}
-    moments = reduce._moments(teacher, LAYOUTS["bert"], [layer], sample, "QKOD")[layer]
+    moments = recorded(teacher, LAYOUTS["bert"], [layer], sample, "QKOD")[layer]
     assert moments.keys() == activations.keys()
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
     for letter, x in activations.items():
@@ -92,7 +99,7 @@ def test_a_shared_layer_has_the_mean_of_its_runs_moments():
         [x @ w[f"{name}.weight"].T + w[f"{name}.bias"] for x, _ in by_run]
         for name in ("query", "key")
     )
-    moments = reduce._moments(teacher, layout, [layer] * 2, sample, "QKD")[layer]
+    moments = recorded(teacher, layout, [layer] * 2, sample, "QKD")[layer]
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
     for letter, runs in {"Q": q, "K": k, "D": [x for _, x in by_run]}.items():
         together = np.concatenate(runs)
@@ -125,7 +132,7 @@ def test_a_sample_of_one_token_has_moments():
     teacher = tiny_encoder("bert")
     sample = {"input_ids": torch.tensor([[5]]), "attention_mask": torch.tensor([[1]])}
     layers = list(teacher.encoder.layer)
-    moments = reduce._moments(teacher, LAYOUTS["bert"], layers, sample, "QKOD")
+    moments = recorded(teacher, LAYOUTS["bert"], layers, sample, "QKOD")
     found = [moment for layer in layers for moment in moments[layer].values()]
     assert all(x.isfinite().all() for moment in found for x in (moment.mean_E, moment.second))
 
@@ -471,7 +478,9 @@ def test_every_layer_counts_equally_in_the_principal_components():
         x = state.double().numpy()[real]
         moment += x.T @ x / np.square(x).sum()
     expected = np.linalg.eigh(moment)[1][:, -8:]
-    found = reduce._principal(teacher, LAYOUTS["bert"], batch, 8).numpy()
+    with reduce._streams(teacher, LAYOUTS["bert"], batch) as streams:
+        reduce.run_sample(teacher, batch)
+    found = reduce.components(torch.stack(streams).sum(0), 8).numpy()
     # Both span the same space.
     np.testing.assert_allclose(found @ found.T, expected @ expected.T, atol=1e-5)
 
