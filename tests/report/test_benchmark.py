@@ -105,7 +105,7 @@ def test_a_terminal_of_a_hundred_characters_keeps_rows_whole(benchmark, runs):
     for row in benchmark.latency:
         line = f"{row.model} {row.backend}-{row.dtype}"
         assert re.search(
-            rf"│ {line} +│ +[\d.]+ │ +[\d.]+ │ +[\d.]+ │ +[\d,]+ │ +[^│]+ │ +(ok|noisy) │", text
+            rf"│ {line} +│ +[\d.]+ │ +[\d.]+ │ +[\d.]+ │ +[\d,]+ │ +[^│]+ │ (ok|noisy) +│", text
         )
     assert "6x384 torch-fp32" not in printed(runs, 100).split("Agreement")[0], (
         "all ran on the same backend"
