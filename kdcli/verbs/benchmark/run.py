@@ -228,9 +228,9 @@ def check_latency_gates(
     """Compare every candidate with the gates. An unstable measurement counts by its bound.
 
     The gates hold in the first cell of the recipe. The minimum speed-up holds for every measurement
-    next to the baseline, and the maximum latency for those of the models next to the baseline. If
-    there is only one model, the maximum latency holds for its other backends, or for the model
-    itself if nothing else is measured. A candidate without a measurement misses every gate.
+    next to the baseline. The maximum latency holds for the models next to the baseline; if there is
+    only one model, it holds for its other backends, or for the model itself if nothing else is
+    measured. A candidate without a measurement misses every gate.
 
     Args:
         report: the measurements.
@@ -279,7 +279,7 @@ def _check_stable(report: Report, folder: Path) -> None:
     longer = f"measure.min_runs={MIN_RUNS}" if is_short else "measure.min_seconds=..."
     raise UnstableError(
         f"{len(unstable)} of {len(report.latency)} measurements are unstable, for example "
-        f"{r.model} at {r.batch_size} x {r.seq_len}: {r.n:,} runs, of which the middle half "
+        f"{r.model} at {r.batch_size} x {r.seq_len}: {r.n:,} runs. Their middle half "
         f"spreads over {r.iqr_over_p50:.0%} of p50, and p90 is {r.p90_ms / r.p50_ms:.1f} times "
         "p50",
         f"measure on a quieter machine, or longer with --set {longer}",
@@ -288,7 +288,7 @@ def _check_stable(report: Report, folder: Path) -> None:
 
 
 def _misses_and_unstable_passes(row: LatencyRow, gates: Gates) -> tuple[list[str], list[str]]:
-    """Return the limits that a measurement misses, and those that only its unstable bound meets."""
+    """Return messages about the limits that a measurement misses or meets by an unstable bound."""
     missed, passed_unstable = [], []
     where, ratio = f"{row.model} on {row.backend} {row.dtype}", row.speedup
     limit, minimum = gates.max_latency_ms, gates.min_speedup

@@ -359,7 +359,7 @@ def limit_tokens(tokenizer: PreTrainedTokenizerBase, length: int) -> int | None:
 
 
 def _divided(texts: Iterable[str], compared: int) -> tuple[list[str], list[str]]:
-    """Divide texts into those on which outputs are compared, and those that choose the integers.
+    """Divide texts into texts for comparing outputs and texts for choosing the integers.
 
     If there are few texts, both parts get half of them. Raises UsageError: there are no texts.
     """
