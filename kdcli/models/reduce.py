@@ -171,13 +171,11 @@ def copy_reduced(
     parameters = [(n, p, source.get(origin(n))) for n, p in student.named_parameters()]
     unfilled = _fill(parameters, basis_DN, maps)
     for origin_layer, layer in pairs:
-        for letter in "OD":
-            if letter in moments[origin_layer]:
-                teacher_linear, student_linear = (
-                    linears(layout, each)[letter][0][0] for each in (origin_layer, layer)
-                )
-                mean_E = moments[origin_layer][letter].mean_E
-                _keep_mean(teacher_linear, student_linear, mean_E, maps, basis_DN)
+        both = linears(layout, origin_layer), linears(layout, layer)
+        for letter in filter(moments[origin_layer].get, "OD"):
+            teacher_linear, student_linear = (each[letter][0][0] for each in both)
+            mean_E = moments[origin_layer][letter].mean_E
+            _keep_mean(teacher_linear, student_linear, mean_E, maps, basis_DN)
     if fit:
         counterparts = _counterparts(teacher, student, origin, basis_DN, maps)
         layers = dict(zip(layout.modules(student), origins, strict=True))
