@@ -150,7 +150,7 @@ class FittedTable:
             turned = [list(column) for column in zip(*lines, strict=True)]
             turned[0][0] = ""
             turned = _broken_lines(turned, width)
-            if len(_pieces(_minimum_widths(list(zip(*turned, strict=True)), width), width)) == 1:
+            if _fits(_uncut_widths(list(zip(*turned, strict=True)), width), width):
                 return turned, None
         return _broken_lines(lines, width), table.marked
 
@@ -187,24 +187,27 @@ def _wrapped(cell: str, width: int) -> str:
 
 
 def _minimum_widths(columns: list[tuple[str, ...]], width: int) -> list[int]:
+    """Return the width that each column needs. Names are cut if one table is then enough."""
+    uncut = _uncut_widths(columns, width)
+    reduced = [
+        n if _is_numeric(column[1:]) else min(n, MAX_WORD_WIDTH)
+        for n, column in zip(uncut, columns, strict=True)
+    ]
+    return reduced if _fits(reduced, width) and not _fits(uncut, width) else uncut
+
+
+def _uncut_widths(columns: list[tuple[str, ...]], width: int) -> list[int]:
     """Return the width that each column needs for its words.
 
-    Names break after their hyphens, or are cut, if one table is then enough.
+    Names break after their hyphens if one table is then enough.
     """
     # A column that may fold needs room for its words.
     apart = ["\n" if _is_whole(*column) else r"\s" for column in columns]
-    minimum = _longest_parts(columns, apart)
-    if _fits(minimum, width):
-        return minimum
+    whole = _longest_parts(columns, apart)
     names = [not _is_numeric(column[1:]) for column in columns]
     hyphens = [BREAK if name else at for name, at in zip(names, apart, strict=True)]
     broken = _longest_parts(columns, hyphens)
-    if _fits(broken, width):
-        return broken
-    reduced = [
-        min(n, MAX_WORD_WIDTH) if name else n for n, name in zip(minimum, names, strict=True)
-    ]
-    return reduced if _fits(reduced, width) else minimum
+    return broken if _fits(broken, width) and not _fits(whole, width) else whole
 
 
 def _longest_parts(columns: list[tuple[str, ...]], apart: list[str]) -> list[int]:
