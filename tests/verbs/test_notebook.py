@@ -22,8 +22,8 @@ def book():
 
 
 def check(compressed, frame, picture, predicted, shipped):
-    """Check what the cells print or show."""
-    assert "times as fast as demo " in compressed
+    """Check what the cells print or show. Only the size is the same on every machine."""
+    assert re.search(r"2-quantize is .*smaller \(", compressed)
     assert "2-quantize" in frame["text/html"]
     assert picture["text/html"].count("<svg") == 2
     assert [line[:6] for line in predicted.splitlines()] == ["topic-"] * 3
@@ -39,6 +39,7 @@ def test_the_stored_outputs_are_complete_and_name_no_machine(book):
     assert "config={" in cells[0].source
     assert "pd.DataFrame(" in cells[0].source
     compressed, frame, picture, predicted, shipped = cells
+    assert "times as fast as demo " in printed(compressed)
     check(
         printed(compressed),
         frame.outputs[-1].data,
