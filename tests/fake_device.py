@@ -392,6 +392,7 @@ def cases() -> dict[str, Callable[[], None]]:
     embedding = {
         "vectors": "mse",
         "similarity_weight": 1.0,
+        "pairs_weight": 1.0,
         "contrastive_weight": 1.0,
         "dimensions": [32, 16],
     }

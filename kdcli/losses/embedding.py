@@ -4,18 +4,23 @@ With the vectors s of the student and t of the teacher in R^D:
 
     `vectors`      L_vec = 1/B Σ_i (1 - cos(s_i, t_i))   or   1/(B·D) Σ_i ‖s_i - t_i‖²
     `similarity`   L_sim = 1/B Σ_i KL(softmax_r(cos(t_i, a_r)/τ) ‖ softmax_r(cos(s_i, a_r)/τ))
+    `pairs`        L_pair = 1/B Σ_i KL(softmax_j≠i(cos(t_i, t_j)/τ) ‖ softmax_j≠i(cos(s_i, s_j)/τ))
     `contrastive`  L_con = -1/B Σ_i log(e(p_i) / (e(p_i) + Σ_n e(n))),  e(x) = exp(cos(s_i, x)/τ)
 
 The anchors a_r are the teacher's vectors of fixed texts of the corpus (CompRess,
 https://arxiv.org/abs/2010.14713). p_i is the teacher's vector of the text's positive, if the text
 has one. The n are the vectors of its negatives and the anchors (InfoNCE,
-https://arxiv.org/abs/1807.03748), except the anchors that are the text itself or its positive. A
-text's loss therefore depends on no other text of its batch:
-neither micro-batches nor processes change it, and the teacher computes each vector once.
+https://arxiv.org/abs/1807.03748), except the anchors that are the text itself or its positive.
+
+These terms compare a student's vector only with vectors of the teacher, which are computed once.
+`pairs` compares the student's vectors of a batch with each other (probabilistic knowledge transfer,
+https://arxiv.org/abs/1803.10837), as a search among them does. It is therefore the only term that
+changes with the size of a micro-batch or the number of processes.
 
 `relations` adds MiniLMv2's loss of the last layer, and `hidden` adds the cosine distance of its
 token states. Both run the teacher in every step, on the student's tokens. `dimensions` (Matryoshka,
-https://arxiv.org/abs/2205.13147) averages L_vec and L_sim over several prefixes of the vectors.
+https://arxiv.org/abs/2205.13147) averages L_vec, L_sim and L_pair over several prefixes of the
+vectors.
 
 When to use: the teacher is an embedding model. Prefer `minilm` or `tinybert` for other encoders:
 they compare token states and ignore the pooling.
@@ -41,7 +46,7 @@ from kdcli.types import Count, ModelShape, Needs, Objective, Signals
 
 INPUTS = frozenset({"sentences"})
 OVER: Mapping[str, Count] = {
-    **dict.fromkeys(("vectors", "similarity", "contrastive"), "rows"),
+    **dict.fromkeys(("vectors", "similarity", "pairs", "contrastive"), "rows"),
     **dict.fromkeys(("relations", "hidden"), "tokens"),
 }
 
@@ -59,6 +64,7 @@ class Settings(Section):
     vectors: Literal["cosine", "mse"] = "cosine"
     vectors_weight: float = Field(1.0, ge=0)
     similarity_weight: float = Field(0.0, ge=0)
+    pairs_weight: float = Field(0.0, ge=0)
     contrastive_weight: float = Field(0.0, ge=0)
     relations_weight: float = Field(0.0, ge=0)
     hidden_weight: float = Field(0.0, ge=0)
@@ -91,6 +97,7 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
     weights = {
         "vectors": settings.vectors_weight,
         "similarity": settings.similarity_weight,
+        "pairs": settings.pairs_weight,
         "contrastive": settings.contrastive_weight,
         "relations": settings.relations_weight,
         "hidden": settings.hidden_weight,
@@ -126,6 +133,8 @@ def objective(settings: Settings, teacher: ModelShape, student: ModelShape) -> O
             if weights["similarity"]:
                 assert t.anchors is not None
                 values["similarity"] = similarity_loss(s_BD, t_BD, t.anchors, cuts, temperature)
+            if weights["pairs"]:
+                values["pairs"] = pairs_loss(s_BD, t_BD, cuts, temperature)
             if weights["contrastive"]:
                 values["contrastive"] = info_nce(s_BD, t_BD, t, temperature)
         if relations is not None:
@@ -169,6 +178,40 @@ def similarity_loss(
         log_s_BR = log_similarities(s_BD[:, :d], anchors_RD[:, :d], temperature)
         divergences.append(F.kl_div(log_s_BR, log_t_BR, reduction="batchmean", log_target=True))
     return torch.stack(divergences).mean()
+
+
+def pairs_loss(s_BD: Tensor, t_BD: Tensor, cuts: Sequence[int], temperature: float) -> Tensor:
+    """Compute L_pair, a scalar and a mean over the batch and over several prefixes.
+
+    A text alone in its batch counts as 0.
+
+    Args:
+        s_BD: the student's vectors.
+        t_BD: the teacher's vectors of the same texts, which are compared as a whole.
+        cuts: lengths of the prefixes of the student's vectors.
+        temperature: τ > 0.
+    """
+    if len(s_BD) < 2:
+        return 0 * s_BD.sum()
+    log_t_BR = log_similarities_of_others(t_BD, temperature)
+    divergences = []
+    for d in cuts:
+        log_s_BR = log_similarities_of_others(s_BD[:, :d], temperature)
+        divergences.append(F.kl_div(log_s_BR, log_t_BR, reduction="batchmean", log_target=True))
+    return torch.stack(divergences).mean()
+
+
+def log_similarities_of_others(x_BD: Tensor, temperature: float) -> Tensor:
+    """Return the logarithm of each text's softmax distribution over the other texts, [B, B - 1].
+
+    The vectors are [B, D], and `temperature` is τ > 0.
+    """
+    unit_BD = F.normalize(x_BD, dim=-1)
+    count = len(unit_BD)
+    # Without its last entry, every (B + 1)-th entry of the flat matrix is on the diagonal.
+    flat = (unit_BD @ unit_BD.T).flatten()[:-1].view(count - 1, count + 1)
+    cosines_BR = flat[:, 1:].reshape(count, count - 1)
+    return (cosines_BR / temperature).log_softmax(-1)
 
 
 def log_similarities(x_BD: Tensor, anchors_RD: Tensor, temperature: float) -> Tensor:

@@ -12,6 +12,7 @@ between its neighbours, and ends when no move raises the score. All choices have
 width.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TypeAlias
@@ -21,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from kdcli.models.fit import SILENCE
 from kdcli.models.layout import layout_for
 from kdcli.models.reduce import copy_reduced
 from kdcli.models.sample import rows_of
@@ -53,7 +55,8 @@ def measured_layers(
 
     * `text`: the texts that choices are tried on.
     * `pooling`: how the vector of a text is computed.
-    * `log`: receives the result and its score, next to the score of evenly spaced layers.
+    * `log`: receives the result and its score, next to the score of evenly spaced layers. A long
+      search also logs how many choices it has tried, and the best one.
     """
     layout, source = layout_for(teacher.config), shape_of(teacher.config)
     even = tuple(evenly_spaced_layers(source.layers, count))
@@ -65,8 +68,10 @@ def measured_layers(
     parts = parts_of({name: x[~is_fitted_B] for name, x in rows.items()})
     cosines_P = pair_cosines(vectors_of(teacher, parts, pooling))
     scores: dict[Layers, float] = {}
+    logged = time.monotonic()
 
     def score(layers: Layers) -> float:
+        nonlocal logged
         if layers not in scores:
             config = student_config(teacher.config, replace(source, layers=count), list(layers))
             with torch.random.fork_rng(devices=[]):
@@ -74,6 +79,13 @@ def measured_layers(
             copy_reduced(teacher, student, layout, list(layers), fitted, fit=True)
             own_P = pair_cosines(vectors_of(student, parts, pooling))
             scores[layers] = float(torch.corrcoef(torch.stack([own_P, cosines_P]))[0, 1])
+            if time.monotonic() - logged >= SILENCE:
+                tried = max(scores, key=scores.__getitem__)
+                log(
+                    f"{len(scores)} choices of layers tried; the best one is "
+                    f"{', '.join(map(str, tried))} (agreement {scores[tried]:.3f})"
+                )
+                logged = time.monotonic()
         return scores[layers]
 
     best, before = even, None

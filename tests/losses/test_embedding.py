@@ -20,6 +20,8 @@ CASES = [
     NONE | {"similarity_weight": 1.0},
     {"similarity_weight": 0.5, "dimensions": [6, 3], "temperature": 0.2},
     NONE | {"contrastive_weight": 1.0},
+    NONE | {"pairs_weight": 1.0},
+    {"pairs_weight": 0.1, "dimensions": [6, 3], "temperature": 0.2},
     {"vectors_weight": 0.3, "similarity_weight": 2.0, "contrastive_weight": 0.5},
 ]
 
@@ -73,6 +75,14 @@ def reference(keys, t, s):
             q = softmax(np.array([cos(a[:d], r[:d]) for r in x["anchors"]]) / tau)
             kls.append((p * np.log(p / q)).sum())
     terms["similarity"] = keys.get("similarity_weight", 0.0) * np.mean(kls)
+    of_pairs = []
+    for d in cuts:
+        for i, (a, b) in enumerate(zip(student, x["pooled"], strict=True)):
+            others = [j for j in range(len(student)) if j != i]
+            p = softmax(np.array([cos(b, x["pooled"][j]) for j in others]) / tau)
+            q = softmax(np.array([cos(a[:d], student[j][:d]) for j in others]) / tau)
+            of_pairs.append((p * np.log(p / q)).sum())
+    terms["pairs"] = keys.get("pairs_weight", 0.0) * np.mean(of_pairs)
     nce = []
     for a, own, p, ns in zip(student, x["pooled"], positive, negatives, strict=True):
         if p.any():
@@ -134,6 +144,24 @@ def test_a_student_with_its_teachers_vectors_has_no_loss(keys):
     assert ("similarity" in terms) == (cut == 3)
     # Cut vectors cannot have the similarities of whole ones.
     assert "similarity" not in terms or terms["similarity"].item() > 0
+
+
+def test_pairs_need_only_the_neighbours_of_the_teacher():
+    t, s = pair()
+    made = build_objective("embedding", NONE | {"pairs_weight": 1.0}, TEACHER, STUDENT)
+    rotation = torch.linalg.qr(normal(6, 6, seed=9)).Q
+    turned = made.terms(t, Signals(pooled=3 * t.pooled @ rotation))
+    assert turned["pairs"].item() == pytest.approx(0, abs=1e-5)
+    assert made.terms(t, s)["pairs"].item() > 0.1
+
+
+def test_a_text_alone_has_no_pairs():
+    t, s = pair(grad=True)
+    made = build_objective("embedding", NONE | {"pairs_weight": 1.0}, TEACHER, STUDENT)
+    alone = made.terms(Signals(pooled=t.pooled[:1]), Signals(pooled=s.pooled[:1]))["pairs"]
+    alone.backward()
+    assert alone.item() == 0
+    assert not s.pooled.grad.any()
 
 
 def test_relations_and_hidden_states_join_in_one_total():

@@ -7,6 +7,7 @@ import pytest
 import torch
 from encoders import tiny_encoder
 
+from kdcli.models import choose
 from kdcli.models.choose import (
     mean_pooling,
     measured_layers,
@@ -53,6 +54,18 @@ def test_the_layers_that_change_something_are_kept(kept):
     assert measured_layers(planted(idle), 3, Texts(), mean_pooling, lines.append) == kept
     (line,) = lines
     assert f"layers {', '.join(map(str, kept))}: agreement 1.000" in line
+
+
+def test_a_long_search_says_how_far_it_is(monkeypatch):
+    monkeypatch.setattr(choose, "SILENCE", 0.0)
+    lines = []
+    chosen = measured_layers(planted([2, 5]), 4, Texts(), mean_pooling, lines.append)
+    *progress, result = lines
+    counts = [int(line.split()[0]) for line in progress]
+    assert counts == list(range(1, len(counts) + 1))
+    assert result.endswith(f"; {len(counts)} choices)")
+    best = f"the best one is {', '.join(map(str, chosen))} (agreement 1.000)"
+    assert progress[-1].endswith(best)
 
 
 def test_a_search_changes_neither_the_teacher_nor_random_numbers():

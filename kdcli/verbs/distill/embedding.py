@@ -77,7 +77,8 @@ STATIC_DEFAULTS: dict[str, object] = {
     "train.lr": 3e-3,
     "train.batch_size": 512,
     "train.micro_batch_size": 512,
-    "train.epochs": 3.0,
+    "train.epochs": 6.0,
+    "loss.pairs_weight": 0.1,
 }
 """Defaults if all students are static. A forward pass is cheap, but a gradient is a whole table."""
 
