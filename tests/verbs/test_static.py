@@ -146,6 +146,11 @@ def test_the_start_is_near_the_teacher_before_any_training(teacher, texts, tmp_p
     assert model.model.config.hidden_size == 32
 
 
+def test_a_static_student_learns_the_cosines_of_a_batch_too(student):
+    last = report_of(student).curve[-1]
+    assert {"vectors", "pairs"} <= last.held_out["student"].keys()
+
+
 def test_a_static_student_is_a_model_for_sentence_transformers(student):
     vectors = SentenceTransformer(str(student), device="cpu").encode([*TEXTS[:20], "w1 " * 900])
     assert vectors.shape == (21, 8)
