@@ -116,6 +116,12 @@ def parse_shape(text: str, teacher: ModelShape, *, static_width: int | None = No
     heads = int(match[4] or teacher.heads)
     if not (layers and hidden and ffn and heads):
         raise UsageError(f"shape '{text}' has a zero in it", "every number must be at least 1")
+    if layers > teacher.layers or hidden > teacher.hidden:
+        message = (
+            f"student {layers}x{hidden} is larger than its teacher "
+            f"{teacher.layers}x{teacher.hidden}"
+        )
+        raise UsageError(message, f"at most {teacher.layers} layers and width {teacher.hidden}")
     if hidden % heads:
         widths = [
             w
@@ -134,12 +140,6 @@ def parse_shape(text: str, teacher: ModelShape, *, static_width: int | None = No
                 else ""
             ),
         )
-    if layers > teacher.layers or hidden > teacher.hidden:
-        message = (
-            f"student {layers}x{hidden} is larger than its teacher "
-            f"{teacher.layers}x{teacher.hidden}"
-        )
-        raise UsageError(message, f"at most {teacher.layers} layers and width {teacher.hidden}")
     return ModelShape(layers, hidden, ffn, heads)
 
 
@@ -159,8 +159,7 @@ def static_shape(width: int, most: int) -> ModelShape:
     """Return the shape of a static student. Raises UsageError if the width is not 1 to `most`."""
     if not 1 <= width <= most:
         raise UsageError(
-            f"a static student cannot have vectors of {width} numbers, because its teacher's have "
-            f"{most}",
+            f"a static student cannot have vectors of {width} numbers; its teacher's have {most}",
             f"choose a width from 1 to {most}",
         )
     return ModelShape(0, width, 0, 1)

@@ -82,7 +82,9 @@ class RunResult(Usable):
             is_run = RunDir(folder).is_run
             raise UsageError(
                 f"the run in {folder} is not finished" if is_run else f"no run at {folder}",
-                "continue it with --resume" if is_run else "give the directory of a finished run",
+                "run the command that started it again, with --resume"
+                if is_run
+                else "give the directory of a finished run",
             )
         return cls(
             checked_report(

@@ -8,6 +8,7 @@ import numpy as np
 
 from kdcli.data.labelled.features import TokenizedRows
 from kdcli.data.labelled.partition import Partition, text_hashes
+from kdcli.data.sources import open_source
 from kdcli.data.text.sentences import Texts, read_texts
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
@@ -64,14 +65,15 @@ def divided_texts(texts: Texts, partition: str | None) -> tuple[Texts, int | Non
 def evaluated_texts(request: EvaluationRequest) -> tuple[Texts, str]:
     """Read the texts on which models are compared with a teacher, and name their split.
 
-    Raises UsageError: there are no texts, or the partition names none of them.
+    Raises UsageError: there are no texts, no such split, or the partition names none of the texts.
     """
-    texts = read_all(request)
     if (file := request.data.partition) is None:
+        split = _split_of(request)
+        texts = read_all(request, split)
         # The texts are ordered by hash, so this is a random sample.
         count = min(len(texts), request.data.judged_rows or MAX_EVALUATED)
-        return texts.take(np.arange(count)), "all texts"
-    split = request.data.split
+        return texts.take(np.arange(count)), "all texts" if split == "train" else split
+    texts, split = read_all(request), request.data.split
     chosen = Partition.read(file).is_evaluated(text_hashes(texts.texts), split)
     if not chosen.any():
         raise UsageError(
@@ -79,6 +81,14 @@ def evaluated_texts(request: EvaluationRequest) -> tuple[Texts, str]:
             "give the data for which kdcli compress wrote the file",
         )
     return texts.take(np.flatnonzero(chosen)), split
+
+
+def _split_of(request: EvaluationRequest) -> str:
+    """Return the split to read: `train` if texts are not divided, or have no validation split."""
+    source, split = request.data.source, request.data.split
+    if split == "validation" and (source is None or not open_source(source).has(split)):
+        return "train"
+    return split
 
 
 def column_of_texts(data: LabelledSettings) -> str | None:
@@ -102,8 +112,8 @@ def column_of_texts(data: LabelledSettings) -> str | None:
     return columns[0] if columns else None
 
 
-def read_all(request: EvaluationRequest) -> Texts:
-    """Read the texts of a request. Raises UsageError: there are no texts."""
+def read_all(request: EvaluationRequest, split: str = "train") -> Texts:
+    """Read the texts of a request. Raises UsageError: there are no texts, or no such split."""
     if request.data.source is None:
         raise UsageError("no text given", "give --data TEXT, a file or directory of texts")
     return read_texts(
@@ -112,4 +122,5 @@ def read_all(request: EvaluationRequest) -> Texts:
         unit="sentence",
         rows=None,
         log=Progress.log_fact,
+        split=split,
     )

@@ -146,7 +146,8 @@ def open_pairs(
         raise UsageError(
             f"the rows of task {name} are of kind {data.task.kind}, but vectors are scored on "
             "pairs with a number",
-            "name two text columns; if the labels are integers, also set data.columns.kind=score",
+            "name two text columns, such as data.columns.text=[a, b]; if the labels are integers, "
+            "also set data.columns.kind=score; in distill, put eval.overrides. before these keys",
         )
     # Cosines and scores have different scales, so the usual metric is a rank correlation.
     data = replace(data, task=replace(data.task, metrics=("spearman", "pearson")))

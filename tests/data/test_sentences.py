@@ -31,6 +31,8 @@ def texts_of(tmp_path, table, **how):
         ("a line\nanother line\r\n\n", ["a line", "another line"]),
         ("3.14 is a number. Yes", ["3.14 is a number."]),
         ("...", []),
+        ("12.50", []),
+        ("iPhone 12", ["iPhone 12"]),
     ],
 )
 def test_sentences(document, cut):

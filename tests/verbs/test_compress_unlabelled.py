@@ -596,3 +596,13 @@ def test_evaluation_without_labels_compares_with_the_first_model(tmp_path):
         for model in models
     ]
     assert second.metrics["agreement"] == pytest.approx(np.mean(np.equal(*answers)))
+
+
+def test_a_model_is_not_compared_with_itself(tmp_path):
+    data, _, _ = classifier(tmp_path)
+    alone = ("evaluate", tmp_path / "model", "--data", data)
+    message = refused(tmp_path, *alone)
+    assert "without labels, model would only be compared with itself" in message
+    file = tmp_path / "predictions.jsonl"
+    succeeds(*alone, "--predictions", file, "-o", tmp_path / "out")
+    assert len(lines_of(file)) == len(lines_of(data))

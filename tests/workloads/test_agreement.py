@@ -1,11 +1,15 @@
-"""The agreement of embedding models with a teacher: its definition, and its bootstrap."""
+"""The agreement of embedding models with a teacher: its texts, definition and bootstrap."""
 
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
+from kdcli.errors import UsageError
 from kdcli.metrics.bootstrap import paired_bootstrap
 from kdcli.workloads.agreement import _nearest, agreement_scorer
+from kdcli.workloads.embedding_texts import evaluated_texts
+from kdcli.workloads.requests import EvaluationRequest
+from kdcli.workloads.settings import LabelledSettings
 
 
 def drawn(generator, count):
@@ -82,3 +86,28 @@ def test_resampled_texts_spread_as_new_texts_do():
 def test_a_draw_of_one_or_two_texts_has_no_correlation(rows):
     own, teacher = drawn(np.random.default_rng(0), 4)
     assert agreement_scorer(own, teacher, 0)(np.array(rows))["spearman"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("files", "asked", "split", "first"),
+    [
+        (("train", "validation"), "validation", "validation", "Validation"),
+        (("train", "validation", "test"), "test", "test", "Test"),
+        (("train",), "validation", "all texts", "Train"),
+    ],
+)
+def test_texts_of_the_split_are_compared(tmp_path, files, asked, split, first):
+    for name in files:
+        lines = [f"{name.title()} text number {n} of its file.\n" for n in range(20)]
+        (tmp_path / f"{name}.txt").write_text("".join(lines))
+    data = LabelledSettings(source=str(tmp_path), split=asked)
+    texts, named = evaluated_texts(EvaluationRequest("embedding", [], data))
+    assert named == split
+    assert {text.split()[0] for text in texts.texts} == {first}
+
+
+def test_a_missing_split_of_texts_is_refused(tmp_path):
+    (tmp_path / "train.txt").write_text("One text of four words.\nAnother text of some words.\n")
+    data = LabelledSettings(source=str(tmp_path), split="test")
+    with pytest.raises(UsageError, match="has no test split; it has train"):
+        evaluated_texts(EvaluationRequest("embedding", [], data))

@@ -28,6 +28,7 @@ ENDS = regex.compile(
 )
 MIN_WORDS = 2  # Minimum number of words per sentence. CJK characters count as words.
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+")
+LETTER = re.compile(r"[^\W\d_]")  # Numbers alone are no sentence.
 QUERY_COLUMNS = ("query", "anchor")
 POSITIVE_COLUMN = "positive"
 NEGATIVE_COLUMN = re.compile(r"negatives?(_\d+)?")
@@ -103,9 +104,16 @@ class Unit(NamedTuple):
 
 
 def read_texts(
-    source: str, *, column: str | None, unit: str, rows: int | None, log: Log, paired: bool = False
+    source: str,
+    *,
+    column: str | None,
+    unit: str,
+    rows: int | None,
+    log: Log,
+    paired: bool = False,
+    split: str = "train",
 ) -> Texts:
-    """Read the distinct training texts of a source.
+    """Read the distinct texts of a split of a source.
 
     Args:
         source: a value of `--data`.
@@ -114,13 +122,15 @@ def read_texts(
         rows: the maximum number of texts. The texts with the smallest hashes are chosen.
         log: called with a message about the number of texts.
         paired: whether the caller needs pairs.
+        split: the split that is read.
 
     Raises:
-        UsageError: the source cannot be read, a pair lacks its query or positive, there is no pair
-            although the caller needs pairs, or there are fewer than two texts.
+        UsageError: the source cannot be read or has no such split, a pair lacks its query or
+            positive, there is no pair although the caller needs pairs, or there are fewer than two
+            texts.
     """
     opened = open_source(source)
-    name, units = _read_units(opened, column, unit)
+    name, units = _read_units(opened, split, column, unit)
     links: dict[str, Unit] = {}
     roles: dict[str, str] = {}
     positions: dict[str, int] = {}
@@ -137,7 +147,7 @@ def read_texts(
                 positive = one.text if other == one.positive else None
                 links.setdefault(other, Unit(other, positive=positive))
     if len(links) < 2:
-        raise _too_few_texts(opened, column, len(links))
+        raise _too_few_texts(opened, split, column, len(links))
     taken = sorted(links, key=_hash)[: rows or len(links)]
     message = f"{read:,} {name}, {len(links):,} distinct texts"
     log(message + (f"; using {len(taken):,}" if rows else ""))
@@ -157,20 +167,20 @@ def held_out_count(texts: Sequence[str], wanted: int) -> int:
 
 
 def sentences(document: str) -> Iterator[str]:
-    """Yield the sentences of a document that have at least `MIN_WORDS` words."""
+    """Yield the sentences of a document that have at least `MIN_WORDS` words and a letter."""
     for part in ENDS.split(document):
-        if part and len(WORD.findall(part)) >= MIN_WORDS:
+        if part and len(WORD.findall(part)) >= MIN_WORDS and LETTER.search(part):
             yield part.strip()
 
 
-def _too_few_texts(source: Source, column: str | None, count: int) -> UsageError:
+def _too_few_texts(source: Source, split: str, column: str | None, count: int) -> UsageError:
     """Return the error for a source with fewer than two texts."""
     if count:
         return UsageError(
             f"{source.name} holds only one text, too few to learn from",
             "give a source with at least two different texts; thousands are better",
         )
-    first = next(row for table in source.tables("train") for row in table.rows)
+    first = next(row for table in source.tables(split) for row in table.rows)
     where = f" in column '{column}'" if column else ""
     return UsageError(
         f"no row of {source.name} holds a sentence of at least {MIN_WORDS} words{where}; "
@@ -204,9 +214,11 @@ def _link(
     )
 
 
-def _read_units(source: Source, column: str | None, unit: str) -> tuple[str, Iterator[Unit]]:
+def _read_units(
+    source: Source, split: str, column: str | None, unit: str
+) -> tuple[str, Iterator[Unit]]:
     """Read the texts of a source, and return them with their name for a message."""
-    tables = list(source.tables("train"))
+    tables = list(source.tables(split))
     first = next(tables[0].rows, None) if tables else None
     if first is None:
         raise UsageError(f"{source.name} holds no text")
@@ -215,7 +227,7 @@ def _read_units(source: Source, column: str | None, unit: str) -> tuple[str, Ite
         rest = itertools.chain.from_iterable(table.rows for table in tables)
         rows = itertools.chain([first], rest)
         return "pairs", _read_pairs(rows, queries[0] if queries else "query")
-    documents = source.documents("train", column)
+    documents = source.documents(split, column)
     if unit == "document":
         return "documents", (Unit(document.strip()) for document in documents)
     parts = itertools.chain.from_iterable(map(sentences, documents))

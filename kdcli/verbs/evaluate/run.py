@@ -106,6 +106,11 @@ def evaluate(
     for name, source in zip(names, sources, strict=True):
         models |= _load(context, workload, name, source)
     if workload.needs_reference:
+        if len(models) == 1 and extras.predictions is None:
+            raise UsageError(
+                f"without labels, {next(iter(models))} would only be compared with itself",
+                "give the models to compare with it too; or name the column of the labels",
+            )
         workload = workload.with_reference(next(iter(models.values())))
     scores = {n: workload.score(model, worst=recipe.worst) for n, model in models.items()}
     to_submit: dict[str, list[float]] = {}

@@ -89,7 +89,8 @@ class _Search:
         self.reason = self.check.too_far(comparison) or self._excess(comparison)
         self.attempts.append(Attempt(count, comparison.drop, not self.reason))
         outcome = self.reason or f"accepted{self._ignored_excess(comparison)}"
-        Progress.log(f"file with {count} products in float32: {outcome}")
+        kind = f"{count} products in float32" if graph.precision in QUANTISED else graph.precision
+        Progress.log(f"file with {kind}: {outcome}")
         return not self.reason
 
     def failure(self) -> MachineError | GateError:
