@@ -503,7 +503,6 @@ WRONG_NAMES = {
     "distill demo --to 2x65": (2, "4 heads do not divide a width of 65"),
     "distill demo --to 2x64 --to 2x640": (2, "student 2x640 is larger than its teacher"),
     "distill demo --to 99x65": (2, "student 99x65 is larger than its teacher"),
-    "distill demo --to static:0": (2, "vectors of 0 numbers; its teacher's have"),
     "distill demo --to 2by64": (2, "'2by64' is not a shape"),
     "export demo --format onyx": (2, "unknown format 'onyx'; did you mean 'onnx'?"),
     "benchmark demo --backend onx": (2, "unknown backend 'onx'; did you mean 'onnx'?"),
