@@ -15,6 +15,7 @@ SCHEMA: Literal[2] = 2
 # Usual names of models. Nothing reads a role from a name: roles are fields.
 TEACHER, ASSISTANT, STUDENT, FINETUNED = "teacher", "assistant", "student", "finetuned"
 UNDISTILLED = " undistilled"  # suffix of the name of a student without its distillation
+HELD_OUT_LOSS = "held-out loss"  # the distillation loss, among the qualities
 AT = " at step "  # between the name of a model and the step of its checkpoint
 
 Role = Literal[

@@ -75,6 +75,17 @@ def test_a_distilled_model_is_compared_with_its_teacher():
     )
 
 
+def test_a_training_that_raises_the_loss_is_no_success():
+    values = report_values()
+    losses = values["quality"]["held-out loss"]
+    assert "raised" not in summary(made(values))
+    losses["3x384"], losses["3x384 undistilled"] = {"loss": 0.0565}, {"loss": 0.0301}
+    assert summary(made(values)).endswith(
+        "Training raised its held-out loss from 0.03010 to 0.05650: train longer, or with a lower "
+        "learning rate."
+    )
+
+
 def test_times_that_may_even_be_slower_give_no_factor():
     values = report_values()
     for row in values["latency"]:

@@ -1,7 +1,7 @@
 """State the result of a report in one paragraph, for a reader who stops after it."""
 
 from kdcli.deploy.measurements import MEASURE_AGAIN, UNSTABLE_PHRASE, LatencyRow
-from kdcli.report.schema import Comparison, Evaluation, Report, Throughput
+from kdcli.report.schema import HELD_OUT_LOSS, Comparison, Evaluation, Report, Throughput
 from kdcli.report.sections.evaluations import set_name
 from kdcli.report.sections.latency import cell_name, form_of, milliseconds, ran_as
 from kdcli.report.sections.overview import (
@@ -43,6 +43,7 @@ def summary(report: Report) -> str:
         sentences.append(f"{what} {_listed(facts)}.")
     scored = form_of(report, row).name if row and report.focus == "latency" else name
     sentences += _quality(report, scored)
+    sentences += _raised_loss(report, name)
     if row is not None:
         sentences.append(_price(report, row))
     return " ".join(filter(None, sentences))
@@ -126,6 +127,21 @@ def _quality(report: Report, name: str) -> list[str]:
         and metric in e.metrics
     )
     return [f"{text}{next(same, '')}."]
+
+
+def _raised_loss(report: Report, name: str) -> list[str]:
+    """Say so if the held-out loss of a student is higher than before its training."""
+    losses = {
+        model: values.get("loss") for model, values in report.quality.get(HELD_OUT_LOSS, {}).items()
+    }
+    start = next((m.name for m in report.with_role("untrained") if m.of == name), "")
+    own, before = losses.get(name), losses.get(start)
+    if own is None or before is None or own <= before:
+        return []
+    return [
+        f"Training raised its {HELD_OUT_LOSS} from {number(before)} to {number(own)}: train "
+        "longer, or with a lower learning rate."
+    ]
 
 
 def _data(report: Report, one: Evaluation) -> str:

@@ -36,7 +36,7 @@ from kdcli.models.training_rows import all_rows, training_rows
 from kdcli.recipe.resolve import Resolved, defaulted
 from kdcli.report.finish import ReportContents, ReportedModel, quality_of, without_distillation
 from kdcli.report.front import EMBEDDER
-from kdcli.report.schema import TEACHER, UNDISTILLED
+from kdcli.report.schema import HELD_OUT_LOSS, TEACHER, UNDISTILLED
 from kdcli.run.context import RunContext
 from kdcli.run.stages import Run, Stage, StageJob
 from kdcli.targets.precomputed import read_vectors
@@ -46,7 +46,7 @@ from kdcli.types import Array, ModelShape, Needs, Outcome, RowHashes
 from kdcli.verbs.distill.basis import projected
 from kdcli.verbs.distill.embedding_checks import check_signals
 from kdcli.verbs.distill.fast import shape_notes
-from kdcli.verbs.distill.held_out import HELD_OUT_LOSS, held_out_losses
+from kdcli.verbs.distill.held_out import held_out_losses
 from kdcli.verbs.distill.layers import with_measured_layers
 from kdcli.verbs.distill.plan import student_shapes
 from kdcli.verbs.distill.recipes import RATE_WIDTH, at_width

@@ -5,9 +5,6 @@ from __future__ import annotations
 from kdcli.engine.run_dir import RunDir
 from kdcli.report.schema import UNDISTILLED
 
-HELD_OUT_LOSS = "held-out loss"
-"""Name of the distillation loss on held-out text in the table of qualities."""
-
 
 def held_out_losses(run_dir: RunDir, names: list[str]) -> dict[str, dict[str, float]]:
     """Read each student's held-out loss and its terms from the run's log.

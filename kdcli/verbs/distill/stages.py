@@ -25,7 +25,7 @@ from kdcli.models.model import Model
 from kdcli.models.shape import set_dropout
 from kdcli.models.training_rows import all_rows, training_rows
 from kdcli.report.finish import ReportContents, ReportedModel, RunResult, without_distillation
-from kdcli.report.schema import STUDENT, TEACHER, UNDISTILLED
+from kdcli.report.schema import HELD_OUT_LOSS, STUDENT, TEACHER, UNDISTILLED
 from kdcli.run.context import RunContext
 from kdcli.run.stages import Run, Stage, StageJob
 from kdcli.targets.targets import PrecomputedLogits, StorePlace, delete_signals, store_in
@@ -41,7 +41,7 @@ from kdcli.types import (
 )
 from kdcli.verbs.distill.augment import WordSource, augmented
 from kdcli.verbs.distill.fast import shape_notes
-from kdcli.verbs.distill.held_out import HELD_OUT_LOSS, held_out_losses
+from kdcli.verbs.distill.held_out import held_out_losses
 from kdcli.verbs.distill.jobs import objective_job, prediction_job
 from kdcli.verbs.distill.recipes import stage_settings, undistilled_recipe
 from kdcli.verbs.distill.settings import TaskDistillRecipe

@@ -37,13 +37,13 @@ from kdcli.report.finish import (
     quality_of,
     without_distillation,
 )
-from kdcli.report.schema import ASSISTANT, AT, TEACHER, UNDISTILLED, Role
+from kdcli.report.schema import ASSISTANT, AT, HELD_OUT_LOSS, TEACHER, UNDISTILLED, Role
 from kdcli.run.context import RunContext
 from kdcli.run.stages import Run, Stage, StageJob
 from kdcli.targets.targets import LiveTargets, targets_of
 from kdcli.types import Card, ModelShape, Outcome
 from kdcli.verbs.distill.fast import shape_notes
-from kdcli.verbs.distill.held_out import HELD_OUT_LOSS, held_out_losses
+from kdcli.verbs.distill.held_out import held_out_losses
 from kdcli.verbs.distill.layers import with_measured_layers
 from kdcli.verbs.distill.plan import (
     Planned,
