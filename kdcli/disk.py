@@ -26,6 +26,8 @@ SURROGATE = re.compile(r"[\ud800-\udfff]")
 ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 EMBEDDED = {"demo": "demo_teacher", "demo-classifier": "demo_classifier"}
 """Name of each model inside the package -> its directory in kdcli/data."""
+RECIPE_FILE, LOG_FILE, REPORT_FILE = "recipe.yaml", "log.jsonl", "report.json"
+"""Files in the directory of a run. The report is the last one."""
 COMMITS: dict[str, str] = {}
 """Name of each hub data set that this run read -> the commit that was current."""
 HASHES: dict[str, str] = {}
@@ -241,6 +243,11 @@ def user_path(path: str | Path) -> Path:
         raise UsageError(
             f"cannot expand '{text}': there is no such user", "write the path in full"
         ) from None
+
+
+def holds_run(folder: Path) -> bool:
+    """Return whether a directory holds a run of kdcli, finished or not."""
+    return (folder / RECIPE_FILE).is_file() and (folder / LOG_FILE).is_file()
 
 
 def as_directory(name: str) -> str:

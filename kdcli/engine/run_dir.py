@@ -26,12 +26,16 @@ from torch import Tensor
 from kdcli.disk import (
     COMMITS,
     EMBEDDED,
+    LOG_FILE,
     MAX_REPORT_BYTES,
+    RECIPE_FILE,
+    REPORT_FILE,
     atomic_dir,
     cached_file,
     check_writable,
     disk_errors,
     fsync,
+    holds_run,
     read_json,
     remove,
     user_path,
@@ -45,10 +49,7 @@ MODEL = re.compile(r"(?<![\w./@-])\w[\w.-]*(?:/[\w.-]+)?(?![\w./@:-])")
 COMMIT = re.compile(r"@[0-9a-f]{40}")
 NUMBER = re.compile(r"[2-9]|[1-9][0-9]+")
 """Matches the number that the directory of a second or later run of a name ends in."""
-RECIPE_FILE = "recipe.yaml"
-LOG_FILE = "log.jsonl"
 CHECKPOINTS = "checkpoints"
-REPORT_FILE = "report.json"
 BEST_WEIGHTS = "best.safetensors"
 LOCK = ".lock"
 NOT_SET = "not set"
@@ -210,7 +211,7 @@ class RunDir:
     @property
     def is_run(self) -> bool:
         """Whether the directory holds a run of kdcli."""
-        return (self.path / RECIPE_FILE).is_file() and (self.path / LOG_FILE).is_file()
+        return holds_run(self.path)
 
     def has_recipe(self, recipe_yaml: str, free_keys: tuple[str, ...] = ()) -> bool:
         """Whether the directory holds a run with this recipe. A damaged recipe counts as

@@ -151,10 +151,9 @@ def load_config(
     where = location(source)
     folder = user_path(where)
     is_folder = folder.is_dir()
+    check_source(str(folder) if is_folder else source)
     if is_folder and not (folder / CONFIG_FILE).is_file():
         raise UsageError(f"{folder} has no {CONFIG_FILE}, so it is not a model directory")
-    if not is_folder:
-        check_source(source)
     config = _read_config(source, where, trust_remote_code)
     if hasattr(config, COMPACT_KEY) and not compacted:
         raise UsageError(

@@ -5,12 +5,14 @@ from pathlib import Path
 
 from huggingface_hub import constants
 
-from kdcli.disk import EMBEDDED, cached_file, read_json, user_path
+from kdcli.disk import EMBEDDED, REPORT_FILE, cached_file, holds_run, read_json, user_path
 from kdcli.errors import UsageError
 from kdcli.types import ModelShape
 
 HUB_NAME = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
 """A model on the hub, without a revision."""
+MODEL_OR_REPORT = ("config.json", REPORT_FILE)
+"""Files of a directory that holds a model or a finished run."""
 
 
 def check_source(source: str) -> None:
@@ -24,6 +26,11 @@ def check_source(source: str) -> None:
         return
     folder = user_path(source)
     if folder.is_dir():
+        if holds_run(folder) and not any((folder / name).exists() for name in MODEL_OR_REPORT):
+            raise UsageError(
+                f"{source} is an unfinished run and has no model yet",
+                "continue it with --resume, by the command that made it, or give another model",
+            )
         return
     name, _, revision = source.partition("@")
     is_path = source.startswith((".", "/", "~")) or source.endswith("/") or name.count("/") > 1

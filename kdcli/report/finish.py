@@ -18,12 +18,13 @@ from kdcli.disk import (
     COMMITS,
     HASHES,
     MAX_REPORT_BYTES,
+    REPORT_FILE,
     read_json,
     write_atomic,
 )
 from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
-from kdcli.engine.run_dir import REPORT_FILE, RunDir
+from kdcli.engine.run_dir import RunDir
 from kdcli.errors import UsageError
 from kdcli.recipe.sections import MeasureSettings, Section
 from kdcli.report.frame import frame

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from kdcli.disk import RECIPE_FILE, holds_run
 from kdcli.engine.progress import Progress
-from kdcli.engine.run_dir import LOG_FILE, RECIPE_FILE
 from kdcli.models.load import location
 from kdcli.recipe.resolve import RecipeT, Resolved, defaulted, flatten, read_recipe
 from kdcli.recipe.sections import RecipeValues
@@ -53,7 +53,7 @@ def _recipe_of(folder: Path) -> RecipeValues:
     is the parent.
     """
     for run in (folder, folder.resolve().parent) if folder.is_dir() else ():
-        if (run / RECIPE_FILE).is_file() and (run / LOG_FILE).is_file():
+        if holds_run(run):
             return read_recipe(str(run / RECIPE_FILE), None)
     return {}
 

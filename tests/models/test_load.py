@@ -54,6 +54,17 @@ def one_shard_missing(folder: Path) -> None:
     )
 
 
+def unfinished_run(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    (folder / "recipe.yaml").touch()
+    (folder / "log.jsonl").touch()
+
+
+def finished_run(folder: Path) -> None:
+    unfinished_run(folder)
+    (folder / "report.json").touch()
+
+
 def broken_index(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text("{", "utf-8")
@@ -61,6 +72,8 @@ def broken_index(folder: Path) -> None:
 
 BAD = {
     "no config": (lambda d: (d / "config.json").unlink(), "has no config.json"),
+    "unfinished run": (unfinished_run, "is an unfinished run and has no model yet"),
+    "finished run without a model": (finished_run, "has no config.json"),
     "config is no JSON": (
         lambda d: (d / "config.json").write_text("{nope"),
         "is not valid JSON: .* line 1 column 2",

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import yaml
 
 from kdcli.deploy.untrained import UntrainedTimes
+from kdcli.disk import RECIPE_FILE
 from kdcli.engine.progress import Progress
-from kdcli.engine.run_dir import RECIPE_FILE, RunDir, flatten_recipe
+from kdcli.engine.run_dir import RunDir, flatten_recipe
 from kdcli.models.grammar import is_static_shape
 from kdcli.models.load import load_config
 from kdcli.recipe.resolve import flatten

@@ -11,8 +11,9 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from kdcli.disk import LOG_FILE
 from kdcli.engine.processes import StopRequest
-from kdcli.engine.run_dir import LOG_FILE, RunDir
+from kdcli.engine.run_dir import RunDir
 from kdcli.errors import Interrupted, KdcliError, MachineError, Stopped
 from kdcli.report.titles import step_title
 

@@ -18,9 +18,9 @@ from kdcli.deploy.untrained import (
     subject_of,
     times_of_shapes,
 )
+from kdcli.disk import RECIPE_FILE
 from kdcli.engine.launch import Session, choose_output_dir, launch, output_dir
 from kdcli.engine.progress import Progress
-from kdcli.engine.run_dir import RECIPE_FILE
 from kdcli.errors import UsageError
 from kdcli.models.grammar import SpeedGoal, goal_of
 from kdcli.models.load import load_encoder, location

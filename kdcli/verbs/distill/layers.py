@@ -6,7 +6,8 @@ import json
 from dataclasses import replace
 from typing import TypeVar
 
-from kdcli.engine.run_dir import RECIPE_FILE, flatten_recipe
+from kdcli.disk import RECIPE_FILE
+from kdcli.engine.run_dir import flatten_recipe
 from kdcli.errors import UsageError
 from kdcli.models.model import Model
 from kdcli.recipe.resolve import Resolved

@@ -8,8 +8,7 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from kdcli.disk import disk_errors
-from kdcli.engine.run_dir import RECIPE_FILE, REPORT_FILE
+from kdcli.disk import RECIPE_FILE, REPORT_FILE, disk_errors
 from kdcli.errors import UsageError
 from kdcli.models.grammar import parse_shape
 from kdcli.models.model import Model
