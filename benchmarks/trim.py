@@ -25,7 +25,7 @@ from transformers import (
 from kdcli.models.model import Model
 from kdcli.models.trim import count_tokens, named_in
 from kdcli.types import Array
-from kdcli.workloads.vocabulary import cut, kept_tokens
+from kdcli.workloads.vocabulary import cut, kept_note, kept_tokens
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -99,13 +99,13 @@ def main() -> None:
     print(f"reading: {reading:.1f} s")
     for size in (None, options.size):
         began = time.perf_counter()
-        kept, notes = kept_tokens(loaded.tokenizer, counts, named_in(loaded.model.config), size)
+        kept, trimming = kept_tokens(loaded.tokenizer, counts, named_in(loaded.model.config), size)
         smaller = cut(loaded, kept)
         cutting = time.perf_counter() - began
         count, equal = same_bits(loaded, smaller, texts[:64], kept)
         print(
-            f"size {size}: {notes[0]}; cutting next to reading {cutting:.1f} s; equal on {count} "
-            f"texts: {equal}"
+            f"size {size}: {kept_note(trimming)}; cutting next to reading {cutting:.1f} s; equal "
+            f"on {count} texts: {equal}"
         )
 
 

@@ -43,6 +43,7 @@ from kdcli.report.schema import (
     Role,
     Selection,
     Training,
+    Trimming,
 )
 from kdcli.report.schema_decisions import Decision
 from kdcli.report.sections.evaluations import set_name
@@ -285,6 +286,7 @@ class ReportContents:
     focus: Literal["quality", "latency"] = "quality"
     selection: Selection | None = None
     pruning: list[Pruning] = field(default_factory=list)
+    trimming: Trimming | None = None
     compared_runs: Mapping[str, RunResult] = field(default_factory=dict)
     compression: Compression | None = None
     command_line: str | None = None
@@ -378,6 +380,7 @@ def _report(run: RunDir, contents: ReportContents) -> Report:
             "decisions": contents.decisions,
             "selection": contents.selection,
             "pruning": contents.pruning,
+            "trimming": contents.trimming,
             "compression": contents.compression,
         }
     )

@@ -16,8 +16,11 @@ def published_for(
 
     They are the rows of the models' shapes and roles. On a task they have that task's columns only;
     for a pruning they are the rows of its densities. Tasks on which the run evaluates models add
-    rows by set, and the papers' results for the variants of an ablation.
+    rows by set, and the papers' results for the variants of an ablation. A run that only trims a
+    vocabulary has no rows, because it trained no model.
     """
+    if any(model.role == "trimmed" for model in models):
+        return []
     content, recipe = published_tables(), recipe or {}
     task = recipe.get("task")
     densities = [1 - sparsity for sparsity in recipe.get("sparsity") or ()]

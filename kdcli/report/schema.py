@@ -270,6 +270,24 @@ class Pruning(SchemaPart):
     histograms: list[Histogram]
 
 
+class Trimming(SchemaPart):
+    """The tokens that a trimmed model keeps.
+
+    It has `kept` of `whole` tokens. All tokens that occur in the text, with the tokens that are
+    always kept, are `needed`. `coverage` has the share of each text's tokens that are kept.
+    """
+
+    kept: int
+    whole: int
+    needed: int
+    coverage: dict[str, float]
+
+    @property
+    def covered(self) -> str:
+        """The share of each text, such as `99.120% of the training text`."""
+        return ", ".join(f"{share:.3%} of {name}" for name, share in self.coverage.items())
+
+
 class Throughput(SchemaPart):
     """Texts per second of a model in one cell, and the price of a million texts at that rate.
 
@@ -412,6 +430,7 @@ class Report(SchemaPart):
     decisions: list[Decision] = Field(default_factory=list)
     selection: Selection | None = None
     pruning: list[Pruning] = Field(default_factory=list)
+    trimming: Trimming | None = None
     failures: list[Failure] = Field(default_factory=list)
     agreements: list[Agreement] = Field(default_factory=list)
     compression: Compression | None = None

@@ -31,7 +31,7 @@ from kdcli.models.trim import (
     needed_by,
 )
 from kdcli.recipe.resolve import read_recipe
-from kdcli.report.text import bytes_of
+from kdcli.report.schema import Trimming
 from kdcli.types import Array
 
 TEXTS_AT_ONCE = 1000
@@ -40,6 +40,10 @@ CHANGES_SHOWN = 5
 """Number of changed words in the report."""
 OTHER_TEXTS = 10_000
 """Maximum number of texts of a validation split that are checked for changes."""
+MIN_COVERAGE = 0.99
+"""Share of a text's tokens below which a warning is given.
+
+A text of 100 tokens then has more than one removed token on average."""
 COMPARED, COMPARED_TOKENS = 64, 128
 """Maximum number of texts whose hidden states are compared, and maximum tokens per text."""
 
@@ -71,8 +75,8 @@ class TokenUse:
         occurring = np.flatnonzero(sum(self.counts.values()))
         return len(needed(self.named)), len(needed([*self.named, *occurring]))
 
-    def keep(self, loaded: Model, size: int | None) -> tuple[Array, list[str]]:
-        """Return the ids of the most frequent tokens, and notes on the share of each text.
+    def keep(self, loaded: Model, size: int | None) -> tuple[Array, Trimming]:
+        """Return the ids of the most frequent tokens, and the share of each text that they cover.
 
         Raises UsageError: `size` is too small, or every token is needed.
         """
@@ -97,7 +101,7 @@ def trimmed(
     size: int | None = None,
     column: str | None = None,
     prompts: Iterable[str] = (),
-) -> tuple[Model, list[str]]:
+) -> tuple[Model, Trimming, list[str]]:
     """Trim a model's tokenizer and embedding tables to the tokens that a text needs.
 
     Args:
@@ -110,7 +114,7 @@ def trimmed(
         prompts: additional texts that the model reads.
 
     Returns:
-        The trimmed model and notes on what changed.
+        The trimmed model, the tokens that it keeps, and notes on what changed.
 
     Raises:
         UsageError: the tokenizer cannot be trimmed, the text cannot be read, `size` is too small,
@@ -124,12 +128,12 @@ def trimmed(
         names = [f"{name} (training split)" for name in sources]
     named_sources = zip(names, sources.values(), strict=True)
     counts = {name: _counts(source, column, tokenizer) for name, source in named_sources}
-    kept, notes = TokenUse(counts, named).keep(loaded, size)
+    kept, trimming = TokenUse(counts, named).keep(loaded, size)
     smaller = cut(loaded, kept)
-    notes.append(size_note(loaded, smaller))
+    notes = [kept_note(trimming), *low_coverage(trimming)]
     for name, source in sources.items():
         notes += _changes_in(f"{name} (validation split)", source, column, loaded, smaller, kept)
-    return smaller, notes
+    return smaller, trimming, notes
 
 
 def _changes_in(
@@ -147,14 +151,21 @@ def _changes_in(
     return notes
 
 
-def size_note(loaded: Model, smaller: Model) -> str:
-    """Tell how much smaller a model became."""
-    before, after = (
-        sum(p.numel() * p.element_size() for p in model.model.parameters())
-        for model in (loaded, smaller)
-    )
-    name = Path(loaded.source).name
-    return f"{name} takes {bytes_of(after)}, {bytes_of(before)} with its whole vocabulary"
+def kept_note(trimming: Trimming) -> str:
+    """Tell how many tokens are kept, and how much of each text they cover."""
+    return f"{trimming.kept:,} of {trimming.whole:,} tokens kept; they cover {trimming.covered}"
+
+
+def low_coverage(trimming: Trimming) -> list[str]:
+    """Warn if the kept tokens cover too little of a text."""
+    name, share = min(trimming.coverage.items(), key=lambda item: item[1])
+    if share >= MIN_COVERAGE:
+        return []
+    every = "all of it" if len(trimming.coverage) == 1 else "all texts"
+    return [
+        f"warning: {trimming.kept:,} tokens cover only {share:.3%} of {name}, so its other tokens "
+        f"are split into smaller pieces; it takes {trimming.needed:,} tokens to cover {every}"
+    ]
 
 
 def cut(loaded: Model, kept: Array) -> Model:
@@ -168,7 +179,7 @@ def kept_tokens(
     counts: Mapping[str, Array],
     named: set[int],
     size: int | None,
-) -> tuple[Array, list[str]]:
+) -> tuple[Array, Trimming]:
     """Choose the token ids to keep from their frequency in texts.
 
     Args:
@@ -178,19 +189,19 @@ def kept_tokens(
         size: maximum number of tokens; None keeps every token that occurs.
 
     Returns:
-        The ids, and notes on the share of each text that they cover.
+        The ids, and the share of each text that they cover.
 
     Raises:
         UsageError: `size` is too small, or every token is needed.
     """
     # All texts have the same weight, so that a language with little text keeps its tokens.
     shares = sum(of_text / max(1, of_text.sum()) for of_text in counts.values())
-    kept = _kept(tokenizer, np.asarray(shares), named, size)
-    covered = ", ".join(
-        f"{of_text[kept].sum() / max(1, of_text.sum()):.3%} of {name}"
-        for name, of_text in counts.items()
-    )
-    return kept, [f"{len(kept):,} of {len(tokenizer):,} tokens kept; they cover {covered}"]
+    kept, needed = _kept(tokenizer, np.asarray(shares), named, size)
+    coverage = {
+        name: float(of_text[kept].sum() / max(1, of_text.sum())) for name, of_text in counts.items()
+    }
+    trimming = Trimming(kept=len(kept), whole=len(tokenizer), needed=needed, coverage=coverage)
+    return kept, trimming
 
 
 def sources_of(text: str) -> dict[str, str]:
@@ -216,14 +227,16 @@ def sources_of(text: str) -> dict[str, str]:
 
 def _kept(
     tokenizer: PreTrainedTokenizerBase, shares: Array, named: set[int], size: int | None
-) -> Array:
-    """Return the ids to keep: the ids in `named` and every token that occurs.
+) -> tuple[Array, int]:
+    """Return the ids to keep, and the number of them without a limit.
 
-    If this exceeds `size`, only the most frequent tokens that fit are kept.
+    They are the ids in `named` and every token that occurs. If this exceeds `size`, only the most
+    frequent tokens that fit are kept.
     """
     needed = needed_by(tokenizer)
     frequent = np.argsort(-shares, kind="stable")[: int((shares > 0).sum())].tolist()
     kept = needed([*named, *frequent])
+    unlimited = len(kept)
     if size is not None and len(kept) > size:
         kept = needed(named)
         if len(kept) > size:
@@ -246,7 +259,7 @@ def _kept(
             f"the text needs all {len(kept):,} tokens: nothing to trim",
             "use less text, or a smaller vocabulary size",
         )
-    return kept
+    return kept, unlimited
 
 
 def _counts(source: str, column: str | None, tokenizer: PreTrainedTokenizerBase) -> Array:

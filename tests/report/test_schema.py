@@ -89,6 +89,8 @@ def test_published_rows_belong_to_the_shape():
     assert any("TinyBERT" in row.row for row in rows["4x312"])
     assert published_for(models_of("student", "5x123")) == []
     assert published_for(models_of("teacher", "3x384")) == []
+    trimming = [*models_of("baseline", "3x384"), *models_of("trimmed", "3x384")]
+    assert published_for(trimming, {"task": "sst2"}) == published_for(trimming) == []
     both = published_for(models_of("student", "6x384", "3x384"))
     assert len({r.row for r in both}) == len(both), "a row for two shapes comes once"
 

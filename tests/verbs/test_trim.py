@@ -1,5 +1,6 @@
 """`kdcli trim`: models without the tokens that a text does not need."""
 
+import re
 import shlex
 import string
 import time
@@ -26,6 +27,7 @@ from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 from kdcli.models.training_rows import training_rows, write_training_rows
 from kdcli.models.trim import count_tokens
+from kdcli.report.schema import Trimming
 from kdcli.workloads import vocabulary
 
 TEXTS = ["w1 w2 w3", "w2 w5 w5 w5", "w3 w1"]
@@ -109,6 +111,8 @@ def test_an_embedding_model_stays_one(text, tmp_path):
         SentenceTransformer(str(tmp_path / name), device="cpu") for name in ("model", "out")
     )
     assert np.array_equal(one.encode(TEXTS), other.encode(TEXTS))
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "It inherits licence and limits of the model that it was made from." in card
     # A prompt is text that the model reads.
     assert np.array_equal(
         one.encode(TEXTS, prompt_name="query"), other.encode(TEXTS, prompt_name="query")
@@ -130,7 +134,47 @@ def test_a_size_keeps_the_most_frequent_tokens(text, tmp_path):
     result = succeeds("trim", before, "--data", text, "--vocab-size", "7", "-o", tmp_path / "out")
     tokens = AutoTokenizer.from_pretrained(tmp_path / "out").convert_ids_to_tokens(range(7))
     assert tokens == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "w2", "w5"]
-    assert "7 of 64 tokens kept; they cover 53.333% of the training text" in said_by(result)
+    covered = "53.333% of the training text"
+    assert f"7 of 64 tokens kept; they cover {covered}" in said_by(result)
+    warning = (
+        f"warning: 7 tokens cover only {covered}, so its other tokens are split into smaller "
+        "pieces; it takes 10 tokens to cover all of it"
+    )
+    assert warning in said_by(result)
+    assert warning in report_of(tmp_path / "out").notes
+    card = " ".join((tmp_path / "out" / "README.md").read_text().split())
+    assert (
+        "by keeping 7 of its 64 tokens: special tokens, single characters and the most frequent "
+        f"tokens of text, which cover {covered}."
+    ) in card
+    whole = succeeds("trim", before, "--data", text, "--vocab-size", "10", "-o", tmp_path / "whole")
+    assert "they cover 100.000%" in said_by(whole)
+    assert "warning" not in said_by(whole)
+    card = (tmp_path / "whole" / "README.md").read_text()
+    assert "by removing the tokens that do not occur in the training text of text." in card
+
+
+def test_a_trimmed_model_has_one_size_and_no_teacher(text, tmp_path):
+    before = own_files.encoder(tmp_path / "model")
+    result = succeeds("trim", before, "--data", text, "-o", tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    report = (tmp_path / "out" / "report.md").read_text()
+    sizes = [set(re.findall(r"[\d.]+ [kMG]B", shown)) for shown in (said_by(result), card, report)]
+    assert len(sizes[1]) == 2
+    assert sizes[0] <= sizes[1] == sizes[2]
+    assert "as you would the model that it was made from, whose licence and limits" in card
+    assert "teacher" not in card
+
+
+def test_a_text_that_is_nearly_covered_gives_no_warning():
+    def warnings(share):
+        coverage = {"en": 1.0, "de": share}
+        return vocabulary.low_coverage(Trimming(kept=7, whole=64, needed=10, coverage=coverage))
+
+    assert warnings(0.99) == []
+    (warning,) = warnings(0.9899)
+    assert "cover only 98.990% of de" in warning
+    assert "it takes 10 tokens to cover all texts" in warning
 
 
 def test_a_file_lists_texts_that_count_alike_however_long(tmp_path):
@@ -189,6 +233,18 @@ def test_a_mask_learned_with_all_tokens_is_refused_for_the_trimmed_model(text, t
 def test_mistakes_are_refused(text, tmp_path, more, message):
     before = own_files.encoder(tmp_path / "model")
     assert message in refused(tmp_path, "trim", before, "--data", text, *more)
+
+
+@pytest.mark.parametrize("words", [["trim"], ["evaluate", "--task", "own"]])
+def test_an_unfinished_run_is_no_model(text, tmp_path, words):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "recipe.yaml").write_text("verb: distill\n")
+    (run / "log.jsonl").touch()
+    verb, *more = words
+    message = refused(tmp_path, verb, run, *more, "--data", text)
+    assert "run is an unfinished run and has no model yet" in message
+    assert "continue it with --resume, by the command that made it, or give another" in message
 
 
 def test_a_text_that_needs_every_token(tmp_path):

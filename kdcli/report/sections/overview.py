@@ -177,12 +177,30 @@ def how_made(report: Report) -> str:
         text = f"distilled from {named}"
         text += (f" with {method}" if method else "") + on_text
     elif report.with_role("trimmed"):
-        text = f"made from {short(origin(report))} by removing the tokens that do not occur"
-        text += f" in {short(str(source))}" if source else ""
+        text = f"made from {short(origin(report))} by {_trimmed(report, short(str(source)))}"
     else:
         text = _on_tasks(report, f"fine-tuned from {short(origin(report))}")
     if t := report.training:
         text += f": {t.steps:,} steps, {t.tokens:,} tokens, {duration(t.seconds)}"
+    return text
+
+
+def _trimmed(report: Report, source: str) -> str:
+    """Describe which tokens a trimmed model keeps."""
+    trimming, points = report.trimming, report.recipe.get("max_drop")
+    if trimming is None:
+        return f"removing tokens from its vocabulary, with the text of {source}"
+    if trimming.kept == trimming.needed:
+        return f"removing the tokens that do not occur in the training text of {source}"
+    text = (
+        f"keeping {trimming.kept:,} of its {trimming.whole:,} tokens: special tokens, single "
+        f"characters and the most frequent tokens of {source}, which cover {trimming.covered}"
+    )
+    if points is not None:
+        text += (
+            f". Of the sizes tried, it is the smallest that loses at most {points:g} points on the "
+            "selection rows"
+        )
     return text
 
 

@@ -19,7 +19,7 @@ from kdcli.models.embedder import EmbeddingFormat
 from kdcli.models.load import location
 from kdcli.models.model import Model
 from kdcli.models.training_rows import training_rows
-from kdcli.report.schema import Comparison
+from kdcli.report.schema import Comparison, Trimming
 from kdcli.types import Array
 from kdcli.verbs.trim.settings import TrimRecipe
 from kdcli.workloads import open_evaluation, open_rows
@@ -27,7 +27,7 @@ from kdcli.workloads.detect import task_of_model
 from kdcli.workloads.requests import EvaluationRequest
 from kdcli.workloads.scores import EvaluationResult, ModelScores
 from kdcli.workloads.settings import LabelledSettings, TaskHeadSettings
-from kdcli.workloads.vocabulary import TokenUse, cut
+from kdcli.workloads.vocabulary import TokenUse, cut, kept_note
 from kdcli.workloads.workload import Workload
 
 BEFORE, AFTER = "untrimmed", "trimmed"
@@ -83,12 +83,14 @@ class BoundedVocabulary:
 
     Attributes:
         kept: The ids of its tokens.
+        trimming: The share of the training rows that they cover.
         notes: What they cover, and what they lose on the verification rows.
         result: The scores on the verification rows.
         missed: Why the verification rows miss the bound; None if they keep it.
     """
 
     kept: Array
+    trimming: Trimming
     notes: list[str]
     result: EvaluationResult
     missed: str | None
@@ -124,7 +126,7 @@ def smallest_vocabulary(
     texts = dict.fromkeys(rows.training_texts(partition))
     prompts = fmt.prompts.values() if fmt else ()
     use = TokenUse.of_texts(selection.model, texts, prompts)
-    kept, notes = _fewest(recipe.max_drop, selection, use)
+    kept, trimming = _fewest(recipe.max_drop, selection, use)
     verification = _open(request, partition, "verification", session)
     result = verification.compare(kept)
     lost = verification.loss(result)
@@ -139,7 +141,7 @@ def smallest_vocabulary(
         if exceeds(lost.points, recipe.max_drop)
         else None
     )
-    return BoundedVocabulary(kept, [sentence, *notes], result, missed)
+    return BoundedVocabulary(kept, trimming, [sentence, kept_note(trimming)], result, missed)
 
 
 def _request(recipe: TrimRecipe, session: Session) -> EvaluationRequest:
@@ -171,8 +173,8 @@ def _open(
     return ScoredPart(workload, model, workload.score(model))
 
 
-def _fewest(max_drop: float, selection: ScoredPart, use: TokenUse) -> tuple[Array, list[str]]:
-    """Return the fewest tokens that keep the score on the selection rows, and notes on them.
+def _fewest(max_drop: float, selection: ScoredPart, use: TokenUse) -> tuple[Array, Trimming]:
+    """Return the fewest tokens that keep the score on the selection rows, and what they cover.
 
     It assumes that fewer tokens lose more.
 

@@ -25,7 +25,7 @@ from kdcli.report.front import EMBEDDER
 from kdcli.run.context import open_run
 from kdcli.verbs.trim.bound import AFTER, BEFORE, smallest_vocabulary
 from kdcli.verbs.trim.settings import TrimRecipe
-from kdcli.workloads.vocabulary import cut, size_note, trimmed
+from kdcli.workloads.vocabulary import cut, trimmed
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> TrimResult | No
     whole = Model(model, tokenizer, source, "")
     bounded = None
     if recipe.max_drop is None:
-        smaller, notes = trimmed(
+        smaller, trimming, notes = trimmed(
             whole,
             recipe.data.source,
             size=recipe.vocab_size,
@@ -81,7 +81,7 @@ def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> TrimResult | No
         RunDir(folder).check(resolved.to_yaml(), resume=False, overwrite=options.overwrite)
         bounded = smallest_vocabulary(recipe, fmt, context.session)
         smaller = cut(whole, bounded.kept)
-        notes = [*bounded.notes, size_note(whole, smaller)]
+        trimming, notes = bounded.trimming, bounded.notes
     RunDir.claim(folder, resolved.to_yaml(), overwrite=options.overwrite)
     rows = training_rows(location(source))
     if fmt is not None:
@@ -103,6 +103,7 @@ def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> TrimResult | No
             ),
         ],
         notes=notes,
+        trimming=trimming,
         auto_class=EMBEDDER if fmt else f"AutoModelFor{head}" if head else "AutoModel",
     )
     if bounded is not None:
