@@ -12,10 +12,10 @@ https://arxiv.org/abs/2010.14713). p_i is the teacher's vector of the text's pos
 has one. The n are the vectors of its negatives and the anchors (InfoNCE,
 https://arxiv.org/abs/1807.03748), except the anchors that are the text itself or its positive.
 
-These terms compare a student's vector only with vectors of the teacher, which are computed once.
-`pairs` compares the student's vectors of a batch with each other (probabilistic knowledge transfer,
-https://arxiv.org/abs/1803.10837), as a search among them does. It is therefore the only term that
-changes with the size of a micro-batch or the number of processes.
+Except for `pairs`, these terms compare a student's vector only with vectors of the teacher, which
+are computed once. `pairs` compares the student's vectors of a batch with each other, as a search
+among them does (probabilistic knowledge transfer, https://arxiv.org/abs/1803.10837). So it is the
+only term that changes with the size of a micro-batch or the number of processes.
 
 `relations` adds MiniLMv2's loss of the last layer, and `hidden` adds the cosine distance of its
 token states. Both run the teacher in every step, on the student's tokens. `dimensions` (Matryoshka,
@@ -183,7 +183,7 @@ def similarity_loss(
 def pairs_loss(s_BD: Tensor, t_BD: Tensor, cuts: Sequence[int], temperature: float) -> Tensor:
     """Compute L_pair, a scalar and a mean over the batch and over several prefixes.
 
-    A text alone in its batch counts as 0.
+    With one or two texts it is 0, because none has several others to compare.
 
     Args:
         s_BD: the student's vectors.

@@ -82,7 +82,7 @@ def measured_layers(
             if time.monotonic() - logged >= SILENCE:
                 tried = max(scores, key=scores.__getitem__)
                 log(
-                    f"{len(scores)} choices of layers tried; the best one is "
+                    f"{len(scores)} choices of layers tried; best so far: "
                     f"{', '.join(map(str, tried))} (agreement {scores[tried]:.3f})"
                 )
                 logged = time.monotonic()

@@ -29,7 +29,7 @@ def check_source(source: str) -> None:
         if holds_run(folder) and not any((folder / name).exists() for name in MODEL_OR_REPORT):
             raise UsageError(
                 f"{source} is an unfinished run and has no model yet",
-                "run the command that started it again, with --resume, or give another model",
+                "rerun the command that started it, with --resume, or give another model",
             )
         return
     name, _, revision = source.partition("@")

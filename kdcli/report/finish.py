@@ -84,7 +84,7 @@ class RunResult(Usable):
             is_run = RunDir(folder).is_run
             raise UsageError(
                 f"the run in {folder} is not finished" if is_run else f"no run at {folder}",
-                "run the command that started it again, with --resume"
+                "rerun the command that started it, with --resume"
                 if is_run
                 else "give the directory of a finished run",
             )

@@ -86,9 +86,9 @@ def evaluated_texts(request: EvaluationRequest) -> tuple[Texts, str]:
 def _split_of(request: EvaluationRequest) -> str:
     """Return the split to read: `train` if texts are not divided, or have no validation split."""
     source, split = request.data.source, request.data.split
-    if split == "validation" and (source is None or not open_source(source).has(split)):
+    if not request.divided or source is None:
         return "train"
-    return split
+    return split if split != "validation" or open_source(source).has(split) else "train"
 
 
 def column_of_texts(data: LabelledSettings) -> str | None:

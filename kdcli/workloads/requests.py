@@ -61,6 +61,8 @@ class EvaluationRequest:
         by_head: score heads even if the first model is an embedding model.
         documents: the model or file whose vectors of documents are searched; None for each model's
             own.
+        divided: whether plain text that no partition divides comes from the split of `data`, if
+            there is one. If False, it is the training split.
     """
 
     task: str
@@ -71,3 +73,4 @@ class EvaluationRequest:
     pooling: str | None = None
     by_head: bool = False
     documents: str | None = None
+    divided: bool = False

@@ -64,7 +64,7 @@ def test_a_long_search_says_how_far_it_is(monkeypatch):
     counts = [int(line.split()[0]) for line in progress]
     assert counts == list(range(1, len(counts) + 1))
     assert result.endswith(f"; {len(counts)} choices)")
-    best = f"the best one is {', '.join(map(str, chosen))} (agreement 1.000)"
+    best = f"best so far: {', '.join(map(str, chosen))} (agreement 1.000)"
     assert progress[-1].endswith(best)
 
 

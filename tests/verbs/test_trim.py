@@ -244,7 +244,7 @@ def test_an_unfinished_run_is_no_model(text, tmp_path, words):
     verb, *more = words
     message = refused(tmp_path, verb, run, *more, "--data", text)
     assert "run is an unfinished run and has no model yet" in message
-    assert "run the command that started it again, with --resume, or give another model" in message
+    assert "rerun the command that started it, with --resume, or give another model" in message
 
 
 def test_a_text_that_needs_every_token(tmp_path):

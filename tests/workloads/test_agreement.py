@@ -101,7 +101,7 @@ def test_texts_of_the_split_are_compared(tmp_path, files, asked, split, first):
         lines = [f"{name.title()} text number {n} of its file.\n" for n in range(20)]
         (tmp_path / f"{name}.txt").write_text("".join(lines))
     data = LabelledSettings(source=str(tmp_path), split=asked)
-    texts, named = evaluated_texts(EvaluationRequest("embedding", [], data))
+    texts, named = evaluated_texts(EvaluationRequest("embedding", [], data, divided=True))
     assert named == split
     assert {text.split()[0] for text in texts.texts} == {first}
 
@@ -110,4 +110,15 @@ def test_a_missing_split_of_texts_is_refused(tmp_path):
     (tmp_path / "train.txt").write_text("One text of four words.\nAnother text of some words.\n")
     data = LabelledSettings(source=str(tmp_path), split="test")
     with pytest.raises(UsageError, match="has no test split; it has train"):
-        evaluated_texts(EvaluationRequest("embedding", [], data))
+        evaluated_texts(EvaluationRequest("embedding", [], data, divided=True))
+
+
+def test_only_an_evaluation_reads_a_small_validation_split(tmp_path):
+    lines = [f"Train text number {n} of its file.\n" for n in range(20)]
+    (tmp_path / "train.txt").write_text("".join(lines))
+    (tmp_path / "validation.txt").write_text("One text of four words.\n")
+    data = LabelledSettings(source=str(tmp_path))
+    texts, _ = evaluated_texts(EvaluationRequest("embedding", [], data))
+    assert len(texts) == 20
+    with pytest.raises(UsageError, match=r"the validation split of .* holds only one text"):
+        evaluated_texts(EvaluationRequest("embedding", [], data, divided=True))

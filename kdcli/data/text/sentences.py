@@ -28,7 +28,7 @@ ENDS = regex.compile(
 )
 MIN_WORDS = 2  # Minimum number of words per sentence. CJK characters count as words.
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+")
-LETTER = re.compile(r"[^\W\d_]")  # Numbers alone are no sentence.
+LETTER = regex.compile(r"\p{L}")  # Numbers alone are no sentence.
 QUERY_COLUMNS = ("query", "anchor")
 POSITIVE_COLUMN = "positive"
 NEGATIVE_COLUMN = re.compile(r"negatives?(_\d+)?")
@@ -175,6 +175,11 @@ def sentences(document: str) -> Iterator[str]:
 
 def _too_few_texts(source: Source, split: str, column: str | None, count: int) -> UsageError:
     """Return the error for a source with fewer than two texts."""
+    if count and split != "train":
+        return UsageError(
+            f"the {split} split of {source.name} holds only one text",
+            "give at least two different texts; thousands are better",
+        )
     if count:
         return UsageError(
             f"{source.name} holds only one text, too few to learn from",
@@ -183,8 +188,8 @@ def _too_few_texts(source: Source, split: str, column: str | None, count: int) -
     first = next(row for table in source.tables(split) for row in table.rows)
     where = f" in column '{column}'" if column else ""
     return UsageError(
-        f"no row of {source.name} holds a sentence of at least {MIN_WORDS} words{where}; "
-        f"{columns_in(first.values)}",
+        f"no row of {source.name} holds a sentence of at least {MIN_WORDS} words, with a letter"
+        f"{where}; {columns_in(first.values)}",
         f"give texts of at least {MIN_WORDS} words",
     )
 
@@ -221,7 +226,8 @@ def _read_units(
     tables = list(source.tables(split))
     first = next(tables[0].rows, None) if tables else None
     if first is None:
-        raise UsageError(f"{source.name} holds no text")
+        part = "" if split == "train" else f"the {split} split of "
+        raise UsageError(f"{part}{source.name} holds no text")
     queries = [name for name in QUERY_COLUMNS if name in first.values]
     if column is None and (queries or POSITIVE_COLUMN in first.values):
         rest = itertools.chain.from_iterable(table.rows for table in tables)

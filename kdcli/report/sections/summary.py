@@ -43,7 +43,7 @@ def summary(report: Report) -> str:
         sentences.append(f"{what} {_listed(facts)}.")
     scored = form_of(report, row).name if row and report.focus == "latency" else name
     sentences += _quality(report, scored)
-    sentences += _raised_loss(report, name)
+    sentences += _raised_losses(report)
     if row is not None:
         sentences.append(_price(report, row))
     return " ".join(filter(None, sentences))
@@ -129,18 +129,23 @@ def _quality(report: Report, name: str) -> list[str]:
     return [f"{text}{next(same, '')}."]
 
 
-def _raised_loss(report: Report, name: str) -> list[str]:
-    """Say so if the held-out loss of a student is higher than before its training."""
-    losses = {
-        model: values.get("loss") for model, values in report.quality.get(HELD_OUT_LOSS, {}).items()
-    }
-    start = next((m.name for m in report.with_role("untrained") if m.of == name), "")
-    own, before = losses.get(name), losses.get(start)
-    if own is None or before is None or own <= before:
+def _raised_losses(report: Report) -> list[str]:
+    """Say of which students the held-out loss is higher than before their training."""
+    losses = report.quality.get(HELD_OUT_LOSS, {})
+    raised = []
+    for start in report.with_role("untrained"):
+        name = start.of or ""
+        before, after = (losses.get(model, {}).get("loss") for model in (start.name, name))
+        # Rounded values differ, so it is no rounding error.
+        if before is not None and after is not None and after > before:
+            shown = number(before), number(after)
+            if shown[0] != shown[1]:
+                raised.append(f"of {shown_name(report, name)} from {shown[0]} to {shown[1]}")
+    if not raised:
         return []
     return [
-        f"Training raised its {HELD_OUT_LOSS} from {number(before)} to {number(own)}: train "
-        "longer, or with a lower learning rate."
+        f"Training raised the {HELD_OUT_LOSS} {_listed(raised)}: train longer, or with a lower "
+        "learning rate."
     ]
 
 

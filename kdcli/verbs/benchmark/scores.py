@@ -97,7 +97,7 @@ def open_scored_task(
             )
     trained = {name: training_rows(location(model)) for name, model in models.items()}
     session = Session(start(device, torch.float32), device, trust_remote_code)
-    request = EvaluationRequest(task, list(models.values()), recipe.data, trained)
+    request = EvaluationRequest(task, list(models.values()), recipe.data, trained, divided=True)
     workload = open_evaluation(request, session)
     if not workload.one_pass:
         raise UsageError(

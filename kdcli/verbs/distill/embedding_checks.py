@@ -67,7 +67,7 @@ def check_signals(
             raise UsageError(
                 "loss.relations_weight and loss.hidden_weight compare tokens, and "
                 f"{origin.source} has other tokens than {teacher.source}",
-                "leave them at 0: vectors, similarity and contrastive compare whole texts",
+                "leave them at 0: the other terms compare whole texts",
             )
 
 

@@ -39,6 +39,7 @@ from kdcli.workloads.as_trained import as_trained
 from kdcli.workloads.decisions import KINDS, class_drop_misses, decisions
 from kdcli.workloads.detect import with_task
 from kdcli.workloads.embedder import Embedder
+from kdcli.workloads.embedding import METHOD
 from kdcli.workloads.labelled import LabelledWorkload
 from kdcli.workloads.mteb_tasks import PREFIX
 from kdcli.workloads.predictions import shown_label, summed_up
@@ -106,11 +107,7 @@ def evaluate(
     for name, source in zip(names, sources, strict=True):
         models |= _load(context, workload, name, source)
     if workload.needs_reference:
-        if len(models) == 1 and extras.predictions is None:
-            raise UsageError(
-                f"without labels, {next(iter(models))} would only be compared with itself",
-                "give the models to compare with it too; or name the column of the labels",
-            )
+        _check_compared(recipe, extras, list(models))
         workload = workload.with_reference(next(iter(models.values())))
     scores = {n: workload.score(model, worst=recipe.worst) for n, model in models.items()}
     to_submit: dict[str, list[float]] = {}
@@ -132,6 +129,26 @@ def evaluate(
         assert predicted is not None
         _write_predictions(extras.predictions, predicted, scores)
     return _report(context, workload, models, scores)
+
+
+def _check_compared(recipe: EvaluateRecipe, extras: Extras, models: Sequence[str]) -> None:
+    """Check that there is a model to compare with the reference, or something else to report.
+
+    Raises UsageError: there is only the reference.
+    """
+    if len(models) > 1 or extras.predictions is not None or recipe.measure.latency:
+        return
+    [name] = models
+    hint = "also give the models to compare with it"
+    if recipe.dimensions:
+        hint += ", or its whole width in `dimensions`"
+    if recipe.task == METHOD:
+        hint += ", or pairs of texts with a score and --task own"
+    elif recipe.data.labels == "teacher":
+        hint += ", or remove data.labels=teacher"
+    else:
+        hint += ", or rows with labels; --predictions FILE needs neither"
+    raise UsageError(f"without labels, {name} would only be compared with itself", hint)
 
 
 def _check_workload(recipe: EvaluateRecipe, extras: Extras, workload: Workload) -> None:
@@ -169,6 +186,7 @@ def _request(recipe: EvaluateRecipe) -> EvaluationRequest:
         recipe.pooling,
         by_head=bool(recipe.masks),
         documents=recipe.documents,
+        divided=True,
     )
 
 

@@ -89,8 +89,9 @@ class _Search:
         self.reason = self.check.too_far(comparison) or self._excess(comparison)
         self.attempts.append(Attempt(count, comparison.drop, not self.reason))
         outcome = self.reason or f"accepted{self._ignored_excess(comparison)}"
-        kind = f"{count} products in float32" if graph.precision in QUANTISED else graph.precision
-        Progress.log(f"file with {kind}: {outcome}")
+        is_mixed = graph.precision in QUANTISED
+        kind = f"with {count} products in float32" if is_mixed else f"in {graph.precision}"
+        Progress.log(f"file {kind}: {outcome}")
         return not self.reason
 
     def failure(self) -> MachineError | GateError:
