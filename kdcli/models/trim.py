@@ -10,7 +10,8 @@ segmented as before:
   way to it. No merge crosses the borders of the final tokens, so each step finds the same pair.
 
 Special tokens and single characters or bytes always stay, so other text is split into smaller
-pieces instead of unknown ones.
+pieces instead of unknown ones. WordPiece and Unigram keep only the letters of writing systems that
+the texts use: of 250,002 tokens of XLM-R, 13,000 are letters, most of them Chinese.
 """
 
 import copy
@@ -18,6 +19,8 @@ import functools
 import itertools
 import json
 import tempfile
+import unicodedata
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +39,9 @@ from kdcli.types import Array
 TRIMMABLE_KINDS = ("WordPiece", "BPE", "Unigram", "WordLevel")
 TOKENIZER_FILE = "tokenizer.json"
 ID_ENDING = "_token_id"  # ending of the configuration keys that hold a token
+LEAST_SHARE = 1e-3
+"""Minimum share of the texts' letters at which a writing system is in use. Below it, such as in an
+English text with a few Chinese names, a letter stays only if its token occurs."""
 
 
 def check_trimmable(tokenizer: PreTrainedTokenizerBase, source: str) -> None:
@@ -63,19 +69,28 @@ def check_trimmable(tokenizer: PreTrainedTokenizerBase, source: str) -> None:
             )
 
 
-def needed_by(tokenizer: PreTrainedTokenizerBase) -> Callable[[Iterable[int]], Array]:
+def needed_by(
+    tokenizer: PreTrainedTokenizerBase, shares_V: Array
+) -> Callable[[Iterable[int]], Array]:
     """Return a function from token ids to the sorted ids that must be kept with them.
 
     Texts of these tokens are then segmented as before. The function adds the tokens that BPE merges
-    into them, added and special tokens, and single characters and bytes.
+    into them, added and special tokens, single characters in use, and bytes.
+
+    Args:
+        tokenizer: The tokenizer that is cut.
+        shares_V: The share of each token in the texts, or how often it occurs.
     """
     description = _description(tokenizer)
     model, number = description["model"], tokenizer.get_vocab()
     always = {added["id"] for added in description["added_tokens"]} | set(tokenizer.all_special_ids)
     prefix = model.get("continuing_subword_prefix") or ""
-    always |= {
-        n for token, n in number.items() if len(token.removeprefix(prefix)) == 1 or _is_byte(token)
-    }
+    single = {n: token.removeprefix(prefix) for token, n in number.items()}
+    single = {n: character for n, character in single.items() if len(character) == 1}
+    if model["type"] in ("WordPiece", "Unigram"):
+        in_use = _writing_systems(number, shares_V)
+        single = {n: c for n, c in single.items() if _writing_system(c) in in_use}
+    always |= single.keys() | {n for token, n in number.items() if _is_byte(token)}
     if model["type"] == "Unigram":
         always |= {
             min(range(len(model["vocab"])), key=lambda n: model["vocab"][n][1]),
@@ -93,6 +108,25 @@ def needed_by(tokenizer: PreTrainedTokenizerBase) -> Callable[[Iterable[int]], A
     return lambda ids: np.array(
         sorted(set().union(*map(way, always.union(map(int, ids))))), dtype=np.int64
     )
+
+
+def _writing_systems(number: Mapping[str, int], shares_V: Array) -> set[str | None]:
+    """Return the writing systems in use, and None, which stands for what is no letter."""
+    letters: defaultdict[str, float] = defaultdict(float)
+    for token, n in number.items():
+        for character in token if shares_V[n] else "":
+            if system := _writing_system(character):
+                letters[system] += float(shares_V[n])
+    least = LEAST_SHARE * sum(letters.values())
+    return {None, *(system for system, share in letters.items() if share >= least)}
+
+
+@functools.cache
+def _writing_system(character: str) -> str | None:
+    """Return the first word of a letter's Unicode name, such as LATIN or CJK; None for others."""
+    if not unicodedata.category(character).startswith("L"):
+        return None
+    return unicodedata.name(character, "").split(" ")[0]
 
 
 def cut_tokenizer(tokenizer: PreTrainedTokenizerBase, kept: Array) -> PreTrainedTokenizerBase:

@@ -71,8 +71,9 @@ class TokenUse:
 
     def sizes(self, loaded: Model) -> tuple[int, int]:
         """Return the least number of tokens that can be kept, and the number of all that occur."""
-        needed = needed_by(loaded.tokenizer)
-        occurring = np.flatnonzero(sum(self.counts.values()))
+        counts_V = np.asarray(sum(self.counts.values()))
+        needed = needed_by(loaded.tokenizer, counts_V)
+        occurring = np.flatnonzero(counts_V)
         return len(needed(self.named)), len(needed([*self.named, *occurring]))
 
     def keep(self, loaded: Model, size: int | None) -> tuple[Array, Trimming]:
@@ -233,7 +234,7 @@ def _kept(
     They are the ids in `named` and every token that occurs. If this exceeds `size`, only the most
     frequent tokens that fit are kept.
     """
-    needed = needed_by(tokenizer)
+    needed = needed_by(tokenizer, shares)
     frequent = np.argsort(-shares, kind="stable")[: int((shares > 0).sum())].tolist()
     kept = needed([*named, *frequent])
     unlimited = len(kept)
@@ -242,7 +243,7 @@ def _kept(
         if len(kept) > size:
             raise UsageError(
                 f"a vocabulary of {size:,} is too small: {len(kept):,} tokens are always kept "
-                "(special tokens, single characters and bytes)",
+                "(special tokens, single characters of your texts' writing systems, and bytes)",
                 f"give at least {len(kept)}",
             )
         # Bisection: the first `low` frequent tokens fit, the first `high` do not.

@@ -107,7 +107,8 @@ some_words = st.lists(
 )
 def test_texts_of_kept_tokens_are_segmented_as_before(tokenizer, corpus, others):
     corpus = [*corpus, "w3 quick"]
-    kept = needed_by(tokenizer)(np.flatnonzero(count_tokens(tokenizer, corpus)))
+    counts_V = count_tokens(tokenizer, corpus)
+    kept = needed_by(tokenizer, counts_V)(np.flatnonzero(counts_V))
     cut = cut_tokenizer(tokenizer, kept)
     assert len(cut) == len(kept)
     assert cut.get_vocab() == {
@@ -136,10 +137,31 @@ def test_unigram_keeps_the_least_likely_token_which_prices_unknown_characters():
         tokenizer_object=Tokenizer(models.Unigram(vocab, unk_id=0)), unk_token="<unk>"
     )
     assert tokenizer.tokenize("zab") == ["za", "b"]
-    kept = needed_by(tokenizer)([3, 4])
+    kept = needed_by(tokenizer, np.array([0, 0, 0, 1, 1, 0]))([3, 4])
     assert kept.tolist() == [0, 1, 2, 3, 4, 5]
     # Without it, an unknown "z" before "ab" would be likelier than "za" and "b".
     assert cut_tokenizer(tokenizer, kept).tokenize("zab") == ["za", "b"]
+
+
+@pytest.mark.parametrize(("foreign", "stays"), [(0, False), (1, False), (20, True)])
+@pytest.mark.parametrize("kind", ["WordPiece", "Unigram"])
+def test_letters_of_writing_systems_that_are_not_used_go(kind, foreign, stays):
+    """The text has 9,990 Latin letters, and `foreign` Chinese ones of a single kind."""
+    special, letters = ["<unk>"], [*"aé漢字д1!", "the"]
+    if kind == "Unigram":
+        vocab = [(token, -1.0 - n) for n, token in enumerate([*special, *letters])]
+        made = Tokenizer(models.Unigram(vocab, unk_id=0))
+    else:
+        numbers = {token: n for n, token in enumerate([*special, *letters])}
+        made = Tokenizer(models.WordPiece(numbers, unk_token="<unk>"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>")
+    counts_V = np.zeros(len(tokenizer))
+    counts_V[tokenizer.convert_tokens_to_ids(["the", "漢"])] = 3330, foreign
+    kept = needed_by(tokenizer, counts_V)(np.flatnonzero(counts_V))
+    tokens = set(tokenizer.convert_ids_to_tokens(kept.tolist()))
+    # The least likely token of Unigram stays, and here it is one that occurs.
+    expected = {"<unk>", "the", *"aé1!"} | ({"漢"} if foreign else set())
+    assert tokens == expected | ({"字"} if stays else set())
 
 
 def test_bpe_keeps_the_way_to_a_token_but_no_other_merge():
@@ -147,7 +169,7 @@ def test_bpe_keeps_the_way_to_a_token_but_no_other_merge():
         tokenizer_object=byte_level(("a", "b"), ("ab", "c"), ("b", "c"), ("bc", "d")),
         pad_token="<pad>",
     )
-    kept = needed_by(tokenizer)([tokenizer.convert_tokens_to_ids("abc")])
+    kept = needed_by(tokenizer, np.ones(len(tokenizer)))([tokenizer.convert_tokens_to_ids("abc")])
     cut = cut_tokenizer(tokenizer, kept)
     assert {"ab", "abc"} <= cut.get_vocab().keys()
     assert not {"bc", "bcd"} & cut.get_vocab().keys()

@@ -224,7 +224,8 @@ def test_a_mask_learned_with_all_tokens_is_refused_for_the_trimmed_model(text, t
     [
         (
             ["--vocab-size", "4"],
-            "5 tokens are always kept (special tokens, single characters and bytes)",
+            "5 tokens are always kept (special tokens, single characters of your texts' writing "
+            "systems, and bytes)",
         ),
         (["--set", "data.column=c"], "there is no column 'c'; the columns are a, b"),
         (["--data", "nowhere.txt"], "no data at nowhere.txt"),
