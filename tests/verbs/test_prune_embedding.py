@@ -120,7 +120,7 @@ def test_agreement_needs_two_texts(given, embedder, tmp_path):
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
     assert "only 1 text to score" in refused(tmp_path, *given, "--sparsity", "0.5")
     data = ["--data", tmp_path / "texts.txt", "--set", "data.judged_rows=1"]
-    evaluated = ["evaluate", embedder, "--task", "embedding", *data]
+    evaluated = ["evaluate", embedder, embedder, "--task", "embedding", *data]
     assert "only 1 text to score" in refused(tmp_path, *evaluated)
 
 
@@ -147,9 +147,10 @@ def test_the_named_column_is_read(given, embedder, tmp_path, start):
     rows = [{"queue": f"w{n}", "body": line} for n, line in enumerate(lines)]
     data = ["--data", own_files.write(tmp_path / "rows.jsonl", rows)]
     verb, *more = start
+    models = [embedder, embedder] if verb == "evaluate" else [embedder]
     named = ["--set", "data.columns.text=body"]
-    assert "which column holds the text?" in refused(tmp_path, verb, embedder, *more, *data)
-    succeeds(verb, embedder, *more, *data, *named, "-o", tmp_path / "out")
+    assert "which column holds the text?" in refused(tmp_path, verb, *models, *more, *data)
+    succeeds(verb, *models, *more, *data, *named, "-o", tmp_path / "out")
 
 
 @pytest.mark.parametrize("method", ["magnitude", "movement"])
