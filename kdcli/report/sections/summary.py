@@ -130,7 +130,7 @@ def _quality(report: Report, name: str) -> list[str]:
 
 
 def _raised_losses(report: Report) -> list[str]:
-    """Say of which students the held-out loss is higher than before their training."""
+    """Name the students whose held-out loss rose during training."""
     losses = report.quality.get(HELD_OUT_LOSS, {})
     raised = []
     for start in report.with_role("untrained"):
