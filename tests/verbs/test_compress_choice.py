@@ -326,6 +326,29 @@ def test_a_goal_that_only_the_verification_rows_miss_is_said_to_be_met_on_the_ot
     )
 
 
+@pytest.mark.parametrize(
+    ("low", "score", "high", "is_stated"),
+    [
+        (0.846, 0.863, 0.882, True),
+        (0.846, 0.863, 0.886, False),  # the intervals overlap
+        (0.880, 0.881, 0.882, False),  # 0.4 points apart
+        (0.897, 0.898, 0.899, True),  # the selection rows are the easier ones
+    ],
+)
+def test_a_loss_that_differs_between_the_sets_of_rows_is_stated(low, score, high, is_stated):
+    one = measured("a", score, 2.0, 4.0, low=low, high=high)
+    chosen = replace(one, score=0.885, low=0.883, high=0.892)
+    said = said_of(scores_of(one), chosen, {}, GoalSettings(max_drop=2.0))
+    points, near, far = (100 * (0.9 - value) for value in (score, high, low))
+    expected = (
+        f". On the 500 selection rows it loses {points:.2f} points of accuracy (95 % interval of "
+        f"the loss {near:.2f} to {far:.2f}). These losses differ by more than chance explains: "
+        "expect the one whose rows resemble your own texts."
+    )
+    assert said.endswith(expected) == is_stated
+    assert ("selection rows" in said) == is_stated
+
+
 def verified(one, score):
     """The scores of a candidate on the verification rows, on which the teacher has 0.9."""
     chosen = replace(one, score=score, low=score, high=score)

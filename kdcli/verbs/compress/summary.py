@@ -7,8 +7,17 @@ from kdcli.metrics.resolution import exceeds
 from kdcli.report.sections.latency import milliseconds
 from kdcli.report.text import loses, megabytes, number, points_interval
 from kdcli.verbs.compress.choice import all_misses, conflict, misses
-from kdcli.verbs.compress.judge import POINT, CandidateScores, ScoredModel, Verification
+from kdcli.verbs.compress.judge import (
+    ERROR,
+    POINT,
+    CandidateScores,
+    ScoredModel,
+    Verification,
+)
 from kdcli.verbs.compress.settings import GoalSettings
+
+NOTABLE_POINTS = 0.5
+"""Smallest difference between two losses, in points, that can change a decision."""
 
 
 def sentence(
@@ -48,18 +57,21 @@ def sentence(
         )
     won += f". {_lost(scores.metric, verified, has_labels=has_labels)}"
     selected = next(one for one in scores.candidates if one.name == chosen.name)
+    apart = _selection_loss(scores, selected, verified, has_labels=has_labels)
     if missed and not misses(goal, scores.teacher, selected):
         return (
             f"{chosen.name} met the goal on the selection rows but misses it on the verification "
-            f"rows: {'; '.join(missed.values())}. {won}."
+            f"rows: {'; '.join(missed.values())}. {won}.{apart}"
         )
     if missed:
         both = conflict(all_misses(goal, scores).values())
         why = "; ".join([*missed.values(), *([both] if both else [])])
-        return f"The goal cannot be met with what was tried. Nearest: {won}. It misses: {why}."
-    _, high = _loss(verified)
+        return (
+            f"The goal cannot be met with what was tried. Nearest: {won}. It misses: {why}.{apart}"
+        )
+    _, high = _loss(teacher, chosen)
     is_within = goal.max_drop is None or not exceeds(high, goal.max_drop)
-    return f"{won}{'' if is_within else '; the interval reaches beyond the goal'}."
+    return f"{won}{'' if is_within else '; the interval reaches beyond the goal'}.{apart}"
 
 
 def describe_next(scores: CandidateScores, one: ScoredModel, command: str) -> str:
@@ -80,23 +92,47 @@ def _size_change(before: float, after: float) -> str:
     return f"{before / after:.1f} times smaller"
 
 
-def _loss(verified: Verification) -> tuple[float, float]:
-    """Return the ends of the interval of the points that the chosen candidate lost."""
+def _loss(teacher: ScoredModel, model: ScoredModel) -> tuple[float, float]:
+    """Return the ends of the interval of the points that a candidate lost."""
+    return (teacher.score - model.high) / POINT, (teacher.score - model.low) / POINT
+
+
+def _selection_loss(
+    scores: CandidateScores, selected: ScoredModel, verified: Verification, *, has_labels: bool
+) -> str:
+    """Write the loss on the selection rows if it clearly differs from the verified loss.
+
+    The result is empty if the intervals of the two losses overlap, or if the losses differ too
+    little to change a decision.
+    """
+    low, high = _loss(scores.teacher, selected)
+    verified_low, verified_high = _loss(verified.teacher, verified.chosen)
+    points = (scores.teacher.score - selected.score) / POINT
+    verified_points = (verified.teacher.score - verified.chosen.score) / POINT
+    overlaps = low <= verified_high and verified_low <= high
+    if overlaps or abs(points - verified_points) < NOTABLE_POINTS:
+        return ""
+    lost = loses(points, _metric_phrase(scores.metric, has_labels=has_labels))
+    ends = points_interval(low, high, 1 - ERROR, " of the loss")
     return (
-        (verified.teacher.score - verified.chosen.high) / POINT,
-        (verified.teacher.score - verified.chosen.low) / POINT,
+        f" On the {scores.rows:,} selection rows it {lost} ({ends}). These losses differ by more "
+        "than chance explains: expect the one whose rows resemble your own texts."
     )
+
+
+def _metric_phrase(metric: str, *, has_labels: bool) -> str:
+    """Name the metric, as agreement if the teacher is the reference."""
+    if has_labels:
+        return metric
+    return f"agreement with the teacher{'' if metric == 'agreement' else f' ({metric})'}"
 
 
 def _lost(metric: str, verified: Verification, *, has_labels: bool) -> str:
     """Write the points that the chosen candidate lost, with their interval and the rows."""
-    what = metric
-    if not has_labels:
-        named = "" if metric == "agreement" else f" ({metric})"
-        what = f"agreement with the teacher{named}"
+    what = _metric_phrase(metric, has_labels=has_labels)
     teacher = verified.teacher.score
     points = (teacher - verified.chosen.score) / POINT
-    low, high = _loss(verified)
+    low, high = _loss(verified.teacher, verified.chosen)
     ends = points_interval(low, high, verified.confidence, " of the loss")
     if has_labels:
         ends = f"{number(verified.chosen.score)} instead of {number(teacher)}; {ends}"
