@@ -85,7 +85,7 @@ class TokenUse:
 
 
 def named_tokens(loaded: Model, prompts: Iterable[str]) -> set[int]:
-    """Return the ids that a model always needs: those of its configuration and its prompts.
+    """Return the ids in a model's configuration and its prompts, which it always needs.
 
     Raises UsageError: the tokenizer cannot be trimmed.
     """

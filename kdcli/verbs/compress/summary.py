@@ -7,13 +7,7 @@ from kdcli.metrics.resolution import exceeds
 from kdcli.report.sections.latency import milliseconds
 from kdcli.report.text import loses, megabytes, number, points_interval
 from kdcli.verbs.compress.choice import all_misses, conflict, misses
-from kdcli.verbs.compress.judge import (
-    ERROR,
-    POINT,
-    CandidateScores,
-    ScoredModel,
-    Verification,
-)
+from kdcli.verbs.compress.judge import ERROR, POINT, CandidateScores, ScoredModel, Verification
 from kdcli.verbs.compress.settings import GoalSettings
 
 NOTABLE_POINTS = 0.5
