@@ -112,7 +112,7 @@ def test_an_embedding_model_stays_one(text, tmp_path):
     )
     assert np.array_equal(one.encode(TEXTS), other.encode(TEXTS))
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "It inherits licence and limits of the model that it was made from." in card
+    assert "It inherits the licence and the limits of the model that it was made from." in card
     # A prompt is text that the model reads.
     assert np.array_equal(
         one.encode(TEXTS, prompt_name="query"), other.encode(TEXTS, prompt_name="query")
