@@ -73,8 +73,8 @@ def distill(
         assistant: Shape of a teacher assistant, auto or none (default: auto).
         backend: Backend on which shapes are timed for --to 2x or --to 5ms: torch, compile, onnx
             or openvino, perhaps with a number format, such as onnx-int8 (default: torch).
-        to: Student shape, such as 6x768 or static:256; may be repeated. Or a goal, 2x or 5ms: as
-            many layers as are fast enough on 128 tokens.
+        to: Student shape, such as 6x768 or static:256; may be repeated. Or a goal, 2x or 5ms: the
+            best student that is fast enough on 128 tokens.
         student: Encoder that the student starts from; on text, only with method embedding
             (default: the teacher).
         teacher_vectors: File of the teacher's vectors, .npy or .parquet (default: computed).

@@ -1,4 +1,4 @@
-"""Measure how fast students are before any training, and choose the largest that is fast enough.
+"""Measure how fast students are before any training, and choose one that is fast enough.
 
 Latency depends on a student's shape and not on its weights, so students with random weights are
 measured. All times are of one sequence of 128 tokens, next to the teacher in torch in float32.
@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 from transformers import PreTrainedModel
 
 from kdcli.deploy.latency import Latency, Protocol, Subject, measure_latency
@@ -27,6 +28,10 @@ from kdcli.types import Card, ModelShape
 
 WIDTHS = (1.0, 0.75, 0.5)
 """Shares of the teacher's width that a student may have, in the order in which they are tried."""
+UNITS, MIN_UNITS = 24, 3
+"""The feed-forward widths that are tried are multiples of 1/24 of the teacher's, from 3/24."""
+MAX_DEPTHS = 6
+"""Maximum number of depths that are tried with fewer feed-forward units."""
 BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0, "q4": 0.5}
 """Bytes that a parameter takes at least, by the precision of a backend."""
 
@@ -62,6 +67,8 @@ UNTIMED = UntrainedTimes(0.0, 1.0, 0.0, 1.0)
 
 Measure = Callable[[Mapping[str, ModelShape]], Mapping[str, UntrainedTimes]]
 """Measures untrained students by name."""
+Agreement = Callable[[ModelShape], float]
+"""Returns how well an untrained student of a shape agrees with its teacher."""
 QUARTILE = "the medians left no shape, because the machine was busy: the better quartiles decided"
 """The message when the better quartiles chose the shape."""
 
@@ -73,13 +80,32 @@ class FastShape:
     Attributes:
         name: the shape.
         times: every shape that was measured, from large to small.
+        agreements: the shapes that were compared with the teacher. Empty if only one was fast
+            enough.
         by_quartile: whether the better quartiles of the times decided, because the medians left
             no shape.
     """
 
     name: str
     times: Mapping[str, UntrainedTimes]
+    agreements: Mapping[str, float] = field(default_factory=dict)
     by_quartile: bool = False
+
+    @property
+    def why(self) -> str:
+        """Why the shape was chosen."""
+        if self.agreements:
+            return "closest to the teacher of all students that are fast enough"
+        return "the deepest student that is fast enough"
+
+    @property
+    def measured(self) -> list[str]:
+        """What was measured of each shape: `3x384: 2.31x, 8.20 ms, agreement 0.973`."""
+        return [
+            f"{name}: {times}"
+            + (f", agreement {self.agreements[name]:.3f}" if name in self.agreements else "")
+            for name, times in self.times.items()
+        ]
 
 
 def measured_times(subjects: Sequence[Subject], protocol: Protocol) -> dict[str, UntrainedTimes]:
@@ -171,11 +197,16 @@ def subject_of(name: str, source: str, backend: str) -> Subject:
     return Subject(name, source, engine, precision or "fp32")
 
 
-def choose_shape(goal: SpeedGoal, teacher: Model, measure: Measure) -> FastShape:
-    """Choose the student with the most layers that is fast enough.
+def choose_shape(
+    goal: SpeedGoal, teacher: Model, measure: Measure, agreement: Agreement
+) -> FastShape:
+    """Choose the student that agrees best with its teacher among those that are fast enough.
 
-    It has the teacher's width. If even one layer is too slow, it has three quarters of the width,
-    and then half of it. A few shapes are measured, because a layer less is always faster. The
+    One candidate is the student with the most layers of the teacher's width. If even one layer is
+    too slow, it has three quarters of the width, and then half of it. The other candidates have
+    more layers with fewer feed-forward units.
+
+    Few shapes are measured, because the time is nearly linear in the layers and in their units. The
     medians decide. If they leave no shape, the better quartiles decide, because a busy machine
     slows short calls most.
 
@@ -183,12 +214,13 @@ def choose_shape(goal: SpeedGoal, teacher: Model, measure: Measure) -> FastShape
         goal: the goal.
         teacher: the model that the student is made from.
         measure: measures untrained students.
+        agreement: compares untrained students with the teacher.
 
     Raises:
         UsageError: the teacher has no smaller student.
         GateError: no student is fast enough.
     """
-    full, times = teacher.shape, dict[str, UntrainedTimes]()
+    full, timed = teacher.shape, _Timed(goal, teacher.shape, measure)
     shapes = list(_widths(teacher))
     if not shapes:
         raise UsageError(
@@ -196,11 +228,17 @@ def choose_shape(goal: SpeedGoal, teacher: Model, measure: Measure) -> FastShape
             "give a shape LxH instead of a goal",
         )
     for widest in shapes:
-        layers = _most_layers(goal, widest, full, times, measure)
-        if layers:
-            name = short_name(replace(widest, layers=layers), full)
-            return FastShape(name, _sorted(times))
-    listed = _sorted(times)
+        layers = _most_layers(timed, widest)
+        if not layers:
+            continue
+        most = replace(widest, layers=layers)
+        candidates = {timed.name(shape): shape for shape in (most, *_deeper(timed, most))}
+        if len(candidates) == 1:
+            return FastShape(timed.name(most), timed.sorted())
+        agreements = {name: agreement(shape) for name, shape in candidates.items()}
+        best = max(agreements, key=agreements.__getitem__)
+        return FastShape(best, timed.sorted(), agreements)
+    listed = timed.sorted()
     for name, one in listed.items():
         if is_fast_enough(goal, one, best=True):
             return FastShape(name, listed, by_quartile=True)
@@ -239,59 +277,139 @@ def _widths(teacher: Model) -> list[ModelShape]:
     return deepest
 
 
-def _most_layers(
-    goal: SpeedGoal,
-    widest: ModelShape,
-    full: ModelShape,
-    times: dict[str, UntrainedTimes],
-    measure: Measure,
-) -> int:
+@dataclass
+class _Timed:
+    """The shapes that were measured for a goal.
+
+    Attributes:
+        goal: the goal.
+        full: the teacher's shape.
+        measure: measures untrained students.
+        times: what was measured, by name.
+    """
+
+    goal: SpeedGoal
+    full: ModelShape
+    measure: Measure
+    shapes: dict[str, ModelShape] = field(default_factory=dict)
+    times: dict[str, UntrainedTimes] = field(default_factory=dict)
+
+    def name(self, shape: ModelShape) -> str:
+        """Return the short name of a student."""
+        return short_name(shape, self.full)
+
+    def time(self, *shapes: ModelShape) -> None:
+        """Measure the shapes that were not measured before, in turns."""
+        new = {name: one for one in shapes if (name := self.name(one)) not in self.times}
+        if new:
+            self.times.update(self.measure(new))
+            self.shapes.update(new)
+
+    def is_fast(self, shape: ModelShape) -> bool:
+        """Return whether a measured shape meets the goal."""
+        return is_fast_enough(self.goal, self.times[self.name(shape)])
+
+    def load(self, shape: ModelShape) -> float:
+        """Return the time of a measured shape, relative to the time of the goal."""
+        times = self.times[self.name(shape)]
+        if self.goal.speedup is not None:
+            return self.goal.speedup / times.speedup if times.speedup else math.inf
+        assert self.goal.ms is not None
+        return times.ms / self.goal.ms
+
+    def sorted(self) -> dict[str, UntrainedTimes]:
+        """Return the times, ordered by width, layers and units from large to small."""
+        order = sorted(
+            self.times,
+            key=lambda name: (
+                self.shapes[name].hidden,
+                self.shapes[name].layers,
+                self.shapes[name].ffn,
+            ),
+            reverse=True,
+        )
+        return {name: self.times[name] for name in order}
+
+
+def _most_layers(timed: _Timed, widest: ModelShape) -> int:
     """Return the largest number of layers of one width that is fast enough; 0 if none is.
 
     The time of a layer is nearly constant, so the next number to try lies on the line between a
     shape that is fast enough and one that is not.
     """
 
-    def named(layers: int) -> str:
-        return short_name(replace(widest, layers=layers), full)
-
-    def time(*numbers: int) -> None:
-        new = {named(n): replace(widest, layers=n) for n in numbers if named(n) not in times}
-        if new:
-            times.update(measure(new))
-
-    def excess(layers: int) -> float:
-        """Return the time over the goal's time, minus 1."""
-        of = times[named(layers)]
-        if goal.speedup is not None:
-            return goal.speedup / of.speedup - 1 if of.speedup else math.inf
-        assert goal.ms is not None
-        return of.ms / goal.ms - 1
+    def of(layers: int) -> ModelShape:
+        return replace(widest, layers=layers)
 
     fast, slow = 1, widest.layers
-    time(slow, fast)
-    if not is_fast_enough(goal, times[named(fast)]):
+    timed.time(of(slow), of(fast))
+    if not timed.is_fast(of(fast)):
         return 0
-    if is_fast_enough(goal, times[named(slow)]):
+    if timed.is_fast(of(slow)):
         return slow
     while slow - fast > 1:
-        below, above = excess(fast), excess(slow)
+        below, above = timed.load(of(fast)) - 1, timed.load(of(slow)) - 1
         share = -below / (above - below) if math.isfinite(above) else 0.5
         guess = min(slow - 1, fast + int(share * (slow - fast)))
-        time(guess, guess + 1)
+        timed.time(of(guess), of(guess + 1))
         for layers in (guess + 1, guess):
-            if is_fast_enough(goal, times[named(layers)]):
+            if timed.is_fast(of(layers)):
                 fast = max(fast, layers)
                 break
             slow = min(slow, layers)
     return fast
 
 
-def _sorted(times: Mapping[str, UntrainedTimes]) -> dict[str, UntrainedTimes]:
-    """Order shapes by width and then by layers, from large to small."""
+def _deeper(timed: _Timed, most: ModelShape) -> list[ModelShape]:
+    """Return students with more layers than `most` and fewer units that are fast enough.
 
-    def size(name: str) -> tuple[int, int]:
-        layers, _, rest = name.partition("x")
-        return int(rest.partition(":")[0].partition("@")[0]), int(layers)
+    Each depth has the largest number of units that is fast enough.
+    """
+    step = max(1, most.ffn // UNITS)
+    narrowest = replace(most, ffn=MIN_UNITS * step)
+    depths = range(most.layers + 1, timed.full.layers + 1)
+    if not depths or narrowest.ffn >= most.ffn:
+        return []
+    timed.time(narrowest, replace(narrowest, layers=depths[-1]))
+    fixed, layer, unit = _costs(timed, most.hidden)
+    if unit <= 0:
+        return []  # The noise is larger than the cost of the units.
 
-    return {name: times[name] for name in sorted(times, key=size, reverse=True)}
+    def fitting(layers: int) -> ModelShape:
+        units = ((1 - fixed) / layers - layer) / unit
+        widest = min(most.ffn - step, int(units) // step * step)
+        return replace(most, layers=layers, ffn=widest)
+
+    allowed = [shape for shape in map(fitting, depths) if shape.ffn >= narrowest.ffn]
+    if len(allowed) > MAX_DEPTHS:
+        last = len(allowed) - 1
+        allowed = [allowed[round(n * last / (MAX_DEPTHS - 1))] for n in range(MAX_DEPTHS)]
+    timed.time(*allowed)
+
+    def narrower(shape: ModelShape) -> ModelShape:
+        if timed.is_fast(shape) or not math.isfinite(timed.load(shape)):
+            return shape
+        excess = (timed.load(shape) - 1) / (shape.layers * unit)
+        return replace(shape, ffn=max(narrowest.ffn, shape.ffn - math.ceil(excess / step) * step))
+
+    tried = [narrower(shape) for shape in allowed]
+    timed.time(*tried)
+    return [shape for shape in tried if timed.is_fast(shape)]
+
+
+def _costs(timed: _Timed, width: int) -> tuple[float, float, float]:
+    """Return the fixed time, the time of a layer without units, and the time of one unit.
+
+    They are least squares of the shapes of one width, relative to the time of the goal.
+    """
+    shapes = [
+        shape
+        for shape in timed.shapes.values()
+        if shape.hidden == width and math.isfinite(timed.load(shape))
+    ]
+    parts = np.array([(1, shape.layers, shape.layers * shape.ffn) for shape in shapes], float)
+    # Units count in hundreds or thousands, so the columns are scaled before they are solved.
+    scale = np.abs(parts).max(0)
+    loads = np.array([timed.load(shape) for shape in shapes])
+    fixed, layer, unit = np.linalg.lstsq(parts / scale, loads, rcond=None)[0] / scale
+    return float(fixed), float(layer), float(unit)

@@ -242,6 +242,7 @@ class RunDir:
                 f"{self.path / RECIPE_FILE} is damaged: {error}", "start again with --overwrite"
             ) from None
         now = flatten_recipe(recipe_yaml)
+        free_keys += _chosen_keys(before, now)
         return [
             f"{key}: was {before.get(key, NOT_SET)}, is {now.get(key, NOT_SET)}"
             for key in {**before, **now}
@@ -488,6 +489,17 @@ def _same(before: str, now: str) -> bool:
     """
     is_measured = now == MEASURED and before.startswith("[")
     return before == now or is_measured or ("@" not in now and COMMIT.sub("", before) == now)
+
+
+def _chosen_keys(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the beginnings of the keys that a run has filled in for the goal of `--to`.
+
+    They are free if the run's shape was chosen for the goal in the recipe `now`.
+    """
+    goal, shape = (before.get(f"student.chosen.{key}") for key in ("goal", "shape"))
+    is_chosen = before.get("student.to") in (shape, f"[{shape}]")
+    is_same_goal = now.get("student.to") in (goal, f"[{goal}]")
+    return ("student.to", "student.chosen.") if is_chosen and is_same_goal else ()
 
 
 def _texts_in(tree: object) -> Iterator[str]:

@@ -1,33 +1,33 @@
-"""Choose by measurement which layers of its teacher a student keeps.
+"""Choose a student by measurement: its shape, and which layers of its teacher it keeps.
 
-A choice of layers is tried as it will be used: the layers are copied and fitted to the teacher
-(`kdcli.models.reduce`) on a few texts. The score of a choice is the correlation between the
-student's and the teacher's cosines of pairs of other texts. Half of the pairs are texts that have
-little in common. The other half are close: the two halves of a text, a text and each half, and a
-text and itself with fewer tokens. Students can be worse although their vectors have a smaller
-error, or their cosines of different texts agree better (docs/results.md).
+A student is tried as it will be used: its layers are copied and fitted to the teacher
+(`kdcli.models.reduce`) on a few texts. Its agreement is the correlation between the student's and
+the teacher's cosines of pairs of other texts. Half of the pairs are texts that have little in
+common. The other half are close: the two halves of a text, a text and each half, and a text and
+itself with fewer tokens. Students can be worse although their vectors have a smaller error, or
+their cosines of different texts agree better (docs/results.md).
 
-The search starts at evenly spaced layers. It moves one layer after the other to the best place
-between its neighbours, and ends when no move raises the score. All choices have the teacher's
-width.
+The search for layers starts at evenly spaced layers. It moves one layer after the other to the best
+place between its neighbours, and ends when no move raises the agreement. All choices have the
+teacher's width.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from kdcli.models.fit import SILENCE
 from kdcli.models.layout import layout_for
 from kdcli.models.reduce import copy_reduced
 from kdcli.models.sample import rows_of
 from kdcli.models.shape import evenly_spaced_layers, positions_of, shape_of, student_config
-from kdcli.types import Batch, Examples
+from kdcli.types import Batch, Examples, ModelShape
 
 Layers: TypeAlias = tuple[int, ...]
 Pooling: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -44,41 +44,66 @@ def mean_pooling(states_BLD: Tensor, mask_BL: Tensor) -> Tensor:
     return (states_BLD * mask_BL1).sum(1) / mask_BL1.sum(1).clamp(min=1)
 
 
-def measured_layers(
-    teacher: PreTrainedModel,
-    count: int,
-    text: Examples,
-    pooling: Pooling,
-    log: Callable[[str], None],
-) -> list[int]:
+class Agreement:
+    """Measures how well untrained students agree with their teacher.
+
+    Args:
+        teacher: The teacher's encoder.
+        rows: The texts that students are tried on, such as `rows_to_compare`.
+        pooling: How the vector of a text is computed.
+    """
+
+    def __init__(self, teacher: PreTrainedModel, rows: Batch, pooling: Pooling) -> None:
+        self.teacher, self.pooling = teacher, pooling
+        is_fitted_B = torch.arange(len(rows["input_ids"])) % 4 == 0
+        self.fitted = {name: x[is_fitted_B] for name, x in rows.items()}
+        self.parts = parts_of({name: x[~is_fitted_B] for name, x in rows.items()})
+        self.cosines_P = pair_cosines(vectors_of(teacher, self.parts, pooling))
+
+    def __call__(self, shape: ModelShape, layers: Sequence[int] | None = None) -> float:
+        """Return the agreement of a student, at most 1.
+
+        Args:
+            shape: The student's shape.
+            layers: The teacher layers 1 ... N that it keeps; None for evenly spaced layers.
+        """
+        teacher = self.teacher
+        layout, depth = layout_for(teacher.config), shape_of(teacher.config).layers
+        kept = list(layers or evenly_spaced_layers(depth, shape.layers))
+        with torch.random.fork_rng(devices=[]):
+            student = type(teacher)(student_config(teacher.config, shape, kept)).float()
+        copy_reduced(teacher, student, layout, kept, self.fitted, fit=not layout.shared)
+        own_P = pair_cosines(vectors_of(student, self.parts, self.pooling))
+        return float(torch.corrcoef(torch.stack([own_P, self.cosines_P]))[0, 1])
+
+
+def rows_to_compare(text: Examples, config: PreTrainedConfig) -> Batch:
+    """Return the rows of a text that students are tried on. `config` is the teacher's."""
+    return rows_of(text, ROWS, min(LENGTH, positions_of(config) or LENGTH))
+
+
+def measured_layers(agreement: Agreement, count: int, log: Callable[[str], None]) -> list[int]:
     """Return the teacher layers 1 ... N that a student of `count` layers keeps.
 
-    * `text`: the texts that choices are tried on.
-    * `pooling`: how the vector of a text is computed.
-    * `log`: receives the result and its score, next to the score of evenly spaced layers. A long
-      search also logs how many choices it has tried, and the best one.
+    Args:
+        agreement: How choices are compared.
+        count: The number of layers.
+        log: Receives the result and its agreement, next to that of evenly spaced layers. A long
+            search also logs how many choices it has tried, and the best one.
     """
-    layout, source = layout_for(teacher.config), shape_of(teacher.config)
+    config = agreement.teacher.config
+    source = shape_of(config)
     even = tuple(evenly_spaced_layers(source.layers, count))
-    if not 0 < count < source.layers or layout.shared:
+    if not 0 < count < source.layers or layout_for(config).shared:
         return list(even)
-    rows = rows_of(text, ROWS, min(LENGTH, positions_of(teacher.config) or LENGTH))
-    is_fitted_B = torch.arange(len(rows["input_ids"])) % 4 == 0
-    fitted = {name: x[is_fitted_B] for name, x in rows.items()}
-    parts = parts_of({name: x[~is_fitted_B] for name, x in rows.items()})
-    cosines_P = pair_cosines(vectors_of(teacher, parts, pooling))
+    shape = replace(source, layers=count)
     scores: dict[Layers, float] = {}
     logged = time.monotonic()
 
     def score(layers: Layers) -> float:
         nonlocal logged
         if layers not in scores:
-            config = student_config(teacher.config, replace(source, layers=count), list(layers))
-            with torch.random.fork_rng(devices=[]):
-                student = type(teacher)(config).float()
-            copy_reduced(teacher, student, layout, list(layers), fitted, fit=True)
-            own_P = pair_cosines(vectors_of(student, parts, pooling))
-            scores[layers] = float(torch.corrcoef(torch.stack([own_P, cosines_P]))[0, 1])
+            scores[layers] = agreement(shape, layers)
             if time.monotonic() - logged >= SILENCE:
                 tried = max(scores, key=scores.__getitem__)
                 log(

@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from kdcli.errors import UsageError
 from kdcli.models.fit import tokens_to_fit
+from kdcli.models.grammar import short_name
 from kdcli.models.layout import LAYOUTS, layout_for
 from kdcli.models.reduce import copy_reduced
 from kdcli.models.sample import SAMPLE_TOKENS, sample_of
@@ -155,7 +156,7 @@ def build_student(
     sample = sample_of(text, teacher.config, positions_of(teacher.config), tokens)
     if fit and log is not None:
         read = int(sample["attention_mask"].sum())
-        log(f"fitting a {shape.layers}x{shape.hidden} to the teacher's outputs for {read:,} tokens")
+        log(f"fitting a {short_name(shape, source)} to the teacher's outputs for {read:,} tokens")
     unfilled, basis_DN = copy_reduced(teacher, student, layout, chosen, sample, fit=fit, log=log)
     notes = [f"initialised from teacher layers {', '.join(map(str, chosen))}"]
     if shape.hidden < source.hidden:

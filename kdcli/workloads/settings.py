@@ -25,8 +25,8 @@ from kdcli.recipe.sections import (
 
 ENCODER = "Encoder: a hub id, a directory, 'demo' or 'demo-classifier'."
 SHAPE = (
-    "Student shape, such as 6x768 or static:256; may be repeated. Or a goal, 2x or 5ms: as many "
-    "layers as are fast enough on 128 tokens."
+    "Student shape, such as 6x768 or static:256; may be repeated. Or a goal, 2x or 5ms: the "
+    "best student that is fast enough on 128 tokens."
 )
 TEACHER = "Teacher: a hub id, a directory, 'demo' or 'demo-classifier'."
 START = (
@@ -307,8 +307,11 @@ class ChosenShape(Section):
     goal: str | None = Field(None, description="Goal for which the shape was chosen, such as 2x.")
     shape: str | None = Field(None, description="Shape that was chosen.")
     backend: str | None = Field(None, description="Backend on which the shapes were timed.")
+    why: str = Field("fast enough", description="Why this shape was chosen.")
     measured: list[str] = Field(
-        default_factory=list, description="Speed-up and latency of each shape that was timed."
+        default_factory=list,
+        description="Speed-up and latency of each shape that was timed, and its agreement with "
+        "the teacher if it was compared.",
     )
 
 

@@ -39,7 +39,7 @@ from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.metrics.bootstrap import CONFIDENCE
 from kdcli.models.capture import Capture, capture
-from kdcli.models.choose import Pooling, mean_pooling, measured_layers
+from kdcli.models.choose import Agreement, Pooling, mean_pooling, rows_to_compare
 from kdcli.models.fitted_head import check_head, student_with_fitted_head
 from kdcli.models.load import save_model
 from kdcli.models.model import Model
@@ -239,14 +239,12 @@ class Workload(ABC):
         """Return how hidden states become the vector by which texts are compared."""
         return mean_pooling
 
-    def measured_layers(self, teacher: Model, count: int) -> list[int]:
-        """Choose the `count` layers of a teacher that a student keeps; see `kdcli.models.choose`.
-
-        The choice is logged.
-        """
+    def agreement(self, teacher: Model) -> Agreement:
+        """Return what compares untrained students with a teacher; see `kdcli.models.choose`."""
         assert self.sample is not None, "this workload only evaluates"
-        encoder, pooling = teacher.model.base_model, self.text_pooling(teacher)
-        return measured_layers(encoder, count, self.sample, pooling, Progress.log)
+        encoder = teacher.model.base_model
+        rows = rows_to_compare(self.sample, encoder.config)
+        return Agreement(encoder, rows, self.text_pooling(teacher))
 
     def student(
         self,

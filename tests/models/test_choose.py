@@ -1,6 +1,7 @@
 """Choosing a student's layers by measurement."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,13 +10,16 @@ from encoders import tiny_encoder
 
 from kdcli.models import choose
 from kdcli.models.choose import (
+    Agreement,
     mean_pooling,
     measured_layers,
     moves,
     pair_cosines,
     parts_of,
+    rows_to_compare,
 )
 from kdcli.models.layout import LAYOUTS
+from kdcli.models.shape import shape_of
 
 
 class Texts:
@@ -32,6 +36,10 @@ class Texts:
             real_BL.append(np.arange(12) < 4 + n % 9)
         mask_BL = torch.from_numpy(np.stack(real_BL)).long()
         return {"input_ids": torch.from_numpy(ids_BL), "attention_mask": mask_BL, "labels": mask_BL}
+
+
+def agreement_with(teacher):
+    return Agreement(teacher, rows_to_compare(Texts(), teacher.config), mean_pooling)
 
 
 @torch.no_grad()
@@ -51,7 +59,7 @@ def planted(idle):
 def test_the_layers_that_change_something_are_kept(kept):
     idle = sorted({1, 2, 3, 4, 5, 6} - {*kept})
     lines = []
-    assert measured_layers(planted(idle), 3, Texts(), mean_pooling, lines.append) == kept
+    assert measured_layers(agreement_with(planted(idle)), 3, lines.append) == kept
     (line,) = lines
     assert f"layers {', '.join(map(str, kept))}: agreement 1.000" in line
 
@@ -59,7 +67,7 @@ def test_the_layers_that_change_something_are_kept(kept):
 def test_a_long_search_says_how_far_it_is(monkeypatch):
     monkeypatch.setattr(choose, "SILENCE", 0.0)
     lines = []
-    chosen = measured_layers(planted([2, 5]), 4, Texts(), mean_pooling, lines.append)
+    chosen = measured_layers(agreement_with(planted([2, 5])), 4, lines.append)
     *progress, result = lines
     counts = [int(line.split()[0]) for line in progress]
     assert counts == list(range(1, len(counts) + 1))
@@ -74,7 +82,7 @@ def test_a_search_changes_neither_the_teacher_nor_random_numbers():
     torch.manual_seed(3)
     drawn = torch.rand(1)
     torch.manual_seed(3)
-    one, two = (measured_layers(teacher, 3, Texts(), mean_pooling, print) for _ in range(2))
+    one, two = (measured_layers(agreement_with(teacher), 3, print) for _ in range(2))
     assert one == two
     assert torch.rand(1) == drawn
     assert all(torch.equal(x, before[name]) for name, x in teacher.state_dict().items())
@@ -85,16 +93,24 @@ def test_a_search_changes_neither_the_teacher_nor_random_numbers():
 def test_layers_are_chosen_in_every_model_type(kind):
     torch.manual_seed(0)
     teacher = tiny_encoder(kind, **({} if kind == "modernbert" else {"num_hidden_layers": 3}))
-    layers = measured_layers(teacher, 2, Texts(), mean_pooling, print)
+    layers = measured_layers(agreement_with(teacher), 2, print)
     assert layers == sorted(set(layers))
     assert len(layers) == 2
     assert 1 <= layers[0] < layers[1] <= teacher.config.num_hidden_layers
 
 
+def test_students_agree_less_with_fewer_units():
+    teacher = planted([])
+    full, agreement = shape_of(teacher.config), agreement_with(teacher)
+    assert agreement(full) == pytest.approx(1)
+    shares = [agreement(replace(full, ffn=full.ffn // part)) for part in (2, 8)]
+    assert 1 > shares[0] > shares[1]
+
+
 @pytest.mark.parametrize("count", [0, 6, 8])
 def test_nothing_is_chosen_if_no_layer_goes(count):
     lines = []
-    layers = measured_layers(planted([]), count, Texts(), mean_pooling, lines.append)
+    layers = measured_layers(agreement_with(planted([])), count, lines.append)
     assert len(layers) == count
     assert not lines
 

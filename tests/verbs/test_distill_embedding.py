@@ -29,8 +29,8 @@ from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 from kdcli.models.training_rows import training_rows, write_training_rows
 from kdcli.recipe.resolve import read_recipe
+from kdcli.verbs.distill import layers as layers_of_run
 from kdcli.verbs.distill.space import VectorSpace
-from kdcli.workloads import workload
 from kdcli.workloads.eval_sets import PairEvaluation
 
 QUICK = shlex.split(
@@ -486,7 +486,7 @@ def test_measured_layers_are_written_down_and_not_searched_again(given, tmp_path
     def searched(*arguments):
         raise AssertionError("the layers were searched again")
 
-    monkeypatch.setattr(workload, "measured_layers", searched)
+    monkeypatch.setattr(layers_of_run, "measured_layers", searched)
     (out / "report.json").unlink()
     succeeds(*command, out, "--resume")
     assert report_of(out).recipe["student"]["layers"] == layers

@@ -67,7 +67,7 @@ def test_a_student_is_chosen_and_saved_without_training(name, places, timed, tmp
     assert {model.role for model in report.models} == {"student", "teacher"}
     assert (report.training.steps, report.training.loss_last) == (0, None)
     assert [record["step"] for record in log_of(tmp_path / "out")] == [0]
-    note = "--to 2x: 2x32 has the most layers"
+    note = "--to 2x: 2x32 is the deepest student that is fast enough on torch"
     assert [n for n in report.notes if n.startswith(note)]
     for page in ("report.html", "report.md"):
         text = (tmp_path / "out" / page).read_text("utf-8")
@@ -103,6 +103,30 @@ def test_an_untrained_classifier_has_its_teachers_head(to, places, tmp_path):  #
         ours, theirs = student(**batch).logits, teacher(**batch).logits
     # A new head agrees on half of the rows.
     assert (ours.argmax(1) == theirs.argmax(1)).double().mean() >= 0.75
+
+
+@pytest.mark.parametrize("name", ["text", "task", "embedding", "reranker"])
+def test_the_student_that_agrees_most_is_chosen(name, places, timed, monkeypatch, tmp_path):  # noqa: F811
+    def times_of_shapes(shapes, teacher, backend, baseline, seed, times):
+        full = shape_of(teacher.model.config)
+        ms = {n: s.layers * (0.25 + 0.75 * s.ffn / full.ffn) for n, s in shapes.items()}
+        return {n: UntrainedTimes(x, full.layers / x, x, full.layers / x) for n, x in ms.items()}
+
+    monkeypatch.setattr(fast, "times_of_shapes", times_of_shapes)
+    command = command_of(name, places, "--to", "2x", "--max-steps", "0", "-o", tmp_path / "out")
+    result = succeeds(*command)
+    recipe = yaml.safe_load((tmp_path / "out" / "recipe.yaml").read_text("utf-8"))
+    chosen = recipe["student"]["chosen"]
+    # Such as "3x32:64: 2.10x, 1.90 ms, agreement 0.973".
+    lines = [line.split(": ") for line in chosen["measured"] if "agreement" in line]
+    agreements = {shape: float(facts.rpartition(" ")[2]) for shape, facts in lines}
+    assert {shape[:4] for shape in agreements} == {"2x32", "3x32", "4x32"}
+    assert chosen["shape"] == max(agreements, key=agreements.__getitem__)
+    assert "closest to the teacher of all students that are fast enough" in said_by(result)
+    depth = int(chosen["shape"][0])
+    config = json.loads((tmp_path / "out" / "config.json").read_text("utf-8"))
+    units = int(chosen["shape"].partition(":")[2] or config["intermediate_size"])
+    assert (config["num_hidden_layers"], config["intermediate_size"]) == (depth, units)
 
 
 def test_a_run_for_another_goal_is_not_resumed(places, timed, tmp_path):  # noqa: F811

@@ -160,7 +160,7 @@ def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResu
     untrained = None
     try:
         if not recipe.steps:
-            untrained = measure_untrained(search, str(recipe.model))
+            untrained = measure_untrained(search, str(recipe.model), divided.partition)
             search.fastest = untrained.fastest
             check_reachable(search, untrained, is_fine_tuned=fits)
         check_budget(runner, is_fine_tuned=fits)

@@ -122,21 +122,22 @@ class StepRunner:
         """
         file = self.folder / STEPS / TRAINING_TEXT
         if not file.is_file():
-            partition = Partition.read(str(self.recipe.data.partition))
-            session = cpu_session(trust_remote_code=self.options.trust_remote_code)
-            rows: DividedRows
-            if (text := self.recipe.text) is not None:
-                rows = read_texts(
-                    text, column=None, unit="sentence", rows=None, log=Progress.log_fact
-                )
-            else:
-                rows = open_rows(evaluation_request(self.recipe), session)
-            texts = dict.fromkeys(rows.training_texts(partition))
+            texts = self.training_texts(Partition.read(str(self.recipe.data.partition)))
             lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
             with disk_errors(file):
                 file.parent.mkdir(exist_ok=True)
             write_atomic(file, "".join(lines))
         return file
+
+    def training_texts(self, partition: Partition) -> list[str]:
+        """Return the different texts on which students are trained."""
+        session = cpu_session(trust_remote_code=self.options.trust_remote_code)
+        rows: DividedRows
+        if (text := self.recipe.text) is not None:
+            rows = read_texts(text, column=None, unit="sentence", rows=None, log=Progress.log_fact)
+        else:
+            rows = open_rows(evaluation_request(self.recipe), session)
+        return list(dict.fromkeys(rows.training_texts(partition)))
 
     def training_rows(self) -> int:
         """Return the number of rows on which a student is trained."""

@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from kdcli.data.labelled.partition import Partition
 from kdcli.deploy.latency import CELLS, Protocol, Subject, measure_latency
 from kdcli.deploy.untrained import (
     QUARTILE,
@@ -20,9 +21,12 @@ from kdcli.disk import cache_key
 from kdcli.engine.device import choose_device
 from kdcli.engine.progress import Progress
 from kdcli.models.card import describe
-from kdcli.models.embedder import read_format
+from kdcli.models.choose import LENGTH, ROWS, Agreement, Pooling, mean_pooling
+from kdcli.models.embedder import Pool, read_format
 from kdcli.models.grammar import goal_of, parse_shape
 from kdcli.models.load import load_encoder, location
+from kdcli.models.model import Model
+from kdcli.models.shape import positions_of
 from kdcli.report.views import short
 from kdcli.types import ModelShape
 from kdcli.verbs.compress.budget import TIMED, timing_stopped
@@ -54,10 +58,16 @@ class Untrained:
     shapes: dict[str, UntrainedTimes]
 
 
-def measure_untrained(search: Search, model: str) -> Untrained:
+def measure_untrained(search: Search, model: str, partition: Partition) -> Untrained:
     """Measure the model on every backend, and the untrained shapes on the fastest backend.
 
     Nothing is measured if nothing depends on it: one backend, one shape, no limit of speed or size.
+
+    Args:
+        search: The search.
+        model: The model that is compressed.
+        partition: The rows that choose and verify candidates. A shape for a goal is chosen on texts
+            of the other rows.
 
     Raises UsageError: a shape that cannot be made from the model, or the budget ended.
     Raises GateError: no shape is as fast as `plan.shapes` asks for.
@@ -118,7 +128,8 @@ def measure_untrained(search: Search, model: str) -> Untrained:
     def measure_all() -> dict[str, UntrainedTimes]:
         if goal is None:
             return measure_shapes({str_of(shape): shape for shape in shapes})
-        chosen = choose_shape(goal, loaded, measure_shapes)
+        texts = runner.training_texts(partition)
+        chosen = choose_shape(goal, loaded, measure_shapes, agreement_on(texts, loaded, model))
         if chosen.by_quartile:
             Progress.log(QUARTILE)
         return {chosen.name: chosen.times[chosen.name]}
@@ -127,6 +138,29 @@ def measure_untrained(search: Search, model: str) -> Untrained:
         f"{TIMED}shapes {place}", dict[str, UntrainedTimes], measure_all
     )
     return Untrained(times[TEACHER], backends, fastest, shape_times)
+
+
+def agreement_on(texts: Sequence[str], loaded: Model, model: str) -> Agreement:
+    """Return what compares untrained students with a model on texts.
+
+    Args:
+        texts: The texts.
+        loaded: The model's encoder and tokenizer.
+        model: Where the model was loaded from.
+    """
+    count = min(ROWS, len(texts))
+    few = [texts[n * len(texts) // count] for n in range(count)]
+    config = loaded.model.config
+    rows = loaded.tokenizer(
+        few,
+        padding=True,
+        truncation=True,
+        max_length=min(LENGTH, positions_of(config) or LENGTH),
+        return_tensors="pt",
+    )
+    fmt = read_format(model)
+    pooling: Pooling = mean_pooling if fmt is None else Pool(fmt)
+    return Agreement(loaded.model, dict(rows), pooling)
 
 
 @dataclass

@@ -28,9 +28,9 @@ from kdcli.losses import build_objective
 from kdcli.losses.embedding import check_dimensions
 from kdcli.models.card import describe, describe_source
 from kdcli.models.embedder import EmbeddingFormat, Pool, read_format, save_embedder
-from kdcli.models.grammar import is_static_shape, match_shape, static_shape
-from kdcli.models.load import location
-from kdcli.models.shape import InitializedStudent
+from kdcli.models.grammar import goal_of, is_static_shape, match_shape, static_shape
+from kdcli.models.load import load_config, location
+from kdcli.models.shape import InitializedStudent, shape_of
 from kdcli.models.static import as_static
 from kdcli.models.training_rows import all_rows, training_rows
 from kdcli.recipe.resolve import Resolved, defaulted
@@ -45,7 +45,7 @@ from kdcli.targets.teacher import Teacher
 from kdcli.types import Array, ModelShape, Needs, Outcome, RowHashes
 from kdcli.verbs.distill.basis import projected
 from kdcli.verbs.distill.embedding_checks import check_signals
-from kdcli.verbs.distill.fast import shape_notes
+from kdcli.verbs.distill.fast import shape_notes, with_shape
 from kdcli.verbs.distill.held_out import held_out_losses
 from kdcli.verbs.distill.layers import with_measured_layers
 from kdcli.verbs.distill.plan import student_shapes
@@ -121,13 +121,24 @@ def with_method(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
     return resolved
 
 
-def with_learning_rate(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
+def with_learning_rate(
+    resolved: Resolved[DistillRecipe], *, trust_remote_code: bool
+) -> Resolved[DistillRecipe]:
     """Set the learning rate for the widest student, unless the user or the recipe set one.
 
-    Without `--to`, it is the one of width 384.
+    A student whose shape is chosen for a goal has the rate of the width that it starts from.
+    Without `--to`, it is the rate of width 384.
+
+    Raises KdcliError: the model that the student starts from cannot be read.
     """
-    shapes = [text for text in resolved.recipe.student.to if not is_static_shape(text)]
-    width = max((int(match_shape(text)[2]) for text in shapes), default=RATE_WIDTH)
+    student = resolved.recipe.student
+    shapes = [text for text in student.to if not is_static_shape(text)]
+    if goal_of(shapes) is None:
+        width = max((int(match_shape(text)[2]) for text in shapes), default=RATE_WIDTH)
+    else:
+        source = str(student.source or resolved.recipe.teacher)
+        config = load_config(source, trust_remote_code=trust_remote_code)
+        width = shape_of(config).hidden
     origin = f"default of {METHOD} at width {width}"
     return defaulted(resolved, {"train.lr": at_width(LEARNING_RATE, width)}, origin)
 
@@ -406,11 +417,6 @@ def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
     for each in (teacher, *others):
         Progress.log_fact(f"{each.source}: {each.note}")
     origin = _origin(recipe, teacher, session) if recipe.student.source else teacher
-    width = teacher.format.width(teacher.shape.hidden)
-    shapes = student_shapes(recipe, origin.shape, width) if recipe.student.to else {}
-    shapes = shapes or {"student": origin.shape}
-    context.options.check_pushed(len(shapes))
-    check_signals(recipe, teacher, origin, shapes)
     sources = [one.source for one in (teacher, *others, origin)]
     trained = {source: training_rows(location(source)) for source in sources}
     eval_sets = open_eval_sets(recipe.eval, trained, session)
@@ -438,6 +444,13 @@ def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
         recipe.train.seed,
         partitioned=partitioned,
     )
+    context = with_shape(context, workload, origin)
+    recipe = context.recipe
+    width = teacher.format.width(teacher.shape.hidden)
+    shapes = student_shapes(recipe, origin.shape, width) if recipe.student.to else {}
+    shapes = shapes or {"student": origin.shape}
+    context.options.check_pushed(len(shapes))
+    check_signals(recipe, teacher, origin, shapes)
     depths = {to.layers for to in shapes.values()}
     context = with_measured_layers(context, workload, origin, depths)
     whole = EmbeddingDistillation(context, teacher, workload, shapes, precomputed_NE, others)

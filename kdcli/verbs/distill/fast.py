@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeVar
 
 from kdcli.deploy.latency import CELLS, Protocol, Subject
@@ -19,17 +18,18 @@ from kdcli.deploy.untrained import (
     times_of_shapes,
 )
 from kdcli.disk import RECIPE_FILE
-from kdcli.engine.launch import Session, choose_output_dir, launch, output_dir
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
-from kdcli.models.grammar import SpeedGoal, goal_of
-from kdcli.models.load import load_encoder, location
+from kdcli.models.grammar import SpeedGoal, goal_of, short_name
+from kdcli.models.load import location
+from kdcli.models.model import Model
 from kdcli.recipe.resolve import Resolved, resolve
-from kdcli.recipe.sections import RunOptions
 from kdcli.report.schema import TEACHER
+from kdcli.run.context import RunContext
 from kdcli.types import ModelShape
 from kdcli.verbs.distill.settings import DistillRecipe, StudentSettings, TaskDistillRecipe
 from kdcli.workloads.settings import ChosenShape, RerankRecipe, RerankStudentSettings
+from kdcli.workloads.workload import Workload
 
 MIN_RUNS, MIN_SECONDS = 30, 3.0
 """The most that `measure.min_runs` and `measure.min_seconds` ask for when a shape is chosen.
@@ -37,51 +37,54 @@ MIN_RUNS, MIN_SECONDS = 30, 3.0
 The shapes differ by whole layers, so that their order needs less precision than a report.
 """
 RecipeT = TypeVar("RecipeT", DistillRecipe, TaskDistillRecipe, RerankRecipe)
-CHOSEN = ("student.to", "student.chosen.")
-"""Beginnings of the keys in which a run's recipe has a shape instead of a goal."""
 
 
 def with_shape(
-    resolved: Resolved[RecipeT], options: RunOptions, name: str
-) -> Resolved[RecipeT] | None:
+    context: RunContext[RecipeT], workload: Workload, origin: Model
+) -> RunContext[RecipeT]:
     """Replace a goal in `student.to` by the shape that `choose_shape` chooses for it.
 
     A run that is resumed keeps its shape, and nothing is timed. A recipe with a shape is returned
     as it is.
 
     Args:
-        resolved: The recipe.
-        options: The options of the run.
-        name: The name of the run directory, unless the options give a directory.
+        context: the run.
+        workload: the texts on which students are compared with the model they are made from.
+        origin: the model that the student is made from.
 
-    Returns None in a process that only started the other processes.
-
-    Raises UsageError: the goal contradicts other keys, or the teacher meets it as it is; GateError:
-        no student is fast enough; MachineError: the backend cannot be used here.
+    Raises UsageError: the teacher meets the goal as it is; GateError: no student is fast enough.
     """
-    recipe = resolved.recipe
+    goal = goal_of(_shapes(context.recipe.student))
+    if goal is None:
+        return context
+    chosen = context.session.on_main(
+        lambda: _earlier(context, goal) or _choose(context, goal, workload, origin)
+    )
+    resolved = _with(context.resolved, chosen)
+    Progress.log(*shape_notes(resolved.recipe.student))
+    return replace(context, resolved=resolved)
+
+
+def check_goal(recipe: DistillRecipe | TaskDistillRecipe | RerankRecipe) -> None:
+    """Check the recipe of a run whose shape is chosen for a goal, if it has one.
+
+    Raises UsageError: another key contradicts the goal; MachineError: the backend cannot be used
+        here.
+    """
     goal = goal_of(_shapes(recipe.student))
     if goal is None:
-        return resolved
-    _check_keys(recipe, goal)
+        return
+    if isinstance(recipe.student.layers, list):
+        raise UsageError(
+            f"student.layers names the layers of one shape, and --to {goal} chooses the shape",
+            "remove it, set student.layers=measured, or give a shape",
+        )
+    if isinstance(recipe, TaskDistillRecipe) and recipe.student.source is not None:
+        raise UsageError(
+            f"--student names the student, so --to {goal} has nothing to choose", "omit one of them"
+        )
     backend, _, precision = recipe.student.backend.partition("-")
     check_backend(backend, precision or "fp32")
-    session = launch(recipe.train.dtype, options)
-    if session is None:
-        return None
-
-    def find_earlier() -> ChosenShape | None:
-        folder = output_dir(name, options, resolved.to_yaml(), CHOSEN)
-        return _earlier(resolved, folder, options)
-
-    earlier = session.on_main(find_earlier)
-    if earlier is not None:
-        return _with(resolved, earlier)
-    # A directory that cannot be used is refused before anything is timed.
-    choose_output_dir(name, resolved, options, session)
-    changed = _with(resolved, session.on_main(lambda: _choose(recipe, goal, session)))
-    Progress.log(*shape_notes(changed.recipe.student))
-    return changed
 
 
 def shape_notes(student: StudentSettings | RerankStudentSettings) -> list[str]:
@@ -91,8 +94,8 @@ def shape_notes(student: StudentSettings | RerankStudentSettings) -> list[str]:
     if _shapes(student) != [chosen.shape]:
         return []
     return [
-        f"--to {chosen.goal}: {chosen.shape} has the most layers of all students that are fast "
-        f"enough on {chosen.backend}; untrained: {'; '.join(chosen.measured)}"
+        f"--to {chosen.goal}: {chosen.shape} is {chosen.why} on {chosen.backend}; untrained: "
+        f"{'; '.join(chosen.measured)}"
     ]
 
 
@@ -161,38 +164,25 @@ def _with(resolved: Resolved[RecipeT], chosen: ChosenShape) -> Resolved[RecipeT]
     )
 
 
-def _check_keys(recipe: RecipeT, goal: SpeedGoal) -> None:
-    """Check that no other key contradicts a goal."""
-    if isinstance(recipe.student.layers, list):
-        raise UsageError(
-            f"student.layers names the layers of one shape, and --to {goal} chooses the shape",
-            "remove it, set student.layers=measured, or give a shape",
-        )
-    if isinstance(recipe, TaskDistillRecipe) and recipe.student.source is not None:
-        raise UsageError(
-            f"--student names the student, so --to {goal} has nothing to choose", "omit one of them"
-        )
-
-
-def _earlier(resolved: Resolved[RecipeT], folder: Path, options: RunOptions) -> ChosenShape | None:
+def _earlier(context: RunContext[RecipeT], goal: SpeedGoal) -> ChosenShape | None:
     """Return the shape of the run that is resumed, if it was chosen for the same goal."""
-    file = folder / RECIPE_FILE
-    if not options.resume or not file.is_file():
+    file = context.folder / RECIPE_FILE
+    if not context.options.resume or not file.is_file():
         return None
-    before = resolve(type(resolved.recipe), recipe=str(file)).recipe.student
-    goal, shapes = goal_of(_shapes(resolved.recipe.student)), _shapes(before)
-    is_same = before.chosen.goal == str(goal) and shapes == [before.chosen.shape]
+    before = resolve(type(context.recipe), recipe=str(file)).recipe.student
+    is_same = before.chosen.goal == str(goal) and _shapes(before) == [before.chosen.shape]
     return before.chosen if is_same else None
 
 
-def _choose(recipe: RecipeT, goal: SpeedGoal, session: Session) -> ChosenShape:
+def _choose(
+    context: RunContext[RecipeT], goal: SpeedGoal, workload: Workload, origin: Model
+) -> ChosenShape:
     """Time untrained students, and choose one; see `choose_shape`."""
-    trusted, backend = session.trust_remote_code, recipe.student.backend
-    source = str(recipe.student.source or recipe.teacher)
-    origin = load_encoder(source, trust_remote_code=trusted)
-    baseline = Subject(TEACHER, location(str(recipe.teacher or source)))
+    recipe, trusted = context.recipe, context.trust_remote_code
+    backend = recipe.student.backend
+    baseline = Subject(TEACHER, location(str(recipe.teacher or origin.source)))
     protocol = Protocol(
-        str(session.device),
+        str(context.session.device),
         min(recipe.measure.min_runs, MIN_RUNS),
         min(recipe.measure.min_seconds, MIN_SECONDS),
         CELLS[:1],
@@ -213,11 +203,20 @@ def _choose(recipe: RecipeT, goal: SpeedGoal, session: Session) -> ChosenShape:
             lambda subjects: measured_times(subjects, protocol),
         )
 
-    fast = choose_shape(goal, replace(origin, source=source), measure)
-    measured = [f"{name}: {times}" for name, times in fast.times.items()]
-    if fast.by_quartile:
+    compared = workload.agreement(origin)
+
+    def agreement(shape: ModelShape) -> float:
+        agreed = compared(shape)
+        Progress.log(f"{short_name(shape, origin.shape)}: agreement {agreed:.3f} after the fit")
+        return agreed
+
+    chosen = choose_shape(goal, origin, measure, agreement)
+    measured = chosen.measured
+    if chosen.by_quartile:
         measured.append(QUARTILE)
-    return ChosenShape(goal=str(goal), shape=fast.name, backend=backend, measured=measured)
+    return ChosenShape(
+        goal=str(goal), shape=chosen.name, backend=backend, why=chosen.why, measured=measured
+    )
 
 
 def _check_slower(goal: SpeedGoal, teacher: Subject, backend: str, protocol: Protocol) -> None:

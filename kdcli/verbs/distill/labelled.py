@@ -26,7 +26,7 @@ from kdcli.targets.precomputed import read_soft_labels
 from kdcli.types import ModelShape, task_title
 from kdcli.verbs.distill.augment import Copies, augmented, open_words
 from kdcli.verbs.distill.embedding_checks import check_static_start
-from kdcli.verbs.distill.fast import check_untrained
+from kdcli.verbs.distill.fast import check_untrained, with_shape
 from kdcli.verbs.distill.layers import with_measured_layers
 from kdcli.verbs.distill.recipes import (
     SOFT_TARGETS,
@@ -178,6 +178,7 @@ def open_distillation(context: RunContext[TaskDistillRecipe]) -> TaskDistillatio
         soft_NC, match = read_soft_labels(Path(recipe.soft_labels), data.task, data.train)
         Progress.log(f"soft labels of {recipe.soft_labels}: {match}")
         teachers = []
+    context = with_shape(context, workload, teacher)
     shape, workload, reader = _student_shape(context, workload, reader)
     if recipe.student.source is None and not recipe.general.use:
         context = with_measured_layers(context, workload, teacher, {shape.layers})

@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import TypeVar
 
 from kdcli.disk import RECIPE_FILE
+from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import flatten_recipe
 from kdcli.errors import UsageError
+from kdcli.models.choose import measured_layers
 from kdcli.models.model import Model
 from kdcli.recipe.resolve import Resolved
 from kdcli.run.context import RunContext
@@ -46,7 +48,10 @@ def with_measured_layers(
     if not context.dry_run:
         (depth,) = depths
         layers = context.session.on_main(
-            lambda: _stored(context) or workload.measured_layers(teacher, depth)
+            lambda: (
+                _stored(context)
+                or measured_layers(workload.agreement(teacher), depth, Progress.log)
+            )
         )
     student = context.recipe.student.model_copy(update={"layers": layers})
     recipe = context.recipe.model_copy(update={"student": student})

@@ -31,7 +31,7 @@ from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import Run, Stage, StageJob, run_command
 from kdcli.targets.targets import StorePlace
 from kdcli.types import Job, Needs, Outcome, Schedule, task_title
-from kdcli.verbs.distill.fast import check_untrained, shape_notes, with_shape
+from kdcli.verbs.distill.fast import check_goal, check_untrained, shape_notes, with_shape
 from kdcli.verbs.distill.layers import with_measured_layers
 from kdcli.verbs.distill.recipes import SOFT_TARGETS
 from kdcli.verbs.distill.settings import StudentSettings, TaskDistillRecipe
@@ -196,11 +196,9 @@ def distill_reranker(
             "task rerank needs --data", "a file or directory of queries with their passages"
         )
     name = Path(str(recipe.teacher or recipe.student.source)).name
+    check_goal(recipe)
     run_name = f"distill-{name}-rerank-{recipe.student.to or 'student'}"
-    shaped = with_shape(resolved, options, run_name)
-    if shaped is None:
-        return None
-    return run_command(shaped, options, run_name, _prepare_reranker)
+    return run_command(resolved, options, run_name, _prepare_reranker)
 
 
 def _prepare_reranker(context: RunContext[RerankRecipe]) -> Run:
@@ -228,6 +226,8 @@ def _prepare_reranker(context: RunContext[RerankRecipe]) -> Run:
         workload.notes = [f"the teacher is {recipe.teacher}"]
     else:
         workload.notes = [f"the student learned the scores in {recipe.data.source}"]
+    context = with_shape(context, workload, origin)
+    recipe = context.recipe
     student, full = recipe.student, origin.shape
     shape = full if student.to is None else parse_shape(student.to, full)
 
@@ -284,6 +284,8 @@ def prepare_outputs(context: RunContext[TaskDistillRecipe]) -> Run:
     request = request_of(as_finetune(recipe, source), source, other_models=[str(recipe.teacher)])
     workload, origin = open_workload(request, context.session)
     teacher = workload.load_teacher(str(recipe.teacher), origin, head=TaskHeadSettings())
+    context = with_shape(context, workload, origin)
+    recipe = context.recipe
     shape = parse_shape(recipe.student.to[0], origin.shape) if recipe.student.to else origin.shape
     context = with_measured_layers(context, workload, origin, {shape.layers})
     recipe, student = context.recipe, context.recipe.student

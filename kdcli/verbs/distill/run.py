@@ -24,7 +24,7 @@ from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import run_command, run_stages, telling_how_to_continue
 from kdcli.verbs.distill.embedding import prepare_embedding, with_learning_rate, with_method
 from kdcli.verbs.distill.embedding_checks import check_embedding
-from kdcli.verbs.distill.fast import check_goals, check_untrained, like_first, with_shape
+from kdcli.verbs.distill.fast import check_goal, check_goals, check_untrained, like_first
 from kdcli.verbs.distill.labelled import (
     check_task,
     open_distillation,
@@ -56,14 +56,12 @@ def distill(resolved: Resolved[DistillRecipe], options: RunOptions) -> RunResult
     else:
         check_text_recipe(recipe)
     check_untrained(recipe)
-    shaped = with_shape(resolved, options, name)
-    if shaped is None:
-        return None
+    check_goal(recipe)
     if recipe.method == METHOD:
-        shaped = with_learning_rate(shaped)
-        return run_command(shaped, options, name, prepare_embedding)
-    read_text(shaped.recipe, options)
-    return run_command(shaped, options, name, prepare_text)
+        resolved = with_learning_rate(resolved, trust_remote_code=options.trust_remote_code)
+        return run_command(resolved, options, name, prepare_embedding)
+    read_text(recipe, options)
+    return run_command(resolved, options, name, prepare_text)
 
 
 def distill_on_task(
@@ -77,15 +75,12 @@ def distill_on_task(
     check_task(resolved.recipe)
     if resolved.recipe.task in modules_by_task():
         check_outputs(resolved.recipe)
+    check_goal(resolved.recipe)
     name = _name(resolved.recipe)
-    shaped = with_shape(resolved, options, name)
-    if shaped is None:
-        return None
-    recipe = shaped.recipe
-    if recipe.task in modules_by_task():
-        return run_command(shaped, options, name, prepare_outputs)
-    read_general(recipe, options)
-    return run_command(shaped, options, name, prepare_task)
+    if resolved.recipe.task in modules_by_task():
+        return run_command(resolved, options, name, prepare_outputs)
+    read_general(resolved.recipe, options)
+    return run_command(resolved, options, name, prepare_task)
 
 
 def _complete(resolved: Resolved[TaskDistillRecipe]) -> Resolved[TaskDistillRecipe]:
@@ -133,11 +128,7 @@ def distill_variants(
         )
     data = directory_word(str(first.recipe.task), first.recipe.data.source)
     run_name, dtype = f"ablate-{data}", first.recipe.train.dtype
-    chosen = with_shape(first, options, run_name)
-    if chosen is None:
-        return None
-    variants = {name: like_first(chosen, resolved) for name, resolved in variants.items()}
-    first = next(iter(variants.values()))
+    check_goal(first.recipe)
     for name, resolved in variants.items():
         inside = options.output_dir / name if options.output_dir else None
         read_general(resolved.recipe, replace(options, output_dir=inside))
@@ -161,6 +152,9 @@ def _run_variants(
 
     first, *others = variants
     current = opened(first)
+    chosen = current.context.resolved
+    variants = {name: like_first(chosen, resolved) for name, resolved in variants.items()}
+    context = replace(context, resolved=like_first(chosen, context.resolved))
     # Errors of later variants are found before the first variant trains.
     for name in others:
         replace(current, context=replace(context, resolved=variants[name])).objective()

@@ -42,7 +42,7 @@ from kdcli.run.context import RunContext
 from kdcli.run.stages import Run, Stage, StageJob
 from kdcli.targets.targets import LiveTargets, targets_of
 from kdcli.types import Card, ModelShape, Outcome
-from kdcli.verbs.distill.fast import shape_notes
+from kdcli.verbs.distill.fast import shape_notes, with_shape
 from kdcli.verbs.distill.held_out import held_out_losses
 from kdcli.verbs.distill.layers import with_measured_layers
 from kdcli.verbs.distill.plan import (
@@ -139,11 +139,6 @@ def open_text(context: RunContext[DistillRecipe]) -> TextDistillation:
     recipe, session = context.recipe, context.session
     source, trusted = str(recipe.teacher), context.trust_remote_code
     teacher = _load(recipe, source, trust_remote_code=trusted)
-    planned = plan(recipe, teacher.model.config)
-    tasks: Downstream = {}
-    if recipe.eval.tasks:
-        tasks = open_downstream(recipe.eval, source, recipe.train.seed, context)
-    card = describe_source(teacher.model, teacher.source)
     workload = TextWorkload(
         session,
         read_corpus(recipe.data, teacher.tokenizer),
@@ -153,6 +148,14 @@ def open_text(context: RunContext[DistillRecipe]) -> TextDistillation:
         seed=recipe.train.seed,
         masked=is_masked(recipe),
     )
+    context = with_shape(context, workload, teacher)
+    recipe = context.recipe
+    planned = plan(recipe, teacher.model.config)
+    context.options.check_pushed(len(planned))
+    tasks: Downstream = {}
+    if recipe.eval.tasks:
+        tasks = open_downstream(recipe.eval, source, recipe.train.seed, context)
+    card = describe_source(teacher.model, teacher.source)
     steps = workload.plan(recipe.train).schedule.steps
     if late := [step for step in recipe.eval.at if step >= steps]:
         raise UsageError(f"eval.at: step {late[0]} is not before the last step, {steps}")

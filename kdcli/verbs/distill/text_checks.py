@@ -5,6 +5,7 @@ from __future__ import annotations
 from kdcli.engine.launch import check_machine
 from kdcli.errors import UsageError
 from kdcli.losses import check_settings, inputs_of, masks_text
+from kdcli.models.grammar import goal_of
 from kdcli.models.load import load_config, load_tokenizer
 from kdcli.recipe.sections import RunOptions
 from kdcli.verbs.distill.plan import plan
@@ -46,7 +47,8 @@ def read_text(recipe: DistillRecipe, options: RunOptions) -> None:
     relation_kernel(recipe.relation.kernel, *check_machine(recipe.train.dtype, options))
     source, trusted = str(recipe.teacher), options.trust_remote_code
     config = load_config(source, trust_remote_code=trusted)
-    options.check_pushed(len(plan(recipe, config)))
+    if goal_of(recipe.student.to) is None:
+        options.check_pushed(len(plan(recipe, config)))
     check_downstream(recipe.eval, recipe.train.seed)
     tokenizer = load_tokenizer(source, trust_remote_code=trusted)
     if is_masked(recipe):
