@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from kdcli.deploy.latency import Latency, Protocol, Subject, measure_latency
 from kdcli.disk import as_directory
+from kdcli.engine.progress import Progress
 from kdcli.errors import GateError, Interrupted, MachineError, UsageError
 from kdcli.models.card import describe
 from kdcli.models.grammar import SpeedGoal, short_name
@@ -28,8 +29,10 @@ from kdcli.types import Card, ModelShape
 
 WIDTHS = (1.0, 0.75, 0.5)
 """Shares of the teacher's width that a student may have, in the order in which they are tried."""
-UNITS, MIN_UNITS = 24, 3
-"""The feed-forward widths that are tried are multiples of 1/24 of the teacher's, from 3/24."""
+FFN_STEPS, MIN_FFN_STEPS = 24, 3
+"""The feed-forward widths that are tried are multiples of about 1/24 of the whole width, from 3."""
+ALIGNED = 8
+"""Wide layers have a multiple of this number of units."""
 MAX_DEPTHS = 6
 """Maximum number of depths that are tried with fewer feed-forward units."""
 BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0, "q4": 0.5}
@@ -67,10 +70,12 @@ UNTIMED = UntrainedTimes(0.0, 1.0, 0.0, 1.0)
 
 Measure = Callable[[Mapping[str, ModelShape]], Mapping[str, UntrainedTimes]]
 """Measures untrained students by name."""
-Agreement = Callable[[ModelShape], float]
+Compare = Callable[[ModelShape], float]
 """Returns how well an untrained student of a shape agrees with its teacher."""
 QUARTILE = "the medians left no shape, because the machine was busy: the better quartiles decided"
 """The message when the better quartiles chose the shape."""
+BEST = "agrees best with the teacher of the candidates that are fast enough"
+MOST = "has the most layers of the widest students that are fast enough"
 
 
 @dataclass(frozen=True)
@@ -80,8 +85,7 @@ class FastShape:
     Attributes:
         name: the shape.
         times: every shape that was measured, from large to small.
-        agreements: the shapes that were compared with the teacher. Empty if only one was fast
-            enough.
+        agreements: the candidates' agreement with the teacher. Empty if there was only one.
         by_quartile: whether the better quartiles of the times decided, because the medians left
             no shape.
     """
@@ -93,19 +97,20 @@ class FastShape:
 
     @property
     def why(self) -> str:
-        """Why the shape was chosen."""
-        if self.agreements:
-            return "closest to the teacher of all students that are fast enough"
-        return "the deepest student that is fast enough"
+        """Why the shape was chosen, such as `agrees best with the teacher`."""
+        if self.by_quartile:
+            return "is fast enough"
+        return BEST if self.agreements else MOST
 
     @property
     def measured(self) -> list[str]:
-        """What was measured of each shape: `3x384: 2.31x, 8.20 ms, agreement 0.973`."""
-        return [
-            f"{name}: {times}"
-            + (f", agreement {self.agreements[name]:.3f}" if name in self.agreements else "")
-            for name, times in self.times.items()
-        ]
+        """What was measured: `3x384: 2.31x, 8.20 ms, agreement 0.973` for each shape."""
+        lines = []
+        for name, times in self.times.items():
+            agreement = self.agreements.get(name)
+            added = "" if agreement is None else f", agreement {agreement:.3f}"
+            lines.append(f"{name}: {times}{added}")
+        return [*lines, QUARTILE] if self.by_quartile else lines
 
 
 def measured_times(subjects: Sequence[Subject], protocol: Protocol) -> dict[str, UntrainedTimes]:
@@ -198,9 +203,9 @@ def subject_of(name: str, source: str, backend: str) -> Subject:
 
 
 def choose_shape(
-    goal: SpeedGoal, teacher: Model, measure: Measure, agreement: Agreement
+    goal: SpeedGoal, teacher: Model, measure: Measure, comparison: Callable[[], Compare]
 ) -> FastShape:
-    """Choose the student that agrees best with its teacher among those that are fast enough.
+    """Choose the candidate that agrees best with its teacher among those that are fast enough.
 
     One candidate is the student with the most layers of the teacher's width. If even one layer is
     too slow, it has three quarters of the width, and then half of it. The other candidates have
@@ -214,10 +219,12 @@ def choose_shape(
         goal: the goal.
         teacher: the model that the student is made from.
         measure: measures untrained students.
-        agreement: compares untrained students with the teacher.
+        comparison: makes what compares untrained students with the teacher. It is only called if
+            there are several candidates.
 
     Raises:
-        UsageError: the teacher has no smaller student.
+        UsageError: the teacher has no smaller student, or there is too little text to compare
+            students.
         GateError: no student is fast enough.
     """
     full, timed = teacher.shape, _Timed(goal, teacher.shape, measure)
@@ -235,7 +242,10 @@ def choose_shape(
         candidates = {timed.name(shape): shape for shape in (most, *_deeper(timed, most))}
         if len(candidates) == 1:
             return FastShape(timed.name(most), timed.sorted())
-        agreements = {name: agreement(shape) for name, shape in candidates.items()}
+        compare, agreements = comparison(), dict[str, float]()
+        for name, shape in candidates.items():
+            agreements[name] = compare(shape)
+            Progress.log(f"{name}: agreement {agreements[name]:.3f} after the fit")
         best = max(agreements, key=agreements.__getitem__)
         return FastShape(best, timed.sorted(), agreements)
     listed = timed.sorted()
@@ -363,10 +373,13 @@ def _most_layers(timed: _Timed, widest: ModelShape) -> int:
 def _deeper(timed: _Timed, most: ModelShape) -> list[ModelShape]:
     """Return students with more layers than `most` and fewer units that are fast enough.
 
-    Each depth has the largest number of units that is fast enough.
+    The times that are known tell how many units a depth can have. A student that is too slow after
+    all is measured once more with fewer units.
     """
-    step = max(1, most.ffn // UNITS)
-    narrowest = replace(most, ffn=MIN_UNITS * step)
+    step = max(1, most.ffn // FFN_STEPS)
+    if step > ALIGNED:
+        step -= step % ALIGNED
+    narrowest = replace(most, ffn=MIN_FFN_STEPS * step)
     depths = range(most.layers + 1, timed.full.layers + 1)
     if not depths or narrowest.ffn >= most.ffn:
         return []
@@ -377,8 +390,8 @@ def _deeper(timed: _Timed, most: ModelShape) -> list[ModelShape]:
 
     def fitting(layers: int) -> ModelShape:
         units = ((1 - fixed) / layers - layer) / unit
-        widest = min(most.ffn - step, int(units) // step * step)
-        return replace(most, layers=layers, ffn=widest)
+        below = min(most.ffn - 1, int(units))
+        return replace(most, layers=layers, ffn=below // step * step)
 
     allowed = [shape for shape in map(fitting, depths) if shape.ffn >= narrowest.ffn]
     if len(allowed) > MAX_DEPTHS:
@@ -400,7 +413,8 @@ def _deeper(timed: _Timed, most: ModelShape) -> list[ModelShape]:
 def _costs(timed: _Timed, width: int) -> tuple[float, float, float]:
     """Return the fixed time, the time of a layer without units, and the time of one unit.
 
-    They are least squares of the shapes of one width, relative to the time of the goal.
+    The three costs are fitted by least squares to the measured shapes of one width. They are
+    relative to the time of the goal.
     """
     shapes = [
         shape

@@ -52,7 +52,7 @@ NUMBER = re.compile(r"[2-9]|[1-9][0-9]+")
 CHECKPOINTS = "checkpoints"
 BEST_WEIGHTS = "best.safetensors"
 LOCK = ".lock"
-NOT_SET = "not set"
+NOT_SET, NULL = "not set", json.dumps(None)
 MEASURED = json.dumps("measured")
 """Value of `student.layers` before a run has chosen the layers and written them down."""
 NOT_OF_TRAINING = ("measure.", "train.checkpoint_every")
@@ -496,7 +496,9 @@ def _chosen_keys(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str
 
     They are free if the run's shape was chosen for the goal in the recipe `now`.
     """
-    goal, shape = (before.get(f"student.chosen.{key}") for key in ("goal", "shape"))
+    goal, shape = (before.get(f"student.chosen.{key}", NULL) for key in ("goal", "shape"))
+    if goal == NULL:
+        return ()
     is_chosen = before.get("student.to") in (shape, f"[{shape}]")
     is_same_goal = now.get("student.to") in (goal, f"[{goal}]")
     return ("student.to", "student.chosen.") if is_chosen and is_same_goal else ()

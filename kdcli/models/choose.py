@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from kdcli.errors import UsageError
 from kdcli.models.fit import SILENCE
 from kdcli.models.layout import layout_for
 from kdcli.models.reduce import copy_reduced
@@ -34,6 +35,8 @@ Pooling: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Maps the last hidden states [B, L, D] and the mask [B, L] to vectors [B, E]."""
 ROWS, LENGTH = 128, 32
 """Number of texts, and maximum number of their tokens. A quarter of the texts is fitted on."""
+MIN_ROWS = 8
+"""Minimum number of texts."""
 KEPT = 0.6
 """Share of the tokens of a text with fewer tokens."""
 
@@ -51,11 +54,20 @@ class Agreement:
         teacher: The teacher's encoder.
         rows: The texts that students are tried on, such as `rows_to_compare`.
         pooling: How the vector of a text is computed.
+
+    Raises UsageError: there are too few texts.
     """
 
     def __init__(self, teacher: PreTrainedModel, rows: Batch, pooling: Pooling) -> None:
         self.teacher, self.pooling = teacher, pooling
-        is_fitted_B = torch.arange(len(rows["input_ids"])) % 4 == 0
+        count = len(rows["input_ids"])
+        if count < MIN_ROWS:
+            raise UsageError(
+                f"kdcli compares students on at least {MIN_ROWS} texts, but there "
+                f"{'is' if count == 1 else 'are'} only {count}",
+                "give more text, or name the student's shape and layers",
+            )
+        is_fitted_B = torch.arange(count) % 4 == 0
         self.fitted = {name: x[is_fitted_B] for name, x in rows.items()}
         self.parts = parts_of({name: x[~is_fitted_B] for name, x in rows.items()})
         self.cosines_P = pair_cosines(vectors_of(teacher, self.parts, pooling))
@@ -74,7 +86,9 @@ class Agreement:
             student = type(teacher)(student_config(teacher.config, shape, kept)).float()
         copy_reduced(teacher, student, layout, kept, self.fitted, fit=not layout.shared)
         own_P = pair_cosines(vectors_of(student, self.parts, self.pooling))
-        return float(torch.corrcoef(torch.stack([own_P, self.cosines_P]))[0, 1])
+        correlation = torch.corrcoef(torch.stack([own_P, self.cosines_P]))[0, 1]
+        # The correlation of a constant is not a number.
+        return float(correlation.nan_to_num(nan=-1))
 
 
 def rows_to_compare(text: Examples, config: PreTrainedConfig) -> Batch:

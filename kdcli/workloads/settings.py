@@ -307,7 +307,7 @@ class ChosenShape(Section):
     goal: str | None = Field(None, description="Goal for which the shape was chosen, such as 2x.")
     shape: str | None = Field(None, description="Shape that was chosen.")
     backend: str | None = Field(None, description="Backend on which the shapes were timed.")
-    why: str = Field("fast enough", description="Why this shape was chosen.")
+    why: str | None = Field(None, description="Why this shape was chosen.")
     measured: list[str] = Field(
         default_factory=list,
         description="Speed-up and latency of each shape that was timed, and its agreement with "

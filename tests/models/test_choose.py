@@ -8,6 +8,7 @@ import pytest
 import torch
 from encoders import tiny_encoder
 
+from kdcli.errors import UsageError
 from kdcli.models import choose
 from kdcli.models.choose import (
     Agreement,
@@ -105,6 +106,17 @@ def test_students_agree_less_with_fewer_units():
     assert agreement(full) == pytest.approx(1)
     shares = [agreement(replace(full, ffn=full.ffn // part)) for part in (2, 8)]
     assert 1 > shares[0] > shares[1]
+
+
+def test_too_few_texts_are_refused_and_constant_vectors_agree_least():
+    teacher = planted([])
+    rows = rows_to_compare(Texts(), teacher.config)
+    few = {name: x[:7] for name, x in rows.items()}
+    with pytest.raises(UsageError, match="at least 8 texts, but there are only 7"):
+        Agreement(teacher, few, mean_pooling)
+    eight = {name: x[:8] for name, x in rows.items()}
+    agreement = Agreement(teacher, eight, lambda states, mask: torch.ones(len(mask), 3))
+    assert agreement(shape_of(teacher.config)) == -1
 
 
 @pytest.mark.parametrize("count", [0, 6, 8])

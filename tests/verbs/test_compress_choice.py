@@ -21,9 +21,11 @@ from kdcli.data.text.sentences import read_texts
 from kdcli.deploy.measurements import Speedup
 from kdcli.deploy.untrained import UntrainedTimes, min_mb
 from kdcli.engine.processes import StopRequest
+from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, MachineError, Stopped, UsageError
 from kdcli.models.card import describe
+from kdcli.models.embedder import EmbeddingFormat, save_format
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.recipe.resolve import resolve
 from kdcli.recipe.sections import RunOptions
@@ -1308,11 +1310,17 @@ def test_integers_are_chosen_on_the_rows_without_a_bound_too(backend, reads_rows
     )
 
 
+@pytest.mark.parametrize("is_embedder", [False, True])
 @pytest.mark.parametrize(
-    ("goal", "shapes"), [("[2x]", ["2x16"]), ("[1x16, 3x16]", ["3x16:128", "1x16:128"])]
+    ("goal", "units", "depths"),
+    [("[2x]", 0.0, {"2"}), ("[2x]", 0.75, {"2", "3", "4"}), ("[1x16, 3x16]", 0.0, {"1", "3"})],
 )
-def test_a_goal_in_the_plan_becomes_one_shape(goal, shapes, tmp_path, monkeypatch):
+def test_a_goal_in_the_plan_becomes_one_shape(
+    goal, units, depths, is_embedder, tmp_path, monkeypatch
+):
     folder = own_files.encoder(tmp_path / "model", num_hidden_layers=4, hidden_size=16)
+    if is_embedder:
+        save_format(EmbeddingFormat("mean", normalize=True), 16, folder)
     options = {"model": str(folder), "plan.shapes": yaml.safe_load(goal)}
     recipe = resolve(CompressRecipe, recipe=None, options=options).recipe
     runner = SimpleNamespace(
@@ -1322,11 +1330,13 @@ def test_a_goal_in_the_plan_becomes_one_shape(goal, shapes, tmp_path, monkeypatc
         kind="class",
         place=[],
         journal=SimpleNamespace(once=lambda key, kind, compute: compute(), left=60.0, seconds=0.0),
+        training_texts=lambda partition: [f"the cat sat {n}" for n in range(20)],
     )
     search = SimpleNamespace(runner=runner, backends=["onnx"], goal=recipe.goal)
 
     def timed(named, *_):
-        return {name: faster(4 / shape.layers) for name, shape in named.items()}
+        layer = {n: 1 - units + units * s.ffn / 128 for n, s in named.items()}
+        return {n: faster(4 / (s.layers * layer[n])) for n, s in named.items()}
 
     monkeypatch.setattr(compress_shapes, "times_of_shapes", timed)
     monkeypatch.setattr(
@@ -1334,8 +1344,17 @@ def test_a_goal_in_the_plan_becomes_one_shape(goal, shapes, tmp_path, monkeypatc
         "times",
         lambda _, subjects, names: {subject.name: faster(1.0) for subject in subjects},
     )
-    untrained = compress_shapes.measure_untrained(search, str(folder))
-    assert list(untrained.shapes) == shapes
+    lines = []
+    monkeypatch.setattr(Progress, "log", lambda *messages: lines.extend(messages))
+    untrained = compress_shapes.measure_untrained(search, str(folder), partition=None)
+    compared = {line[0] for line in lines if "after the fit" in line}
+    if goal == "[2x]":
+        (shape,) = untrained.shapes
+        assert any(line.startswith(f"2x: {shape} ") for line in lines)
+        assert compared == (depths if units else set())
+        assert shape[0] in depths
+    else:
+        assert [shape[0] for shape in untrained.shapes] == sorted(depths, reverse=True)
 
 
 def test_the_slowest_shape_is_estimated_first(monkeypatch):

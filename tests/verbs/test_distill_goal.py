@@ -9,7 +9,7 @@ import yaml
 from own_files import kdcli, log_of, refused, report_of, said_by, succeeds, times
 from safetensors.torch import load_file
 from test_run_contract import TASK, TEXT, places  # noqa: F401
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from kdcli.deploy.untrained import UntrainedTimes
 from kdcli.errors import GateError
@@ -67,7 +67,7 @@ def test_a_student_is_chosen_and_saved_without_training(name, places, timed, tmp
     assert {model.role for model in report.models} == {"student", "teacher"}
     assert (report.training.steps, report.training.loss_last) == (0, None)
     assert [record["step"] for record in log_of(tmp_path / "out")] == [0]
-    note = "--to 2x: 2x32 is the deepest student that is fast enough on torch"
+    note = "--to 2x: 2x32 has the most layers of the widest students that are fast enough on torch"
     assert [n for n in report.notes if n.startswith(note)]
     for page in ("report.html", "report.md"):
         text = (tmp_path / "out" / page).read_text("utf-8")
@@ -87,6 +87,34 @@ def test_a_student_is_chosen_and_saved_without_training(name, places, timed, tmp
     one, other = (load_file(tmp_path / d / "model.safetensors") for d in ("out", "again"))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_a_goal_may_be_written_in_another_way(places, timed, tmp_path):  # noqa: F811
+    command = command_of("text", places, "--to", "2.0x", "--max-steps", "0", "-o", tmp_path / "out")
+    succeeds(*command)
+    (tmp_path / "out" / "report.json").unlink()
+    count = len(timed)
+    succeeds(*command, "--resume")
+    assert len(timed) == count
+
+
+def test_a_classifier_is_timed_without_its_head(places, monkeypatch, tmp_path):  # noqa: F811
+    measured = []
+
+    def measured_times(subjects, protocol):
+        configs = [AutoConfig.from_pretrained(subject.source) for subject in subjects]
+        layers = [config.num_hidden_layers for config in configs]
+        measured.extend(config.architectures[0] for config in configs[1:])
+        return {
+            subject.name: UntrainedTimes(n, layers[0] / n, n, layers[0] / n)
+            for subject, n in zip(subjects, layers, strict=True)
+        }
+
+    monkeypatch.setattr(fast, "measured_times", measured_times)
+    command = command_of("task", places, "--to", "2x", "--max-steps", "0", "-o", tmp_path / "out")
+    succeeds(*command)
+    assert set(measured) == {"BertModel"}
+    assert report_of(tmp_path / "out").with_role("student")[0].card.layers == 2
 
 
 @pytest.mark.parametrize("to", ["2x32", "2x16"])
@@ -121,11 +149,12 @@ def test_the_student_that_agrees_most_is_chosen(name, places, timed, monkeypatch
     lines = [line.split(": ") for line in chosen["measured"] if "agreement" in line]
     agreements = {shape: float(facts.rpartition(" ")[2]) for shape, facts in lines}
     assert {shape[:4] for shape in agreements} == {"2x32", "3x32", "4x32"}
-    assert chosen["shape"] == max(agreements, key=agreements.__getitem__)
-    assert "closest to the teacher of all students that are fast enough" in said_by(result)
+    assert agreements[chosen["shape"]] == max(agreements.values())
+    assert "agrees best with the teacher of the candidates" in said_by(result)
     depth = int(chosen["shape"][0])
     config = json.loads((tmp_path / "out" / "config.json").read_text("utf-8"))
-    units = int(chosen["shape"].partition(":")[2] or config["intermediate_size"])
+    whole = shape_of(AutoConfig.from_pretrained(places["embedder"])).ffn
+    units = int(chosen["shape"].partition(":")[2] or whole)
     assert (config["num_hidden_layers"], config["intermediate_size"]) == (depth, units)
 
 

@@ -309,11 +309,11 @@ def test_a_workload_that_learns_outputs_refuses_the_keys_of_rows(keys, message):
 
 
 def test_a_workload_that_learns_outputs_reports_no_method_of_rows(monkeypatch):
-    shaped = []
+    started = []
     monkeypatch.setattr(
-        "kdcli.verbs.distill.run.with_shape", lambda resolved, *_: shaped.append(resolved)
+        "kdcli.verbs.distill.run.run_command", lambda resolved, *_: started.append(resolved)
     )
     options = {"task": "embedding", "teacher": "demo", "student.to": ["2x64"]}
     distill_on_task(resolve(TaskDistillRecipe, recipe=None, options=options), RunOptions())
-    (resolved,) = shaped
+    (resolved,) = started
     assert (resolved.recipe.method, resolved.recipe.kd.weight) == ("soft-targets", 0.5)

@@ -4,11 +4,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from kdcli.data.labelled.partition import Partition
 from kdcli.deploy.latency import CELLS, Protocol, Subject, measure_latency
 from kdcli.deploy.untrained import (
-    QUARTILE,
+    MAX_DEPTHS,
     UNTIMED,
+    Compare,
     UntrainedTimes,
     choose_shape,
     min_mb,
@@ -21,7 +24,7 @@ from kdcli.disk import cache_key
 from kdcli.engine.device import choose_device
 from kdcli.engine.progress import Progress
 from kdcli.models.card import describe
-from kdcli.models.choose import LENGTH, ROWS, Agreement, Pooling, mean_pooling
+from kdcli.models.choose import LENGTH, ROWS, Agreement, mean_pooling
 from kdcli.models.embedder import Pool, read_format
 from kdcli.models.grammar import goal_of, parse_shape
 from kdcli.models.load import load_encoder, location
@@ -35,10 +38,11 @@ from kdcli.verbs.compress.judge import TEACHER
 from kdcli.verbs.compress.runner import StepRunner
 from kdcli.verbs.compress.search import Search
 from kdcli.verbs.compress.settings import GoalSettings
+from kdcli.workloads.embedder import Embedder
 
-SEARCHED = 9
-"""About how many models the search for a fast shape measures: three times two shapes and the
-teacher."""
+SEARCHED = 12 + 2 * (MAX_DEPTHS + 1)
+"""The most models that the search for a fast shape usually measures: four times two shapes and the
+teacher, then twice as many shapes as it compares, and the teacher."""
 
 
 @dataclass(frozen=True)
@@ -128,10 +132,13 @@ def measure_untrained(search: Search, model: str, partition: Partition) -> Untra
     def measure_all() -> dict[str, UntrainedTimes]:
         if goal is None:
             return measure_shapes({str_of(shape): shape for shape in shapes})
-        texts = runner.training_texts(partition)
-        chosen = choose_shape(goal, loaded, measure_shapes, agreement_on(texts, loaded, model))
-        if chosen.by_quartile:
-            Progress.log(QUARTILE)
+
+        def comparison() -> Compare:
+            texts = runner.training_texts(partition)
+            return compare_on(texts, loaded, model, trust_remote_code=trusted)
+
+        chosen = choose_shape(goal, loaded, measure_shapes, comparison)
+        Progress.log(f"{goal}: {chosen.name} {chosen.why}; {'; '.join(chosen.measured)}")
         return {chosen.name: chosen.times[chosen.name]}
 
     shape_times = runner.journal.once(
@@ -140,27 +147,35 @@ def measure_untrained(search: Search, model: str, partition: Partition) -> Untra
     return Untrained(times[TEACHER], backends, fastest, shape_times)
 
 
-def agreement_on(texts: Sequence[str], loaded: Model, model: str) -> Agreement:
-    """Return what compares untrained students with a model on texts.
+def compare_on(
+    texts: Sequence[str], loaded: Model, model: str, *, trust_remote_code: bool
+) -> Compare:
+    """Build the comparison of untrained students with a model on texts.
 
     Args:
         texts: The texts.
         loaded: The model's encoder and tokenizer.
         model: Where the model was loaded from.
+        trust_remote_code: Whether code that comes with the model may run.
+
+    Raises UsageError: there are too few texts.
     """
     count = min(ROWS, len(texts))
     few = [texts[n * len(texts) // count] for n in range(count)]
-    config = loaded.model.config
-    rows = loaded.tokenizer(
-        few,
-        padding=True,
-        truncation=True,
-        max_length=min(LENGTH, positions_of(config) or LENGTH),
-        return_tensors="pt",
-    )
-    fmt = read_format(model)
-    pooling: Pooling = mean_pooling if fmt is None else Pool(fmt)
-    return Agreement(loaded.model, dict(rows), pooling)
+    length = min(LENGTH, positions_of(loaded.model.config) or LENGTH)
+    if read_format(model) is None:
+        rows = loaded.tokenizer(
+            few,
+            padding=True,
+            truncation=True,
+            max_length=length,
+            return_token_type_ids=False,
+            return_tensors="pt",
+        )
+        return Agreement(loaded.model, dict(rows), mean_pooling)
+    embedder = Embedder.open(model, trust_remote_code=trust_remote_code)
+    tokenized = embedder.tokenize(few, ["document"] * count, length)
+    return Agreement(loaded.model, tokenized.batch(np.arange(count)), Pool(embedder.format))
 
 
 @dataclass

@@ -417,6 +417,8 @@ def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
     for each in (teacher, *others):
         Progress.log_fact(f"{each.source}: {each.note}")
     origin = _origin(recipe, teacher, session) if recipe.student.source else teacher
+    # A shape for a goal is chosen on the texts, which are not read yet.
+    shapes = {} if goal_of(recipe.student.to) else _shapes_of(context, teacher, origin)
     sources = [one.source for one in (teacher, *others, origin)]
     trained = {source: training_rows(location(source)) for source in sources}
     eval_sets = open_eval_sets(recipe.eval, trained, session)
@@ -444,13 +446,10 @@ def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
         recipe.train.seed,
         partitioned=partitioned,
     )
-    context = with_shape(context, workload, origin)
-    recipe = context.recipe
-    width = teacher.format.width(teacher.shape.hidden)
-    shapes = student_shapes(recipe, origin.shape, width) if recipe.student.to else {}
-    shapes = shapes or {"student": origin.shape}
-    context.options.check_pushed(len(shapes))
-    check_signals(recipe, teacher, origin, shapes)
+    if goal_of(recipe.student.to) is not None:
+        context = with_shape(context, workload, origin)
+        recipe = context.recipe
+        shapes = _shapes_of(context, teacher, origin)
     depths = {to.layers for to in shapes.values()}
     context = with_measured_layers(context, workload, origin, depths)
     whole = EmbeddingDistillation(context, teacher, workload, shapes, precomputed_NE, others)
@@ -463,6 +462,23 @@ def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
     assert workload.tokens is not None
     resolved = context.resolved
     return Run([Stage(context.folder, resolved, whole.build)], resolved=resolved)
+
+
+def _shapes_of(
+    context: RunContext[DistillRecipe], teacher: Embedder, origin: Embedder
+) -> dict[str, ModelShape]:
+    """Return the shapes of the students by name, checked.
+
+    Raises UsageError: a shape, or the number of shapes, does not fit the recipe.
+    """
+    recipe = context.recipe
+    width = teacher.format.width(teacher.shape.hidden)
+    shapes = {"student": origin.shape}
+    if recipe.student.to:
+        shapes = student_shapes(recipe, origin.shape, width)
+    context.options.check_pushed(len(shapes))
+    check_signals(recipe, teacher, origin, shapes)
+    return shapes
 
 
 def _origin(recipe: DistillRecipe, teacher: Embedder, session: Session) -> Embedder:

@@ -9,7 +9,6 @@ from typing import TypeVar
 from kdcli.deploy.latency import CELLS, Protocol, Subject
 from kdcli.deploy.runners import check_backend
 from kdcli.deploy.untrained import (
-    QUARTILE,
     UntrainedTimes,
     choose_shape,
     is_fast_enough,
@@ -20,7 +19,7 @@ from kdcli.deploy.untrained import (
 from kdcli.disk import RECIPE_FILE
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
-from kdcli.models.grammar import SpeedGoal, goal_of, short_name
+from kdcli.models.grammar import SpeedGoal, goal_of
 from kdcli.models.load import location
 from kdcli.models.model import Model
 from kdcli.recipe.resolve import Resolved, resolve
@@ -34,7 +33,7 @@ from kdcli.workloads.workload import Workload
 MIN_RUNS, MIN_SECONDS = 30, 3.0
 """The most that `measure.min_runs` and `measure.min_seconds` ask for when a shape is chosen.
 
-The shapes differ by whole layers, so that their order needs less precision than a report.
+A few percent decide little, so it needs less precision than a report.
 """
 RecipeT = TypeVar("RecipeT", DistillRecipe, TaskDistillRecipe, RerankRecipe)
 
@@ -58,7 +57,7 @@ def with_shape(
     if goal is None:
         return context
     chosen = context.session.on_main(
-        lambda: _earlier(context, goal) or _choose(context, goal, workload, origin)
+        lambda: _earlier(context) or _choose(context, goal, workload, origin)
     )
     resolved = _with(context.resolved, chosen)
     Progress.log(*shape_notes(resolved.recipe.student))
@@ -66,7 +65,7 @@ def with_shape(
 
 
 def check_goal(recipe: DistillRecipe | TaskDistillRecipe | RerankRecipe) -> None:
-    """Check the recipe of a run whose shape is chosen for a goal, if it has one.
+    """Check that no other key contradicts a goal, and that its backend can be used here.
 
     Raises UsageError: another key contradicts the goal; MachineError: the backend cannot be used
         here.
@@ -94,8 +93,8 @@ def shape_notes(student: StudentSettings | RerankStudentSettings) -> list[str]:
     if _shapes(student) != [chosen.shape]:
         return []
     return [
-        f"--to {chosen.goal}: {chosen.shape} is {chosen.why} on {chosen.backend}; untrained: "
-        f"{'; '.join(chosen.measured)}"
+        f"--to {chosen.goal}: {chosen.shape} {chosen.why or 'is fast enough'} on {chosen.backend}; "
+        f"untrained: {'; '.join(chosen.measured)}"
     ]
 
 
@@ -164,13 +163,14 @@ def _with(resolved: Resolved[RecipeT], chosen: ChosenShape) -> Resolved[RecipeT]
     )
 
 
-def _earlier(context: RunContext[RecipeT], goal: SpeedGoal) -> ChosenShape | None:
+def _earlier(context: RunContext[RecipeT]) -> ChosenShape | None:
     """Return the shape of the run that is resumed, if it was chosen for the same goal."""
     file = context.folder / RECIPE_FILE
     if not context.options.resume or not file.is_file():
         return None
     before = resolve(type(context.recipe), recipe=str(file)).recipe.student
-    is_same = before.chosen.goal == str(goal) and _shapes(before) == [before.chosen.shape]
+    is_same_goal = [before.chosen.goal] == _shapes(context.recipe.student)
+    is_same = is_same_goal and _shapes(before) == [before.chosen.shape]
     return before.chosen if is_same else None
 
 
@@ -179,7 +179,7 @@ def _choose(
 ) -> ChosenShape:
     """Time untrained students, and choose one; see `choose_shape`."""
     recipe, trusted = context.recipe, context.trust_remote_code
-    backend = recipe.student.backend
+    backend, encoder = recipe.student.backend, replace(origin, model=origin.model.base_model)
     baseline = Subject(TEACHER, location(str(recipe.teacher or origin.source)))
     protocol = Protocol(
         str(context.session.device),
@@ -196,26 +196,17 @@ def _choose(
         Progress.log(f"measuring {', '.join(shapes)} untrained on {backend}")
         return times_of_shapes(
             shapes,
-            origin,
+            encoder,
             backend,
             baseline,
             recipe.train.seed,
             lambda subjects: measured_times(subjects, protocol),
         )
 
-    compared = workload.agreement(origin)
-
-    def agreement(shape: ModelShape) -> float:
-        agreed = compared(shape)
-        Progress.log(f"{short_name(shape, origin.shape)}: agreement {agreed:.3f} after the fit")
-        return agreed
-
-    chosen = choose_shape(goal, origin, measure, agreement)
-    measured = chosen.measured
-    if chosen.by_quartile:
-        measured.append(QUARTILE)
+    chosen = choose_shape(goal, encoder, measure, lambda: workload.agreement(origin))
+    (text,) = _shapes(recipe.student)
     return ChosenShape(
-        goal=str(goal), shape=chosen.name, backend=backend, why=chosen.why, measured=measured
+        goal=text, shape=chosen.name, backend=backend, why=chosen.why, measured=chosen.measured
     )
 
 

@@ -179,6 +179,7 @@ def open_distillation(context: RunContext[TaskDistillRecipe]) -> TaskDistillatio
         Progress.log(f"soft labels of {recipe.soft_labels}: {match}")
         teachers = []
     context = with_shape(context, workload, teacher)
+    recipe = context.recipe
     shape, workload, reader = _student_shape(context, workload, reader)
     if recipe.student.source is None and not recipe.general.use:
         context = with_measured_layers(context, workload, teacher, {shape.layers})
