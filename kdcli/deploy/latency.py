@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 
 from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.measurements import Agreement, Failure, LatencyRow
+from kdcli.deploy.old_machines.measure_encoders import MAX_MEASUREMENTS
 from kdcli.engine.progress import LINE_SECONDS, Progress, time_left
 from kdcli.engine.threads import measuring_environment
 from kdcli.errors import MachineError, last_message
@@ -42,14 +43,16 @@ class Protocol:
     """How to measure latency.
 
     A measurement of a cell ends when each subject has `min_runs` runs and all subjects together
-    have run for `min_seconds`. `padding` is `full` (no padding), `random` (lengths from a quarter
-    of a cell's tokens upwards) or `data` (lengths drawn from `lengths`).
+    have run for `min_seconds`. A cell whose times are unstable is measured up to
+    `max_measurements` times. `padding` is `full` (no padding), `random` (lengths from a quarter of
+    a cell's tokens upwards) or `data` (lengths drawn from `lengths`).
     """
 
     device: str
     min_runs: int
     min_seconds: float
     cells: Sequence[tuple[int, int]] = CELLS
+    max_measurements: int = MAX_MEASUREMENTS
     padding: str = "full"
     lengths: Sequence[int] = ()  # number of tokens of real examples, cut to the cell's tokens
     # Real text on which backends are compared with torch in float32. Without it, ids are random.
@@ -93,6 +96,7 @@ class _Lines:
     """The log lines of a measurement. Parts that take less than `LINE_SECONDS` log nothing."""
 
     subjects: Sequence[Subject]
+    protocol: Protocol
     first: float | None = None  # When the first model was prepared, after the worker's start.
     last: float = field(default_factory=time.monotonic)
 
@@ -110,9 +114,10 @@ class _Lines:
             batch_size, seq_len, seconds = message["measuring"]
             if float(str(seconds)) >= LINE_SECONDS:
                 models = f"{number} models in turns" if number > 1 else "the model"
+                longer = ", longer if the times are unstable"
                 Progress.log(
-                    f"timing {models} on {batch_size} x {seq_len} tokens: about {seconds} s, "
-                    "longer if the times are unstable"
+                    f"timing {models} on {batch_size} x {seq_len} tokens: about {seconds} s"
+                    + (longer if self.protocol.max_measurements > 1 else "")
                 )
                 self.last = now
 
@@ -129,7 +134,7 @@ def measure_latency(
     request = {"subjects": list(map(asdict, subjects)), "threads": latency_threads()} | asdict(
         protocol
     )
-    latency, lines = Latency(), _Lines(subjects)
+    latency, lines = Latency(), _Lines(subjects, protocol)
     with tempfile.TemporaryFile("w+") as errors:
         # With -P, a file such as types.py in the current directory cannot shadow a module.
         command = [sys.executable, "-P", "-m", "kdcli.deploy.worker"]

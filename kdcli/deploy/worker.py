@@ -61,6 +61,7 @@ class Request(TypedDict):
     device: str
     min_runs: int
     min_seconds: float
+    max_measurements: int
     cells: list[tuple[int, int]]
     padding: str
     lengths: list[int]
@@ -242,7 +243,9 @@ def _measure_cell(
     # Each model warms up alone before the rounds begin.
     rounds = max(request["min_seconds"], request["min_runs"] * sum(first_seconds.values()))
     send({"measuring": [*cell, round(len(calls) * WARM_SECONDS + rounds)]})
-    times = measure(calls, device, request["min_runs"], request["min_seconds"])
+    times = measure(
+        calls, device, request["min_runs"], request["min_seconds"], request["max_measurements"]
+    )
     rows = []
     for number, seconds in times.items():
         subject = subjects[number]

@@ -241,16 +241,17 @@ def measure(
     device: torch.device,
     min_runs: int,
     min_seconds: float,
+    max_measurements: int = MAX_MEASUREMENTS,
 ) -> dict[Key, list[float]]:
     """Run `interleaved`, and run it again while the times of a subject are unstable.
 
-    There are at most `MAX_MEASUREMENTS`. Each takes twice as long as the one before, but at most
+    There are at most `max_measurements`. Each takes twice as long as the one before, but at most
     `MAX_SECONDS`, and at least `MIN_RUNS` rounds, as fewer are unstable. A measurement that
     already took `MAX_SECONDS` is not repeated. The result is the
     measurement with the fewest unstable subjects, and of equal ones the last.
     """
     kept = times = interleaved(calls, device, min_runs, min_seconds)
-    for _ in range(MAX_MEASUREMENTS - 1):
+    for _ in range(max_measurements - 1):
         took = sum(sum(seconds) for seconds in times.values())
         if not unstable(times) or took >= MAX_SECONDS:
             break

@@ -186,6 +186,7 @@ def _choose(
         min(recipe.measure.min_runs, MIN_RUNS),
         min(recipe.measure.min_seconds, MIN_SECONDS),
         CELLS[:1],
+        max_measurements=1,
         trust_remote_code=trusted,
     )
     # Only a goal in milliseconds depends on how fast the teacher is in torch.
