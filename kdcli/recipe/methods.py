@@ -79,7 +79,7 @@ class Methods:
         """
         from pydantic import ValidationError
 
-        from kdcli.recipe.resolve import reason
+        from kdcli.recipe.resolve import reason, with_brackets
 
         model: type[BaseModel] = self.module(method).Settings
         try:
@@ -92,6 +92,7 @@ class Methods:
                     near = did_you_mean(key.split(".")[-1], known)
                     lines.append(f"unknown key '{key}' of method {method}{near}")
                 else:
-                    lines.append(f"'{key}' {reason(problem)}, got {problem['input']!r}")
+                    name = with_brackets(key)
+                    lines.append(f"'{name}' {reason(problem)}, got {problem['input']!r}")
             allowed = ", ".join(f"{self.section}.{name}" for name in known)
             raise UsageError("\n".join(lines), f"keys of {method}: {allowed}") from None

@@ -10,6 +10,7 @@ import importlib
 import itertools
 import math
 import os
+import re
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,8 @@ MAX_KEY = 128
 """Maximum number of characters of a key. PyYAML writes longer keys in another form."""
 
 
+ITEM = re.compile(r"\.(\d+)(?=\.|$)")
+"""The number of a list's item in a dotted key."""
 SET, OPTION = "--set", "option"
 COMMAND_LINE = (SET, OPTION)
 """Origins of values that the command line gives."""
@@ -421,7 +424,7 @@ def explain(
         set_key = key if key in origins else next(enclosing, None)
         deeper = next((k for k in origins if k.startswith(f"{key}.")), key)
         origin = origins.get(set_key or deeper, "default")
-        subject = f"'{key}'" if set_key else f"'{deeper}' lies under '{key}', which"
+        subject = f"'{with_brackets(key)}'" if set_key else f"'{deeper}' lies under '{key}', which"
         value = f"got {shortened(repr(problem['input']), 500)} ({origin}){_as_share(problem)}"
         reasons.setdefault((subject, value), []).append(reason(problem))
     lines = []
@@ -430,6 +433,11 @@ def explain(
         lines.append(f"{subject} {' or '.join(alternatives)}, {value}")
     omitted = len(lines) - MAX_PROBLEMS
     return lines[:MAX_PROBLEMS] + ([f"... and {omitted:,} more"] if omitted > 0 else [])
+
+
+def with_brackets(key: str) -> str:
+    """Write the items of lists in a dotted key with brackets: `sparsity.0` as `sparsity[0]`."""
+    return ITEM.sub(r"[\1]", key)
 
 
 def _key_of(location: Sequence[int | str], values: Any) -> str:

@@ -462,8 +462,8 @@ def test_cap_contrasts_with_the_model_as_it_was_and_as_it_is_fine_tuned(given, t
 @pytest.mark.parametrize(
     ("methods", "options", "message"),
     [
-        ([], {"sparsity": [1.0]}, "'sparsity.0' must be less than 1, got 1.0"),
-        ([], {"sparsity": [-0.1]}, "'sparsity.0' must be greater than or equal to 0"),
+        ([], {"sparsity": [1.0]}, "'sparsity[0]' must be less than 1, got 1.0"),
+        ([], {"sparsity": [-0.1]}, "'sparsity[0]' must be greater than or equal to 0"),
         ([], {"sparsity": [0.5, 0.5]}, "sparsity 0.5 was given twice"),
         (["smp", "smp"], {}, "method smp was given twice"),
         (
@@ -561,7 +561,7 @@ def test_without_a_density_to_ask_for_the_last_weights_are_kept_and_that_is_said
 
 def test_a_share_in_per_cent_is_refused_with_the_share(tmp_path):
     message = refused(tmp_path, "prune", "demo", "--task", "demo-topic", "--sparsity", "90")
-    assert "'sparsity.0' must be less than 1, got 90.0 (option); did you mean 0.9?" in message
+    assert "'sparsity[0]' must be less than 1, got 90.0 (option); did you mean 0.9?" in message
     message = refused(tmp_path, "prune", "demo", "--task", "demo-topic", "--sparsity", "1.0")
     assert "must be less than 1, got 1.0" in message
     assert "did you mean" not in message
