@@ -138,7 +138,7 @@ def measure_untrained(search: Search, model: str, partition: Partition) -> Untra
             return compare_on(texts, loaded, model, trust_remote_code=trusted)
 
         chosen = choose_shape(goal, loaded, measure_shapes, comparison)
-        Progress.log(f"{goal}: {chosen.name} {chosen.why}; {'; '.join(chosen.measured)}")
+        Progress.log(f"{goal}: {chosen.name} {chosen.why}")
         return {chosen.name: chosen.times[chosen.name]}
 
     shape_times = runner.journal.once(

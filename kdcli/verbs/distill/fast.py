@@ -92,9 +92,11 @@ def shape_notes(student: StudentSettings | RerankStudentSettings) -> list[str]:
     # Another --to may have replaced the shape of the recipe.
     if _shapes(student) != [chosen.shape]:
         return []
+    compared = [line for line in chosen.measured if "agreement" in line] or chosen.measured
+    why = chosen.why or "is fast enough"
     return [
-        f"--to {chosen.goal}: {chosen.shape} {chosen.why or 'is fast enough'} on {chosen.backend}; "
-        f"untrained: {'; '.join(chosen.measured)}"
+        f"--to {chosen.goal}: {chosen.shape} {why} on {chosen.backend}. Untrained: "
+        f"{'; '.join(compared)}"
     ]
 
 
