@@ -35,6 +35,8 @@ ALIGNED = 8
 """Wide layers have a multiple of this number of units."""
 MAX_DEPTHS = 6
 """Maximum number of depths that are tried with fewer feed-forward units."""
+MARGIN = 0.02
+"""How much faster than the goal a student should be that was too slow when it was measured."""
 BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0, "q4": 0.5}
 """Bytes that a parameter takes at least, by the precision of a backend."""
 
@@ -402,7 +404,7 @@ def _deeper(timed: _Timed, most: ModelShape) -> list[ModelShape]:
     def narrower(shape: ModelShape) -> ModelShape:
         if timed.is_fast(shape) or not math.isfinite(timed.load(shape)):
             return shape
-        excess = (timed.load(shape) - 1) / (shape.layers * unit)
+        excess = (timed.load(shape) - 1 + MARGIN) / (shape.layers * unit)
         return replace(shape, ffn=max(narrowest.ffn, shape.ffn - math.ceil(excess / step) * step))
 
     tried = [narrower(shape) for shape in allowed]
