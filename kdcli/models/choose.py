@@ -61,12 +61,7 @@ class Agreement:
     def __init__(self, teacher: PreTrainedModel, rows: Batch, pooling: Pooling) -> None:
         self.teacher, self.pooling = teacher, pooling
         count = len(rows["input_ids"])
-        if count < MIN_ROWS:
-            raise UsageError(
-                f"kdcli compares students on at least {MIN_ROWS} texts, but there "
-                f"{'is' if count == 1 else 'are'} only {count}",
-                "give more text, or name the student's shape and layers",
-            )
+        check_rows(count)
         is_fitted_B = torch.arange(count) % 4 == 0
         self.fitted = {name: x[is_fitted_B] for name, x in rows.items()}
         self.parts = parts_of({name: x[~is_fitted_B] for name, x in rows.items()})
@@ -89,6 +84,19 @@ class Agreement:
         correlation = torch.corrcoef(torch.stack([own_P, self.cosines_P]))[0, 1]
         # The correlation of a constant is not a number.
         return float(correlation.nan_to_num(nan=-1))
+
+
+def check_rows(count: int) -> None:
+    """Check the number of texts on which students are compared.
+
+    Raises UsageError: there are too few.
+    """
+    if count < MIN_ROWS:
+        raise UsageError(
+            f"kdcli compares students on at least {MIN_ROWS} training texts, but there "
+            f"{'is' if count == 1 else 'are'} only {count}",
+            "give more text, or name the student's shape and layers",
+        )
 
 
 def rows_to_compare(text: Examples, config: PreTrainedConfig) -> Batch:

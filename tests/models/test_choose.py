@@ -112,7 +112,7 @@ def test_too_few_texts_are_refused_and_constant_vectors_agree_least():
     teacher = planted([])
     rows = rows_to_compare(Texts(), teacher.config)
     few = {name: x[:7] for name, x in rows.items()}
-    with pytest.raises(UsageError, match="at least 8 texts, but there are only 7"):
+    with pytest.raises(UsageError, match="at least 8 training texts, but there are only 7"):
         Agreement(teacher, few, mean_pooling)
     eight = {name: x[:8] for name, x in rows.items()}
     agreement = Agreement(teacher, eight, lambda states, mask: torch.ones(len(mask), 3))

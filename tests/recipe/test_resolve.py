@@ -197,7 +197,10 @@ def test_words_that_other_yaml_takes_for_something_else_are_words(write, text):
             "data.columns={text: 3}",
             "'data.columns.text' must be a valid string or a valid list, got 3 (--set)",
         ),
-        ("data.columns.text=[a, 2]", "'data.columns.text[1]' must be a valid string, got 2 (--set)"),
+        (
+            "data.columns.text=[a, 2]",
+            "'data.columns.text[1]' must be a valid string, got 2 (--set)",
+        ),
     ],
 )
 def test_a_value_that_may_be_of_several_types_is_explained_under_the_key_given(pair, said):

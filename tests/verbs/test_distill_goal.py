@@ -89,6 +89,14 @@ def test_a_student_is_chosen_and_saved_without_training(name, places, timed, tmp
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 
+def test_too_little_text_is_refused_before_anything_is_timed(places, timed, tmp_path):  # noqa: F811
+    (tmp_path / "few.txt").write_text("One text.\nAnother text.\n", "utf-8")
+    command = f"distill {places['embedder']} --data {tmp_path / 'few.txt'} --to 2x --max-steps 0"
+    said = refused(tmp_path, *shlex.split(command), *QUICK)
+    assert "at least 8 training texts, but there is only 1" in said
+    assert not timed
+
+
 def test_a_goal_may_be_written_in_another_way(places, timed, tmp_path):  # noqa: F811
     command = command_of("text", places, "--to", "2.0x", "--max-steps", "0", "-o", tmp_path / "out")
     succeeds(*command)

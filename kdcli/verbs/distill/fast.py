@@ -19,6 +19,7 @@ from kdcli.deploy.untrained import (
 from kdcli.disk import RECIPE_FILE
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
+from kdcli.models.choose import check_rows
 from kdcli.models.grammar import SpeedGoal, goal_of
 from kdcli.models.load import location
 from kdcli.models.model import Model
@@ -51,11 +52,15 @@ def with_shape(
         workload: the texts on which students are compared with the model they are made from.
         origin: the model that the student is made from.
 
-    Raises UsageError: the teacher meets the goal as it is; GateError: no student is fast enough.
+    Raises:
+        UsageError: the teacher meets the goal as it is, or there are too few texts.
+        GateError: no student is fast enough.
     """
     goal = goal_of(_shapes(context.recipe.student))
     if goal is None:
         return context
+    assert workload.sample is not None, "a distillation has texts"
+    check_rows(len(workload.sample))
     chosen = context.session.on_main(
         lambda: _earlier(context) or _choose(context, goal, workload, origin)
     )
