@@ -33,8 +33,8 @@ FFN_STEPS, MIN_FFN_STEPS = 24, 3
 """The feed-forward widths that are tried are multiples of about 1/24 of the whole width, from 3."""
 ALIGNED = 8
 """Wide layers have a multiple of this number of units."""
-MAX_DEPTHS = 6
-"""Maximum number of depths that are tried with fewer feed-forward units."""
+MAX_DEPTHS = 3
+"""How many more layers are tried with fewer feed-forward units."""
 MARGIN = 0.02
 """How much faster than the goal a student should be that was too slow when it was measured."""
 BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0, "q4": 0.5}
@@ -73,10 +73,10 @@ UNTIMED = UntrainedTimes(0.0, 1.0, 0.0, 1.0)
 Measure = Callable[[Mapping[str, ModelShape]], Mapping[str, UntrainedTimes]]
 """Measures untrained students by name."""
 Compare = Callable[[ModelShape], float]
-"""Returns how well an untrained student of a shape agrees with its teacher."""
+"""Returns the mean cosine between the vectors of an untrained student and of its teacher."""
 QUARTILE = "the medians left no shape, because the machine was busy: the better quartiles decided"
 """The message when the better quartiles chose the shape."""
-BEST = "agrees best with the teacher of the candidates that are fast enough"
+BEST = "has the closest vectors to the teacher's of the candidates that are fast enough"
 MOST = "has the most layers of the widest students that are fast enough"
 
 
@@ -87,30 +87,30 @@ class FastShape:
     Attributes:
         name: the shape.
         times: every shape that was measured, from large to small.
-        agreements: the candidates' agreement with the teacher. Empty if there was only one.
+        cosines: the candidates' mean cosine with the teacher. Empty if there was only one.
         by_quartile: whether the better quartiles of the times decided, because the medians left
             no shape.
     """
 
     name: str
     times: Mapping[str, UntrainedTimes]
-    agreements: Mapping[str, float] = field(default_factory=dict)
+    cosines: Mapping[str, float] = field(default_factory=dict)
     by_quartile: bool = False
 
     @property
     def why(self) -> str:
-        """Why the shape was chosen, such as `agrees best with the teacher`."""
+        """Why the shape was chosen, such as `is fast enough`."""
         if self.by_quartile:
             return "is fast enough"
-        return BEST if self.agreements else MOST
+        return BEST if self.cosines else MOST
 
     @property
     def measured(self) -> list[str]:
-        """What was measured: `3x384: 2.31x, 8.20 ms, agreement 0.973` for each shape."""
+        """What was measured: `3x384: 2.31x, 8.20 ms, cosine 0.775` for each shape."""
         lines = []
         for name, times in self.times.items():
-            agreement = self.agreements.get(name)
-            added = "" if agreement is None else f", agreement {agreement:.3f}"
+            cosine = self.cosines.get(name)
+            added = "" if cosine is None else f", cosine {cosine:.3f}"
             lines.append(f"{name}: {times}{added}")
         return [*lines, QUARTILE] if self.by_quartile else lines
 
@@ -207,11 +207,11 @@ def subject_of(name: str, source: str, backend: str) -> Subject:
 def choose_shape(
     goal: SpeedGoal, teacher: Model, measure: Measure, comparison: Callable[[], Compare]
 ) -> FastShape:
-    """Choose the candidate that agrees best with its teacher among those that are fast enough.
+    """Choose the candidate with the closest vectors to its teacher's among those fast enough.
 
     One candidate is the student with the most layers of the teacher's width. If even one layer is
     too slow, it has three quarters of the width, and then half of it. The other candidates have
-    more layers with fewer feed-forward units.
+    up to `MAX_DEPTHS` more layers, with fewer feed-forward units.
 
     Few shapes are measured, because the time is nearly linear in the layers and in their units. The
     medians decide. If they leave no shape, the better quartiles decide, because a busy machine
@@ -244,12 +244,12 @@ def choose_shape(
         candidates = {timed.name(shape): shape for shape in (most, *_deeper(timed, most))}
         if len(candidates) == 1:
             return FastShape(timed.name(most), timed.sorted())
-        compare, agreements = comparison(), dict[str, float]()
+        compare, cosines = comparison(), dict[str, float]()
         for name, shape in candidates.items():
-            agreements[name] = compare(shape)
-            Progress.log(f"{name}: agreement {agreements[name]:.3f} after the fit")
-        best = max(agreements, key=agreements.__getitem__)
-        return FastShape(best, timed.sorted(), agreements)
+            cosines[name] = compare(shape)
+            Progress.log(f"{name}: mean cosine {cosines[name]:.3f} with the teacher after the fit")
+        best = max(cosines, key=cosines.__getitem__)
+        return FastShape(best, timed.sorted(), cosines)
     listed = timed.sorted()
     for name, one in listed.items():
         if is_fast_enough(goal, one, best=True):
@@ -395,10 +395,8 @@ def _deeper(timed: _Timed, most: ModelShape) -> list[ModelShape]:
         below = min(most.ffn - 1, int(units))
         return replace(most, layers=layers, ffn=below // step * step)
 
-    allowed = [shape for shape in map(fitting, depths) if shape.ffn >= narrowest.ffn]
-    if len(allowed) > MAX_DEPTHS:
-        last = len(allowed) - 1
-        allowed = [allowed[round(n * last / (MAX_DEPTHS - 1))] for n in range(MAX_DEPTHS)]
+    nearest = map(fitting, depths[:MAX_DEPTHS])
+    allowed = [shape for shape in nearest if shape.ffn >= narrowest.ffn]
     timed.time(*allowed)
 
     def narrower(shape: ModelShape) -> ModelShape:

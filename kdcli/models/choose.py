@@ -1,11 +1,14 @@
 """Choose a student by measurement: its shape, and which layers of its teacher it keeps.
 
 A student is tried as it will be used: its layers are copied and fitted to the teacher
-(`kdcli.models.reduce`) on a few texts. Its agreement is the correlation between the student's and
-the teacher's cosines of pairs of other texts. Half of the pairs are texts that have little in
-common. The other half are close: the two halves of a text, a text and each half, and a text and
-itself with fewer tokens. Students can be worse although their vectors have a smaller error, or
-their cosines of different texts agree better (docs/results.md).
+(`kdcli.models.reduce`) on a few texts, and compared with the teacher on other texts.
+
+Shapes are compared by the mean cosine between the student's and the teacher's vectors. Layers are
+compared by agreement: the correlation between the student's and the teacher's cosines of pairs of
+texts. Half of the pairs are texts that have little in common. The other half are close: the two
+halves of a text, a text and each half, and a text and itself with fewer tokens. Students of one
+shape can be worse although their vectors have a smaller error, or their cosines of different texts
+agree better (docs/results.md).
 
 The search for layers starts at evenly spaced layers. It moves one layer after the other to the best
 place between its neighbours, and ends when no move raises the agreement. All choices have the
@@ -33,8 +36,10 @@ from kdcli.types import Batch, Examples, ModelShape
 Layers: TypeAlias = tuple[int, ...]
 Pooling: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Maps the last hidden states [B, L, D] and the mask [B, L] to vectors [B, E]."""
-ROWS, LENGTH = 128, 32
-"""Number of texts, and maximum number of their tokens. A quarter of the texts is fitted on."""
+ROWS, SHAPE_ROWS = 128, 512
+"""Number of texts on which layers and shapes are compared. Fewer would favour deep students."""
+LENGTH = 32
+"""Maximum number of tokens of a text."""
 MIN_ROWS = 8
 """Minimum number of texts."""
 KEPT = 0.6
@@ -47,12 +52,12 @@ def mean_pooling(states_BLD: Tensor, mask_BL: Tensor) -> Tensor:
     return (states_BLD * mask_BL1).sum(1) / mask_BL1.sum(1).clamp(min=1)
 
 
-class Agreement:
-    """Measures how well untrained students agree with their teacher.
+class Comparison:
+    """Compares untrained students with their teacher on texts.
 
     Args:
         teacher: The teacher's encoder.
-        rows: The texts that students are tried on, such as `rows_to_compare`.
+        rows: The texts, such as `rows_to_compare`. Students are fitted on a quarter of them.
         pooling: How the vector of a text is computed.
 
     Raises UsageError: there are too few texts.
@@ -65,25 +70,39 @@ class Agreement:
         is_fitted_B = torch.arange(count) % 4 == 0
         self.fitted = {name: x[is_fitted_B] for name, x in rows.items()}
         self.parts = parts_of({name: x[~is_fitted_B] for name, x in rows.items()})
-        self.cosines_P = pair_cosines(vectors_of(teacher, self.parts, pooling))
+        self.vectors_VNE = vectors_of(teacher, self.parts, pooling)
 
-    def __call__(self, shape: ModelShape, layers: Sequence[int] | None = None) -> float:
-        """Return the agreement of a student, at most 1.
+    def agreement(self, shape: ModelShape, layers: Sequence[int]) -> float:
+        """Return how well a student's cosines of pairs of texts agree with its teacher's.
 
         Args:
             shape: The student's shape.
-            layers: The teacher layers 1 ... N that it keeps; None for evenly spaced layers.
+            layers: The teacher layers 1 ... N that it keeps.
         """
-        teacher = self.teacher
-        layout, depth = layout_for(teacher.config), shape_of(teacher.config).layers
-        kept = list(layers or evenly_spaced_layers(depth, shape.layers))
-        with torch.random.fork_rng(devices=[]):
-            student = type(teacher)(student_config(teacher.config, shape, kept)).float()
-        copy_reduced(teacher, student, layout, kept, self.fitted, fit=not layout.shared)
-        own_P = pair_cosines(vectors_of(student, self.parts, self.pooling))
-        correlation = torch.corrcoef(torch.stack([own_P, self.cosines_P]))[0, 1]
+        own_VNE = vectors_of(self._student(shape, layers), self.parts, self.pooling)
+        pairs = torch.stack([pair_cosines(own_VNE), pair_cosines(self.vectors_VNE)])
         # The correlation of a constant is not a number.
-        return float(correlation.nan_to_num(nan=-1))
+        return float(torch.corrcoef(pairs)[0, 1].nan_to_num(nan=-1))
+
+    def cosine(self, shape: ModelShape) -> float:
+        """Return the mean cosine between the vectors of a student and its teacher.
+
+        The student keeps evenly spaced layers.
+        """
+        depth = shape_of(self.teacher.config).layers
+        student = self._student(shape, evenly_spaced_layers(depth, shape.layers))
+        (own_NE,) = vectors_of(student, self.parts[:1], self.pooling)
+        return float(F.cosine_similarity(own_NE, self.vectors_VNE[0], dim=-1).mean())
+
+    def _student(self, shape: ModelShape, layers: Sequence[int]) -> PreTrainedModel:
+        teacher, kept = self.teacher, list(layers)
+        layout = layout_for(teacher.config)
+        with torch.random.fork_rng(devices=[]):
+            student: PreTrainedModel = type(teacher)(
+                student_config(teacher.config, shape, kept)
+            ).float()
+        copy_reduced(teacher, student, layout, kept, self.fitted, fit=not layout.shared)
+        return student
 
 
 def check_rows(count: int) -> None:
@@ -99,21 +118,21 @@ def check_rows(count: int) -> None:
         )
 
 
-def rows_to_compare(text: Examples, config: PreTrainedConfig) -> Batch:
-    """Return the rows of a text that students are tried on. `config` is the teacher's."""
-    return rows_of(text, ROWS, min(LENGTH, positions_of(config) or LENGTH))
+def rows_to_compare(text: Examples, config: PreTrainedConfig, rows: int) -> Batch:
+    """Return this number of rows of a text, shortened. `config` is the teacher's."""
+    return rows_of(text, rows, min(LENGTH, positions_of(config) or LENGTH))
 
 
-def measured_layers(agreement: Agreement, count: int, log: Callable[[str], None]) -> list[int]:
+def measured_layers(comparison: Comparison, count: int, log: Callable[[str], None]) -> list[int]:
     """Return the teacher layers 1 ... N that a student of `count` layers keeps.
 
     Args:
-        agreement: How choices are compared.
+        comparison: How choices are compared with the teacher.
         count: The number of layers.
         log: Receives the result and its agreement, next to that of evenly spaced layers. A long
             search also logs how many choices it has tried, and the best one.
     """
-    config = agreement.teacher.config
+    config = comparison.teacher.config
     source = shape_of(config)
     even = tuple(evenly_spaced_layers(source.layers, count))
     if not 0 < count < source.layers or layout_for(config).shared:
@@ -125,7 +144,7 @@ def measured_layers(agreement: Agreement, count: int, log: Callable[[str], None]
     def score(layers: Layers) -> float:
         nonlocal logged
         if layers not in scores:
-            scores[layers] = agreement(shape, layers)
+            scores[layers] = comparison.agreement(shape, layers)
             if time.monotonic() - logged >= SILENCE:
                 tried = max(scores, key=scores.__getitem__)
                 log(

@@ -310,8 +310,8 @@ class ChosenShape(Section):
     why: str | None = Field(None, description="Why this shape was chosen.")
     measured: list[str] = Field(
         default_factory=list,
-        description="Speed-up and latency of each shape that was timed, and its agreement with "
-        "the teacher if it was compared.",
+        description="Speed-up and latency of each shape that was timed, and the mean cosine "
+        "between its vectors and the teacher's if it was compared.",
     )
 
 

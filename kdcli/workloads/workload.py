@@ -39,7 +39,7 @@ from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.metrics.bootstrap import CONFIDENCE
 from kdcli.models.capture import Capture, capture
-from kdcli.models.choose import Agreement, Pooling, mean_pooling, rows_to_compare
+from kdcli.models.choose import Comparison, Pooling, mean_pooling, rows_to_compare
 from kdcli.models.fitted_head import check_head, student_with_fitted_head
 from kdcli.models.load import save_model
 from kdcli.models.model import Model
@@ -239,12 +239,12 @@ class Workload(ABC):
         """Return how hidden states become the vector by which texts are compared."""
         return mean_pooling
 
-    def agreement(self, teacher: Model) -> Agreement:
-        """Return what compares untrained students with a teacher; see `kdcli.models.choose`."""
+    def comparison(self, teacher: Model, rows: int) -> Comparison:
+        """Compare untrained students with a teacher on this number of training rows."""
         assert self.sample is not None, "this workload only evaluates"
         encoder = teacher.model.base_model
-        rows = rows_to_compare(self.sample, encoder.config)
-        return Agreement(encoder, rows, self.text_pooling(teacher))
+        texts = rows_to_compare(self.sample, encoder.config, rows)
+        return Comparison(encoder, texts, self.text_pooling(teacher))
 
     def student(
         self,

@@ -11,7 +11,8 @@ from encoders import tiny_encoder
 from kdcli.errors import UsageError
 from kdcli.models import choose
 from kdcli.models.choose import (
-    Agreement,
+    ROWS,
+    Comparison,
     mean_pooling,
     measured_layers,
     moves,
@@ -39,8 +40,8 @@ class Texts:
         return {"input_ids": torch.from_numpy(ids_BL), "attention_mask": mask_BL, "labels": mask_BL}
 
 
-def agreement_with(teacher):
-    return Agreement(teacher, rows_to_compare(Texts(), teacher.config), mean_pooling)
+def comparison_with(teacher):
+    return Comparison(teacher, rows_to_compare(Texts(), teacher.config, ROWS), mean_pooling)
 
 
 @torch.no_grad()
@@ -60,7 +61,7 @@ def planted(idle):
 def test_the_layers_that_change_something_are_kept(kept):
     idle = sorted({1, 2, 3, 4, 5, 6} - {*kept})
     lines = []
-    assert measured_layers(agreement_with(planted(idle)), 3, lines.append) == kept
+    assert measured_layers(comparison_with(planted(idle)), 3, lines.append) == kept
     (line,) = lines
     assert f"layers {', '.join(map(str, kept))}: agreement 1.000" in line
 
@@ -68,7 +69,7 @@ def test_the_layers_that_change_something_are_kept(kept):
 def test_a_long_search_says_how_far_it_is(monkeypatch):
     monkeypatch.setattr(choose, "SILENCE", 0.0)
     lines = []
-    chosen = measured_layers(agreement_with(planted([2, 5])), 4, lines.append)
+    chosen = measured_layers(comparison_with(planted([2, 5])), 4, lines.append)
     *progress, result = lines
     counts = [int(line.split()[0]) for line in progress]
     assert counts == list(range(1, len(counts) + 1))
@@ -83,7 +84,7 @@ def test_a_search_changes_neither_the_teacher_nor_random_numbers():
     torch.manual_seed(3)
     drawn = torch.rand(1)
     torch.manual_seed(3)
-    one, two = (measured_layers(agreement_with(teacher), 3, print) for _ in range(2))
+    one, two = (measured_layers(comparison_with(teacher), 3, print) for _ in range(2))
     assert one == two
     assert torch.rand(1) == drawn
     assert all(torch.equal(x, before[name]) for name, x in teacher.state_dict().items())
@@ -94,35 +95,35 @@ def test_a_search_changes_neither_the_teacher_nor_random_numbers():
 def test_layers_are_chosen_in_every_model_type(kind):
     torch.manual_seed(0)
     teacher = tiny_encoder(kind, **({} if kind == "modernbert" else {"num_hidden_layers": 3}))
-    layers = measured_layers(agreement_with(teacher), 2, print)
+    layers = measured_layers(comparison_with(teacher), 2, print)
     assert layers == sorted(set(layers))
     assert len(layers) == 2
     assert 1 <= layers[0] < layers[1] <= teacher.config.num_hidden_layers
 
 
-def test_students_agree_less_with_fewer_units():
+def test_students_are_farther_from_their_teacher_with_fewer_units():
     teacher = planted([])
-    full, agreement = shape_of(teacher.config), agreement_with(teacher)
-    assert agreement(full) == pytest.approx(1)
-    shares = [agreement(replace(full, ffn=full.ffn // part)) for part in (2, 8)]
-    assert 1 > shares[0] > shares[1]
+    full, comparison = shape_of(teacher.config), comparison_with(teacher)
+    assert comparison.cosine(full) == pytest.approx(1)
+    cosines = [comparison.cosine(replace(full, ffn=full.ffn // part)) for part in (2, 8)]
+    assert 1 > cosines[0] > cosines[1]
 
 
 def test_too_few_texts_are_refused_and_constant_vectors_agree_least():
     teacher = planted([])
-    rows = rows_to_compare(Texts(), teacher.config)
+    rows = rows_to_compare(Texts(), teacher.config, ROWS)
     few = {name: x[:7] for name, x in rows.items()}
     with pytest.raises(UsageError, match="at least 8 training texts, but there are only 7"):
-        Agreement(teacher, few, mean_pooling)
+        Comparison(teacher, few, mean_pooling)
     eight = {name: x[:8] for name, x in rows.items()}
-    agreement = Agreement(teacher, eight, lambda states, mask: torch.ones(len(mask), 3))
-    assert agreement(shape_of(teacher.config)) == -1
+    comparison = Comparison(teacher, eight, lambda states, mask: torch.ones(len(mask), 3))
+    assert comparison.agreement(shape_of(teacher.config), [1, 2, 3, 4, 5, 6]) == -1
 
 
 @pytest.mark.parametrize("count", [0, 6, 8])
 def test_nothing_is_chosen_if_no_layer_goes(count):
     lines = []
-    layers = measured_layers(agreement_with(planted([])), count, lines.append)
+    layers = measured_layers(comparison_with(planted([])), count, lines.append)
     assert len(layers) == count
     assert not lines
 

@@ -142,7 +142,7 @@ def test_an_untrained_classifier_has_its_teachers_head(to, places, tmp_path):  #
 
 
 @pytest.mark.parametrize("name", ["text", "task", "embedding", "reranker"])
-def test_the_student_that_agrees_most_is_chosen(name, places, timed, monkeypatch, tmp_path):  # noqa: F811
+def test_the_student_with_the_closest_vectors_is_chosen(name, places, timed, monkeypatch, tmp_path):  # noqa: F811
     def times_of_shapes(shapes, teacher, backend, baseline, seed, times):
         full = shape_of(teacher.model.config)
         ms = {n: s.layers * (0.25 + 0.75 * s.ffn / full.ffn) for n, s in shapes.items()}
@@ -153,12 +153,12 @@ def test_the_student_that_agrees_most_is_chosen(name, places, timed, monkeypatch
     result = succeeds(*command)
     recipe = yaml.safe_load((tmp_path / "out" / "recipe.yaml").read_text("utf-8"))
     chosen = recipe["student"]["chosen"]
-    # Such as "3x32:64: 2.10x, 1.90 ms, agreement 0.973".
-    lines = [line.split(": ") for line in chosen["measured"] if "agreement" in line]
-    agreements = {shape: float(facts.rpartition(" ")[2]) for shape, facts in lines}
-    assert {shape[:4] for shape in agreements} == {"2x32", "3x32", "4x32"}
-    assert agreements[chosen["shape"]] == max(agreements.values())
-    assert "agrees best with the teacher of the candidates" in said_by(result)
+    # Such as "3x32:64: 2.10x, 1.90 ms, cosine 0.773".
+    lines = [line.split(": ") for line in chosen["measured"] if "cosine" in line]
+    cosines = {shape: float(facts.rpartition(" ")[2]) for shape, facts in lines}
+    assert {shape[:4] for shape in cosines} == {"2x32", "3x32", "4x32"}
+    assert cosines[chosen["shape"]] == max(cosines.values())
+    assert "has the closest vectors to the teacher's of the candidates" in said_by(result)
     depth = int(chosen["shape"][0])
     config = json.loads((tmp_path / "out" / "config.json").read_text("utf-8"))
     whole = shape_of(AutoConfig.from_pretrained(places["embedder"])).ffn

@@ -24,7 +24,7 @@ from kdcli.disk import cache_key
 from kdcli.engine.device import choose_device
 from kdcli.engine.progress import Progress
 from kdcli.models.card import describe
-from kdcli.models.choose import LENGTH, ROWS, Agreement, mean_pooling
+from kdcli.models.choose import LENGTH, SHAPE_ROWS, Comparison, mean_pooling
 from kdcli.models.embedder import Pool, read_format
 from kdcli.models.grammar import goal_of, parse_shape
 from kdcli.models.load import load_encoder, location
@@ -160,7 +160,7 @@ def compare_on(
 
     Raises UsageError: there are too few texts.
     """
-    count = min(ROWS, len(texts))
+    count = min(SHAPE_ROWS, len(texts))
     few = [texts[n * len(texts) // count] for n in range(count)]
     length = min(LENGTH, positions_of(loaded.model.config) or LENGTH)
     if read_format(model) is None:
@@ -172,10 +172,11 @@ def compare_on(
             return_token_type_ids=False,
             return_tensors="pt",
         )
-        return Agreement(loaded.model, dict(rows), mean_pooling)
+        return Comparison(loaded.model, dict(rows), mean_pooling).cosine
     embedder = Embedder.open(model, trust_remote_code=trust_remote_code)
     tokenized = embedder.tokenize(few, ["document"] * count, length)
-    return Agreement(loaded.model, tokenized.batch(np.arange(count)), Pool(embedder.format))
+    batch = tokenized.batch(np.arange(count))
+    return Comparison(loaded.model, batch, Pool(embedder.format)).cosine
 
 
 @dataclass

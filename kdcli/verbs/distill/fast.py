@@ -9,6 +9,7 @@ from typing import TypeVar
 from kdcli.deploy.latency import CELLS, Protocol, Subject
 from kdcli.deploy.runners import check_backend
 from kdcli.deploy.untrained import (
+    Compare,
     UntrainedTimes,
     choose_shape,
     is_fast_enough,
@@ -19,7 +20,7 @@ from kdcli.deploy.untrained import (
 from kdcli.disk import RECIPE_FILE
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
-from kdcli.models.choose import check_rows
+from kdcli.models.choose import SHAPE_ROWS, check_rows
 from kdcli.models.grammar import SpeedGoal, goal_of
 from kdcli.models.load import location
 from kdcli.models.model import Model
@@ -97,7 +98,7 @@ def shape_notes(student: StudentSettings | RerankStudentSettings) -> list[str]:
     # Another --to may have replaced the shape of the recipe.
     if _shapes(student) != [chosen.shape]:
         return []
-    compared = [line for line in chosen.measured if "agreement" in line] or chosen.measured
+    compared = [line for line in chosen.measured if "cosine" in line] or chosen.measured
     why = chosen.why or "is fast enough"
     return [
         f"--to {chosen.goal}: {chosen.shape} {why} on {chosen.backend}. Untrained: "
@@ -211,7 +212,10 @@ def _choose(
             lambda subjects: measured_times(subjects, protocol),
         )
 
-    chosen = choose_shape(goal, encoder, measure, lambda: workload.agreement(origin))
+    def compare() -> Compare:
+        return workload.comparison(origin, SHAPE_ROWS).cosine
+
+    chosen = choose_shape(goal, encoder, measure, compare)
     (text,) = _shapes(recipe.student)
     return ChosenShape(
         goal=text, shape=chosen.name, backend=backend, why=chosen.why, measured=chosen.measured

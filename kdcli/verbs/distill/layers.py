@@ -10,7 +10,7 @@ from kdcli.disk import RECIPE_FILE
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import flatten_recipe
 from kdcli.errors import UsageError
-from kdcli.models.choose import measured_layers
+from kdcli.models.choose import ROWS, measured_layers
 from kdcli.models.model import Model
 from kdcli.recipe.resolve import Resolved
 from kdcli.run.context import RunContext
@@ -50,7 +50,7 @@ def with_measured_layers(
         layers = context.session.on_main(
             lambda: (
                 _stored(context)
-                or measured_layers(workload.agreement(teacher), depth, Progress.log)
+                or measured_layers(workload.comparison(teacher, ROWS), depth, Progress.log)
             )
         )
     student = context.recipe.student.model_copy(update={"layers": layers})
