@@ -76,7 +76,7 @@ Compare = Callable[[ModelShape], float]
 """Returns the mean cosine between the vectors of an untrained student and of its teacher."""
 QUARTILE = "the medians left no shape, because the machine was busy: the better quartiles decided"
 """The message when the better quartiles chose the shape."""
-BEST = "has the closest vectors to the teacher's of the candidates that are fast enough"
+BEST = "is closest to the teacher among the candidates that are fast enough"
 MOST = "has the most layers of the widest students that are fast enough"
 
 
@@ -207,7 +207,7 @@ def subject_of(name: str, source: str, backend: str) -> Subject:
 def choose_shape(
     goal: SpeedGoal, teacher: Model, measure: Measure, comparison: Callable[[], Compare]
 ) -> FastShape:
-    """Choose the candidate with the closest vectors to its teacher's among those fast enough.
+    """Choose the student that is closest to its teacher among the candidates fast enough.
 
     One candidate is the student with the most layers of the teacher's width. If even one layer is
     too slow, it has three quarters of the width, and then half of it. The other candidates have

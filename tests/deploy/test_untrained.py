@@ -162,7 +162,7 @@ def test_deeper_students_have_as_many_units_as_are_fast_enough(goal):
         wider = 0.25 + 0.75 * (shape.ffn + step) / 256
         assert 0.5 + shape.layers * layer <= 6.2 < 0.5 + shape.layers * wider
     assert chosen.name == f"7x64:{compared[2].ffn}"
-    assert chosen.why.startswith("has the closest vectors")
+    assert chosen.why.startswith("is closest to the teacher")
     assert chosen.times[chosen.name].ms <= 6.2
     (line,) = [line for line in chosen.measured if line.startswith(chosen.name)]
     assert line.endswith(", cosine 1.000")

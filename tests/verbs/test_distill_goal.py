@@ -158,7 +158,7 @@ def test_the_student_with_the_closest_vectors_is_chosen(name, places, timed, mon
     cosines = {shape: float(facts.rpartition(" ")[2]) for shape, facts in lines}
     assert {shape[:4] for shape in cosines} == {"2x32", "3x32", "4x32"}
     assert cosines[chosen["shape"]] == max(cosines.values())
-    assert "has the closest vectors to the teacher's of the candidates" in said_by(result)
+    assert "is closest to the teacher among the candidates" in said_by(result)
     depth = int(chosen["shape"][0])
     config = json.loads((tmp_path / "out" / "config.json").read_text("utf-8"))
     whole = shape_of(AutoConfig.from_pretrained(places["embedder"])).ffn
