@@ -106,7 +106,7 @@ class FastShape:
 
     @property
     def measured(self) -> list[str]:
-        """What was measured: `3x384: 2.31x, 8.20 ms, cosine 0.775` for each shape."""
+        """The measurements of each shape, such as `3x384: 2.31x, 8.20 ms, cosine 0.775`."""
         lines = []
         for name, times in self.times.items():
             cosine = self.cosines.get(name)

@@ -10,6 +10,7 @@ from kdcli.data.labelled.partition import Partition
 from kdcli.deploy.latency import CELLS, Protocol, Subject, measure_latency
 from kdcli.deploy.untrained import (
     MAX_DEPTHS,
+    QUARTILE,
     UNTIMED,
     Compare,
     UntrainedTimes,
@@ -139,6 +140,8 @@ def measure_untrained(search: Search, model: str, partition: Partition) -> Untra
 
         chosen = choose_shape(goal, loaded, measure_shapes, comparison)
         Progress.log(f"{goal}: {chosen.name} {chosen.why}")
+        if chosen.by_quartile:
+            Progress.log(QUARTILE)
         return {chosen.name: chosen.times[chosen.name]}
 
     shape_times = runner.journal.once(
