@@ -6,7 +6,7 @@ from typing import Any
 
 from kdcli.report.schema import ModelEntry, PublishedRow
 from kdcli.report.tables import AblationRow, published_tables
-from kdcli.report.text import card_shape
+from kdcli.report.text import paper_shape
 
 
 def published_for(
@@ -56,12 +56,12 @@ def published_for(
 
 
 def _shapes(models: Sequence[ModelEntry], role: str | None) -> set[str]:
-    """Return the shapes of the models that have a role, or of all but the teacher."""
+    """Return the papers' shapes among the models of a role, or among all but the teacher."""
     shapes = set()
     for model in models:
         fits = model.role != "teacher" if role is None else model.role == role
-        if fits and model.card is not None:
-            shapes.add(card_shape(model.card))
+        if fits and model.card is not None and (shape := paper_shape(model.card)):
+            shapes.add(shape)
     return shapes
 
 
@@ -75,7 +75,7 @@ def _variants(ablations: Sequence[AblationRow], models: Sequence[ModelEntry]) ->
     for model in variants:
         assert model.card is not None
         same = [row for row in ablations if row["variant"] == model.variant]
-        own = [row for row in same if row["shape"] == card_shape(model.card)]
+        own = [row for row in same if row["shape"] == paper_shape(model.card)]
         for row in own or same[-1:]:
             values: dict[tuple[str, str], dict[str, float]] = {}
             for column, value in row["values"].items():

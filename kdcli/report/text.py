@@ -1,6 +1,7 @@
 """Define the parts of a report, and write numbers and names."""
 
 import enum
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -222,10 +223,24 @@ def count(value: int) -> str:
 
 
 def card_shape(card: Card) -> str:
-    """Return layers and width of a model: `6x384`, or `static:256` for one without layers."""
+    """Return the shape of a model: `6x384`, `6x384:768`, or `static:256` for one without layers.
+
+    A feed-forward width that is four times the hidden width, as in BERT, is not shown.
+    """
     if not card.layers:
         return f"static:{card.hidden}"
-    return f"{card.layers}x{card.hidden}"
+    ffn = "" if card.ffn == 4 * card.hidden else f":{card.ffn}"
+    return f"{card.layers}x{card.hidden}{ffn}"
+
+
+def paper_shape(card: Card) -> str | None:
+    """Return layers and width as the papers write them, or None for other feed-forward widths.
+
+    The papers' models have a feed-forward width of about four times the hidden width: TinyBERT's
+    4x312 has 1,200 units.
+    """
+    is_whole = math.isclose(card.ffn, 4 * card.hidden, rel_tol=0.05)
+    return f"{card.layers}x{card.hidden}" if card.layers and is_whole else None
 
 
 def on_disk(card: Card) -> str:

@@ -96,6 +96,8 @@ def card(**changes: object) -> dict[str, object]:
         "params_transformer": 85_645_056,
     }
     costs = {"params_nonzero": 109_482_240, "multiply_adds": 11_173_625_856, "bytes": 437_951_328}
+    if isinstance(hidden := changes.get("hidden"), int):
+        shape["ffn"] = 4 * hidden
     return {"id": "google-bert/bert-base-uncased"} | shape | params | costs | changes
 
 
@@ -143,8 +145,10 @@ def models_of(role: str, *shapes: str, **fields: object) -> list[ModelEntry]:
     """Models of some shapes, named after them."""
     models = []
     for shape in shapes:
-        layers, hidden = map(int, shape.split("x"))
-        entry = model(role, layers=layers, hidden=hidden, **fields)
+        whole, _, ffn = shape.partition(":")
+        layers, hidden = map(int, whole.split("x"))
+        units = {"ffn": int(ffn)} if ffn else {}
+        entry = model(role, layers=layers, hidden=hidden, **units, **fields)
         models.append(ModelEntry.model_validate(entry | {"name": shape}))
     return models
 

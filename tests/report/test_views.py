@@ -443,8 +443,10 @@ def test_title_names_the_chain(values):
     variants = {
         name: model("student", "teacher", hidden=384, variant=name) for name in ("full", "map-top")
     }
+    narrow = model("student", "teacher", layers=3, hidden=384, ffn=1216)
     values |= {"curve": [], "quality": {}, "latency": []}
     for models, text in (
+        ({"student": narrow}, "3x384:1216"),
         ({"assistant": wide, "student": student}, "12x384 (assistant) → 3x384"),
         ({"assistant": wide}, "12x384"),
         (variants, "12x384 in 2 variants"),

@@ -12,10 +12,10 @@ from kdcli.report.text import (
     ReportTable,
     View,
     bytes_of,
-    card_shape,
     filled,
     names_in,
     number,
+    paper_shape,
 )
 
 PLAIN = {("torch", "fp32"), ("portable", "fp32")}  # backends that change no output
@@ -263,7 +263,7 @@ def published_speedups(report: Report) -> list[ReportSection]:
     if report.focus != "latency":
         return []
     (baseline, card), *others = report.cards.items()
-    if card_shape(card) != BERT_BASE:
+    if paper_shape(card) != BERT_BASE:
         return []
     rows_here = comparable(report)
     measured = {row.model: row.speedup for row in rows_here}
@@ -280,7 +280,7 @@ def published_speedups(report: Report) -> list[ReportSection]:
                 "source": row.source,
             }
             for name, other in others
-            if card_shape(other) == row.shape
+            if paper_shape(other) == row.shape
         ]
     if not rows:
         return []
