@@ -59,12 +59,19 @@ class Comparison:
         teacher: The teacher's encoder.
         rows: The texts, such as `rows_to_compare`. Students are fitted on a quarter of them.
         pooling: How the vector of a text is computed.
+        dtype: The number format in which the models run while students are fitted.
 
     Raises UsageError: there are too few texts.
     """
 
-    def __init__(self, teacher: PreTrainedModel, rows: Batch, pooling: Pooling) -> None:
-        self.teacher, self.pooling = teacher, pooling
+    def __init__(
+        self,
+        teacher: PreTrainedModel,
+        rows: Batch,
+        pooling: Pooling,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.teacher, self.pooling, self.dtype = teacher, pooling, dtype
         count = len(rows["input_ids"])
         check_rows(count)
         is_fitted_B = torch.arange(count) % 4 == 0
@@ -101,7 +108,15 @@ class Comparison:
             student: PreTrainedModel = type(teacher)(
                 student_config(teacher.config, shape, kept)
             ).float()
-        copy_reduced(teacher, student, layout, kept, self.fitted, fit=not layout.shared)
+        copy_reduced(
+            teacher,
+            student,
+            layout,
+            kept,
+            self.fitted,
+            fit=not layout.shared,
+            dtype=self.dtype,
+        )
         return student
 
 

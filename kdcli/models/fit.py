@@ -131,12 +131,14 @@ def fit_to_teacher(
     counterparts: Iterable[Counterpart],
     origins: Mapping[nn.Module, nn.Module],
     sample: Batch,
+    dtype: torch.dtype,
     log: Callable[[str], None] | None = None,
 ) -> None:
     """Fit a student's linears and normalisations to its teacher's outputs for a sample, in place.
 
-    `origins` maps each of the student's layers to the teacher's layer that it replaces. A long fit
-    calls `log` with the number of fitted layers.
+    `origins` maps each of the student's layers to the teacher's layer that it replaces. Both models
+    run in `dtype`; what is fitted is computed in float32 and float64. A long fit calls `log` with
+    the number of fitted layers.
     """
     fit = _Fit(sample)
     layer_of = {module: layer for layer in origins for module in layer.modules()}
@@ -153,7 +155,7 @@ def fit_to_teacher(
             hook = origin.register_forward_pre_hook(keep_input, with_kwargs=True)
             hooks.callback(hook.remove)
         with fit.recording(by_layer.get(None, [])):
-            run_sample(teacher, sample)
+            run_sample(teacher, sample, dtype)
 
     layers, logged = list(origins), time.monotonic()
 
@@ -178,5 +180,5 @@ def fit_to_teacher(
                 else module.register_forward_hook(fit.norm)
             )
             hooks.callback(hook.remove)
-        run_sample(student, sample)
+        run_sample(student, sample, dtype)
     student.train()

@@ -112,8 +112,10 @@ def sum_of_products(x_RI: Tensor, y_RO: Tensor) -> Tensor:
     """Return X'Y, [I, O] float64."""
     parts = zip(*(torch.split(each, ROWS_AT_ONCE) for each in (x_RI, y_RO)), strict=True)
     total_IO = torch.zeros(x_RI.shape[1], y_RO.shape[1], dtype=torch.float64)
-    for x, y in parts:
-        total_IO += x.T @ y
+    # A hook calls this while a model runs in bfloat16.
+    with torch.autocast("cpu", enabled=False):
+        for x, y in parts:
+            total_IO += x.T @ y
     return total_IO
 
 
@@ -131,9 +133,10 @@ def add_products(gram_II: Tensor, x_RI: Tensor) -> None:
     Values below the diagonal have no meaning until the matrix is `mirrored`.
     """
     width = len(gram_II)
-    for begin in range(0, width, CHANNELS_AT_ONCE):
-        end = min(begin + CHANNELS_AT_ONCE, width)
-        gram_II[begin:end, begin:] += x_RI[:, begin:end].T @ x_RI[:, begin:]
+    with torch.autocast("cpu", enabled=False):
+        for begin in range(0, width, CHANNELS_AT_ONCE):
+            end = min(begin + CHANNELS_AT_ONCE, width)
+            gram_II[begin:end, begin:] += x_RI[:, begin:end].T @ x_RI[:, begin:]
 
 
 def mirrored(gram_II: Tensor) -> Tensor:

@@ -120,12 +120,15 @@ def copy_reduced(
     sample: Batch,
     *,
     fit: bool,
+    dtype: torch.dtype = torch.float32,
     log: Callable[[str], None] | None = None,
 ) -> tuple[list[str], Tensor | None]:
     """Fill the parameters of a student of the teacher's type in place.
 
     * `chosen`: the teacher layer (1 ... N) for each student layer.
     * `fit`: also fit the student to the teacher's outputs for the sample.
+    * `dtype`: the number format in which the models run on the sample. Models that mask with the
+      smallest float32 number run in float32.
     * `log`: called with messages about the progress of the fit.
 
     Returns the names of the parameters that could not be filled, and the basis [D, N] of the
@@ -133,6 +136,7 @@ def copy_reduced(
     """
     training = teacher.training
     teacher.eval()
+    dtype = dtype if layout.autocast else torch.float32
     origins = [layout.modules(teacher)[n - 1] for n in chosen]
     # All layers of a model have the same sizes. A shared layer needs its maps only once.
     pairs = dict.fromkeys(zip(origins, layout.modules(student), strict=True))
@@ -149,7 +153,7 @@ def copy_reduced(
         moments = hooks.enter_context(_moments(teacher, layout, origins, sample, letters))
         streams = hooks.enter_context(_streams(teacher, layout, sample)) if narrow < wide else []
         if letters or narrow < wide:
-            run_sample(teacher, sample)
+            run_sample(teacher, sample, dtype)
     basis_DN = components(torch.stack(streams).sum(0), narrow) if streams else None
     maps: dict[int, Maps] = {}
     for origin_layer, layer in pairs:
@@ -179,7 +183,7 @@ def copy_reduced(
     if fit:
         counterparts = _counterparts(teacher, student, origin, basis_DN, maps)
         layers = dict(zip(layout.modules(student), origins, strict=True))
-        fit_to_teacher(teacher, student, counterparts, layers, sample, log)
+        fit_to_teacher(teacher, student, counterparts, layers, sample, dtype, log)
     teacher.train(training)
     return unfilled, basis_DN
 

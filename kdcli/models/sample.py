@@ -57,9 +57,18 @@ def rows_of(text: Examples, count: int, width: int) -> Batch:
     return {name: x[:, :width] for name, x in rows.items()}
 
 
-def run_sample(model: PreTrainedModel, sample: Batch) -> None:
-    """Run a model on a sample, for the hooks on its modules."""
-    model(**{name: x.to(model.device) for name, x in sample.items()})
+def run_sample(model: PreTrainedModel, sample: Batch, dtype: torch.dtype = torch.float32) -> None:
+    """Run a model on a sample, for the hooks on its modules.
+
+    `dtype` is the number format of its products. In float16, states could overflow, so its products
+    stay in float32.
+    """
+    # A hook may change weights, so their bfloat16 copies are not kept.
+    in_bfloat16 = torch.autocast(
+        model.device.type, torch.bfloat16, dtype == torch.bfloat16, cache_enabled=False
+    )
+    with in_bfloat16:
+        model(**{name: x.to(model.device) for name, x in sample.items()})
 
 
 def real_states(x_BLD: Tensor, sample: Batch) -> Tensor:

@@ -109,6 +109,7 @@ def build_student(
     dropout: float | None = None,
     text: Examples | None = None,
     seed: int = 0,
+    dtype: torch.dtype = torch.float32,
     log: Callable[[str], None] | None = None,
 ) -> InitializedStudent:
     """Build a student of a shape from a base encoder.
@@ -121,6 +122,7 @@ def build_student(
     * `dropout`: the rate of every dropout in memory. The saved configuration keeps the teacher's
       rates.
     * `text`: the text to fit on. Without it, nothing is fitted.
+    * `dtype`: the number format in which the models run on that text.
     * `log`: receives a line before the fit, which can take minutes.
 
     A static student has random vectors, whatever `init` is: its table is fitted to vectors of
@@ -157,7 +159,9 @@ def build_student(
     if fit and log is not None:
         read = int(sample["attention_mask"].sum())
         log(f"fitting a {short_name(shape, source)} to the teacher's outputs for {read:,} tokens")
-    unfilled, basis_DN = copy_reduced(teacher, student, layout, chosen, sample, fit=fit, log=log)
+    unfilled, basis_DN = copy_reduced(
+        teacher, student, layout, chosen, sample, fit=fit, dtype=dtype, log=log
+    )
     notes = [f"initialised from teacher layers {', '.join(map(str, chosen))}"]
     if shape.hidden < source.hidden:
         notes[0] += f", width {source.hidden} reduced to {shape.hidden}"

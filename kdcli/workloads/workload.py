@@ -227,6 +227,7 @@ class Workload(ABC):
             dropout=dropout,
             text=self.sample,
             seed=seed,
+            dtype=self.session.compute_dtype,
             log=Progress.log,
         )
 
@@ -244,7 +245,8 @@ class Workload(ABC):
         assert self.sample is not None, "this workload only evaluates"
         encoder = teacher.model.base_model
         texts = rows_to_compare(self.sample, encoder.config, rows)
-        return Comparison(encoder, texts, self.text_pooling(teacher))
+        dtype = self.session.compute_dtype
+        return Comparison(encoder, texts, self.text_pooling(teacher), dtype)
 
     def student(
         self,

@@ -73,3 +73,35 @@ def test_a_narrow_student_needs_two_runs_of_its_teacher_and_says_how_far_it_is(m
     build_student(teacher, narrow, text=CountingRows(width=8), log=lines.append)
     assert len(runs) == 2
     assert lines[1:] == ["0 of 2 layers fitted", "1 of 2 layers fitted"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "format_of_products"),
+    [("bert", torch.bfloat16), ("modernbert", torch.bfloat16), ("deberta", torch.float32)],
+)
+@pytest.mark.parametrize("width", [16, 32])
+@torch.no_grad()
+def test_a_fit_in_bfloat16_is_as_close_to_the_teacher(kind, format_of_products, width):
+    """DeBERTa masks with the smallest float32 number, so it runs in float32."""
+    torch.manual_seed(0)
+    teacher = tiny_encoder(kind, num_hidden_layers=4, initializer_range=0.2).eval()
+    output = linears(layout_for(teacher.config), layout_for(teacher.config).modules(teacher)[3])
+    seen = set()
+    handle = output["D"][0][0].register_forward_hook(lambda _, __, out: seen.add(out.dtype))
+    heads = shape_of(teacher.config).heads * width // 32
+    shape = replace(shape_of(teacher.config), layers=2, hidden=width, heads=heads)
+    rows = CountingRows(width=8)
+    sample = sample_of(rows, teacher.config, None, 1024)
+    in_bfloat16 = build_student(teacher, shape, text=rows, dtype=torch.bfloat16)
+    assert seen == {format_of_products}
+    handle.remove()
+    wanted = teacher(**sample).last_hidden_state[sample["attention_mask"].bool()]
+
+    def unlike(built):
+        states = built.model.eval()(**sample).last_hidden_state[sample["attention_mask"].bool()]
+        kept = wanted if built.basis_DN is None else wanted @ built.basis_DN.float()
+        return float((states - kept).square().mean() / kept.square().mean())
+
+    in_float32 = build_student(teacher, shape, text=rows)
+    assert unlike(in_bfloat16) == pytest.approx(unlike(in_float32), rel=0.05, abs=1e-3)
+    assert unlike(in_bfloat16) < 1

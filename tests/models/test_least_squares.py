@@ -13,6 +13,7 @@ from kdcli.models.least_squares import (
     fit_linear,
     fit_norm,
     second_moments,
+    sum_of_products,
 )
 
 
@@ -94,7 +95,11 @@ def test_an_input_that_is_always_zero_has_a_ridge():
     assert 0 < found[2] < 0.01 * others.max()
 
 
-def test_half_the_products_make_the_second_moments():
+@pytest.mark.parametrize("in_bfloat16", [False, True])
+def test_products_are_summed_in_float32_also_while_models_run_in_bfloat16(in_bfloat16):
     x_RI = torch.randn(9000, CHANNELS_AT_ONCE + 9)
     wanted = x_RI.double().numpy().T @ x_RI.double().numpy()
-    np.testing.assert_allclose(second_moments(x_RI).numpy(), wanted, atol=2e-2)
+    with torch.autocast("cpu", torch.bfloat16, in_bfloat16):
+        half, whole = second_moments(x_RI), sum_of_products(x_RI, x_RI)
+    np.testing.assert_allclose(half.numpy(), wanted, atol=2e-2)
+    np.testing.assert_allclose(whole.numpy(), wanted, atol=2e-2)
