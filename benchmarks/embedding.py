@@ -38,7 +38,7 @@ from kdcli.losses import build_objective
 from kdcli.models.embedder import Pool, save_embedder
 from kdcli.models.grammar import parse_shape
 from kdcli.models.shape import build_student, shape_of
-from kdcli.types import Batch, Job, Schedule, Signals, StepLoss
+from kdcli.types import Batch, Job, Schedule, Signals, Start, StepLoss
 from kdcli.verbs.distill.student import Student
 from kdcli.workloads.embedder import Embedder
 
@@ -62,7 +62,7 @@ def ours(teacher: Embedder, rows: Rows, session: Session, folder: Path) -> float
     """Return the seconds of an epoch of kdcli's engine."""
     shape = shape_of(teacher.model.config)
     to = parse_shape(f"{shape.layers // 2}x{shape.hidden}", shape)
-    built = build_student(teacher.model.base_model, to, dropout=0.0).model
+    built = build_student(teacher.model.base_model, to, Start(dropout=0.0)).model
     objective = build_objective("embedding", {"vectors": "mse"}, shape, to)
     student = Student(built, objective, Pool(teacher.format))
     order = BucketOrder(rows.rows.lengths, BATCH, GROUP, 0)

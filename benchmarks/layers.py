@@ -29,7 +29,7 @@ from kdcli.models.embedder import Pool
 from kdcli.models.sample import rows_of
 from kdcli.models.shape import build_student, shape_of
 from kdcli.run.context import cpu_session
-from kdcli.types import Batch
+from kdcli.types import Batch, Start
 from kdcli.workloads.embedder import Embedder
 
 QUESTIONS = 600
@@ -84,7 +84,7 @@ def main() -> None:
     shape = replace(shape_of(teacher.model.config), layers=options.keep)
     measured: list[dict[str, float]] = []
     for layers in itertools.combinations(range(1, teacher.shape.layers + 1), options.keep):
-        built = build_student(teacher.model, shape, layers=list(layers), text=fitted)
+        built = build_student(teacher.model, shape, Start(layers=list(layers)), text=fitted)
         student = replace(teacher, model=built.model.eval())
 
         def vectors(texts: list[str], student: Embedder = student) -> Tensor:

@@ -29,7 +29,7 @@ from kdcli.losses import build_objective
 from kdcli.models.grammar import parse_shape
 from kdcli.models.shape import build_student, shape_of
 from kdcli.targets.teacher import Teacher
-from kdcli.types import Batch, Job, Schedule, StepLoss
+from kdcli.types import Batch, Job, Schedule, Start, StepLoss
 from kdcli.verbs.distill.student import Student, freeze_unreached
 
 BATCH, LENGTH, CPU = 16, 128, torch.device("cpu")
@@ -54,7 +54,7 @@ def work(steps: int) -> None:
     teacher = BertModel(BertConfig(), add_pooling_layer=False)
     shape = parse_shape("6x384", shape_of(teacher.config))
     objective = build_objective("minilm", {}, shape_of(teacher.config), shape)
-    student = Student(build_student(teacher, shape, dropout=0.0).model, objective)
+    student = Student(build_student(teacher, shape, Start(dropout=0.0)).model, objective)
     students = {"6x384": student}
     freeze_unreached(students, teacher, Text().batch(np.arange(1)))
     frozen = Teacher.frozen("teacher", teacher, objective.teacher_needs, session)

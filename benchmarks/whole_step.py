@@ -36,7 +36,7 @@ from kdcli.models.capture import capture, prepare_teacher
 from kdcli.models.card import multiply_adds
 from kdcli.models.grammar import parse_shape
 from kdcli.models.shape import build_student, shape_of
-from kdcli.types import Needs
+from kdcli.types import Needs, Start
 
 BATCH, LENGTH = 16, 128
 CPU = torch.device("cpu")
@@ -54,7 +54,7 @@ def teacher_and_student(
     torch.manual_seed(0)
     teacher = BertModel(config or BertConfig(), add_pooling_layer=False)
     student = build_student(
-        teacher, parse_shape(shape, shape_of(teacher.config)), dropout=dropout
+        teacher, parse_shape(shape, shape_of(teacher.config)), Start(dropout=dropout)
     ).model
     return teacher.eval().to(device), student.train().to(device)
 

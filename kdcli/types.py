@@ -219,6 +219,31 @@ class ModelShape:
 
 
 @dataclass(frozen=True)
+class Start:
+    """How a student starts from its teacher.
+
+    Attributes:
+        init: `teacher` copies weights and fits them to the teacher's outputs
+            (`kdcli.models.reduce`). `copied` does not fit them. `random` draws them from `seed`, as
+            the model type does.
+        layers: The teacher layers 1 ... N to copy, one per student layer. None selects evenly
+            spaced layers, including the last one.
+        dropout: The rate of every dropout in memory; None keeps the teacher's rates. The saved
+            configuration always keeps them.
+        seed: The seed of random weights.
+    """
+
+    init: str = "teacher"
+    layers: list[int] | None = None
+    dropout: float | None = None
+    seed: int = 0
+
+
+FITTED = Start()
+"""Copies evenly spaced layers and fits them to the teacher's outputs."""
+
+
+@dataclass(frozen=True)
 class Needs:
     """The signals that a loss reads.
 

@@ -25,7 +25,7 @@ from kdcli.models.load import save_model
 from kdcli.models.model import Model
 from kdcli.models.shape import build_student, student_config
 from kdcli.models.training_rows import NO_ROWS
-from kdcli.types import Card, ModelShape
+from kdcli.types import Card, ModelShape, Start
 
 WIDTHS = (1.0, 0.75, 0.5)
 """Shares of the teacher's width that a student may have, in the order in which they are tried."""
@@ -150,7 +150,7 @@ def untrained_student(teacher: Model, shape: ModelShape, seed: int) -> PreTraine
 
     Raises UsageError: the teacher has no student of this shape.
     """
-    return build_student(teacher.model, shape, init="random", seed=seed).model
+    return build_student(teacher.model, shape, Start(init="random", seed=seed)).model
 
 
 def times_of_shapes(

@@ -19,7 +19,7 @@ from kdcli.models.layout import LAYOUTS, layout_for
 from kdcli.models.reduce import copy_reduced
 from kdcli.models.sample import SAMPLE_TOKENS, sample_of
 from kdcli.models.static import as_static
-from kdcli.types import Examples, ModelShape
+from kdcli.types import FITTED, Examples, ModelShape, Start
 
 
 @dataclass(frozen=True)
@@ -103,52 +103,42 @@ def student_config(
 def build_student(
     teacher: PreTrainedModel,
     shape: ModelShape,
+    start: Start = FITTED,
     *,
-    init: str = "teacher",
-    layers: list[int] | None = None,
-    dropout: float | None = None,
     text: Examples | None = None,
-    seed: int = 0,
     dtype: torch.dtype = torch.float32,
     log: Callable[[str], None] | None = None,
 ) -> InitializedStudent:
     """Build a student of a shape from a base encoder.
 
-    * `init`: `teacher` copies weights and fits them to the teacher's outputs
-      (`kdcli.models.reduce`). `copied` does not fit them. `random` draws them from `seed`, as the
-      model type does.
-    * `layers`: the teacher layers 1 ... N to copy, one per student layer. None selects evenly
-      spaced layers, including the last one.
-    * `dropout`: the rate of every dropout in memory. The saved configuration keeps the teacher's
-      rates.
     * `text`: the text to fit on. Without it, nothing is fitted.
     * `dtype`: the number format in which the models run on that text.
     * `log`: receives a line before the fit, which can take minutes.
 
-    A static student has random vectors, whatever `init` is: its table is fitted to vectors of
+    A static student has random vectors, whatever `start.init` is: its table is fitted to vectors of
     texts, which this function does not have.
 
-    Raises UsageError if the architecture cannot have the shape, or if `layers` has the wrong length
-    or names a layer that the teacher lacks.
+    Raises UsageError if the architecture cannot have the shape, or if `start.layers` has the wrong
+    length or names a layer that the teacher lacks.
     """
     if shape.is_static:
         table_VD = torch.randn(teacher.config.vocab_size, shape.hidden)
         return InitializedStudent(as_static(table_VD), ["random token vectors"])
     source = shape_of(teacher.config)
-    chosen = layers or evenly_spaced_layers(source.layers, shape.layers)
+    chosen = start.layers or evenly_spaced_layers(source.layers, shape.layers)
     if len(chosen) != shape.layers or not all(1 <= n <= source.layers for n in chosen):
         allowed = f"{shape.layers} of the teacher's layers 1 to {source.layers}"
         raise UsageError(f"student.layers {chosen} must name {allowed}")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(start.seed)
         student = type(teacher)(student_config(teacher.config, shape, chosen)).float()
-    if dropout is not None:
-        set_dropout(student, dropout)
-    if init == "random":
+    if start.dropout is not None:
+        set_dropout(student, start.dropout)
+    if start.init == "random":
         return InitializedStudent(student, ["initialised at random"])
     # The student's layers that share one module would each fit the same weights.
     fit = (
-        init == "teacher"
+        start.init == "teacher"
         and text is not None
         and shape != source
         and not layout_for(teacher.config).shared

@@ -43,7 +43,17 @@ from kdcli.targets.targets import (
     stored_signals,
 )
 from kdcli.targets.teacher import Teacher
-from kdcli.types import Array, Batch, Examples, ModelShape, Needs, Objective, RowHashes, Signals
+from kdcli.types import (
+    Array,
+    Batch,
+    Examples,
+    ModelShape,
+    Needs,
+    Objective,
+    RowHashes,
+    Signals,
+    Start,
+)
 from kdcli.workloads.agreement import TeacherAgreement, vectors_of_texts
 from kdcli.workloads.embedder import Embedder, cosines
 from kdcli.workloads.embedding_texts import (
@@ -290,13 +300,10 @@ class EmbeddingWorkload(Workload):
         self,
         teacher: Model,
         shape: ModelShape,
-        *,
-        init: str = "teacher",
-        layers: list[int] | None = None,
-        seed: int = 0,
+        start: Start,
     ) -> Model:
         # Vectors need no head.
-        return self.student(teacher, shape, init=init, layers=layers, seed=seed)
+        return self.student(teacher, shape, start)
 
     def vectors_of(
         self, teacher: Embedder, tokens: TokenizedRows, *, dry_run: bool, stored: bool = True

@@ -52,6 +52,7 @@ from kdcli.types import (
     Needs,
     RowHashes,
     Signals,
+    Start,
     StepLoss,
     Term,
 )
@@ -330,11 +331,7 @@ class LabelledWorkload(Workload):
         self,
         teacher: Model,
         shape: ModelShape,
-        *,
-        init: str = "teacher",
-        layers: list[int] | None = None,
-        dropout: float | None = None,
-        seed: int = 0,
+        start: Start,
     ) -> InitializedStudent:
         if shape.is_static:
             return static_classifier(
@@ -343,12 +340,10 @@ class LabelledWorkload(Workload):
                 self.data.task,
                 shape.hidden,
                 self.session,
-                init=init,
-                seed=seed,
+                init=start.init,
+                seed=start.seed,
             )
-        return super().make_student(
-            teacher, shape, init=init, layers=layers, dropout=dropout, seed=seed
-        )
+        return super().make_student(teacher, shape, start)
 
     def save(self, model: Model, folder: Path, rows: RowHashes) -> None:
         # Users of the saved model must truncate rows at the length that it was trained with.

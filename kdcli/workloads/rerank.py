@@ -51,6 +51,7 @@ from kdcli.types import (
     RowHashes,
     Schedule,
     Signals,
+    Start,
     StepLoss,
     Term,
 )
@@ -209,10 +210,7 @@ class RerankWorkload(Workload):
         self,
         origin: Model,
         shape: ModelShape,
-        *,
-        init: str = "teacher",
-        layers: list[int] | None = None,
-        seed: int = 0,
+        start: Start,
     ) -> Model:
         """Make a cross-encoder from another one.
 
@@ -221,24 +219,27 @@ class RerankWorkload(Workload):
         Args:
             origin: the cross-encoder that the student is made from.
             shape: the student's shape.
-            init: how the student's weights start.
-            layers: layers of `origin` to copy; None for evenly spaced layers.
-            seed: seed for random weights.
+            start: how the student's weights start.
 
         Raises:
             UsageError: the student cannot have this shape, initialisation or choice of layers.
         """
         full = origin.shape
-        if shape == full and init != "random":
+        if shape == full and start.init != "random":
             network = copy.deepcopy(origin.model)
             return replace(origin, model=network, tokenizer=copy.deepcopy(origin.tokenizer))
-        built = self.make_student(origin, shape, init=init, layers=layers, seed=seed)
+        built = self.make_student(origin, shape, start)
         trusted = self.session.trust_remote_code
         config = copy.deepcopy(built.model.config)
         model = with_new_head(
-            built.model, config, RERANK_TASK, seed, source=origin.source, trust_remote_code=trusted
+            built.model,
+            config,
+            RERANK_TASK,
+            start.seed,
+            source=origin.source,
+            trust_remote_code=trusted,
         )
-        if init != "random" and shape.hidden == full.hidden:
+        if start.init != "random" and shape.hidden == full.hidden:
             inside = f"{model.base_model_prefix}."
             weights = origin.model.state_dict().items()
             head = {name: x for name, x in weights if not name.startswith(inside)}

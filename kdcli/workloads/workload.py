@@ -58,6 +58,7 @@ from kdcli.types import (
     RowHashes,
     Schedule,
     Signals,
+    Start,
 )
 from kdcli.workloads.plan import Plan
 from kdcli.workloads.scores import RESAMPLES, EvaluationResult, ModelScores, compare
@@ -198,11 +199,7 @@ class Workload(ABC):
         self,
         teacher: Model,
         shape: ModelShape,
-        *,
-        init: str = "teacher",
-        layers: list[int] | None = None,
-        dropout: float | None = None,
-        seed: int = 0,
+        start: Start,
     ) -> InitializedStudent:
         """Make a student encoder from a teacher's encoder.
 
@@ -211,10 +208,7 @@ class Workload(ABC):
         Args:
             teacher: the model that the student is made from.
             shape: the student's shape.
-            init: how the student's weights start.
-            layers: teacher layers to copy; None for evenly spaced layers.
-            dropout: the student's dropout; None keeps the teacher's.
-            seed: seed for random weights.
+            start: how the student's weights start.
 
         Raises:
             UsageError: the student cannot have this shape, initialisation or choice of layers.
@@ -222,11 +216,8 @@ class Workload(ABC):
         return build_student(
             teacher.model.base_model,
             shape,
-            init=init,
-            layers=layers,
-            dropout=dropout,
+            start,
             text=self.sample,
-            seed=seed,
             dtype=self.session.compute_dtype,
             log=Progress.log,
         )
@@ -252,37 +243,29 @@ class Workload(ABC):
         self,
         origin: Model,
         shape: ModelShape,
-        *,
-        init: str = "teacher",
-        layers: list[int] | None = None,
-        seed: int = 0,
+        start: Start,
     ) -> Model:
         """Make a complete student, including any head that this workload needs.
 
         Args:
             origin: the model that the student is made from.
             shape: the student's shape.
-            init: how the student's weights start.
-            layers: layers of `origin` to copy; None for evenly spaced layers.
-            seed: seed for random weights.
+            start: how the student's weights start.
 
         Raises:
             UsageError: the student cannot have this shape, initialisation or choice of layers.
         """
-        built = self.make_student(origin, shape, init=init, layers=layers, seed=seed)
+        built = self.make_student(origin, shape, start)
         with tempfile.TemporaryDirectory() as aside:
             save_model(built.model, origin.tokenizer, Path(aside), origin.rows)
-            student = self.load(aside, head=TaskHeadSettings(), seed=seed)
+            student = self.load(aside, head=TaskHeadSettings(), seed=start.seed)
         return replace(student, source=origin.source)
 
     def fitted_student(
         self,
         teacher: Model,
         shape: ModelShape,
-        *,
-        init: str = "teacher",
-        layers: list[int] | None = None,
-        seed: int = 0,
+        start: Start,
     ) -> Model:
         """Make a complete student that is used without training; see `student`.
 
@@ -292,13 +275,15 @@ class Workload(ABC):
             UsageError: the student cannot be made, or the teacher has no head to fit it to.
         """
         check_head(teacher)
-        built = self.make_student(teacher, shape, init=init, layers=layers, seed=seed)
+        built = self.make_student(teacher, shape, start)
         for note in built.notes:
             Progress.log(note)
         assert self.sample is not None
         # A table of token vectors is fitted on the device.
         teacher.model.cpu()
-        return student_with_fitted_head(teacher, built, self.sample, init=init, seed=seed)
+        return student_with_fitted_head(
+            teacher, built, self.sample, init=start.init, seed=start.seed
+        )
 
     def targets(
         self,

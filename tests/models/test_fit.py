@@ -12,6 +12,7 @@ from kdcli.models.layout import LAYOUTS, layout_for, linears
 from kdcli.models.least_squares import BIAS_RIDGE, LEAST_SHARE
 from kdcli.models.sample import sample_of
 from kdcli.models.shape import build_student, shape_of
+from kdcli.types import Start
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ def test_each_layer_reproduces_its_teachers_outputs_from_the_students_input(kind
     tokens = fit.tokens_to_fit(teacher, layout, 2)
     sample = sample_of(CountingRows(width=8), teacher.config, None, tokens)
     student = build_student(
-        teacher, replace(source, layers=2), layers=[2, 4], text=CountingRows(width=8)
+        teacher, replace(source, layers=2), Start(layers=[2, 4]), text=CountingRows(width=8)
     ).model.eval()
     down = [linears(layout, layer)["D"][0][0] for layer in layout.modules(student)]
     origins = [linears(layout, layout.modules(teacher)[n])["D"][0][0] for n in (1, 3)]

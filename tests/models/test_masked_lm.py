@@ -13,7 +13,7 @@ from kdcli.models.layout import LAYOUTS, layout_for
 from kdcli.models.load import save_model
 from kdcli.models.masked_lm import load_masked_lm, student_with_head
 from kdcli.models.shape import build_student, shape_of
-from kdcli.types import IGNORED, Needs
+from kdcli.types import IGNORED, Needs, Start
 
 TYPES = sorted(set(LAYOUTS) - {"splinter"})  # it was pre-trained to find spans
 FRESH = {"mobilebert": ["cls.predictions.dense.weight"]}
@@ -130,7 +130,7 @@ def test_a_student_runs_under_its_teachers_head_and_reloads(model, text, tmp_pat
     if kind == "mobilebert" and text == "2x24@4":
         pytest.skip("its attention is as wide as its bottleneck")
     shape = parse_shape(text, shape_of(model.config))
-    built = build_student(model.base_model, shape, dropout=0.25)
+    built = build_student(model.base_model, shape, Start(dropout=0.25))
     words = built.model.get_input_embeddings().weight
     made = student_with_head(model, built)
     student = made.model
@@ -187,7 +187,7 @@ def test_a_narrower_head_has_the_basis_of_the_narrower_encoder():
 def test_a_random_head_is_a_function_of_its_seed():
     teacher = tiny_masked_lm("bert")
     shape = parse_shape("1x32", shape_of(teacher.config))
-    built = [build_student(teacher.base_model, shape, init="random") for _ in range(3)]
+    built = [build_student(teacher.base_model, shape, Start(init="random")) for _ in range(3)]
     made = [
         student_with_head(teacher, x, init="random", seed=seed)
         for x, seed in zip(built, (1, 1, 2), strict=True)

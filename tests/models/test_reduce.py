@@ -17,7 +17,7 @@ from kdcli.models.grammar import parse_shape
 from kdcli.models.layout import LAYOUTS, layout_for, linears
 from kdcli.models.sample import sample_of
 from kdcli.models.shape import build_student, shape_of
-from kdcli.types import Needs
+from kdcli.types import Needs, Start
 
 
 def test_components_fall_in_weight_and_have_one_sign():
@@ -123,7 +123,7 @@ def test_only_the_moments_that_decide_something_are_computed(kind, shape, letter
     calls, compute = [], reduce._moments
     monkeypatch.setattr(reduce, "_moments", lambda *given: calls.append(given) or compute(*given))
     teacher = tiny_encoder(kind)
-    build_student(teacher, parse_shape(shape, shape_of(teacher.config)), init="copied")
+    build_student(teacher, parse_shape(shape, shape_of(teacher.config)), Start(init="copied"))
     assert [given[-1] for given in calls] == [letters]
 
 
@@ -146,7 +146,9 @@ def test_a_head_of_convbert_comes_from_one_head(heads, monkeypatch):
     monkeypatch.setattr(
         reduce, "_head_maps", lambda *given: bases.append(choose(*given)) or bases[-1]
     )
-    build_student(teacher, parse_shape(f"2x24@{heads}", shape_of(teacher.config)), init="copied")
+    build_student(
+        teacher, parse_shape(f"2x24@{heads}", shape_of(teacher.config)), Start(init="copied")
+    )
     assert len(bases) == 2
     for basis_EN in (basis_EN for layer in bases for basis_EN in layer):
         # ConvBERT has half as many heads as its configuration says, 6 of 4 dimensions here.
@@ -231,7 +233,7 @@ def test_the_heads_that_contribute_most_are_kept(kind):
         idle = [a for a in range(4) if a not in heads]
         linears(layout, layer)["O"][0][0].weight.view(32, 4, 8)[:, idle] *= 1e-3
     shape = parse_shape(f"{len(kept)}x16@2", shape_of(teacher.config))
-    built = build_student(teacher, shape, init="copied")
+    built = build_student(teacher, shape, Start(init="copied"))
     for heads, (wide, narrow) in zip(kept, attentions(teacher, built), strict=True):
         wide_q, wide_k, wide_v, wide_o = (x[heads] for x in (*wide[:3], wide[3].transpose(0, 1)))
         expected = outputs_of(wide_v, wide_o.transpose(0, 1))
@@ -304,7 +306,7 @@ def test_values_in_a_part_of_each_head_are_kept(kind):
             torch.einsum("dak,akj->daj", output.weight.view(32, 4, 8), project_AKK).flatten(1)
         )
     shape = parse_shape(f"{len(layout.modules(teacher))}x16", shape_of(teacher.config))
-    built = build_student(teacher, shape, init="copied")
+    built = build_student(teacher, shape, Start(init="copied"))
     for wide, narrow in attentions(teacher, built):
         torch.testing.assert_close(outputs_of(*narrow[2:]), outputs_of(*wide[2:]), **CLOSE)
 
@@ -339,7 +341,9 @@ def test_narrower_heads_have_their_teachers_attention_scores(kind, monkeypatch):
         # Half of each head's dimensions are idle, so a student's head can hold all others.
         for letter in "QK":
             linears(layout, layer)[letter][0][0].weight.view(-1, 8, 32)[:, 4:] = 0
-    built = build_student(teacher, parse_shape("2x16", shape_of(teacher.config)), init="copied")
+    built = build_student(
+        teacher, parse_shape("2x16", shape_of(teacher.config)), Start(init="copied")
+    )
     for wide, narrow in attentions(teacher, built):
         forms_ADD = [q.mT @ k / math.sqrt(q.shape[1]) for q, k in (wide[:2], narrow[:2])]
         torch.testing.assert_close(*forms_ADD, **CLOSE)
@@ -363,7 +367,7 @@ def test_rotary_heads_keep_the_pairs_whose_frequencies_the_student_has(kind):
     # Two of the student's heads share one of the teacher's heads: q and k have the same pairs, and
     # each has one half of v.
     shape = parse_shape(f"{teacher.config.num_hidden_layers}x32@8", shape_of(teacher.config))
-    student = build_student(teacher, shape, init="copied").model.eval()
+    student = build_student(teacher, shape, Start(init="copied")).model.eval()
     for layer in layout.modules(teacher):
         # Each pair of the student also stands for its idle neighbour.
         linear, rows = linears(layout, layer)["Q"][0]
@@ -392,7 +396,9 @@ def test_a_wider_rotary_head_has_the_pairs_of_several_heads():
 def test_rotated_values_keep_the_pairs_of_q_and_k():
     torch.manual_seed(0)
     teacher = tiny_encoder("roformer", initializer_range=0.3, rotary_value=True).eval()
-    built = build_student(teacher, parse_shape("2x16", shape_of(teacher.config)), init="copied")
+    built = build_student(
+        teacher, parse_shape("2x16", shape_of(teacher.config)), Start(init="copied")
+    )
     kept = [0, 1, 4, 5]
     for wide, narrow in attentions(teacher, built):
         torch.testing.assert_close(narrow[2], wide[2][:, kept], **CLOSE)
@@ -420,7 +426,9 @@ def test_what_is_left_out_keeps_its_mean(shape):
             layer.attention.self.value.bias[rows] = 0.3
     sample = sample_of(None, teacher.config, None)
     real = sample["attention_mask"].bool()
-    built = build_student(teacher, parse_shape(shape, shape_of(teacher.config)), init="copied")
+    built = build_student(
+        teacher, parse_shape(shape, shape_of(teacher.config)), Start(init="copied")
+    )
     basis_DN = torch.eye(32).double() if built.basis_DN is None else built.basis_DN
     kept_E = torch.ones(32).bool()
     if shape.endswith("@2"):
@@ -451,7 +459,7 @@ def test_a_layer_without_biases_keeps_the_units_that_are_large():
         layer.mlp.Wo.register_forward_hook(lambda _, args, __: inputs.append(args[0]))
     shape = parse_shape("4x32:96", shape_of(teacher.config))
     sample = sample_of(None, teacher.config, None)
-    student = build_student(teacher, shape, init="copied").model
+    student = build_student(teacher, shape, Start(init="copied")).model
     inputs.clear()
     teacher(**sample)
     for weight_DF, x_BLF, narrow in zip(down_DF, inputs, student.layers, strict=True):
@@ -494,7 +502,7 @@ def test_a_narrower_student_starts_near_its_teacher_in_that_basis(kind):
     to = parse_shape(f"{shape.layers}x24", shape)
     built, drawn = (
         build_student(teacher, to, text=CountingRows(width=8)),
-        build_student(teacher, to, init="random"),
+        build_student(teacher, to, Start(init="random")),
     )
     batch, last = padded_batch(teacher), shape.layers
     needs = Needs(hidden=frozenset({last}))

@@ -10,7 +10,7 @@ from kdcli.errors import UsageError
 from kdcli.models.grammar import parse_shape
 from kdcli.models.layout import layout_for, linears
 from kdcli.models.shape import build_student, shape_of
-from kdcli.types import ModelShape
+from kdcli.types import ModelShape, Start
 
 TEACHER = ModelShape(12, 768, 3072, 12)
 
@@ -124,7 +124,8 @@ def test_a_student_is_a_function_of_its_teacher_or_its_seed_alone(init, same):
     teacher = tiny_encoder("bert")
     before = torch.get_rng_state()
     one, two, other = (
-        build_student(teacher, ModelShape(1, 16, 64, 2), init=init, seed=s).model for s in (0, 0, 1)
+        build_student(teacher, ModelShape(1, 16, 64, 2), Start(init=init, seed=s)).model
+        for s in (0, 0, 1)
     )
     assert torch.equal(before, torch.get_rng_state())
     assert_same_state(one, two)
@@ -167,11 +168,13 @@ def test_a_narrow_student_has_one_basis_of_the_residual_stream_everywhere():
 
 
 def test_dropout_is_set_for_training_and_not_saved():
-    student = build_student(tiny_encoder("bert"), ModelShape(1, 32, 128, 4), dropout=0.0).model
+    student = build_student(
+        tiny_encoder("bert"), ModelShape(1, 32, 128, 4), Start(dropout=0.0)
+    ).model
     assert {m.p for m in student.modules() if isinstance(m, torch.nn.Dropout)} == {0.0}
     assert student.config.hidden_dropout_prob == 0.1
 
 
 def test_layers_to_copy_are_checked():
     with pytest.raises(UsageError, match="must name 2 of the teacher's layers 1 to 2"):
-        build_student(tiny_encoder("bert"), ModelShape(2, 32, 128, 4), layers=[1, 3])
+        build_student(tiny_encoder("bert"), ModelShape(2, 32, 128, 4), Start(layers=[1, 3]))

@@ -22,7 +22,7 @@ from transformers import (
 from kdcli.errors import UsageError
 from kdcli.metrics.bootstrap import paired_bootstrap
 from kdcli.recipe.sections import KdSettings
-from kdcli.types import Needs
+from kdcli.types import Needs, Start
 from kdcli.workloads import open_workload
 from kdcli.workloads.requests import WorkloadRequest
 from kdcli.workloads.settings import FinetuneTrainSettings, LabelledSettings, TaskHeadSettings
@@ -281,7 +281,7 @@ def test_a_saved_model_is_the_same_model(workload, tmp_path):
 def test_a_student_of_another_shape_is_made(workload):
     shape = workload.model.shape
     small = type(shape)(1, 16, 32, 4)
-    student = workload.make_student(workload.model, small, seed=3)
+    student = workload.make_student(workload.model, small, Start(seed=3))
     assert (student.model.config.num_hidden_layers, student.model.config.hidden_size) == (1, 16)
 
 
@@ -289,7 +289,7 @@ def test_a_static_student_has_its_teachers_outputs(workload, tmp_path):
     if not workload.case.static:
         pytest.skip("a static student has no outputs of this kind")
     teacher = workload.model
-    student = workload.fitted_student(teacher, type(teacher.shape)(0, 8, 0, 1), seed=3)
+    student = workload.fitted_student(teacher, type(teacher.shape)(0, 8, 0, 1), Start(seed=3))
     assert str(student.shape) == "static:8"
     assert student.tokenizer is not teacher.tokenizer
     workload.save(student, tmp_path / "saved", workload.rows)

@@ -29,7 +29,7 @@ from kdcli.models.load import load_config, load_encoder, load_tokenizer, save_mo
 from kdcli.models.masked_lm import load_masked_lm, student_with_head
 from kdcli.models.model import Model
 from kdcli.models.training_rows import all_rows
-from kdcli.types import ModelShape, RowHashes
+from kdcli.types import ModelShape, RowHashes, Start
 from kdcli.verbs.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
 from kdcli.workloads.task_models import check_vocabulary
 from kdcli.workloads.workload import Workload
@@ -85,7 +85,7 @@ def load_task_pair(recipe: CotrainTaskRecipe, workload: Workload) -> ModelPair:
         else:
             base = load_encoder(recipe.base or str(recipe.teacher), trust_remote_code=trusted)
             shape = parse_shape(source, base.shape)
-            built = workload.make_student(base, shape, seed=2 * seed + number)
+            built = workload.make_student(base, shape, Start(seed=2 * seed + number))
             notes += [f"{role}: {note}" for note in built.notes]
             with tempfile.TemporaryDirectory() as aside:
                 save_model(built.model, base.tokenizer, Path(aside), base.rows)
@@ -250,7 +250,7 @@ def _remapped(
     ):
         # Two copies of the same layers would only differ by their dropout.
         layers = [max(1, n - 1) for n in forms.evenly_spaced_layers(above.layers, shape.layers)]
-    built = forms.build_student(community.model.base_model, shape, layers=layers, seed=seed)
+    built = forms.build_student(community.model.base_model, shape, Start(layers=layers, seed=seed))
     student = student_with_head(community.model, built, seed=seed)
     return student.model.eval(), "; ".join(student.notes)
 

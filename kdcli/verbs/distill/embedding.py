@@ -47,7 +47,7 @@ from kdcli.verbs.distill.basis import projected
 from kdcli.verbs.distill.embedding_checks import check_signals
 from kdcli.verbs.distill.fast import shape_notes, with_shape
 from kdcli.verbs.distill.held_out import held_out_losses
-from kdcli.verbs.distill.layers import with_measured_layers
+from kdcli.verbs.distill.layers import start_of, with_measured_layers
 from kdcli.verbs.distill.plan import student_shapes
 from kdcli.verbs.distill.recipes import RATE_WIDTH, at_width
 from kdcli.verbs.distill.router import ROUTER, check_router, save_router
@@ -309,15 +309,8 @@ class EmbeddingDistillation:
 
     def _initialized(self, to: ModelShape) -> InitializedStudent:
         recipe = self.context.recipe
-        student = recipe.student
-        return self.workload.make_student(
-            self.origin,
-            to,
-            init=student.init,
-            layers=student.copied,
-            dropout=student.dropout,
-            seed=recipe.train.seed,
-        )
+        start = start_of(recipe.student, recipe.train.seed)
+        return self.workload.make_student(self.origin, to, start)
 
     def _save_router(self, name: str, student: Student, fmt: EmbeddingFormat) -> None:
         queries = Embedder(student.encoder, self.origin.tokenizer, "", format=fmt)

@@ -1,4 +1,4 @@
-"""Choose the teacher layers of `student.layers: measured`, and put them in a run's recipe."""
+"""How a student starts, and the choice of layers for `student.layers: measured`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,16 @@ from kdcli.models.choose import ROWS, measured_layers
 from kdcli.models.model import Model
 from kdcli.recipe.resolve import Resolved
 from kdcli.run.context import RunContext
-from kdcli.verbs.distill.settings import DistillRecipe, TaskDistillRecipe
+from kdcli.types import Start
+from kdcli.verbs.distill.settings import DistillRecipe, StudentSettings, TaskDistillRecipe
 from kdcli.workloads.workload import Workload
 
 RecipeT = TypeVar("RecipeT", DistillRecipe, TaskDistillRecipe)
+
+
+def start_of(student: StudentSettings, seed: int) -> Start:
+    """Return how the student of a recipe starts, once its layers are chosen."""
+    return Start(student.init, student.copied, student.dropout, seed)
 
 
 def with_measured_layers(

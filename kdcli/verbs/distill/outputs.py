@@ -30,9 +30,9 @@ from kdcli.run.context import RunContext
 from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import Run, Stage, StageJob, run_command
 from kdcli.targets.targets import StorePlace
-from kdcli.types import Job, Needs, Outcome, Schedule, task_title
+from kdcli.types import Job, Needs, Outcome, Schedule, Start, task_title
 from kdcli.verbs.distill.fast import check_goal, check_untrained, shape_notes, with_shape
-from kdcli.verbs.distill.layers import with_measured_layers
+from kdcli.verbs.distill.layers import start_of, with_measured_layers
 from kdcli.verbs.distill.recipes import SOFT_TARGETS
 from kdcli.verbs.distill.settings import StudentSettings, TaskDistillRecipe
 from kdcli.workloads import open_workload
@@ -233,9 +233,8 @@ def _prepare_reranker(context: RunContext[RerankRecipe]) -> Run:
 
     def make() -> Model:
         make_student = workload.student if recipe.train.trains else workload.fitted_student
-        made = make_student(
-            origin, shape, init=student.init, layers=student.layers, seed=recipe.train.seed
-        )
+        start = Start(student.init, student.layers, seed=recipe.train.seed)
+        made = make_student(origin, shape, start)
         if teacher is not None:
             set_activation(made.model, activation_taught_by(teacher))
         return made
@@ -292,9 +291,7 @@ def prepare_outputs(context: RunContext[TaskDistillRecipe]) -> Run:
 
     def make() -> Model:
         make_student = workload.student if recipe.train.trains else workload.fitted_student
-        made = make_student(
-            origin, shape, init=student.init, layers=student.copied, seed=recipe.train.seed
-        )
+        made = make_student(origin, shape, start_of(student, recipe.train.seed))
         if student.dropout is not None:
             set_dropout(made.model, student.dropout)
         return made

@@ -37,6 +37,7 @@ from kdcli.types import (
     Outcome,
     RowHashes,
     Schedule,
+    Start,
     task_title,
 )
 from kdcli.verbs.distill.augment import WordSource, augmented
@@ -301,13 +302,8 @@ class TaskDistillation:
         """Make the student that is not trained. Scoring may have moved its teacher."""
         teacher = self.teachers[0]
         teacher.model.cpu()
-        return workload.fitted_student(
-            teacher,
-            self.shape,
-            init=self._init,
-            layers=self.recipe.student.copied,
-            seed=self.recipe.train.seed,
-        )
+        start = Start(self._init, self.recipe.student.copied, seed=self.recipe.train.seed)
+        return workload.fitted_student(teacher, self.shape, start)
 
     def build_undistilled(self) -> StageJob:
         """Build the stage that fine-tunes the same student without a teacher.
@@ -408,13 +404,8 @@ class TaskDistillation:
         encoder = load_encoder(teacher.source, trust_remote_code=trusted)
         # The stage on text measures the layers of its own student, which a copy only stands in for.
         layers = None if student.layers == "measured" else student.copied
-        built = self.workload.make_student(
-            encoder,
-            self.shape,
-            init=self._init,
-            layers=layers,
-            seed=self.recipe.train.seed,
-        )
+        start = Start(self._init, layers, seed=self.recipe.train.seed)
+        built = self.workload.make_student(encoder, self.shape, start)
         for note in built.notes:
             Progress.log(f"{STUDENT}: {note}")
         save_model(built.model, self.reader.tokenizer, folder, teacher.rows)

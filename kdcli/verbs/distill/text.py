@@ -44,7 +44,7 @@ from kdcli.targets.targets import LiveTargets, targets_of
 from kdcli.types import Card, ModelShape, Outcome
 from kdcli.verbs.distill.fast import shape_notes, with_shape
 from kdcli.verbs.distill.held_out import held_out_losses
-from kdcli.verbs.distill.layers import with_measured_layers
+from kdcli.verbs.distill.layers import start_of, with_measured_layers
 from kdcli.verbs.distill.plan import (
     Planned,
     assistant_recipe,
@@ -320,15 +320,8 @@ class StudentGroup:
         self, recipe: DistillRecipe, teacher: Model, shape: ModelShape
     ) -> InitializedStudent:
         """Make the encoder of a student before training."""
-        student = recipe.student
-        return self.whole.workload.make_student(
-            teacher,
-            shape,
-            init=student.init,
-            layers=student.copied,
-            dropout=student.dropout,
-            seed=recipe.train.seed,
-        )
+        start = start_of(recipe.student, recipe.train.seed)
+        return self.whole.workload.make_student(teacher, shape, start)
 
     def _build_students(self, teacher: Model) -> dict[str, Student]:
         """Build every student and freeze the weights that its loss does not reach."""

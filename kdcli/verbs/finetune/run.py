@@ -20,6 +20,7 @@ from kdcli.report.schema import RunRow, Selection
 from kdcli.run.context import RunContext
 from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import Run, Stage, run_command
+from kdcli.types import Start
 from kdcli.workloads import open_workload
 from kdcli.workloads.finetuning import drop_weights, finetune_stage, request_of, selected_report
 from kdcli.workloads.predictions import summed_up
@@ -234,6 +235,5 @@ def reranker_student(workload: RerankWorkload, origin: Model, recipe: RerankReci
     """Make the model that the training starts from, in the recipe's shape."""
     student, full = recipe.student, origin.shape
     shape = full if student.to is None else parse_shape(student.to, full)
-    return workload.student(
-        origin, shape, init=student.init, layers=student.layers, seed=recipe.train.seed
-    )
+    start = Start(student.init, student.layers, seed=recipe.train.seed)
+    return workload.student(origin, shape, start)
