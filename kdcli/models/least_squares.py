@@ -36,13 +36,22 @@ class Inputs:
     @cached_property
     def ridge_I(self) -> Tensor:
         """The ridge of each column, float64."""
-        parts = torch.split(self.x_RI, ROWS_AT_ONCE)
-        squares_I = torch.stack([part.double().square().sum(0) for part in parts]).sum(0)
+        squares_I = self._squares_I
         inputs_I = squares_I[:-1] if self.has_bias else squares_I
         ridge_I = self.ridge * inputs_I.clamp(min=float(LEAST_SHARE * inputs_I.mean()))
         if self.has_bias:
             ridge_I = torch.cat([ridge_I, BIAS_RIDGE * squares_I[-1:]])
         return ridge_I.clamp(min=TINY)
+
+    @cached_property
+    def _squares_I(self) -> Tensor:
+        """The sum of squares of each column, float64."""
+        return self.x_RI.double().square().sum(0) if self.is_wide else self._gram_II.diagonal()
+
+    @cached_property
+    def _gram_II(self) -> Tensor:
+        """X'X, float64."""
+        return second_moments(self.x_RI)
 
     @property
     def is_wide(self) -> bool:
@@ -58,8 +67,7 @@ class Inputs:
             gram = scaled_RI @ scaled_RI.T
             gram.diagonal().add_(1)
         else:
-            gram = second_moments(self.x_RI)
-            gram.diagonal().add_(self.ridge_I)
+            gram = self._gram_II + torch.diag(self.ridge_I)
         factor: Tensor = torch.linalg.cholesky(gram)
         return factor
 
