@@ -218,7 +218,7 @@ class Workload(ABC):
             shape,
             start,
             text=self.sample,
-            dtype=self.session.compute_dtype,
+            dtype=self._dtype_of_fit(teacher),
             log=Progress.log,
         )
 
@@ -236,8 +236,17 @@ class Workload(ABC):
         assert self.sample is not None, "this workload only evaluates"
         encoder = teacher.model.base_model
         texts = rows_to_compare(self.sample, encoder.config, rows)
-        dtype = self.session.compute_dtype
+        dtype = self._dtype_of_fit(teacher)
         return Comparison(encoder, texts, self.text_pooling(teacher), dtype)
+
+    def _dtype_of_fit(self, teacher: Model) -> torch.dtype:
+        """Return the number format in which a teacher and its student run while they are fitted.
+
+        A teacher that is still on the CPU runs in float32 there if the session's format was chosen
+        for another device.
+        """
+        is_chosen_for = teacher.model.device.type == self.session.device.type
+        return self.session.compute_dtype if is_chosen_for else torch.float32
 
     def student(
         self,

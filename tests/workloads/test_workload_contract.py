@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -283,6 +284,19 @@ def test_a_student_of_another_shape_is_made(workload):
     small = type(shape)(1, 16, 32, 4)
     student = workload.make_student(workload.model, small, Start(seed=3))
     assert (student.model.config.num_hidden_layers, student.model.config.hidden_size) == (1, 16)
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.bfloat16), ("cuda", torch.float32)])
+def test_a_fit_runs_in_the_sessions_format_on_its_device_only(workload, device, dtype, monkeypatch):
+    session = SimpleNamespace(device=torch.device(device), compute_dtype=torch.bfloat16)
+    monkeypatch.setattr(workload, "session", session)
+    encoder = workload.model.model.base_model
+    linear = next(m for m in encoder.modules() if isinstance(m, torch.nn.Linear))
+    seen = set()
+    hook = linear.register_forward_hook(lambda _, __, output: seen.add(output.dtype))
+    workload.make_student(workload.model, type(workload.model.shape)(1, 16, 32, 4), Start())
+    hook.remove()
+    assert seen == {dtype}
 
 
 def test_a_static_student_has_its_teachers_outputs(workload, tmp_path):
