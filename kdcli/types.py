@@ -217,6 +217,17 @@ class ModelShape:
             return f"static:{self.hidden}"
         return f"{self.layers}x{self.hidden}:{self.ffn}@{self.heads}"
 
+    @property
+    def short(self) -> str:
+        """The shape without heads: `3x384`, `3x384:600` or `static:256`.
+
+        A feed-forward width that is four times the hidden width, as in BERT, is not shown.
+        """
+        if self.is_static:
+            return str(self)
+        ffn = "" if self.ffn == 4 * self.hidden else f":{self.ffn}"
+        return f"{self.layers}x{self.hidden}{ffn}"
+
 
 @dataclass(frozen=True)
 class Start:

@@ -137,8 +137,8 @@ def fit_to_teacher(
     """Fit a student's linears and normalisations to its teacher's outputs for a sample, in place.
 
     `origins` maps each of the student's layers to the teacher's layer that it replaces. Both models
-    run in `dtype`; what is fitted is computed in float32 and float64. A long fit calls `log` with
-    the number of fitted layers.
+    run in `dtype`; the fitted weights are computed in float32 and float64. A long fit calls `log`
+    with the number of fitted layers.
     """
     fit = _Fit(sample)
     layer_of = {module: layer for layer in origins for module in layer.modules()}

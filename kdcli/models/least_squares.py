@@ -67,7 +67,8 @@ class Inputs:
             gram = scaled_RI @ scaled_RI.T
             gram.diagonal().add_(1)
         else:
-            gram = self._gram_II + torch.diag(self.ridge_I)
+            gram = self._gram_II.clone()
+            gram.diagonal().add_(self.ridge_I)
         factor: Tensor = torch.linalg.cholesky(gram)
         return factor
 

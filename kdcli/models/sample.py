@@ -60,8 +60,8 @@ def rows_of(text: Examples, count: int, width: int) -> Batch:
 def run_sample(model: PreTrainedModel, sample: Batch, dtype: torch.dtype = torch.float32) -> None:
     """Run a model on a sample, for the hooks on its modules.
 
-    `dtype` is the number format of its products. In float16, states could overflow, so its products
-    stay in float32.
+    If `dtype` is bfloat16, its matrix products run in bfloat16. In float16, states could overflow,
+    so the model then runs in float32.
     """
     # A hook may change weights, so their bfloat16 copies are not kept.
     in_bfloat16 = torch.autocast(

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from markupsafe import escape
 
-from kdcli.types import Card
+from kdcli.types import Card, ModelShape
 
 LOWER_IS_BETTER = {"loss", "mse"}  # metrics that are better when lower
 
@@ -223,24 +223,18 @@ def count(value: int) -> str:
 
 
 def card_shape(card: Card) -> str:
-    """Return the shape of a model: `6x384`, `6x384:768`, or `static:256` for one without layers.
-
-    A feed-forward width that is four times the hidden width, as in BERT, is not shown.
-    """
-    if not card.layers:
-        return f"static:{card.hidden}"
-    ffn = "" if card.ffn == 4 * card.hidden else f":{card.ffn}"
-    return f"{card.layers}x{card.hidden}{ffn}"
+    """Return the shape of a model: `6x384`, `6x384:768` or `static:256`."""
+    return ModelShape(card.layers, card.hidden, card.ffn, card.heads).short
 
 
 def paper_shape(card: Card) -> str | None:
     """Return layers and width as the papers write them, or None for other feed-forward widths.
 
-    The papers' models have a feed-forward width of about four times the hidden width: TinyBERT's
-    4x312 has 1,200 units.
+    The papers' models have a feed-forward width of four times the hidden width. Only TinyBERT's
+    4x312 has 1,200 units instead of 1,248.
     """
-    is_whole = math.isclose(card.ffn, 4 * card.hidden, rel_tol=0.05)
-    return f"{card.layers}x{card.hidden}" if card.layers and is_whole else None
+    has_paper_ffn = math.isclose(card.ffn, 4 * card.hidden, rel_tol=0.04)
+    return f"{card.layers}x{card.hidden}" if card.layers and has_paper_ffn else None
 
 
 def on_disk(card: Card) -> str:

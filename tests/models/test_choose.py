@@ -109,6 +109,23 @@ def test_students_are_farther_from_their_teacher_with_fewer_units():
     assert 1 > cosines[0] > cosines[1]
 
 
+def test_students_are_fitted_in_the_given_format_and_compared_in_float32():
+    teacher = planted([])
+    rows = rows_to_compare(Texts(), teacher.config, ROWS)
+    formats = []
+    linear = teacher.encoder.layer[1].output.dense
+    linear.register_forward_hook(lambda _, __, output: formats.append(output.dtype))
+    half = replace(shape_of(teacher.config), layers=3)
+    single = Comparison(teacher, rows, mean_pooling).cosine(half)
+    assert set(formats) == {torch.float32}
+    formats.clear()
+    comparison = Comparison(teacher, rows, mean_pooling, torch.bfloat16)
+    assert set(formats) == {torch.float32}
+    formats.clear()
+    assert comparison.cosine(half) == pytest.approx(single, abs=5e-3)
+    assert set(formats) == {torch.bfloat16}
+
+
 def test_too_few_texts_are_refused_and_constant_vectors_agree_least():
     teacher = planted([])
     rows = rows_to_compare(Texts(), teacher.config, ROWS)

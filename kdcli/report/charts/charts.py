@@ -276,7 +276,7 @@ def size_latency(report: Report) -> Picture | None:
     labels = {}
     for name, card in cards.items():
         labels[name] = shortened_line(without_owner(name), 24)
-        if name != card_shape(card):
+        if not card_shape(card).startswith(name):
             labels[name] += f" {card_shape(card)}"
         labels[name] += UNSTABLE_MARK * (name in unstable)
     where = cell_name((rows[0].batch_size, rows[0].seq_len))

@@ -92,7 +92,7 @@ def measure_untrained(search: Search, model: str, partition: Partition) -> Untra
     if len(search.backends) == 1 and len(shapes) == 1 and not is_bounded(search.goal):
         backend = search.backends[0]
         untrained_student(loaded, shapes[0], runner.recipe.seed)
-        return Untrained(UNTIMED, {backend: UNTIMED}, backend, {str_of(shapes[0]): UNTIMED})
+        return Untrained(UNTIMED, {backend: UNTIMED}, backend, {shapes[0].short: UNTIMED})
     measure = runner.recipe.measure
     protocol = Protocol(
         str(choose_device(runner.options.device)),
@@ -132,7 +132,7 @@ def measure_untrained(search: Search, model: str, partition: Partition) -> Untra
 
     def measure_all() -> dict[str, UntrainedTimes]:
         if goal is None:
-            return measure_shapes({str_of(shape): shape for shape in shapes})
+            return measure_shapes({shape.short: shape for shape in shapes})
 
         def comparison() -> Compare:
             texts = runner.training_texts(partition)
@@ -248,14 +248,6 @@ def shapes_of(
         shape: shape.layers * shape.hidden * (4 * shape.hidden + 2 * shape.ffn) for shape in shapes
     }
     return sorted(size, key=lambda shape: -size[shape])
-
-
-def str_of(shape: ModelShape) -> str:
-    """Return `3x384`, or `3x384:600` if the feed-forward width is not four times the width."""
-    if shape.is_static:
-        return str(shape)
-    ffn = "" if shape.ffn == 4 * shape.hidden else f":{shape.ffn}"
-    return f"{shape.layers}x{shape.hidden}{ffn}"
 
 
 def missed_untrained(

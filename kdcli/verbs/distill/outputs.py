@@ -292,6 +292,7 @@ def prepare_outputs(context: RunContext[TaskDistillRecipe]) -> Run:
     def make() -> Model:
         make_student = workload.student if recipe.train.trains else workload.fitted_student
         made = make_student(origin, shape, start_of(student, recipe.train.seed))
+        # The student was saved and loaded again, with its teacher's rates.
         if student.dropout is not None:
             set_dropout(made.model, student.dropout)
         return made
