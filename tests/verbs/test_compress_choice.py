@@ -51,7 +51,7 @@ from kdcli.verbs.compress.recipes import dotted
 from kdcli.verbs.compress.runner import OVER, StepRunner
 from kdcli.verbs.compress.search import Candidate, Search
 from kdcli.verbs.compress.settings import CompressData, CompressRecipe, GoalSettings, seconds_of
-from kdcli.verbs.compress.shapes import Untrained, shapes_of, str_of
+from kdcli.verbs.compress.shapes import Untrained, shapes_of
 from kdcli.verbs.compress.steps import Step
 from kdcli.verbs.compress.summary import describe_next, sentence
 from kdcli.verbs.compress.trainers import RowTrainer, TextTrainer
@@ -809,9 +809,9 @@ def test_a_model_that_meets_every_limit_is_refused(max_mb, is_fine_tuned, refuse
 
 
 def test_shapes_come_from_large_to_small_and_smaller_than_the_model():
-    names = [str_of(shape) for shape in shapes_of([], ModelShape(6, 384, 1536, 12))]
+    names = [shape.short for shape in shapes_of([], ModelShape(6, 384, 1536, 12))]
     assert names == ["4x384", "3x384", "2x384", "3x192", "2x192"]
-    assert [str_of(shape) for shape in shapes_of(["1x16", "2x16:8"], ModelShape(4, 16, 64, 2))] == [
+    assert [shape.short for shape in shapes_of(["1x16", "2x16:8"], ModelShape(4, 16, 64, 2))] == [
         "1x16",
         "2x16:8",
     ]
