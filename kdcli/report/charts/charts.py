@@ -275,9 +275,10 @@ def size_latency(report: Report) -> Picture | None:
     unstable = {row.model for row in rows if row.unstable}
     labels = {}
     for name, card in cards.items():
-        labels[name] = shortened_line(without_owner(name), 24)
-        if not card_shape(card).startswith(name):
-            labels[name] += f" {card_shape(card)}"
+        shape = card_shape(card)
+        is_named_after_shape = name in (shape, shape.partition(":")[0])
+        short = shortened_line(without_owner(name), 24)
+        labels[name] = shape if is_named_after_shape else f"{short} {shape}"
         labels[name] += UNSTABLE_MARK * (name in unstable)
     where = cell_name((rows[0].batch_size, rows[0].seq_len))
     words = "; ".join(
