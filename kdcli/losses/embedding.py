@@ -54,6 +54,10 @@ SAME_TEXT = 1 - 1e-5
 """Cosine above which two vectors of one teacher are taken for the vectors of one text."""
 
 
+FEWEST_FOR_PAIRS = 3
+"""Minimum number of texts of which each has several others."""
+
+
 class Settings(Section):
     """Settings of embedding distillation.
 
@@ -82,6 +86,20 @@ def check_dimensions(loss: Mapping[str, Any], width: int) -> None:
         raise UsageError(
             f"loss.dimensions is {cuts}, but the vectors have width {width}",
             f"give decreasing numbers that start with the width, such as [{width}, {width // 2}]",
+        )
+
+
+def check_pairs(loss: Mapping[str, Any], rows: int) -> None:
+    """Check that a micro-batch of this number of texts has pairs to compare.
+
+    Raises UsageError if `pairs_weight` is set and it has none.
+    """
+    if loss.get("pairs_weight") and rows < FEWEST_FOR_PAIRS:
+        raise UsageError(
+            f"loss.pairs_weight compares each text with several others of its micro-batch, which "
+            f"has {rows}",
+            f"set train.batch_size and train.micro_batch_size to at least {FEWEST_FOR_PAIRS}, or "
+            "loss.pairs_weight to 0",
         )
 
 

@@ -406,6 +406,10 @@ def test_unusable_retrieval_data_are_refused(teacher, beir, tmp_path, name, line
         (["--set", "loss.contrastive_weight=1.0"], "has a positive among the 80 chosen texts"),
         (["--pooling", "mean"], "pools by cls, not by mean"),
         (["--set", "loss.vectors_weight=0.0"], "weight 0"),
+        (
+            ["--set", "loss.pairs_weight=0.1", "--set", "train.micro_batch_size=2"],
+            "several others of its micro-batch, which has 2",
+        ),
         (["--method", "minilm", "--set", "embedding.rows=9"], "are for --method embedding"),
         (["--eval-task", "sst2"], "cannot be scored with vectors"),
         (["--set", "data.pack_isolated=true"], "reads? blocks"),

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from kdcli.data.labelled.partition import Partition
 from kdcli.deploy.latency import CELLS, Protocol, Subject, measure_latency
@@ -22,7 +23,7 @@ from kdcli.deploy.untrained import (
     untrained_student,
 )
 from kdcli.disk import cache_key
-from kdcli.engine.device import choose_device
+from kdcli.engine.device import choose_device, choose_dtype
 from kdcli.engine.progress import Progress
 from kdcli.models.card import describe
 from kdcli.models.choose import LENGTH, SHAPE_ROWS, Comparison, mean_pooling
@@ -80,22 +81,16 @@ def measure_untrained(search: Search, model: str, partition: Partition) -> Untra
     runner = search.runner
     trusted = runner.options.trust_remote_code
     loaded = load_encoder(model, trust_remote_code=trusted)
-    texts = runner.recipe.plan.shapes
-    goal = goal_of(texts)
-    shapes = []
-    if goal is None:
-        static_width = None
-        if runner.trainer.allows_static(runner.kind):
-            fmt, hidden = read_format(model), loaded.shape.hidden
-            static_width = hidden if fmt is None else fmt.width(hidden)
-        shapes = shapes_of(texts, loaded.shape, static_width=static_width)
+    goal = goal_of(runner.recipe.plan.shapes)
+    shapes = [] if goal is not None else _listed_shapes(runner, model, loaded)
     if len(search.backends) == 1 and len(shapes) == 1 and not is_bounded(search.goal):
         backend = search.backends[0]
         untrained_student(loaded, shapes[0], runner.recipe.seed)
         return Untrained(UNTIMED, {backend: UNTIMED}, backend, {shapes[0].short: UNTIMED})
     measure = runner.recipe.measure
+    device = choose_device(runner.options.device)
     protocol = Protocol(
-        str(choose_device(runner.options.device)),
+        str(device),
         measure.min_runs,
         measure.min_seconds,
         CELLS[:1],
@@ -136,7 +131,10 @@ def measure_untrained(search: Search, model: str, partition: Partition) -> Untra
 
         def comparison() -> Compare:
             texts = runner.training_texts(partition)
-            return compare_on(texts, loaded, model, trust_remote_code=trusted)
+            # Models run on the CPU here. A student is fitted there in the format of its training
+            # only if it is also trained there.
+            dtype = choose_dtype("auto", device) if device.type == "cpu" else torch.float32
+            return compare_on(texts, loaded, model, dtype, trust_remote_code=trusted)
 
         chosen = choose_shape(goal, loaded, measure_shapes, comparison)
         Progress.log(f"{goal}: {chosen.name} {chosen.why}")
@@ -150,8 +148,25 @@ def measure_untrained(search: Search, model: str, partition: Partition) -> Untra
     return Untrained(times[TEACHER], backends, fastest, shape_times)
 
 
+def _listed_shapes(runner: StepRunner, model: str, loaded: Model) -> list[ModelShape]:
+    """Return the shapes in `plan.shapes`, or the shapes that are tried if it is empty.
+
+    Raises UsageError: a shape that cannot be made from the model.
+    """
+    static_width = None
+    if runner.trainer.allows_static(runner.kind):
+        fmt, hidden = read_format(model), loaded.shape.hidden
+        static_width = hidden if fmt is None else fmt.width(hidden)
+    return shapes_of(runner.recipe.plan.shapes, loaded.shape, static_width=static_width)
+
+
 def compare_on(
-    texts: Sequence[str], loaded: Model, model: str, *, trust_remote_code: bool
+    texts: Sequence[str],
+    loaded: Model,
+    model: str,
+    dtype: torch.dtype,
+    *,
+    trust_remote_code: bool,
 ) -> Compare:
     """Build the comparison of untrained students with a model on texts.
 
@@ -159,6 +174,7 @@ def compare_on(
         texts: The texts.
         loaded: The model's encoder and tokenizer.
         model: Where the model was loaded from.
+        dtype: The number format in which the models run while students are fitted.
         trust_remote_code: Whether code that comes with the model may run.
 
     Raises UsageError: there are too few texts.
@@ -175,11 +191,11 @@ def compare_on(
             return_token_type_ids=False,
             return_tensors="pt",
         )
-        return Comparison(loaded.model, dict(rows), mean_pooling).cosine
+        return Comparison(loaded.model, dict(rows), mean_pooling, dtype).cosine
     embedder = Embedder.open(model, trust_remote_code=trust_remote_code)
     tokenized = embedder.tokenize(few, ["document"] * count, length)
     batch = tokenized.batch(np.arange(count))
-    return Comparison(loaded.model, batch, Pool(embedder.format)).cosine
+    return Comparison(loaded.model, batch, Pool(embedder.format), dtype).cosine
 
 
 @dataclass

@@ -25,7 +25,7 @@ from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import UsageError
 from kdcli.losses import build_objective
-from kdcli.losses.embedding import check_dimensions
+from kdcli.losses.embedding import check_dimensions, check_pairs
 from kdcli.models.card import describe, describe_source
 from kdcli.models.embedder import EmbeddingFormat, Pool, read_format, save_embedder
 from kdcli.models.grammar import goal_of, is_static_shape, match_shape, static_shape
@@ -443,6 +443,8 @@ def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
         context = with_shape(context, workload, origin)
         recipe = context.recipe
         shapes = _shapes_of(context, teacher, origin)
+    batch, micro = recipe.train.batch_size, recipe.train.micro_batch_size
+    check_pairs(recipe.loss, min(batch, micro or batch))
     depths = {to.layers for to in shapes.values()}
     context = with_measured_layers(context, workload, origin, depths)
     whole = EmbeddingDistillation(context, teacher, workload, shapes, precomputed_NE, others)
