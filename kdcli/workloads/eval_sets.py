@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from kdcli.data.labelled.task_data import Labelled, open_labelled
+from kdcli.data.labelled.task_data import open_labelled
 from kdcli.data.tasks import named_tasks, task_of
 from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
@@ -16,7 +16,7 @@ from kdcli.models.embedder import read_format
 from kdcli.models.model import Model
 from kdcli.types import OWN, RowHashes, Task
 from kdcli.workloads.embedder import Embedder, cosines
-from kdcli.workloads.labelled import DATA_KEYS, LabelledWorkload, scores_of
+from kdcli.workloads.labelled import LabelledWorkload, scores_of
 from kdcli.workloads.predictions import Prediction
 from kdcli.workloads.recipes import downstream_recipe, eval_source
 from kdcli.workloads.retrieval import RETRIEVAL, Retrieval, read_retrieval
@@ -135,12 +135,8 @@ def open_pairs(
             f"use stsb, own (two texts and a number) or {RETRIEVAL}; other tasks need a "
             "fine-tuned model",
         )
-    data: Labelled = open_labelled(
-        name,
-        training=False,
-        trained=trained,
-        log=Progress.log_fact,
-        **settings.model_dump(include=DATA_KEYS),
+    data = open_labelled(
+        settings.rows_of(name), training=False, trained=trained, log=Progress.log_fact
     )
     if not scores_pairs(data.task):
         raise UsageError(

@@ -82,16 +82,6 @@ from kdcli.workloads.workload import LOGITS, Workload
 GROUP, SHORT_ROW = 8, 20
 """Number of rows of similar length in a batch, which is also the default size of a micro-batch, and
 the mean row length up to which the number is doubled."""
-DATA_KEYS = {
-    "source",
-    "columns",
-    "split",
-    "split_seed",
-    "partition",
-    "judged_rows",
-    "skip_bad",
-    "judge_trained_rows",
-}
 LENGTH_KEY = "data.max_length"
 """The key that sets the maximum number of tokens of a row, for messages."""
 MAX_UNKNOWN = 0.05

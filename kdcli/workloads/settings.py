@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from kdcli.data.labelled.request import RowsRequest
 from kdcli.deploy.backends import BackendName
 from kdcli.recipe.options import DATA, TRAINING, Option
 from kdcli.recipe.sections import (
@@ -134,6 +135,22 @@ class LabelledSettings(Section):
         False, description="Whether to keep evaluation rows that a model was trained on."
     )
     labels: Labels = None
+
+    def rows_of(self, task: str) -> RowsRequest:
+        """Return the request for the rows of a task."""
+        return RowsRequest(
+            task,
+            self.source,
+            self.train,
+            self.columns,
+            self.split,
+            self.split_seed,
+            self.partition,
+            self.train_rows,
+            self.judged_rows,
+            self.skip_bad,
+            self.judge_trained_rows,
+        )
 
 
 class HeadSettings(Section):

@@ -24,7 +24,6 @@ from kdcli.models.training_rows import training_rows
 from kdcli.types import OWN, Head, Kind, Task
 from kdcli.workloads.generation import GenerationWorkload, load_generation
 from kdcli.workloads.labelled import (
-    DATA_KEYS,
     LENGTH_KEY,
     LabelledWorkload,
     describe_unknown,
@@ -142,14 +141,11 @@ def check_task_data(
         for source in dict.fromkeys([request.model, *request.other_models])
     }
     data = open_labelled(
-        request.task,
-        train_source=request.data.train,
-        train_rows=request.data.train_rows,
+        request.data.rows_of(request.task),
         trained=trained,
         withheld=request.data.labels == "teacher",
         head=_known_head(request, trusted=session.trust_remote_code),
         log=Progress.log_fact,
-        **request.data.model_dump(include=DATA_KEYS),
     )
     if data.task.kind == "text" and not request.generates:
         raise UsageError(
@@ -186,13 +182,12 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> LabelledWor
     weights = not is_export(first)
     config = load_config(first, trust_remote_code=trusted, weights=weights, compacted=True)
     data = open_labelled(
-        request.task,
+        request.data.rows_of(request.task),
         training=False,
         head=head_of(config),
         trained=request.trained,
         withheld=request.data.labels == "teacher",
         log=Progress.log_fact,
-        **request.data.model_dump(include=DATA_KEYS),
     )
     if not data.has_labels:
         data = without_labels(data)

@@ -3,9 +3,9 @@
 import json
 
 import pytest
+from reading import read_task
 
 from kdcli.data.labelled.checks import describe_rows
-from kdcli.data.labelled.task_data import open_labelled
 from kdcli.errors import UsageError
 from kdcli.types import Example, Task
 
@@ -21,7 +21,7 @@ def rows(count):
 
 
 def opened(file, log=None, **how):
-    return open_labelled("own", source=str(file), log=([] if log is None else log).append, **how)
+    return read_task("own", file, log, **how)
 
 
 def test_every_kind_of_fault_is_counted_with_its_first_lines_at_once(tmp_path):
@@ -84,7 +84,7 @@ def test_where_every_row_is_bad_the_first_is_the_error(tmp_path, skip):
     put(tmp_path / "validation.jsonl", [{"sentence": 1, "label": 0}] * 5)
     put(tmp_path / "train.jsonl", [{"sentence": 1, "label": 0}] * 5)
     with pytest.raises(UsageError) as error:
-        open_labelled("sst2", source=str(tmp_path), skip_bad=skip, log=[].append)
+        read_task("sst2", tmp_path, skip_bad=skip)
     assert (
         error.value.message
         == f"{tmp_path / 'train.jsonl'}:1: column 'sentence' must hold text, got int"

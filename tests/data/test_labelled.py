@@ -5,10 +5,11 @@ import gzip
 import json
 
 import pytest
+from reading import read_task
 
 from kdcli.data import sources
 from kdcli.data.demo import demo_task
-from kdcli.data.labelled.task_data import Labelled, check_training, open_labelled
+from kdcli.data.labelled.task_data import Labelled, check_training
 from kdcli.data.tasks import task_of
 from kdcli.errors import UsageError
 from kdcli.types import Answer, Example, Head, Task
@@ -56,8 +57,7 @@ def put_csv(path, rows):
 
 
 def read(name, source, log=None, **how):
-    given = {"log": ([] if log is None else log).append}
-    return open_labelled(name, source=None if source is None else str(source), **given | how)
+    return read_task(name, source, log, **how)
 
 
 def ids(examples):

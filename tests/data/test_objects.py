@@ -10,9 +10,9 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict
+from reading import read_task
 
 from kdcli.data import objects
-from kdcli.data.labelled.task_data import open_labelled
 from kdcli.data.objects import write_object
 from kdcli.data.sources import open_source
 from kdcli.disk import USED
@@ -44,7 +44,7 @@ def rows_in(path: Path, split: str = "train") -> list[dict]:
 
 
 def examples(source: Path):
-    data = open_labelled("own", source=str(source), log=lambda line: None)
+    data = read_task("own", source)
     sets = [data.train, *data.sets.values()]
     return data.task, [[(e.texts, e.label) for e in each] for each in sets]
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from reading import read_task
 
 from kdcli.data.labelled.examples import number_of
 from kdcli.data.labelled.labels import MANY_ROWS, MAX_CLASSES
 from kdcli.data.labelled.own import HEAD, own_task
-from kdcli.data.labelled.task_data import open_labelled
 from kdcli.data.sources import open_source
 from kdcli.data.tasks import task_of
 from kdcli.errors import UsageError
@@ -654,16 +654,14 @@ def test_conll_text_is_refused_with_what_to_do(tmp_path, name, head, folder):
     with pytest.raises(
         UsageError, match=r"CoNLL text|is plain text: its lines hold no labels"
     ) as caught:
-        open_labelled(
-            "own", source=str(tmp_path if folder else tmp_path / name), training=True, log=print
-        )
+        read_task("own", tmp_path if folder else tmp_path / name, training=True)
     assert '{"tokens": ["EU", "rejects"], "tags": ["B-ORG", "O"]}' in caught.value.hint
 
 
 def test_plain_text_holds_no_labels(tmp_path):
     (tmp_path / "train.txt").write_text("An ordinary sentence .\nAnother one .\n", "utf-8")
     with pytest.raises(UsageError, match="is plain text: its lines hold no labels") as caught:
-        open_labelled("own", source=str(tmp_path / "train.txt"), training=True, log=print)
+        read_task("own", tmp_path / "train.txt", training=True)
     assert "with a column of labels" in caught.value.hint
 
 

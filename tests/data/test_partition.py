@@ -5,10 +5,10 @@ import warnings
 
 import numpy as np
 import pytest
+from reading import read_task
 
 from kdcli.data.labelled.lists import read_lists
 from kdcli.data.labelled.partition import Partition, Pools, choose_partition, text_hashes
-from kdcli.data.labelled.task_data import open_labelled
 from kdcli.errors import UsageError
 from kdcli.types import Head
 
@@ -194,14 +194,8 @@ def test_the_parts_of_a_file_are_read_as_its_splits(tmp_path):
     head = Head("class", ("a", "b"))
 
     def read(split, *, training=False):
-        return open_labelled(
-            "own",
-            source=str(data),
-            partition=str(file),
-            split=split,
-            training=training,
-            head=head,
-            log=lambda message: None,
+        return read_task(
+            "own", data, partition=str(file), split=split, training=training, head=head
         )
 
     training = read("validation", training=True)
@@ -215,23 +209,21 @@ def test_the_parts_of_a_file_are_read_as_its_splits(tmp_path):
     every = [example.texts[0] for examples in parts.values() for example in examples]
     assert sorted(every) == sorted(texts)
     with pytest.raises(UsageError, match="names no verification row of this data"):
-        open_labelled(
+        read_task(
             "own",
-            source=str(data),
+            data,
             partition=str(_other_partition(tmp_path)),
             split="verification",
             training=False,
             head=head,
-            log=lambda message: None,
         )
     with pytest.raises(UsageError, match=r"needs data\.partition"):
-        open_labelled("own", source=str(data), split="verification", log=lambda message: None)
+        read_task("own", data, split="verification")
 
 
 def _evaluated_rows(source, file):
     head = Head("class", ("a", "b"))
-    silent = {"log": lambda message: None}
-    data = open_labelled("own", source=source, partition=file, training=False, head=head, **silent)
+    data = read_task("own", source, partition=file, training=False, head=head)
     return [example.texts[0] for example in data.sets[""]]
 
 

@@ -23,12 +23,12 @@ import pyarrow.parquet as pq
 import pytest
 from encoders import tiny_tokenizer
 from forked import killed
+from reading import read_task
 from texts import DOCUMENTS, corpus, tokens, write
 
 from kdcli.cli import main
 from kdcli.data.batches import BatchOrder
 from kdcli.data.labelled.lists import read_lists
-from kdcli.data.labelled.task_data import open_labelled
 from kdcli.data.rows import BadRow, Piece, read_rows
 from kdcli.data.sources import open_source
 from kdcli.data.text import shards
@@ -246,8 +246,8 @@ READERS = {
         source, column=None, unit="sentence", rows=None, log=silent
     ),
     "tokenizer": lambda source: own_tokenizer(source, None, 64, 64, log=silent),
-    "own task": lambda source: open_labelled("own", source=source, log=silent),
-    "benchmark task": lambda source: open_labelled("sst2", source=source, log=silent),
+    "own task": lambda source: read_task("own", source),
+    "benchmark task": lambda source: read_task("sst2", source),
     "lists": lambda source: read_lists(source, seed=0, log=silent),
 }
 

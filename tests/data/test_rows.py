@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reading import read_task
 
 from kdcli.data.labelled.rows import choose_subset, hashes_of, held_back
-from kdcli.data.labelled.task_data import open_labelled
 from kdcli.errors import UsageError
 from kdcli.types import Answer, Example, Task
 
@@ -41,7 +41,7 @@ def put(path, rows):
 
 
 def opened(source, log=None, **how):
-    return open_labelled("own", source=str(source), log=([] if log is None else log).append, **how)
+    return read_task("own", source, log, **how)
 
 
 def judged(found):
@@ -229,7 +229,7 @@ def test_a_benchmarks_own_split_keeps_its_few_natural_duplicates(tmp_path, copie
     put(tmp_path / "train.jsonl", [{"sentence": f"row {i}", "label": i % 2} for i in range(200)])
     rows = [*range(copies), *range(1000, 1100 - copies)]
     put(tmp_path / "validation.jsonl", [{"sentence": f"row {i}", "label": i % 2} for i in rows])
-    found = open_labelled("sst2", source=str(tmp_path), log=[].append)
+    found = read_task("sst2", tmp_path)
     assert (len(judged(found)), found.split, len(found.notes)) == (left, "validation", 1)
     assert ("as published results do" in found.notes[0]) == (left == 100)
 

@@ -5,9 +5,9 @@ import json
 import re
 
 import pytest
+from reading import read_task
 
 from kdcli.data.labelled.own import own_task
-from kdcli.data.labelled.task_data import open_labelled
 from kdcli.data.rows import Row
 from kdcli.errors import UsageError
 from kdcli.types import Head
@@ -86,7 +86,7 @@ def test_columns_that_cannot_be_told_apart_are_asked_for(values, head, message):
 def test_plain_text_is_read_as_words_and_marks_by_a_tagger(tmp_path):
     file = tmp_path / "texts.txt"
     file.write_text("She lives in Rome, Italy.\nHe doesn't.\n", "utf-8")
-    data = open_labelled("own", source=str(file), training=False, head=TAGGER, log=print)
+    data = read_task("own", file, training=False, head=TAGGER)
     assert not data.has_labels
     assert [example.texts for example in data.sets[""]] == [
         ("She", "lives", "in", "Rome", ",", "Italy", "."),
@@ -100,7 +100,7 @@ def test_blank_lines_of_plain_text_are_no_rows(tmp_path, ending):
     file = tmp_path / f"texts.{ending}"
     content = b"\nShe left.\n\n \t\r\nHe came.\r\n\n"
     file.write_bytes(gzip.compress(content) if ending.endswith("gz") else content)
-    data = open_labelled("own", source=str(file), training=False, head=CLASSES, log=print)
+    data = read_task("own", file, training=False, head=CLASSES)
     assert [(example.where, *example.texts) for example in data.sets[""]] == [
         (f"{file}:2", "She left."),
         (f"{file}:5", "He came."),
@@ -111,11 +111,11 @@ def test_plain_text_with_only_blank_lines_is_refused(tmp_path):
     file = tmp_path / "texts.txt"
     file.write_text("\n  \n", "utf-8")
     with pytest.raises(UsageError, match=re.escape(str(file))):
-        open_labelled("own", source=str(file), training=False, head=CLASSES, log=print)
+        read_task("own", file, training=False, head=CLASSES)
 
 
 def test_without_a_head_plain_text_has_no_task(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"text": "good"}) + "\n", "utf-8")
     with pytest.raises(UsageError, match="which column holds the label"):
-        open_labelled("own", source=str(file), training=False, log=print)
+        read_task("own", file, training=False)

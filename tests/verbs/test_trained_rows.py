@@ -8,10 +8,10 @@ import numpy as np
 import own_files
 import pytest
 from own_files import QUICK, lines_of, refused, report_of, succeeds, write
+from reading import read_task
 
 import kdcli
 from kdcli.data.labelled.rows import hashes_of
-from kdcli.data.labelled.task_data import open_labelled
 from kdcli.deploy.sparse.mask_file import read_mask
 from kdcli.errors import UsageError
 from kdcli.models.training_rows import ROWS_FILE, all_rows, training_rows, write_training_rows
@@ -46,7 +46,7 @@ def made(tmp_path_factory):
         "finetune", base, "--task", "own", "--data", file, *COLUMNS, *SHORT, "-o", folder / "model"
     )
     columns = {"text": "saying", "label": "about"}
-    split = open_labelled("own", source=str(file), columns=columns, log=[].append)
+    split = read_task("own", file, columns=columns)
     return folder, file, split
 
 

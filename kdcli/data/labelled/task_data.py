@@ -13,6 +13,7 @@ from kdcli.data.labelled.checks import BadRows, class_counts, describe_repeats
 from kdcli.data.labelled.kept import kept_rows
 from kdcli.data.labelled.own import own_task
 from kdcli.data.labelled.partition import VERIFICATION, Partition
+from kdcli.data.labelled.request import RowsRequest
 from kdcli.data.labelled.rows import choose_subset, hashes_of, held_back
 from kdcli.data.labelled.splits import (
     TaskSource,
@@ -68,19 +69,9 @@ class Labelled:
 
 @kept_rows
 def open_labelled(
-    name: str,
+    request: RowsRequest,
     *,
-    source: str | None,
-    train_source: str | None = None,
-    columns: Mapping[str, str | list[str]] | None = None,
-    split: str = "validation",
-    split_seed: int = 0,
-    partition: str | None = None,
-    train_rows: int | None = None,
-    judged_rows: int | None = None,
-    skip_bad: bool = False,
     trained: Mapping[str, RowHashes] | None = None,
-    judge_trained_rows: bool = False,
     training: bool = True,
     withheld: bool = False,
     head: Head | None = None,
@@ -89,19 +80,8 @@ def open_labelled(
     """Load a task. Evaluation examples that any of the models was trained on are skipped.
 
     Args:
-        name: the name of a task, or `own`.
-        source: the value of `--data`; None for the hub, or the demo.
-        train_source: the source of the training split if it is another one, as for cross-lingual
-            tasks.
-        columns: role -> column, for `own` only.
-        split: the split to evaluate on, `validation`, `test` or `verification`.
-        split_seed: the seed that chooses the rows to hold out if there is no validation split.
-        partition: a file that names the selection and verification rows, whatever their split.
-        train_rows, judged_rows: the maximum number of rows to train and to evaluate on. Rows are
-            chosen by their hashes, so that all runs choose the same.
-        skip_bad: whether to skip rows that do not fit the task.
+        request: the rows.
         trained: model -> hashes of the rows that it was trained on.
-        judge_trained_rows: whether to evaluate on these rows too.
         training: whether to read the training split.
         withheld: whether rows may lack labels. Labels are then ignored, and an own task comes from
             the head.
@@ -113,54 +93,56 @@ def open_labelled(
         UsageError: the task is unknown, there is no such data, rows do not fit the task (the
             message names the file and the row), or too few evaluation examples remain.
     """
-    chosen = _open_partition(partition, split)
+    if not training:
+        request = replace(request, train_source=None)
+    chosen = _open_partition(request)
     bad_rows = BadRows()
     notes: list[str] = []
 
     def settle(usable: int) -> None:
-        notes.extend(bad_rows.settle(usable, skip=skip_bad))
+        notes.extend(bad_rows.settle(usable, skip=request.skip_bad))
         for note in notes:
             log(note)
 
+    is_own = request.task == OWN
     try:
-        if name == OWN:
+        if is_own:
             evaluates_split = not training and chosen is None
             task = _own_task(
-                source,
-                train_source if training else None,
-                columns or {},
+                request,
                 bad_rows,
-                preferred=(split, "train") if evaluates_split else ("train",),
+                preferred=(request.split, "train") if evaluates_split else ("train",),
                 head=head,
-                skip_bad=skip_bad,
                 ignores_labels=withheld,
                 log=log,
             )
         else:
-            task = _named_task(name, columns)
+            task = _named_task(request)
         has_labels = bool(task.label) and not withheld
-        rows = TaskSource(task, source, train_source, bad_rows, withheld=not has_labels, log=log)
+        rows = TaskSource(
+            task, request.source, request.train_source, bad_rows, withheld=not has_labels, log=log
+        )
         if chosen is not None:
-            division = _by_partition(rows, chosen, split, settle, training=training)
+            division = _by_partition(rows, chosen, request.split, settle, training=training)
         else:
-            division = _by_split(rows, split, split_seed, trained or {}, settle, training=training)
+            division = _by_split(rows, request, trained or {}, settle, training=training)
     except NotFound as error:
-        needed = describe_needed_files(name, split, training=training, withheld=withheld)
+        needed = describe_needed_files(
+            request.task, request.split, training=training, withheld=withheld
+        )
         hint = f"give --data PATH (for distill: eval.source): {needed}"
-        raise UsageError(f"task {name}: {error.message}", hint) from None
+        raise UsageError(f"task {request.task}: {error.message}", hint) from None
     for note in division.notes:
         (log if training else notes.append)(note)
     task = replace(task, sets=tuple(filter(None, division.sets)))
-    train = choose_subset(division.train, train_rows) if training else []
+    train = choose_subset(division.train, request.train_rows) if training else []
     data = Labelled(task, train, division.sets, division.split, notes, has_labels=has_labels)
     known = dict(trained or {})
     if training:
         known[THIS_RUN] = data.rows
-    published = chosen is None and name != OWN and data.split in ("validation", "test")
-    data = _choose_evaluated(
-        data, judged_rows, known, keep=judge_trained_rows, published=published, log=log
-    )
-    if name == OWN and (note := describe_repeats(data.task, data.sets[""], "evaluated rows")):
+    published = chosen is None and not is_own and data.split in ("validation", "test")
+    data = _choose_evaluated(data, request, known, published=published, log=log)
+    if is_own and (note := describe_repeats(data.task, data.sets[""], "evaluated rows")):
         log(note)
         data.notes.append(note)
     return data
@@ -168,10 +150,9 @@ def open_labelled(
 
 def _choose_evaluated(
     data: Labelled,
-    judged_rows: int | None,
+    request: RowsRequest,
     trained: Mapping[str, RowHashes],
     *,
-    keep: bool,
     published: bool,
     log: Log,
 ) -> Labelled:
@@ -179,13 +160,15 @@ def _choose_evaluated(
 
     Args:
         data: the task with all examples of the evaluated split.
-        judged_rows: the maximum number of rows of a set.
-        trained, keep, published, log: see `_skip_trained_rows`.
+        request: the rows that were asked for.
+        trained, published, log: see `_skip_trained_rows`.
 
     Raises UsageError: too few rows remain.
     """
-    remaining, kept = _skip_trained_rows(data, trained, keep=keep, published=published, log=log)
-    sets = {name: choose_subset(rows, judged_rows) for name, rows in remaining.sets.items()}
+    remaining, kept = _skip_trained_rows(
+        data, trained, keep=request.judge_trained_rows, published=published, log=log
+    )
+    sets = {name: choose_subset(rows, request.judged_rows) for name, rows in remaining.sets.items()}
     chosen = replace(remaining, sets=sets)
     skipped = data.count - remaining.count
     return replace(chosen, split=_split_name(chosen, data.count, skipped, kept))
@@ -223,11 +206,11 @@ class _Division:
     notes: list[str] = field(default_factory=list)
 
 
-def _open_partition(partition: str | None, split: str) -> Partition | None:
+def _open_partition(request: RowsRequest) -> Partition | None:
     """Read the file of a partition. Raises UsageError: it is needed and not given, or damaged."""
-    if partition is not None:
-        return Partition.read(partition)
-    if split == VERIFICATION:
+    if request.partition is not None:
+        return Partition.read(request.partition)
+    if request.split == VERIFICATION:
         raise UsageError(
             "data.split=verification needs data.partition",
             "give the partition.safetensors of a run of kdcli compress",
@@ -255,8 +238,7 @@ def _by_partition(
 
 def _by_split(
     rows: TaskSource,
-    split: str,
-    seed: int,
+    request: RowsRequest,
     trained: Mapping[str, RowHashes],
     settle: Callable[[int], None],
     *,
@@ -269,8 +251,7 @@ def _by_split(
 
     Args:
         rows: the places of the rows.
-        split: the split to evaluate on.
-        seed: the seed that chooses the rows to hold out.
+        request: the rows that were asked for.
         trained: model -> hashes of the rows that it was trained on.
         settle: called with the number of examples before they are divided.
         training: whether to read the training split.
@@ -278,12 +259,12 @@ def _by_split(
     Raises:
         NotFound: there is no evaluated split, and no rows can be held out for it.
     """
+    split, seed = request.split, request.split_seed
     places = rows.evaluation_splits(split)
     train: list[Example] = []
     train_set = ""
     if training or not places:
-        training_rows = rows if training else replace(rows, train_source=None)
-        opened, train_set = training_rows.training_split(needed=training)
+        opened, train_set = rows.training_split(needed=training)
         if training or opened.has("train"):
             train = rows.read(opened, "train")
     sets = rows.read_sets(places)
@@ -304,56 +285,53 @@ def _by_split(
     raise NotFound(f"no {split} split in {rows.source}{rows.content}")
 
 
-def _named_task(name: str, columns: Mapping[str, str | list[str]] | None) -> Task:
-    task = task_of(name)
-    if columns:
+def _named_task(request: RowsRequest) -> Task:
+    task = task_of(request.task)
+    if request.columns:
         raise UsageError(
-            f"data.columns is for --task own; task {name} reads the columns "
+            f"data.columns is for --task own; task {request.task} reads the columns "
             f"{', '.join(task.texts)}, {task.label}"
         )
     return task
 
 
 def _own_task(
-    source: str | None,
-    train_source: str | None,
-    columns: Mapping[str, str | list[str]],
+    request: RowsRequest,
     bad_rows: BadRows,
     *,
     preferred: tuple[str, ...],
     head: Head | None,
-    skip_bad: bool,
     ignores_labels: bool,
     log: Log,
 ) -> Task:
     """Derive the task of the user's own rows.
 
     Args:
-        source, train_source: the source of the rows, and the one of the training split if it is
-            another one.
-        columns: role -> column.
+        request: the rows.
         bad_rows: collects the rows whose labels cannot be read.
         preferred: the splits that the task is derived from, the first choice first.
         head: what a model's head predicts.
-        skip_bad: whether to skip rows that do not fit the task.
         ignores_labels: whether the rows count as unlabelled.
         log: called with each message.
 
     Raises UsageError: no source is given, or the rows fit no task.
     """
-    if source is None:
+    source = request.source if request.train_source is None else request.train_source
+    if request.source is None or source is None:
         raise UsageError(
             "no data given", "add --data: a file, or a directory with train.* and validation.*"
         )
-    opened = open_source(source if train_source is None else train_source)
+    opened = open_source(source)
     # There may be no training split, but only one to evaluate on.
     present = [split for split in (*preferred, *opened.splits()) if opened.has(split)]
     split = present[0] if present else preferred[-1]
     try:
         rows = (row for _, row in read_numbered_rows(opened, split, bad_rows))
-        return own_task(rows, columns, log, bad_rows, head=head, ignores_labels=ignores_labels)
+        return own_task(
+            rows, request.columns, log, bad_rows, head=head, ignores_labels=ignores_labels
+        )
     except UsageError:
-        if not skip_bad:
+        if not request.skip_bad:
             # Bad rows are the likely cause, so report them first.
             bad_rows.settle(0, skip=False)
         raise

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from kdcli.data.labelled.request import RowsRequest
 from kdcli.data.labelled.submission import check_submission, write_submission
 from kdcli.data.labelled.task_data import Labelled, open_labelled
 from kdcli.deploy.exported import Export
@@ -389,14 +390,8 @@ def _write_predictions(file: Path, data: Labelled, scores: Mapping[str, ModelSco
 
 def _predict_test(workload: LabelledWorkload, model: Model) -> dict[str, list[float]]:
     """Predict the test split. Returns the predicted values of each set."""
-    data: Labelled = open_labelled(
-        workload.name,
-        source=workload.settings.source,
-        split="test",
-        training=False,
-        withheld=True,
-        log=Progress.log_fact,
-    )
+    test = RowsRequest(workload.name, workload.settings.source, split="test")
+    data = open_labelled(test, training=False, withheld=True, log=Progress.log_fact)
     values: dict[str, list[float]] = {}
     for name, examples in data.sets.items():
         # Ignore the labels, which some test files have.

@@ -1,0 +1,36 @@
+"""What a run asks for when it reads the rows of a task."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class RowsRequest:
+    """Where the rows of a task are, and which of them are used.
+
+    Attributes:
+        task: the name of a task, or `own`.
+        source: the value of `--data`; None for the hub, or the demo.
+        train_source: the source of the training split if it is another one, as for cross-lingual
+            tasks.
+        columns: role -> column, for `own` only.
+        split: the split to evaluate on, `validation`, `test` or `verification`.
+        split_seed: the seed that chooses the rows to hold out if there is no validation split.
+        partition: a file that names the selection and verification rows, whatever their split.
+        train_rows, judged_rows: the maximum number of rows to train and to evaluate on. Rows are
+            chosen by their hashes, so that all runs choose the same.
+        skip_bad: whether to skip rows that do not fit the task.
+        judge_trained_rows: whether to evaluate on rows that a model was trained on too.
+    """
+
+    task: str
+    source: str | None
+    train_source: str | None = None
+    columns: Mapping[str, str | list[str]] = field(default_factory=dict)
+    split: str = "validation"
+    split_seed: int = 0
+    partition: str | None = None
+    train_rows: int | None = None
+    judged_rows: int | None = None
+    skip_bad: bool = False
+    judge_trained_rows: bool = False
