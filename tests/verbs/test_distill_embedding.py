@@ -516,7 +516,7 @@ def test_layers_are_measured_for_one_depth(given, tmp_path):
         (["--to", "2x16", "--to", "static"], 0.012),
         (["--to", "static"], 3e-3),
         (["--to", "2x16", "--lr", "1e-3"], 1e-3),
-        ([], 5e-4),
+        ([], 0.006),
     ],
 )
 def test_the_learning_rate_follows_the_widest_student(teacher, texts, tmp_path, options, rate):

@@ -49,7 +49,7 @@ from kdcli.verbs.distill.fast import shape_notes, with_shape
 from kdcli.verbs.distill.held_out import held_out_losses
 from kdcli.verbs.distill.layers import start_of, with_measured_layers
 from kdcli.verbs.distill.plan import student_shapes
-from kdcli.verbs.distill.recipes import RATE_WIDTH, at_width
+from kdcli.verbs.distill.recipes import at_width
 from kdcli.verbs.distill.router import ROUTER, check_router, save_router
 from kdcli.verbs.distill.settings import DistillRecipe, EmbeddingSettings
 from kdcli.verbs.distill.space import VectorSpace
@@ -126,15 +126,15 @@ def with_learning_rate(
 ) -> Resolved[DistillRecipe]:
     """Set the learning rate for the widest student, unless the user or the recipe set one.
 
-    A student whose shape is chosen for a goal has the rate of the width that it starts from.
-    Without `--to`, it is the rate of width 384.
+    A student whose shape is chosen for a goal, or not given, has the rate of the width that it
+    starts from.
 
     Raises KdcliError: the model that the student starts from cannot be read.
     """
     student = resolved.recipe.student
     shapes = [text for text in student.to if not is_static_shape(text)]
-    if goal_of(shapes) is None:
-        width = max((int(match_shape(text)[2]) for text in shapes), default=RATE_WIDTH)
+    if shapes and goal_of(shapes) is None:
+        width = max(int(match_shape(text)[2]) for text in shapes)
     else:
         source = str(student.source or resolved.recipe.teacher)
         config = load_config(source, trust_remote_code=trust_remote_code)
