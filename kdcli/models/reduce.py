@@ -207,7 +207,7 @@ def _counterparts(
             wide, narrow = len(teacher_module.get_parameter("weight")), len(weight)
             if kept is None and basis_DN is not None and wide == len(basis_DN) > narrow:
                 kept = basis_DN
-            yield Counterpart(module, teacher_module, partial(reduced, kept=kept))
+            yield Counterpart(module, teacher_module, partial(reduced_states, kept=kept))
 
 
 @torch.no_grad()
@@ -381,6 +381,15 @@ def reduced(x: Tensor, kept: Tensor | None, dim: int = -1) -> Tensor:
     if kept.dim() == 1:
         return x.index_select(dim, kept)
     return (x.double().movedim(dim, -1) @ kept).movedim(-1, dim).to(x.dtype)
+
+
+def reduced_states(x_RD: Tensor, kept: Tensor | None) -> Tensor:
+    """Map states to the student's dimensions, in float32: float64 copies would be too large."""
+    if kept is None or kept.dim() == 1:
+        return reduced(x_RD, kept)
+    # A hook calls this while a model runs in bfloat16.
+    with torch.autocast("cpu", enabled=False):
+        return x_RD @ kept.to(x_RD)
 
 
 def _keep_mean(
