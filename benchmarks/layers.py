@@ -3,11 +3,11 @@
     python benchmarks/layers.py MODEL TEXTS PAIRS QUESTIONS --keep 3 [--choices 10]
         [--max-steps 50] [--pooling mean]
 
-Every choice of `--keep` layers of the embedding model MODEL, or `--choices` random ones and the
-evenly spaced layers, is copied, fitted to texts, and trained for `--max-steps` steps of 64 texts.
-The criteria compare its vectors of other texts with the teacher's before it is trained, after the
-fit of the search for layers on 32 texts, and after a distillation's own fit. TEXTS has a text in
-each line. PAIRS (.jsonl, such as STS-B's development set) has `sentence1`, `sentence2` and `label`.
+Every choice of `--keep` layers of the embedding model MODEL, or the evenly spaced layers and
+`--choices` random ones, is copied and fitted to texts. With `--max-steps`, it is then trained for
+as many steps of 64 texts. The criteria compare the vectors of the untrained student with those of
+its teacher, on other texts: once after the fit of the search for layers (32 texts), once after the
+fit of a distillation. TEXTS has a text in each line. PAIRS (.jsonl, such as STS-B's development set) has `sentence1`, `sentence2` and `label`.
 QUESTIONS (.jsonl, such as QNLI's) has `question` and `sentence`; each question searches its own
 sentence among the first 600. The last tables have the rank correlation of each criterion with the
 scores. `agreement` is the criterion of `student.layers: measured` (kdcli/models/choose.py).
@@ -41,6 +41,8 @@ from kdcli.types import Batch, Examples, Start
 from kdcli.workloads.embedder import Embedder
 
 FITTED, SEARCH, QUESTIONS, BATCH, LENGTH = 1000, 32, 600, 64, 64
+RELATION_HEADS = 12
+"""The heads of the relations between tokens. They must divide the width."""
 
 
 def criteria(
@@ -62,7 +64,9 @@ def criteria(
     left_DD, spectrum_D, right_DD = torch.linalg.svd(own_centred_ND.T @ centred_ND)
     rotated_ND = own_centred_ND @ left_DD @ right_DD
     norms = [(x_ND.T @ x_ND).norm() for x_ND in (own_centred_ND, centred_ND)]
-    own_BALK, teacher_BALK = (regroup(x_NLD[:, None], 12) for x_NLD in (own_NLD, teacher_NLD))
+    own_BALK, teacher_BALK = (
+        regroup(x_NLD[:, None], RELATION_HEADS) for x_NLD in (own_NLD, teacher_NLD)
+    )
     divergence = relation_kl(teacher_BALK, teacher_BALK, own_BALK, own_BALK, mask_NL)
     return {
         "agreement": pearson(pair_cosines(own_VND).numpy(), pair_cosines(teacher_VND).numpy()),

@@ -47,6 +47,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from kdcli.data.batches import BatchOrder, BucketOrder
 from kdcli.data.labelled.features import TokenizedRows, encode_examples
+from kdcli.data.labelled.request import RowsRequest
 from kdcli.data.labelled.task_data import open_labelled
 from kdcli.engine.device import choose_device, choose_dtype
 from kdcli.engine.launch import Session, start
@@ -90,7 +91,8 @@ def teacher_and_rows(options: argparse.Namespace) -> tuple[PreTrainedModel, Toke
             "num_attention_heads": 12,
         }
         return AutoModelForSequenceClassification.from_config(BertConfig(**shape)), random_rows()
-    data = open_labelled("sst2", source=options.data, train_rows=ROWS, judged_rows=1, log=print)
+    request = RowsRequest("sst2", options.data, train_rows=ROWS, judged_rows=1)
+    data = open_labelled(request, log=print)
     headed = load_for_task(options.model, data.task, new_head=True)
     rows = encode_examples(
         data.task, data.train, headed.tokenizer, max_length=64, token_types=False

@@ -52,10 +52,8 @@ OVER: Mapping[str, Count] = {
 
 SAME_TEXT = 1 - 1e-5
 """Cosine above which two vectors of one teacher are taken for the vectors of one text."""
-
-
-FEWEST_FOR_PAIRS = 3
-"""Minimum number of texts of which each has several others."""
+MIN_TEXTS_FOR_PAIRS = 3
+"""Minimum number of texts in a micro-batch for `pairs_weight`."""
 
 
 class Settings(Section):
@@ -89,17 +87,16 @@ def check_dimensions(loss: Mapping[str, Any], width: int) -> None:
         )
 
 
-def check_pairs(loss: Mapping[str, Any], rows: int) -> None:
-    """Check that a micro-batch of this number of texts has pairs to compare.
+def check_pairs(loss: Mapping[str, Any], texts: int) -> None:
+    """Check that micro-batches have enough texts for `pairs_weight`.
 
-    Raises UsageError if `pairs_weight` is set and it has none.
+    `texts` is the number of texts in the smallest one. Raises UsageError if it is too small.
     """
-    if loss.get("pairs_weight") and rows < FEWEST_FOR_PAIRS:
+    if loss.get("pairs_weight") and texts < MIN_TEXTS_FOR_PAIRS:
         raise UsageError(
-            f"loss.pairs_weight compares each text with several others of its micro-batch, which "
-            f"has {rows}",
-            f"set train.batch_size and train.micro_batch_size to at least {FEWEST_FOR_PAIRS}, or "
-            "loss.pairs_weight to 0",
+            f"loss.pairs_weight needs at least {MIN_TEXTS_FOR_PAIRS} texts in a micro-batch, but "
+            f"there are only {texts}",
+            "raise train.batch_size or train.micro_batch_size, or set loss.pairs_weight to 0",
         )
 
 

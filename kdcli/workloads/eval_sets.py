@@ -136,7 +136,7 @@ def open_pairs(
             "fine-tuned model",
         )
     data = open_labelled(
-        settings.rows_of(name), training=False, trained=trained, log=Progress.log_fact
+        settings.rows_request(name), training=False, trained=trained, log=Progress.log_fact
     )
     if not scores_pairs(data.task):
         raise UsageError(

@@ -136,20 +136,20 @@ class LabelledSettings(Section):
     )
     labels: Labels = None
 
-    def rows_of(self, task: str) -> RowsRequest:
+    def rows_request(self, task: str) -> RowsRequest:
         """Return the request for the rows of a task."""
         return RowsRequest(
             task,
-            self.source,
-            self.train,
-            self.columns,
-            self.split,
-            self.split_seed,
-            self.partition,
-            self.train_rows,
-            self.judged_rows,
-            self.skip_bad,
-            self.judge_trained_rows,
+            source=self.source,
+            train_source=self.train,
+            columns=self.columns,
+            split=self.split,
+            split_seed=self.split_seed,
+            partition=self.partition,
+            train_rows=self.train_rows,
+            judged_rows=self.judged_rows,
+            skip_bad=self.skip_bad,
+            judge_trained_rows=self.judge_trained_rows,
         )
 
 

@@ -141,7 +141,7 @@ def check_task_data(
         for source in dict.fromkeys([request.model, *request.other_models])
     }
     data = open_labelled(
-        request.data.rows_of(request.task),
+        request.data.rows_request(request.task),
         trained=trained,
         withheld=request.data.labels == "teacher",
         head=_known_head(request, trusted=session.trust_remote_code),
@@ -182,7 +182,7 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> LabelledWor
     weights = not is_export(first)
     config = load_config(first, trust_remote_code=trusted, weights=weights, compacted=True)
     data = open_labelled(
-        request.data.rows_of(request.task),
+        request.data.rows_request(request.task),
         training=False,
         head=head_of(config),
         trained=request.trained,

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import own_files
 import pytest
+import torch
 import yaml
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -1321,8 +1322,20 @@ def test_a_goal_in_the_plan_becomes_one_shape(
     folder = own_files.encoder(tmp_path / "model", num_hidden_layers=4, hidden_size=16)
     if is_embedder:
         save_format(EmbeddingFormat("mean", normalize=True), 16, folder)
-    options = {"model": str(folder), "plan.shapes": yaml.safe_load(goal)}
+    options = {
+        "model": str(folder),
+        "plan.shapes": yaml.safe_load(goal),
+        "plan.distill": {"train": {"dtype": "bf16"}},
+    }
     recipe = resolve(CompressRecipe, recipe=None, options=options).recipe
+    formats = set()
+
+    class Compared(compress_shapes.Comparison):
+        def __init__(self, teacher, rows, pooling, dtype):
+            super().__init__(teacher, rows, pooling, dtype)
+            formats.add(dtype)
+
+    monkeypatch.setattr(compress_shapes, "Comparison", Compared)
     runner = SimpleNamespace(
         recipe=recipe,
         options=RunOptions(device="cpu"),
@@ -1352,6 +1365,7 @@ def test_a_goal_in_the_plan_becomes_one_shape(
         (shape,) = untrained.shapes
         assert any(line.startswith(f"2x: {shape} ") for line in lines)
         assert compared == (depths if units else set())
+        assert formats == ({torch.bfloat16} if units else set())
         assert shape[0] in depths
     else:
         assert [shape[0] for shape in untrained.shapes] == sorted(depths, reverse=True)

@@ -393,6 +393,9 @@ def test_unusable_retrieval_data_are_refused(teacher, beir, tmp_path, name, line
     assert message in refused(tmp_path, "evaluate", teacher, "--task", "retrieval", "--data", beir)
 
 
+TWO_MICRO_BATCHES_OF_TWO = ["--batch-size", "4", "--set", "train.micro_batch_size=3"]
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -408,7 +411,11 @@ def test_unusable_retrieval_data_are_refused(teacher, beir, tmp_path, name, line
         (["--set", "loss.vectors_weight=0.0"], "weight 0"),
         (
             ["--set", "loss.pairs_weight=0.1", "--set", "train.micro_batch_size=2"],
-            "several others of its micro-batch, which has 2",
+            "at least 3 texts in a micro-batch, but there are only 2",
+        ),
+        (
+            ["--set", "loss.pairs_weight=0.1", *TWO_MICRO_BATCHES_OF_TWO],
+            "there are only 2",
         ),
         (["--method", "minilm", "--set", "embedding.rows=9"], "are for --method embedding"),
         (["--eval-task", "sst2"], "cannot be scored with vectors"),
@@ -508,6 +515,12 @@ def test_layers_are_measured_for_one_depth(given, tmp_path):
     assert "2, 3 layers" in said
 
 
+# Without a learning rate.
+SHORT = shlex.split(
+    "--batch-size 8 --set data.held_out_blocks=8 --set measure.latency=false --max-steps"
+)
+
+
 @pytest.mark.parametrize(
     ("options", "rate"),
     [
@@ -516,14 +529,16 @@ def test_layers_are_measured_for_one_depth(given, tmp_path):
         (["--to", "2x16", "--to", "static"], 0.012),
         (["--to", "static"], 3e-3),
         (["--to", "2x16", "--lr", "1e-3"], 1e-3),
-        ([], 0.006),
     ],
 )
 def test_the_learning_rate_follows_the_widest_student(teacher, texts, tmp_path, options, rate):
-    student = [] if options else ["--student", str(teacher)]
-    succeeds(
-        *("distill", teacher, "--data", texts, "-o", tmp_path / "out", "--max-steps", "1"),
-        *("--set", "measure.latency=false", "--set", "data.held_out_blocks=8"),
-        *("--batch-size", "8", *options, *student),
-    )
-    assert report_of(tmp_path / "out").recipe["train"]["lr"] == pytest.approx(rate)
+    out = tmp_path / "out"
+    succeeds("distill", teacher, "--data", texts, *options, *SHORT, "1", "-o", out)
+    assert report_of(out).recipe["train"]["lr"] == pytest.approx(rate)
+
+
+def test_a_given_student_has_the_learning_rate_of_its_width(teacher, texts, tmp_path):
+    command = ["distill", teacher, "--data", texts]
+    succeeds(*command, "--to", "2x16", *SHORT, "0", "-o", tmp_path / "narrow")
+    succeeds(*command, "--student", tmp_path / "narrow", *SHORT, "1", "-o", tmp_path / "out")
+    assert report_of(tmp_path / "out").recipe["train"]["lr"] == pytest.approx(0.012)

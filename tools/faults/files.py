@@ -231,6 +231,7 @@ def _random_model(folder: Path) -> PreTrainedModel:
 def data_rows(case: Case) -> None:
     """Read text and labelled data from files in several formats, with odd values in their rows or
     with damaged bytes."""
+    from kdcli.data.labelled.request import RowsRequest
     from kdcli.data.labelled.task_data import open_labelled
     from kdcli.data.sources import open_source
 
@@ -267,7 +268,7 @@ def data_rows(case: Case) -> None:
     )
     read(
         f"{kind} {ending} {data!r:.300}",
-        lambda: open_labelled("own", source=str(folder), log=lambda _: None),
+        lambda: open_labelled(RowsRequest("own", str(folder)), log=lambda _: None),
         is_valid=is_intact(case),
     )
     shutil.rmtree(folder)

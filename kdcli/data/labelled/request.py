@@ -1,4 +1,4 @@
-"""What a run asks for when it reads the rows of a task."""
+"""The request for the rows of a task."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class RowsRequest:
-    """Where the rows of a task are, and which of them are used.
+    """The source of a task's rows, and the choice among them.
 
     Attributes:
         task: the name of a task, or `own`.

@@ -80,7 +80,7 @@ def open_labelled(
     """Load a task. Evaluation examples that any of the models was trained on are skipped.
 
     Args:
-        request: the rows.
+        request: which rows to read.
         trained: model -> hashes of the rows that it was trained on.
         training: whether to read the training split.
         withheld: whether rows may lack labels. Labels are then ignored, and an own task comes from
@@ -160,7 +160,7 @@ def _choose_evaluated(
 
     Args:
         data: the task with all examples of the evaluated split.
-        request: the rows that were asked for.
+        request: which rows to read.
         trained, published, log: see `_skip_trained_rows`.
 
     Raises UsageError: too few rows remain.
@@ -251,7 +251,7 @@ def _by_split(
 
     Args:
         rows: the places of the rows.
-        request: the rows that were asked for.
+        request: which rows to read.
         trained: model -> hashes of the rows that it was trained on.
         settle: called with the number of examples before they are divided.
         training: whether to read the training split.
@@ -307,7 +307,7 @@ def _own_task(
     """Derive the task of the user's own rows.
 
     Args:
-        request: the rows.
+        request: which rows to read.
         bad_rows: collects the rows whose labels cannot be read.
         preferred: the splits that the task is derived from, the first choice first.
         head: what a model's head predicts.

@@ -37,6 +37,7 @@ from kdcli.types import ModelShape
 from kdcli.verbs.compress.budget import TIMED, timing_stopped
 from kdcli.verbs.compress.choice import LIMITS, is_bounded
 from kdcli.verbs.compress.judge import TEACHER
+from kdcli.verbs.compress.recipes import dotted
 from kdcli.verbs.compress.runner import StepRunner
 from kdcli.verbs.compress.search import Search
 from kdcli.verbs.compress.settings import GoalSettings
@@ -131,9 +132,10 @@ def measure_untrained(search: Search, model: str, partition: Partition) -> Untra
 
         def comparison() -> Compare:
             texts = runner.training_texts(partition)
-            # Models run on the CPU here. A student is fitted there in the format of its training
-            # only if it is also trained there.
-            dtype = choose_dtype("auto", device) if device.type == "cpu" else torch.float32
+            # Students are compared on the CPU. If they are trained on another device, they are
+            # fitted in float32 there too.
+            wanted = str(dotted(runner.recipe.plan.distill).get("train.dtype", "auto"))
+            dtype = choose_dtype(wanted, device) if device.type == "cpu" else torch.float32
             return compare_on(texts, loaded, model, dtype, trust_remote_code=trusted)
 
         chosen = choose_shape(goal, loaded, measure_shapes, comparison)

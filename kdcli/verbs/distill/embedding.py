@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -126,13 +127,14 @@ def with_learning_rate(
 ) -> Resolved[DistillRecipe]:
     """Set the learning rate for the widest student, unless the user or the recipe set one.
 
-    A student whose shape is chosen for a goal, or not given, has the rate of the width that it
-    starts from.
+    If `--to` is a goal or missing, the width is that of the model that the student starts from.
 
     Raises KdcliError: the model that the student starts from cannot be read.
     """
     student = resolved.recipe.student
     shapes = [text for text in student.to if not is_static_shape(text)]
+    if student.to and not shapes:
+        return resolved
     if shapes and goal_of(shapes) is None:
         width = max(int(match_shape(text)[2]) for text in shapes)
     else:
@@ -401,6 +403,9 @@ def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
     """
     recipe, session = context.recipe, context.session
     relation_kernel(recipe.relation.kernel, session.device, session.compute_dtype)
+    share = max(1, recipe.train.batch_size // session.accelerator.num_processes)
+    micro = recipe.train.micro_batch_size or share
+    check_pairs(recipe.loss, share // math.ceil(share / micro))
     teacher = Embedder.open(
         str(recipe.teacher),
         pooling=recipe.embedding.pooling,
@@ -443,8 +448,6 @@ def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
         context = with_shape(context, workload, origin)
         recipe = context.recipe
         shapes = _shapes_of(context, teacher, origin)
-    batch, micro = recipe.train.batch_size, recipe.train.micro_batch_size
-    check_pairs(recipe.loss, min(batch, micro or batch))
     depths = {to.layers for to in shapes.values()}
     context = with_measured_layers(context, workload, origin, depths)
     whole = EmbeddingDistillation(context, teacher, workload, shapes, precomputed_NE, others)
