@@ -7,10 +7,11 @@ Every choice of `--keep` layers of the embedding model MODEL, or the evenly spac
 `--choices` random ones, is copied and fitted to texts. With `--max-steps`, it is then trained for
 as many steps of 64 texts. The criteria compare the vectors of the untrained student with those of
 its teacher, on other texts: once after the fit of the search for layers (32 texts), once after the
-fit of a distillation. TEXTS has a text in each line. PAIRS (.jsonl, such as STS-B's development set) has `sentence1`, `sentence2` and `label`.
-QUESTIONS (.jsonl, such as QNLI's) has `question` and `sentence`; each question searches its own
-sentence among the first 600. The last tables have the rank correlation of each criterion with the
-scores. `agreement` is the criterion of `student.layers: measured` (kdcli/models/choose.py).
+fit of a distillation. TEXTS has a text in each line. PAIRS (.jsonl, such as STS-B's development
+set) has `sentence1`, `sentence2` and `label`. QUESTIONS (.jsonl, such as QNLI's) has `question` and
+`sentence`; each question searches its own sentence among the first 600. The last tables have the
+rank correlation of each criterion with the scores. `agreement` is the criterion of `student.layers:
+measured` (kdcli/models/choose.py).
 """
 
 from __future__ import annotations
