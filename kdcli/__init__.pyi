@@ -96,12 +96,12 @@ def distill(
         augment: Also train on copies of the examples with some words replaced.
         augment_model: Masked language model that proposes words (default: nearest neighbours).
         glove: Word vectors for words of several tokens (default: the teacher's embeddings).
-        lr: Peak learning rate (default: 0.0003; 3e-5 for distilling on a task or training a
-            reranker).
+        lr: Peak learning rate (default: 3e-4 on text, 5e-4 for embedding models, 3e-5 on a task
+            or lists).
         max_steps: Number of optimiser steps (default: all steps of the epochs).
-        epochs: Passes over the training data (default: 3).
-        batch_size: Rows per optimiser step, over all devices and micro-batches (default: 256; 32
-            for distilling on a task or training a reranker).
+        epochs: Epochs (default: 3; 1 for embedding models).
+        batch_size: Rows per optimiser step, over all devices and micro-batches (default: 256 on
+            text, 64 for embedding models, 32 on a task or lists).
         seed: Seed of everything random: heads, order, dropout (default: 0).
         dtype: Number format of the computation (auto, fp32, bf16 or fp16; default: auto).
         recipe: Shipped recipe (kdcli recipes ls), or a YAML file.

@@ -46,16 +46,38 @@ PartitionFile = Annotated[
 GlobalBatch = Annotated[
     BatchSize,
     Option("--batch-size", panel=TRAINING, rare=True),
+    Option(
+        "--batch-size",
+        panel=TRAINING,
+        description="Rows per optimiser step, over all devices and micro-batches (default: 256 on "
+        "text, 64 for embedding models, 32 on a task or lists).",
+        verb="distill",
+        rare=True,
+    ),
     Field(description="Rows per optimiser step, over all devices and micro-batches."),
 ]
 Epochs = Annotated[
     float,
     Option("--epochs", panel=TRAINING, excludes=("--max-steps",)),
+    Option(
+        "--epochs",
+        panel=TRAINING,
+        excludes=("--max-steps",),
+        description="Epochs (default: 3; 1 for embedding models).",
+        verb="distill",
+    ),
     Field(gt=0, le=10**6, description="Passes over the training data."),
 ]
 LearningRate = Annotated[
     float,
     Option("--lr", panel=TRAINING),
+    Option(
+        "--lr",
+        panel=TRAINING,
+        description="Peak learning rate (default: 3e-4 on text, 5e-4 for embedding models, 3e-5 on "
+        "a task or lists).",
+        verb="distill",
+    ),
     Field(gt=0, description="Peak learning rate."),
 ]
 Seed = Annotated[
