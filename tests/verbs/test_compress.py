@@ -281,7 +281,9 @@ def test_a_budget_that_ends_while_models_are_timed_keeps_the_finished_timings(
     monkeypatch.setattr(sys, "argv", ["kdcli", *map(str, given)])
     done = kdcli(*given, "--budget", "2s")
     assert (done.exit_code, ran) == (2, [])
-    assert "too small for any candidate: it ended during the timing of models" in said_by(done)
+    assert "too small for any candidate: it ended while models were timed and compared" in said_by(
+        done
+    )
     again = r"use --budget \d+m or more; .* has the timings so far: .* --budget \d+m --resume"
     assert re.search(again, said_by(done))
 

@@ -41,7 +41,7 @@ from kdcli.verbs.compress import front, halving, judge, plan, rows, run, steps, 
 from kdcli.verbs.compress import runner as runner_module
 from kdcli.verbs.compress import search as search_module
 from kdcli.verbs.compress import shapes as compress_shapes
-from kdcli.verbs.compress.budget import TrainingCost
+from kdcli.verbs.compress.budget import BudgetError, TrainingCost
 from kdcli.verbs.compress.choice import choose, conflict, dominated, misses
 from kdcli.verbs.compress.halving import RungScore, halve, try_shapes
 from kdcli.verbs.compress.journal import Journal, Record
@@ -1311,41 +1311,25 @@ def test_integers_are_chosen_on_the_rows_without_a_bound_too(backend, reads_rows
     )
 
 
-@pytest.mark.parametrize("is_embedder", [False, True])
-@pytest.mark.parametrize(
-    ("goal", "units", "depths"),
-    [("[2x]", 0.0, {"2"}), ("[2x]", 0.75, {"2", "3", "4"}), ("[1x16, 3x16]", 0.0, {"1", "3"})],
-)
-def test_a_goal_in_the_plan_becomes_one_shape(
-    goal, units, depths, is_embedder, tmp_path, monkeypatch
-):
-    folder = own_files.encoder(tmp_path / "model", num_hidden_layers=4, hidden_size=16)
-    if is_embedder:
-        save_format(EmbeddingFormat("mean", normalize=True), 16, folder)
-    options = {
-        "model": str(folder),
-        "plan.shapes": yaml.safe_load(goal),
-        "plan.distill": {"train": {"dtype": "bf16"}},
-    }
+def search_with_times(folder, shapes, units, monkeypatch, seconds=60.0):
+    """A search whose untrained shapes take the time of their layers, which is not measured.
+
+    Feed-forward units have the share `units` of a layer's time. `seconds` are left of the budget.
+    """
+    options = {"model": str(folder), "plan.shapes": shapes}
+    options["plan.distill"] = {"train": {"dtype": "bf16"}}
     recipe = resolve(CompressRecipe, recipe=None, options=options).recipe
-    formats = set()
-
-    class Compared(compress_shapes.Comparison):
-        def __init__(self, teacher, rows, pooling, dtype):
-            super().__init__(teacher, rows, pooling, dtype)
-            formats.add(dtype)
-
-    monkeypatch.setattr(compress_shapes, "Comparison", Compared)
+    journal = {"once": lambda key, kind, compute: compute(), "known": lambda key: False}
+    journal |= {"left": seconds, "seconds": 0.0}
     runner = SimpleNamespace(
         recipe=recipe,
         options=RunOptions(device="cpu"),
         trainer=SimpleNamespace(allows_static=lambda kind: False),
         kind="class",
         place=[],
-        journal=SimpleNamespace(once=lambda key, kind, compute: compute(), left=60.0, seconds=0.0),
+        journal=SimpleNamespace(**journal),
         training_texts=lambda partition: [f"the cat sat {n}" for n in range(20)],
     )
-    search = SimpleNamespace(runner=runner, backends=["onnx"], goal=recipe.goal)
 
     def timed(named, *_):
         layer = {n: 1 - units + units * s.ffn / 128 for n, s in named.items()}
@@ -1357,6 +1341,29 @@ def test_a_goal_in_the_plan_becomes_one_shape(
         "times",
         lambda _, subjects, names: {subject.name: faster(1.0) for subject in subjects},
     )
+    return SimpleNamespace(runner=runner, backends=["onnx"], goal=recipe.goal)
+
+
+@pytest.mark.parametrize("is_embedder", [False, True])
+@pytest.mark.parametrize(
+    ("goal", "units", "depths"),
+    [("[2x]", 0.0, {"2"}), ("[2x]", 0.75, {"2", "3", "4"}), ("[1x16, 3x16]", 0.0, {"1", "3"})],
+)
+def test_a_goal_in_the_plan_becomes_one_shape(
+    goal, units, depths, is_embedder, tmp_path, monkeypatch
+):
+    folder = own_files.encoder(tmp_path / "model", num_hidden_layers=4, hidden_size=16)
+    if is_embedder:
+        save_format(EmbeddingFormat("mean", normalize=True), 16, folder)
+    formats = set()
+
+    class Compared(compress_shapes.Comparison):
+        def __init__(self, teacher, rows, pooling, dtype):
+            super().__init__(teacher, rows, pooling, dtype)
+            formats.add(dtype)
+
+    monkeypatch.setattr(compress_shapes, "Comparison", Compared)
+    search = search_with_times(folder, yaml.safe_load(goal), units, monkeypatch)
     lines = []
     monkeypatch.setattr(Progress, "log", lambda *messages: lines.extend(messages))
     untrained = compress_shapes.measure_untrained(search, str(folder), partition=None)
@@ -1369,6 +1376,13 @@ def test_a_goal_in_the_plan_becomes_one_shape(
         assert shape[0] in depths
     else:
         assert [shape[0] for shape in untrained.shapes] == sorted(depths, reverse=True)
+
+
+def test_the_budget_ends_the_comparison_of_untrained_shapes(tmp_path, monkeypatch):
+    folder = own_files.encoder(tmp_path / "model", num_hidden_layers=4, hidden_size=16)
+    search = search_with_times(folder, ["2x"], 0.75, monkeypatch, seconds=0.0)
+    with pytest.raises(BudgetError, match="while models were timed and compared"):
+        compress_shapes.measure_untrained(search, str(folder), partition=None)
 
 
 def test_the_slowest_shape_is_estimated_first(monkeypatch):

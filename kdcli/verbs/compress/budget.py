@@ -99,7 +99,8 @@ def check_timing(search: Search) -> None:
 
 def timing_stopped(runner: StepRunner, seconds: float) -> BudgetError:
     """Return the error of a timing that the budget ended. `seconds`: what it takes as a whole."""
-    why = f"it ended during the timing of models, which takes about {duration(seconds)} in all"
+    took = duration(seconds)
+    why = f"it ended while models were timed and compared, which takes about {took} in all"
     return _too_small(why, _larger(runner, 2 * seconds))
 
 

@@ -28,13 +28,13 @@ from kdcli.engine.progress import Progress
 from kdcli.models.card import describe
 from kdcli.models.choose import LENGTH, SHAPE_ROWS, Comparison, mean_pooling
 from kdcli.models.embedder import Pool, read_format
-from kdcli.models.grammar import goal_of, parse_shape
+from kdcli.models.grammar import SpeedGoal, goal_of, parse_shape
 from kdcli.models.load import load_encoder, location
 from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
 from kdcli.report.views import short
 from kdcli.types import ModelShape
-from kdcli.verbs.compress.budget import TIMED, timing_stopped
+from kdcli.verbs.compress.budget import TIMED, BudgetError, timing_stopped
 from kdcli.verbs.compress.choice import LIMITS, is_bounded
 from kdcli.verbs.compress.judge import TEACHER
 from kdcli.verbs.compress.recipes import dotted
@@ -89,9 +89,8 @@ def measure_untrained(search: Search, model: str, partition: Partition) -> Untra
         untrained_student(loaded, shapes[0], runner.recipe.seed)
         return Untrained(UNTIMED, {backend: UNTIMED}, backend, {shapes[0].short: UNTIMED})
     measure = runner.recipe.measure
-    device = choose_device(runner.options.device)
     protocol = Protocol(
-        str(device),
+        str(choose_device(runner.options.device)),
         measure.min_runs,
         measure.min_seconds,
         CELLS[:1],
@@ -118,36 +117,80 @@ def measure_untrained(search: Search, model: str, partition: Partition) -> Untra
     }
     # A resumed run does not measure them again.
     timing.earlier = len(subjects) + 1
+    untrained = _UntrainedShapes(timing, model, loaded, baseline, fastest, partition)
+    shape_times = runner.journal.once(
+        f"{TIMED}shapes {place}",
+        dict[str, UntrainedTimes],
+        lambda: (
+            untrained.measure({shape.short: shape for shape in shapes})
+            if goal is None
+            else untrained.choose(goal)
+        ),
+    )
+    return Untrained(times[TEACHER], backends, fastest, shape_times)
 
-    def measure_shapes(named: Mapping[str, ModelShape]) -> dict[str, UntrainedTimes]:
-        names = f"{', '.join(named)} untrained on {fastest}"
-        seed = runner.recipe.seed
+
+@dataclass(frozen=True)
+class _UntrainedShapes:
+    """The untrained shapes of a compression.
+
+    Attributes:
+        timing: measures them.
+        model: where the model was loaded from.
+        loaded: the model that they are made from.
+        baseline: the model in torch, with which they are measured.
+        backend: where they are measured.
+        partition: the rows on which they are not compared.
+    """
+
+    timing: "_Timing"
+    model: str
+    loaded: Model
+    baseline: Subject
+    backend: str
+    partition: Partition
+
+    def measure(self, named: Mapping[str, ModelShape]) -> dict[str, UntrainedTimes]:
+        """Return the times of shapes by name."""
+        names = f"{', '.join(named)} untrained on {self.backend}"
         return times_of_shapes(
-            named, loaded, fastest, baseline, seed, lambda subjects: timing.times(subjects, names)
+            named,
+            self.loaded,
+            self.backend,
+            self.baseline,
+            self.timing.runner.recipe.seed,
+            lambda subjects: self.timing.times(subjects, names),
         )
 
-    def measure_all() -> dict[str, UntrainedTimes]:
-        if goal is None:
-            return measure_shapes({shape.short: shape for shape in shapes})
-
-        def comparison() -> Compare:
-            texts = runner.training_texts(partition)
-            # Students are compared on the CPU. If they are trained on another device, they are
-            # fitted in float32 there too.
-            wanted = str(dotted(runner.recipe.plan.distill).get("train.dtype", "auto"))
-            dtype = choose_dtype(wanted, device) if device.type == "cpu" else torch.float32
-            return compare_on(texts, loaded, model, dtype, trust_remote_code=trusted)
-
-        chosen = choose_shape(goal, loaded, measure_shapes, comparison)
+    def choose(self, goal: SpeedGoal) -> dict[str, UntrainedTimes]:
+        """Choose a shape for a goal, and return its name and times."""
+        chosen = choose_shape(goal, self.loaded, self.measure, self._comparison)
         Progress.log(f"{goal}: {chosen.name} {chosen.why}")
         if chosen.by_quartile:
             Progress.log(QUARTILE)
         return {chosen.name: chosen.times[chosen.name]}
 
-    shape_times = runner.journal.once(
-        f"{TIMED}shapes {place}", dict[str, UntrainedTimes], measure_all
-    )
-    return Untrained(times[TEACHER], backends, fastest, shape_times)
+    def _comparison(self) -> Compare:
+        """Build the comparison with the model, which the budget may end."""
+        runner = self.timing.runner
+        options, training = runner.options, dotted(runner.recipe.plan.distill)
+        device = choose_device(options.device)
+        # Students are compared on the CPU. If they are trained on another device, they are fitted
+        # in float32 there too.
+        wanted = str(training.get("train.dtype", "auto"))
+        compare = compare_on(
+            runner.training_texts(self.partition),
+            self.loaded,
+            self.model,
+            choose_dtype(wanted, device) if device.type == "cpu" else torch.float32,
+            trust_remote_code=options.trust_remote_code,
+        )
+
+        def compare_in_time(shape: ModelShape) -> float:
+            self.timing.check_budget()
+            return compare(shape)
+
+        return compare_in_time
 
 
 def _listed_shapes(runner: StepRunner, model: str, loaded: Model) -> list[ModelShape]:
@@ -239,11 +282,19 @@ class _Timing:
         if latency.interrupted and time.monotonic() < self.deadline:
             raise KeyboardInterrupt
         if latency.interrupted:
-            spent = time.monotonic() - self.began
-            prepared = max(1, self.earlier + latency.prepared)
-            raise timing_stopped(self.runner, spent / prepared * max(prepared, self.total))
+            raise self._stopped(self.earlier + latency.prepared)
         self.earlier += len(subjects)
         return times_of(subjects, latency)
+
+    def check_budget(self) -> None:
+        """Raise a BudgetError if the budget ended."""
+        if time.monotonic() >= self.deadline:
+            raise self._stopped(self.earlier)
+
+    def _stopped(self, measured: int) -> BudgetError:
+        """Return the error of a budget that ended after this number of models."""
+        spent, measured = time.monotonic() - self.began, max(1, measured)
+        return timing_stopped(self.runner, spent / measured * max(measured, self.total))
 
 
 def shapes_of(
