@@ -28,6 +28,7 @@ from kdcli.engine.run_dir import RunDir
 from kdcli.errors import UsageError
 from kdcli.recipe.sections import MeasureSettings, Section
 from kdcli.report.frame import frame
+from kdcli.report.front import EMBEDDER
 from kdcli.report.published import published_for
 from kdcli.report.schema import (
     SCHEMA,
@@ -373,7 +374,7 @@ def _report(run: RunDir, contents: ReportContents) -> Report:
             "latency": [row.priced(contents.price_per_hour) for row in latency.rows],
             "failures": latency.failures,
             "agreements": latency.agreements,
-            "published": published_for(models, recipe),
+            "published": published_for(models, recipe, embeds=contents.auto_class == EMBEDDER),
             "notes": contents.notes,
             "evaluations": evaluations,
             "comparisons": contents.comparisons,

@@ -10,16 +10,20 @@ from kdcli.report.text import paper_shape
 
 
 def published_for(
-    models: Sequence[ModelEntry], recipe: Mapping[str, Any] | None = None
+    models: Sequence[ModelEntry],
+    recipe: Mapping[str, Any] | None = None,
+    *,
+    embeds: bool = False,
 ) -> list[PublishedRow]:
     """Return the rows of published.toml for the models of a run, except its teacher.
 
     They are the rows of the models' shapes and roles. On a task they have that task's columns only;
     for a pruning they are the rows of its densities. Tasks on which the run evaluates models add
     rows by set, and the papers' results for the variants of an ablation. A run that only trims a
-    vocabulary has no rows, because it trained no model.
+    vocabulary has no rows, because it trained no model. A run of embedding models (`embeds`) has
+    none, because the papers score fine-tuned models.
     """
-    if any(model.role == "trimmed" for model in models):
+    if embeds or any(model.role == "trimmed" for model in models):
         return []
     content, recipe = published_tables(), recipe or {}
     task = recipe.get("task")

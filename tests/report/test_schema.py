@@ -92,6 +92,7 @@ def test_published_rows_belong_to_the_shape():
     assert published_for(models_of("student", "4x312:1200")) == rows["4x312"], "TinyBERT's own"
     assert published_for(models_of("teacher", "3x384")) == []
     trimming = [*models_of("baseline", "3x384"), *models_of("trimmed", "3x384")]
+    assert published_for(models_of("student", "3x384"), embeds=True) == []
     assert published_for(trimming, {"task": "sst2"}) == published_for(trimming) == []
     both = published_for(models_of("student", "6x384", "3x384"))
     assert len({r.row for r in both}) == len(both), "a row for two shapes comes once"

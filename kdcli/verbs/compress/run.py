@@ -528,6 +528,7 @@ def _write(
             for task, of_task in report.quality.items()
         },
         notes=notes,
+        auto_class=runner.trainer.auto_class,
         compression=compression,
         command_line=runner.options.command_line("compress"),
         price_per_hour=runner.recipe.price_per_hour,

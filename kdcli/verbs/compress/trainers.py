@@ -10,6 +10,7 @@ from kdcli.errors import UsageError
 from kdcli.models.grammar import is_static_shape
 from kdcli.recipe.resolve import resolve
 from kdcli.recipe.sections import RecipeValues, RunOptions
+from kdcli.report.front import EMBEDDER
 from kdcli.types import Kind
 from kdcli.verbs.compress.recipes import RecipeKeys, base_recipe, dotted, kind_of_task
 from kdcli.verbs.compress.settings import CompressRecipe
@@ -48,6 +49,8 @@ class Trainer(ABC):
 
     supervised = False
     """Whether a student can be trained on the labels alone."""
+    auto_class = "AutoModel"
+    """The class that loads a student, for the report."""
 
     def __init__(self, recipe: CompressRecipe) -> None:
         self.recipe = recipe
@@ -161,6 +164,8 @@ class RowTrainer(Trainer):
 
 class TextTrainer(Trainer):
     """Trains embedding models on text."""
+
+    auto_class = EMBEDDER
 
     def allows_static(self, kind: Kind | None) -> bool:
         return True
