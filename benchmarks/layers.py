@@ -5,8 +5,8 @@
 
 Every choice of `--keep` layers of the embedding model MODEL, or the evenly spaced layers and
 `--choices` random ones, is copied and fitted to texts. With `--max-steps`, it is then trained for
-as many steps of 64 texts. The criteria compare the vectors of the untrained student with those of
-its teacher, on other texts: once after the fit of the search for layers (32 texts), once after the
+as many steps of 64 texts. The criteria compare the vectors of the untrained student and its
+teacher, on other texts: once after the fit of the search for layers (32 texts), once after the
 fit of a distillation. TEXTS has a text in each line. PAIRS (.jsonl, such as STS-B's development
 set) has `sentence1`, `sentence2` and `label`. QUESTIONS (.jsonl, such as QNLI's) has `question` and
 `sentence`; each question searches its own sentence among the first 600. The last tables have the
@@ -52,7 +52,7 @@ def criteria(
     """Return the criteria by name. Larger is better.
 
     Args:
-        own_VND, teacher_VND: Vectors of the texts' parts, the first being those of the texts.
+        own_VND, teacher_VND: Vectors of the texts' parts. The first part is the whole text.
         own_NLD, teacher_NLD: The last hidden states of the texts.
         mask_NL: 1 at the texts' tokens.
     """
