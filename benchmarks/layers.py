@@ -34,7 +34,7 @@ import kdcli
 from kdcli.losses.relation import regroup, relation_kl
 from kdcli.metrics.regression import pearson, spearman
 from kdcli.models.choose import ROWS, pair_cosines, parts_of, vectors_of
-from kdcli.models.embedder import Pool
+from kdcli.models.embedder import Pool, save_embedder
 from kdcli.models.sample import rows_of
 from kdcli.models.shape import build_student, evenly_spaced_layers, shape_of
 from kdcli.run.context import cpu_session
@@ -176,25 +176,25 @@ def main() -> None:
         scored.append(scores(replace(teacher, model=built.model.eval()), "untrained"))
         if options.max_steps:
             with tempfile.TemporaryDirectory() as folder:
+                started, trained = Path(folder, "started"), Path(folder, "trained")
+                save_embedder(built.model, teacher.tokenizer, teacher.format, started)
                 kdcli.distill(
                     options.model,
+                    student=started,
                     method="embedding",
                     pooling=options.pooling,
-                    to=f"{options.keep}x{shape.hidden}",
                     data=options.texts,
                     max_steps=options.max_steps,
                     batch_size=BATCH,
                     dtype="bf16",
                     sets=[
-                        f"student.layers={list(layers)}",
                         f"embedding.rows={options.max_steps * BATCH}",
                         f"data.max_length={LENGTH}",
                         "measure.latency=false",
                     ],
-                    output_dir=f"{folder}/run",
+                    output_dir=trained,
                 )
-                trained = Embedder.open(f"{folder}/run", pooling=options.pooling)
-                scored[-1] |= scores(trained, "trained")
+                scored[-1] |= scores(Embedder.open(str(trained)), "trained")
         cells = [f"{name} {value:.4f}" for name, value in (scored[-1] | found).items()]
         print(", ".join(map(str, layers)), *cells, sep=" | ", flush=True)
     print_correlations(measured, scored)
