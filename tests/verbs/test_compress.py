@@ -201,6 +201,10 @@ def missing(*names):
             ["demo", "--task", "demo-topic", "--max-drop", "1", "--set", "plan.backends=[onx]"],
             "unknown backend 'onx'; did you mean 'onnx'?",
         ),
+        (
+            ["demo", "--task", "demo-topic", "--max-drop", "1", "--set", "plan.backends=[torch]"],
+            "torch runs no exports",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_refused(arguments, said, tmp_path):

@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
-from kdcli.deploy.backends import BackendName
+from kdcli.deploy.backends import FORMATS, BackendName
 from kdcli.errors import UsageError
 from kdcli.recipe.options import GOAL, RUN, Option
 from kdcli.recipe.sections import (
@@ -68,10 +68,20 @@ class GoalSettings(Section):
     )
 
 
+def check_runs_exports(backend: str) -> str:
+    """Return the name of a backend that runs exports. Raises UsageError: it runs none."""
+    if backend.partition("-")[0] not in FORMATS:
+        raise UsageError(
+            f"compress exports its candidates, and {backend} runs no exports",
+            f"plan.backends takes {' and '.join(FORMATS)}, such as onnx-int8",
+        )
+    return backend
+
+
 class PlanSettings(Section):
     """`plan:`, the candidates of a recipe without steps."""
 
-    backends: list[BackendName] = Field(
+    backends: list[Annotated[BackendName, AfterValidator(check_runs_exports)]] = Field(
         default_factory=lambda: ["onnx-int8", "openvino-int8", "onnx"],
         min_length=1,
         description="Backends that are tried.",
