@@ -127,7 +127,7 @@ def with_learning_rate(
 ) -> Resolved[DistillRecipe]:
     """Set the learning rate for the widest student, unless the user or the recipe set one.
 
-    If `--to` is a goal or missing, the width is that of the model that the student starts from.
+    If `--to` is a goal or missing, it takes the width of the model that the student starts from.
 
     Raises KdcliError: the model that the student starts from cannot be read.
     """
