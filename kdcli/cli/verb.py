@@ -18,6 +18,7 @@ from kdcli.cli.help import Command
 from kdcli.cli.libraries import prepare_libraries
 from kdcli.cli.revision import pinned
 from kdcli.cli.show import Printable, ResultT, Saved, show
+from kdcli.custom_code import custom_code
 from kdcli.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -120,15 +121,19 @@ class Verb:
         given.check_values()
         repository = given.values.get("push_to_hub")
         if repository is None:
-            return self.function(given)
+            return self._call(given)
         from kdcli.report.publish import Upload, check_repository, publish
 
         check_repository(repository)
-        result = self.function(given)
+        result = self._call(given)
         if result is not None:
             assert isinstance(result, Saved)
             typer.echo(publish(Upload.of(result.folder), repository).sentence, err=True)
         return result
+
+    def _call(self, given: Given) -> Printable | None:
+        with custom_code(bool(given.values.get("trust_remote_code"))):
+            return self.function(given)
 
 
 class Given:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
+from kdcli.custom_code import custom_code_allowed
 from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.measurements import Agreement, Failure, LatencyRow
 from kdcli.deploy.old_machines.measure_encoders import MAX_MEASUREMENTS
@@ -57,7 +58,6 @@ class Protocol:
     lengths: Sequence[int] = ()  # number of tokens of real examples, cut to the cell's tokens
     # Real text on which backends are compared with torch in float32. Without it, ids are random.
     texts: Sequence[str] = ()
-    trust_remote_code: bool = False
 
 
 @dataclass
@@ -131,9 +131,11 @@ def measure_latency(
     Ctrl-C keeps the finished cells, and so does the deadline, a value of `time.monotonic()`. Raises
     MachineError if the worker died; the message has its last line or its signal.
     """
-    request = {"subjects": list(map(asdict, subjects)), "threads": latency_threads()} | asdict(
-        protocol
-    )
+    request = asdict(protocol) | {
+        "subjects": list(map(asdict, subjects)),
+        "threads": latency_threads(),
+        "custom_code": custom_code_allowed(),
+    }
     latency, lines = Latency(), _Lines(subjects, protocol)
     with tempfile.TemporaryFile("w+") as errors:
         # With -P, a file such as types.py in the current directory cannot shadow a module.

@@ -78,30 +78,25 @@ class Predictor:
     generate: Callable[[list[tuple[str, ...]]], list[str]] | None = None
 
     @classmethod
-    def open(cls, source: str, *, trust_remote_code: bool = False) -> Predictor:
+    def open(cls, source: str) -> Predictor:
         """Load a model, or an export for its own runtime.
 
         Args:
             source: its directory, or a hub id.
-            trust_remote_code: whether code that comes with the model may run.
 
         Raises:
             UsageError: the model cannot be loaded, or is an encoder without a head.
             MachineError: the runtime of an export is not installed.
         """
-        config = load_config(
-            source, trust_remote_code=trust_remote_code, weights=False, compacted=True
-        )
+        config = load_config(source, weights=False, compacted=True)
         kind, fmt = kind_of_model(source, config), read_format(source)
         network: PreTrainedModel | None = None
         if kind == EMBEDDING_KIND and not is_export(source):
             # The tokenizer of a static model adds no special tokens, whatever its files say.
-            embedder = load_embedder(source, trust_remote_code=trust_remote_code, compacted=True)
+            embedder = load_embedder(source, compacted=True)
             network, tokenizer = embedder.model, embedder.tokenizer
         else:
-            tokenizer = tokenizer_for(
-                source, of_words=kind == "tokens", trust_remote_code=trust_remote_code
-            )
+            tokenizer = tokenizer_for(source, of_words=kind == "tokens")
         if kind == EMBEDDING_KIND:
             check_case(tokenizer, source)
         known = functools.partial(cls, source, kind, config, tokenizer, format=fmt)
@@ -109,7 +104,7 @@ class Predictor:
             export = open_export(source)
             return known(export.runner(latency_threads()), export.outputs)
         if network is None:
-            network = load(source, trust_remote_code=trust_remote_code)
+            network = load(source)
         device = choose_device("auto")
         network.to(device)
         if kind == TEXT_KIND:

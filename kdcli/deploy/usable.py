@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from kdcli.custom_code import custom_code, custom_code_allowed
 from kdcli.deploy.exported import EMBEDDING_KIND, is_export
 from kdcli.deploy.predict import RERANK_KIND, Predictor, kind_of_model
 from kdcli.deploy.predictions import Text
@@ -42,7 +43,8 @@ class Usable(ABC):
             UsageError: the run left no model, or an export without weights for torch.
             MachineError: sentence-transformers is needed and not installed.
         """
-        return load_for_use(_model_folder(self.best), trust_remote_code=self.trust_remote_code)
+        with custom_code(self.trust_remote_code):
+            return load_for_use(_model_folder(self.best))
 
     def predict(self, texts: Iterable[Text]) -> list[Any] | Array:
         """Predict texts with the model, or with an export in its own runtime.
@@ -54,10 +56,11 @@ class Usable(ABC):
     @functools.cached_property
     def _predictor(self) -> Predictor:
         source = _model_folder(self.best)
-        return Predictor.open(source, trust_remote_code=self.trust_remote_code)
+        with custom_code(self.trust_remote_code):
+            return Predictor.open(source)
 
 
-def load_for_use(source: str, *, trust_remote_code: bool = False) -> Any:
+def load_for_use(source: str) -> Any:
     """Load a model with the class that others load it with.
 
     Raises:
@@ -69,11 +72,11 @@ def load_for_use(source: str, *, trust_remote_code: bool = False) -> Any:
             f"{source} is an export, and has no weights for torch",
             "use .predict(), or export with weights=True",
         )
-    config = load_config(source, trust_remote_code=trust_remote_code, compacted=True)
+    config = load_config(source, compacted=True)
     kind = kind_of_model(source, config, headless=True)
     if kind not in (EMBEDDING_KIND, RERANK_KIND):
-        return load(source, trust_remote_code=trust_remote_code)
-    if custom_class(config) is not None and not trust_remote_code:
+        return load(source)
+    if custom_class(config) is not None and not custom_code_allowed():
         raise UsageError(
             f"{source} is compacted, and sentence-transformers runs the file with its class",
             "use .predict() or kdcli.load(), or repeat the call with trust_remote_code=True",
@@ -81,7 +84,7 @@ def load_for_use(source: str, *, trust_remote_code: bool = False) -> Any:
     sentence_transformers = library("sentence_transformers", "embed")
     name = "SentenceTransformer" if kind == EMBEDDING_KIND else "CrossEncoder"
     model_class = getattr(sentence_transformers, name)
-    return model_class(source, device="cpu", trust_remote_code=trust_remote_code).eval()
+    return model_class(source, device="cpu", trust_remote_code=custom_code_allowed()).eval()
 
 
 def _model_folder(folder: Path) -> str:

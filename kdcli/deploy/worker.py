@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
+from kdcli.custom_code import custom_code, custom_code_allowed
 from kdcli.deploy.exported import is_export, open_export
 from kdcli.deploy.old_machines.measure_encoders import (
     UNSTABLE,
@@ -66,7 +67,7 @@ class Request(TypedDict):
     padding: str
     lengths: list[int]
     texts: list[str]
-    trust_remote_code: bool
+    custom_code: bool
 
 
 @dataclass
@@ -96,7 +97,7 @@ def main() -> None:
     """Serve one request."""
     request: Request = json.loads(sys.stdin.read())
     torch.set_num_threads(request["threads"])
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, custom_code(request["custom_code"]):
         serve(request, Path(folder), lambda message: print(json.dumps(message), flush=True))
 
 
@@ -130,7 +131,7 @@ def _load(request: Request, device: torch.device, folder: Path, send: Send) -> l
             )
             send({"prepared": [spec["name"]]})
             continue
-        model = _model(source, request["trust_remote_code"]).to(device)
+        model = _model(source).to(device)
         seconds = time.perf_counter() - began
         sample = _sample(source, model, request)
         plain = (backend, precision) == ("torch", "fp32")
@@ -157,7 +158,7 @@ def _load(request: Request, device: torch.device, folder: Path, send: Send) -> l
     return loaded
 
 
-def _model(source: str, trust_remote_code: bool) -> PreTrainedModel:
+def _model(source: str) -> PreTrainedModel:
     model: PreTrainedModel
     if is_shape(source):
         torch.manual_seed(0)
@@ -169,7 +170,7 @@ def _model(source: str, trust_remote_code: bool) -> PreTrainedModel:
             source,
             dtype=torch.float32,
             use_safetensors=True,
-            trust_remote_code=trust_remote_code,
+            trust_remote_code=custom_code_allowed(),
         )
     return model.eval()
 
@@ -183,8 +184,7 @@ def _sample(source: str, model: PreTrainedModel, request: Request) -> Batch:
     random_ids = cell_batch(model.config, [min(length, longest) for length in SAMPLE_LENGTHS])
     if not request["texts"] or is_shape(source):
         return random_ids
-    trusted = request["trust_remote_code"]
-    tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trusted)
+    tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=custom_code_allowed())
     if tokenizer.pad_token is None:
         return random_ids
     rows = tokenizer(

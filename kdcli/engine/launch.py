@@ -80,7 +80,7 @@ def launch(dtype: str, options: RunOptions, *, judging: bool = False) -> Session
     accelerator = start(device, compute_dtype, options.report_to)
     if accelerator.num_processes > 1:
         device = accelerator.device
-    return Session(accelerator, device, options.trust_remote_code, judging)
+    return Session(accelerator, device, judging)
 
 
 def _process_count(device: torch.device, options: RunOptions) -> int:

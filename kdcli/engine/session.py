@@ -46,14 +46,12 @@ class Session:
     Attributes:
         accelerator: handles precision, optimiser and trackers.
         device: the device of this process.
-        trust_remote_code: whether code that comes with a model may run.
         judging: whether the verb only evaluates. Scores are then computed in the session's dtype;
             verbs that train compute them in float32.
     """
 
     accelerator: Accelerator
     device: torch.device
-    trust_remote_code: bool = False
     judging: bool = False
 
     @property

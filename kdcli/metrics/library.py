@@ -16,6 +16,7 @@ import numpy as np
 from datasets import Features, List, Value
 from huggingface_hub import constants
 
+from kdcli.custom_code import custom_code_allowed
 from kdcli.errors import UsageError
 from kdcli.metrics import scorer
 from kdcli.types import Kind, Task
@@ -109,7 +110,9 @@ class LibraryMetric:
 
 
 def load_metrics(
-    names: Sequence[str], task: Task, references: Sequence[Any], *, trust_remote_code: bool
+    names: Sequence[str],
+    task: Task,
+    references: Sequence[Any],
 ) -> tuple[LibraryMetric, ...]:
     """Load metrics by hub name, script or directory, and try each one on correct predictions.
 
@@ -126,7 +129,7 @@ def load_metrics(
         name = Path(source).stem
         if name in loaded:
             raise UsageError(f"two metrics have the name {name}", "give each metric once")
-        loaded[name] = LibraryMetric(name, task, _load(source, trust_remote_code))
+        loaded[name] = LibraryMetric(name, task, _load(source))
         correct = references
         if task.kind == "span":
             correct = [
@@ -136,11 +139,11 @@ def load_metrics(
     return tuple(loaded.values())
 
 
-def _load(source: str, trust_remote_code: bool) -> evaluate.EvaluationModule:
+def _load(source: str) -> evaluate.EvaluationModule:
     is_path = Path(source).exists() or source.endswith(".py") or source.startswith((".", "/", "~"))
     if is_path and not Path(source).exists():
         raise UsageError(f"no metric script or directory at {source}")
-    if (is_path or "/" in source.removeprefix(OFFICIAL)) and not trust_remote_code:
+    if (is_path or "/" in source.removeprefix(OFFICIAL)) and not custom_code_allowed():
         message = f"metric '{source}' is code from outside the evaluate library, so it is not run"
         raise UsageError(message, "read the code, then add --trust-remote-code")
     try:

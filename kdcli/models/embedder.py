@@ -256,21 +256,19 @@ def format_for(
     )
 
 
-def load_embedder(
-    source: str, *, trust_remote_code: bool = False, compacted: bool = False
-) -> Model:
+def load_embedder(source: str, *, compacted: bool = False) -> Model:
     """Load an encoder, whose directory may be in sentence-transformers' format.
 
     `compacted` accepts a model of `kdcli.deploy.sparse.compact`. Raises UsageError if the model
     cannot be loaded, is a cross-encoder, or sentence-transformers reads other tokens of its texts.
     """
-    loaded = _load_encoder(source, trust_remote_code=trust_remote_code, compacted=compacted)
+    loaded = _load_encoder(source, compacted=compacted)
     check_case(loaded.tokenizer, source)
     return loaded
 
 
-def _load_encoder(source: str, *, trust_remote_code: bool, compacted: bool) -> Model:
-    config = load_config(source, trust_remote_code=trust_remote_code, compacted=compacted)
+def _load_encoder(source: str, *, compacted: bool) -> Model:
+    config = load_config(source, compacted=compacted)
     scores = any("ForSequenceClassification" in name for name in config.architectures or ())
     if scores and read_format(source) is None:
         raise UsageError(
@@ -279,11 +277,11 @@ def _load_encoder(source: str, *, trust_remote_code: bool, compacted: bool) -> M
             "its own --task",
         )
     if is_static(config):
-        tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+        tokenizer = load_tokenizer(source)
         return Model(load_weights(source, AutoModel).eval(), bare_tokenizer(tokenizer), source)
     if (model_class := custom_class(config)) is None:
-        return load_encoder(source, trust_remote_code=trust_remote_code)
-    tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+        return load_encoder(source)
+    tokenizer = load_tokenizer(source)
     return Model(load_weights(source, model_class).eval(), tokenizer, source)
 
 

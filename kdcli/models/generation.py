@@ -27,7 +27,11 @@ from kdcli.types import Task
 
 
 def load_generator(
-    source: str, task: Task, *, new_head: bool, seed: int = 0, trust_remote_code: bool = False
+    source: str,
+    task: Task,
+    *,
+    new_head: bool,
+    seed: int = 0,
 ) -> Model:
     """Load a model that generates text, or turn a masked language model or an encoder into one.
 
@@ -38,12 +42,12 @@ def load_generator(
     attention mask for each pair of tokens or has no masked language model, or if the tokenizer has
     no mask token or no separator.
     """
-    config = load_config(source, trust_remote_code=trust_remote_code)
+    config = load_config(source)
     if hasattr(config, UNILM_KEY):
         generator_class = custom_class(config)
         assert generator_class is not None
-        model = load_weights(source, generator_class, trust_remote_code=trust_remote_code)
-        tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+        model = load_weights(source, generator_class)
+        tokenizer = load_tokenizer(source)
         length = tuned_length(config, tokenizer, task)
         rows = training_rows(location(source))
         setattr(model.config, TASK_KEY, task.name)
@@ -58,12 +62,7 @@ def load_generator(
             f"{config.model_type} cannot generate: {leaks}, so target tokens would see later ones",
             "use a type such as bert, roberta, distilbert, albert, electra or modernbert",
         )
-    loaded = load_masked_lm(
-        source,
-        otherwise="generation needs such a head",
-        bare=True,
-        trust_remote_code=trust_remote_code,
-    )
+    loaded = load_masked_lm(source, otherwise="generation needs such a head", bare=True)
     note, model = "its own head over the vocabulary", loaded.model
     if model.base_model is model:
         model = student_with_head(model, InitializedStudent(model, []), seed=seed).model

@@ -15,6 +15,7 @@ from torch import nn
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
+from kdcli.custom_code import custom_code_allowed
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import (
     LABEL_WORDS_KEY,
@@ -56,7 +57,9 @@ def modules_of_head(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def tokenizer_for(
-    source: str, *, of_words: bool, trust_remote_code: bool = False
+    source: str,
+    *,
+    of_words: bool,
 ) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model for a task.
 
@@ -64,15 +67,13 @@ def tokenizer_for(
     tokenizer is set to put a space before every word. Raises UsageError if there is no readable
     tokenizer.
     """
-    tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer(source)
     if (
         of_words
         and tokenizer.is_fast
         and "ByteLevel" in repr(tokenizer.backend_tokenizer.pre_tokenizer)
     ):
-        tokenizer = _spaced(
-            load_tokenizer(source, trust_remote_code=trust_remote_code, add_prefix_space=True)
-        )
+        tokenizer = _spaced(load_tokenizer(source, add_prefix_space=True))
     return tokenizer
 
 
@@ -85,7 +86,6 @@ def load_for_task(
     own_head: bool = True,
     seed: int = 0,
     compacted: bool = False,
-    trust_remote_code: bool = False,
 ) -> Model:
     """Load a model with a task's head.
 
@@ -99,7 +99,7 @@ def load_for_task(
     checkpoint's head is of another kind, or if its labels differ from the task's or are in another
     order.
     """
-    config = load_config(source, trust_remote_code=trust_remote_code, compacted=compacted)
+    config = load_config(source, compacted=compacted)
     auto = AUTO_CLASS[task.kind]
     custom = custom_class(config) if own_head else None
     if custom is None and type(config) not in auto._model_mapping:
@@ -116,13 +116,11 @@ def load_for_task(
             f"head.label_map has no head to reorder, because {source} gets a new one: {misfit}",
             "remove head.label_map; a new head is in the data's order",
         )
-    tokenizer = tokenizer_for(
-        source, of_words=task.kind == "tokens", trust_remote_code=trust_remote_code
-    )
+    tokenizer = tokenizer_for(source, of_words=task.kind == "tokens")
     max_length = None
     if misfit is None:
         max_length = tuned_length(config, tokenizer, task)
-        model = load_weights(source, custom or auto, trust_remote_code=trust_remote_code)
+        model = load_weights(source, custom or auto)
         if label_map is not None:
             _permute(model, list(label_map))
         note = "its own head" + (", in the data's order of labels" if label_map is not None else "")
@@ -130,10 +128,8 @@ def load_for_task(
             note += "; its labels have no names, so their order is taken to be the data's"
         describe_task(model.config, task)
     else:
-        encoder = load_weights(source, AutoModel, trust_remote_code=trust_remote_code, seed=seed)
-        model = with_new_head(
-            encoder, config, task, seed, source=source, trust_remote_code=trust_remote_code
-        )
+        encoder = load_weights(source, AutoModel, seed=seed)
+        model = with_new_head(encoder, config, task, seed, source=source)
         note = f"a new head: {misfit}"
     return Model(model.eval(), tokenizer, source, note, max_length, training_rows(location(source)))
 
@@ -308,7 +304,6 @@ def with_new_head(
     seed: int,
     *,
     source: str,
-    trust_remote_code: bool = False,
 ) -> PreTrainedModel:
     """Put an encoder's weights under a new head for the task, drawn from the seed.
 
@@ -320,7 +315,9 @@ def with_new_head(
     auto = AUTO_CLASS[task.kind]
     model: PreTrainedModel
     with config_errors(f"the {CONFIG_FILE} of {source}"):
-        model = auto.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
+        model = auto.from_config(
+            config, dtype=torch.float32, trust_remote_code=custom_code_allowed()
+        )
     missing = model.base_model.load_state_dict(encoder.state_dict(), strict=False).missing_keys
     # Only one of the two classes may have a pooler. If only the head's class has one (Nomic), it
     # stays random.

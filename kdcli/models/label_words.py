@@ -114,7 +114,6 @@ def load_with_label_words(
     kind: Literal["embedding", "mlm"],
     words: Sequence[str] | None = None,
     seed: int,
-    trust_remote_code: bool = False,
 ) -> Model:
     """Load an encoder with a frozen head of label words and without dropout.
 
@@ -127,16 +126,9 @@ def load_with_label_words(
     have such a head.
     """
     if kind == "mlm":
-        headed, ids = _from_mlm(source, task, words, trust_remote_code)
+        headed, ids = _from_mlm(source, task, words)
     else:
-        headed = load_for_task(
-            source,
-            task,
-            new_head=True,
-            own_head=False,
-            seed=seed,
-            trust_remote_code=trust_remote_code,
-        )
+        headed = load_for_task(source, task, new_head=True, own_head=False, seed=seed)
         ids = label_word_ids(headed.tokenizer, task, words)
         _from_embeddings(headed, ids, texts=task.kind not in ("tokens", "span"))
     model = headed.model
@@ -235,17 +227,15 @@ def _identity_with_norm(source: str, model: PreTrainedModel) -> None:
     head.requires_grad_(False)
 
 
-def _from_mlm(
-    source: str, task: Task, words: Sequence[str] | None, trust: bool
-) -> tuple[Model, list[int]]:
+def _from_mlm(source: str, task: Task, words: Sequence[str] | None) -> tuple[Model, list[int]]:
     """Load the checkpoint's masked language model with the label words as its vocabulary.
 
     Returns the model and the token ids of the words.
     """
     hint = "use the words' embeddings: --set head.kind=embedding"
-    loaded = load_masked_lm(source, otherwise=hint, trust_remote_code=trust)
+    loaded = load_masked_lm(source, otherwise=hint)
     masked_lm = loaded.model
-    tokenizer = tokenizer_for(source, of_words=task.kind == "tokens", trust_remote_code=trust)
+    tokenizer = tokenizer_for(source, of_words=task.kind == "tokens")
     ids = label_word_ids(tokenizer, task, words)
     config = copy.deepcopy(masked_lm.config)
     describe_task(config, task)

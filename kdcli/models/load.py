@@ -30,6 +30,7 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import extract_commit_hash
 
+from kdcli.custom_code import custom_code_allowed
 from kdcli.disk import EMBEDDED, cached_file, fill_dir, read_json, user_path
 from kdcli.errors import UsageError, first_line
 from kdcli.models.custom_class import (
@@ -121,27 +122,26 @@ def _snapshot(name: str, revision: str) -> str:
         ) from None
 
 
-def load_encoder(source: str, *, trust_remote_code: bool = False) -> Model:
+def load_encoder(
+    source: str,
+) -> Model:
     """Load a base encoder and its tokenizer.
 
     Raises UsageError if the model is not found, is not an encoder, has no tokenizer, has only
     pickled weights, has damaged or incomplete weights, or brings code without `trust_remote_code`.
     """
-    load_config(source, trust_remote_code=trust_remote_code)
-    tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
-    model = load_weights(source, AutoModel, trust_remote_code=trust_remote_code)
+    load_config(source)
+    tokenizer = load_tokenizer(source)
+    model = load_weights(source, AutoModel)
     rows = training_rows(location(source))
     return Model(model.eval(), tokenizer, source, rows=rows)
 
 
-def load_config(
-    source: str, *, trust_remote_code: bool = False, weights: bool = True, compacted: bool = False
-) -> PreTrainedConfig:
+def load_config(source: str, *, weights: bool = True, compacted: bool = False) -> PreTrainedConfig:
     """Load the configuration of a model, and check that the model can be loaded.
 
     Args:
         source: hub id, directory or `demo`.
-        trust_remote_code: whether to run code that comes with the model.
         weights: whether to check that there are safetensors files.
         compacted: whether to accept a model of `kdcli.deploy.sparse.compact`, which no verb can
             train.
@@ -154,7 +154,7 @@ def load_config(
     check_source(str(folder) if is_folder else source)
     if is_folder and not (folder / CONFIG_FILE).is_file():
         raise UsageError(f"{folder} has no {CONFIG_FILE}, so it is not a model directory")
-    config = _read_config(source, where, trust_remote_code)
+    config = _read_config(source, where)
     if hasattr(config, COMPACT_KEY) and not compacted:
         raise UsageError(
             f"{source} is compacted: its layers have shapes of their own, so that it can be "
@@ -316,7 +316,10 @@ def _no_safetensors(source: str, pickles: list[str]) -> UsageError:
     )
 
 
-def _read_config(source: str, where: str, trust_remote_code: bool) -> PreTrainedConfig:
+def _read_config(
+    source: str,
+    where: str,
+) -> PreTrainedConfig:
     hint = "read the code, then add --trust-remote-code"
     custom_code = UsageError(f"{source} brings code of its own, which is not run by default", hint)
     try:
@@ -341,21 +344,19 @@ def _read_config(source: str, where: str, trust_remote_code: bool) -> PreTrained
             f"the config.json of {source} has no model_type",
             "give a model that transformers can load",
         )
-    if kind not in LAYOUTS and "auto_map" in raw and not trust_remote_code:
+    if kind not in LAYOUTS and "auto_map" in raw and not custom_code_allowed():
         raise custom_code
     layout_of_type(kind, decodes=bool(raw.get("is_decoder") or raw.get("is_encoder_decoder")))
     with config_errors(f"the {CONFIG_FILE} of {source}"):
         try:
             return transformers.AutoConfig.from_pretrained(
-                where, trust_remote_code=trust_remote_code
+                where, trust_remote_code=custom_code_allowed()
             )
         except ValueError as error:
             raise custom_code if "trust_remote_code" in str(error) else error from None
 
 
-def load_tokenizer(
-    source: str, *, trust_remote_code: bool = False, **settings: object
-) -> PreTrainedTokenizerBase:
+def load_tokenizer(source: str, **settings: object) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model.
 
     `settings` are passed to `from_pretrained`. Raises UsageError if there is no readable tokenizer.
@@ -366,7 +367,7 @@ def load_tokenizer(
         with _quietly():
             check_tokenizer(where)
             tokenizer = AutoTokenizer.from_pretrained(
-                where, trust_remote_code=trust_remote_code, **settings
+                where, trust_remote_code=custom_code_allowed(), **settings
             )
             if tokenizer.is_fast:
                 backend = tokenizer.backend_tokenizer
@@ -429,7 +430,6 @@ def load_weights(
     source: str,
     auto_class: ModelClass,
     *,
-    trust_remote_code: bool = False,
     seed: int = 0,
     **settings: object,
 ) -> PreTrainedModel:
@@ -438,24 +438,23 @@ def load_weights(
     Args:
         source: hub id, directory or `demo`.
         auto_class: `AutoModel`, or a class with a head that the checkpoint must have.
-        trust_remote_code: whether to run code that comes with the model.
         seed: seed of the pooler, for a base model that lacks it.
         settings: further arguments of `from_pretrained`.
 
     Raises UsageError if the weights cannot be read, are damaged or are incomplete.
     """
     settings |= {
-        "trust_remote_code": trust_remote_code,
+        "trust_remote_code": custom_code_allowed(),
         "use_safetensors": True,
         "dtype": torch.float32,
     }
     where = location(source)
-    config = load_config(source, trust_remote_code=trust_remote_code, compacted=True)
+    config = load_config(source, compacted=True)
     # Check the same commit of the hub that is loaded.
     revision = None if Path(where).is_dir() else commit_of(source)
     with _weight_errors(source), _quietly(), torch.random.fork_rng(devices=[]):
         files = weight_files(where, revision)
-        if not trust_remote_code:
+        if not custom_code_allowed():
             check_declared(source, config, auto_class, files)
         torch.manual_seed(seed)
         if is_static(config):

@@ -18,7 +18,10 @@ from kdcli.models.training_rows import training_rows
 
 
 def load_masked_lm(
-    source: str, *, otherwise: str, bare: bool = False, trust_remote_code: bool = False
+    source: str,
+    *,
+    otherwise: str,
+    bare: bool = False,
 ) -> Model:
     """Load a masked language model and its tokenizer; the encoder is the model's `base_model`.
 
@@ -27,7 +30,7 @@ def load_masked_lm(
     Raises UsageError if the model cannot be loaded, or if the type or the checkpoint has no such
     head. In the second case, the hint is `otherwise`.
     """
-    config = load_config(source, trust_remote_code=trust_remote_code)
+    config = load_config(source)
     if type(config) not in AutoModelForMaskedLM._model_mapping:
         raise UsageError(
             f"{config.model_type} has no masked-language-model head in transformers", otherwise
@@ -40,13 +43,13 @@ def load_masked_lm(
         "ForPreTraining"
     ):
         if bare:
-            return load_encoder(source, trust_remote_code=trust_remote_code)
+            return load_encoder(source)
         raise UsageError(
             f"{source} is {architecture}, without a masked-language-model head", otherwise
         )
-    tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer(source)
     try:
-        model = load_weights(source, AutoModelForMaskedLM, trust_remote_code=trust_remote_code)
+        model = load_weights(source, AutoModelForMaskedLM)
     except UsageError as error:
         raise error.of(f"{source} cannot be read as {expected}", otherwise) from None
     rows = training_rows(location(source))

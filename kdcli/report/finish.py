@@ -66,7 +66,6 @@ class RunResult(Usable):
     Attributes:
         report: The content of report.json.
         folder: The directory of the run.
-        trust_remote_code: Whether code that comes with its model may run.
     """
 
     # A report would fill a console with its repr.
@@ -168,7 +167,6 @@ def measure_models(
         device=str(session.device),
         min_runs=settings.min_runs,
         min_seconds=settings.min_seconds,
-        trust_remote_code=session.trust_remote_code,
     )
     return measure_latency(list(subjects), protocol)
 

@@ -46,11 +46,6 @@ class RunContext(Generic[RecipeT_co]):
         """Whether this is the process that writes and prints."""
         return self.session.is_main
 
-    @property
-    def trust_remote_code(self) -> bool:
-        """Whether code that comes with a model may run."""
-        return self.session.trust_remote_code
-
     def inside(
         self, folder: Path, resolved: Resolved[RecipeT], *, overwrite: bool = False
     ) -> RunContext[RecipeT]:
@@ -92,10 +87,10 @@ class RunContext(Generic[RecipeT_co]):
         return write_report(RunDir(folder or self.folder), contents)
 
 
-def cpu_session(*, trust_remote_code: bool = False) -> Session:
+def cpu_session() -> Session:
     """Create a float32 session on the CPU, outside any run."""
     cpu = torch.device("cpu")
-    return Session(start(cpu, torch.float32), cpu, trust_remote_code)
+    return Session(start(cpu, torch.float32), cpu)
 
 
 def open_run(

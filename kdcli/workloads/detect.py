@@ -25,14 +25,16 @@ from kdcli.workloads.retrieval import RETRIEVAL
 
 
 def task_of_model(
-    model: str, data: str | None, pooling: str | None = None, *, trust_remote_code: bool = False
+    model: str,
+    data: str | None,
+    pooling: str | None = None,
 ) -> str:
     """Return the task that a model is for; see `known_task`.
 
     Raises:
         UsageError: the model cannot be read, or it is a plain encoder without `pooling`.
     """
-    task = known_task(model, data, pooling, trust_remote_code=trust_remote_code)
+    task = known_task(model, data, pooling)
     if task is None:
         raise UsageError(
             f"{model} is a plain encoder: it has no head and no pooling, so its task is unknown",
@@ -43,7 +45,9 @@ def task_of_model(
 
 
 def known_task(
-    model: str, data: str | None, pooling: str | None = None, *, trust_remote_code: bool = False
+    model: str,
+    data: str | None,
+    pooling: str | None = None,
 ) -> str | None:
     """Return the task that a model is for, if the user names none; None for a plain encoder.
 
@@ -57,7 +61,6 @@ def known_task(
         model: the model.
         data: the value of `--data`.
         pooling: the value of `--pooling`.
-        trust_remote_code: whether code that comes with the model may run.
 
     Raises:
         UsageError: the model cannot be read.
@@ -66,7 +69,7 @@ def known_task(
         return task
     if pooling is not None or read_format(model) is not None:
         return _task_of_vectors(data)
-    config = load_config(model, trust_remote_code=trust_remote_code, compacted=True, weights=False)
+    config = load_config(model, compacted=True, weights=False)
     head = head_of(config)
     if head is None:
         return None

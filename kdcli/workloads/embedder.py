@@ -60,7 +60,6 @@ class Embedder(Model):
         source: str,
         *,
         pooling: str | None = None,
-        trust_remote_code: bool = False,
         compacted: bool = False,
     ) -> Self:
         """Load an embedding model.
@@ -68,35 +67,34 @@ class Embedder(Model):
         Args:
             source: the model.
             pooling: pooling of an encoder that does not specify its own.
-            trust_remote_code: whether code that comes with the model may run.
             compacted: also allow a compacted model.
 
         Raises:
             UsageError: the model cannot be loaded, or has no pooling.
         """
-        loaded = load_embedder(source, trust_remote_code=trust_remote_code, compacted=compacted)
+        loaded = load_embedder(source, compacted=compacted)
         fmt, note = format_for(source, loaded.model.config, pooling)
         return cls(loaded.model, loaded.tokenizer, source, note, rows=loaded.rows, format=fmt)
 
     @classmethod
     def open_scored(
-        cls, source: str, *, pooling: str | None = None, trust_remote_code: bool = False
+        cls,
+        source: str,
+        *,
+        pooling: str | None = None,
     ) -> Self:
         """Load an embedding model for evaluation, which may be an export or a compacted model.
 
         Args:
             source: the model or export.
             pooling: pooling of an encoder that does not specify its own.
-            trust_remote_code: whether code that comes with the model may run.
 
         Raises:
             UsageError: the model or export cannot be loaded, has no pooling, or is an export of a
                 model with a head.
         """
         if not is_export(source):
-            return cls.open(
-                source, pooling=pooling, trust_remote_code=trust_remote_code, compacted=True
-            )
+            return cls.open(source, pooling=pooling, compacted=True)
         export = open_export(source)
         if not {VECTORS, "last_hidden_state"} & set(export.outputs):
             raise UsageError(
@@ -105,7 +103,7 @@ class Embedder(Model):
                 "export an embedding model, or an encoder with --pooling",
             )
         fmt, note = format_for(source, export.config, pooling)
-        tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+        tokenizer = load_tokenizer(source)
         check_case(tokenizer, source)
         note = f"run by {export.format}, {export.precision}; {note}"
         network: Any = export

@@ -202,10 +202,10 @@ class EmbeddingWorkload(Workload):
     def load(
         self, source: str, *, head: TaskHeadSettings, seed: int = 0, new_head: bool = True
     ) -> Model:
-        trusted, pooling = self.session.trust_remote_code, self.settings.pooling
+        pooling = self.settings.pooling
         if new_head:
-            return Embedder.open(source, pooling=pooling, trust_remote_code=trusted)
-        return Embedder.open_scored(source, pooling=pooling, trust_remote_code=trusted)
+            return Embedder.open(source, pooling=pooling)
+        return Embedder.open_scored(source, pooling=pooling)
 
     def capture(self, model: Model, needs: Needs | None = None) -> Capture:
         assert isinstance(model, Embedder)
@@ -427,8 +427,7 @@ def open_workload(request: WorkloadRequest, session: Session) -> tuple[Embedding
     settings = VectorSettings.model_validate(dict(request.settings.get("embedding", {})))
     loss = dict(request.settings.get("loss", {}))
     evaluation = request.settings.get("eval") or DownstreamSettings()
-    trusted = session.trust_remote_code
-    model = Embedder.open(request.model, pooling=settings.pooling, trust_remote_code=trusted)
+    model = Embedder.open(request.model, pooling=settings.pooling)
     Progress.log_fact(f"{model.source}: {model.note}")
     if request.data.source is None:
         raise UsageError(

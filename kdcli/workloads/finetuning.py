@@ -329,7 +329,7 @@ def open_downstream(
             workload.plan(recipe.train)
             tasks[name] = DownstreamTask(workload, resolved)
             continue
-        data, loaded, _ = check_task_data(request, context.session)
+        data, loaded, _ = check_task_data(request)
         # Without examples this only checks the tokenizer.
         form = row_format(recipe.data, data.task, loaded)
         Features.of(data.task, [], loaded.tokenizer, form)

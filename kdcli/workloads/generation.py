@@ -55,11 +55,11 @@ class GenerationWorkload(LabelledWorkload):
     def load(
         self, source: str, *, head: TaskHeadSettings, seed: int = 0, new_head: bool = True
     ) -> Model:
-        trusted, task = self.session.trust_remote_code, self.data.task
+        task = self.data.task
         if not new_head:
-            return load_generator(source, task, new_head=False, trust_remote_code=trusted)
+            return load_generator(source, task, new_head=False)
         generation = self.generation
-        return load_generation(source, task, generation, seed=seed, trust_remote_code=trusted)
+        return load_generation(source, task, generation, seed=seed)
 
     @property
     def over(self) -> Count:  # type: ignore[override]
@@ -141,7 +141,6 @@ def load_generation(
     settings: GenerationSettings | None,
     *,
     seed: int,
-    trust_remote_code: bool,
 ) -> Model:
     """Load a masked language model to train as a generator.
 
@@ -150,15 +149,12 @@ def load_generation(
         task: the task.
         settings: the recipe's `generation` section; None for the defaults.
         seed: seed for new weights.
-        trust_remote_code: whether code that comes with the model may run.
 
     Raises:
         UsageError: the model cannot be loaded or cannot generate text, or `min_tokens` is not below
             `max_tokens`.
     """
-    model = load_generator(
-        source, task, new_head=True, seed=seed, trust_remote_code=trust_remote_code
-    )
+    model = load_generator(source, task, new_head=True, seed=seed)
     set_decoding(model.model, settings or GenerationSettings())
     return model
 

@@ -264,8 +264,7 @@ class LabelledWorkload(Workload):
         """Tokenise the evaluation sets for a model."""
         task, sets = self.data.task, self.data.sets
         evaluator = Evaluator.of(task, sets, model.tokenizer, form, choose_on=self.choose_on)
-        trusted = self.session.trust_remote_code
-        return evaluator.with_metrics(self.metric_names, trust_remote_code=trusted)
+        return evaluator.with_metrics(self.metric_names)
 
     def evaluator_for(self, model: Model) -> tuple[Evaluator, int]:
         """Return the evaluation sets tokenised for a model, and its maximum row length."""
@@ -282,10 +281,10 @@ class LabelledWorkload(Workload):
     def load(
         self, source: str, *, head: TaskHeadSettings, seed: int = 0, new_head: bool = True
     ) -> Model:
-        trusted, task = self.session.trust_remote_code, self.data.task
+        task = self.data.task
         if is_export(source) or not new_head:
-            return load_scored(source, task, label_map=head.label_map, trust_remote_code=trusted)
-        return load_trained(source, task, head, seed=seed, trust_remote_code=trusted)
+            return load_scored(source, task, label_map=head.label_map)
+        return load_trained(source, task, head, seed=seed)
 
     def load_teacher(
         self, source: str, reader: Model, *, head: TaskHeadSettings, own_tokens: bool = False
@@ -301,20 +300,14 @@ class LabelledWorkload(Workload):
         Raises:
             UsageError: the teacher's head does not fit the task, or its vocabulary differs.
         """
-        teacher = load_for_task(
-            source,
-            self.data.task,
-            label_map=head.label_map,
-            new_head=False,
-            trust_remote_code=self.session.trust_remote_code,
-        )
+        teacher = load_for_task(source, self.data.task, label_map=head.label_map, new_head=False)
         if not own_tokens:
             check_vocabulary(teacher, reader.tokenizer, reader.source)
         Progress.log_fact(f"teacher {source}: {teacher.note}")
         return teacher
 
     def misfit(self, source: str) -> str | None:
-        config = load_config(source, trust_remote_code=self.session.trust_remote_code)
+        config = load_config(source)
         return misfit_of(source, config, self.data.task, None)
 
     def make_student(

@@ -258,14 +258,16 @@ class Evaluator:
         rows = replace(self.features.rows, labels=None)
         return replace(self, features=replace(self.features, rows=rows))
 
-    def with_metrics(self, names: Sequence[str], *, trust_remote_code: bool) -> Evaluator:
+    def with_metrics(
+        self,
+        names: Sequence[str],
+    ) -> Evaluator:
         """Return a copy with additional metrics from the `evaluate` library.
 
         Every metric is tried on the references of the first set.
 
         Args:
             names: names, scripts or directories of metrics.
-            trust_remote_code: whether code that comes with a metric may run.
 
         Raises:
             UsageError: a metric cannot be loaded, or does not fit the task.
@@ -277,7 +279,7 @@ class Evaluator:
 
         begin, end = next(iter(self.bounds.values()))
         references = [reference(self.task, e) for e in self.features.examples[begin:end]]
-        loaded = load_metrics(names, self.task, references, trust_remote_code=trust_remote_code)
+        loaded = load_metrics(names, self.task, references)
         return replace(self, extra_metrics=loaded)
 
     def scorers(self, predictions: Sequence[Prediction]) -> dict[str, Scorer]:

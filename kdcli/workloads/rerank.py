@@ -195,14 +195,11 @@ class RerankWorkload(Workload):
         self, source: str, *, head: TaskHeadSettings, seed: int = 0, new_head: bool = True
     ) -> Model:
         if not new_head:
-            trusted = self.session.trust_remote_code
-            return open_reranker(source, trust_remote_code=trusted, pooling=self.pooling)
-        return load_cross_encoder(
-            source, seed=seed, trust_remote_code=self.session.trust_remote_code
-        )
+            return open_reranker(source, pooling=self.pooling)
+        return load_cross_encoder(source, seed=seed)
 
     def misfit(self, source: str) -> str | None:
-        if is_reranker(source, trust_remote_code=self.session.trust_remote_code):
+        if is_reranker(source):
             return None
         return "it has no head with one output"
 
@@ -229,16 +226,8 @@ class RerankWorkload(Workload):
             network = copy.deepcopy(origin.model)
             return replace(origin, model=network, tokenizer=copy.deepcopy(origin.tokenizer))
         built = self.make_student(origin, shape, start)
-        trusted = self.session.trust_remote_code
         config = copy.deepcopy(built.model.config)
-        model = with_new_head(
-            built.model,
-            config,
-            RERANK_TASK,
-            start.seed,
-            source=origin.source,
-            trust_remote_code=trusted,
-        )
+        model = with_new_head(built.model, config, RERANK_TASK, start.seed, source=origin.source)
         if start.init != "random" and shape.hidden == full.hidden:
             inside = f"{model.base_model_prefix}."
             weights = origin.model.state_dict().items()
@@ -459,8 +448,7 @@ def open_workload(request: WorkloadRequest, session: Session) -> tuple[RerankWor
     """
     data = read_data(request.data)
     Progress.log_fact(*data.notes)
-    trusted = session.trust_remote_code
-    model = load_cross_encoder(request.model, seed=request.seed, trust_remote_code=trusted)
+    model = load_cross_encoder(request.model, seed=request.seed)
     Progress.log_fact(f"{request.model}: {model.note}")
     settings = RankingSettings.model_validate(dict(request.settings))
     workload = RerankWorkload(

@@ -13,7 +13,11 @@ from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.task_models import load_scored
 
 
-def load_cross_encoder(source: str, *, seed: int, trust_remote_code: bool) -> Model:
+def load_cross_encoder(
+    source: str,
+    *,
+    seed: int,
+) -> Model:
     """Load a cross-encoder to train, and store its activation in its configuration.
 
     A model without a head of one output gets a new one.
@@ -21,9 +25,7 @@ def load_cross_encoder(source: str, *, seed: int, trust_remote_code: bool) -> Mo
     Raises:
         UsageError: the model cannot be loaded, or cannot have such a head.
     """
-    model = load_for_task(
-        source, RERANK_TASK, new_head=True, seed=seed, trust_remote_code=trust_remote_code
-    )
+    model = load_for_task(source, RERANK_TASK, new_head=True, seed=seed)
     activation = activation_of(model.source, model.model.config)
     if activation is not None:
         set_activation(model.model, activation)
@@ -42,24 +44,26 @@ def activation_taught_by(teacher: Model) -> str:
     return own or ACTIVATION_CLASSES["Sigmoid"]
 
 
-def open_reranker(source: str, *, trust_remote_code: bool, pooling: str | None = None) -> Model:
+def open_reranker(source: str, *, pooling: str | None = None) -> Model:
     """Load a cross-encoder, an embedding model or an export of either, to score candidates.
 
     Raises:
         UsageError: the model cannot be loaded, or is neither.
     """
-    if pooling is None and is_reranker(source, trust_remote_code=trust_remote_code):
-        return load_scored(source, RERANK_TASK, trust_remote_code=trust_remote_code)
-    embedder = Embedder.open_scored(source, pooling=pooling, trust_remote_code=trust_remote_code)
+    if pooling is None and is_reranker(source):
+        return load_scored(source, RERANK_TASK)
+    embedder = Embedder.open_scored(source, pooling=pooling)
     return replace(embedder, note=f"cosines of its vectors; {embedder.note}")
 
 
-def is_reranker(source: str, *, trust_remote_code: bool = False) -> bool:
+def is_reranker(
+    source: str,
+) -> bool:
     """Whether a model is a cross-encoder with one output.
 
     Raises:
         UsageError: the model's configuration cannot be loaded.
     """
-    config = load_config(source, trust_remote_code=trust_remote_code, weights=False, compacted=True)
+    config = load_config(source, weights=False, compacted=True)
     names = config.architectures or ()
     return config.num_labels == 1 and any("ForSequenceClassification" in n for n in names)

@@ -27,7 +27,6 @@ def load_trained(
     head: TaskHeadSettings,
     *,
     seed: int,
-    trust_remote_code: bool,
 ) -> Model:
     """Load a model to train, with its own head, a new head, or a frozen head of label words.
 
@@ -36,22 +35,8 @@ def load_trained(
             used.
     """
     if head.kind in ("embedding", "mlm"):
-        return load_with_label_words(
-            source,
-            task,
-            kind=head.kind,
-            words=head.words,
-            seed=seed,
-            trust_remote_code=trust_remote_code,
-        )
-    return load_for_task(
-        source,
-        task,
-        label_map=head.label_map,
-        new_head=True,
-        seed=seed,
-        trust_remote_code=trust_remote_code,
-    )
+        return load_with_label_words(source, task, kind=head.kind, words=head.words, seed=seed)
+    return load_for_task(source, task, label_map=head.label_map, new_head=True, seed=seed)
 
 
 def load_scored(
@@ -59,7 +44,6 @@ def load_scored(
     task: Task,
     *,
     label_map: Sequence[int] | None = None,
-    trust_remote_code: bool = False,
 ) -> Model:
     """Load a fine-tuned model or an export to score it.
 
@@ -70,23 +54,14 @@ def load_scored(
             `label_map` is set for an export.
     """
     if not is_export(source):
-        return load_for_task(
-            source,
-            task,
-            label_map=label_map,
-            new_head=False,
-            compacted=True,
-            trust_remote_code=trust_remote_code,
-        )
+        return load_for_task(source, task, label_map=label_map, new_head=False, compacted=True)
     export = open_export(source)
     if label_map is not None:
         raise UsageError(
             f"the labels of the export {source} cannot be reordered", "omit head.label_map"
         )
     check_head(source, export.config, task)
-    tokenizer = tokenizer_for(
-        source, of_words=task.kind == "tokens", trust_remote_code=trust_remote_code
-    )
+    tokenizer = tokenizer_for(source, of_words=task.kind == "tokens")
     note = f"run by {export.format}, {export.precision}"
     length = tuned_length(export.config, tokenizer, task)
     network: Any = export

@@ -53,7 +53,7 @@ def open_workload(request: WorkloadRequest, session: Session) -> tuple[LabelledW
         UsageError: the data or model cannot be used, or too many answers are missing from their
             contexts.
     """
-    data, model, notes = check_task_data(request, session)
+    data, model, notes = check_task_data(request)
     workload = opened(request, session, data, model, notes)
     return workload, model
 
@@ -124,9 +124,7 @@ def new_workload(
     return GenerationWorkload(**vars(workload), generation=generation or GenerationSettings())
 
 
-def check_task_data(
-    request: WorkloadRequest, session: Session
-) -> tuple[Labelled, Model, list[str]]:
+def check_task_data(request: WorkloadRequest) -> tuple[Labelled, Model, list[str]]:
     """Load and check a task's data and model without tokenising the data.
 
     Returns:
@@ -144,7 +142,7 @@ def check_task_data(
         request.data.rows_request(request.task),
         trained=trained,
         withheld=request.data.labels == "teacher",
-        head=_known_head(request, trusted=session.trust_remote_code),
+        head=_known_head(request),
         log=Progress.log_fact,
     )
     if data.task.kind == "text" and not request.generates:
@@ -163,7 +161,7 @@ def check_task_data(
     if request.choose_on is not None and request.choose_on not in data.sets:
         sets = ", ".join(filter(None, data.sets)) or "there is only one"
         raise UsageError(f"choose_on {request.choose_on} is not among the evaluated sets: {sets}")
-    model = _load_model(request, data.task, trust_remote_code=session.trust_remote_code)
+    model = _load_model(request, data.task)
     Progress.log_fact(f"{request.model}: {model.note}")
     if data.task.kind == "span":
         data, dropped = without_misplaced(data)
@@ -178,9 +176,9 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> LabelledWor
     Raises:
         UsageError: the task is unknown, or its data cannot be used.
     """
-    first, trusted = request.models[0], session.trust_remote_code
+    first = request.models[0]
     weights = not is_export(first)
-    config = load_config(first, trust_remote_code=trusted, weights=weights, compacted=True)
+    config = load_config(first, weights=weights, compacted=True)
     data = open_labelled(
         request.data.rows_request(request.task),
         training=False,
@@ -244,12 +242,14 @@ def without_misplaced(data: Labelled) -> tuple[Labelled, list[str]]:
     return replace(data, train=kept), [f"{len(lines)} training questions were dropped:", *listed]
 
 
-def _known_head(request: WorkloadRequest, *, trusted: bool) -> Head | None:
+def _known_head(
+    request: WorkloadRequest,
+) -> Head | None:
     """Return what the head of the first model that has one predicts, for the user's own rows."""
     if request.task != OWN:
         return None
     for source in dict.fromkeys([request.model, *request.other_models]):
-        config = load_config(source, trust_remote_code=trusted, compacted=True, weights=False)
+        config = load_config(source, compacted=True, weights=False)
         if (head := head_of(config)) is not None:
             # A new head takes the order of the data, and so does a head that `label_map` reorders.
             by_data = request.new_head or request.head.label_map is not None
@@ -257,29 +257,15 @@ def _known_head(request: WorkloadRequest, *, trusted: bool) -> Head | None:
     return None
 
 
-def _load_model(request: WorkloadRequest, task: Task, *, trust_remote_code: bool) -> Model:
+def _load_model(
+    request: WorkloadRequest,
+    task: Task,
+) -> Model:
     """Load the model that reads the rows, with a new head if the request allows it."""
     if not request.new_head:
         return load_for_task(
-            request.model,
-            task,
-            label_map=request.head.label_map,
-            new_head=False,
-            seed=request.seed,
-            trust_remote_code=trust_remote_code,
+            request.model, task, label_map=request.head.label_map, new_head=False, seed=request.seed
         )
     if task.kind == "text":
-        return load_generation(
-            request.model,
-            task,
-            request.generation,
-            seed=request.seed,
-            trust_remote_code=trust_remote_code,
-        )
-    return load_trained(
-        request.model,
-        task,
-        request.head,
-        seed=request.seed,
-        trust_remote_code=trust_remote_code,
-    )
+        return load_generation(request.model, task, request.generation, seed=request.seed)
+    return load_trained(request.model, task, request.head, seed=request.seed)

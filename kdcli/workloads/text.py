@@ -97,12 +97,7 @@ class TextWorkload(Workload):
     def load(
         self, source: str, *, head: TaskHeadSettings, seed: int = 0, new_head: bool = True
     ) -> Model:
-        return load_text_model(
-            source,
-            masked=self.masked,
-            otherwise=self.otherwise,
-            trust_remote_code=self.session.trust_remote_code,
-        )
+        return load_text_model(source, masked=self.masked, otherwise=self.otherwise)
 
     def hard(self, signals: Signals, batch: Batch) -> Mapping[str, Tensor]:
         if signals.logits is None:
@@ -125,26 +120,21 @@ class TextWorkload(Workload):
         )
 
 
-def load_text_model(
-    source: str, *, masked: bool, otherwise: str, trust_remote_code: bool, bare: bool = False
-) -> Model:
+def load_text_model(source: str, *, masked: bool, otherwise: str, bare: bool = False) -> Model:
     """Load an encoder, or a masked language model for losses on masked text.
 
     Args:
         source: the model.
         masked: load a masked language model.
         otherwise: hint of the error for a model without a masked-language-model head.
-        trust_remote_code: whether code that comes with the model may run.
         bare: accept a model without a masked-language-model head.
 
     Raises:
         UsageError: the model cannot be loaded, or has no masked-language-model head.
     """
     if not masked:
-        return load_encoder(source, trust_remote_code=trust_remote_code)
-    return load_masked_lm(
-        source, otherwise=otherwise, bare=bare, trust_remote_code=trust_remote_code
-    )
+        return load_encoder(source)
+    return load_masked_lm(source, otherwise=otherwise, bare=bare)
 
 
 def read_corpus(settings: DataSettings, tokenizer: PreTrainedTokenizerBase) -> Corpus:

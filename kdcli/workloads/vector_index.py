@@ -65,9 +65,7 @@ def open_index(
     if Path(source).suffix == ".npy":
         vectors_NE = read_npy(user_path(source), len(documents), "document")
         return Index(source, vectors_NE.shape[1], lambda: vectors_NE)
-    model = Embedder.open_scored(
-        source, pooling=pooling, trust_remote_code=session.trust_remote_code
-    )
+    model = Embedder.open_scored(source, pooling=pooling)
     width = model.format.width(model.model.config.hidden_size)
     return Index(source, width, lambda: model.vectors(documents, "document", session, max_length))
 

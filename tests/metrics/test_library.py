@@ -3,6 +3,7 @@ the user."""
 
 import pytest
 
+from kdcli.custom_code import custom_code
 from kdcli.errors import UsageError
 from kdcli.metrics.library import load_metrics
 from kdcli.types import Task
@@ -40,7 +41,8 @@ def script(folder, form, result=SHARE, name="own_metric"):
 
 
 def load(source, kind, references):
-    (metric,) = load_metrics([source], TASKS[kind], references, trust_remote_code=True)
+    with custom_code(True):
+        (metric,) = load_metrics([source], TASKS[kind], references)
     return metric
 
 
@@ -103,7 +105,7 @@ def test_code_is_not_run_without_trust(tmp_path, monkeypatch, source):
     script(tmp_path, "datasets.Value('int64')", "raise SystemExit('the code was run')")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="so it is not run") as caught:
-        load_metrics([source], TASKS["class"], [0, 1], trust_remote_code=False)
+        load_metrics([source], TASKS["class"], [0, 1])
     assert "--trust-remote-code" in caught.value.hint
 
 
@@ -123,5 +125,5 @@ def test_metrics_that_cannot_be_loaded(tmp_path, monkeypatch, sources, message):
     script(tmp_path, "datasets.Value('int64')")
     script(tmp_path, "datasets.Value('int64')", "return {", name="broken")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=message):
-        load_metrics(sources, TASKS["class"], [0, 1], trust_remote_code=True)
+    with custom_code(True), pytest.raises(UsageError, match=message):
+        load_metrics(sources, TASKS["class"], [0, 1])

@@ -20,6 +20,7 @@ from transformers import (
     BertModel,
 )
 
+from kdcli.custom_code import custom_code
 from kdcli.errors import MachineError, UsageError
 from kdcli.models import layout
 from kdcli.models.load import load_encoder, save_model
@@ -214,7 +215,8 @@ def test_code_that_comes_with_a_model_is_not_run_by_default(model_dir, tmp_path,
         load_encoder(str(model_dir))
     assert "--trust-remote-code" in caught.value.hint
     assert not marker.exists()
-    assert type(load_encoder(str(model_dir), trust_remote_code=True).model).__name__ == "MineModel"
+    with custom_code(True):
+        assert type(load_encoder(str(model_dir)).model).__name__ == "MineModel"
     assert marker.exists()
 
 
@@ -223,8 +225,8 @@ def test_code_of_an_unknown_type_is_not_run(model_dir, tmp_path):
     with pytest.raises(UsageError, match="brings code of its own"):
         load_encoder(str(model_dir))
     # Trusted or not, a type without a row is refused before anything of it runs.
-    with pytest.raises(UsageError, match="unknown model type 'yours'"):
-        load_encoder(str(model_dir), trust_remote_code=True)
+    with custom_code(True), pytest.raises(UsageError, match="unknown model type 'yours'"):
+        load_encoder(str(model_dir))
     assert not (tmp_path / "it-ran").exists()
 
 

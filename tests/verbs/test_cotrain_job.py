@@ -50,7 +50,7 @@ def recipe_of(base, **changes):
 
 
 def load(recipe):
-    return load_text_pair(recipe, trust_remote_code=False)
+    return load_text_pair(recipe)
 
 
 def job_of(recipe, corpus, pair=None, schedule=SCHEDULE):

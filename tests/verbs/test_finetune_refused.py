@@ -121,7 +121,7 @@ def recipe_of(model, task, data, **options):
 
 
 def checked(recipe, session):
-    return check_task_data(request_of(recipe, recipe.model), session)
+    return check_task_data(request_of(recipe, recipe.model))
 
 
 def opened(recipe, session):

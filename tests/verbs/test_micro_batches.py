@@ -280,7 +280,7 @@ def test_co_training_on_text(folder, community):
     workload = TextWorkload(session(), corpus, recipe.data, tiny_tokenizer(), "mlm")
 
     def make():
-        return pair_job(recipe, workload, load_text_pair(recipe, trust_remote_code=False))[0]
+        return pair_job(recipe, workload, load_text_pair(recipe))[0]
 
     assert_alike(make)
 

@@ -10,6 +10,7 @@ import transformers
 from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
+from kdcli.custom_code import custom_code, custom_code_allowed
 from kdcli.deploy.sparse.mask_file import (
     MaskFile,
     MaskInfo,
@@ -67,18 +68,22 @@ def load(
     base, or if the base is compacted, because its matrices are no longer the ones that the mask was
     made for.
     """
-    source = str(base)
-    config = load_config(source, trust_remote_code=trust_remote_code, compacted=True)
+    with custom_code(trust_remote_code or custom_code_allowed()):
+        return _load(str(base), mask)
+
+
+def _load(source: str, mask: str | Path | None) -> PreTrainedModel:
+    config = load_config(source, compacted=True)
     if mask is None:
         model_class = custom_class(config) or _class((config.architectures or [""])[0]) or AutoModel
-        return load_weights(source, model_class, trust_remote_code=trust_remote_code).eval()
+        return load_weights(source, model_class).eval()
     if hasattr(config, COMPACT_KEY):
         raise UsageError(
             f"{source} is already compacted, so it cannot take a mask",
             "use the base that it was made from",
         )
     coded = open_mask(Path(mask))
-    model = load_weights(source, AutoModel, trust_remote_code=trust_remote_code).eval()
+    model = load_weights(source, AutoModel).eval()
     check_base(coded, model, source)
     file = coded.decode(model)
     apply_masks(model, file.masks)
@@ -92,7 +97,6 @@ def published_mask(
     *,
     kind: Literal["embedding", "mlm"] = "mlm",
     words: Sequence[str] | None = None,
-    trust_remote_code: bool = False,
 ) -> tuple[MaskFile, PreTrainedModel]:
     """Read an `.npy` by the authors of static model pruning as a mask file.
 
@@ -103,7 +107,7 @@ def published_mask(
     Raises UsageError if the file is damaged or does not fit the model, or if the model cannot have
     the task's head.
     """
-    base = load_weights(source, AutoModel, trust_remote_code=trust_remote_code).eval()
+    base = load_weights(source, AutoModel).eval()
     masks = read_smp(file, base)
     kept = sum(int(m.sum()) for m in masks.values())
     total = sum(m.numel() for m in masks.values())
@@ -111,9 +115,7 @@ def published_mask(
     if task is None:
         return MaskFile(about, masks, file), base
     chosen: tuple[str, ...] = tuple(words) if words else PUBLISHED_WORDS.get(task.name, task.words)
-    model = load_with_label_words(
-        source, task, kind=kind, words=chosen, seed=0, trust_remote_code=trust_remote_code
-    ).model
+    model = load_with_label_words(source, task, kind=kind, words=chosen, seed=0).model
     head, config = task_part(model, base)
     facts: dict[str, object] = {
         "task": task.name,

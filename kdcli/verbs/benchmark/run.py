@@ -124,12 +124,9 @@ def benchmark(resolved: Resolved[BenchmarkRecipe], options: RunOptions) -> RunRe
     described = {name: _describe(model, options) for name, model in models.items()}
     cards = {name: card for name, (card, _) in described.items()}
     _check_lengths({name: config for name, (_, config) in described.items()}, cells)
-    trusted = options.trust_remote_code
-    task = (
-        open_scored_task(recipe, models, device, trust_remote_code=trusted) if recipe.task else None
-    )
+    task = open_scored_task(recipe, models, device) if recipe.task else None
     rows = task.workload if task else None
-    protocol = _protocol(recipe, sources, device, cells, options, rows)
+    protocol = _protocol(recipe, sources, device, cells, rows)
     RunDir.claim(folder, resolved.to_yaml(), overwrite=options.overwrite)
     if all(map(is_shape, models.values())):
         seconds = _estimate(models, cards, protocol) * len({name for name, _ in backends})
@@ -417,12 +414,7 @@ def _describe(model: str, options: RunOptions) -> tuple[Card, PreTrainedConfig]:
     if is_export(model):
         export = open_export(model, choose_device(options.device))
         return export.card, export.config
-    trusted = options.trust_remote_code
-    encoder = (
-        load(model).base_model
-        if has_own_class(model)
-        else load_encoder(model, trust_remote_code=trusted).model
-    )
+    encoder = load(model).base_model if has_own_class(model) else load_encoder(model).model
     return describe_source(encoder, model), encoder.config
 
 
@@ -446,7 +438,6 @@ def _protocol(
     models: Sequence[str],
     device: torch.device,
     cells: list[tuple[int, int]],
-    options: RunOptions,
     workload: Workload | None,
 ) -> Protocol:
     """Return the worker's settings.
@@ -456,7 +447,7 @@ def _protocol(
 
     Raises UsageError: `padding: data` without data.
     """
-    source, trusted = recipe.data.source, options.trust_remote_code
+    source = recipe.data.source
     if workload is not None:
         texts = workload.texts_of_rows()[:LENGTH_TEXTS]
     else:
@@ -468,14 +459,12 @@ def _protocol(
             raise UsageError(
                 "padding 'data' needs --data", "give a file, a directory or a hub id of text"
             )
-        tokenizer = load_tokenizer(
-            next((m for m in models if not is_shape(m)), "demo"), trust_remote_code=trusted
-        )
+        tokenizer = load_tokenizer(next((m for m in models if not is_shape(m)), "demo"))
         lengths = [len(ids) for ids in tokenizer(texts, verbose=False)["input_ids"]]
     rest = recipe.measure.model_dump(include={"min_runs", "min_seconds"}) | {
         "padding": recipe.padding
     }
-    rest |= {"lengths": lengths, "texts": texts[:COMPARED_TEXTS], "trust_remote_code": trusted}
+    rest |= {"lengths": lengths, "texts": texts[:COMPARED_TEXTS]}
     return Protocol(device=str(device), cells=cells, **rest)
 
 

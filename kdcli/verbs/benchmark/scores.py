@@ -70,8 +70,6 @@ def open_scored_task(
     recipe: BenchmarkRecipe,
     models: Mapping[str, str],
     device: torch.device,
-    *,
-    trust_remote_code: bool,
 ) -> ScoredTask:
     """Open the recipe's task and load the models.
 
@@ -79,7 +77,6 @@ def open_scored_task(
         recipe: The recipe, which names a task.
         models: The sources of the models by name.
         device: The device that scores them.
-        trust_remote_code: Allow a model to run code of its own.
 
     Raises UsageError: a shape, a model without a head for the task, a task that this verb cannot
         score, or data that cannot be used.
@@ -96,7 +93,7 @@ def open_scored_task(
                 f"--task {task} needs trained models, but {model} is a shape", "omit --task"
             )
     trained = {name: training_rows(location(model)) for name, model in models.items()}
-    session = Session(start(device, torch.float32), device, trust_remote_code)
+    session = Session(start(device, torch.float32), device)
     request = EvaluationRequest(task, list(models.values()), recipe.data, trained, divided=True)
     workload = open_evaluation(request, session)
     if not workload.one_pass:

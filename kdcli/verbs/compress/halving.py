@@ -174,8 +174,7 @@ def distilling(search: Search, shape: str, keys: Mapping[str, object] | None = N
 def distill_keys(search: Search, shape: str) -> dict[str, object]:
     """Return the keys of a distillation that the plan does not give."""
     runner = search.runner
-    trusted = runner.options.trust_remote_code
-    config = load_config(search.teacher, trust_remote_code=trusted)
+    config = load_config(search.teacher)
     return runner.trainer.distill_defaults(shape, config.hidden_size, runner.training_rows)
 
 

@@ -109,8 +109,7 @@ def try_pruning(search: Search) -> None:
     keys = runner.recipe.plan.prune
     if keys is None:
         return
-    trusted = runner.options.trust_remote_code
-    kind = load_config(search.teacher, trust_remote_code=trusted).model_type
+    kind = load_config(search.teacher).model_type
     if kind not in COMPACT_PATHS:
         search.skip(name, f"{kind} has no compact form")
         return

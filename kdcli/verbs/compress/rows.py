@@ -39,7 +39,7 @@ def divide_rows(runner: StepRunner) -> DividedData:
     Raises UsageError: there are too few rows.
     """
     recipe, file = runner.recipe, runner.folder / PARTITION
-    data, session = recipe.data, cpu_session(trust_remote_code=runner.options.trust_remote_code)
+    data, session = recipe.data, cpu_session()
     rows = open_rows(evaluation_request(recipe), session)
     pools = rows.pools(training_rows(location(str(recipe.model))))
     if data.partition is not None:

@@ -129,9 +129,8 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions) -> RunResult:
 
 def _compress(resolved: Resolved[CompressRecipe], runner: StepRunner) -> RunResult:
     """Check goal, model and data, claim the directory, run all steps, and report."""
-    recipe, options, journal = resolved.recipe, runner.options, runner.journal
-    trusted = options.trust_remote_code
-    fits, runner.has_labels, runner.kind = check_model(resolved, trusted=trusted)
+    recipe, journal = resolved.recipe, runner.journal
+    fits, runner.has_labels, runner.kind = check_model(resolved)
     divided = divide_rows(runner)
     check_inputs(runner)
     search = Search(runner, str(recipe.model))
@@ -232,7 +231,7 @@ def checked(result: RunResult) -> RunResult:
 
 
 def check_model(
-    resolved: Resolved[CompressRecipe], *, trusted: bool
+    resolved: Resolved[CompressRecipe],
 ) -> tuple[bool, bool, Kind | None]:
     """Return whether the model can do the task as it is, whether the rows have labels, and the kind
     of the labels, which only labelled tasks have.
@@ -240,7 +239,7 @@ def check_model(
     Raises UsageError: the data or the model cannot be used.
     """
     recipe = resolved.recipe
-    session = cpu_session(trust_remote_code=trusted)
+    session = cpu_session()
     workload = open_evaluation(evaluation_request(recipe), session)
     misfit = workload.misfit(str(recipe.model))
     fits = misfit is None

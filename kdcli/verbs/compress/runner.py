@@ -131,7 +131,7 @@ class StepRunner:
 
     def training_texts(self, partition: Partition) -> list[str]:
         """Return the different texts on which students are trained."""
-        session = cpu_session(trust_remote_code=self.options.trust_remote_code)
+        session = cpu_session()
         rows: DividedRows
         if (text := self.recipe.text) is not None:
             rows = read_texts(text, column=None, unit="sentence", rows=None, log=Progress.log_fact)
@@ -145,7 +145,7 @@ class StepRunner:
 
         def count() -> int:
             partition = Partition.read(str(recipe.data.partition))
-            session = cpu_session(trust_remote_code=self.options.trust_remote_code)
+            session = cpu_session()
             rows = open_rows(evaluation_request(recipe), session).pools(NO_ROWS).train
             number = int(partition.is_training(rows).sum())
             return max(1, min(number, recipe.data.train_rows or number))
@@ -262,7 +262,6 @@ class StepRunner:
             resume=resume,
             overwrite=overwrite,
             dry_run=dry_run,
-            trust_remote_code=self.options.trust_remote_code,
         )
 
     @contextlib.contextmanager

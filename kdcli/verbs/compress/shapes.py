@@ -80,8 +80,7 @@ def measure_untrained(search: Search, model: str, partition: Partition) -> Untra
     Raises GateError: no shape is as fast as `plan.shapes` asks for.
     """
     runner = search.runner
-    trusted = runner.options.trust_remote_code
-    loaded = load_encoder(model, trust_remote_code=trusted)
+    loaded = load_encoder(model)
     goal = goal_of(runner.recipe.plan.shapes)
     shapes = [] if goal is not None else _listed_shapes(runner, model, loaded)
     if len(search.backends) == 1 and len(shapes) == 1 and not is_bounded(search.goal):
@@ -94,7 +93,6 @@ def measure_untrained(search: Search, model: str, partition: Partition) -> Untra
         measure.min_runs,
         measure.min_seconds,
         CELLS[:1],
-        trust_remote_code=trusted,
     )
     baseline = Subject(TEACHER, location(model))
     subjects = [subject_of(backend, location(model), backend) for backend in search.backends]
@@ -183,7 +181,6 @@ class _UntrainedShapes:
             self.loaded,
             self.model,
             choose_dtype(wanted, device) if device.type == "cpu" else torch.float32,
-            trust_remote_code=options.trust_remote_code,
         )
 
         def compare_in_time(shape: ModelShape) -> float:
@@ -210,8 +207,6 @@ def compare_on(
     loaded: Model,
     model: str,
     dtype: torch.dtype,
-    *,
-    trust_remote_code: bool,
 ) -> Compare:
     """Build the comparison of untrained students with a model on texts.
 
@@ -220,7 +215,6 @@ def compare_on(
         loaded: The model's encoder and tokenizer.
         model: Where the model was loaded from.
         dtype: The number format in which the models run while students are fitted.
-        trust_remote_code: Whether code that comes with the model may run.
 
     Raises UsageError: there are too few texts.
     """
@@ -237,7 +231,7 @@ def compare_on(
             return_tensors="pt",
         )
         return Comparison(loaded.model, dict(rows), mean_pooling, dtype).cosine
-    embedder = Embedder.open(model, trust_remote_code=trust_remote_code)
+    embedder = Embedder.open(model)
     tokenized = embedder.tokenize(few, ["document"] * count, length)
     batch = tokenized.batch(np.arange(count))
     return Comparison(loaded.model, batch, Pool(embedder.format), dtype).cosine

@@ -121,7 +121,6 @@ def export_step(
             exact=True,
             output_dir=options.output_dir,
             overwrite=options.overwrite,
-            trust_remote_code=options.trust_remote_code,
         )
 
     return Step("export", call)

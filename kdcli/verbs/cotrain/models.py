@@ -16,6 +16,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from kdcli.custom_code import custom_code_allowed
 from kdcli.data.text.own_tokenizer import own_tokenizer
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
@@ -73,7 +74,7 @@ class ModelPair:
 
 def load_task_pair(recipe: CotrainTaskRecipe, workload: Workload) -> ModelPair:
     """Load both models for a task. Shapes are copied from `base`, or else from the teacher."""
-    trusted, seed = workload.session.trust_remote_code, recipe.train.seed
+    seed = recipe.train.seed
     models: dict[str, Model] = {}
     notes: list[str] = []
     without_map = recipe.head.model_copy(update={"label_map": None})
@@ -83,7 +84,7 @@ def load_task_pair(recipe: CotrainTaskRecipe, workload: Workload) -> ModelPair:
             head = recipe.head if role == TEACHER_MODEL else without_map
             model = workload.load(source, head=head, seed=seed)
         else:
-            base = load_encoder(recipe.base or str(recipe.teacher), trust_remote_code=trusted)
+            base = load_encoder(recipe.base or str(recipe.teacher))
             shape = parse_shape(source, base.shape)
             built = workload.make_student(base, shape, Start(seed=2 * seed + number))
             notes += [f"{role}: {note}" for note in built.notes]
@@ -97,7 +98,9 @@ def load_task_pair(recipe: CotrainTaskRecipe, workload: Workload) -> ModelPair:
     return ModelPair(models, notes)
 
 
-def load_text_pair(recipe: CotrainRecipe, *, trust_remote_code: bool) -> ModelPair:
+def load_text_pair(
+    recipe: CotrainRecipe,
+) -> ModelPair:
     """Load or make both masked language models. The result depends on the recipe alone.
 
     Raises UsageError: a model or a shape cannot be used, the vocabularies differ, or the text is
@@ -105,15 +108,9 @@ def load_text_pair(recipe: CotrainRecipe, *, trust_remote_code: bool) -> ModelPa
     """
     sources = {TEACHER_MODEL: str(recipe.teacher), STUDENT_MODEL: str(recipe.student)}
     third = recipe.community.model
-    community = (
-        _load(third, "the community teacher", trust_remote_code) if third is not None else None
-    )
-    loaded = {
-        r: _load(s, f"the {r}", trust_remote_code) for r, s in sources.items() if not is_shape(s)
-    }
-    config, tokenizer, heads = _origin(
-        recipe, community or next(iter(loaded.values()), None), trust_remote_code
-    )
+    community = _load(third, "the community teacher") if third is not None else None
+    loaded = {r: _load(s, f"the {r}") for r, s in sources.items() if not is_shape(s)}
+    config, tokenizer, heads = _origin(recipe, community or next(iter(loaded.values()), None))
     named = [("the base", str(recipe.base), tokenizer, config)] if recipe.base else []
     named += [(f"the {r}", sources[r], m.tokenizer, m.model.config) for r, m in loaded.items()]
     if community is not None:
@@ -137,7 +134,7 @@ def load_text_pair(recipe: CotrainRecipe, *, trust_remote_code: bool) -> ModelPa
             if community is not None:
                 model, start = _remapped(recipe, community, number, shapes, seed)
             else:
-                model = _fresh(config, shapes[role], seed, trust_remote_code)
+                model = _fresh(config, shapes[role], seed)
             models[role] = Model(model, tokenizer, sources[role])
         own = models[role].model.config
         notes.append(f"{role}: {shapes.get(role) or forms.shape_of(own)}, {start}")
@@ -147,19 +144,23 @@ def load_text_pair(recipe: CotrainRecipe, *, trust_remote_code: bool) -> ModelPa
     return ModelPair(models, notes, community)
 
 
-def _load(source: str, name: str, trust_remote_code: bool) -> Model:
+def _load(
+    source: str,
+    name: str,
+) -> Model:
     """Load a masked language model. Errors name it as `name`."""
     otherwise = (
         "co-training needs masked language models; give a shape to train a model from scratch"
     )
     try:
-        return load_masked_lm(source, otherwise=otherwise, trust_remote_code=trust_remote_code)
+        return load_masked_lm(source, otherwise=otherwise)
     except UsageError as error:
         raise error.of(name) from None
 
 
 def _origin(
-    recipe: CotrainRecipe, model: Model | None, trust_remote_code: bool
+    recipe: CotrainRecipe,
+    model: Model | None,
 ) -> tuple[PretrainedConfig, PreTrainedTokenizerBase, int | None]:
     """Return the configuration, the tokenizer and the number of heads for shapes.
 
@@ -167,18 +168,18 @@ def _origin(
     on the text. The number of heads is None if it depends on the width.
     """
     if recipe.base is not None:
-        config = load_config(recipe.base, trust_remote_code=trust_remote_code, weights=False)
+        config = load_config(recipe.base, weights=False)
         if type(config) not in AutoModelForMaskedLM._model_mapping:
             raise UsageError(
                 f"the base: {config.model_type} has no masked-language-model head in transformers"
             )
-        if not trust_remote_code:
+        if not custom_code_allowed():
             check_builds(recipe.base, config, AutoModelForMaskedLM)
-        tokenizer = load_tokenizer(recipe.base, trust_remote_code=trust_remote_code)
+        tokenizer = load_tokenizer(recipe.base)
         return config, tokenizer, forms.shape_of(config).heads
     if model is not None:
         return model.model.config, model.tokenizer, model.shape.heads
-    tokenizer = tokenizer_of(recipe, trust_remote_code=trust_remote_code)
+    tokenizer = tokenizer_of(recipe)
     words, pad, positions = len(tokenizer), tokenizer.pad_token_id, tokenizer.model_max_length
     return (
         BertConfig(vocab_size=words, max_position_embeddings=positions, pad_token_id=pad),
@@ -187,7 +188,9 @@ def _origin(
     )
 
 
-def tokenizer_of(recipe: CotrainRecipe, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+def tokenizer_of(
+    recipe: CotrainRecipe,
+) -> PreTrainedTokenizerBase:
     """Load or train the tokenizer that reads the text for both models.
 
     It is the base's, else the first model's, else a tokenizer that is trained on the text.
@@ -200,7 +203,7 @@ def tokenizer_of(recipe: CotrainRecipe, *, trust_remote_code: bool) -> PreTraine
     ]
     source = recipe.base or next(filter(None, sources), None)
     if source is not None:
-        return load_tokenizer(source, trust_remote_code=trust_remote_code)
+        return load_tokenizer(source)
     data, positions = recipe.data, max(MIN_POSITIONS, recipe.data.max_length)
     return own_tokenizer(data.source, data.column, recipe.vocab_size, positions, log=Progress.log)
 
@@ -214,7 +217,9 @@ def _shape(text: str, default: ModelShape, heads: int | None) -> ModelShape:
 
 
 def _fresh(
-    config: PretrainedConfig, shape: ModelShape, seed: int, trust_remote_code: bool
+    config: PretrainedConfig,
+    shape: ModelShape,
+    seed: int,
 ) -> PreTrainedModel:
     """Make a model with random weights."""
     with torch.random.fork_rng(devices=[]):
@@ -222,7 +227,7 @@ def _fresh(
         model: PreTrainedModel = AutoModelForMaskedLM.from_config(
             forms.student_config(config, shape),
             dtype=torch.float32,
-            trust_remote_code=trust_remote_code,
+            trust_remote_code=custom_code_allowed(),
         )
     return model.eval()
 

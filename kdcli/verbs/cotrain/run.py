@@ -203,7 +203,7 @@ def load_pair(recipe: Recipe, workload: Workload) -> ModelPair:
     """Load or make both models."""
     if isinstance(recipe, CotrainTaskRecipe):
         return load_task_pair(recipe, workload)
-    return load_text_pair(recipe, trust_remote_code=workload.session.trust_remote_code)
+    return load_text_pair(recipe)
 
 
 def _report(main: Cotraining, others: list[Cotraining], community: Model | None) -> None:
@@ -289,7 +289,7 @@ def _read_text(recipe: CotrainRecipe, options: RunOptions) -> None:
     """
     check_machine(recipe.train.dtype, options)
     check_downstream(recipe.eval, recipe.train.seed)
-    tokenizer = tokenizer_of(recipe, trust_remote_code=options.trust_remote_code)
+    tokenizer = tokenizer_of(recipe)
     check_masking(recipe.data, tokenizer, str(recipe.teacher))
     read_corpus(recipe.data, tokenizer)
 
@@ -316,7 +316,7 @@ def _on_text(
 ) -> tuple[TextWorkload, ModelPair, Downstream]:
     """Open the text and the tasks, and load both models. Raises UsageError: too little text."""
     data, batch = recipe.data, recipe.train.batch_size
-    pair = load_text_pair(recipe, trust_remote_code=context.trust_remote_code)
+    pair = load_text_pair(recipe)
     student = pair.models[STUDENT_MODEL]
     tokenizer, source = student.tokenizer, str(recipe.teacher)
     check_masking(data, tokenizer, source)

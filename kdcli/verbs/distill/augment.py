@@ -37,7 +37,9 @@ class WordSource:
 
 
 def open_words(
-    settings: AugmentSettings, task: LabelledWorkload, teacher: Model, *, trust_remote_code: bool
+    settings: AugmentSettings,
+    task: LabelledWorkload,
+    teacher: Model,
 ) -> WordSource:
     """Load and check the sources of words.
 
@@ -49,9 +51,7 @@ def open_words(
             "name another model for augment.model, or leave it unset to take nearest neighbours "
             "for all words"
         )
-        model = load_masked_lm(
-            settings.model, otherwise=otherwise, trust_remote_code=trust_remote_code
-        )
+        model = load_masked_lm(settings.model, otherwise=otherwise)
         if model.tokenizer.get_vocab() != teacher.tokenizer.get_vocab():
             raise UsageError(
                 f"augment.model {settings.model} has another vocabulary than teacher "

@@ -21,7 +21,6 @@ from transformers import PreTrainedModel
 from kdcli.data.text.sentences import read_texts
 from kdcli.deploy.latency import Subject
 from kdcli.disk import as_directory
-from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import UsageError
@@ -123,7 +122,7 @@ def with_method(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
 
 
 def with_learning_rate(
-    resolved: Resolved[DistillRecipe], *, trust_remote_code: bool
+    resolved: Resolved[DistillRecipe],
 ) -> Resolved[DistillRecipe]:
     """Set the learning rate for the widest student, unless the user or the recipe set one.
 
@@ -139,7 +138,7 @@ def with_learning_rate(
         width = max(int(match_shape(text)[2]) for text in shapes)
     else:
         source = str(student.source or resolved.recipe.teacher)
-        config = load_config(source, trust_remote_code=trust_remote_code)
+        config = load_config(source)
         width = shape_of(config).hidden
     origin = f"default of {METHOD} at width {width}"
     return defaulted(resolved, {"train.lr": at_width(LEARNING_RATE, width)}, origin)
@@ -322,10 +321,8 @@ class EmbeddingDistillation:
 
     @functools.cached_property
     def _teacher_in_float32(self) -> Embedder:
-        recipe, trusted = self.context.recipe, self.context.trust_remote_code
-        return Embedder.open(
-            str(recipe.teacher), pooling=recipe.embedding.pooling, trust_remote_code=trusted
-        )
+        recipe = self.context.recipe
+        return Embedder.open(str(recipe.teacher), pooling=recipe.embedding.pooling)
 
     def _report(
         self,
@@ -339,12 +336,10 @@ class EmbeddingDistillation:
         scored: dict[str, Embedder] = {TEACHER: teacher}
         if self.workload.eval_sets:
             # The targets were computed in the compute dtype, but models are scored in float32.
-            trusted, pooling = context.trust_remote_code, recipe.embedding.pooling
+            pooling = recipe.embedding.pooling
             scored[TEACHER] = self._teacher_in_float32
             for number, more in enumerate(self.more_teachers, 2):
-                scored[f"{TEACHER} {number}"] = Embedder.open(
-                    more.source, pooling=pooling, trust_remote_code=trusted
-                )
+                scored[f"{TEACHER} {number}"] = Embedder.open(more.source, pooling=pooling)
             for name, to in self.shapes.items():
                 scored[name] = Embedder.open(str(self.model_folder(name)), compacted=True)
                 if not recipe.train.trains:
@@ -406,15 +401,11 @@ def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
     share = max(1, recipe.train.batch_size // session.accelerator.num_processes)
     micro = recipe.train.micro_batch_size or share
     check_pairs(recipe.loss, share // math.ceil(share / micro))
-    teacher = Embedder.open(
-        str(recipe.teacher),
-        pooling=recipe.embedding.pooling,
-        trust_remote_code=context.trust_remote_code,
-    )
-    others = open_more_teachers(recipe, teacher, trust_remote_code=context.trust_remote_code)
+    teacher = Embedder.open(str(recipe.teacher), pooling=recipe.embedding.pooling)
+    others = open_more_teachers(recipe, teacher)
     for each in (teacher, *others):
         Progress.log_fact(f"{each.source}: {each.note}")
-    origin = _origin(recipe, teacher, session) if recipe.student.source else teacher
+    origin = _origin(recipe, teacher) if recipe.student.source else teacher
     # A shape for a goal is chosen on the texts, which are not read yet.
     shapes = {} if goal_of(recipe.student.to) else _shapes_of(context, teacher, origin)
     sources = [one.source for one in (teacher, *others, origin)]
@@ -479,13 +470,13 @@ def _shapes_of(
     return shapes
 
 
-def _origin(recipe: DistillRecipe, teacher: Embedder, session: Session) -> Embedder:
+def _origin(recipe: DistillRecipe, teacher: Embedder) -> Embedder:
     """Load the encoder of `student.source`.
 
     If it is not an embedding model, it makes vectors in the same way as the teacher.
     """
     source = str(recipe.student.source)
-    origin = Embedder.open(source, trust_remote_code=session.trust_remote_code)
+    origin = Embedder.open(source)
     if read_format(source) is None:
         max_length = teacher.format.max_length
         if max_length is not None:

@@ -186,7 +186,7 @@ def _choose(
     context: RunContext[RecipeT], goal: SpeedGoal, workload: Workload, origin: Model
 ) -> ChosenShape:
     """Time untrained students, and choose one; see `choose_shape`."""
-    recipe, trusted = context.recipe, context.trust_remote_code
+    recipe = context.recipe
     backend, encoder = recipe.student.backend, replace(origin, model=origin.model.base_model)
     baseline = Subject(TEACHER, location(str(recipe.teacher or origin.source)))
     protocol = Protocol(
@@ -195,7 +195,6 @@ def _choose(
         min(recipe.measure.min_seconds, MIN_SECONDS),
         CELLS[:1],
         max_measurements=1,
-        trust_remote_code=trusted,
     )
     # Only a goal in milliseconds depends on how fast the teacher is in torch.
     if backend != "torch" or goal.speedup is None:

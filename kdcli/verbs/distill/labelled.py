@@ -194,8 +194,7 @@ def open_distillation(context: RunContext[TaskDistillRecipe]) -> TaskDistillatio
         text = _open_general(context, start, teacher)
     words = None
     if recipe.augment.use and recipe.train.trains:
-        trusted = context.trust_remote_code
-        words = open_words(recipe.augment, workload, teachers[0], trust_remote_code=trusted)
+        words = open_words(recipe.augment, workload, teachers[0])
     whole = TaskDistillation(
         context, workload, teachers, reader, soft_NC, shape, start, text, words
     )
@@ -243,7 +242,7 @@ def _student_shape(
     if source is None:
         assert shape is not None
         return shape, workload, teacher
-    student = load_encoder(source, trust_remote_code=context.trust_remote_code)
+    student = load_encoder(source)
     if shape not in (None, student.shape):
         raise UsageError(f"{source} is {student.shape}, not {recipe.student.to[0]}", "omit --to")
     if workload.reads_as_it_is(student):
@@ -275,8 +274,8 @@ def _open_general(
 ) -> TextDistillation | None:
     """Open the stages on text; None if they are done."""
     resolved = general_recipe(context.recipe)
-    source, trusted = str(resolved.recipe.teacher), context.trust_remote_code
-    check_vocabulary(teacher, load_tokenizer(source, trust_remote_code=trusted), source)
+    source = str(resolved.recipe.teacher)
+    check_vocabulary(teacher, load_tokenizer(source), source)
     # `--overwrite` only deletes a run inside the output directory, because a run elsewhere may
     # serve other tasks.
     # Path.resolve raises RuntimeError for a loop of links; opening the folder gives a clear error.
@@ -318,8 +317,7 @@ def write_copies(
         return None
     context = RunContext(resolved, dry, session, file.parent)
     workload, teacher = load_task(context)
-    trusted = session.trust_remote_code
-    words = open_words(recipe.augment, workload, teacher, trust_remote_code=trusted)
+    words = open_words(recipe.augment, workload, teacher)
     copied = augmented(recipe.augment, workload, teacher, words, seed=recipe.train.seed)
     copies = copied.examples[len(workload.data.train) :]
     lines = [f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows(workload.data.task, copies)]

@@ -58,7 +58,7 @@ def distill(resolved: Resolved[DistillRecipe], options: RunOptions) -> RunResult
     check_untrained(recipe)
     check_goal(recipe)
     if recipe.method == METHOD:
-        resolved = with_learning_rate(resolved, trust_remote_code=options.trust_remote_code)
+        resolved = with_learning_rate(resolved)
         return run_command(resolved, options, name, prepare_embedding)
     read_text(recipe, options)
     return run_command(resolved, options, name, prepare_text)

@@ -218,8 +218,7 @@ class TaskDistillation:
         """Build the stage that trains the method's objective, on the examples and their copies."""
         cards, settings = self._begin("intermediate"), stage_settings(self.recipe)
         with self._student_before() as source:
-            trusted = self.context.trust_remote_code
-            encoder = load_encoder(source, trust_remote_code=trusted)
+            encoder = load_encoder(source)
             recipe = as_finetune(self.recipe, source).model_copy(update={"train": settings})
         self._set_dropout(encoder)
         workload, objective = self.augmented[0], self.objective()
@@ -400,8 +399,7 @@ class TaskDistillation:
         if (folder / WEIGHTS).is_file():
             return
         teacher, student = self.teachers[0], self.recipe.student
-        trusted = self.context.trust_remote_code
-        encoder = load_encoder(teacher.source, trust_remote_code=trusted)
+        encoder = load_encoder(teacher.source)
         # The stage on text measures the layers of its own student, which a copy only stands in for.
         layers = None if student.layers == "measured" else student.copied
         start = Start(self._init, layers, seed=self.recipe.train.seed)

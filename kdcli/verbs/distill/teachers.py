@@ -36,7 +36,8 @@ def _unit(vectors_NE: Array) -> Array:
 
 
 def open_more_teachers(
-    recipe: DistillRecipe, first: Embedder, *, trust_remote_code: bool
+    recipe: DistillRecipe,
+    first: Embedder,
 ) -> list[Embedder]:
     """Open the teachers after the first one.
 
@@ -47,8 +48,7 @@ def open_more_teachers(
         if sources.count(source) > 1:
             raise UsageError(f"--also-teacher {source}: this model is already a teacher")
     others = [
-        Embedder.open(source, pooling=recipe.embedding.pooling, trust_remote_code=trust_remote_code)
-        for source in recipe.more_teachers
+        Embedder.open(source, pooling=recipe.embedding.pooling) for source in recipe.more_teachers
     ]
     for teacher in [first, *others] if others else []:
         if teacher.format.similarity != "cosine" and not teacher.format.normalize:

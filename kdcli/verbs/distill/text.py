@@ -66,20 +66,17 @@ from kdcli.workloads.scores import EvaluationResult
 from kdcli.workloads.text import TextWorkload, load_text_model, read_corpus
 
 
-def _load(recipe: DistillRecipe, source: str, *, trust_remote_code: bool) -> Model:
+def _load(
+    recipe: DistillRecipe,
+    source: str,
+) -> Model:
     """Load an encoder, with its masked-language-model head if the loss needs the head."""
     # A teacher needs no head if its predictions are not learned.
     bare = "masked" not in inputs_of(recipe.method)
     otherwise = "choose a method that reads plain text, such as minilm"
     if bare:
         otherwise = "set loss.masked_lm_weight=0"
-    return load_text_model(
-        source,
-        masked=is_masked(recipe),
-        otherwise=otherwise,
-        bare=bare,
-        trust_remote_code=trust_remote_code,
-    )
+    return load_text_model(source, masked=is_masked(recipe), otherwise=otherwise, bare=bare)
 
 
 @dataclass(frozen=True)
@@ -104,8 +101,8 @@ class TextDistillation:
 
     def untrained(self) -> Model:
         """Load the encoder that students are copied from again."""
-        source, trusted = str(self.context.recipe.teacher), self.context.trust_remote_code
-        return load_encoder(source, trust_remote_code=trusted)
+        source = str(self.context.recipe.teacher)
+        return load_encoder(source)
 
     def checkpoint(self, name: str, step: int) -> Path:
         """Return the directory of a student's weights after a step, which exists until scoring."""
@@ -137,8 +134,8 @@ def prepare_text(context: RunContext[DistillRecipe]) -> Run:
 def open_text(context: RunContext[DistillRecipe]) -> TextDistillation:
     """Check everything and open the text; see `prepare_text`."""
     recipe, session = context.recipe, context.session
-    source, trusted = str(recipe.teacher), context.trust_remote_code
-    teacher = _load(recipe, source, trust_remote_code=trusted)
+    source = str(recipe.teacher)
+    teacher = _load(recipe, source)
     workload = TextWorkload(
         session,
         read_corpus(recipe.data, teacher.tokenizer),
@@ -297,8 +294,7 @@ class StudentGroup:
         if before is None:
             return whole.teacher
         if not whole.context.dry_run:
-            trusted = whole.context.trust_remote_code
-            return _load(self.resolved.recipe, str(before.folder), trust_remote_code=trusted)
+            return _load(self.resolved.recipe, str(before.folder))
         # A dry run saves no assistant, so an untrained one stands in. The estimate of the
         # assistant's stage has moved the teacher to the device.
         (one,) = before.planned.values()

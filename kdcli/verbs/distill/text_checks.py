@@ -45,12 +45,12 @@ def read_text(recipe: DistillRecipe, options: RunOptions) -> None:
     """
     check_text_recipe(recipe)
     relation_kernel(recipe.relation.kernel, *check_machine(recipe.train.dtype, options))
-    source, trusted = str(recipe.teacher), options.trust_remote_code
-    config = load_config(source, trust_remote_code=trusted)
+    source = str(recipe.teacher)
+    config = load_config(source)
     if goal_of(recipe.student.to) is None:
         options.check_pushed(len(plan(recipe, config)))
     check_downstream(recipe.eval, recipe.train.seed)
-    tokenizer = load_tokenizer(source, trust_remote_code=trusted)
+    tokenizer = load_tokenizer(source)
     if is_masked(recipe):
         check_masking(recipe.data, tokenizer, source)
     read_corpus(recipe.data, tokenizer)

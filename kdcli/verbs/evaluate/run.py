@@ -269,8 +269,7 @@ def _load(
     recipe = context.recipe
     if recipe.masks:
         assert isinstance(workload, LabelledWorkload)
-        trusted = context.trust_remote_code
-        model = _under_mask(recipe, Path(source), workload.data.task, trusted)
+        model = _under_mask(recipe, Path(source), workload.data.task)
     else:
         head = TaskHeadSettings(label_map=recipe.head.label_map)
         model = workload.load(source, head=head, new_head=False)
@@ -287,7 +286,11 @@ def _load(
     return loaded
 
 
-def _under_mask(recipe: EvaluateRecipe, file: Path, task: Task, trust_remote_code: bool) -> Model:
+def _under_mask(
+    recipe: EvaluateRecipe,
+    file: Path,
+    task: Task,
+) -> Model:
     """Load the base under a mask, with the head of the mask.
 
     Raises UsageError: the mask cannot be read, is for another base, or is for another task or
@@ -296,19 +299,12 @@ def _under_mask(recipe: EvaluateRecipe, file: Path, task: Task, trust_remote_cod
     base = recipe.models[0]
     if file.suffix == PUBLISHED:
         mask, encoder = published_mask(
-            file,
-            base,
-            task,
-            kind=recipe.head.kind or "mlm",
-            words=recipe.head.words,
-            trust_remote_code=trust_remote_code,
+            file, base, task, kind=recipe.head.kind or "mlm", words=recipe.head.words
         )
         apply_masks(encoder, mask.masks)
         model = with_head(encoder, mask.info, mask.head, str(file))
         note = f"taken for {describe_head(mask.info)}"
-        tokenizer = tokenizer_for(
-            base, of_words=task.kind == "tokens", trust_remote_code=trust_remote_code
-        )
+        tokenizer = tokenizer_for(base, of_words=task.kind == "tokens")
         return Model(model.eval(), tokenizer, str(file), note, mask.info.max_length)
     info = open_mask(file).info
     if (info.task, info.labels) != (task.name, task.labels):
@@ -318,10 +314,8 @@ def _under_mask(recipe: EvaluateRecipe, file: Path, task: Task, trust_remote_cod
             f"{', '.join(task.labels) or 'none'}",
             "evaluate a mask on its own task",
         )
-    model = load(base, file, trust_remote_code=trust_remote_code)
-    tokenizer = tokenizer_for(
-        base, of_words=task.kind == "tokens", trust_remote_code=trust_remote_code
-    )
+    model = load(base, file)
+    tokenizer = tokenizer_for(base, of_words=task.kind == "tokens")
     return Model(
         model,
         tokenizer,

@@ -29,6 +29,5 @@ def export(given: Given) -> Printable | None:
         weights=own.weights,
         output_dir=options.output_dir,
         overwrite=options.overwrite,
-        trust_remote_code=options.trust_remote_code,
     )
     return given.show(exported)

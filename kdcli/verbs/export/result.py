@@ -27,7 +27,6 @@ class Exported(Usable):
     Attributes:
         facts: The content of export.json.
         folder: The directory of the export.
-        trust_remote_code: Whether code that comes with its model may run.
     """
 
     facts: ExportFacts = field(repr=False)

@@ -88,7 +88,6 @@ def export(
     weights: bool = False,
     output_dir: Path | None = None,
     overwrite: bool = False,
-    trust_remote_code: bool = False,
 ) -> Exported:
     """Export a model and compare each file with torch.
 
@@ -108,7 +107,6 @@ def export(
         weights: Write model.safetensors too.
         output_dir: The directory; by default runs/export-NAME-FORMAT, numbered.
         overwrite: Replace the export that the directory holds.
-        trust_remote_code: Allow a model to run code of its own.
 
     Raises UsageError: an unknown format or precision, a directory that is not an export, or a
         model that cannot be loaded or exported.
@@ -116,14 +114,14 @@ def export(
     Raises MachineError: a library is missing, the disk is full, or a file differs from torch.
     """
     if task is None and max_drop is not None and data.source is not None:
-        task = task_of_model(source, data.source, pooling, trust_remote_code=trust_remote_code)
+        task = task_of_model(source, data.source, pooling)
     check_request(format, precisions, task, max_drop)
     smaller = [precision for precision in precisions if precision != "fp32"]
     name = "-".join(["export", Path(short(source)).name, format, *smaller])
     folder = output_dir or numbered(name, taken=overwrite)
     check_folder(folder, overwrite)
     load = _load_vectors if pooling is not None or read_format(source) is not None else _load_head
-    loaded = load(source, data, pooling, task, trust_remote_code)
+    loaded = load(source, data, pooling, task)
     Progress.log(f"exporting {short(source)} to {format}, {', '.join(precisions)}")
     with fill_dir(folder, last=FACTS, clear=True) as staged:
         files = _write_files(loaded, staged, format, precisions, max_drop, exact=exact)
@@ -294,10 +292,13 @@ class _Loaded:
 
 
 def _load_vectors(
-    source: str, data: LabelledSettings, pooling: str | None, task: str | None, trusted: bool
+    source: str,
+    data: LabelledSettings,
+    pooling: str | None,
+    task: str | None,
 ) -> _Loaded:
     """Load an embedding model, or an encoder with a pooling."""
-    embedder = Embedder.open(source, pooling=pooling, compacted=True, trust_remote_code=trusted)
+    embedder = Embedder.open(source, pooling=pooling, compacted=True)
     pad_id(embedder.tokenizer)
     workload = _open_workload(task, data, source, pooling or embedder.format.pooling)
     calibration: list[str] = []
@@ -321,7 +322,10 @@ def _load_vectors(
 
 
 def _load_head(
-    source: str, data: LabelledSettings, _: str | None, task: str | None, trusted: bool
+    source: str,
+    data: LabelledSettings,
+    _: str | None,
+    task: str | None,
 ) -> _Loaded:
     """Load an encoder or a model with a head. Raises UsageError: a task, but no head."""
     texts: list[str] = []
@@ -329,7 +333,7 @@ def _load_head(
     if task is None:
         documents = open_source(data.source or "demo").documents("train", column_of_texts(data))
         texts, calibration = _divided(documents, TEXTS_COMPARED)
-    network, tokenizer, kind, notes = _load(source, trusted)
+    network, tokenizer, kind, notes = _load(source)
     positions = positions_of(network.config) or VERY_LARGE_INTEGER
     max_length = limit_tokens(tokenizer, min(tokenizer.model_max_length, positions))
     model, workload = Model(network, tokenizer, source), None
@@ -342,7 +346,7 @@ def _load_head(
         workload = _open_workload(task, data, source, None)
         assert workload is not None
         if isinstance(workload, LabelledWorkload):
-            model = _model_of_task(model, workload, trusted)
+            model = _model_of_task(model, workload)
         texts = workload.texts_of_rows()[:TEXTS_COMPARED]
         workload = workload.with_reference(model) if workload.needs_reference else workload
     check = ExportCheck(model, kind, texts, workload, calibration)
@@ -382,7 +386,10 @@ def _open_workload(
     return open_evaluation(request, cpu_session())
 
 
-def _model_of_task(model: Model, workload: LabelledWorkload, trusted: bool) -> Model:
+def _model_of_task(
+    model: Model,
+    workload: LabelledWorkload,
+) -> Model:
     """Return the model with the tokenizer and the row length that its task uses.
 
     Raises UsageError: the head is for another task.
@@ -390,7 +397,7 @@ def _model_of_task(model: Model, workload: LabelledWorkload, trusted: bool) -> M
     task = workload.data.task
     check_head(model.source, model.model.config, task)
     of_words = task.kind == "tokens"
-    tokenizer = tokenizer_for(model.source, of_words=of_words, trust_remote_code=trusted)
+    tokenizer = tokenizer_for(model.source, of_words=of_words)
     length = tuned_length(model.model.config, tokenizer, task)
     rows = training_rows(location(model.source))
     return Model(model.model, tokenizer, model.source, "", length, rows)
@@ -432,20 +439,20 @@ def check_folder(folder: Path, overwrite: bool) -> None:
 
 
 def _load(
-    source: str, trust_remote_code: bool
+    source: str,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Kind | None, list[str]]:
     """Load a model with the head that its config.json names.
 
     Returns the model, its tokenizer, the kind of the head, and notes.
     """
-    config = load_config(source, trust_remote_code=trust_remote_code, compacted=True)
-    tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+    config = load_config(source, compacted=True)
+    tokenizer = load_tokenizer(source)
     pad_id(tokenizer)  # Texts are compared in padded batches.
     architecture = next(iter(config.architectures or ()), type(config).__name__)
     head = head_of(config)
     kind = head.kind if head is not None else None
     auto = custom_class(config) or (AUTO_CLASS[kind] if kind else AutoModel)
-    model = load_weights(source, auto, trust_remote_code=trust_remote_code).eval()
+    model = load_weights(source, auto).eval()
     if kind == "score" and (activation := activation_of(source, config)) is not None:
         # sentence-transformers may hold it in another file, which an export does not have.
         set_activation(model, activation)

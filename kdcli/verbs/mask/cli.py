@@ -92,6 +92,5 @@ def _save(
         compacted=compacted,
         drop_rows_below=drop_rows_below,
         output_dir=options.output_dir,
-        trust_remote_code=options.trust_remote_code,
     )
     return given.show(result)

@@ -147,7 +147,6 @@ def apply(
     compacted: bool = False,
     drop_rows_below: int = 0,
     output_dir: Path | None,
-    trust_remote_code: bool,
 ) -> MaskResult:
     """Apply a mask to its base, and save the model.
 
@@ -161,7 +160,6 @@ def apply(
         compacted: Remove empty rows instead of storing zeros; see `kdcli.deploy.sparse.compact`.
         drop_rows_below: Also remove rows with fewer weights than this.
         output_dir: The directory; by default runs/mask-NAME, numbered.
-        trust_remote_code: Allow a model to run code of its own.
 
     Raises UsageError: the file is damaged or not a mask, it is for another base, it has no scores
         to select from, the model cannot be compacted, or the directory is not empty.
@@ -171,12 +169,12 @@ def apply(
     # A staged directory is left by a killed command, which had moved the other files into place.
     if folder.is_dir() and content_of(folder) and not (folder / STAGED).is_dir():
         raise UsageError(f"output directory {folder} is not empty", "choose another with -o")
-    mask, model, source = _open(file, base, task, sets, trust_remote_code)
+    mask, model, source = _open(file, base, task, sets)
     masks = mask.masks if sparsity is None else _cut(mask, model, sparsity, masking)
     apply_masks(model, masks)
     whole = with_head(model, mask.info, mask.head, str(file))
     of_words = kind_of_head(whole.config, type(whole).__name__) == "tokens"
-    tokenizer = tokenizer_for(source, of_words=of_words, trust_remote_code=trust_remote_code)
+    tokenizer = tokenizer_for(source, of_words=of_words)
     if mask.info.max_length is not None:
         tokenizer.model_max_length = mask.info.max_length
     if compacted:
@@ -233,7 +231,10 @@ class _HeadRecipe(Section):
 
 
 def _open(
-    file: Path, base: str | None, task: str | None, sets: Sequence[str], trust_remote_code: bool
+    file: Path,
+    base: str | None,
+    task: str | None,
+    sets: Sequence[str],
 ) -> tuple[MaskFile, PreTrainedModel, str]:
     """Open a mask and the encoder that it masks, and check them against each other.
 
@@ -253,14 +254,7 @@ def _open(
             raise UsageError(
                 f"{file} does not say which task its head is for", "give it: --task TASK"
             )
-        mask, model = published_mask(
-            file,
-            base,
-            trained_on,
-            kind=head.kind,
-            words=head.words,
-            trust_remote_code=trust_remote_code,
-        )
+        mask, model = published_mask(file, base, trained_on, kind=head.kind, words=head.words)
         return mask, model, base
     if task is not None or sets:
         raise UsageError(
@@ -268,7 +262,7 @@ def _open(
         )
     mask_file = open_mask(file)
     source = base or mask_file.info.base
-    model = load_weights(source, AutoModel, trust_remote_code=trust_remote_code).eval()
+    model = load_weights(source, AutoModel).eval()
     check_base(mask_file, model, source)
     return mask_file.decode(model), model, source
 

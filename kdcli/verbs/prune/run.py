@@ -172,8 +172,7 @@ def _stage(
         def finish(outcome: Outcome) -> None:
             base = None
             if not built.pruner.trains_weights:
-                trusted = context.trust_remote_code
-                base = load_weights(str(recipe.model), AutoModel, trust_remote_code=trusted)
+                base = load_weights(str(recipe.model), AutoModel)
                 # Restore before scoring, so that the scored model is the saved one.
                 restore_precision(built.model.model, base)
             scores = None

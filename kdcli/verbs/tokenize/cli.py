@@ -28,6 +28,5 @@ def tokenize(given: Given) -> Printable | None:
         workers=own.workers,
         output_dir=options.output_dir,
         dry_run=options.dry_run,
-        trust_remote_code=options.trust_remote_code,
     )
     return given.show(tokenised)

@@ -88,7 +88,6 @@ def tokenize(
     workers: int | None,
     output_dir: Path | None,
     dry_run: bool,
-    trust_remote_code: bool,
 ) -> TokenizedDirectory | TokenizeEstimate:
     """Tokenise a text, or estimate the time and space that this needs.
 
@@ -99,7 +98,6 @@ def tokenize(
         workers: the number of processes; None is one for each core.
         output_dir: the directory of the shards; may be None in a dry run.
         dry_run: estimate only.
-        trust_remote_code: run code that comes with the tokenizer.
 
     Raises:
         UsageError: there is no directory, or it holds something else; the text cannot be read.
@@ -111,7 +109,7 @@ def tokenize(
     if output_dir is not None:
         check_writable(output_dir, directory=True)
     opened = open_source(source)
-    loaded = load_tokenizer(tokenizer, trust_remote_code=trust_remote_code)
+    loaded = load_tokenizer(tokenizer)
     workers = workers or _count_cores()
     if dry_run:
         return _estimate(opened, loaded, column, workers)

@@ -106,7 +106,7 @@ def smallest_vocabulary(
         GateError: the tokens of the training rows are not enough.
     """
     assert recipe.max_drop is not None
-    request = _request(recipe, session)
+    request = _request(recipe)
     rows = open_rows(request, session)
     known = np.unique(np.concatenate(list(request.trained.values())))
     partition = choose_partition(
@@ -144,15 +144,10 @@ def smallest_vocabulary(
     return BoundedVocabulary(kept, trimming, [sentence, kept_note(trimming)], result, missed)
 
 
-def _request(recipe: TrimRecipe, session: Session) -> EvaluationRequest:
+def _request(recipe: TrimRecipe) -> EvaluationRequest:
     """Return the request for the rows, which a model's task decides unless it is given."""
     source = str(recipe.model)
-    task = recipe.task or task_of_model(
-        source,
-        recipe.data.source,
-        recipe.pooling,
-        trust_remote_code=session.trust_remote_code,
-    )
+    task = recipe.task or task_of_model(source, recipe.data.source, recipe.pooling)
     data = LabelledSettings(source=recipe.data.source)
     trained = {source: training_rows(location(source))}
     return EvaluationRequest(task, [source], data, trained, pooling=recipe.pooling)

@@ -62,9 +62,9 @@ def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> TrimResult | No
     context = open_run(resolved, options, f"trim-{Path(source).name}", dtype="fp32", evaluates=True)
     if context is None:
         return None
-    folder, trusted = context.folder, context.trust_remote_code
-    tokenizer = load_tokenizer(source, trust_remote_code=trusted)
-    model, fmt = load(source, trust_remote_code=trusted), read_format(source)
+    folder = context.folder
+    tokenizer = load_tokenizer(source)
+    model, fmt = load(source), read_format(source)
     if fmt is not None:
         check_case(tokenizer, source)
     whole = Model(model, tokenizer, source, "")
