@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from kdcli.version import __version__
+
 VERBS = (
     "distill",
     "prune",
@@ -20,7 +22,6 @@ VERBS = (
 """The verbs that are functions too; their signatures stand in `__init__.pyi`."""
 
 __all__ = ["__version__", "load", "read", *VERBS]
-__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:

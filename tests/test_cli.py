@@ -27,6 +27,7 @@ from kdcli.cli.revision import pinned
 from kdcli.cli.values import VALUES
 from kdcli.models.source import check_source
 from kdcli.recipe.sections import TRACKER_NAMES
+from kdcli.version import full_version
 
 # Verb -> its options, next to those that all verbs have.
 OPTIONS = {
@@ -115,7 +116,7 @@ def run(*arguments):
 
 def test_help_and_version():
     assert "distill" in run("--help").stdout
-    assert run("--version").stdout.strip() == f"kdcli {kdcli.__version__}"
+    assert run("--version").stdout.strip() == f"kdcli {full_version()}"
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ def test_recipes_are_listed_shown_and_checked(tmp_path):
 def test_doctor_says_what_this_machine_can_run():
     found = json.loads(run("doctor", "--json").stdout)
     assert "works" in found["devices"]["cpu"]
-    assert found["versions"]["kdcli"] == kdcli.__version__
+    assert found["versions"]["kdcli"] == full_version()
     shown = run("doctor").stdout
     assert "works" in shown
     for name in ("onnxruntime", "openvino", *TRACKER_NAMES):

@@ -35,10 +35,10 @@ BELOW: dict[str, set[str]] = {
     "__main__": {"cli"},
     **{room: set() for room in ("models", "data", "recipe")},
 }
-GROUND = {"custom_code", "errors", "types", "disk"}
+GROUND = {"custom_code", "errors", "types", "disk", "version"}
 # What the command line may import outside its functions, next to `METHODS`, which reads names from
 # folders.
-AT_HELP = {"custom_code", "errors", "cli", "kdcli"}
+AT_HELP = {"custom_code", "errors", "cli", "kdcli", "version"}
 METHODS = "kdcli.recipe.methods"
 NO_TORCH = {"cli", "recipe", "errors", "disk"}
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "joblib", "click"}

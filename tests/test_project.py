@@ -193,7 +193,7 @@ def test_the_licence_is_apache_and_names_nobody():
 
 def test_the_changelog_has_a_place_for_what_comes():
     assert "## Unreleased" in (ROOT / "CHANGELOG.md").read_text("utf-8")
-    assert re.fullmatch(r"\d+\.\d+\.\d+", kdcli.__version__)
+    assert re.fullmatch(r"\d+\.\d+\.\d+(\.dev\d+)?", kdcli.__version__)
 
 
 @pytest.mark.skipif(

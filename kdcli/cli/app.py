@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from kdcli import __version__
 from kdcli.cli.help import Group
 from kdcli.errors import Interrupted, KdcliError, MachineError, Stopped, UsageError, shortened
+from kdcli.version import full_version
 
 # Errors of a file system that a bug in kdcli cannot cause. A missing file, a full table of file
 # descriptors, or a permission error without a file would be a bug.
@@ -132,7 +132,7 @@ def _options(
     ] = False,
 ) -> None:
     if version:
-        typer.echo(f"kdcli {__version__}")
+        typer.echo(f"kdcli {full_version()}")
         raise typer.Exit
 
 

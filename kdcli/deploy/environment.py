@@ -14,6 +14,7 @@ import psutil
 
 from kdcli.deploy.old_machines.measure_encoders import cpu_name
 from kdcli.engine.device import accelerators, device_name
+from kdcli.version import full_version
 
 LIBRARIES = (
     "torch",
@@ -73,6 +74,6 @@ def installed(names: Iterable[str]) -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """Return the versions of kdcli and of the libraries that results depend on."""
-    from kdcli import __version__
-
-    return {"kdcli": __version__} | {name: importlib.metadata.version(name) for name in LIBRARIES}
+    return {"kdcli": full_version()} | {
+        name: importlib.metadata.version(name) for name in LIBRARIES
+    }

@@ -1,0 +1,44 @@
+"""The version of the code that runs, with its commit between releases."""
+
+import functools
+import importlib.metadata
+import json
+import subprocess
+from pathlib import Path
+
+__version__ = "0.3.0.dev0"
+
+
+@functools.cache
+def full_version() -> str:
+    """Return the version that runs: `0.3.0`, or `0.3.0.dev0+g1a2b3c4d` between releases.
+
+    `.dirty` is appended if files of a checkout differ from its commit.
+    """
+    if ".dev" not in __version__:
+        return __version__
+    commit = _commit_of_checkout() or _commit_of_installation()
+    return f"{__version__}+g{commit}" if commit else __version__
+
+
+def _commit_of_checkout() -> str | None:
+    root = Path(__file__).parents[1]
+    # An installed package may lie inside somebody else's checkout.
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "describe", "--always", "--abbrev=8", "--exclude=*", "--dirty=.dirty"]
+    try:
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def _commit_of_installation() -> str | None:
+    """Return the commit of `pip install git+...`, which pip writes next to the package."""
+    try:
+        text = importlib.metadata.distribution("kdcli").read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    commit = json.loads(text or "{}").get("vcs_info", {}).get("commit_id")
+    return commit[:8] if commit else None
