@@ -8,6 +8,7 @@ import os
 import shutil
 import ssl
 import tempfile
+from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["KDCLI_CACHE"] = tempfile.mkdtemp(prefix="kdcli-cache-")
@@ -35,6 +36,31 @@ settings.load_profile("repeatable")
 
 def pytest_unconfigure():
     shutil.rmtree(os.environ["KDCLI_CACHE"], ignore_errors=True)
+
+
+class StopTogether:
+    """End all workers of pytest-xdist after a failure.
+
+    A worker that is told to stop first runs all tests in its queue, which may take half an hour.
+    """
+
+    def __init__(self, session, marker):
+        self.session, self.marker = session, marker
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            self.marker.touch()
+
+    def pytest_runtest_logfinish(self):
+        if self.marker.exists():
+            self.session.shouldstop = "a test failed in another worker"
+
+
+def pytest_sessionstart(session):
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    if run and session.config.getoption("maxfail") == 1:
+        marker = Path(tempfile.gettempdir()) / f"kdcli-tests-{run}-failed"
+        session.config.pluginmanager.register(StopTogether(session, marker))
 
 
 def pytest_collection_modifyitems(items):

@@ -246,6 +246,11 @@ def test_one_step_lowers_the_loss_and_the_student_reloads(model, tmp_path):
     teacher_shape = shape_of(model.config)
     shape = parse_shape(f"{max(1, teacher_shape.layers - 1)}x16", teacher_shape)
     student = build_student(model, shape).model.train(False)
+    # Without noise, the loss of some types is nothing but rounding.
+    noise = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in student.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape, generator=noise)
     objective = build_objective("minilm", {}, teacher_shape, shape)
     batch = padded_batch(model)
     with torch.no_grad():
@@ -261,7 +266,8 @@ def test_one_step_lowers_the_loss_and_the_student_reloads(model, tmp_path):
     with torch.no_grad():
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter -= 0.002 * gradient / norm
-    assert loss() < before
+    assert before > 0.01
+    assert before - loss() > 1e-4
     save_model(student, tiny_tokenizer(), tmp_path)
     again = AutoModel.from_pretrained(tmp_path).eval()
     assert shape_of(again.config) == shape
