@@ -41,6 +41,7 @@ from kdcli.models.custom_class import UNILM_KEY
 from kdcli.models.embedder import EmbeddingFormat, Pool, load_embedder, read_format
 from kdcli.models.heads import PROBLEM, kind_of_head, tokenizer_for
 from kdcli.models.load import check_case, load_config
+from kdcli.models.model import reads_token_types
 from kdcli.models.shape import positions_of
 from kdcli.types import Array, Example, Kind, Task
 
@@ -173,11 +174,7 @@ class Predictor:
 
     @property
     def _token_types(self) -> bool:
-        """Whether token types distinguish the texts of a pair, as they did in the training."""
-        has_types = int(getattr(self.config, "type_vocab_size", 0) or 0) > 1
-        # `CrossEncoder` leaves this to the tokenizer.
-        is_default = "token_type_ids" in self.tokenizer.model_input_names
-        return has_types and (is_default or self.kind != RERANK_KIND)
+        return reads_token_types(self.config, self.tokenizer)
 
     @property
     def _names(self) -> list[str]:

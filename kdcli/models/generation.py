@@ -20,7 +20,7 @@ from kdcli.models.heads import tuned_length
 from kdcli.models.layout import layout_for
 from kdcli.models.load import load_config, load_tokenizer, load_weights, location
 from kdcli.models.masked_lm import load_masked_lm, student_with_head
-from kdcli.models.model import Model
+from kdcli.models.model import Model, return_token_types
 from kdcli.models.shape import InitializedStudent
 from kdcli.models.training_rows import training_rows
 from kdcli.types import Task
@@ -73,6 +73,7 @@ def load_generator(
         )
         note = f"a new head over the vocabulary, {tied}: the checkpoint has none"
     generator = as_generator(model, loaded.tokenizer, source)
+    return_token_types(generator.config, loaded.tokenizer)
     setattr(generator.config, TASK_KEY, task.name)
     return Model(generator, loaded.tokenizer, source, note, None, loaded.rows)
 

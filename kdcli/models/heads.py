@@ -25,7 +25,7 @@ from kdcli.models.custom_class import (
 )
 from kdcli.models.files import CONFIG_FILE, TASK_KEY, ModelClass, config_errors
 from kdcli.models.load import load_config, load_tokenizer, load_weights, location
-from kdcli.models.model import Model
+from kdcli.models.model import Model, return_token_types
 from kdcli.models.static import StaticConfig
 from kdcli.models.static_classifier import StaticForSequenceClassification
 from kdcli.models.training_rows import training_rows
@@ -130,6 +130,7 @@ def load_for_task(
     else:
         encoder = load_weights(source, AutoModel, seed=seed)
         model = with_new_head(encoder, config, task, seed, source=source)
+        return_token_types(config, tokenizer)
         note = f"a new head: {misfit}"
     return Model(model.eval(), tokenizer, source, note, max_length, training_rows(location(source)))
 

@@ -42,7 +42,7 @@ from kdcli.models.heads import (
 )
 from kdcli.models.layout import layout_for, submodule
 from kdcli.models.masked_lm import load_masked_lm
-from kdcli.models.model import Model
+from kdcli.models.model import Model, return_token_types
 from kdcli.models.modeling_kdcli import vocabulary_of_head
 from kdcli.types import Task
 
@@ -138,6 +138,7 @@ def load_with_label_words(
     for module in modules_of_head(model):
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+    return_token_types(model.config, headed.tokenizer)
     tokens = ", ".join(map(str, headed.tokenizer.convert_ids_to_tokens(ids)))
     return replace(headed, note=f"a frozen head of label words ({kind}): {tokens}")
 

@@ -23,7 +23,7 @@ from kdcli.models.capture import Capture, capture
 from kdcli.models.card import weights_hash
 from kdcli.models.embedder import EmbeddingFormat, Pool, format_for, load_embedder
 from kdcli.models.load import check_case, load_tokenizer
-from kdcli.models.model import Model
+from kdcli.models.model import Model, reads_token_types
 from kdcli.models.shape import positions_of
 from kdcli.targets.outputs import load_or_compute_outputs
 from kdcli.types import Array, Batch, Example, Needs, Task
@@ -176,7 +176,7 @@ class Embedder(Model):
             Example("", str(n), (prompts[r] + t,), None)
             for n, (t, r) in enumerate(zip(texts, roles, strict=True))
         ]
-        types = int(getattr(self.model.config, "type_vocab_size", 0) or 0) > 1
+        types = reads_token_types(self.model.config, self.tokenizer)
         length = min(max_length or self.max_length, positions_of(self.model.config) or 1 << 30)
         return encode_examples(
             TEXTS, examples, self.tokenizer, max_length=length, token_types=types

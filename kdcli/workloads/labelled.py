@@ -198,7 +198,7 @@ class LabelledWorkload(Workload):
             return False
         has_types = self.evaluator.features.rows.types_T is not None
         # The only text of a row has the default type.
-        return has_types or not model.token_types or len(self.data.task.texts) == 1
+        return has_types == model.token_types or len(self.data.task.texts) == 1
 
     def needs_own_rows(self, teacher: Model) -> bool:
         """Return whether a teacher's logits come from its own tokenisation of the rows.

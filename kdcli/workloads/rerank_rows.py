@@ -95,10 +95,12 @@ def _known(scores_R: Array) -> Array | None:
 def tokenize_lists(lists: Lists, model: Model, max_length: int | None) -> TokenizedRows:
     """Tokenise the query and passage of each candidate for a model."""
     length = tokens_in_row(model, max_length)
-    # Same as `CrossEncoder`: token types are used only if the tokenizer returns them by default.
-    types = model.token_types and "token_type_ids" in model.tokenizer.model_input_names
     return encode_examples(
-        RERANK_TASK, lists.examples, model.tokenizer, max_length=length, token_types=types
+        RERANK_TASK,
+        lists.examples,
+        model.tokenizer,
+        max_length=length,
+        token_types=model.token_types,
     )
 
 

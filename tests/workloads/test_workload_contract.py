@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from encoders import on_disk, tiny_config, tiny_encoder
+from encoders import on_disk, tiny_config, tiny_encoder, tiny_tokenizer
 from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
@@ -22,6 +22,7 @@ from transformers import (
 
 from kdcli.errors import UsageError
 from kdcli.metrics.bootstrap import paired_bootstrap
+from kdcli.models.model import return_token_types
 from kdcli.recipe.sections import KdSettings
 from kdcli.types import Needs, Start
 from kdcli.workloads import open_workload
@@ -209,7 +210,9 @@ def test_a_model_that_reads_token_types_gets_them(tmp_path, session, cache, with
     found = {}
     for name in ("distilbert", "bert"):
         config = tiny_config(name, num_labels=1, problem_type="regression")
-        save = functools.partial(on_disk, SEQUENCES.from_config(config))
+        tokenizer = tiny_tokenizer()
+        return_token_types(config, tokenizer)
+        save = functools.partial(on_disk, SEQUENCES.from_config(config), tokenizer=tokenizer)
         (tmp_path / name).mkdir()
         case = replace(WORKLOADS["score"], row=pairs, save_model=save)
         found[name] = opened(case, tmp_path / name, session, with_labels=with_labels)

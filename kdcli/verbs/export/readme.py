@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 from kdcli.deploy.exported import EMBEDDING_KIND
 from kdcli.models.embedder import EmbeddingFormat
 from kdcli.models.heads import AUTO_CLASS
+from kdcli.models.model import TYPE_IDS
 from kdcli.report.front import EMBEDDER, PIPELINES, Score, front_matter
 from kdcli.verbs.export.agreement import agreement_text
 from kdcli.verbs.export.facts import ExportFacts, FileFacts
@@ -211,7 +212,10 @@ def _code(facts: ExportFacts, js: JsModel, max_length: int | None) -> str:
     labels = ['labels = AutoConfig.from_pretrained(".").id2label'] if has_labels else []
     options = ["truncation=True", f"max_length={max_length}"] if max_length else []
     options.append("padding=True")
-    options += ["return_token_type_ids=True"] if "token_type_ids" in facts.inputs else []
+    reads_types = TYPE_IDS in facts.inputs
+    options += ["return_token_type_ids=True"] if reads_types and js.returns_types else []
     inputs = f'inputs = tokenizer({texts}, {", ".join(options)}, return_tensors="np")'
+    if reads_types and not js.returns_types:
+        inputs += f'\ninputs["{TYPE_IDS}"] = 0 * inputs["input_ids"]'
     load = OPEN[facts.format].format(imports=imports, file=facts.path_of(facts.main))
     return "\n".join([load, *labels, inputs, use])

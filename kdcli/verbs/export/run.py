@@ -44,7 +44,7 @@ from kdcli.models.load import (
     save_weights,
     tidy_config,
 )
-from kdcli.models.model import Model
+from kdcli.models.model import TYPE_IDS, Model
 from kdcli.models.shape import positions_of
 from kdcli.models.static import is_static
 from kdcli.models.training_rows import training_rows, write_training_rows
@@ -226,7 +226,10 @@ def _js_model(loaded: _Loaded, facts: ExportFacts) -> JsModel:
         format=loaded.format,
         ranks=facts.kind == "score"
         and activation_of(facts.source, loaded.model.config) is not None,
-        loses_types="token_type_ids" in facts.inputs and tokenizer not in TYPED_TOKENIZERS,
+        loses_types=TYPE_IDS in facts.inputs
+        and TYPE_IDS in loaded.tokenizer.model_input_names
+        and tokenizer not in TYPED_TOKENIZERS,
+        returns_types=TYPE_IDS in loaded.tokenizer.model_input_names,
     )
 
 
