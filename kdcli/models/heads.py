@@ -158,15 +158,18 @@ def _unfit(source: str, task: Task, misfit: str) -> UsageError:
 def tuned_length(
     config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, task: Task
 ) -> int | None:
-    """Return the maximum number of tokens per row with which the model was fine-tuned on a task.
+    """Return the maximum number of tokens per row that a model with a fitting head reads.
 
-    The result is None if the model was not fine-tuned on this task.
+    This is the tokenizer's length, which every other library obeys; None if the tokenizer has none.
+    Contexts and sources are divided or cut by the task's protocol, so their length is only that of
+    a model which was fine-tuned on this very task.
     """
-    known = (
-        getattr(config, TASK_KEY, None) == task.name
-        and tokenizer.model_max_length < VERY_LARGE_INTEGER
-    )
-    return int(tokenizer.model_max_length) if known else None
+    if tokenizer.model_max_length >= VERY_LARGE_INTEGER:
+        return None
+    follows_task = task.kind in ("span", "text")
+    if follows_task and getattr(config, TASK_KEY, None) != task.name:
+        return None
+    return int(tokenizer.model_max_length)
 
 
 def kind_of_head(config: PreTrainedConfig, name: str) -> Literal["class", "tokens", "span"] | None:

@@ -21,8 +21,8 @@ class Model:
         tokenizer: the tokenizer that produces the network's token ids.
         source: the hub id or directory that the model was loaded from.
         note: where the head comes from, for the log.
-        tuned_length: maximum number of tokens in a row if the model was fine-tuned on this very
-            task; None otherwise.
+        tuned_length: maximum number of tokens in a row that the model's own head reads; None for
+            a new head and if the tokenizer has no length.
         rows: hashes of the labelled rows that trained this model or a model it was made from.
     """
 

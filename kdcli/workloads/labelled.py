@@ -75,6 +75,7 @@ from kdcli.workloads.task_models import (
     load_trained,
     row_format,
     same_tokens,
+    warn_of_cut,
 )
 from kdcli.workloads.training import total_loss
 from kdcli.workloads.workload import LOGITS, Workload
@@ -272,8 +273,7 @@ class LabelledWorkload(Workload):
             assert self.evaluator is not None
             assert self.max_length is not None
             return self.evaluator, self.max_length
-        trains = self.train is not None
-        form = row_format(self.settings, self.data.task, model, as_tuned=not trains)
+        form = row_format(self.settings, self.data.task, model)
         return self.make_evaluator(model, form), form.max_length
 
     # -- models -----------------------------------------------------------------------------
@@ -442,6 +442,8 @@ class LabelledWorkload(Workload):
         truncated = evaluator.features.rows.truncated
         cut = truncated / max(1, sum(map(len, self.data.sets.values())))
         verb = "need more than one window of" if self.kind == "span" else "were cut at"
+        if self.kind != "span":
+            warn_of_cut(cut, "examples", max_length)
         note = f"{model.note}; {cut:.1%} of the examples {verb} {max_length} tokens ({LENGTH_KEY})"
         unknown, warnings = describe_unknown(evaluator.features.rows, model)
         Progress.log_fact(*warnings)

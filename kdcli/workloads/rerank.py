@@ -64,7 +64,7 @@ from kdcli.workloads.rerank_rows import ListRows, ScoreTargets, tokenize_lists, 
 from kdcli.workloads.runner_outputs import runner_outputs
 from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.settings import LabelledSettings, RankingSettings, TaskHeadSettings
-from kdcli.workloads.task_models import row_format
+from kdcli.workloads.task_models import warn_of_cut
 from kdcli.workloads.training import Keep, taught_job
 from kdcli.workloads.workload import LOGITS, Workload
 
@@ -353,25 +353,15 @@ class RerankWorkload(Workload):
         return self.evaluated.passages
 
     def rows_for(self, model: Model) -> TokenizedRows:
-        return tokenize_lists(self.evaluated, model, self._length_for(model))
-
-    def _length_for(self, model: Model) -> int:
-        """Return the maximum row length for a model.
-
-        If the workload only evaluates, it is the length that the model was trained with.
-        """
-        settings, as_tuned = LabelledSettings(max_length=self.row_length), self.train is None
-        return row_format(settings, RERANK_TASK, model, as_tuned=as_tuned).max_length
+        return tokenize_lists(self.evaluated, model, self.row_length)
 
     def score(self, model: Model, *, worst: int = 0) -> ModelScores:
         note = model.note
         if not isinstance(model, Embedder):
             rows = self.rows_for(model)
-            cut = rows.truncated / len(rows)
-            note += (
-                f"; {cut:.1%} of the candidates were cut at {self._length_for(model)} tokens "
-                "(data.max_length)"
-            )
+            cut, length = rows.truncated / len(rows), tokens_in_row(model, self.row_length)
+            warn_of_cut(cut, "candidates", length)
+            note += f"; {cut:.1%} of the candidates were cut at {length} tokens (data.max_length)"
         return self.score_values(self.candidate_scores(model, self.evaluated), [note])
 
     def score_trained(
@@ -409,7 +399,7 @@ class RerankWorkload(Workload):
             passages_PE = model.vectors(passages.tolist(), "document", self.session)
             query_of_row = np.repeat(np.arange(len(lists)), lists.sizes)
             return cosines(queries_QE[query_of_row], passages_PE[places]).astype(np.float32)
-        return self._cross_scores(model, tokenize_lists(lists, model, self._length_for(model)))
+        return self._cross_scores(model, tokenize_lists(lists, model, self.row_length))
 
     def _cross_scores(self, model: Model, rows: TokenizedRows) -> Array:
         network = in_own_runtime(model.model)

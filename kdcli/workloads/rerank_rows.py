@@ -10,8 +10,9 @@ import torch
 from kdcli.data.labelled.features import TokenizedRows, encode_examples
 from kdcli.data.labelled.lists import RERANK_TASK, Lists
 from kdcli.models.model import Model
-from kdcli.models.shape import positions_of
 from kdcli.types import Array, Batch, Examples, Signals
+from kdcli.workloads.settings import LabelledSettings
+from kdcli.workloads.task_models import row_format
 
 SCORES_KEY = "scores"
 
@@ -105,7 +106,5 @@ def tokenize_lists(lists: Lists, model: Model, max_length: int | None) -> Tokeni
 
 
 def tokens_in_row(model: Model, max_length: int | None) -> int:
-    """Return the maximum row length for a model."""
-    return int(
-        min(max_length or RERANK_TASK.max_length, positions_of(model.model.config) or 1 << 30)
-    )
+    """Return the maximum row length for a model: the given one, its own or the task's."""
+    return row_format(LabelledSettings(max_length=max_length), RERANK_TASK, model).max_length

@@ -20,6 +20,9 @@ from kdcli.types import Task
 from kdcli.workloads.predictions import RowFormat
 from kdcli.workloads.settings import LabelledSettings, TaskHeadSettings
 
+MAX_CUT_SHARE = 0.05
+"""The share of cut rows above which a warning is logged."""
+
 
 def load_trained(
     source: str,
@@ -68,9 +71,7 @@ def load_scored(
     return Model(network, tokenizer, source, note, length, training_rows(source))
 
 
-def row_format(
-    settings: LabelledSettings, task: Task, model: Model, *, as_tuned: bool = False
-) -> RowFormat:
+def row_format(settings: LabelledSettings, task: Task, model: Model) -> RowFormat:
     """Choose the form of the rows that a model reads.
 
     The maximum length is at most the number of the model's position embeddings.
@@ -78,24 +79,22 @@ def row_format(
     Args:
         settings: the recipe's `data` section.
         task: the task.
-        model: the model that reads the rows.
-        as_tuned: if the settings give no length, use the length the model was fine-tuned with.
+        model: the model that reads the rows. Its own length is used if the settings give none.
     """
-    length = settings.max_length or task.max_length
-    tuned = model.tuned_length if as_tuned else None
-    if tuned is not None and tuned != length:
-        if settings.max_length:
-            choice = f"using {length} tokens, as data.max_length says"
-        else:
-            choice = f"using {tuned} tokens instead of the task's {length}"
-            length = tuned
-        Progress.log_fact(f"{model.source} was fine-tuned on rows of {tuned} tokens: {choice}")
+    length = settings.max_length or model.tuned_length or task.max_length
+    tuned = model.tuned_length
+    if settings.max_length and tuned not in (None, settings.max_length):
+        Progress.log_fact(
+            f"{model.source} reads rows of {tuned} tokens: using {length} tokens, as "
+            "data.max_length says"
+        )
     positions = positions_of(model.model.config)
     if positions is not None and positions < length:
-        Progress.log_fact(
-            f"{model.source} reads at most {positions} tokens, so data.max_length is set to "
-            f"{positions}"
-        )
+        if settings.max_length:
+            Progress.log_fact(
+                f"{model.source} reads at most {positions} tokens, so data.max_length is set to "
+                f"{positions}"
+            )
         length = positions
     form = RowFormat(length, settings.stride, model.token_types)
     if task.kind == "text":
@@ -103,6 +102,21 @@ def row_format(
         target_length, end_id = decoding.max_new_tokens, decoding.eos_token_id
         form = replace(form, target_length=target_length, end_id=end_id)
     return form
+
+
+def warn_of_cut(share: float, rows: str, max_length: int) -> None:
+    """Log a warning if more than a few rows are longer than the model reads.
+
+    Args:
+        share: the share of the rows that were cut.
+        rows: what they are called.
+        max_length: the number of tokens at which they were cut.
+    """
+    if share > MAX_CUT_SHARE:
+        Progress.log_fact(
+            f"warning: {share:.1%} of the {rows} are longer than {max_length} tokens, and only "
+            "their beginnings were read; data.max_length sets the length"
+        )
 
 
 def check_vocabulary(teacher: Model, tokenizer: PreTrainedTokenizerBase, student: str) -> None:

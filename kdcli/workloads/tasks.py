@@ -31,7 +31,7 @@ from kdcli.workloads.labelled import (
 from kdcli.workloads.predictions import Features
 from kdcli.workloads.requests import EvaluationRequest, WorkloadRequest
 from kdcli.workloads.settings import GenerationSettings, LabelledSettings
-from kdcli.workloads.task_models import load_trained, row_format
+from kdcli.workloads.task_models import load_trained, row_format, warn_of_cut
 
 AGREEMENT: Mapping[Kind, tuple[str, ...]] = {
     "class": ("agreement", "macro_f1"),
@@ -79,6 +79,8 @@ def opened(
     workload.evaluator = workload.make_evaluator(model, form)
     truncated = train.rows.truncated / len(data.train)
     verb = "need more than one window of" if data.task.kind == "span" else "were cut at"
+    if data.task.kind != "span":
+        warn_of_cut(truncated, "training examples", form.max_length)
     unknown, warnings = describe_unknown(train.rows, model)
     facts = [
         f"{truncated:.1%} of the training examples {verb} {form.max_length} tokens ({LENGTH_KEY})"
