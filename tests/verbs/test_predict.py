@@ -27,6 +27,7 @@ from kdcli.deploy.predict import Predictor
 from kdcli.deploy.predictions import AnswerSpan, Label, Labels
 from kdcli.errors import UsageError
 from kdcli.models.embedder import DenseLayer, EmbeddingFormat, save_embedder
+from kdcli.models.model import return_token_types
 from kdcli.report.finish import RunResult
 
 TEXTS = ["w1 w2 w3", "w4", *(f"w{n} w{n % 7 + 9} w{n % 5 + 20}" for n in range(40)), "w7 w8"]
@@ -197,6 +198,7 @@ def test_answers_are_the_best_spans(tmp_path):
     model.save_pretrained(tmp_path)
     tokenizer = tiny_tokenizer()
     tokenizer.model_max_length = 40
+    return_token_types(config, tokenizer)
     tokenizer.save_pretrained(tmp_path)
     rng = random.Random(0)
     contexts = [" ".join(f"w{rng.randrange(59)}" for _ in range(n)) for n in (5, 12, 9)]
