@@ -19,7 +19,7 @@ PADDED = {"input_ids": IDS, "attention_mask": (IDS != 0).long()}
 
 def masked(kind: str, density: float = 0.5, **changes):
     torch.manual_seed(0)
-    model = tiny_encoder(kind)
+    model = tiny_encoder(kind, initializer_range=0.3)
     masks, drawn = attach(model, **changes), torch.Generator().manual_seed(1)
     masks.set(
         local({m.name: torch.randn(m.shape, generator=drawn) for m in masks.matrices}, density)
@@ -73,11 +73,12 @@ def test_only_weight_and_mask_are_saved_for_the_backward_pass():
 @pytest.mark.parametrize("kind", KINDS)
 def test_scores_of_fused_linears_are_split_by_rows(kind):
     model, masks = masked(kind)
-    model(**PADDED).last_hidden_state.square().sum().backward()
+    # The sum of squares after a layer norm is constant, so its gradients are nothing but rounding.
+    model(**PADDED).last_hidden_state.pow(3).sum().backward()
     for path, parametrisation in masks.held.items():
         with torch.no_grad():
             parametrisation.score.copy_(parametrisation.score.grad)
-        assert parametrisation.score.grad.abs().sum() > 0, path
+        assert parametrisation.score.grad.abs().max() > 1e-4, path
     scores, weights = masks.scores(), masks.weights()
     for matrix in masks.matrices:
         assert scores[matrix.name].shape == weights[matrix.name].shape == matrix.shape
