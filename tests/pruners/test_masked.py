@@ -17,10 +17,10 @@ IDS = torch.tensor([[2, 9, 11, 3, 0, 0], [2, 8, 30, 31, 32, 3]])
 PADDED = {"input_ids": IDS, "attention_mask": (IDS != 0).long()}
 
 
-def masked(kind: str, density: float = 0.5, **changes):
+def masked(kind: str, density: float = 0.5, frozen: bool = False, **config):
     torch.manual_seed(0)
-    model = tiny_encoder(kind, initializer_range=0.3)
-    masks, drawn = attach(model, **changes), torch.Generator().manual_seed(1)
+    model = tiny_encoder(kind, **config)
+    masks, drawn = attach(model, frozen=frozen), torch.Generator().manual_seed(1)
     masks.set(
         local({m.name: torch.randn(m.shape, generator=drawn) for m in masks.matrices}, density)
     )
@@ -72,7 +72,7 @@ def test_only_weight_and_mask_are_saved_for_the_backward_pass():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_scores_of_fused_linears_are_split_by_rows(kind):
-    model, masks = masked(kind)
+    model, masks = masked(kind, initializer_range=0.3)
     # The sum of squares after a layer norm is constant, so its gradients are nothing but rounding.
     model(**PADDED).last_hidden_state.pow(3).sum().backward()
     for path, parametrisation in masks.held.items():
