@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from kdcli.data.class_names import ClassName
 from kdcli.data.rows import (
     BadRow,
     Piece,
@@ -58,7 +59,11 @@ def texts_of(rows: Iterable[Row], column: str | None) -> Iterator[str]:
 
 def text_column(where: str, values: RowValues) -> str:
     """Choose the column of the text: `text`, or the only column that holds a string."""
-    strings = [column for column, value in values.items() if isinstance(value, str)]
+    strings = [
+        column
+        for column, value in values.items()
+        if isinstance(value, str) and not isinstance(value, ClassName)
+    ]
     if "text" in values:
         return "text"
     if len(strings) == 1:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from kdcli.data.class_names import ClassNames
 from kdcli.data.rows import Row
 from kdcli.data.storage import NotFound, list_siblings
 from kdcli.disk import COMMITS, use_entry
@@ -132,8 +133,9 @@ def hub_rows(hub: HubId, split: str, shard: int | None = None) -> Iterator[Row]:
         if shard is not None and stream.num_shards > 1:
             stream = stream.shard(stream.num_shards, shard)
         part = f"{hub.name} {split}" + (f" part {shard}" if shard else "")
+        classes = ClassNames(stream.features)
         for number, values in enumerate(stream, 1):
-            yield Row(f"{part} row {number}", values)
+            yield Row(f"{part} row {number}", classes.name(values))
 
 
 def _open_stream(hub: HubId, split: str) -> "datasets.IterableDataset":

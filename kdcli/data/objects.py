@@ -187,7 +187,8 @@ class _Table(_Content):
 
     def key(self) -> str:
         # The bytes of a Parquet file differ between versions of pyarrow.
-        digest = hashlib.sha256(repr([(f.name, str(f.type)) for f in self.schema]).encode())
+        schema = [(f.name, str(f.type)) for f in self.schema], self.schema.metadata
+        digest = hashlib.sha256(repr(schema).encode())
         for batch in self.batches():
             for row in batch.to_pylist():
                 digest.update(repr(tuple(row.values())).encode())
@@ -309,13 +310,14 @@ def _columns(columns: Iterable[tuple[object, object]]) -> _Table:
 
 def _dataset(dataset: "datasets.Dataset") -> _Table:
     """Return the table of a `Dataset`, which may be larger than the memory."""
-    schema = dataset.features.arrow_schema.remove_metadata()
+    # The schema holds the names of classes.
+    schema = dataset.features.arrow_schema
     _check_size(schema.names, len(dataset))
 
     def batches() -> "Iterator[pa.Table]":
         # This format has all columns and the order of the rows, but no Python objects.
         for batch in dataset.with_format("arrow").iter(batch_size=ROWS_PER_WRITE):
-            yield batch.replace_schema_metadata(None).cast(schema)
+            yield batch.cast(schema)
 
     return _Table(schema, batches)
 

@@ -12,14 +12,16 @@ import gzip
 import io
 import itertools
 import json
+import operator
 import shutil
 import tempfile
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any, NamedTuple, cast
 
+from kdcli.data.class_names import ClassNames
 from kdcli.data.storage import File, as_file, base_name, file_stat, open_binary
 from kdcli.errors import UsageError, one_line
 
@@ -28,6 +30,9 @@ CUT_ANYWHERE = (".txt", ".jsonl")  # Files that can be cut at the end of any lin
 PARQUET_ROWS = 128  # Rows to decode at once.
 UNPACK_BYTES = 1 << 20  # Bytes to unpack at once.
 MAX_LINE_BYTES = 1 << 25  # A gzip file of 100 kB may hold a line of 100 MB.
+MAX_USUAL_CELLS = 50  # A column with more different cells is no column of labels.
+MANY_LINES = 4
+QUOTE_HINT = "put the whole text in quotes and double the quotes in it, or save the rows as .jsonl"
 
 
 RowValues = Mapping[str, Any]
@@ -214,17 +219,82 @@ def _read_jsonl(name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow) -
 
 
 def _read_csv(name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow) -> Iterator[Row]:
-    reader = csv.DictReader(line for _, line in lines)
-    try:
-        for values in reader:
-            where = f"{name}:{reader.line_num}"
-            if None in values or None in values.values():
-                columns = len(reader.fieldnames or ())
-                on_bad(BadRow(where, f"the row does not have {columns} columns"))
-            else:
-                yield Row(where, values)
-    except csv.Error as error:
-        raise UsageError(f"{name}:{reader.line_num} is not CSV: {error}") from None
+    """Read comma-separated rows, whose quoted cells may hold line breaks.
+
+    A text may begin with a quote that never closes, which would join all rows up to the next quote.
+    If joined lines look like rows, or are not strictly CSV, only their first line is bad, and the
+    lines after it are read by themselves.
+    """
+    reread = _RereadLines(lines)
+    reader = csv.reader(map(operator.itemgetter(1), reread))
+    columns: list[str] = []
+    usual: list[_UsualCells] = []
+    while True:
+        reread.taken.clear()
+        cells: list[str] = []
+        try:
+            cells = next(reader, [])
+            texts = [line for _, line in reread.taken]
+            if sum(text.count('"') for text in texts) % 2 or len(texts) > 1:
+                next(csv.reader(texts, strict=True))
+            problem = "the quote that opens here joins lines that look like rows"
+            is_bad = len(texts) > 1 and _look_like_rows(texts, usual)
+        except csv.Error as error:
+            problem, is_bad = f"not CSV: {error}", True
+        if not reread.taken:
+            return
+        number = reread.taken[0][0]
+        if is_bad:
+            on_bad(BadRow(f"{name}:{number}", problem, hint=QUOTE_HINT))
+            reread.taken.pop(0)
+            reread.put_back()
+        elif not columns:
+            columns = cells
+            usual = [_UsualCells() for _ in columns]
+        elif len(cells) == len(columns):
+            for cell, of_column in zip(cells, usual, strict=True):
+                of_column.add(cell)
+            yield Row(f"{name}:{reread.taken[-1][0]}", dict(zip(columns, cells, strict=True)))
+        elif cells:
+            on_bad(BadRow(f"{name}:{number}", f"the row does not have {len(columns)} columns"))
+
+
+class _UsualCells:
+    """What the cells of a column have in common: all are numbers, or there are few of them."""
+
+    def __init__(self) -> None:
+        self.values: set[str] = set()
+        self.are_numbers = True
+
+    def add(self, cell: str) -> None:
+        """Add a cell."""
+        if len(self.values) <= MAX_USUAL_CELLS:
+            self.values.add(cell)
+        self.are_numbers = self.are_numbers and is_number(cell)
+
+    @property
+    def are_known(self) -> bool:
+        """Whether the cells have something in common."""
+        return self.are_numbers or len(self.values) <= MAX_USUAL_CELLS
+
+    def has(self, cell: str) -> bool:
+        """Whether a cell is like the others."""
+        return is_number(cell) if self.are_numbers else cell in self.values
+
+
+def _look_like_rows(lines: Sequence[str], usual: Sequence[_UsualCells]) -> bool:
+    """Whether lines that a quote joins look like rows of their own.
+
+    Each has the right number of cells, and the cells of a column look like its usual ones.
+    """
+    rows = [[cell.strip('"') for cell in line.rstrip("\r\n").split(",")] for line in lines]
+    if len(usual) < 2 or any(len(row) != len(usual) for row in rows):
+        return False
+    known = [n for n, of_column in enumerate(usual) if of_column.values and of_column.are_known]
+    if not known:
+        # A text of so many lines hardly has the same number of commas in each.
+        return len(lines) >= MANY_LINES
+    return any(all(usual[n].has(row[n]) for row in rows) for n in known)
 
 
 def _read_tsv(name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow) -> Iterator[Row]:
@@ -274,6 +344,15 @@ def _read_tsv(name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow) -> 
                 on_bad(BadRow(f"{name}:{number}", problem, hint=hint))
 
 
+def is_number(text: str) -> bool:
+    """Whether a string spells a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 class _RereadLines(Iterator[tuple[int, str]]):
     """Numbered lines, the last of which can be read again.
 
@@ -321,10 +400,11 @@ def _read_parquet(piece: Piece, file: IO[bytes]) -> Iterator[Row]:
             batches = table.iter_batches(
                 batch_size=PARQUET_ROWS, row_groups=groups[piece.begin : piece.end]
             )
+            classes = ClassNames.of_schema(table.schema_arrow, piece.name)
             for batch in batches:
                 for values in batch.to_pylist():
                     number += 1
-                    yield Row(f"{piece.name}:{number}", values)
+                    yield Row(f"{piece.name}:{number}", classes.name(values))
     except UnicodeDecodeError:
         rows = f"one of the rows {number + 1} to {number + PARQUET_ROWS}"
         raise UsageError(f"{piece.name}: {rows} is not UTF-8") from None

@@ -51,7 +51,7 @@ from kdcli.disk import HASHES, cache_dir, use_entry, user_path
 from kdcli.errors import UsageError
 
 CONLL = ("conll", "conllu", "bio", "iob", "iob2")
-CONLL_LINE = re.compile(r"-DOCSTART-.*|\S+(?:[ \t]+\S+)*[ \t]+(?:O|[BIES]-\S+)")
+CONLL_LINE = re.compile(r"-DOCSTART-.*|\S+(?:[ \t]+\S+)*[ \t]+(?:O|[BIESLUMW]-\S+)")
 CONLL_HINT = (
     'make a row a sentence of it, {"tokens": ["EU", "rejects"], "tags": ["B-ORG", "O"]}, '
     "as the documentation's page 'Tasks' shows"

@@ -19,6 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from kdcli.data.labelled.features import TokenizedRows, encode_examples
 from kdcli.data.labelled.spans import decode_answers, windows
+from kdcli.data.labelled.tags import describe_unknown_scheme
 from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.export import VECTORS
 from kdcli.deploy.exported import EMBEDDING_KIND, is_export, open_export
@@ -32,6 +33,7 @@ from kdcli.deploy.predictions import (
 from kdcli.deploy.runners import Runner, runner
 from kdcli.deploy.sparse.load import load
 from kdcli.engine.device import choose_device
+from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.metrics.finite import check_finite
 from kdcli.metrics.probabilities import sigmoid, softmax
@@ -142,6 +144,8 @@ class Predictor:
         if self.format is not None:
             return self._vectors(items, self.format)
         if self.kind == "tokens":
+            if (warning := describe_unknown_scheme(self._names)) is not None:
+                Progress.log(f"{self.source}: {warning}")
             return self._entities(items)
         if self.kind == "span":
             return self._answers(items)
@@ -177,8 +181,8 @@ class Predictor:
         return reads_token_types(self.config, self.tokenizer)
 
     @property
-    def _names(self) -> list[str]:
-        return [str(self.config.id2label[n]) for n in range(self.config.num_labels)]
+    def _names(self) -> tuple[str, ...]:
+        return tuple(str(self.config.id2label[n]) for n in range(self.config.num_labels))
 
     def _rows(self, texts: Sequence[tuple[str, ...]], *, of_words: bool = False) -> TokenizedRows:
         """Tokenise texts, or pairs or words of texts."""
@@ -269,7 +273,7 @@ class Predictor:
             word, label = int(words_L[token]), int(probs_LC[token].argmax())
             tags[word] = self._names[label]
             scores[word] = float(probs_LC[token, label])
-        found = sorted(entities(tags), key=lambda entity: entity[1])
+        found = sorted(entities(tags, self._names), key=lambda entity: entity[1])
         return [
             Entity(
                 label,

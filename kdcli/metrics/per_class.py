@@ -63,7 +63,9 @@ def count_classes(task: Task, predictions: Sequence[Any], references: Sequence[A
     n = len(references)
     if task.kind == "tokens":
         index = {name: i for i, name in enumerate(class_names(task))}
-        ours, theirs = ([entities(tags) for tags in rows] for rows in (predictions, references))
+        ours, theirs = (
+            [entities(tags, task.labels) for tags in rows] for rows in (predictions, references)
+        )
         shared = [a & b for a, b in zip(ours, theirs, strict=True)]
         found = (_entity_occurrences(each, index) for each in (shared, ours, theirs))
         return ClassCounts(n, *found)

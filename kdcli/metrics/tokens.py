@@ -4,14 +4,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kdcli.data.labelled.tags import BEGINS, ENDS, OUTSIDE, tag_of
 from kdcli.metrics.bootstrap import Scorer
 from kdcli.metrics.classification import f1
 from kdcli.types import Array, Task
 
 EntitySpan = tuple[str, int, int]
 """The type, the index of the first word, and the index after the last word."""
-
-PREFIXES = ("B-", "I-", "E-", "S-")
 
 
 def scorer(
@@ -24,7 +23,7 @@ def scorer(
     ValueError if the numbers of predictions and words of a sentence differ.
     """
     pairs = zip(predictions, references, strict=True)
-    counts = np.array([_counts(p, r) for p, r in pairs], dtype=np.float64)
+    counts = np.array([_counts(p, r, task.labels) for p, r in pairs], dtype=np.float64)
 
     def score(indices: Array) -> dict[str, float]:
         times = np.bincount(indices, minlength=len(counts))
@@ -39,26 +38,31 @@ def scorer(
     return score
 
 
-def entities(tags: Sequence[str]) -> set[EntitySpan]:
+def entities(tags: Sequence[str], labels: tuple[str, ...] | None = None) -> set[EntitySpan]:
     """Return the entities of a sentence, read leniently, as seqeval reads tags without a scheme.
 
-    `B-` and `S-` begin an entity. So do `I-` and `E-` if no entity of their type is open. `E-` and
-    `S-` end an entity. A tag without a prefix, such as `NOUN`, is read as `I-NOUN`, so that a run
-    of equal tags is one entity.
+    `B-` and the prefixes of one word begin an entity. So does any other tag if no entity of its
+    type is open. `E-`, `L-` and the prefixes of one word end an entity. A tag without a prefix,
+    such as `NOUN`, is read as `I-NOUN`, so that a run of equal tags is one entity.
+
+    Args:
+        tags: the label of each word.
+        labels: all labels of the task; the ones of the sentence if it is None.
     """
+    known = tuple(tags) if labels is None else labels
     spans: set[EntitySpan] = set()
     open_type: str | None = None
     start = 0
-    for i, tag in enumerate([*tags, "O"]):
-        prefix, name = (tag[0], tag[2:]) if tag.startswith(PREFIXES) else ("I", tag)
-        if open_type is not None and (tag == "O" or prefix in "BS" or name != open_type):
+    for i, label in enumerate([*tags, OUTSIDE]):
+        tag = None if label == OUTSIDE else tag_of(label, known)
+        if open_type is not None and (tag is None or tag.prefix in BEGINS or tag.type != open_type):
             spans.add((open_type, start, i))
             open_type = None
-        if tag == "O":
+        if tag is None:
             continue
         if open_type is None:
-            open_type, start = name, i
-        if prefix in "ES":
+            open_type, start = tag.type, i
+        if tag.prefix in ENDS:
             spans.add((open_type, start, i + 1))
             open_type = None
     return spans
@@ -66,21 +70,24 @@ def entities(tags: Sequence[str]) -> set[EntitySpan]:
 
 def entity_types(labels: Sequence[str]) -> tuple[str, ...]:
     """Return the types of the entities that labels describe, in the order of the labels."""
-    return tuple(dict.fromkeys(type_of(tag) for tag in labels if tag != "O"))
+    known = tuple(labels)
+    return tuple(dict.fromkeys(type_of(label, known) for label in labels if label != OUTSIDE))
 
 
-def type_of(tag: str) -> str:
-    """Return a tag without its prefix: `B-PER` and `I-PER` are `PER`; `O` and `NOUN` stay."""
-    return tag[2:] if tag.startswith(PREFIXES) else tag
+def type_of(label: str, labels: tuple[str, ...]) -> str:
+    """Return a label without its prefix: `B-PER` and `I-PER` are `PER`; `O` and `NOUN` stay."""
+    return OUTSIDE if label == OUTSIDE else tag_of(label, labels).type
 
 
-def _counts(predicted: Sequence[str], true: Sequence[str]) -> tuple[int, int, int, int, int]:
+def _counts(
+    predicted: Sequence[str], true: Sequence[str], labels: tuple[str, ...]
+) -> tuple[int, int, int, int, int]:
     """Return a sentence's counts.
 
     They are the correct, predicted and true entities, the correctly labelled words and all words.
     """
     if len(predicted) != len(true):
         raise ValueError(f"{len(predicted)} predictions for {len(true)} words")
-    ours, theirs = entities(predicted), entities(true)
+    ours, theirs = (entities(tags, labels) for tags in (predicted, true))
     correct_words = sum(p == t for p, t in zip(predicted, true, strict=True))
     return len(ours & theirs), len(ours), len(theirs), correct_words, len(true)

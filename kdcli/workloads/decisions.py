@@ -276,10 +276,10 @@ def _confusion(pair: _Pair) -> Confusion | None:
         return None
     names = list(task.labels)
     if task.kind == "tokens":
-        names = list(dict.fromkeys(map(type_of, task.labels)))
-        index = {name: i for i, name in enumerate(names)}
+        types = {label: type_of(label, task.labels) for label in task.labels}
+        names = list(dict.fromkeys(types.values()))
         ours, theirs = (
-            [index[type_of(tag)] for tags in rows for tag in tags] for rows in (ours, theirs)
+            [names.index(types[tag]) for tags in rows for tag in tags] for rows in (ours, theirs)
         )
     counts_CC = confusion(ours, theirs, len(names))
     return Confusion(labels=names, counts=counts_CC.tolist())

@@ -185,6 +185,55 @@ def test_a_byte_order_mark_and_blank_rows_are_no_text(tmp_path, name, content):
     assert documents(tmp_path / name) == ["w1 w2", "w3"]
 
 
+LINES_OF_CSV = [f"film {n} was dull,{('bad', 'good')[n % 2]}" for n in range(40)]
+JOINED = "the quote that opens here joins lines that look like rows"
+
+
+def csv_file(folder, lines):
+    (folder / "a.csv").write_text("\n".join(["text,label", *lines, ""]), "utf-8")
+    return Piece(str(folder / "a.csv"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "line", "problem"),
+    [
+        # The quote is closed at the end of a text, in a text, by a quoted text, or not at all.
+        ({20: '"film 20 was dull,bad', 25: 'film 25 was dull",good'}, 22, JOINED),
+        ({20: '"film 20 was dull,bad', 21: 'film 21 was dull",good'}, 22, JOINED),
+        ({0: '"film 0 was dull,bad', 9: 'film 9 was dull",good'}, 2, JOINED),
+        ({20: '"film 20 was dull,bad', 25: 'film 25 was "dull",good'}, 22, "not CSV"),
+        ({20: '"film 20 was dull,bad', 25: '"film 25, was dull",good'}, 22, "not CSV"),
+        ({20: '"film 20 was dull,bad'}, 22, "not CSV"),
+        ({39: '"film 39 was dull,good'}, 41, "not CSV"),
+    ],
+)
+def test_a_quote_of_csv_that_never_closes_takes_no_row_after_it(tmp_path, changes, line, problem):
+    lines = [changes.get(n, text) for n, text in enumerate(LINES_OF_CSV)]
+    bad: list[BadRow] = []
+    good = list(read_rows(csv_file(tmp_path, lines), bad.append))
+    assert [row.where for row in bad] == [f"{tmp_path}/a.csv:{line}"]
+    assert bad[0].problem.startswith(problem)
+    assert len(good) == 39
+    assert {row.values["label"] for row in good} == {"bad", "good"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Hello, world\nbye",
+        "Roses are red, indeed\nviolets are blue, too\nand so, so sweet\nare you, my dear",
+        'she said, "no"\nhe said, "yes"',
+        "\n\n,\n",
+    ],
+)
+@pytest.mark.parametrize("at", [0, 20])
+def test_lines_in_a_cell_of_csv_are_kept(tmp_path, text, at):
+    given = pd.DataFrame([line.rsplit(",", 1) for line in LINES_OF_CSV], columns=["text", "label"])
+    given.loc[at, "text"] = text
+    given.to_csv(tmp_path / "a.csv", index=False)
+    assert [row for _, row in rows(tmp_path / "a.csv", "train")] == given.to_dict("records")
+
+
 # Words that libraries take for missing values, numbers or dates.
 WORDS = ("NA", "null", "None", "nan", "007", "1e5", "2024-01-01", "2024-01-01T00:00:00", "true")
 

@@ -69,6 +69,27 @@ def test_labels_are_ignored_on_request():
     assert (task.label, task.labels) == ("", CLASSES.labels)
 
 
+def test_the_kind_of_several_labels_may_be_given():
+    task, message = task_of({"text": "good"}, CLASSES, kind="multi")
+    assert (task.kind, task.label, task.labels) == ("multi", "", CLASSES.labels)
+    assert "(kind multi)" in message
+
+
+@pytest.mark.parametrize(
+    ("values", "columns", "head", "message"),
+    [
+        ({"text": "good"}, {"kind": "score"}, CLASSES, "data.columns.kind=score, but no labels"),
+        ({"text": "good"}, {"kind": "class"}, TAGGER, "the model predicts kind tokens"),
+        ({"text": "a", "b": "c"}, {"words": "b"}, CLASSES, "gives words, but rows of kind class"),
+        ({"a": "b", "c": "d"}, {"text": "a"}, TAGGER, "gives text, but rows of kind tokens"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused(values, columns, head, message):
+    with pytest.raises(UsageError) as caught:
+        task_of(values, head, **columns)
+    assert message in caught.value.message
+
+
 @pytest.mark.parametrize(
     ("values", "head", "message"),
     [

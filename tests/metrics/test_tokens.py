@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kdcli.data.labelled.tags import describe_unknown_scheme
 from kdcli.metrics import scorer
 from kdcli.metrics.library import TaskMetric
-from kdcli.metrics.tokens import entities
+from kdcli.metrics.tokens import entities, entity_types
 from kdcli.types import Task
 
 NAMES = ("f1", "precision", "recall", "accuracy")
@@ -104,6 +105,15 @@ def test_any_tags_score_as_by_seqeval():
         ("B-A I-A O B-A", {("A", 0, 2), ("A", 3, 4)}),
         ("I-A I-A B-A I-A O", {("A", 0, 2), ("A", 2, 4)}),
         ("B-A I-A E-A S-A S-B", {("A", 0, 3), ("A", 3, 4), ("B", 4, 5)}),
+        # IOE2 and IOE1, BILOU, BMES and BMEWO.
+        ("I-A E-A E-A O I-A E-A", {("A", 0, 2), ("A", 2, 3), ("A", 4, 6)}),
+        ("I-A E-A I-A I-A O", {("A", 0, 2), ("A", 2, 4)}),
+        ("B-A I-A L-A U-A L-B", {("A", 0, 3), ("A", 3, 4), ("B", 4, 5)}),
+        ("B-A M-A M-A E-A S-B S-B", {("A", 0, 4), ("B", 4, 5), ("B", 5, 6)}),
+        ("B-A M-A E-A W-A W-A", {("A", 0, 3), ("A", 3, 4), ("A", 4, 5)}),
+        # Prefixes without types, as seqeval reads them.
+        ("B I O B B", {("_", 0, 2), ("_", 3, 4), ("_", 4, 5)}),
+        ("B M E S", {("_", 0, 3), ("_", 3, 4)}),
         # A change of type ends an entity, and so does a tag that begins one.
         ("B-A I-B I-B", {("A", 0, 1), ("B", 1, 3)}),
         ("B-A B-A", {("A", 0, 1), ("A", 1, 2)}),
@@ -117,6 +127,36 @@ def test_any_tags_score_as_by_seqeval():
 )
 def test_entities_of_one_sentence(tags, spans):
     assert entities(tags.split()) == spans
+
+
+def test_the_labels_tell_a_prefix_without_a_type():
+    labels = ("O", "B", "I")
+    assert entities(["B", "B"], labels) == {("_", 0, 1), ("_", 1, 2)}
+    assert entities(["B", "B"], ("B", "O", "X")) == {("B", 0, 2)}
+    assert entity_types(labels) == ("_",)
+    assert entity_types(["O", "B-PER", "L-PER", "U-LOC", "NOUN"]) == ("PER", "LOC", "NOUN")
+
+
+@pytest.mark.parametrize(
+    ("labels", "named"),
+    [
+        ("O B_PER I_PER", "B_PER and I_PER"),
+        ("O PER-B PER-I", "PER-B and PER-I"),
+        ("o b-per i-per", "b-per and i-per"),
+        ("O B-PER I-PER X-PER", "I-PER and X-PER"),
+        ("OTHER B-PER I-PER", "no label is O"),
+        ("0 1 2", "numbers without names"),
+        ("O B-PER I-PER B-LOC", None),
+        ("O B-PER I-PER L-PER U-PER", None),
+        ("O B M E S", None),
+        ("NOUN VERB V-S V-P", None),
+        ("O PERSON PLACE", None),
+    ],
+)
+def test_labels_like_a_scheme_that_is_not_known_are_named(labels, named):
+    warning = describe_unknown_scheme(labels.split())
+    assert (warning is None) == (named is None)
+    assert named is None or named in str(warning)
 
 
 ANY_TAG = st.sampled_from(["O", *(f"{p}-{t}" for p in "BIES" for t in ("A", "B")), "A", "X"])

@@ -1,6 +1,7 @@
 """`kdcli distill --task` from end to end on tiny models: what its stages leave, repeat and
 share."""
 
+import json
 import shlex
 
 import numpy as np
@@ -48,6 +49,18 @@ def done(asked, tmp_path_factory):
     """The directory of a distillation by TinyBERT, and the command's result."""
     out = tmp_path_factory.mktemp("done") / "out"
     return out, succeeds(*asked(), "-o", out)
+
+
+@pytest.mark.parametrize("asked_kind", [None, "multi"])
+def test_rows_without_labels_may_have_several(tmp_path, asked_kind):
+    teacher = own_files.headed(tmp_path / "teacher", ("a", "b", "c"))
+    data = own_files.write(tmp_path / "a.jsonl", [{"text": f"w{n} w3"} for n in range(40)])
+    kind = ["--set", f"data.columns.kind={asked_kind}"] if asked_kind else []
+    arguments = [teacher, "--task", "own", "--data", data, "--to", "1x16", *QUICK, *kind]
+    own_files.succeeds("distill", *arguments, "--max-steps", 2, "-o", tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text("utf-8"))
+    problem = {None: "single_label_classification", "multi": "multi_label_classification"}
+    assert config["problem_type"] == problem[asked_kind]
 
 
 def scores(folder):

@@ -256,6 +256,21 @@ def test_other_kinds_have_classes_too(tmp_path, kind):
         )
 
 
+def test_entities_of_bilou_have_types(tmp_path):
+    tags = [["B-PER", "I-PER", "L-PER", "O", "U-LOC"], ["U-LOC", "U-LOC", "B-LOC", "L-LOC", "O"]]
+    given = [{"tokens": [f"w{n}", *"abcd"], "tags": tags[n % 2]} for n in range(40)]
+    data = own_files.write(tmp_path / "data.jsonl", given)
+    encoder = own_files.encoder(tmp_path / "encoder")
+    arguments = ["--task", "own", "--data", data, *QUICK, "--max-steps", 2]
+    own_files.succeeds("finetune", encoder, *arguments, "-o", tmp_path / "tuned")
+    shutil.copytree(tmp_path / "tuned", tmp_path / "copy")
+    models = [tmp_path / "tuned", tmp_path / "copy"]
+    succeeds(*models, "--task", "own", "--data", data, "-o", tmp_path / "out")
+    (decision,) = report_of(tmp_path / "out").decisions
+    assert decision.confusion.labels == ["O", "LOC", "PER"]
+    assert [each.name for each in decision.classes] == ["LOC", "PER"]
+
+
 def spans(tags):
     """The runs of `B-LOC`; each `B-LOC` begins an entity."""
     return {i for i, tag in enumerate(tags) if tag == "B-LOC"}

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import shutil
 
 import numpy as np
 import own_files
@@ -159,6 +160,24 @@ def test_entities_of_a_byte_level_tokenizer_begin_at_words(tmp_path):
         assert {entity.start for entity in found} <= begins
         assert {entity.end for entity in found} <= ends
         assert [entity.text for entity in found] == [text[e.start : e.end] for e in found]
+
+
+@pytest.mark.parametrize(
+    ("names", "types"),
+    [(("O", "B-PER", "L-PER", "U-LOC", "I-PER"), {"PER", "LOC"}), (("O", "B", "I", "E", "S"), "_")],
+)
+def test_entities_follow_the_scheme_of_the_labels(tagger, tmp_path, capsys, names, types):
+    shutil.copytree(tagger, tmp_path / "model")
+    config = json.loads((tagger / "config.json").read_text("utf-8"))
+    config |= {"id2label": dict(enumerate(names)), "label2id": {n: i for i, n in enumerate(names)}}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config), "utf-8")
+    found = Predictor.open(str(tmp_path / "model")).predict(drawn_texts(20))
+    assert set() < {entity.label for row in found for entity in row} <= set(types)
+    assert "look like tags" not in capsys.readouterr().err
+    config["id2label"] = dict(enumerate(["O", "B_PER", "I_PER", "B_LOC", "I_LOC"]))
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config), "utf-8")
+    Predictor.open(str(tmp_path / "model")).predict(drawn_texts(1))
+    assert "B_PER and I_PER look like tags" in " ".join(capsys.readouterr().err.split())
 
 
 def test_words_of_a_list_are_labelled_one_by_one(tagger):

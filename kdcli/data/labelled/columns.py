@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import NoReturn, get_args
 
+from kdcli.data.class_names import ClassName
 from kdcli.data.documents import columns_in
 from kdcli.data.labelled.examples import number_of
 from kdcli.data.rows import Row
@@ -118,8 +119,9 @@ class Columns:
             if c not in named and _key(c) not in _IDS and not c.lower().endswith("_id")
         ]
         # In a CSV file, numbers are strings too.
-        texts = {c: [row[c] for _, row in head if isinstance(row.get(c), str)] for c in self.free}
-        self.strings = [c for c in self.free if any(number_of(text) is None for text in texts[c])]
+        self.strings = [
+            c for c in self.free if any(number_of(text) is None for text in _texts_in(head, c))
+        ]
         self.lists = [c for c in self.free if isinstance(self.first[c], list)]
 
     def has_label(self, head: Head) -> bool:
@@ -143,8 +145,15 @@ class Columns:
     def texts(self, kind: Kind) -> tuple[str, ...]:
         """Choose the columns of the texts for rows without labels.
 
-        Raises UsageError: several choices are possible, or none.
+        Raises UsageError: several choices are possible, or none, or a column has a role that rows
+        of this kind do not have.
         """
+        if others := [role for role in self.by_role if role not in _ROLES[kind]]:
+            raise UsageError(
+                f"data.columns gives {', '.join(others)}, but rows of kind {kind} take "
+                f"{', '.join(_ROLES[kind])}",
+                f"remove data.columns.{others[0]}",
+            )
         if kind == "span":
             columns = [self._column(role, ((role,),), self.free) for role in _ROLES[kind][:2]]
             for role, column in zip(_ROLES[kind], columns, strict=False):
@@ -188,7 +197,7 @@ class Columns:
 
     def _median_length(self, column: str) -> float:
         """Return the median length of a column's strings in the first rows."""
-        texts = [row[column] for _, row in self.head if isinstance(row.get(column), str)]
+        texts = _texts_in(self.head, column)
         return median(map(len, texts)) if texts else 0.0
 
     def choose(self, kind: Kind | None) -> ColumnChoice:
@@ -298,6 +307,12 @@ class Columns:
             f"{self.where}: {question} {columns_in(self.first)}",
             f"give --set data.columns.{role}={'|'.join(choices) or 'NAME'}{for_pairs}",
         )
+
+
+def _texts_in(rows: Iterable[Row], column: str) -> list[str]:
+    """Return the strings in a column, except for the names of classes."""
+    values = (values.get(column) for _, values in rows)
+    return [v for v in values if isinstance(v, str) and not isinstance(v, ClassName)]
 
 
 def _key(column: str) -> str:

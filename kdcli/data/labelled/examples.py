@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from kdcli.data.class_names import ClassName
 from kdcli.data.documents import check_encodable, columns_in
 from kdcli.data.rows import BadRow, Row, RowValues
 from kdcli.types import Answer, Example, Kind, Task
@@ -107,6 +108,8 @@ def _class(task: Task, where: str, label: object, texts: tuple[str, ...]) -> int
     """
     if str(label) in task.labels:
         return task.labels.index(str(label))
+    if isinstance(label, ClassName) and str(label.number) in task.labels:
+        return task.labels.index(str(label.number))
     number = int(label) if isinstance(label, str) and label.isdecimal() else label
     # If any name is a number, numbers are names.
     takes_numbers = all(number_of(name) is None for name in task.labels)
@@ -133,6 +136,8 @@ def _classes(task: Task, where: str, label: object, texts: tuple[str, ...]) -> t
 
 
 def _score(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> float:
+    if isinstance(label, ClassName):
+        label = label.number
     try:
         score = math.nan if isinstance(label, bool) else float(label)
     except (TypeError, ValueError, OverflowError):

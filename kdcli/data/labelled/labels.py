@@ -4,6 +4,7 @@ import reprlib
 import sys
 from collections.abc import Mapping
 
+from kdcli.data.class_names import ClassName
 from kdcli.data.documents import check_encodable
 from kdcli.data.labelled.examples import number_of
 from kdcli.data.rows import BadRow
@@ -41,6 +42,8 @@ class TrainingLabels:
         # Label as a string -> the number it spells and the first place where it occurs. At most
         # MAX_CLASSES + 1 labels are kept.
         self._seen: dict[str, tuple[int | float | None, str]] = {}
+        # Name -> number, for labels whose source numbers them.
+        self.class_numbers: dict[str, int] = {}
         self._types: dict[bool, tuple[str, str]] = {}
         self._first_set: frozenset[str] | None = None
         self._sets_differ = self._has_word = self._has_fraction = False
@@ -97,7 +100,9 @@ class TrainingLabels:
                     f"{self._first_at}: from here on no example has an answer in '{self.column}'"
                 )
             return "span", ()
-        by_labels: Kind = "score" if self._has_fraction and not self._has_word else "class"
+        in_schema = self._seen.keys() == self.class_numbers.keys()
+        is_score = self._has_fraction and not self._has_word and not in_schema
+        by_labels: Kind = "score" if is_score else "class"
         kind = self.kind or ("multi" if self._first_set is not None else by_labels)
         if kind in ("class", "score") and self._infinite_at and not self._has_word:
             raise UsageError(
@@ -112,9 +117,11 @@ class TrainingLabels:
         self._check_several(kind, keys)
         if kind == "score":
             return kind, ()
-        self._check_count(kind, len(keys))
+        self._check_count(kind, len(keys), in_schema=in_schema)
         self._check_spellings(keys)
-        if self._has_word:
+        if in_schema:
+            names = sorted(keys, key=self.class_numbers.__getitem__)
+        elif self._has_word:
             names = sorted(keys, key=lambda name: (kind == "tokens" and name != "O", name))
         else:
             numbers = {n: number for n, (number, _) in self._seen.items() if number is not None}
@@ -137,10 +144,10 @@ class TrainingLabels:
             _LABEL_HINT,
         )
 
-    def _check_count(self, kind: Kind, count: int) -> None:
+    def _check_count(self, kind: Kind, count: int, *, in_schema: bool) -> None:
         """Raise a UsageError if there are too many labels for classes."""
         beyond = count > MAX_CLASSES
-        mostly_differ = self.rows >= MANY_ROWS and 2 * count > self.rows
+        mostly_differ = self.rows >= MANY_ROWS and 2 * count > self.rows and not in_schema
         if not (beyond or (kind == "class" and not self.kind and mostly_differ)):
             return
         number = f"more than {MAX_CLASSES}" if beyond else count
@@ -175,7 +182,8 @@ class TrainingLabels:
                 f"the label '{self.column}' is missing",
                 hint="remove rows without a label",
             )
-        type_name = _TYPES.get(type(value), f"a {type(value).__name__}")
+        value_type = str if isinstance(value, ClassName) else type(value)
+        type_name = _TYPES.get(value_type, f"a {value_type.__name__}")
         allowed = ["a string", "a number", "a boolean", "a list"]
         if in_list:
             type_name = "a number with a point" if isinstance(value, float) else type_name
@@ -204,9 +212,13 @@ class TrainingLabels:
 
     def _name(self, where: str, value: object) -> str:
         """Return the name of a label, and remember what a new label looks like."""
+        if isinstance(value, ClassName) and self.kind == "score":
+            value = value.number
         name = str(value)
         if name in self._seen:
             return name
+        if isinstance(value, ClassName) and len(self.class_numbers) <= MAX_CLASSES:
+            self.class_numbers[name] = value.number
         number: int | float | None = None
         if isinstance(value, str):
             number = number_of(value)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kdcli.data.class_names import ClassName
 from kdcli.data.documents import check_encodable, columns_in
 from kdcli.data.labelled.partition import Partition, Pools, text_hashes
 from kdcli.data.labelled.rows import hashes_of, held_back
@@ -412,6 +413,7 @@ def _numbers(where: str, row: RowValues, name: str, count: int) -> list[float]:
     if values is None:
         return [math.nan] * count
     try:
+        values = [x.number if isinstance(x, ClassName) else x for x in values]
         numbers = [math.nan if isinstance(x, bool) else float(x) for x in values]
     except (TypeError, ValueError):
         numbers = []

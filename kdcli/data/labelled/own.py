@@ -11,6 +11,7 @@ from kdcli.data.documents import columns_in
 from kdcli.data.labelled.columns import Columns, parse_columns
 from kdcli.data.labelled.examples import number_of
 from kdcli.data.labelled.labels import TrainingLabels
+from kdcli.data.labelled.tags import describe_unknown_scheme
 from kdcli.data.rows import BadRow, OnBadRow, Row, raise_bad_row
 from kdcli.data.sources import Log
 from kdcli.data.tasks.squad import IMPOSSIBLE_METRICS
@@ -70,7 +71,7 @@ def own_task(
         raise UsageError("the training data holds no examples")
     by_name = Columns(first_rows, by_role)
     if head is not None and (ignores_labels or not by_name.has_label(head)):
-        return _unlabelled_task(by_name, head, log)
+        return _unlabelled_task(by_name, kind, head, log)
     kind, texts, label = by_name.choose(kind)
     labels = TrainingLabels(label, kind)
     for where, row in itertools.chain(first_rows, rest):
@@ -82,11 +83,15 @@ def own_task(
         except BadRow as error:
             on_bad(error)
     kind, names = labels.decide()
-    labels_of_task = _names_of_head(names, head)
-    rows_of_labels = tuple(map(labels.first_row, names)) if labels_of_task == names else ()
     impossible = kind == "span" and labels.empty > 0
     log(_description(labels, kind, names, texts, label) + by_name.unused(*texts, label))
-    if (warning := by_name.longer_text(kind, texts, label)) is not None:
+    labels_of_task = _classes_of_head(names, labels.class_numbers, head, log)
+    rows_of_labels = tuple(map(labels.first_row, names)) if labels_of_task == names else ()
+    warnings = [
+        by_name.longer_text(kind, texts, label),
+        describe_unknown_scheme(labels_of_task) if kind == "tokens" else None,
+    ]
+    for warning in filter(None, warnings):
         log(warning)
     return Task(
         OWN,
@@ -121,28 +126,70 @@ def _description(
     return message
 
 
-def _unlabelled_task(columns: Columns, head: Head, log: Log) -> Task:
-    """Return the task of rows without labels."""
-    texts = columns.texts(head.kind)
+def _unlabelled_task(columns: Columns, kind: Kind | None, head: Head, log: Log) -> Task:
+    """Return the task of rows without labels.
+
+    Raises:
+        UsageError: the model cannot predict the kind that the user gave.
+    """
+    # A model for several labels per text may not say so in its configuration.
+    if kind not in (None, head.kind) and {kind, head.kind} != {"class", "multi"}:
+        raise UsageError(
+            f"data.columns.kind={kind}, but no labels are read, and the head of the model predicts "
+            f"kind {head.kind}",
+            "remove data.columns.kind, or name the column of the labels with --set "
+            "data.columns.label=NAME",
+        )
+    kind = kind or head.kind
+    texts = columns.texts(kind)
     log(
         f"your data: no labels are read; models predict from {' and '.join(texts)} (kind "
-        f"{head.kind}){columns.unused(*texts)}"
+        f"{kind}){columns.unused(*texts)}"
     )
-    if (warning := columns.longer_text(head.kind, texts)) is not None:
+    warnings = [
+        columns.longer_text(kind, texts),
+        describe_unknown_scheme(head.labels) if kind == "tokens" else None,
+    ]
+    for warning in filter(None, warnings):
         log(warning)
-    length = MAX_LENGTHS.get(head.kind, Task.max_length)
-    impossible = head.kind == "span"
-    metrics = _METRICS[head.kind]
     return Task(
-        OWN, head.kind, texts, metrics, head.labels, "", impossible=impossible, max_length=length
+        OWN,
+        kind,
+        texts,
+        _METRICS[kind],
+        head.labels,
+        "",
+        impossible=kind == "span",
+        max_length=MAX_LENGTHS.get(kind, Task.max_length),
     )
 
 
-def _names_of_head(names: tuple[str, ...], head: Head | None) -> tuple[str, ...]:
-    """Return the class names of a head if the labels are among them, by name or by number."""
+def _classes_of_head(
+    names: tuple[str, ...], class_numbers: Mapping[str, int], head: Head | None, log: Log
+) -> tuple[str, ...]:
+    """Return the class names of a head if the labels are among them, by name or by number.
+
+    Args:
+        names: the labels of the data.
+        class_numbers: the numbers of the labels whose source numbers them.
+        head: what the head predicts; None if there is no head.
+        log: called with the classes if the numbers decide.
+    """
     if head is None or not head.named or not names:
         return names
-    numbers = {number_of(name) for name in names}
+    if set(names) <= set(head.labels):
+        return head.labels
+    by_number = {class_numbers.get(name, number_of(name)): name for name in names}
     # Numbers that begin with 1 may count the labels from 1, for example ratings from 1 to 5.
-    by_number = 0 in numbers and numbers <= set(range(len(head.labels)))
-    return head.labels if set(names) <= set(head.labels) or by_number else names
+    fit = 0 in by_number and by_number.keys() <= set(range(len(head.labels)))
+    # A head has numbers if it was trained on numbers without names.
+    both_named = bool(class_numbers) and any(number_of(name) is None for name in head.labels)
+    if not fit or both_named:
+        return names
+    pairs = [f"{name} is {head.labels[int(n or 0)]}" for n, name in sorted(by_number.items())]
+    listed = ", ".join(pairs[:MAX_LISTED_CLASSES]) + (" ..." if pairs[MAX_LISTED_CLASSES:] else "")
+    log(
+        "the data and the model have no names of classes in common, so their numbers decide: "
+        f"{listed}; if this is wrong, write names into the data, or set head.label_map"
+    )
+    return head.labels
