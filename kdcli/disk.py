@@ -468,6 +468,17 @@ def fill_dir(path: Path, *, last: str, clear: bool = False) -> Iterator[Path]:
             path.rmdir()
 
 
+def is_half_filled(path: Path, last: str) -> bool:
+    """Return whether a killed `fill_dir` left a directory with only a part of its files.
+
+    The files that were moved are no longer in the staged directory, and `last` is not moved yet.
+    """
+    if not (path / STAGED).is_dir() or (path / last).exists():
+        return False
+    moved = {inside.name for inside in content_of(path)}
+    return moved.isdisjoint(inside.name for inside in (path / STAGED).iterdir())
+
+
 def content_of(path: Path) -> list[Path]:
     """Return the content of a directory, without the remains of a killed `fill_dir`."""
     return [

@@ -136,7 +136,11 @@ def choose_output_dir(
     resume, overwrite = options.resume, options.overwrite
     folder = Path(broadcast_object_list([output_dir(name, options, recipe)])[0])
     if not options.dry_run:
-        session.on_main(lambda: RunDir(folder).check(recipe, resume=resume, overwrite=overwrite))
+        session.on_main(
+            lambda: RunDir(folder).check(
+                recipe, resume=resume, overwrite=overwrite, written=options.written
+            )
+        )
     return folder
 
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
@@ -25,7 +25,6 @@ from torch import Tensor
 
 from kdcli.disk import (
     COMMITS,
-    EMBEDDED,
     LOG_FILE,
     MAX_REPORT_BYTES,
     RECIPE_FILE,
@@ -38,9 +37,9 @@ from kdcli.disk import (
     holds_run,
     read_json,
     remove,
-    user_path,
     write_atomic,
 )
+from kdcli.engine.inputs import check_no_foreign_files, check_not_input, texts_in
 from kdcli.errors import MachineError, UsageError
 from kdcli.recipe.yaml import read_yaml
 
@@ -59,8 +58,6 @@ NOT_OF_TRAINING = ("measure.", "train.checkpoint_every")
 """Keys that do not affect training, so a resumed run may change them."""
 SOURCE = "data.source"
 """The key that names the data of a run."""
-NO_PATHS = frozenset({"verb", "task", "method"})
-"""Keys whose values never name a file, though a directory may have the same name."""
 KEEP = 2
 """Number of checkpoints kept: the last one, and the one before in case the last is damaged."""
 
@@ -84,7 +81,14 @@ class RunDir:
     path: Path
 
     def check(
-        self, recipe_yaml: str, *, resume: bool, overwrite: bool, free_keys: tuple[str, ...] = ()
+        self,
+        recipe_yaml: str,
+        *,
+        resume: bool,
+        overwrite: bool,
+        free_keys: tuple[str, ...] = (),
+        written: Sequence[Path] = (),
+        inputs: Sequence[str] = (),
     ) -> bool:
         """Check that the directory can be claimed, without changing it.
 
@@ -93,18 +97,19 @@ class RunDir:
             resume: whether to continue a run in the directory.
             overwrite: whether a run in the directory may be deleted.
             free_keys: beginnings of keys that a resumed run may change.
+            written: further files and directories that the command writes.
+            inputs: further models and data that the command reads.
 
         Returns:
             Whether the directory holds a run to resume.
 
         Raises:
             UsageError: the directory is not empty, its run has another recipe (the message lists
-                the keys that differ), or `overwrite` would delete a file that the recipe reads.
+                the keys that differ), or `overwrite` would delete an input, or a file that kdcli
+                did not write.
         """
         check_writable(self.path, directory=True)
         with disk_errors(self.path):
-            # Require both files: a user's own project may hold a recipe.yaml, and `overwrite` would
-            # delete the project.
             is_run = self.is_run
             is_occupied = is_run or (
                 self.path.is_dir()
@@ -113,6 +118,11 @@ class RunDir:
         if is_occupied and resume and is_run:
             self._check_same_recipe(recipe_yaml, free_keys)
             return True
+        if is_occupied and overwrite and is_run and not self._is_ours():
+            raise UsageError(
+                f"{RECIPE_FILE} and {LOG_FILE} in {self.path} are not from kdcli",
+                "choose another directory with -o",
+            )
         if is_occupied and not (overwrite and is_run):
             raise UsageError(
                 f"output directory {self.path} is not empty",
@@ -122,8 +132,17 @@ class RunDir:
                 else "it holds no run of kdcli; choose another directory with -o",
             )
         if is_occupied:
-            self._check_holds_no_input(recipe_yaml)
+            sources = [*texts_in(read_yaml(recipe_yaml)), *inputs]
+            check_not_input(self.path, sources, "--overwrite")
+            check_no_foreign_files(self.path, written)
         return False
+
+    def _is_ours(self) -> bool:
+        """Whether recipe or log have the form that a run of kdcli writes; one may be damaged."""
+        recipe = (self.path / RECIPE_FILE).read_bytes()
+        with (self.path / LOG_FILE).open("rb") as file:
+            first = file.readline(MAX_REPORT_BYTES)
+        return b"verb: " in recipe or first.startswith(b'{"step": ')
 
     @classmethod
     def claim(
@@ -134,6 +153,8 @@ class RunDir:
         resume: bool = False,
         overwrite: bool = False,
         free_keys: tuple[str, ...] = (),
+        written: Sequence[Path] = (),
+        inputs: Sequence[str] = (),
     ) -> RunDir:
         """Claim a directory for a run, and lock it against other processes.
 
@@ -146,6 +167,7 @@ class RunDir:
                 comments may differ.
             overwrite: delete the run in the directory.
             free_keys: beginnings of keys that a resumed run may change.
+            written, inputs: see `check`.
 
         Raises:
             UsageError: see `check`, or another process uses the directory.
@@ -153,12 +175,23 @@ class RunDir:
         """
         recipe_yaml = pin_commits(recipe_yaml)
         run = cls(path)
-        run.check(recipe_yaml, resume=resume, overwrite=overwrite, free_keys=free_keys)
+
+        def check() -> bool:
+            return run.check(
+                recipe_yaml,
+                resume=resume,
+                overwrite=overwrite,
+                free_keys=free_keys,
+                written=written,
+                inputs=inputs,
+            )
+
+        check()
         with disk_errors(path):
             path.mkdir(parents=True, exist_ok=True)
         run._lock()
         # Check again: between the check and the lock, another process may have run here.
-        if not run.check(recipe_yaml, resume=resume, overwrite=overwrite, free_keys=free_keys):
+        if not check():
             run._clear()
         if not (path / RECIPE_FILE).is_file() or recipe_yaml != (path / RECIPE_FILE).read_text(
             "utf-8"
@@ -260,22 +293,6 @@ class RunDir:
                 f"before ({self.path / RECIPE_FILE}), with relative paths from the same working "
                 "directory; --overwrite deletes it and starts again",
             )
-
-    def _check_holds_no_input(self, recipe_yaml: str) -> None:
-        folder = self.path.resolve()
-        for source in _texts_in(read_yaml(recipe_yaml)):
-            if source in EMBEDDED:
-                continue
-            try:
-                path = user_path(source)
-                is_inside = path.exists() and path.resolve().is_relative_to(folder)
-            except (UsageError, OSError):
-                continue  # It is no path.
-            if is_inside:
-                raise UsageError(
-                    f"--overwrite would delete {source}, which the recipe names",
-                    "choose another directory with -o",
-                )
 
     @property
     def done(self) -> bool:
@@ -502,19 +519,6 @@ def _chosen_keys(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str
     is_chosen = before.get("student.to") in (shape, f"[{shape}]")
     is_same_goal = now.get("student.to") in (goal, f"[{goal}]")
     return ("student.to", "student.chosen.") if is_chosen and is_same_goal else ()
-
-
-def _texts_in(tree: object) -> Iterator[str]:
-    """Yield the strings in a recipe that may be paths."""
-    if isinstance(tree, str):
-        yield tree
-    elif isinstance(tree, list):
-        for value in tree:
-            yield from _texts_in(value)
-    elif isinstance(tree, dict):
-        for key, value in tree.items():
-            if key not in NO_PATHS:
-                yield from _texts_in(value)
 
 
 def flatten_recipe(recipe_yaml: str) -> dict[str, str]:

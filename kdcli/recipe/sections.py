@@ -250,7 +250,8 @@ class RunOptions:
     """Where and how to run. These options do not change the result.
 
     `stop_after` pauses the training in the run directory after this number of optimiser steps. The
-    run then has a checkpoint and no report. A later call with `resume` continues it.
+    run then has a checkpoint and no report. A later call with `resume` continues it. `written` are
+    files and directories that the command writes next to the run.
     """
 
     arguments: tuple[str, ...] = ()
@@ -313,6 +314,7 @@ class RunOptions:
         Field(description="Run code that comes with the model."),
     ] = False
     stop_after: int | None = None
+    written: tuple[Path, ...] = ()
 
     def command_line(self, verb: str) -> str | None:
         """Return the command as it was typed, without `--resume`, to repeat the whole run.

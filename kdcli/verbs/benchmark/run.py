@@ -198,7 +198,9 @@ def compare_runs(
     """
     gathered = gather(sources, lambda shape: _describe(shape, options)[0])
     folder = options.output_dir or numbered("benchmark-compare", taken=options.overwrite)
-    RunDir.claim(folder, resolved.to_yaml(), overwrite=options.overwrite)
+    RunDir.claim(
+        folder, resolved.to_yaml(), overwrite=options.overwrite, inputs=list(map(str, sources))
+    )
     differing = gathered.differing()
     Progress.log(*differing)
     contents = ReportContents(

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from kdcli.data.augment.copies import rows
-from kdcli.disk import check_writable, write_atomic
+from kdcli.disk import write_atomic
+from kdcli.engine.inputs import check_output_file, texts_in
 from kdcli.engine.launch import launch
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
@@ -302,14 +303,10 @@ def write_copies(
     resolved = as_trained(resolved, resolved.recipe.teacher)
     recipe = resolved.recipe
     check_teacher(recipe)
-    check_writable(file, directory=False)
+    sources = texts_in(recipe.model_dump())
+    check_output_file(file, sources, "--augment-only", overwrite=options.overwrite)
     if not file.parent.is_dir():
         raise UsageError(f"--augment-only {file}: its directory does not exist")
-    if file.exists() and not options.overwrite:
-        raise UsageError(
-            f"--augment-only {file}: the file already exists",
-            "--overwrite replaces it; or name another file",
-        )
     # A dry run starts no other processes.
     dry = replace(options, dry_run=True)
     session = launch(recipe.train.dtype, dry)

@@ -19,6 +19,7 @@ from kdcli.deploy.latency import Subject
 from kdcli.deploy.sparse.load import describe_head, load, published_mask, with_head
 from kdcli.deploy.sparse.mask_file import PUBLISHED, apply_masks, open_mask
 from kdcli.disk import check_writable, disk_errors, write_atomic
+from kdcli.engine.inputs import check_output_file, texts_in
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, UsageError, did_you_mean
@@ -95,12 +96,14 @@ def evaluate(
     check_recipe(recipe, extras)
     word = directory_word(str(recipe.task), recipe.data.source)
     name = f"evaluate-{Path(recipe.models[0]).name}-{word}"
+    beside = tuple(path for path in (extras.predictions, extras.submission) if path is not None)
+    options = replace(options, written=beside)
     context = open_run(resolved, options, name, dtype=recipe.dtype, evaluates=True)
     if context is None:
         return None
     workload = open_evaluation(_request(recipe), context.session)
     labelled = workload if isinstance(workload, LabelledWorkload) else None
-    _check_workload(recipe, extras, workload)
+    _check_workload(recipe, extras, workload, options)
     # All models are loaded before the first is evaluated, because the last may be unusable.
     models: dict[str, Model] = {}
     sources = recipe.masks or recipe.models
@@ -119,7 +122,9 @@ def evaluate(
     if not context.is_main:
         return None
     # Claim the directory only now, because `--predictions` and `--submission` may lie in it.
-    RunDir.claim(context.folder, resolved.to_yaml(), overwrite=options.overwrite)
+    RunDir.claim(
+        context.folder, resolved.to_yaml(), overwrite=options.overwrite, written=options.written
+    )
     for name, values in to_submit.items():
         assert extras.submission is not None
         assert labelled is not None
@@ -152,7 +157,9 @@ def _check_compared(recipe: EvaluateRecipe, extras: Extras, models: Sequence[str
     raise UsageError(f"without labels, {name} would only be compared with itself", hint)
 
 
-def _check_workload(recipe: EvaluateRecipe, extras: Extras, workload: Workload) -> None:
+def _check_workload(
+    recipe: EvaluateRecipe, extras: Extras, workload: Workload, options: RunOptions
+) -> None:
     """Check that the workload supports the options, before anything is computed.
 
     Raises UsageError: the task has no head, no such metric, no classes or no submission.
@@ -170,6 +177,8 @@ def _check_workload(recipe: EvaluateRecipe, extras: Extras, workload: Workload) 
     if extras.submission is not None:
         assert labelled is not None
         check_submission(labelled.data.task)
+    if labelled is not None:
+        check_outputs(recipe, extras, labelled.data.task, options)
 
 
 def _request(recipe: EvaluateRecipe) -> EvaluationRequest:
@@ -241,10 +250,18 @@ def check_recipe(recipe: EvaluateRecipe, extras: Extras) -> None:
             "--max-class-drop compares models with the first one, and only one is given",
             "kdcli evaluate BASELINE MODEL [MODEL...] --task TASK --max-class-drop POINTS",
         )
+
+
+def check_outputs(recipe: EvaluateRecipe, extras: Extras, task: Task, options: RunOptions) -> None:
+    """Check that no option writes over an input, or over another file without `--overwrite`."""
+    sources, overwrite = list(texts_in(recipe.model_dump())), options.overwrite
     if extras.predictions is not None:
-        check_writable(extras.predictions, directory=False)
+        check_output_file(extras.predictions, sources, "--predictions", overwrite=overwrite)
     if extras.submission is not None:
         check_writable(extras.submission, directory=True)
+        for name in task.glue.values():
+            file = extras.submission / f"{name}.tsv"
+            check_output_file(file, sources, "--submission", overwrite=overwrite)
 
 
 def _short_names(sources: Sequence[str]) -> list[str]:

@@ -26,6 +26,7 @@ from kdcli.deploy.export import FILES, RUNTIMES, add_second_names, recorded
 from kdcli.deploy.exported import EMBEDDING_KIND, FACTS
 from kdcli.deploy.sessions import library
 from kdcli.disk import STAGED, check_writable, content_of, fill_dir, write_atomic
+from kdcli.engine.inputs import check_no_foreign_files, check_not_input, texts_in
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import numbered
 from kdcli.errors import UsageError
@@ -119,7 +120,8 @@ def export(
     smaller = [precision for precision in precisions if precision != "fp32"]
     name = "-".join(["export", Path(short(source)).name, format, *smaller])
     folder = output_dir or numbered(name, taken=overwrite)
-    check_folder(folder, overwrite)
+    sources = [source, *texts_in(data.model_dump())]
+    check_folder(folder, overwrite, sources)
     load = _load_vectors if pooling is not None or read_format(source) is not None else _load_head
     loaded = load(source, data, pooling, task)
     Progress.log(f"exporting {short(source)} to {format}, {', '.join(precisions)}")
@@ -423,14 +425,18 @@ def _notes(gated: GatedFile) -> list[str]:
     return notes
 
 
-def check_folder(folder: Path, overwrite: bool) -> None:
+def check_folder(folder: Path, overwrite: bool, sources: Sequence[str]) -> None:
     """Check that an export may be written to a directory.
 
     It may be new or empty, and with `overwrite` it may hold an earlier export.
 
-    Raises UsageError: a file, or another directory that is not empty.
+    Raises UsageError: a file, another directory that is not empty, or an export next to files that
+        kdcli did not write.
     """
     check_writable(folder, directory=True)
+    check_not_input(folder, sources, "the export")
+    if overwrite:
+        check_no_foreign_files(folder)
     is_export = any((place / FACTS).is_file() for place in (folder, folder / STAGED))
     if folder.is_dir() and content_of(folder) and not (is_export and overwrite):
         raise UsageError(

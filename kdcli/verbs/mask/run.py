@@ -22,12 +22,14 @@ from kdcli.deploy.sparse.mask_file import (
     open_mask,
     read_mask,
 )
-from kdcli.disk import STAGED, check_writable, content_of
+from kdcli.disk import check_writable, content_of, is_half_filled
+from kdcli.engine.inputs import check_not_input
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import numbered
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import is_custom
 from kdcli.models.embedder import EmbeddingFormat, read_format, save_embedder
+from kdcli.models.files import CONFIG_FILE
 from kdcli.models.heads import kind_of_head, tokenizer_for
 from kdcli.models.load import check_case, load_weights, location, save_model
 from kdcli.models.matrices import matrices
@@ -166,8 +168,8 @@ def apply(
     """
     folder = output_dir or numbered(f"mask-{file.stem}", taken=False)
     check_writable(folder, directory=True)
-    # A staged directory is left by a killed command, which had moved the other files into place.
-    if folder.is_dir() and content_of(folder) and not (folder / STAGED).is_dir():
+    check_not_input(folder, [str(file), *([base] if base is not None else [])], "-o")
+    if folder.is_dir() and content_of(folder) and not is_half_filled(folder, CONFIG_FILE):
         raise UsageError(f"output directory {folder} is not empty", "choose another with -o")
     mask, model, source = _open(file, base, task, sets)
     masks = mask.masks if sparsity is None else _cut(mask, model, sparsity, masking)

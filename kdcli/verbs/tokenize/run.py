@@ -17,6 +17,7 @@ from kdcli.data.sources import Source, open_source
 from kdcli.data.text.shards import Frame, TokenShards
 from kdcli.data.text.tokenise import ShardWriter, tokenise
 from kdcli.disk import check_writable
+from kdcli.engine.inputs import check_not_input
 from kdcli.engine.progress import Progress
 from kdcli.errors import Stopped, UsageError
 from kdcli.models.load import load_tokenizer
@@ -108,6 +109,7 @@ def tokenize(
         raise UsageError("no directory given", "kdcli tokenize SOURCE --tokenizer MODEL -o DIR")
     if output_dir is not None:
         check_writable(output_dir, directory=True)
+        check_not_input(output_dir, [source, tokenizer], "-o")
     opened = open_source(source)
     loaded = load_tokenizer(tokenizer)
     workers = workers or _count_cores()

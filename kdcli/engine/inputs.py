@@ -1,0 +1,194 @@
+"""The inputs of a run: the files that its recipe or its command names, whatever the spelling.
+
+Every verb that writes or deletes a path from the user first asks `check_not_input`, and every
+verb that empties a directory also asks `foreign_files`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from fsspec.implementations.local import LocalFileSystem
+
+from kdcli.disk import EMBEDDED, check_writable, user_path
+from kdcli.errors import UsageError
+
+NO_PATHS = frozenset({"verb", "task", "method"})
+"""Recipe keys whose values never name a file, though a directory may have the same name."""
+LOCAL_URL = re.compile(r"(?:file|local):", re.IGNORECASE)
+URL = re.compile(r"\w[\w+.-]+:/")
+MAX_LISTED = 3
+"""Maximum number of foreign files in a message."""
+
+
+def local_paths(source: str) -> list[Path]:
+    """Return the local paths that a model or data source may name; empty if it names none.
+
+    A source is a path, a pattern, a URL such as `file:///data`, or a chain of URLs such as
+    `zip://rows.csv::file:///rows.zip`, each also with `@revision`.
+    """
+    if source in EMBEDDED:
+        return []
+    paths: dict[Path, None] = {}
+    for part in source.split("::"):
+        for text in dict.fromkeys([part, part.rpartition("@")[0] or part]):
+            if LOCAL_URL.match(text):
+                text = LocalFileSystem._strip_protocol(text)
+            elif URL.match(text):
+                continue
+            try:
+                path = user_path(text)
+                if path.exists():
+                    paths[path] = None
+                elif glob.has_magic(text):
+                    paths |= dict.fromkeys(map(Path, glob.glob(str(path), recursive=True)))  # noqa: PTH207
+            except (UsageError, OSError, ValueError):
+                continue  # It is no path.
+    return list(paths)
+
+
+def texts_in(tree: object) -> Iterator[str]:
+    """Yield the strings in a recipe's values that may be paths."""
+    if isinstance(tree, str):
+        yield tree
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from texts_in(value)
+    elif isinstance(tree, dict):
+        for key, value in tree.items():
+            if key not in NO_PATHS:
+                yield from texts_in(value)
+
+
+def _real_places(path: Path, skipped: Path, seen: set[Path]) -> Iterator[Path]:
+    """Yield where a path and everything below it really lie.
+
+    A link is at its own place and at the place that it leads to. The directory `skipped` is not
+    entered from the directory that holds it: what is written there is not read from there.
+    """
+    real = path.resolve()
+    yield real
+    if not real.is_dir() or real in seen:
+        return
+    seen.add(real)
+    for inside in real.iterdir():
+        if inside == skipped and inside.is_dir():
+            continue
+        yield inside
+        if inside.is_symlink() or inside.is_dir():
+            yield from _real_places(inside, skipped, seen)
+
+
+def input_at(place: Path, sources: Iterable[str]) -> str | None:
+    """Return the source that has a file at `place` or below it; None if no source has one.
+
+    Args:
+        place: a file that is written, or a directory that is deleted.
+        sources: the models and data of the command.
+    """
+    real = place.resolve()
+    for source in sources:
+        for path in local_paths(source):
+            own_place = path.absolute().parent.resolve() / path.name
+            places = itertools.chain([own_place], _real_places(path, real, set()))
+            if any(at.is_relative_to(real) for at in places):
+                return source
+    return None
+
+
+def check_not_input(place: Path, sources: Iterable[str], option: str) -> None:
+    """Refuse to write or delete a place that holds an input.
+
+    Args:
+        place: the file or directory.
+        sources: the models and data of the command.
+        option: what writes or deletes the place, for the message.
+
+    Raises:
+        UsageError: a source has a file at the place or below it.
+    """
+    if (source := input_at(place, sources)) is not None:
+        verb = "delete" if place.is_dir() else "overwrite"
+        raise UsageError(
+            f"{option} would {verb} {source}, which this command reads",
+            "choose another place for the output",
+        )
+
+
+def check_output_file(file: Path, sources: Iterable[str], option: str, *, overwrite: bool) -> None:
+    """Check, before any work, that an option may write a file.
+
+    Args:
+        file: the file.
+        sources: the models and data of the command.
+        option: the option that names the file.
+        overwrite: whether `--overwrite` allows to replace another existing file.
+
+    Raises:
+        UsageError: the file is an input, or it exists and may not be replaced.
+        MachineError: the file cannot be written.
+    """
+    check_writable(file, directory=False)
+    check_not_input(file, sources, option)
+    if file.is_file() and not overwrite:
+        raise UsageError(
+            f"{option} {file}: the file already exists",
+            "--overwrite replaces it; or name another file",
+        )
+
+
+# The names of the files that kdcli writes, in a run and in the directories inside it.
+WRITTEN = (
+    *("recipe.yaml", "log.jsonl", "report.json", "report.md", "report.html", "latency.csv"),
+    *("*.safetensors", "*.safetensors.index.json", "config.json", "*config*.json", "modules.json"),
+    *("tokenizer.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
+    *("*.model", "*.jinja", "modeling_*.py", "README.md", "state.json", "predictions.json"),
+    *("export.json", "*.onnx", "*.onnx.data", "openvino_*.xml", "openvino_*.bin", "pareto.png"),
+    *("pruning.json", "training-text.jsonl", "events.out.tfevents.*"),
+)
+DIRECTORIES = frozenset({"signals", ".aim", "dvclive", "mlruns", "swanlog", "trackio", "wandb"})
+"""Directories that hold files of other names: stored signals, and logs of trackers."""
+UNFINISHED = re.compile(r"\.lock|\..*\.(part|old|lock|used)|\.staged")
+
+
+def foreign_files(folder: Path, written: Iterable[Path] = ()) -> list[Path]:
+    """List the files below a run's directory that no run of kdcli writes.
+
+    Args:
+        folder: the directory of the run.
+        written: further files and directories that this command writes there.
+    """
+    own = [path.resolve() for path in written]
+    found = []
+    for inside in sorted(folder.rglob("*")):
+        if inside.is_dir() and not inside.is_symlink():
+            continue
+        parts = inside.relative_to(folder).parts
+        is_named = any(fnmatch.fnmatchcase(inside.name, pattern) for pattern in WRITTEN)
+        is_known = is_named or any(
+            part in DIRECTORIES or UNFINISHED.fullmatch(part) for part in parts
+        )
+        if not is_known and not any(inside.resolve().is_relative_to(path) for path in own):
+            found.append(inside)
+    return found
+
+
+def check_no_foreign_files(folder: Path, written: Iterable[Path] = ()) -> None:
+    """Refuse to empty a directory that holds files which no run of kdcli writes.
+
+    Raises:
+        UsageError: there are such files; the message names some of them.
+    """
+    foreign = foreign_files(folder, written)
+    if foreign:
+        names = ", ".join(str(path.relative_to(folder)) for path in foreign[:MAX_LISTED])
+        more = f" and {len(foreign) - MAX_LISTED:,} more" if len(foreign) > MAX_LISTED else ""
+        raise UsageError(
+            f"--overwrite would delete {names}{more} in {folder}, which kdcli did not write",
+            "move them away, or choose another directory with -o",
+        )

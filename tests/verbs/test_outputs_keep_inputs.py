@@ -1,0 +1,187 @@
+"""No verb deletes or overwrites an input, or a file that kdcli did not write."""
+
+import shutil
+
+import own_files
+import pytest
+from own_files import QUICK
+
+OWN = ("--task", "own", "--data")
+ONNX = ("--format", "onnx")
+STEP = (*QUICK, "--max-steps", "1", "--set", "train.warmup_steps=0")
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    """A finished run, with its data next to it."""
+    folder = tmp_path_factory.mktemp("inputs")
+    base, data = own_files.encoder(folder / "base"), own_files.own(folder / "data", "class")
+    own_files.succeeds("finetune", base, *OWN, data, *STEP, "-o", folder / "run")
+    return folder
+
+
+@pytest.fixture
+def inside(tuned, tmp_path):
+    """A copy in which the run's directory also holds data and a model."""
+    copied = shutil.copytree(tuned, tmp_path / "copied")
+    shutil.copytree(copied / "data", copied / "run" / "in" / "data")
+    shutil.copytree(copied / "base", copied / "run" / "in" / "base")
+    return copied
+
+
+def content(folder):
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def links(folder, target):
+    """A directory of links, as in the hub's cache."""
+    folder.mkdir()
+    for file in target.iterdir():
+        (folder / file.name).symlink_to(file)
+    return folder
+
+
+def link(data, aside):
+    (aside / "link").symlink_to(data)
+    return aside / "link"
+
+
+SPELLINGS = {
+    "plain": lambda data, aside: data,
+    "file url": lambda data, aside: f"file://{data}",
+    "local url": lambda data, aside: f"local://{data}",
+    "one file": lambda data, aside: f"file://{data}/train.jsonl",
+    "directory of links": lambda data, aside: links(aside / "linked", data),
+    "link to the directory": link,
+    "relative": lambda data, aside: data.parent / ".." / "in" / "data",
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_data_in_the_output_directory_is_not_deleted(inside, spelling):
+    before = content(inside / "run")
+    data = SPELLINGS[spelling](inside / "run" / "in" / "data", inside)
+    result = own_files.kdcli(
+        "finetune", inside / "base", *OWN, data, *STEP, "-o", inside / "run", "--overwrite"
+    )
+    assert result.exit_code == 2
+    assert "--overwrite would delete" in result.stderr
+    assert content(inside / "run") == before
+
+
+@pytest.mark.parametrize("spelling", ["plain", "directory of links"])
+def test_a_model_in_the_output_directory_is_not_deleted(inside, spelling):
+    before = content(inside / "run")
+    model = SPELLINGS[spelling](inside / "run" / "in" / "base", inside)
+    result = own_files.kdcli(
+        "finetune", model, *OWN, inside / "data", *STEP, "-o", inside / "run", "--overwrite"
+    )
+    assert result.exit_code == 2
+    assert "--overwrite would delete" in result.stderr
+    assert content(inside / "run") == before
+
+
+def test_data_that_holds_the_output_directory_is_no_obstacle(tuned, tmp_path):
+    folder = shutil.copytree(tuned / "data", tmp_path / "data")
+    run = ("finetune", tuned / "base", *OWN, folder, *STEP, "-o", folder / "run")
+    own_files.succeeds(*run)
+    own_files.succeeds(*run, "--overwrite")
+
+
+@pytest.mark.parametrize("name", ["src/work.py", ".git/HEAD", "notes.txt"])
+def test_a_file_that_kdcli_did_not_write_is_named_and_kept(tuned, tmp_path, name):
+    run = shutil.copytree(tuned / "run", tmp_path / "run")
+    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).write_text("precious")
+    before = content(run)
+    result = own_files.kdcli(
+        "finetune", tuned / "base", *OWN, tuned / "data", *STEP, "-o", run, "--overwrite"
+    )
+    assert result.exit_code == 2
+    assert f"would delete {name}" in result.stderr
+    assert content(run) == before
+
+
+@pytest.mark.parametrize(
+    ("recipe", "log"), [("", ""), ("steps: [a, b]\n", '{"level": "info"}\n'), ("- x\n", "")]
+)
+def test_two_files_with_the_names_of_a_run_are_no_run(tuned, tmp_path, recipe, log):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "recipe.yaml").write_text(recipe)
+    (tmp_path / "out" / "log.jsonl").write_text(log)
+    before = content(tmp_path / "out")
+    result = own_files.kdcli(
+        *("finetune", tuned / "base", *OWN, tuned / "data", *STEP),
+        *("-o", tmp_path / "out", "--overwrite"),
+    )
+    assert result.exit_code == 2
+    assert "are not from kdcli" in result.stderr
+    assert content(tmp_path / "out") == before
+
+
+def test_predictions_replace_no_input_and_no_other_file_unasked(tuned, tmp_path):
+    data = shutil.copytree(tuned / "data", tmp_path / "data")
+    (tmp_path / "notes.jsonl").write_text("precious")
+    before = content(tmp_path)
+    quick = ("--set", "measure.latency=false", "-o", tmp_path / "out")
+    evaluate = ("evaluate", tuned / "run", *OWN, data, *quick, "--predictions")
+    for file, overwrites in (
+        (data / "validation.jsonl", ["--overwrite"]),
+        (f"{data}/../data/validation.jsonl", ["--overwrite"]),
+        (tmp_path / "notes.jsonl", []),
+    ):
+        result = own_files.kdcli(*evaluate, file, *overwrites)
+        assert result.exit_code == 2, result.output
+        assert content(tmp_path) == before
+    own_files.succeeds(*evaluate, tmp_path / "notes.jsonl", "--overwrite")
+    assert len(own_files.lines_of(tmp_path / "notes.jsonl")) == 48
+    # The predictions of a run may lie in its directory, also when it is run again.
+    own_files.succeeds(*evaluate, tmp_path / "out" / "predicted.jsonl", "--overwrite")
+    own_files.succeeds(*evaluate, tmp_path / "out" / "predicted.jsonl", "--overwrite")
+
+
+def test_other_writers_keep_their_inputs(inside, tmp_path):
+    run, exported = inside / "run", tmp_path / "exported"
+    own_files.succeeds("export", run, *ONNX, "--weights", "-o", exported)
+    shutil.copytree(run, tmp_path / "runs" / "a")
+    shutil.copytree(run, tmp_path / "runs" / "a" / "inner")
+    shutil.copytree(inside / "data", exported / "data")
+    before = content(tmp_path)
+    commands = {
+        "an export over its model": ("export", exported, *ONNX, "-o", exported, "--overwrite"),
+        "an export over its data": (
+            *("export", run, *ONNX, "--data", exported / "data", "--task", "own"),
+            *("-o", exported, "--overwrite"),
+        ),
+        "a comparison over a run": (
+            *("benchmark", "--compare", tmp_path / "runs" / "a", run),
+            *("-o", tmp_path / "runs" / "a", "--overwrite"),
+        ),
+        "a comparison over the directory of a run": (
+            *("benchmark", "--compare", tmp_path / "runs" / "a" / "inner", run),
+            *("-o", tmp_path / "runs" / "a", "--overwrite"),
+        ),
+        "an export next to other files": ("export", run, *ONNX, "-o", exported, "--overwrite"),
+        "shards over text": ("tokenize", inside / "data", "--tokenizer", run, "-o", inside),
+    }
+    for name, command in commands.items():
+        result = own_files.kdcli(*command)
+        assert result.exit_code == 2, (name, result.output)
+        assert content(tmp_path) == before, name
+
+
+def test_a_mask_is_not_applied_over_a_model(tuned, tmp_path):
+    """A directory that a killed command left half filled can be completed; no other."""
+    pruned = tmp_path / "pruned"
+    own_files.succeeds(
+        *("prune", tuned / "run", *OWN, tuned / "data", *STEP),
+        *("--method", "smp", "--sparsity", "0.5", "-o", pruned),
+    )
+    mask = pruned / "mask" / "mask.safetensors"
+    model = shutil.copytree(tuned / "run", tmp_path / "model")
+    (model / ".staged").mkdir()
+    before = content(model)
+    result = own_files.kdcli("mask", "apply", mask, "--base", tuned / "run", "-o", model)
+    assert result.exit_code == 2, result.output
+    assert "is not empty" in result.stderr
+    assert content(model) == before
