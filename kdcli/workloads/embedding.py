@@ -433,6 +433,7 @@ def open_workload(request: WorkloadRequest, session: Session) -> tuple[Embedding
         raise UsageError(
             "no text given", "give --data TEXT, a file or directory of texts to encode"
         )
+    request.data.refuse_choices("texts without a task", allowed=["columns", "judged_rows"])
     texts = read_texts(
         request.data.source,
         column=column_of_texts(request.data),
@@ -470,6 +471,7 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> EmbeddingWo
     if request.task == METHOD:
         return _open_texts(request, session)
     if request.task == RETRIEVAL:
+        request.data.refuse_choices("the queries and documents of a retrieval task")
         max_length = request.data.max_length
         data = read_retrieval(request.data.source or "")
         if request.data.partition is not None:

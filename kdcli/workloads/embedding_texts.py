@@ -116,6 +116,7 @@ def read_all(request: EvaluationRequest, split: str = "train") -> Texts:
     """Read the texts of a request. Raises UsageError: there are no texts, or no such split."""
     if request.data.source is None:
         raise UsageError("no text given", "give --data TEXT, a file or directory of texts")
+    request.data.refuse_choices("texts without a task", allowed=["columns", "judged_rows"])
     return read_texts(
         request.data.source,
         column=column_of_texts(request.data),

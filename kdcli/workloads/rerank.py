@@ -498,6 +498,7 @@ def open_rows(request: EvaluationRequest, session: Session) -> DividedRows:
 
 def read_data(data: LabelledSettings, *, trains: bool = True) -> ListData:
     """Read the lists of a recipe's `data` section; see `read_lists`."""
+    data.refuse_choices("lists of candidates")
     return read_lists(
         list_source(data.source),
         seed=data.split_seed,

@@ -1,12 +1,13 @@
 """Recipe sections for labelled data, and the recipe of `finetune`."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from kdcli.data.labelled.request import RowsRequest
 from kdcli.deploy.backends import BackendName
+from kdcli.errors import UsageError
 from kdcli.recipe.options import DATA, TRAINING, Option
 from kdcli.recipe.sections import (
     DATA_OPTION,
@@ -135,6 +136,25 @@ class LabelledSettings(Section):
         False, description="Whether to keep evaluation rows that a model was trained on."
     )
     labels: Labels = None
+
+    def refuse_choices(self, rows: str, *, allowed: Collection[str] = ()) -> None:
+        """Raise a UsageError if a key chooses among rows that are all read.
+
+        Args:
+            rows: what is read, for the message.
+            allowed: the keys that these rows have.
+        """
+        keys = {"columns", "train", "train_rows", "judged_rows", "skip_bad"} - set(allowed)
+        fields = type(self).model_fields
+        unread = [
+            f"data.{key}"
+            for key in sorted(keys)
+            if getattr(self, key) != fields[key].get_default(call_default_factory=True)
+        ]
+        if unread:
+            raise UsageError(
+                f"{', '.join(unread)}: {rows} have no such choice", f"remove {', '.join(unread)}"
+            )
 
     def rows_request(self, task: str) -> RowsRequest:
         """Return the request for the rows of a task."""

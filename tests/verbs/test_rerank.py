@@ -390,6 +390,9 @@ def test_models_of_another_kind_are_refused(given, teacher, data, tmp_path):
         tmp_path, *[three if part == teacher else part for part in given], "--to", "2x16"
     )
     assert "has no vectors" in message
+    keys = ["--set", "data.skip_bad=true", "--set", "data.columns.label=score"]
+    message = refused(tmp_path, "evaluate", teacher, "--task", "rerank", "--data", data, *keys)
+    assert "data.columns, data.skip_bad: lists of candidates have no such choice" in message
     (tmp_path / "texts.txt").write_text("w1 w2.\nw3 w4.\n")
     texts = ["--data", tmp_path / "texts.txt", "--method", "embedding", "--to", "2x16"]
     assert "scores texts (BertForSequenceClassification)" in refused(
