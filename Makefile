@@ -36,29 +36,11 @@ demo: $(STAMP) ## compress the embedded classifier on text without labels, offli
 
 # One single-threaded process a core: the models of the tests are too small for more.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --timeout 600 -n auto --dist worksteal
-# `make check` runs the unit tests of every folder, without the tests marked `slow`: the list was chosen
-# by measured processor seconds. Commands, pictures, exports, latency and the contract of every model
-# type are left to `make test`.
-SLOW = $(filter-out tests/verbs/test_compress_choice.py,$(wildcard tests/verbs/test_*.py)) \
-	tests/test_faults.py tests/test_gpu.py tests/test_imports.py tests/test_project.py \
-	tests/test_documented_examples.py tests/workloads/test_workload_contract.py \
-	$(addprefix tests/data/,test_batches.py test_demo.py test_reader_contract.py test_shards.py \
-	test_spans.py) \
-	$(addprefix tests/deploy/,test_bank.py test_compact.py test_doctor.py test_export.py test_latency.py \
-	test_measure_encoders.py test_measure_encoders_device.py test_portable.py test_quantise.py \
-	test_runners.py test_shapes.py) \
-	$(addprefix tests/engine/,test_fake_device.py test_fan_out.py test_peers.py test_processes.py \
-	test_run_dir.py) \
-	$(addprefix tests/metrics/,test_bootstrap.py test_probe.py) \
-	$(addprefix tests/models/,test_choose.py test_contract.py test_cut_vocabulary.py \
-	test_embedder.py test_fitted_head.py test_foreign_files.py test_generation.py test_heads.py \
-	test_label_words.py test_load.py test_masked_lm.py test_reduce.py test_shape.py) \
-	tests/pruners/test_selection.py tests/targets/test_cache.py \
-	$(addprefix tests/report/,test_benchmark.py test_browser.py test_evaluations.py test_pruning.py \
-	test_summary.py test_unstable.py test_views.py)
-
+# `make check` runs the unit tests of every folder. A module of tests that take seconds is marked with
+# `pytestmark = pytest.mark.slow`: exports, latency, the contract of every model type. So are commands:
+# all of tests/verbs but for one module.
 check: lint ## lint, types and the unit tests: about a minute
-	$(PYTEST) -x -m "not slow and not long" $(addprefix --ignore=,$(SLOW))
+	$(PYTEST) -x -m "not slow and not long"
 
 test: lint ## lint, types and every behaviour once: what continuous integration runs
 	$(PYTEST) -x

@@ -63,6 +63,14 @@ def pytest_sessionstart(session):
         session.config.pluginmanager.register(StopTogether(session, marker))
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Where slow tests are not wanted, do not even import a module of slow tests."""
+    wanted = "not slow" not in config.option.markexpr
+    if wanted or collection_path.suffix != ".py":
+        return None
+    return "\npytestmark = pytest.mark.slow\n" in collection_path.read_text("utf-8") or None
+
+
 def pytest_collection_modifyitems(items):
     """Fast ones first."""
     items.sort(key=lambda item: any(item.get_closest_marker(name) for name in ("slow", "browser")))

@@ -18,6 +18,8 @@ from forked import workers_are_forked
 
 import kdcli
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(kdcli.__file__).parents[1]
 COPIED = ("kdcli", "recipes", "tests", "docs", "Makefile", "pyproject.toml", "constraints.txt")
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])

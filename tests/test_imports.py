@@ -11,6 +11,8 @@ import pytest
 
 import kdcli
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(kdcli.__file__).parent
 FILES = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py"))
 

@@ -21,6 +21,8 @@ from kdcli import losses, pruners
 from kdcli.errors import KdcliError
 from kdcli.models.layout import LAYOUTS
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "kdcli"
 TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".jinja", ".sh", ".json", ""}

@@ -8,6 +8,8 @@ from scipy.stats import chisquare
 
 from kdcli.data.batches import BatchOrder, BucketOrder, permuted
 
+pytestmark = pytest.mark.slow
+
 
 @settings(max_examples=30)
 @given(st.integers(1, 60), st.integers(1, 25), st.integers(0, 5))

@@ -16,6 +16,8 @@ from kdcli.metrics.probe import probe_demo
 from kdcli.models.load import load_encoder, location
 from kdcli.workloads.detect import known_task
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 TEACHER = Path(location("demo"))
 TEXT = "9bee27348c98"
@@ -91,7 +93,6 @@ def test_train_and_validation_share_no_content_word(task):
     assert max(labels.count(x) for x in set(labels)) < 0.56 * len(labels)
 
 
-@pytest.mark.slow
 def test_the_teacher_has_learnt_the_language(monkeypatch):
     monkeypatch.setattr("kdcli.data.demo.EXAMPLES", 400)
     teacher = load_encoder("demo")

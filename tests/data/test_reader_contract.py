@@ -37,6 +37,8 @@ from kdcli.data.text.sentences import read_texts
 from kdcli.data.text.tokenise import tokenise
 from kdcli.errors import UsageError
 
+pytestmark = pytest.mark.slow
+
 KINDS = ("txt", "jsonl", "csv", "tsv", "parquet")
 ENDINGS = [kind + gz for kind in KINDS for gz in ("", ".gz")]
 BOM = b"\xef\xbb\xbf"
@@ -476,7 +478,6 @@ print(peak(sys.argv[2]) - small)
 """
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in other units elsewhere")
 def test_memory_stays_flat_while_tokenising(tmp_path):
     """However much text there is and however long its documents are."""

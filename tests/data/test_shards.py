@@ -25,6 +25,8 @@ from kdcli.data.text.stream import TokenStream
 from kdcli.data.text.tokenise import tokenise
 from kdcli.errors import UsageError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
@@ -100,7 +102,6 @@ def test_more_files_than_a_process_may_map(tmp_path, monkeypatch):
     assert whole._map.cache_info().currsize == 3
 
 
-@pytest.mark.slow
 def test_workers_write_the_same_bytes_as_one_process(text, tmp_path):
     made(text, tmp_path / "one")
     made(text, tmp_path / "two", workers=2)
@@ -110,7 +111,6 @@ def test_workers_write_the_same_bytes_as_one_process(text, tmp_path):
     assert read[0] == read[1]
 
 
-@pytest.mark.slow
 def test_a_wrong_line_in_a_worker_is_named_and_the_other_shards_stay(text, tmp_path):
     rows = [json.dumps({"text": d}) for d in DOCUMENTS]
     rows[300] = json.dumps({"text": 3})
@@ -298,7 +298,6 @@ def run_command(*arguments):
     main()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGKILL, -9)])
 def test_a_signal_stops_the_command_and_its_workers(tmp_path, model_dir, number, code):
     write(tmp_path / "train.txt", [" ".join(DOCUMENTS)] * 20_000)  # 66 MB: two shards

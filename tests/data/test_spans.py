@@ -25,6 +25,8 @@ from kdcli.data.labelled.spans import Decoded, check_answers, decode_answers, mi
 from kdcli.errors import UsageError
 from kdcli.types import Example
 
+pytestmark = pytest.mark.slow
+
 
 def answered(examples, kind, **settings):
     found = windows_of(examples, kind, **settings)

@@ -15,6 +15,8 @@ from kdcli.deploy.sparse.mask_file import apply_masks, read_mask, write_mask
 from kdcli.errors import UsageError
 from kdcli.models.matrices import matrices
 
+pytestmark = pytest.mark.slow
+
 IDS = torch.randint(5, 64, (3, 17), generator=torch.Generator().manual_seed(0))
 TYPES = ("bert", "roberta", "distilbert", "electra", "modernbert", "deberta")
 

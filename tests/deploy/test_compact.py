@@ -26,6 +26,8 @@ from kdcli.models import modeling_kdcli
 from kdcli.models.layout import COMPACT_PATHS, layout_for, linears
 from kdcli.models.load import save_model
 
+pytestmark = pytest.mark.slow
+
 DRAWN = torch.Generator().manual_seed(0)
 IDS = torch.randint(5, 64, (4, 20), generator=DRAWN)
 PADDED = (torch.arange(20) < torch.tensor([20, 13, 5, 1])[:, None]).long()
@@ -298,7 +300,6 @@ def test_config_that_names_no_class_of_ours_is_refused(saved, tmp_path):
         load(tmp_path / "other")
 
 
-@pytest.mark.slow
 def test_exports_to_onnx_at_any_size(tmp_path):
     # All that a compacted layer can have: ragged heads, columns and rows that are skipped.
     model = fresh(num_hidden_layers=1).float()

@@ -9,6 +9,8 @@ import pytest
 from kdcli.deploy import doctor
 from kdcli.deploy.doctor import examine, int8_kernel, variables
 
+pytestmark = pytest.mark.slow
+
 CORE = "avx2 fma avx512f avx512bw avx512dq avx512vl"
 
 

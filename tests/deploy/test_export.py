@@ -18,6 +18,8 @@ from kdcli.deploy.sessions import Caller, onnx_caller, openvino_caller
 from kdcli.errors import MachineError, UsageError
 from kdcli.models.layout import LAYOUTS
 
+pytestmark = pytest.mark.slow
+
 CALLERS = {"onnx": onnx_caller, "openvino": openvino_caller}
 MAIN = ("bert", "modernbert", "deberta-v2")
 HEADS = {

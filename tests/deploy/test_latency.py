@@ -19,10 +19,11 @@ from kdcli.deploy.latency import Latency, Protocol, Subject, measure_latency
 from kdcli.deploy.old_machines import measure_encoders
 from kdcli.errors import MachineError
 
+pytestmark = pytest.mark.slow
+
 FEW = Protocol(device="cpu", min_runs=12, min_seconds=0.01)
 
 
-@pytest.mark.slow
 def test_two_models_in_one_real_worker(tmp_path, monkeypatch):
     names, cells = ["teacher", "student"], [(1, 16), (2, 8)]
     torch.manual_seed(0)

@@ -17,6 +17,8 @@ from transformers import BertModel
 from kdcli.deploy.old_machines import measure_encoders as there
 from kdcli.deploy.shapes import config_of, shape
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 SOURCE = Path(there.__file__).read_text("utf-8")
 

@@ -5,6 +5,8 @@ import torch
 
 from kdcli.deploy.old_machines import measure_encoders as there
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

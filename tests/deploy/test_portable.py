@@ -18,6 +18,8 @@ from kdcli.deploy.old_machines.portable import read_portable, write_portable
 from kdcli.engine.device import known_devices
 from kdcli.errors import MachineError, UsageError
 
+pytestmark = pytest.mark.slow
+
 SOURCES = ("measure_encoders.py", "shapes.json")
 FAST = ["--device", "cpu", "--min-runs", "4", "--min-seconds", "0.01"]
 

@@ -24,6 +24,8 @@ from kdcli.deploy.quantise import quantise_onnx, quantise_openvino
 from kdcli.deploy.rounding import INT4_BLOCKS, INT8, INT8_PAIRS, round_weight
 from kdcli.deploy.sessions import onnx_caller, openvino_caller
 
+pytestmark = pytest.mark.slow
+
 
 @given(st.integers(0, 200), st.integers(0, 300))
 def test_the_fewest_that_hold_are_found_in_few_attempts(most, needed):

@@ -16,6 +16,8 @@ from kdcli.deploy.export import export_model
 from kdcli.deploy.runners import ERROR_LIMITS, check_backend, compare_states, runner
 from kdcli.errors import MachineError, UsageError
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 PAIRS = [(name, precision) for name, known in BACKENDS.items() for precision in known]
 LONG = [

@@ -11,6 +11,8 @@ from kdcli.models.grammar import is_shape
 from kdcli.models.shape import shape_of
 from kdcli.types import ModelShape
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("text", ["6x384", "4x312:1200", "4x312:1200@12", "12x768@6", " 6x384 "])
 def test_shapes_are_recognised(text):
@@ -74,8 +76,8 @@ def test_parameters_as_in_table_4_of_minilm(text, embedding, transformer):
 @pytest.mark.parametrize(
     ("text", "flops", "flops_off", "params", "params_off"),
     [
-        pytest.param("12x768", 22.5, -0.0067, 109, 0.0044, marks=pytest.mark.slow),
-        pytest.param("6x768", 11.3, -0.011, 67.0, -0.0007, marks=pytest.mark.slow),
+        ("12x768", 22.5, -0.0067, 109, 0.0044),
+        ("6x768", 11.3, -0.011, 67.0, -0.0007),
         ("4x312:1200@12", 1.2, 0.039, 14.5, -0.0103),
     ],
 )

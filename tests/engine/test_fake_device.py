@@ -5,6 +5,8 @@ import fake_device
 import pytest
 from forked import Child
 
+pytestmark = pytest.mark.slow
+
 FOUND = {  # What is said of a fault
     "reads a value": "aten._local_scalar_dense",
     "branches on a value": "aten._local_scalar_dense",

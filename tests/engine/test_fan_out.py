@@ -23,6 +23,8 @@ from ranks import FOLDER
 from kdcli.engine import fan_out
 from kdcli.errors import Interrupted, KdcliError, MachineError
 
+pytestmark = pytest.mark.slow
+
 BY_RANK = "import os, sys; exec(sys.argv[1 + int(os.environ['RANK'])])"
 SLEEP = "import time; time.sleep(60)"
 
@@ -92,7 +94,6 @@ class TestPrograms:
         assert saved.exists()
 
 
-@pytest.mark.slow
 def test_modules_in_the_working_directory_are_not_run(tmp_path, monkeypatch):
     for name in ("kdcli", "torch", "typer"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit(9)", "utf-8")
@@ -161,7 +162,6 @@ def test_ranks_that_stopped_with_a_checkpoint_say_so_once(launched):
     assert result.text.count("stopped after step 1 of 2") == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("names", [("sums", "dies_in_step"), ("dies", "forever")])
 def test_a_killed_rank_ends_the_others_within_seconds(launched, names):
     result = launched(*names)
@@ -173,7 +173,6 @@ def test_a_killed_rank_ends_the_others_within_seconds(launched, names):
     assert "Traceback" not in result.text
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("names", [("sums", "freezes"), ("freezes", "sums")])
 def test_a_rank_that_stops_responding_ends_the_run(launched, names):
     result = launched(*names)
@@ -181,7 +180,6 @@ def test_a_rank_that_stops_responding_ends_the_run(launched, names):
     assert result.messages == result.text.count("does not respond") == 1, result.text
 
 
-@pytest.mark.slow
 def test_sigterm_to_the_launcher_leaves_a_checkpoint_to_resume_from(
     launched, tmp_path, monkeypatch
 ):
@@ -201,7 +199,6 @@ def test_sigterm_to_the_launcher_leaves_a_checkpoint_to_resume_from(
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_ranks_whose_launcher_is_killed_end_too(tmp_path, monkeypatch):
     monkeypatch.setenv(FOLDER, str(tmp_path / "run"))

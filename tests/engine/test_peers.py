@@ -21,6 +21,8 @@ from kdcli.engine.train import train
 from kdcli.errors import Stopped, UsageError
 from kdcli.types import StepLoss, Term
 
+pytestmark = pytest.mark.slow
+
 
 def lives(*does, patience="20", **environment):
     """Exit codes of processes that join a run and do this, and all that they say; None never

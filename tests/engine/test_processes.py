@@ -11,6 +11,8 @@ import pytest
 from kdcli.engine import processes
 from kdcli.errors import Stopped
 
+pytestmark = pytest.mark.slow
+
 
 def sigterm():
     os.kill(os.getpid(), signal.SIGTERM)

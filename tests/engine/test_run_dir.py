@@ -31,6 +31,8 @@ from kdcli.recipe.resolve import resolve
 from kdcli.recipe.sections import RunOptions
 from kdcli.verbs.distill.settings import DistillRecipe
 
+pytestmark = pytest.mark.slow
+
 
 def recipe(*sets: str) -> str:
     return resolve(DistillRecipe, recipe=None, sets=sets).to_yaml()

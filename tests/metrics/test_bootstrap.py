@@ -21,6 +21,8 @@ from kdcli.metrics.library import TaskMetric
 from kdcli.metrics.per_class import class_scorer, count_classes
 from kdcli.types import Task
 
+pytestmark = pytest.mark.slow
+
 TEXT, PAIR = ("text",), ("question", "context")
 N = 60
 TAGS = ("O", "B-PER", "I-PER", "PER")

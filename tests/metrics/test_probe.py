@@ -14,6 +14,8 @@ from kdcli.data.demo import TASKS, TOPICS, _lexicon
 from kdcli.metrics.probe import _means, fitted_logits, probe_demo
 from kdcli.models.load import location
 
+pytestmark = pytest.mark.slow
+
 CHANCE = {"demo-topic": 1 / TOPICS, "demo-order": 1 / 2, "demo-coherence": 1 / 2}
 
 

@@ -23,6 +23,8 @@ from kdcli.models.choose import (
 from kdcli.models.layout import LAYOUTS
 from kdcli.models.shape import shape_of
 
+pytestmark = pytest.mark.slow
+
 
 class Texts:
     """Rows of 4 ... 12 random tokens, with labels."""

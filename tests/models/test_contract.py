@@ -14,6 +14,8 @@ from kdcli.models.load import load_encoder, save_model
 from kdcli.models.shape import build_student, shape_of
 from kdcli.types import Needs
 
+pytestmark = pytest.mark.slow
+
 TYPES = sorted(LAYOUTS)
 CLOSE = {"atol": 1e-5, "rtol": 1e-4}
 

@@ -26,6 +26,8 @@ from kdcli.models.trim import (
     needed_by,
 )
 
+pytestmark = pytest.mark.slow
+
 TEXTS = [
     "the quick brown fox jumps over the lazy dogs",
     "internationalization of tokenizers is a tokenized internal matter",

@@ -28,6 +28,8 @@ from kdcli.models.embedder import (
 from kdcli.models.load import load_encoder
 from kdcli.workloads.embedder import Embedder
 
+pytestmark = pytest.mark.slow
+
 TEXTS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9 w10 w11", "w12 w1"]
 DENSE = DenseLayer(
     torch.randn(8, 32, generator=torch.Generator().manual_seed(1)), torch.ones(8) / 7, True

@@ -18,6 +18,8 @@ from kdcli.models.model import Model
 from kdcli.models.shape import build_student
 from kdcli.types import ModelShape
 
+pytestmark = pytest.mark.slow
+
 
 class Rows:
     """Random rows of 3 to 9 tokens."""

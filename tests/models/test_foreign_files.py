@@ -12,6 +12,8 @@ from kdcli.errors import UsageError
 from kdcli.models.files import check_index
 from kdcli.models.load import load_encoder
 
+pytestmark = pytest.mark.slow
+
 CONFIGS = {
     "unknown activation": ({"hidden_act": "gelu_nope"}, "gelu_nope"),
     "no heads": ({"num_attention_heads": 0}, "'num_attention_heads' must be at least 1"),

@@ -20,6 +20,8 @@ from kdcli.models.modeling_unilm import REUSE, _Decoding, sequence_mask
 from kdcli.models.trim import cut_model
 from kdcli.types import Needs, Task
 
+pytestmark = pytest.mark.slow
+
 TYPES = sorted(t for t, row in LAYOUTS.items() if not row.leaks and t != "splinter")
 REFUSED = sorted(set(LAYOUTS) - set(TYPES))
 TASK = Task("own", "text", ("source",), ("rougeL",), label="target")

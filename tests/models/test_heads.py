@@ -28,6 +28,8 @@ from kdcli.models.layout import LAYOUTS
 from kdcli.models.load import save_model
 from kdcli.types import Kind, Needs, Task
 
+pytestmark = pytest.mark.slow
+
 TYPES = sorted(LAYOUTS)
 OUTPUTS = {"class": 3, "multi": 3, "score": 1, "tokens": 3, "span": 2}
 WITHOUT = {("esm", "span"), ("eurobert", "span"), ("nomic_bert", "span")}

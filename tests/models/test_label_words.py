@@ -30,6 +30,8 @@ from kdcli.models.layout import LAYOUTS
 from kdcli.models.load import location, save_model
 from kdcli.types import Kind
 
+pytestmark = pytest.mark.slow
+
 WIDE = {name: {"embedding_size": 32} for name in ("electra", "albert", "mobilebert")}
 WIDE["rembert"] = {"input_embedding_size": 32}
 """Embeddings as wide as the states."""

@@ -25,6 +25,8 @@ from kdcli.errors import MachineError, UsageError
 from kdcli.models import layout
 from kdcli.models.load import load_encoder, save_model
 
+pytestmark = pytest.mark.slow
+
 
 def change(folder: Path, name: str, **keys: object) -> None:
     """Set keys of a JSON file."""

@@ -15,6 +15,8 @@ from kdcli.models.masked_lm import load_masked_lm, student_with_head
 from kdcli.models.shape import build_student, shape_of
 from kdcli.types import IGNORED, Needs, Start
 
+pytestmark = pytest.mark.slow
+
 TYPES = sorted(set(LAYOUTS) - {"splinter"})  # it was pre-trained to find spans
 FRESH = {"mobilebert": ["cls.predictions.dense.weight"]}
 """Parts of a head without a subset of dimensions: MobileBERT widens the embeddings there."""

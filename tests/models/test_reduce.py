@@ -19,6 +19,8 @@ from kdcli.models.sample import sample_of
 from kdcli.models.shape import build_student, shape_of
 from kdcli.types import Needs, Start
 
+pytestmark = pytest.mark.slow
+
 
 def test_components_fall_in_weight_and_have_one_sign():
     turn = torch.linalg.qr(

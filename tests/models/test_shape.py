@@ -12,6 +12,8 @@ from kdcli.models.layout import layout_for, linears
 from kdcli.models.shape import build_student, shape_of
 from kdcli.types import ModelShape, Start
 
+pytestmark = pytest.mark.slow
+
 TEACHER = ModelShape(12, 768, 3072, 12)
 
 

@@ -18,6 +18,8 @@ from kdcli.pruners.selection import (
     threshold,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def by_sorting(scores: torch.Tensor, keep: int) -> torch.Tensor:
     """The definition: descending by score, then ascending by index."""

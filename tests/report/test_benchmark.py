@@ -30,6 +30,8 @@ from kdcli.report.sections.overview import facts, overview, title
 from kdcli.report.views import html, markdown
 from kdcli.verbs.benchmark.compare import gather
 
+pytestmark = pytest.mark.slow
+
 FAILED = (
     "12x768 on torch fp32, 64 × 512 tokens: out of memory",
     "3x384 on openvino int8: openvino is not installed",

@@ -10,6 +10,8 @@ import pytest
 
 from kdcli.report.views import html
 
+pytestmark = pytest.mark.slow
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 BROWSER = next((path for name in BROWSERS if (path := shutil.which(name))), None)
 WIDTHS = (390, 1280)

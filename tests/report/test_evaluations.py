@@ -39,6 +39,8 @@ from kdcli.report.sections.overview import overview, title
 from kdcli.report.sections.selection import selection_section
 from kdcli.report.views import html, markdown, model_card
 
+pytestmark = pytest.mark.slow
+
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 SUMS = ("0.5000", "1.000", "1.500", "2.000", "2.500", "3.000")
 

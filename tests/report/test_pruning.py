@@ -40,6 +40,8 @@ from kdcli.report.sections.pruning import (
 from kdcli.report.text import Picture
 from kdcli.report.views import html, markdown, model_card
 
+pytestmark = pytest.mark.slow
+
 
 def entry(**changes: object) -> Pruning:
     return Pruning.model_validate(pruned_values(**changes))  # type: ignore[arg-type]

@@ -37,6 +37,8 @@ from kdcli.report.views import html, markdown
 from kdcli.verbs.compress.question import answers
 from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings
 
+pytestmark = pytest.mark.slow
+
 NAME = "google-bert/bert-base-uncased"
 
 

@@ -22,6 +22,8 @@ from kdcli.report.views import markdown, model_card
 from kdcli.verbs.compress.front import Front
 from kdcli.verbs.compress.judge import read
 
+pytestmark = pytest.mark.slow
+
 MEDIAN, LOW, HIGH = 43.5, 31.5, 57.0
 P50, P90 = 4.25, 5.525
 

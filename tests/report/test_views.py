@@ -37,6 +37,8 @@ from kdcli.report.text import (
 )
 from kdcli.report.views import FittedTable, html, markdown, model_card, short, shown, write_views
 
+pytestmark = pytest.mark.slow
+
 LOADS = {
     "src",
     "srcset",

@@ -25,6 +25,8 @@ from kdcli.targets import cache
 from kdcli.targets.cache import RecordLayout, SignalStore
 from kdcli.types import Needs, Signals
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 EVERYTHING = Needs(*(frozenset({1, 2}),) * 3, hidden=frozenset({0, 1, 2}), logits=True)
 HEADS = dict.fromkeys(("class", "score", "multi"), AutoModelForSequenceClassification)
@@ -308,7 +310,6 @@ def open_aloud(folder):
     opened(folder, rows_of(), log=Aloud)
 
 
-@pytest.mark.slow
 def test_of_two_processes_one_computes_and_the_other_waits(tmp_path):
     others, first_lines = [], []
 

@@ -19,6 +19,12 @@ from kdcli.workloads import scores
 DRAWN = views.drawn
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Every command takes seconds, so these tests are slow, but for one module of unit tests."""
+    slow = collection_path.name != "test_compress_choice.py"
+    return (slow and "not slow" in config.option.markexpr) or None
+
+
 @pytest.fixture(autouse=True)
 def pictures(request, monkeypatch):
     """Draw pictures, in tests marked `drawn` alone."""

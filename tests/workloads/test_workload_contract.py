@@ -31,6 +31,8 @@ from kdcli.workloads.settings import FinetuneTrainSettings, LabelledSettings, Ta
 from kdcli.workloads.training import first_rows, mixed_terms, total_loss
 from kdcli.workloads.workload import Workload
 
+pytestmark = pytest.mark.slow
+
 TRAIN = FinetuneTrainSettings(batch_size=8, max_steps=4)
 HEAD = TaskHeadSettings(kind="scratch")
 
