@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import glob
+import hashlib
 import itertools
 import re
 from collections.abc import Iterable, Iterator
@@ -15,8 +16,9 @@ from pathlib import Path
 
 from fsspec.implementations.local import LocalFileSystem
 
-from kdcli.disk import EMBEDDED, check_writable, user_path
+from kdcli.disk import EMBEDDED, HASHES, check_writable, holds_run, user_path
 from kdcli.errors import UsageError
+from kdcli.recipe.yaml import read_yaml
 
 NO_PATHS = frozenset({"verb", "task", "method"})
 """Recipe keys whose values never name a file, though a directory may have the same name."""
@@ -142,6 +144,54 @@ def check_output_file(file: Path, sources: Iterable[str], option: str, *, overwr
         )
 
 
+# The files of a model that change what it computes; README.md and reports do not.
+OF_MODEL = (
+    *("*.safetensors", "*config*.json", "tokenizer.json", "*tokens*.json", "vocab.*", "merges.txt"),
+    *("*.model", "modules.json", "modeling_*.py", "export.json", "*.onnx", "*.onnx.data"),
+)
+
+
+def content_of_inputs(recipe_yaml: str, folder: Path) -> dict[str, str]:
+    """Hash the content of the local files that a recipe names.
+
+    What lies in the run itself, or in a run that this one is a part of, is left out: its own recipe
+    decides it.
+
+    Args:
+        recipe_yaml: the resolved recipe, whose data has been opened.
+        folder: the directory of the run.
+
+    Returns:
+        Each source, as the recipe spells it -> a hash of its content.
+    """
+    own = next((above for above in reversed(folder.absolute().parents) if holds_run(above)), folder)
+    content: dict[str, str] = {}
+    for source in dict.fromkeys(texts_in(read_yaml(recipe_yaml))):
+        for path in local_paths(source):
+            if not path.resolve().is_relative_to(own.resolve()):
+                content[source] = HASHES.get(source) or _hash_of(path)
+    return content
+
+
+def _hash_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    files = [path]
+    if path.is_dir():
+        is_model = (path / "config.json").is_file() or (path / "modules.json").is_file()
+        inside = path.rglob("*") if is_model else path.iterdir()
+        patterns = OF_MODEL if is_model else ("*",)
+        files = sorted(
+            file
+            for file in inside
+            if file.is_file() and any(fnmatch.fnmatchcase(file.name, each) for each in patterns)
+        )
+    for file in files:
+        digest.update(str(file.relative_to(path)).encode())
+        with file.open("rb") as opened:
+            digest.update(hashlib.file_digest(opened, "sha256").digest())
+    return digest.hexdigest()
+
+
 # The names of the files that kdcli writes, in a run and in the directories inside it.
 WRITTEN = (
     *("recipe.yaml", "log.jsonl", "report.json", "report.md", "report.html", "latency.csv"),
@@ -149,7 +199,7 @@ WRITTEN = (
     *("tokenizer.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
     *("*.model", "*.jinja", "modeling_*.py", "README.md", "state.json", "predictions.json"),
     *("export.json", "*.onnx", "*.onnx.data", "openvino_*.xml", "openvino_*.bin", "pareto.png"),
-    *("pruning.json", "training-text.jsonl", "events.out.tfevents.*"),
+    *("pruning.json", "inputs.json", "training-text.jsonl", "events.out.tfevents.*"),
 )
 DIRECTORIES = frozenset({"signals", ".aim", "dvclive", "mlruns", "swanlog", "trackio", "wandb"})
 """Directories that hold files of other names: stored signals, and logs of trackers."""

@@ -12,6 +12,7 @@ from accelerate.utils import broadcast_object_list
 from kdcli.disk import as_directory
 from kdcli.engine.device import choose_device, choose_dtype
 from kdcli.engine.fan_out import fan_out
+from kdcli.engine.inputs import content_of_inputs
 from kdcli.engine.processes import joined
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import (
@@ -170,10 +171,20 @@ def claim(session: Session, folder: Path, resolved: SavedRecipe, options: RunOpt
     """Claim the output directory in the main process, while all others wait.
 
     Raises:
-        UsageError: the directory is not empty, holds a run with another recipe, or is in use.
+        UsageError: the directory is not empty, holds a run with another recipe or with other
+            content of its inputs, or is in use.
         MachineError: the directory cannot be written.
     """
-    _claim(session, folder, resolved, options.resume, options.overwrite)
+
+    def claim_in_main() -> None:
+        recipe, run = resolved.to_yaml(), RunDir(folder)
+        content = content_of_inputs(recipe, folder)
+        if options.resume and run.is_run:
+            run.check_inputs(content)
+        RunDir.claim(folder, recipe, resume=options.resume, overwrite=options.overwrite)
+        run.record_inputs(content)
+
+    session.on_main(claim_in_main)
 
 
 def claim_or_resume(session: Session, folder: Path, resolved: SavedRecipe) -> bool:
@@ -182,15 +193,9 @@ def claim_or_resume(session: Session, folder: Path, resolved: SavedRecipe) -> bo
     Returns:
         True, after a log line, if the stage is already done.
     """
-    _claim(session, folder, resolved, resume=True, overwrite=False)
-    return already_done(session, folder)
-
-
-def _claim(
-    session: Session, folder: Path, resolved: SavedRecipe, resume: bool, overwrite: bool
-) -> None:
     recipe = resolved.to_yaml()
-    session.on_main(lambda: RunDir.claim(folder, recipe, resume=resume, overwrite=overwrite).path)
+    session.on_main(lambda: RunDir.claim(folder, recipe, resume=True).path)
+    return already_done(session, folder)
 
 
 def already_done(session: Session, folder: Path) -> bool:

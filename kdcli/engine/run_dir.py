@@ -49,6 +49,7 @@ COMMIT = re.compile(r"@[0-9a-f]{40}")
 NUMBER = re.compile(r"[2-9]|[1-9][0-9]+")
 """Matches the number that the directory of a second or later run of a name ends in."""
 CHECKPOINTS = "checkpoints"
+INPUTS = f"{CHECKPOINTS}/inputs.json"
 BEST_WEIGHTS = "best.safetensors"
 LOCK = ".lock"
 NOT_SET, NULL = "not set", json.dumps(None)
@@ -199,11 +200,40 @@ class RunDir:
             write_atomic(path / RECIPE_FILE, recipe_yaml)
         return run
 
+    def check_inputs(self, content: Mapping[str, str]) -> None:
+        """Check that the inputs of a stopped run still have the content with which it began.
+
+        Args:
+            content: source -> a hash of its content now.
+
+        Raises:
+            UsageError: an input changed; the message names it.
+        """
+        file = self.path / INPUTS
+        before = read_json(file) if file.is_file() else {}
+        changed = [name for name, value in content.items() if before.get(name, value) != value]
+        if changed:
+            have = "has" if len(changed) == 1 else "have"
+            raise UsageError(
+                f"{' and '.join(changed)} {have} changed since the run in {self.path} began",
+                "restore the content and continue, choose another directory with -o, or start "
+                "again with --overwrite",
+            )
+
+    def record_inputs(self, content: Mapping[str, str]) -> None:
+        """Record the content of the inputs, until the run is done. The first record counts."""
+        file = self.path / INPUTS
+        if content and not file.is_file() and not self.done:
+            with disk_errors(file):
+                file.parent.mkdir(exist_ok=True)
+            write_atomic(file, json.dumps(content))
+
     def give_up(self) -> None:
         """Undo the claim of a run that failed before it logged anything."""
         if (self.path / LOG_FILE).stat().st_size == 0 and not self._checkpoints():
             for name in (RECIPE_FILE, LOG_FILE):
                 (self.path / name).unlink()
+            shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
             self.release()
             if not any(self.path.iterdir()):
                 self.path.rmdir()

@@ -100,7 +100,8 @@ class TestClaim:
     def test_overwrite_takes_no_name_for_a_path(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         for name in ("smp", "demo"):
-            text = f"method: {name}\nmodel: demo\nurl: 'https://a/{300 * 'b'}'\nother: ~nosuch/x\n"
+            text = f"verb: prune\nmethod: {name}\nmodel: demo\nother: ~nosuch/x\n"
+            text += f"url: 'https://a/{300 * 'b'}'\n"
             RunDir.claim(Path(name), text).save_checkpoint(1, tensors(1.0), {})
             RunDir.claim(Path(name), text, overwrite=True).release()
             assert listing(Path(name)) == [LOG_FILE, RECIPE_FILE]

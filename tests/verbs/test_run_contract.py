@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import shlex
+import shutil
 import sys
 import time
 from dataclasses import dataclass
@@ -291,6 +292,48 @@ def test_killed_at_a_random_step_it_resumes_to_the_same_bits(
     one, other = report_of(whole), report_of(out)
     for part in ("evaluations", "quality", "pruning"):
         assert getattr(one, part) == getattr(other, part)
+
+
+def change(source: Path) -> None:
+    """Change a byte of a model's last weight, or drop the last row or line of data."""
+    if source.is_file() or (source / "train.jsonl").is_file():
+        file = source if source.is_file() else source / "train.jsonl"
+        lines = file.read_text("utf-8").splitlines(keepends=True)
+        file.write_text("".join(lines[:-1]), "utf-8")
+    else:
+        weights = source / "model.safetensors"
+        content = bytearray(weights.read_bytes())
+        content[-2] ^= 1
+        weights.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["distill text", "distill task", "distill embedding", "distill reranker", "finetune", "prune"],
+)
+def test_a_stopped_run_does_not_go_on_with_other_inputs(name, places, tmp_path, monkeypatch):
+    used = [key for key in places if f"{{{key}}}" in RUNS[name].command]
+    inputs = {}
+    for key in used:
+        copied = shutil.copytree if places[key].is_dir() else shutil.copy
+        inputs[key] = Path(copied(places[key], tmp_path / places[key].name))
+    command, out = command_of(name, places | inputs), tmp_path / "out"
+    stage = next(iter(RUNS[name].killed))
+    folder = "out" if stage == "." else stage
+    stopped = own_files.interrupted(monkeypatch, folder, 4, *command, "-o", out)
+    assert stopped.exit_code != 0
+    for key, source in inputs.items():
+        before = tmp_path / "before"
+        copied = shutil.copytree if source.is_dir() else shutil.copy
+        copied(source, before)
+        change(source)
+        resumed = kdcli(*command, "-o", out, "--resume")
+        assert (resumed.exit_code, f"{source} has changed since" in said_by(resumed)) == (2, True)
+        shutil.rmtree(source) if source.is_dir() else source.unlink()
+        # The same content with other time stamps is the same input.
+        before.rename(source)
+        assert key in used
+    succeeds(*command, "-o", out, "--resume")
 
 
 def same_bytes(one: Path, other: Path) -> bool:
