@@ -1,61 +1,44 @@
-"""Parts of `kdcli compress`: the choice, the halving of shapes, the budget, and the journal."""
+"""What `compress` chooses among candidates, and how it says so."""
 
 import io
 import itertools
-import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import own_files
 import pytest
-import torch
-import yaml
 from matplotlib.figure import Figure
 from rich.console import Console
 from transformers import BertConfig, BertModel
 
-from kdcli.data.labelled.partition import Partition, text_hashes
-from kdcli.data.labelled.splits import Splits
-from kdcli.data.text.sentences import read_texts
 from kdcli.deploy.measurements import Speedup
 from kdcli.deploy.untrained import UntrainedTimes, min_mb
 from kdcli.engine.processes import StopRequest
-from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
-from kdcli.errors import GateError, MachineError, Stopped, UsageError
+from kdcli.errors import GateError, UsageError
 from kdcli.models.card import describe
-from kdcli.models.embedder import EmbeddingFormat, save_format
-from kdcli.models.training_rows import NO_ROWS
-from kdcli.recipe.resolve import resolve
 from kdcli.recipe.sections import RunOptions
 from kdcli.report import schema
 from kdcli.report.charts import compression as charts_module
 from kdcli.report.schema import Compression, Throughput
 from kdcli.report.schema_decisions import ClassChange, Decision, PairedValue
 from kdcli.report.sections.price import price_sentence
-from kdcli.targets import outputs
-from kdcli.types import Example, ModelShape, Task
-from kdcli.verbs.compress import front, halving, judge, plan, rows, run, steps, trainers
-from kdcli.verbs.compress import runner as runner_module
-from kdcli.verbs.compress import search as search_module
-from kdcli.verbs.compress import shapes as compress_shapes
-from kdcli.verbs.compress.budget import BudgetError, TrainingCost
+from kdcli.types import ModelShape
+from kdcli.verbs.compress import front, judge, plan, run
 from kdcli.verbs.compress.choice import choose, conflict, dominated, misses
-from kdcli.verbs.compress.halving import RungScore, halve, try_shapes
-from kdcli.verbs.compress.journal import Journal, Record
+from kdcli.verbs.compress.halving import RungScore, halve
+from kdcli.verbs.compress.journal import Journal
 from kdcli.verbs.compress.judge import CandidateScores, ScoredModel, Verification
 from kdcli.verbs.compress.plan import slow_backends
-from kdcli.verbs.compress.question import answers, question_to, verified_before
 from kdcli.verbs.compress.recipes import dotted
-from kdcli.verbs.compress.runner import OVER, StepRunner
-from kdcli.verbs.compress.search import Candidate, Search
+from kdcli.verbs.compress.runner import StepRunner
+from kdcli.verbs.compress.search import Search
 from kdcli.verbs.compress.settings import CompressData, CompressRecipe, GoalSettings, seconds_of
 from kdcli.verbs.compress.shapes import Untrained, shapes_of
-from kdcli.verbs.compress.steps import Step
 from kdcli.verbs.compress.summary import describe_next, sentence
 from kdcli.verbs.compress.trainers import RowTrainer, TextTrainer
+from kdcli.verbs.compress.verbs import VERBS
 
 
 def measured(name, score, ms, mb, low=None, high=None, unstable=False):
@@ -102,20 +85,6 @@ def compression_of(search, chosen):
 
 def search_of(tmp_path, **goal):
     return Search(runner_of(tmp_path, **goal), "m")
-
-
-def test_repeated_texts_and_contradicting_labels_are_a_note(tmp_path, monkeypatch):
-    task = Task("own", "class", ("text",), ("accuracy",), ("a", "b"))
-    examples = [
-        Example(f"rows.csv:{n}", str(n), (f"w{n % 300}",), int(n >= 300)) for n in range(400)
-    ]
-    monkeypatch.setattr(rows, "open_rows", lambda *_: Splits(task, examples, "", {}, {}))
-    monkeypatch.setattr(rows, "location", str)
-    monkeypatch.setattr(rows, "training_rows", lambda _: NO_ROWS)
-    assert rows.divide_rows(runner_of(tmp_path)).notes == [
-        "100 of 400 rows repeat an earlier text (up to case and spaces); 100 texts have "
-        "contradicting labels, for example rows.csv:0 and rows.csv:300"
-    ]
 
 
 def test_the_fastest_that_keeps_the_quality_is_chosen_and_the_smallest_of_those_alike():
@@ -223,20 +192,6 @@ def test_a_loss_of_nothing_has_neither_digits_nor_a_sign():
     judged = scores_of(one)
     said = said_of(judged, *choose(goal, judged), goal)
     assert "It loses no accuracy (0.9000 instead of 0.9000; 95 % interval of the loss 0.00" in said
-
-
-def test_a_step_starts_without_commits_and_leaves_them_to_the_compression(monkeypatch):
-    monkeypatch.setattr(steps, "COMMITS", {"rows": "a", "text": "b"})
-    read = {"rows": "a", "more": "c"}
-    seen = []
-
-    def call(options):
-        seen.append(dict(steps.COMMITS))
-        steps.COMMITS.update(read)
-
-    steps.Step("trim", call).run(RunOptions())
-    assert seen == [{}]
-    assert steps.COMMITS == {"rows": "a", "text": "b", "more": "c"}
 
 
 def test_strict_asks_the_lower_end_of_the_interval():
@@ -451,14 +406,6 @@ def test_the_intervals_of_all_looks_together_err_in_at_most_a_tenth_of_the_cases
     assert levels == sorted(levels)
 
 
-@pytest.mark.parametrize("look", [1, 2, 5, 30])
-def test_a_late_look_needs_no_more_resamples_than_evaluate_takes(look, monkeypatch):
-    seen = []
-    monkeypatch.setattr(steps, "_evaluate", lambda recipe, models, keys: seen.append(keys))
-    steps.verification(CompressRecipe(), [], judge.confidence_of(look))
-    assert seen[0]["resamples"] == min(1000 * 2 ** (look - 1), 20_000)
-
-
 def test_the_front_of_a_directory_without_a_finished_run(tmp_path):
     with pytest.raises(UsageError, match="no run at") as caught:
         front.Front.read(tmp_path / "nowhere")
@@ -487,7 +434,7 @@ def test_no_name_on_the_front_is_cut_off_and_the_chosen_one_is_marked(chosen, ma
     assert "".join(cells) == f"{name}{marked}"
 
 
-def test_a_candidate_that_is_worse_in_every_respect_is_not_offered(tmp_path, monkeypatch):
+def test_a_candidate_that_is_worse_in_every_respect_is_not_offered(tmp_path):
     untrimmed = measured("2x8-int8", 0.895, 2.0, 4.0)
     # Other work makes the larger one look a little faster.
     larger = measured("2x8-trimmed-int8", 0.895, 1.95, 9.0)
@@ -506,9 +453,7 @@ def test_a_candidate_that_is_worse_in_every_respect_is_not_offered(tmp_path, mon
             for cost in ("ms", "mb")
             for ranges in [charts_module._ranges(compression, cost)]
         )
-        result = SimpleNamespace(report=SimpleNamespace(compression=compression))
-        monkeypatch.setattr(front.RunResult, "read", lambda folder: result)
-        read = front.Front.read(tmp_path)
+        read = front.Front.of(tmp_path, compression)
         assert (read.fast, read.small) == drawn
         return drawn
 
@@ -584,77 +529,10 @@ def test_a_loss_has_no_unit_in_common_with_the_goal():
 
 
 @pytest.mark.parametrize(
-    ("record", "score"),
-    [
-        (
-            {"held_out": {"loss": 0.7, "hard": 0.5}, "metrics": {"f1": 0.9, "accuracy": 0.8}},
-            RungScore(0.9, "f1"),
-        ),
-        # The terms of a loss add up to it.
-        ({"held_out": {"loss": 0.7, "cosine": 0.5, "relation": 0.2}}, RungScore(0.7)),
-    ],
-)
-def test_a_rung_is_scored_by_the_first_metric_or_else_by_the_loss(
-    record, score, tmp_path, monkeypatch
-):
-    search = search_of(tmp_path, max_drop=1.0)
-    monkeypatch.setattr(Step, "run", lambda self, options: None)
-    monkeypatch.setattr(halving, "distill_keys", lambda search, shape: {})
-    shape = RunDir.claim(search.runner.path("2x8"), "verb: distill\n")
-    for step in (0, 5, 10):
-        shape.log(record | {"step": step, "loss": 1.0} if step == 5 else {"step": step})
-    assert halving.rung_score(search, "2x8", 20, 1) == score
-
-
-@pytest.mark.parametrize("total", [0, 1, 2, 3, 8])
-def test_every_rung_has_a_score_however_few_the_steps(total, tmp_path, monkeypatch):
-    search = search_of(tmp_path, max_drop=1.0)
-    monkeypatch.setattr(halving, "distill_keys", lambda search, shape: {})
-    trained = []
-
-    def train(self, options):
-        trained.append(min(total, options.stop_after or total))
-        shape.log({"step": trained[-1], "held_out": {"loss": 1.0 / (1 + trained[-1])}})
-
-    monkeypatch.setattr(Step, "run", train)
-    shape = RunDir.claim(search.runner.path("2x8"), "verb: distill\n")
-    for rung in (1, 2):
-        score = halving.rung_score(search, "2x8", total, rung)
-        assert score == RungScore(1.0 / (1 + trained[-1]))
-    assert trained == sorted(trained)
-
-
-def test_a_shape_that_failed_is_skipped_with_its_reason(tmp_path, monkeypatch):
-    trained = []
-    monkeypatch.setattr(halving, "estimate", lambda *_: TrainingCost(8, 1.0))
-    monkeypatch.setattr(halving, "distill_keys", lambda search, shape: {})
-    monkeypatch.setattr(halving, "train_fully", lambda search, shape, total: trained.append(shape))
-    search = search_of(tmp_path, max_drop=1.0)
-    monkeypatch.setattr(search, "judge", lambda: None)
-
-    def step(name, step, **_):
-        return "" if name == "2x8" else "training diverged at step 1"
-
-    monkeypatch.setattr(search.runner, "step", step)
-    RunDir.claim(search.runner.path("2x8"), "verb: distill\n").log(
-        {"step": 8, "held_out": {"loss": 1.0}}
-    )
-    try_shapes(search, dict.fromkeys(("3x8", "2x8"), FAST))
-    assert {name: one.skipped for name, one in search.candidates.items()} == {
-        "3x8": "training diverged at step 1"
-    }
-    assert trained == ["2x8"]
-    # If all fail, none is trained to the end.
-    try_shapes(search, dict.fromkeys(("3x8", "1x8"), FAST))
-    assert search.candidates["1x8"].skipped == "training diverged at step 1"
-    assert trained == ["2x8"]
-
-
-@pytest.mark.parametrize(
     ("rows", "epochs"), [(100, 10.0), (6_000, 10.0), (30_000, 3.0), (60_000, 1.5), (10**6, 1.0)]
 )
 def test_small_data_are_read_more_often(rows, epochs):
-    keys = RowTrainer(CompressRecipe()).distill_defaults("3x384", 768, lambda: rows)
+    keys = RowTrainer(CompressRecipe(), VERBS).distill_defaults("3x384", 768, lambda: rows)
     assert (keys["train.epochs"], keys["train.lr"]) == (epochs, 1.5e-4)
 
 
@@ -666,11 +544,11 @@ def test_small_data_are_read_more_often(rows, epochs):
         ({"train": {"epochs": 2, "max_steps": 50}}, (2.0, 50)),
     ],
 )
-def test_epochs_of_the_plan_replace_the_steps_of_the_embedding_recipe(keys, schedule, monkeypatch):
+def test_epochs_of_the_plan_replace_the_steps_of_the_embedding_recipe(keys, schedule):
     trained = []
-    monkeypatch.setattr(trainers.distill_verb, "distill", lambda made, _: trained.append(made))
+    verbs = replace(VERBS, distill=lambda resolved, _: trained.append(resolved))
     recipe = CompressRecipe(model="m", task="embedding", data=CompressData(source="texts.txt"))
-    TextTrainer(recipe).distill("m", {"train.lr": 1e-3, **keys}, "3x384").run(RunOptions())
+    TextTrainer(recipe, verbs).distill("m", {"train.lr": 1e-3, **keys}, "3x384").run(RunOptions())
     train = trained[0].recipe.train
     assert (train.epochs, train.max_steps) == schedule
     assert (train.batch_size, train.lr) == (64, 1e-3)
@@ -690,8 +568,8 @@ def test_epochs_of_the_plan_replace_the_steps_of_the_embedding_recipe(keys, sche
 def test_an_embedding_model_reads_few_texts_at_most_ten_times(rows, given, keys):
     data = CompressData(source="texts.txt")
     recipe = CompressRecipe(model="m", task="embedding", data=data, plan={"distill": given})
-    assert TextTrainer(recipe).distill_defaults("3x384", 384, lambda: rows) == keys
-    assert TextTrainer(recipe).distill_defaults("static:16", 384, lambda: rows) == {}
+    assert TextTrainer(recipe, VERBS).distill_defaults("3x384", 384, lambda: rows) == keys
+    assert TextTrainer(recipe, VERBS).distill_defaults("static:16", 384, lambda: rows) == {}
 
 
 @pytest.mark.parametrize(
@@ -703,19 +581,19 @@ def test_an_embedding_model_reads_few_texts_at_most_ten_times(rows, given, keys)
         ({"task": "own", "pooling": "mean"}, None),
     ],
 )
-def test_a_student_learns_from_the_named_column(settings, column, monkeypatch):
+def test_a_student_learns_from_the_named_column(settings, column):
     trained = []
-    monkeypatch.setattr(trainers.distill_verb, "distill", lambda made, _: trained.append(made))
+    verbs = replace(VERBS, distill=lambda resolved, _: trained.append(resolved))
     data = CompressData(source="rows.jsonl", columns={"text": "body"})
     recipe = CompressRecipe(model="m", data=data, **settings)
-    TextTrainer(recipe).distill("m", {}, "3x384").run(RunOptions())
+    TextTrainer(recipe, verbs).distill("m", {}, "3x384").run(RunOptions())
     assert trained[0].recipe.data.column == column
 
 
 @pytest.mark.parametrize("text", [None, "other.txt"])
 def test_texts_that_are_not_the_rows_do_not_bound_the_steps(text):
     recipe = CompressRecipe(model="m", task="stsb", text=text)
-    assert TextTrainer(recipe).distill_defaults("3x384", 384, lambda: 500) == {}
+    assert TextTrainer(recipe, VERBS).distill_defaults("3x384", 384, lambda: 500) == {}
 
 
 def faster(speedup):
@@ -769,29 +647,6 @@ def test_a_backend_on_which_the_model_is_too_large_is_skipped(tmp_path):
         )
 
 
-def test_if_nothing_can_be_trained_the_nearest_model_is_on_a_backend(tmp_path, monkeypatch):
-    search, tried = search_of(tmp_path, speedup=4.0, budget=60.0), []
-    search.candidates["openvino-int8"] = Candidate("openvino-int8", skipped="not installed")
-    monkeypatch.setattr(halving, "estimate", lambda *_: TrainingCost(0, 0.0, "no time"))
-    monkeypatch.setattr(halving, "distill_keys", lambda search, shape: {})
-    monkeypatch.setattr(plan, "try_pruning", lambda search: tried.append("pruned"))
-
-    def export(source, *, format, **_):
-        tried.append(format)
-
-    def score(runner, teacher, candidates):
-        return scores_of(*(measured(name, 0.9, 5.0, 4.0) for name in candidates))
-
-    monkeypatch.setattr(steps.export_verb, "export", export)
-    monkeypatch.setattr(search_module, "judge", score)
-    backends = {"onnx": faster(2.0), "onnx-int8": faster(3.0)}
-    untrained = Untrained(faster(1.0), backends, "onnx-int8", {"2x8": faster(5.0)})
-    scores = plan.follow_plan(search, untrained)
-    assert tried == ["pruned", "onnx", "onnx"]
-    assert {one.name for one in scores.candidates} == {"onnx", "onnx-int8"}
-    assert search.candidates["2x8"].skipped == "no time"
-
-
 @pytest.mark.parametrize(
     ("max_mb", "is_fine_tuned", "refused"),
     # The weights have 2 MB and the tokenizer 1 MB. The hashes of the training rows are not shipped.
@@ -823,422 +678,9 @@ def test_a_budget_is_a_time(text, seconds):
     assert seconds_of(text) == seconds
 
 
-def test_a_step_gets_a_directory_that_every_system_accepts(tmp_path):
-    assert runner_of(tmp_path).path("static:64-onnx").name == "static_64-onnx"
-
-
-def test_a_trimmed_model_keeps_the_tokens_of_the_training_sentences_alone(tmp_path, monkeypatch):
-    file, partition = tmp_path / "texts.txt", tmp_path / "partition.safetensors"
-    file.write_text("".join(f"word number {n}\n" for n in range(9)), "utf-8")
-    evaluated = text_hashes([f"word number {n}" for n in range(6)])
-    Partition(evaluated[:3], evaluated[3:]).write(partition)
-    data = {"text": "https://host/texts.txt", "data": CompressData(partition=str(partition))}
-    runner, read = runner_of(tmp_path), []
-    runner.recipe = runner.recipe.model_copy(update=data)
-
-    def read_here(source, **options):
-        read.append(source)
-        return read_texts(str(file), **options)
-
-    monkeypatch.setattr(runner_module, "read_texts", read_here)
-    texts = {row["text"] for row in own_files.lines_of(runner.training_text())}
-    assert texts == {f"word number {n}" for n in (6, 7, 8)}
-    assert read == ["https://host/texts.txt"]
-
-
 def test_nested_keys_of_a_step_are_dotted_keys_of_its_recipe():
     keys = {"recipe": "mine", "student": {"to": ["2x16"]}, "train": {"lr": 1e-4}, "loss": {}}
     assert dotted(keys) == {"student.to": ["2x16"], "train.lr": 1e-4}
-
-
-def times(ms, speedup, best):
-    """Times that are `best` times better at the better quartile."""
-    return UntrainedTimes(ms, speedup, ms / best, speedup * best)
-
-
-SLOW, FAST, UNSTEADY = times(3.0, 4.0, 1.5), times(1.0, 9.0, 1.0), times(2.0, 6.0, 1.5)
-
-
-@pytest.mark.parametrize(
-    ("shapes", "skipped"),
-    [
-        ({"3x32": UNSTEADY, "1x32": FAST}, "3x32"),
-        ({"3x32": UNSTEADY, "4x32": SLOW}, "4x32"),
-    ],
-)
-def test_unsteady_times_skip_a_shape_only_if_another_is_fast_enough(
-    shapes, skipped, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(halving, "estimate", lambda *_: TrainingCost(0, 0.0, "no time"))
-    monkeypatch.setattr(halving, "distill_keys", lambda search, shape: {})
-    why = "even untrained, it is only 6.0 times as fast; the goal is 8"
-    search = search_of(tmp_path, speedup=8.0, budget=60.0)
-    try_shapes(search, shapes)
-    found = {name: one.skipped for name, one in search.candidates.items()}
-    assert found == {name: why if name == skipped else "no time" for name in shapes}
-
-
-def test_each_kind_of_student_has_its_own_number_of_steps(tmp_path, monkeypatch):
-    estimated, trained = [], []
-
-    def estimate(runner, shape, step):
-        estimated.append(shape)
-        return TrainingCost(12 if shape.startswith("static") else 400, 1.0)
-
-    def score(search, shape, total, rung):
-        trained.append((shape, total, rung))
-        return RungScore(0.9 if shape == "4x32" else 0.1, "accuracy")
-
-    monkeypatch.setattr(halving, "estimate", estimate)
-    monkeypatch.setattr(halving, "distilling", lambda search, shape: None)
-    keys = {"static:8": {}, "4x32": {"train.epochs": 3}, "3x32": {"train.epochs": 3}}
-    monkeypatch.setattr(halving, "distill_keys", lambda search, shape: keys[shape])
-    monkeypatch.setattr(halving, "rung_score", score)
-    monkeypatch.setattr(halving, "train_fully", lambda search, *of: trained.append(of))
-    search = search_of(tmp_path, max_drop=1.0)
-    monkeypatch.setattr(search, "judge", lambda: None)
-    try_shapes(search, dict.fromkeys(("4x32", "3x32", "static:8"), FAST))
-    assert estimated == ["4x32", "4x32", "static:8"]
-    first = [("4x32", 400, 1), ("3x32", 400, 1), ("static:8", 12, 1)]
-    assert trained[:3] == first
-    assert {one for one in trained if len(one) == 2} >= {("4x32", 400), ("static:8", 12)}
-
-
-def test_a_static_shape_has_its_own_steps_also_with_the_same_keys(tmp_path, monkeypatch):
-    estimated = []
-
-    def estimate(runner, shape, step):
-        estimated.append(shape)
-        return TrainingCost(12 if shape.startswith("static") else 400, 1.0)
-
-    monkeypatch.setattr(halving, "estimate", estimate)
-    monkeypatch.setattr(halving, "distilling", lambda search, shape: None)
-    monkeypatch.setattr(halving, "distill_keys", lambda search, shape: {})
-    search = search_of(tmp_path, max_drop=1.0)
-    costs = halving._affordable(search, ["4x32", "3x32", "static:8", "static:4"])
-    assert [cost.steps for cost in costs.values()] == [400, 400, 12, 12]
-    assert estimated == ["4x32", "4x32", "static:8", "static:8"]
-
-
-def test_a_training_that_ended_before_its_rung_has_its_last_score(tmp_path, monkeypatch):
-    search = search_of(tmp_path, max_drop=1.0)
-    monkeypatch.setattr(Step, "run", lambda self, options: None)
-    monkeypatch.setattr(halving, "distill_keys", lambda search, shape: {})
-    log = RunDir.claim(search.runner.path("2x8"), "verb: distill\n")
-    for step, loss in ((1, 0.7), (2, 0.5)):
-        log.log({"step": step, "held_out": {"loss": loss}})
-    log.log({"step": 3, "loss": 1.0})
-    assert halving.rung_score(search, "2x8", 20, 1) == RungScore(0.5)
-
-
-@pytest.mark.parametrize("asks_again", [True, False])
-def test_a_shape_of_few_steps_is_exported_in_the_first_run(asks_again, tmp_path, monkeypatch):
-    search, exported = search_of(tmp_path, max_drop=1.0), []
-    search.scores = scores_of(measured("4x32-onnx", 0.9, 2.0, 4.0))
-    search.runner.asks_again = asks_again
-    cost, scores = TrainingCost(2, 1.0), {"4x32": 0.9, "2x32": 0.5}
-    monkeypatch.setattr(halving, "_affordable", lambda _, shapes: dict.fromkeys(shapes, cost))
-    monkeypatch.setattr(
-        halving, "rung_score", lambda _, shape, *__: RungScore(scores[shape], "accuracy")
-    )
-    monkeypatch.setattr(halving, "is_done", lambda folder: True)
-    monkeypatch.setattr(halving, "train_fully", lambda _, shape, *__: exported.append(shape))
-    monkeypatch.setattr(search, "judge", lambda: None)
-    try_shapes(search, dict.fromkeys(scores, FAST))
-    skipped = {name: one.skipped for name, one in search.candidates.items()}
-    if asks_again:
-        why = "trained for an earlier goal, and not considered now: 4x32-onnx meets the goal"
-        assert (exported, skipped) == (["4x32"], {"2x32": why})
-    else:
-        assert (exported, skipped) == (["4x32", "2x32"], {})
-
-
-def test_a_single_shape_without_a_budget_is_trained_without_a_dry_run(tmp_path, monkeypatch):
-    trained = []
-    monkeypatch.setattr(halving, "estimate", lambda *_: TrainingCost(0, 0.0, "it would fail"))
-    monkeypatch.setattr(halving, "distill_keys", lambda search, shape: {})
-    monkeypatch.setattr(halving, "train_fully", lambda search, shape: trained.append(shape))
-    search = search_of(tmp_path, max_drop=1.0)
-    monkeypatch.setattr(search, "judge", lambda: None)
-    try_shapes(search, {"2x8": FAST})
-    assert (trained, search.candidates) == (["2x8"], {})
-    # With a budget, the dry run decides.
-    search = search_of(tmp_path, max_drop=1.0, budget=60.0)
-    try_shapes(search, {"2x8": FAST})
-    assert (trained, search.candidates["2x8"].skipped) == (["2x8"], "it would fail")
-
-
-def test_only_evaluations_keep_outputs(tmp_path):
-    runner, kept = runner_of(tmp_path), {}
-
-    def step(verb):
-        return Step(verb, lambda options: kept.update({verb: outputs._folder.get()}))
-
-    for verb in ("evaluate", "export", "trim", "distill"):
-        assert runner.step(verb, step(verb)) == ""
-    folders = dict.fromkeys(("export", "trim", "distill"))
-    assert kept == {"evaluate": tmp_path / "outputs"} | folders
-
-
-def test_the_budget_ends_a_training_that_has_begun(tmp_path, monkeypatch):
-    clock, ran = itertools.count(), []
-    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
-    runner = runner_of(tmp_path, budget=20.0)
-
-    def train(options):
-        ran.append("training")
-        while not runner.journal.stop.requested:
-            pass
-        raise Stopped("stopped with a checkpoint")
-
-    assert runner.step("a", Step("distill", train)) == OVER
-    assert 20 <= runner.journal.seconds < 25
-    # What is there by then is exported, but no other training begins.
-    assert runner.step("b", Step("prune", train)) == OVER
-    assert runner.step("c", Step("export", lambda options: None)) == ""
-    assert ran == ["training"]
-    with pytest.raises(GateError, match="teacher: --budget ended before its training did") as error:
-        runner.require("teacher", Step("finetune", train))
-    assert error.value.hint.startswith("continue from its checkpoint with a larger budget: ")
-    assert error.value.hint.endswith("budget='1m', resume=True")
-    # A larger budget tries again.
-    assert runner.journal.known("run ") == ["run c"]
-    runner.journal.budget = 60.0
-    assert runner.step("a", Step("distill", train)) == OVER
-    assert ran == ["training", "training"]
-    assert runner.journal.seconds >= 60
-
-
-def test_a_larger_budget_asks_again_if_the_goal_was_missed():
-    def answered(*, met, earlier, now):
-        compression = SimpleNamespace(met=met, goal={"speedup": 4.0}, strict=False)
-        report = SimpleNamespace(
-            compression=compression, recipe={"budget": earlier}, price_per_hour=None
-        )
-        recipe = CompressRecipe(goal=GoalSettings(speedup=4.0), budget=now)
-        return answers(SimpleNamespace(report=report), recipe)
-
-    assert not answered(met=False, earlier=60.0, now=90.0)
-    assert not answered(met=False, earlier=60.0, now=None)
-    assert answered(met=False, earlier=60.0, now=60.0)
-    assert answered(met=False, earlier=None, now=90.0)
-    assert answered(met=True, earlier=60.0, now=90.0)
-
-
-ASKED = "2026-01-01T00:00:00+00:00"
-
-
-def answer(goal, *, created=ASKED, chosen="1x32", following=None, price=None):
-    """A finished compression, which missed its goal if it names a next candidate."""
-    compression = SimpleNamespace(
-        met=following is None,
-        goal={"max_drop": goal},
-        strict=False,
-        chosen=chosen,
-        next_candidate=following,
-    )
-    report = SimpleNamespace(
-        compression=compression, recipe={}, price_per_hour=price, created=created
-    )
-    return SimpleNamespace(report=report)
-
-
-def asked(earlier, journal, goal, price=None, *, resumes=False):
-    """The question of a command to a run with this last answer and this journal."""
-    log = [{"key": record.key} for record in journal.records]
-    recipe = CompressRecipe(goal=GoalSettings(max_drop=goal), price_per_hour=price)
-    place = SimpleNamespace(path=Path("runs/x"), read_log=lambda: log)
-    return question_to(place, earlier, recipe, resumes=resumes)
-
-
-def verify_step(journal, name):
-    journal.once(f"run verification-{name}", str, lambda: "")
-
-
-def test_another_price_repeats_the_choice_after_a_question_that_was_stopped():
-    journal, missed = Journal(None, StopRequest()), answer(1.0, following="onnx")
-    verify_step(journal, "1x32")
-    following = asked(missed, journal, 1.0)
-    # This question is stopped.
-    assert verified_before(following, journal) == ["verification-1x32"]
-    priced = asked(missed, journal, 1.0, 0.5)
-    assert verified_before(priced, journal) == []
-    # The next candidate misses too, and its answer gets a price.
-    verify_step(journal, "onnx")
-    second = answer(1.0, created="later", chosen="onnx", following="2x32")
-    other = asked(second, journal, 1.0)
-    assert verified_before(other, journal) == ["verification-1x32", "verification-onnx"]
-    priced = asked(second, journal, 1.0, 0.5)
-    assert verified_before(priced, journal) == ["verification-1x32"]
-    # The answer with the price repeats the choice for a further price.
-    third = answer(1.0, created="last", chosen="onnx", following="2x32", price=0.5)
-    dearer = asked(third, journal, 1.0, 0.7)
-    assert verified_before(dearer, journal) == ["verification-1x32"]
-
-
-def test_each_goal_knows_what_the_goals_before_it_verified():
-    journal, first = Journal(None, StopRequest()), answer(5.0)
-    verify_step(journal, "1x32")
-    tight = asked(first, journal, 1.0)
-    assert verified_before(tight, journal) == ["verification-1x32"]
-    verify_step(journal, "2x32")
-    # It is stopped before it answers. Another goal must know both candidates.
-    middle = asked(first, journal, 2.0)
-    assert verified_before(middle, journal) == ["verification-1x32", "verification-2x32"]
-    # The stopped question chooses as before.
-    again = asked(first, journal, 1.0)
-    assert verified_before(again, journal) == ["verification-1x32"]
-
-
-def test_resume_continues_only_a_question_that_the_same_command_began():
-    journal, missed = Journal(None, StopRequest()), answer(1.0, following="onnx")
-
-    def resumed():
-        return asked(missed, journal, 1.0, resumes=True)
-
-    assert resumed().is_answered
-    other = asked(missed, journal, 0.5)
-    assert not other.is_answered
-    verified_before(other, journal)
-    assert resumed().is_answered
-    same = asked(missed, journal, 1.0)
-    assert not same.is_answered
-    verified_before(same, journal)
-    assert not resumed().is_answered
-
-
-def trained_report(**scores):
-    """The report of a training: the scores of the models, by their roles."""
-    models = [SimpleNamespace(name=role, role=role) for role in scores]
-    rows = [
-        SimpleNamespace(model=role, metrics={"accuracy": score, "f1": 0.0})
-        for role, score in scores.items()
-        if score is not None
-    ]
-    return SimpleNamespace(
-        evaluations=rows, with_role=lambda *roles: [m for m in models if m.role in roles]
-    )
-
-
-REPORTS = {
-    "2x16": trained_report(teacher=0.9, student=0.894, undistilled=0.5),
-    "1x16": trained_report(teacher=0.9, student=0.7),
-    "smaller": trained_report(teacher=0.894, student=0.891),
-    "pruned": trained_report(baseline=0.894, pruned=0.892),
-    "pruned-on-labels": trained_report(baseline=None, pruned=0.893),
-}
-
-
-@pytest.mark.parametrize(
-    ("backend", "parents", "expected"),
-    [
-        # If too much is lost with a bound, a file without one stays a candidate.
-        ("onnx-int8", [], [1.0, None]),
-        ("onnx-int8", ["2x16"], [0.4, None]),
-        ("onnx", ["2x16"], [None]),
-        ("onnx-int8", ["1x16"], [None]),
-        # Every training of a pipeline counts, from the first teacher on.
-        ("onnx-int8", ["2x16", "smaller"], [0.1, None]),
-        ("onnx-int8", ["2x16", "pruned"], [0.2, None]),
-        ("onnx-int8", ["pruned"], [0.8, None]),
-        # The selection rows score the model that was pruned.
-        ("onnx-int8", ["pruned-on-labels"], [0.3, None]),
-    ],
-)
-def test_int8_gets_what_training_left_of_the_goal(
-    backend, parents, expected, tmp_path, monkeypatch
-):
-    search, bounds = search_of(tmp_path, max_drop=1.0), []
-    search.scores = scores_of()  # The teacher has 0.9.
-    monkeypatch.setattr(
-        StepRunner, "result", lambda self, name: SimpleNamespace(report=REPORTS[name])
-    )
-
-    def export(source, *, max_drop, **_):
-        bounds.append(max_drop and round(max_drop, 6))
-        if max_drop is not None:
-            raise GateError("too much is lost")
-
-    monkeypatch.setattr(steps.export_verb, "export", export)
-    search.export("a", "model", backend, parents)
-    assert bounds == expected
-    assert search.candidates["a"].folder == search.runner.path("a")
-
-
-def test_another_bound_neither_replaces_a_file_nor_takes_its_scores(tmp_path, monkeypatch):
-    runner, evaluated = runner_of(tmp_path, max_drop=2.0), []
-
-    def export(source, *, output_dir, max_drop, **_):
-        output_dir.mkdir(parents=True)
-        (output_dir / "bound").write_text(str(max_drop))
-
-    def evaluate(recipe, models, *confidence):
-        files = [Path(model) / "bound" for model in models.values() if Path(model).is_dir()]
-        scored = [file.read_text() for file in files]
-        return Step("evaluate", lambda options: evaluated.append((*scored, *confidence)))
-
-    monkeypatch.setattr(steps.export_verb, "export", export)
-    monkeypatch.setattr(judge, "select", evaluate)
-    monkeypatch.setattr(judge, "verification", evaluate)
-    report = SimpleNamespace(evaluations=[], cards=["teacher", "onnx-int8"], decisions=[])
-    monkeypatch.setattr(judge.RunResult, "read", lambda folder: SimpleNamespace(report=report))
-    monkeypatch.setattr(judge, "read", lambda *_: scores_of())
-    monkeypatch.setattr(judge, "_scored", lambda *_: [("teacher", 0.9), ("onnx-int8", 0.9)])
-    monkeypatch.setattr(judge, "_interval", lambda *_: (0.0, 0.0))
-    looks = []
-    for bound in (2.0, 1.0, 2.0):
-        runner.recipe = runner.recipe.model_copy(update={"goal": GoalSettings(max_drop=bound)})
-        search = Search(runner, "m")
-        search.export("onnx-int8", "m", "onnx-int8")
-        folder = search.candidates["onnx-int8"].folder
-        assert (folder / "bound").read_text() == str(bound)
-        judge.judge(runner, "m", {"onnx-int8": folder})
-        int8 = replace(measured("onnx-int8", 0.9, 1.0, 1.0), folder=folder)
-        looks.append(judge.verify(runner, scores_of(int8), int8).look)
-    # The third goal has the file and the scores of the first one.
-    assert evaluated == [("2.0",), ("2.0", 0.95), ("1.0",), ("1.0", 0.975)]
-    assert looks == [1, 2, 1]
-
-
-def test_the_report_says_how_long_the_models_took_that_were_not_chosen(tmp_path):
-    runner = runner_of(tmp_path, max_drop=1.0)
-    seconds = {
-        "timed backends": 60.0,
-        "run 3x8": 1200.0,
-        # A step that was stopped counts as well.
-        "spent run 2x8": 600.0,
-        "run onnx-int8-within-2": 1200.0,
-        "run 3x8-onnx-int8-within-1": 60.0,
-        "run selection-1": 60.0,
-    }
-    runner.journal.records += [Record(key, "", spent, 1) for key, spent in seconds.items()]
-    search, name = Search(runner, "m"), "3x8-onnx-int8"
-    folder = runner.path(f"{name}-within-1")
-    search.candidates[name] = Candidate(name, folder, "", "3x8")
-    chosen = replace(measured(name, 0.9, 5.0, 4.0), folder=folder)
-    search.scores = replace(scores_of(chosen), report=SimpleNamespace(latency=[]))
-    verified = Verification(None, 500, search.scores.teacher, chosen, 1, 0.95)
-    assert run.notes_on_search(search, chosen, verified) == [
-        "The run took 53 min; 30 min went into models that were not chosen"
-    ]
-
-
-def test_a_later_goal_knows_the_candidates_of_all_earlier_ones(tmp_path, monkeypatch):
-    runner = runner_of(tmp_path, max_drop=1.0)
-
-    def score(runner, teacher, folders):
-        return scores_of(*(measured(name, 0.9, 5.0, 4.0) for name in folders))
-
-    monkeypatch.setattr(search_module, "judge", score)
-    tried = {name: Candidate(name, runner.path(name)) for name in ("onnx", "2x8", "1x8", "deleted")}
-    for name in ("onnx", "2x8", "1x8"):
-        runner.path(name).mkdir(parents=True)
-    for names in (("onnx", "2x8", "deleted"), ("onnx", "1x8")):
-        Search(runner, "m")._score([tried[name] for name in names])
-    runner.scored_before = runner.journal.known("scored ")
-    search = Search(runner, "m")
-    assert search.answers_from_earlier()
-    assert search.candidates.keys() == {"onnx", "2x8", "1x8"}
 
 
 def test_the_report_names_the_products_that_stay_in_float32(tmp_path):
@@ -1246,149 +688,3 @@ def test_the_report_names_the_products_that_stay_in_float32(tmp_path):
     (tmp_path / "export.json").write_text(f'{{"products": {products}}}')
     model = replace(measured("a", 0.9, 1.0, 1.0), folder=tmp_path)
     assert run.in_float(model).endswith("1 of 2 products stay in float32: q")
-
-
-def test_the_seconds_of_a_stopped_step_count(tmp_path, monkeypatch):
-    clock = itertools.count(0.0, 10.0)
-    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    journal = Journal(100.0, StopRequest())
-
-    def stopped():
-        raise Stopped("stopped")
-
-    def stop(journal):
-        with pytest.raises(Stopped):
-            journal.once("run a", str, stopped)
-
-    # Once before the directory is claimed, once after, and twice in a resumed process.
-    stop(journal)
-    journal.claim(RunDir.claim(tmp_path / "out", "verb: compress\n"))
-    stop(journal)
-    journal.run.release()
-    resumed = Journal(100.0, StopRequest())
-    resumed.read(RunDir(tmp_path / "out"))
-    assert resumed.left == 80.0
-    stop(resumed)
-    resumed.claim(RunDir.claim(tmp_path / "out", "verb: compress\n", resume=True))
-    stop(resumed)
-    assert resumed.once("run a", str, lambda: "done") == "done"
-    assert [record["seconds"] for record in RunDir(tmp_path / "out").read_log()] == 5 * [10.0]
-    assert resumed.left == 50.0
-
-
-def test_the_journal_gives_what_was_found_before(tmp_path):
-    journal, cost = Journal(None, StopRequest()), TrainingCost(9, 1.5)
-    assert journal.once("a", TrainingCost, lambda: cost) == cost
-    journal.claim(RunDir.claim(tmp_path / "out", "verb: compress\n"))
-    assert journal.once("b", int, lambda: 2) == 2
-    with (tmp_path / "out" / "log.jsonl").open("a", encoding="utf-8") as log:
-        log.write('{"key": "c", "val')
-    resumed = Journal(None, StopRequest())
-    resumed.read(RunDir(tmp_path / "out"))
-    assert resumed.once("a", TrainingCost, lambda: TrainingCost(0, 0.0)) == cost
-    journal.run.release()
-    resumed.claim(RunDir.claim(tmp_path / "out", "verb: compress\n", resume=True))
-    assert resumed.once("c", int, lambda: 3) == 3
-    assert [record["key"] for record in RunDir(tmp_path / "out").read_log()] == ["a", "b", "c"]
-    with pytest.raises(MachineError, match=r"log\.jsonl is damaged"):
-        resumed.once("b", TrainingCost, lambda: cost)
-    resumed.stop.signalled = True
-    with pytest.raises(Stopped, match="stopped between two steps"):
-        resumed.once("d", int, lambda: 4)
-
-
-@pytest.mark.parametrize(
-    ("backend", "reads_rows"), [("onnx-int8", True), ("openvino-int8", True), ("onnx", False)]
-)
-def test_integers_are_chosen_on_the_rows_without_a_bound_too(backend, reads_rows, monkeypatch):
-    given = {}
-    monkeypatch.setattr(steps.export_verb, "export", lambda _, **options: given.update(options))
-    options = {"model": "model", "task": "own", "data.source": "rows.csv"}
-    recipe = resolve(CompressRecipe, recipe=None, options=options).recipe
-    steps.export_step(recipe, "model", backend).call(RunOptions())
-    assert (given["task"], given["data"].source, given["max_drop"]) == (
-        ("own", "rows.csv", None) if reads_rows else (None, None, None)
-    )
-
-
-def search_with_times(folder, shapes, units, monkeypatch, seconds=60.0):
-    """A search whose untrained shapes take the time of their layers, which is not measured.
-
-    Feed-forward units have the share `units` of a layer's time. `seconds` are left of the budget.
-    """
-    options = {"model": str(folder), "plan.shapes": shapes}
-    options["plan.distill"] = {"train": {"dtype": "bf16"}}
-    recipe = resolve(CompressRecipe, recipe=None, options=options).recipe
-    journal = {"once": lambda key, kind, compute: compute(), "known": lambda key: False}
-    journal |= {"left": seconds, "seconds": 0.0}
-    runner = SimpleNamespace(
-        recipe=recipe,
-        options=RunOptions(device="cpu"),
-        trainer=SimpleNamespace(allows_static=lambda kind: False),
-        kind="class",
-        place=[],
-        journal=SimpleNamespace(**journal),
-        training_texts=lambda partition: [f"the cat sat {n}" for n in range(20)],
-    )
-
-    def timed(named, *_):
-        layer = {n: 1 - units + units * s.ffn / 128 for n, s in named.items()}
-        return {n: faster(4 / (s.layers * layer[n])) for n, s in named.items()}
-
-    monkeypatch.setattr(compress_shapes, "times_of_shapes", timed)
-    monkeypatch.setattr(
-        compress_shapes._Timing,
-        "times",
-        lambda _, subjects, names: {subject.name: faster(1.0) for subject in subjects},
-    )
-    return SimpleNamespace(runner=runner, backends=["onnx"], goal=recipe.goal)
-
-
-@pytest.mark.parametrize("is_embedder", [False, True])
-@pytest.mark.parametrize(
-    ("goal", "units", "depths"),
-    [("[2x]", 0.0, {"2"}), ("[2x]", 0.75, {"2", "3", "4"}), ("[1x16, 3x16]", 0.0, {"1", "3"})],
-)
-def test_a_goal_in_the_plan_becomes_one_shape(
-    goal, units, depths, is_embedder, tmp_path, monkeypatch
-):
-    folder = own_files.encoder(tmp_path / "model", num_hidden_layers=4, hidden_size=16)
-    if is_embedder:
-        save_format(EmbeddingFormat("mean", normalize=True), 16, folder)
-    formats = set()
-
-    class Compared(compress_shapes.Comparison):
-        def __init__(self, teacher, rows, pooling, dtype):
-            super().__init__(teacher, rows, pooling, dtype)
-            formats.add(dtype)
-
-    monkeypatch.setattr(compress_shapes, "Comparison", Compared)
-    search = search_with_times(folder, yaml.safe_load(goal), units, monkeypatch)
-    lines = []
-    monkeypatch.setattr(Progress, "log", lambda *messages: lines.extend(messages))
-    untrained = compress_shapes.measure_untrained(search, str(folder), partition=None)
-    compared = {line[0] for line in lines if "after the fit" in line}
-    if goal == "[2x]":
-        (shape,) = untrained.shapes
-        assert any(line.startswith(f"2x: {shape} ") for line in lines)
-        assert compared == (depths if units else set())
-        assert formats == ({torch.bfloat16} if units else set())
-        assert shape[0] in depths
-    else:
-        assert [shape[0] for shape in untrained.shapes] == sorted(depths, reverse=True)
-
-
-def test_the_budget_ends_the_comparison_of_untrained_shapes(tmp_path, monkeypatch):
-    folder = own_files.encoder(tmp_path / "model", num_hidden_layers=4, hidden_size=16)
-    search = search_with_times(folder, ["2x"], 0.75, monkeypatch, seconds=0.0)
-    with pytest.raises(BudgetError, match="while models were timed and compared"):
-        compress_shapes.measure_untrained(search, str(folder), partition=None)
-
-
-def test_the_slowest_shape_is_estimated_first(monkeypatch):
-    seen = []
-    monkeypatch.setattr(halving, "_affordable", lambda _, shapes: seen.extend(shapes) or {})
-    times = {name: UntrainedTimes(ms=ms) for name, ms in (("2x8", 1.0), ("4x8", 3.0), ("3x8", 2.0))}
-    found = SimpleNamespace(goal=GoalSettings(), runner=SimpleNamespace(recipe=CompressRecipe()))
-    halving.try_shapes(found, times)
-    assert seen == ["4x8", "3x8", "2x8"]

@@ -46,6 +46,11 @@ class Front:
             raise UsageError(
                 f"{folder} holds no compression", "give the directory of a run of kdcli compress"
             )
+        return cls.of(folder, compression)
+
+    @classmethod
+    def of(cls, folder: Path, compression: Compression) -> Front:
+        """Find the fronts of a compression."""
         fast, small = (
             candidates_on_front(compression.candidates, cost) for cost in get_args(CandidateCost)
         )

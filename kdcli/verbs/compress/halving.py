@@ -285,7 +285,7 @@ def train_fully(search: Search, shape: str, total: int | None = None) -> bool:
     large = card.params_embedding >= runner.recipe.plan.trim_from * card.params_total
     if large:
         name = f"{shape}-trimmed"
-        step = steps.trim_step(str(models[shape]), runner.training_text, {})
+        step = steps.trim_step(runner.verbs, str(models[shape]), runner.training_text, {})
         if search.finishes(name, step, shape):
             models[name] = runner.path(name)
     for name, model in models.items():

@@ -48,6 +48,7 @@ class Journal:
         run: the claimed directory. Before it is claimed, the journal is only kept in memory.
         source: the directory whose records were read.
         current: what is being computed, for messages.
+        clock: the seconds from which durations are computed.
     """
 
     budget: float | None
@@ -56,6 +57,7 @@ class Journal:
     run: RunDir | None = None
     source: RunDir | None = None
     current: str = ""
+    clock: Callable[[], float] = time.monotonic
 
     @property
     def seconds(self) -> float:
@@ -113,16 +115,16 @@ class Journal:
                     raise _damaged(self.source, error) from None
         self.check()
         self.current = key
-        began = time.monotonic()
+        began = self.clock()
         try:
             value = compute()
             # The latency worker takes Ctrl-C itself and returns what it has measured until then.
             self.check()
         except BaseException:
-            self._add(f"{SPENT}{key}", None, round(time.monotonic() - began, 3))
+            self._add(f"{SPENT}{key}", None, round(self.clock() - began, 3))
             raise
         self.current = ""
-        seconds = round(time.monotonic() - began, 3)
+        seconds = round(self.clock() - began, 3)
         self._add(key, adapter.dump_python(value, mode="json", exclude_defaults=True), seconds)
         return value
 

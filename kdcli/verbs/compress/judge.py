@@ -122,7 +122,7 @@ def judge(runner: StepRunner, teacher: str, candidates: Mapping[str, Path]) -> C
     models = {TEACHER: teacher} | {name: str(folder) for name, folder in candidates.items()}
     steps = sorted(map(step_of, candidates.values()))
     name = f"selection-{cache_key(steps, runner.place)[:8]}"
-    folder = runner.require(name, select(runner.recipe, models))
+    folder = runner.require(name, select(runner.verbs, runner.recipe, models))
     price = runner.recipe.price_per_hour
     report = RunResult.read(folder).report
     # Another goal may have scored the same candidates in another order.
@@ -150,7 +150,7 @@ def verify(runner: StepRunner, scores: CandidateScores, chosen: ScoredModel) -> 
     look = 1 + (earlier.index(f"run {name}") if f"run {name}" in earlier else len(earlier))
     confidence = confidence_of(look)
     models = {TEACHER: str(scores.teacher.folder), chosen.name: str(chosen.folder)}
-    folder = runner.require(name, verification(runner.recipe, models, confidence))
+    folder = runner.require(name, verification(runner.verbs, runner.recipe, models, confidence))
     report = RunResult.read(folder).report
     teacher, model = _scored(report, scores.metric)
     low, high = _interval(report, model[0], scores.metric)

@@ -135,7 +135,9 @@ def follow_steps(search: Search) -> CandidateScores:
             search.export(name, model, backend_of(verb, keys), trained, required=True)
             continue
         if verb == "trim":
-            model = runner.require(name, steps.trim_step(str(model), runner.training_text, keys))
+            model = runner.require(
+                name, steps.trim_step(runner.verbs, str(model), runner.training_text, keys)
+            )
         else:
             if verb == "prune":
                 step = runner.trainer.prune(str(model), keys, search.teacher)

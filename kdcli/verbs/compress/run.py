@@ -74,6 +74,7 @@ from kdcli.verbs.compress.ship import (
 from kdcli.verbs.compress.summary import describe_next, sentence
 from kdcli.verbs.compress.teacher import log_teacher
 from kdcli.verbs.compress.trainers import trainer_of
+from kdcli.verbs.compress.verbs import VERBS, Verbs
 from kdcli.workloads import open_evaluation
 from kdcli.workloads.decisions import KINDS, for_limit
 from kdcli.workloads.labelled import LabelledWorkload
@@ -83,7 +84,7 @@ LOOK = f"run {VERIFICATION}-"
 """The beginning of the journal's keys of looks at the verification rows."""
 
 
-def run(resolved: Resolved[CompressRecipe], options: RunOptions) -> RunResult:
+def run(resolved: Resolved[CompressRecipe], options: RunOptions, verbs: Verbs = VERBS) -> RunResult:
     """Compress a model and report.
 
     A finished run whose recipe differs in its goal alone answers from what it has tried, and trains
@@ -114,8 +115,8 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions) -> RunResult:
         telling_how_to_continue(options, folder),
         stop_requests(at_once=True) as stop,
     ):
-        journal = Journal(recipe.budget, stop)
-        runner = StepRunner(recipe, trainer_of(recipe), options, folder, journal)
+        journal = Journal(recipe.budget, stop, clock=verbs.clock)
+        runner = StepRunner(recipe, trainer_of(recipe), options, folder, journal, verbs)
         with runner.stopping(), keep_rows(), Progress.facts_once():
             if resumed:
                 journal.read(run_dir)

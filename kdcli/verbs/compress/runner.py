@@ -40,6 +40,7 @@ from kdcli.verbs.compress.moved import STEPS, TRAINING_TEXT, follow_move
 from kdcli.verbs.compress.settings import CompressRecipe
 from kdcli.verbs.compress.steps import Step, is_done
 from kdcli.verbs.compress.trainers import Trainer
+from kdcli.verbs.compress.verbs import VERBS, Verbs
 from kdcli.workloads import open_rows
 from kdcli.workloads.requests import EvaluationRequest
 
@@ -62,6 +63,7 @@ class StepRunner:
         options: the options of the run.
         folder: the directory of the run.
         journal: what was measured and decided.
+        verbs: the verbs that the steps call.
         has_labels: whether the rows have labels; otherwise the teacher is the reference.
         kind: the kind of the rows' labels; None for workloads other than labelled tasks.
         asks_again: whether a finished run is asked again, with another goal or after a failure.
@@ -76,6 +78,7 @@ class StepRunner:
     options: RunOptions
     folder: Path
     journal: Journal
+    verbs: Verbs = VERBS
     has_labels: bool = True
     kind: Kind | None = None
     asks_again: bool = False
@@ -91,7 +94,7 @@ class StepRunner:
     @property
     def trainer(self) -> Trainer:
         """The maker of the training steps, with the current recipe."""
-        return self.trainer_class(self.recipe)
+        return self.trainer_class(self.recipe, self.verbs)
 
     def path(self, name: str) -> Path:
         """Return the run directory of a step."""

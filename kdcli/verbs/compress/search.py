@@ -6,7 +6,6 @@ from pathlib import Path
 from statistics import fmean
 
 from kdcli.deploy.exported import FACTS
-from kdcli.deploy.runners import check_backend
 from kdcli.disk import read_json
 from kdcli.engine.progress import Progress
 from kdcli.errors import MachineError
@@ -110,7 +109,9 @@ class Search:
         parent = parents[-1] if parents else None
         for limit in [bound, None] if backend.endswith("-int8") and bound > 0 else [None]:
             place = name if limit is None else f"{name}-within-{limit:.4g}"
-            step = steps.export_step(self.runner.recipe, str(model), backend, max_drop=limit)
+            step = steps.export_step(
+                self.runner.verbs, self.runner.recipe, str(model), backend, max_drop=limit
+            )
             why = self.runner.step(place, step, required=required and limit is None)
             if not why:
                 folder = self.runner.path(place)
@@ -224,18 +225,18 @@ def check_backends(search: Search) -> None:
     recipe = search.runner.recipe
     for verb, keys in (one for step in recipe.steps for one in step.items()):
         if verb in EXPORTS:
-            _check_backend(backend_of(verb, keys))
+            _check_backend(search, backend_of(verb, keys))
     if recipe.steps:
         return
     for backend in recipe.plan.backends:
         try:
-            _check_backend(backend)
+            _check_backend(search, backend)
         except MachineError as error:
             search.skip(backend, error.message)
     if not search.backends:
         raise MachineError("none of the backends is installed here", "pip install 'kdcli[onnx]'")
 
 
-def _check_backend(backend: str) -> None:
+def _check_backend(search: Search, backend: str) -> None:
     name, _, precision = backend.partition("-")
-    check_backend(name, precision or "fp32")
+    search.runner.verbs.check_backend(name, precision or "fp32")

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from kdcli.data.labelled.partition import Partition
-from kdcli.deploy.latency import CELLS, Protocol, Subject, measure_latency
+from kdcli.deploy.latency import CELLS, Protocol, Subject
 from kdcli.deploy.untrained import (
     MAX_DEPTHS,
     QUARTILE,
@@ -272,7 +272,7 @@ class _Timing:
             UsageError: the budget ended.
         """
         Progress.log(f"measuring {names}")
-        latency = measure_latency(subjects, self.protocol, deadline=self.deadline)
+        latency = self.runner.verbs.measure(subjects, self.protocol, deadline=self.deadline)
         if latency.interrupted and time.monotonic() < self.deadline:
             raise KeyboardInterrupt
         if latency.interrupted:

@@ -25,11 +25,10 @@ from kdcli.report.sections.latency import first_cell
 from kdcli.run.dry_run import Estimate
 from kdcli.verbs.compress.recipes import RecipeKeys, dotted
 from kdcli.verbs.compress.settings import CompressRecipe
-from kdcli.verbs.evaluate import run as evaluate_verb
+from kdcli.verbs.compress.verbs import Verbs
+from kdcli.verbs.evaluate.run import Extras
 from kdcli.verbs.evaluate.settings import EvaluateRecipe
-from kdcli.verbs.export import run as export_verb
 from kdcli.verbs.export.gate import QUANTISED
-from kdcli.verbs.trim import run as trim_verb
 from kdcli.verbs.trim.settings import TrimRecipe
 from kdcli.workloads.scores import RESAMPLES
 from kdcli.workloads.settings import LabelledSettings
@@ -86,18 +85,18 @@ def is_done(folder: Path) -> bool:
     return (folder / FACTS).is_file() or RunDir(folder).done
 
 
-def trim_step(model: str, text: Callable[[], Path], keys: RecipeKeys) -> Step:
+def trim_step(verbs: Verbs, model: str, text: Callable[[], Path], keys: RecipeKeys) -> Step:
     """Trim a model's vocabulary to the tokens of a text, unless the keys name another text."""
 
     def call(options: RunOptions) -> object:
         values = {"data.source": str(text())} | dotted(keys) | {"model": model}
-        return trim_verb.trim(resolve(TrimRecipe, recipe=None, options=values), options)
+        return verbs.trim(resolve(TrimRecipe, recipe=None, options=values), options)
 
     return Step("trim", call)
 
 
 def export_step(
-    recipe: CompressRecipe, model: str, backend: str, *, max_drop: float | None = None
+    verbs: Verbs, recipe: CompressRecipe, model: str, backend: str, *, max_drop: float | None = None
 ) -> Step:
     """Write a model for a backend, such as `onnx-int8`.
 
@@ -109,7 +108,7 @@ def export_step(
     def call(options: RunOptions) -> object:
         # The texts of the rows choose the integers.
         reads_rows = max_drop is not None or precision in QUANTISED
-        return export_verb.export(
+        return verbs.export(
             model,
             format=name,
             precisions=[precision or "fp32"],
@@ -126,12 +125,14 @@ def export_step(
     return Step("export", call)
 
 
-def select(recipe: CompressRecipe, models: Mapping[str, str]) -> Step:
+def select(verbs: Verbs, recipe: CompressRecipe, models: Mapping[str, str]) -> Step:
     """Score models, given by name, on the selection rows and measure their latency in turns."""
     measure = recipe.measure.model_dump(include={"min_runs", "min_seconds"})
     keys = {f"measure.{key}": value for key, value in measure.items()}
     keys |= {"measure.latency": True, "worst": 0}
-    scoring = _evaluate(recipe, models, keys | {"max_class_drop": recipe.goal.max_class_drop})
+    scoring = _evaluate(
+        verbs, recipe, models, keys | {"max_class_drop": recipe.goal.max_class_drop}
+    )
 
     def call(options: RunOptions) -> object:
         result = scoring.call(options)
@@ -157,22 +158,26 @@ def latency_rows(report: Report) -> dict[str, LatencyRow]:
     return rows
 
 
-def verification(recipe: CompressRecipe, models: Mapping[str, str], confidence: float) -> Step:
+def verification(
+    verbs: Verbs, recipe: CompressRecipe, models: Mapping[str, str], confidence: float
+) -> Step:
     """Score the teacher and the chosen model, given by name, on the verification rows."""
     # The ends of wider intervals need more resamples.
     resamples = min(round(RESAMPLES * 0.05 / (1 - confidence)), MAX_RESAMPLES)
     keys: RecipeValues = {"data.split": VERIFICATION}
     keys |= {"confidence": confidence, "resamples": resamples}
     keys["max_class_drop"] = recipe.goal.max_class_drop
-    return _evaluate(recipe, models, keys)
+    return _evaluate(verbs, recipe, models, keys)
 
 
-def _evaluate(recipe: CompressRecipe, models: Mapping[str, str], keys: RecipeKeys) -> Step:
+def _evaluate(
+    verbs: Verbs, recipe: CompressRecipe, models: Mapping[str, str], keys: RecipeKeys
+) -> Step:
     def call(options: RunOptions) -> object:
         values = task_data(recipe) | {"models": list(models.values()), "task": recipe.task}
         values |= {"pooling": recipe.pooling, **keys}
         resolved = resolve(EvaluateRecipe, recipe=None, options=values)
-        return evaluate_verb.evaluate(resolved, options, evaluate_verb.Extras(names=list(models)))
+        return verbs.evaluate(resolved, options, Extras(names=list(models)))
 
     return Step("evaluate", call)
 

@@ -15,12 +15,9 @@ from kdcli.types import Kind
 from kdcli.verbs.compress.recipes import RecipeKeys, base_recipe, dotted, kind_of_task
 from kdcli.verbs.compress.settings import CompressRecipe
 from kdcli.verbs.compress.steps import Step, task_data
-from kdcli.verbs.distill import run as distill_verb
-from kdcli.verbs.distill.outputs import distill_reranker
+from kdcli.verbs.compress.verbs import Verbs
 from kdcli.verbs.distill.recipes import at_width, embedding_recipe, task_recipe
 from kdcli.verbs.distill.settings import DistillRecipe
-from kdcli.verbs.finetune import run as finetune_verb
-from kdcli.verbs.prune import run as prune_verb
 from kdcli.verbs.prune.recipes import prune_recipes
 from kdcli.workloads.embedding import METHOD
 from kdcli.workloads.embedding_texts import column_of_texts
@@ -45,6 +42,7 @@ class Trainer(ABC):
 
     Args:
         recipe: the recipe of the compression, with its `data.partition`.
+        verbs: the verbs that train.
     """
 
     supervised = False
@@ -52,8 +50,8 @@ class Trainer(ABC):
     auto_class = "AutoModel"
     """The class that loads a student, for the report."""
 
-    def __init__(self, recipe: CompressRecipe) -> None:
-        self.recipe = recipe
+    def __init__(self, recipe: CompressRecipe, verbs: Verbs) -> None:
+        self.recipe, self.verbs = recipe, verbs
 
     def allows_static(self, kind: Kind | None) -> bool:
         """Return whether a student may be static, which has no outputs for single tokens.
@@ -97,7 +95,7 @@ class Trainer(ABC):
             values = self._prune_values(keys, teacher) | {"model": model}
             methods = [values["method"]] if "method" in values else []
             resolved = prune_recipes(methods, recipe=base_recipe(keys), sets=(), options=values)
-            return prune_verb.prune(resolved, options)
+            return self.verbs.prune(resolved, options)
 
         return Step("prune", call)
 
@@ -143,7 +141,7 @@ class RowTrainer(Trainer):
     def _finetune(self, model: str, keys: RecipeKeys, options: RunOptions) -> object:
         values = self._task_values(keys) | {"model": model}
         resolved = finetune_recipe(recipe=base_recipe(keys), options=values)
-        return finetune_verb.finetune(resolved, options)
+        return self.verbs.finetune(resolved, options)
 
     def _distill(
         self, teacher: str, shape: str | None, keys: RecipeKeys, options: RunOptions
@@ -152,7 +150,7 @@ class RowTrainer(Trainer):
         values |= {"teacher": teacher}
         values |= {} if shape is None else {"student.to": [shape]}
         resolved = task_recipe(recipe=base_recipe(keys), sets=(), options=values)
-        return distill_verb.distill_on_task(resolved, options)
+        return self.verbs.distill(resolved, options)
 
     def _prune_values(self, keys: RecipeKeys, teacher: str | None) -> RecipeValues:
         values = self._task_values(keys)
@@ -187,7 +185,7 @@ class TextTrainer(Trainer):
         return {"train.epochs": MAX_EPOCHS} if steps * batch_size > MAX_EPOCHS * rows else {}
 
     def _finetune(self, model: str, keys: RecipeKeys, options: RunOptions) -> object:
-        return RowTrainer(self.recipe)._finetune(model, keys, options)
+        return RowTrainer(self.recipe, self.verbs)._finetune(model, keys, options)
 
     def _distill(
         self, teacher: str, shape: str | None, keys: RecipeKeys, options: RunOptions
@@ -199,7 +197,7 @@ class TextTrainer(Trainer):
         named = base_recipe(keys)
         beneath = None if named is not None else embedding_recipe(teacher)
         resolved = resolve(DistillRecipe, recipe=named, beneath=beneath, options=values)
-        return distill_verb.distill(resolved, options)
+        return self.verbs.distill(resolved, options)
 
     def _prune_values(self, keys: RecipeKeys, teacher: str | None) -> RecipeValues:
         values = self._merged(self._text("data.columns.text"), keys)
@@ -220,7 +218,7 @@ class ListTrainer(Trainer):
     def _finetune(self, model: str, keys: RecipeKeys, options: RunOptions) -> object:
         values = self._merged(self._lists(), keys) | {"student.source": model}
         resolved = resolve(RerankRecipe, recipe=base_recipe(keys), options=values)
-        return finetune_verb.finetune_reranker(resolved, options)
+        return self.verbs.finetune(resolved, options)
 
     def _distill(
         self, teacher: str, shape: str | None, keys: RecipeKeys, options: RunOptions
@@ -228,7 +226,7 @@ class ListTrainer(Trainer):
         values = self._merged(self._lists(), keys) | {"teacher": teacher}
         values |= {} if shape is None else {"student.to": shape}
         resolved = resolve(RerankRecipe, recipe=base_recipe(keys), options=values)
-        return distill_reranker(resolved, options)
+        return self.verbs.distill(resolved, options)
 
     def _prune_values(self, keys: RecipeKeys, teacher: str | None) -> RecipeValues:
         return self._merged(task_data(self.recipe), keys) | {"task": self.recipe.task}

@@ -1,0 +1,559 @@
+"""What `compress` tries, keeps and answers, with verbs that train nothing."""
+
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from fake_verbs import LABELS, Fakes, Killed, tuned
+from own_files import encoder, headed, lines_of, report_of, write
+from own_files import rows as own_rows
+
+from kdcli.errors import DivergedError, GateError, KdcliError, MachineError, Stopped, UsageError
+
+MS = {"torch": 10.0, "teacher": 10.0, "onnx": 8.0, "4x32": 10.0, "2x32": 5.0, "1x32": 2.0}
+SCORES = {"teacher": 0.9, "onnx": 0.9, "2x32": 0.893, "1x32": 0.86}
+PLAN = {
+    "plan__backends": ["onnx"],
+    "plan__shapes": ["2x32", "1x32"],
+    "plan__prune": None,
+    "plan__trim_from": 1.0,
+    "measure__min_seconds": 0.0,
+}
+WHOLE = [
+    *("measure teacher onnx", "measure teacher 2x32 1x32", "export onnx"),
+    *("dry run 2x32", "distill 2x32", "distill 1x32", "distill 2x32"),
+    *("export 2x32-onnx", "evaluate selection", "evaluate verification-2x32-onnx"),
+]
+"""The calls of the plan."""
+
+
+def fakes(**changes):
+    sizes = {"onnx": 8.0, "2x32": 4.0, "1x32": 2.0}
+    return Fakes(**{"scores": dict(SCORES), "ms": dict(MS), "mb": sizes} | changes)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """The keys of a fine-tuned model and its rows, which tests do not change."""
+    return tuned(tmp_path_factory.mktemp("tuned"))
+
+
+@pytest.fixture
+def given(model, tmp_path):
+    """The keys of a compression in a directory of its own."""
+    return {**model, **PLAN, "output_dir": tmp_path / "out"}
+
+
+def calls_of(made):
+    """The calls, without the hash of the scored candidates."""
+    return ["evaluate selection" if "selection-" in call else call for call in made.calls]
+
+
+def trained(made):
+    """The trainings and exports that were called."""
+    return [c for c in made.calls if c.split()[0] in ("finetune", "distill", "prune", "export")]
+
+
+def answer_of(folder):
+    return report_of(folder).compression
+
+
+def same_answer(one, other):
+    names = ("name", "score", "ms", "mb", "outcome")
+    rows = [[[getattr(row, n) for n in names] for row in c.candidates] for c in (one, other)]
+    assert rows[0] == rows[1]
+    assert (one.chosen, one.sentence, one.verification) == (
+        other.chosen,
+        other.sentence,
+        other.verification,
+    )
+
+
+GOAL = {"goal__max_drop": 1.0}
+
+
+def test_the_model_the_shapes_and_the_verification_come_in_this_order(given):
+    made = fakes()
+    result = made.compress(**given, **GOAL)
+    assert calls_of(made) == WHOLE
+    answer = answer_of(result.folder)
+    assert (answer.chosen, answer.met, answer.verification.look) == ("2x32-onnx", True, 1)
+    outcomes = {row.name: row.outcome for row in answer.candidates}
+    assert outcomes == {
+        "teacher": "",
+        "onnx": "meets the goal",
+        "2x32-onnx": "chosen",
+        "1x32": "trained for 2 of 8 steps only: 2x32-onnx meets the goal",
+    }
+    assert (result.folder / "best" / "onnx" / "model.onnx").is_file()
+    assert answer.sentence in (result.folder / "best" / "README.md").read_text("utf-8")
+    assert answer.sentence.startswith("2x32-onnx is 2.0 times as fast as model (2.0–2.0; 5.00 ms")
+    steps = [(step.name.partition("-")[0], step.command) for step in answer.steps]
+    assert steps == [
+        ("2x32", "distill"),
+        ("selection", "evaluate"),
+        ("verification", "evaluate"),
+    ]
+    assert all((result.folder / step.folder / "report.html").is_file() for step in answer.steps)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, Killed()])
+def test_a_run_that_ends_at_any_step_continues_to_the_same_answer(how, given, tmp_path):
+    whole = fakes().compress(**given, **GOAL)
+    parts = given | {"output_dir": tmp_path / "parts"}
+    made, results = fakes(ends=("", how)), []
+    while not results:
+        try:
+            results.append(made.compress(**parts, **GOAL, resume=parts["output_dir"].exists()))
+        except (Stopped, Killed):
+            with pytest.raises(UsageError, match="is not empty"):
+                made.compress(**parts, **GOAL)
+    same_answer(answer_of(whole.folder), answer_of(results[0].folder))
+    assert len(made.ended) == len(
+        [one for one in WHOLE if one.split()[0] not in ("measure", "dry")]
+    )
+    # Each step was called once more than without the ends, and no measurement was repeated.
+    once = [call for call in calls_of(made) if call.startswith(("measure", "dry run"))]
+    assert sorted([*calls_of(made), *once]) == sorted(2 * WHOLE)
+
+
+def test_a_finished_run_answers_another_goal_without_training(given):
+    made = fakes()
+    first = made.compress(**given, **GOAL)
+    made.calls.clear()
+    made.compress(**given, goal__max_drop=1.0, goal__max_mb=100.0)
+    second = answer_of(first.folder)
+    assert (second.chosen, second.verification.look) == ("2x32-onnx", 1)
+    assert second.goal == {"max_drop": 1.0, "max_mb": 100.0}
+    assert made.calls == []
+    # Another candidate is chosen, so the verification rows are looked at a second time.
+    made.compress(**given, goal__max_drop=0.5)
+    third = answer_of(first.folder)
+    assert (third.chosen, third.verification.look) == ("onnx", 2)
+    assert third.verification.confidence == pytest.approx(0.975)
+    assert made.calls == ["evaluate verification-onnx"]
+    with pytest.raises(UsageError, match="is not empty"):
+        made.compress(**given, goal__max_drop=0.5)
+    made.compress(**given, goal__max_drop=0.5, resume=True)
+    assert made.calls == ["evaluate verification-onnx"]
+
+
+def test_another_goal_trains_only_what_is_missing(given):
+    made = fakes()
+    first = made.compress(**given, **GOAL)
+    made.calls.clear()
+    with pytest.raises(GateError) as missed:
+        made.compress(**given, goal__max_drop=1.0, goal__speedup=4.0)
+    assert missed.value.exit_code == 5
+    # The shape that was stopped is trained on, and the other one is there.
+    assert trained(made) == ["distill 1x32", "export 1x32-onnx"]
+    answer = answer_of(first.folder)
+    assert (answer.chosen, answer.met) == ("1x32-onnx", False)
+    assert answer.sentence.startswith("The goal cannot be met with what was tried. Nearest: 1x32")
+
+
+def test_a_run_that_was_moved_continues_and_answers(given, tmp_path):
+    made = fakes(ends=("1x32", signal.SIGTERM))
+    with pytest.raises(Stopped, match="stopped in 1x32"):
+        made.compress(**given, **GOAL)
+    moved = tmp_path / "elsewhere" / "moved"
+    moved.parent.mkdir()
+    shutil.copytree(given["output_dir"], moved)
+    shutil.rmtree(given["output_dir"])
+    made.compress(**given | {"output_dir": moved}, **GOAL, resume=True)
+    assert trained(made) == [
+        *("export onnx", "distill 2x32", "distill 1x32", "distill 1x32", "distill 2x32"),
+        "export 2x32-onnx",
+    ]
+    assert str(tmp_path / "out") not in "".join(
+        file.read_text("utf-8") for file in moved.rglob("recipe.yaml")
+    )
+    made.calls.clear()
+    again = moved.rename(tmp_path / "again")
+    made.compress(**given | {"output_dir": again}, goal__max_drop=1.0, goal__max_mb=100.0)
+    assert made.calls == []
+    assert (again / "best" / "onnx" / "model.onnx").is_file()
+
+
+def test_after_a_failure_on_the_verification_rows_the_next_candidate_is_verified(given):
+    made = fakes(verified={"2x32": 0.8})
+    with pytest.raises(GateError) as missed:
+        made.compress(**given, goal__max_drop=1.0)
+    assert "2x32-onnx met the goal on the selection rows but misses it" in str(missed.value)
+    folder = given["output_dir"]
+    first = answer_of(folder)
+    assert (first.chosen, first.next_candidate) == ("2x32-onnx", "onnx")
+    assert "The next candidate is onnx: 0.9000 accuracy on the selection rows" in first.sentence
+    made.calls.clear()
+    # A finished question is not asked again by --resume.
+    with pytest.raises(GateError):
+        made.compress(**given, goal__max_drop=1.0, resume=True)
+    assert made.calls == []
+    # It is stopped, and then another goal is asked that is stopped as well.
+    made.ends = ("verification-onnx", signal.SIGTERM)
+    with pytest.raises(Stopped):
+        made.compress(**given, goal__max_drop=1.0)
+    made.compress(**given, goal__max_drop=1.0, resume=True)
+    second = answer_of(folder)
+    assert (second.chosen, second.met, second.next_candidate) == ("onnx", True, None)
+    assert (second.verification.look, second.verification.confidence) == (2, 0.975)
+    outcomes = {row.name: row.outcome for row in second.candidates}
+    assert outcomes["2x32-onnx"] == "10.00 points lost, 9.00 more than 1, on the verification rows"
+    # A tighter goal does not return to the candidate that failed, and a looser one does.
+    made.compress(**given, goal__max_drop=0.9)
+    assert answer_of(folder).chosen == "onnx"
+    made.compress(**given, goal__max_drop=11.0)
+    assert answer_of(folder).chosen == "2x32-onnx"
+    assert answer_of(folder).verification.look == 1
+
+
+def test_another_price_repeats_the_choice(given):
+    made = fakes(verified={"2x32": 0.8})
+    for price in (None, 0.5, 0.7):
+        with pytest.raises(GateError):
+            made.compress(**given, goal__max_drop=1.0, price_per_hour=price)
+        answer = answer_of(given["output_dir"])
+        assert (answer.chosen, answer.verification.look) == ("2x32-onnx", 1)
+        assert report_of(given["output_dir"]).price_per_hour == price
+    assert "verification-onnx" not in " ".join(made.calls)
+
+
+def test_the_budget_ends_a_training_and_a_larger_one_continues_it(given):
+    # The dry run expects less time than the training takes.
+    made = fakes(seconds={"2x32": 80.0}, estimates={"2x32": 40.0})
+    keys = given | {"plan__shapes": ["2x32"]}
+    made.compress(**keys, goal__max_drop=1.0, budget=50.0)
+    answer = answer_of(given["output_dir"])
+    outcomes = {row.name: row.outcome for row in answer.candidates}
+    assert outcomes["2x32"] == "--budget ended before its training did"
+    # What is there by then is exported and scored.
+    assert (answer.chosen, made.now) == ("onnx", pytest.approx(50.0, abs=1.0))
+    made.calls.clear()
+    made.compress(**keys, goal__max_drop=1.0, goal__speedup=1.9, budget=200.0)
+    assert trained(made) == ["distill 2x32", "export 2x32-onnx"]
+    # It continues from its last whole step.
+    assert made.now == pytest.approx(90.0, abs=1.0)
+
+
+def test_a_shape_for_which_no_time_is_left_is_skipped(given):
+    made = fakes(seconds={"2x32": 160.0, "1x32": 20.0})
+    made.compress(**given, goal__max_drop=5.0, budget=100.0)
+    outcomes = {row.name: row.outcome for row in answer_of(given["output_dir"]).candidates}
+    assert outcomes["2x32"] == "it takes about 3 min, 100 s are left"
+    assert outcomes["1x32-onnx"] == "chosen"
+
+
+def test_a_resumed_run_begins_the_trainings_for_which_there_was_time(given):
+    made = fakes(seconds={"2x32": 60.0, "1x32": 60.0}, ends=("1x32", signal.SIGTERM))
+    with pytest.raises(Stopped):
+        made.compress(**given, goal__max_drop=1.0, budget=100.0)
+    made.compress(**given, goal__max_drop=1.0, budget=100.0, resume=True)
+    whole = given | {"output_dir": given["output_dir"].with_name("whole")}
+    other = fakes(seconds={"2x32": 60.0, "1x32": 60.0})
+    other.compress(**whole, goal__max_drop=1.0, budget=100.0)
+    one, two = map(answer_of, (given["output_dir"], whole["output_dir"]))
+    same_answer(one, two)
+
+
+@pytest.mark.parametrize(
+    ("score", "bounds"),
+    [
+        # Training lost 0.6 of 1 point.
+        (0.894, [1.0, 0.4]),
+        # Nothing is left, so nothing is bounded.
+        (0.7, [1.0, None]),
+    ],
+)
+def test_int8_gets_what_training_left_of_the_goal(score, bounds, given):
+    made = fakes()
+    made.scores["2x32"] = score
+    plan = {"plan__backends": ["onnx-int8"], "plan__shapes": ["2x32"]}
+    made.compress(**given | plan, **GOAL)
+    found = [export["max_drop"] for export in made.exports]
+    assert [bound and round(bound, 6) for bound in found] == bounds
+
+
+def test_int8_that_loses_too_much_is_quantised_without_a_bound(given):
+    made = fakes(errors={"onnx-int8-within-1": GateError("too much is lost")})
+    plan = {"plan__backends": ["onnx-int8"], "plan__shapes": ["2x32"]}
+    result = made.compress(**given | plan, goal__max_drop=1.0)
+    assert "export onnx-int8" in made.calls
+    assert {row.name for row in answer_of(result.folder).candidates} >= {"onnx-int8"}
+
+
+def test_a_step_that_fails_is_skipped_and_one_that_the_machine_failed_is_tried_again(given):
+    made = fakes(errors={"2x32": DivergedError("training diverged at step 1")})
+    made.errors["1x32-onnx"] = MachineError("the disk is full")
+    result = made.compress(**given, goal__max_drop=5.0)
+    outcomes = {row.name: row.outcome for row in answer_of(result.folder).candidates}
+    assert outcomes["2x32"] == "training diverged at step 1"
+    assert outcomes["1x32-onnx"] == "the disk is full"
+    assert outcomes["onnx"] == "chosen"
+    made.errors.clear()
+    made.calls.clear()
+    made.compress(**given, goal__max_drop=5.0, goal__speedup=4.9)
+    assert trained(made) == ["export 1x32-onnx"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "hint"),
+    [
+        (MachineError("the disk is full", "free some space"), 3, "free some space"),
+        (DivergedError("the loss is nan", "lower train.lr"), 4, "lower train.lr"),
+        (UsageError("no text"), 2, "fix it and run the same command with --resume"),
+    ],
+)
+def test_a_teacher_that_fails_ends_the_run_with_the_exit_code_of_its_error(
+    error, code, hint, given, tmp_path
+):
+    encoder(tmp_path / "plain", num_hidden_layers=4)
+    made = fakes(errors={"teacher": error})
+    with pytest.raises(KdcliError, match=r"^teacher failed: ") as caught:
+        made.compress(**given | {"model": str(tmp_path / "plain")}, goal__max_drop=1.0)
+    assert (caught.value.exit_code, caught.value.hint) == (code, hint)
+    made.errors.clear()
+    keys = given | {"model": str(tmp_path / "plain")}
+    made.compress(**keys, goal__max_drop=1.0, resume=True)
+    assert [call for call in made.calls if "teacher" in call and "measure" not in call] == [
+        *("finetune teacher", "finetune teacher"),
+    ]
+    assert made.recipes["2x32"]["teacher"].endswith("teacher")
+
+
+def test_a_pipeline_runs_its_steps_and_is_resumed_where_it_was_stopped(given):
+    steps = [{"distill": {"student": {"to": ["2x32"]}}}, {"prune": {}}, {"export": {}}]
+    made = fakes(ends=("2-prune", signal.SIGTERM), ms=MS | {"3-export": 5.0})
+    with pytest.raises(Stopped, match="stopped in step 2"):
+        made.compress(**given, steps=steps)
+    result = made.compress(**given, steps=steps, resume=True)
+    assert calls_of(made) == [
+        *("distill 1-distill", "prune 2-prune", "prune 2-prune", "export 3-export"),
+        *("evaluate selection", "evaluate verification-3-export"),
+    ]
+    answer = answer_of(result.folder)
+    names = ["teacher", "1-distill", "2-prune", "3-export"]
+    assert [row.name for row in answer.candidates] == names
+    assert (answer.chosen, answer.met) == ("3-export", True)
+    made.calls.clear()
+    with pytest.raises(GateError, match="The goal cannot be met"):
+        made.compress(**given, steps=steps, goal__max_mb=0.001)
+    assert made.calls == []
+
+
+def test_changed_data_or_a_changed_model_is_not_mixed_with_the_old_run(given, tmp_path):
+    model = shutil.copytree(given["model"], tmp_path / "model")
+    data = Path(shutil.copy(given["data__source"], tmp_path / "rows.jsonl"))
+    keys = given | {"model": str(model), "data__source": str(data)}
+    made = fakes()
+    made.compress(**keys, **GOAL)
+    before = data.read_text("utf-8")
+    data.write_text(before + '{"text": "w1 w2 w3", "label": "calm"}\n', "utf-8")
+    with pytest.raises(UsageError, match="has changed since the run in"):
+        made.compress(**keys, goal__max_drop=2.0)
+    data.write_text(before, "utf-8")
+    headed(model, LABELS, seed=3, num_hidden_layers=4)
+    with pytest.raises(UsageError, match=r"model has changed since the run in"):
+        made.compress(**keys, goal__max_drop=2.0)
+
+
+def test_texts_without_labels_are_compared_with_the_model(given, tmp_path):
+    lines = [{"text": row["text"]} for row in own_rows("class", 400)]
+    data = write(tmp_path / "texts.jsonl", lines)
+    result = fakes().compress(**given | {"data__source": str(data)}, **GOAL)
+    answer = answer_of(result.folder)
+    assert answer.verification.reference == "teacher"
+    assert "of agreement with the teacher (accuracy)" in answer.sentence
+
+
+def test_a_vocabulary_is_trimmed_to_the_rows_that_train(given):
+    made = fakes()
+    result = made.compress(**given | {"plan__trim_from": 0.0}, **GOAL)
+    assert "trim 2x32-trimmed" in made.calls
+    (file,) = result.folder.rglob("training-text.jsonl")
+    assert 0 < len(lines_of(file)) < 400
+    assert {row.name for row in answer_of(result.folder).candidates} >= {"2x32-trimmed-onnx"}
+
+
+@pytest.mark.parametrize("has_labels", [True, False])
+def test_the_last_shape_is_trained_without_its_teacher_if_there_are_labels(
+    has_labels, given, tmp_path
+):
+    made = fakes()
+    lines = [r if has_labels else {"text": r["text"]} for r in own_rows("class", 400)]
+    data = write(tmp_path / "texts.jsonl", lines)
+    plan = {"plan__undistilled": True, "plan__shapes": ["2x32"], "data__source": str(data)}
+    made.compress(**given | plan, **GOAL)
+    assert ("distill 2x32-undistilled" in made.calls) == has_labels
+    if has_labels:
+        recipe = made.recipes["2x32-undistilled"]
+        assert (recipe["method"], recipe["kd"]["weight"]) == ("soft-targets", 0.0)
+
+
+def test_a_stopped_shape_needs_only_the_time_of_its_remaining_steps(given):
+    made = fakes(seconds=dict.fromkeys(("3x32", "2x32", "1x32"), 100.0))
+    made.scores |= {"3x32": 0.8, "2x32": 0.7, "1x32": 0.6}
+    made.ms |= {"3x32": 6.0}
+    shapes = {"plan__shapes": ["3x32", "2x32", "1x32"]}
+    with pytest.raises(GateError):
+        made.compress(**given | shapes, goal__max_drop=1.0, goal__speedup=1.5, budget=250.0)
+    outcomes = {row.name: row.outcome for row in answer_of(given["output_dir"]).candidates}
+    # 25 + 25 + 25, 25 for the second rung of two shapes, and 50 for the best one leave 75 seconds.
+    assert outcomes.keys() >= {"3x32-onnx", "2x32-onnx"}
+    assert outcomes["1x32"] == (
+        "trained for 2 of 8 steps only: no time is left to finish its training"
+    )
+
+
+def test_each_kind_of_student_has_a_dry_run_of_its_largest_shape(given):
+    made = fakes()
+    made.ms |= {"static": 1.0, "3x32": 6.0}
+    shapes = {"plan__shapes": ["3x32", "2x32", "static:8"]}
+    made.compress(**given | shapes, **GOAL)
+    dry_runs = [call for call in made.calls if call.startswith("dry run")]
+    assert dry_runs == ["dry run 3x32", "dry run static:8"]
+
+
+def test_a_single_shape_without_a_budget_is_trained_without_a_dry_run(given):
+    made = fakes()
+    made.compress(**given | {"plan__shapes": ["2x32"]}, **GOAL)
+    assert [c for c in made.calls if "2x32" in c and "measure" not in c] == [
+        *("distill 2x32", "export 2x32-onnx", "evaluate verification-2x32-onnx"),
+    ]
+    made = fakes()
+    other = given | {"output_dir": given["output_dir"].with_name("budget")}
+    made.compress(**other | {"plan__shapes": ["2x32"]}, **GOAL, budget=60.0)
+    assert "dry run 2x32" in made.calls
+
+
+def test_a_goal_in_the_plan_becomes_the_deepest_shape_that_is_fast_enough(given):
+    made = fakes()
+    made.ms |= {"3x32": 8.0}
+    result = made.compress(**given | {"plan__shapes": ["2x"]}, **GOAL)
+    assert [call for call in made.calls if call.startswith("distill")] == ["distill 2x32"]
+    assert answer_of(result.folder).chosen == "2x32-onnx"
+
+
+def test_a_later_goal_knows_the_candidates_of_all_earlier_ones(given):
+    made = fakes()
+    made.scores["1x32"] = 0.87
+    made.compress(**given, **GOAL)
+    made.compress(**given, goal__max_drop=5.0, goal__speedup=4.0)
+    made.calls.clear()
+    made.compress(**given, goal__max_drop=5.0, goal__max_mb=9.0)
+    # All candidates are scored next to each other for the first time.
+    assert trained(made) == []
+    names = {row.name for row in answer_of(given["output_dir"]).candidates}
+    assert names >= {"onnx", "2x32-onnx", "1x32-onnx"}
+
+
+def test_another_bound_of_int8_neither_replaces_a_file_nor_takes_its_scores(given):
+    made = fakes()
+    made.scores["2x32"] = 0.9
+    plan = given | {"plan__backends": ["onnx-int8"], "plan__shapes": ["2x32"]}
+    looks = []
+    for drop in (2.0, 0.5, 2.0):
+        made.compress(**plan, goal__max_drop=drop)
+        looks.append(answer_of(given["output_dir"]).verification.look)
+    assert looks == [1, 1, 1]
+    bounds = [export["max_drop"] for export in made.exports]
+    assert bounds == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("backend", "reads_rows"), [("onnx-int8", True), ("openvino-int8", True), ("onnx", False)]
+)
+def test_integers_are_chosen_on_the_rows(backend, reads_rows, given):
+    made = fakes()
+    made.ms |= {backend: 5.0}
+    made.compress(**given | {"plan__backends": [backend], "plan__shapes": ["2x32"]}, **GOAL)
+    source = given["data__source"]
+    found = {(export["task"], export["data"].source) for export in made.exports}
+    assert found == {("own", source) if reads_rows else (None, None)}
+
+
+def test_the_report_says_how_long_the_models_took_that_were_not_chosen(given):
+    made = fakes(seconds={"2x32": 1200.0, "1x32": 2400.0})
+    result = made.compress(**given, **GOAL)
+    # A quarter of the training of 1x32.
+    expected = "The run took 30 min; 10 min went into models that were not chosen"
+    assert expected in report_of(result.folder).notes
+
+
+def test_backends_that_are_not_installed_are_skipped(given):
+    made = fakes(missing={"openvino"})
+    plan = {"plan__backends": ["onnx", "openvino-int8"]}
+    result = made.compress(**given | plan, **GOAL)
+    outcomes = {row.name: row.outcome for row in answer_of(result.folder).candidates}
+    assert outcomes["openvino-int8"] == "openvino needs a library"
+    # A candidate whose backend is gone answers nothing.
+    made.missing.add("onnx")
+    with pytest.raises(MachineError, match="none of the backends is installed here"):
+        made.compress(**given | plan, goal__max_drop=2.0)
+    steps = [{"distill": {"student": {"to": ["2x32"]}}}, {"quantize": {"format": "openvino"}}]
+    other = given | {"output_dir": given["output_dir"].with_name("pipeline")}
+    with pytest.raises(MachineError, match="openvino needs a library"):
+        made.compress(**other, steps=steps)
+    assert not other["output_dir"].exists()
+
+
+@pytest.mark.parametrize(
+    ("goal", "error", "said"),
+    [
+        ({"max_mb": 100.0}, UsageError, "meets every limit already: 10.00 ms, "),
+        ({"speedup": 20.0}, GateError, "1x32: even untrained, it is only 5.0 times as fast; the"),
+        ({"max_drop": 1.0, "budget": 5.0}, UsageError, "timing the backends takes 6 s at least"),
+    ],
+)
+def test_what_timing_tells_is_said_before_anything_is_written(goal, error, said, given):
+    made = fakes()
+    keys = given | {"measure__min_seconds": 3.0}
+    limits = {name if name == "budget" else f"goal__{name}": each for name, each in goal.items()}
+    with pytest.raises(error, match=said):
+        made.compress(**keys, **limits)
+    assert not given["output_dir"].exists()
+    assert all(call.startswith("measure") for call in made.calls)
+
+
+def test_a_budget_that_fine_tuning_alone_breaks_is_refused(given, tmp_path):
+    encoder(tmp_path / "plain", num_hidden_layers=4)
+    made = fakes(seconds={"finetune": 99.0})
+    with pytest.raises(UsageError, match="fine-tuning comes first, and it takes about 99 s, 60 s"):
+        made.compress(**given | {"model": str(tmp_path / "plain")}, **GOAL, budget=60.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda text: json.dumps(json.loads(text) | {"schema": 1}), "is a report of schema 1"),
+        (lambda text: text[: len(text) // 2], "not valid JSON"),
+    ],
+)
+def test_a_report_that_cannot_be_read_answers_nothing(change, why, given, capsys, tmp_path):
+    made = fakes()
+    made.compress(**given, **GOAL)
+    file = given["output_dir"] / "report.json"
+    file.write_text(change(file.read_text("utf-8")), "utf-8")
+    capsys.readouterr()
+    with pytest.raises(UsageError, match="is not empty"):
+        made.compress(**given, goal__max_drop=2.0)
+    assert why in " ".join(capsys.readouterr().err.split())
+
+
+def test_other_timings_need_other_scores(given):
+    made = fakes()
+    made.compress(**given, **GOAL)
+    made.calls.clear()
+    made.compress(**given | {"measure__min_runs": 3}, goal__max_drop=2.0, resume=True)
+    assert calls_of(made) == ["evaluate selection"]
+
+
+def test_a_model_that_was_not_measured_is_named_and_measured_again(given):
+    made = fakes(unmeasured={"onnx"})
+    why = "candidates on the selection rows failed: the latency of onnx was not measured: out of"
+    with pytest.raises(MachineError, match=why):
+        made.compress(**given, **GOAL)
+    made.unmeasured.clear()
+    made.compress(**given, **GOAL, resume=True)
+    assert calls_of(made).count("evaluate selection") == 2
