@@ -26,10 +26,12 @@ def pytest_ignore_collect(collection_path, config):
 
 
 @pytest.fixture(autouse=True)
-def pictures(request, monkeypatch):
-    """Draw pictures, in tests marked `drawn` alone."""
+def whole(request, monkeypatch):
+    """Draw pictures where a test is marked `drawn`, and resample 1000 times with `resampled`."""
     if "drawn" in request.keywords:
         monkeypatch.setattr(views, "drawn", DRAWN)
+    if "resampled" in request.keywords:
+        monkeypatch.setattr(scores, "paired_bootstrap", paired_bootstrap)
 
 
 @pytest.fixture

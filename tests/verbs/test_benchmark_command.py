@@ -29,7 +29,13 @@ run, succeeds = (functools.partial(of, "benchmark") for of in (own_files.kdcli, 
 
 
 @pytest.fixture
-def requests(monkeypatch):
+def answered_by(monkeypatch):
+    """Answer every request to a worker by a function of its subjects and its protocol."""
+    return functools.partial(monkeypatch.setattr, command, "measure_latency")
+
+
+@pytest.fixture
+def requests(answered_by):
     """Every request to a worker; each subject takes half as long as the one before, the first 8
     ms."""
     requests = []
@@ -47,7 +53,7 @@ def requests(monkeypatch):
                 found.rows.append(measured_row)
         return found
 
-    monkeypatch.setattr(command, "measure_latency", measured)
+    answered_by(measured)
     return requests
 
 
@@ -213,7 +219,7 @@ def test_a_gate_holds_for_whatever_is_no_baseline(requests, tmp_path, given, mes
     ],
 )
 def test_a_candidate_that_was_not_measured_misses_every_gate(
-    monkeypatch, tmp_path, too_large, gate, message
+    answered_by, tmp_path, too_large, gate, message
 ):
     def measured(subjects, protocol):
         failure = Failure(
@@ -227,7 +233,7 @@ def test_a_candidate_that_was_not_measured_misses_every_gate(
         rows = [row(s, protocol, 1, 16, 1.0) for s in subjects if s.name != too_large]
         return Latency(rows, [failure])
 
-    monkeypatch.setattr(command, "measure_latency", measured)
+    answered_by(measured)
     result = run(*SMALL, *FEW, *gate, "-o", tmp_path / "out")
     assert (result.exit_code, message in own_files.said_by(result)) == (5, True)
 
@@ -246,7 +252,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is(requests, tmp_pat
 
 
 @pytest.fixture
-def unstable(monkeypatch):
+def unstable(answered_by):
     """The second model's times and speed-up are unstable: 2 to 5 ms, and 1.6 to 4 times as fast."""
 
     def measured(subjects, protocol):
@@ -256,7 +262,7 @@ def unstable(monkeypatch):
         rows = [row(first, protocol, 1, 16, 8.0), row(second, protocol, 1, 16, 4.0, "unstable")]
         return Latency(rows=[rows[0], rows[1].model_copy(update={"speedup": speedup})])
 
-    monkeypatch.setattr(command, "measure_latency", measured)
+    answered_by(measured)
 
 
 @pytest.mark.parametrize(
@@ -294,14 +300,14 @@ def test_of_an_unstable_measurement_a_gate_takes_the_worse_end(
     assert message in own_files.said_by(result)
 
 
-def test_a_gate_states_no_factor_of_times_that_may_even_be_slower(monkeypatch, tmp_path):
+def test_a_gate_states_no_factor_of_times_that_may_even_be_slower(answered_by, tmp_path):
     def measured(subjects, protocol):
         first, second = subjects
         speedup = Speedup(baseline=first.name, median=2.5, low=0.7, high=4.0, unstable=True)
         rows = [row(first, protocol, 1, 16, 8.0), row(second, protocol, 1, 16, 4.0, "unstable")]
         return Latency(rows=[rows[0], rows[1].model_copy(update={"speedup": speedup})])
 
-    monkeypatch.setattr(command, "measure_latency", measured)
+    answered_by(measured)
     result = run(*SMALL, *FEW, "--min-speedup", "1.5", "-o", tmp_path / "out")
     assert result.exit_code == 5
     assert "the times are too unstable to show a speed-up" in own_files.said_by(result)
@@ -309,12 +315,12 @@ def test_a_gate_states_no_factor_of_times_that_may_even_be_slower(monkeypatch, t
 
 
 @pytest.mark.parametrize(("runs", "key"), [(5, "min_runs=30"), (50, "min_seconds=...")])
-def test_strict_does_not_take_an_unstable_measurement(monkeypatch, tmp_path, runs, key):
+def test_strict_does_not_take_an_unstable_measurement(answered_by, tmp_path, runs, key):
     def unstable(subjects, protocol):
         rows = [row(s, protocol, 1, 16, 1.0, "unstable") for s in subjects]
         return Latency(rows=[each.model_copy(update={"n": runs}) for each in rows])
 
-    monkeypatch.setattr(command, "measure_latency", unstable)
+    answered_by(unstable)
     succeeds(*SMALL, *FEW, "-o", tmp_path / "a")
     result = run(*SMALL, *FEW, "--strict", "-o", tmp_path / "b")
     assert result.exit_code == 6
@@ -322,11 +328,11 @@ def test_strict_does_not_take_an_unstable_measurement(monkeypatch, tmp_path, run
     assert f"longer with --set measure.{key}" in result.stderr
 
 
-def test_ctrl_c_keeps_what_was_measured(monkeypatch, tmp_path):
+def test_ctrl_c_keeps_what_was_measured(answered_by, tmp_path):
     def stopped(subjects, protocol):
         return Latency(rows=[row(subjects[0], protocol, 1, 16, 1.0)], interrupted=True)
 
-    monkeypatch.setattr(command, "measure_latency", stopped)
+    answered_by(stopped)
     result = run(*SMALL, *FEW, "-o", tmp_path / "out")
     assert result.exit_code == 130
     report = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
@@ -334,14 +340,14 @@ def test_ctrl_c_keeps_what_was_measured(monkeypatch, tmp_path):
     assert "interrupted" in report["notes"][0]
 
 
-def test_a_wrong_backend_is_an_error_and_the_rest_is_reported(monkeypatch, tmp_path):
+def test_a_wrong_backend_is_an_error_and_the_rest_is_reported(answered_by, tmp_path):
     def wrong(subjects, protocol):
         of = {"model": SMALL[1], "backend": "torch", "dtype": "bf16", "limit": 0.1, "wrong": True}
         agreement = Agreement(**of, max_abs=9.0, relative=0.5, cosine=0.1)
         rows = [row(s, protocol, 1, 16, 1.0) for s in subjects if s.precision == "fp32"]
         return Latency(rows=rows, agreements=[agreement])
 
-    monkeypatch.setattr(command, "measure_latency", wrong)
+    answered_by(wrong)
     result = run(*SMALL, *FEW, "--backend", "torch-bf16", "-o", tmp_path / "out")
     assert result.exit_code == 3
     assert "wrong output" in result.stderr

@@ -17,7 +17,6 @@ from own_files import NAMES, QUICK, lines_of, refused, report_of, said_by, write
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from kdcli.errors import GateError, UsageError
-from kdcli.metrics.bootstrap import paired_bootstrap
 from kdcli.verbs.evaluate.run import Extras, check_recipe, check_score_gates
 from kdcli.verbs.evaluate.settings import EvaluateRecipe
 
@@ -220,8 +219,8 @@ def test_predictions_by_vectors_are_cosines(tmp_path):
         assert "are scored by their vectors" in message
 
 
-def test_two_models_are_compared_pair_by_pair(models, data, tmp_path, monkeypatch):
-    monkeypatch.setattr("kdcli.workloads.scores.paired_bootstrap", paired_bootstrap)
+@pytest.mark.resampled
+def test_two_models_are_compared_pair_by_pair(models, data, tmp_path):
     file = tmp_path / "predictions.jsonl"
     result = succeeds(
         *models, "--task", "own", "--data", data, "--predictions", file, "-o", tmp_path / "out"
@@ -251,8 +250,8 @@ def test_two_models_are_compared_pair_by_pair(models, data, tmp_path, monkeypatc
         assert all(part in text for part in ("model-5", f"{abs(accuracy.difference):.3f}"[:4]))
 
 
-def test_repeated_texts_add_no_certainty_and_unknown_words_are_told(models, tmp_path, monkeypatch):
-    monkeypatch.setattr("kdcli.workloads.scores.paired_bootstrap", paired_bootstrap)
+@pytest.mark.resampled
+def test_repeated_texts_add_no_certainty_and_unknown_words_are_told(models, tmp_path):
     rows = own_files.rows("class", 60, seed=1)
     rows = [row | {"text": f"{row['text']} nowhere"} for row in rows]
     reports = []
@@ -590,9 +589,8 @@ def test_a_submission_without_a_test_split_is_refused(tmp_path):
     )
 
 
-@pytest.mark.slow
-def test_two_processes_say_the_same_once(models, data, tmp_path, monkeypatch):
-    monkeypatch.setattr("kdcli.workloads.scores.paired_bootstrap", paired_bootstrap)
+@pytest.mark.resampled
+def test_two_processes_say_the_same_once(models, data, tmp_path):
     options = [*models, "--task", "own", "--data", data, "--device", "cpu"]
     succeeds(*options, "--predictions", tmp_path / "one.jsonl", "-o", tmp_path / "one")
     output, _ = processes.two_ranks(
