@@ -4,17 +4,16 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from kdcli.data.class_names import ClassName
-from kdcli.data.rows import (
-    BadRow,
-    Piece,
-    Row,
-    RowValues,
+from kdcli.data.readers import (
+    TABLES,
+    FileFormat,
     count_lines_before,
-    count_parquet_rows,
+    format_of,
     read_rows,
     rows_in,
-    unpack_beginning,
+    table_share,
 )
+from kdcli.data.rows import Piece, Row, RowValues, check_encodable, columns_in
 from kdcli.data.storage import as_file, base_name, open_binary
 from kdcli.errors import UsageError
 
@@ -23,7 +22,6 @@ COLUMN_HINT = (
     "--set data.columns.text=NAME (evaluate, prune, export, compress) or --column NAME (tokenize)"
 )
 SAMPLE_BYTES = 1 << 18  # Size of a sample.
-MAX_UNPACKED_BYTES = 1 << 22  # Of a sample from a gzip file.
 
 
 class Sample(NamedTuple):
@@ -72,27 +70,6 @@ def text_column(where: str, values: RowValues) -> str:
     raise UsageError(message, COLUMN_HINT)
 
 
-def columns_in(values: RowValues) -> str:
-    """List the columns of a row for a message."""
-    if len(values) == 1:
-        return f"the only column is {next(iter(values))}"
-    return f"the columns are {', '.join(values)}" if values else "the row has no columns"
-
-
-def check_encodable(where: str, column: str, text: str) -> str:
-    """Return a text that a tokenizer can read.
-
-    Raises:
-        BadRow: the text holds half a surrogate pair, which JSON can spell but UTF-8 cannot.
-    """
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        detail = f" at character {error.start} of '{column}'"
-        raise BadRow(where, "half a surrogate pair", detail) from None
-    return text
-
-
 def read_documents(piece: Piece, column: str | None) -> Iterator[str]:
     """Yield the documents of a piece that was cut from a file."""
     if column is None:
@@ -121,26 +98,15 @@ def first_texts(documents: Iterable[str]) -> Sample:
 
 
 def sample_documents(piece: Piece, column: str | None) -> Sample:
-    """Take documents from the beginning of a piece of a file."""
-    name = base_name(piece.name)
-    if not name.endswith((".parquet", ".parquet.gz")):
-        return _sample_lines(piece, column)
-    texts, size = first_texts(texts_of(read_rows(piece), column))
-    if name.endswith(".gz"):
-        return Sample(texts, min(piece.size, size))
-    return Sample(texts, piece.size * len(texts) // max(1, count_parquet_rows(piece)))
-
-
-def _sample_lines(piece: Piece, column: str | None) -> Sample:
-    """Take the whole lines among the first `SAMPLE_BYTES` of a piece."""
+    """Take documents from the beginning of a piece of a file, and skip lines that are not rows."""
+    form = format_of(base_name(piece.name))
     with open_binary(as_file(piece.name)) as file:
-        file.seek(piece.begin)
-        data = file.read(SAMPLE_BYTES)
-    size = len(data)
-    if base_name(piece.name).endswith(".gz"):
-        data, size = unpack_beginning(data, piece.name, MAX_UNPACKED_BYTES)
-    # The first line of a piece may belong to the previous piece, and the last one may be cut.
-    begin = data.find(b"\n") + 1 if piece.begin else 0
-    whole = data[begin : data.rfind(b"\n") + 1] or data
-    texts = list(texts_of(rows_in(whole, piece.name), column))
-    return Sample(texts, size * len(whole) // max(1, len(data)))
+        rows = rows_in(piece, file, lambda error: None)
+        texts, size = first_texts(texts_of(rows, column))
+        read = file.tell() - piece.begin
+    if form == FileFormat("parquet", ""):
+        read = int(piece.size * table_share(piece, len(texts)))
+    elif form is not None and (form.name in TABLES or form.name == "json"):
+        # The file is read or unpacked as a whole.
+        read = size
+    return Sample(texts, min(piece.size, read))

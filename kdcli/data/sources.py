@@ -1,7 +1,8 @@
 """Sources of rows and documents, as `--data` names them.
 
-A source is a file, a directory of files, a URL of either (`hf://`, `s3://`, `https://`), a data set
-on the hub (`owner/name[:config][:split][@revision]`), or `demo`.
+A source is a file, a directory or .zip of files, a directory that `save_to_disk` of `datasets`
+wrote, a URL of one of them (`hf://`, `s3://`, `https://`), a data set on the hub
+(`owner/name[:config][:split][@revision]`), or `demo`.
 
 Each line of a .txt file is a document, except for blank lines. In other formats, each row holds a
 document in the given column, in `text`, or in the only column of strings. Blank and null documents
@@ -14,27 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kdcli.data.demo import DOCUMENTS, demo_documents, demo_identity
-from kdcli.data.documents import (
-    Sample,
-    first_texts,
-    read_documents,
-    sample_documents,
-    texts_of,
-)
+from kdcli.data.documents import Sample, first_texts, read_documents, sample_documents, texts_of
 from kdcli.data.hub import DATA_SET_ID, HubId, hub_rows, hub_size, hub_splits
-from kdcli.data.rows import (
-    FORMATS,
-    OnBadRow,
-    Piece,
-    Row,
-    cut_file,
-    format_of,
-    raise_bad_row,
-    read_rows,
-)
+from kdcli.data.readers import FORMATS, PACKED, cut_file, format_of, read_rows
+from kdcli.data.rows import OnBadRow, Piece, Row, raise_bad_row
 from kdcli.data.storage import (
     File,
     NotFound,
@@ -47,7 +34,7 @@ from kdcli.data.storage import (
     list_siblings,
     remote_errors,
 )
-from kdcli.disk import HASHES, cache_dir, use_entry, user_path
+from kdcli.disk import HASHES, cache_dir, read_json, use_entry, user_path
 from kdcli.errors import UsageError
 
 CONLL = ("conll", "conllu", "bio", "iob", "iob2")
@@ -61,8 +48,14 @@ SOURCE_HINT = (
     "'demo'"
 )
 FORMAT_ENDINGS = ", ".join(f".{name}" for name in FORMATS)
+PACKED_ENDINGS = ", ".join(f".{name}" for name in PACKED)
 SPLIT = re.compile(r"(train|validation|valid|val|dev|test)(_[a-z]+)?(_\d+)?")
 OTHER_NAMES = {"valid": "validation", "val": "validation", "dev": "validation"}
+ZIP = ".zip"
+HUB_FOLDER = "data"
+SAVED_DICT, SAVED_STATE = "dataset_dict.json", "state.json"  # Of `save_to_disk`.
+SAVED_HINT = "save the data set again with .flatten_indices().save_to_disk(), or as Parquet"
+SPLITS_HINT = "one of them should be train, validation or test"
 LOG_SECONDS = 10.0  # Seconds between log lines about the progress.
 
 Log = Callable[[str], None]
@@ -233,12 +226,13 @@ def open_source(source: str) -> Source:
         # A recipe of a Python function may name an object that is in the cache.
         use_entry(path)
     if path.is_file():
-        _check_format(path, path.name)
         _remember_hash(source, lambda: content_hash(path))
+        if path.name.endswith(ZIP):
+            return FileSource(source, _remote_files(str(path)))
+        _check_format(path, path.name)
         return FileSource(source, {"train": (path,)})
     if path.is_dir():
-        files = sorted(p for p in path.iterdir() if p.is_file())
-        by_split = _by_split(path, {p.name: p for p in files}, list_folder(path))
+        by_split = _saved_splits(path) or _local_splits(path)
         read = {Path(file) for of_split in by_split.values() for file in of_split}
         _remember_hash(source, lambda: folder_hash(sorted(read)))
         return FileSource(source, by_split)
@@ -293,14 +287,63 @@ def _check_format(file: File, name: str) -> None:
     if is_conll(Path(name)):
         raise UsageError(f"{file} is CoNLL text, which kdcli does not read", CONLL_HINT)
     if not format_of(name):
-        raise UsageError(f"{file} has no known format; known: {FORMAT_ENDINGS}, each also .gz")
+        raise UsageError(
+            f"{file} has no known format; known: {FORMAT_ENDINGS}, each also packed as one of "
+            f"{PACKED_ENDINGS}, and {ZIP}"
+        )
+
+
+def _saved_splits(folder: Path) -> dict[str, tuple[File, ...]] | None:
+    """Find the files that `save_to_disk` of `datasets` wrote, by split; None if it did not.
+
+    Raises:
+        UsageError: the directory's own list of files is damaged, or no split has a known name.
+    """
+    folders = {"train": folder}
+    if (folder / SAVED_DICT).is_file():
+        names = read_json(folder / SAVED_DICT).get("splits", [])
+        known = names_by_split(names, str(folder))
+        folders = {split: folder / name for split, (name, *_) in known.items()}
+        if not folders:
+            raise NotFound(f"{folder} has the splits {', '.join(names)}", SPLITS_HINT)
+    elif not (folder / SAVED_STATE).is_file():
+        return None
+    by_split: dict[str, tuple[File, ...]] = {}
+    for split, of_split in folders.items():
+        state = read_json(of_split / SAVED_STATE)
+        try:
+            # The names are of files in this directory.
+            paths = [of_split / Path(file["filename"]).name for file in state["_data_files"]]
+        except (KeyError, TypeError):
+            raise UsageError(f"{of_split / SAVED_STATE} lists no files", SAVED_HINT) from None
+        if state.get("_indices_data_files"):
+            raise UsageError(f"{of_split} holds a selection of rows", SAVED_HINT)
+        by_split[split] = tuple(paths)
+    return by_split
+
+
+def _local_splits(folder: Path) -> dict[str, tuple[File, ...]]:
+    """Find the files of a directory by split, or of its `data` directory, as in a hub's clone."""
+    files = {p.name: p for p in sorted(folder.iterdir()) if p.is_file()}
+    if (folder / HUB_FOLDER).is_dir() and not any(map(format_of, files)):
+        return _local_splits(folder / HUB_FOLDER)
+    return _by_split(folder, files, list_folder(folder))
 
 
 def _remote_files(url: str) -> dict[str, tuple[File, ...]]:
-    """Find the files at the URL of a file or a directory, by split."""
+    """Find the files at the URL of a file, a directory or a zip file, by split."""
     import fsspec
 
+    archive = f"::{url}" if url.split("?")[0].endswith(ZIP) else ""
     with remote_errors(url):
+        if archive:
+            system, path = fsspec.core.url_to_fs(f"zip://{archive}")
+            entries = _inside(system.ls(path, detail=True))
+            if len(entries) == 1 and entries[0]["type"] == "directory":
+                entries = _inside(system.ls(entries[0]["name"], detail=True))
+            inner = [entry["name"] for entry in entries if entry["type"] == "file"]
+            content = list_names(sorted(map(base_name, inner)))
+            return _by_split(url, {base_name(p): f"zip://{p}{archive}" for p in inner}, content)
         system, path = fsspec.core.url_to_fs(url)
         name = base_name(url)
         # Web servers have no directories.
@@ -314,6 +357,11 @@ def _remote_files(url: str) -> dict[str, tuple[File, ...]]:
         return _by_split(url, files, list_names(sorted(files)))
 
 
+def _inside(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the entries of a zip file that a person put there."""
+    return [e for e in entries if not base_name(e["name"]).startswith((".", "__MACOSX"))]
+
+
 def _by_split(folder: File, files: Mapping[str, File], content: str) -> dict[str, tuple[File, ...]]:
     """Sort the readable files of a directory by the split in their names.
 
@@ -324,9 +372,7 @@ def _by_split(folder: File, files: Mapping[str, File], content: str) -> dict[str
         raise UsageError(f"{folder} holds CoNLL text, which kdcli does not read", CONLL_HINT)
     if not names:
         message = f"{folder} has no file of a known format; it holds {content}"
-        hint = (
-            f"it should hold train.* and perhaps validation.* with one of {FORMAT_ENDINGS} (or .gz)"
-        )
+        hint = f"it should hold train.* and perhaps validation.* with one of {FORMAT_ENDINGS}"
         raise NotFound(message, hint)
     by_split = names_by_split(names, str(folder)) or {"train": names}
     return {split: tuple(files[name] for name in of_split) for split, of_split in by_split.items()}

@@ -20,7 +20,7 @@ MAX_LISTED_FILES = 12  # Maximum number of file names in a message.
 # The keys under which file systems store a version of a file. The first one that exists is used.
 VERSION_KEYS = (
     *("ETag", "blob_id", "oid"),
-    *("LastModified", "Last-Modified", "last_modified", "mtime"),
+    *("CRC", "LastModified", "Last-Modified", "last_modified", "mtime"),
 )
 LOGIN_HINT = (
     "is the address right, and are you logged in? "
@@ -51,7 +51,8 @@ def base_name(file: File) -> str:
     """Return the last part of a path or URL."""
     if isinstance(file, Path):
         return file.name
-    return file.split("?")[0].rstrip("/").rsplit("/", 1)[-1]
+    # A file in a zip file has the URL `zip://NAME::URL`.
+    return file.split("::")[0].split("?")[0].rstrip("/").rsplit("/", 1)[-1]
 
 
 def file_stat(file: File) -> FileStat:

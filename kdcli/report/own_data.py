@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kdcli.data.objects import is_object
-from kdcli.data.rows import format_of
+from kdcli.data.readers import format_of
 from kdcli.data.storage import base_name
 from kdcli.data.tasks import named_tasks
 from kdcli.report.schema import Comparison, Evaluation, Report
@@ -43,11 +43,11 @@ def directory_word(task: str, source: str | None) -> str:
     if task != OWN or source is None or is_object(source):
         return task
     name = base_name(short(source))
-    ending = format_of(name)
-    if ending is None:
+    form = format_of(name)
+    if form is None:
         name = name.partition("@")[0]
     else:
-        name = name.removesuffix(".gz").removesuffix(f".{ending}")
+        name = name.removesuffix(f".{form.packed}").removesuffix(f".{form.name}")
     return "-".join(re.findall(r"[\w.+-]+", name)).strip("-") or task
 
 

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 
 from kdcli.data.labelled.lists import RERANK_TASK
 from kdcli.data.labelled.own import HEAD, own_task
+from kdcli.data.readers import format_of
 from kdcli.data.rows import Row
 from kdcli.data.sources import FileSource, open_source
-from kdcli.data.storage import NotFound
+from kdcli.data.storage import NotFound, base_name
 from kdcli.data.tasks import named_tasks
 from kdcli.disk import user_path
 from kdcli.engine.progress import Progress
@@ -146,8 +147,9 @@ def _is_text(data: str | None) -> bool:
         return False
     if not isinstance(opened, FileSource):
         return False
-    names = (str(file).removesuffix(".gz") for files in opened.files.values() for file in files)
-    return all(name.endswith(".txt") for name in names)
+    files = (file for files in opened.files.values() for file in files)
+    forms = [format_of(base_name(file)) for file in files]
+    return all(form is not None and form.name == "txt" for form in forms)
 
 
 def _task_of_vectors(data: str | None) -> str:

@@ -4,10 +4,12 @@ import gzip
 import json
 import os
 import tempfile
+import zipfile
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets import Dataset, DatasetDict
 from texts import DOCUMENTS, corpus, write
 
 from kdcli.data.sources import open_source
@@ -76,6 +78,46 @@ def test_a_directory_of_other_names_is_all_training_text(tmp_path):
     assert not open_source(str(tmp_path)).has("validation")
 
 
+def saved(name, **splits):
+    """A data set as `save_to_disk` writes it."""
+    parts = {split: Dataset.from_dict({"text": texts}) for split, texts in splits.items()}
+    DatasetDict(parts).save_to_disk(str(name))
+    return name
+
+
+def test_a_directory_of_save_to_disk_is_read(tmp_path):
+    folder = saved(tmp_path / "all", train=["w1", "w2"], validation=["w3"], extra=["w4"])
+    assert (documents(folder), documents(folder, "validation")) == (["w1", "w2"], ["w3"])
+    assert open_source(str(folder)).splits() == ["train", "validation"]
+    # One data set is training text. Other files in its directory belong to caches.
+    (folder / "train" / "cache-1.arrow").write_bytes(b"no table")
+    assert documents(folder / "train") == ["w1", "w2"]
+    with pytest.raises(UsageError, match="has the splits one, two") as caught:
+        open_source(str(saved(tmp_path / "others", one=["w1"], two=["w2"])))
+    assert "train, validation or test" in str(caught.value.hint)
+
+
+def test_a_clone_of_a_data_set_of_the_hub_is_read(tmp_path):
+    (tmp_path / "README.md").write_text("x", "utf-8")
+    write(tmp_path / "data" / "train-00000-of-00001.parquet", ["w1"])
+    write(tmp_path / "data" / "test-00000-of-00001.parquet", ["w2"])
+    assert (documents(tmp_path), documents(tmp_path, "test")) == (["w1"], ["w2"])
+
+
+@pytest.mark.parametrize("folder", ["", "reviews/"])
+def test_a_zip_file_is_read_as_a_directory(tmp_path, folder):
+    file = tmp_path / "all.zip"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("__MACOSX/._train.csv", "no rows")
+        archive.writestr(f"{folder}train.csv", "text,label\nw1,1\nw2,\n")
+        archive.writestr(f"{folder}validation.jsonl.gz", gzip.compress(b'{"text": "w3"}\n'))
+    assert (documents(file), documents(file, "validation")) == (["w1", "w2"], ["w3"])
+    before = open_source(str(file)).identity
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(f"{folder}train.csv", "text,label\nw1,1\nw3,\n")
+    assert open_source(str(file)).identity != before
+
+
 @pytest.mark.parametrize("source", ["/nowhere/at/all.txt", "./missing", "a/b/c"])
 def test_missing_data_says_what_is_allowed(source):
     with pytest.raises(UsageError, match="no data at") as caught:
@@ -140,7 +182,7 @@ def test_identity_follows_the_files(tmp_path):
 
 @pytest.mark.parametrize("ending", ["txt", "jsonl", "csv", "tsv", "txt.gz", "jsonl.gz"])
 def test_a_line_without_an_end_is_refused_with_its_number(ending, tmp_path, monkeypatch):
-    monkeypatch.setattr("kdcli.data.rows.MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr("kdcli.data.readers.MAX_LINE_BYTES", 1000)
     path = tmp_path / f"train.{ending}"
     with gzip.open(path, "wb") if ending.endswith("gz") else path.open("wb") as file:
         file.write(b'{"text": "a"}\n' + b"a" * 2000)
@@ -149,7 +191,7 @@ def test_a_line_without_an_end_is_refused_with_its_number(ending, tmp_path, monk
 
 
 def test_an_open_quote_does_not_read_a_whole_file_as_one_cell(tmp_path, monkeypatch):
-    monkeypatch.setattr("kdcli.data.rows.MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr("kdcli.data.readers.MAX_LINE_BYTES", 1000)
     (tmp_path / "train.csv").write_text('text,label\n"a\n' + "b\n" * 2000, "utf-8")
     with pytest.raises(UsageError, match=r"train\.csv:2: not CSV: field larger than field limit"):
         list(open_source(str(tmp_path)).documents("train", "text"))

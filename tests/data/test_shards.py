@@ -346,17 +346,17 @@ def test_a_dry_run_estimates_and_writes_nothing(text, tmp_path, model_dir):
     [f"c.{kind}{gz}" for kind in ("txt", "jsonl", "csv", "tsv", "parquet") for gz in ("", ".gz")],
 )
 def test_a_sample_says_which_part_of_the_source_it_is(tmp_path, name, monkeypatch):
-    monkeypatch.setattr("kdcli.data.documents.SAMPLE_BYTES", 4000)
-    documents = [hashlib.sha256(bytes([n % 256, n // 256])).hexdigest() for n in range(4000)]
+    monkeypatch.setattr("kdcli.data.documents.SAMPLE_BYTES", 200_000)
+    documents = [hashlib.sha256(bytes([n % 256, n // 256])).hexdigest() for n in range(20_000)]
     write(tmp_path / name, documents)
     source = open_source(str(tmp_path / name))
     (piece,) = source.pieces("train", 1 << 30)
     texts, size = source.sample("train", piece, None)
-    assert 20 < len(texts) < 500
+    assert 2000 < len(texts) < 4000
     assert texts == documents[: len(texts)]
     # Of a parquet file in gzip the size of a part is not known.
     if not name.endswith(".parquet.gz"):
-        assert size / piece.size == pytest.approx(len(texts) / 4000, rel=0.1)
+        assert size / piece.size == pytest.approx(len(texts) / 20_000, rel=0.1)
 
 
 def test_meta_survives_a_round_trip(text, tmp_path):

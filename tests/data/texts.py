@@ -1,8 +1,11 @@
 """Small texts in every format, and the corpus made of one."""
 
+import bz2
 import csv
 import gzip
+import io
 import json
+import lzma
 
 import numpy as np
 import pyarrow as pa
@@ -30,24 +33,42 @@ def tokens(found: Corpus) -> np.ndarray:
     return np.array(found.train.stream.read(0, len(found.train.stream)))
 
 
-def write(path, documents) -> None:
-    """Write documents in the format of the path's name, next to a column that is no text."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+PACK = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": lambda content: pa.Codec("zstd").compress(content, asbytes=True),
+}
+
+
+def encoded(kind: str, documents) -> bytes:
+    """Documents in a format, next to a column that is no text."""
     rows = [{"text": d, "label": 1} for d in documents]
-    opened = gzip.open if path.suffix == ".gz" else open
-    kind = path.name.removesuffix(".gz").rsplit(".")[-1]
+    binary, text = io.BytesIO(), io.StringIO()
     if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), binary)
+    elif kind == "arrow":
         table = pa.Table.from_pylist(rows)
-        with opened(path, "wb") as file:
-            pq.write_table(table, file)
-        return
-    with opened(path, "wt", encoding="utf-8", newline="") as file:
-        if kind == "txt":
-            file.write("\n".join(documents))
-        elif kind == "jsonl":
-            file.write("\n".join(map(json.dumps, rows)))
-        else:
-            delimiter = "\t" if kind == "tsv" else ","
-            writer = csv.DictWriter(file, ["text", "label"], delimiter=delimiter)
-            writer.writeheader()
-            writer.writerows(rows)
+        with pa.ipc.new_stream(binary, table.schema) as writer:
+            writer.write_table(table)
+    elif kind == "txt":
+        text.write("\n".join(documents))
+    elif kind == "json":
+        json.dump({"version": 1, "data": rows}, text, indent=1)
+    elif kind in ("jsonl", "ndjson"):
+        text.write("\n".join(map(json.dumps, rows)))
+    else:
+        writer = csv.DictWriter(text, ["text", "label"], delimiter="\t" if kind == "tsv" else ",")
+        writer.writeheader()
+        writer.writerows(rows)
+    return binary.getvalue() or text.getvalue().encode()
+
+
+def write(path, documents) -> None:
+    """Write documents in the format of the path's name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    *_, kind, packing = path.name.split(".")
+    if packing in PACK:
+        path.write_bytes(PACK[packing](encoded(kind, documents)))
+    else:
+        path.write_bytes(encoded(packing, documents))

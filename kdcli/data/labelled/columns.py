@@ -8,10 +8,11 @@ from statistics import median
 from typing import NoReturn, get_args
 
 from kdcli.data.class_names import ClassName
-from kdcli.data.documents import columns_in
 from kdcli.data.labelled.examples import number_of
-from kdcli.data.rows import Row
+from kdcli.data.readers import format_of
+from kdcli.data.rows import Row, columns_in
 from kdcli.data.sources import CONLL_HINT, is_conll
+from kdcli.data.storage import base_name
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.types import Head, Kind
 
@@ -293,7 +294,8 @@ class Columns:
     def _refuse(self, role: str, choices: Iterable[str], question: str | None = None) -> NoReturn:
         """Ask the user for the column of a role."""
         file = self.where.rpartition(":")[0]
-        if file.removesuffix(".gz").endswith(".txt"):
+        form = format_of(base_name(file))
+        if form is not None and form.name == "txt":
             hint = (
                 CONLL_HINT
                 if is_conll(Path(file), str(self.first["text"]))

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from kdcli.data.class_names import ClassName
-from kdcli.data.documents import check_encodable, columns_in
-from kdcli.data.rows import BadRow, Row, RowValues
+from kdcli.data.rows import BadRow, Row, RowValues, check_encodable, columns_in
 from kdcli.types import Answer, Example, Kind, Task
 
 IDS = ("id", "idx", "guid")  # Columns that may hold the id of an example.

@@ -5,9 +5,8 @@ import sys
 from collections.abc import Mapping
 
 from kdcli.data.class_names import ClassName
-from kdcli.data.documents import check_encodable
 from kdcli.data.labelled.examples import number_of
-from kdcli.data.rows import BadRow
+from kdcli.data.rows import BadRow, check_encodable
 from kdcli.errors import UsageError
 from kdcli.types import Kind
 

@@ -7,12 +7,11 @@ its classes.
 import itertools
 from collections.abc import Iterable, Mapping
 
-from kdcli.data.documents import columns_in
 from kdcli.data.labelled.columns import Columns, parse_columns
 from kdcli.data.labelled.examples import number_of
 from kdcli.data.labelled.labels import TrainingLabels
 from kdcli.data.labelled.tags import describe_unknown_scheme
-from kdcli.data.rows import BadRow, OnBadRow, Row, raise_bad_row
+from kdcli.data.rows import BadRow, OnBadRow, Row, columns_in, raise_bad_row
 from kdcli.data.sources import Log
 from kdcli.data.tasks.squad import IMPOSSIBLE_METRICS
 from kdcli.errors import UsageError

@@ -13,7 +13,7 @@ from kdcli.data.labelled.examples import example_of
 from kdcli.data.labelled.kept import kept_rows
 from kdcli.data.labelled.partition import Partition, Pools
 from kdcli.data.labelled.rows import deciding_hashes, hashes_of
-from kdcli.data.rows import FORMATS, BadRow, OnBadRow, Row
+from kdcli.data.rows import BadRow, OnBadRow, Row
 from kdcli.data.sources import DemoSource, FileSource, HubSource, Log, Source, open_source
 from kdcli.data.storage import NotFound, list_folder
 from kdcli.data.tasks import task_of
@@ -243,7 +243,7 @@ def describe_needed_files(name: str, split: str, *, training: bool, withheld: bo
         training: whether the training split is needed.
         withheld: whether labels are ignored.
     """
-    formats = f"({', '.join(f'.{f}' for f in FORMATS if f != 'txt')}, each also .gz)"
+    formats = "(.jsonl, .csv, .tsv, .parquet, each also .gz)"
     needed = ["train.*"] if training else []
     if name == OWN:
         optional = " and optionally validation.*" if training and split == "validation" else ""

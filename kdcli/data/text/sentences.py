@@ -15,9 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import regex  # type: ignore[import-untyped]
 
-from kdcli.data.documents import check_encodable, columns_in
 from kdcli.data.labelled.partition import Partition, Pools, text_hashes
-from kdcli.data.rows import Row, RowValues
+from kdcli.data.rows import Row, RowValues, check_encodable, columns_in
 from kdcli.data.sources import Log, Source, open_source
 from kdcli.errors import UsageError
 from kdcli.types import Array, RowHashes

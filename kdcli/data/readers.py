@@ -1,0 +1,319 @@
+"""Read the rows of files by the endings of their names, also packed ones.
+
+Files are streamed, so memory does not grow with their size, except for JSON files that are one
+value. Large files can be cut into pieces, which several processes read at once.
+"""
+
+import bz2
+import codecs
+import csv
+import gzip
+import io
+import itertools
+import json
+import lzma
+import shutil
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
+
+from kdcli.data.class_names import ClassNames
+from kdcli.data.delimited import read_delimited
+from kdcli.data.rows import BadRow, OnBadRow, Piece, Row, raise_bad_row
+from kdcli.data.storage import File, as_file, base_name, file_stat, open_binary
+from kdcli.errors import UsageError, one_line
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMATS = ("txt", "jsonl", "ndjson", "json", "csv", "tsv", "parquet", "arrow")
+PACKED = {"gz": "gzip", "bz2": "bzip2", "xz": "xz", "zst": "zstd"}
+TABLES = ("parquet", "arrow")
+CUT_ANYWHERE = ("txt", "jsonl", "ndjson")  # Files that can be cut at the end of any line.
+TABLE_ROWS = 128  # Rows to decode at once.
+UNPACK_BYTES = 1 << 20  # Bytes to unpack at once.
+MAX_LINE_BYTES = 1 << 25  # A gzip file of 100 kB may hold a line of 100 MB.
+MAX_JSON_BYTES = 1 << 28  # Of a JSON file that is one value.
+
+
+class FileFormat(NamedTuple):
+    """The format of a file, one of `FORMATS`, and how it is packed: a key of `PACKED`, or ""."""
+
+    name: str
+    packed: str
+
+
+def format_of(name: str) -> FileFormat | None:
+    """Return the format of a file by the ending of its name; None if it is not in `FORMATS`."""
+    rest, dot, packed = name.rpartition(".")
+    if packed not in PACKED:
+        rest, packed = name, ""
+    _, dot, ending = rest.rpartition(".")
+    return FileFormat(ending, packed) if dot and ending in FORMATS else None
+
+
+def cut_file(file: File, max_bytes: int) -> list[Piece]:
+    """Cut a file into pieces of about `max_bytes`. Some formats can only be read as a whole."""
+    form, (_, size, version) = format_of(base_name(file)), file_stat(file)
+    # An empty file is one piece.
+    count = max(1, -(-size // max_bytes))
+    total = size
+    if form == FileFormat("parquet", "") and count > 1:
+        import pyarrow.parquet as pq
+
+        with open_binary(file) as opened, table_errors(file, "parquet"):
+            total = pq.ParquetFile(opened).num_row_groups
+        count = min(count, total)
+    elif form is None or form.packed or form.name not in CUT_ANYWHERE:
+        count = 1
+    if count < 2:
+        return [Piece(str(file), size=size, version=str(version))]
+    ends = [total * n // count for n in range(count + 1)]
+    return [
+        Piece(str(file), begin, end, size // count, str(version))
+        for begin, end in itertools.pairwise(ends)
+    ]
+
+
+def read_rows(
+    piece: Piece, on_bad: OnBadRow = raise_bad_row, *, lines_before: int = 0
+) -> Iterator[Row]:
+    """Read the rows of a piece.
+
+    Args:
+        piece: a file, or a part of one.
+        on_bad: called with every line that is not a row.
+        lines_before: the number of lines before the piece, for the places in errors.
+
+    Raises:
+        UsageError: the file cannot be read or is damaged, or a line is too long; or from `on_bad`.
+    """
+    try:
+        with open_binary(as_file(piece.name)) as file:
+            yield from rows_in(piece, file, on_bad, lines_before)
+    except OSError as error:
+        raise UsageError(f"{piece.name} cannot be read: {one_line(error)}") from None
+
+
+def rows_in(
+    piece: Piece, file: IO[bytes], on_bad: OnBadRow = raise_bad_row, lines_before: int = 0
+) -> Iterator[Row]:
+    """Read the rows of a piece of an open file; see `read_rows`."""
+    form = format_of(base_name(piece.name))
+    assert form is not None
+    try:
+        unpacked = _unpacked(file, form.packed)
+        if form.name in TABLES:
+            yield from _read_table(piece, unpacked, form)
+        elif form.name == "json":
+            yield from _read_json(piece.name, unpacked, on_bad)
+        else:
+            lines = _decoded_lines(piece, unpacked, on_bad, lines_before)
+            yield from _read_lines(form.name, piece.name, lines, on_bad)
+    except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
+        # Errors of the system have a number.
+        if not form.packed or getattr(error, "errno", None) is not None:
+            raise
+        kind = PACKED[form.packed]
+        raise UsageError(f"{piece.name} is not a whole {kind} file: {one_line(error)}") from None
+
+
+def _unpacked(file: IO[bytes], packed: str) -> IO[bytes]:
+    """Open the content of a packed file."""
+    if packed == "gz":
+        return cast(IO[bytes], gzip.GzipFile(fileobj=file))
+    if packed == "bz2":
+        return bz2.BZ2File(file)
+    if packed == "xz":
+        return lzma.LZMAFile(file)
+    if packed == "zst":
+        import pyarrow as pa
+
+        return io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd"))
+    return file
+
+
+def _read_lines(
+    kind: str, name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow
+) -> Iterator[Row]:
+    """Read the rows of a format with lines. The lines of a txt file are rows, except blank ones."""
+    if kind == "txt":
+        texts = ((number, line.strip()) for number, line in lines)
+        return (Row(f"{name}:{number}", {"text": text}) for number, text in texts if text)
+    if kind in ("csv", "tsv"):
+        # Without a limit, an open quote would read the rest of the file as one cell.
+        csv.field_size_limit(MAX_LINE_BYTES)
+        return read_delimited(kind, name, lines, on_bad)
+    return _read_jsonl(name, lines, on_bad)
+
+
+def count_lines_before(piece: Piece) -> int:
+    """Count a file's lines before a piece; 0 for parquet, whose rows know their number."""
+    if piece.name.endswith(".parquet"):
+        return 0
+    with open_binary(as_file(piece.name)) as file:
+        return sum(1 for _ in _raw_lines(piece._replace(begin=0, end=piece.begin), file))
+
+
+def _raw_lines(piece: Piece, file: IO[bytes]) -> Iterator[bytes]:
+    """Read the lines that begin in a piece. Lines are cut one byte after the length limit."""
+    position = 0
+    if piece.begin:
+        position, rest = file.seek(piece.begin - 1), b""
+        # The line that is cut here belongs to the previous piece.
+        while not rest.endswith(b"\n") and (rest := file.readline(MAX_LINE_BYTES)):
+            position += len(rest)
+    while piece.end is None or position < piece.end:
+        line = file.readline(MAX_LINE_BYTES + 1)
+        if not line:
+            return
+        position += len(line)
+        yield line
+
+
+def _decoded_lines(
+    piece: Piece, file: IO[bytes], on_bad: OnBadRow, lines_before: int
+) -> Iterator[tuple[int, str]]:
+    """Number and decode the lines of a piece."""
+    for number, line in enumerate(_raw_lines(piece, file), lines_before + 1):
+        where = f"{piece.name}:{number}"
+        if len(line) > MAX_LINE_BYTES:
+            message = f"{where} is longer than {MAX_LINE_BYTES:,} bytes"
+            raise UsageError(message, "put one document on each line")
+        if number == 1 and not piece.begin:
+            line = line.removeprefix(codecs.BOM_UTF8)
+        try:
+            yield number, line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            on_bad(BadRow(where, "not UTF-8", f" (byte {error.start} of the line)"))
+
+
+def _read_jsonl(name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow) -> Iterator[Row]:
+    for number, line in lines:
+        if not line.strip():
+            continue
+        where = f"{name}:{number}"
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            on_bad(BadRow(where, "not JSON", f": {error}"))
+            continue
+        yield from _object_row(where, values, on_bad)
+
+
+def _object_row(where: str, values: object, on_bad: OnBadRow) -> Iterator[Row]:
+    if isinstance(values, dict):
+        yield Row(where, values)
+    else:
+        kind = type(values).__name__
+        on_bad(BadRow(where, "a row must be a JSON object", f", got {kind}"))
+
+
+def _read_json(name: str, file: IO[bytes], on_bad: OnBadRow) -> Iterator[Row]:
+    """Read a list of rows, an object that holds one, or JSON Lines; a row's place is its number."""
+    data = file.read(MAX_JSON_BYTES + 1)
+    if len(data) > MAX_JSON_BYTES:
+        raise UsageError(
+            f"{name} is longer than {MAX_JSON_BYTES:,} bytes, and JSON is read as a whole",
+            "save the rows as .jsonl, one on each line",
+        )
+    try:
+        values = json.loads(data.removeprefix(codecs.BOM_UTF8))
+    except (ValueError, RecursionError) as error:
+        if not data.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{"):
+            line = getattr(error, "lineno", 1)
+            raise UsageError(f"{name}:{line}: not JSON: {one_line(error)}") from None
+        lines = _decoded_lines(Piece(name), io.BytesIO(data), on_bad, 0)
+        yield from _read_jsonl(name, lines, on_bad)
+        return
+    if isinstance(values, dict):
+        lists = [v for v in values.values() if isinstance(v, list) and v and _are_objects(v)]
+        values = lists[0] if len(lists) == 1 else [values]
+    if not isinstance(values, list):
+        raise UsageError(f"{name} holds {type(values).__name__}, not a list of rows")
+    for number, row in enumerate(values, 1):
+        yield from _object_row(f"{name}:{number}", row, on_bad)
+
+
+def _are_objects(values: list[Any]) -> bool:
+    return all(isinstance(value, dict) for value in values)
+
+
+def _read_table(piece: Piece, file: IO[bytes], form: FileFormat) -> Iterator[Row]:
+    """Read the rows of a Parquet or Arrow file."""
+    number = 0
+    read = _parquet_batches if form.name == "parquet" else _arrow_batches
+    try:
+        with tempfile.TemporaryFile() as unpacked, table_errors(piece.name, form.name):
+            if form.packed:
+                # Tables are read from the end, but a packed stream only from the beginning.
+                shutil.copyfileobj(file, unpacked, UNPACK_BYTES)
+                unpacked.seek(0)
+                file = cast(IO[bytes], unpacked)
+            number, schema, batches = read(piece, file)
+            classes = ClassNames.of_schema(schema, piece.name)
+            for batch in batches:
+                for values in batch.to_pylist():
+                    number += 1
+                    yield Row(f"{piece.name}:{number}", classes.name(values))
+    except UnicodeDecodeError:
+        rows = f"one of the rows {number + 1} to {number + TABLE_ROWS}"
+        raise UsageError(f"{piece.name}: {rows} is not UTF-8") from None
+
+
+_Batches = tuple[int, "pa.Schema", Iterator["pa.RecordBatch"]]
+"""The number of rows before a piece, the schema, and the piece's rows in parts."""
+
+
+def _parquet_batches(piece: Piece, file: IO[bytes]) -> _Batches:
+    import pyarrow.parquet as pq
+
+    table = pq.ParquetFile(file)
+    groups = range(table.num_row_groups)
+    before = sum(table.metadata.row_group(n).num_rows for n in groups[: piece.begin])
+    chosen = groups[piece.begin : piece.end]
+    batches = table.iter_batches(batch_size=TABLE_ROWS, row_groups=chosen)
+    return before, table.schema_arrow, batches
+
+
+def _arrow_batches(piece: Piece, file: IO[bytes]) -> _Batches:
+    """Read the file format or the stream format, which `datasets` writes."""
+    import pyarrow as pa
+
+    is_file = file.read(6) == b"ARROW1"
+    file.seek(0)
+    if is_file:
+        opened = pa.ipc.open_file(file)
+        whole = map(opened.get_batch, range(opened.num_record_batches))
+    else:
+        opened = whole = pa.ipc.open_stream(file)
+    parts = (
+        batch.slice(begin, TABLE_ROWS)
+        for batch in whole
+        for begin in range(0, len(batch), TABLE_ROWS)
+    )
+    return 0, opened.schema, parts
+
+
+def table_share(piece: Piece, rows: int) -> float:
+    """Return the share that some rows have of a piece of a Parquet file."""
+    import pyarrow.parquet as pq
+
+    with open_binary(as_file(piece.name)) as file, table_errors(piece.name, "parquet"):
+        table = pq.ParquetFile(file)
+        groups = range(table.num_row_groups)[piece.begin : piece.end]
+        total = sum(int(table.metadata.row_group(group).num_rows) for group in groups)
+    return rows / max(1, total)
+
+
+@contextmanager
+def table_errors(name: object, kind: str) -> Iterator[None]:
+    """Turn an error of pyarrow into a UsageError that names the file."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except pa.ArrowException as error:
+        raise UsageError(f"{name} is not a whole {kind} file: {one_line(error)}") from None
