@@ -26,7 +26,7 @@ BELOW: dict[str, set[str]] = {
         *("data", "metrics", "losses", "models", "recipe"),
     },
     "run": {"deploy", "report", "engine", "recipe"},
-    "report": {"deploy", "engine", "data", "recipe"},
+    "report": {"deploy", "engine", "models", "data", "recipe"},
     "deploy": {"engine", "models", "metrics", "data", "kdcli"},
     "engine": {"recipe"},
     "pruners": {"models", "recipe"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,21 +27,19 @@ from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import UsageError
 from kdcli.recipe.sections import MeasureSettings, Section
+from kdcli.report.entry import Entry
 from kdcli.report.frame import frame
 from kdcli.report.front import EMBEDDER
 from kdcli.report.published import published_for
 from kdcli.report.schema import (
     SCHEMA,
-    UNDISTILLED,
     Comparison,
     Compression,
     CurvePoint,
     Evaluation,
-    ModelEntry,
     Pruning,
     Quality,
     Report,
-    Role,
     Selection,
     Training,
     Trimming,
@@ -50,7 +48,7 @@ from kdcli.report.schema_decisions import Decision
 from kdcli.report.sections.evaluations import set_name
 from kdcli.report.text import Plot
 from kdcli.report.views import first_pictures, html, model_card, short, terminal, write_views
-from kdcli.types import Card, Outcome
+from kdcli.types import Outcome
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -179,79 +177,6 @@ def quality_of(evaluations: Iterable[Evaluation]) -> Quality:
     return quality
 
 
-@dataclass(frozen=True)
-class ReportedModel:
-    """A model of a report.
-
-    Attributes:
-        name: The name in the report.
-        role: The role in the report.
-        card: The description; None for a model without files of its own.
-        baseline: The model that this one is compared with.
-        folder: The directory of a model that this run made, where its model card is written.
-        of: The model whose checkpoint, form, or untrained start this one is.
-        step: The step of a checkpoint.
-        backend, dtype: The backend of a form, and its number format.
-        variant: The variant of the method, in an ablation.
-        source: The model that this one was made from, if the recipe does not name it.
-        run: The run that measured the model, in a comparison of runs.
-        timed: The model as the latency worker loads it; None if its latency is not measured.
-    """
-
-    name: str
-    role: Role
-    card: Card | None
-    baseline: str | None = None
-    folder: Path | None = None
-    of: str | None = None
-    step: int | None = None
-    backend: str | None = None
-    dtype: str | None = None
-    variant: str | None = None
-    source: str | None = None
-    run: str | None = None
-    timed: Subject | None = None
-
-    def entry(self, run: Path) -> ModelEntry:
-        """Return the entry of report.json.
-
-        A model inside the run's directory is listed by its name, because the run may be moved.
-        """
-        card = self.card
-        if card is not None and Path(card.id).is_relative_to(run):
-            card = replace(card, id=short(card.id))
-        facts = {name: getattr(self, name) for name in ModelEntry.model_fields}
-        return ModelEntry.model_validate(facts | {"card": card})
-
-
-def without_distillation(
-    student: str, role: Literal["untrained", "undistilled"] = "untrained"
-) -> ReportedModel:
-    """Return the student before its training, or the student that was trained without a teacher."""
-    return ReportedModel(student + UNDISTILLED, role, None, of=student)
-
-
-def with_baseline(
-    cards: Mapping[str, Card], timed: Mapping[str, Subject] | None = None
-) -> list[ReportedModel]:
-    """Return models that are compared with the first of them.
-
-    Args:
-        cards: The descriptions of the models by name.
-        timed: The models as the latency worker loads them.
-    """
-    timed = timed or {}
-    first, *others = cards
-    baseline = ReportedModel(first, "baseline", cards[first], timed=timed.get(first))
-    return [
-        baseline,
-        *(
-            ReportedModel(name, "candidate", cards[name], first, timed=timed.get(name))
-            for name in others
-        ),
-    ]
-
-
 @dataclass
 class ReportContents:
     """The content of a report.
@@ -272,7 +197,7 @@ class ReportContents:
 
     command: str
     recipe: Section
-    models: list[ReportedModel]
+    models: list[Entry]
     outcome: Outcome | None = None
     latency: Latency = field(default_factory=Latency)
     evaluations: list[Evaluation] = field(default_factory=list)
@@ -348,7 +273,7 @@ def _report(run: RunDir, contents: ReportContents) -> Report:
     """Build and check the report of a run."""
     latency, evaluations, outcome = contents.latency, contents.evaluations, contents.outcome
     recipe = contents.recipe.model_dump()
-    models = [model.entry(run.path) for model in contents.models]
+    models = [model.stored(run.path) for model in contents.models]
     trained = [model.name for model in contents.models if model.folder is not None]
     training = outcome and {name: getattr(outcome, name) for name in Training.model_fields}
     compared = {name: other.report.curve for name, other in contents.compared_runs.items()}

@@ -16,17 +16,15 @@ from kdcli.types import OWN, task_name
 RowT = TypeVar("RowT", Evaluation, Comparison, Decision)
 
 
-def own_data_name(report: Report) -> str:
-    """Return the name of the file or directory of the user's own rows, or `your data`.
+def data_name(task: str, source: str | None) -> str:
+    """Return the name of a task or, for the user's own rows, of their file or directory.
 
-    Data that Python gave as an object has no name. A name differs from all tasks' names, because a
-    benchmark's scores may be in the same table.
+    Data that Python gave as an object has no name: it is called `your data`. A name differs from
+    all tasks' names, because a benchmark's scores may be in the same table.
     """
-    source = None
-    # In a distillation on text, the recipe's data is the text.
-    if report.recipe.get("task") == OWN:
-        source = (report.recipe.get("data") or {}).get("source")
-    if not isinstance(source, str) or is_object(source):
+    if task != OWN:
+        return task
+    if source is None or is_object(source):
         return task_name(OWN)
     name = Path(short(source)).name
     return f"{name} ({task_name(OWN)})" if name in named_tasks() else name
@@ -56,7 +54,10 @@ def with_data_names(report: Report) -> Report:
 
     Only the views show it. report.json keeps the name that `--task` takes.
     """
-    name, compression = own_data_name(report), report.compression
+    # In a distillation on text, the recipe's data is the text.
+    is_own = report.recipe.get("task") == OWN
+    source = (report.recipe.get("data") or {}).get("source") if is_own else None
+    name, compression = data_name(OWN, source), report.compression
 
     def renamed(rows: list[RowT]) -> list[RowT]:
         return [row.model_copy(update={"task": name}) if row.task == OWN else row for row in rows]

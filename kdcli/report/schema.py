@@ -1,10 +1,10 @@
 """report.json, schema 2."""
 
 import json
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from kdcli.deploy.measurements import Agreement, Failure, LatencyRow, Speedup
 from kdcli.report.schema_decisions import Confusion, Decision, SchemaPart
@@ -73,6 +73,9 @@ class ModelEntry(SchemaPart):
     dtype: str | None = Field(None, description="The number format of a form.")
     variant: str | None = Field(None, description="The variant of the method, in an ablation.")
     source: str | None = Field(None, description="The model that this one was made from.")
+    made: str | None = Field(
+        None, description="How the run made the model, as the second half of a sentence."
+    )
     run: str | None = Field(None, description="The run that measured it, in a comparison of runs.")
 
 
@@ -394,6 +397,26 @@ class Compression(SchemaPart):
     steps: list[StepReport] = Field(default_factory=list)
 
 
+PartT = TypeVar("PartT", bound=BaseModel)
+
+
+def renamed(part: PartT, names: Mapping[str, str]) -> PartT:
+    """Return a part of a report with the new names of the models that it names.
+
+    A model that is not in `names` is no longer named.
+    """
+    update: dict[str, object] = {
+        key: names.get(getattr(part, key))
+        for key in ("model", "baseline", "of")
+        if getattr(part, key, None) is not None
+    }
+    if isinstance(part, LatencyRow) and part.speedup is not None:
+        update["speedup"] = renamed(part.speedup, names)
+    if isinstance(part, Decision):
+        update["calibration"] = {names[model]: each for model, each in part.calibration.items()}
+    return part.model_copy(update=update)
+
+
 class Report(SchemaPart):
     """The content of report.json.
 
@@ -484,6 +507,45 @@ class Report(SchemaPart):
     def with_role(self, *roles: Role) -> list[ModelEntry]:
         """Return the models that have one of some roles, in the order of the report."""
         return [model for model in self.models if model.role in roles]
+
+    def renamed(self, names: Mapping[str, str]) -> Self:
+        """Return the models in `names` under their new names, with all that is known about them.
+
+        The training, its curve, and other papers' rows belong to the run and are dropped.
+        """
+
+        def kept(parts: Sequence[PartT]) -> list[PartT]:
+            known = {None, *names}
+            return [
+                renamed(part, names)
+                for part in parts
+                if {getattr(part, key, None) for key in ("model", "baseline")} <= known
+            ]
+
+        quality = {
+            task: {names[name]: values for name, values in by_model.items() if name in names}
+            for task, by_model in self.quality.items()
+        }
+        return self.model_copy(
+            update={
+                "models": [
+                    renamed(model, names).model_copy(update={"name": names[model.name]})
+                    for model in self.models
+                    if model.name in names
+                ],
+                "training": None,
+                "curve": [],
+                "published": [],
+                "quality": {task: by_model for task, by_model in quality.items() if by_model},
+                "latency": kept(self.latency),
+                "failures": kept(self.failures),
+                "agreements": kept(self.agreements),
+                "evaluations": kept(self.evaluations),
+                "comparisons": kept(self.comparisons),
+                "decisions": kept(self.decisions),
+                "pruning": kept(self.pruning),
+            }
+        )
 
     def to_json(self) -> str:
         return self.model_dump_json(indent=2, by_alias=True) + "\n"

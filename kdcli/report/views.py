@@ -24,7 +24,7 @@ from kdcli.report.schema import Report
 from kdcli.report.sections.contents import sections
 from kdcli.report.sections.evaluations import MAX_LABELS, scores
 from kdcli.report.sections.latency import latency_csv
-from kdcli.report.sections.overview import facts, how_made, models_section, origin, title
+from kdcli.report.sections.overview import facts, how_made, models_section, title
 from kdcli.report.sections.repeat import repeat_block, repeat_command
 from kdcli.report.sections.selection import how_chosen
 from kdcli.report.sections.summary import summary
@@ -367,7 +367,8 @@ def model_card(
     the method `generate`.
     """
     report = with_data_names(report)
-    card, source, embeds = report.cards[name], origin(report), auto_class == EMBEDDER
+    entry, embeds = report.model(name), auto_class == EMBEDDER
+    card, source = report.cards[name], entry.source or ""
     has_head = auto_class not in ("AutoModel", EMBEDDER)
     # A static model with a head gives logits where one without gives vectors.
     encodes = embeds or not card.layers
@@ -396,7 +397,7 @@ def model_card(
         what=title(report) if has_head else f"{card_shape(card)} {card.model_type}",
         parameters=count(card.params_total),
         embedding=count(card.params_embedding),
-        made=how_made(report),
+        made=how_made(report, name),
         auto_class=auto_class,
         own_code=own_code,
         has_head=has_head,
@@ -405,9 +406,7 @@ def model_card(
         encodes=encodes,
         labels=next(filter(None, classes), []),
         most=MAX_LABELS,
-        ancestor=(
-            "the model that it was made from" if report.with_role("trimmed") else "its teacher"
-        ),
+        ancestor=("the model that it was made from" if entry.role == "trimmed" else "its teacher"),
         origin=source and short(source),
         results=[line for section in results for line in _written(section, "###")],
         command=fenced(repeat_command(report.command, report.command_line, public=True)),

@@ -26,11 +26,14 @@ from kdcli.models.model import Model
 from kdcli.models.training_rows import ROWS_FILE, all_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Section
-from kdcli.report.finish import ReportContents, ReportedModel, RunResult
+from kdcli.report.entry import Entry
+from kdcli.report.finish import ReportContents, RunResult
+from kdcli.report.own_data import data_name
 from kdcli.report.schema import FINETUNED, Evaluation, Selection, TrivialAnswer
+from kdcli.report.text import short
 from kdcli.run.context import RunContext
 from kdcli.run.stages import Stage, StageJob, run_stage
-from kdcli.types import OWN, Array, Card, Outcome
+from kdcli.types import OWN, Array, Outcome
 from kdcli.workloads.labelled import WORST, LabelledWorkload
 from kdcli.workloads.learning import describe_learning, describe_score
 from kdcli.workloads.plan import log_padding
@@ -226,7 +229,7 @@ def save_and_report(
         return
     workload.save(model, folder, all_rows(model.rows, workload.rows))
     contents = finetune_contents(
-        workload, recipe, folder, describe(model.model, str(folder), folder)
+        workload, recipe, Entry.saved(FINETUNED, "finetuned", model.model, folder)
     )
     contents.outcome = outcome
     contents.notes = [*workload.notes, *kept_weights_note(workload, outcome), *notes]
@@ -234,16 +237,14 @@ def save_and_report(
     context.report(contents, recipe.measure if measured else None, folder)
 
 
-def finetune_contents(
-    workload: Workload, recipe: FinetuneRecipe, folder: Path, card: Card
-) -> ReportContents:
+def finetune_contents(workload: Workload, recipe: FinetuneRecipe, model: Entry) -> ReportContents:
     """Build the report of a fine-tuned model, without scores and latency."""
-    timed = Subject(FINETUNED, str(folder))
-    model = ReportedModel(FINETUNED, "finetuned", card, folder=folder, timed=timed)
+    source = str(recipe.model)
+    made = f"fine-tuned from {short(source)} on {data_name(workload.name, recipe.data.source)}"
     return ReportContents(
         "finetune",
         recipe,
-        [model],
+        [replace(model, made=made, source=source)],
         auto_class=workload.auto_class,
         pipeline=workload.pipeline,
     )
@@ -258,10 +259,11 @@ def selected_report(
     """Write the report of a grid: the report of the chosen run, with the reason for the choice."""
     training = chosen.report.training
     assert training is not None
-    card = chosen.report.cards[FINETUNED]
-    contents = finetune_contents(
-        workload, context.recipe, context.folder, replace(card, id=str(context.folder))
-    )
+    folder = context.folder
+    card = replace(chosen.report.cards[FINETUNED], id=str(folder))
+    timed = Subject(FINETUNED, str(folder))
+    model = Entry(FINETUNED, "finetuned", card, folder=folder, timed=timed)
+    contents = finetune_contents(workload, context.recipe, model)
     contents.outcome = Outcome(**training.model_dump())
     contents.notes = chosen.report.notes
     contents.selection = selection

@@ -12,6 +12,8 @@ from kdcli.report.published import published_for
 from kdcli.report.schema import ModelEntry, Report
 from kdcli.report.views import html, markdown, terminal
 
+MODEL = "google-bert/bert-base-uncased"
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>$\\frac$ `|` [bold]"
 
 
@@ -50,7 +52,7 @@ def printed(report: Report, width: int = 200) -> str:
 def model(role: str, baseline: str | None = None, **fields: object) -> dict[str, object]:
     """A model of a report, without its name; `of`, `step` and so on are kept, the rest is its
     card."""
-    kept = {"of", "step", "backend", "dtype", "variant", "source", "run"}
+    kept = {"of", "step", "backend", "dtype", "variant", "source", "made", "run"}
     entry = {"role": role, "baseline": baseline}
     entry |= {key: value for key, value in fields.items() if key in kept}
     own = {key: value for key, value in fields.items() if key not in kept}
@@ -184,6 +186,7 @@ def report_values() -> dict[str, object]:
         latency_row("6x384", 8, 66.0),
         latency_row("3x384", 8, 36.0, speedup=ratio("teacher", 11.0, 10.0, 12.0)),
     ]
+    origin = {"source": MODEL, "made": f"distilled from {MODEL} with minilm on corpus.txt"}
     return {
         **{
             "schema": 2,
@@ -196,8 +199,8 @@ def report_values() -> dict[str, object]:
         "recipe": {"method": "minilm", "data": {"source": "corpus.txt"}},
         "models": {
             "teacher": model("teacher"),
-            "6x384": model("student", "teacher", id="out/6x384", **half),
-            "3x384": model("student", "teacher", id="out/3x384", **small),
+            "6x384": model("student", "teacher", id="out/6x384", **half, **origin),
+            "3x384": model("student", "teacher", id="out/3x384", **small, **origin),
             "3x384 undistilled": without_files("untrained", "3x384"),
         },
         "training": {
@@ -306,7 +309,8 @@ def hostile_values() -> dict[str, object]:
         for lr, score in ((0.1, 0.5), (0.2, 0.6))
     ]
     point = {"held_out": {HOSTILE: {HOSTILE: 0.5}}, "metrics": {HOSTILE: 0.5}}
-    other = model("student", "teacher", id=HOSTILE, layers=3, bytes=69_600_000)
+    origin = {"source": HOSTILE, "made": f"distilled from {HOSTILE}"}
+    other = model("student", "teacher", id=HOSTILE, layers=3, bytes=69_600_000, **origin)
     return report_values() | {
         "models": {
             "teacher": model("teacher", id=HOSTILE, model_type=HOSTILE),
@@ -451,7 +455,15 @@ def finetune_values() -> dict[str, object]:
         "command": "finetune",
         "recipe": {"model": "sentence-transformers/all-MiniLM-L6-v2", "task": "sst2"},
         "models": {
-            "finetuned": model("finetuned", id="out/model", layers=6, hidden=384, bytes=90_900_000)
+            "finetuned": model(
+                "finetuned",
+                id="out/model",
+                layers=6,
+                hidden=384,
+                bytes=90_900_000,
+                source=MINILM,
+                made=f"fine-tuned from {MINILM} on sst2",
+            )
         },
         "curve": [
             {"step": step, "loss": 0.7 / (1 + step / 50) if step else None, "held_out": None}
@@ -746,7 +758,15 @@ def prune_values() -> dict[str, object]:
     shape = {"layers": 6, "hidden": 384, "bytes": 90_900_000, "params_total": 22_713_216}
     models = {
         "dense": model("baseline", id="bert-base-uncased", **shape, params_nonzero=22_700_000),
-        "masked": model("pruned", "dense", id="out", **shape, params_nonzero=13_100_000),
+        "masked": model(
+            "pruned",
+            "dense",
+            id="out",
+            **shape,
+            params_nonzero=13_100_000,
+            source="bert-base-uncased",
+            made="pruned from bert-base-uncased on sst2 with smp",
+        ),
         "compact": model(
             "pruned",
             "dense",

@@ -402,7 +402,7 @@ def test_runs_side_by_side_have_no_ratio_between_them(tmp_path):
     assert alike.differing() == []
     report = made(
         values,
-        models=[model.entry(tmp_path) for model in gathered.models],
+        models=[model.stored(tmp_path) for model in gathered.models],
         latency=gathered.latency.rows,
         failures=[],
         agreements=[],

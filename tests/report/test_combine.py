@@ -5,7 +5,7 @@ from reports import evaluation, made, model, prune_values, report_values, withou
 
 from kdcli.engine.run_dir import RunDir
 from kdcli.recipe.sections import Section
-from kdcli.report.combine import Part, combine_reports
+from kdcli.report.combine import combine_reports
 from kdcli.report.finish import RunResult
 
 
@@ -39,7 +39,7 @@ def test_variants_of_a_distillation_share_the_teacher(folder):
         "student": model("student", "teacher", layers=6, id="out"),
         "student undistilled": without_files("undistilled", "student"),
     }
-    parts = []
+    reports = {}
     for name, accuracy in (("full", 0.9), ("map-top", 0.8)):
         scores = {"teacher": 0.93, "student": accuracy, "student undistilled": accuracy - 0.1}
         found = [evaluation(model, metrics={"accuracy": value}) for model, value in scores.items()]
@@ -54,12 +54,12 @@ def test_variants_of_a_distillation_share_the_teacher(folder):
         }
         run = result(folder / name, report_values() | changes)
         names = {"teacher": "teacher", "student": name, "student undistilled": "alone"}
-        parts.append(Part(name, run, names, {"student": name}))
+        reports[name] = run.report.renamed(names)
     report = combine_reports(
         folder,
         command="distill",
         recipe=MethodRecipe(method="full"),
-        parts=parts,
+        reports=reports,
         notes=["full: where"],
     ).report
     assert [(m.name, m.role, m.baseline, m.of, m.variant) for m in report.models] == [
@@ -81,9 +81,14 @@ def test_variants_of_a_distillation_share_the_teacher(folder):
 
 def test_pruned_runs_take_the_names_of_their_parts(folder):
     runs = {name: result(folder / name, prune_values()) for name in ("a", "b")}
-    parts = [Part(name, run, {"dense": "dense", "compact": name}) for name, run in runs.items()]
+    reports = {
+        name: run.report.renamed({"dense": "dense", "compact": name}).model_copy(
+            update={"pruning": run.report.pruning}
+        )
+        for name, run in runs.items()
+    }
     report = combine_reports(
-        folder, command="prune", recipe=TaskRecipe(task="own"), parts=parts
+        folder, command="prune", recipe=TaskRecipe(task="own"), reports=reports
     ).report
     assert [(m.name, m.role, m.baseline) for m in report.models] == [
         ("dense", "baseline", None),

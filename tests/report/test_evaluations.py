@@ -49,8 +49,9 @@ def test_titles(finetuned, compared, tmp_path):
     assert title(finetuned) == f"{MODEL} on sst2"
     assert title(compared) == "bert-base-uncased, all-MiniLM-L6-v2 on sst2"
     (tmp_path / "mine").mkdir()
-    recipe = {"model": str(tmp_path / "mine"), "task": "sst2"}
-    assert title(made(finetune_values(), recipe=recipe, evaluations=[])) == "mine on sst2"
+    values = finetune_values()
+    values["models"]["finetuned"]["source"] = str(tmp_path / "mine")
+    assert title(made(values, evaluations=[])) == "mine on sst2"
 
 
 def test_facts_of_one_model_and_of_two(finetuned, compared, languages):
@@ -421,12 +422,17 @@ def test_pairs_are_named_by_both_models(values):
         "weights": [1, 1, 0.5, 0.5],
         "base": MODEL,
     }
-    peers = {"teacher": model("peer", source=MODEL), "student": model("peer", layers=3)}
+    together = "trained together as 6x128 and 3x128, dml on sst2, weights 1:1:0.5:0.5"
+    peers = {
+        "teacher": model("peer", source=MODEL),
+        "student": model("peer", layers=3, source=MODEL, made=together),
+    }
     values |= {"command": "cotrain", "models": peers, "quality": {}, "latency": [], "curve": []}
     report = made(values, recipe=recipe | {"task": "sst2"})
     assert title(report) == "6x128 and 3x128, dml on sst2"
-    weights = "trained together as 6x128 and 3x128, dml on sst2, weights 1:1:0.5:0.5: 200 steps"
-    assert not missing(model_card(report, "student"), weights, f"base_model: {MODEL}")
+    assert not missing(
+        model_card(report, "student"), f"{together}: 200 steps", f"base_model: {MODEL}"
+    )
     peers["student"] = model("peer", layers=3, source="org/frozen")
     peers["teacher"] = model("peer", source="org/frozen")
     frozen = made(values, recipe=recipe | {"community": {"model": "org/frozen"}})

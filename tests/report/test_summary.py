@@ -28,7 +28,7 @@ from kdcli.recipe.sections import RunOptions
 from kdcli.report import finish
 from kdcli.report.finish import RunResult
 from kdcli.report.frame import frame
-from kdcli.report.own_data import directory_word, own_data_name, with_data_names
+from kdcli.report.own_data import directory_word, with_data_names
 from kdcli.report.sections.overview import facts, title
 from kdcli.report.sections.repeat import repeat_block
 from kdcli.report.sections.summary import _listed, summary
@@ -416,7 +416,6 @@ def test_what_a_decision_does_not_need_is_folded(compressed):
 def test_your_own_data_has_its_name_in_every_view(recipe, name, report, monkeypatch):
     monkeypatch.setenv("KDCLI_CACHE", "cache")
     own = report.model_copy(update={"recipe": recipe})
-    assert own_data_name(own) == name
     scored = own.model_copy(update={"quality": {"own": {}, "own b": {}, "sst2": {}}})
     assert list(with_data_names(scored).quality) == [name, f"{name} b", "sst2"]
 

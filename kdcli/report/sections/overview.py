@@ -5,7 +5,7 @@ from statistics import fmean
 
 from kdcli.data.tasks import named_tasks
 from kdcli.deploy.measurements import UNSTABLE_PHRASE, LatencyRow
-from kdcli.report.own_data import own_data_name
+from kdcli.report.own_data import data_name
 from kdcli.report.schema import Quality, Report
 from kdcli.report.sections.compression import compressed_name, compression_facts
 from kdcli.report.sections.evaluations import evaluations_by_task, set_name
@@ -145,62 +145,16 @@ def variants(report: Report) -> list[str]:
 
 def origin(report: Report) -> str:
     """Return the model that the report's models were made from; empty if there was none."""
-    if sources := [model.source for model in report.models if model.source is not None]:
-        return sources[0]
-    if report.with_role("peer"):
-        return ""
-    cards = report.cards
-    if teachers := report.with_role("teacher"):
-        return cards[teachers[0].name].id
-    return str(report.recipe.get("model") or next(iter(cards.values())).id)
+    sources = (model.source for model in report.models if model.source is not None)
+    # Reports of an earlier version name the model in the recipe only.
+    return next(sources, None) or str(report.recipe.get("model") or "")
 
 
-def how_made(report: Report) -> str:
-    """Describe how the models were made, as the second half of a sentence."""
-    recipe, teachers = report.recipe, report.with_role("teacher")
-    source = (recipe.get("data") or {}).get("source")
-    on_text = f" on {short(str(source))}" if source else ""
-    if report.with_role("peer"):
-        weights = ":".join(f"{weight:g}" for weight in recipe["weights"])
-        where = "" if _task(report) else on_text
-        text = f"trained together as {_pair(report)}{where}, weights {weights}"
-    elif report.pruning:
-        shares = ", ".join(f"{percent(p.density, 1)} %" for p in report.pruning)
-        text = _on_tasks(report, f"pruned from {short(origin(report))}")
-        text += f" with {report.pruning[0].method}"
-        text += f", {shares} of the weights of its layers kept and the others zero"
-    elif teachers:
-        teacher, method = report.cards[teachers[0].name], recipe.get("method")
-        named = f"{short(teacher.id)} ({card_shape(teacher)})"
-        if report.training is not None and not report.training.steps:
-            return f"made from {named}{on_text}, without training"
-        text = f"distilled from {named}"
-        text += (f" with {method}" if method else "") + on_text
-    elif report.with_role("trimmed"):
-        text = f"made from {short(origin(report))} by {_trimmed(report, short(str(source)))}"
-    else:
-        text = _on_tasks(report, f"fine-tuned from {short(origin(report))}")
-    if t := report.training:
+def how_made(report: Report, name: str) -> str:
+    """Describe how a model was made, as the second half of a sentence."""
+    text = report.model(name).made or f"made by kdcli {report.command}"
+    if (t := report.training) is not None and t.steps:
         text += f": {t.steps:,} steps, {t.tokens:,} tokens, {duration(t.seconds)}"
-    return text
-
-
-def _trimmed(report: Report, source: str) -> str:
-    """Describe which tokens a trimmed model keeps."""
-    trimming, points = report.trimming, report.recipe.get("max_drop")
-    if trimming is None:
-        return f"removing tokens from its vocabulary, with the text of {source}"
-    if trimming.kept == trimming.needed:
-        return f"removing the tokens that do not occur in the training text of {source}"
-    text = (
-        f"keeping {trimming.kept:,} of its {trimming.whole:,} tokens: special tokens, single "
-        f"characters and the most frequent tokens of {source}, which cover {trimming.covered}"
-    )
-    if points is not None:
-        text += (
-            f". Of the sizes tried, it is the smallest that loses at most {points:g} points on the "
-            "selection rows"
-        )
     return text
 
 
@@ -222,8 +176,8 @@ def _on_tasks(report: Report, what: str) -> str:
 
 def _task(report: Report) -> str:
     """Return the task of the recipe, or the name of the user's own data."""
-    task = str(report.recipe.get("task") or "")
-    return own_data_name(report) if task == OWN else task
+    task, data = str(report.recipe.get("task") or ""), report.recipe.get("data") or {}
+    return data_name(task, data.get("source"))
 
 
 def overview(report: Report) -> ReportTable:

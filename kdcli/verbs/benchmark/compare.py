@@ -2,14 +2,15 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kdcli.deploy.latency import Latency
 from kdcli.deploy.old_machines.portable import read_portable
 from kdcli.disk import MAX_REPORT_BYTES, read_json
-from kdcli.report.finish import ReportedModel, checked_report
-from kdcli.report.schema import ModelEntry, Quality, Report, Role
+from kdcli.report.entry import Entry, with_baseline
+from kdcli.report.finish import checked_report
+from kdcli.report.schema import Quality, Report, renamed
 from kdcli.report.sections.evaluations import set_name
 from kdcli.types import Card
 
@@ -26,7 +27,7 @@ class Gathered:
         evaluated_on: The hash and the description of the examples, by task and run.
     """
 
-    models: list[ReportedModel] = field(default_factory=list)
+    models: list[Entry] = field(default_factory=list)
     latency: Latency = field(default_factory=Latency)
     quality: Quality = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -71,17 +72,11 @@ def _add_report(gathered: Gathered, run: str, report: Report) -> None:
     listed = [m for m in report.models if m.card or m.role == "form" or m.name in measured]
     alone = len(listed) == 1
     names = {model.name: run if alone else f"{run}: {model.name}" for model in listed}
-    gathered.models += [_reported(model, names, run) for model in listed]
-    for row in report.latency:
-        speedup = row.speedup
-        if speedup is not None:
-            speedup = speedup.model_copy(update={"baseline": names[speedup.baseline]})
-        update = {"model": names[row.model], "speedup": speedup}
-        gathered.latency.rows.append(row.model_copy(update=update))
-    for task, by_model in report.quality.items():
-        known = {names[model]: values for model, values in by_model.items() if model in names}
-        if known:
-            gathered.quality.setdefault(task, {}).update(known)
+    own = report.renamed(names)
+    gathered.models += [replace(Entry.reported(m), variant=None, run=run) for m in own.models]
+    gathered.latency.rows += own.latency
+    for task, by_model in own.quality.items():
+        gathered.quality.setdefault(task, {}).update(by_model)
     data = report.recipe.get("data")
     source = data.get("source") if isinstance(data, dict) else None
     for e in report.evaluations:
@@ -90,33 +85,11 @@ def _add_report(gathered: Gathered, run: str, report: Report) -> None:
         runs[run] = e.rows_sha256 or words, words
 
 
-def _reported(model: ModelEntry, names: dict[str, str], run: str) -> ReportedModel:
-    """Return a model of a report under its new name."""
-    return ReportedModel(
-        name=names[model.name],
-        role=model.role,
-        card=model.card,
-        baseline=names.get(model.baseline or ""),
-        of=names.get(model.of or ""),
-        backend=model.backend,
-        dtype=model.dtype,
-        run=run,
-    )
-
-
 def _add_portable(gathered: Gathered, file: Path, card_of: Callable[[str], Card]) -> None:
     """Add a result of the portable runner under the name of its file."""
     result, run = read_portable(file), file.stem
     names = {shape: f"{run}: {shape}" for shape in result.shapes}
-    baseline = None
-    for shape, name in names.items():
-        role: Role = "candidate" if baseline else "baseline"
-        gathered.models.append(ReportedModel(name, role, card_of(shape), baseline, run=run))
-        baseline = baseline or name
-    for row in result.rows:
-        speedup = row.speedup
-        if speedup is not None:
-            speedup = speedup.model_copy(update={"baseline": names[speedup.baseline]})
-        update = {"model": names[row.model], "speedup": speedup}
-        gathered.latency.rows.append(row.model_copy(update=update))
+    shapes = [Entry(name, "candidate", card_of(shape), run=run) for shape, name in names.items()]
+    gathered.models += with_baseline(shapes)
+    gathered.latency.rows += [renamed(row, names) for row in result.rows]
     gathered.notes.append(f"{run}: {json.dumps(result.environment, ensure_ascii=False)}")

@@ -41,12 +41,8 @@ from kdcli.models.load import load_encoder, load_tokenizer, location
 from kdcli.models.shape import longest_input
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
-from kdcli.report.finish import (
-    ReportContents,
-    RunResult,
-    with_baseline,
-    write_report,
-)
+from kdcli.report.entry import Entry, with_baseline
+from kdcli.report.finish import ReportContents, RunResult, write_report
 from kdcli.report.schema import Report
 from kdcli.report.sections.latency import Cell, ran_as
 from kdcli.report.text import duration
@@ -141,10 +137,11 @@ def benchmark(resolved: Resolved[BenchmarkRecipe], options: RunOptions) -> RunRe
         ["interrupted: only the cells measured until then are here"] if latency.interrupted else []
     )
     notes += task.workload.notes if task else []
+    entries = [Entry(name, "candidate", card) for name, card in cards.items()]
     contents = ReportContents(
         "benchmark",
         recipe,
-        [*with_baseline(cards), *scores.forms],
+        [*with_baseline(entries), *scores.forms],
         focus="latency",
         latency=latency,
         evaluations=scores.evaluations,

@@ -23,7 +23,7 @@ from kdcli.models.grammar import is_shape
 from kdcli.models.load import location
 from kdcli.models.model import Model
 from kdcli.models.training_rows import training_rows
-from kdcli.report.finish import ReportedModel
+from kdcli.report.entry import Entry
 from kdcli.report.schema import Comparison, Evaluation
 from kdcli.types import task_title
 from kdcli.verbs.benchmark.settings import BenchmarkRecipe
@@ -55,7 +55,7 @@ class BackendScores:
     evaluations: list[Evaluation] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     worse: list[str] = field(default_factory=list)
-    forms: list[ReportedModel] = field(default_factory=list)
+    forms: list[Entry] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def evaluate_backends(
                 backend, dtype = pair
                 label = f"{name} on {backend} {dtype}"
                 total.forms.append(
-                    ReportedModel(label, "form", None, name, of=name, backend=backend, dtype=dtype)
+                    Entry(label, "form", None, name, of=name, backend=backend, dtype=dtype)
                 )
             Progress.log(f"scoring {label} on {task_title(workload.name)}")
             scores[label] = _score(workload, model, pair, device)

@@ -22,7 +22,8 @@ from kdcli.errors import GateError, UsageError
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
 from kdcli.report import schema
-from kdcli.report.finish import BEST, ReportContents, ReportedModel, RunResult, write_report
+from kdcli.report.entry import Entry
+from kdcli.report.finish import BEST, ReportContents, RunResult, write_report
 from kdcli.report.own_data import directory_word
 from kdcli.report.schema import Compression
 from kdcli.report.sections.price import price_sentence
@@ -505,7 +506,7 @@ def _write(
     report = verified.report
     both = dict(zip(report.cards, (TEACHER, verified.chosen.name), strict=True))
     models = [
-        ReportedModel(
+        Entry(
             name,
             "teacher" if name == TEACHER else "candidate",
             report.cards[label],

@@ -10,25 +10,22 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kdcli.deploy.latency import Subject
 from kdcli.engine.launch import check_machine
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import UsageError
 from kdcli.losses.ctcd import STUDENT_MODEL, TEACHER_MODEL
-from kdcli.models.card import describe, describe_source
+from kdcli.models.card import describe
 from kdcli.models.grammar import is_shape
 from kdcli.models.load import location, save_model
 from kdcli.models.model import Model
 from kdcli.models.training_rows import all_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
-from kdcli.report.finish import (
-    ReportContents,
-    ReportedModel,
-    RunResult,
-    quality_of,
-)
+from kdcli.report.entry import Entry
+from kdcli.report.finish import ReportContents, RunResult, quality_of
+from kdcli.report.own_data import data_name
+from kdcli.report.text import short
 from kdcli.run.context import RunContext
 from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import Run, Stage, StageJob, run_command
@@ -163,26 +160,24 @@ class Cotraining:
         return StageJob(job, schedule, steps_per_pass, finish, cards)
 
     def _finish(self, pair: ModelPair, outcome: Outcome) -> None:
-        workload, models = self.workload, list[ReportedModel]()
-        origin = origin_of(self.resolved.recipe)
+        workload, recipe, entries = self.workload, self.resolved.recipe, list[Entry]()
+        origin, made = origin_of(recipe), how_made(recipe)
         # Each model learns from the other, so both depend on the same rows.
         rows = all_rows(pair.rows, workload.rows)
         for (name, folder), loaded in zip(self.folders.items(), pair.models.values(), strict=True):
             if self.context.is_main:
                 workload.save(loaded, folder, rows)
-                card = describe(loaded.model, str(folder), folder)
-                timed = Subject(name, str(folder))
-                models.append(
-                    ReportedModel(name, "peer", card, folder=folder, source=origin, timed=timed)
+                entries.append(
+                    Entry.saved(name, "peer", loaded.model, folder, made=made, source=origin)
                 )
-        contents = ReportContents("cotrain", self.resolved.recipe, models, outcome=outcome)
+        contents = ReportContents("cotrain", recipe, entries, outcome=outcome)
         contents.notes, contents.auto_class = self.notes, workload.auto_class
         if workload.has_metrics:
             for name, loaded in pair.models.items():
                 contents.evaluations += workload.score(loaded, worst=WORST).rows(name)
             contents.quality = quality_of(contents.evaluations)
         else:
-            losses = held_out_mlm_losses(self.resolved.recipe, RunDir(self.folder))
+            losses = held_out_mlm_losses(recipe, RunDir(self.folder))
             contents.quality = {
                 HELD_OUT_MLM: {n: {"loss": after} for n, (_, after) in losses.items()}
             }
@@ -197,6 +192,19 @@ def origin_of(recipe: Recipe) -> str | None:
     community = recipe.community.model if isinstance(recipe, CotrainRecipe) else None
     sources = [community, recipe.base, recipe.teacher, recipe.student]
     return next((str(s) for s in sources if s is not None and not is_shape(str(s))), None)
+
+
+def how_made(recipe: Recipe) -> str:
+    """Describe how both models are trained."""
+    pair = f"{short(str(recipe.teacher))} and {short(str(recipe.student))}, {recipe.mode}"
+    if isinstance(recipe, CotrainTaskRecipe):
+        data = data_name(str(recipe.task), recipe.data.source)
+    else:
+        data = short(str(recipe.data.source))
+        if recipe.community.model is not None:
+            pair += f" under {short(str(recipe.community.model))}"
+    weights = ":".join(f"{weight:g}" for weight in recipe.weights)
+    return f"trained together as {pair} on {data}, weights {weights}"
 
 
 def load_pair(recipe: Recipe, workload: Workload) -> ModelPair:
@@ -226,24 +234,21 @@ def _report(main: Cotraining, others: list[Cotraining], community: Model | None)
         return
     models = []
     if community is not None:
-        card = describe_source(community.model, community.source)
-        timed = Subject(TEACHER_MODEL, location(community.source))
-        models.append(ReportedModel(TEACHER_MODEL, "teacher", card, timed=timed))
+        models.append(Entry.loaded(TEACHER_MODEL, "teacher", community))
     # The student comes last, because the report's first numbers describe the last model.
     first, last = (replace(model, baseline=baselines.get(model.name)) for model in contents.models)
     models.append(first)
     quality = contents.quality or {}
     contents.compared_runs = {each.folder.name: RunResult.read(each.folder) for each in others}
-    for report in (run.report for run in contents.compared_runs.values()):
+    for run in contents.compared_runs.values():
+        alone = run.report.renamed({name: f"{name} {STANDALONE}" for name in run.report.cards})
         models += [
-            ReportedModel(f"{name} {STANDALONE}", "baseline", card, of=name)
-            for name, card in report.cards.items()
+            Entry(f"{name} {STANDALONE}", "baseline", card, of=name)
+            for name, card in run.report.cards.items()
         ]
-        contents.evaluations += [
-            e.model_copy(update={"model": f"{e.model} {STANDALONE}"}) for e in report.evaluations
-        ]
-        for row, values in report.quality.items():
-            quality[row] |= {f"{name} {STANDALONE}": metrics for name, metrics in values.items()}
+        contents.evaluations += alone.evaluations
+        for row, values in alone.quality.items():
+            quality[row] |= values
     contents.models = [*models, last]
     if not workload.has_metrics:
         contents.notes = contents.notes + gains(context.recipe, RunDir(context.folder), quality)

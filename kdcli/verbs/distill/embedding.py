@@ -19,14 +19,13 @@ import torch
 from transformers import PreTrainedModel
 
 from kdcli.data.text.sentences import read_texts
-from kdcli.deploy.latency import Subject
 from kdcli.disk import as_directory
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import UsageError
 from kdcli.losses import build_objective
 from kdcli.losses.embedding import check_dimensions, check_pairs
-from kdcli.models.card import describe, describe_source
+from kdcli.models.card import describe
 from kdcli.models.embedder import EmbeddingFormat, Pool, read_format, save_embedder
 from kdcli.models.grammar import goal_of, is_static_shape, match_shape, static_shape
 from kdcli.models.load import load_config, location
@@ -34,7 +33,8 @@ from kdcli.models.shape import InitializedStudent, shape_of
 from kdcli.models.static import as_static
 from kdcli.models.training_rows import all_rows, training_rows
 from kdcli.recipe.resolve import Resolved, defaulted
-from kdcli.report.finish import ReportContents, ReportedModel, quality_of, without_distillation
+from kdcli.report.entry import Entry
+from kdcli.report.finish import ReportContents, quality_of
 from kdcli.report.front import EMBEDDER
 from kdcli.report.schema import HELD_OUT_LOSS, TEACHER, UNDISTILLED
 from kdcli.run.context import RunContext
@@ -45,7 +45,7 @@ from kdcli.targets.teacher import Teacher
 from kdcli.types import Array, ModelShape, Needs, Outcome, RowHashes
 from kdcli.verbs.distill.basis import projected
 from kdcli.verbs.distill.embedding_checks import check_signals
-from kdcli.verbs.distill.fast import shape_notes, with_shape
+from kdcli.verbs.distill.fast import how_distilled, shape_notes, with_shape
 from kdcli.verbs.distill.held_out import held_out_losses
 from kdcli.verbs.distill.layers import start_of, with_measured_layers
 from kdcli.verbs.distill.plan import student_shapes
@@ -355,19 +355,18 @@ class EmbeddingDistillation:
                     untrained = replace(untrained, format=fmt)
                 scored[name + UNDISTILLED] = untrained
         result = self.workload.evaluate(scored)
-        card = describe_source(teacher.model, teacher.source)
-        timed = Subject(TEACHER, location(teacher.source))
-        models = [ReportedModel(TEACHER, "teacher", card, timed=timed)]
+        models = [Entry.loaded(TEACHER, "teacher", teacher)]
+        assert models[0].card is not None
+        made = how_distilled(models[0].card, recipe, trains=recipe.train.trains)
         for number, more in enumerate(self.more_teachers, 2):
-            card = describe_source(more.model, more.source)
-            models.append(ReportedModel(f"{TEACHER} {number}", "teacher", card))
+            entry = Entry.loaded(f"{TEACHER} {number}", "teacher", more)
+            models.append(replace(entry, timed=None))
         for name in names:
-            folder = self.model_folder(name)
-            card = describe(students[name].encoder, str(folder), folder)
-            timed = Subject(name, str(folder))
-            models.append(ReportedModel(name, "student", card, TEACHER, folder, timed=timed))
+            encoder, folder = students[name].encoder, self.model_folder(name)
+            student = Entry.saved(name, "student", encoder, folder, TEACHER)
+            models.append(replace(student, made=made, source=teacher.source))
         if recipe.train.trains:
-            models += map(without_distillation, names)
+            models += map(Entry.without_distillation, names)
         notes = [
             *(f"{each.source}: {each.note}" for each in (teacher, *self.more_teachers)),
             f"{len(self.workload.all_texts):,} distinct texts",

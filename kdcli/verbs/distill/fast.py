@@ -25,9 +25,11 @@ from kdcli.models.grammar import SpeedGoal, goal_of
 from kdcli.models.load import location
 from kdcli.models.model import Model
 from kdcli.recipe.resolve import Resolved, resolve
+from kdcli.recipe.sections import Section
 from kdcli.report.schema import TEACHER
+from kdcli.report.text import card_shape, short
 from kdcli.run.context import RunContext
-from kdcli.types import ModelShape
+from kdcli.types import Card, ModelShape
 from kdcli.verbs.distill.settings import DistillRecipe, StudentSettings, TaskDistillRecipe
 from kdcli.workloads.settings import ChosenShape, RerankRecipe, RerankStudentSettings
 from kdcli.workloads.workload import Workload
@@ -90,6 +92,19 @@ def check_goal(recipe: DistillRecipe | TaskDistillRecipe | RerankRecipe) -> None
         )
     backend, _, precision = recipe.student.backend.partition("-")
     check_backend(backend, precision or "fp32")
+
+
+def how_distilled(teacher: Card | None, recipe: Section, *, trains: bool = True) -> str:
+    """Describe how a student is made, for its model card."""
+    values = recipe.model_dump()
+    method, source = values.get("method"), values["data"]["source"]
+    on_text = f" on {short(source)}" if source else ""
+    if teacher is None:
+        return f"trained without a teacher{on_text}"
+    named = f"{short(teacher.id)} ({card_shape(teacher)})"
+    if not trains:
+        return f"made from {named}{on_text}, without training"
+    return f"distilled from {named}" + (f" with {method}" if method else "") + on_text
 
 
 def shape_notes(student: StudentSettings | RerankStudentSettings) -> list[str]:

@@ -24,14 +24,21 @@ from kdcli.models.shape import set_dropout
 from kdcli.models.training_rows import all_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import KdSettings, MeasureSettings, RunOptions, Section
-from kdcli.report.finish import ReportContents, ReportedModel, RunResult, without_distillation
+from kdcli.report.entry import Entry
+from kdcli.report.finish import ReportContents, RunResult
 from kdcli.report.schema import STUDENT, TEACHER, UNDISTILLED
 from kdcli.run.context import RunContext
 from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import Run, Stage, StageJob, run_command
 from kdcli.targets.targets import StorePlace
 from kdcli.types import Job, Needs, Outcome, Schedule, Start, task_title
-from kdcli.verbs.distill.fast import check_goal, check_untrained, shape_notes, with_shape
+from kdcli.verbs.distill.fast import (
+    check_goal,
+    check_untrained,
+    how_distilled,
+    shape_notes,
+    with_shape,
+)
 from kdcli.verbs.distill.layers import start_of, with_measured_layers
 from kdcli.verbs.distill.recipes import SOFT_TARGETS
 from kdcli.verbs.distill.settings import StudentSettings, TaskDistillRecipe
@@ -129,16 +136,18 @@ class OutputDistillation:
             folder = context.folder
             teacher_rows = [self.teacher.rows] if self.teacher else []
             workload.save(student, folder, all_rows(workload.rows, student.rows, *teacher_rows))
-            models = []
+            models, baseline, source = [], None, None
             if card is not None and self.teacher is not None:
-                timed = Subject(TEACHER, location(self.teacher.source))
-                models.append(ReportedModel(TEACHER, "teacher", card, timed=timed))
-            baseline = TEACHER if models else None
-            own = describe(student.model, str(folder), folder)
-            timed = Subject(STUDENT, str(folder))
-            models.append(ReportedModel(STUDENT, "student", own, baseline, folder, timed=timed))
+                baseline, source = TEACHER, self.teacher.source
+                timed = Subject(TEACHER, location(source))
+                models.append(Entry(TEACHER, "teacher", card, timed=timed))
+            made = how_distilled(card, self.recipe, trains=self.train.trains)
+            network = student.model
+            models.append(
+                Entry.saved(STUDENT, "student", network, folder, baseline, made=made, source=source)
+            )
             if self.train.trains:
-                models.append(without_distillation(STUDENT))
+                models.append(Entry.without_distillation(STUDENT))
             chosen = [STUDENT] if outcome.best_step is not None else []
             result = compare(workload.name, scores, chosen=chosen)
             contents = ReportContents("distill", self.recipe, models, outcome=outcome)

@@ -15,7 +15,7 @@ from kdcli.errors import UsageError
 from kdcli.losses import on_tasks
 from kdcli.recipe.resolve import Resolved, defaulted
 from kdcli.recipe.sections import RunOptions
-from kdcli.report.combine import Part, combine_reports
+from kdcli.report.combine import combine_reports
 from kdcli.report.finish import RunResult
 from kdcli.report.own_data import directory_word
 from kdcli.report.schema import STUDENT, TEACHER
@@ -172,15 +172,12 @@ def _run_variants(
     if not session.is_main:
         return None
     # All variants share the teacher. They also share the undistilled student, up to its start.
-    parts = [
-        Part(
-            name,
-            RunResult.read(folder / name),
-            {TEACHER: TEACHER, STUDENT: name, WITHOUT: WITHOUT},
-            {STUDENT: name},
+    reports = {
+        name: RunResult.read(folder / name).report.renamed(
+            {TEACHER: TEACHER, STUDENT: name, WITHOUT: WITHOUT}
         )
         for name in variants
-    ]
+    }
     notes = [f"{name}: {name}/" for name in variants]
     recipe = context.recipe
-    return combine_reports(folder, command="distill", recipe=recipe, parts=parts, notes=notes)
+    return combine_reports(folder, command="distill", recipe=recipe, reports=reports, notes=notes)

@@ -24,7 +24,8 @@ from kdcli.models.load import load_encoder, location, save_model
 from kdcli.models.model import Model
 from kdcli.models.shape import set_dropout
 from kdcli.models.training_rows import all_rows, training_rows
-from kdcli.report.finish import ReportContents, ReportedModel, RunResult, without_distillation
+from kdcli.report.entry import Entry
+from kdcli.report.finish import ReportContents, RunResult
 from kdcli.report.schema import HELD_OUT_LOSS, STUDENT, TEACHER, UNDISTILLED
 from kdcli.run.context import RunContext
 from kdcli.run.stages import Run, Stage, StageJob
@@ -41,7 +42,7 @@ from kdcli.types import (
     task_title,
 )
 from kdcli.verbs.distill.augment import WordSource, augmented
-from kdcli.verbs.distill.fast import shape_notes
+from kdcli.verbs.distill.fast import how_distilled, shape_notes
 from kdcli.verbs.distill.held_out import held_out_losses
 from kdcli.verbs.distill.jobs import objective_job, prediction_job
 from kdcli.verbs.distill.recipes import stage_settings, undistilled_recipe
@@ -235,7 +236,7 @@ class TaskDistillation:
             save_model(student.encoder, self.reader.tokenizer, folder, rows)
             contents = self._contents(folder, Model(student.encoder, self.reader.tokenizer, ""))
             contents.outcome, contents.notes = outcome, list(objective.notes)
-            contents.models.append(without_distillation(STUDENT))
+            contents.models.append(Entry.without_distillation(STUDENT))
             contents.quality = {HELD_OUT_LOSS: held_out_losses(RunDir(folder), [STUDENT])}
             self.context.report(contents, folder=folder)
             delete_signals(self.folder)
@@ -356,7 +357,7 @@ class TaskDistillation:
             notes.append(f"the student before the task: {self._named_start(folder)}")
         if self.has_undistilled:
             alone = RunResult.read(folder / ALONE).report
-            contents.models.append(without_distillation(STUDENT, "undistilled"))
+            contents.models.append(Entry.without_distillation(STUDENT, "undistilled"))
             contents.evaluations += [
                 e.model_copy(update={"model": WITHOUT}) for e in alone.evaluations
             ]
@@ -422,11 +423,13 @@ class TaskDistillation:
 
     def _contents(self, folder: Path, student: Model) -> ReportContents:
         """Begin the report of a teacher and its student."""
-        models = []
+        models, baseline, source = [], None, None
         if self.teacher_card is not None:
-            timed = Subject(TEACHER, location(self.teachers[0].source))
-            models.append(ReportedModel(TEACHER, "teacher", self.teacher_card, timed=timed))
-        card = describe(student.model, str(folder), folder)
-        baseline, timed = TEACHER if models else None, Subject(STUDENT, str(folder))
-        models.append(ReportedModel(STUDENT, "student", card, baseline, folder, timed=timed))
+            baseline, source = TEACHER, self.teachers[0].source
+            timed = Subject(TEACHER, location(source))
+            models.append(Entry(TEACHER, "teacher", self.teacher_card, timed=timed))
+        network, made = student.model, how_distilled(self.teacher_card, self.recipe)
+        models.append(
+            Entry.saved(STUDENT, "student", network, folder, baseline, made=made, source=source)
+        )
         return ReportContents("distill", self.recipe, models)

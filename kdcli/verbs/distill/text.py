@@ -30,19 +30,18 @@ from kdcli.models.masked_lm import student_with_head
 from kdcli.models.model import Model
 from kdcli.models.shape import InitializedStudent
 from kdcli.recipe.resolve import Resolved
+from kdcli.report.entry import Entry
 from kdcli.report.finish import (
     ReportContents,
-    ReportedModel,
     RunResult,
     quality_of,
-    without_distillation,
 )
 from kdcli.report.schema import ASSISTANT, AT, HELD_OUT_LOSS, TEACHER, UNDISTILLED, Role
 from kdcli.run.context import RunContext
 from kdcli.run.stages import Run, Stage, StageJob
 from kdcli.targets.targets import LiveTargets, targets_of
 from kdcli.types import Card, ModelShape, Outcome
-from kdcli.verbs.distill.fast import shape_notes, with_shape
+from kdcli.verbs.distill.fast import how_distilled, shape_notes, with_shape
 from kdcli.verbs.distill.held_out import held_out_losses
 from kdcli.verbs.distill.layers import start_of, with_measured_layers
 from kdcli.verbs.distill.plan import (
@@ -387,7 +386,8 @@ class StudentGroup:
         """
         whole, recipe = self.whole, self.resolved.recipe
         timed = Subject(TEACHER, location(whole.teacher.source))
-        models = [ReportedModel(TEACHER, "teacher", whole.card, timed=timed)]
+        models = [Entry(TEACHER, "teacher", whole.card, timed=timed)]
+        made = how_distilled(whole.card, recipe, trains=recipe.train.trains)
         losses: dict[str, dict[str, float]] = {}
         notes = shape_notes(recipe.student) if self.is_last else []
         if scores.evaluations:
@@ -398,7 +398,7 @@ class StudentGroup:
             ]
         if self.assistant is not None:
             card = RunResult.read(self.assistant.folder).report.cards[ASSISTANT]
-            models.append(ReportedModel(ASSISTANT, "assistant", card, TEACHER))
+            models.append(Entry(ASSISTANT, "assistant", card, TEACHER))
             notes.append(
                 "the held-out losses are measured against the assistant, from which the student "
                 "also started; everything else is compared with a student copied from the teacher "
@@ -409,18 +409,16 @@ class StudentGroup:
         for group in earlier:
             report = RunResult.read(group.folder).report
             models += [
-                ReportedModel(name, "student", report.cards[name], TEACHER, variant=planned.variant)
+                Entry(name, "student", report.cards[name], TEACHER, variant=planned.variant)
                 for name, planned in group.planned.items()
             ]
             losses |= report.quality[HELD_OUT_LOSS]
         role: Role = "assistant" if self.is_assistant else "student"
         for name, planned in self.planned.items():
-            folder = self.model_folder(name)
-            card = describe(students[name].encoder, str(folder), folder)
-            timed, variant = Subject(name, str(folder)), planned.variant
-            models.append(
-                ReportedModel(name, role, card, TEACHER, folder, variant=variant, timed=timed)
-            )
+            encoder, folder = students[name].encoder, self.model_folder(name)
+            source = str(recipe.teacher)
+            saved = Entry.saved(name, role, encoder, folder, TEACHER, made=made, source=source)
+            models.append(replace(saved, variant=planned.variant))
         losses |= held_out_losses(RunDir(self.folder), list(self.planned))
         trained = [name for group in (*earlier, self) for name in group.planned]
         models += self._models_without_files(trained, scores)
@@ -435,19 +433,19 @@ class StudentGroup:
 
     def _models_without_files(
         self, trained: Sequence[str], scores: EvaluationResult
-    ) -> list[ReportedModel]:
+    ) -> list[Entry]:
         """Return the models before training and, if they were scored, at their checkpoints."""
         if not self.resolved.recipe.train.trains:
             return []
-        extra = {start.name: start for start in map(without_distillation, trained)}
+        extra = {start.name: start for start in map(Entry.without_distillation, trained)}
         if not scores.evaluations:
             return list(extra.values())
         for name, (planned, _) in self.whole.students().items():
             for step in self.resolved.recipe.eval.at:
                 at = f"{name}{AT}{step}"
-                extra[at] = ReportedModel(at, "checkpoint", None, of=name, step=step)
+                extra[at] = Entry(at, "checkpoint", None, of=name, step=step)
             # Variants of one shape share the student that was copied from the teacher.
-            start = replace(without_distillation(planned.like), of=name)
+            start = replace(Entry.without_distillation(planned.like), of=name)
             extra.setdefault(start.name, start)
         return list(extra.values())
 

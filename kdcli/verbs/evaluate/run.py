@@ -14,8 +14,6 @@ from pathlib import Path
 from kdcli.data.labelled.request import RowsRequest
 from kdcli.data.labelled.submission import check_submission, write_submission
 from kdcli.data.labelled.task_data import Labelled, open_labelled
-from kdcli.deploy.exported import Export
-from kdcli.deploy.latency import Subject
 from kdcli.deploy.sparse.load import describe_head, load, published_mask, with_head
 from kdcli.deploy.sparse.mask_file import PUBLISHED, apply_masks, open_mask
 from kdcli.disk import check_writable, disk_errors, write_atomic
@@ -23,18 +21,18 @@ from kdcli.engine.inputs import check_output_file, texts_in
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, UsageError, did_you_mean
-from kdcli.models.card import describe_source
 from kdcli.models.heads import tokenizer_for
 from kdcli.models.load import location
 from kdcli.models.model import Model
 from kdcli.models.training_rows import training_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
-from kdcli.report.finish import ReportContents, RunResult, with_baseline
+from kdcli.report.entry import Entry, with_baseline
+from kdcli.report.finish import ReportContents, RunResult
 from kdcli.report.own_data import directory_word
 from kdcli.report.views import short
 from kdcli.run.context import RunContext, open_run
-from kdcli.types import Card, RowHashes, Task, task_title
+from kdcli.types import RowHashes, Task, task_title
 from kdcli.verbs.evaluate.settings import EvaluateRecipe
 from kdcli.workloads import modules_by_task, open_evaluation
 from kdcli.workloads.as_trained import as_trained
@@ -342,20 +340,6 @@ def _under_mask(
     )
 
 
-def _card(model: Model) -> Card:
-    network: object = model.model
-    if isinstance(network, Export):
-        return network.card
-    return describe_source(model.model, model.source)
-
-
-def _subject(name: str, model: Model) -> Subject:
-    network: object = model.model
-    if isinstance(network, Export):
-        return Subject(name, location(model.source), network.format, network.precision)
-    return Subject(name, location(model.source))
-
-
 def _report(
     context: RunContext[EvaluateRecipe],
     workload: Workload,
@@ -364,9 +348,8 @@ def _report(
 ) -> RunResult:
     recipe = context.recipe
     result = workload.compare(scores, resamples=recipe.resamples, confidence=recipe.confidence)
-    cards = {name: _card(model) for name, model in models.items()}
-    timed = {name: _subject(name, model) for name, model in models.items()}
-    contents = ReportContents("evaluate", recipe, with_baseline(cards, timed))
+    entries = [Entry.loaded(name, "candidate", model) for name, model in models.items()]
+    contents = ReportContents("evaluate", recipe, with_baseline(entries))
     contents.evaluations, contents.comparisons = result.evaluations, result.comparisons
     contents.decisions = decisions(
         scores,

@@ -21,7 +21,7 @@ from kdcli.models.model import Model
 from kdcli.pruners import check_settings, defaults, smp
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
-from kdcli.report.combine import Part, combine_reports
+from kdcli.report.combine import combine_reports
 from kdcli.report.finish import RunResult
 from kdcli.report.own_data import directory_word
 from kdcli.run.context import RunContext
@@ -194,12 +194,13 @@ def _report_several(
     """Compare the stages, unless a single stage has written the report."""
     if len(listed) == 1 or not context.is_main:
         return
-    parts = []
+    reports = {}
     for one in listed:
-        result = RunResult.read(one.folder)
+        report = RunResult.read(one.folder).report
         # Only the compact form is smaller: a model with zeros is as big as the dense one.
-        form = COMPACT if COMPACT in result.report.cards else MASKED
-        parts.append(Part(one.name, result, {DENSE: DENSE, form: one.name}))
+        form = COMPACT if COMPACT in report.cards else MASKED
+        forms = report.renamed({DENSE: DENSE, form: one.name})
+        reports[one.name] = forms.model_copy(update={"pruning": report.pruning})
     method, *others = dict.fromkeys(one.resolved.recipe.method for one in listed)
     notes = list(workload.notes)
     notes += [f"{one.name}: {one.folder.relative_to(context.folder)}" for one in listed]
@@ -207,7 +208,7 @@ def _report_several(
         notes.append(f"recipe.yaml here is the recipe of {method}; each run has its own")
     # Each stage's own report has its latencies.
     combine_reports(
-        context.folder, command="prune", recipe=context.recipe, parts=parts, notes=notes
+        context.folder, command="prune", recipe=context.recipe, reports=reports, notes=notes
     )
 
 

@@ -17,7 +17,6 @@ from kdcli.deploy.latency import Subject
 from kdcli.deploy.sparse.compact import compact_model
 from kdcli.deploy.sparse.load import task_part
 from kdcli.deploy.sparse.mask_file import MaskInfo, base_facts, write_mask
-from kdcli.models.card import describe
 from kdcli.models.custom_class import is_custom
 from kdcli.models.layout import COMPACT_PATHS, layout_for
 from kdcli.models.load import location
@@ -26,9 +25,11 @@ from kdcli.models.model import Model
 from kdcli.models.training_rows import all_rows
 from kdcli.pruners.selection import down_to_one
 from kdcli.report import schema
-from kdcli.report.finish import ReportContents, ReportedModel, quality_of
+from kdcli.report.entry import Entry
+from kdcli.report.finish import ReportContents, quality_of
+from kdcli.report.own_data import data_name
 from kdcli.report.schema import PrunedMatrix
-from kdcli.report.text import bytes_of
+from kdcli.report.text import bytes_of, percent, short
 from kdcli.run.context import RunContext
 from kdcli.types import Outcome, RowHashes
 from kdcli.verbs.prune.job import TRACE, BuiltPruning
@@ -57,13 +58,13 @@ class _Forms:
     """The saved forms of a pruned model.
 
     Attributes:
-        reported: Their entries in the report, after the dense model's.
+        entries: Their entries in the report, after the dense model's.
         models: The models by name.
         scores: The scores by name; empty without sets to score on.
         notes: Sentences for the report.
     """
 
-    reported: list[ReportedModel]
+    entries: list[Entry]
     models: dict[str, Model] = field(default_factory=dict)
     scores: dict[str, ModelScores] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -96,9 +97,11 @@ def save_pruned(
     pruner.masks.fold()
     notes = [*built.warnings, *down_to_one(masks), *workload.notes]
     notes += _chosen_step(workload, built, outcome)
-    forms = _save_forms(context, workload, built, folder, scores, rows)
+    trace = json.loads((folder / TRACE).read_text("utf-8"))
+    facts = pruning_facts(recipe, network, masks, trace)
+    forms = _save_forms(context, workload, built, folder, scores, rows, facts.density)
     notes += forms.notes
-    contents = ReportContents("prune", recipe, forms.reported, outcome=outcome, notes=notes)
+    contents = ReportContents("prune", recipe, forms.entries, outcome=outcome, notes=notes)
     contents.evaluations = [row for name, each in forms.scores.items() for row in each.rows(name)]
     if not workload.has_labels:
         _compare_with_dense(workload, recipe, forms.models, contents)
@@ -117,8 +120,7 @@ def save_pruned(
         size = bytes_of((folder / MASK_FILE).stat().st_size)
         notes.append(f"mask: {size} in addition to the base ({MASK_FILE})")
     contents.auto_class, contents.pipeline = workload.auto_class, workload.pipeline
-    trace = json.loads((folder / TRACE).read_text("utf-8"))
-    contents.pruning = [pruning_facts(recipe, network, masks, trace)]
+    contents.pruning = [facts]
     context.report(contents, recipe.measure, folder)
 
 
@@ -140,6 +142,7 @@ def _save_forms(
     folder: Path,
     scores: ModelScores | None,
     rows: RowHashes,
+    density: float,
 ) -> _Forms:
     """Save the masked model, and the compact one if its architecture has one.
 
@@ -150,19 +153,22 @@ def _save_forms(
         folder: The directory of the run.
         scores: The scores of the masked model; None for none.
         rows: The rows that the model was trained on.
+        density: The share of the weights of its layers that are kept.
     """
     model, network, recipe = built.model, built.model.model, built.recipe
     loads = "anywhere"
     if is_custom(network):
         loads += " with trust_remote_code, because its class lies next to it"
     workload.save(model, folder, rows)
-    card = describe(network, str(folder), folder)
-    dense = Subject(DENSE, location(str(recipe.model)))
-    reported = [
-        ReportedModel(DENSE, "baseline", built.dense, timed=dense),
-        ReportedModel(MASKED, "pruned", card, DENSE, folder, timed=Subject(MASKED, str(folder))),
-    ]
-    forms = _Forms(reported, {MASKED: model}, {MASKED: scores} if scores else {})
+    source = str(recipe.model)
+    dense = Entry(DENSE, "baseline", built.dense, timed=Subject(DENSE, location(source)))
+    made = (
+        f"pruned from {short(source)} on {data_name(workload.name, recipe.data.source)} with "
+        f"{recipe.method}, {percent(density, 1)} % of the weights of its layers kept and the "
+        "others zero"
+    )
+    masked = Entry.saved(MASKED, "pruned", network, folder, DENSE, made=made, source=source)
+    forms = _Forms([dense, masked], {MASKED: model}, {MASKED: scores} if scores else {})
     forms.notes.append(f"masked: zeros in a model that is not faster and loads {loads}")
     if network.config.model_type in COMPACT_PATHS:
         _save_compact(context, workload, model, recipe, folder / COMPACT, rows, forms)
@@ -170,7 +176,7 @@ def _save_forms(
         known = ", ".join(sorted(COMPACT_PATHS))
         forms.notes.append(f"no compact form: {network.config.model_type} has none ({known} have)")
     if context.session.device.type == "cpu":
-        sparse = ReportedModel(
+        sparse = Entry(
             SPARSE,
             "form",
             None,
@@ -180,7 +186,7 @@ def _save_forms(
             dtype="fp32",
             timed=Subject(SPARSE, str(folder), "sparse"),
         )
-        forms.reported.append(sparse)
+        forms.entries.append(sparse)
     return forms
 
 
@@ -199,8 +205,8 @@ def _save_compact(
     """
     small = replace(model, model=compact_model(model.model, drop_rows_below=recipe.drop_rows_below))
     workload.save(small, place, rows)
-    card, timed = describe(small.model, str(place), place), Subject(COMPACT, str(place))
-    forms.reported.append(ReportedModel(COMPACT, "pruned", card, DENSE, timed=timed))
+    compact = Entry.saved(COMPACT, "pruned", small.model, place, DENSE, source=str(recipe.model))
+    forms.entries.append(replace(compact, folder=None))
     forms.models[COMPACT] = small
     forms.notes.append(_check_compact(workload, model, small, recipe.drop_rows_below))
     if not forms.scores:

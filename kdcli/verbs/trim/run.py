@@ -3,12 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from kdcli.deploy.latency import Subject
 from kdcli.deploy.sparse.load import load
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, UsageError
-from kdcli.models.card import describe, describe_source
 from kdcli.models.custom_class import HEADS
 from kdcli.models.embedder import read_format, save_embedder
 from kdcli.models.load import check_case, load_tokenizer, location, save_model
@@ -16,12 +14,11 @@ from kdcli.models.model import Model
 from kdcli.models.training_rows import training_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
-from kdcli.report.finish import (
-    ReportContents,
-    ReportedModel,
-    RunResult,
-)
+from kdcli.report.entry import Entry
+from kdcli.report.finish import ReportContents, RunResult
 from kdcli.report.front import EMBEDDER
+from kdcli.report.schema import Trimming
+from kdcli.report.text import short
 from kdcli.run.context import open_run
 from kdcli.verbs.trim.bound import AFTER, BEFORE, smallest_vocabulary
 from kdcli.verbs.trim.settings import TrimRecipe
@@ -91,15 +88,19 @@ def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> TrimResult | No
     head = next((h for h in HEADS if type(model).__name__.endswith(f"For{h}")), None)
     for note in notes:
         Progress.log(note)
-    before = describe_source(model, source)
-    after = describe(smaller.model, str(folder), folder)
     contents = ReportContents(
         "trim",
         recipe,
         [
-            ReportedModel(BEFORE, "baseline", before, timed=Subject(BEFORE, location(source))),
-            ReportedModel(
-                AFTER, "trimmed", after, BEFORE, folder, timed=Subject(AFTER, str(folder))
+            Entry.loaded(BEFORE, "baseline", whole),
+            Entry.saved(
+                AFTER,
+                "trimmed",
+                smaller.model,
+                folder,
+                BEFORE,
+                made=f"made from {short(source)} by {kept_tokens(recipe, trimming)}",
+                source=source,
             ),
         ],
         notes=notes,
@@ -112,6 +113,23 @@ def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> TrimResult | No
     return TrimResult(
         context.report(contents, recipe.measure), None if bounded is None else bounded.missed
     )
+
+
+def kept_tokens(recipe: TrimRecipe, trimming: Trimming) -> str:
+    """Describe which tokens a trimmed model keeps."""
+    source, points = short(str(recipe.data.source)), recipe.max_drop
+    if trimming.kept == trimming.needed:
+        return f"removing the tokens that do not occur in the training text of {source}"
+    text = (
+        f"keeping {trimming.kept:,} of its {trimming.whole:,} tokens: special tokens, single "
+        f"characters and the most frequent tokens of {source}, which cover {trimming.covered}"
+    )
+    if points is not None:
+        text += (
+            f". Of the sizes tried, it is the smallest that loses at most {points:g} points on the "
+            "selection rows"
+        )
+    return text
 
 
 def check_bound(recipe: TrimRecipe) -> None:
