@@ -1,6 +1,6 @@
 """Rows of files and data sets, bad rows, and the pieces in which sources are read."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from kdcli.errors import UsageError
@@ -56,11 +56,12 @@ class Piece(NamedTuple):
     version: str = ""
 
 
-def columns_in(values: RowValues) -> str:
+def columns_in(values: Iterable[str]) -> str:
     """List the columns of a row for a message."""
-    if len(values) == 1:
-        return f"the only column is {next(iter(values))}"
-    return f"the columns are {', '.join(values)}" if values else "the row has no columns"
+    names = list(values)
+    if len(names) == 1:
+        return f"the only column is {names[0]}"
+    return f"the columns are {', '.join(names)}" if names else "the row has no columns"
 
 
 def check_encodable(where: str, column: str, text: str) -> str:

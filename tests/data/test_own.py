@@ -77,8 +77,8 @@ FLAT = {
         "score Sentence_1 sentence2 -> score",
     ),
     "booleans": (
-        table("query passage answer", ("is it", "it is", True), ("is it", "it was", False)),
-        "class query passage -> answer False True",
+        table("query passage label", ("is it", "it is", True), ("is it", "it was", False)),
+        "class query passage -> label False True",
     ),
     "texts to generate": (
         table("id source target", (0, "a b", "c"), (1, "d", "c")),
@@ -93,14 +93,6 @@ FLAT = {
         "class text -> label -1 9 10",
     ),
     "a frame of pandas": (STARS, "class comment -> stars 1 3 5"),
-    "the only column of strings": (
-        table("guid wording toxic", ("u1", "some words", 1), ("u2", "other words", 0)),
-        "class wording -> toxic 0 1",
-    ),
-    "the only column left": (
-        table("text verdict", ("a", "guilty"), ("b", "free")),
-        "class text -> verdict free guilty",
-    ),
     "a text before a title": (
         table("title text label", ("A", "a", "x"), ("B", "b", "y")),
         "class text -> label x y",
@@ -134,10 +126,6 @@ NESTED = {
     "names of tags": (
         table("words labels", (["Ann", "ran"], ["I-PER", "O"]), (["in", "Bonn"], ["O", "B-LOC"])),
         "tokens words -> labels O B-LOC I-PER",
-    ),
-    "the only other list": (
-        [{"tokens": ["a", "b"], "boundaries": ["s", "m"], "text": "a b"}],
-        "tokens tokens -> boundaries m s",
     ),
     "squad": (answered(ONE, ONE), "span question context -> answers"),
     "squad 2": (answered(ONE, NONE), "span question context -> answers"),
@@ -259,7 +247,6 @@ BOTH = [
         (WIDE, {"text": ["b", "a"], "label": "c"}, ("class", ("b", "a"), "c", ("1", "2"))),
         (WIDE, {"text": ["b"], "label": ["c"]}, ("class", ("b",), "c", ("1", "2"))),
         (WIDE, {"text": "b", "pair": "a", "label": "c"}, ("class", ("b", "a"), "c", ("1", "2"))),
-        (WIDE, {"pair": "b", "label": "c"}, ("class", ("a", "b"), "c", ("1", "2"))),
         (WIDE, {"text": "a", "label": "c", "kind": "score"}, ("score", ("a",), "c", ())),
         (
             WIDE,
@@ -316,6 +303,24 @@ def test_given_columns_and_kinds_are_read(rows, columns, expected):
             {},
             "which column holds the label? the only column is text",
             "data.columns.label=NAME",
+        ),
+        (
+            table("guid wording label", ("u1", "some words", 1)),
+            {},
+            "which column holds the text? the columns are guid, wording, label",
+            "data.columns.text=wording",
+        ),
+        (
+            table("text verdict", ("a", "guilty"), ("b", "free")),
+            {},
+            "which column holds the label? the columns are text, verdict",
+            "data.columns.label=verdict",
+        ),
+        (
+            [{"tokens": ["a", "b"], "boundaries": ["s", "m"]}],
+            {"kind": "tokens"},
+            "which column holds the label?",
+            "data.columns.label=boundaries",
         ),
         (
             table("id label", ("a", 1)),

@@ -41,19 +41,17 @@ def test_the_texts_are_found_without_a_label(values, head, texts):
     assert message.startswith("your data: no labels")
 
 
-@pytest.mark.parametrize(
-    ("values", "label"),
-    [
-        ({"text": "good", "label": "POSITIVE"}, "label"),
-        ({"text": "good", "verdict": "POSITIVE"}, "verdict"),
-    ],
-)
-def test_a_column_of_labels_is_used_and_named(values, label):
-    rows = [Row("a:1", values), Row("a:2", values | {label: "NEGATIVE"})]
+def test_a_column_of_labels_is_used_and_named():
+    values = {"text": "good", "label": "POSITIVE"}
+    rows = [Row("a:1", values), Row("a:2", values | {"label": "NEGATIVE"})]
     messages = []
     task = own_task(rows, {}, messages.append, head=CLASSES)
-    assert (task.label, task.labels) == (label, CLASSES.labels)
-    assert f"text -> {label}" in messages[0]
+    assert (task.label, task.labels) == ("label", CLASSES.labels)
+    assert "text -> label" in messages[0]
+    rows = [Row("a:1", {"text": "good", "verdict": "POSITIVE"})]
+    with pytest.raises(UsageError, match="which column holds the label") as caught:
+        own_task(rows, {}, messages.append, head=CLASSES)
+    assert "data.columns.label=verdict" in str(caught.value.hint)
 
 
 def test_numbers_are_the_classes_of_a_head_with_names():

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import NoReturn, get_args
@@ -97,7 +97,8 @@ class Columns:
 
     Attributes:
         head: the first rows.
-        where, first: the place and the values of the first row.
+        where: the place of the first row.
+        names: all columns.
         by_role: role -> columns, from the user.
         free: columns without a role, except ids.
         strings, lists: the free columns that hold strings or lists.
@@ -105,29 +106,29 @@ class Columns:
 
     def __init__(self, head: list[Row], by_role: Mapping[str, tuple[str, ...]]) -> None:
         self.head = head
-        self.where, self.first = head[0]
+        self.where, _ = head[0]
+        self.names = {name: None for _, values in head for name in values}
         self.by_role = by_role
         named = [column for names in by_role.values() for column in names]
         for column in named:
-            if column not in self.first:
-                near = did_you_mean(column, self.first)
+            if column not in self.names:
+                near = did_you_mean(column, self.names)
                 raise UsageError(
-                    f"{self.where}: no column '{column}'{near}", columns_in(self.first)
+                    f"{self.where}: no column '{column}'{near}", columns_in(self.names)
                 )
         self.free = [
             c
-            for c in self.first
+            for c in self.names
             if c not in named and _key(c) not in _IDS and not c.lower().endswith("_id")
         ]
         # In a CSV file, numbers are strings too.
         self.strings = [
             c for c in self.free if any(number_of(text) is None for text in _texts_in(head, c))
         ]
-        self.lists = [c for c in self.free if isinstance(self.first[c], list)]
+        self.lists = [c for c in self.free if _holds_lists(head, c)]
 
     def has_label(self, head: Head) -> bool:
-        """Whether a column holds labels: by its name or, if it is the only other one, by its
-        values."""
+        """Whether a column holds labels, by its role, its name or its values."""
         if "label" in self.by_role or "answers" in self.by_role:
             return True
         if head.kind == "span":
@@ -136,12 +137,8 @@ class Columns:
             return self._by_name("label", _TAGS, self.lists) is not None
         if self._by_name("label", _LABEL, self.free) is not None:
             return True
-        if len(self.free) != 2 or not self.strings:
-            return False
-        text = self._by_name("text", _TEXT, self.strings) or self.strings[0]
-        (other,) = (c for c in self.free if c != text)
-        values = {str(row.get(other)) for _, row in self.head}
-        return bool(head.labels) and values <= set(head.labels)
+        values = {c: {str(row.get(c)) for _, row in self.head} for c in self.free}
+        return any(each <= set(head.labels) for each in values.values())
 
     def texts(self, kind: Kind) -> tuple[str, ...]:
         """Choose the columns of the texts for rows without labels.
@@ -156,11 +153,8 @@ class Columns:
                 f"remove data.columns.{others[0]}",
             )
         if kind == "span":
-            columns = [self._column(role, ((role,),), self.free) for role in _ROLES[kind][:2]]
-            for role, column in zip(_ROLES[kind], columns, strict=False):
-                if column is None:
-                    self._refuse(role, self.strings)
-            return tuple(map(str, columns))
+            found = self._by_roles(_ROLES[kind][:2], self.strings, must=True)
+            return tuple(found or ())
         if kind == "tokens":
             words = self._column("words", _WORDS, self.lists)
             return (words or self._text(),)
@@ -168,7 +162,7 @@ class Columns:
 
     def unused(self, *used: str) -> str:
         """List the columns that are not used, for a message."""
-        unused = [c for c in self.first if c not in used]
+        unused = [c for c in self.names if c not in used]
         return f"; unused columns: {', '.join(unused)}" if unused else ""
 
     def longer_text(self, kind: Kind, texts: tuple[str, ...], label: str = "") -> str | None:
@@ -212,29 +206,41 @@ class Columns:
             problem = f"kind {kind} does not take all of them" if kind else "no kind takes them all"
             known = "; ".join(f"{k} takes {', '.join(_ROLES[k])}" for k in TASK_KINDS)
             raise UsageError(f"data.columns gives {roles}, but {problem}", known)
-        choice = self._span(must=kinds == ["span"]) if "span" in kinds else None
-        if "tokens" in kinds and not choice:
-            choice = self._tokens(must=kinds == ["tokens"])
-        if "text" in kinds and not choice:
-            choice = self._generation(must=kinds == ["text"])
-        return choice or self._texts(kind)
+        if "span" in kinds:
+            columns = self._by_roles(_ROLES["span"], self.free, must=kinds == ["span"])
+            if columns is not None:
+                return "span", (columns[0], columns[1]), columns[2]
+        if "tokens" in kinds and (choice := self._tokens(must=kinds == ["tokens"])):
+            return choice
+        # Next to a text, `target` may be a class and `source` the origin of the text.
+        must = kinds == ["text"]
+        if "text" in kinds and (must or not self._by_name("text", _TEXT, self.strings)):
+            columns = self._by_roles(_ROLES["text"], self.strings, must=must)
+            if columns is not None:
+                return "text", (columns[0],), columns[1]
+        label = self._column("label", _LABEL, self.free)
+        texts = self._pair_or_text(label)
+        rest = [c for c in self.free if c not in texts]
+        return kind, texts, label or self._refuse("label", rest)
 
-    def _span(self, must: bool) -> ColumnChoice | None:
-        columns = {role: self._column(role, ((role,),), self.free) for role in _ROLES["span"]}
-        if missing := [role for role, column in columns.items() if column is None]:
-            return self._refuse(missing[0], self.free) if must else None
-        question, context, answers = map(str, columns.values())
-        return "span", (question, context), answers
+    def _by_roles(
+        self, roles: Sequence[str], candidates: list[str], *, must: bool
+    ) -> list[str] | None:
+        """Return the columns that the user named for roles, or that have the names of the roles."""
+        found = [self._column(role, ((role,),), candidates) for role in roles]
+        if must and None in found:
+            self._refuse(roles[found.index(None)], candidates)
+        columns = [column for column in found if column is not None]
+        return columns if len(columns) == len(roles) else None
 
     def _tokens(self, must: bool) -> ColumnChoice | None:
         words = self._column("words", _WORDS, self.lists)
         tags = self._column("label", _TAGS, self.lists)
-        others = [c for c in self.lists if c != words]
-        tags = tags or (others[0] if words and len(others) == 1 else None)
         if words is None or tags is None:
+            others = [c for c in self.lists if c != words]
             return self._refuse("label" if words else "words", others) if must else None
         if not must:
-            if not isinstance(self.first[tags], list):
+            if "label" in self.by_role and not _holds_lists(self.head, tags):
                 return None
             label = self._by_name("label", _LABEL, [c for c in self.free if c not in self.lists])
             if "label" not in self.by_role and label and self._by_name("text", _TEXT, self.strings):
@@ -244,21 +250,6 @@ class Columns:
                     f"is the label {tags} of {words} (kind tokens), or {label} of the text?",
                 )
         return "tokens", (words,), tags
-
-    def _generation(self, must: bool) -> ColumnChoice | None:
-        source, target = (self._column(role, ((role,),), self.strings) for role in _ROLES["text"])
-        if source is None or target is None:
-            return self._refuse("target" if source else "source", self.strings) if must else None
-        # Next to a text, `target` may be a class and `source` the origin of the text.
-        if not must and self._by_name("text", _TEXT, self.strings):
-            return None
-        return "text", (source,), target
-
-    def _texts(self, kind: Kind | None) -> ColumnChoice:
-        label = self._column("label", _LABEL, self.free)
-        texts = self._pair_or_text(label)
-        rest = [c for c in self.free if c not in texts]
-        return kind, texts, label or (rest[0] if len(rest) == 1 else self._refuse("label", rest))
 
     def _pair_or_text(self, label: str | None = None) -> tuple[str, ...]:
         """Choose the columns of the one or two texts."""
@@ -271,10 +262,8 @@ class Columns:
         return texts or (self._text(label), *self.by_role.get("pair", ()))
 
     def _text(self, label: str | None = None) -> str:
-        if text := self._by_name("text", _TEXT, [c for c in self.free if c != label]):
-            return text
         strings = [c for c in self.strings if c != label]
-        return strings[0] if len(strings) == 1 else self._refuse("text", strings)
+        return self._by_name("text", _TEXT, strings) or self._refuse("text", strings)
 
     def _column(self, role: str, groups: _Groups, candidates: list[str]) -> str | None:
         """Return the user's column for a role, or else the column that is named by convention."""
@@ -298,7 +287,7 @@ class Columns:
         if form is not None and form.name == "txt":
             hint = (
                 CONLL_HINT
-                if is_conll(Path(file), str(self.first["text"]))
+                if is_conll(Path(file), str(self.head[0][1]["text"]))
                 else "give jsonl, csv, tsv or parquet with a column of labels; or give a "
                 "fine-tuned model, which is its own reference"
             )
@@ -306,7 +295,7 @@ class Columns:
         question = question or f"which column holds the {role}?"
         for_pairs = "; for pairs also data.columns.pair" if role == "text" else ""
         raise UsageError(
-            f"{self.where}: {question} {columns_in(self.first)}",
+            f"{self.where}: {question} {columns_in(self.names)}",
             f"give --set data.columns.{role}={'|'.join(choices) or 'NAME'}{for_pairs}",
         )
 
@@ -315,6 +304,10 @@ def _texts_in(rows: Iterable[Row], column: str) -> list[str]:
     """Return the strings in a column, except for the names of classes."""
     values = (values.get(column) for _, values in rows)
     return [v for v in values if isinstance(v, str) and not isinstance(v, ClassName)]
+
+
+def _holds_lists(rows: Iterable[Row], column: str) -> bool:
+    return any(isinstance(values.get(column), list) for _, values in rows)
 
 
 def _key(column: str) -> str:
