@@ -12,8 +12,7 @@
   float32 and with products in bfloat16. In bfloat16, the weights that SMP freezes are stored in it.
 * `sparse`: a forward pass of the model with random masks, compared with the same weights in dense
   form, for batches of 1 and 8. Its linears are sparse where that is faster.
-* `masks`: the bytes of files with random masks compared with their entropy, and the milliseconds
-  for switching the mask of a bank.
+* `masks`: the bytes of files with random masks compared with their entropy.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from kdcli.deploy.shapes import config_of
-from kdcli.deploy.sparse.bank import Bank
 from kdcli.deploy.sparse.csr import sparsify
 from kdcli.deploy.sparse.mask_file import MaskInfo, apply_masks, base_hash, write_mask
 from kdcli.engine.memory import peak_of
@@ -212,10 +210,9 @@ def sparse(options: argparse.Namespace) -> None:
 
 
 def masks(options: argparse.Namespace) -> None:
-    """Print the sizes of mask files and the time for switching masks."""
+    """Print the sizes of mask files."""
     model = _model(options.shape).eval()
     digest, total = base_hash(model), sum(m.numel for m in matrices(model))
-    bank = Bank(model)
     with tempfile.TemporaryDirectory() as folder:
         for density in (0.03, 0.1, 0.5):
             drawn = _random(model, density)
@@ -233,15 +230,6 @@ def masks(options: argparse.Namespace) -> None:
                 -total * (density * math.log2(density) + (1 - density) * math.log2(1 - density)) / 8
             )
             print(f"density {density:.0%}: {size / 1e6:.2f} MB, entropy {entropy / 1e6:.2f} MB")
-            bank.add(f"{density}-a", drawn)
-            bank.add(f"{density}-b", _random(model, density, seed=1))
-    for density in (0.03, 0.1, 0.5):
-        taken = []
-        for i in range(options.rounds * 2):
-            began = time.perf_counter()
-            bank.use(f"{density}-{'ab'[i % 2]}")
-            taken.append(1e3 * (time.perf_counter() - began))
-        print(f"switching at density {density:.0%}: {statistics.median(taken):.0f} ms")
 
 
 def _random(model: PreTrainedModel, density: float, seed: int = 0) -> dict[str, torch.Tensor]:

@@ -31,7 +31,6 @@ from transformers import (
 )
 
 import kdcli as package
-from kdcli.deploy.sparse.bank import Bank
 from kdcli.deploy.sparse.mask_file import read_mask
 from kdcli.disk import STAGED
 from kdcli.engine.run_dir import RunDir
@@ -246,14 +245,11 @@ def test_a_masked_language_model_head_works_in_every_form(given, task, tmp_path)
     assert expected.std() > 0.1
     with safe_open(out / MASK, "pt") as file:
         assert not any(64 in file.get_slice(name).get_shape() for name in file.keys())  # noqa: SIM118  # not a mapping
-    bank, found = Bank(AutoModel.from_pretrained(base)), read_mask(out / MASK)
-    bank.add("own", found.masks, info=found.info, head=found.head)
     for model in (
         AutoModelForSequenceClassification.from_pretrained(out, trust_remote_code=True),
         package.load(base, mask=out / MASK),
         package.load(out / "compact"),
         AutoModelForSequenceClassification.from_pretrained(out / "compact", trust_remote_code=True),
-        bank.use("own"),
     ):
         torch.testing.assert_close(logits(model.eval(), out), expected, atol=1e-5, rtol=1e-5)
     succeeds("mask", "apply", out / MASK, "-o", tmp_path / "applied")

@@ -8,12 +8,9 @@ import torch
 from encoders import tiny_config
 from own_files import kdcli, refused, report_of, succeeds
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import AutoModel, BertForMaskedLM, PreTrainedTokenizerFast
+from transformers import BertForMaskedLM, PreTrainedTokenizerFast
 
 import kdcli as package
-from kdcli.data.tasks import task_of
-from kdcli.deploy.sparse.bank import Bank
-from kdcli.deploy.sparse.load import published_mask
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [*SPECIAL, "Yes", "No", "Maybe", "terrible", "great", *(f"w{i}" for i in range(54))]
@@ -141,17 +138,6 @@ def test_mask_saves_the_model_with_its_head_and_says_what_it_took(made, tmp_path
     assert "Maybe (entailment), No (neutral), Yes (contradiction)" in said
     expected = by_hand(model, rows[:4], "Maybe", "No", "Yes")
     torch.testing.assert_close(by_hand(package.load(out), rows[:4]), expected, atol=1e-5, rtol=1e-5)
-
-
-def test_a_bank_takes_a_published_mask(made):
-    folder, model, rows = made
-    mask, _ = published_mask(folder / FILE, str(folder / "base"), task_of("mnli"))
-    bank = Bank(AutoModel.from_pretrained(folder / "base"))
-    bank.add("mnli", mask.masks, info=mask.info, head=mask.head)
-    expected = by_hand(model, rows[:4], "Maybe", "No", "Yes")
-    torch.testing.assert_close(
-        by_hand(bank.use("mnli").eval(), rows[:4]), expected, atol=1e-5, rtol=1e-5
-    )
 
 
 def test_a_name_that_tells_no_task_gives_the_encoder_until_one_is_told(made, tmp_path):
