@@ -11,11 +11,13 @@ import torch
 from accelerate.state import AcceleratorState, GradientState
 from encoders import on_disk, tiny_config, tiny_encoder, tiny_tokenizer
 from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from kdcli.cli import app
 from kdcli.engine.run_dir import RunDir
+from kdcli.models.embedder import DenseLayer, EmbeddingFormat, save_embedder
+from kdcli.models.load import load_encoder
 from kdcli.report.schema import Report
 
 QUICK = shlex.split(
@@ -24,6 +26,9 @@ QUICK = shlex.split(
     "--set train.checkpoint_every=10 --set measure.latency=false"
 )
 NAMES = ("calm", "brisk")
+DENSE = DenseLayer(
+    torch.randn(8, 32, generator=torch.Generator().manual_seed(1)), torch.ones(8) / 7, True
+)
 FEW = 6  # words of each class: w0 ... and w20 ...
 REPORT = {"recipe.yaml", "report.json", "report.md", "report.html", "latency.csv", "log.jsonl"}
 MODEL = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"}
@@ -131,6 +136,20 @@ def encoder(folder: Path, **changes: object) -> Path:
     """Save a tiny BERT that learns within a few steps, with its tokenizer."""
     torch.manual_seed(0)
     return on_disk(tiny_encoder("bert", initializer_range=0.1, **changes), folder)
+
+
+def embedder(
+    folder: Path,
+    fmt: EmbeddingFormat | None = None,
+    *,
+    base: Path | None = None,
+    tokenizer: PreTrainedTokenizerFast | None = None,
+    **changes: object,
+) -> Path:
+    """Save an embedding model of a base, by default of a new tiny BERT next to it."""
+    source = load_encoder(str(base or encoder(folder.with_name("base"), **changes)))
+    save_embedder(source.model, tokenizer or source.tokenizer, fmt or EmbeddingFormat(), folder)
+    return folder
 
 
 def headed(folder: Path, labels: tuple[str, ...] = (), seed: int = 0, **settings: object) -> Path:

@@ -17,15 +17,11 @@ from own_files import kdcli, refused, report_of, said_by, succeeds, write
 from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer
 
-from kdcli.models.embedder import DenseLayer, EmbeddingFormat, save_embedder
-from kdcli.models.load import load_encoder
+from kdcli.models.embedder import EmbeddingFormat
 from kdcli.verbs.export.agreement import ExportCheck
 from kdcli.workloads.embedder import Embedder
 
-DENSE = DenseLayer(
-    torch.randn(8, 32, generator=torch.Generator().manual_seed(1)), torch.ones(8) / 7, True
-)
-FORMAT = EmbeddingFormat("cls", dense=DENSE, prompts={"query": "w30 "}, max_length=20)
+FORMAT = EmbeddingFormat("cls", dense=own_files.DENSE, prompts={"query": "w30 "}, max_length=20)
 TEXTS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9 w10 w11"]
 COLUMNS = ["--set", "data.columns={text: a, pair: b}"]
 
@@ -34,9 +30,7 @@ COLUMNS = ["--set", "data.columns={text: a, pair: b}"]
 def embedder(tmp_path_factory):
     """A tiny embedding model with every part that a format may have."""
     folder = tmp_path_factory.mktemp("embedder")
-    base = load_encoder(str(own_files.encoder(folder / "base", num_hidden_layers=2)))
-    save_embedder(base.model, base.tokenizer, FORMAT, folder / "model")
-    return folder / "model"
+    return own_files.embedder(folder / "model", FORMAT, num_hidden_layers=2)
 
 
 @pytest.fixture(scope="module")
@@ -149,9 +143,8 @@ def run_card(folder):
     ],
 )
 def test_the_card_of_vectors_that_are_not_normalised(tmp_path, similarity, shown):
-    base = load_encoder(str(own_files.encoder(tmp_path / "base", num_hidden_layers=1)))
     kind = EmbeddingFormat(normalize=False, similarity=similarity)
-    save_embedder(base.model, base.tokenizer, kind, tmp_path / "model")
+    own_files.embedder(tmp_path / "model", kind, num_hidden_layers=1)
     succeeds("export", tmp_path / "model", "--format", "onnx", "-o", tmp_path / "out")
     vectors = SentenceTransformer(str(tmp_path / "model"), device="cpu").encode(EXAMPLES)
     if similarity == "cosine":

@@ -20,9 +20,8 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, pipeline
 
-from kdcli.models.embedder import POOLING_KEYS, DenseLayer, EmbeddingFormat, save_embedder
+from kdcli.models.embedder import POOLING_KEYS, EmbeddingFormat
 from kdcli.models.layout import LAYOUTS
-from kdcli.models.load import load_encoder
 from kdcli.verbs.export.javascript import TYPED_TOKENIZERS, UNKNOWN_TYPES, JsModel, default_dtype
 
 TEXTS = ["w1 w2 w3 w4", "w21 w22 w20", "w3 w21 w4 w5 w22 w1"]
@@ -31,13 +30,10 @@ ONE = ["A first text.", "A second and somewhat longer one."]
 QUESTION = ["Where is it?", "It is in the house."]
 PAIRS = ["Where is it?", "Where is it?"], ["It is in the house.", "A first text."]
 ALL, INT8 = ("--int8", "--fp16", "--q4", "--weights"), ("--int8",)
-DENSE = DenseLayer(
-    torch.randn(8, 32, generator=torch.Generator().manual_seed(1)), torch.ones(8) / 7, True
-)
 FORMATS = {
     "mean": EmbeddingFormat("mean", normalize=True),
     "cls": EmbeddingFormat("cls", normalize=False),
-    "dense": EmbeddingFormat("mean", normalize=True, dense=DENSE),
+    "dense": EmbeddingFormat("mean", normalize=True, dense=own_files.DENSE),
 }
 IDENTITY = "torch.nn.modules.linear.Identity"
 NAMES = {0: "no", 1: "maybe", 2: "yes"}
@@ -104,8 +100,7 @@ def model_of(tmp_path_factory):
         folder = tmp_path_factory.mktemp(kind)
         if kind in FORMATS:
             base = as_published(own_files.encoder(folder / "base", num_hidden_layers=1))
-            loaded = load_encoder(str(base))
-            save_embedder(loaded.model, loaded.tokenizer, FORMATS[kind], folder / "model")
+            own_files.embedder(folder / "model", FORMATS[kind], base=base)
         else:
             auto, settings = HEADS[kind]
             torch.manual_seed(0)

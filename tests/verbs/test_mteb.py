@@ -12,8 +12,7 @@ from datasets import Dataset, DatasetDict
 from own_files import refused, report_of, succeeds, write
 from sentence_transformers.util import SimilarityFunction
 
-from kdcli.models.embedder import SIMILARITIES, EmbeddingFormat, save_embedder
-from kdcli.models.load import load_encoder
+from kdcli.models.embedder import SIMILARITIES, EmbeddingFormat
 from kdcli.workloads.mteb_tasks import Encoder
 
 mteb = pytest.importorskip("mteb")
@@ -22,19 +21,11 @@ mteb = pytest.importorskip("mteb")
 @pytest.fixture
 def models(tmp_path):
     """Two tiny embedding models, one with a prompt for queries."""
-    folders = []
-    for seed, prompts in enumerate(({"query": "w30 "}, {})):
-        loaded = load_encoder(
-            str(own_files.encoder(tmp_path / f"base-{seed}", num_hidden_layers=1 + seed))
-        )
-        save_embedder(
-            loaded.model,
-            loaded.tokenizer,
-            EmbeddingFormat(prompts=prompts),
-            tmp_path / f"model-{seed}",
-        )
-        folders.append(tmp_path / f"model-{seed}")
-    return folders
+    formats = [EmbeddingFormat(prompts=prompts) for prompts in ({"query": "w30 "}, {})]
+    return [
+        own_files.embedder(tmp_path / f"model-{n}", fmt, num_hidden_layers=1 + n)
+        for n, fmt in enumerate(formats)
+    ]
 
 
 def sentence(rng):

@@ -27,7 +27,7 @@ import kdcli
 from kdcli.deploy.predict import Predictor
 from kdcli.deploy.predictions import AnswerSpan, Label, Labels
 from kdcli.errors import UsageError
-from kdcli.models.embedder import DenseLayer, EmbeddingFormat, save_embedder
+from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.model import return_token_types
 from kdcli.report.finish import RunResult
 
@@ -243,18 +243,13 @@ def test_answers_are_the_best_spans(tmp_path):
     assert answer.text in long, "a long context is read in windows"
 
 
-DENSE = DenseLayer(
-    torch.randn(8, 32, generator=torch.Generator().manual_seed(1)), torch.ones(8) / 7, True
-)
-
-
 @pytest.mark.parametrize(
     "fmt",
     [
         EmbeddingFormat(),
         EmbeddingFormat("cls", normalize=False, max_length=5),
         EmbeddingFormat("last", prompts={"query": "w20 w21 "}, default_prompt="query"),
-        EmbeddingFormat("max", dense=DENSE, normalize=False),
+        EmbeddingFormat("max", dense=own_files.DENSE, normalize=False),
     ],
     ids=lambda fmt: fmt.pooling,
 )

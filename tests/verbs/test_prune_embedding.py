@@ -11,8 +11,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModel
 
 from kdcli.deploy.sparse.mask_file import read_mask
-from kdcli.models.embedder import DenseLayer, EmbeddingFormat, save_embedder
-from kdcli.models.load import load_encoder
+from kdcli.models.embedder import DenseLayer, EmbeddingFormat
 from kdcli.models.training_rows import training_rows, write_training_rows
 
 DENSE = DenseLayer(torch.randn(8, 32, generator=torch.Generator().manual_seed(1)), None, False)
@@ -27,8 +26,7 @@ QUICK = shlex.split(
 
 @pytest.fixture
 def embedder(tmp_path):
-    base = load_encoder(str(own_files.encoder(tmp_path / "base", num_hidden_layers=2)))
-    save_embedder(base.model, base.tokenizer, FORMAT, tmp_path / "model")
+    own_files.embedder(tmp_path / "model", FORMAT, num_hidden_layers=2)
     write_training_rows(tmp_path / "model", np.arange(3, dtype=np.uint64))
     return tmp_path / "model"
 

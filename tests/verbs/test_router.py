@@ -7,24 +7,22 @@ import torch
 from own_files import refused, succeeds
 from sentence_transformers import SentenceTransformer
 
-from kdcli.models.embedder import DenseLayer, EmbeddingFormat, save_embedder
-from kdcli.models.load import load_encoder
+from kdcli.models.embedder import DenseLayer, EmbeddingFormat
 
 TEXTS = ["w1 w2", "w3 w4 w5"]
 
 
 @pytest.fixture
 def given(tmp_path):
-    base = load_encoder(str(own_files.encoder(tmp_path / "base", num_hidden_layers=4)))
     fmt = EmbeddingFormat("cls", prompts={"query": "w30 "}, max_length=20)
-    save_embedder(base.model, base.tokenizer, fmt, tmp_path / "teacher")
+    teacher = own_files.embedder(tmp_path / "teacher", fmt, num_hidden_layers=4)
     drawn = np.random.default_rng(0)
     lines = [" ".join(f"w{n}" for n in drawn.integers(0, 59, size=6)) for _ in range(80)]
     (tmp_path / "texts.txt").write_text("\n".join(lines))
     settings = "data.held_out_blocks=8 measure.latency=false embedding.router=true"
     keys = [word for key in settings.split() for word in ("--set", key)]
     data = ["--data", tmp_path / "texts.txt", "--max-steps", "3", "--dtype", "fp32"]
-    return ["distill", tmp_path / "teacher", *data, *keys]
+    return ["distill", teacher, *data, *keys]
 
 
 @pytest.mark.parametrize("shape", [["2x32"], ["2x16", "--set", "embedding.dense=true"], ["static"]])
@@ -40,10 +38,8 @@ def test_queries_are_encoded_by_the_student_and_documents_by_the_teacher(given, 
 
 
 def test_a_student_keeps_its_teachers_dense_layer(given, tmp_path):
-    base = load_encoder(str(tmp_path / "base"))
     fmt = EmbeddingFormat("mean", dense=DenseLayer(torch.eye(32)[:8], None, False))
-    save_embedder(base.model, base.tokenizer, fmt, tmp_path / "dense")
-    given[1] = tmp_path / "dense"
+    given[1] = own_files.embedder(tmp_path / "dense", fmt, base=tmp_path / "base")
     succeeds(*given, "--to", "2x32", "-o", tmp_path / "out")
     both = SentenceTransformer(str(tmp_path / "out" / "router"), device="cpu")
     assert both.encode_query(TEXTS).shape == both.encode_document(TEXTS).shape == (2, 8)
@@ -59,7 +55,6 @@ def test_a_student_keeps_its_teachers_dense_layer(given, tmp_path):
     ],
 )
 def test_a_student_in_another_space_is_refused(given, tmp_path, options, message):
-    base = load_encoder(str(own_files.encoder(tmp_path / "other_base")))
-    save_embedder(base.model, base.tokenizer, EmbeddingFormat(), tmp_path / "other")
-    options = [word.format(other=tmp_path / "other") for word in options]
+    other = own_files.embedder(tmp_path / "other")
+    options = [word.format(other=other) for word in options]
     assert message in refused(tmp_path, *given, *options)

@@ -27,8 +27,7 @@ from processes import process
 from transformers import AutoModelForMaskedLM
 
 from kdcli.errors import Stopped
-from kdcli.models.embedder import EmbeddingFormat, save_embedder
-from kdcli.models.load import load_encoder
+from kdcli.models.embedder import EmbeddingFormat
 from kdcli.run import stages
 
 STEPS = 16
@@ -175,8 +174,7 @@ def places(tmp_path_factory):
     on_disk(AutoModelForMaskedLM.from_config(tiny_config("bert")), folder / "masked")
     narrow = tiny_encoder("distilbert", dim=16, n_heads=2, hidden_dim=32, initializer_range=0.1)
     on_disk(narrow, folder / "stranger", foreign_tokenizer())
-    base = load_encoder(str(folder / "teacher"))
-    save_embedder(base.model, base.tokenizer, EmbeddingFormat("cls"), folder / "embedder")
+    own_files.embedder(folder / "embedder", EmbeddingFormat("cls"), base=folder / "teacher")
     return {path.stem: path for path in folder.iterdir()}
 
 

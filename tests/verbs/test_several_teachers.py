@@ -6,8 +6,7 @@ import pytest
 from encoders import foreign_tokenizer
 from own_files import refused, report_of, said_by, succeeds
 
-from kdcli.models.embedder import EmbeddingFormat, save_embedder
-from kdcli.models.load import load_encoder
+from kdcli.models.embedder import EmbeddingFormat
 from kdcli.run.context import cpu_session
 from kdcli.verbs.distill.teachers import join_vectors
 from kdcli.workloads.embedder import Embedder, cosines
@@ -17,13 +16,9 @@ WORDS = [f"w{n}" for n in range(59)]
 
 def embedder(folder, *, foreign=False, similarity="cosine", **sizes):
     """A tiny embedding model of 32 components; a foreign one has another tokenizer."""
-    base = load_encoder(str(own_files.encoder(folder / "base", **sizes)))
-    tokenizer = base.tokenizer
-    if foreign:
-        tokenizer = foreign_tokenizer()
+    tokenizer = foreign_tokenizer() if foreign else None
     fmt = EmbeddingFormat("mean", normalize=False, similarity=similarity)
-    save_embedder(base.model, tokenizer, fmt, folder / "model")
-    return folder / "model"
+    return own_files.embedder(folder / "model", fmt, tokenizer=tokenizer, **sizes)
 
 
 @pytest.fixture

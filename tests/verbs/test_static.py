@@ -21,8 +21,7 @@ from transformers import PreTrainedTokenizerFast
 
 from kdcli.data.labelled.features import TokenizedRows
 from kdcli.deploy.predict import Predictor
-from kdcli.models.embedder import DenseLayer, EmbeddingFormat, save_embedder
-from kdcli.models.load import load_encoder
+from kdcli.models.embedder import DenseLayer, EmbeddingFormat
 from kdcli.models.static import bare_tokenizer
 from kdcli.run.context import cpu_session
 from kdcli.workloads.embedder import Embedder
@@ -62,9 +61,8 @@ def teacher(tmp_path_factory):
         special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
     )
     tokenizer.save(tokenizer_file)
-    base = load_encoder(str(folder / "base"))
-    save_embedder(base.model, base.tokenizer, EmbeddingFormat(normalize=False), folder / "model")
-    return folder / "model"
+    fmt = EmbeddingFormat(normalize=False)
+    return own_files.embedder(folder / "model", fmt, base=folder / "base")
 
 
 @pytest.fixture(scope="module")
@@ -238,8 +236,7 @@ def test_an_export_of_a_static_model_has_the_same_vectors(student, tmp_path):
 def test_the_width_is_that_of_the_teachers_vectors(teacher, texts, tmp_path):
     """A dense layer turns states of 32 numbers into vectors of 12."""
     dense = DenseLayer(torch.eye(32)[:12], None, False)
-    base, fmt = load_encoder(str(teacher)), EmbeddingFormat("mean", dense=dense)
-    save_embedder(base.model, base.tokenizer, fmt, tmp_path / "dense")
+    own_files.embedder(tmp_path / "dense", EmbeddingFormat("mean", dense=dense), base=teacher)
     given = ["distill", tmp_path / "dense", "--data", texts, "--set", "measure.latency=false"]
     assert "choose a width from 1 to 12" in refused(tmp_path, *given, "--to", "static:13")
     result = succeeds(*given, "--to", "static", "--max-steps", "0", "-o", tmp_path / "out")

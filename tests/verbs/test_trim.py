@@ -23,8 +23,7 @@ from transformers import (
 )
 
 from kdcli.errors import MachineError
-from kdcli.models.embedder import EmbeddingFormat, save_embedder
-from kdcli.models.load import load_encoder
+from kdcli.models.embedder import EmbeddingFormat
 from kdcli.models.training_rows import training_rows, write_training_rows
 from kdcli.models.trim import count_tokens
 from kdcli.report.schema import Trimming
@@ -103,9 +102,8 @@ def test_a_cache_without_a_place_for_a_lock_is_named(text, monkeypatch, cache, e
 
 
 def test_an_embedding_model_stays_one(text, tmp_path):
-    base = load_encoder(str(own_files.encoder(tmp_path / "base")))
     fmt = EmbeddingFormat("cls", prompts={"query": "w30 "}, max_length=20)
-    save_embedder(base.model, base.tokenizer, fmt, tmp_path / "model")
+    own_files.embedder(tmp_path / "model", fmt)
     succeeds("trim", tmp_path / "model", "--data", text, "-o", tmp_path / "out")
     one, other = (
         SentenceTransformer(str(tmp_path / name), device="cpu") for name in ("model", "out")
@@ -120,10 +118,9 @@ def test_an_embedding_model_stays_one(text, tmp_path):
 
 
 def test_an_embedding_model_that_only_the_library_lowercases_is_refused(text, tmp_path):
-    base = load_encoder(str(own_files.encoder(tmp_path / "base")))
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *string.ascii_letters]
     cased = BertTokenizer({token: n for n, token in enumerate(vocabulary)}, do_lower_case=False)
-    save_embedder(base.model, cased, EmbeddingFormat(), tmp_path / "model")
+    own_files.embedder(tmp_path / "model", tokenizer=cased)
     (tmp_path / "model" / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
     message = refused(tmp_path, "trim", tmp_path / "model", "--data", text)
     assert "sentence-transformers lowercases the texts of" in message

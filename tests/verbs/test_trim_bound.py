@@ -12,8 +12,6 @@ from own_files import kdcli, refused, report_of, said_by, succeeds, write
 from transformers import AutoTokenizer
 
 from kdcli.errors import GateError
-from kdcli.models.embedder import EmbeddingFormat, save_embedder
-from kdcli.models.load import load_encoder
 from kdcli.verbs.trim import bound
 
 
@@ -78,10 +76,9 @@ def test_a_classifier_keeps_its_predictions_with_the_fewest_tokens(texts, classi
 
 
 def test_an_embedding_model_is_scored_by_its_vectors(texts, tmp_path):
-    base = load_encoder(str(own_files.encoder(tmp_path / "base")))
-    save_embedder(base.model, base.tokenizer, EmbeddingFormat(), tmp_path / "model")
+    model = own_files.embedder(tmp_path / "model")
     words = ("--data", texts, "--max-drop", "10")
-    succeeds("trim", tmp_path / "model", *words, "-o", tmp_path / "out")
+    succeeds("trim", model, *words, "-o", tmp_path / "out")
     _, after = report_of(tmp_path / "out").evaluations
     assert set(after.metrics) == {"spearman", "neighbours@10"}
 

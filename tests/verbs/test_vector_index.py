@@ -10,8 +10,6 @@ from own_files import kdcli, refused, report_of, succeeds
 
 from kdcli.errors import UsageError
 from kdcli.metrics.retrieval import similarities
-from kdcli.models.embedder import EmbeddingFormat, save_embedder
-from kdcli.models.load import load_encoder
 from kdcli.run.context import cpu_session
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.vector_index import RESCORED, document_scorer
@@ -23,10 +21,8 @@ QUERIES = {f"q{n}": f"w{n % 13} w{n % 5}" for n in range(12)}
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
-    for name, layers in (("teacher", 2), ("student", 1)):
-        base = load_encoder(str(own_files.encoder(folder / "base", num_hidden_layers=layers)))
-        save_embedder(base.model, base.tokenizer, EmbeddingFormat(), folder / name)
-    return folder / "teacher", folder / "student"
+    teacher = own_files.embedder(folder / "teacher", num_hidden_layers=2)
+    return teacher, own_files.embedder(folder / "student", num_hidden_layers=1)
 
 
 @pytest.fixture(scope="module")
