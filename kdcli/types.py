@@ -32,7 +32,7 @@ Batch = dict[str, "Tensor"]
 """
 
 RowHashes = np.ndarray[Any, np.dtype[np.uint64]]
-"""Hashes of labelled rows' texts, see `kdcli.data.labelled.rows`."""
+"""Hashes of labelled rows' texts, see `kdcli.data.labelled.partition`."""
 
 Kind = Literal["class", "multi", "score", "tokens", "span", "text"]
 """The prediction of a task, and the `labels` of its batches:

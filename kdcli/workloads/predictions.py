@@ -16,7 +16,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from kdcli.data.labelled.features import TokenizedRows, encode_examples
-from kdcli.data.labelled.rows import choose_subset
+from kdcli.data.labelled.partition import choose_subset
 from kdcli.data.labelled.spans import Windows, decode_answers, windows
 from kdcli.data.labelled.targets import encode_targets
 from kdcli.metrics import scorer

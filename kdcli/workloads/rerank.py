@@ -18,8 +18,7 @@ from torch import Tensor
 from kdcli.data.batches import BatchOrder
 from kdcli.data.labelled.features import TokenizedRows
 from kdcli.data.labelled.lists import RERANK_TASK, ListData, Lists, read_list_splits, read_lists
-from kdcli.data.labelled.partition import DividedRows
-from kdcli.data.labelled.rows import hashes_of
+from kdcli.data.labelled.partition import DividedRows, hashes_of
 from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.exported import in_own_runtime
 from kdcli.disk import cache_dir

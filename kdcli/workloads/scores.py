@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from kdcli.data.labelled.rows import text_groups
+from kdcli.data.labelled.partition import text_groups
 from kdcli.engine.progress import Progress
 from kdcli.metrics.bootstrap import CONFIDENCE, Scorer, paired_bootstrap
 from kdcli.report.schema import Comparison, Evaluation

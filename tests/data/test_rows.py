@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reading import read_task
 
-from kdcli.data.labelled.rows import choose_subset, hashes_of, held_back
+from kdcli.data.labelled.partition import choose_subset, hashes_of, held_back
 from kdcli.errors import UsageError
 from kdcli.types import Answer, Example, Task
 

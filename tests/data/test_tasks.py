@@ -7,9 +7,9 @@ import pytest
 
 from kdcli.data.demo import TASKS as DEMO_TASKS
 from kdcli.data.demo import demo_task
-from kdcli.data.labelled.submission import check_submission, write_submission
 from kdcli.data.tasks import named_tasks, task_of
 from kdcli.errors import MachineError, UsageError
+from kdcli.verbs.evaluate.submission import check_submission, write_submission
 
 # Task → columns, names of the labels in the order of their numbers: the `ClassLabel` features of
 # nyu-mll/glue.

@@ -11,7 +11,7 @@ from own_files import QUICK, lines_of, refused, report_of, succeeds, write
 from reading import read_task
 
 import kdcli
-from kdcli.data.labelled.rows import hashes_of
+from kdcli.data.labelled.partition import hashes_of
 from kdcli.deploy.sparse.mask_file import read_mask
 from kdcli.errors import UsageError
 from kdcli.models.training_rows import ROWS_FILE, all_rows, training_rows, write_training_rows

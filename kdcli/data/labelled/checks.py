@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from kdcli.data.labelled.rows import text_groups
+from kdcli.data.labelled.partition import text_groups
 from kdcli.data.rows import BadRow
 from kdcli.errors import UsageError
 from kdcli.types import OWN, Example, Task

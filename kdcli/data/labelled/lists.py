@@ -19,8 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kdcli.data.class_names import ClassName
-from kdcli.data.labelled.partition import Partition, Pools, text_hashes
-from kdcli.data.labelled.rows import hashes_of, held_back
+from kdcli.data.labelled.partition import Partition, Pools, hashes_of, held_back, text_hashes
 from kdcli.data.rows import BadRow, Row, RowValues, check_encodable, columns_in
 from kdcli.data.sources import DemoSource, Log, open_source
 from kdcli.data.text.sentences import NEGATIVE_COLUMN, POSITIVE_COLUMN

@@ -11,8 +11,7 @@ from kdcli.data.hub import HubId
 from kdcli.data.labelled.checks import describe_repeats
 from kdcli.data.labelled.examples import example_of
 from kdcli.data.labelled.kept import kept_rows
-from kdcli.data.labelled.partition import Partition, Pools
-from kdcli.data.labelled.rows import deciding_hashes, hashes_of
+from kdcli.data.labelled.partition import Partition, Pools, deciding_hashes, hashes_of
 from kdcli.data.rows import BadRow, OnBadRow, Row
 from kdcli.data.sources import DemoSource, FileSource, HubSource, Log, Source, open_source
 from kdcli.data.storage import NotFound, list_folder

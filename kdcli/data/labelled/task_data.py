@@ -12,9 +12,14 @@ import numpy as np
 from kdcli.data.labelled.checks import BadRows, class_counts, describe_repeats
 from kdcli.data.labelled.kept import kept_rows
 from kdcli.data.labelled.own import own_task
-from kdcli.data.labelled.partition import VERIFICATION, Partition
+from kdcli.data.labelled.partition import (
+    VERIFICATION,
+    Partition,
+    choose_subset,
+    hashes_of,
+    held_back,
+)
 from kdcli.data.labelled.request import RowsRequest
-from kdcli.data.labelled.rows import choose_subset, hashes_of, held_back
 from kdcli.data.labelled.splits import (
     TaskSource,
     describe_needed_files,

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kdcli.data.labelled.request import RowsRequest
-from kdcli.data.labelled.submission import check_submission, write_submission
 from kdcli.data.labelled.task_data import Labelled, open_labelled
 from kdcli.deploy.sparse.load import describe_head, load, published_mask, with_head
 from kdcli.deploy.sparse.mask_file import PUBLISHED, apply_masks, open_mask
@@ -34,6 +33,7 @@ from kdcli.report.views import short
 from kdcli.run.context import RunContext, open_run
 from kdcli.types import RowHashes, Task, task_title
 from kdcli.verbs.evaluate.settings import EvaluateRecipe
+from kdcli.verbs.evaluate.submission import check_submission, write_submission
 from kdcli.workloads import modules_by_task, open_evaluation
 from kdcli.workloads.as_trained import as_trained
 from kdcli.workloads.decisions import KINDS, class_drop_misses, decisions
