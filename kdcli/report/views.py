@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from textwrap import wrap
 
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template, select_autoescape
@@ -43,9 +43,7 @@ from kdcli.report.text import (
 
 __all__ = ["first_pictures", "html", "markdown", "model_card", "short", "terminal", "write_views"]
 
-MAX_WORD_WIDTH, MAX_NUMBER_WIDTH = 8, 24  # characters in a column that a terminal does not fold
-BREAK = r"(?<=\s)|(?<=\w-)"
-"""Where a name may break: after a space, or after a hyphen that follows a letter or a digit."""
+MAX_WORD_WIDTH = 24  # characters in a column that a terminal does not fold
 NUMBER = r"[+\-≤≥<]?\d+([.,]\d+)*(e[+-]?\d+)?x?(?![\w-]|[.,]\d)"
 """The beginning of a cell with a number. A shape such as 6x384 is a name."""
 MAX_EXAMPLES = 5  # items with quotations that Markdown shows in a section
@@ -111,145 +109,67 @@ class FittedTable:
         """Fit the table to the width of the terminal.
 
         A table that is too wide and has few rows is turned on its side, if one table is then
-        enough. Otherwise headings fold, and then names. A table that is still too wide becomes
-        several tables.
+        enough. Otherwise its cells break at spaces and hyphens. A table that is still too wide
+        becomes several tables.
         """
-        width = options.max_width
-        lines, marked = self._folded(width)
-        columns = list(zip(*lines, strict=True))
-        minimum = _minimum_widths(columns, width)
-        maximum = [
-            max(len(part) for text in column for part in text.split("\n")) for column in columns
+        room, marked = options.max_width - 1, self.table.marked
+        lines = [
+            [_unbroken(text) for text in line[: self.table.narrow]]
+            for line in (self.table.header, *self.table.rows)
         ]
-        pieces = _pieces(minimum, width)
-        for piece in pieces:
-            grid = RichTable(header_style="bold")
-            room = width - 1 - sum(minimum[k] + 3 for k in piece)
-            widths = {}
-            for k in piece:
-                more = max(0, min(room, maximum[k] - minimum[k]))
-                room -= more
-                widths[k] = minimum[k] + more
-                heading = escape(_wrapped(lines[0][k], widths[k]))
-                is_right = k > 0 and _has_numbers(columns[k][1:])
-                justify: Literal["left", "right"] = "right" if is_right else "left"
-                grid.add_column(heading, justify=justify, overflow="fold", width=widths[k])
-            for i, row in enumerate(lines[1:]):
-                if len(pieces) == 1 or any(row[k] for k in piece[1:]):
-                    grid.add_row(
-                        *(escape(_wrapped(row[k], widths[k])) for k in piece),
-                        style="bold" if i == marked else None,
-                    )
-            yield grid
-
-    def _folded(self, width: int) -> tuple[list[list[str]], int | None]:
-        """Return the header and the rows, turned or folded if they are too wide, and the mark."""
-        table = self.table
-        lines = [line[: table.narrow] for line in (table.header, *table.rows)]
-        if len(lines) <= len(lines[0]) and sum(len(name) + 3 for name in lines[0]) >= width:
+        if len(lines) <= len(lines[0]) and sum(len(name) + 3 for name in lines[0]) > room:
             turned = [list(column) for column in zip(*lines, strict=True)]
             turned[0][0] = ""
-            turned = _broken_lines(turned, width)
-            if _fits(_uncut_widths(list(zip(*turned, strict=True)), width), width):
-                return turned, None
-        return _broken_lines(lines, width), table.marked
+            if sum(_least_width(column) + 3 for column in zip(*turned, strict=True)) <= room:
+                lines, marked = turned, None
+        columns = list(zip(*lines, strict=True))
+        least = [_least_width(column) for column in columns]
+        pieces = _pieces(least, room)
+        for piece in pieces:
+            grid = RichTable(header_style="bold")
+            spare = room - sum(least[k] + 3 for k in piece)
+            cells = []
+            for k in piece:
+                more = max(0, min(spare, max(map(len, columns[k])) - least[k]))
+                spare -= more
+                heading, *texts = (_wrapped(text, least[k] + more) for text in columns[k])
+                is_right = k > 0 and _has_numbers(columns[k][1:])
+                grid.add_column(heading, justify="right" if is_right else "left")
+                cells.append(texts)
+            for i, row in enumerate(zip(*cells, strict=True)):
+                if len(pieces) == 1 or any(row[1:]):
+                    grid.add_row(*row, style="bold" if i == marked else None)
+            yield grid
 
 
-def _broken_lines(lines: list[list[str]], width: int) -> list[list[str]]:
-    """Break headings and cells where they may break, if the table is too wide."""
-    columns = zip(*lines, strict=True)
-    if sum(max(map(len, column)) + 3 for column in columns) < width:
-        return lines
-    header, *rows = lines
-    return [
-        [name.replace(" ", "\n") for name in header],
-        *([name, *map(_broken, cells)] for name, *cells in rows),
-    ]
+def _least_width(column: Iterable[str]) -> int:
+    """Return the width of the longest part of a column that does not break."""
+    words = [word for text in column for word in wrap(text, 1, break_long_words=False)]
+    return min(MAX_WORD_WIDTH, max(map(len, words), default=0))
 
 
-def _broken(cell: str) -> str:
-    """Break a cell before its brackets, and before the word for an unstable measurement."""
-    return cell.replace(" (", "\n(").replace(", unstable", ",\nunstable")
+def _unbroken(cell: str) -> str:
+    """Keep a number and its unit together. Brackets and words after a comma may fold."""
+    return re.sub(r"(?<!,) (?!\()", "\xa0", cell) if re.match(NUMBER, cell) else cell
 
 
 def _wrapped(cell: str, width: int) -> str:
-    """Break the lines of a cell that are too long, at spaces and after hyphens."""
-    lines = []
-    for line in cell.split("\n"):
-        current = ""
-        for part in re.split(BREAK, line):
-            if current and len((current + part).rstrip()) > width:
-                lines.append(current.rstrip())
-                current = ""
-            current += part
-        lines.append(current.rstrip())
-    return "\n".join(lines)
+    return escape("\n".join(wrap(cell, width or 1)).replace("\xa0", " "))
 
 
-def _minimum_widths(columns: list[tuple[str, ...]], width: int) -> list[int]:
-    """Return the width that each column needs. Names are cut if one table is then enough."""
-    uncut = _uncut_widths(columns, width)
-    reduced = [
-        n if _is_numeric(column[1:]) else min(n, MAX_WORD_WIDTH)
-        for n, column in zip(uncut, columns, strict=True)
-    ]
-    return reduced if _fits(reduced, width) and not _fits(uncut, width) else uncut
-
-
-def _uncut_widths(columns: list[tuple[str, ...]], width: int) -> list[int]:
-    """Return the width that each column needs for its words.
-
-    Names break after their hyphens if one table is then enough.
-    """
-    # A column that may fold needs room for its words.
-    apart = ["\n" if _is_whole(*column) else r"\s" for column in columns]
-    whole = _longest_parts(columns, apart)
-    names = [not _is_numeric(column[1:]) for column in columns]
-    hyphens = [BREAK if name else at for name, at in zip(names, apart, strict=True)]
-    broken = _longest_parts(columns, hyphens)
-    return broken if _fits(broken, width) and not _fits(whole, width) else whole
-
-
-def _longest_parts(columns: list[tuple[str, ...]], apart: list[str]) -> list[int]:
-    """Return the width of each column if its texts break at its pattern."""
-    return [
-        min(
-            MAX_NUMBER_WIDTH,
-            max((len(part.rstrip()) for text in column for part in re.split(at, text)), default=0),
-        )
-        for column, at in zip(columns, apart, strict=True)
-    ]
-
-
-def _fits(widths: list[int], width: int) -> bool:
-    return sum(widths) + 3 * len(widths) < width
-
-
-def _pieces(minimum: list[int], width: int) -> list[list[int]]:
+def _pieces(least: list[int], room: int) -> list[list[int]]:
     """Divide columns among as few tables as possible, each with the first column."""
     pieces: list[list[int]] = [[0]]
-    for i in range(1, len(minimum)):
-        if len(pieces[-1]) > 1 and sum(minimum[k] + 3 for k in (*pieces[-1], i)) >= width:
+    for i in range(1, len(least)):
+        if len(pieces[-1]) > 1 and sum(least[k] + 3 for k in (*pieces[-1], i)) > room:
             pieces.append([0])
         pieces[-1].append(i)
     return pieces
 
 
-def _is_whole(heading: str, *cells: str) -> bool:
-    """Return whether a column holds short words or numbers, which fold last."""
-    longest, words = max(map(len, cells), default=0), max(map(len, heading.split()), default=0)
-    return words <= max(MAX_WORD_WIDTH, longest) and longest <= (
-        MAX_NUMBER_WIDTH if _is_numeric(cells) else MAX_WORD_WIDTH
-    )
-
-
-def _is_numeric(cells: Iterable[str]) -> bool:
-    return all(re.match(NUMBER, cell or "0") for cell in cells)
-
-
 def _has_numbers(cells: Iterable[str]) -> bool:
     """Return whether most of the cells that are not empty begin with a number."""
-    numeric = [_is_numeric([cell]) for cell in cells if cell]
+    numeric = [re.match(NUMBER, cell) is not None for cell in cells if cell]
     return 2 * sum(numeric) > len(numeric)
 
 
