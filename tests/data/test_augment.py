@@ -19,7 +19,6 @@ from kdcli.data.augment.masked_words import MaskedWords
 from kdcli.data.augment.neighbours import Neighbours
 from kdcli.data.augment.words import words_in
 from kdcli.data.labelled.examples import example_of
-from kdcli.data.labelled.own import own_task
 from kdcli.data.labelled.spans import misplaced
 from kdcli.data.tasks import task_of
 from kdcli.errors import MachineError
@@ -125,14 +124,6 @@ def test_all_but_replaced_words_stays_as_it_was(tmp_path_factory, words, between
         assert (found.replaced, {c.texts for c in copies_of(found, given)}) == (0, {(text,)})
 
 
-def test_originals_come_first_and_copies_keep_label_and_place(tmp_path):
-    given = examples(TEXTS, [0, 1, 1, 0])
-    found = augmented(tmp_path, SINGLE, given)
-    assert found.examples[:4] == given
-    copies = [(c.id, c.label, c.where) for c in copies_of(found, given)]
-    assert copies == [(f"{e.id}+{n}", e.label, e.where) for e in given for n in range(1, 7)]
-
-
 def test_the_share_replaced_is_the_probability(tmp_path):
     given = examples([f"the cat sat on mat number {'ab' * i}" for i in range(1, 60)])
     found = augmented(tmp_path, SINGLE, given, probability=0.4, copies=20)
@@ -156,18 +147,6 @@ def test_a_copy_of_a_pair_changes_one_text_in_turn(tmp_path):
         "the one that has words"
     )
     assert all(c.texts == ("1872", "?") for c in of_third)
-
-
-def test_which_text_of_a_pair_begins_is_drawn(tmp_path):
-    given = examples([(f"cat {'a' * i}", f"who {'b' * i}") for i in range(1, 41)])
-    found = augmented(tmp_path, PAIR, given, probability=1.0, copies=1)
-    assert (
-        8
-        < sum(
-            [c.texts[0] != e.texts[0] for c, e in zip(copies_of(found, given), given, strict=True)]
-        )
-        < 32
-    )
 
 
 @given(CONTEXTS, st.integers(0, 99))
@@ -211,15 +190,6 @@ def test_copies_do_not_depend_on_how_the_work_is_divided(tmp_path, monkeypatch, 
     assert sorted(e.texts for e in turned.examples) == sorted(e.texts for e in whole.examples)
 
 
-def test_numbers_and_seeds_of_copies_share_the_candidates(tmp_path):
-    source = FakeWords()
-    few = augmented(tmp_path, SINGLE, examples(TEXTS), source, copies=2).examples
-    many = augmented(tmp_path, SINGLE, examples(TEXTS), source, copies=9).examples
-    assert [e for e in many if e.id in {f.id for f in few}] == few
-    assert augmented(tmp_path, SINGLE, examples(TEXTS), source, copies=9, seed=1).examples != many
-    assert source.texts == TEXTS
-
-
 def cached(path):
     return sorted((path / "candidates").rglob("*.json"))
 
@@ -234,31 +204,6 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path, monkeypatch, killed_after):
     assert len(cached(tmp_path)) == killed_after
     source.stop_after = None
     assert (augmented(tmp_path, SINGLE, examples(TEXTS), source), source.texts) == (whole, TEXTS)
-
-
-@pytest.mark.parametrize(
-    ("changes", "texts"),
-    [({"fingerprint": "g"}, TEXTS), ({"candidates": 2}, TEXTS), ({}, [*TEXTS[:-1], "another mat"])],
-)
-def test_other_texts_and_settings_have_another_cache(tmp_path, changes, texts):
-    augmented(tmp_path, SINGLE, examples(TEXTS))
-    source = FakeWords()
-    found = augmented(tmp_path, SINGLE, examples(texts), source, **changes)
-    assert (source.texts, found) == (
-        texts,
-        augmented(tmp_path / "fresh", SINGLE, examples(texts), **changes),
-    )
-
-
-def test_a_repeated_text_is_computed_once(tmp_path):
-    source = FakeWords()
-    augmented(
-        tmp_path,
-        PAIR,
-        examples([("a cat", "the mat"), ("the mat", "a cat"), ("a cat", "a cat")]),
-        source,
-    )
-    assert source.texts == ["a cat", "the mat"]
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path):
@@ -312,14 +257,6 @@ def test_without_a_masked_language_model_neighbours_serve_for_all(tmp_path):
         assert [copy.texts[0][s.begin : s.end] in words for s in spans] == [True] * 6
 
 
-def test_words_without_candidates_are_counted(tmp_path):
-    source = FakeWords()
-    source.nearest = lambda words, count: [[] for _ in words]
-    found = augmented(tmp_path, SINGLE, examples(TEXTS[:1]), source, probability=1.0)
-    assert any("2 words have no candidates" in note for note in found.notes)
-    assert found.replaced == pytest.approx(4 / 6)
-
-
 def test_the_words_of_a_data_set():
     given = examples([("The cat, the cat's", "1872 l'homme"), ("naïve", "The 東京")])
     assert words_of(PAIR, given) == {"The", "cat", "the", "homme", "naïve", "東京"} - {"cat's"}
@@ -346,18 +283,4 @@ def test_rows_are_read_back_as_the_same_examples(task, texts, label):
     (row,) = rows(task, [example])
     assert (
         example_of(task, ("f:1", json.loads(json.dumps(row))), 1, withheld=label is None) == example
-    )
-
-
-def test_rows_of_an_own_task_are_found_to_be_the_same_task():
-    task = Task("own", "class", ("sentence1", "sentence2"), ("accuracy",), ("bad", "fine", "good"))
-    given = examples([("a cat", "the mat"), ("who", "ran"), ("in", "Wien")], [2, 0, 1])
-    found = own_task(
-        [(f"f:{i}", dict(row)) for i, row in enumerate(rows(task, given))], {}, lambda _: None
-    )
-    assert (found.kind, found.texts, found.label, found.labels) == (
-        "class",
-        task.texts,
-        "label",
-        task.labels,
     )

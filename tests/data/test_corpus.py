@@ -4,7 +4,6 @@ a second process."""
 import json
 import os
 import shutil
-import signal
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from types import SimpleNamespace
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 from encoders import tiny_tokenizer
 from filelock import FileLock
-from forked import Child
 from hub_server import hub  # noqa: F401
 from huggingface_hub import HfApi
 from huggingface_hub.errors import OfflineModeIsEnabled
@@ -28,7 +26,7 @@ from kdcli.data.sources import open_source
 from kdcli.data.text.corpus import open_corpus
 from kdcli.data.text.tokenise import calls_of
 from kdcli.disk import USED
-from kdcli.errors import MachineError, UsageError
+from kdcli.errors import UsageError
 
 
 @pytest.fixture
@@ -184,32 +182,6 @@ def test_the_truncation_of_an_earlier_call_changes_nothing(text):
 def left_in(cache):
     """What the cache holds but for locks and notes."""
     return [p for p in (cache / "corpora").iterdir() if p.suffix not in (".lock", USED)]
-
-
-def test_malformed_text_leaves_nothing_behind(tmp_path, cache):
-    (tmp_path / "c.jsonl").write_text('{"text": "w1 w2"}\n' * 600 + "{broken\n", "utf-8")
-    with pytest.raises(UsageError, match=r"c\.jsonl:601: not JSON"):
-        corpus(tmp_path / "c.jsonl")
-    assert left_in(cache) == []
-
-
-def test_a_full_disk_leaves_nothing_behind(text, cache, full_disk):
-    full_disk(os, "fsync")
-    with pytest.raises(MachineError, match="the disk is full"):
-        corpus(text)
-    assert left_in(cache) == []
-
-
-def die_while_writing(path):
-    os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
-    corpus(path)
-
-
-def test_a_killed_tokenisation_is_made_again(text, cache):
-    assert Child(lambda: die_while_writing(text)).wait() == -signal.SIGKILL
-    assert len(list(cache.rglob(".*.part"))) == 1
-    assert len(corpus(text).train) > 50
-    assert len(left_in(cache)) == 1
 
 
 @pytest.mark.parametrize("damage", ["emptied", "cut", "no meta", "torn meta"])

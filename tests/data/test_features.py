@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 import torch
 from encoders import tiny_tokenizer
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from questions import KINDS, tokenizer_of
 from transformers import EsmTokenizer
 
@@ -289,58 +287,3 @@ def test_withheld_labels_are_not_in_the_batch(task, all_of_them):
 def test_no_examples_are_no_rows():
     rows = encoded(SINGLE, TEXTS, [0] * len(TEXTS)).take(np.array([], dtype=np.int64))
     assert (len(rows), rows.ids_T.tolist(), rows.labels.tolist()) == (0, [], [])
-
-
-LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=30)
-
-
-def ragged(lengths, kind):
-    """Rows of the given lengths, every one unlike the others."""
-    names = [tuple(f"w{(7 * i + j) % 59}" for j in range(n)) for i, n in enumerate(lengths)]
-    if kind == "tokens":
-        labels = [tuple((i + j) % 3 for j in range(n)) for i, n in enumerate(lengths)]
-        task, texts = TAGS, names
-    else:
-        labels = [(i % 3,) if kind == "multi" else i % 3 for i in range(len(lengths))]
-        task, texts = (
-            Task("t", kind, ("text",), ("f1",), ("a", "b", "c")),
-            [" ".join(n) for n in names],
-        )
-    return encode_examples(
-        task, examples(texts, labels), tiny_tokenizer(), max_length=64, token_types=True
-    )
-
-
-def same(one, two):
-    assert set(one) == set(two)
-    for name in one:
-        assert torch.equal(one[name], two[name]), name
-
-
-@settings(max_examples=40)
-@given(LENGTHS, st.sampled_from(["class", "multi", "tokens"]), st.data())
-def test_rows_taken_in_another_order_are_the_same_rows(lengths, kind, data):
-    rows = ragged(lengths, kind)
-    assert rows.lengths.tolist() == lengths
-    chosen = np.array(
-        data.draw(st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=20))
-    )
-    again = np.array(data.draw(st.lists(st.integers(0, len(chosen) - 1), min_size=1, max_size=20)))
-    taken = rows.take(chosen)
-    assert taken.example.tolist() == chosen.tolist()
-    same(taken.batch(np.arange(len(chosen))), rows.batch(chosen))
-    same(taken.take(again).batch(np.arange(len(again))), rows.batch(chosen[again]))
-
-
-@settings(max_examples=40)
-@given(LENGTHS, st.sampled_from(["class", "tokens"]))
-def test_by_length_is_the_shortest_first_and_loses_nothing(lengths, kind):
-    rows = ragged(lengths, kind)
-    ordered = rows.by_length()
-    assert (ordered.lengths.tolist(), sorted(ordered.example.tolist())) == (
-        sorted(lengths),
-        list(range(len(lengths))),
-    )
-    same(ordered.batch(np.arange(len(lengths))), rows.batch(ordered.example))
-    # Of equal lengths the first stays first: the order is always the same.
-    assert ordered.example.tolist() == sorted(range(len(lengths)), key=lambda i: lengths[i])

@@ -2,15 +2,13 @@
 
 import gzip
 import json
-import os
-import tempfile
 import zipfile
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset, DatasetDict
-from texts import DOCUMENTS, corpus, write
+from texts import corpus, write
 
 from kdcli.data.sources import open_source
 from kdcli.errors import UsageError
@@ -28,28 +26,6 @@ def put(tmp_path, name, content):
 def test_null_rows_of_parquet_are_skipped(tmp_path):
     pq.write_table(pa.table({"text": pa.array([None, "w1", None, "w2"])}), tmp_path / "a.parquet")
     assert documents(tmp_path / "a.parquet") == ["w1", "w2"]
-
-
-def test_a_gzipped_parquet_is_not_held_in_memory(tmp_path, monkeypatch):
-    """pyarrow reads it from a file on disk, which is gone afterwards."""
-    write(tmp_path / "a.parquet.gz", DOCUMENTS)
-    read_from = []
-    whole = pq.ParquetFile
-    monkeypatch.setattr(pq, "ParquetFile", lambda file: read_from.append(file) or whole(file))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    ((_, table),) = open_source(str(tmp_path / "a.parquet.gz")).tables("train")
-    assert next(table)[0] == f"{tmp_path / 'a.parquet.gz'}:1"
-    (file,) = read_from
-    assert os.fstat(file.fileno()).st_size == len(
-        gzip.decompress((tmp_path / "a.parquet.gz").read_bytes())
-    )
-    assert sum(1 for _ in table) == len(DOCUMENTS) - 1
-    assert file.closed
-    assert [p.name for p in tmp_path.iterdir()] == ["a.parquet.gz"]
-
-
-def test_a_field_of_csv_may_hold_lines(tmp_path):
-    assert documents(put(tmp_path, "a.csv", b'text,label\n"w1\nw2",1\nw3,2\n')) == ["w1\nw2", "w3"]
 
 
 def test_the_column_asked_for_is_the_one_read(tmp_path):

@@ -505,19 +505,3 @@ def test_a_class_that_nothing_is_trained_on_is_named(kind, labels, missing):
     with pytest.raises(UsageError) as error:
         check_training(data)
     assert error.value.message == f"task t: no training example has the label {missing}"
-
-
-@pytest.mark.parametrize(
-    ("kind", "names", "labels"),
-    [
-        ("class", ("a", "b"), (1, 0)),
-        ("multi", ("a", "b"), ((), (0, 1))),
-        ("tokens", ("a", "b"), ((0, 1),)),
-        ("score", (), (0.5,)),
-        ("span", (), ((Answer("w1", 0),),)),
-    ],
-)
-def test_with_every_class_there_training_may_begin(kind, names, labels):
-    check_training(Labelled(task(kind, names), examples(*labels), {}, "validation"))
-    with pytest.raises(UsageError, match="no training examples"):
-        check_training(Labelled(task(kind, names), [], {}, "validation"))

@@ -99,28 +99,6 @@ def test_batched_is_what_one_query_a_word_says(kind):
     assert sum(likely is not None for of_text in found for _, likely in of_text) >= 12
 
 
-@pytest.mark.parametrize("tokens", [1, 40, 4096])
-def test_what_a_text_gets_does_not_depend_on_the_others(monkeypatch, tokens):
-    asked = masked_words_of()
-    texts = TEXTS[:4]
-    by_itself = {text: asked.candidates([text], 5)[0] for text in texts}
-    monkeypatch.setattr(masked_words, "BATCH_TOKENS", {"cpu": tokens})
-    for order in (texts, texts[::-1]):
-        assert dict(zip(order, asked.candidates(order, 5), strict=True)) == by_itself
-
-
-def test_equal_queries_are_asked_once():
-    asked = masked_words_of()
-    rows = []
-    asked.model.register_forward_pre_hook(
-        lambda m, a, k: rows.append(k["input_ids"].clone()), with_kwargs=True
-    )
-    asked.candidates(["the cat ran", "the mat ran", "the cat ran"], 3)
-    queries = [tuple(row) for batch in rows for row in batch.tolist()]
-    # Six words of the first two texts, whose second is masked in the same way.
-    assert len(queries) == len(set(queries)) == 5
-
-
 def test_candidates_are_whole_words_and_not_the_word_itself():
     asked = masked_words_of()
     found = asked.candidates(["The cat ran"], 1000)[0]

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from kdcli.data.batches import BatchOrder, BucketOrder
-from kdcli.data.text.masking import Masked, PassOrder, mask_vocabulary
+from kdcli.data.text.masking import Masked, mask_vocabulary
 from kdcli.errors import UsageError
 from kdcli.types import IGNORED
 
@@ -92,21 +91,6 @@ def test_masks_are_drawn_anew_in_every_pass_and_from_every_seed_and_static_ones_
         assert torch.equal(still.batch(np.arange(20))[name], passes[0][name])
 
 
-def test_rows_of_one_pass_do_not_share_their_masks():
-    batch = masked(Rows(ids=np.tile(np.arange(5, 45), (50, 1)))).batch(np.arange(50))
-    assert len({tuple(row) for row in chosen(batch).tolist()}) == 50
-
-
-def test_an_order_that_counts_passes_has_the_examples_of_its_plan():
-    schedule = BatchOrder(7, 4, 3)
-    order = PassOrder(schedule)
-    seen = np.concatenate([order.indices(step) for step in range(1, 15)])
-    assert (seen % 7).tolist() == np.concatenate(
-        [schedule.indices(step) for step in range(1, 15)]
-    ).tolist()
-    assert (seen // 7).tolist() == sorted([*range(8)] * 7)
-
-
 def test_padding_is_never_masked_and_does_not_count():
     ids = [[CLS, *range(5, 15), SEP, *([PAD] * 8)], [CLS, *range(5, 23), SEP]]
     batch = masked(
@@ -125,15 +109,6 @@ def test_padding_is_never_masked_and_does_not_count():
 def test_a_row_of_few_tokens_loses_one_and_a_row_of_none_nothing():
     batch = masked(Rows(ids=[[CLS, 9, 8, SEP], [CLS, SEP, SEP, SEP]])).batch(np.arange(2))
     assert chosen(batch).sum(1).tolist() == [1, 0]
-
-
-@settings(max_examples=60)
-@given(st.integers(1, 40), st.floats(0.01, 0.99), st.integers(0, 9), st.integers(0, 3))
-def test_the_share_is_kept_whatever_it_is(length, share, seed, number):
-    found = chosen(
-        masked(Rows(3, length + 2), share=share, seed=seed).batch(np.arange(3) + 3 * number)
-    )
-    assert found.sum(1).tolist() == [max(1, round(share * length))] * 3
 
 
 def subword(*words, special=("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), mask="[MASK]"):
@@ -289,28 +264,6 @@ def test_whole_words_are_masked_as_near_to_the_share_as_they_get(seed, length, s
         assert len(taken) <= 1 or 2 * abs(sum(map(len, taken)) - count) <= longest
 
 
-def test_whole_words_leave_single_tokens_their_share():
-    tokens = mask_vocabulary(subword("a", "b", "c", "d"), "x")
-    ids = np.random.default_rng(0).integers(5, 9, (5, 40))
-    plain, whole = (
-        masked(Rows(ids=ids), tokens=tokens, whole_words=w).batch(np.arange(5))
-        for w in (False, True)
-    )
-    assert torch.equal(plain["labels"], whole["labels"])
-
-
-def test_what_the_given_examples_bring_is_kept_and_they_are_left_as_they_are():
-    rows = Rows(mask=torch.ones(20, 1, 42, 42, dtype=torch.bool))
-    before = rows.ids.clone()
-    batch = masked(rows).batch(np.arange(4))
-    assert torch.equal(rows.ids, before)
-    assert batch["attention_mask"].shape == (4, 1, 42, 42)
-    assert ({batch[name].dtype for name in ("input_ids", "labels")}, len(masked(rows))) == (
-        {torch.int64},
-        20,
-    )
-
-
 def test_a_tokenizer_without_a_mask_token_is_named_with_what_to_choose_instead():
     with pytest.raises(UsageError, match=r"tokenizer of some/model has no mask token") as caught:
         mask_vocabulary(subword("a", mask=None), "some/model")
@@ -341,12 +294,3 @@ def test_of_a_generated_text_only_the_target_is_masked_its_end_too():
     assert not chosen[:, 40:].any()
     assert 0 < chosen[:, 39].sum() < 40
     assert (batch["input_ids"][:, :20] == rows.ids[:, :20]).all()
-
-
-def test_passes_of_buckets_follow_each_other():
-    order = BucketOrder(np.arange(1, 11), batch_size=4, group=2, seed=0)
-    steps = [PassOrder(order).indices(step) for step in range(1, 7)]
-    for number in (0, 1):
-        of_pass = np.concatenate(steps[3 * number : 3 * number + 3])
-        assert sorted(of_pass % 10) == list(range(10))
-        assert set(of_pass // 10) == {number}

@@ -635,19 +635,6 @@ def test_labels_of_classes_round_trip(labels, rng):
     assert task.labels == found(labelled(*sorted(labels))).labels == tuple(map(str, sorted(labels)))
 
 
-@given(st.lists(st.lists(WORDS, max_size=5, unique_by=lambda s: s.strip()), min_size=2, max_size=8))
-def test_labels_of_lists_round_trip(rows):
-    names = {name for row in rows for name in row}
-    assume(len({n.strip() for n in names}) == len(names) >= 2)
-    assume(any(number_of(n) is None for n in names))
-    assume(len({frozenset(row) for row in rows}) > 1)
-    task = found(labelled(*rows))
-    assert task.kind == "multi"
-    assert {task.labels[task.labels.index(n)] for n in names} == set(task.labels) == names
-    tags = found(tagged(*[row for row in rows if row], ["O", "O"]))
-    assert (tags.kind, tags.labels[0], set(tags.labels)) == ("tokens", "O", names | {"O"})
-
-
 TAGGED = "-DOCSTART- -X- -X- O\n\nEU NNP B-NP B-ORG\nrejects VBZ B-VP O\n\nPeter NNP B-NP B-PER\n"
 
 

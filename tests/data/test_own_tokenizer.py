@@ -4,14 +4,10 @@ import json
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
-from huggingface_hub import HfApi
 from transformers import AutoTokenizer
 
-from kdcli.data import sources
-from kdcli.data.text import own_tokenizer as module
 from kdcli.data.text.own_tokenizer import SPECIAL, own_tokenizer
 from kdcli.errors import UsageError
 
@@ -70,37 +66,6 @@ def test_it_is_trained_once_for_each_text_and_size(source, cache):
     assert (trained(source, log=log.append).get_vocab(), len(log)) == (first.get_vocab(), 1)
     assert trained(source, 60, log.append).get_vocab() != first.get_vocab()
     assert len(list((cache / "tokenizers").glob("[!.]*"))) == 2
-
-
-def test_a_data_set_of_the_hub_that_changed_trains_another(cache, monkeypatch):
-    there = {"sha": "a" * 40, "text": TEXT}
-
-    def info(self, name, revision, timeout):
-        if there["sha"] is None:
-            raise ConnectionError("no network")
-        return SimpleNamespace(sha=there["sha"])
-
-    monkeypatch.setattr(HfApi, "dataset_info", info)
-    monkeypatch.setattr(sources, "hub_splits", lambda *_: ["train"])
-    monkeypatch.setattr(sources, "hub_rows", lambda *_: iter([("row 1", {"text": there["text"]})]))
-    first = trained("someone/text").get_vocab()
-    there["text"] = TEXT.replace("walk", "jump")
-    assert trained("someone/text").get_vocab() == first
-    there["sha"] = "b" * 40
-    second = trained("someone/text").get_vocab()
-    assert second != first
-    there["text"] = ""
-    there["sha"] = "a" * 40
-    assert trained("someone/text").get_vocab() == first
-    # Without a network, the newest one is used.
-    there["sha"] = None
-    assert trained("someone/text").get_vocab() == second
-
-
-def test_a_cached_tokenizer_needs_no_lock(source, monkeypatch):
-    vocabulary = trained(source).get_vocab()
-    monkeypatch.setattr(module, "lock_entry", lambda entry: 1 / 0)
-    assert trained(source).get_vocab() == vocabulary
 
 
 def test_saved_it_is_the_same(source, tmp_path):

@@ -12,8 +12,6 @@ from kdcli.data.labelled.partition import Partition, Pools, choose_partition, te
 from kdcli.errors import UsageError
 from kdcli.types import Head
 
-NOTHING = np.empty(0, np.uint64)
-
 
 def hashes(name, count):
     return text_hashes([f"{name} {n}" for n in range(count)])

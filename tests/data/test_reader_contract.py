@@ -11,7 +11,6 @@ import io
 import itertools
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -526,40 +525,6 @@ def test_memory_stays_flat_while_tokenising(tmp_path):
     command = [sys.executable, "-c", PEAK, tmp_path / "small.txt", tmp_path / "large.txt"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert float(done.stdout) < 60, done.stderr
-
-
-# The peak of the largest process of a command, in MB.
-PEAK_OF_COMMAND = """
-import resource, subprocess, sys
-subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
-print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)
-"""
-
-
-@pytest.mark.long
-@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in other units elsewhere")
-def test_memory_does_not_grow_with_the_text(tmp_path, model_dir):
-    """A text of 300 MB takes the memory of one of 3 MB, in two workers."""
-    rng = np.random.default_rng(0)
-    peaks = []
-    for name, lines in (("small", 2000), ("large", 200_000)):
-        file, out = tmp_path / f"{name}.txt", tmp_path / f"{name}-tokens"
-        with file.open("w", encoding="utf-8") as opened:
-            for _ in range(lines):
-                opened.write("".join(f"w{word} " for word in rng.integers(0, 60, 400)) + "\n")
-        command = [sys.executable, "-P", "-m", "kdcli", "tokenize", file, "--tokenizer", model_dir]
-        command += ["-o", out, "--workers", "2"]
-        measure = [sys.executable, "-c", PEAK_OF_COMMAND, *map(str, command)]
-        done = subprocess.run(measure, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        peaks.append(float(done.stdout))
-    assert file.stat().st_size > 2.5e8
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found = corpus(out)
-    found.train.batch(np.arange(64))
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    assert peaks[1] - peaks[0] < 60, peaks
-    assert grown < 60
 
 
 def test_blocks_and_their_order_are_those_of_earlier_versions(tmp_path):

@@ -18,10 +18,8 @@ from typer.testing import CliRunner
 
 from kdcli.cli import app, main
 from kdcli.data.sources import open_source
-from kdcli.data.text import shards, stream
+from kdcli.data.text import shards
 from kdcli.data.text.corpus import open_corpus
-from kdcli.data.text.shards import TokenShards
-from kdcli.data.text.stream import TokenStream
 from kdcli.data.text.tokenise import tokenise
 from kdcli.errors import UsageError
 
@@ -87,19 +85,6 @@ def test_blocks_are_read_across_the_ends_of_shards(text, tmp_path):
     ids = found.train.batch(np.arange(len(found.train)))["input_ids"][:, 1:-1].reshape(-1).tolist()
     assert ids == expected()[: len(ids)]
     assert len(found.held_out.batch(np.arange(2))["input_ids"][:, 1:-1].unique()) == 4
-
-
-def test_more_files_than_a_process_may_map(tmp_path, monkeypatch):
-    monkeypatch.setattr(stream, "MAX_MAPS", 3)
-    files = []
-    for n in range(20):
-        np.arange(10 * n, 10 * n + 10, dtype="<u2").tofile(tmp_path / f"{n}.bin")
-        files.append((tmp_path / f"{n}.bin", 10))
-    (tmp_path / "empty.bin").touch()
-    whole = TokenStream([*files[:7], (tmp_path / "empty.bin", 0), *files[7:]], "<u2")
-    assert (len(whole), whole.read(0, 200).tolist()) == (200, list(range(200)))
-    assert [int(whole.read(at, 1)[0]) for at in (199, 0, 70, 69)] == [199, 0, 70, 69]
-    assert whole._map.cache_info().currsize == 3
 
 
 def test_workers_write_the_same_bytes_as_one_process(text, tmp_path):
@@ -357,9 +342,3 @@ def test_a_sample_says_which_part_of_the_source_it_is(tmp_path, name, monkeypatc
     # Of a parquet file in gzip the size of a part is not known.
     if not name.endswith(".parquet.gz"):
         assert size / piece.size == pytest.approx(len(texts) / 20_000, rel=0.1)
-
-
-def test_meta_survives_a_round_trip(text, tmp_path):
-    meta = made(text, tmp_path / "out")
-    assert TokenShards.read(tmp_path / "out") == meta
-    assert meta.splits == ["train", "validation"]

@@ -232,50 +232,6 @@ def test_each_gold_answer_is_checked():
     assert check_answers([asking("the cat ran", "cat", ("ran", 7))]) == [line]
 
 
-def test_withheld_labels_and_no_examples():
-    held = Example("f.jsonl:1", "1", ("who", "the cat"), None)
-    found = windows_of([asking("the cat", "cat"), held])
-    assert found.rows.labels is None
-    assert (
-        found.rows.example.tolist(),
-        len(decode_answers(found, random_logits(found), [held, held])),
-    ) == ([0, 1], 2)
-    assert len(windows_of([])) == 0
-
-
-def test_portions_make_no_difference(monkeypatch):
-    examples = questions.mixed()
-    whole = windows_of(examples, max_length=50, stride=16)
-    monkeypatch.setattr("kdcli.data.labelled.spans.EXAMPLES_PER_CALL", 5)
-    parts = windows_of(examples, max_length=50, stride=16)
-    assert (parts.rows.example.tolist(), parts.rows.example[-1]) == (
-        whole.rows.example.tolist(),
-        len(examples) - 1,
-    )
-    assert parts.rows.labels.tolist() == whole.rows.labels.tolist()
-    assert parts.rows.ids_T.tolist() == whole.rows.ids_T.tolist()
-    assert parts.char_end_T.tolist() == whole.char_end_T.tolist()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_sorted_windows_mean_the_same(kind):
-    examples = questions.mixed()
-    found = windows_of(examples, kind, max_length=50, stride=16)
-    logits = random_logits(found)
-    order = np.argsort(found.rows.lengths, kind="stable")
-    by_length = found.by_length()
-    assert by_length.rows.lengths.tolist() == sorted(found.rows.lengths)
-    assert by_length.rows.lengths.tolist() != found.rows.lengths.tolist()
-    for i, at in enumerate(order):
-        for of in ("ids", "char_begin_T", "char_end_T"):
-            assert row(by_length, i, of) == row(found, at, of)
-        assert by_length.rows.labels[i].tolist() == found.rows.labels[at].tolist()
-    assert decode_answers(by_length, [logits[i] for i in order], examples) == decode_answers(
-        found, logits, examples
-    )
-    assert len(found.take(np.empty(0, dtype=np.int64))) == 0
-
-
 def test_what_is_beyond_a_window_changes_nothing():
     examples = questions.mixed()
     found = windows_of(examples, max_length=50, stride=16)
