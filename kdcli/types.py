@@ -117,7 +117,8 @@ class Task:
         label: column of the label; for `text`, column of the target. Empty if the rows of an own
             task have no labels.
         metrics: names of the metrics. A single number always means the first one.
-        labels: class names in the order of their numbers; empty for `score`, `span` and `text`.
+        labels: class names in the order of their numbers; empty for `span` and `text`. A `score`
+            has one if the model's output is the logit of one label.
         hub: data set and configuration on the hub; `{set}` stands for a set's name.
         sets: sets that are evaluated separately, such as MNLI's two sets or languages; empty for a
             single set.
@@ -161,7 +162,7 @@ class Head:
 
     Attributes:
         kind: the kind of its predictions.
-        labels: class names in the order of its outputs; empty for `score` and `span`.
+        labels: class names in the order of its outputs; empty for `span` and for regression.
         named: whether the names are the model's own, not `LABEL_0` ...
     """
 

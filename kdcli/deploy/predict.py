@@ -38,7 +38,7 @@ from kdcli.errors import UsageError
 from kdcli.metrics.finite import check_finite
 from kdcli.metrics.probabilities import sigmoid, softmax
 from kdcli.metrics.tokens import entities
-from kdcli.models.cross_encoder import activation_of
+from kdcli.models.cross_encoder import activation_of, read_scorer
 from kdcli.models.custom_class import UNILM_KEY
 from kdcli.models.embedder import EmbeddingFormat, Pool, load_embedder, read_format
 from kdcli.models.heads import PROBLEM, kind_of_head, tokenizer_for
@@ -173,6 +173,8 @@ class Predictor:
     def max_length(self) -> int:
         """The number of tokens at which a text is cut."""
         own = None if self.format is None else self.format.max_length
+        if self.kind == RERANK_KIND:
+            own = read_scorer(self.source)
         length = own or self.tokenizer.model_max_length
         return int(min(length, positions_of(self.config) or 1 << 30))
 

@@ -2,7 +2,17 @@
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from kdcli.models.embedder import PROMPTS_FILE, json_file
+from kdcli.errors import UsageError
+from kdcli.models.embedder import (
+    GENERAL_SETTINGS,
+    PROMPTS_FILE,
+    READ,
+    SHARED_SETTINGS,
+    check_settings,
+    json_file,
+    read_length,
+)
+from kdcli.models.files import MODULES_FILE, module_kind
 
 ACTIVATION_CLASSES = {
     "Sigmoid": "torch.nn.modules.activation.Sigmoid",
@@ -10,14 +20,52 @@ ACTIVATION_CLASSES = {
 }
 """The activations that kdcli writes, by name."""
 
+SCORE_SETTINGS = {"activation_fn": READ, "keep_in_fp32_modules": READ}
+SCORER_SETTINGS = SHARED_SETTINGS | {
+    "transformer_task": ("sequence-classification",),
+    "modality_config": ({"text": {"method": "forward", "method_output_name": "logits"}},),
+    "module_output_name": ("scores",),
+}
+
 
 def activation_of(source: str, config: PreTrainedConfig) -> str | None:
     """Read a cross-encoder's activation from its files, under any current or former key."""
+    name = (json_file(source, PROMPTS_FILE) or {}).get("activation_fn")
     section = getattr(config, "sentence_transformers", None)
-    name = section.get("activation_fn") if isinstance(section, dict) else None
+    name = name or (section.get("activation_fn") if isinstance(section, dict) else None)
     name = name or getattr(config, "sbert_ce_default_activation_function", None)
-    name = name or (json_file(source, PROMPTS_FILE) or {}).get("activation_fn")
     return name if isinstance(name, str) else None
+
+
+def read_scorer(source: str) -> int | None:
+    """Read the maximum length of a pair from sentence-transformers' files of a cross-encoder.
+
+    Returns:
+        None if they do not name a length.
+
+    Raises:
+        UsageError: They have a setting that changes the scores and that kdcli does not compute.
+    """
+    modules = json_file(source, MODULES_FILE, list)
+    general = json_file(source, PROMPTS_FILE) or {}
+    if modules is None or general.get("model_type") != "CrossEncoder":
+        return None
+    kinds = [module_kind(module) for module in modules if isinstance(module, dict)]
+    if kinds != ["Transformer"]:
+        raise UsageError(
+            f"{source} is a cross-encoder that kdcli cannot compute: its modules are "
+            f"{', '.join(kinds)}",
+            "supported: an encoder with a head for sequence classification",
+        )
+    check_settings(source, PROMPTS_FILE, general, GENERAL_SETTINGS | SCORE_SETTINGS)
+    default = (general.get("prompts") or {}).get(general.get("default_prompt_name"))
+    if default:
+        raise UsageError(
+            f"{source} puts a prompt before its queries ({default!r}), which kdcli does not do",
+            "put the prompt into the queries of a copy of the data, and remove "
+            f"default_prompt_name from {PROMPTS_FILE} in a copy of the model",
+        )
+    return read_length(source, SCORER_SETTINGS)
 
 
 def set_activation(model: PreTrainedModel, name: str) -> None:

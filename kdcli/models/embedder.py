@@ -8,7 +8,7 @@ pickled weights, replaces foreign activations and takes a second to import (docs
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,26 +23,32 @@ from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTraine
 from kdcli.disk import disk_errors, read_json, write_atomic
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.models.custom_class import custom_class
-from kdcli.models.files import CONFIG_FILE, LENGTH_FILE, file_beside
+from kdcli.models.files import (
+    CONFIG_FILE,
+    LENGTH_FILE,
+    LIBRARY,
+    MODULES_FILE,
+    file_beside,
+    module_kind,
+)
 from kdcli.models.load import (
     check_case,
+    encoder_settings,
     load_config,
     load_encoder,
     load_tokenizer,
     load_weights,
-    location,
+    root_of,
     save_model,
 )
 from kdcli.models.model import Model
+from kdcli.models.shape import longest_input
 from kdcli.models.static import CLASSIFIER, bare_tokenizer, is_static
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.types import RowHashes
 
-MODULES_FILE = "modules.json"
 PROMPTS_FILE = "config_sentence_transformers.json"
 POOLING_FOLDER = "1_Pooling"
-LIBRARY = "sentence_transformers."
-"""Prefix of the module types that are part of sentence-transformers."""
 POOLS = {"Transformer": True, "StaticEmbedding": False}
 """First module of a model -> whether a module that pools follows."""
 POOLING_KEYS = {
@@ -53,6 +59,55 @@ POOLING_KEYS = {
     "mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
 }
 """Name of a pooling -> the suffix of its key in 1_Pooling/config.json."""
+FLAGS = tuple(
+    f"pooling_mode_{suffix}" for suffix in (*POOLING_KEYS.values(), "weightedmean_tokens")
+)
+"""Keys of 1_Pooling/config.json that earlier versions wrote, one for each pooling."""
+READ: tuple[object, ...] = ()
+"""Stands for all values of a setting, because kdcli obeys the setting."""
+TEXT = (None, "sentence_embedding")
+GENERAL_SETTINGS = dict.fromkeys(
+    (
+        "__version__",
+        "model_type",
+        "requirements",
+        "prompts",
+        "default_prompt_name",
+        "similarity_fn_name",
+        "truncate_dim",
+    ),
+    READ,
+)
+POOLING_SETTINGS = dict.fromkeys(
+    ("word_embedding_dimension", "embedding_dimension", "pooling_mode", "include_prompt", *FLAGS),
+    READ,
+)
+NORMALIZE_SETTINGS = {"module_input_name": TEXT, "module_output_name": TEXT}
+LOADING: tuple[object, ...] = (None, {}, {"trust_remote_code": True}, {"trust_remote_code": False})
+SHARED_SETTINGS: dict[str, Sequence[object]] = {
+    "max_seq_length": READ,
+    "processing_kwargs": READ,
+    # `check_case` reads it.
+    "do_lower_case": READ,
+    "unpad_inputs": READ,
+    **dict.fromkeys(("query_length", "document_length", "query_expansion"), (None,)),
+    **dict.fromkeys(("model_args", "tokenizer_args", "config_args"), LOADING),
+    **dict.fromkeys(("model_kwargs", "processor_kwargs", "config_kwargs"), LOADING),
+}
+"""Settings of an encoder in sentence_bert_config.json, for vectors and for scores."""
+ENCODER_SETTINGS = SHARED_SETTINGS | {
+    "transformer_task": ("feature-extraction",),
+    "modality_config": (
+        {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+    ),
+    "module_output_name": ("token_embeddings",),
+}
+PROCESSING_SETTINGS: dict[str, Sequence[object]] = {
+    "max_length": READ,
+    "truncation": (True, "longest_first"),
+    "padding": (True, "longest"),
+    "return_tensors": ("pt",),
+}
 CHOICES = ("mean", "cls", "last")
 """Poolings that `--pooling` accepts."""
 ALIASES = {"lasttoken": "last", "mean_tokens": "mean", "cls_token": "cls", "max_tokens": "max"}
@@ -77,11 +132,12 @@ class EmbeddingFormat:
         normalize: whether vectors have length 1.
         dense: the dense layer after the pooling, or None.
         prompts: name -> text that is put before a text.
-        default_prompt: name of the prompt that is used if none is chosen.
+        default_prompt: name of the prompt of texts that are neither queries nor documents.
         similarity: one of `SIMILARITIES`.
         max_length: maximum number of tokens in a text, including special tokens; None uses the
             tokenizer's.
         prompt_counts: whether the prompt's tokens take part in the pooling.
+        truncate_dim: number of leading components that a vector has; None keeps all.
     """
 
     pooling: str = "mean"
@@ -92,10 +148,12 @@ class EmbeddingFormat:
     similarity: str = "cosine"
     max_length: int | None = None
     prompt_counts: bool = True
+    truncate_dim: int | None = None
 
     def width(self, hidden: int) -> int:
         """Return the width of the vectors for an encoder of width `hidden`."""
-        return hidden if self.dense is None else len(self.dense.weight)
+        width = hidden if self.dense is None else len(self.dense.weight)
+        return min(width, self.truncate_dim or width)
 
 
 class Pool(nn.Module):
@@ -107,6 +165,7 @@ class Pool(nn.Module):
     def __init__(self, fmt: EmbeddingFormat) -> None:
         super().__init__()
         self.pooling, self.normalize = fmt.pooling, fmt.normalize
+        self.truncate_dim = fmt.truncate_dim
         self.dense: nn.Linear | None = None
         self.tanh = False
         if fmt.dense is not None:
@@ -125,7 +184,8 @@ class Pool(nn.Module):
         if self.dense is not None:
             x_BE = F.linear(x_BE, self.dense.weight.float(), self.dense.bias)
             x_BE = x_BE.tanh() if self.tanh else x_BE
-        return F.normalize(x_BE, dim=-1) if self.normalize else x_BE
+        x_BE = F.normalize(x_BE, dim=-1) if self.normalize else x_BE
+        return x_BE if self.truncate_dim is None else x_BE[:, : self.truncate_dim]
 
     def _pooled(self, x_BLD: Tensor, mask_BL: Tensor | None) -> Tensor:
         if mask_BL is None:
@@ -156,9 +216,15 @@ class Pool(nn.Module):
 def read_format(source: str) -> EmbeddingFormat | None:
     """Read the format of an embedding model.
 
-    Returns None for a cross-encoder, for a static classifier, whose vectors are logits, and for a
-    model without sentence-transformers' files. Raises UsageError if the files are damaged, or if
-    kdcli cannot compute a module or setting.
+    Args:
+        source: the model.
+
+    Returns:
+        None for a cross-encoder, for a static classifier, whose vectors are logits, and for a model
+        without sentence-transformers' files.
+
+    Raises:
+        UsageError: The files are damaged, or have a module or a setting that kdcli cannot compute.
     """
     modules = json_file(source, MODULES_FILE, list)
     general = json_file(source, PROMPTS_FILE) or {}
@@ -170,41 +236,31 @@ def read_format(source: str) -> EmbeddingFormat | None:
         raise UsageError(f"{source}/{MODULES_FILE} must hold a list of modules")
     fmt = EmbeddingFormat(normalize=False)
     # A static model computes the mean itself.
-    encoder = _kind(modules[0]) if modules else ""
+    encoder = module_kind(modules[0]) if modules else ""
     encoder = encoder if encoder in POOLS else "Transformer"
     pools = POOLS[encoder]
     for place, module in enumerate(modules):
-        kind, path = _kind(module), str(module.get("path", ""))
+        kind, path = module_kind(module), str(module.get("path", ""))
         if (kind == encoder) != (place == 0) or (kind == "Pooling") != (place == 1 and pools):
-            raise _not_computed(source, f"its modules are {', '.join(map(_kind, modules))}")
-        if place == 0 and path not in ("", "."):
-            raise _not_computed(
-                source,
-                f"its encoder lies in the directory {path}",
-                f"copy {path}/* to the directory of {MODULES_FILE}",
-            )
+            raise _not_computed(source, f"its modules are {', '.join(map(module_kind, modules))}")
         if kind == "Pooling":
-            settings = _required(source, f"{path}/config.json")
-            fmt = replace(
-                fmt,
-                pooling=_pooling(source, settings),
-                prompt_counts=bool(settings.get("include_prompt", True)),
-            )
+            fmt = _with_pooling(fmt, source, f"{path}/{CONFIG_FILE}")
         elif kind == "Dense" and fmt.dense is None and not fmt.normalize:
             fmt = replace(fmt, dense=_dense(source, path))
         elif kind == "Normalize":
+            name = f"{path}/{CONFIG_FILE}"
+            check_settings(source, name, json_file(source, name) or {}, NORMALIZE_SETTINGS)
             fmt = replace(fmt, normalize=True)
         elif place > pools:
             raise _not_computed(source, f"module {place} is {kind or 'unnamed'}")
-    length = (json_file(source, LENGTH_FILE) or {}).get("max_seq_length")
-    if not isinstance(length, int | None) or (length is not None and length < 3):
-        raise UsageError(
-            f"{source}/{LENGTH_FILE}: max_seq_length must be a number of tokens, got {length!r}"
-        )
+    check_settings(source, PROMPTS_FILE, general, GENERAL_SETTINGS)
+    width = general.get("truncate_dim")
+    if not isinstance(width, int | None) or (width is not None and width < 1):
+        raise UsageError(f"{source}/{PROMPTS_FILE}: truncate_dim must be at least 1, got {width!r}")
     entries = general.get("prompts") or {}
     if not isinstance(entries, dict):
         raise UsageError(f"{source}/{PROMPTS_FILE}: prompts must be a JSON object, got {entries!r}")
-    prompts = {str(name): str(text) for name, text in entries.items() if text}
+    prompts = {str(name): str(text or "") for name, text in entries.items()}
     default = str(general.get("default_prompt_name"))
     similarity = general.get("similarity_fn_name") or "cosine"
     if similarity not in SIMILARITIES:
@@ -218,8 +274,63 @@ def read_format(source: str) -> EmbeddingFormat | None:
         # A default prompt that is missing here is empty.
         default_prompt=default if default in prompts else None,
         similarity=similarity,
-        max_length=length,
+        max_length=read_length(source, ENCODER_SETTINGS),
+        truncate_dim=width,
     )
+
+
+def read_length(source: str, known: Mapping[str, Sequence[object]]) -> int | None:
+    """Read the maximum number of tokens in a text from sentence-transformers' encoder settings.
+
+    Args:
+        source: the model.
+        known: the values of the other settings that kdcli computes; see `check_settings`.
+
+    Returns:
+        None if the settings have no length.
+
+    Raises:
+        UsageError: The length is not a length, or kdcli cannot compute another setting.
+    """
+    name, settings = encoder_settings(source)
+    check_settings(source, name, settings, known)
+    length = settings.get("max_seq_length")
+    for part in (settings.get("processing_kwargs") or {}).values():
+        check_settings(source, name, part, PROCESSING_SETTINGS)
+        length = part.get("max_length", length)
+    if not isinstance(length, int | None) or (length is not None and length < 3):
+        raise UsageError(
+            f"{source}/{name}: max_seq_length must be a number of tokens, got {length!r}"
+        )
+    return length
+
+
+def check_settings(
+    source: str, name: str, settings: Mapping[str, object], known: Mapping[str, Sequence[object]]
+) -> None:
+    """Check that a file has no setting that changes a model's outputs and that kdcli ignores.
+
+    Args:
+        source: the model.
+        name: the file.
+        settings: its content.
+        known: setting -> the values that kdcli computes; no values if it reads them itself.
+
+    Raises:
+        UsageError: A setting is unknown, or has another value.
+    """
+    for key, value in settings.items():
+        if key not in known:
+            raise UsageError(
+                f"{source}/{name} has the setting {key!r}, which kdcli does not know",
+                f"known: {', '.join(sorted(known))}; if {key!r} changes no output, remove it from "
+                "a copy of the model",
+            )
+        if known[key] and value not in known[key]:
+            raise UsageError(
+                f"{source}/{name}: kdcli cannot compute {key}={value!r}",
+                f"known: {' or '.join(map(repr, known[key]))}",
+            )
 
 
 def format_for(
@@ -301,6 +412,8 @@ def save_embedder(
     if static:
         tokenizer, model.config.normalize = bare_tokenizer(tokenizer), fmt.normalize
     elif fmt.max_length is not None:
+        longest = longest_input(model.config) or fmt.max_length
+        fmt = replace(fmt, max_length=min(fmt.max_length, longest))
         tokenizer.model_max_length = fmt.max_length
     # Write the encoder last, because its config.json makes the directory a model.
     folder.mkdir(parents=True, exist_ok=True)
@@ -340,6 +453,7 @@ def save_format(fmt: EmbeddingFormat, hidden: int, folder: Path, *, static: bool
         "prompts": fmt.prompts,
         "default_prompt_name": fmt.default_prompt,
         "similarity_fn_name": fmt.similarity,
+        **({} if fmt.truncate_dim is None else {"truncate_dim": fmt.truncate_dim}),
     }
     # Write this file last: without it, the directory is a plain encoder.
     files[MODULES_FILE] = module_list(dict(zip(paths, names, strict=True)))
@@ -375,7 +489,7 @@ def write_dense(dense: DenseLayer, folder: Path) -> None:
 
 def json_file(source: str, name: str, kind: type = dict) -> Any:
     """Return the content of a JSON file of a model, or None if the model has no such file."""
-    path = file_beside(location(source), name)
+    path = file_beside(root_of(source), name)
     return None if path is None else read_json(path, kind=kind)
 
 
@@ -386,11 +500,12 @@ def _required(source: str, name: str) -> dict[str, object]:
     return dict(content)
 
 
-def _kind(module: Mapping[str, object]) -> str:
-    """Return the class name of a module, with its package if it is not sentence-transformers'
-    own."""
-    kind = str(module.get("type", ""))
-    return kind.rsplit(".", 1)[-1] if kind.startswith(LIBRARY) else kind
+def _with_pooling(fmt: EmbeddingFormat, source: str, name: str) -> EmbeddingFormat:
+    settings = _required(source, name)
+    pooling = _pooling(source, settings)
+    check_settings(source, name, settings, POOLING_SETTINGS)
+    counts = bool(settings.get("include_prompt", True))
+    return replace(fmt, pooling=pooling, prompt_counts=counts)
 
 
 def _pooling(source: str, settings: Mapping[str, object]) -> str:
@@ -422,7 +537,7 @@ def _dense(source: str, path: str) -> DenseLayer:
     names = {settings.get("module_input_name"), settings.get("module_output_name")}
     if names - {None, "sentence_embedding"}:
         raise _not_computed(source, "its dense layer reads or writes token states")
-    if (file := file_beside(location(source), f"{path}/model.safetensors")) is None:
+    if (file := file_beside(root_of(source), f"{path}/model.safetensors")) is None:
         raise UsageError(
             f"{source} has no {path}/model.safetensors",
             "a dense layer is read from safetensors only",

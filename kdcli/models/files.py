@@ -28,8 +28,20 @@ ModelClass = type[PreTrainedModel] | type[_BaseAutoModelClass]
 """A class that loads models: a model class, or an auto class such as `AutoModel`."""
 
 CONFIG_FILE, ADAPTER = "config.json", "adapter_config.json"
+MODULES_FILE = "modules.json"
+"""sentence-transformers' list of the modules that a text passes through."""
+LIBRARY = "sentence_transformers."
+"""Prefix of the module types that are part of sentence-transformers."""
 LENGTH_FILE = "sentence_bert_config.json"
-"""sentence-transformers' settings of an encoder: its `max_seq_length` and `do_lower_case`."""
+"""sentence-transformers' settings of an encoder, such as its `max_seq_length`."""
+LENGTH_FILES = (
+    LENGTH_FILE,
+    *(
+        f"sentence_{kind}_config.json"
+        for kind in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+    ),
+)
+"""The names that this file had in any version, the current one first."""
 TASK_KEY = "kdcli_task"
 """Configuration key with the name of the task on which kdcli fine-tuned the model."""
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
@@ -110,6 +122,36 @@ def file_beside(source: str, name: str) -> Path | None:
     return path if path is not None and path.is_file() else None
 
 
+def module_kind(module: Mapping[str, object]) -> str:
+    """Return the class name of a module in `MODULES_FILE`.
+
+    A class that is not part of sentence-transformers keeps the name of its package.
+    """
+    kind = str(module.get("type", ""))
+    return kind.rsplit(".", 1)[-1] if kind.startswith(LIBRARY) else kind
+
+
+def encoder_folder(folder: Path) -> Path:
+    """Return the directory of the encoder in a directory of sentence-transformers.
+
+    Its early versions gave the encoder a directory of its own.
+    """
+    name = _first_module(folder / MODULES_FILE).get("path")
+    is_below = isinstance(name, str) and name not in (".", "..") and "/" not in name
+    return folder / str(name) if is_below and (folder / str(name)).is_dir() else folder
+
+
+def holds_table(source: str) -> bool:
+    """Return whether a directory or a hub id holds a static model of sentence-transformers."""
+    file = file_beside(source, MODULES_FILE)
+    return file is not None and module_kind(_first_module(file)) == "StaticEmbedding"
+
+
+def _first_module(file: Path) -> dict[str, Any]:
+    modules: list[Any] = read_json(file, kind=list) if file.is_file() else []
+    return modules[0] if modules and isinstance(modules[0], dict) else {}
+
+
 def check_config(raw: Mapping[str, Any], source: object) -> None:
     """Check the values of a configuration that transformers trusts.
 
@@ -126,6 +168,13 @@ def check_config(raw: Mapping[str, Any], source: object) -> None:
             refuse(name, TYPE_NAMES[kind])
     if not all(isinstance(name, str) for name in raw.get("architectures") or ()):
         refuse("architectures", "a list of names")
+    numbers = list(raw.get("id2label") or ())
+    if set(map(str, numbers)) != set(map(str, range(len(numbers)))):
+        raise UsageError(
+            f"{source}: 'id2label' must number the {len(numbers)} outputs from 0, got "
+            f"{shortened(', '.join(map(str, numbers)), 60)}",
+            "number them from 0 in a copy of the model, in the order of the head's outputs",
+        )
     words = raw.get(LABEL_WORDS_KEY)
     if words is not None and not (
         isinstance(words.get("ids"), list) and isinstance(words.get("auto_class"), str)

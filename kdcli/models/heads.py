@@ -124,7 +124,8 @@ def load_for_task(
         if label_map is not None:
             _permute(model, list(label_map))
         note = "its own head" + (", in the data's order of labels" if label_map is not None else "")
-        if task.labels and all(GENERIC.fullmatch(str(n)) for n in config.id2label.values()):
+        has_no_names = all(GENERIC.fullmatch(str(n)) for n in config.id2label.values())
+        if task.kind != "score" and task.labels and has_no_names:
             note += "; its labels have no names, so their order is taken to be the data's"
         describe_task(model.config, task)
     else:
@@ -198,7 +199,8 @@ def head_of(config: PreTrainedConfig) -> Head | None:
         kind = "score"
     elif kind == "class":
         kind = next((k for k, problem in PROBLEM.items() if problem == config.problem_type), kind)
-    if kind is None or kind in ("score", "span"):
+    is_regression = kind == "score" and config.problem_type is not None
+    if kind is None or kind == "span" or is_regression:
         return None if kind is None else Head(kind)
     labels = tuple(str(config.id2label[i]) for i in range(config.num_labels))
     return Head(kind, labels, named=not all(map(GENERIC.fullmatch, labels)))
@@ -290,15 +292,19 @@ def _numbered(names: Sequence[str]) -> str:
 
 
 def describe_task(config: PreTrainedConfig, task: Task) -> None:
-    """Write a task and its labels into a configuration, which `transformers.pipeline` reads."""
-    names = {"score": ("score",), "span": ("start", "end")}.get(task.kind, task.labels)
+    """Write a task and its labels into a configuration, which `transformers.pipeline` reads.
+
+    A score that has a label is a detector's: its output is the logit of a probability.
+    """
+    names = ("start", "end") if task.kind == "span" else task.labels or ("score",)
     setattr(config, TASK_KEY, task.name)
     if task.kind == "span":
         config.num_labels = len(names)
         return
     config.id2label = dict(enumerate(names))
     config.label2id = {name: number for number, name in enumerate(names)}
-    config.problem_type = PROBLEM.get(task.kind)
+    is_detector = task.kind == "score" and bool(task.labels)
+    config.problem_type = None if is_detector else PROBLEM.get(task.kind)
 
 
 def with_new_head(

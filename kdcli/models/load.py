@@ -25,6 +25,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 from transformers.utils import logging as transformers_logging
@@ -47,6 +48,7 @@ from kdcli.models.files import (
     CONFIG_FILE,
     HUB_ERRORS,
     LENGTH_FILE,
+    LENGTH_FILES,
     TASK_KEY,
     WEIGHT_FILES,
     ModelClass,
@@ -54,15 +56,17 @@ from kdcli.models.files import (
     check_declared,
     check_tokenizer,
     config_errors,
+    encoder_folder,
     file_beside,
     file_of,
+    holds_table,
     weight_files,
 )
 from kdcli.models.layout import LAYOUTS, layout_for, layout_of_type
 from kdcli.models.model import Model
 from kdcli.models.shape import longest_input
 from kdcli.models.source import check_source
-from kdcli.models.static import CLASSIFIER, is_static, read_sizes
+from kdcli.models.static import CLASSIFIER, StaticConfig, is_static, load_static, read_sizes
 from kdcli.models.temperature import TEMPERATURE
 from kdcli.models.training_rows import NO_ROWS, training_rows, write_training_rows
 from kdcli.types import RowHashes
@@ -75,6 +79,7 @@ MODEL_CARD = "README.md"
 PINNED = re.compile(r"((?:[\w.-]+/)?[\w.-]+)@([\w./-]+)")
 SNAPSHOT_FILES = ["*.json", "*.txt", "*.model", "*.safetensors", "*.py", "*.md", "*.npy"]
 OTHER_FILES = ["onnx/*", "openvino/*", "checkpoints/*"]
+LISTED_TOKENS = 5
 # Attribute of a tokenizer that holds truncation and padding before any call.
 AS_LOADED = "kdcli_as_loaded"
 # Configuration keys that describe the source of a model and not the model: a key of earlier
@@ -88,8 +93,20 @@ OPTIONAL_TENSORS = ("pooler.", "contact_head.", "embeddings.position_ids")
 def location(source: str) -> str:
     """Return the argument of `from_pretrained` for a source.
 
-    For `OWNER/NAME@REVISION`, it is the directory of that commit, which is downloaded if it is not
-    cached. Raises UsageError if the revision does not exist, or the user's directory is unknown.
+    Args:
+        source: hub id, directory, `demo`, or `OWNER/NAME@REVISION` for a commit of the hub.
+
+    Raises:
+        UsageError: The revision does not exist, or the user's directory is unknown.
+    """
+    root = root_of(source)
+    return str(encoder_folder(Path(root))) if Path(root).is_dir() else root
+
+
+def root_of(source: str) -> str:
+    """Return the directory or the hub id of all files of a source; see `location`.
+
+    A commit of the hub is downloaded if it is not cached.
     """
     if source in EMBEDDED:
         return str(importlib.resources.files("kdcli") / "data" / EMBEDDED[source])
@@ -152,9 +169,11 @@ def load_config(source: str, *, weights: bool = True, compacted: bool = False) -
     folder = user_path(where)
     is_folder = folder.is_dir()
     check_source(str(folder) if is_folder else source)
-    if is_folder and not (folder / CONFIG_FILE).is_file():
+    # sentence-transformers writes no configuration for a table.
+    is_table = file_beside(where, CONFIG_FILE) is None and holds_table(root_of(source))
+    if is_folder and not is_table and not (folder / CONFIG_FILE).is_file():
         raise UsageError(f"{folder} has no {CONFIG_FILE}, so it is not a model directory")
-    config = _read_config(source, where)
+    config = StaticConfig() if is_table else _read_config(source, where)
     if hasattr(config, COMPACT_KEY) and not compacted:
         raise UsageError(
             f"{source} is compacted: its layers have shapes of their own, so that it can be "
@@ -239,11 +258,15 @@ def save_tokenizer(
 ) -> None:
     """Save a tokenizer's files, with the truncation and padding that it had when it was loaded.
 
-    Every call changes both, so the files would otherwise depend on what was tokenised last. A
-    truncation gets the length `model_max_length`, because libraries differ in which of the two they
-    obey, but at most the length that `model` can read. The files of a static model have the
+    Every call changes both, so the files would otherwise depend on what was tokenised last. No
+    length exceeds what `model` can read. A truncation gets the length `model_max_length`, because
+    libraries differ in which of the two they obey, and padding reaches the longest text, because a
+    length of its own would not follow the truncation. The files of a static model have the
     truncation that the model needs, and no padding.
     """
+    longest = None if model is None else longest_input(model.config)
+    if longest is not None:
+        tokenizer.model_max_length = min(tokenizer.model_max_length, longest)
     as_loaded = getattr(tokenizer, AS_LOADED, None)
     static = model is not None and is_static(model.config)
     if tokenizer.is_fast and model is not None and static:
@@ -251,11 +274,12 @@ def save_tokenizer(
     if as_loaded is not None:
         (truncation, padding), backend = as_loaded, tokenizer.backend_tokenizer
         if not static and truncation is not None:
-            longest = None if model is None else longest_input(model.config)
             length = _keep_one_length(tokenizer, truncation, longest)
             truncation = truncation | {"max_length": length}
         backend.no_truncation() if truncation is None else backend.enable_truncation(**truncation)
-        backend.no_padding() if padding is None else backend.enable_padding(**padding)
+        backend.no_padding() if padding is None else backend.enable_padding(
+            **padding | {"length": None}
+        )
     tokenizer.save_pretrained(folder)
 
 
@@ -363,10 +387,12 @@ def load_tokenizer(source: str, **settings: object) -> PreTrainedTokenizerBase:
     """
     hint = "put the tokenizer's files (tokenizer.json ...) into the model's directory"
     where = location(source)
+    named = file_beside(where, "tokenizer_config.json") or file_beside(where, CONFIG_FILE)
+    tokenizer_class = AutoTokenizer if named else PreTrainedTokenizerFast
     try:
         with _quietly():
             check_tokenizer(where)
-            tokenizer = AutoTokenizer.from_pretrained(
+            tokenizer = tokenizer_class.from_pretrained(
                 where, trust_remote_code=custom_code_allowed(), **settings
             )
             if tokenizer.is_fast:
@@ -385,10 +411,22 @@ def load_tokenizer(source: str, **settings: object) -> PreTrainedTokenizerBase:
             f"the tokenizer of {source} cannot be loaded: {first_line(error)}", hint
         ) from None
     # Without any files, transformers makes a tokenizer that has special tokens only.
-    if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
+    vocabulary = tokenizer.get_vocab()
+    if not set(vocabulary) - set(tokenizer.all_special_tokens):
         raise UsageError(f"{source} has no tokenizer", hint)
-    _check_special_tokens(tokenizer, source, where)
+    _check_tokens(tokenizer, vocabulary, source, where)
     return tokenizer
+
+
+def encoder_settings(source: str) -> tuple[str, dict[str, Any]]:
+    """Return sentence-transformers' settings of an encoder, and the name of their file."""
+    for name in LENGTH_FILES:
+        if (file := file_beside(location(source), name)) is not None:
+            return name, read_json(file)
+        if not Path(root_of(source)).is_dir():
+            # The hub has the current name only.
+            break
+    return LENGTH_FILE, {}
 
 
 def check_case(tokenizer: PreTrainedTokenizerBase, source: str) -> None:
@@ -396,20 +434,22 @@ def check_case(tokenizer: PreTrainedTokenizerBase, source: str) -> None:
 
     kdcli does not lowercase, because many tokenizers of transformers cannot save this.
     """
-    file = file_beside(location(source), LENGTH_FILE)
-    if file is None or not read_json(file).get("do_lower_case"):
+    name, settings = encoder_settings(source)
+    if not settings.get("do_lower_case"):
         return
     letters = " ".join(string.ascii_uppercase)
     if tokenizer.tokenize(letters) != tokenizer.tokenize(letters.lower()):
         raise UsageError(
             f"sentence-transformers lowercases the texts of {source} (do_lower_case in its "
-            f"{LENGTH_FILE}), but its tokenizer does not",
+            f"{name}), but its tokenizer does not",
             "set do_lower_case to false in a copy of the model, and give it texts in lower case",
         )
 
 
-def _check_special_tokens(tokenizer: PreTrainedTokenizerBase, source: str, where: str) -> None:
-    """Check that the model has an embedding for every token that the tokenizer adds to a text.
+def _check_tokens(
+    tokenizer: PreTrainedTokenizerBase, vocabulary: Mapping[str, int], source: str, where: str
+) -> None:
+    """Check that the model has an embedding for every token of the tokenizer.
 
     transformers gives a new id to a special token that is not in the vocabulary.
     """
@@ -424,6 +464,15 @@ def _check_special_tokens(tokenizer: PreTrainedTokenizerBase, source: str, where
                 f"model has only {size:,} tokens",
                 "check tokenizer_config.json",
             )
+    beyond = [token for token, number in vocabulary.items() if number >= size]
+    if beyond:
+        raise UsageError(
+            f"the tokenizer of {source} has {len(vocabulary):,} tokens, but the model has only "
+            f"{size:,}: it lacks {', '.join(map(repr, sorted(beyond)[:LISTED_TOKENS]))}"
+            f"{' ...' if len(beyond) > LISTED_TOKENS else ''}",
+            "add them to a copy of the model with resize_token_embeddings and train it, or remove "
+            "them from its tokenizer",
+        )
 
 
 def load_weights(
@@ -457,6 +506,8 @@ def load_weights(
         if not custom_code_allowed():
             check_declared(source, config, auto_class, files)
         torch.manual_seed(seed)
+        if is_static(config) and auto_class is AutoModel:
+            return load_static(config, files[0])
         if is_static(config):
             settings["config"] = config
         model, info = auto_class.from_pretrained(

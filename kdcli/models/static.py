@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -30,8 +31,10 @@ CLASSIFIER = "StaticForSequenceClassification"
 """The class of static models with a head, in `kdcli.models.static_classifier`."""
 FRAMING_KEY = "framing_token_ids"
 """Key of config.json for the tokens that a tokenizer adds around a text."""
-TABLE = "embeddings"
-"""The name of the table in model.safetensors."""
+TABLES = ("embeddings", "embedding.weight")
+"""The names of the table in model.safetensors, by model2vec and by sentence-transformers."""
+MAPPING, SCALES = "mapping", "weights"
+"""Further tensors of model2vec: the row of each token in the table, and its vector's factor."""
 HEAD_TENSORS = ("hidden.", "classifier.")
 """The first parts of the names of a head's tensors in the same file."""
 
@@ -91,22 +94,38 @@ def read_sizes(config: StaticConfig, weights: Path) -> None:
 
     model2vec's own configurations lack the number of tokens.
 
-    Raises UsageError: the file has no table, or one whose rows several tokens share.
+    Raises:
+        UsageError: The file has no table, or tensors that no static model has.
     """
     try:
         with safe_open(weights, "pt") as tensors:
-            names = set(tensors.keys())
-            of_table = {name for name in names if not name.startswith(HEAD_TENSORS)}
-            shape = tensors.get_slice(TABLE).get_shape() if of_table == {TABLE} else None
+            shapes = {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise UsageError(f"{weights} is damaged: {error}", "copy the model again") from None
-    if shape is None or len(shape) != 2:
+    known = (*TABLES, MAPPING, SCALES)
+    tables = [shapes[name] for name in TABLES if len(shapes.get(name, ())) == 2]
+    others = [n for n in shapes if n not in known and not n.startswith(HEAD_TENSORS)]
+    if len(tables) != 1 or others:
         raise UsageError(
-            f"{weights} must hold one tensor, {TABLE}, with a row for each token; it holds "
-            f"{', '.join(sorted(names))}",
-            "a static model with a smaller vocabulary than its tokenizer is not supported",
+            f"{weights} must hold one tensor, {TABLES[0]}, with a row for each token; it holds "
+            f"{', '.join(sorted(shapes))}"
         )
-    config.vocab_size, config.hidden_dim = shape
+    ((rows, config.hidden_dim),) = tables
+    (config.vocab_size,) = shapes.get(MAPPING, [rows])
+
+
+def load_static(config: StaticConfig, weights: Path) -> StaticModel:
+    """Load a static model whose sizes `read_sizes` set."""
+    tensors = load_file(weights)
+    table = next(tensors[name] for name in TABLES if name in tensors)
+    if MAPPING in tensors:
+        table = table[tensors[MAPPING].long()]
+    if SCALES in tensors:
+        table = (table.float() * tensors[SCALES].float()[:, None]).to(table.dtype)
+    model: StaticModel = StaticModel(config)
+    with torch.no_grad():
+        model.embeddings.copy_(table)
+    return model
 
 
 def as_static(table_VD: Tensor) -> StaticModel:

@@ -32,8 +32,6 @@ from kdcli.workloads.settings import VectorFormat
 
 TEXTS = Task("texts", "score", ("text",), ())
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 65536}  # in one forward pass, including padding
-ROLES = {"query": ("query",), "document": ("document", "passage", "corpus"), "": ()}
-"""Role of a text -> names of the prompts for it."""
 
 
 @dataclass(frozen=True)
@@ -141,16 +139,15 @@ class Embedder(Model):
         return capture(self.model, Needs(pooled=True), Pool(self.format))
 
     def prompt(self, role: str) -> str:
-        """Return the prompt for texts of a role.
+        """Return the prompt for texts of a role, as `encode_query` and `encode_document` choose it.
 
         Args:
-            role: a key of `ROLES`.
+            role: `query`, `document`, or the empty string for texts that are neither.
 
         Raises:
             UsageError: the model excludes the tokens of prompts from its pooling.
         """
-        names = [n for n in (*ROLES[role], self.format.default_prompt) if n in self.format.prompts]
-        prompt = self.format.prompts[names[0]] if names else ""
+        prompt = self.format.prompts.get(role or self.format.default_prompt or "", "")
         if prompt and not self.format.prompt_counts:
             raise UsageError(
                 f"{self.source} excludes the tokens of prompts from its pooling, which is not "
@@ -191,7 +188,7 @@ class Embedder(Model):
 
         Args:
             texts: the texts.
-            role: their role, a key of `ROLES`.
+            role: their role; see `prompt`.
             session: the device.
             max_length: maximum number of tokens in a text; None for the model's own maximum.
 

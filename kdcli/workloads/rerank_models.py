@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kdcli.data.labelled.lists import RERANK_TASK
-from kdcli.models.cross_encoder import ACTIVATION_CLASSES, activation_of, set_activation
+from kdcli.models.cross_encoder import (
+    ACTIVATION_CLASSES,
+    activation_of,
+    read_scorer,
+    set_activation,
+)
 from kdcli.models.heads import load_for_task
 from kdcli.models.load import load_config
 from kdcli.models.model import Model
@@ -25,11 +30,17 @@ def load_cross_encoder(
     Raises:
         UsageError: the model cannot be loaded, or cannot have such a head.
     """
-    model = load_for_task(source, RERANK_TASK, new_head=True, seed=seed)
+    model = with_own_length(load_for_task(source, RERANK_TASK, new_head=True, seed=seed))
     activation = activation_of(model.source, model.model.config)
     if activation is not None:
         set_activation(model.model, activation)
     return model
+
+
+def with_own_length(model: Model) -> Model:
+    """Return a cross-encoder that reads the length in its sentence-transformers files, if any."""
+    length = read_scorer(model.source)
+    return model if length is None else replace(model, tuned_length=length)
 
 
 def activation_taught_by(teacher: Model) -> str:
@@ -51,7 +62,7 @@ def open_reranker(source: str, *, pooling: str | None = None) -> Model:
         UsageError: the model cannot be loaded, or is neither.
     """
     if pooling is None and is_reranker(source):
-        return load_scored(source, RERANK_TASK)
+        return with_own_length(load_scored(source, RERANK_TASK))
     embedder = Embedder.open_scored(source, pooling=pooling)
     return replace(embedder, note=f"cosines of its vectors; {embedder.note}")
 

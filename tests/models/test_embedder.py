@@ -12,6 +12,7 @@ import torch
 from encoders import tiny_encoder, tiny_tokenizer
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.models import Normalize, StaticEmbedding
 from transformers import BertTokenizer
 
 from kdcli.deploy.predict import Predictor
@@ -95,6 +96,91 @@ def test_what_sentence_transformers_saves_is_read(saved, tmp_path_factory, sessi
     )
 
 
+SETTINGS = {
+    "truncate_dim": ("config_sentence_transformers.json", {"truncate_dim": 7}),
+    "length": (
+        "sentence_bert_config.json",
+        {"processing_kwargs": {"text": {"max_length": 4}, "common": {}}},
+    ),
+    "an empty prompt under a default": (
+        "config_sentence_transformers.json",
+        {"prompts": {"query": "", "document": "w5 w6 "}, "default_prompt_name": "document"},
+    ),
+    "a prompt of passages": (
+        "config_sentence_transformers.json",
+        {"prompts": {"passage": "w5 "}, "default_prompt_name": "passage"},
+    ),
+}
+
+
+def same_vectors(folder, session):
+    """Compare the vectors of queries, documents and other texts with sentence-transformers'."""
+    theirs, ours = SentenceTransformer(str(folder), device="cpu"), Embedder.open_scored(str(folder))
+    for role, encode in (
+        ("", theirs.encode),
+        ("query", theirs.encode_query),
+        ("document", theirs.encode_document),
+    ):
+        np.testing.assert_allclose(ours.vectors(TEXTS, role, session), encode(TEXTS), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_of_the_files_are_obeyed(name, saved, session, tmp_path_factory):
+    folder = saved(EmbeddingFormat(dense=DENSE))
+    change(folder, *SETTINGS[name])
+    same_vectors(folder, session)
+    # The settings are saved again.
+    again, opened = tmp_path_factory.mktemp("again"), Embedder.open(str(folder))
+    save_embedder(opened.model, opened.tokenizer, opened.format, again)
+    np.testing.assert_allclose(
+        SentenceTransformer(str(again), device="cpu").encode(TEXTS),
+        opened.vectors(TEXTS, "", session),
+        atol=1e-6,
+    )
+
+
+@pytest.mark.parametrize("name", ["sentence_bert_config.json", "sentence_roberta_config.json"])
+def test_an_encoder_in_a_directory_of_its_own_is_read(name, saved, session):
+    folder = saved(EmbeddingFormat("cls", max_length=5))
+    inside = folder / "0_Transformer"
+    inside.mkdir()
+    for file in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+        shutil.move(folder / file, inside / file)
+    shutil.move(folder / "sentence_bert_config.json", inside / name)
+    change(folder, "modules.json", [module("Transformer", "0_Transformer", 0), FIRST[1]])
+    same_vectors(folder, session)
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+def test_a_table_that_sentence_transformers_saved_is_read(normalised, session, tmp_path):
+    torch.manual_seed(0)
+    table = StaticEmbedding(tiny_tokenizer().backend_tokenizer, embedding_dim=12)
+    modules = [table, Normalize()] if normalised else [table]
+    SentenceTransformer(modules=modules, device="cpu").save(str(tmp_path))
+    same_vectors(tmp_path, session)
+
+
+def test_a_table_of_model2vec_with_shared_rows_is_read(session, tmp_path):
+    torch.manual_seed(0)
+    tiny_tokenizer().backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
+    tensors = {
+        "embeddings": torch.randn(10, 12),
+        "mapping": torch.arange(64) % 10,
+        "weights": torch.rand(64, dtype=torch.float64),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    change(tmp_path, "modules.json", [module("StaticEmbedding", "", 0)])
+    change(tmp_path, "config.json", {"model_type": "model2vec", "hidden_dim": 12})
+    same_vectors(tmp_path, session)
+
+
+def test_texts_without_tokens_have_vectors(session, tmp_path, encoder):
+    """The tokenizer adds no special tokens."""
+    save_embedder(encoder, tiny_tokenizer(), EmbeddingFormat(), tmp_path)
+    vectors = Embedder.open(str(tmp_path)).vectors(["", ""], "", session)
+    np.testing.assert_array_equal(vectors, np.zeros((2, 32)))
+
+
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_padding_on_either_side_changes_no_vector(side):
     states_BLD, real = torch.randn(2, 5, 4), torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
@@ -140,11 +226,6 @@ FIRST = [module("Transformer", "", 0), module("Pooling", "1_Pooling", 1)]
         ("modules.json", "[" * 100_000, "nested deeper|not valid JSON"),
         ("modules.json", {}, "must hold a JSON list"),
         ("modules.json", [module("CLIPModel", "", 0)], "its modules are CLIPModel"),
-        (
-            "modules.json",
-            [module("Transformer", "0_Transformer", 0), FIRST[1]],
-            "lies in the directory 0_Transformer",
-        ),
         ("modules.json", [*FIRST, module("LSTM", "2_LSTM", 2)], "module 2 is LSTM"),
         (
             "modules.json",
@@ -171,6 +252,19 @@ FIRST = [module("Transformer", "", 0), module("Pooling", "1_Pooling", 1)]
         ),
         ("config_sentence_transformers.json", {"prompts": ["q: "]}, "must be a JSON object"),
         ("1_Pooling/config.json", {"pooling_mode": 3}, "pools by 3"),
+        (
+            "1_Pooling/config.json",
+            {"pooling_mode": "mean", "weights": "idf"},
+            "has the setting 'weights', which kdcli does not know",
+        ),
+        ("2_Normalize/config.json", {"module_input_name": "token_embeddings"}, "cannot compute"),
+        ("sentence_bert_config.json", {"query_length": 6}, "cannot compute query_length=6"),
+        (
+            "sentence_bert_config.json",
+            {"processing_kwargs": {"text": {"padding_side": "left"}}},
+            "has the setting 'padding_side'",
+        ),
+        ("config_sentence_transformers.json", {"truncate_dim": 0}, "must be at least 1, got 0"),
     ],
 )
 def test_other_modules_are_refused(saved, name, content, message):

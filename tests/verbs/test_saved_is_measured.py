@@ -1,18 +1,34 @@
 """What is saved is what was measured: the directory that a verb leaves, loaded as its card says by
 libraries that know nothing of kdcli, scores what kdcli reported."""
 
+import json
 import random
+import subprocess
+import sys
+from pathlib import Path
 
+import numpy as np
 import own_files
 import pytest
 import torch
 from encoders import on_disk, tiny_config, tiny_encoder, tiny_tokenizer
+from scipy.stats import pearsonr
 from sentence_transformers import CrossEncoder
+from sklearn.metrics import f1_score
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
+import kdcli
+
 FIRST_OR_SECOND = "w50"
 OWN = ("--task", "own", "--data")
+SMALL = ("--max-steps", 8, "--batch-size", 16, "--dtype", "fp32", "--set", "measure.latency=false")
+VERBS = {
+    "distill": ("--to", "1x32", *SMALL),
+    "prune": ("--method", "smp", "--sparsity", 0.5, *SMALL),
+}
+LENGTH_FILE, GENERAL_FILE = "sentence_bert_config.json", "config_sentence_transformers.json"
+SIGMOID = "torch.nn.modules.activation.Sigmoid"
 
 
 def pair_tokenizer(**settings):
@@ -144,3 +160,175 @@ def test_a_reranker_reads_the_length_of_its_own_files(tmp_path, cache, length):
     rerank = ("--task", "rerank", "--data", file, "--set", "measure.latency=false", "-o", out)
     own_files.succeeds("evaluate", tmp_path / "reranker", *rerank)
     assert own_files.report_of(out).evaluations[0].metrics["ndcg@10"] == 1.0
+
+
+def change(folder, name, **keys):
+    """Set keys of a JSON file."""
+    file = folder / name
+    before = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    file.write_text(json.dumps(before | keys), "utf-8")
+
+
+def test_a_reranker_uses_the_settings_of_its_files_or_is_refused(tmp_path, cache):
+    base, folder = published_classifier(tmp_path / "base", num_labels=1), tmp_path / "reranker"
+    # The classes that `CrossEncoder` applies, the latest of which counts.
+    change(base, "config.json", sentence_transformers={"activation_fn": SIGMOID})
+    CrossEncoder(str(base), activation_fn=torch.nn.Identity(), device="cpu").save(str(folder))
+    query, passages = "w1 w2", long_texts(6, 3, 100)
+    pairs = [(query, passage) for passage in passages]
+    change(folder, LENGTH_FILE, processing_kwargs={"text": {"max_length": 40}})
+    ours, theirs = kdcli.load(folder), CrossEncoder(str(folder), device="cpu")
+    np.testing.assert_allclose(ours.predict(pairs), theirs.predict(pairs), atol=1e-5)
+    lists = [{"query": query, "passages": passages, "labels": [1, 0, 0, 0, 0, 0]}]
+    file = own_files.write(tmp_path / "lists.jsonl", lists)
+    evaluate = ("evaluate", folder, "--task", "rerank", "--data", file)
+    for name, keys, message in (
+        (LENGTH_FILE, {"query_length": 6}, "cannot compute query_length=6"),
+        (GENERAL_FILE, {"pooling": "cls"}, "has the setting 'pooling'"),
+        (GENERAL_FILE, {"prompts": {"q": "w3 "}, "default_prompt_name": "q"}, "puts a prompt"),
+    ):
+        before = (folder / name).read_text("utf-8")
+        change(folder, name, **keys)
+        assert message in own_files.refused(tmp_path, *evaluate)
+        (folder / name).write_text(before, "utf-8")
+
+
+def test_a_detector_with_one_output_keeps_its_label_and_probability(tmp_path, cache):
+    folder = own_files.headed(tmp_path / "detector", ("SPAM",))
+    texts = long_texts(60, 5, 8)
+    file = own_files.write(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
+    for verb, options in (("distill", ("--to", "2x32", *SMALL)), ("prune", VERBS["prune"])):
+        out = tmp_path / verb
+        own_files.succeeds(verb, folder, *OWN, file, *options, "-o", out)
+        teacher, student = (
+            pipeline("text-classification", model=str(f), device="cpu")(texts)
+            for f in (folder, out)
+        )
+        assert {answer["label"] for answer in student} == {"SPAM"}
+        scores = [[each["score"] for each in answers] for answers in (teacher, student)]
+        assert pearsonr(*scores).statistic > 0.5
+        assert max(map(max, scores)) < 1
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "finetune", "export"])
+def test_a_token_that_the_model_lacks_is_refused_by_name(tmp_path, verb):
+    folder = own_files.headed(tmp_path / "model", own_files.NAMES)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["<url>", "<user>"])
+    tokenizer.save_pretrained(folder)
+    file = own_files.write(tmp_path / "rows.jsonl", own_files.rows("class", 40))
+    data = () if verb == "export" else (*OWN, file)
+    message = own_files.refused(tmp_path, verb, folder, *data)
+    assert "has 66 tokens, but the model has only 64: it lacks '<url>', '<user>'" in message
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "finetune"])
+def test_labels_that_are_not_numbered_from_zero_are_refused(tmp_path, verb):
+    folder = own_files.headed(tmp_path / "model", own_files.NAMES)
+    change(folder, "config.json", id2label={"1": "calm", "2": "brisk"})
+    file = own_files.write(tmp_path / "rows.jsonl", own_files.rows("class", 40))
+    message = own_files.refused(tmp_path, verb, folder, *OWN, file)
+    assert "'id2label' must number the 2 outputs from 0, got 1, 2" in message
+
+
+@pytest.fixture(scope="module")
+def stranger():
+    """`stranger(how, folder, inputs)` answers with a model in a process without kdcli."""
+    program = [sys.executable, str(Path(__file__).with_name("stranger.py"))]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(program, text=True, **pipes) as process:
+
+        def ask(how, folder, inputs):
+            request = {"how": how, "folder": str(folder), "inputs": inputs}
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+            return json.loads(process.stdout.readline())
+
+        yield ask
+        process.stdin.close()
+
+
+def labels_of(rows):
+    return [row["label"] for row in rows]
+
+
+def most_probable(answers):
+    return [max(answer, key=answer.get) for answer in answers]
+
+
+def accuracy(answers, rows):
+    return np.mean(np.array(most_probable(answers)) == labels_of(rows))
+
+
+def micro_f1(answers, rows):
+    chosen = [[answer[name] > 0.5 for name in own_files.NAMES] for answer in answers]
+    true = [[name in label for name in own_files.NAMES] for label in labels_of(rows)]
+    return f1_score(true, chosen, average="micro")
+
+
+def correlation(answers, rows):
+    return pearsonr([answer["score"] for answer in answers], labels_of(rows)).statistic
+
+
+def tag_f1(answers, rows):
+    # Every location is one word, so that entities are words.
+    tags, true = ([tag for row in each for tag in row] for each in (answers, tags_of(rows)))
+    return f1_score(true, tags, pos_label="B-LOC")
+
+
+def tags_of(rows):
+    return [row["ner_tags"] for row in rows]
+
+
+# Kind of the task -> how a stranger answers, the columns of its inputs, the metric and its name.
+KINDS = {
+    "class": ("classify", ("text",), accuracy, "accuracy"),
+    "pair": ("classify", ("premise", "hypothesis"), accuracy, "accuracy"),
+    "multi": ("classify", ("text",), micro_f1, "micro_f1"),
+    "score": ("classify", ("text",), correlation, "pearson"),
+    "tokens": ("tag", ("tokens",), tag_f1, "f1"),
+}
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    """Kind -> the data, and a model of a plain tokenizer that `finetune` trained on them."""
+    models = {}
+
+    def tune(kind):
+        if kind not in models:
+            folder = tmp_path_factory.mktemp(kind)
+            encoder = on_disk(
+                tiny_encoder("bert", initializer_range=0.1), folder / "base", pair_tokenizer()
+            )
+            data, out = own_files.own(folder / "data", kind), folder / "tuned"
+            rows = own_files.spoil(own_files.rows(kind, 48, seed=1), kind)
+            own_files.write(data / "validation.jsonl", rows)
+            own_files.succeeds("finetune", encoder, *OWN, data, *own_files.QUICK, "-o", out)
+            models[kind] = data, out
+        return models[kind]
+
+    return tune
+
+
+def compare(stranger, kind, data, out):
+    """Compare the main metric of a run's own model with that of a stranger's answers."""
+    how, columns, metric, name = KINDS[kind]
+    rows = own_files.lines_of(data / "validation.jsonl")
+    inputs = [row[columns[0]] if len(columns) == 1 else [row[c] for c in columns] for row in rows]
+    measured = own_files.report_of(out).evaluations[-1].metrics[name]
+    assert metric(stranger(how, out, inputs), rows) == pytest.approx(measured, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tuned_model_scores_the_same_elsewhere(tuned, stranger, kind):
+    compare(stranger, kind, *tuned(kind))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_smaller_model_scores_the_same_elsewhere(tuned, stranger, tmp_path, verb, kind):
+    data, teacher = tuned(kind)
+    own_files.succeeds(verb, teacher, *OWN, data, *VERBS[verb], "-o", tmp_path / "out")
+    compare(stranger, kind, data, tmp_path / "out")

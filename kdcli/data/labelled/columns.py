@@ -138,7 +138,8 @@ class Columns:
         if self._by_name("label", _LABEL, self.free) is not None:
             return True
         values = {c: {str(row.get(c)) for _, row in self.head} for c in self.free}
-        return any(each <= set(head.labels) for each in values.values())
+        is_class = head.kind != "score"
+        return is_class and any(each <= set(head.labels) for each in values.values())
 
     def texts(self, kind: Kind) -> tuple[str, ...]:
         """Choose the columns of the texts for rows without labels.

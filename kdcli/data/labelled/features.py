@@ -60,14 +60,15 @@ class TokenizedRows:
     def batch(self, indices: Array) -> Batch:
         """Collate rows, and pad them on the right to the length of the longest."""
         lengths = self.lengths[indices]
-        real_BL = np.arange(lengths.max())[None, :] < lengths[:, None]
-        # Padding needs any valid index. Its value is overwritten.
-        at_BL = np.where(
-            real_BL, (self.ends[indices] - lengths)[:, None] + np.arange(lengths.max()), 0
-        )
+        # Texts without any token are one padding token, because models need at least one.
+        width = max(1, int(lengths.max()))
+        real_BL = np.arange(width)[None, :] < lengths[:, None]
+        tokens = self.places(indices)
 
         def padded(values_T: Array, filler: int) -> torch.Tensor:
-            return torch.from_numpy(np.where(real_BL, values_T[at_BL], filler).astype(np.int64))
+            padded_BL = np.full(real_BL.shape, filler, np.int64)
+            padded_BL[real_BL] = values_T[tokens]
+            return torch.from_numpy(padded_BL)
 
         batch = {
             "input_ids": padded(self.ids_T, self.pad_id),

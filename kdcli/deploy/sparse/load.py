@@ -141,7 +141,10 @@ def describe_head(info: MaskInfo) -> str:
 def has_own_class(source: str) -> bool:
     """Return whether a model is compacted or static, so that only `load` knows its class."""
     file = file_beside(location(source), CONFIG_FILE)
-    config = {} if file is None else read_json(file)
+    if file is None:
+        # Only a static model of sentence-transformers has no configuration.
+        return True
+    config = read_json(file)
     return COMPACT_KEY in config or config.get("model_type") == STATIC_TYPE
 
 

@@ -36,7 +36,7 @@ def student_format(recipe: DistillRecipe, origin: Embedder, to: ModelShape) -> E
     """Return how a student with layers makes vectors, before it gets a dense layer of its own."""
     other_space = is_foreign(recipe, origin) or recipe.loss.get("dimensions")
     if to.hidden != origin.shape.hidden or other_space:
-        return replace(origin.format, dense=None)
+        return replace(origin.format, dense=None, truncate_dim=None)
     return origin.format
 
 
@@ -93,7 +93,12 @@ class VectorSpace:
         """Return how a static student makes vectors, and the basis of its targets."""
         # A mean over tokens has no natural length, so the vectors always have length 1.
         fmt = replace(
-            self.origin.format, pooling="mean", normalize=True, dense=None, max_length=None
+            self.origin.format,
+            pooling="mean",
+            normalize=True,
+            dense=None,
+            max_length=None,
+            truncate_dim=None,
         )
         dimensions = self.recipe.loss.get("dimensions")
         if to.hidden == self.teacher_width and not dimensions:
