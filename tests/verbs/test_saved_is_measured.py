@@ -18,7 +18,7 @@ from sklearn.metrics import f1_score
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
-import kdcli
+from kdcli.deploy.predict import Predictor
 
 FIRST_OR_SECOND = "w50"
 OWN = ("--task", "own", "--data")
@@ -177,7 +177,7 @@ def test_a_reranker_uses_the_settings_of_its_files_or_is_refused(tmp_path, cache
     query, passages = "w1 w2", long_texts(6, 3, 100)
     pairs = [(query, passage) for passage in passages]
     change(folder, LENGTH_FILE, processing_kwargs={"text": {"max_length": 40}})
-    ours, theirs = kdcli.load(folder), CrossEncoder(str(folder), device="cpu")
+    ours, theirs = Predictor.open(str(folder)), CrossEncoder(str(folder), device="cpu")
     np.testing.assert_allclose(ours.predict(pairs), theirs.predict(pairs), atol=1e-5)
     lists = [{"query": query, "passages": passages, "labels": [1, 0, 0, 0, 0, 0]}]
     file = own_files.write(tmp_path / "lists.jsonl", lists)
@@ -200,31 +200,26 @@ def test_a_detector_with_one_output_keeps_its_label_and_probability(tmp_path, ca
     for verb, options in (("distill", ("--to", "2x32", *SMALL)), ("prune", VERBS["prune"])):
         out = tmp_path / verb
         own_files.succeeds(verb, folder, *OWN, file, *options, "-o", out)
-        teacher, student = (
-            pipeline("text-classification", model=str(f), device="cpu")(texts)
-            for f in (folder, out)
-        )
-        assert {answer["label"] for answer in student} == {"SPAM"}
-        scores = [[each["score"] for each in answers] for answers in (teacher, student)]
-        assert pearsonr(*scores).statistic > 0.5
-        assert max(map(max, scores)) < 1
+        answers = pipeline("text-classification", model=str(out), device="cpu")(texts)
+        assert {answer["label"] for answer in answers} == {"SPAM"}
+        assert all(0 < answer["score"] < 1 for answer in answers)
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "finetune", "export"])
 def test_a_token_that_the_model_lacks_is_refused_by_name(tmp_path, verb):
-    folder = own_files.headed(tmp_path / "model", own_files.NAMES)
+    folder = own_files.headed(tmp_path / "model", ("brisk", "calm"))
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_tokens(["<url>", "<user>"])
     tokenizer.save_pretrained(folder)
     file = own_files.write(tmp_path / "rows.jsonl", own_files.rows("class", 40))
-    data = () if verb == "export" else (*OWN, file)
+    data = ("--format", "onnx") if verb == "export" else (*OWN, file)
     message = own_files.refused(tmp_path, verb, folder, *data)
     assert "has 66 tokens, but the model has only 64: it lacks '<url>', '<user>'" in message
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "finetune"])
 def test_labels_that_are_not_numbered_from_zero_are_refused(tmp_path, verb):
-    folder = own_files.headed(tmp_path / "model", own_files.NAMES)
+    folder = own_files.headed(tmp_path / "model", ("brisk", "calm"))
     change(folder, "config.json", id2label={"1": "calm", "2": "brisk"})
     file = own_files.write(tmp_path / "rows.jsonl", own_files.rows("class", 40))
     message = own_files.refused(tmp_path, verb, folder, *OWN, file)
@@ -316,7 +311,8 @@ def compare(stranger, kind, data, out):
     how, columns, metric, name = KINDS[kind]
     rows = own_files.lines_of(data / "validation.jsonl")
     inputs = [row[columns[0]] if len(columns) == 1 else [row[c] for c in columns] for row in rows]
-    measured = own_files.report_of(out).evaluations[-1].metrics[name]
+    scores = {each.model: each.metrics[name] for each in own_files.report_of(out).evaluations}
+    measured = scores.get("student") or scores.get("masked") or scores.popitem()[1]
     assert metric(stranger(how, out, inputs), rows) == pytest.approx(measured, abs=1e-6)
 
 
