@@ -83,10 +83,13 @@ class TrainingLabels:
         """Return the place of the first row with a label, which is one of the names of `decide`."""
         return self._seen[name][1]
 
-    def decide(self) -> tuple[Kind, tuple[str, ...]]:
+    def decide(self, *, one_is_enough: bool = False) -> tuple[Kind, tuple[str, ...]]:
         """Return the kind of the task and the names of its classes.
 
         Numbers are ordered by size and other names alphabetically. For `tokens`, `O` comes first.
+
+        Args:
+            one_is_enough: whether all rows may have the same label.
 
         Raises UsageError: there is only one label or too many, a label is not finite, or two
         labels are spellings of one class.
@@ -113,7 +116,8 @@ class TrainingLabels:
             name: name.strip() if number is None or self._has_word else number
             for name, (number, _) in self._seen.items()
         }
-        self._check_several(kind, keys)
+        if not one_is_enough:
+            self._check_several(kind, keys)
         if kind == "score":
             return kind, ()
         self._check_count(kind, len(keys), in_schema=in_schema)

@@ -41,6 +41,7 @@ def own_task(
     on_bad: OnBadRow = raise_bad_row,
     *,
     head: Head | None = None,
+    trains: bool = True,
     ignores_labels: bool = False,
 ) -> Task:
     """Derive the task from the training rows, in one pass.
@@ -57,6 +58,8 @@ def own_task(
         log: called with one sentence that describes the task.
         on_bad: called with each row whose label cannot be read. Such rows are ignored.
         head: what the head of the model predicts; None if there is no head.
+        trains: whether a model learns from the rows. Rows that only evaluate a head may all have
+            one label.
         ignores_labels: whether the rows count as unlabelled, whatever columns they have.
 
     Raises:
@@ -81,7 +84,7 @@ def own_task(
             labels.rows += 1
         except BadRow as error:
             on_bad(error)
-    kind, names = labels.decide()
+    kind, names = labels.decide(one_is_enough=head is not None and not trains)
     impossible = kind == "span" and labels.empty > 0
     log(_description(labels, kind, names, texts, label) + by_name.unused(*texts, label))
     labels_of_task = _classes_of_head(names, labels.class_numbers, head, log)
@@ -96,7 +99,7 @@ def own_task(
         OWN,
         kind,
         texts,
-        _metrics_of(kind, names, impossible=impossible),
+        _metrics_of(kind, labels_of_task, impossible=impossible),
         labels_of_task,
         label,
         impossible=impossible,

@@ -118,6 +118,7 @@ def open_labelled(
                 bad_rows,
                 preferred=(request.split, "train") if evaluates_split else ("train",),
                 head=head,
+                trains=training,
                 ignores_labels=withheld,
                 log=log,
             )
@@ -306,6 +307,7 @@ def _own_task(
     *,
     preferred: tuple[str, ...],
     head: Head | None,
+    trains: bool,
     ignores_labels: bool,
     log: Log,
 ) -> Task:
@@ -316,6 +318,7 @@ def _own_task(
         bad_rows: collects the rows whose labels cannot be read.
         preferred: the splits that the task is derived from, the first choice first.
         head: what a model's head predicts.
+        trains: whether a model learns from the rows.
         ignores_labels: whether the rows count as unlabelled.
         log: called with each message.
 
@@ -333,7 +336,13 @@ def _own_task(
     try:
         rows = (row for _, row in read_numbered_rows(opened, split, bad_rows))
         return own_task(
-            rows, request.columns, log, bad_rows, head=head, ignores_labels=ignores_labels
+            rows,
+            request.columns,
+            log,
+            bad_rows,
+            head=head,
+            trains=trains,
+            ignores_labels=ignores_labels,
         )
     except UsageError:
         if not request.skip_bad:
