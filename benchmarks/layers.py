@@ -188,7 +188,7 @@ def main() -> None:
                     batch_size=BATCH,
                     dtype="bf16",
                     sets=[
-                        f"embedding.rows={options.max_steps * BATCH}",
+                        f"workload.rows={options.max_steps * BATCH}",
                         f"data.max_length={LENGTH}",
                         "measure.latency=false",
                     ],

@@ -23,18 +23,18 @@ def read(folder: Path | str) -> RunResult:
 def distill(
     teacher: Path | str | None = None,
     *,
+    teacher_vectors: Path | str | None = None,
     more_teachers: Path | str | Sequence[Path | str] | None = None,
     method: str | None = None,
     assistant: str | None = None,
     backend: str | None = None,
     to: str | Sequence[str] | None = None,
     student: Path | str | None = None,
-    teacher_vectors: Path | str | None = None,
     ablate: str | None = None,
+    task: str | None = None,
+    pooling: str | None = None,
     data: Data | None = None,
     eval_task: str | Sequence[str] | None = None,
-    pooling: str | None = None,
-    task: str | None = None,
     soft_labels: Path | str | None = None,
     corpus: Data | None = None,
     general: Path | str | None = None,
@@ -65,11 +65,12 @@ def distill(
 
     Args:
         teacher: Teacher: a hub id, a directory, 'demo' or 'demo-classifier'.
+        teacher_vectors: File of the teacher's vectors, .npy or .parquet (default: computed).
         more_teachers: Further teacher with the same weight, on a task or of an embedding student;
             may be repeated.
-        method: Method on text (distilbert, embedding, masked-lm, minilm, minilmv2, mlm-kd or
-            tinybert; default: minilm). Method on a task (minilm, minilmv2, pkd, soft-targets or
-            tinybert; default: tinybert).
+        method: Method (distilbert, embedding, masked-lm, minilm, minilmv2, mlm-kd, pkd, soft-
+            targets or tinybert; default: minilm on text, embedding for embedding models, tinybert
+            on a task).
         assistant: Shape of a teacher assistant, auto or none (default: auto).
         backend: Backend on which shapes are timed for --to 2x or --to 5ms: torch, compile, onnx
             or openvino, perhaps with a number format, such as onnx-int8 (default: torch).
@@ -77,16 +78,13 @@ def distill(
             best student that is fast enough on 128 tokens.
         student: Encoder that the student starts from; on text, only with method embedding
             (default: the teacher).
-        teacher_vectors: File of the teacher's vectors, .npy or .parquet (default: computed).
         ablate: List of variants to train and compare in one table.
-        data: Text: a hub id (or ID@REV), a file, a directory, a URL, or 'demo' (default:
-            Salesforce/wikitext:wikitext-103-raw-v1). Texts or rows of a task, with or without
-            labels: a hub id (or ID@REV), a file, a directory, or 'demo' (default: the task's own
-            data). Or an object, such as a DataFrame.
-        eval_task: Tasks on which the report also compares all models; may be repeated.
+        task: Task: sst2, mnli, squad ..., or 'own' for your own files.
         pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
             model's own).
-        task: Task: sst2, mnli, squad ..., or 'own' for your own files.
+        data: Text, or rows of a task: a hub id (or ID@REV), a file, a directory, a URL or 'demo'
+            (default: WikiText-103, or the task's own data). Or an object, such as a DataFrame.
+        eval_task: Tasks on which the report also compares all models; may be repeated.
         soft_labels: File of the rows' probabilities or scores, in place of a teacher (default:
             none).
         corpus: Text to distil on first (default: the recipe's). Or an object, such as a
@@ -126,8 +124,8 @@ def prune(
     teacher: Path | str | None = None,
     masking: str | None = None,
     task: str | None = None,
-    data: Data | None = None,
     pooling: str | None = None,
+    data: Data | None = None,
     eval_task: str | Sequence[str] | None = None,
     lr: float | None = None,
     max_steps: int | None = None,
@@ -162,11 +160,11 @@ def prune(
         masking: Which weights compete with each other (local, global, proportional or threshold;
             default: the method's).
         task: Task: sst2, mnli, squad ..., or 'own' for your own files (default: sst2).
+        pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
+            model's own).
         data: Texts or rows of a task, with or without labels: a hub id (or ID@REV), a file, a
             directory, or 'demo' (default: the task's own data). Or an object, such as a
             DataFrame.
-        pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
-            model's own).
         eval_task: Tasks on which the report also compares all models; may be repeated.
         lr: Peak learning rate; for smp, the scores' (default: the method's).
         max_steps: Number of optimiser steps (default: all steps of the epochs).
@@ -199,9 +197,9 @@ def cotrain(
     standalone: bool | None = None,
     vocab_size: int | None = None,
     community: Path | str | None = None,
+    task: str | None = None,
     data: Data | None = None,
     eval_task: str | Sequence[str] | None = None,
-    task: str | None = None,
     lr: float | None = None,
     max_steps: int | None = None,
     epochs: float | None = None,
@@ -239,17 +237,15 @@ def cotrain(
         vocab_size: Number of tokens of a tokenizer that is trained from the text (default:
             30522).
         community: Frozen teacher of both models, from which shapes are copied (default: none).
-        data: Text: a hub id (or ID@REV), a file, a directory, a URL, or 'demo' (default:
-            Salesforce/wikitext:wikitext-103-raw-v1). Data of the task: a hub id (or ID@REV), a
-            file, a directory, or 'demo' (default: the task's own). Or an object, such as a
-            DataFrame.
-        eval_task: Tasks on which the report also compares all models; may be repeated.
         task: Task: sst2, mnli, squad ..., or 'own' for your own files.
-        lr: Peak learning rate (default: 0.0005; 3e-5 for co-training on a task).
+        data: Text, or rows of a task: a hub id (or ID@REV), a file, a directory, a URL or 'demo'
+            (default: WikiText-103, or the task's own data). Or an object, such as a DataFrame.
+        eval_task: Tasks on which the report also compares all models; may be repeated.
+        lr: Peak learning rate (default: 5e-4 on text, 3e-5 on a task).
         max_steps: Number of optimiser steps (default: all steps of the epochs).
-        epochs: Passes over the training data (default: 10; 3 for co-training on a task).
-        batch_size: Rows per optimiser step, over all devices and micro-batches (default: 128; 32
-            for co-training on a task).
+        epochs: Epochs (default: 10 on text, 3 on a task).
+        batch_size: Rows per optimiser step, over all devices and micro-batches (default: 128 on
+            text, 32 on a task).
         seed: Seed of everything random: heads, order, dropout (default: 0).
         dtype: Number format of the computation (auto, fp32, bf16 or fp16; default: auto).
         recipe: Shipped recipe (kdcli recipes ls), or a YAML file.

@@ -136,17 +136,9 @@ class Inner(Section):
     )
 
 
-class OnText(Section):
-    purpose = "reading text"
+class Recipe(Section):
     lr: Annotated[float, Option("--lr")] = Field(3e-4, description="Rate.")
     shapes: Annotated[list[str], Option("--to")] = Field(default_factory=list, description="Shape.")
-
-
-class OnTask(Section):
-    purpose = "reading a task"
-    task: Annotated[str | None, Option("--task")] = Field(None, description="Task.")
-    lr: Annotated[float, Option("--lr")] = Field(3e-5, description="Rate.")
-    shape: Annotated[str | None, Option("--to")] = Field(None, description="Shape.")
     inner: Inner = Inner()
 
 
@@ -158,9 +150,8 @@ class Extra:
 
 @pytest.fixture
 def given(monkeypatch):
-    parameters = parameters_of("read", {"text": OnText, "task": OnTask}, Extra, {})
+    parameters = parameters_of("read", Recipe, Extra, {})
     monkeypatch.setattr(Verb, "parameters", parameters)
-    monkeypatch.setattr(Verb, "recipes", {"text": OnText, "task": OnTask})
 
     def make(**values):
         verb = Verb("read", lambda given: None, "unused", (), ("kdcli read",), "read")
@@ -175,19 +166,11 @@ def refusal(function, *arguments) -> str:
     return f"{caught.value.message}; {caught.value.hint}"
 
 
-def test_options_become_the_keys_of_the_chosen_recipe(given):
-    assert given(lr=1.0, to=["2x64"]).keys("text") == {"lr": 1.0, "shapes": ["2x64"]}
-    assert given(lr=1.0, to=["2x64"]).keys("task") == {"lr": 1.0, "shape": "2x64"}
-    assert given(file="x").keys("task") == {"inner.use": True, "inner.file": "x"}
-    assert given(to=[]).keys("text") == {"shapes": []}
-    assert given().keys("task") == {}
-
-
-def test_an_option_of_another_recipe_is_refused_by_name(given):
-    needs = "--file needs --task; it belongs to reading a task"
-    assert refusal(given(file="x").keys, "text") == needs
-    several = "--to takes one value for reading a task, got 2"
-    assert refusal(given(to=["a", "b"]).keys, "task").startswith(several)
+def test_options_become_keys_of_the_recipe(given):
+    assert given(lr=1.0, to=["2x64"]).keys() == {"lr": 1.0, "shapes": ["2x64"]}
+    assert given(file="x").keys() == {"inner.use": True, "inner.file": "x"}
+    assert given(to=[]).keys() == {"shapes": []}
+    assert given().keys() == {}
 
 
 def test_options_that_exclude_each_other_and_wrong_values_are_refused(given):
@@ -198,8 +181,8 @@ def test_options_that_exclude_each_other_and_wrong_values_are_refused(given):
     assert refusal(given(workers=0).of, Extra).startswith("--workers must be greater than 0, got 0")
 
 
-def test_help_shows_the_default_of_every_recipe(given):
+def test_help_shows_the_defaults(given):
     helps = {each.name: each.help for each in given().verb.parameters}
-    assert helps["lr"] == "Rate (default: 0.0003; 3e-5 for reading a task)."
+    assert helps["lr"] == "Rate (default: 0.0003)."
     assert helps["file"] == "File (default: none)."
     assert helps["to"] == "Shape."

@@ -22,7 +22,7 @@ EVAL_TOPIC = ("--eval-task", "demo-topic", "--set", "eval.overrides.train.max_st
 EMBEDDING = ("--method", "embedding", "--pooling", "mean")
 OWN_TEXT = ("--data", "inputs/texts.txt")
 ON_TEXTS = (*OWN_TEXT, *ON_TEXT, *HELD_OUT)
-ANCHORS = ("--set", "embedding.anchors=16")
+ANCHORS = ("--set", "workload.anchors=16")
 EMBEDDED = (*EMBEDDING, *ON_TEXTS, *ANCHORS)
 EVAL_PAIRS = (
     *("--eval-task", "own", "--set", "eval.source=inputs/pairs"),
@@ -73,9 +73,9 @@ CASES: dict[str, Case] = {
     "multi": _own("multi"),
     "tokens": _own("tokens"),
     "span": _own("span", "--set", "data.stride=4"),
-    "generation": _own("generation", "--set", "generation.max_tokens=8"),
+    "generation": _own("generation", "--set", "workload.max_tokens=8"),
     "generation-best": _own(
-        *("generation", "--set", "generation.max_tokens=8", "--set", "generation.beams=2"),
+        *("generation", "--set", "workload.max_tokens=8", "--set", "workload.beams=2"),
         *("--set", "keep=best", "--set", "data.judged_rows=8"),
     ),
     # Distillation on text
@@ -193,7 +193,7 @@ CASES: dict[str, Case] = {
         )
     ),
     "embedding-dense": Case(
-        ("distill", "demo", "--to", "2x32", *EMBEDDED, "--set", "embedding.dense=true")
+        ("distill", "demo", "--to", "2x32", *EMBEDDED, "--set", "workload.dense=true")
     ),
     "embedding-cut": Case(
         (
@@ -218,19 +218,19 @@ CASES: dict[str, Case] = {
     "rerank-margins": Case(
         (
             *("distill", "runs/rerank", "--to", "2x32", "--data", "inputs/lists", *RERANK),
-            *("--set", "ranking.weight=0.7"),
+            *("--set", "workload.weight=0.7"),
         )
     ),
     "rerank-lists": Case(
         (
             *("distill", "runs/rerank", "--to", "2x32", "--data", "inputs/lists", *RERANK),
-            *("--set", "ranking.loss=listwise"),
+            *("--set", "workload.loss=listwise"),
         )
     ),
     "rerank-points": Case(
         (
             *("distill", "runs/rerank", "--to", "2x32", "--data", "inputs/lists", *RERANK),
-            *("--set", "ranking.loss=pointwise"),
+            *("--set", "workload.loss=pointwise"),
         )
     ),
     "rerank-scores": Case(
@@ -239,7 +239,7 @@ CASES: dict[str, Case] = {
     "rerank-embedder": Case(
         (
             *("distill", "runs/embedding", "--student", "demo", "--data", "inputs/lists", *RERANK),
-            *("--set", "ranking.loss=listwise", "--set", "ranking.temperature=0.05"),
+            *("--set", "workload.loss=listwise", "--set", "workload.temperature=0.05"),
         )
     ),
     # Pruning

@@ -5,13 +5,15 @@ python -m tools.reference > docs/reference.md
 
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 
 import typer
 
 from kdcli.cli import app
-from kdcli.cli.parameters import Parameter, default_of, help_sentence, listed
+from kdcli.cli.parameters import Parameter, help_sentence
 from kdcli.cli.verb import Verb, VerbCommand
 from kdcli.recipe.options import Setting, settings_of
+from kdcli.recipe.sections import CommandOptions, RunOptions
 from kdcli.recipe.yaml import flow_style
 
 HEAD = """\
@@ -36,7 +38,7 @@ def reference() -> str:
     """Return the page."""
     verbs = list(all_verbs())
     sections = [HEAD, f"{SHARED}\n{shared_table(verbs)}"]
-    return "\n".join([*sections, *(section_of(*each) for each in verbs)])
+    return "\n".join([*sections, *(section_of(*each) for each in verbs), workloads()])
 
 
 def all_verbs() -> Iterable[tuple[str, Verb]]:
@@ -53,7 +55,7 @@ def all_verbs() -> Iterable[tuple[str, Verb]]:
 
 def is_shared(parameter: Parameter) -> bool:
     """Whether an option is declared once for several verbs."""
-    return bool({"RunOptions", "CommandOptions"} & set(parameter.by_model))
+    return parameter.model in (RunOptions, CommandOptions)
 
 
 def shared_table(verbs: Iterable[tuple[str, Verb]]) -> str:
@@ -66,7 +68,7 @@ def shared_table(verbs: Iterable[tuple[str, Verb]]) -> str:
     return table(
         head,
         (
-            (flags_of(p), default(p), description_of(p), ", ".join(names))
+            (flags_of(p), p.shown_default, description_of(p), ", ".join(names))
             for p, names in rows.values()
         ),
     )
@@ -77,7 +79,7 @@ def section_of(name: str, verb: Verb) -> str:
     own = [each for each in verb.parameters if not is_shared(each)]
     shared = ", ".join(f"`{each.option.flag}`" for each in verb.parameters if is_shared(each))
     head = ("option", "recipe key", "default", "description")
-    rows = [(flags_of(p), keys_of(p), default(p), description_of(p)) for p in own]
+    rows = [(flags_of(p), key_of(p), p.shown_default, description_of(p)) for p in own]
     parts = [
         f"## kdcli {name}\n",
         f"{verb.description}\n",
@@ -85,11 +87,10 @@ def section_of(name: str, verb: Verb) -> str:
         table(head, rows),
         f"It also takes {shared}.\n",
     ]
-    with_option = {key for each in own for key in keys(each)}
-    for kind, recipe in verb.recipes.items():
-        settings = [each for each in settings_of(recipe) if each.key not in with_option | {"verb"}]
-        title = f"recipe of {recipe.purpose}" if recipe.purpose else "recipe"
-        parts.append(f"### Other keys of the {title} (`{kind}`): {name}\n")
+    if verb.recipe is not None:
+        with_option = {each.key for each in own} | {"verb"}
+        settings = [each for each in settings_of(verb.recipe) if each.key not in with_option]
+        parts.append(f"### Other keys of the recipe: {name}\n")
         parts.append(table(("recipe key", "default", "description"), map(row_of, settings)))
     return "\n".join(parts)
 
@@ -117,27 +118,32 @@ def flags_of(parameter: Parameter) -> str:
     return ", ".join(f"`{flag} {metavar}`" if metavar else f"`{flag}`" for flag in flags)
 
 
-def keys(parameter: Parameter) -> list[str]:
-    """Return the recipe keys that an option sets."""
-    if not parameter.is_recipe_key:
-        return []
-    return list(dict.fromkeys(each.key for each in parameter.by_model.values()))
-
-
-def keys_of(parameter: Parameter) -> str:
-    """Return a table's cell with the recipe keys that an option sets."""
-    return listed(f"`{key}`" for key in keys(parameter)) if keys(parameter) else ""
-
-
-def default(parameter: Parameter) -> str:
-    """Return a table's cell with an option's default."""
-    return default_of(parameter.by_model.values())
+def key_of(parameter: Parameter) -> str:
+    """Return a table's cell with the recipe key that an option sets."""
+    return f"`{parameter.key}`" if parameter.is_recipe_key else ""
 
 
 def description_of(parameter: Parameter) -> str:
     """Return a table's cell with the description of an option."""
-    texts = {each.description: each.choices for each in parameter.by_model.values()}
-    return " ".join(help_sentence(text, choices, "") for text, choices in texts.items())
+    return help_sentence(parameter.description, parameter.choices, "")
+
+
+def workloads() -> str:
+    """Return the section on the keys of `workload`, by kind of data."""
+    from kdcli.verbs.distill.space import StudentVectors
+    from kdcli.workloads import embedding, generation, rerank
+
+    kinds = {
+        "Embedding models: prune": embedding.Settings,
+        "Embedding models: distill": StudentVectors,
+        "Rerankers": rerank.Settings,
+        "Tasks that generate text": generation.Settings,
+    }
+    parts = ["## Keys of workload\n\nEach kind of data has its own keys, besides those above.\n"]
+    for title, model in kinds.items():
+        rows = (row_of(replace(each, key=f"workload.{each.key}")) for each in settings_of(model))
+        parts.append(f"### {title}\n\n{table(('recipe key', 'default', 'description'), rows)}")
+    return "\n".join(parts)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import inspect
 import re
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,17 +21,30 @@ PLACEHOLDERS = {int: "N", float: "X", str: "NAME", list[int]: "N", list[float]: 
 
 
 @dataclass(frozen=True)
-class Declaration:
-    """An option as one settings model declares it."""
+class Parameter:
+    """A parameter of a verb, as the field of a settings model declares it.
 
+    Attributes:
+        model: The settings model.
+        setting: The field.
+        option: The option that sets the field.
+        is_recipe_key: Whether the field is a key of recipes.
+    """
+
+    model: type
     setting: Setting
     option: Option
-    purpose: str
+    is_recipe_key: bool
+
+    @property
+    def name(self) -> str:
+        """The name of the argument in Python."""
+        return self.option.name
 
     @property
     def key(self) -> str:
         """The dotted key that the option sets."""
-        return f"{self.setting.key}.{self.option.key}" if self.option.key else self.setting.key
+        return self.option.key_of(self.setting.key)
 
     @property
     def switch(self) -> str | None:
@@ -50,8 +63,18 @@ class Declaration:
 
     @property
     def is_list(self) -> bool:
-        """Whether the field takes several values."""
+        """Whether the option may be repeated."""
         return typing.get_origin(self.kind) is list
+
+    @property
+    def is_required(self) -> bool:
+        """Whether the user must give a value."""
+        return self.setting.is_required or self.option.required
+
+    @property
+    def default(self) -> object:
+        """The default. It is None for a recipe key, which then keeps the recipe's value."""
+        return None if self.is_recipe_key else self.setting.default
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -66,76 +89,16 @@ class Declaration:
         return self.option.description or self.setting.description
 
     @property
-    def default(self) -> str:
+    def shown_default(self) -> str:
         """The default as help shows it; empty if the description explains the default."""
         if self.option.key is not None or not self.option.show_default:
             return ""
         return default_text(self.setting.default, self.option)
 
-
-@dataclass
-class Parameter:
-    """A parameter of a verb, with its declarations in one or more settings models.
-
-    Attributes:
-        by_model: The declarations, by kind of recipe or by class of run settings.
-        is_recipe_key: Whether the parameter sets keys of recipes.
-    """
-
-    is_recipe_key: bool
-    by_model: dict[str, Declaration] = field(default_factory=dict)
-
-    @property
-    def first(self) -> Declaration:
-        """The first model's declaration, which decides the name, the type and the panel."""
-        return next(iter(self.by_model.values()))
-
-    @property
-    def option(self) -> Option:
-        """The option as the first model declares it."""
-        return self.first.option
-
-    @property
-    def name(self) -> str:
-        """The name of the argument in Python."""
-        return self.option.name
-
-    @property
-    def kind(self) -> Any:
-        """The type of the value, without None."""
-        return self.first.kind
-
-    @property
-    def is_list(self) -> bool:
-        """Whether the option may be repeated."""
-        return typing.get_origin(self.kind) is list
-
-    @property
-    def is_required(self) -> bool:
-        """Whether the user must give a value."""
-        return self.first.setting.is_required or self.option.required
-
-    @property
-    def default(self) -> object:
-        """The default. It is None for a recipe key, which then keeps the recipe's value."""
-        return None if self.is_recipe_key else self.first.setting.default
-
-    def kinds(self, recipes: Iterable[str]) -> list[str]:
-        """Return the kinds of recipes that accept the parameter, from a verb's kinds of recipes."""
-        own = self.by_model if self.is_recipe_key else self.option.recipes
-        return [kind for kind in recipes if kind in own or not own]
-
     @property
     def help(self) -> str:
-        """The description with allowed values and defaults. Models that agree share a sentence."""
-        by_text: dict[tuple[str, tuple[str, ...]], list[Declaration]] = {}
-        for declaration in self.by_model.values():
-            text = (declaration.description, declaration.choices)
-            by_text.setdefault(text, []).append(declaration)
-        return " ".join(
-            help_sentence(description, choices, default_of(declarations))
-            for (description, choices), declarations in by_text.items()
-        )
+        """The description with the allowed values and the default."""
+        return help_sentence(self.description, self.choices, self.shown_default)
 
     def typer_parameter(self) -> inspect.Parameter:
         """Return the parameter in the form that Typer reads from a function's signature."""
@@ -165,9 +128,9 @@ class Parameter:
         )
 
     def _completion(self) -> Callable[[str], list[str]] | None:
-        choices = [choice for each in self.by_model.values() for choice in each.choices]
         if self.option.values is not None:
             return VALUES[self.option.values].complete
+        choices = self.choices
         if not choices:
             return None
 
@@ -176,7 +139,7 @@ class Parameter:
 
 def parameters_of(
     verb: str,
-    recipes: Mapping[str, type],
+    recipe: type | None,
     options: type | None,
     shared: Mapping[type, Iterable[str]],
 ) -> list[Parameter]:
@@ -184,7 +147,7 @@ def parameters_of(
 
     Args:
         verb: The name of the verb. Some declarations apply to one verb only.
-        recipes: The recipe models by kind. An option of several models becomes one parameter.
+        recipe: The recipe's settings model, or None.
         options: The class of the run settings that only this verb has, or None.
         shared: Classes of run settings that verbs share, each with the names to include.
     """
@@ -192,21 +155,19 @@ def parameters_of(
 
     parameters: dict[str, Parameter] = {}
 
-    def add(model: type, name: str, is_recipe: bool, names: Iterable[str] | None = None) -> None:
+    def add(model: type, is_recipe: bool, names: Iterable[str] | None = None) -> None:
         for setting in settings_of(model):
             for option in setting.options:
                 is_taken = names is None or option.name in names
                 if is_taken and option.verb in (None, verb):
-                    parameter = parameters.setdefault(option.name, Parameter(is_recipe))
-                    purpose = getattr(model, "purpose", "")
-                    parameter.by_model[name] = Declaration(setting, option, purpose)
+                    parameters[option.name] = Parameter(model, setting, option, is_recipe)
 
-    for kind, recipe in recipes.items():
-        add(recipe, kind, is_recipe=True)
+    if recipe is not None:
+        add(recipe, is_recipe=True)
     if options is not None:
-        add(options, options.__name__, is_recipe=False)
+        add(options, is_recipe=False)
     for model, names in shared.items():
-        add(model, model.__name__, is_recipe=False, names=frozenset(names))
+        add(model, is_recipe=False, names=frozenset(names))
     return sorted(
         parameters.values(),
         key=lambda each: (not each.option.is_argument, PANELS.index(each.option.panel)),
@@ -227,16 +188,6 @@ def listed(words: Iterable[str]) -> str:
     """Return `a, b or c`."""
     *others, last = words
     return f"{', '.join(others)} or {last}" if others else last
-
-
-def default_of(declarations: Iterable[Declaration]) -> str:
-    """Return the default of an option, and the defaults that differ for other purposes."""
-    by_default: dict[str, list[str]] = {}
-    for declaration in declarations:
-        by_default.setdefault(declaration.default, []).append(declaration.purpose)
-    (first, _), *others = by_default.items()
-    rest = [f"{default} for {listed(purposes)}" for default, purposes in others if default]
-    return "; ".join([first, *rest] if first else rest)
 
 
 def default_text(default: object, option: Option) -> str:

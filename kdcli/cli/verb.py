@@ -22,7 +22,7 @@ from kdcli.custom_code import custom_code
 from kdcli.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from kdcli.cli.parameters import Declaration, Parameter
+    from kdcli.cli.parameters import Parameter
     from kdcli.recipe.sections import RunOptions, Section
 
 OptionsT = TypeVar("OptionsT")
@@ -44,8 +44,8 @@ class Verb:
     Attributes:
         name: The name of the verb and of its folder in kdcli/verbs.
         function: Runs the verb with the values from the user.
-        settings: The name of the module with RECIPES, the recipe models by kind, and OPTIONS, the
-            classes of the settings that are not recipe keys by the name of the verb.
+        settings: The name of the module with RECIPES and OPTIONS: the recipe's settings model, and
+            the class of the settings that are not recipe keys, by the name of the verb.
         shared: The names of the options that the verb shares with other verbs.
         examples: Command lines, for help.
         page: The page of the documentation, without its extension.
@@ -64,9 +64,11 @@ class Verb:
         return inspect.getdoc(self.function) or ""
 
     @property
-    def recipes(self) -> Mapping[str, type[Section]]:
-        """The recipe models of the verb by kind."""
-        return getattr(importlib.import_module(self.settings), "RECIPES", {})
+    def recipe(self) -> type[Section] | None:
+        """The settings model of the verb's recipes, or None."""
+        module = importlib.import_module(self.settings)
+        recipes: Mapping[str, type[Section]] = getattr(module, "RECIPES", {})
+        return recipes.get(self.name)
 
     @property
     def options(self) -> type | None:
@@ -82,7 +84,7 @@ class Verb:
 
         return parameters_of(
             self.name,
-            recipes=self.recipes,
+            recipe=self.recipe,
             options=self.options,
             shared=dict.fromkeys((CommandOptions, RunOptions), self.shared),
         )
@@ -153,13 +155,6 @@ class Given:
         return self.values["sets"] or []
 
     @property
-    def kind_of_recipe(self) -> str | None:
-        """The kind of the recipe that `--recipe` names. Raises UsageError if it is unknown."""
-        from kdcli.recipe.resolve import verb_of
-
-        return verb_of(self.recipe) if self.recipe is not None else None
-
-    @property
     def run_options(self) -> RunOptions:
         """Where and how to run. Raises UsageError if a value is not allowed."""
         from kdcli.recipe.sections import RunOptions
@@ -198,7 +193,7 @@ class Given:
             if isinstance(value, bool):
                 continue
             if isinstance(value, int | float) and parameter.is_recipe_key:
-                _check_number(value, parameter, self.verb.recipes)
+                _check_number(value, parameter)
             # Only one process of a run may try its output directory.
             if kind is None or (kind == "output" and joined()):
                 continue
@@ -212,49 +207,17 @@ class Given:
             model = self.verb.parameters[0].name
             self.values[model] = pinned(self.values[model], revision)
 
-    def fits(self, kind: str) -> bool:
-        """Return whether this kind of recipe accepts every option that was given."""
-        return all(
-            kind in parameter.kinds(self.verb.recipes)
-            for parameter in self.verb.parameters
-            if self._is_given(parameter, parameter.option.flag)
-        )
-
-    def kind_for(self, task: str | None, general: str) -> str:
-        """Return the kind of recipe for a task.
-
-        Some kinds are for one task only, such as `rerank`. They are chosen by their task, or by
-        `--recipe` with a recipe of that kind. All other tasks use the kind `general`.
-        """
-        for kind, model in self.verb.recipes.items():
-            only = model.only_task
-            if only is not None and (only == task or kind == self.kind_of_recipe):
-                return kind
-        return general
-
-    def keys(self, kind: str) -> dict[str, object]:
-        """Return the values of the recipe keys that were given as options.
-
-        Args:
-            kind: The kind of recipe, a key of the verb's RECIPES.
-
-        Raises:
-            UsageError: An option belongs to another kind of recipe.
-        """
+    def keys(self) -> dict[str, object]:
+        """Return the values of the recipe keys that were given as options."""
         keys: dict[str, object] = {}
         switches: dict[str, object] = {}
         for parameter in self.verb.parameters:
-            is_given = self._is_given(parameter, parameter.option.flag)
-            declaration = parameter.by_model.get(kind, parameter.first)
-            if kind not in parameter.kinds(self.verb.recipes):
-                if is_given:
-                    raise self._misplaced(parameter, kind)
-                continue
-            if parameter.is_recipe_key and (value := self.values[parameter.name]) is not None:
-                keys[declaration.key] = _value(declaration, value)
-            if declaration.switch is not None and is_given:
-                switches[declaration.switch] = True
-        return switches | keys
+            value = self.values[parameter.name]
+            if parameter.is_recipe_key and value is not None:
+                keys[parameter.key] = _value(parameter, value)
+            if parameter.switch is not None and self._is_given(parameter, parameter.option.flag):
+                switches[parameter.switch] = True
+        return keys | {key: value for key, value in switches.items() if key not in keys}
 
     def of(self, options: type[OptionsT]) -> OptionsT:
         """Return the run settings of a class. Raises UsageError if a value is not allowed."""
@@ -265,12 +228,11 @@ class Given:
         values: dict[str, Any] = {}
         flags: dict[str, str] = {}
         for parameter in self.verb.parameters:
-            declaration = parameter.by_model.get(options.__name__)
-            if declaration is None:
+            if parameter.model is not options:
                 continue
-            flags[declaration.key] = parameter.option.flag
+            flags[parameter.key] = parameter.option.flag
             if self.values.get(parameter.name) is not None:
-                values[declaration.key] = _value(declaration, self.values[parameter.name])
+                values[parameter.key] = _value(parameter, self.values[parameter.name])
         try:
             return options(**values)
         except ValidationError as error:
@@ -288,18 +250,6 @@ class Given:
         if flag.startswith("--no-"):
             return value is False
         return value is not None and value is not False and value != []
-
-    def _misplaced(self, parameter: Parameter, kind: str) -> UsageError:
-        """Return the error for an option that belongs to another kind of recipe."""
-        from kdcli.cli.parameters import listed
-
-        flag, recipes = parameter.option.flag, self.verb.recipes
-        chosen = recipes[kind]
-        purposes = listed(recipes[each].purpose for each in parameter.kinds(recipes))
-        if "task" not in chosen.model_fields:
-            return UsageError(f"{flag} needs --task", f"it belongs to {purposes}")
-        message = f"{flag} belongs to {purposes}, not to {chosen.purpose}"
-        return UsageError(message, chosen.instead.get(flag))
 
 
 def verb(
@@ -374,16 +324,9 @@ class VerbCommand(Command):
         return super().invoke(ctx)
 
 
-def _value(declaration: Declaration, value: object) -> object:
-    """Convert an option's value to its field's type. Raises UsageError for too many values."""
-    if declaration.option.parse is not None:
-        return declaration.option.parse(value)
-    if isinstance(value, list) and declaration.option.kind is None and not declaration.is_list:
-        if len(value) > 1:
-            flag, purpose = declaration.option.flag, declaration.purpose
-            raise UsageError(f"{flag} takes one value for {purpose}, got {len(value)}")
-        return value[0]
-    return value
+def _value(parameter: Parameter, value: object) -> object:
+    """Convert an option's value to its field's type."""
+    return parameter.option.parse(value) if parameter.option.parse is not None else value
 
 
 def _listed(value: object) -> list[object]:
@@ -394,8 +337,7 @@ def _listed(value: object) -> list[object]:
 
 def _check_methods(methods: Iterable[object], parameter: Parameter) -> None:
     """Raise a UsageError for an unknown method."""
-    choices = [name for each in parameter.by_model.values() for name in each.choices]
-    known = sorted(set(choices))
+    known = sorted(parameter.choices)
     for method in methods:
         if method not in known:
             raise UsageError(
@@ -404,19 +346,11 @@ def _check_methods(methods: Iterable[object], parameter: Parameter) -> None:
             )
 
 
-def _check_number(value: float, parameter: Parameter, recipes: Mapping[str, type[Section]]) -> None:
-    """Raise a UsageError for a number that no kind of recipe allows."""
+def _check_number(value: float, parameter: Parameter) -> None:
+    """Raise a UsageError for a number that a recipe cannot hold."""
     from kdcli.recipe.resolve import resolve
 
-    errors = []
-    for kind, declaration in parameter.by_model.items():
-        try:
-            options = {declaration.key: _value(declaration, value)}
-            resolve(recipes[kind], recipe=None, options=options)
-        except UsageError as error:
-            errors.append(error)
-    if len(errors) == len(parameter.by_model):
-        raise errors[0]
+    resolve(parameter.model, recipe=None, options={parameter.key: _value(parameter, value)})
 
 
 def _flags(parameter: Parameter) -> list[str]:

@@ -14,12 +14,14 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from kdcli.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+
+SettingsT = TypeVar("SettingsT", bound="BaseModel")
 
 
 @functools.cache
@@ -77,22 +79,39 @@ class Methods:
         Raises:
             UsageError: The method or a key is unknown, or a value is not allowed.
         """
-        from pydantic import ValidationError
-
-        from kdcli.recipe.resolve import reason, with_brackets
-
         model: type[BaseModel] = self.module(method).Settings
-        try:
-            return model.model_validate(dict(given))
-        except ValidationError as error:
-            known, lines = list(model.model_fields), []
-            for problem in error.errors():
-                key = ".".join([self.section, *map(str, problem["loc"])])
-                if problem["type"] == "extra_forbidden":
-                    near = did_you_mean(key.split(".")[-1], known)
-                    lines.append(f"unknown key '{key}' of method {method}{near}")
-                else:
-                    name = with_brackets(key)
-                    lines.append(f"'{name}' {reason(problem)}, got {problem['input']!r}")
-            allowed = ", ".join(f"{self.section}.{name}" for name in known)
-            raise UsageError("\n".join(lines), f"keys of {method}: {allowed}") from None
+        return own_settings(model, given, self.section, f"method {method}")
+
+
+def own_settings(
+    model: type[SettingsT], given: Mapping[str, object], section: str, owner: str
+) -> SettingsT:
+    """Return the settings of a method or a workload from their section of a recipe.
+
+    Args:
+        model: The settings model.
+        given: The keys of the section.
+        section: The name of the section.
+        owner: The method or the workload, such as `method minilm`.
+
+    Raises:
+        UsageError: A key is unknown, or a value is not allowed.
+    """
+    from pydantic import ValidationError
+
+    from kdcli.recipe.resolve import reason, with_brackets
+
+    try:
+        return model.model_validate(dict(given))
+    except ValidationError as error:
+        known, lines = list(model.model_fields), []
+        for problem in error.errors():
+            key = ".".join([section, *map(str, problem["loc"])])
+            if problem["type"] == "extra_forbidden":
+                near = did_you_mean(key.split(".")[-1], known)
+                lines.append(f"unknown key '{key}' of {owner}{near}")
+            else:
+                name = with_brackets(key)
+                lines.append(f"'{name}' {reason(problem)}, got {problem['input']!r}")
+        allowed = ", ".join(f"{section}.{name}" for name in known)
+        raise UsageError("\n".join(lines), f"keys of {owner}: {allowed}") from None

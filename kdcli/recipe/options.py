@@ -43,7 +43,6 @@ class Option:
         enables: A key in the same section, which the option sets to true.
         show_default: Whether help shows the field's default.
         excludes: Flags or arguments that contradict this option.
-        recipes: The kinds of recipes that accept the option, if it sets none of their keys.
         required: Whether the option must be given although its field has a default.
         verb: The only verb with the option, if several verbs share the model.
         terminal: Whether only the command line has the option.
@@ -65,7 +64,6 @@ class Option:
         enables: str | None = None,
         show_default: bool = True,
         excludes: tuple[str, ...] = (),
-        recipes: tuple[str, ...] = (),
         required: bool = False,
         verb: str | None = None,
         terminal: bool = False,
@@ -77,14 +75,17 @@ class Option:
         self.kind, self.parse, self.key = kind, parse, key
         self.description, self.choices = description, choices
         self.values, self.enables, self.excludes = values, enables, excludes
-        self.recipes, self.required = recipes, required
-        self.verb, self.terminal, self.show_default = verb, terminal, show_default
-        self.rare = rare
+        self.required, self.verb, self.terminal = required, verb, terminal
+        self.show_default, self.rare = show_default, rare
 
     @property
     def is_argument(self) -> bool:
         """Whether the option is a positional argument."""
         return not self.flags[0].startswith("-")
+
+    def key_of(self, field: str) -> str:
+        """Return the dotted recipe key that the option sets in a field."""
+        return f"{field}.{self.key}" if self.key else field
 
     @property
     def flag(self) -> str:

@@ -52,6 +52,19 @@ ELSEWHERE = {
     "max_seq_length": "data.max_length",
 }
 """The names of recipe keys in other tools, and their names here."""
+RENAMED_VERBS = {
+    "distill-task": ("distill",),
+    "rerank": ("distill", "finetune"),
+    "cotrain-task": ("cotrain",),
+}
+"""A recipe's `verb` before version 0.3 -> the verbs that accept it."""
+RENAMED_KEYS = {
+    "embedding": "workload",
+    "generation": "workload",
+    "ranking": "workload",
+    "student.source": "model",
+}
+"""A recipe's keys and sections before version 0.3 -> their names in recipes without them."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +111,7 @@ def resolve(
     def put(key: str, value: object, origin: str) -> None:
         if value == {} and any(leaf.startswith(f"{key}.") for leaf in leaf_keys(model)):
             return
+        key = _current_key(model, key)
         _check_key(model, key, origin)
         _check_names(key, value, origin)
         target = values
@@ -119,7 +133,7 @@ def resolve(
 
     layers: dict[str, Mapping[str, object]] = dict(beneath or {})
     if recipe is not None:
-        layers[f"recipe {recipe}"] = dict(flatten(read_recipe(recipe, verb)))
+        layers[f"recipe {recipe}"] = recipe_keys(recipe, verb)
     for origin, layer in layers.items():
         for key, value in layer.items():
             put(key, value, origin)
@@ -131,7 +145,19 @@ def resolve(
     for key, value in (options or {}).items():
         if value is not None:
             put(key, value, OPTION)
-    return Resolved(_validated(model, values, origins), origins)
+    resolved = Resolved(_validated(model, values, origins), origins)
+    for origin, defaults in resolved.recipe.own_defaults().items():
+        resolved = defaulted(resolved, defaults, origin)
+    return resolved
+
+
+def _current_key(model: type[BaseModel], key: str) -> str:
+    """Return the present name of a key that was renamed, unless the model has the key itself."""
+    for old, new in RENAMED_KEYS.items():
+        is_old = key == old or key.startswith(f"{old}.")
+        if is_old and new in model.model_fields and not _has_key(model, old):
+            return f"{new}{key.removeprefix(old)}"
+    return key
 
 
 def _validated(
@@ -264,7 +290,7 @@ def _recipes_folder() -> Path:
 
 
 def recipe_models() -> dict[str, type[Section]]:
-    """Return the settings models of all kinds of recipes, from kdcli/verbs/*/settings.py."""
+    """Return the recipe's settings model of each verb, from kdcli/verbs/*/settings.py."""
     models: dict[str, type[Section]] = {}
     for path in sorted((Path(__file__).parents[1] / "verbs").glob("*/settings.py")):
         module = importlib.import_module(f"kdcli.verbs.{path.parent.name}.settings")
@@ -292,18 +318,37 @@ def read_recipe(recipe: str, verb: str | None) -> RecipeValues:
     try:
         if (size := path.stat().st_size) > MAX_RECIPE:
             raise ValueError(f"{size:,} bytes; at most {MAX_RECIPE:,} are read")
-        loaded = read_yaml(path.read_text(encoding="utf-8"))
+        loaded: Any = read_yaml(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError, OSError) as error:
         raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(loaded, dict):
         raise UsageError(f"{path} must hold a mapping of keys, got {type(loaded).__name__}")
-    if verb and loaded.get("verb", verb) != verb:
-        raise UsageError(f"{path} is a recipe of '{loaded['verb']}', not of '{verb}'")
+    own_verb = loaded.get("verb", verb)
+    if verb and verb not in (own_verb, *RENAMED_VERBS.get(str(own_verb), ())):
+        raise UsageError(f"{path} is a recipe of '{own_verb}', not of '{verb}'")
+    if own_verb == "rerank":
+        loaded.setdefault("task", "rerank")
+    if own_verb == "rerank" and verb == "finetune":
+        return _without_teacher(loaded)
     # A stage of a run names a model of the same run relative to its own directory.
     model, is_of_run = str(loaded.get("model")), (path.parent / "log.jsonl").is_file()
     if is_of_run and model.startswith("../") and (path.parent / model).is_dir():
         loaded["model"] = os.path.normpath(path.parent / model)
     return loaded
+
+
+def _without_teacher(reranker: RecipeValues) -> RecipeValues:
+    """Return the recipe of a reranker without the keys that only distillation reads."""
+    kept = {key: value for key, value in reranker.items() if key not in ("teacher", "cache_gb")}
+    student = kept.get("student")
+    if isinstance(student, dict):
+        kept["student"] = {k: v for k, v in student.items() if k not in ("backend", "chosen")}
+    return kept
+
+
+def recipe_keys(recipe: str, verb: str) -> RecipeValues:
+    """Read a verb's recipe without checking its keys: dotted key -> value; see `read_recipe`."""
+    return {key: value for key, value in flatten(read_recipe(recipe, verb)) if key != "verb"}
 
 
 def flatten(tree: Mapping[str, object], prefix: str = "") -> list[tuple[str, object]]:
@@ -344,24 +389,34 @@ def _is_mapping(annotation: object) -> bool:
     return any(typing.get_origin(part) is dict for part in parts)
 
 
-def check_sets(models: Sequence[type[Section]], sets: Sequence[str]) -> None:
-    """Raise UsageError for a `--set` pair whose key is in none of the settings models.
+def set_among(resolved: Resolved[Section], keys: Sequence[str]) -> str | None:
+    """Return the name of the first of some keys that the user changed, for an error.
 
-    A verb that has yet to find out which kind of recipe applies refuses typos with this. The error
-    names the nearest key of the first model.
+    Args:
+        resolved: The recipe.
+        keys: Dotted keys, and sections such as `data.mask`.
+
+    Returns:
+        The flag of an option, or the key with its origin; None if no key was changed.
     """
-    for pair in sets:
-        key = pair.partition("=")[0].strip()
-        if not any(_has_key(model, key) for model in models):
-            _check_key(models[0], key, SET)
+    settings = settings_of(type(resolved.recipe))
+    defaults = {setting.key: setting.default for setting in settings}
+    flags = {option.key_of(one.key): option.flag for one in settings for option in one.options}
+    given = dict(flatten(resolved.recipe.model_dump()))
+    # An option is the clearest sign of what the user wants.
+    by_origin = sorted(resolved.origins.items(), key=lambda item: item[1] != OPTION)
+    for key, origin in by_origin:
+        if not any(key == each or key.startswith(f"{each}.") for each in keys):
+            continue
+        if key in defaults and given.get(key) == defaults[key]:
+            continue
+        return flags.get(key, key) if origin == OPTION else f"'{key}' ({origin})"
+    return None
 
 
 def _has_key(model: type[BaseModel], key: str) -> bool:
-    try:
-        _check_key(model, key, SET)
-    except UsageError:
-        return False
-    return True
+    """Return whether a model has a key, or a section of this name."""
+    return any(known == key or known.startswith(f"{key}.") for known in leaf_keys(model))
 
 
 def _check_key(model: type[BaseModel], key: str, origin: str) -> None:
@@ -473,19 +528,19 @@ def _lines(
 
 
 def verb_of(recipe: str) -> str:
-    """Return the kind of a recipe.
+    """Return the verb of a recipe.
 
-    A shipped recipe's kind is the name of its folder. A file's kind is its `verb`, by default
-    distill.
+    A shipped recipe's verb is the name of its folder. A file names its `verb`, by default distill.
 
     Raises:
-        UsageError: The file names an unknown kind.
+        UsageError: The file names an unknown verb.
     """
     verbs = recipe_models()
     for verb in verbs:
         if recipe in shipped(verb):
             return verb
     verb = read_recipe(recipe, None).get("verb", "distill") if Path(recipe).is_file() else "distill"
+    verb, *_ = RENAMED_VERBS.get(str(verb), (verb,))
     if verb not in verbs:
         raise UsageError(
             f"{recipe} is a recipe of '{verb}'{did_you_mean(str(verb), verbs)}; "

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
@@ -54,6 +54,14 @@ GlobalBatch = Annotated[
         verb="distill",
         rare=True,
     ),
+    Option(
+        "--batch-size",
+        panel=TRAINING,
+        description="Rows per optimiser step, over all devices and micro-batches (default: 128 on "
+        "text, 32 on a task).",
+        verb="cotrain",
+        rare=True,
+    ),
     Field(description="Rows per optimiser step, over all devices and micro-batches."),
 ]
 Epochs = Annotated[
@@ -66,6 +74,13 @@ Epochs = Annotated[
         description="Epochs (default: 3; 1 for embedding models).",
         verb="distill",
     ),
+    Option(
+        "--epochs",
+        panel=TRAINING,
+        excludes=("--max-steps",),
+        description="Epochs (default: 10 on text, 3 on a task).",
+        verb="cotrain",
+    ),
     Field(gt=0, le=10**6, description="Passes over the training data."),
 ]
 LearningRate = Annotated[
@@ -77,6 +92,12 @@ LearningRate = Annotated[
         description="Peak learning rate (default: 3e-4 on text, 5e-4 for embedding models, 3e-5 on "
         "a task or lists).",
         verb="distill",
+    ),
+    Option(
+        "--lr",
+        panel=TRAINING,
+        description="Peak learning rate (default: 5e-4 on text, 3e-5 on a task).",
+        verb="cotrain",
     ),
     Field(gt=0, description="Peak learning rate."),
 ]
@@ -126,12 +147,9 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    purpose: ClassVar[str] = ""
-    """The purpose of this kind of recipe, if the verb has several kinds."""
-    only_task: ClassVar[str | None] = None
-    """The one task that this kind of recipe is for; None for any task."""
-    instead: ClassVar[Mapping[str, str]] = {}
-    """Flags that only the verb's other recipes accept, each with what to do instead."""
+    def own_defaults(self) -> Mapping[str, Mapping[str, object]]:
+        """Return the defaults that depend on other keys: dotted key -> default, by origin."""
+        return {}
 
     @field_validator("*")
     @classmethod
@@ -194,27 +212,6 @@ class MaskSettings(Section):
     static: bool = Field(
         False, description="Whether every pass over the data masks the same tokens."
     )
-
-
-class DataSettings(Section):
-    """`data:` of the verbs that read text."""
-
-    source: Annotated[str, DATA_OPTION] = Field(
-        "Salesforce/wikitext:wikitext-103-raw-v1",
-        description="Text: a hub id (or ID@REV), a file, a directory, a URL, or 'demo'.",
-    )
-    max_length: Length = Field(128, description="Tokens per row, special tokens included.")
-    column: str | None = Field(
-        None, description="Column of the text (default: 'text', or the only column of strings)."
-    )
-    pack_isolated: bool = Field(
-        False, description="Whether documents in one row ignore each other."
-    )
-    partition: PartitionFile = None
-    held_out_blocks: int = Field(
-        256, gt=0, description="Rows that are held out to evaluate during training."
-    )
-    mask: MaskSettings = MaskSettings()
 
 
 class MeasureSettings(Section):

@@ -134,7 +134,7 @@ def telling_how_to_continue(options: RunOptions, folder: Path) -> Iterator[None]
     try:
         yield
     except Stopped as stopped:
-        # The recipe's verb may differ from the command's, such as `distill-task` and `rerank`.
+        # The recipe may be that of a step of the command, as in `compress`.
         verb = next(iter(options.arguments), "")
         command = options.continuing_command(verb, folder)
         raise Stopped(stopped.message, f"continue with: {command}") from None

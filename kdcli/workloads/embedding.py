@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from kdcli.data.labelled.features import TokenizedRows
@@ -32,7 +34,8 @@ from kdcli.models.choose import Pooling
 from kdcli.models.embedder import Pool, read_format, save_embedder
 from kdcli.models.model import Model
 from kdcli.models.training_rows import NO_ROWS
-from kdcli.recipe.sections import RecipeValues, TrainSettings
+from kdcli.recipe.methods import own_settings
+from kdcli.recipe.sections import RecipeValues, Section, TrainSettings
 from kdcli.report.schema import Quality
 from kdcli.targets.targets import (
     LazyVectors,
@@ -74,7 +77,7 @@ from kdcli.workloads.plan import Plan, bucketed
 from kdcli.workloads.requests import EvaluationRequest, WorkloadRequest
 from kdcli.workloads.retrieval import RETRIEVAL, read_retrieval
 from kdcli.workloads.scores import RESAMPLES, EvaluationResult, ModelScores, compare
-from kdcli.workloads.settings import DownstreamSettings, TaskHeadSettings, VectorSettings
+from kdcli.workloads.settings import POOLING, TaskHeadSettings
 from kdcli.workloads.tasks import open_rows as open_labelled_rows
 from kdcli.workloads.vector_index import open_index
 from kdcli.workloads.workload import MODEL_INPUTS, Workload
@@ -88,6 +91,24 @@ HELD_OUT = 256
 POOLED = Needs(pooled=True)
 
 
+class Settings(Section):
+    """The `workload` section of verbs that train embedding models."""
+
+    pooling: str | None = Field(None, description=POOLING)
+    unit: Literal["sentence", "document"] = Field(
+        "sentence", description="Training unit: single sentences, or whole documents."
+    )
+    rows: int | None = Field(None, gt=1, description="Maximum number of texts (default: all).")
+    anchors: int = Field(
+        1024, gt=0, description="Number of anchor texts of the similarity and contrastive losses."
+    )
+    cache_gb: float = Field(
+        20.0,
+        gt=0,
+        description="Disk budget for the teacher's vectors, in GB; later runs reuse them.",
+    )
+
+
 @dataclass
 class EmbeddingWorkload(Workload):
     """Training texts for embedding models, and the sets on which their vectors are scored.
@@ -96,7 +117,7 @@ class EmbeddingWorkload(Workload):
         reader: the model whose tokenizer reads the texts; None if the workload only evaluates.
         texts: distinct texts; None if the workload only evaluates.
         eval_sets: data sets for evaluation.
-        settings: the recipe's `embedding` section.
+        settings: the recipe's `workload` section.
         loss: the recipe's `loss` section, with the settings of the embedding loss.
         max_length: maximum number of tokens in a text; None for the reader's own maximum.
         held_out_texts: number of held-out texts.
@@ -108,7 +129,7 @@ class EmbeddingWorkload(Workload):
     reader: Embedder | None
     texts: Texts | None
     eval_sets: Sequence[EvalSet]
-    settings: VectorSettings = field(default_factory=VectorSettings)
+    settings: Settings = field(default_factory=Settings)
     loss: RecipeValues = field(default_factory=dict)
     max_length: int | None = None
     held_out_texts: int = HELD_OUT
@@ -320,7 +341,7 @@ class EmbeddingWorkload(Workload):
                 are read, because few of them are.
 
         Raises:
-            UsageError: the vectors take more than `embedding.cache_gb`, or do not fit on the disk.
+            UsageError: the vectors take more than `workload.cache_gb`, or do not fit on the disk.
         """
         if dry_run:
             width = teacher.format.width(teacher.model.config.hidden_size)
@@ -338,7 +359,7 @@ class EmbeddingWorkload(Workload):
         if store is None:
             raise UsageError(
                 "the teacher's vectors do not fit on the disk",
-                "raise embedding.cache_gb, or lower embedding.rows",
+                "raise workload.cache_gb, or lower workload.rows",
             )
         return store.vectors
 
@@ -424,9 +445,8 @@ def open_workload(request: WorkloadRequest, session: Session) -> tuple[Embedding
     Raises:
         UsageError: there are no texts, or the model does not specify its pooling.
     """
-    settings = VectorSettings.model_validate(dict(request.settings.get("embedding", {})))
-    loss = dict(request.settings.get("loss", {}))
-    evaluation = request.settings.get("eval") or DownstreamSettings()
+    settings = own_settings(Settings, request.settings, "workload", "task embedding")
+    loss = dict(request.loss)
     model = Embedder.open(request.model, pooling=settings.pooling)
     Progress.log_fact(f"{model.source}: {model.note}")
     if request.data.source is None:
@@ -443,7 +463,7 @@ def open_workload(request: WorkloadRequest, session: Session) -> tuple[Embedding
         paired=loss.get("contrastive_weight", 0) > 0,
     )
     texts, partitioned = divided_texts(texts, request.data.partition)
-    eval_sets = open_eval_sets(evaluation, {model.source: model.rows}, session)
+    eval_sets = open_eval_sets(request.evaluation, {model.source: model.rows}, session)
     workload = EmbeddingWorkload(
         session,
         model,
@@ -487,7 +507,7 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> EmbeddingWo
     else:
         eval_set = open_pairs(request.task, request.data, request.trained, session)
         notes = list(eval_set.notes)
-    settings = VectorSettings(pooling=request.pooling)
+    settings = Settings(pooling=request.pooling)
     return EmbeddingWorkload(
         session, None, None, [eval_set], settings, notes=notes, name=eval_set.name
     )
@@ -496,7 +516,7 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> EmbeddingWo
 def _open_texts(request: EvaluationRequest, session: Session) -> EmbeddingWorkload:
     """Open texts on which the vectors of models are compared with a teacher's."""
     texts, split = evaluated_texts(request)
-    settings = VectorSettings(pooling=request.pooling)
+    settings = Settings(pooling=request.pooling)
     return EmbeddingWorkload(
         session,
         None,

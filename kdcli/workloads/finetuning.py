@@ -41,7 +41,7 @@ from kdcli.workloads.predictions import Features, Prediction
 from kdcli.workloads.recipes import downstream_recipe
 from kdcli.workloads.requests import WorkloadRequest
 from kdcli.workloads.scores import EvaluationResult, ModelScores, compare, paired_differences
-from kdcli.workloads.settings import DownstreamSettings, FinetuneRecipe, GenerationSettings, OnTask
+from kdcli.workloads.settings import DownstreamSettings, FinetuneRecipe, OnTask
 from kdcli.workloads.task_models import row_format
 from kdcli.workloads.tasks import check_task_data, open_workload
 from kdcli.workloads.workload import Workload
@@ -75,10 +75,7 @@ def request_of(
         other_models: other models that the run scores or learns from.
         generates: whether the verb supports tasks that generate text.
     """
-    metrics: Sequence[str] = ()
-    generation = GenerationSettings()
-    if isinstance(recipe, FinetuneRecipe):
-        metrics, generation = recipe.metrics, recipe.generation
+    metrics = recipe.metrics if isinstance(recipe, FinetuneRecipe) else ()
     return WorkloadRequest(
         str(recipe.task),
         model,
@@ -91,7 +88,6 @@ def request_of(
         new_head,
         other_models,
         generates,
-        generation,
     )
 
 

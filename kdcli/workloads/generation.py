@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from transformers import GenerationConfig
 
@@ -19,14 +20,44 @@ from kdcli.models.capture import Capture
 from kdcli.models.generation import load_generator
 from kdcli.models.model import Model
 from kdcli.models.modeling_unilm import sequence_mask
-from kdcli.recipe.sections import TrainSettings
+from kdcli.recipe.sections import Section, TrainSettings
 from kdcli.types import Batch, Count, Job, Needs, Schedule, Signals, StepLoss, Task, Term
 from kdcli.workloads.labelled import LabelledWorkload
 from kdcli.workloads.predictions import Evaluator
-from kdcli.workloads.settings import GenerationSettings, TaskHeadSettings
+from kdcli.workloads.settings import TaskHeadSettings
 from kdcli.workloads.training import Keep, first_rows, freeze_unused, total_loss
 
 MASKED_LOGITS = Needs(masked_logits=True)
+
+
+class Settings(Section):
+    """The `workload` section of tasks that generate text."""
+
+    masked: float = Field(
+        0.7, gt=0, lt=1, description="Share of target tokens that are masked in training."
+    )
+    label_smoothing: float = Field(
+        0.1, ge=0, lt=1, description="Probability mass spread over the vocabulary."
+    )
+    beams: int = Field(5, gt=0, le=100, description="Number of beams; 1 decodes greedily.")
+    length_penalty: float = Field(
+        1.0,
+        ge=-10,
+        le=10,
+        description="Exponent of the length that divides a beam's log probability.",
+    )
+    no_repeat_ngram: int = Field(
+        0, ge=0, le=100, description="Length of n-grams that must not repeat; 0 allows all repeats."
+    )
+    min_tokens: int = Field(
+        0, ge=0, le=10_000, description="Minimum number of generated tokens before the end token."
+    )
+    max_tokens: int = Field(
+        48,
+        gt=1,
+        le=10_000,
+        description="Maximum number of generated tokens, including the end token.",
+    )
 
 
 @dataclass
@@ -37,7 +68,7 @@ class GenerationWorkload(LabelledWorkload):
         generation: masking and decoding settings.
     """
 
-    generation: GenerationSettings = field(default_factory=GenerationSettings)
+    generation: Settings = field(default_factory=Settings)
     needs: Needs = MASKED_LOGITS
     one_pass: bool = False
 
@@ -138,7 +169,7 @@ class GenerationWorkload(LabelledWorkload):
 def load_generation(
     source: str,
     task: Task,
-    settings: GenerationSettings | None,
+    settings: Settings | None,
     *,
     seed: int,
 ) -> Model:
@@ -155,11 +186,11 @@ def load_generation(
             `max_tokens`.
     """
     model = load_generator(source, task, new_head=True, seed=seed)
-    set_decoding(model.model, settings or GenerationSettings())
+    set_decoding(model.model, settings or Settings())
     return model
 
 
-def set_decoding(model: Any, settings: GenerationSettings) -> None:
+def set_decoding(model: Any, settings: Settings) -> None:
     """Store the decoding settings in a model's `generation_config`.
 
     Raises:
@@ -167,7 +198,7 @@ def set_decoding(model: Any, settings: GenerationSettings) -> None:
     """
     if settings.min_tokens >= settings.max_tokens:
         raise UsageError(
-            f"generation.min_tokens {settings.min_tokens} is not below max_tokens "
+            f"workload.min_tokens {settings.min_tokens} is not below max_tokens "
             f"{settings.max_tokens}",
             "lower min_tokens or raise max_tokens",
         )

@@ -19,10 +19,9 @@ from kdcli.models.model import Model
 from kdcli.report.schema import Evaluation
 from kdcli.types import Array
 from kdcli.workloads.embedder import Embedder
-from kdcli.workloads.embedding import EmbeddingWorkload
+from kdcli.workloads.embedding import EmbeddingWorkload, Settings
 from kdcli.workloads.requests import EvaluationRequest
 from kdcli.workloads.scores import ModelScores
-from kdcli.workloads.settings import VectorSettings
 
 PREFIX = "mteb:"
 ROLES = {"query": "query", "document": "document"}
@@ -167,6 +166,6 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> EmbeddingWo
     task = open_task(request.task)
     name = f"{PREFIX}{task.metadata.name}"
     notes = [f"data and metrics of mteb {version('mteb')}, without confidence intervals"]
-    settings = VectorSettings(pooling=request.pooling)
+    settings = Settings(pooling=request.pooling)
     eval_set = MtebEvaluation(task, session, name)
     return EmbeddingWorkload(session, None, None, [eval_set], settings, notes=notes, name=name)

@@ -8,9 +8,7 @@ from kdcli.recipe.resolve import Resolved, flatten, resolve, shipped
 from kdcli.workloads.settings import (
     DownstreamSettings,
     FinetuneRecipe,
-    LabelledSettings,
     OnTask,
-    RerankRecipe,
     TaskHeadSettings,
 )
 
@@ -49,7 +47,7 @@ def as_finetune(
     """
     shared = {
         key: getattr(recipe, key)
-        for key in ("task", "keep", "choose_on", "data", "train", "measure")
+        for key in ("task", "keep", "choose_on", "workload", "data", "train", "measure")
     }
     head = head or recipe.head.model_copy(update={"label_map": None})
     return FinetuneRecipe(model=model, head=head, **shared)
@@ -102,23 +100,3 @@ def downstream_recipe(
         "train.seed": seed,
     } | dict(flatten(settings.overrides))
     return finetune_recipe(options=options)
-
-
-def rerank_finetuning(recipe: RerankRecipe) -> FinetuneRecipe:
-    """Derive the fine-tuning recipe from a reranker's recipe."""
-    data = LabelledSettings(
-        source=recipe.data.source,
-        max_length=recipe.data.max_length,
-        split_seed=recipe.data.split_seed,
-        partition=recipe.data.partition,
-        labels=recipe.data.labels,
-    )
-    return FinetuneRecipe(
-        model=recipe.student.source or recipe.teacher,
-        task=recipe.task,
-        keep=recipe.keep,
-        data=data,
-        train=recipe.train,
-        measure=recipe.measure,
-        workload=recipe.ranking.model_dump(),
-    )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from kdcli.recipe.sections import RecipeValues
 from kdcli.types import RowHashes
-from kdcli.workloads.settings import GenerationSettings, LabelledSettings, TaskHeadSettings
+from kdcli.workloads.settings import DownstreamSettings, LabelledSettings, TaskHeadSettings
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class WorkloadRequest:
         model: the model whose tokenizer reads the rows.
         data: the recipe's `data` section.
         head: settings of the task head.
-        settings: keys of the recipe section that belongs to the workload.
+        settings: the recipe's `workload` section.
         metrics: additional metrics from the `evaluate` library.
         choose_on: the evaluation set that decides which evaluation is best; None for the mean over
             all sets.
@@ -29,21 +29,23 @@ class WorkloadRequest:
         other_models: other models that the run scores or learns from. Rows that any of them was
             trained on are dropped from the evaluation.
         generates: whether the verb supports tasks that generate text.
-        generation: masking and decoding settings of tasks that generate text.
+        loss: settings of the loss of embedding models.
+        evaluation: the tasks on which embedding models are scored.
     """
 
     task: str
     model: str
     data: LabelledSettings
     head: TaskHeadSettings = field(default_factory=TaskHeadSettings)
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: RecipeValues = field(default_factory=dict)
     metrics: Sequence[str] = ()
     choose_on: str | None = None
     seed: int = 0
     new_head: bool = True
     other_models: Sequence[str] = ()
     generates: bool = False
-    generation: GenerationSettings = field(default_factory=GenerationSettings)
+    loss: RecipeValues = field(default_factory=dict)
+    evaluation: DownstreamSettings = field(default_factory=DownstreamSettings)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from pydantic import Field
 from torch import Tensor
 
 from kdcli.data.batches import BatchOrder
@@ -35,7 +36,8 @@ from kdcli.models.load import save_model
 from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
 from kdcli.models.training_rows import NO_ROWS
-from kdcli.recipe.sections import KdSettings, TrainSettings
+from kdcli.recipe.methods import own_settings
+from kdcli.recipe.sections import KdSettings, Section, TrainSettings
 from kdcli.targets.outputs import load_or_compute_outputs
 from kdcli.targets.targets import StorePlace, stored_signals
 from kdcli.targets.teacher import Teacher
@@ -58,11 +60,16 @@ from kdcli.workloads.embedder import Embedder, cosines
 from kdcli.workloads.plan import Plan, bucketed
 from kdcli.workloads.rankings import METRICS, metrics_by_query, ranking_scores
 from kdcli.workloads.requests import EvaluationRequest, WorkloadRequest
-from kdcli.workloads.rerank_models import is_reranker, load_cross_encoder, open_reranker
+from kdcli.workloads.rerank_models import (
+    activation_taught_by,
+    is_reranker,
+    load_cross_encoder,
+    open_reranker,
+)
 from kdcli.workloads.rerank_rows import ListRows, ScoreTargets, tokenize_lists, tokens_in_row
 from kdcli.workloads.runner_outputs import runner_outputs
 from kdcli.workloads.scores import ModelScores
-from kdcli.workloads.settings import LabelledSettings, RankingSettings, TaskHeadSettings
+from kdcli.workloads.settings import LabelledSettings, TaskHeadSettings
 from kdcli.workloads.task_models import warn_of_cut
 from kdcli.workloads.training import Keep, taught_job
 from kdcli.workloads.workload import LOGITS, Workload
@@ -74,6 +81,19 @@ SAMPLED_LISTS = 100
 """Number of lists on which a student is fitted to its teacher."""
 
 
+class Settings(Section):
+    """The `workload` section of rerankers, with their loss."""
+
+    loss: Literal["margin-mse", "listwise", "pointwise"] | None = Field(
+        None,
+        description="Loss (default: margin-mse for scores, listwise if there are only labels).",
+    )
+    weight: float = Field(
+        1.0, ge=0, le=1, description="Weight of the loss on scores; labels get the rest."
+    )
+    temperature: float = Field(1.0, gt=0, description="Temperature of the listwise loss.")
+
+
 @dataclass
 class RerankWorkload(Workload):
     """Queries with their candidates, tokenised for cross-encoders that share a tokenizer.
@@ -81,7 +101,7 @@ class RerankWorkload(Workload):
     Attributes:
         train: training lists; None if the workload only evaluates.
         evaluated: evaluation lists.
-        settings: the recipe's `ranking` section.
+        settings: the recipe's `workload` section.
         row_length: maximum number of tokens in a row; None for the task's default, or for the
             length that a model was trained with if the workload only evaluates.
         reader: the model whose tokenizer reads the rows; None if the workload only evaluates.
@@ -93,7 +113,7 @@ class RerankWorkload(Workload):
     train: Lists | None
     evaluated: Lists
     split: str
-    settings: RankingSettings
+    settings: Settings
     row_length: int | None
     reader: Model | None
     pooling: str | None = None
@@ -234,6 +254,9 @@ class RerankWorkload(Workload):
             model.load_state_dict(head, strict=False)
         return replace(origin, model=model.eval(), tokenizer=copy.deepcopy(origin.tokenizer))
 
+    def adapt_student(self, student: Model, teacher: Model) -> None:
+        set_activation(student.model, activation_taught_by(teacher))
+
     def targets(
         self,
         teacher: Model,
@@ -279,17 +302,44 @@ class RerankWorkload(Workload):
             )
         return ScoreTargets(store.vectors(np.arange(len(rows)))[:, 0], held_out_R)
 
+    def kd_settings(self, given: KdSettings) -> KdSettings:
+        if given != KdSettings():
+            raise UsageError(
+                "the keys of kd: do not apply to task rerank",
+                "use workload.weight and workload.temperature",
+            )
+        own = self.settings
+        return KdSettings(weight=own.weight, temperature=own.temperature)
+
+    def check_given_outputs(self) -> None:
+        if not self.scored:
+            unscored = int(np.isnan(self._train.scores).sum())
+            raise UsageError(
+                f"{unscored:,} of {len(self._train.passages):,} training passages have no score",
+                "name a teacher, or train on the labels alone with kdcli finetune MODEL --task "
+                "rerank",
+            )
+
     def job(self, model: Model, settings: TrainSettings, keep: Keep) -> tuple[Job, Schedule]:
         """Build the job that trains a model on the labels and, if the data has them, on scores.
 
         Raises:
             UsageError: the training lists have neither labels nor scores.
         """
-        if not self.scored:
-            self.require_labels()
+        if not self.scored and not self.has_labels:
+            raise UsageError(
+                "the training passages have neither labels nor scores",
+                "the ranking is learned from labels or scores, so add one of them",
+            )
+        if not self.scored and self.settings.loss == "margin-mse":
+            raise UsageError(
+                "workload.loss margin-mse needs a score for each passage, and some have none",
+                "choose listwise",
+            )
+        note = f"trained on {'scores in the data' if self.scored else 'labels alone'}"
+        self.notes = list(dict.fromkeys([*self.notes, note]))
         targets = [ScoreTargets(self._train.scores, self.evaluated.scores)] if self.scored else []
-        kd = KdSettings(weight=self.settings.weight, temperature=self.settings.temperature)
-        return taught_job(self, model, settings, keep, targets, kd)
+        return taught_job(self, model, settings, keep, targets, self.kd_settings(KdSettings()))
 
     def save(self, model: Model, folder: Path, rows: RowHashes) -> None:
         # A model that learned only from labels outputs the logits of relevance probabilities.
@@ -435,11 +485,16 @@ def open_workload(request: WorkloadRequest, session: Session) -> tuple[RerankWor
         UsageError: there is no data, the rows have the wrong format, or the model cannot have a
             head with one output.
     """
+    unread = ["choose_on"] * (request.choose_on is not None) + ["metrics"] * bool(request.metrics)
+    unread += ["head.label_map"] * (request.head.label_map is not None)
+    unread += ["head.words"] * (request.head.words is not None)
+    if unread:
+        raise UsageError(f"task rerank does not read {', '.join(unread)}", "omit it")
     data = read_data(request.data)
     Progress.log_fact(*data.notes)
     model = load_cross_encoder(request.model, seed=request.seed)
     Progress.log_fact(f"{request.model}: {model.note}")
-    settings = RankingSettings.model_validate(dict(request.settings))
+    settings = own_settings(Settings, request.settings, "workload", "task rerank")
     workload = RerankWorkload(
         session, data.train, data.evaluated, data.split, settings, request.data.max_length, model
     )
@@ -478,7 +533,7 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> RerankWorkl
         None,
         lists,
         split,
-        RankingSettings(),
+        Settings(),
         length,
         None,
         pooling,

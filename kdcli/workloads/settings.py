@@ -1,7 +1,7 @@
 """Recipe sections for labelled data, and the recipe of `finetune`."""
 
 from collections.abc import Collection, Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -18,6 +18,7 @@ from kdcli.recipe.sections import (
     Init,
     LearningRate,
     Length,
+    MaskSettings,
     MeasureSettings,
     PartitionFile,
     RecipeValues,
@@ -38,11 +39,24 @@ START = (
 TASK_OPTION = Option("--task", panel=DATA, metavar="TASK", values="task")
 TASK = "Task: sst2, mnli, squad ..., or 'own' for your own files."
 TaskName = Annotated[str | None, TASK_OPTION, Field(description=TASK)]
+POOLING = "Pooling for an encoder without modules.json (default: the model's own)."
+POOLINGS = ("mean", "cls", "last")
 Pooling = Annotated[
     str | None,
-    Option("--pooling", panel=DATA, choices=("mean", "cls", "last"), metavar="NAME"),
-    Field(description="Pooling for an encoder without modules.json (default: the model's own)."),
+    Option("--pooling", panel=DATA, choices=POOLINGS, metavar="NAME"),
+    Field(description=POOLING),
 ]
+WITH_POOLING = Option(
+    "--pooling",
+    panel=DATA,
+    metavar="NAME",
+    kind=str,
+    key="pooling",
+    choices=POOLINGS,
+    description=POOLING,
+)
+"""`--pooling` as a key of the `workload` section."""
+WORKLOAD = "Settings of the task's kind of data."
 VectorFormat = Literal["float32", "int8", "binary"]
 """How the vectors of documents are stored for a search."""
 Metrics = Annotated[
@@ -76,25 +90,22 @@ Keep = Annotated[
 ]
 
 
-LABELLED_DATA_OPTIONS = tuple(
-    Option(
-        "--data",
-        panel=DATA,
-        metavar="SOURCE",
-        values="data",
-        description="Data of the task: a hub id (or ID@REV), a file, a directory, or 'demo' "
-        "(default: the task's own).",
-        verb=verb,
-    )
-    for verb in ("finetune", "cotrain")
+LABELLED_DATA_OPTION = Option(
+    "--data",
+    panel=DATA,
+    metavar="SOURCE",
+    values="data",
+    description="Data of the task: a hub id (or ID@REV), a file, a directory, or 'demo' "
+    "(default: the task's own).",
+    verb="finetune",
 )
-"""Replace `--data` of the verbs that need labels."""
+"""Replaces `--data` of a verb that needs labels."""
 
 
 class LabelledSettings(Section):
     """The `data` section of verbs that work on a labelled task."""
 
-    source: Annotated[str | None, DATA_OPTION, *LABELLED_DATA_OPTIONS] = Field(
+    source: Annotated[str | None, DATA_OPTION, LABELLED_DATA_OPTION] = Field(
         None,
         description="Texts or rows of a task, with or without labels: a hub id (or ID@REV), a "
         "file, a directory, or 'demo' (default: the task's own data).",
@@ -173,6 +184,70 @@ class LabelledSettings(Section):
         )
 
 
+class TrainingData(LabelledSettings):
+    """The `data` section of verbs that train on text or on a task."""
+
+    source: Annotated[str | None, DATA_OPTION] = Field(
+        None,
+        description="Text, or rows of a task: a hub id (or ID@REV), a file, a directory, a URL or "
+        "'demo' (default: WikiText-103, or the task's own data).",
+    )
+    column: str | None = Field(
+        None, description="Column of the text (default: 'text', or the only column of strings)."
+    )
+    pack_isolated: bool = Field(
+        False, description="Whether documents in one row ignore each other."
+    )
+    held_out_blocks: int = Field(
+        256, gt=0, description="Rows of text that are held out to evaluate during training."
+    )
+    mask: MaskSettings = MaskSettings()
+
+    @property
+    def text(self) -> str:
+        """The source of the text."""
+        assert self.source is not None, "text has a default source"
+        return self.source
+
+    @property
+    def block_length(self) -> int:
+        """The number of tokens in a row of text."""
+        assert self.max_length is not None, "text has a default length"
+        return self.max_length
+
+
+TEXT_DATA: Mapping[str, object] = {
+    "data.source": "Salesforce/wikitext:wikitext-103-raw-v1",
+    "data.max_length": 128,
+}
+TEXT_TRAINING: Mapping[str, object] = {
+    "train.lr": 3e-4,
+    "train.batch_size": 256,
+    "train.warmup_fraction": 0.05,
+    "train.eval_every": 250,
+}
+"""Defaults of a training on text, by recipe key."""
+TEXT_KEYS = ("data.column", "data.pack_isolated", "data.held_out_blocks", "data.mask", "eval")
+"""Keys and sections of a recipe that only a training on text reads."""
+TASK_KEYS = (
+    "keep",
+    "choose_on",
+    "head",
+    "data.train",
+    "data.columns",
+    "data.stride",
+    "data.split",
+    "data.split_seed",
+    "data.train_rows",
+    "data.judged_rows",
+    "data.skip_bad",
+    "data.judge_trained_rows",
+    "data.labels",
+    "train.pool",
+)
+"""Keys and sections of a recipe that only a training on a task reads."""
+
+
 class HeadSettings(Section):
     """The `head` section."""
 
@@ -220,42 +295,6 @@ StepsOrNone = Annotated[
 """The number of steps of a student. With 0, it stays as it was fitted to its teacher."""
 
 
-class StudentTrainSettings(FinetuneTrainSettings):
-    """The `train` section of `distill` on a task or a reranker, which may train nothing."""
-
-    max_steps: StepsOrNone = None
-
-
-class GenerationSettings(Section):
-    """The `generation` section, for tasks that generate text."""
-
-    masked: float = Field(
-        0.7, gt=0, lt=1, description="Share of target tokens that are masked in training."
-    )
-    label_smoothing: float = Field(
-        0.1, ge=0, lt=1, description="Probability mass spread over the vocabulary."
-    )
-    beams: int = Field(5, gt=0, le=100, description="Number of beams; 1 decodes greedily.")
-    length_penalty: float = Field(
-        1.0,
-        ge=-10,
-        le=10,
-        description="Exponent of the length that divides a beam's log probability.",
-    )
-    no_repeat_ngram: int = Field(
-        0, ge=0, le=100, description="Length of n-grams that must not repeat; 0 allows all repeats."
-    )
-    min_tokens: int = Field(
-        0, ge=0, le=10_000, description="Minimum number of generated tokens before the end token."
-    )
-    max_tokens: int = Field(
-        48,
-        gt=1,
-        le=10_000,
-        description="Maximum number of generated tokens, including the end token.",
-    )
-
-
 class OnTask(Section):
     """The recipe sections of all verbs that train on a task."""
 
@@ -266,9 +305,7 @@ class OnTask(Section):
         description="Evaluation set that decides which weights and runs are best "
         "(default: the mean over all sets).",
     )
-    workload: RecipeValues = Field(
-        default_factory=dict, description="Settings specific to the task's kind of data, if any."
-    )
+    workload: RecipeValues = Field(default_factory=dict, description=WORKLOAD)
     head: TaskHeadSettings = TaskHeadSettings()
     data: LabelledSettings = LabelledSettings()
     train: FinetuneTrainSettings = FinetuneTrainSettings()
@@ -284,13 +321,21 @@ class TaskRecipe(OnTask):
     )
 
 
+class SmallerSettings(Section):
+    """The `student` section of `finetune`, for a model that is made smaller first."""
+
+    to: str | None = Field(None, description="Shape, such as 6x768 (default: the model's).")
+    init: Init = Field("teacher", description="How the weights of a smaller model start.")
+    layers: list[int] | None = Field(
+        None, description="Layers of the model to copy (default: evenly spaced)."
+    )
+
+
 class FinetuneRecipe(TaskRecipe):
     """The recipe of `finetune`."""
 
-    purpose: ClassVar[str] = "fine-tuning on labels"
-
     verb: Literal["finetune"] = "finetune"
-    generation: GenerationSettings = GenerationSettings()
+    student: SmallerSettings = SmallerSettings()
     seeds: Annotated[int, Option("--seeds")] = Field(
         1, gt=0, le=1_000, description="Number of runs per setting, each with its own seed."
     )
@@ -301,41 +346,6 @@ class FinetuneRecipe(TaskRecipe):
         default_factory=dict,
         description="Values to try, such as lr=2e-5,3e-5; may be repeated.",
     )
-
-
-class RerankData(Section):
-    """The `data` section of rerankers."""
-
-    partition: PartitionFile = None
-    labels: Labels = None
-
-    source: Annotated[str | None, DATA_OPTION, *LABELLED_DATA_OPTIONS] = Field(
-        None,
-        description="Texts or rows of a task, with or without labels: a hub id (or ID@REV), a "
-        "file, a directory, or 'demo' (default: the task's own data).",
-    )
-    max_length: Length | None = Field(
-        None, description="Maximum number of tokens of a query with its passage (default: 256)."
-    )
-    split_seed: int = Field(
-        0,
-        ge=0,
-        lt=2**63,
-        description="Seed that selects the held-out queries if there is no validation split.",
-    )
-
-
-class RankingSettings(Section):
-    """The `ranking` section, with the loss of a reranker."""
-
-    loss: Literal["margin-mse", "listwise", "pointwise"] | None = Field(
-        None,
-        description="Loss (default: margin-mse for scores, listwise if there are only labels).",
-    )
-    weight: float = Field(
-        1.0, ge=0, le=1, description="Weight of the loss on scores; labels get the rest."
-    )
-    temperature: float = Field(1.0, gt=0, description="Temperature of the listwise loss.")
 
 
 class ChosenShape(Section):
@@ -366,58 +376,6 @@ class ShapeSettings(Section):
     chosen: ChosenShape = ChosenShape()
 
 
-class RerankStudentSettings(ShapeSettings):
-    """The `student` section of a reranker."""
-
-    to: Annotated[
-        str | None,
-        Option(
-            "--to",
-            metavar="LxH[:FFN][@HEADS]",
-            values="shape",
-            verb="distill",
-            description=SHAPE,
-        ),
-    ] = Field(None, description="Student shape, such as 6x768 (default: the source's).")
-    source: Annotated[
-        str | None,
-        Option("--student", metavar="DIR", verb="distill", description=START, rare=True),
-        Option("model", metavar="MODEL", values="model", verb="finetune", description=ENCODER),
-    ] = Field(None, description="Encoder that the student starts from (default: the teacher).")
-    init: Init = Field("teacher", description="Initialisation of the student's weights.")
-    layers: list[int] | None = Field(
-        None, description="Teacher layers to copy (default: evenly spaced)."
-    )
-
-
-class RerankRecipe(Section):
-    """The recipe of `distill --task rerank` and `finetune --task rerank`."""
-
-    purpose: ClassVar[str] = "training a reranker"
-    only_task: ClassVar[str | None] = "rerank"
-    instead: ClassVar[Mapping[str, str]] = {
-        "--method": "the loss is ranking.loss: margin-mse, listwise or pointwise",
-        "--seeds": "start one run for each setting",
-        "--grid": "start one run for each setting",
-    }
-
-    verb: Literal["rerank"] = "rerank"
-    task: Annotated[
-        Literal["rerank"],
-        Option("--task", panel=DATA, metavar="TASK", values="task", show_default=False),
-    ] = Field("rerank", description=TASK)
-    teacher: Annotated[
-        str | None, Option("teacher", metavar="TEACHER", verb="distill", description=TEACHER)
-    ] = Field(None, description="Reranker to learn from (default: scores or labels in the data).")
-    student: RerankStudentSettings = RerankStudentSettings()
-    ranking: RankingSettings = RankingSettings()
-    data: RerankData = RerankData()
-    keep: Keep = "last"
-    train: StudentTrainSettings = StudentTrainSettings()
-    measure: MeasureSettings = MeasureSettings()
-    cache_gb: float = Field(8.0, gt=0, description="Disk budget for the teacher's scores, in GB.")
-
-
 class DownstreamSettings(Section):
     """The `eval` section: tasks on which all models are fine-tuned and compared."""
 
@@ -435,22 +393,4 @@ class DownstreamSettings(Section):
         gt=0,
         le=100,
         description="Number of fine-tuning runs per model; the report shows mean and deviation.",
-    )
-
-
-class VectorSettings(Section):
-    """The `embedding` section of verbs that train embedding models."""
-
-    pooling: Pooling = None
-    unit: Literal["sentence", "document"] = Field(
-        "sentence", description="Training unit: single sentences, or whole documents."
-    )
-    rows: int | None = Field(None, gt=1, description="Maximum number of texts (default: all).")
-    anchors: int = Field(
-        1024, gt=0, description="Number of anchor texts of the similarity and contrastive losses."
-    )
-    cache_gb: float = Field(
-        20.0,
-        gt=0,
-        description="Disk budget for the teacher's vectors, in GB; later runs reuse them.",
     )

@@ -21,8 +21,9 @@ from kdcli.models.heads import head_of, load_for_task
 from kdcli.models.load import load_config, location
 from kdcli.models.model import Model
 from kdcli.models.training_rows import training_rows
-from kdcli.types import OWN, Head, Kind, Task
-from kdcli.workloads.generation import GenerationWorkload, load_generation
+from kdcli.recipe.methods import own_settings
+from kdcli.types import OWN, Head, Kind, Task, task_title
+from kdcli.workloads.generation import GenerationWorkload, Settings, load_generation
 from kdcli.workloads.labelled import (
     LENGTH_KEY,
     LabelledWorkload,
@@ -30,7 +31,7 @@ from kdcli.workloads.labelled import (
 )
 from kdcli.workloads.predictions import Features
 from kdcli.workloads.requests import EvaluationRequest, WorkloadRequest
-from kdcli.workloads.settings import GenerationSettings, LabelledSettings
+from kdcli.workloads.settings import LabelledSettings
 from kdcli.workloads.task_models import load_trained, row_format, warn_of_cut
 
 AGREEMENT: Mapping[Kind, tuple[str, ...]] = {
@@ -74,7 +75,7 @@ def opened(
         tokenizer=model.tokenizer,
         metric_names=request.metrics,
         choose_on=request.choose_on,
-        generation=request.generation,
+        settings=_settings(request, data.task),
     )
     workload.evaluator = workload.make_evaluator(model, form)
     truncated = train.rows.truncated / len(data.train)
@@ -94,6 +95,22 @@ def opened(
     return workload
 
 
+def _settings(request: WorkloadRequest, task: Task) -> Settings:
+    """Return the recipe's `workload` section.
+
+    Raises:
+        UsageError: a key is unknown, or is set although the task generates no text.
+    """
+    settings = own_settings(Settings, request.settings, "workload", task_title(task.name))
+    if task.kind != "text" and settings != Settings():
+        raise UsageError(
+            f"{task_title(task.name)} has no settings in workload: "
+            f"{', '.join(request.settings)} are for tasks that generate text",
+            "omit them",
+        )
+    return settings
+
+
 def new_workload(
     kind: Kind,
     session: Session,
@@ -105,7 +122,7 @@ def new_workload(
     tokenizer: PreTrainedTokenizerBase | None = None,
     metric_names: Sequence[str] = (),
     choose_on: str | None = None,
-    generation: GenerationSettings | None = None,
+    settings: Settings | None = None,
 ) -> LabelledWorkload:
     """Create the workload for a kind of labels."""
     workload = LabelledWorkload(
@@ -123,7 +140,7 @@ def new_workload(
     if kind != "text":
         return workload
     require_libraries()
-    return GenerationWorkload(**vars(workload), generation=generation or GenerationSettings())
+    return GenerationWorkload(**vars(workload), generation=settings or Settings())
 
 
 def check_task_data(request: WorkloadRequest) -> tuple[Labelled, Model, list[str]]:
@@ -269,5 +286,5 @@ def _load_model(
             request.model, task, label_map=request.head.label_map, new_head=False, seed=request.seed
         )
     if task.kind == "text":
-        return load_generation(request.model, task, request.generation, seed=request.seed)
+        return load_generation(request.model, task, _settings(request, task), seed=request.seed)
     return load_trained(request.model, task, request.head, seed=request.seed)

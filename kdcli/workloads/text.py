@@ -19,11 +19,11 @@ from kdcli.models.load import load_encoder
 from kdcli.models.masked_lm import load_masked_lm
 from kdcli.models.model import Model
 from kdcli.models.training_rows import NO_ROWS
-from kdcli.recipe.sections import DataSettings, TrainSettings
+from kdcli.recipe.sections import TrainSettings
 from kdcli.types import Batch, Count, Examples, Needs, RowHashes, Signals
 from kdcli.workloads.plan import Plan
 from kdcli.workloads.scores import ModelScores
-from kdcli.workloads.settings import TaskHeadSettings
+from kdcli.workloads.settings import TaskHeadSettings, TrainingData
 from kdcli.workloads.workload import Workload
 
 MASKED_LOGITS = Needs(masked_logits=True)
@@ -46,7 +46,7 @@ class TextWorkload(Workload):
 
     session: Session
     corpus: Corpus
-    settings: DataSettings
+    settings: TrainingData
     tokenizer: PreTrainedTokenizerBase
     source: str
     seed: int = 0
@@ -137,18 +137,20 @@ def load_text_model(source: str, *, masked: bool, otherwise: str, bare: bool = F
     return load_masked_lm(source, otherwise=otherwise, bare=bare)
 
 
-def read_corpus(settings: DataSettings, tokenizer: PreTrainedTokenizerBase) -> Corpus:
+def read_corpus(settings: TrainingData, tokenizer: PreTrainedTokenizerBase) -> Corpus:
     """Tokenise the text, unless its blocks are cached, and open the blocks."""
     return open_corpus(
-        settings.source,
+        settings.text,
         tokenizer,
+        max_length=settings.block_length,
+        column=settings.column,
+        held_out_blocks=settings.held_out_blocks,
         isolated=settings.pack_isolated,
         log=Progress.log,
-        **settings.model_dump(include={"max_length", "column", "held_out_blocks"}),
     )
 
 
-def check_masking(settings: DataSettings, tokenizer: PreTrainedTokenizerBase, source: str) -> None:
+def check_masking(settings: TrainingData, tokenizer: PreTrainedTokenizerBase, source: str) -> None:
     """Check that the tokenizer and the settings can mask text.
 
     Raises:

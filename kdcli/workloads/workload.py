@@ -44,7 +44,7 @@ from kdcli.models.fitted_head import check_head, student_with_fitted_head
 from kdcli.models.load import save_model
 from kdcli.models.model import Model
 from kdcli.models.shape import InitializedStudent, build_student
-from kdcli.recipe.sections import TrainSettings
+from kdcli.recipe.sections import KdSettings, TrainSettings
 from kdcli.report.schema import Quality
 from kdcli.targets.targets import StorePlace, Targets, targets_of
 from kdcli.types import (
@@ -294,6 +294,10 @@ class Workload(ABC):
             teacher, built, self.sample, init=start.init, seed=start.seed
         )
 
+    def adapt_student(self, student: Model, teacher: Model) -> None:
+        """Adapt a new student to the teacher whose outputs it learns."""
+        return
+
     def targets(
         self,
         teacher: Model,
@@ -378,6 +382,22 @@ class Workload(ABC):
     def metrics(self, outputs: Sequence[Array]) -> dict[str, float]:
         """Compute the metrics during training, from the outputs of all held-out examples."""
         return {}
+
+    def kd_settings(self, given: KdSettings) -> KdSettings:
+        """Return how a teacher's outputs are weighted against the labels.
+
+        Args:
+            given: the recipe's `kd` section.
+        """
+        return given
+
+    def check_given_outputs(self) -> None:
+        """Check that the data hold the outputs of a teacher, for a distillation without a teacher.
+
+        Raises:
+            UsageError: the data hold no outputs.
+        """
+        raise self.unsupported("distillation without a teacher")
 
     def job(self, model: Model, settings: TrainSettings, keep: Keep) -> tuple[Job, Schedule]:
         """Build the job that trains a model on the labels, and its schedule.

@@ -10,6 +10,7 @@ from kdcli import losses, pruners
 from kdcli.recipe.resolve import defaulted, flatten, read_recipe, recipe_models, resolve, shipped
 from kdcli.verbs.prune.recipes import prune_recipes, with_defaults
 from kdcli.verbs.prune.settings import PruneRecipe
+from kdcli.workloads import generation
 
 TABLE = yaml.safe_load((Path(__file__).parent / "published.yaml").read_text("utf-8"))
 # A variant of a list of ablations is compared in test_task_recipe.py.
@@ -21,7 +22,7 @@ def complete(verb, name):
     resolved = resolve(recipe_models()[verb], recipe=name)
     if verb == "prune":
         resolved = with_defaults(resolved)
-    elif verb == "distill-task":
+    elif verb == "distill" and resolved.recipe.task is not None:
         kd = {
             f"kd.{key}": value for key, value in losses.on_tasks(resolved.recipe.method)[1].items()
         }
@@ -31,7 +32,9 @@ def complete(verb, name):
         values["pruner"] = pruners.check_settings(
             resolved.recipe.method, resolved.recipe.pruner
         ).model_dump()
-    elif verb in ("distill", "distill-task"):
+    elif verb == "finetune" and values["workload"]:
+        values["workload"] = generation.Settings(**values["workload"]).model_dump()
+    elif verb == "distill":
         values["loss"] = losses.check_settings(
             resolved.recipe.method, resolved.recipe.loss
         ).model_dump()

@@ -14,12 +14,12 @@ from kdcli.types import ModelShape
 from kdcli.verbs.distill.plan import plan
 from kdcli.verbs.distill.recipes import (
     ablations,
+    distill_recipe,
     general_recipe,
     stage_settings,
-    task_recipe,
     undistilled_recipe,
 )
-from kdcli.verbs.distill.settings import DistillRecipe, TaskDistillRecipe
+from kdcli.verbs.distill.settings import DistillRecipe
 from kdcli.verbs.prune.recipes import prune_recipes
 from kdcli.verbs.prune.settings import PruneRecipe
 from kdcli.workloads.recipes import eval_source, finetune_recipe
@@ -48,7 +48,7 @@ def asked(recipe=None, sets=(), overrides=None, **options):
     given = {"teacher": "t", "student.to": ["4x312"]} | {
         k.replace("__", "."): v for k, v in options.items()
     }
-    return task_recipe(recipe=recipe, sets=sets, options=given, overrides=overrides)
+    return distill_recipe(recipe=recipe, sets=sets, options=given, overrides=overrides)
 
 
 @pytest.mark.parametrize("task", TINYBERT)
@@ -76,14 +76,14 @@ def test_a_task_has_the_values_of_the_paper_without_being_asked(task):
 def test_every_recipe_of_tinybert_is_one_of_a_task_that_there_is():
     named = {
         name.removeprefix("tinybert-")
-        for name in shipped("distill-task")
-        if name.startswith("tinybert-")
+        for name in shipped("distill")
+        if name.startswith("tinybert-") and "x" not in name
     }
     assert named == set(TINYBERT) | {"demo-topic"}
     assert named <= set(named_tasks())
 
 
-@pytest.mark.parametrize("name", shipped("distill-task"))
+@pytest.mark.parametrize("name", ["pd-6x384", *(f"tinybert-{task}" for task in TINYBERT)])
 def test_a_shipped_recipe_resolves_with_stages_that_can_be(name):
     recipe = asked(name, task=None if name.startswith("tinybert-") else "mrpc").recipe
     assert recipe.task is not None
@@ -310,9 +310,9 @@ def test_a_recipe_that_a_run_left_gives_the_same_run_again(tmp_path):
     first = asked(task="cola", sets=["loss.layers=top", "intermediate.epochs=1.5"])
     file = tmp_path / "recipe.yaml"
     file.write_text(first.to_yaml(), "utf-8")
-    again = task_recipe(recipe=str(file), sets=(), options={})
+    again = distill_recipe(recipe=str(file), options={})
     assert again.recipe == first.recipe
-    assert resolve(TaskDistillRecipe, recipe=str(file)).recipe == first.recipe
+    assert resolve(DistillRecipe, recipe=str(file)).recipe == first.recipe
 
 
 def pruned(*methods, recipe=None, sets=(), **options):

@@ -19,8 +19,9 @@ from transformers import (
 )
 
 from kdcli.errors import UsageError
+from kdcli.recipe.resolve import Resolved
 from kdcli.verbs.cotrain.run import check
-from kdcli.verbs.cotrain.settings import CotrainRecipe, CotrainTaskRecipe, parse_weights
+from kdcli.verbs.cotrain.settings import CotrainRecipe, parse_weights
 
 QUICK = shlex.split(
     "--max-steps 6 --batch-size 8 --dtype fp32 --set data.max_length=16 "
@@ -272,16 +273,15 @@ def test_bad_input_is_refused_before_anything_is_written(given, tmp_path, argume
             CotrainRecipe(teacher="3x32", student="2x16", weights=[0, 0, 0, 0]),
             "every weight that mode co-distillation uses is 0",
         ),
-        (CotrainTaskRecipe(teacher="a/b", student="2x16"), "no task given"),
         (
-            CotrainTaskRecipe(teacher="3x32", student="2x16", task="own"),
+            CotrainRecipe(teacher="3x32", student="2x16", task="own"),
             "the teacher 3x32 would start from nothing",
         ),
     ],
 )
 def test_what_is_missing_is_named(recipe, message):
     with pytest.raises(UsageError, match=message):
-        check(recipe)
+        check(Resolved(recipe))
 
 
 def test_weights_on_the_command_line_are_numbers():

@@ -457,7 +457,7 @@ def test_a_pooling_or_the_task_makes_an_encoder_an_embedding_model(given, monkey
     succeeds("distill", "demo", "--to", "2x64", *shlex.split(given))
     (recipe,) = ran
     assert (recipe.method, recipe.train.batch_size) == ("embedding", 64)
-    assert recipe.embedding.pooling == ("cls" if "cls" in given else None)
+    assert recipe.workload.get("pooling") == ("cls" if "cls" in given else None)
 
 
 def test_the_task_of_vectors_has_one_method(given, tmp_path):

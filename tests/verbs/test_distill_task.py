@@ -30,7 +30,7 @@ from kdcli.report.schema import FINETUNED
 from kdcli.run.context import RunContext, cpu_session
 from kdcli.types import Kind
 from kdcli.verbs.distill.outputs import prepare_outputs
-from kdcli.verbs.distill.settings import TaskDistillRecipe
+from kdcli.verbs.distill.settings import DistillRecipe
 from kdcli.verbs.distill.stages import TaskDistillation
 
 QUICK = shlex.split(
@@ -132,7 +132,7 @@ def test_dropout_is_the_students_where_outputs_teach(tmp_path):
     teacher = own_files.headed(tmp_path / "teacher", num_labels=1)
     keys = {"task": "rerank", "teacher": str(teacher), "data.source": str(data)}
     keys |= {"student.to": ["1x32"], "student.dropout": 0.25, "train.max_steps": 1}
-    resolved = resolve(TaskDistillRecipe, recipe=None, options=keys)
+    resolved = resolve(DistillRecipe, recipe=None, options=keys)
     context = RunContext(resolved, RunOptions(dry_run=True), cpu_session(), tmp_path / "out")
     (stage,) = prepare_outputs(context).stages
     modules = stage.build().job.modules["model"].modules()

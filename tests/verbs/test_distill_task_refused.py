@@ -14,8 +14,8 @@ from kdcli.errors import UsageError
 from kdcli.recipe.resolve import resolve
 from kdcli.recipe.sections import RunOptions
 from kdcli.verbs.distill.labelled import check_task
-from kdcli.verbs.distill.run import distill_on_task
-from kdcli.verbs.distill.settings import TaskDistillRecipe
+from kdcli.verbs.distill.run import distill
+from kdcli.verbs.distill.settings import DistillRecipe
 
 LABELS = tuple(sorted(NAMES))
 QUICK = shlex.split(
@@ -78,7 +78,6 @@ def test_what_cannot_be_is_refused(refused, more, message):
     ("changes", "message"),
     [
         ({"teacher": None}, "no teacher given"),
-        ({"task": None}, "no task given"),
         ({"student": {"to": []}}, "no student given"),
         (
             {"student": {"to": ["2x16", "3x16"]}},
@@ -93,7 +92,7 @@ def test_what_cannot_be_is_refused(refused, more, message):
 def test_a_recipe_that_cannot_be_is_refused_without_model_or_data(changes, message):
     given = {"teacher": "t", "task": "own", "student": {"to": ["2x16"]}}
     with pytest.raises(UsageError) as refusal:
-        check_task(TaskDistillRecipe.model_validate(given | changes))
+        check_task(DistillRecipe.model_validate(given | changes))
     assert message in str(refusal.value)
 
 
@@ -303,9 +302,9 @@ def test_a_cache_that_cannot_be_written(teacher, tmp_path, cache, full_disk):
 )
 def test_a_workload_that_learns_outputs_refuses_the_keys_of_rows(keys, message):
     options = {"task": "embedding", "teacher": "demo", "student.to": ["2x64"], **keys}
-    resolved = resolve(TaskDistillRecipe, recipe=None, options=options)
+    resolved = resolve(DistillRecipe, recipe=None, options=options)
     with pytest.raises(UsageError, match=message):
-        distill_on_task(resolved, RunOptions())
+        distill(resolved, RunOptions())
 
 
 def test_a_workload_that_learns_outputs_reports_no_method_of_rows(monkeypatch):
@@ -314,6 +313,6 @@ def test_a_workload_that_learns_outputs_reports_no_method_of_rows(monkeypatch):
         "kdcli.verbs.distill.run.run_command", lambda resolved, *_: started.append(resolved)
     )
     options = {"task": "embedding", "teacher": "demo", "student.to": ["2x64"]}
-    distill_on_task(resolve(TaskDistillRecipe, recipe=None, options=options), RunOptions())
+    distill(resolve(DistillRecipe, recipe=None, options=options), RunOptions())
     (resolved,) = started
     assert (resolved.recipe.method, resolved.recipe.kd.weight) == ("soft-targets", 0.5)

@@ -29,15 +29,14 @@ from kdcli.run.context import RunContext
 from kdcli.types import IGNORED, Needs, Schedule
 from kdcli.verbs.cotrain.job import pair_job
 from kdcli.verbs.cotrain.models import load_task_pair, load_text_pair
-from kdcli.verbs.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
+from kdcli.verbs.cotrain.settings import CotrainRecipe
 from kdcli.verbs.distill.jobs import objective_job, prediction_job
 from kdcli.verbs.distill.student import Student, distill_job
 from kdcli.verbs.prune.job import build_pruning
 from kdcli.verbs.prune.settings import PruneRecipe
 from kdcli.workloads import open_workload
 from kdcli.workloads.finetuning import request_of
-from kdcli.workloads.recipes import rerank_finetuning
-from kdcli.workloads.settings import FinetuneRecipe, RerankRecipe
+from kdcli.workloads.settings import FinetuneRecipe
 from kdcli.workloads.text import TextWorkload
 
 CALM = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.3}
@@ -261,7 +260,7 @@ def test_pruning(folder, method, kind, monkeypatch):
 @pytest.mark.parametrize("kind", ["class", "tokens"])
 def test_co_training_on_a_task(folder, kind):
     pair = {"teacher": "2x32", "student": "1x32", "base": str(folder / "encoder")}
-    recipe = on_task(CotrainTaskRecipe, folder, kind, dropout=0.0, **pair)
+    recipe = on_task(CotrainRecipe, folder, kind, dropout=0.0, **pair)
     _, task, _ = taught(folder, kind)
     assert_alike(lambda: pair_job(recipe, task, load_task_pair(recipe, task))[0])
 
@@ -304,10 +303,10 @@ def test_rerankers_on_lists_of_different_lengths(folder, tmp_path, loss):
             }
         )
     file = own_files.write(tmp_path / "lists.jsonl", rows)
-    options = {"ranking.loss": loss, "ranking.weight": 0.6, "ranking.temperature": 0.5}
-    options |= {"student.source": str(folder / "encoder"), "data.source": str(file)}
+    options = {"workload.loss": loss, "workload.weight": 0.6, "workload.temperature": 0.5}
+    options |= {"task": "rerank", "model": str(folder / "encoder"), "data.source": str(file)}
     options |= {"train.max_steps": 4, "train.batch_size": BATCH, "train.warmup_fraction": 0.0}
-    recipe = rerank_finetuning(resolve(RerankRecipe, recipe=None, options=options).recipe)
+    recipe = resolve(FinetuneRecipe, recipe=None, options=options).recipe
     workload, _ = open_workload(request_of(recipe, str(folder / "encoder")), session())
 
     def make():

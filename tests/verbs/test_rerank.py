@@ -157,7 +157,7 @@ def test_a_reranker_is_distilled_as_one_without_being_told(given, tmp_path):
     arguments = [part for part in given if part not in ("--task", "rerank")]
     result = succeeds(*arguments, "--to", "2x16", "-o", tmp_path / "out")
     assert "is distilled on task rerank; --method distils its encoder" in said_by(result)
-    assert report_of(tmp_path / "out").recipe["verb"] == "rerank"
+    assert report_of(tmp_path / "out").recipe["task"] == "rerank"
     assert (
         AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").config.hidden_size
         == 16
@@ -188,7 +188,7 @@ def test_an_embedding_model_teaches_by_cosines(data, tmp_path):
         data,
         *QUICK,
     ]
-    assert "has no reranking head" in refused(tmp_path, *given, "--max-steps", "0")
+    assert "it has no head with one output" in refused(tmp_path, *given, "--max-steps", "0")
     result = succeeds(*given, "-o", tmp_path / "out")
     assert "cosines of its vectors; mean pooling" in said_by(result)
     student = CrossEncoder(str(tmp_path / "out"), device="cpu")
@@ -365,18 +365,20 @@ def test_lists_that_cannot_be_used(teacher, data, tmp_path, rows, message):
     [
         (
             ["--to", "2x16", "--method", "minilm"],
-            "--method belongs to distilling on text or distilling on a task, not to",
+            "task rerank does not read method: its student learns the outputs of one teacher",
         ),
         (
             ["--to", "2x16", "--to", "3x16"],
-            "--to takes one value for training a reranker, got 2",
+            "on a task, one student is distilled at a time, but 2 shapes were given",
         ),
         ([], "no student given"),
         (
             ["--to", "2x16", "--soft-labels", "x.npy"],
-            "--soft-labels belongs to distilling on a task, not to training a reranker",
+            "task rerank does not read soft_labels",
         ),
-        (["--to", "2x16", "--set", "ranking.loss=hinge"], "'ranking.loss'"),
+        (["--to", "2x16", "--set", "ranking.loss=hinge"], "'workload.loss'"),
+        (["--to", "2x16", "--set", "kd.weight=1"], "the keys of kd: do not apply to task rerank"),
+        (["--to", "2x16", "--set", "choose_on=x"], "task rerank does not read choose_on"),
         (["--to", "2x16", "--data", "demo"], "the demo has no lists of candidates"),
     ],
 )
@@ -400,9 +402,4 @@ def test_models_of_another_kind_are_refused(given, teacher, data, tmp_path):
     )
     given = ["distill", "--task", "rerank", "--data", data, *QUICK, "--student", three]
     assert "training passages have no score" in refused(tmp_path, *given)
-    for name in ("--seeds", "--grid"):
-        value = "2" if name == "--seeds" else "lr=1e-3,2e-3"
-        assert f"{name} belongs to fine-tuning on labels" in refused(
-            tmp_path, "finetune", three, "--task", "rerank", name, value
-        )
     assert kdcli("finetune", three, "--task", "rerank").exit_code == 2

@@ -137,9 +137,11 @@ def _lines_of_keys(verb: str, words: Words) -> Iterator[Line]:
     """Yield lines that set each key of the verb's recipe to bad values with `--set`."""
     from kdcli.recipe.resolve import leaf_keys, recipe_models
 
-    if (kind := {"chain": "distill-task"}.get(verb, verb)) not in recipe_models():
+    if (name := {"chain": "distill", "cotrain-task": "cotrain"}.get(verb, verb)) not in (
+        models := recipe_models()
+    ):
         return
-    for key in leaf_keys(recipe_models()[kind]):
+    for key in leaf_keys(models[name]):
         for bad in [*NUMBERS[:8], *TREES, *WORDS[:6], "1.5", "-0.5"]:
             # These values are valid, but the run would take too long.
             is_long = key.endswith(LENGTHS) and bad[:1] == "9"

@@ -42,7 +42,7 @@ def encode_targets(
         raise UsageError(
             f"rows of {max_length} tokens with targets of {target_length} tokens leave "
             f"{max(0, room)} tokens for the source; it needs {MIN_SOURCE_TOKENS}",
-            "raise data.max_length (at most the model's positions), or lower generation.max_tokens",
+            "raise data.max_length (at most the model's positions), or lower workload.max_tokens",
         )
     rows: list[Array] = []
     sources: list[int] = []

@@ -17,7 +17,7 @@ def benchmark(given: Given) -> Printable | None:
     from kdcli.recipe.resolve import resolve
     from kdcli.verbs.benchmark.settings import BenchmarkOptions, BenchmarkRecipe
 
-    options, keys = given.run_options, given.keys("benchmark")
+    options, keys = given.run_options, given.keys()
     own = given.of(BenchmarkOptions)
     resolved = resolve(BenchmarkRecipe, recipe=given.recipe, sets=given.sets, options=keys)
     # Importing this takes seconds, so the recipe is checked first.

@@ -22,7 +22,7 @@ def compress(given: Given) -> Printable | None:
         from kdcli.verbs.compress.front import Front
 
         return given.show(Front.read(folder))
-    options, keys = given.run_options, given.keys("compress")
+    options, keys = given.run_options, given.keys()
     resolved = compress_recipe(recipe=given.recipe, sets=given.sets, options=keys)
     from kdcli.verbs.compress.run import run
 

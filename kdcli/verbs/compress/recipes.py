@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from kdcli.deploy.backends import FORMATS, check_format
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.recipe.resolve import Resolved, flatten, recipe_models, resolve, shipped
-from kdcli.recipe.sections import RecipeValues, Section
+from kdcli.recipe.sections import RecipeValues
 from kdcli.verbs.compress.settings import CompressRecipe
 
 BY_MODEL = "the model's files"
@@ -87,7 +87,6 @@ def _check_steps(recipe: CompressRecipe) -> None:
 
     Raises UsageError: an unknown step or key, or a value of the wrong type.
     """
-    own = kind_of_task(str(recipe.task))
     planned = {
         "finetune": recipe.plan.finetune,
         "distill": recipe.plan.distill,
@@ -115,35 +114,15 @@ def _check_steps(recipe: CompressRecipe) -> None:
             except UsageError as unknown:
                 raise unknown.of(where) from None
             continue
-        models = recipe_models()
-        kinds = [name]
-        if name in ("distill", "finetune") and own is not None:
-            kinds = [own]
-        elif name == "distill":
-            # The model is not read yet, so it may be an embedding model.
-            kinds = ["distill-task", "distill"]
-        errors = [error for one in kinds if (error := _error(models[one], keys)) is not None]
-        if len(errors) == len(kinds):
-            raise errors[0].of(where)
+        try:
+            resolve(recipe_models()[name], recipe=base_recipe(keys), options=dotted(keys))
+        except UsageError as wrong:
+            raise wrong.of(where) from None
 
 
 def backend_of(verb: str, keys: RecipeKeys) -> str:
     """Return the backend of a step `quantize` or `export`, such as `onnx-int8`."""
     return f"{keys.get('format', FORMATS[0])}{'-int8' if verb == 'quantize' else ''}"
-
-
-def kind_of_task(task: str) -> str | None:
-    """Return the kind of recipe that serves only this task, such as `rerank`, or None."""
-    kinds = (kind for kind, model in recipe_models().items() if model.only_task == task)
-    return next(kinds, None)
-
-
-def _error(model: type[Section], keys: RecipeKeys) -> UsageError | None:
-    try:
-        resolve(model, recipe=base_recipe(keys), options=dotted(keys))
-    except UsageError as error:
-        return error
-    return None
 
 
 def base_recipe(keys: RecipeKeys) -> str | None:

@@ -8,24 +8,24 @@ from collections.abc import Callable
 
 from kdcli.errors import UsageError
 from kdcli.models.grammar import is_static_shape
-from kdcli.recipe.resolve import resolve
+from kdcli.recipe.resolve import recipe_keys
 from kdcli.recipe.sections import RecipeValues, RunOptions
 from kdcli.report.front import EMBEDDER
 from kdcli.types import Kind
-from kdcli.verbs.compress.recipes import RecipeKeys, base_recipe, dotted, kind_of_task
+from kdcli.verbs.compress.recipes import RecipeKeys, base_recipe, dotted
 from kdcli.verbs.compress.settings import CompressRecipe
 from kdcli.verbs.compress.steps import Step, task_data
 from kdcli.verbs.compress.verbs import Verbs
-from kdcli.verbs.distill.recipes import at_width, embedding_recipe, task_recipe
-from kdcli.verbs.distill.settings import DistillRecipe
+from kdcli.verbs.distill.recipes import distill_recipe, embedding_recipe
+from kdcli.verbs.distill.settings import at_width
 from kdcli.verbs.prune.recipes import prune_recipes
 from kdcli.workloads.embedding import METHOD
 from kdcli.workloads.embedding_texts import column_of_texts
 from kdcli.workloads.eval_sets import by_vectors
 from kdcli.workloads.labelled import ROW_KINDS
 from kdcli.workloads.recipes import finetune_recipe
+from kdcli.workloads.rerank import TASKS
 from kdcli.workloads.retrieval import RETRIEVAL
-from kdcli.workloads.settings import RerankData, RerankRecipe
 
 DISTILL = {"method": "tinybert", "stage": "joint"}
 """A single stage, whose one learning curve shows how good a student is."""
@@ -33,6 +33,8 @@ LEARNING_RATE = 3e-4
 """The learning rate under a teacher of width 384."""
 ROWS_SEEN = 90_000
 """Number of rows that a student reads in all, each of them at least once."""
+LIST_KEYS = ("source", "partition", "labels", "max_length", "split_seed")
+"""Keys of `data` that lists of candidates have."""
 MAX_EPOCHS = 10.0
 """Maximum number of times that a student reads each row."""
 
@@ -149,7 +151,7 @@ class RowTrainer(Trainer):
         values: RecipeValues = {"undistilled.use": False, **self._task_values(keys)}
         values |= {"teacher": teacher}
         values |= {} if shape is None else {"student.to": [shape]}
-        resolved = task_recipe(recipe=base_recipe(keys), sets=(), options=values)
+        resolved = distill_recipe(recipe=base_recipe(keys), options=values)
         return self.verbs.distill(resolved, options)
 
     def _prune_values(self, keys: RecipeKeys, teacher: str | None) -> RecipeValues:
@@ -175,10 +177,10 @@ class TextTrainer(Trainer):
         is_counted = self.recipe.data.source is not None and self.recipe.text is None
         if is_static_shape(shape) or not is_counted:
             return {}
-        [defaults] = embedding_recipe(str(self.recipe.model)).values()
+        defaults = recipe_keys(embedding_recipe(str(self.recipe.model)), "distill")
         keys = defaults | dotted(self.recipe.plan.distill)
         steps, batch_size = keys.get("train.max_steps"), keys["train.batch_size"]
-        used = keys.get("embedding.rows")
+        used = keys.get("workload.rows")
         if not isinstance(steps, int) or not isinstance(batch_size, int):
             return {}
         rows = min(count_rows(), used) if isinstance(used, int) else count_rows()
@@ -192,16 +194,15 @@ class TextTrainer(Trainer):
     ) -> object:
         values = self._merged(self._text("data.column"), keys)
         values |= {"teacher": teacher, "method": METHOD}
-        values |= {"embedding.pooling": self.recipe.pooling}
+        values |= {"workload.pooling": self.recipe.pooling}
         values |= {} if shape is None else {"student.to": [shape]}
-        named = base_recipe(keys)
-        beneath = None if named is not None else embedding_recipe(teacher)
-        resolved = resolve(DistillRecipe, recipe=named, beneath=beneath, options=values)
+        named = base_recipe(keys) or embedding_recipe(teacher)
+        resolved = distill_recipe(recipe=named, options=values)
         return self.verbs.distill(resolved, options)
 
     def _prune_values(self, keys: RecipeKeys, teacher: str | None) -> RecipeValues:
         values = self._merged(self._text("data.columns.text"), keys)
-        return values | {"task": METHOD, "embedding.pooling": self.recipe.pooling}
+        return values | {"task": METHOD, "workload.pooling": self.recipe.pooling}
 
     def _text(self, column_key: str) -> RecipeValues:
         data, text = self.recipe.data, self.recipe.text
@@ -216,16 +217,16 @@ class ListTrainer(Trainer):
     """Trains models that score lists of candidates, by the recipe of their task."""
 
     def _finetune(self, model: str, keys: RecipeKeys, options: RunOptions) -> object:
-        values = self._merged(self._lists(), keys) | {"student.source": model}
-        resolved = resolve(RerankRecipe, recipe=base_recipe(keys), options=values)
+        values = self._merged(self._lists(), keys) | {"model": model, "task": self.recipe.task}
+        resolved = finetune_recipe(recipe=base_recipe(keys), options=values)
         return self.verbs.finetune(resolved, options)
 
     def _distill(
         self, teacher: str, shape: str | None, keys: RecipeKeys, options: RunOptions
     ) -> object:
-        values = self._merged(self._lists(), keys) | {"teacher": teacher}
-        values |= {} if shape is None else {"student.to": shape}
-        resolved = resolve(RerankRecipe, recipe=base_recipe(keys), options=values)
+        values = self._merged(self._lists(), keys) | {"teacher": teacher, "task": self.recipe.task}
+        values |= {} if shape is None else {"student.to": [shape]}
+        resolved = distill_recipe(recipe=base_recipe(keys), options=values)
         return self.verbs.distill(resolved, options)
 
     def _prune_values(self, keys: RecipeKeys, teacher: str | None) -> RecipeValues:
@@ -233,7 +234,7 @@ class ListTrainer(Trainer):
 
     def _lists(self) -> RecipeValues:
         """Return the keys of `data:` that the recipe of the task has."""
-        known = {f"data.{name}" for name in RerankData.model_fields}
+        known = {f"data.{name}" for name in LIST_KEYS}
         return {key: value for key, value in task_data(self.recipe).items() if key in known}
 
 
@@ -243,8 +244,8 @@ def trainer_of(recipe: CompressRecipe) -> type[Trainer]:
     Raises UsageError: `pooling` is given for models that are not scored by vectors.
     """
     task = str(recipe.task)
-    has_recipe = kind_of_task(task) is not None
-    is_vectors = not has_recipe and by_vectors(task, str(recipe.model), recipe.pooling)
+    has_lists = task in TASKS
+    is_vectors = not has_lists and by_vectors(task, str(recipe.model), recipe.pooling)
     if task in (RETRIEVAL, METHOD) or is_vectors:
         return TextTrainer
     if recipe.pooling is not None:
@@ -252,4 +253,4 @@ def trainer_of(recipe: CompressRecipe) -> type[Trainer]:
             f"--pooling is for embedding models, and task {task} is not scored by vectors",
             "remove --pooling",
         )
-    return ListTrainer if has_recipe else RowTrainer
+    return ListTrainer if has_lists else RowTrainer

@@ -11,13 +11,10 @@ SHARED = tuple(name for name in TRAINING if name != "push_to_hub")
 def cotrain(given: Given) -> Printable | None:
     """Train two models that learn from each other: on unlabelled text, or on a task with --task."""
     from kdcli.recipe.resolve import resolve
-    from kdcli.verbs.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
+    from kdcli.verbs.cotrain.settings import CotrainRecipe
 
-    on_task = given["task"] is not None or given.kind_of_recipe == "cotrain-task"
-    kind = "cotrain-task" if on_task else "cotrain"
-    model: type[CotrainRecipe | CotrainTaskRecipe] = CotrainTaskRecipe if on_task else CotrainRecipe
-    options, keys = given.run_options, given.keys(kind)
-    resolved = resolve(model, recipe=given.recipe, sets=given.sets, options=keys)
+    options = given.run_options
+    resolved = resolve(CotrainRecipe, recipe=given.recipe, sets=given.sets, options=given.keys())
     from kdcli.verbs.cotrain import run
 
     return given.show(run.cotrain(resolved, options))

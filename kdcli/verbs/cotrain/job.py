@@ -16,8 +16,8 @@ from kdcli.report.schema import Quality
 from kdcli.targets.teacher import Teacher
 from kdcli.types import Batch, Job, ParamGroup, Schedule, Signals, StepLoss, Term
 from kdcli.verbs.cotrain.models import PAIR_ROLES, ModelPair
-from kdcli.verbs.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
-from kdcli.workloads.training import Keep, first_rows, freeze_unused, total_loss, training_job
+from kdcli.verbs.cotrain.settings import CotrainRecipe
+from kdcli.workloads.training import first_rows, freeze_unused, total_loss, training_job
 from kdcli.workloads.workload import Workload
 
 PARTNERS = ("student-1", "student-2")
@@ -27,23 +27,22 @@ STANDALONE = "standalone"
 HELD_OUT_MLM = "held-out MLM loss"
 """Name of the loss on masked tokens of held-out text in the table of qualities."""
 
-Recipe = CotrainRecipe | CotrainTaskRecipe
 SoftDivergence = Callable[[Signals, Signals], Tensor]
 
 
-def pair_names(recipe: Recipe) -> dict[str, str]:
+def pair_names(recipe: CotrainRecipe) -> dict[str, str]:
     """Return the name of each role in logs, reports and directories."""
     return dict(
         zip(PAIR_ROLES, PARTNERS if weights_of(recipe).community else PAIR_ROLES, strict=True)
     )
 
 
-def weights_of(recipe: Recipe) -> Weights:
+def weights_of(recipe: CotrainRecipe) -> Weights:
     """Return the weights of the loss terms.
 
     Raises UsageError: the weights are wrong, or leave a mode nothing to learn.
     """
-    community = isinstance(recipe, CotrainRecipe) and recipe.community.model is not None
+    community = recipe.community.model is not None
     return Weights.of(recipe.weights, recipe.mode, community=community)
 
 
@@ -52,7 +51,7 @@ class PairStep:
 
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: CotrainRecipe,
         workload: Workload,
         models: Mapping[str, Capture],
         community: Teacher | None = None,
@@ -90,7 +89,7 @@ class PairStep:
 
     def _community_divergence(self) -> SoftDivergence | None:
         recipe = self.recipe
-        if not isinstance(recipe, CotrainRecipe) or not recipe.community.printed_order:
+        if not recipe.community.printed_order:
             return None
 
         def divergence(frozen: Signals, learner: Signals) -> Tensor:
@@ -121,7 +120,9 @@ class PairStep:
                 Progress.log(f"{name} learns nothing with these weights and stays unchanged")
 
 
-def pair_job(recipe: Recipe, workload: Workload, pair: ModelPair) -> tuple[Job, Schedule, float]:
+def pair_job(
+    recipe: CotrainRecipe, workload: Workload, pair: ModelPair
+) -> tuple[Job, Schedule, float]:
     """Build the job that trains both models.
 
     Returns the job, its schedule, and the number of steps in one pass over the examples.
@@ -134,18 +135,17 @@ def pair_job(recipe: Recipe, workload: Workload, pair: ModelPair) -> tuple[Job, 
     step = PairStep(recipe, workload, models, community)
     step.freeze_idle(first_rows(workload.examples))
     plan = workload.plan(recipe.train)
-    keep: Keep = recipe.keep if isinstance(recipe, CotrainTaskRecipe) else "last"
-    job = training_job(workload, step.modules, step, plan.order, keep)
+    job = training_job(workload, step.modules, step, plan.order, recipe.keep)
     return replace(job, param_group=step.param_group), plan.schedule, plan.steps_per_pass
 
 
-def held_out_mlm_losses(recipe: Recipe, run_dir: RunDir) -> dict[str, tuple[float, float]]:
+def held_out_mlm_losses(recipe: CotrainRecipe, run_dir: RunDir) -> dict[str, tuple[float, float]]:
     """Return each model's held-out loss against the labels, before and after training."""
     held = [r["held_out"] for r in run_dir.read_log() if "held_out" in r]
     return {n: (held[0][f"{n}/hard"], held[-1][f"{n}/hard"]) for n in pair_names(recipe).values()}
 
 
-def gains(recipe: Recipe, run_dir: RunDir, quality: Quality) -> list[str]:
+def gains(recipe: CotrainRecipe, run_dir: RunDir, quality: Quality) -> list[str]:
     """Describe what each model gained from the other, and which of two students is better."""
     losses, lines = held_out_mlm_losses(recipe, run_dir), []
     for name, (before, after) in losses.items():

@@ -31,7 +31,7 @@ from kdcli.models.masked_lm import load_masked_lm, student_with_head
 from kdcli.models.model import Model
 from kdcli.models.training_rows import all_rows
 from kdcli.types import ModelShape, RowHashes, Start
-from kdcli.verbs.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
+from kdcli.verbs.cotrain.settings import CotrainRecipe
 from kdcli.workloads.task_models import check_vocabulary
 from kdcli.workloads.workload import Workload
 
@@ -72,7 +72,7 @@ class ModelPair:
         return {role: workload.capture(loaded) for role, loaded in self.models.items()}
 
 
-def load_task_pair(recipe: CotrainTaskRecipe, workload: Workload) -> ModelPair:
+def load_task_pair(recipe: CotrainRecipe, workload: Workload) -> ModelPair:
     """Load both models for a task. Shapes are copied from `base`, or else from the teacher."""
     seed = recipe.train.seed
     models: dict[str, Model] = {}
@@ -204,8 +204,8 @@ def tokenizer_of(
     source = recipe.base or next(filter(None, sources), None)
     if source is not None:
         return load_tokenizer(source)
-    data, positions = recipe.data, max(MIN_POSITIONS, recipe.data.max_length)
-    return own_tokenizer(data.source, data.column, recipe.vocab_size, positions, log=Progress.log)
+    data, positions = recipe.data, max(MIN_POSITIONS, recipe.data.block_length)
+    return own_tokenizer(data.text, data.column, recipe.vocab_size, positions, log=Progress.log)
 
 
 def _shape(text: str, default: ModelShape, heads: int | None) -> ModelShape:
@@ -286,7 +286,7 @@ def _check_text(recipe: CotrainRecipe, role: str, config: PretrainedConfig) -> N
     Raises UsageError: the blocks are too long, or the model cannot keep documents apart.
     """
     positions = forms.positions_of(config)
-    if positions is not None and positions < recipe.data.max_length:
+    if positions is not None and positions < recipe.data.block_length:
         raise UsageError(
             f"the {role} reads at most {positions} tokens, but data.max_length is "
             f"{recipe.data.max_length}",

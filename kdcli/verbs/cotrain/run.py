@@ -20,7 +20,7 @@ from kdcli.models.grammar import is_shape
 from kdcli.models.load import location, save_model
 from kdcli.models.model import Model
 from kdcli.models.training_rows import all_rows
-from kdcli.recipe.resolve import Resolved
+from kdcli.recipe.resolve import Resolved, set_among
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.entry import Entry
 from kdcli.report.finish import ReportContents, RunResult, quality_of
@@ -33,7 +33,6 @@ from kdcli.types import Outcome, task_title
 from kdcli.verbs.cotrain.job import (
     HELD_OUT_MLM,
     STANDALONE,
-    Recipe,
     gains,
     held_out_mlm_losses,
     pair_job,
@@ -47,7 +46,7 @@ from kdcli.verbs.cotrain.models import (
     load_text_pair,
     tokenizer_of,
 )
-from kdcli.verbs.cotrain.settings import CotrainRecipe, CotrainTaskRecipe
+from kdcli.verbs.cotrain.settings import ONLY_ON_TASK, ONLY_ON_TEXT, CotrainRecipe
 from kdcli.workloads import open_workload
 from kdcli.workloads.finetuning import (
     DOWNSTREAM,
@@ -63,8 +62,8 @@ from kdcli.workloads.text import TextWorkload, check_masking, read_corpus
 from kdcli.workloads.workload import Workload
 
 
-def cotrain(resolved: Resolved[Recipe], options: RunOptions) -> RunResult | Estimate | None:
-    """Co-train on text or, with a `CotrainTaskRecipe`, on a task; then measure and report.
+def cotrain(resolved: Resolved[CotrainRecipe], options: RunOptions) -> RunResult | Estimate | None:
+    """Co-train on text or on a task; then measure and report.
 
     Returns the report, or the estimate of a dry run. Returns None in a process that prints nothing.
 
@@ -72,21 +71,27 @@ def cotrain(resolved: Resolved[Recipe], options: RunOptions) -> RunResult | Esti
         written.
     """
     recipe = resolved.recipe
-    check(recipe)
+    check(resolved)
     names = [Path(str(source)).name for source in (recipe.teacher, recipe.student)]
-    if isinstance(recipe, CotrainTaskRecipe):
+    if recipe.task is not None:
         names.append(str(recipe.task))
     else:
         _read_text(recipe, options)
     return run_command(resolved, options, "-".join(["cotrain", *names]), _prepare)
 
 
-def check(recipe: Recipe) -> None:
+def check(resolved: Resolved[CotrainRecipe]) -> None:
     """Check a recipe before models and data are read.
 
-    Raises UsageError: a model or the task is missing, a shape has no model to be copied from, or
-        the weights teach nothing.
+    Raises UsageError: a model is missing, a shape has no model to be copied from, the weights teach
+        nothing, or a key is set that this kind of data has no use for.
     """
+    recipe = resolved.recipe
+    on_task = recipe.task is not None
+    if (name := set_among(resolved, ONLY_ON_TEXT if on_task else ONLY_ON_TASK)) is not None:
+        if on_task:
+            raise UsageError(f"{name} belongs to co-training on text, not to co-training on a task")
+        raise UsageError(f"{name} needs --task", "it belongs to co-training on a task")
     for role in PAIR_ROLES:
         if getattr(recipe, role) is None:
             raise UsageError(
@@ -95,17 +100,11 @@ def check(recipe: Recipe) -> None:
                 "directory",
             )
     weights_of(recipe)
-    if isinstance(recipe, CotrainTaskRecipe):
-        if recipe.task is None:
-            raise UsageError(
-                "no task given",
-                "add --task, for example --task sst2, or --task own for your own files",
-            )
-        if recipe.base is None and is_shape(str(recipe.teacher)):
-            raise UsageError(
-                f"on a task the teacher {recipe.teacher} would start from nothing",
-                "give a model in its place, or --base MODEL, from which shapes are copied",
-            )
+    if on_task and recipe.base is None and is_shape(str(recipe.teacher)):
+        raise UsageError(
+            f"on a task the teacher {recipe.teacher} would start from nothing",
+            "give a model in its place, or --base MODEL, from which shapes are copied",
+        )
 
 
 @dataclass
@@ -124,9 +123,9 @@ class Cotraining:
         contents: The content of the report, once the models are trained.
     """
 
-    context: RunContext[Recipe]
+    context: RunContext[CotrainRecipe]
     workload: Workload
-    resolved: Resolved[Recipe]
+    resolved: Resolved[CotrainRecipe]
     folder: Path
     notes: list[str]
     tasks: Downstream
@@ -187,17 +186,16 @@ class Cotraining:
             self.context.report(contents, folder=self.folder)
 
 
-def origin_of(recipe: Recipe) -> str | None:
+def origin_of(recipe: CotrainRecipe) -> str | None:
     """Return the model that both models were made from; None if they began with random weights."""
-    community = recipe.community.model if isinstance(recipe, CotrainRecipe) else None
-    sources = [community, recipe.base, recipe.teacher, recipe.student]
+    sources = [recipe.community.model, recipe.base, recipe.teacher, recipe.student]
     return next((str(s) for s in sources if s is not None and not is_shape(str(s))), None)
 
 
-def how_made(recipe: Recipe) -> str:
+def how_made(recipe: CotrainRecipe) -> str:
     """Describe how both models are trained."""
     pair = f"{short(str(recipe.teacher))} and {short(str(recipe.student))}, {recipe.mode}"
-    if isinstance(recipe, CotrainTaskRecipe):
+    if recipe.task is not None:
         data = data_name(str(recipe.task), recipe.data.source)
     else:
         data = short(str(recipe.data.source))
@@ -207,9 +205,9 @@ def how_made(recipe: Recipe) -> str:
     return f"trained together as {pair} on {data}, weights {weights}"
 
 
-def load_pair(recipe: Recipe, workload: Workload) -> ModelPair:
+def load_pair(recipe: CotrainRecipe, workload: Workload) -> ModelPair:
     """Load or make both models."""
-    if isinstance(recipe, CotrainTaskRecipe):
+    if recipe.task is not None:
         return load_task_pair(recipe, workload)
     return load_text_pair(recipe)
 
@@ -225,7 +223,7 @@ def _report(main: Cotraining, others: list[Cotraining], community: Model | None)
         sources |= {f"{name} {STANDALONE}": folder for name, folder in each.folders.items()}
     baselines = {name: f"{name} {STANDALONE}" for name in main.folders} if others else {}
     recipe = context.recipe
-    seeds = recipe.eval.seeds if isinstance(recipe, CotrainRecipe) and main.tasks else 1
+    seeds = recipe.eval.seeds if main.tasks else 1
     folder = context.folder / DOWNSTREAM
     result = compare_downstream(
         context, main.tasks, sources, folder, seeds=seeds, baselines=baselines
@@ -261,11 +259,11 @@ def _report(main: Cotraining, others: list[Cotraining], community: Model | None)
     context.report(contents, context.recipe.measure)
 
 
-def _prepare(context: RunContext[Recipe]) -> Run:
+def _prepare(context: RunContext[CotrainRecipe]) -> Run:
     """Check models and data, and tokenise, without claiming the run directory."""
     recipe, resolved = context.recipe, context.resolved
     tasks: Downstream = {}
-    if isinstance(recipe, CotrainTaskRecipe):
+    if recipe.task is not None:
         workload, pair = _on_task(recipe, context)
         notes = list(workload.notes)
     else:
@@ -299,7 +297,9 @@ def _read_text(recipe: CotrainRecipe, options: RunOptions) -> None:
     read_corpus(recipe.data, tokenizer)
 
 
-def _on_task(recipe: CotrainTaskRecipe, context: RunContext[Recipe]) -> tuple[Workload, ModelPair]:
+def _on_task(
+    recipe: CotrainRecipe, context: RunContext[CotrainRecipe]
+) -> tuple[Workload, ModelPair]:
     """Open the task and load both models. Raises UsageError: the task has no labels."""
     has_teacher = not is_shape(str(recipe.teacher))
     origin = str(recipe.teacher if has_teacher else recipe.base)
@@ -317,7 +317,7 @@ def _on_task(recipe: CotrainTaskRecipe, context: RunContext[Recipe]) -> tuple[Wo
 
 
 def _on_text(
-    recipe: CotrainRecipe, context: RunContext[Recipe]
+    recipe: CotrainRecipe, context: RunContext[CotrainRecipe]
 ) -> tuple[TextWorkload, ModelPair, Downstream]:
     """Open the text and the tasks, and load both models. Raises UsageError: too little text."""
     data, batch = recipe.data, recipe.train.batch_size

@@ -1,28 +1,33 @@
-"""The recipes of `kdcli cotrain`."""
+"""The recipe of `kdcli cotrain`."""
 
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from kdcli.errors import UsageError
 from kdcli.recipe.options import Option
-from kdcli.recipe.sections import (
-    DataSettings,
-    Epochs,
-    GlobalBatch,
-    LearningRate,
-    MeasureSettings,
-    Section,
-    TrainSettings,
+from kdcli.recipe.sections import Section
+from kdcli.workloads.settings import (
+    TASK_KEYS,
+    TEXT_DATA,
+    TEXT_KEYS,
+    TEXT_TRAINING,
+    DownstreamSettings,
+    FinetuneTrainSettings,
+    OnTask,
+    TrainingData,
 )
-from kdcli.workloads.settings import DownstreamSettings, FinetuneTrainSettings, OnTask
 
-TeacherRate = Annotated[
-    float | None, Field(gt=0, description="Peak learning rate of the teacher (default: lr).")
-]
-StudentRate = Annotated[
-    float | None, Field(gt=0, description="Peak learning rate of the student (default: lr).")
-]
+PRE_TRAINING: Mapping[str, object] = {
+    "train.lr": 5e-4,
+    "train.batch_size": 128,
+    "train.epochs": 10.0,
+}
+ONLY_ON_TEXT = ("vocab_size", "community", *TEXT_KEYS)
+"""Keys and sections that co-training on a task does not read."""
+ONLY_ON_TASK = ("workload", *TASK_KEYS)
+"""Keys and sections that co-training on text does not read."""
 
 
 def parse_weights(text: str) -> list[float]:
@@ -78,14 +83,15 @@ class PairSettings(Section):
     )
 
 
-class CotrainTrainSettings(TrainSettings):
-    """`train:` of `cotrain`, with the values of the paper's pre-training."""
+class CotrainTrainSettings(FinetuneTrainSettings):
+    """`train:` of `cotrain`."""
 
-    lr: LearningRate = 5e-4
-    teacher_lr: TeacherRate = None
-    student_lr: StudentRate = None
-    batch_size: GlobalBatch = 128
-    epochs: Epochs = 10.0
+    teacher_lr: float | None = Field(
+        None, gt=0, description="Peak learning rate of the teacher (default: lr)."
+    )
+    student_lr: float | None = Field(
+        None, gt=0, description="Peak learning rate of the student (default: lr)."
+    )
 
 
 class CommunitySettings(Section):
@@ -109,10 +115,8 @@ class CommunitySettings(Section):
     )
 
 
-class CotrainRecipe(PairSettings):
-    """A recipe of `cotrain` on text."""
-
-    purpose: ClassVar[str] = "co-training on text"
+class CotrainRecipe(PairSettings, OnTask):
+    """A recipe of `cotrain`. On a task, `keep: best` uses the student's metric."""
 
     verb: Literal["cotrain"] = "cotrain"
     vocab_size: Annotated[
@@ -124,27 +128,18 @@ class CotrainRecipe(PairSettings):
         description="Number of tokens of a tokenizer that is trained from the text.",
     )
     community: CommunitySettings = CommunitySettings()
-    data: DataSettings = DataSettings()
+    data: TrainingData = TrainingData()
     train: CotrainTrainSettings = CotrainTrainSettings()
     eval: DownstreamSettings = DownstreamSettings()
-    measure: MeasureSettings = MeasureSettings()
+
+    def own_defaults(self) -> Mapping[str, Mapping[str, object]]:
+        if self.task is not None:
+            return {}
+        return {
+            "the paper's pre-training": PRE_TRAINING,
+            "default on text": {**TEXT_DATA, **TEXT_TRAINING},
+        }
 
 
-class CotrainTaskTrainSettings(FinetuneTrainSettings):
-    """`train:` of `cotrain --task`."""
-
-    teacher_lr: TeacherRate = None
-    student_lr: StudentRate = None
-
-
-class CotrainTaskRecipe(PairSettings, OnTask):
-    """A recipe of `cotrain --task`. `keep: best` uses the student's metric."""
-
-    purpose: ClassVar[str] = "co-training on a task"
-
-    verb: Literal["cotrain-task"] = "cotrain-task"
-    train: CotrainTaskTrainSettings = CotrainTaskTrainSettings()
-
-
-RECIPES: dict[str, type[Section]] = {"cotrain": CotrainRecipe, "cotrain-task": CotrainTaskRecipe}
-"""The settings model of each folder of `recipes/`."""
+RECIPES: dict[str, type[Section]] = {"cotrain": CotrainRecipe}
+"""The recipe's settings model."""

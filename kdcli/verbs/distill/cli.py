@@ -1,8 +1,14 @@
 """`kdcli distill`."""
 
+from typing import TYPE_CHECKING
+
 from kdcli.cli.show import Printable
 from kdcli.cli.verb import COMPRESS, TRAINING, Given, verb
 from kdcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from kdcli.recipe.resolve import Resolved
+    from kdcli.verbs.distill.settings import DistillRecipe
 
 EMBEDDING = "embedding"
 """The task and the method of embedding models, which are distilled on text."""
@@ -29,12 +35,41 @@ def distill(given: Given) -> Printable | None:
         )
     if given.recipe is None:
         _choose_embedding(given)
-    named = (given["task"], given["method"], given.recipe)
-    if given["teacher"] is not None and named == (None, None, None):
-        _check_sets(given)
-        _detect_task(given)
-    run = {"distill": _on_text, "distill-task": _on_task, "rerank": _reranker}
-    return given.show(run[_kind(given, given["task"])](given))
+    from kdcli.verbs.distill.recipes import ablations, distill_recipe
+    from kdcli.verbs.distill.settings import DistillOptions
+
+    options, own = given.run_options, given.of(DistillOptions)
+    resolved = distill_recipe(recipe=given.recipe, sets=given.sets, options=given.keys())
+    chosen = {"task", "method"} & resolved.origins.keys()
+    if given["teacher"] is not None and given.recipe is None and not chosen:
+        _detect_task(given, resolved)
+        resolved = distill_recipe(recipe=None, sets=given.sets, options=given.keys())
+    keys = given.keys()
+    changes = ablations(own.ablate) if own.ablate is not None else {}
+    if changes and resolved.recipe.kind in ("text", "embedding"):
+        keys["variants"] = changes
+        resolved = distill_recipe(recipe=given.recipe, sets=given.sets, options=keys)
+    if own.augment_only is not None and resolved.recipe.kind != "rows":
+        raise UsageError("--augment-only needs --task", "it copies the rows of a task")
+    from kdcli.verbs.distill import labelled, run
+
+    if own.augment_only is not None:
+        return given.show(labelled.write_copies(resolved, options, own.augment_only))
+    if changes and resolved.recipe.kind == "outputs":
+        raise UsageError(
+            f"--ablate compares students on text or on labelled rows, not on task "
+            f"{resolved.recipe.task}",
+            "start one run for each variant",
+        )
+    if changes and resolved.recipe.kind == "rows":
+        variants = {
+            name: distill_recipe(
+                recipe=given.recipe, sets=given.sets, options=keys, overrides=overrides
+            )
+            for name, overrides in changes.items()
+        }
+        return given.show(run.distill_variants(variants, options))
+    return given.show(run.distill(resolved, options))
 
 
 def _choose_embedding(given: Given) -> None:
@@ -50,14 +85,6 @@ def _choose_embedding(given: Given) -> None:
         return
     if given["method"] is None:
         given.values["method"] = EMBEDDING
-
-
-def _check_sets(given: Given) -> None:
-    """Raise UsageError for a key that no kind of recipe has, before the teacher is read."""
-    from kdcli.recipe.resolve import check_sets
-    from kdcli.verbs.distill.settings import RECIPES
-
-    check_sets(list(RECIPES.values()), given.sets)
 
 
 def _check_shapes(given: Given) -> None:
@@ -79,70 +106,17 @@ def _check_shapes(given: Given) -> None:
             parse_shape(text, sizes)
 
 
-def _detect_task(given: Given) -> None:
-    """Set the task that the teacher was trained for, if the options fit a recipe for that task."""
+def _detect_task(given: Given, resolved: "Resolved[DistillRecipe]") -> None:
+    """Set the task that the teacher was trained for, unless an option is for text alone."""
     from kdcli.engine.progress import Progress
+    from kdcli.recipe.resolve import set_among
     from kdcli.types import task_title
+    from kdcli.verbs.distill.settings import ONLY_ON_TEXT
     from kdcli.workloads.detect import task_to_distill
 
     teacher = given["teacher"]
-    task = task_to_distill(teacher, given["data"])
-    if task is not None and given.fits(_kind(given, task)):
+    if set_among(resolved, (*ONLY_ON_TEXT, "workload.vectors")) is not None:
+        return
+    if (task := task_to_distill(teacher, given["data"])) is not None:
         given.values["task"] = task
         Progress.log(f"{teacher} is distilled on {task_title(task)}; --method distils its encoder")
-
-
-def _kind(given: Given, task: str | None) -> str:
-    """Return the kind of recipe for a task, or for text."""
-    on_task = task is not None or given.kind_of_recipe == "distill-task"
-    return given.kind_for(task, "distill-task" if on_task else "distill")
-
-
-def _on_text(given: Given) -> Printable | None:
-    from kdcli.recipe.resolve import resolve
-    from kdcli.verbs.distill.recipes import ablations, demo_recipe
-    from kdcli.verbs.distill.settings import DistillOptions, DistillRecipe
-
-    options, keys = given.run_options, given.keys("distill")
-    if (name := given.of(DistillOptions).ablate) is not None:
-        keys["variants"] = ablations(name)
-    is_demo = given["teacher"] == "demo" and given.recipe is None
-    beneath = demo_recipe(given["method"], given.sets) if is_demo else None
-    resolved = resolve(
-        DistillRecipe, recipe=given.recipe, beneath=beneath, sets=given.sets, options=keys
-    )
-    from kdcli.verbs.distill import run
-
-    return run.distill(resolved, options)
-
-
-def _on_task(given: Given) -> Printable | None:
-    from kdcli.verbs.distill.recipes import ablations, task_recipe
-    from kdcli.verbs.distill.settings import DistillOptions
-
-    options, keys = given.run_options, given.keys("distill-task")
-    own = given.of(DistillOptions)
-    resolved = task_recipe(recipe=given.recipe, sets=given.sets, options=keys)
-    changes = ablations(own.ablate) if own.ablate is not None else {}
-    variants = {
-        name: task_recipe(recipe=given.recipe, sets=given.sets, options=keys, overrides=overrides)
-        for name, overrides in changes.items()
-    }
-    from kdcli.verbs.distill import labelled, run
-
-    if own.augment_only is not None:
-        return labelled.write_copies(resolved, options, own.augment_only)
-    if variants:
-        return run.distill_variants(variants, options)
-    return run.distill_on_task(resolved, options)
-
-
-def _reranker(given: Given) -> Printable | None:
-    from kdcli.recipe.resolve import resolve
-    from kdcli.workloads.settings import RerankRecipe
-
-    options, keys = given.run_options, given.keys("rerank")
-    resolved = resolve(RerankRecipe, recipe=given.recipe, sets=given.sets, options=keys)
-    from kdcli.verbs.distill.outputs import distill_reranker
-
-    return distill_reranker(resolved, options)

@@ -22,12 +22,11 @@ from kdcli.data.text.sentences import read_texts
 from kdcli.disk import as_directory
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
-from kdcli.errors import UsageError
 from kdcli.losses import build_objective
 from kdcli.losses.embedding import check_dimensions, check_pairs
 from kdcli.models.card import describe
 from kdcli.models.embedder import EmbeddingFormat, Pool, read_format, save_embedder
-from kdcli.models.grammar import goal_of, is_static_shape, match_shape, static_shape
+from kdcli.models.grammar import goal_of, static_shape
 from kdcli.models.load import load_config, location
 from kdcli.models.shape import InitializedStudent, shape_of
 from kdcli.models.static import as_static
@@ -49,10 +48,9 @@ from kdcli.verbs.distill.fast import how_distilled, shape_notes, with_shape
 from kdcli.verbs.distill.held_out import held_out_losses
 from kdcli.verbs.distill.layers import start_of, with_measured_layers
 from kdcli.verbs.distill.plan import student_shapes
-from kdcli.verbs.distill.recipes import at_width
 from kdcli.verbs.distill.router import ROUTER, check_router, save_router
-from kdcli.verbs.distill.settings import DistillRecipe, EmbeddingSettings
-from kdcli.verbs.distill.space import VectorSpace
+from kdcli.verbs.distill.settings import DistillRecipe
+from kdcli.verbs.distill.space import VectorSpace, vector_settings
 from kdcli.verbs.distill.student import (
     Student,
     distill_job,
@@ -69,79 +67,20 @@ from kdcli.workloads.eval_sets import open_eval_sets
 from kdcli.workloads.static_students import static_student
 from kdcli.workloads.training import first_rows
 
-TRAIN_DEFAULTS: dict[str, object] = {"train.batch_size": 64, "train.epochs": 1.0}
-"""Defaults of the method for keys that the user did not set. `with_learning_rate` sets another."""
-LEARNING_RATE = 5e-4
-"""The learning rate of a student whose width is `RATE_WIDTH`."""
-STATIC_DEFAULTS: dict[str, object] = {
-    "train.lr": 3e-3,
-    "train.batch_size": 512,
-    "train.micro_batch_size": 512,
-    "train.epochs": 6.0,
-    "loss.pairs_weight": 0.1,
-}
-"""Defaults if all students are static. A forward pass is cheap, but a gradient is a whole table."""
 
+def with_learning_rate(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
+    """Set the learning rate for the width of the model that the student starts from.
 
-def with_method(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
-    """Choose the method that the teacher needs if the user named none, and set its defaults.
-
-    Raises UsageError: a key that belongs to another method.
-    """
-    recipe = resolved.recipe
-    is_embedder = recipe.teacher is not None and read_format(recipe.teacher) is not None
-    if "method" not in resolved.origins and is_embedder:
-        resolved = defaulted(resolved, {"method": METHOD}, "the teacher is an embedding model")
-    if resolved.recipe.method == METHOD:
-        shapes = resolved.recipe.student.to
-        if shapes and all(map(is_static_shape, shapes)):
-            return defaulted(resolved, STATIC_DEFAULTS, "default of static students")
-        return defaulted(resolved, TRAIN_DEFAULTS, f"default of {METHOD}")
-    if recipe.data.partition is not None:
-        raise UsageError(
-            f"data.partition divides texts, and method {recipe.method} reads blocks of text",
-            f"remove it, or use --method {METHOD}",
-        )
-    if recipe.more_teachers:
-        raise UsageError(
-            f"--also-teacher: method {recipe.method} compares the states of one teacher",
-            f"several teachers need --method {METHOD}, or --task T",
-        )
-    if recipe.student.source is not None:
-        raise UsageError(
-            f"--student: method {recipe.method} compares token states, so its student starts from "
-            "the teacher",
-            f"distil another encoder with --method {METHOD}, or on a task with --task T "
-            "--method soft-targets",
-        )
-    if recipe.embedding != EmbeddingSettings():
-        raise UsageError(
-            f"the keys of embedding: are for --method {METHOD}, not for {recipe.method}"
-        )
-    return resolved
-
-
-def with_learning_rate(
-    resolved: Resolved[DistillRecipe],
-) -> Resolved[DistillRecipe]:
-    """Set the learning rate for the widest student, unless the user or the recipe set one.
-
-    If `--to` is a goal or missing, it takes the width of the model that the student starts from.
+    The rate stays as it is if the user or the recipe set it, or if `--to` names shapes.
 
     Raises KdcliError: the model that the student starts from cannot be read.
     """
     student = resolved.recipe.student
-    shapes = [text for text in student.to if not is_static_shape(text)]
-    if student.to and not shapes:
+    if "train.lr" in resolved.origins:
         return resolved
-    if shapes and goal_of(shapes) is None:
-        width = max(int(match_shape(text)[2]) for text in shapes)
-    else:
-        source = str(student.source or resolved.recipe.teacher)
-        config = load_config(source)
-        width = shape_of(config).hidden
-    origin = f"default of {METHOD} at width {width}"
-    return defaulted(resolved, {"train.lr": at_width(LEARNING_RATE, width)}, origin)
+    config = load_config(str(student.source or resolved.recipe.teacher))
+    [(origin, rate)] = resolved.recipe.rate_at(shape_of(config).hidden).items()
+    return defaulted(resolved, rate, origin)
 
 
 @dataclass(frozen=True)
@@ -183,7 +122,7 @@ class EmbeddingDistillation:
         vectors = self._vectors()
         space = VectorSpace(recipe, session, workload, vectors, self.teacher_width)
         train = workload.train_numbers
-        anchors_RE = anchors_of(vectors, train, recipe.embedding.anchors, recipe.train.seed)
+        anchors_RE = anchors_of(vectors, train, vector_settings(recipe).anchors, recipe.train.seed)
         kernel = relation_kernel(recipe.relation.kernel, session.device, session.compute_dtype)
         students: dict[str, Student] = {}
         formats: dict[str, EmbeddingFormat] = {}
@@ -250,7 +189,7 @@ class EmbeddingDistillation:
                 folder = self.model_folder(name)
                 tokenizer, fmt = self.origin.tokenizer, formats[name]
                 save_embedder(student.encoder, tokenizer, fmt, folder, self.rows)
-                if context.recipe.embedding.router:
+                if vector_settings(context.recipe).router:
                     self._save_router(name, student, formats[name])
         context.session.wait()
         if context.is_main:
@@ -322,7 +261,7 @@ class EmbeddingDistillation:
     @functools.cached_property
     def _teacher_in_float32(self) -> Embedder:
         recipe = self.context.recipe
-        return Embedder.open(str(recipe.teacher), pooling=recipe.embedding.pooling)
+        return Embedder.open(str(recipe.teacher), pooling=vector_settings(recipe).pooling)
 
     def _report(
         self,
@@ -336,7 +275,7 @@ class EmbeddingDistillation:
         scored: dict[str, Embedder] = {TEACHER: teacher}
         if self.workload.eval_sets:
             # The targets were computed in the compute dtype, but models are scored in float32.
-            pooling = recipe.embedding.pooling
+            pooling = vector_settings(recipe).pooling
             scored[TEACHER] = self._teacher_in_float32
             for number, more in enumerate(self.more_teachers, 2):
                 scored[f"{TEACHER} {number}"] = Embedder.open(more.source, pooling=pooling)
@@ -377,10 +316,9 @@ class EmbeddingDistillation:
                 f"the student starts from {origin.source} and reads with its tokenizer: "
                 f"{origin.note}"
             )
-        if recipe.embedding.vectors:
+        if given_vectors := vector_settings(recipe).vectors:
             notes.append(
-                f"the student learned the vectors in {recipe.embedding.vectors}, not the teacher's "
-                "own"
+                f"the student learned the vectors in {given_vectors}, not the teacher's own"
             )
         contents = ReportContents("distill", recipe, models, outcome=outcome, notes=notes)
         losses = held_out_losses(RunDir(context.folder), names)
@@ -400,7 +338,7 @@ def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
     share = max(1, recipe.train.batch_size // session.accelerator.num_processes)
     micro = recipe.train.micro_batch_size or share
     check_pairs(recipe.loss, share // math.ceil(share / micro))
-    teacher = Embedder.open(str(recipe.teacher), pooling=recipe.embedding.pooling)
+    teacher = Embedder.open(str(recipe.teacher), pooling=vector_settings(recipe).pooling)
     others = open_more_teachers(recipe, teacher)
     for each in (teacher, *others):
         Progress.log_fact(f"{each.source}: {each.note}")
@@ -410,9 +348,9 @@ def prepare_embedding(context: RunContext[DistillRecipe]) -> Run:
     sources = [one.source for one in (teacher, *others, origin)]
     trained = {source: training_rows(location(source)) for source in sources}
     eval_sets = open_eval_sets(recipe.eval, trained, session)
-    settings, data = recipe.embedding, recipe.data
+    settings, data = vector_settings(recipe), recipe.data
     texts = read_texts(
-        data.source,
+        data.text,
         column=data.column,
         # A file of vectors has one vector for each whole text.
         unit="document" if settings.vectors else settings.unit,

@@ -8,6 +8,7 @@ from kdcli.errors import UsageError
 from kdcli.losses import build_objective, check_settings
 from kdcli.types import ModelShape, Needs
 from kdcli.verbs.distill.settings import DistillRecipe, StudentSettings
+from kdcli.verbs.distill.space import vector_settings
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.embedding import METHOD
 from kdcli.workloads.task_models import same_tokens
@@ -24,7 +25,7 @@ def check_embedding(recipe: DistillRecipe) -> None:
             f"{missing} given", "kdcli distill TEACHER --to LxH --method embedding --data TEXT"
         )
     check_settings(METHOD, recipe.loss)
-    if recipe.more_teachers and recipe.embedding.vectors:
+    if recipe.more_teachers and vector_settings(recipe).vectors:
         raise UsageError(
             "--teacher-vectors replaces the teachers' vectors, so --also-teacher has no effect",
             "omit one of them",

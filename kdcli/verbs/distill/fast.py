@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeVar
 
 from kdcli.deploy.latency import CELLS, Protocol, Subject
 from kdcli.deploy.runners import check_backend
@@ -25,13 +24,12 @@ from kdcli.models.grammar import SpeedGoal, goal_of
 from kdcli.models.load import location
 from kdcli.models.model import Model
 from kdcli.recipe.resolve import Resolved, resolve
-from kdcli.recipe.sections import Section
 from kdcli.report.schema import TEACHER
 from kdcli.report.text import card_shape, short
 from kdcli.run.context import RunContext
 from kdcli.types import Card, ModelShape
-from kdcli.verbs.distill.settings import DistillRecipe, StudentSettings, TaskDistillRecipe
-from kdcli.workloads.settings import ChosenShape, RerankRecipe, RerankStudentSettings
+from kdcli.verbs.distill.settings import DistillRecipe, StudentSettings
+from kdcli.workloads.settings import ChosenShape
 from kdcli.workloads.workload import Workload
 
 MIN_RUNS, MIN_SECONDS = 30, 3.0
@@ -39,12 +37,11 @@ MIN_RUNS, MIN_SECONDS = 30, 3.0
 
 A few percent decide little, so it needs less precision than a report.
 """
-RecipeT = TypeVar("RecipeT", DistillRecipe, TaskDistillRecipe, RerankRecipe)
 
 
 def with_shape(
-    context: RunContext[RecipeT], workload: Workload, origin: Model
-) -> RunContext[RecipeT]:
+    context: RunContext[DistillRecipe], workload: Workload, origin: Model
+) -> RunContext[DistillRecipe]:
     """Replace a goal in `student.to` by the shape that `choose_shape` chooses for it.
 
     A run that is resumed keeps its shape, and nothing is timed. A recipe with a shape is returned
@@ -59,7 +56,7 @@ def with_shape(
         UsageError: the teacher meets the goal as it is, or there are too few texts.
         GateError: no student is fast enough.
     """
-    goal = goal_of(_shapes(context.recipe.student))
+    goal = goal_of(context.recipe.student.to)
     if goal is None:
         return context
     assert workload.sample is not None, "a distillation has texts"
@@ -72,13 +69,13 @@ def with_shape(
     return replace(context, resolved=resolved)
 
 
-def check_goal(recipe: DistillRecipe | TaskDistillRecipe | RerankRecipe) -> None:
+def check_goal(recipe: DistillRecipe) -> None:
     """Check that no other key contradicts a goal, and that its backend can be used here.
 
     Raises UsageError: another key contradicts the goal; MachineError: the backend cannot be used
         here.
     """
-    goal = goal_of(_shapes(recipe.student))
+    goal = goal_of(recipe.student.to)
     if goal is None:
         return
     if isinstance(recipe.student.layers, list):
@@ -86,7 +83,7 @@ def check_goal(recipe: DistillRecipe | TaskDistillRecipe | RerankRecipe) -> None
             f"student.layers names the layers of one shape, and --to {goal} chooses the shape",
             "remove it, set student.layers=measured, or give a shape",
         )
-    if isinstance(recipe, TaskDistillRecipe) and recipe.student.source is not None:
+    if recipe.kind == "rows" and recipe.student.source is not None:
         raise UsageError(
             f"--student names the student, so --to {goal} has nothing to choose", "omit one of them"
         )
@@ -94,24 +91,23 @@ def check_goal(recipe: DistillRecipe | TaskDistillRecipe | RerankRecipe) -> None
     check_backend(backend, precision or "fp32")
 
 
-def how_distilled(teacher: Card | None, recipe: Section, *, trains: bool = True) -> str:
+def how_distilled(teacher: Card | None, recipe: DistillRecipe, *, trains: bool = True) -> str:
     """Describe how a student is made, for its model card."""
-    values = recipe.model_dump()
-    method, source = values.get("method"), values["data"]["source"]
+    source = recipe.data.source
     on_text = f" on {short(source)}" if source else ""
     if teacher is None:
         return f"trained without a teacher{on_text}"
     named = f"{short(teacher.id)} ({card_shape(teacher)})"
     if not trains:
         return f"made from {named}{on_text}, without training"
-    return f"distilled from {named}" + (f" with {method}" if method else "") + on_text
+    return f"distilled from {named} with {recipe.method}{on_text}"
 
 
-def shape_notes(student: StudentSettings | RerankStudentSettings) -> list[str]:
+def shape_notes(student: StudentSettings) -> list[str]:
     """Return the note on the shape that was chosen for a goal, for the log and the report."""
     chosen = student.chosen
     # Another --to may have replaced the shape of the recipe.
-    if _shapes(student) != [chosen.shape]:
+    if student.to != [chosen.shape]:
         return []
     compared = [line for line in chosen.measured if "cosine" in line] or chosen.measured
     why = chosen.why or "is fast enough"
@@ -121,14 +117,16 @@ def shape_notes(student: StudentSettings | RerankStudentSettings) -> list[str]:
     ]
 
 
-def like_first(first: Resolved[RecipeT], other: Resolved[RecipeT]) -> Resolved[RecipeT]:
+def like_first(
+    first: Resolved[DistillRecipe], other: Resolved[DistillRecipe]
+) -> Resolved[DistillRecipe]:
     """Return a variant's recipe with the shape that was chosen for the first variant."""
-    if goal_of(_shapes(other.recipe.student)) is None:
+    if goal_of(other.recipe.student.to) is None:
         return other
     return _with(other, first.recipe.student.chosen)
 
 
-def check_goals(variants: Mapping[str, Resolved[TaskDistillRecipe]]) -> None:
+def check_goals(variants: Mapping[str, Resolved[DistillRecipe]]) -> None:
     """Check that variants with a goal can take the shape that is chosen for the first variant.
 
     Raises UsageError: a variant has another goal or another backend.
@@ -146,7 +144,7 @@ def check_goals(variants: Mapping[str, Resolved[TaskDistillRecipe]]) -> None:
             )
 
 
-def check_untrained(recipe: DistillRecipe | TaskDistillRecipe | RerankRecipe) -> None:
+def check_untrained(recipe: DistillRecipe) -> None:
     """Check that a student that is not trained is made from its teacher.
 
     Raises UsageError: another model is the student.
@@ -155,8 +153,7 @@ def check_untrained(recipe: DistillRecipe | TaskDistillRecipe | RerankRecipe) ->
         return
     made_elsewhere = {
         "--student": recipe.student.source is not None,
-        "the stage on text (--corpus, --general)": isinstance(recipe, TaskDistillRecipe)
-        and recipe.general.use,
+        "the stage on text (--corpus, --general)": recipe.general.use,
     }
     for name, is_given in made_elsewhere.items():
         if is_given:
@@ -167,17 +164,10 @@ def check_untrained(recipe: DistillRecipe | TaskDistillRecipe | RerankRecipe) ->
             )
 
 
-def _shapes(student: StudentSettings | RerankStudentSettings) -> list[str]:
-    if isinstance(student, StudentSettings):
-        return student.to
-    return [] if student.to is None else [student.to]
-
-
-def _with(resolved: Resolved[RecipeT], chosen: ChosenShape) -> Resolved[RecipeT]:
+def _with(resolved: Resolved[DistillRecipe], chosen: ChosenShape) -> Resolved[DistillRecipe]:
     """Return the recipe with a shape in place of its goal."""
     student = resolved.recipe.student
-    to = [chosen.shape] if isinstance(student, StudentSettings) else chosen.shape
-    changed = student.model_copy(update={"to": to, "chosen": chosen})
+    changed = student.model_copy(update={"to": [chosen.shape], "chosen": chosen})
     origin = f"fast enough for {chosen.goal}"
     keys = ("student.to", *(f"student.chosen.{key}" for key in ChosenShape.model_fields))
     return Resolved(
@@ -186,19 +176,19 @@ def _with(resolved: Resolved[RecipeT], chosen: ChosenShape) -> Resolved[RecipeT]
     )
 
 
-def _earlier(context: RunContext[RecipeT]) -> ChosenShape | None:
+def _earlier(context: RunContext[DistillRecipe]) -> ChosenShape | None:
     """Return the shape of the run that is resumed, if it was chosen for the same goal."""
     file = context.folder / RECIPE_FILE
     if not context.options.resume or not file.is_file():
         return None
-    before = resolve(type(context.recipe), recipe=str(file)).recipe.student
-    is_same_goal = [before.chosen.goal] == _shapes(context.recipe.student)
-    is_same = is_same_goal and _shapes(before) == [before.chosen.shape]
+    before = resolve(DistillRecipe, recipe=str(file)).recipe.student
+    is_same_goal = [before.chosen.goal] == context.recipe.student.to
+    is_same = is_same_goal and before.to == [before.chosen.shape]
     return before.chosen if is_same else None
 
 
 def _choose(
-    context: RunContext[RecipeT], goal: SpeedGoal, workload: Workload, origin: Model
+    context: RunContext[DistillRecipe], goal: SpeedGoal, workload: Workload, origin: Model
 ) -> ChosenShape:
     """Time untrained students, and choose one; see `choose_shape`."""
     recipe = context.recipe
@@ -230,7 +220,7 @@ def _choose(
         return workload.comparison(origin, SHAPE_ROWS).cosine
 
     chosen = choose_shape(goal, encoder, measure, compare)
-    (text,) = _shapes(recipe.student)
+    (text,) = recipe.student.to
     return ChosenShape(
         goal=text, shape=chosen.name, backend=backend, why=chosen.why, measured=chosen.measured
     )

@@ -27,15 +27,14 @@ from kdcli.targets.precomputed import read_soft_labels
 from kdcli.types import ModelShape, task_title
 from kdcli.verbs.distill.augment import Copies, augmented, open_words
 from kdcli.verbs.distill.embedding_checks import check_static_start
-from kdcli.verbs.distill.fast import check_untrained, with_shape
+from kdcli.verbs.distill.fast import with_shape
 from kdcli.verbs.distill.layers import with_measured_layers
 from kdcli.verbs.distill.recipes import (
-    SOFT_TARGETS,
     general_recipe,
     stage_settings,
     undistilled_recipe,
 )
-from kdcli.verbs.distill.settings import DistillRecipe, TaskDistillRecipe
+from kdcli.verbs.distill.settings import SOFT_TARGETS, DistillRecipe
 from kdcli.verbs.distill.stages import START_FOLDER, TaskDistillation
 from kdcli.verbs.distill.student import relation_kernel
 from kdcli.verbs.distill.text import TextDistillation, open_text
@@ -52,7 +51,7 @@ GENERAL = "general"
 """Directory of the stage on text, inside the run."""
 
 
-def check_teacher(recipe: TaskDistillRecipe) -> None:
+def check_teacher(recipe: DistillRecipe) -> None:
     """Check that a recipe has a teacher and a task.
 
     Raises UsageError: it does not, or the soft labels contradict other keys.
@@ -70,7 +69,7 @@ def check_teacher(recipe: TaskDistillRecipe) -> None:
         )
 
 
-def _check_soft_labels(recipe: TaskDistillRecipe) -> None:
+def _check_soft_labels(recipe: DistillRecipe) -> None:
     """Check that soft labels contradict no other key of the recipe."""
     if recipe.teacher is not None or recipe.more_teachers:
         teacher = recipe.teacher or recipe.more_teachers[0]
@@ -94,7 +93,7 @@ def _check_soft_labels(recipe: TaskDistillRecipe) -> None:
         )
 
 
-def _check_static(recipe: TaskDistillRecipe) -> None:
+def _check_static(recipe: DistillRecipe) -> None:
     """Check that no key of the recipe needs a student with layers."""
     check_static_start(recipe.student)
     if recipe.method != SOFT_TARGETS and recipe.stage != "none":
@@ -114,12 +113,8 @@ def _check_static(recipe: TaskDistillRecipe) -> None:
         )
 
 
-def check_task(recipe: TaskDistillRecipe) -> None:
-    """Check a recipe before models and data are read.
-
-    Raises UsageError: a key is missing, or keys contradict each other.
-    """
-    check_teacher(recipe)
+def check_one_student(recipe: DistillRecipe) -> None:
+    """Check that a recipe on a task has one student. Raises UsageError: it has none or several."""
     if len(recipe.student.to) > 1:
         raise UsageError(
             "on a task, one student is distilled at a time, but "
@@ -130,6 +125,15 @@ def check_task(recipe: TaskDistillRecipe) -> None:
         raise UsageError(
             "no student given", "add --to LxH, for example --to 6x384, or --student DIR"
         )
+
+
+def check_task(recipe: DistillRecipe) -> None:
+    """Check a recipe before models and data are read.
+
+    Raises UsageError: a key is missing, or keys contradict each other.
+    """
+    check_teacher(recipe)
+    check_one_student(recipe)
     if recipe.general.use and recipe.student.source is not None:
         raise UsageError(
             "--student names a student, but the stage on text would make one",
@@ -137,7 +141,6 @@ def check_task(recipe: TaskDistillRecipe) -> None:
         )
     if any(map(is_static_shape, recipe.student.to)):
         _check_static(recipe)
-    check_untrained(recipe)
     on_tasks(recipe.method)
     if masks_text(recipe.method, recipe.loss):
         raise UsageError(
@@ -149,7 +152,7 @@ def check_task(recipe: TaskDistillRecipe) -> None:
         undistilled_recipe(recipe, STUDENT)
 
 
-def read_general(recipe: TaskDistillRecipe, options: RunOptions) -> None:
+def read_general(recipe: DistillRecipe, options: RunOptions) -> None:
     """Tokenise the text for the stage on text, unless the stage is done; see `read_text`."""
     if recipe.general.use:
         inside = options.output_dir / GENERAL if options.output_dir else None
@@ -158,7 +161,7 @@ def read_general(recipe: TaskDistillRecipe, options: RunOptions) -> None:
             read_text(general_recipe(recipe).recipe, options)
 
 
-def prepare_task(context: RunContext[TaskDistillRecipe]) -> Run:
+def prepare_task(context: RunContext[DistillRecipe]) -> Run:
     """Check models and data for all stages, and tokenise, without claiming the run directory.
 
     Raises KdcliError: the recipe, a model or the data cannot be used.
@@ -166,7 +169,7 @@ def prepare_task(context: RunContext[TaskDistillRecipe]) -> Run:
     return open_distillation(context).run
 
 
-def open_distillation(context: RunContext[TaskDistillRecipe]) -> TaskDistillation:
+def open_distillation(context: RunContext[DistillRecipe]) -> TaskDistillation:
     """Check models and data against each other for all stages; see `prepare_task`."""
     recipe, session = context.recipe, context.session
     relation_kernel(recipe.relation.kernel, session.device, session.compute_dtype)
@@ -210,7 +213,7 @@ def open_distillation(context: RunContext[TaskDistillRecipe]) -> TaskDistillatio
     return whole
 
 
-def load_task(context: RunContext[TaskDistillRecipe]) -> tuple[LabelledWorkload, Model]:
+def load_task(context: RunContext[DistillRecipe]) -> tuple[LabelledWorkload, Model]:
     """Load the task's rows, and the teacher with its own head; without a teacher, the student."""
     recipe = context.recipe
     if recipe.teacher is None:
@@ -225,7 +228,7 @@ def load_task(context: RunContext[TaskDistillRecipe]) -> tuple[LabelledWorkload,
 
 
 def _student_shape(
-    context: RunContext[TaskDistillRecipe], workload: LabelledWorkload, teacher: Model
+    context: RunContext[DistillRecipe], workload: LabelledWorkload, teacher: Model
 ) -> tuple[ModelShape, LabelledWorkload, Model]:
     """Find out the student's shape, and tokenise the task for the student.
 
@@ -271,7 +274,7 @@ def _student_shape(
 
 
 def _open_general(
-    context: RunContext[TaskDistillRecipe], folder: Path, teacher: Model
+    context: RunContext[DistillRecipe], folder: Path, teacher: Model
 ) -> TextDistillation | None:
     """Open the stages on text; None if they are done."""
     resolved = general_recipe(context.recipe)
@@ -291,7 +294,7 @@ def _open_general(
 
 
 def write_copies(
-    resolved: Resolved[TaskDistillRecipe], options: RunOptions, file: Path
+    resolved: Resolved[DistillRecipe], options: RunOptions, file: Path
 ) -> Copies | None:
     """Write the copies that `--augment` would train on, as jsonl in the task's columns.
 

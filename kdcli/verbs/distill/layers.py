@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TypeVar
 
 from kdcli.disk import RECIPE_FILE
 from kdcli.engine.progress import Progress
@@ -15,10 +14,8 @@ from kdcli.models.model import Model
 from kdcli.recipe.resolve import Resolved
 from kdcli.run.context import RunContext
 from kdcli.types import Start
-from kdcli.verbs.distill.settings import DistillRecipe, StudentSettings, TaskDistillRecipe
+from kdcli.verbs.distill.settings import DistillRecipe, StudentSettings
 from kdcli.workloads.workload import Workload
-
-RecipeT = TypeVar("RecipeT", DistillRecipe, TaskDistillRecipe)
 
 
 def start_of(student: StudentSettings, seed: int) -> Start:
@@ -27,8 +24,8 @@ def start_of(student: StudentSettings, seed: int) -> Start:
 
 
 def with_measured_layers(
-    context: RunContext[RecipeT], workload: Workload, teacher: Model, depths: set[int]
-) -> RunContext[RecipeT]:
+    context: RunContext[DistillRecipe], workload: Workload, teacher: Model, depths: set[int]
+) -> RunContext[DistillRecipe]:
     """Return the context of a run whose recipe lists the layers instead of `measured`.
 
     A resumed run has the layers of its own recipe. A dry run takes evenly spaced layers, because
@@ -65,7 +62,7 @@ def with_measured_layers(
     return replace(context, resolved=Resolved(recipe, origins))
 
 
-def _stored(context: RunContext[RecipeT]) -> list[int] | None:
+def _stored(context: RunContext[DistillRecipe]) -> list[int] | None:
     """Return the layers in the recipe of the run that is resumed; None if it has none."""
     file = context.folder / RECIPE_FILE
     if not (context.options.resume and file.is_file()):

@@ -7,56 +7,35 @@ with itself before training.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-
-import numpy as np
 
 from kdcli.deploy.latency import Subject
 from kdcli.errors import UsageError
 from kdcli.models.card import describe, describe_source
-from kdcli.models.cross_encoder import set_activation
 from kdcli.models.grammar import parse_shape
 from kdcli.models.load import location
 from kdcli.models.model import Model
 from kdcli.models.shape import set_dropout
 from kdcli.models.training_rows import all_rows
-from kdcli.recipe.resolve import Resolved
-from kdcli.recipe.sections import KdSettings, MeasureSettings, RunOptions, Section
 from kdcli.report.entry import Entry
-from kdcli.report.finish import ReportContents, RunResult
+from kdcli.report.finish import ReportContents
 from kdcli.report.schema import STUDENT, TEACHER, UNDISTILLED
 from kdcli.run.context import RunContext
-from kdcli.run.dry_run import Estimate
-from kdcli.run.stages import Run, Stage, StageJob, run_command
+from kdcli.run.stages import Run, Stage, StageJob
 from kdcli.targets.targets import StorePlace
-from kdcli.types import Job, Needs, Outcome, Schedule, Start, task_title
-from kdcli.verbs.distill.fast import (
-    check_goal,
-    check_untrained,
-    how_distilled,
-    shape_notes,
-    with_shape,
-)
+from kdcli.types import Job, ModelShape, Needs, Outcome, Schedule, task_title
+from kdcli.verbs.distill.fast import how_distilled, shape_notes, with_shape
+from kdcli.verbs.distill.labelled import check_one_student
 from kdcli.verbs.distill.layers import start_of, with_measured_layers
-from kdcli.verbs.distill.recipes import SOFT_TARGETS
-from kdcli.verbs.distill.settings import StudentSettings, TaskDistillRecipe
+from kdcli.verbs.distill.settings import SOFT_TARGETS, DistillRecipe
 from kdcli.workloads import open_workload
 from kdcli.workloads.decisions import decisions
 from kdcli.workloads.finetuning import request_of, scores_after_training
 from kdcli.workloads.plan import log_padding
-from kdcli.workloads.recipes import as_finetune, rerank_finetuning
-from kdcli.workloads.rerank import RerankWorkload
-from kdcli.workloads.rerank_models import activation_taught_by
+from kdcli.workloads.recipes import as_finetune
 from kdcli.workloads.scores import ModelScores, compare
-from kdcli.workloads.settings import (
-    FinetuneTrainSettings,
-    RerankRecipe,
-    RerankStudentSettings,
-    TaskHeadSettings,
-)
-from kdcli.workloads.training import Keep, taught_job
+from kdcli.workloads.settings import TaskHeadSettings
+from kdcli.workloads.training import taught_job
 from kdcli.workloads.workload import Workload
 
 LABELLED_KEYS = (
@@ -81,28 +60,16 @@ class OutputDistillation:
     Attributes:
         context: The run.
         workload: The data.
-        teacher: The teacher; None if the data hold its scores.
-        make: Makes the student, with the same weights each time.
-        recipe: The recipe for the report.
-        train: How the student is trained.
-        keep: Which weights are kept, the best or the last.
-        kd: How the teacher's outputs are weighted against the labels.
-        measure: How latency is measured.
-        place: Where the teacher's signals may be stored.
-        student: The recipe's `student` section.
+        teacher: The teacher; None if the data hold its outputs.
+        origin: The model that the student is made from.
+        shape: The student's shape.
     """
 
-    context: RunContext[Section]
+    context: RunContext[DistillRecipe]
     workload: Workload
     teacher: Model | None
-    make: Callable[[], Model]
-    recipe: Section
-    train: FinetuneTrainSettings
-    keep: Keep
-    kd: KdSettings
-    measure: MeasureSettings
-    place: StorePlace
-    student: StudentSettings | RerankStudentSettings
+    origin: Model
+    shape: ModelShape
 
     @property
     def run(self) -> Run:
@@ -110,10 +77,22 @@ class OutputDistillation:
         resolved = self.context.resolved
         return Run([Stage(self.context.folder, resolved, self.build)], resolved=resolved)
 
+    def make(self) -> Model:
+        """Make the student, with the same weights each time."""
+        recipe, workload = self.context.recipe, self.workload
+        make_student = workload.student if recipe.train.trains else workload.fitted_student
+        made = make_student(self.origin, self.shape, start_of(recipe.student, recipe.train.seed))
+        # The student was saved and loaded again, with its teacher's rates.
+        if recipe.student.dropout is not None:
+            set_dropout(made.model, recipe.student.dropout)
+        if self.teacher is not None:
+            workload.adapt_student(made, self.teacher)
+        return made
+
     def build(self) -> StageJob:
         """Compute the teacher's outputs, make the student, and build the job that trains it."""
         workload, context = self.workload, self.context
-        student = self.make()
+        recipe, student = context.recipe, self.make()
         # The teacher is scored in float32, before it is cast to the compute dtype.
         scores: dict[str, ModelScores] = {}
         if self.teacher is not None and not context.dry_run:
@@ -124,12 +103,12 @@ class OutputDistillation:
         if self.teacher is not None:
             card = describe_source(self.teacher.model, self.teacher.source)
         job, schedule = self._job(workload, student)
-        plan = workload.plan(self.train)
+        plan = workload.plan(recipe.train)
         log_padding(plan.order)
 
         def finish(outcome: Outcome) -> None:
             scores[STUDENT] = scores_after_training(workload, student, outcome)
-            if self.train.trains:
+            if recipe.train.trains:
                 scores[STUDENT + UNDISTILLED] = workload.score(self.make())
             if not context.is_main:
                 return
@@ -141,22 +120,22 @@ class OutputDistillation:
                 baseline, source = TEACHER, self.teacher.source
                 timed = Subject(TEACHER, location(source))
                 models.append(Entry(TEACHER, "teacher", card, timed=timed))
-            made = how_distilled(card, self.recipe, trains=self.train.trains)
+            made = how_distilled(card, recipe, trains=recipe.train.trains)
             network = student.model
             models.append(
                 Entry.saved(STUDENT, "student", network, folder, baseline, made=made, source=source)
             )
-            if self.train.trains:
+            if recipe.train.trains:
                 models.append(Entry.without_distillation(STUDENT))
             chosen = [STUDENT] if outcome.best_step is not None else []
             result = compare(workload.name, scores, chosen=chosen)
-            contents = ReportContents("distill", self.recipe, models, outcome=outcome)
+            contents = ReportContents("distill", recipe, models, outcome=outcome)
             contents.evaluations, contents.comparisons = result.evaluations, result.comparisons
             if self.teacher is not None:
                 contents.decisions = decisions(scores, {STUDENT: TEACHER}, chosen=chosen)
-            contents.notes = [*workload.notes, *shape_notes(self.student)]
+            contents.notes = [*workload.notes, *shape_notes(recipe.student)]
             contents.auto_class, contents.pipeline = workload.auto_class, workload.pipeline
-            context.report(contents, self.measure)
+            context.report(contents, recipe.measure)
 
         cards = {}
         if context.dry_run:
@@ -167,120 +146,46 @@ class OutputDistillation:
 
     def _job(self, workload: Workload, student: Model) -> tuple[Job, Schedule]:
         """Return the student's job and its schedule. Without a teacher, the data's scores teach."""
+        recipe = self.context.recipe
         if self.teacher is None:
-            return workload.job(student, self.train, self.keep)
-        plan = workload.plan(self.train)
-        passes = plan.schedule.steps / plan.steps_per_pass
+            return workload.job(student, recipe.train, recipe.keep)
+        plan = workload.plan(recipe.train)
         targets = workload.targets(
             self.teacher,
             Needs(),
-            passes=passes,
-            place=self.place,
+            passes=plan.schedule.steps / plan.steps_per_pass,
+            place=StorePlace(self.context.folder / "signals", int(recipe.cache_gb * 1e9)),
             dry_run=self.context.dry_run,
         )
-        return taught_job(workload, student, self.train, self.keep, [targets], self.kd)
+        kd = workload.kd_settings(recipe.kd)
+        return taught_job(workload, student, recipe.train, recipe.keep, [targets], kd)
 
 
-def distill_reranker(
-    resolved: Resolved[RerankRecipe], options: RunOptions
-) -> RunResult | Estimate | None:
-    """Distil a reranker, score it and report; see `run_command` for what it returns.
+def check_outputs(recipe: DistillRecipe) -> None:
+    """Check a recipe before models and data are read.
 
-    Raises KdcliError: the recipe, a model or the data cannot be used, or the run fails.
+    Raises UsageError: there is no teacher or no student, or a key is set that such a distillation
+        does not read.
     """
-    recipe = resolved.recipe
+    plain = DistillRecipe(task=recipe.task, method=SOFT_TARGETS)
+    unread = [name for name in LABELLED_KEYS if getattr(recipe, name) != getattr(plain, name)]
+    task = task_title(str(recipe.task))
+    if unread:
+        raise UsageError(
+            f"{task} does not read {', '.join(unread)}: its student learns the outputs of one "
+            "teacher",
+            "omit them",
+        )
     if recipe.teacher is None and recipe.student.source is None:
         raise UsageError(
             "no teacher given",
-            "kdcli distill TEACHER --task rerank --to LxH --data DIR; or give --student and "
-            "scores in the data",
+            f"kdcli distill TEACHER --task {recipe.task} --to LxH --data DIR; or give --student "
+            "and scores in the data",
         )
-    if recipe.student.to is None and recipe.student.source is None:
-        raise UsageError(
-            "no student given", "add --to LxH, for example --to 3x384, or --student DIR"
-        )
-    check_untrained(recipe)
-    if recipe.data.source is None:
-        raise UsageError(
-            "task rerank needs --data", "a file or directory of queries with their passages"
-        )
-    name = Path(str(recipe.teacher or recipe.student.source)).name
-    check_goal(recipe)
-    run_name = f"distill-{name}-rerank-{recipe.student.to or 'student'}"
-    return run_command(resolved, options, run_name, _prepare_reranker)
+    check_one_student(recipe)
 
 
-def _prepare_reranker(context: RunContext[RerankRecipe]) -> Run:
-    """Check models and data, without claiming the run directory."""
-    recipe = context.recipe
-    generic = rerank_finetuning(recipe)
-    workload, origin = open_workload(request_of(generic, str(generic.model)), context.session)
-    assert isinstance(workload, RerankWorkload)
-    lists = workload.train
-    assert lists is not None
-    if recipe.teacher is None and not workload.scored:
-        unscored = int(np.isnan(lists.scores).sum())
-        raise UsageError(
-            f"{unscored:,} of {len(lists.passages):,} training passages have no score",
-            "name a teacher, or train on the labels alone with kdcli finetune MODEL --task rerank",
-        )
-    teacher = None
-    if recipe.teacher is not None:
-        if not recipe.train.trains and workload.misfit(recipe.teacher) is not None:
-            raise UsageError(
-                f"{recipe.teacher} has no reranking head that a student could start from",
-                "train the student: remove --max-steps 0",
-            )
-        teacher = workload.load_teacher(recipe.teacher, origin, head=TaskHeadSettings())
-        workload.notes = [f"the teacher is {recipe.teacher}"]
-    else:
-        workload.notes = [f"the student learned the scores in {recipe.data.source}"]
-    context = with_shape(context, workload, origin)
-    recipe = context.recipe
-    student, full = recipe.student, origin.shape
-    shape = full if student.to is None else parse_shape(student.to, full)
-
-    def make() -> Model:
-        make_student = workload.student if recipe.train.trains else workload.fitted_student
-        start = Start(student.init, student.layers, seed=recipe.train.seed)
-        made = make_student(origin, shape, start)
-        if teacher is not None:
-            set_activation(made.model, activation_taught_by(teacher))
-        return made
-
-    place = StorePlace(context.folder, int(recipe.cache_gb * 1e9))
-    kd = KdSettings(weight=recipe.ranking.weight, temperature=recipe.ranking.temperature)
-    return OutputDistillation(
-        context,
-        workload,
-        teacher,
-        make,
-        recipe,
-        recipe.train,
-        recipe.keep,
-        kd,
-        recipe.measure,
-        place,
-        student,
-    ).run
-
-
-def check_outputs(recipe: TaskDistillRecipe) -> None:
-    """Check the recipe for a workload with a module of its own, which only learns outputs.
-
-    Raises UsageError: a key is set that such a distillation does not read.
-    """
-    plain = TaskDistillRecipe(method=SOFT_TARGETS)
-    unread = [name for name in LABELLED_KEYS if getattr(recipe, name) != getattr(plain, name)]
-    if unread:
-        raise UsageError(
-            f"{task_title(str(recipe.task))} does not read {', '.join(unread)}: its student learns "
-            "the outputs of one teacher",
-            "omit them; the weight of the outputs is kd.weight",
-        )
-
-
-def prepare_outputs(context: RunContext[TaskDistillRecipe]) -> Run:
+def prepare_outputs(context: RunContext[DistillRecipe]) -> Run:
     """Check models and data of a workload with a module of its own.
 
     The run directory is not claimed.
@@ -289,34 +194,23 @@ def prepare_outputs(context: RunContext[TaskDistillRecipe]) -> Run:
     """
     recipe = context.recipe
     source = str(recipe.student.source or recipe.teacher)
-    request = request_of(as_finetune(recipe, source), source, other_models=[str(recipe.teacher)])
+    others = [] if recipe.teacher is None else [recipe.teacher]
+    request = request_of(as_finetune(recipe, source), source, other_models=others)
     workload, origin = open_workload(request, context.session)
-    teacher = workload.load_teacher(str(recipe.teacher), origin, head=TaskHeadSettings())
+    teacher = None
+    if recipe.teacher is None:
+        workload.check_given_outputs()
+        workload.notes.append(f"the student learned the scores in {recipe.data.source}")
+    else:
+        if not recipe.train.trains and (misfit := workload.misfit(recipe.teacher)) is not None:
+            raise UsageError(
+                f"no student can start from {recipe.teacher}: {misfit}",
+                "train the student: remove --max-steps 0",
+            )
+        teacher = workload.load_teacher(recipe.teacher, origin, head=TaskHeadSettings())
+        workload.notes.append(f"the teacher is {recipe.teacher}")
     context = with_shape(context, workload, origin)
     recipe = context.recipe
     shape = parse_shape(recipe.student.to[0], origin.shape) if recipe.student.to else origin.shape
     context = with_measured_layers(context, workload, origin, {shape.layers})
-    recipe, student = context.recipe, context.recipe.student
-
-    def make() -> Model:
-        make_student = workload.student if recipe.train.trains else workload.fitted_student
-        made = make_student(origin, shape, start_of(student, recipe.train.seed))
-        # The student was saved and loaded again, with its teacher's rates.
-        if student.dropout is not None:
-            set_dropout(made.model, student.dropout)
-        return made
-
-    place = StorePlace(context.folder / "signals", int(recipe.cache_gb * 1e9))
-    return OutputDistillation(
-        context,
-        workload,
-        teacher,
-        make,
-        recipe,
-        recipe.train,
-        recipe.keep,
-        recipe.kd,
-        recipe.measure,
-        place,
-        student,
-    ).run
+    return OutputDistillation(context, workload, teacher, origin, shape).run

@@ -1,4 +1,4 @@
-"""Resolve the recipes of a distillation on a task, of its stages and of its variants."""
+"""Resolve the recipes of a distillation, of its stages and of its variants."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,39 +8,27 @@ from pydantic import ValidationError
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.recipe.resolve import (
     Resolved,
-    defaulted,
     explain,
     flatten,
     read_recipe,
+    recipe_keys,
     resolve,
+    set_among,
     shipped,
-    verb_of,
 )
-from kdcli.verbs.distill.settings import DistillRecipe, TaskDistillRecipe
+from kdcli.verbs.distill.settings import (
+    EMBEDDING,
+    ON_TEXT,
+    ONLY_ON_TASK,
+    STATIC_DEFAULTS,
+    DistillRecipe,
+    DistillTrainSettings,
+)
 from kdcli.workloads.recipes import finetune_recipe
-from kdcli.workloads.settings import FinetuneRecipe, StudentTrainSettings
-
-SOFT_TARGETS = "soft-targets"
-RATE_WIDTH = 384
-"""The width at which the default learning rates were chosen."""
-STATIC_DEFAULTS: dict[str, object] = {
-    "train.lr": 3e-3,
-    "train.batch_size": 256,
-    "train.micro_batch_size": 256,
-    "train.epochs": 3.0,
-}
-"""Defaults if the student is static. A forward pass is cheap, but a gradient is a whole table."""
+from kdcli.workloads.settings import FinetuneRecipe, LabelledSettings
 
 
-def at_width(rate: float, width: int) -> float:
-    """Return a learning rate that was chosen at `RATE_WIDTH` for another width.
-
-    It is inversely proportional to the width: large steps drive wide students from their start.
-    """
-    return float(f"{rate * RATE_WIDTH / width:.2g}")
-
-
-def general_recipe(recipe: TaskDistillRecipe) -> Resolved[DistillRecipe]:
+def general_recipe(recipe: DistillRecipe) -> Resolved[DistillRecipe]:
     """Return the recipe of the stage on text.
 
     It has the keys of `general:`, and the task's teacher, student and seed.
@@ -65,33 +53,43 @@ def general_recipe(recipe: TaskDistillRecipe) -> Resolved[DistillRecipe]:
     )
 
 
-def task_recipe(
+def distill_recipe(
     *,
     recipe: str | None,
-    sets: Sequence[str],
+    sets: Sequence[str] = (),
     options: Mapping[str, object],
     overrides: Mapping[str, object] | None = None,
-) -> Resolved[TaskDistillRecipe]:
-    """Resolve the recipe of a distillation on a task.
+) -> Resolved[DistillRecipe]:
+    """Resolve the recipe of a distillation.
 
-    The shipped recipe of the method and the task, if there is one, gives the defaults.
+    A shipped recipe gives defaults: on a task, the recipe of the method and the task if there is
+    one, and on text, the recipe of the embedded teacher. An embedding model is distilled by its
+    method.
 
     Args:
-        recipe: The name or the path of a recipe. A recipe of `distill` on text becomes the stage
-            on text.
+        recipe: The name or the path of a recipe. With a task, a recipe on text becomes the stage on
+            text.
         sets: Assignments of keys, such as `train.lr=0.01`.
         options: Recipe keys and their values; None for a key that was not given.
         overrides: Keys that win over all others, such as a variant's.
 
     Raises UsageError: an unknown recipe or key, or a wrong value.
     """
-    # This loads numpy, and the help imports this module.
-    from kdcli.models.grammar import is_static_shape
-
     values = {key: value for key, value in options.items() if value is not None}
     values |= overrides or {}
-    beneath: dict[str, Mapping[str, object]] = {}
-    if recipe is not None and verb_of(recipe) == "distill":
+    resolved = resolve(DistillRecipe, recipe=recipe, sets=sets, options=values)
+    first, beneath = resolved.recipe, dict[str, Mapping[str, object]]()
+    if first.task is None:
+        if recipe is None and first.teacher == "demo":
+            beneath = demo_recipe(first.method if "method" in resolved.origins else None)
+        elif "method" not in resolved.origins and first.teacher is not None:
+            # This import loads torch.
+            from kdcli.models.embedder import read_format
+
+            if read_format(first.teacher) is not None:
+                beneath = {"the teacher is an embedding model": {"method": EMBEDDING}}
+        return resolve(DistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=values)
+    if recipe is not None and _is_on_text(recipe):
         text = resolve(DistillRecipe, recipe=recipe).recipe
         beneath[f"recipe {recipe}"] = {
             **{
@@ -104,29 +102,20 @@ def task_recipe(
             **{f"loss.{key}": value for key, value in text.loss.items()},
         }
         recipe = None
-    resolved = resolve(TaskDistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=values)
-    static = any(map(is_static_shape, resolved.recipe.student.to))
-    without_states = static or resolved.recipe.soft_labels is not None
-    if without_states and "method" not in resolved.origins:
-        # Neither a file nor a static student has token states.
-        values["method"] = SOFT_TARGETS
-        resolved = resolve(
-            TaskDistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=values
-        )
-    first = resolved.recipe
-    name = f"{first.method}-{first.task}"
-    if name in shipped("distill-task"):
-        beneath = {f"recipe {name}": dict(flatten(read_recipe(name, "distill-task")))} | beneath
-    resolved = resolve(TaskDistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=values)
-    if static:
-        resolved = defaulted(resolved, STATIC_DEFAULTS, "default of static students")
-    # A user who sets one key of this mapping keeps the defaults of the others.
-    rest = {
-        k: v
-        for k, v in TaskDistillRecipe().intermediate.items()
-        if k not in resolved.recipe.intermediate
-    }
-    return defaulted(resolved, {f"intermediate.{k}": v for k, v in rest.items()}, "default")
+        resolved = resolve(DistillRecipe, recipe=None, beneath=beneath, sets=sets, options=values)
+    name = f"{resolved.recipe.method}-{first.task}"
+    if name in shipped("distill"):
+        beneath = {f"recipe {name}": recipe_keys(name, "distill")} | beneath
+    return resolve(DistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=values)
+
+
+def _is_on_text(recipe: str) -> bool:
+    """Return whether a recipe is for a distillation on text: it sets nothing that a task needs."""
+    resolved = resolve(DistillRecipe, recipe=recipe)
+    if resolved.recipe.task is not None or resolved.recipe.method not in ON_TEXT:
+        return False
+    was_on_task = read_recipe(recipe, "distill").get("verb") == "distill-task"
+    return not was_on_task and set_among(resolved, ONLY_ON_TASK) is None
 
 
 def ablations(name: str) -> dict[str, dict[str, object]]:
@@ -154,14 +143,14 @@ def ablations(name: str) -> dict[str, dict[str, object]]:
     return {"full": {}} | {str(key): dict(flatten(value or {})) for key, value in listed.items()}
 
 
-def stage_settings(recipe: TaskDistillRecipe) -> StudentTrainSettings:
+def stage_settings(recipe: DistillRecipe) -> DistillTrainSettings:
     """Return `train:` of the intermediate stage.
 
     It has the prediction stage's keys, overridden by the keys of `intermediate`.
 
     Raises UsageError: an unknown key, a wrong value, or a key that all stages share.
     """
-    known = list(StudentTrainSettings.model_fields)
+    known = list(DistillTrainSettings.model_fields)
     for key in recipe.intermediate:
         if key in ("seed", "dtype"):
             raise UsageError(f"intermediate.{key} cannot be set: all stages share train.{key}")
@@ -172,13 +161,13 @@ def stage_settings(recipe: TaskDistillRecipe) -> StudentTrainSettings:
             )
     values = recipe.train.model_dump() | recipe.intermediate
     try:
-        return StudentTrainSettings.model_validate(values)
+        return DistillTrainSettings.model_validate(values)
     except ValidationError as error:
         origins = dict.fromkeys(recipe.intermediate, "intermediate")
         raise UsageError("\n".join(explain(error, values, origins))) from None
 
 
-def undistilled_recipe(recipe: TaskDistillRecipe, student: str) -> Resolved[FinetuneRecipe]:
+def undistilled_recipe(recipe: DistillRecipe, student: str) -> Resolved[FinetuneRecipe]:
     """Return the recipe that fine-tunes a student without a teacher.
 
     It is the task's shipped recipe with the keys of `undistilled.overrides`.
@@ -188,7 +177,7 @@ def undistilled_recipe(recipe: TaskDistillRecipe, student: str) -> Resolved[Fine
     }
     options |= {
         f"data.{key}": value
-        for key, value in recipe.data.model_dump().items()
+        for key, value in recipe.data.model_dump(include=set(LabelledSettings.model_fields)).items()
         if value not in (None, {})
     }
     from kdcli.models.grammar import is_static_shape
@@ -202,23 +191,19 @@ def undistilled_recipe(recipe: TaskDistillRecipe, student: str) -> Resolved[Fine
     return finetune_recipe(options=options | dict(flatten(recipe.undistilled.overrides)))
 
 
-def embedding_recipe(teacher: str) -> dict[str, dict[str, object]]:
-    """Return the shipped recipe for students of an embedding model, by its origin."""
-    if teacher == "demo":
-        return demo_recipe("embedding", ())
-    return {"recipe embedding": dict(flatten(read_recipe("embedding", "distill")))}
+def embedding_recipe(teacher: str) -> str:
+    """Return the name of the shipped recipe for students of an embedding model."""
+    return "demo-embedding" if teacher == "demo" else "embedding"
 
 
-def demo_recipe(method: str | None, sets: Sequence[str]) -> dict[str, dict[str, object]]:
+def demo_recipe(method: str | None) -> dict[str, Mapping[str, object]]:
     """Return the recipe of `distill demo`, by its origin. Another method gets no loss settings.
 
     Args:
-        method: The value of `--method`.
-        sets: The values of `--set`, which may set the method too.
+        method: The method, or None if the user chose none.
     """
-    method = method or dict(each.split("=", 1) for each in sets if "=" in each).get("method")
-    name = "demo-embedding" if method == "embedding" else "demo"
-    values = dict(flatten(read_recipe(name, "distill")))
-    if method not in (None, "minilm", "embedding"):
+    name = embedding_recipe("demo") if method == EMBEDDING else "demo"
+    values = recipe_keys(name, "distill")
+    if method not in (None, "minilm", EMBEDDING):
         values = {key: value for key, value in values.items() if not key.startswith("loss.")}
     return {f"recipe {name}": values}

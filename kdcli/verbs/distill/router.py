@@ -14,7 +14,7 @@ from kdcli.models.embedder import PROMPTS_FILE, save_embedder
 from kdcli.models.files import LIBRARY, MODULES_FILE
 from kdcli.types import ModelShape
 from kdcli.verbs.distill.settings import DistillRecipe
-from kdcli.verbs.distill.space import student_format
+from kdcli.verbs.distill.space import student_format, vector_settings
 from kdcli.workloads.embedder import Embedder
 
 ROUTER = "router"
@@ -35,23 +35,23 @@ def check_router(
 
     Raises UsageError: they lie in another space.
     """
-    if not recipe.embedding.router:
+    if not vector_settings(recipe).router:
         return
-    if recipe.more_teachers or recipe.embedding.vectors:
+    if recipe.more_teachers or vector_settings(recipe).vectors:
         other = "--also-teacher" if recipe.more_teachers else "--teacher-vectors"
         raise UsageError(
-            f"embedding.router needs documents' vectors of the teacher alone, not {other}",
+            f"workload.router needs documents' vectors of the teacher alone, not {other}",
             "omit one of them",
         )
     width = to.hidden if to.is_static else student_format(recipe, origin, to).width(to.hidden)
-    reaches_width = width == teacher_width or (recipe.embedding.dense and not to.is_static)
+    reaches_width = width == teacher_width or (vector_settings(recipe).dense and not to.is_static)
     if reaches_width and not recipe.loss.get("dimensions"):
         return
     raise UsageError(
-        f"embedding.router: the vectors of {name} are principal components of the teacher's, so "
+        f"workload.router: the vectors of {name} are principal components of the teacher's, so "
         "that they cannot be compared with the teacher's vectors of documents",
         f"choose a student of width {teacher_width}, or a shape with layers and "
-        "embedding.dense=true; leave loss.dimensions unset",
+        "workload.dense=true; leave loss.dimensions unset",
     )
 
 

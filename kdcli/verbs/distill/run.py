@@ -13,7 +13,7 @@ from kdcli.engine.launch import claim, track
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.losses import on_tasks
-from kdcli.recipe.resolve import Resolved, defaulted
+from kdcli.recipe.resolve import Resolved, defaulted, set_among
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.combine import combine_reports
 from kdcli.report.finish import RunResult
@@ -22,7 +22,7 @@ from kdcli.report.schema import STUDENT, TEACHER
 from kdcli.run.context import RunContext, open_run
 from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import run_command, run_stages, telling_how_to_continue
-from kdcli.verbs.distill.embedding import prepare_embedding, with_learning_rate, with_method
+from kdcli.verbs.distill.embedding import prepare_embedding, with_learning_rate
 from kdcli.verbs.distill.embedding_checks import check_embedding
 from kdcli.verbs.distill.fast import check_goal, check_goals, check_untrained, like_first
 from kdcli.verbs.distill.labelled import (
@@ -32,80 +32,78 @@ from kdcli.verbs.distill.labelled import (
     read_general,
 )
 from kdcli.verbs.distill.outputs import check_outputs, prepare_outputs
-from kdcli.verbs.distill.recipes import SOFT_TARGETS
-from kdcli.verbs.distill.settings import DistillRecipe, TaskDistillRecipe
+from kdcli.verbs.distill.settings import ONLY_ON_TASK, ONLY_ON_TEXT, DistillRecipe
 from kdcli.verbs.distill.stages import WITHOUT, TaskDistillation
 from kdcli.verbs.distill.text import prepare_text
 from kdcli.verbs.distill.text_checks import check_text_recipe, read_text
-from kdcli.workloads import modules_by_task
 from kdcli.workloads.as_trained import as_trained
-from kdcli.workloads.embedding import METHOD
 
 
 def distill(resolved: Resolved[DistillRecipe], options: RunOptions) -> RunResult | Estimate | None:
-    """Distil on text, measure and report; see `run_command` for what it returns.
-
-    Raises KdcliError: the recipe, a model or the text cannot be used, or the run fails.
-    """
-    resolved = with_method(resolved)
-    recipe = resolved.recipe
-    shapes = "+".join(recipe.student.to) or "student"
-    name = f"distill-{Path(str(recipe.teacher)).name}-{shapes}"
-    if recipe.method == METHOD:
-        check_embedding(recipe)
-    else:
-        check_text_recipe(recipe)
-    check_untrained(recipe)
-    check_goal(recipe)
-    if recipe.method == METHOD:
-        resolved = with_learning_rate(resolved)
-        return run_command(resolved, options, name, prepare_embedding)
-    read_text(recipe, options)
-    return run_command(resolved, options, name, prepare_text)
-
-
-def distill_on_task(
-    resolved: Resolved[TaskDistillRecipe], options: RunOptions
-) -> RunResult | Estimate | None:
-    """Distil on a task, measure and report; see `run_command` for what it returns.
+    """Distil, measure and report; see `run_command` for what it returns.
 
     Raises KdcliError: the recipe, a model or the data cannot be used, or the run fails.
     """
-    resolved = _complete(resolved)
-    check_task(resolved.recipe)
-    if resolved.recipe.task in modules_by_task():
-        check_outputs(resolved.recipe)
-    check_goal(resolved.recipe)
-    name = _name(resolved.recipe)
-    if resolved.recipe.task in modules_by_task():
-        return run_command(resolved, options, name, prepare_outputs)
-    read_general(resolved.recipe, options)
-    return run_command(resolved, options, name, prepare_task)
+    resolved = complete(resolved)
+    recipe = resolved.recipe
+    check_recipe(recipe)
+    if recipe.kind == "embedding":
+        resolved = with_learning_rate(resolved)
+        return run_command(resolved, options, run_name(recipe), prepare_embedding)
+    if recipe.kind == "text":
+        read_text(recipe, options)
+        return run_command(resolved, options, run_name(recipe), prepare_text)
+    if recipe.kind == "outputs":
+        return run_command(resolved, options, run_name(recipe), prepare_outputs)
+    read_general(recipe, options)
+    return run_command(resolved, options, run_name(recipe), prepare_task)
 
 
-def _complete(resolved: Resolved[TaskDistillRecipe]) -> Resolved[TaskDistillRecipe]:
-    """Fill in the keys that the user did not set.
+def complete(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
+    """Fill in the keys that the user did not set from the teacher's files and from the method.
 
-    They come from the run that trained the teacher, and from the method's authors.
+    Raises UsageError: the user set a key that this kind of data has no use for.
     """
+    if resolved.recipe.task is None:
+        if (name := set_among(resolved, ONLY_ON_TASK)) is not None:
+            raise UsageError(f"{name} needs --task", "it belongs to distilling on a task")
+        return resolved
+    if (name := set_among(resolved, ONLY_ON_TEXT)) is not None:
+        raise UsageError(f"{name} belongs to distilling on text, not to distilling on a task")
     resolved = as_trained(resolved, resolved.recipe.teacher)
-    task = resolved.recipe.task
-    if task in modules_by_task():
-        resolved = defaulted(resolved, {"method": SOFT_TARGETS}, f"task {task}")
     method = resolved.recipe.method
     kd = {f"kd.{key}": value for key, value in on_tasks(method)[1].items()}
     return defaulted(resolved, kd, f"method {method}")
 
 
-def _name(recipe: TaskDistillRecipe) -> str:
-    teacher = Path(str(recipe.teacher or recipe.soft_labels)).name
-    shapes = recipe.student.to or [Path(str(recipe.student.source)).name]
-    data = directory_word(str(recipe.task), recipe.data.source)
-    return f"distill-{teacher}-{data}-{shapes[0]}"
+def check_recipe(recipe: DistillRecipe) -> None:
+    """Check a recipe before models and data are read.
+
+    Raises UsageError: a key is missing, or keys contradict each other.
+    """
+    check = {
+        "text": check_text_recipe,
+        "embedding": check_embedding,
+        "rows": check_task,
+        "outputs": check_outputs,
+    }
+    check[recipe.kind](recipe)
+    check_untrained(recipe)
+    check_goal(recipe)
+
+
+def run_name(recipe: DistillRecipe) -> str:
+    """Return the name of the run's directory."""
+    source = str(recipe.teacher or recipe.soft_labels or recipe.student.source)
+    parts = ["distill", Path(source).name]
+    if recipe.task is not None:
+        parts.append(directory_word(recipe.task, recipe.data.source))
+    student = "student" if recipe.student.source is None else Path(recipe.student.source).name
+    return "-".join([*parts, "+".join(recipe.student.to) or student])
 
 
 def distill_variants(
-    variants: Mapping[str, Resolved[TaskDistillRecipe]], options: RunOptions
+    variants: Mapping[str, Resolved[DistillRecipe]], options: RunOptions
 ) -> RunResult | None:
     """Distil on a task once for each variant, and compare the students.
 
@@ -114,11 +112,10 @@ def distill_variants(
 
     Raises KdcliError: a recipe, a model or the data cannot be used, or a run fails.
     """
+    variants = {name: complete(resolved) for name, resolved in variants.items()}
     for resolved in variants.values():
-        # Check first, because the defaults of a method need a known method.
-        check_task(as_trained(resolved, resolved.recipe.teacher).recipe)
+        check_recipe(resolved.recipe)
     check_goals(variants)
-    variants = {name: _complete(resolved) for name, resolved in variants.items()}
     first = next(iter(variants.values()))
     options.check_pushed(len(variants))
     if options.dry_run:
@@ -128,7 +125,6 @@ def distill_variants(
         )
     data = directory_word(str(first.recipe.task), first.recipe.data.source)
     run_name, dtype = f"ablate-{data}", first.recipe.train.dtype
-    check_goal(first.recipe)
     for name, resolved in variants.items():
         inside = options.output_dir / name if options.output_dir else None
         read_general(resolved.recipe, replace(options, output_dir=inside))
@@ -139,7 +135,7 @@ def distill_variants(
 
 
 def _run_variants(
-    context: RunContext[TaskDistillRecipe], variants: Mapping[str, Resolved[TaskDistillRecipe]]
+    context: RunContext[DistillRecipe], variants: Mapping[str, Resolved[DistillRecipe]]
 ) -> RunResult | None:
     """Run all stages of every variant, and combine their reports."""
     session, folder, options = context.session, context.folder, context.options

@@ -1,36 +1,74 @@
-"""The recipes of `kdcli distill`."""
+"""The recipe of `kdcli distill`."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from kdcli.recipe.methods import method_names
 from kdcli.recipe.options import ON_TASK, Option
-from kdcli.recipe.sections import (
-    DataSettings,
-    Init,
-    KdSettings,
-    MeasureSettings,
-    RecipeValues,
-    Section,
-    TrainSettings,
-)
+from kdcli.recipe.sections import Init, KdSettings, RecipeValues, Section
+from kdcli.workloads import modules_by_task
 from kdcli.workloads.settings import (
     SHAPE,
     START,
+    TASK_KEYS,
     TEACHER,
+    TEXT_DATA,
+    TEXT_KEYS,
+    TEXT_TRAINING,
+    WITH_POOLING,
+    WORKLOAD,
     CacheSize,
     DownstreamSettings,
+    FinetuneTrainSettings,
     OnTask,
-    RerankRecipe,
     ShapeSettings,
     StepsOrNone,
-    StudentTrainSettings,
-    VectorSettings,
+    TrainingData,
 )
 
+Kind = Literal["text", "embedding", "rows", "outputs"]
+"""What a student learns from: blocks of text, the vectors of texts, the labelled rows of a task, or
+the outputs on data of another kind."""
+EMBEDDING, SOFT_TARGETS = "embedding", "soft-targets"
+EMBEDDING_DEFAULTS: Mapping[str, object] = {"train.batch_size": 64, "train.epochs": 1.0}
+EMBEDDING_RATE = 5e-4
+"""The learning rate of an embedding student whose width is `RATE_WIDTH`."""
+RATE_WIDTH = 384
+STATIC_EMBEDDING_DEFAULTS: Mapping[str, object] = {
+    "train.lr": 3e-3,
+    "train.batch_size": 512,
+    "train.micro_batch_size": 512,
+    "train.epochs": 6.0,
+    "loss.pairs_weight": 0.1,
+}
+"""Defaults if all students are static. A forward pass is cheap, but a gradient is a whole table."""
+STATIC_DEFAULTS: Mapping[str, object] = {
+    "train.lr": 3e-3,
+    "train.batch_size": 256,
+    "train.micro_batch_size": 256,
+    "train.epochs": 3.0,
+}
+"""Defaults on a task if the student is static."""
+SEPARATE_STAGE: Mapping[str, object] = {"lr": 5e-5, "epochs": 20.0}
+"""Defaults of the keys of `intermediate`."""
+ONLY_ON_TEXT = ("assistant", "variants", *TEXT_KEYS)
+"""Keys and sections that a distillation on a task does not read."""
+ONLY_ON_TASK = (
+    "stage",
+    "soft_labels",
+    "kd",
+    "general",
+    "augment",
+    "intermediate",
+    "undistilled",
+    "cache_gb",
+    *TASK_KEYS,
+)
+"""Keys and sections that a distillation on text does not read."""
 ON_TEXT = tuple(method_names("kdcli.losses", "objective", "text", "masked", "sentences"))
 ON_LABELS = tuple(method_names("kdcli.losses", "objective", "task"))
 TeacherOption = Annotated[
@@ -48,12 +86,34 @@ MoreTeachers = Annotated[
 ]
 
 
+def at_width(rate: float, width: int) -> float:
+    """Return a learning rate that was chosen at `RATE_WIDTH` for another width.
+
+    It is inversely proportional to the width: large steps drive wide students from their start.
+    """
+    return float(f"{rate * RATE_WIDTH / width:.2g}")
+
+
+def widest(shapes: Sequence[str]) -> int:
+    """Return the width of the widest of some shapes with layers."""
+    from kdcli.models.grammar import is_static_shape, match_shape
+
+    return max(int(match_shape(text)[2]) for text in shapes if not is_static_shape(text))
+
+
+def as_list(shapes: object) -> object:
+    """Return a single shape as a list of one shape."""
+    return [shapes] if isinstance(shapes, str) else shapes
+
+
 class StudentSettings(ShapeSettings):
     """`student:` of `distill`."""
 
-    to: Annotated[list[str], Option("--to", metavar="LxH[:FFN][@HEADS]", values="shape")] = Field(
-        default_factory=list, description=SHAPE
-    )
+    to: Annotated[
+        list[str],
+        BeforeValidator(as_list),
+        Option("--to", metavar="LxH[:FFN][@HEADS]", values="shape"),
+    ] = Field(default_factory=list, description=SHAPE)
     init: Init = Field("teacher", description="How the student's weights start.")
     layers: list[int] | Literal["measured"] | None = Field(
         None,
@@ -90,66 +150,12 @@ class RelationSettings(Section):
     )
 
 
-class EmbeddingSettings(VectorSettings):
-    """`embedding:`, the settings of `method: embedding`."""
-
-    dense: bool = Field(
-        False,
-        description="Whether a student that is narrower than its teacher's vectors gets a dense "
-        "layer up to their width. Otherwise it learns their principal components.",
-    )
-    router: bool = Field(
-        False,
-        description="Whether to save router/ too, a sentence-transformers model that encodes "
-        "queries with the student and documents with the teacher.",
-    )
-    vectors: Annotated[str | None, Option("--teacher-vectors", metavar="FILE", rare=True)] = Field(
-        None,
-        description="File of the teacher's vectors, .npy or .parquet (default: computed).",
-    )
-
-
 class OnTextDownstream(DownstreamSettings):
     """`eval:` of `distill` on text."""
 
     at: list[Annotated[int, Field(gt=0)]] = Field(
         default_factory=list, description="Steps after which the students are evaluated too."
     )
-
-
-class TextTrainSettings(TrainSettings):
-    """`train:` of `distill` on text, which may train nothing."""
-
-    max_steps: StepsOrNone = None
-
-
-class DistillRecipe(Section):
-    """A recipe of `kdcli distill` on text."""
-
-    purpose: ClassVar[str] = "distilling on text"
-
-    verb: Literal["distill"] = "distill"
-    teacher: TeacherOption = None
-    more_teachers: MoreTeachers = Field(default_factory=list)
-    method: Annotated[str, Option("--method", metavar="NAME", choices=ON_TEXT)] = Field(
-        "minilm", description="Method on text."
-    )
-    assistant: Annotated[str, Option("--assistant", metavar="LxH", rare=True)] = Field(
-        "auto", description="Shape of a teacher assistant, auto or none."
-    )
-    variants: dict[str, RecipeValues] = Field(
-        default_factory=dict,
-        description="Variants by name, each with the keys of method, assistant and loss that it "
-        "changes; all learn from one pass of the teacher.",
-    )
-    student: StudentSettings = StudentSettings()
-    loss: RecipeValues = Field(default_factory=dict, description="Settings of the method.")
-    relation: RelationSettings = RelationSettings()
-    data: DataSettings = DataSettings()
-    train: TextTrainSettings = TextTrainSettings()
-    eval: OnTextDownstream = OnTextDownstream()
-    measure: MeasureSettings = MeasureSettings()
-    embedding: EmbeddingSettings = EmbeddingSettings()
 
 
 class GeneralSettings(Section):
@@ -234,12 +240,16 @@ class UndistilledSettings(Section):
     )
 
 
-class TaskDistillRecipe(OnTask):
-    """A recipe of `kdcli distill --task`."""
+class DistillTrainSettings(FinetuneTrainSettings):
+    """`train:` of `distill`, which may train nothing."""
 
-    purpose: ClassVar[str] = "distilling on a task"
+    max_steps: StepsOrNone = None
 
-    verb: Literal["distill-task"] = "distill-task"
+
+class DistillRecipe(OnTask):
+    """A recipe of `kdcli distill`."""
+
+    verb: Literal["distill"] = "distill"
     teacher: TeacherOption = None
     more_teachers: MoreTeachers = Field(default_factory=list)
     soft_labels: Annotated[
@@ -249,8 +259,20 @@ class TaskDistillRecipe(OnTask):
         description="File of the rows' probabilities or scores, in place of a teacher "
         "(default: none).",
     )
-    method: Annotated[str, Option("--method", metavar="NAME", choices=ON_LABELS)] = Field(
-        "tinybert", description="Method on a task."
+    method: Annotated[
+        str, Option("--method", metavar="NAME", choices=tuple(sorted({*ON_TEXT, *ON_LABELS})))
+    ] = Field(
+        "minilm",
+        description="Method (default: minilm on text, embedding for embedding models, tinybert on "
+        "a task).",
+    )
+    assistant: Annotated[str, Option("--assistant", metavar="LxH", rare=True)] = Field(
+        "auto", description="Shape of a teacher assistant, auto or none."
+    )
+    variants: dict[str, RecipeValues] = Field(
+        default_factory=dict,
+        description="Variants on text by name, each with the keys of method, assistant and loss "
+        "that it changes; all learn from one pass of the teacher.",
     )
     stage: Literal["separate", "joint", "none"] | None = Field(
         None,
@@ -260,16 +282,73 @@ class TaskDistillRecipe(OnTask):
     student: StudentSettings = StudentSettings()
     loss: RecipeValues = Field(default_factory=dict, description="Settings of the method.")
     relation: RelationSettings = RelationSettings()
-    train: StudentTrainSettings = StudentTrainSettings()
+    workload: Annotated[
+        RecipeValues,
+        WITH_POOLING,
+        Option(
+            "--teacher-vectors",
+            metavar="FILE",
+            kind=str,
+            key="vectors",
+            description="File of the teacher's vectors, .npy or .parquet (default: computed).",
+            rare=True,
+        ),
+    ] = Field(default_factory=dict, description=WORKLOAD)
+    data: TrainingData = TrainingData()
+    train: DistillTrainSettings = DistillTrainSettings()
     kd: KdSettings = KdSettings()
     general: GeneralSettings = GeneralSettings()
     augment: AugmentSettings = AugmentSettings()
     intermediate: RecipeValues = Field(
-        default_factory=lambda: {"lr": 5e-5, "epochs": 20.0},
-        description="Keys of train that differ in the separate stage.",
+        default_factory=dict,
+        description="Keys of train that differ in the separate stage (default: lr 5e-5 and 20 "
+        "epochs).",
     )
     undistilled: UndistilledSettings = UndistilledSettings()
+    eval: OnTextDownstream = OnTextDownstream()
     cache_gb: CacheSize = 8.0
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of data that the student learns from."""
+        if self.task is None:
+            return "embedding" if self.method == EMBEDDING else "text"
+        return "outputs" if self.task in modules_by_task() else "rows"
+
+    def rate_at(self, width: int) -> Mapping[str, Mapping[str, object]]:
+        """Return the learning rate of an embedding student of a width, by its origin."""
+        origin = f"default of {EMBEDDING} at width {width}"
+        return {origin: {"train.lr": at_width(EMBEDDING_RATE, width)}}
+
+    def own_defaults(self) -> Mapping[str, Mapping[str, object]]:
+        # This import loads numpy, and help imports this module.
+        from kdcli.models.grammar import goal_of, is_static_shape
+
+        static = bool(self.student.to) and all(map(is_static_shape, self.student.to))
+        if self.kind == "text":
+            return {"default on text": {**TEXT_DATA, **TEXT_TRAINING}}
+        if self.kind == "embedding":
+            on_text = {k: v for k, v in TEXT_TRAINING.items() if k != "train.lr"}
+            own = {f"default of {EMBEDDING}": EMBEDDING_DEFAULTS}
+            if static:
+                own = {"default of static students": STATIC_EMBEDDING_DEFAULTS}
+            elif self.student.to and goal_of(self.student.to) is None:
+                own |= self.rate_at(widest(self.student.to))
+            return {**own, "default on text": {**TEXT_DATA, **on_text}}
+        # Neither a file nor a static student has token states.
+        without_states = self.kind == "outputs" or static or self.soft_labels is not None
+        method = {"method": SOFT_TARGETS if without_states else "tinybert"}
+        defaults: dict[str, Mapping[str, object]] = {"default on a task": method}
+        if self.kind == "rows":
+            # A user who sets one key of this mapping keeps the defaults of the others.
+            defaults["default of the separate stage"] = {
+                f"intermediate.{key}": value
+                for key, value in SEPARATE_STAGE.items()
+                if key not in self.intermediate
+            }
+        if static:
+            defaults["default of static students"] = STATIC_DEFAULTS
+        return defaults
 
 
 @dataclass(frozen=True)
@@ -281,7 +360,6 @@ class DistillOptions:
         Option(
             "--ablate",
             metavar="NAME",
-            recipes=("distill", "distill-task"),
             excludes=("--augment-only",),
             rare=True,
         ),
@@ -293,7 +371,6 @@ class DistillOptions:
             "--augment-only",
             panel=ON_TASK,
             metavar="FILE",
-            recipes=("distill-task",),
             enables="augment.use",
             excludes=("--no-augment", "--resume", "--push-to-hub"),
             terminal=True,
@@ -303,10 +380,6 @@ class DistillOptions:
     ] = None
 
 
-RECIPES: dict[str, type[Section]] = {
-    "distill": DistillRecipe,
-    "distill-task": TaskDistillRecipe,
-    "rerank": RerankRecipe,
-}
-"""The settings model of each folder of `recipes/`."""
+RECIPES: dict[str, type[Section]] = {"distill": DistillRecipe}
+"""The recipe's settings model."""
 OPTIONS = {"distill": DistillOptions}

@@ -6,17 +6,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from pydantic import Field
 from transformers import PreTrainedModel
 
 from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
 from kdcli.models.embedder import DenseLayer, EmbeddingFormat
+from kdcli.recipe.methods import own_settings
 from kdcli.targets.targets import Vectors
 from kdcli.types import Array, ModelShape
 from kdcli.verbs.distill.basis import principal_basis
 from kdcli.verbs.distill.settings import DistillRecipe
 from kdcli.workloads.embedder import Embedder
-from kdcli.workloads.embedding import EmbeddingWorkload
+from kdcli.workloads.embedding import METHOD, EmbeddingWorkload, Settings
 
 BASIS_ROWS = 50_000
 """Number of vectors that give the principal components."""
@@ -24,9 +26,32 @@ ROTATED_ROWS = 1000
 """Number of a student's vectors before training to which the targets are rotated."""
 
 
+class StudentVectors(Settings):
+    """The `workload` section of `distill --method embedding`."""
+
+    dense: bool = Field(
+        False,
+        description="Whether a student that is narrower than its teacher's vectors gets a dense "
+        "layer up to their width. Otherwise it learns their principal components.",
+    )
+    router: bool = Field(
+        False,
+        description="Whether to save router/ too, a sentence-transformers model that encodes "
+        "queries with the student and documents with the teacher.",
+    )
+    vectors: str | None = Field(
+        None, description="File of the teacher's vectors, .npy or .parquet (default: computed)."
+    )
+
+
+def vector_settings(recipe: DistillRecipe) -> StudentVectors:
+    """Return the recipe's `workload` section. Raises UsageError: an unknown key or value."""
+    return own_settings(StudentVectors, recipe.workload, "workload", f"method {METHOD}")
+
+
 def is_foreign(recipe: DistillRecipe, origin: Embedder) -> bool:
     """Return whether students learn vectors of a space other than `origin`'s own."""
-    if recipe.embedding.vectors is not None or recipe.student.source is not None:
+    if vector_settings(recipe).vectors is not None or recipe.student.source is not None:
         return True
     # The dense layer of the first of several teachers leads to its own vectors alone.
     return bool(recipe.more_teachers) and origin.format.dense is not None
@@ -79,7 +104,7 @@ class VectorSpace:
         width, basis_ED = fmt.width(to.hidden), None
         if width == teacher_width and not (foreign or dimensions):
             return fmt, None
-        if dimensions or (width < teacher_width and not recipe.embedding.dense):
+        if dimensions or (width < teacher_width and not vector_settings(recipe).dense):
             basis_ED = self._basis(min(width, teacher_width))
         student = Embedder(model.eval(), self.origin.tokenizer, "", format=fmt)
         rotation_ED = self._rotation(basis_ED, student)

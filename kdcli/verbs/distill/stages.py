@@ -46,7 +46,7 @@ from kdcli.verbs.distill.fast import how_distilled, shape_notes
 from kdcli.verbs.distill.held_out import held_out_losses
 from kdcli.verbs.distill.jobs import objective_job, prediction_job
 from kdcli.verbs.distill.recipes import stage_settings, undistilled_recipe
-from kdcli.verbs.distill.settings import TaskDistillRecipe
+from kdcli.verbs.distill.settings import DistillRecipe
 from kdcli.verbs.distill.student import relation_kernel
 from kdcli.verbs.distill.text import TextDistillation
 from kdcli.workloads.decisions import decisions
@@ -86,7 +86,7 @@ class TaskDistillation:
         trained: The student after the prediction stage, its scores and the outcome.
     """
 
-    context: RunContext[TaskDistillRecipe]
+    context: RunContext[DistillRecipe]
     workload: LabelledWorkload
     teachers: list[Model]
     reader: Model
@@ -98,7 +98,7 @@ class TaskDistillation:
     trained: tuple[Model, ModelScores, Outcome] | None = field(init=False, default=None)
 
     @property
-    def recipe(self) -> TaskDistillRecipe:
+    def recipe(self) -> DistillRecipe:
         """The recipe of the run."""
         return self.context.recipe
 

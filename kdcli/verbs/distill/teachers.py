@@ -10,6 +10,7 @@ from kdcli.errors import UsageError
 from kdcli.targets.targets import Vectors
 from kdcli.types import Array
 from kdcli.verbs.distill.settings import DistillRecipe
+from kdcli.verbs.distill.space import vector_settings
 from kdcli.workloads.embedder import Embedder
 
 
@@ -43,13 +44,12 @@ def open_more_teachers(
 
     Raises UsageError: a model cannot be used, is named twice, or has vectors whose length counts.
     """
+    settings = vector_settings(recipe)
     sources = [str(recipe.teacher), *recipe.more_teachers]
     for source in recipe.more_teachers:
         if sources.count(source) > 1:
             raise UsageError(f"--also-teacher {source}: this model is already a teacher")
-    others = [
-        Embedder.open(source, pooling=recipe.embedding.pooling) for source in recipe.more_teachers
-    ]
+    others = [Embedder.open(source, pooling=settings.pooling) for source in recipe.more_teachers]
     for teacher in [first, *others] if others else []:
         if teacher.format.similarity != "cosine" and not teacher.format.normalize:
             raise UsageError(

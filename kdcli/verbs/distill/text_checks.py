@@ -9,7 +9,8 @@ from kdcli.models.grammar import goal_of
 from kdcli.models.load import load_config, load_tokenizer
 from kdcli.recipe.sections import RunOptions
 from kdcli.verbs.distill.plan import plan
-from kdcli.verbs.distill.settings import DistillRecipe
+from kdcli.verbs.distill.settings import EMBEDDING, SOFT_TARGETS, DistillRecipe
+from kdcli.verbs.distill.space import StudentVectors, vector_settings
 from kdcli.verbs.distill.student import relation_kernel
 from kdcli.workloads.finetuning import check_downstream
 from kdcli.workloads.text import check_masking, read_corpus
@@ -27,11 +28,38 @@ def check_text_recipe(recipe: DistillRecipe) -> None:
         )
     if not recipe.student.to:
         raise UsageError("no student shape given", "add --to LxH, for example --to 6x384")
+    _check_read_keys(recipe)
     check_settings(recipe.method, recipe.loss)
     if not inputs_of(recipe.method) & {"text", "masked"}:
         raise UsageError(
             f"method {recipe.method} learns from a task's examples, not from text",
             "add --task TASK",
+        )
+
+
+def _check_read_keys(recipe: DistillRecipe) -> None:
+    """Check that a recipe sets no key that only embedding students read."""
+    if recipe.data.partition is not None:
+        raise UsageError(
+            f"data.partition divides texts, and method {recipe.method} reads blocks of text",
+            f"remove it, or use --method {EMBEDDING}",
+        )
+    if recipe.more_teachers:
+        raise UsageError(
+            f"--also-teacher: method {recipe.method} compares the states of one teacher",
+            f"several teachers need --method {EMBEDDING}, or --task T",
+        )
+    if recipe.student.source is not None:
+        raise UsageError(
+            f"--student: method {recipe.method} compares token states, so its student starts from "
+            "the teacher",
+            f"distil another encoder with --method {EMBEDDING}, or on a task with --task T "
+            f"--method {SOFT_TARGETS}",
+        )
+    if vector_settings(recipe) != StudentVectors():
+        raise UsageError(
+            f"the keys of workload: are for --method {EMBEDDING}, not for {recipe.method}",
+            "omit them",
         )
 
 

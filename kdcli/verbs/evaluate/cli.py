@@ -18,7 +18,7 @@ def evaluate(given: Given) -> Printable | None:
     from kdcli.recipe.resolve import metric_limits, resolve
     from kdcli.verbs.evaluate.settings import EvaluateOptions, EvaluateRecipe
 
-    options, keys = given.run_options, given.keys("evaluate")
+    options, keys = given.run_options, given.keys()
     own = given.of(EvaluateOptions)
     resolved = resolve(EvaluateRecipe, recipe=given.recipe, sets=given.sets, options=keys)
     limits = metric_limits(own.min_metric or ())

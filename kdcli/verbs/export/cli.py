@@ -14,7 +14,7 @@ def export(given: Given) -> Printable | None:
     from kdcli.verbs.export.settings import ExportOptions, ExportRecipe
 
     options, own = given.run_options, given.of(ExportOptions)
-    keys = given.keys("export")
+    keys = given.keys()
     resolved = resolve(ExportRecipe, recipe=None, sets=given.sets, options=keys)
     from kdcli.verbs.export import run
 

@@ -18,30 +18,14 @@ def finetune(given: Given) -> Printable | None:
         from kdcli.workloads.detect import known_task
 
         given.values["task"] = known_task(given["model"], given["data"])
-    kind = given.kind_for(given["task"], "finetune")
-    return given.show(_on_labels(given) if kind == "finetune" else _reranker(given, kind))
-
-
-def _on_labels(given: Given) -> Printable | None:
     from kdcli.recipe.resolve import grid_options
     from kdcli.workloads.recipes import finetune_recipe
     from kdcli.workloads.settings import FinetuneRecipe
 
-    options, keys = given.run_options, given.keys("finetune")
+    options, keys = given.run_options, given.keys()
     keys.pop("grid", None)
     keys |= grid_options(FinetuneRecipe, given["grid"] or [])
     resolved = finetune_recipe(recipe=given.recipe, sets=given.sets, options=keys)
     from kdcli.verbs.finetune import run
 
-    return run.finetune(resolved, options)
-
-
-def _reranker(given: Given, kind: str) -> Printable | None:
-    from kdcli.recipe.resolve import resolve
-    from kdcli.workloads.settings import RerankRecipe
-
-    options, keys = given.run_options, given.keys(kind)
-    resolved = resolve(RerankRecipe, recipe=given.recipe, sets=given.sets, options=keys)
-    from kdcli.verbs.finetune.run import finetune_reranker
-
-    return finetune_reranker(resolved, options)
+    return given.show(run.finetune(resolved, options))

@@ -24,9 +24,7 @@ from kdcli.types import Start
 from kdcli.workloads import open_workload
 from kdcli.workloads.finetuning import drop_weights, finetune_stage, request_of, selected_report
 from kdcli.workloads.predictions import summed_up
-from kdcli.workloads.recipes import rerank_finetuning
-from kdcli.workloads.rerank import RerankWorkload
-from kdcli.workloads.settings import FinetuneRecipe, RerankRecipe
+from kdcli.workloads.settings import FinetuneRecipe, SmallerSettings
 from kdcli.workloads.workload import Workload
 
 
@@ -102,11 +100,30 @@ def _prepare(context: RunContext[FinetuneRecipe]) -> Run:
     several = len(combinations(context.resolved)) * recipe.seeds > 1
     if not several:
         ((_, own),) = combinations(context.resolved)
-        stage = finetune_stage(context, workload, own, context.folder, model=model, measured=True)
+        start = smaller(workload, model, recipe)
+        stage = finetune_stage(context, workload, own, context.folder, model=start, measured=True)
         return Run([stage])
+    if recipe.student != SmallerSettings():
+        raise UsageError(
+            "student.to makes the model smaller, and the runs of a grid share the model",
+            "save the smaller model first, with kdcli distill MODEL --to LxH --max-steps 0",
+        )
     runs = _grid_runs(context, workload)
     del model  # every run loads its own model
     return Run([run.stage for run in runs], lambda: _report_grid(context, workload, runs))
+
+
+def smaller(workload: Workload, model: Model, recipe: FinetuneRecipe) -> Model:
+    """Return the model that the training starts from, in the recipe's shape.
+
+    Raises UsageError: the model cannot have this shape, initialisation or choice of layers.
+    """
+    student, full = recipe.student, model.shape
+    if student == SmallerSettings():
+        return model
+    shape = full if student.to is None else parse_shape(student.to, full)
+    start = Start(student.init, student.layers, seed=recipe.train.seed)
+    return workload.student(model, shape, start)
 
 
 def _grid_runs(context: RunContext[FinetuneRecipe], workload: Workload) -> list[GridRun]:
@@ -178,62 +195,3 @@ def _report_grid(
     selected_report(context, workload, results[chosen], selection)
     for run in runs:
         drop_weights(run.stage.folder)
-
-
-def finetune_reranker(
-    resolved: Resolved[RerankRecipe], options: RunOptions
-) -> RunResult | Estimate | None:
-    """Fine-tune a reranker on lists of candidates.
-
-    Returns the report, or the estimate of a dry run. Returns None in a process that prints nothing.
-
-    Raises KdcliError: the run fails, or the recipe, the model or the data cannot be used.
-    """
-    recipe = resolved.recipe
-    if recipe.student.source is None:
-        raise UsageError("no model given", "kdcli finetune MODEL --task rerank --data DIR")
-    if recipe.data.source is None:
-        raise UsageError(
-            "task rerank needs --data", "a file or directory of queries with their passages"
-        )
-    if not recipe.train.trains:
-        raise UsageError(
-            "'train.max_steps' must be greater than 0, got 0",
-            "only distill can save a student without training it",
-        )
-    name = f"finetune-{Path(recipe.student.source).name}-rerank"
-    return run_command(resolved, options, name, _prepare_reranker)
-
-
-def _prepare_reranker(context: RunContext[RerankRecipe]) -> Run:
-    """Check model and data without claiming the run directory.
-
-    Raises UsageError: the passages have neither labels nor scores, or not what the loss needs.
-    """
-    recipe, generic = context.recipe, rerank_finetuning(context.recipe)
-    workload, model = open_workload(request_of(generic, str(generic.model)), context.session)
-    assert isinstance(workload, RerankWorkload)
-    scored = workload.scored
-    if not scored and not workload.has_labels:
-        raise UsageError(
-            "the training passages have neither labels nor scores",
-            "the ranking is learned from labels or scores, so add one of them",
-        )
-    if not scored and recipe.ranking.loss == "margin-mse":
-        raise UsageError(
-            "ranking.loss margin-mse needs a score for each passage, and some have none",
-            "choose listwise",
-        )
-    start = reranker_student(workload, model, recipe)
-    workload.notes = [f"trained on {'scores in the data' if scored else 'labels alone'}"]
-    own = Resolved(generic, context.resolved.origins)
-    stage = finetune_stage(context, workload, own, context.folder, model=start, measured=True)
-    return Run([stage])
-
-
-def reranker_student(workload: RerankWorkload, origin: Model, recipe: RerankRecipe) -> Model:
-    """Make the model that the training starts from, in the recipe's shape."""
-    student, full = recipe.student, origin.shape
-    shape = full if student.to is None else parse_shape(student.to, full)
-    start = Start(student.init, student.layers, seed=recipe.train.seed)
-    return workload.student(origin, shape, start)

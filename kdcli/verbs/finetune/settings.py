@@ -1,7 +1,7 @@
-"""The recipes of `kdcli finetune`."""
+"""The recipe of `kdcli finetune`."""
 
 from kdcli.recipe.sections import Section
-from kdcli.workloads.settings import FinetuneRecipe, RerankRecipe
+from kdcli.workloads.settings import FinetuneRecipe
 
-RECIPES: dict[str, type[Section]] = {"finetune": FinetuneRecipe, "rerank": RerankRecipe}
-"""The settings model of each folder of `recipes/`."""
+RECIPES: dict[str, type[Section]] = {"finetune": FinetuneRecipe}
+"""The recipe's settings model."""

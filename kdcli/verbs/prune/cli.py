@@ -14,7 +14,7 @@ def prune(given: Given) -> Printable | None:
     from kdcli.recipe.resolve import resolve
     from kdcli.verbs.prune.settings import PruneRecipe
 
-    options, keys = given.run_options, given.keys("prune")
+    options, keys = given.run_options, given.keys()
     keys.pop("method", None)
     # The imports below take seconds, so the recipe is checked first.
     resolve(PruneRecipe, recipe=given.recipe, sets=given.sets, options=keys)

@@ -6,7 +6,14 @@ The methods share the examples and the budget, and have their own settings.
 from collections.abc import Mapping, Sequence
 
 from kdcli.pruners import defaults
-from kdcli.recipe.resolve import Resolved, defaulted, flatten, read_recipe, resolve, shipped
+from kdcli.recipe.resolve import (
+    Resolved,
+    defaulted,
+    read_recipe,
+    recipe_keys,
+    resolve,
+    shipped,
+)
 from kdcli.types import OWN
 from kdcli.verbs.prune.settings import PruneRecipe
 from kdcli.workloads.detect import with_task
@@ -36,7 +43,7 @@ def prune_recipes(
     resolved_once = resolve(PruneRecipe, recipe=recipe, sets=sets, options=options)
     if "model" in resolved_once.origins:
         given = resolved_once.recipe
-        pooling = given.embedding.pooling
+        pooling = given.workload.get("pooling")
         found = with_task(resolved_once, given.model, given.data.source, pooling)
         if "task" in found.origins:
             options = {**options, "task": found.recipe.task}
@@ -46,9 +53,7 @@ def prune_recipes(
     whole = recipe is not None and "task" in read_recipe(recipe, "prune")
     names = {} if whole else {method: f"{method}-{first.task}" for method in chosen}
     available = {
-        m: dict(flatten(read_recipe(name, "prune")))
-        for m, name in names.items()
-        if name in shipped("prune")
+        m: recipe_keys(name, "prune") for m, name in names.items() if name in shipped("prune")
     }
     resolved = []
     for method in chosen:

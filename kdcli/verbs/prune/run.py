@@ -8,7 +8,7 @@ compact and the sparse form are compared with the dense model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from kdcli.errors import UsageError
 from kdcli.models.load import load_weights
 from kdcli.models.model import Model
 from kdcli.pruners import check_settings, defaults, smp
-from kdcli.recipe.resolve import Resolved
+from kdcli.recipe.resolve import Resolved, set_among
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.combine import combine_reports
 from kdcli.report.finish import RunResult
@@ -80,11 +80,11 @@ def prune(recipes: Recipes, options: RunOptions) -> RunResult | Estimate | None:
     for name, values in (("method", methods), ("sparsity", sparsities)):
         if repeated := [value for value in values if values.count(value) > 1]:
             raise UsageError(f"{name} {repeated[0]} was given twice", "give each once")
-    for_vectors = ("embedding.", "loss.", "eval.")
-    wrong = [key for each in recipes for key in each.origins if key.startswith(for_vectors)]
-    if wrong and first.task != EMBEDDING_TASK:
+    named = (set_among(each, ("workload.pooling", "loss", "eval")) for each in recipes)
+    wrong = next(filter(None, named), None)
+    if wrong is not None and first.task != EMBEDDING_TASK:
         raise UsageError(
-            f"{wrong[0]} is for --task {EMBEDDING_TASK}, not for task {first.task}", "omit it"
+            f"{wrong} is for --task {EMBEDDING_TASK}, not for task {first.task}", "omit it"
         )
     complete = [with_defaults(each) for each in recipes]
     options.check_pushed(len(stage_recipes(complete, Path())))
@@ -127,16 +127,7 @@ def prune_request(recipe: PruneRecipe, other_models: Sequence[str]) -> WorkloadR
     request = request_of(
         recipe, str(recipe.model), new_head=not own_head, other_models=other_models
     )
-    if recipe.task != EMBEDDING_TASK:
-        return request
-    settings = {
-        "embedding": recipe.embedding.model_dump(),
-        "loss": recipe.loss,
-        "eval": recipe.eval,
-    }
-    return WorkloadRequest(
-        EMBEDDING_TASK, str(recipe.model), recipe.data, settings=settings, seed=recipe.train.seed
-    )
+    return replace(request, loss=recipe.loss, evaluation=recipe.eval)
 
 
 def _load_teacher(workload: Workload, recipe: PruneRecipe, model: Model) -> Model | None:

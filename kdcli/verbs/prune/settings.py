@@ -9,12 +9,13 @@ from kdcli.recipe.options import Option
 from kdcli.recipe.sections import KdSettings, LearningRate, RecipeValues, Section
 from kdcli.workloads.settings import (
     ENCODER,
+    WITH_POOLING,
+    WORKLOAD,
     CacheSize,
     DownstreamSettings,
     FinetuneTrainSettings,
     TaskName,
     TaskRecipe,
-    VectorSettings,
 )
 
 
@@ -80,7 +81,9 @@ class PruneRecipe(TaskRecipe):
     )
     cache_gb: CacheSize = 8.0
     train: PruneTrainSettings = PruneTrainSettings()
-    embedding: VectorSettings = VectorSettings()
+    workload: Annotated[RecipeValues, WITH_POOLING] = Field(
+        default_factory=dict, description=WORKLOAD
+    )
     loss: RecipeValues = Field(
         default_factory=dict, description="Settings of the loss of task embedding."
     )
@@ -88,4 +91,4 @@ class PruneRecipe(TaskRecipe):
 
 
 RECIPES: dict[str, type[Section]] = {"prune": PruneRecipe}
-"""The settings model of each folder of `recipes/`."""
+"""The recipe's settings model."""

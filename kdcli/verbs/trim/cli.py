@@ -19,7 +19,7 @@ def trim(given: Given) -> Printable | None:
     from kdcli.recipe.resolve import resolve
     from kdcli.verbs.trim.settings import TrimRecipe
 
-    options, keys = given.run_options, given.keys("trim")
+    options, keys = given.run_options, given.keys()
     resolved = resolve(TrimRecipe, recipe=None, sets=given.sets, options=keys)
     from kdcli.verbs.trim import run
 
