@@ -513,7 +513,10 @@ WRONG_NAMES = {
     "benchmark demo --backend onnx-int9": (2, "backend onnx has no precision 'int9'"),
     "evaluate ./none --task sst2": (2, "no model directory ./none"),
     "compress me/none --data demo": (2, "nor in the Hugging Face cache"),
-    "prune demo --task demo-topic --method smpp": (2, "unknown method 'smpp'"),
+    "prune demo --task demo-topic --method smpp": (
+        2,
+        "unknown method 'smpp'; did you mean 'smp'?",
+    ),
     "prune demo --task demo-topic --sparsity 1.5": (2, "must be less than 1, got 1.5"),
     "prune demo --task demo-topic --set train.lrr=3": (2, "unknown key 'train.lrr' (--set)"),
     "finetune demo --task demo-topic --data none.csv": (2, "no data at none.csv"),

@@ -270,7 +270,6 @@ def test_contrast_is_the_formula():
 @pytest.mark.parametrize(
     ("method", "settings", "message"),
     [
-        ("smpp", {}, "unknown method 'smpp'; did you mean 'smp'?"),
         (
             "smp",
             {"temprature": 2.0},

@@ -43,21 +43,47 @@ def short_demo(cache, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def teacher_of(tmp_path_factory):
-    """Kind of task -> a teacher fine-tuned on it, with its data next to it. All workers of a test
-    run share it."""
-    folder = tmp_path_factory.getbasetemp()
+def shared(tmp_path_factory):
+    """Name of a directory and how it is made -> its path; all workers of a test run share it."""
+    root = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
+        root = root.parent
+
+    def directory(name, make):
+        folder, done = root / name, root / f"{name}.done"
+        with FileLock(f"{folder}.lock"):
+            if not done.is_file():
+                make(folder)
+                done.touch()
+        return folder
+
+    return directory
+
+
+@pytest.fixture(scope="session")
+def teacher_of(shared):
+    """Kind of task -> a teacher fine-tuned on it, with its data next to it."""
 
     def teacher(kind):
-        made = folder / f"taught-{kind}"
-        with FileLock(f"{made}.lock"):
-            if not (made / "teacher" / "report.json").is_file():
-                own_files.teacher(made, kind)
-        return made / "teacher"
+        return shared(f"taught-{kind}", lambda folder: own_files.teacher(folder, kind)) / "teacher"
 
     return teacher
+
+
+@pytest.fixture(scope="session")
+def exported(shared, teacher_of):
+    """Kind of task, format and options -> the teacher, its data, and its export."""
+
+    def export(kind="class", file_format="onnx", *options):
+        teacher = teacher_of(kind)
+        words = ("export", teacher, "--format", file_format, *options)
+        folder = shared(
+            "-".join((kind, file_format, *options)),
+            lambda folder: own_files.succeeds(*words, "-o", folder),
+        )
+        return teacher, teacher.parent / "data", folder
+
+    return export
 
 
 @pytest.fixture(scope="module")

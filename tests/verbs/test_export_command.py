@@ -309,11 +309,6 @@ def test_texts_without_words_are_refused(saved, tmp_path):
         exported(saved("none"), tmp_path / "out", data=data, pooling="mean")
 
 
-def test_an_unknown_format_is_refused():
-    with pytest.raises(UsageError, match=r"unknown format 'onx'; did you mean 'onnx'\?"):
-        exported("nowhere", None, format="onx")
-
-
 def test_missing_library_is_reported_before_anything_is_loaded(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(MachineError, match="onnxruntime") as caught:
