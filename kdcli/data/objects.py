@@ -8,7 +8,6 @@ JSON Lines, whose rows may hold any nested value.
 import hashlib
 import json
 import sys
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -71,20 +70,22 @@ def write_object(value: object, log: Log) -> Path:
         MachineError: the cache cannot be written.
     """
     folder = cache_dir() / FOLDER
+    content: _Content | Mapping[str, _Content]
     if _is_a(value, "datasets", "DatasetDict"):
-        return _write_splits(_splits(value, log), folder)
-    content = _content_of(value)
-    path = folder / f"{content.key()}.{content.ending}"
+        content = _splits(value, log)
+        path = folder / cache_key(*((split, part.key) for split, part in sorted(content.items())))
+    else:
+        content = _content_of(value)
+        path = folder / f"{content.key}.{content.ending}"
     use_entry(path, type(value).__name__)
     with disk_errors(folder):
         # A read-only cache has no place for a lock.
-        if path.is_file():
+        if path.exists():
             return path
         folder.mkdir(parents=True, exist_ok=True)
         with lock_entry(path):
-            if not path.is_file():
-                with atomic_file(path) as file:
-                    content.write(file)
+            if not path.exists():
+                _write(content, path)
     return path
 
 
@@ -93,57 +94,32 @@ def is_object(source: str) -> bool:
     return Path(source).parent == cache_dir() / FOLDER
 
 
-def _write_splits(splits: "Mapping[str, _Table]", folder: Path) -> Path:
-    """Write a directory with a file for each split, unless it is there."""
-    path = folder / cache_key(*((split, table.key()) for split, table in sorted(splits.items())))
-    use_entry(path, "DatasetDict")
-    with disk_errors(folder):
-        # A read-only cache has no place for a lock.
-        if path.is_dir():
-            return path
-        folder.mkdir(parents=True, exist_ok=True)
-        with lock_entry(path):
-            if not path.is_dir():
-                with atomic_dir(path) as aside:
-                    for split, table in splits.items():
-                        with (aside / f"{split}.{table.ending}").open("wb") as file:
-                            table.write(file)
-    return path
-
-
-class _Content(ABC):
-    """The content of a file."""
-
-    ending: str
-
-    @abstractmethod
-    def key(self) -> str:
-        """Return a hash of the content."""
-
-    @abstractmethod
-    def write(self, file: IO[bytes]) -> None:
-        """Write the content."""
+def _write(content: "_Content | Mapping[str, _Content]", path: Path) -> None:
+    """Write a file, or a directory with a file for each split."""
+    if isinstance(content, _Content):
+        with atomic_file(path) as file:
+            content.write(file)
+        return
+    with atomic_dir(path) as aside:
+        for split, part in content.items():
+            with (aside / f"{split}.{part.ending}").open("wb") as opened:
+                part.write(opened)
 
 
 @dataclass(frozen=True)
-class _Rows(_Content):
-    """Rows for a file of JSON Lines."""
+class _Content:
+    """The content of a file: the ending of its name, a hash, and a function that writes it."""
 
-    rows: Sequence[Mapping[str, object]]
-    ending: str = "jsonl"
+    ending: str
+    key: str
+    write: Callable[[IO[bytes]], None]
 
-    def key(self) -> str:
-        digest = hashlib.sha256()
-        for line in self._lines():
-            digest.update(line)
-        return digest.hexdigest()[:24]
 
-    def write(self, file: IO[bytes]) -> None:
-        file.writelines(self._lines())
-
-    def _lines(self) -> Iterator[bytes]:
-        for number, row in enumerate(self.rows):
-            yield f"{_json(row, number)}\n".encode()
+def _rows(rows: Sequence[Mapping[str, object]]) -> _Content:
+    """Return the content of a file of JSON Lines."""
+    lines = [f"{_json(row, number)}\n".encode() for number, row in enumerate(rows)]
+    key = hashlib.sha256(b"".join(lines)).hexdigest()[:24]
+    return _Content("jsonl", key, lambda file: file.writelines(lines))
 
 
 def _json(row: Mapping[str, object], number: int) -> str:
@@ -172,34 +148,28 @@ def _plain(value: object) -> object:
     raise TypeError(f"it holds an object of type {type(value).__name__}")
 
 
-@dataclass(frozen=True)
-class _Table(_Content):
-    """Columns for a Parquet file.
+def _table(schema: "pa.Schema", batches: "Callable[[], Iterator[pa.Table]]") -> _Content:
+    """Return the content of a Parquet file.
 
-    Attributes:
+    Args:
         schema: the names and types of the columns.
         batches: yields the table in parts, each time from the beginning.
     """
+    # The bytes of a Parquet file differ between versions of pyarrow.
+    names = [(field.name, str(field.type)) for field in schema]
+    digest = hashlib.sha256(repr((names, schema.metadata)).encode())
+    for batch in batches():
+        for row in batch.to_pylist():
+            digest.update(repr(tuple(row.values())).encode())
 
-    schema: "pa.Schema"
-    batches: "Callable[[], Iterator[pa.Table]]"
-    ending: str = "parquet"
-
-    def key(self) -> str:
-        # The bytes of a Parquet file differ between versions of pyarrow.
-        schema = [(f.name, str(f.type)) for f in self.schema], self.schema.metadata
-        digest = hashlib.sha256(repr(schema).encode())
-        for batch in self.batches():
-            for row in batch.to_pylist():
-                digest.update(repr(tuple(row.values())).encode())
-        return digest.hexdigest()[:24]
-
-    def write(self, file: IO[bytes]) -> None:
+    def write(file: IO[bytes]) -> None:
         import pyarrow.parquet as pq
 
-        with pq.ParquetWriter(file, self.schema) as writer:
-            for batch in self.batches():
+        with pq.ParquetWriter(file, schema) as writer:
+            for batch in batches():
                 writer.write_table(batch)
+
+    return _Content("parquet", digest.hexdigest()[:24], write)
 
 
 def _content_of(value: Any) -> _Content:
@@ -218,13 +188,13 @@ def _content_of(value: Any) -> _Content:
     )
 
 
-def _list(values: Sequence[object]) -> _Rows:
+def _list(values: Sequence[object]) -> _Content:
     """Return the rows of a list of texts or of rows."""
     if not values:
         raise UsageError("the list is empty; at least one row is needed", "give texts or rows")
     rows = [value for value in values if isinstance(value, Mapping)]
     if len(rows) == len(values):
-        return _Rows(rows)
+        return _rows(rows)
     wrong = next((value for value in values if not isinstance(value, str)), None)
     if wrong is not None:
         number, kind = list(map(id, values)).index(id(wrong)), type(wrong).__name__
@@ -239,7 +209,7 @@ def _list(values: Sequence[object]) -> _Rows:
             f"the list holds the {len(values)} paths {values[0]} ...; a list holds texts or dicts",
             "give one file, or the directory of several files",
         )
-    return _Rows([{"text": str(text)} for text in values])
+    return _rows([{"text": str(text)} for text in values])
 
 
 def _is_path(text: str) -> bool:
@@ -273,7 +243,7 @@ def _is_column(value: object) -> bool:
     return is_list or _is_a(value, "pandas", "Series") or _is_a(value, "numpy", "ndarray")
 
 
-def _columns(columns: Iterable[tuple[object, object]]) -> _Table:
+def _columns(columns: Iterable[tuple[object, object]]) -> _Content:
     """Return a table of named columns; an index is no column."""
     import pyarrow as pa
 
@@ -305,10 +275,10 @@ def _columns(columns: Iterable[tuple[object, object]]) -> _Table:
         for begin in range(0, table.num_rows, ROWS_PER_WRITE):
             yield table.slice(begin, ROWS_PER_WRITE)
 
-    return _Table(table.schema, batches)
+    return _table(table.schema, batches)
 
 
-def _dataset(dataset: "datasets.Dataset") -> _Table:
+def _dataset(dataset: "datasets.Dataset") -> _Content:
     """Return the table of a `Dataset`, which may be larger than the memory."""
     # The schema holds the names of classes.
     schema = dataset.features.arrow_schema
@@ -319,15 +289,15 @@ def _dataset(dataset: "datasets.Dataset") -> _Table:
         for batch in dataset.with_format("arrow").iter(batch_size=ROWS_PER_WRITE):
             yield batch.cast(schema)
 
-    return _Table(schema, batches)
+    return _table(schema, batches)
 
 
-def _splits(splits: "datasets.DatasetDict", log: Log) -> dict[str, _Table]:
+def _splits(splits: "datasets.DatasetDict", log: Log) -> dict[str, _Content]:
     """Return the tables of a `DatasetDict`, by the name that it gives to a split.
 
     Raises UsageError: no split has a name that kdcli reads, or one split has two names.
     """
-    tables: dict[str, _Table] = {}
+    tables: dict[str, _Content] = {}
     for names in names_by_split(splits, "the DatasetDict").values():
         for split in names:
             try:

@@ -242,7 +242,6 @@ def test_files_of_datatrove_without_metadata_follow_its_rule(tmp_path):
         ("missing", r"00000_shuffled\.ds is missing \(1 of 2 files\)"),
         ("cut", r"00000_shuffled\.ds is cut: it has [\d,]+ bytes, not [\d,]+ tokens of 2 bytes"),
         ("half", r"00000_shuffled\.ds is cut"),
-        ("index", r"00000_shuffled\.ds\.index does not end where"),
         ("metadata", r"00000_shuffled\.ds\.metadata is not metadata of datatrove"),
         ("mixed", "tokens of 2 and of 4 bytes"),
         ("vocabulary", r"holds token 9,000; the vocabulary of the model has 64"),
@@ -259,8 +258,6 @@ def test_damaged_and_foreign_files_of_datatrove_are_named(tmp_path, damage, mess
         file.unlink()
     elif damage in ("cut", "half"):
         os.truncate(file, file.stat().st_size - (2 if damage == "cut" else 1))
-    elif damage == "index":
-        os.truncate(f"{file}.index", 80)
     elif damage == "metadata":
         Path(f"{file}.metadata").write_text("tiny\n12", "utf-8")
     elif damage == "mixed":

@@ -4,7 +4,6 @@ Each `NAME.ds` file comes with `NAME.ds.metadata` (the tokenizer, the bytes per 
 of tokens) and `NAME.ds.index` (the ends of the documents, uint64).
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,15 +17,12 @@ from kdcli.data.sources import Log
 from kdcli.data.text.shards import Frame
 from kdcli.data.text.stream import TokenStream
 from kdcli.errors import UsageError
-from kdcli.types import Array
 
 DS, METADATA, INDEX = ".ds", ".metadata", ".index"
 FILE_ENDINGS = (DS, DS + METADATA, DS + INDEX)
 MAX_METADATA_BYTES = 10_000
 # Number of tokens that are checked at the beginning, in the middle and at the end of a file.
 SAMPLED_TOKENS = 4096
-# Number of documents at the beginning of a file whose first and last tokens are checked.
-SAMPLED_DOCUMENTS = 64
 OTHER_TOKENIZER_HINT = "run datatrove's DocumentTokenizer with the tokenizer of this model"
 
 
@@ -151,38 +147,20 @@ def _check_sample(file: TokenFile, dtype: str, vocabulary_size: int, frame: Fram
     stream = TokenStream([(file.path, file.tokens)], dtype)
     last = max(0, file.tokens - SAMPLED_TOKENS)
     middle = max(0, file.tokens // 2 - SAMPLED_TOKENS)
-    for begin in (0, middle, last):
-        highest = int(stream.read(begin, min(SAMPLED_TOKENS, file.tokens)).max())
-        if highest >= vocabulary_size:
-            raise UsageError(
-                f"{file.path} holds token {highest:,}; the vocabulary of the model has "
-                f"{vocabulary_size:,}",
-                OTHER_TOKENIZER_HINT,
-            )
-    index = file.path.with_name(f"{file.path.name}{INDEX}")
-    if index.is_file():
-        _check_frame(file, stream, index, frame)
-
-
-def _check_frame(file: TokenFile, stream: TokenStream, index: Path, frame: Frame) -> None:
-    """Check that documents end with the separator and have no other frame."""
-    size = index.stat().st_size
-    ends = np.fromfile(index, "<u8", count=SAMPLED_DOCUMENTS).astype(np.int64)
-    is_whole = len(ends) > 0 and size % 8 == 0
-    if not is_whole or int(np.fromfile(index, "<u8", offset=size - 8)[0]) != file.tokens:
+    places = (0, middle, last)
+    sample = np.concatenate(
+        [stream.read(begin, min(SAMPLED_TOKENS, file.tokens)) for begin in places]
+    )
+    if (highest := int(sample.max())) >= vocabulary_size:
         raise UsageError(
-            f"{index} does not end where {file.path.name} does",
-            "copy both again, or write them again with datatrove",
+            f"{file.path} holds token {highest:,}; the vocabulary of the model has "
+            f"{vocabulary_size:,}",
+            OTHER_TOKENIZER_HINT,
         )
-    first, last = _tokens_at(stream, [0, *ends[:-1]]), _tokens_at(stream, ends - 1)
-    # If datatrove has shuffled chunks, some of these positions are the ends of chunks.
-    if (last != frame.sep_id).all() or (first == frame.cls_id).mean() > 0.5:
+    is_framed = frame.cls_id != frame.sep_id and frame.cls_id in sample
+    if is_framed or frame.sep_id not in sample:
         raise UsageError(
             f"{file.path}: documents must end with the token {frame.sep_id} ({frame.sep}) and "
             "have no other frame",
             f"{OTHER_TOKENIZER_HINT} and eos_token={frame.sep!r}",
         )
-
-
-def _tokens_at(stream: TokenStream, positions: Iterable[int]) -> Array:
-    return np.array([stream.read(int(at), 1)[0] for at in positions], dtype=np.int64)
