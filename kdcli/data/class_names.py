@@ -1,17 +1,22 @@
 """Names of classes in the schema of a table, whose rows hold only their numbers.
 
-`datasets` writes the names of a `ClassLabel` into the schema of a Parquet or Arrow file.
+`datasets` writes the names of a `ClassLabel` into the schema of a Parquet or Arrow file, and the
+card of a data set may hold them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kdcli.errors import UsageError
+from kdcli.data.rows import Row
+from kdcli.errors import UsageError, first_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 HUGGING_FACE = b"huggingface"
+CARD, CLASS_LABEL, MAX_CARD_BYTES = "README.md", b"class_label", 1 << 20
 
 
 class ClassName(str):
@@ -29,7 +34,7 @@ class ClassName(str):
 class ClassNames:
     """The columns of a table whose classes have names."""
 
-    def __init__(self, features: "Mapping[str, Any] | None") -> None:
+    def __init__(self, features: Mapping[str, Any] | None = None) -> None:
         """Take the features of a data set, if they are known."""
         self.columns = {
             name: feature for name, feature in (features or {}).items() if _has_names(feature)
@@ -43,23 +48,49 @@ class ClassNames:
             UsageError: `datasets` cannot read the description in the schema.
         """
         if HUGGING_FACE not in (schema.metadata or {}):
-            return cls(None)
+            return cls()
         import datasets
 
-        try:
+        with _feature_errors(f"the schema of {file}"):
             return cls(datasets.Features.from_arrow_schema(schema))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UsageError(
-                f"the features in the schema of {file} cannot be read: {error}",
-                "write the file again with .to_parquet() of datasets, or without its metadata",
-            ) from None
 
-    def name(self, values: dict[str, Any]) -> dict[str, Any]:
+    @classmethod
+    def of_card(cls, folder: Path) -> "ClassNames":
+        """Read the names from a data set's card, README.md, which may describe one configuration.
+
+        Raises:
+            UsageError: `datasets` cannot read the description in the card.
+        """
+        card = folder / CARD
+        if not card.is_file() or CLASS_LABEL not in card.read_bytes()[:MAX_CARD_BYTES]:
+            return cls()
+        from datasets.info import DatasetInfosDict
+
+        with _feature_errors(str(card)):
+            infos = list(DatasetInfosDict.from_directory(str(folder)).values())
+        return cls(infos[0].features if len(infos) == 1 else None)
+
+    def name_row(self, row: Row) -> Row:
         """Replace the numbers of classes in a row by their names."""
-        for column, feature in self.columns.items():
-            if column in values:
-                values[column] = _named(feature, values[column])
-        return values
+        if not self.columns:
+            return row
+        values = {
+            name: _named(self.columns[name], value) if name in self.columns else value
+            for name, value in row.values.items()
+        }
+        return Row(row.where, values)
+
+
+@contextmanager
+def _feature_errors(place: str) -> Iterator[None]:
+    """Turn errors of `datasets` about features into a UsageError that names their place."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  # Readers of YAML raise their own classes.
+        raise UsageError(
+            f"the features in {place} cannot be read: {first_line(error)}",
+            "write the data again with datasets, or remove the description of its features",
+        ) from None
 
 
 def _has_names(feature: Any) -> bool:
@@ -78,6 +109,9 @@ def _named(feature: Any, value: Any) -> Any:
     if isinstance(value, list) and hasattr(feature, "feature"):
         return [_named(feature.feature, each) for each in value]
     names = getattr(feature, "names", None)
+    if isinstance(value, str) and value.isdecimal() and names and value not in names:
+        # A cell of CSV.
+        value = int(value)
     if not names or not isinstance(value, int) or value >= len(names):
         return value
     return None if value < 0 else ClassName(names[value], value)

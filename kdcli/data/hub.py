@@ -135,7 +135,7 @@ def hub_rows(hub: HubId, split: str, shard: int | None = None) -> Iterator[Row]:
         part = f"{hub.name} {split}" + (f" part {shard}" if shard else "")
         classes = ClassNames(stream.features)
         for number, values in enumerate(stream, 1):
-            yield Row(f"{part} row {number}", classes.name(values))
+            yield classes.name_row(Row(f"{part} row {number}", values))
 
 
 def _open_stream(hub: HubId, split: str) -> "datasets.IterableDataset":

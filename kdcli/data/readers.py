@@ -257,7 +257,7 @@ def _read_table(piece: Piece, file: IO[bytes], form: FileFormat) -> Iterator[Row
             for batch in batches:
                 for values in batch.to_pylist():
                     number += 1
-                    yield Row(f"{piece.name}:{number}", classes.name(values))
+                    yield classes.name_row(Row(f"{piece.name}:{number}", values))
     except UnicodeDecodeError:
         rows = f"one of the rows {number + 1} to {number + TABLE_ROWS}"
         raise UsageError(f"{piece.name}: {rows} is not UTF-8") from None

@@ -13,10 +13,11 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kdcli.data.class_names import ClassNames
 from kdcli.data.demo import DOCUMENTS, demo_documents, demo_identity
 from kdcli.data.documents import Sample, first_texts, read_documents, sample_documents, texts_of
 from kdcli.data.hub import DATA_SET_ID, HubId, hub_rows, hub_size, hub_splits
@@ -124,6 +125,7 @@ class FileSource(Source):
 
     name: str
     files: Mapping[str, tuple[File, ...]]
+    classes: ClassNames = field(default_factory=ClassNames)
 
     @property
     def identity(self) -> list[object]:
@@ -135,7 +137,8 @@ class FileSource(Source):
     def tables(self, split: str, on_bad: OnBadRow = raise_bad_row) -> Iterator[SourceFile]:
         self._check_split(split)
         for file in self.files[split]:
-            yield SourceFile(str(file), read_rows(Piece(str(file)), on_bad))
+            rows = read_rows(Piece(str(file)), on_bad)
+            yield SourceFile(str(file), map(self.classes.name_row, rows))
 
     def pieces(self, split: str, max_bytes: int) -> list[Piece]:
         self._check_split(split)
@@ -235,7 +238,7 @@ def open_source(source: str) -> Source:
         by_split = _saved_splits(path) or _local_splits(path)
         read = {Path(file) for of_split in by_split.values() for file in of_split}
         _remember_hash(source, lambda: folder_hash(sorted(read)))
-        return FileSource(source, by_split)
+        return FileSource(source, by_split, ClassNames.of_card(path))
     return HubSource(source, _hub_id(source))
 
 
@@ -374,7 +377,9 @@ def _by_split(folder: File, files: Mapping[str, File], content: str) -> dict[str
         message = f"{folder} has no file of a known format; it holds {content}"
         hint = f"it should hold train.* and perhaps validation.* with one of {FORMAT_ENDINGS}"
         raise NotFound(message, hint)
-    by_split = names_by_split(names, str(folder)) or {"train": names}
+    # Without a split, a .json or .arrow file next to others is a description or a cache.
+    rows = [name for name in names if not name.endswith((".json", ".arrow"))] or names
+    by_split = names_by_split(names, str(folder)) or {"train": rows}
     return {split: tuple(files[name] for name in of_split) for split, of_split in by_split.items()}
 
 

@@ -22,6 +22,16 @@ TAGS = ["O", "B-PLACE", "I-PLACE"]
 CLASSES = Features({"text": Value("string"), "label": ClassLabel(names=NAMES)})
 ROWS = [{"text": f"w{n}", "label": NAMES[(n + 2) % 3]} for n in range(60)]
 HEAD = Head("class", ("good", "mild", "bad"))
+CARD = """---
+dataset_info:
+  features:
+  - name: text
+    dtype: string
+  - name: label
+    dtype:
+      class_label:
+        names:
+"""
 QUIET = {"measure": {"latency": False}}
 
 
@@ -67,6 +77,22 @@ def test_classes_of_the_hub_have_names(hub, tmp_path):  # noqa: F811
     hub.repositories["someone/rows"] = {"train.parquet": parquet(tmp_path).read_bytes()}
     with hub.known(tmp_path / "hf"):
         assert read_task("own", "someone/rows").task.labels == tuple(NAMES)
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_the_card_of_a_data_set_names_the_classes(tmp_path, ending):
+    names = "".join(f"          '{n}': {name}\n" for n, name in enumerate(NAMES))
+    (tmp_path / "README.md").write_text(CARD + names + "---\n", "utf-8")
+    (tmp_path / "package.json").write_text("{}", "utf-8")
+    table = pd.DataFrame([{**row, "label": NAMES.index(row["label"])} for row in ROWS])
+    if ending == "csv":
+        table.to_csv(tmp_path / "rows.csv", index=False)
+    else:
+        table.to_json(tmp_path / "rows.jsonl", orient="records", lines=True)
+    data = read_task("own", tmp_path)
+    assert data.task.labels == tuple(NAMES)
+    labels = {e.texts[0]: NAMES[e.label] for e in [*data.train, *data.sets[""]]}
+    assert labels == {row["text"]: row["label"] for row in ROWS}
 
 
 def test_words_have_the_names_of_their_tags(tmp_path):
