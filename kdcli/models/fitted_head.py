@@ -8,6 +8,7 @@ except those of a static classifier, which has its own.
 import copy
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from kdcli.models.model import Model
 from kdcli.models.shape import InitializedStudent
 from kdcli.types import Batch, Examples
 
+ModelT = TypeVar("ModelT", bound=Model)
 HEAD_ROWS = 1024
 """Maximum number of rows on which a head is fitted."""
 MAX_VECTORS = 16_384
@@ -30,8 +32,8 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def student_with_fitted_head(
-    teacher: Model, built: InitializedStudent, rows: Examples, *, init: str, seed: int
-) -> Model:
+    teacher: ModelT, built: InitializedStudent, rows: Examples, *, init: str, seed: int
+) -> ModelT:
     """Fit a student's head to its teacher's outputs. An encoder gets its teacher's head first.
 
     Args:

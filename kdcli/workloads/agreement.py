@@ -10,7 +10,6 @@ import numpy as np
 from kdcli.data.text.sentences import Texts
 from kdcli.engine.launch import Session
 from kdcli.metrics.regression import spearman
-from kdcli.models.model import Model
 from kdcli.report.schema import Evaluation
 from kdcli.types import Array
 from kdcli.workloads.embedder import Embedder
@@ -49,9 +48,8 @@ class TeacherAgreement:
         """Number of texts."""
         return len(self.texts)
 
-    def score(self, model: Model) -> ModelScores:
+    def score(self, model: Embedder) -> ModelScores:
         """Compare a model's vectors with the teacher's."""
-        assert isinstance(model, Embedder)
         own_ND = vectors_of_texts(model, self.texts, self.session)
         count = len(self.texts)
         score = agreement_scorer(own_ND, self.vectors_NE, self.seed)

@@ -32,7 +32,6 @@ from kdcli.losses.embedding import check_dimensions
 from kdcli.models.capture import Capture, capture
 from kdcli.models.choose import Pooling
 from kdcli.models.embedder import Pool, read_format, save_embedder
-from kdcli.models.model import Model
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.recipe.methods import own_settings
 from kdcli.recipe.sections import RecipeValues, Section, TrainSettings
@@ -110,7 +109,7 @@ class Settings(Section):
 
 
 @dataclass
-class EmbeddingWorkload(Workload):
+class EmbeddingWorkload(Workload[Embedder]):
     """Training texts for embedding models, and the sets on which their vectors are scored.
 
     Attributes:
@@ -193,16 +192,14 @@ class EmbeddingWorkload(Workload):
         step = max(1, (len(self.tokens) - self.held) // 1000)
         return self.tokens.take(np.arange(self.held, len(self.tokens))[::step])
 
-    def text_pooling(self, model: Model) -> Pooling:
-        assert isinstance(model, Embedder)
+    def text_pooling(self, model: Embedder) -> Pooling:
         return Pool(model.format)
 
     @property
     def needs_reference(self) -> bool:
         return not self.eval_sets
 
-    def with_reference(self, teacher: Model) -> EmbeddingWorkload:
-        assert isinstance(teacher, Embedder)
+    def with_reference(self, teacher: Embedder) -> EmbeddingWorkload:
         texts = self.all_texts.take(np.arange(self.held))
         if len(texts) < 2:
             raise UsageError(
@@ -222,19 +219,17 @@ class EmbeddingWorkload(Workload):
 
     def load(
         self, source: str, *, head: TaskHeadSettings, seed: int = 0, new_head: bool = True
-    ) -> Model:
+    ) -> Embedder:
         pooling = self.settings.pooling
         if new_head:
             return Embedder.open(source, pooling=pooling)
         return Embedder.open_scored(source, pooling=pooling)
 
-    def capture(self, model: Model, needs: Needs | None = None) -> Capture:
-        assert isinstance(model, Embedder)
+    def capture(self, model: Embedder, needs: Needs | None = None) -> Capture:
         pool = Pool(model.format).requires_grad_(False)
         return capture(model.model, self.needs | (needs or Needs()), pool)
 
-    def save(self, model: Model, folder: Path, rows: RowHashes) -> None:
-        assert isinstance(model, Embedder)
+    def save(self, model: Embedder, folder: Path, rows: RowHashes) -> None:
         save_embedder(model.model, model.tokenizer, model.format, folder, rows)
 
     def trains_head(self, head: TaskHeadSettings) -> bool:
@@ -247,8 +242,7 @@ class EmbeddingWorkload(Workload):
         pooling = None if own else self.reader.format.pooling
         return TaskFacts(pooling=pooling, max_length=self.reader.max_length)
 
-    def encode(self, model: Model, batch: Batch) -> list[Tensor]:
-        assert isinstance(model, Embedder)
+    def encode(self, model: Embedder, batch: Batch) -> list[Tensor]:
         inputs = {name: x for name, x in batch.items() if name in MODEL_INPUTS}
         with torch.no_grad():
             states_BLD = model.model(**inputs).last_hidden_state
@@ -256,14 +250,13 @@ class EmbeddingWorkload(Workload):
 
     def targets(
         self,
-        teacher: Model,
+        teacher: Embedder,
         needs: Needs,
         *,
         passes: float = 1.0,
         place: StorePlace | None = None,
         dry_run: bool = False,
     ) -> VectorTargets:
-        assert isinstance(teacher, Embedder)
         assert self.reader is not None
         width, teacher_width = (e.format.width(e.shape.hidden) for e in (self.reader, teacher))
         if width != teacher_width:
@@ -319,10 +312,10 @@ class EmbeddingWorkload(Workload):
 
     def fitted_student(
         self,
-        teacher: Model,
+        teacher: Embedder,
         shape: ModelShape,
         start: Start,
-    ) -> Model:
+    ) -> Embedder:
         # Vectors need no head.
         return self.student(teacher, shape, start)
 
@@ -384,8 +377,7 @@ class EmbeddingWorkload(Workload):
                 texts += [text for example in rows for text in example.texts]
         return texts
 
-    def rows_for(self, model: Model) -> TokenizedRows:
-        assert isinstance(model, Embedder)
+    def rows_for(self, model: Embedder) -> TokenizedRows:
         texts = self.texts_of_rows()
         return model.tokenize(texts, [""] * len(texts))
 
@@ -401,17 +393,18 @@ class EmbeddingWorkload(Workload):
         (eval_set,) = self.eval_sets
         return eval_set.data if isinstance(eval_set, PairEvaluation) else None
 
-    def score(self, model: Model, *, worst: int = 0) -> ModelScores:
+    def score(self, model: Embedder, *, worst: int = 0) -> ModelScores:
         (eval_set,) = self.eval_sets
         return eval_set.score(model)
 
-    def run_by(self, model: Model, runner: Runner, outputs: Sequence[str] | None = None) -> Model:
-        assert isinstance(model, Embedder)
+    def run_by(
+        self, model: Embedder, runner: Runner, outputs: Sequence[str] | None = None
+    ) -> Embedder:
         return replace(model, runner=runner, outputs=outputs or model.outputs)
 
     def evaluate(
         self,
-        models: Mapping[str, Model],
+        models: Mapping[str, Embedder],
         baselines: Mapping[str, str] | None = None,
         *,
         worst: int = 0,
@@ -425,12 +418,9 @@ class EmbeddingWorkload(Workload):
             result.comparisons.extend(of_set.comparisons)
         return result
 
-    def resemblance(self, models: Mapping[str, Model], reference: str) -> Quality:
+    def resemblance(self, models: Mapping[str, Embedder], reference: str) -> Quality:
         texts = self.all_texts.texts[: self.held]
-        vectors = {}
-        for name, model in models.items():
-            assert isinstance(model, Embedder)
-            vectors[name] = model.vectors(texts, "", self.session)
+        vectors = {name: model.vectors(texts, "", self.session) for name, model in models.items()}
         quality: dict[str, dict[str, float]] = {}
         for name, vectors_NE in vectors.items():
             if name != reference:

@@ -37,7 +37,7 @@ class EvalSet(Protocol):
     @property
     def gated_metrics(self) -> Sequence[str]: ...
 
-    def score(self, model: Model) -> ModelScores: ...
+    def score(self, model: Embedder) -> ModelScores: ...
 
 
 @dataclass
@@ -83,9 +83,8 @@ class RetrievalEvaluation:
         """Number of queries."""
         return len(self.data.queries)
 
-    def score(self, model: Model) -> ModelScores:
+    def score(self, model: Embedder) -> ModelScores:
         """Rank the corpus for each query and score the rankings."""
-        assert isinstance(model, Embedder)
         return self.data.score(model, self.session, self.index, self.max_length)
 
 

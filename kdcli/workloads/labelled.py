@@ -95,7 +95,7 @@ student may be static."""
 
 
 @dataclass
-class LabelledWorkload(Workload):
+class LabelledWorkload(Workload[Model]):
     """A labelled task, tokenised for models that share a tokenizer.
 
     Attributes:

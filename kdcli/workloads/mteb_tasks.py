@@ -15,7 +15,6 @@ from kdcli.engine.launch import Session
 from kdcli.errors import UsageError
 from kdcli.metrics.retrieval import pairwise_similarities, similarities
 from kdcli.models.files import HUB_ERRORS
-from kdcli.models.model import Model
 from kdcli.report.schema import Evaluation
 from kdcli.types import Array
 from kdcli.workloads.embedder import Embedder
@@ -126,12 +125,11 @@ class MtebEvaluation:
     def gated_metrics(self) -> Sequence[str]:
         return (self.task.metadata.main_score,)
 
-    def score(self, model: Model) -> ModelScores:
+    def score(self, model: Embedder) -> ModelScores:
         """Compute the task's main score for every subset and split.
 
         The reported number of rows is the number of texts that mteb has encoded.
         """
-        assert isinstance(model, Embedder)
         mteb, rows = library("mteb", "embed"), list[Evaluation]()
         meta = library("mteb.models", "embed").ModelMeta.create_empty()
         encoder = Encoder(model, self.session, meta)

@@ -95,7 +95,7 @@ class Settings(Section):
 
 
 @dataclass
-class RerankWorkload(Workload):
+class RerankWorkload(Workload[Model]):
     """Queries with their candidates, tokenised for cross-encoders that share a tokenizer.
 
     Attributes:

@@ -31,7 +31,7 @@ Divergence = Callable[[Tensor, Tensor, float], Tensor]
 
 
 @dataclass
-class TextWorkload(Workload):
+class TextWorkload(Workload[Model]):
     """Blocks of text for models that share a tokenizer.
 
     Attributes:

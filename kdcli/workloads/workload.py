@@ -24,10 +24,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 import torch
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from kdcli.data.labelled.features import TokenizedRows
 from kdcli.data.labelled.task_data import Labelled
@@ -65,13 +66,16 @@ from kdcli.workloads.scores import RESAMPLES, EvaluationResult, ModelScores, com
 from kdcli.workloads.settings import TaskHeadSettings
 from kdcli.workloads.training import Keep, model_job
 
+M = TypeVar("M", bound=Model, default=Any)
 LOGITS = Needs(logits=True)
 OUTPUTS = ("logits", "start_logits", "end_logits", "last_hidden_state")
 MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
-class Workload(ABC):
+class Workload(ABC, Generic[M]):
     """A kind of data, with its losses, its scores, and the way its models are loaded and saved.
+
+    `M` is the class of its models.
 
     Attributes:
         session: device, precision and processes.
@@ -141,7 +145,7 @@ class Workload(ABC):
         """
         return False
 
-    def with_reference(self, teacher: Model) -> Workload:
+    def with_reference(self, teacher: M) -> Workload[M]:
         """Return a copy of the workload that evaluates against a teacher's outputs, not labels.
 
         This is used for unlabelled rows, for which `hard` returns no terms.
@@ -163,7 +167,7 @@ class Workload(ABC):
     @abstractmethod
     def load(
         self, source: str, *, head: TaskHeadSettings, seed: int = 0, new_head: bool = True
-    ) -> Model:
+    ) -> M:
         """Load a model for this workload.
 
         Args:
@@ -176,7 +180,7 @@ class Workload(ABC):
             UsageError: the model cannot be used, or has no fitting head and `new_head` is False.
         """
 
-    def load_teacher(self, source: str, reader: Model, *, head: TaskHeadSettings) -> Model:
+    def load_teacher(self, source: str, reader: M, *, head: TaskHeadSettings) -> M:
         """Load a teacher that was trained for this workload.
 
         Args:
@@ -197,7 +201,7 @@ class Workload(ABC):
 
     def make_student(
         self,
-        teacher: Model,
+        teacher: M,
         shape: ModelShape,
         start: Start,
     ) -> InitializedStudent:
@@ -227,11 +231,11 @@ class Workload(ABC):
         """The rows on which a student is fitted to its teacher."""
         return self.examples
 
-    def text_pooling(self, model: Model) -> Pooling:
+    def text_pooling(self, model: M) -> Pooling:
         """Return how hidden states become the vector by which texts are compared."""
         return mean_pooling
 
-    def comparison(self, teacher: Model, rows: int) -> Comparison:
+    def comparison(self, teacher: M, rows: int) -> Comparison:
         """Compare untrained students with a teacher on this number of training rows."""
         assert self.sample is not None, "this workload only evaluates"
         encoder = teacher.model.base_model
@@ -239,7 +243,7 @@ class Workload(ABC):
         dtype = self._dtype_of_fit(teacher)
         return Comparison(encoder, texts, self.text_pooling(teacher), dtype)
 
-    def _dtype_of_fit(self, teacher: Model) -> torch.dtype:
+    def _dtype_of_fit(self, teacher: M) -> torch.dtype:
         """Return the number format in which a teacher and its student run while they are fitted.
 
         A teacher that is still on the CPU runs in float32 there if the session's format was chosen
@@ -250,10 +254,10 @@ class Workload(ABC):
 
     def student(
         self,
-        origin: Model,
+        origin: M,
         shape: ModelShape,
         start: Start,
-    ) -> Model:
+    ) -> M:
         """Make a complete student, including any head that this workload needs.
 
         Args:
@@ -272,10 +276,10 @@ class Workload(ABC):
 
     def fitted_student(
         self,
-        teacher: Model,
+        teacher: M,
         shape: ModelShape,
         start: Start,
-    ) -> Model:
+    ) -> M:
         """Make a complete student that is used without training; see `student`.
 
         Any head is fitted to the teacher's outputs, because a new one would return noise.
@@ -294,13 +298,13 @@ class Workload(ABC):
             teacher, built, self.sample, init=start.init, seed=start.seed
         )
 
-    def adapt_student(self, student: Model, teacher: Model) -> None:
+    def adapt_student(self, student: M, teacher: M) -> None:
         """Adapt a new student to the teacher whose outputs it learns."""
         return
 
     def targets(
         self,
-        teacher: Model,
+        teacher: M,
         needs: Needs,
         *,
         passes: float = 1.0,
@@ -321,11 +325,11 @@ class Workload(ABC):
         needs = self.needs | needs
         return targets_of(teacher, self.examples, needs, self.session, passes=passes, place=place)
 
-    def capture(self, model: Model, needs: Needs | None = None) -> Capture:
+    def capture(self, model: M, needs: Needs | None = None) -> Capture:
         """Wrap a model in a module that returns the workload's own signals and those in `needs`."""
         return capture(model.model, self.needs | (needs or Needs()))
 
-    def save(self, model: Model, folder: Path, rows: RowHashes) -> None:
+    def save(self, model: M, folder: Path, rows: RowHashes) -> None:
         """Save a model for use on this workload, with the hashes of its training rows."""
         save_model(model.model, model.tokenizer, folder, rows)
 
@@ -337,14 +341,14 @@ class Workload(ABC):
         """Return the fields of `MaskInfo` that describe the task."""
         return TaskFacts()
 
-    def encode(self, model: Model, batch: Batch) -> list[Tensor]:
+    def encode(self, model: M, batch: Batch) -> list[Tensor]:
         """Compute a model's outputs for a batch on the CPU, to compare two forms of the model."""
         inputs = {name: x for name, x in batch.items() if name in MODEL_INPUTS}
         with torch.no_grad():
             outputs = model.model(**inputs)
         return [outputs[name] for name in OUTPUTS if name in outputs]
 
-    def resemblance(self, models: Mapping[str, Model], reference: str) -> Quality:
+    def resemblance(self, models: Mapping[str, M], reference: str) -> Quality:
         """Compare the models' outputs with the outputs of a reference model, for the report."""
         return {}
 
@@ -399,7 +403,7 @@ class Workload(ABC):
         """
         raise self.unsupported("distillation without a teacher")
 
-    def job(self, model: Model, settings: TrainSettings, keep: Keep) -> tuple[Job, Schedule]:
+    def job(self, model: M, settings: TrainSettings, keep: Keep) -> tuple[Job, Schedule]:
         """Build the job that trains a model on the labels, and its schedule.
 
         Raises:
@@ -441,12 +445,12 @@ class Workload(ABC):
         """Return the evaluation texts, on which the outputs of two models are compared."""
         raise self.unsupported("kdcli export --task")
 
-    def rows_for(self, model: Model) -> TokenizedRows:
+    def rows_for(self, model: M) -> TokenizedRows:
         """Tokenise the evaluation rows for a model, to measure its quantisation error on them."""
         raise self.unsupported("kdcli export --int8 or --q4 with --task")
 
     @abstractmethod
-    def score(self, model: Model, *, worst: int = 0) -> ModelScores:
+    def score(self, model: M, *, worst: int = 0) -> ModelScores:
         """Score a model or an export on the held-out rows.
 
         Args:
@@ -455,7 +459,7 @@ class Workload(ABC):
         """
 
     def score_trained(
-        self, model: Model, outputs: Sequence[Array] | None, *, worst: int = 0
+        self, model: M, outputs: Sequence[Array] | None, *, worst: int = 0
     ) -> ModelScores:
         """Score a model after its training.
 
@@ -476,7 +480,7 @@ class Workload(ABC):
 
     def evaluate(
         self,
-        models: Mapping[str, Model],
+        models: Mapping[str, M],
         baselines: Mapping[str, str] | None = None,
         *,
         worst: int = 0,
@@ -505,7 +509,7 @@ class Workload(ABC):
         """Compare the scores of several models under this workload's name; see `compare`."""
         return compare(self.name, scores, baselines, resamples=resamples, confidence=confidence)
 
-    def run_by(self, model: Model, runner: Runner, outputs: Sequence[str] | None = None) -> Model:
+    def run_by(self, model: M, runner: Runner, outputs: Sequence[str] | None = None) -> M:
         """Return a copy of a model that uses a runner instead of PyTorch.
 
         Args:

@@ -81,7 +81,9 @@ class OutputDistillation:
         """Make the student, with the same weights each time."""
         recipe, workload = self.context.recipe, self.workload
         make_student = workload.student if recipe.train.trains else workload.fitted_student
-        made = make_student(self.origin, self.shape, start_of(recipe.student, recipe.train.seed))
+        made: Model = make_student(
+            self.origin, self.shape, start_of(recipe.student, recipe.train.seed)
+        )
         # The student was saved and loaded again, with its teacher's rates.
         if recipe.student.dropout is not None:
             set_dropout(made.model, recipe.student.dropout)

@@ -123,7 +123,8 @@ def smaller(workload: Workload, model: Model, recipe: FinetuneRecipe) -> Model:
         return model
     shape = full if student.to is None else parse_shape(student.to, full)
     start = Start(student.init, student.layers, seed=recipe.train.seed)
-    return workload.student(model, shape, start)
+    made: Model = workload.student(model, shape, start)
+    return made
 
 
 def _grid_runs(context: RunContext[FinetuneRecipe], workload: Workload) -> list[GridRun]:

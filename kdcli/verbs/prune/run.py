@@ -134,7 +134,8 @@ def _load_teacher(workload: Workload, recipe: PruneRecipe, model: Model) -> Mode
     """Load the recipe's teacher; None if it names none."""
     if recipe.teacher is None:
         return None
-    return workload.load_teacher(recipe.teacher, model, head=recipe.head)
+    teacher: Model = workload.load_teacher(recipe.teacher, model, head=recipe.head)
+    return teacher
 
 
 def _stage(
