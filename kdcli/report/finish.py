@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +29,6 @@ from kdcli.engine.run_dir import RunDir
 from kdcli.errors import UsageError
 from kdcli.recipe.sections import MeasureSettings, Section
 from kdcli.report.entry import Entry
-from kdcli.report.frame import frame
 from kdcli.report.front import EMBEDDER
 from kdcli.report.published import published_for
 from kdcli.report.schema import (
@@ -46,6 +46,7 @@ from kdcli.report.schema import (
 )
 from kdcli.report.schema_decisions import Decision
 from kdcli.report.sections.evaluations import set_name
+from kdcli.report.sections.latency import PLAIN, form_of
 from kdcli.report.text import Plot
 from kdcli.report.views import first_pictures, html, model_card, short, terminal, write_views
 from kdcli.types import Outcome
@@ -97,7 +98,7 @@ class RunResult(Usable):
         return self.report.to_json()
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a table with a row for each model; see `kdcli.report.frame`."""
+        """Return a table with a row for each model; see `frame`."""
         return frame(self.report)
 
     @property
@@ -130,6 +131,42 @@ class RunResult(Usable):
         yield from terminal(self.report)
         has_model = (self.folder / "config.json").is_file()
         yield f"{'model and report' if has_model else 'report'} in {self.folder} (report.html)"
+
+
+def frame(report: Report) -> pd.DataFrame:
+    """Return a table with a row for each model, and for each backend that it ran on.
+
+    If a model ran on several backends, its rows on other ones than torch in float32 are named
+    `MODEL on onnx int8`. The columns are sizes, every metric and, for every cell, the median in
+    milliseconds (`ms BATCHxTOKENS`), the median speed-up, and whether one of the two is `unstable`.
+    Unstable medians are replaced by the 90th percentile, unstable speed-ups by their lower bound
+    or, if it is below 1, by NaN.
+    """
+    # Import here: training and the other forms of a report do not need pandas.
+    import pandas as pd
+
+    rows: dict[str, dict[str, object]] = defaultdict(dict)
+    backends: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    for row in report.latency:
+        backends[row.model].add((row.backend, row.dtype))
+    for name, card in report.cards.items():
+        rows[name] |= {"layers": card.layers, "hidden": card.hidden}
+        rows[name] |= {"parameters": card.params_total, "bytes": card.bytes}
+    for task, models in report.quality.items():
+        for name, metrics in models.items():
+            rows[name] |= {f"{task} {metric}": value for metric, value in metrics.items()}
+    for row in report.latency:
+        name, cell = form_of(report, row).name, f"{row.batch_size}x{row.seq_len}"
+        is_plain = (row.backend, row.dtype) in PLAIN or len(backends[row.model]) == 1
+        if name == row.model and not is_plain:
+            name = f"{row.model} on {row.backend} {row.dtype}"
+        rows[name][f"ms {cell}"] = row.stated_ms
+        unstable = row.unstable
+        if row.speedup is not None:
+            rows[name][f"speed-up {cell}"] = row.speedup.stated
+            unstable = unstable or row.speedup.unstable
+        rows[name][f"unstable {cell}"] = unstable
+    return pd.DataFrame.from_dict(rows, orient="index")
 
 
 def checked_report(raw: Mapping[str, object], file: Path) -> Report:
@@ -277,17 +314,15 @@ def _report(run: RunDir, contents: ReportContents) -> Report:
     trained = [model.name for model in contents.models if model.folder is not None]
     training = outcome and {name: getattr(outcome, name) for name in Training.model_fields}
     compared = {name: other.report.curve for name, other in contents.compared_runs.items()}
+    facts = {name: value for name, value in vars(contents).items() if name in Report.model_fields}
     return Report.model_validate(
-        {
-            "command": contents.command,
+        facts
+        | {
             "status": "done",
-            "focus": contents.focus,
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "versions": versions(),
             "environment": describe_environment(),
             "recipe": recipe,
-            "command_line": contents.command_line,
-            "price_per_hour": contents.price_per_hour,
             "data_versions": _data_versions(recipe),
             "models": models,
             "training": training,
@@ -298,14 +333,6 @@ def _report(run: RunDir, contents: ReportContents) -> Report:
             "failures": latency.failures,
             "agreements": latency.agreements,
             "published": published_for(models, recipe, embeds=contents.auto_class == EMBEDDER),
-            "notes": contents.notes,
-            "evaluations": evaluations,
-            "comparisons": contents.comparisons,
-            "decisions": contents.decisions,
-            "selection": contents.selection,
-            "pruning": contents.pruning,
-            "trimming": contents.trimming,
-            "compression": contents.compression,
         }
     )
 

@@ -397,6 +397,18 @@ class Compression(SchemaPart):
     steps: list[StepReport] = Field(default_factory=list)
 
 
+PARTS_OF_MODELS = (
+    "latency",
+    "evaluations",
+    "comparisons",
+    "decisions",
+    "pruning",
+    "failures",
+    "agreements",
+    "published",
+)
+"""Keys of a report with lists, each of whose items is about a model."""
+
 PartT = TypeVar("PartT", bound=BaseModel)
 
 
@@ -478,19 +490,10 @@ class Report(SchemaPart):
         for task, by_model in self.quality.items():
             yield from ((f"quality of {task}", name) for name in by_model)
         for row in self.latency:
-            yield "latency", row.model
             yield "latency", row.speedup.baseline if row.speedup else None
-        for comparison in self.comparisons:
-            yield "comparisons", comparison.model
-            yield "comparisons", comparison.baseline
-        for decision in self.decisions:
-            yield "decisions", decision.model
-            yield "decisions", decision.baseline
-        yield from (("evaluations", each.model) for each in self.evaluations)
-        yield from (("pruning", each.model) for each in self.pruning)
-        yield from (("failures", each.model) for each in self.failures)
-        yield from (("agreements", each.model) for each in self.agreements)
-        yield from (("published", each.model) for each in self.published)
+        for where in PARTS_OF_MODELS:
+            for part in getattr(self, where):
+                yield from ((where, getattr(part, key, None)) for key in ("model", "baseline"))
 
     @property
     def cards(self) -> dict[str, Card]:
@@ -535,15 +538,9 @@ class Report(SchemaPart):
                 ],
                 "training": None,
                 "curve": [],
-                "published": [],
                 "quality": {task: by_model for task, by_model in quality.items() if by_model},
-                "latency": kept(self.latency),
-                "failures": kept(self.failures),
-                "agreements": kept(self.agreements),
-                "evaluations": kept(self.evaluations),
-                "comparisons": kept(self.comparisons),
-                "decisions": kept(self.decisions),
-                "pruning": kept(self.pruning),
+                **{where: kept(getattr(self, where)) for where in PARTS_OF_MODELS},
+                "published": [],
             }
         )
 

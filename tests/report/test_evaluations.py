@@ -32,7 +32,6 @@ from kdcli.report.sections.evaluations import (
     comparisons,
     details,
     matrix,
-    points_lost,
     scores,
 )
 from kdcli.report.sections.overview import overview, title
@@ -206,7 +205,7 @@ def test_differences(compared):
     (section,) = comparisons(made(evaluate_values(), comparisons=[unclear]))
     assert section.table.header == ["metric", "model", "baseline", "difference", "95% interval"]
     assert [row[3:] for row in section.table.rows] == [["+0.0200", "-0.0100 to +0.0300"]]
-    (section,) = points_lost(made(evaluate_values(), comparisons=[unclear]))
+    (section,) = comparisons(made(evaluate_values(), comparisons=[unclear]), lost=True)
     assert section.table.header[3:] == ["points lost (+)", "95% interval"]
 
 

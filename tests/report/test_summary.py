@@ -26,8 +26,7 @@ from kdcli.data import sources, storage
 from kdcli.deploy.measurements import LatencyRow
 from kdcli.recipe.sections import RunOptions
 from kdcli.report import finish
-from kdcli.report.finish import RunResult
-from kdcli.report.frame import frame
+from kdcli.report.finish import RunResult, frame
 from kdcli.report.own_data import directory_word, with_data_names
 from kdcli.report.sections.overview import facts, title
 from kdcli.report.sections.repeat import repeat_block

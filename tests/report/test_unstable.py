@@ -14,7 +14,7 @@ from rich.console import Console
 from kdcli.deploy.measurements import LatencyRow, Speedup
 from kdcli.report.charts.charts import AT_P90, latency_over, quality_against, report_pictures
 from kdcli.report.charts.compression import compression_pictures
-from kdcli.report.frame import frame
+from kdcli.report.finish import frame
 from kdcli.report.schema import Report
 from kdcli.report.sections.latency import latency_csv
 from kdcli.report.sections.overview import facts

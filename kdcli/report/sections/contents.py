@@ -7,7 +7,7 @@ from functools import partial
 from kdcli.report.schema import Compression, CurvePoint, Pruning, Report
 from kdcli.report.sections.compression import compression_section
 from kdcli.report.sections.decision import decision_sections
-from kdcli.report.sections.evaluations import comparisons, details, points_lost, scores
+from kdcli.report.sections.evaluations import comparisons, details, scores
 from kdcli.report.sections.latency import (
     agreements,
     latency,
@@ -73,7 +73,7 @@ def _of_compression(report: Report, compression: Compression) -> list[ReportSect
     return [
         compression_section(compression, report.price_per_hour),
         *not_measured(report),
-        *points_lost(report),
+        *comparisons(report, lost=True),
         *map(_folded, decision_sections(report)),
         *_notes(report),
         *_steps(compression),

@@ -153,58 +153,44 @@ def _published(report: Report, task: str, evaluations: list[Evaluation]) -> list
     return sections
 
 
-def comparisons(report: Report) -> list[ReportSection]:
-    """Show the differences between models, with a word where an interval excludes zero."""
+def comparisons(report: Report, *, lost: bool = False) -> list[ReportSection]:
+    """Show the differences between models, with a word where an interval excludes zero.
+
+    Args:
+        report: The report.
+        lost: Whether to show what each model lost, in the points and the direction of a goal such
+            as `max_drop`.
+    """
     if not report.comparisons:
         return []
+    title, column, formula = "Differences", "difference", "Difference: model minus baseline"
+    up, down, gain = "higher", "lower", ""
+    if lost:
+        title, column, up, down = "Points lost", "points lost (+)", "gained", "lost"
+        formula = "Points lost: the baseline's score minus the model's"
+        gain = ", so a gain is negative; 1 point is 0.01"
+    level = f"{100 * min(c.confidence for c in report.comparisons):.3g}"
     rows = []
     for c in report.comparisons:
-        word = "higher" if c.low > 0 else "lower" if c.high < 0 else ""
-        metric = f"{set_name(c.task, c.set)} {c.metric}"
-        interval = f"{signed(c.low)} to {signed(c.high)}"
-        rows.append([metric, c.model, c.baseline, signed(c.difference), interval, word])
-    level = f"{100 * min(c.confidence for c in report.comparisons):.3g}"
+        difference, low, high = c.difference, c.low, c.high
+        if lost and c.metric in LOWER_IS_BETTER:
+            difference, low, high = -difference, -high, -low
+        values = signed(difference), f"{signed(low)} to {signed(high)}"
+        if lost:
+            values = lost_points(difference, low, high)
+        row = {"metric": f"{set_name(c.task, c.set)} {c.metric}", "model": c.model}
+        row |= {"baseline": c.baseline, column: values[0], f"{level}% interval": values[1]}
+        rows.append(row | {"": up if low > 0 else down if high < 0 else ""})
     note = (
-        "Difference: model minus baseline on the same examples. Interval: covers the choice of "
-        f"these examples with {level} % confidence; “higher” or “lower” where it excludes 0. It "
-        "does not cover other seeds."
+        f"{formula} on the same examples{gain}. Interval: covers the choice of these examples with "
+        f"{level} % confidence; “{down if lost else up}” or “{up if lost else down}” where it "
+        "excludes 0. It does not cover other seeds."
     )
     chosen = dict.fromkeys(
-        set_name(c.task, c.set) for c in report.comparisons if c.chosen_on_these_rows
+        set_name(c.task, c.set) for c in report.comparisons if c.chosen_on_these_rows and not lost
     )
     note = " ".join([note, *(CHOSEN.format(name) for name in chosen)])
-    header = ["metric", "model", "baseline", "difference", f"{level}% interval", ""]
-    return [ReportSection("Differences", _differences_table(header, rows, note))]
-
-
-def points_lost(report: Report) -> list[ReportSection]:
-    """Show what each model lost, in the points and the direction of a goal such as `max_drop`."""
-    if not report.comparisons:
-        return []
-    rows = []
-    for c in report.comparisons:
-        gains = (c.difference, c.low, c.high)
-        if c.metric in LOWER_IS_BETTER:
-            gains = (-c.difference, -c.high, -c.low)
-        _, low, high = gains
-        word = "lost" if high < 0 else "gained" if low > 0 else ""
-        metric = f"{set_name(c.task, c.set)} {c.metric}"
-        rows.append([metric, c.model, c.baseline, *lost_points(*gains), word])
-    level = f"{100 * min(c.confidence for c in report.comparisons):.3g}"
-    note = (
-        "Points lost: the baseline's score minus the model's on the same examples, so a gain is "
-        "negative; 1 point is 0.01. Interval: covers the choice of these examples with "
-        f"{level} % confidence; “lost” or “gained” where it excludes 0. It does not cover other "
-        "seeds."
-    )
-    header = ["metric", "model", "baseline", "points lost (+)", f"{level}% interval", ""]
-    return [ReportSection("Points lost", _differences_table(header, rows, note))]
-
-
-def _differences_table(header: list[str], rows: list[list[str]], note: str) -> ReportTable:
-    """Return a table of differences, without its last column if no row has a word there."""
-    named = [dict(zip(header, row, strict=True)) for row in rows]
-    return filled(named, note=note, style="differences")
+    return [ReportSection(title, filled(rows, note=note, style="differences"))]
 
 
 def details(report: Report) -> list[ReportSection]:
