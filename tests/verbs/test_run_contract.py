@@ -97,6 +97,10 @@ RUNS = {
         f"distill {{classifier}} {TASK} --student {{stranger}} --method soft-targets {ALONE}",
         more_files=TUNED,
     ),
+    "distill task, static": Run(
+        f"distill {{classifier}} {TASK} --to static:8 {ALONE}",
+        more_files=TUNED | {"start", "modules.json", "1_Dense", "2_Dense"},
+    ),
     "distill embedding": Run(
         f"distill {{embedder}} --data {{text}} --to 2x16@4 {TEXT} --set embedding.anchors=16 "
         "--set embedding.rows=80 --set loss.similarity_weight=1.0 "
