@@ -4,19 +4,17 @@ import functools
 import json
 import shlex
 from dataclasses import replace
-from types import SimpleNamespace
 
 import own_files
 import pytest
 from forked import script
 
-from kdcli.deploy.latency import Latency, Protocol
+from kdcli.deploy.latency import Latency
 from kdcli.deploy.measurements import Agreement, Failure, LatencyRow, Speedup
 from kdcli.errors import KdcliError, MachineError
 from kdcli.verbs.benchmark import run as command
 from kdcli.verbs.benchmark import scores as backend_scores
 from kdcli.verbs.benchmark.settings import BenchmarkRecipe
-from kdcli.workloads.workload import Workload
 
 PAPERS = ["12x768", "6x768", "12x384", "6x384", "4x384", "3x384"]
 SMALL = ["2x24:48@12", "1x24:48@12"]
@@ -172,16 +170,6 @@ def test_shapes_say_how_long_they_will_take(requests, tmp_path):
     assert "2 untrained models, 2 cells: about " in own_files.said_by(
         succeeds(*SMALL, "-o", tmp_path / "out")
     )
-
-
-def test_the_estimate_is_what_a_worker_does(monkeypatch):
-    """One pass of the smallest takes a millisecond; the other does three times as much."""
-    monkeypatch.setattr(command, "timed", lambda call, device: 1e-3)
-    cards = {"a": SimpleNamespace(multiply_adds=300), "b": SimpleNamespace(multiply_adds=100)}
-    protocol = Protocol(device="cpu", min_runs=50, min_seconds=0.1, cells=[(1, 128), (4, 256)])
-    found = command._estimate({"a": SMALL[0], "b": SMALL[1]}, cards, protocol)
-    rounds = 50 * (0.003 + 0.001) + 50 * 8 * (0.003 + 0.001)
-    assert found == pytest.approx(3 * command.STARTED_SECONDS + rounds + 4 * command.WARM_SECONDS)
 
 
 def test_gates_are_held_after_the_table_is_printed(requests, tmp_path):
@@ -485,21 +473,6 @@ def test_a_less_accurate_backend_is_an_error(requests, on_task, tmp_path, monkey
         f"{100 * (accuracy[0] - accuracy[1]):.2f} points of accuracy lost"
         in own_files.said_by(result)
     )
-
-
-@pytest.mark.parametrize(("points", "code"), [(1.0, 0), (0.9, 5)])
-def test_max_drop_is_in_points(requests, on_task, monkeypatch, points, code):
-    """The backend loses exactly one point, which floating point makes a little more."""
-    compare = Workload.compare
-
-    def one_point(workload, scores, baselines):
-        result = compare(workload, scores, baselines)
-        comparisons = [c.model_copy(update={"difference": 0.89 - 0.9}) for c in result.comparisons]
-        return replace(result, comparisons=comparisons)
-
-    monkeypatch.setattr(Workload, "compare", one_point)
-    result = run(*on_task, "--backend", "torch-bf16", "--set", f"max_drop={points}")
-    assert result.exit_code == code, result.output
 
 
 def test_a_shape_has_no_score(on_task):

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import own_files
@@ -19,7 +18,6 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from kdcli.data.labelled.features import TokenizedRows
 from kdcli.deploy.predict import Predictor
 from kdcli.models.embedder import DenseLayer, EmbeddingFormat
 from kdcli.models.static import bare_tokenizer
@@ -27,28 +25,12 @@ from kdcli.run.context import cpu_session
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.static_students import (
     PENALTIES,
-    _words,
     fit_map,
-    text_vectors,
     token_vectors,
 )
 
 SPECIAL = [0, 1, 2, 3, 4]
 TEXTS = [f"w{n % 11} w{n % 7} w{n % 5} w{n % 3}" for n in range(200)]
-
-
-def rows_of(*texts):
-    ids = [np.array(text, np.int32) for text in texts]
-    return TokenizedRows(
-        ids_T=np.concatenate(ids),
-        types_T=None,
-        ends=np.cumsum([len(row) for row in ids]),
-        labels=None,
-        example=np.arange(len(ids)),
-        truncated=0,
-        pad_id=0,
-        kind="score",
-    )
 
 
 @pytest.fixture(scope="module")
@@ -78,13 +60,6 @@ def student(teacher, texts, tmp_path_factory):
     short = ("--max-steps", "3", "--set", "measure.latency=false", "--set", "eval.tasks=[]")
     succeeds("distill", teacher, "--to", "static:8", "--data", texts, *short, "-o", folder)
     return folder
-
-
-def test_special_tokens_are_no_words():
-    rows = rows_of([2, 9, 9, 5, 3], [2, 5, 3], [2, 3])
-    ids, shares = _words(rows, np.array([0, 1, 2]), np.array(SPECIAL))
-    assert [list(each) for each in ids] == [[9, 9, 5], [5], []]
-    assert [list(each) for each in shares] == [pytest.approx([1 / 3] * 3), [1.0], []]
 
 
 def test_the_map_is_the_ridge_regression_with_the_best_penalty():
@@ -118,18 +93,6 @@ def test_token_vectors_are_those_of_texts_with_one_token(teacher):
     expected = model.vectors(texts, "", cpu_session())
     ids = model.tokenizer.convert_tokens_to_ids(texts)
     np.testing.assert_allclose(vectors[ids], expected, atol=1e-5)
-
-
-def test_vectors_of_rows_are_in_the_order_of_the_rows(teacher):
-    fmt = EmbeddingFormat(pooling="cls", normalize=False)
-    model = replace(Embedder.open(str(teacher)), format=fmt)
-    texts = ["w3 w1 w7 w7 w2", "w5", "w9 w9 w4"]
-    rows = rows_of(*model.tokenizer(texts)["input_ids"])
-    found = text_vectors(model, rows, np.array([2, 0, 1]), cpu_session())
-    for vector, text in zip(found, [texts[2], texts[0], texts[1]], strict=True):
-        with torch.no_grad():
-            states = model.model(**model.tokenizer(text, return_tensors="pt")).last_hidden_state
-        np.testing.assert_allclose(vector, states[0, 0], atol=1e-5)
 
 
 def test_the_start_is_near_the_teacher_before_any_training(teacher, texts, tmp_path):

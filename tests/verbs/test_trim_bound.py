@@ -2,17 +2,11 @@
 
 import random
 import re
-from contextlib import nullcontext
-from types import SimpleNamespace
 
-import numpy as np
 import own_files
 import pytest
 from own_files import kdcli, refused, report_of, said_by, succeeds, write
 from transformers import AutoTokenizer
-
-from kdcli.errors import GateError
-from kdcli.verbs.trim import bound
 
 
 @pytest.fixture(scope="module")
@@ -34,20 +28,6 @@ def sizes_tried(result):
     """Number of tokens -> points lost, from the log."""
     lines = re.findall(r"([\d,]+) tokens: (-?[\d.]+) points of \S+ lost", said_by(result))
     return {int(count.replace(",", "")): float(points) for count, points in lines}
-
-
-@pytest.mark.parametrize(("points", "keeps"), [(0.1 + 0.2, True), (0.31, False), (np.nan, False)])
-def test_a_bound_is_kept_up_to_rounding(points, keeps):
-    selection = SimpleNamespace(
-        model=SimpleNamespace(tokenizer=range(8)),
-        metric="accuracy",
-        compare=lambda kept: None,
-        loss=lambda result: bound.PointsLost(points, 0.0, 0.0),
-    )
-    use = SimpleNamespace(sizes=lambda model: (4, 4), keep=lambda model, size: (range(size), []))
-    with nullcontext() if keeps else pytest.raises(GateError, match=r"more than 0\.3"):
-        kept, _ = bound._fewest(0.3, selection, use)
-        assert len(kept) == 4
 
 
 def test_a_classifier_keeps_its_predictions_with_the_fewest_tokens(texts, classifier, tmp_path):
