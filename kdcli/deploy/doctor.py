@@ -36,7 +36,7 @@ OPTIONAL_LIBRARIES = {
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "pip install 'kdcli[onnx]'"),
     "openvino": "pip install 'kdcli[openvino]'",
     **dict.fromkeys(("sacrebleu", "rouge-score"), "pip install 'kdcli[generation]'"),
-    **dict.fromkeys(("sentence-transformers", "mteb"), "pip install 'kdcli[embed]'"),
+    "mteb": "pip install 'kdcli[embed]'",
     **{name: f"--report-to {name}" for name in TRACKER_PACKAGES},
 }
 """Optional libraries, each with the command that installs it or the option that needs it."""

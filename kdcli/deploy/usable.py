@@ -12,7 +12,6 @@ from kdcli.custom_code import custom_code, custom_code_allowed
 from kdcli.deploy.exported import EMBEDDING_KIND, is_export
 from kdcli.deploy.predict import RERANK_KIND, Predictor, kind_of_model
 from kdcli.deploy.predictions import Text
-from kdcli.deploy.sessions import library
 from kdcli.deploy.sparse.load import load
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import custom_class
@@ -41,7 +40,6 @@ class Usable(ABC):
 
         Raises:
             UsageError: the run left no model, or an export without weights for torch.
-            MachineError: sentence-transformers is needed and not installed.
         """
         with custom_code(self.trust_remote_code):
             return load_for_use(_model_folder(self.best))
@@ -65,7 +63,6 @@ def load_for_use(source: str) -> Any:
 
     Raises:
         UsageError: the model cannot be loaded, or is an export without weights for torch.
-        MachineError: sentence-transformers is needed and not installed.
     """
     if is_export(source) and not any((Path(source) / name).is_file() for name in WEIGHT_FILES):
         raise UsageError(
@@ -81,7 +78,9 @@ def load_for_use(source: str) -> Any:
             f"{source} is compacted, and sentence-transformers runs the file with its class",
             "use .predict() or kdcli.load(), or repeat the call with trust_remote_code=True",
         )
-    sentence_transformers = library("sentence_transformers", "embed")
+    # Only here, because the import takes seconds.
+    import sentence_transformers
+
     name = "SentenceTransformer" if kind == EMBEDDING_KIND else "CrossEncoder"
     model_class = getattr(sentence_transformers, name)
     return model_class(source, device="cpu", trust_remote_code=custom_code_allowed()).eval()

@@ -365,43 +365,6 @@ def test_a_bare_encoder_needs_a_new_head(encoder_dir):
     assert load("demo", "class").model.config.num_labels == 3
 
 
-# `transformers.pipeline` on a saved model.
-
-
-@pytest.mark.parametrize(
-    ("model_type", "kind", "likely"),
-    [
-        ("modernbert", "class", lambda x: x.softmax(-1)),
-        ("distilbert", "multi", torch.sigmoid),
-        ("electra", "score", lambda x: x),
-    ],
-)
-def test_a_pipeline_gives_named_probabilities(encoder_dir, tmp_path, model_type, kind, likely):
-    headed = load(encoder_dir(model_type), kind)
-    (output,) = hf.pipeline("text-classification", model=saved(headed, tmp_path), top_k=None)(
-        "w1 w2 w3"
-    )
-    logits = logits_of(
-        headed.model, {"input_ids": headed.tokenizer("w1 w2 w3", return_tensors="pt")["input_ids"]}
-    )[0]
-    expected = dict(zip(TASKS[kind].labels or ["score"], likely(logits).tolist(), strict=True))
-    assert {one["label"]: pytest.approx(one["score"], abs=1e-5) for one in output} == expected
-
-
-def test_a_pipeline_gives_the_tags_of_words(encoder_dir, tmp_path):
-    headed = load(encoder_dir("xlm-roberta"), "tokens")
-    output = hf.pipeline("token-classification", model=saved(headed, tmp_path), ignore_labels=[])(
-        "w1 w2 w3"
-    )
-    logits = logits_of(
-        headed.model, {"input_ids": headed.tokenizer("w1 w2 w3", return_tensors="pt")["input_ids"]}
-    )[0]
-    tags = [TASKS["tokens"].labels[i] for i in logits.argmax(-1).tolist()]
-    assert [(one["word"], one["entity"]) for one in output] == list(
-        zip(["w1", "w2", "w3"], tags, strict=True)
-    )
-
-
 # Byte-level tokenizers: words come one by one, and one in the middle of a text begins with a space.
 
 MERGES = (("t", "h"), ("th", "e"), ("Ġ", "the"), ("a", "t"), ("c", "at"), ("Ġ", "cat"))

@@ -110,25 +110,6 @@ def test_a_shared_layer_has_the_mean_of_its_runs_moments():
         close(moments[letter].variance.numpy(), second(together - together.mean(0), letter))
 
 
-@pytest.mark.parametrize(
-    ("kind", "shape", "letters"),
-    [
-        ("bert", "2x32:64", "D"),
-        ("bert", "2x16:128@4", "QKO"),
-        ("bert", "2x32:128@2", "QKO"),
-        ("bert", "1x32:128@4", ""),
-        ("esm", "2x16:128@4", "O"),
-        ("eurobert", "2x16:64@4", "OD"),
-    ],
-)
-def test_only_the_moments_that_decide_something_are_computed(kind, shape, letters, monkeypatch):
-    calls, compute = [], reduce._moments
-    monkeypatch.setattr(reduce, "_moments", lambda *given: calls.append(given) or compute(*given))
-    teacher = tiny_encoder(kind)
-    build_student(teacher, parse_shape(shape, shape_of(teacher.config)), Start(init="copied"))
-    assert [given[-1] for given in calls] == [letters]
-
-
 @torch.no_grad()
 def test_a_sample_of_one_token_has_moments():
     teacher = tiny_encoder("bert")
@@ -137,26 +118,6 @@ def test_a_sample_of_one_token_has_moments():
     moments = recorded(teacher, LAYOUTS["bert"], layers, sample, "QKOD")
     found = [moment for layer in layers for moment in moments[layer].values()]
     assert all(x.isfinite().all() for moment in found for x in (moment.mean_E, moment.second))
-
-
-@pytest.mark.parametrize("heads", [12, 6])
-def test_a_head_of_convbert_comes_from_one_head(heads, monkeypatch):
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 48, "num_attention_heads": 12, "head_ratio": 2}
-    teacher = tiny_encoder("convbert", **sizes, initializer_range=0.3)
-    bases, choose = [], reduce._head_maps
-    monkeypatch.setattr(
-        reduce, "_head_maps", lambda *given: bases.append(choose(*given)) or bases[-1]
-    )
-    build_student(
-        teacher, parse_shape(f"2x24@{heads}", shape_of(teacher.config)), Start(init="copied")
-    )
-    assert len(bases) == 2
-    for basis_EN in (basis_EN for layer in bases for basis_EN in layer):
-        # ConvBERT has half as many heads as its configuration says, 6 of 4 dimensions here.
-        used_AA = basis_EN.view(6, 4, heads // 2, -1).abs().sum((1, 3)) > 0
-        assert (used_AA.sum(0) == 1).all()
-        assert (used_AA.sum(1) <= 1).all()
 
 
 @torch.no_grad()
