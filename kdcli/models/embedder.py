@@ -83,6 +83,14 @@ POOLING_SETTINGS = dict.fromkeys(
     READ,
 )
 NORMALIZE_SETTINGS = {"module_input_name": TEXT, "module_output_name": TEXT}
+ACTIVATIONS = ("torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity")
+DENSE_SETTINGS = {
+    **dict.fromkeys(("in_features", "out_features", "bias"), READ),
+    "activation_function": ACTIVATIONS,
+    "module_input_name": TEXT,
+    "module_output_name": TEXT,
+    "use_residual": (False,),
+}
 LOADING: tuple[object, ...] = (None, {}, {"trust_remote_code": True}, {"trust_remote_code": False})
 SHARED_SETTINGS: dict[str, Sequence[object]] = {
     "max_seq_length": READ,
@@ -426,25 +434,23 @@ def save_format(fmt: EmbeddingFormat, hidden: int, folder: Path, *, static: bool
 
     They have the form that all versions of the library can read.
     """
-    names = ["StaticEmbedding"] if static else ["Transformer", "Pooling"]
-    names += ["Dense"] if fmt.dense else []
-    names += ["Normalize"] if fmt.normalize else []
-    folders = ["", *([] if static else [POOLING_FOLDER])]
-    paths = [*folders, *(f"{n}_{name}" for n, name in enumerate(names) if n >= len(folders))]
-    flags = {f"pooling_mode_{suffix}": name == fmt.pooling for name, suffix in POOLING_KEYS.items()}
+    modules = {"": "StaticEmbedding"} if static else {"": "Transformer", POOLING_FOLDER: "Pooling"}
+    dense, normalize = (f"{len(modules)}_Dense", f"{len(modules) + bool(fmt.dense)}_Normalize")
+    modules |= {dense: "Dense"} if fmt.dense else {}
+    modules |= {normalize: "Normalize"} if fmt.normalize else {}
+    for path in modules:
+        with disk_errors(folder / path):
+            (folder / path).mkdir(exist_ok=True)
+    if fmt.dense is not None:
+        write_dense(fmt.dense, folder / dense)
     files: dict[str, object] = {}
     if not static:
+        flags = {f"pooling_mode_{key}": name == fmt.pooling for name, key in POOLING_KEYS.items()}
         files[f"{POOLING_FOLDER}/config.json"] = {
             "word_embedding_dimension": hidden,
             **flags,
             "include_prompt": fmt.prompt_counts,
         }
-    for path in paths:
-        with disk_errors(folder / path):
-            (folder / path).mkdir(exist_ok=True)
-    if fmt.dense is not None:
-        write_dense(fmt.dense, folder / paths[len(folders)])
-    if not static:
         length = {} if fmt.max_length is None else {"max_seq_length": fmt.max_length}
         # `check_case` refuses a tokenizer that needs this flag.
         files[LENGTH_FILE] = {"do_lower_case": False} | length
@@ -456,7 +462,7 @@ def save_format(fmt: EmbeddingFormat, hidden: int, folder: Path, *, static: bool
         **({} if fmt.truncate_dim is None else {"truncate_dim": fmt.truncate_dim}),
     }
     # Write this file last: without it, the directory is a plain encoder.
-    files[MODULES_FILE] = module_list(dict(zip(paths, names, strict=True)))
+    files[MODULES_FILE] = module_list(modules)
     for name, content in files.items():
         write_atomic(folder / name, json.dumps(content, indent=2))
 
@@ -474,12 +480,11 @@ def write_dense(dense: DenseLayer, folder: Path) -> None:
     tensors = {"linear.weight": dense.weight.contiguous()}
     if dense.bias is not None:
         tensors["linear.bias"] = dense.bias
-    activation = "activation.Tanh" if dense.tanh else "linear.Identity"
     config = {
         "in_features": dense.weight.shape[1],
         "out_features": dense.weight.shape[0],
         "bias": dense.bias is not None,
-        "activation_function": f"torch.nn.modules.{activation}",
+        "activation_function": ACTIVATIONS[not dense.tanh],
     }
     with disk_errors(folder):
         folder.mkdir(exist_ok=True)
@@ -527,16 +532,8 @@ def _pooling(source: str, settings: Mapping[str, object]) -> str:
 
 
 def _dense(source: str, path: str) -> DenseLayer:
-    settings = _required(source, f"{path}/config.json")
-    activation = str(settings.get("activation_function", ""))
-    name = activation.rsplit(".", 1)[-1]
-    if not activation.startswith("torch.nn.") or name not in ("Tanh", "Identity"):
-        raise _not_computed(source, f"its dense layer has activation {activation or 'none named'}")
-    if settings.get("use_residual"):
-        raise _not_computed(source, "its dense layer has a residual connection")
-    names = {settings.get("module_input_name"), settings.get("module_output_name")}
-    if names - {None, "sentence_embedding"}:
-        raise _not_computed(source, "its dense layer reads or writes token states")
+    settings = _required(source, f"{path}/{CONFIG_FILE}")
+    check_settings(source, f"{path}/{CONFIG_FILE}", settings, DENSE_SETTINGS)
     if (file := file_beside(root_of(source), f"{path}/model.safetensors")) is None:
         raise UsageError(
             f"{source} has no {path}/model.safetensors",
@@ -552,7 +549,8 @@ def _dense(source: str, path: str) -> DenseLayer:
         held = ", ".join(sorted(tensors))
         raise UsageError(f"{file} must hold linear.weight and optionally linear.bias, not {held}")
     bias = tensors["linear.bias"].float() if "linear.bias" in tensors else None
-    return DenseLayer(tensors["linear.weight"].float(), bias, name == "Tanh")
+    tanh = settings.get("activation_function", ACTIVATIONS[0]) == ACTIVATIONS[0]
+    return DenseLayer(tensors["linear.weight"].float(), bias, tanh)
 
 
 def _not_computed(source: str, reason: str, hint: str | None = None) -> UsageError:
