@@ -126,7 +126,8 @@ def use_entry(entry: Path, about: str = "") -> None:
 def lock_entry(entry: Path) -> Iterator[None]:
     """Keep other processes from writing a cache entry at the same time.
 
-    Raises MachineError: the cache cannot be written, or its file system has no locks.
+    Raises:
+        MachineError: the cache cannot be written, or its file system has no locks.
     """
     lock = FileLock(entry.with_name(f".{entry.name}.lock"))
     with disk_errors(entry):
@@ -222,8 +223,9 @@ def unprintable(text: str) -> bool:
 def user_path(path: str | Path) -> Path:
     """Check a path that a user gave, and expand its `~`.
 
-    Raises UsageError if the path is not UTF-8, contains a zero byte or a name that is too long, or
-    if there is no such user.
+    Raises:
+        UsageError: the path is not UTF-8, contains a zero byte or a name that is too long, or there
+            is no such user.
     """
     text = str(path)
     if unprintable(text) or "\0" in text:
@@ -270,8 +272,9 @@ def without_home(text: str) -> str:
 def check_writable(path: Path, *, directory: bool) -> None:
     """Check, before any work, that a file or directory can be written; it creates nothing.
 
-    Raises UsageError as `user_path` does, or if the path or its parent is of another kind. Raises
-    MachineError if there is no permission to write.
+    Raises:
+        UsageError: `user_path` rejects the path, or the path or its parent is of another kind.
+        MachineError: there is no permission to write.
     """
     user_path(path)
     with disk_errors(path):
@@ -304,8 +307,9 @@ def check_writable(path: Path, *, directory: bool) -> None:
 def read_json(path: Path, *, max_bytes: int = MAX_BYTES, kind: type = dict) -> Any:
     """Read the object (or, with `kind`, the list) in a JSON file from any source.
 
-    Raises UsageError with the file's name if the file cannot be read, is larger than `max_bytes`,
-    or if `parse_json` rejects its content.
+    Raises:
+        UsageError: the file cannot be read, is larger than `max_bytes`, or `parse_json` rejects its
+            content. The message names the file.
     """
     try:
         if path.exists() and not path.is_file():
@@ -322,8 +326,9 @@ def read_json(path: Path, *, max_bytes: int = MAX_BYTES, kind: type = dict) -> A
 def parse_json(data: bytes, source: object, kind: type = dict) -> Any:
     """Parse JSON that holds an object (or, with `kind`, a list); `source` names it in errors.
 
-    Raises UsageError if it is not JSON, is not UTF-8, is nested deeper than `MAX_DEPTH` levels, or
-    is of another kind.
+    Raises:
+        UsageError: the data is not JSON, is not UTF-8, is nested deeper than `MAX_DEPTH` levels, or
+            is of another kind.
     """
     try:
         tree = json.loads(str(data, "utf-8"))
@@ -383,9 +388,12 @@ def disk_errors(path: Path) -> Iterator[None]:
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     """Write to a temporary file, fsync it and rename it into place.
 
-    A link stays a link, and the file that it points to is written. Raises UsageError if the path
-    exists and is not a regular file. Raises MachineError if the disk is full or not writable. After
-    an error, the old file is unchanged.
+    A link stays a link, and the file that it points to is written. After an error, the old file is
+    unchanged.
+
+    Raises:
+        UsageError: the path exists and is not a regular file.
+        MachineError: the disk is full or not writable.
     """
     # A rename would replace the link itself, such as /dev/stdout.
     path = Path(os.path.realpath(path))
@@ -417,7 +425,10 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 def atomic_dir(path: Path) -> Iterator[Path]:
     """Fill a temporary directory, then move it to `path`.
 
-    After an error, `path` is unchanged. Raises MachineError if the disk is full or not writable.
+    After an error, `path` is unchanged.
+
+    Raises:
+        MachineError: the disk is full or not writable.
     """
     aside, before = (path.with_name(f".{path.name}.{ending}") for ending in ("part", "old"))
     with disk_errors(path):
@@ -444,10 +455,16 @@ STAGED = ".staged"
 def fill_dir(path: Path, *, last: str, clear: bool = False) -> Iterator[Path]:
     """Fill a temporary directory, then move each file into `path`.
 
-    `path` itself stays, because it may be a mount point, a link or the working directory. `last` is
-    the file that is moved last, because it marks a complete directory. `clear` removes everything
-    else in `path`. If filling the directory fails, nothing is moved. Raises MachineError if the
-    disk is full or not writable.
+    `path` itself stays, because it may be a mount point, a link or the working directory. If
+    filling the directory fails, nothing is moved.
+
+    Args:
+        path: the directory to fill.
+        last: the file that is moved last, because it marks a complete directory.
+        clear: remove everything else in `path`.
+
+    Raises:
+        MachineError: the disk is full or not writable.
     """
     staged, created = path / STAGED, not path.exists()
     try:

@@ -296,7 +296,8 @@ class RunDir:
     def differing_keys(self, recipe_yaml: str, free_keys: tuple[str, ...] = ()) -> list[str]:
         """Return the keys in which the run's recipe differs, with both values.
 
-        Raises UsageError: the recipe is damaged.
+        Raises:
+            UsageError: the recipe is damaged.
         """
         try:
             before = flatten_recipe((self.path / RECIPE_FILE).read_text("utf-8"))
@@ -344,7 +345,8 @@ class RunDir:
     def read_log(self) -> list[dict[str, Any]]:
         """Return the records of log.jsonl, without an incomplete last line.
 
-        Raises MachineError: another line is damaged.
+        Raises:
+            MachineError: another line is damaged.
         """
         path = self.path / LOG_FILE
         lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
@@ -381,9 +383,13 @@ class RunDir:
             shutil.rmtree(old)
 
     def load_checkpoint(self, warn: Callable[[str], None]) -> Checkpoint | None:
-        """Load the newest intact checkpoint; None without an intact one.
+        """Load the newest intact checkpoint.
 
-        `warn` is called with a message for each damaged one.
+        Args:
+            warn: called with a message for each damaged checkpoint.
+
+        Returns:
+            None if no checkpoint is intact.
         """
         folders = self._checkpoints()
         for folder in reversed(folders):
@@ -415,8 +421,9 @@ class RunDir:
     def load_best(self, step: int) -> dict[str, Tensor]:
         """Load the weights that `save_best` wrote after a step.
 
-        Raises MachineError: the file is damaged or belongs to another step, so the run must start
-        again.
+        Raises:
+            MachineError: the file is damaged or belongs to another step, so the run must start
+                again.
         """
         path = self.path / CHECKPOINTS / BEST_WEIGHTS
         try:
@@ -441,8 +448,9 @@ class RunDir:
 def numbered(name: str, *, taken: bool) -> Path:
     """Return the directory under `runs/` of a run without `-o`.
 
-    It is the first directory of this name that does not exist. If `taken` is set, it is the last
-    one that exists.
+    Args:
+        name: the name of the directory. Later runs of this name get a number.
+        taken: return the last directory that exists, not the first one that does not.
     """
     base = Path("runs") / name
     number, path = 1, base

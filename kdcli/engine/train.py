@@ -15,6 +15,7 @@ number of times.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -28,18 +29,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 from kdcli.engine.batches_ahead import BatchesAhead
 from kdcli.engine.evaluation import CPU_MICRO_BATCH, evaluate_batches, to_device
-from kdcli.engine.facts import facts_of
 from kdcli.engine.memory import begin_peak, free_cached, is_out_of_memory, peak_so_far
 from kdcli.engine.peers import peers
 from kdcli.engine.processes import stop_requests
 from kdcli.engine.progress import LogRecord, Progress
 from kdcli.engine.run_dir import RunDir
-from kdcli.engine.session import Session
+from kdcli.engine.session import Fact, Session
 from kdcli.engine.step import JobStep, longest_rows, param_groups, sparse_embeddings
 from kdcli.engine.tensors import load_modules, load_optimizer, module_tensors, optimizer_tensors
 from kdcli.errors import ChildFailed, DivergedError, MachineError, Stopped, UsageError
-from kdcli.types import COUNTS, Array, Batch, Count, Job, Outcome, Schedule, counts_of
+from kdcli.types import COUNTS, Array, Batch, Count, Examples, Job, Outcome, Schedule, counts_of
 
+COMPARED_ROWS = 1_024
+"""Number of rows per data set that processes compare before the first step, evenly spaced."""
 MAX_SKIPPED = 50
 """Consecutive steps that the fp16 loss scaler may skip before the run counts as diverged. Each skip
 halves its scale."""
@@ -127,7 +129,7 @@ class _Run:
     def train(self) -> Outcome:
         """Train to the last step."""
         if self.processes > 1:
-            self.session.agree(facts_of(self.job, self.schedule))
+            self.session.agree(_facts_of(self.job, self.schedule))
         schedule, done = self.schedule, self._restore()
         if self.processes > 1 and schedule.steps:
             self._share_gradients(done + 1)
@@ -499,6 +501,35 @@ class _Run:
         if self.run and self.session.is_main:
             self.run.log(record.to_json())
         self.accelerator.log(record.scalars(), step=record.step)
+
+
+def _facts_of(job: Job, schedule: Schedule) -> dict[str, Fact]:
+    """Return what must be equal in all processes of a run, by the name that an error shows."""
+    facts: dict[str, Fact] = {"optimiser steps": schedule.steps}
+    data = {"training examples": job.examples, "held-out examples": job.held_out}
+    for name, examples in data.items():
+        if examples is not None:
+            facts[f"number of {name}"] = len(examples)
+            facts[f"hash of the {name}"] = _digest(examples)
+    for name, module in job.modules.items():
+        for path, parameter in module.named_parameters():
+            facts[f"weights {name}.{path}"] = float(parameter.detach().double().norm())
+    return facts
+
+
+def _digest(examples: Examples) -> str:
+    """Return a hash of evenly spaced rows.
+
+    Numbers that were computed for the rows are excluded, because they may differ by rounding.
+    """
+    digest = hashlib.sha256()
+    if len(examples):
+        rows = np.unique(np.linspace(0, len(examples) - 1, COMPARED_ROWS).astype(np.int64))
+        for part in np.array_split(rows, math.ceil(len(rows) / CPU_MICRO_BATCH)):
+            for name, tensor in sorted(examples.batch(part).items()):
+                if name == "labels" or not tensor.is_floating_point():
+                    digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _out_of_memory(when: str) -> MachineError:

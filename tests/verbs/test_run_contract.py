@@ -311,7 +311,10 @@ def change(source: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["distill text", "distill task", "distill embedding", "distill reranker", "finetune", "prune"],
+    [
+        *("distill text", "distill task", "distill embedding", "distill reranker"),
+        *("finetune", "prune", "cotrain", "cotrain task"),
+    ],
 )
 def test_a_stopped_run_does_not_go_on_with_other_inputs(name, places, tmp_path, monkeypatch):
     used = [key for key in places if f"{{{key}}}" in RUNS[name].command]

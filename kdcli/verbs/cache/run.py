@@ -139,7 +139,11 @@ def ls() -> Listing:
 
 
 def selected(options: CleanOptions) -> list[Entry]:
-    """Return the entries that `kdcli cache clean` deletes. Raises UsageError: an unknown kind."""
+    """Return the entries that `kdcli cache clean` deletes.
+
+    Raises:
+        UsageError: a kind is unknown.
+    """
     for kind in options.kinds:
         check_kind(kind)
     kinds = options.kinds or [kind for kind in KINDS if kind != OBJECTS]
@@ -151,7 +155,11 @@ def selected(options: CleanOptions) -> list[Entry]:
 
 
 def confirmed(entries: Sequence[Entry]) -> bool:
-    """Show entries and ask whether to delete them. Raises UsageError: nobody can answer."""
+    """Show entries and ask whether to delete them.
+
+    Raises:
+        UsageError: nobody can answer.
+    """
     if not _can_ask():
         raise UsageError(
             f"kdcli cache clean would delete {_amount(entries)}, and cannot ask",

@@ -25,7 +25,11 @@ UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 
 def age_of(text: str) -> float:
-    """Parse an age such as `30d` to seconds. Raises UsageError: it has another form."""
+    """Parse an age such as `30d` to seconds.
+
+    Raises:
+        UsageError: the text has another form.
+    """
     match = re.fullmatch(r"(\d{1,6}(?:\.\d+)?)([mhdw])", text.strip())
     if match is None:
         raise UsageError(
