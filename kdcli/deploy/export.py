@@ -34,8 +34,6 @@ from kdcli.types import Array, Batch
 TRACED = (2, 24)
 # The same for the comparison with torch, in which rows are padded to different lengths.
 COMPARED_SHAPES = ((3, 17), (2, 150), (1, 9))
-# Batch size and number of tokens of random texts for calibration.
-RANDOM_SHAPES = ((4, 24), (4, 32))
 # Largest absolute difference of a float32 file, times the largest output if that exceeds 1.
 EXACT = 1e-4
 VECTORS = "sentence_embedding"  # the pooling's output, under the name that other tools read
@@ -157,13 +155,6 @@ class Recorded:
         if (self.format, self.precision) == ("onnx", "int8"):
             sums = largest_sums(self.plain, self.file, self.network.model, roundings)
         return ModelFile(self.file, self.inputs, self.outputs, *errors_and_limits, tuple(sums))
-
-    def random_texts(self) -> list[Batch]:
-        """Return padded batches of random tokens.
-
-        Among calibration texts, they cover tokens that the texts do not have.
-        """
-        return [_batch(self.network.model, self.inputs, *shape) for shape in RANDOM_SHAPES]
 
     def scored_outputs(self, batch: Batch) -> Array:
         """Return torch's outputs for the real tokens of a batch, as one vector.

@@ -377,10 +377,6 @@ class EmbeddingWorkload(Workload[Embedder]):
                 texts += [text for example in rows for text in example.texts]
         return texts
 
-    def rows_for(self, model: Embedder) -> TokenizedRows:
-        texts = self.texts_of_rows()
-        return model.tokenize(texts, [""] * len(texts))
-
     @property
     def gated_metrics(self) -> Sequence[str]:
         if self.needs_reference:

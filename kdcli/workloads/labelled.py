@@ -433,9 +433,6 @@ class LabelledWorkload(Workload[Model]):
     def texts_of_rows(self) -> list[str]:
         return [" ".join(e.texts) for rows in self.data.sets.values() for e in rows]
 
-    def rows_for(self, model: Model) -> TokenizedRows:
-        return self.evaluator_for(model)[0].features.rows
-
     def score(self, model: Model, *, worst: int = 0) -> ModelScores:
         evaluator, max_length = self.evaluator_for(model)
         predictions = self.predict(model, evaluator)

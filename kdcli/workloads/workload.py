@@ -30,7 +30,6 @@ import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from kdcli.data.labelled.features import TokenizedRows
 from kdcli.data.labelled.task_data import Labelled
 from kdcli.deploy.exported import RunnerNetwork
 from kdcli.deploy.runners import Runner
@@ -444,10 +443,6 @@ class Workload(ABC, Generic[M]):
     def texts_of_rows(self) -> list[str]:
         """Return the evaluation texts, on which the outputs of two models are compared."""
         raise self.unsupported("kdcli export --task")
-
-    def rows_for(self, model: M) -> TokenizedRows:
-        """Tokenise the evaluation rows for a model, to measure its quantisation error on them."""
-        raise self.unsupported("kdcli export --int8 or --q4 with --task")
 
     @abstractmethod
     def score(self, model: M, *, worst: int = 0) -> ModelScores:

@@ -146,8 +146,9 @@ def test_what_a_directory_holds(saved, tmp_path):
     assert "relative error" not in readme
     assert (facts["card"]["held_in"], facts["card"]["bytes"]) == ("int8", facts["files"][QUANTISED])
     assert str(tmp_path) not in readme + done.to_json()
-    table, where = list(done.renderables())
+    table, note, where = list(done.renderables())
     assert "README.md" in where
+    assert "random words that the tokenizer knows, which are not compared" in note
     assert table.row_count == 7
     assert facts["also"] == []
     sums = facts["sums"]

@@ -19,6 +19,7 @@ from transformers import AutoTokenizer
 
 from kdcli.models.embedder import EmbeddingFormat
 from kdcli.verbs.export.agreement import ExportCheck
+from kdcli.verbs.export.texts import CheckTexts
 from kdcli.workloads.embedder import Embedder
 
 FORMAT = EmbeddingFormat("cls", dense=own_files.DENSE, prompts={"query": "w30 "}, max_length=20)
@@ -53,7 +54,8 @@ def texts(tmp_path_factory):
 def test_integers_are_chosen_on_texts_with_prompts(embedder, prompts, default, expected):
     model = Embedder.open(str(embedder))
     model = replace(model, format=replace(FORMAT, prompts=prompts, default_prompt=default))
-    batches = ExportCheck(model, None, ["w1 w2"] * 16, None).calibration()
+    texts = CheckTexts([], [("w1 w2",)] * 16, "texts")
+    batches = ExportCheck(model, None, texts, None).calibration()
     firsts = torch.cat([batch["input_ids"][:, 0] for batch in batches])
     assert set(model.tokenizer.convert_ids_to_tokens(firsts.unique())) == expected
 

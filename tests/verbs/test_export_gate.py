@@ -61,7 +61,7 @@ def test_of_several_sets_the_largest_one_gives_the_worth_of_a_row(monkeypatch):
     )
     monkeypatch.setattr(agreement, "file_runner", lambda *_, **options: None)
     monkeypatch.setattr(agreement.ExportCheck, "_agreement", lambda *_: {})
-    check = agreement.ExportCheck(None, "class", (), workload)
+    check = agreement.ExportCheck(None, "class", None, workload)
     assert len(check.scores_of_torch.evaluations) == 2
     comparison = check.compare(SimpleNamespace(path=None, outputs=()))
     assert (comparison.drop, comparison.points_per_row) == (pytest.approx(10.0), 2.5)

@@ -221,7 +221,7 @@ def test_a_model_that_reads_token_types_gets_them(tmp_path, session, cache, with
     (untyped, _), (typed, bert) = found.values()
     assert untyped.train_rows.types_T is None
     assert not untyped.reads_as_it_is(bert)
-    own, expected = untyped.rows_for(bert), typed.rows_for(bert)
+    own, expected = (each.evaluator_for(bert)[0].features.rows for each in (untyped, typed))
     assert np.array_equal(own.types_T, expected.types_T)
     again = untyped.retokenize_for(bert)
     assert again.reads_as_it_is(bert)

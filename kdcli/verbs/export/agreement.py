@@ -21,14 +21,15 @@ from kdcli.report.schema import Comparison
 from kdcli.run.context import cpu_session
 from kdcli.types import Array, Batch, Kind, task_title
 from kdcli.verbs.export.facts import FileComparison, FileScores
+from kdcli.verbs.export.texts import CheckTexts, TextRow, chosen_rows
 from kdcli.workloads.embedder import Embedder, cosines
 from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.workload import Workload
 
 ROWS, MAX_TEXT_TOKENS = 8, 128
 """Number of texts in a batch, and maximum number of tokens in a text."""
-CALIBRATION_TEXTS, CALIBRATION_TOKENS = 256, 4096
-"""Maximum number of texts, and of their tokens, on which integers are chosen."""
+CALIBRATION_TOKENS = 4096
+"""Maximum number of tokens on which integers are chosen."""
 SAME = 0.99
 """Minimum mean cosine to torch's vectors."""
 
@@ -40,22 +41,20 @@ class ExportCheck:
     Attributes:
         model: The model in torch.
         kind: The kind of its head; None for an encoder without a head.
-        texts: The texts on which the outputs are compared.
+        texts: The texts on which the outputs are compared, and those for calibration.
         workload: The rows on which both are scored; None for no scores.
-        calibration_texts: Texts on which integers are chosen, without a workload.
     """
 
     model: Model
     kind: Kind | None
-    texts: Sequence[str]
+    texts: CheckTexts
     workload: Workload | None
-    calibration_texts: Sequence[str] = ()
 
     @functools.cached_property
     def vectors_of_torch(self) -> Array:
         """The embedding model's vectors of the texts."""
         assert isinstance(self.model, Embedder)
-        return self.model.vectors(self.texts, "", cpu_session())
+        return self.model.vectors(self.texts.compared, "", cpu_session())
 
     @functools.cached_property
     def scores_of_torch(self) -> ModelScores:
@@ -89,15 +88,15 @@ class ExportCheck:
         runner = file_runner(file.path, threads=0)
         if not isinstance(self.model, Embedder):
             network, tokenizer = self.model.model, self.model.tokenizer
-            return compare_outputs(network, tokenizer, runner, self.kind, self.texts)
+            return compare_outputs(network, tokenizer, runner, self.kind, self.texts.compared)
         in_file = replace(self.model, runner=runner, outputs=file.outputs)
         in_torch_NE = self.vectors_of_torch
-        in_file_NE = in_file.vectors(self.texts, "", cpu_session())
+        in_file_NE = in_file.vectors(self.texts.compared, "", cpu_session())
         # The vector of a text without any token that a static model knows is zero.
         equal_N = (in_torch_NE == in_file_NE).all(axis=1)
         values = np.where(equal_N, 1, cosines(in_torch_NE, in_file_NE))
         least = float(values.min())
-        return {"texts": len(self.texts), "cosine": float(values.mean()), "least": least}
+        return {"texts": len(values), "cosine": float(values.mean()), "least": least}
 
     def too_far(self, comparison: FileComparison) -> str | None:
         """Return why a file may not be used, whatever it scores; None if it may."""
@@ -110,10 +109,7 @@ class ExportCheck:
         return f"the mean cosine of its vectors to torch's is {cosine:.3f}"
 
     def calibration(self) -> list[Batch]:
-        """Return texts on which integers are chosen, in padded batches.
-
-        With a workload, these are evenly spaced rows without their labels.
-        """
+        """Return rows on which integers are chosen, in padded batches."""
         batches: list[Batch] = []
         tokens = 0
         for batch in self._texts_to_calibrate():
@@ -124,24 +120,19 @@ class ExportCheck:
         return batches
 
     def _texts_to_calibrate(self) -> Iterator[Batch]:
-        texts = self.calibration_texts or self.texts
-        if self.workload is not None:
-            rows = self.workload.rows_for(self.model)
-        elif isinstance(self.model, Embedder):
-            # Each text gets the prompt of its role, or else the model's default prompt.
-            roles = ("query", "document") if self.model.format.prompt_counts else ("",)
-            rows = self.model.tokenize(texts, [roles[n % len(roles)] for n in range(len(texts))])
-        else:
-            model, tokenizer = self.model.model, self.model.tokenizer
-            texts = texts[:CALIBRATION_TEXTS]
-            yield from tokenized_texts(model, tokenizer, self.kind, texts, _batch_of(len(texts)))
-            return
-        places = np.linspace(0, len(rows) - 1, CALIBRATION_TEXTS).astype(int)
-        # The limit of tokens may leave out the last rows, so their order must have no pattern.
-        chosen = np.random.default_rng(0).permutation(np.unique(places))
+        chosen = chosen_rows(self.texts)
+        if self.kind == "span" and all(len(row) == 1 for row in chosen):
+            chosen = _with_contexts([text for (text,) in chosen])
         size = _batch_of(len(chosen))
-        for begin in range(0, len(chosen), size):
-            yield rows.batch(chosen[begin : begin + size])
+        if not isinstance(self.model, Embedder):
+            yield from tokenized_rows(self.model.model, self.model.tokenizer, chosen, size)
+            return
+        # Each text gets the prompt of its role, or else the model's default prompt.
+        roles = ("query", "document") if self.model.format.prompt_counts else ("",)
+        texts = [text for row in chosen for text in row]
+        rows = self.model.tokenize(texts, [roles[n % len(roles)] for n in range(len(texts))])
+        for begin in range(0, len(texts), size):
+            yield rows.batch(np.arange(begin, min(begin + size, len(texts))))
 
 
 def _batch_of(count: int) -> int:
@@ -176,7 +167,8 @@ def compare_outputs(
     * other kinds: `same`, the share of texts with equal predictions.
     """
     differences: list[Array] = []
-    for batch in tokenized_texts(model, tokenizer, kind, texts, ROWS):
+    rows = _with_contexts(texts) if kind == "span" else [(text,) for text in texts]
+    for batch in tokenized_rows(model, tokenizer, rows, ROWS):
         with torch.no_grad():
             outputs = model(**batch)
         sides = (
@@ -197,25 +189,23 @@ def compare_outputs(
     return {"texts": len(texts), "same": float((same if same.ndim == 1 else same.all(1)).mean())}
 
 
-def tokenized_texts(
+def _with_contexts(texts: Sequence[str]) -> list[TextRow]:
+    """Return each text as a question, with the next text as its context."""
+    return list(zip(texts, [*texts[1:], *texts[:1]], strict=True))
+
+
+def tokenized_rows(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    kind: Kind | None,
-    texts: Sequence[str],
-    rows: int,
+    rows: Sequence[TextRow],
+    size: int,
 ) -> Iterator[Batch]:
-    """Yield texts as batches of a number of rows."""
-    for begin in range(0, len(texts), rows):
-        # Each text is a question, and the next text is its context.
-        pair = [[*texts[1:], texts[0]][begin : begin + rows]] if kind == "span" else []
-        length = min(MAX_TEXT_TOKENS, positions_of(model.config) or MAX_TEXT_TOKENS)
+    """Yield texts, or pairs of texts, as batches of a number of rows."""
+    length = min(MAX_TEXT_TOKENS, positions_of(model.config) or MAX_TEXT_TOKENS)
+    for begin in range(0, len(rows), size):
+        columns = map(list, zip(*rows[begin : begin + size], strict=True))
         encoded = tokenizer(
-            list(texts[begin : begin + rows]),
-            *pair,
-            padding=True,
-            truncation=True,
-            max_length=length,
-            return_tensors="pt",
+            *columns, padding=True, truncation=True, max_length=length, return_tensors="pt"
         )
         names = ("input_ids", "attention_mask", "token_type_ids")
         yield {name: encoded[name] for name in names if name in encoded}

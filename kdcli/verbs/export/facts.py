@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from kdcli.deploy.export import FILES, ModelFile
 from kdcli.deploy.sums import MAX_SUM
@@ -42,6 +42,11 @@ class FileComparison:
     comparisons: list[Comparison] = field(default_factory=list)
     drop: float | None = None
     points_per_row: float = 0.0
+
+    def chosen_by_search(self) -> FileComparison:
+        """Mark that a file was chosen on these rows."""
+        marked = [row.model_copy(update={"chosen_on_these_rows": True}) for row in self.comparisons]
+        return replace(self, comparisons=marked)
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,7 @@ class GatedFile:
             excess is.
         attempts: The versions that were tried, in order.
         products: The products by their error, the largest first; empty if no error was measured.
+        calibrated_on: The texts on which its integers were chosen, none of which is compared.
     """
 
     file: ModelFile
@@ -94,6 +100,7 @@ class GatedFile:
     tolerance: float = 0.0
     attempts: list[Attempt] = field(default_factory=list)
     products: list[Product] = field(default_factory=list)
+    calibrated_on: str = ""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from kdcli.errors import GateError, MachineError
 from kdcli.metrics.resolution import exceeds
 from kdcli.types import Batch
 from kdcli.verbs.export.facts import Attempt, FileComparison, GatedFile, Product
+from kdcli.verbs.export.texts import CheckTexts
 
 QUANTISED = ("int8", "q4")
 """Precisions that round product by product."""
@@ -22,7 +23,11 @@ MEASURED_BATCHES = 4
 
 
 class FileCheck(Protocol):
-    """Compares a file with torch, and provides rows for calibration."""
+    """Compares a file with torch, and provides rows for calibration, which it does not compare."""
+
+    @property
+    def texts(self) -> CheckTexts:
+        """The texts to compare, and those for calibration."""
 
     def compare(self, file: ModelFile) -> FileComparison:
         """Compare a file with torch."""
@@ -71,6 +76,7 @@ class _Search:
         self.errors: dict[str, float] = {}
         self.reason = ""
         self.calibration: Sequence[Batch] = []
+        self.calibrated_on = ""
         self.roundings: dict[str, Rounding] = {}
         if graph.precision in QUANTISED:
             self._calibrate()
@@ -111,19 +117,33 @@ class _Search:
             Product(name, error, in_float=rank < count)
             for rank, (name, error) in enumerate(self.errors.items())
         ]
-        tolerance = self._tolerance(self.latest[1])
-        return GatedFile(*self.latest, self.max_drop, tolerance, self.attempts, ranked)
+        file, comparison = self.latest
+        return GatedFile(
+            file,
+            comparison.chosen_by_search() if count else comparison,
+            self.max_drop,
+            self._tolerance(comparison),
+            self.attempts,
+            ranked,
+            self.calibrated_on,
+        )
 
     def _calibrate(self) -> None:
         """Choose the integers of each linear."""
         graph = self.graph
         self.calibration = self.check.calibration()
         texts = sum(len(batch["input_ids"]) for batch in self.calibration)
-        Progress.log(f"choosing the integers on {texts} texts")
+        self.calibrated_on = f"{texts} {self.check.texts.origin}"
+        Progress.log(f"choosing the integers on {self.calibrated_on}")
+        if self.check.texts.from_package:
+            Progress.log(
+                "the model may read other texts: give some of them with --data, or a task's "
+                "training rows, for a closer file"
+            )
         self.roundings = calibrate(
             graph.network.model,
             graph.scored_outputs,
-            [*self.calibration, *graph.random_texts()],
+            self.calibration,
             KERNELS[graph.format, graph.precision],
         )
 

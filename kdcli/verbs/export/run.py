@@ -8,7 +8,6 @@ model needs no torch.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -52,7 +51,7 @@ from kdcli.models.training_rows import training_rows, write_training_rows
 from kdcli.report.views import short
 from kdcli.run.context import cpu_session
 from kdcli.types import Kind, task_name, task_title
-from kdcli.verbs.export.agreement import CALIBRATION_TEXTS, ExportCheck
+from kdcli.verbs.export.agreement import ExportCheck
 from kdcli.verbs.export.facts import ExportFacts, FileFacts, GatedFile
 from kdcli.verbs.export.gate import FileCheck, write_gated
 from kdcli.verbs.export.javascript import (
@@ -63,6 +62,13 @@ from kdcli.verbs.export.javascript import (
 )
 from kdcli.verbs.export.readme import readme
 from kdcli.verbs.export.result import Exported
+from kdcli.verbs.export.texts import (
+    CheckTexts,
+    divide,
+    texts_of_package,
+    texts_of_task,
+    with_calibration,
+)
 from kdcli.workloads import open_evaluation
 from kdcli.workloads.detect import task_of_model
 from kdcli.workloads.embedder import Embedder
@@ -73,7 +79,7 @@ from kdcli.workloads.settings import LabelledSettings
 from kdcli.workloads.workload import Workload
 
 TEXTS_COMPARED, VECTORS_COMPARED = 64, 256
-DEMO_TEXT = LabelledSettings()  # the text of the demo
+NO_DATA = LabelledSettings()  # the texts of the package
 
 
 def export(
@@ -81,7 +87,7 @@ def export(
     *,
     format: str,
     precisions: Sequence[str] = ("fp32",),
-    data: LabelledSettings = DEMO_TEXT,
+    data: LabelledSettings = NO_DATA,
     pooling: str | None = None,
     task: str | None = None,
     max_drop: float | None = None,
@@ -100,7 +106,8 @@ def export(
         format: `onnx` or `openvino`.
         precisions: The precisions of the files. Of several, the first is `fp32`, and export.json
             has the others under `also`.
-        data: The data on which each file is compared with torch; by default the demo's text.
+        data: The data on which each file is compared with torch; by default sentences
+            that come with kdcli.
         pooling: How an encoder makes the vector of a text.
         task: The task on which the model and each file are scored.
         max_drop: The maximum drop of the task's first metric, in points.
@@ -305,22 +312,17 @@ def _load_vectors(
     """Load an embedding model, or an encoder with a pooling."""
     embedder = Embedder.open(source, pooling=pooling, compacted=True)
     pad_id(embedder.tokenizer)
-    workload = _open_workload(task, data, source, pooling or embedder.format.pooling)
-    calibration: list[str] = []
-    if workload is None:
-        documents = open_source(data.source or "demo").documents("train", column_of_texts(data))
-        texts = (text for document in documents for text in sentences(document))
-        compared, calibration = _divided(texts, VECTORS_COMPARED)
-    else:
-        compared = workload.texts_of_rows()[:VECTORS_COMPARED]
-        workload = workload.with_reference(embedder) if workload.needs_reference else workload
+    pooling = pooling or embedder.format.pooling
+    texts, workload = _open_texts(data, source, task, pooling, embedder.tokenizer)
+    if workload is not None and workload.needs_reference:
+        workload = workload.with_reference(embedder)
     max_length = limit_tokens(embedder.tokenizer, embedder.max_length)
     return _Loaded(
         embedder.model,
         embedder.tokenizer,
         EMBEDDING_KIND,
         [embedder.note],
-        ExportCheck(embedder, None, compared, workload, calibration),
+        ExportCheck(embedder, None, texts, workload),
         embedder.format,
         max_length,
     )
@@ -333,28 +335,21 @@ def _load_head(
     task: str | None,
 ) -> _Loaded:
     """Load an encoder or a model with a head. Raises UsageError: a task, but no head."""
-    texts: list[str] = []
-    calibration: list[str] = []
-    if task is None:
-        documents = open_source(data.source or "demo").documents("train", column_of_texts(data))
-        texts, calibration = _divided(documents, TEXTS_COMPARED)
     network, tokenizer, kind, notes = _load(source)
     positions = positions_of(network.config) or VERY_LARGE_INTEGER
     max_length = limit_tokens(tokenizer, min(tokenizer.model_max_length, positions))
-    model, workload = Model(network, tokenizer, source), None
-    if task is not None:
-        if kind is None:
-            raise UsageError(
-                f"{source} has no head for {task_title(task)}",
-                "--pooling makes an encoder an embedding model",
-            )
-        workload = _open_workload(task, data, source, None)
-        assert workload is not None
-        if isinstance(workload, LabelledWorkload):
-            model = _model_of_task(model, workload)
-        texts = workload.texts_of_rows()[:TEXTS_COMPARED]
-        workload = workload.with_reference(model) if workload.needs_reference else workload
-    check = ExportCheck(model, kind, texts, workload, calibration)
+    if task is not None and kind is None:
+        raise UsageError(
+            f"{source} has no head for {task_title(task)}",
+            "--pooling makes an encoder an embedding model",
+        )
+    model = Model(network, tokenizer, source)
+    texts, workload = _open_texts(data, source, task, None, tokenizer)
+    if isinstance(workload, LabelledWorkload):
+        model = _model_of_task(model, workload)
+    if workload is not None and workload.needs_reference:
+        workload = workload.with_reference(model)
+    check = ExportCheck(model, kind, texts, workload)
     return _Loaded(network, tokenizer, kind, notes, check, max_length=max_length)
 
 
@@ -367,28 +362,33 @@ def limit_tokens(tokenizer: PreTrainedTokenizerBase, length: int) -> int | None:
     return length if length < VERY_LARGE_INTEGER else None
 
 
-def _divided(texts: Iterable[str], compared: int) -> tuple[list[str], list[str]]:
-    """Divide texts into texts for comparing outputs and texts for choosing the integers.
+def _open_texts(
+    data: LabelledSettings,
+    source: str,
+    task: str | None,
+    pooling: str | None,
+    tokenizer: PreTrainedTokenizerBase,
+) -> tuple[CheckTexts, Workload | None]:
+    """Return the texts of an export and the rows on which its files are scored, if there are any.
 
-    If there are few texts, both parts get half of them. Raises UsageError: there are no texts.
+    Rows that trained the model are not scored.
     """
-    read = list(itertools.islice(texts, compared + CALIBRATION_TEXTS))
-    if not read:
-        raise UsageError("--data has no text to compare the file on", "give texts with words")
-    count = min(compared, -(-len(read) // 2))
-    return read[:count], read[count:]
-
-
-def _open_workload(
-    task: str | None, data: LabelledSettings, source: str, pooling: str | None
-) -> Workload | None:
-    """Return the rows on which a file is scored, without rows that trained the model."""
-    if task is None:
-        return None
-    trained = {source: training_rows(location(source))}
-    by_head = pooling is None
-    request = EvaluationRequest(task, [source], data, trained, pooling=pooling, by_head=by_head)
-    return open_evaluation(request, cpu_session())
+    most = TEXTS_COMPARED if pooling is None else VECTORS_COMPARED
+    if task is not None:
+        trained = {source: training_rows(location(source))}
+        by_head = pooling is None
+        request = EvaluationRequest(task, [source], data, trained, pooling=pooling, by_head=by_head)
+        workload = open_evaluation(request, cpu_session())
+        texts = texts_of_task(request, workload.texts_of_rows())
+        texts = replace(texts, compared=texts.compared[:most])
+        return with_calibration(texts, tokenizer), workload
+    if data.source is None:
+        return texts_of_package(tokenizer, most), None
+    documents = open_source(data.source).documents("train", column_of_texts(data))
+    if pooling is not None:
+        documents = (text for document in documents for text in sentences(document))
+    texts = divide(documents, most, f"texts of {short(data.source)}")
+    return with_calibration(texts, tokenizer), None
 
 
 def _model_of_task(
@@ -411,6 +411,8 @@ def _model_of_task(
 def _notes(gated: GatedFile) -> list[str]:
     """Return notes on the loss of a file, and on its products in float32."""
     notes = []
+    if gated.calibrated_on:
+        notes.append(f"its integers were chosen on {gated.calibrated_on}, which are not compared")
     for row in gated.comparison.comparisons:
         name = f"{task_name(row.task)} {row.set}".strip()
         between = f"95 % between {row.low:+.4f} and {row.high:+.4f}"
@@ -420,7 +422,7 @@ def _notes(gated: GatedFile) -> list[str]:
         names = ", ".join(f"{product.name} ({product.error:.2g})" for product in in_float)
         notes.append(
             f"{len(in_float)} of {len(gated.products)} products are in float32, by the error that "
-            f"each alone causes: {names}"
+            f"each alone causes: {names}. Their number was chosen on the compared rows"
         )
     return notes
 

@@ -1,0 +1,151 @@
+"""The texts of an export: some choose the integers, and others are compared with torch."""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from kdcli.data.demo import demo_sentences
+from kdcli.data.labelled.lists import ListSplits
+from kdcli.data.labelled.partition import Partition
+from kdcli.data.labelled.splits import Splits
+from kdcli.engine.progress import Progress
+from kdcli.errors import UsageError
+from kdcli.report.text import short
+from kdcli.run.context import cpu_session
+from kdcli.types import Example
+from kdcli.workloads import open_rows
+from kdcli.workloads.mteb_tasks import PREFIX
+from kdcli.workloads.requests import EvaluationRequest
+
+CALIBRATION_TEXTS = 256
+"""Maximum number of texts on which integers are chosen."""
+MIN_CALIBRATION_TEXTS = 16
+"""With fewer texts of the user's data, integers are chosen on the texts of the package."""
+MAX_UNKNOWN = 0.3
+"""Maximum share of unknown tokens in texts that a tokenizer can read."""
+
+TextRow = tuple[str, ...]
+"""A text, or a pair of texts."""
+
+
+@dataclass(frozen=True)
+class CheckTexts:
+    """The texts of an export. No text is in both lists.
+
+    Attributes:
+        compared: Texts on which each file is compared with torch.
+        calibration: Rows on which integers are chosen.
+        origin: Describes the calibration rows.
+        from_package: Whether the calibration rows are not the user's.
+    """
+
+    compared: Sequence[str]
+    calibration: Sequence[TextRow]
+    origin: str
+    from_package: bool = False
+
+
+def texts_of_package(tokenizer: PreTrainedTokenizerBase, most_compared: int) -> CheckTexts:
+    """Return sentences that come with kdcli, or words that the tokenizer knows."""
+    file = Path(__file__).with_name("sentences.txt")
+    blocks = file.read_text("utf-8").split("\n\n")
+    calibration, compared = (block.splitlines() for block in blocks)
+    demo = list(itertools.islice(demo_sentences("validation"), CALIBRATION_TEXTS + most_compared))
+    unknown, tokens = _tokens_per_word(calibration, tokenizer)
+    if 2 * _tokens_per_word(demo, tokenizer)[1] < tokens:
+        return replace(divide(demo, most_compared, "sentences of 'demo'"), from_package=True)
+    if unknown > MAX_UNKNOWN:
+        words = _random_words(tokenizer, CALIBRATION_TEXTS + most_compared)
+        texts = divide(words, most_compared, "texts of random words that the tokenizer knows")
+        return replace(texts, from_package=True)
+    rows = [(text,) for text in calibration]
+    origin = "sentences that come with kdcli"
+    return CheckTexts(compared[:most_compared], rows, origin, from_package=True)
+
+
+def _tokens_per_word(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase
+) -> tuple[float, float]:
+    """Return the share of unknown tokens, and the number of tokens per word."""
+    ids = [n for text in texts for n in tokenizer.encode(text, add_special_tokens=False)]
+    words = sum(len(text.split()) for text in texts)
+    return ids.count(tokenizer.unk_token_id) / max(1, len(ids)), len(ids) / words
+
+
+def _random_words(tokenizer: PreTrainedTokenizerBase, count: int) -> list[str]:
+    """Return texts of random tokens, for a tokenizer of no natural language."""
+    rng = np.random.default_rng(0)
+    ids = np.setdiff1d(np.arange(len(tokenizer)), tokenizer.all_special_ids)
+    lengths = rng.integers(4, 24, count)
+    return [str(tokenizer.decode(rng.choice(ids, length).tolist())) for length in lengths]
+
+
+def divide(texts: Iterable[str], most_compared: int, origin: str) -> CheckTexts:
+    """Divide different texts into texts to compare and texts for calibration.
+
+    If there are few texts, both parts get half of them. Raises UsageError: there are no texts.
+    """
+    different = itertools.islice(texts, 2 * (most_compared + CALIBRATION_TEXTS))
+    read = list(dict.fromkeys(different))[: most_compared + CALIBRATION_TEXTS]
+    if not read:
+        raise UsageError("--data has no text to compare the file on", "give texts with words")
+    count = min(most_compared, -(-len(read) // 2))
+    return CheckTexts(read[:count], [(text,) for text in read[count:]], origin)
+
+
+def texts_of_task(request: EvaluationRequest, evaluated: Sequence[str]) -> CheckTexts:
+    """Return the evaluated texts, and training rows of the same data for calibration."""
+    known = set(evaluated)
+    rows = dict.fromkeys(_training_rows(request))
+    calibration = [row for row in rows if known.isdisjoint((" ".join(row), row[-1]))]
+    source = short(request.data.source) if request.data.source else request.task
+    return CheckTexts(evaluated, calibration, f"training rows of {source}")
+
+
+def _training_rows(request: EvaluationRequest) -> list[TextRow]:
+    """Return the texts of the training rows; none if the data has no training rows."""
+    if request.task.startswith(PREFIX):
+        return []
+    partition = Partition(np.empty(0, np.uint64), np.empty(0, np.uint64))
+    if request.data.partition is not None:
+        partition = Partition.read(request.data.partition)
+    try:
+        rows = open_rows(request, cpu_session())
+    except UsageError as error:
+        Progress.log(f"the training rows cannot be read: {error.message}")
+        return []
+    if isinstance(rows, ListSplits):
+        kept = np.flatnonzero(partition.is_training(rows.train.query_hashes))
+        return [example.texts for example in rows.train.take(kept).examples]
+    if isinstance(rows, Splits):
+        is_words = rows.task.kind == "tokens"
+        return [_row(example, is_words) for example in rows.training(partition)]
+    return [(text,) for text in rows.training_texts(partition)]
+
+
+def _row(example: Example, is_words: bool) -> TextRow:
+    return (" ".join(example.texts),) if is_words else example.texts
+
+
+def with_calibration(texts: CheckTexts, tokenizer: PreTrainedTokenizerBase) -> CheckTexts:
+    """Take the package's texts for calibration if the data has too few of them."""
+    if len(texts.calibration) >= MIN_CALIBRATION_TEXTS:
+        return texts
+    package = texts_of_package(tokenizer, 1)
+    compared = set(texts.compared)
+    calibration = [row for row in package.calibration if compared.isdisjoint(row)]
+    return replace(package, compared=texts.compared, calibration=calibration)
+
+
+def chosen_rows(texts: CheckTexts) -> list[TextRow]:
+    """Return at most `CALIBRATION_TEXTS` evenly spaced rows, in an order without a pattern.
+
+    The limit of tokens may leave out the last of them.
+    """
+    places = np.linspace(0, len(texts.calibration) - 1, CALIBRATION_TEXTS).astype(int)
+    order = np.random.default_rng(0).permutation(np.unique(places))
+    return [texts.calibration[n] for n in order]
