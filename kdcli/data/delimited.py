@@ -14,7 +14,7 @@ from kdcli.data.rows import BadRow, OnBadRow, Row
 from kdcli.errors import UsageError
 
 MAX_USUAL_CELLS = 50  # A column with more different cells is no column of labels.
-MANY_LINES = 4
+MANY_LINES = 8
 HINTS = {
     "csv": "put the whole text in quotes and double the quotes in it, or save the rows as .jsonl",
     "tsv": "if a text has line breaks, save the rows as .csv or .jsonl",
@@ -118,29 +118,27 @@ class _UsualCells:
             self.values.add(cell)
         self.are_numbers = self.are_numbers and _is_number(cell)
 
-    @property
-    def are_known(self) -> bool:
-        """Whether the cells have something in common."""
-        return self.are_numbers or len(self.values) <= MAX_USUAL_CELLS
-
     def has(self, cell: str) -> bool:
-        """Whether a cell is like the others."""
-        return _is_number(cell) if self.are_numbers else cell in self.values
+        """Whether a cell is like the others; never if they have nothing in common."""
+        if len(self.values) <= MAX_USUAL_CELLS:
+            return cell in self.values
+        return self.are_numbers and _is_number(cell)
 
 
 def _look_like_rows(lines: Sequence[str], usual: Sequence[_UsualCells]) -> bool:
     """Whether lines that a quote joins look like rows of their own.
 
-    Each has the right number of cells, and the cells of a column look like its usual ones.
+    Each has the right number of cells, and most cells of a column, for example of the labels, are
+    like the usual ones. The last line of a text in quotes ends in such a cell too.
     """
     rows = [[cell.strip('"') for cell in line.rstrip("\r\n").split(",")] for line in lines]
     if len(usual) < 2 or any(len(row) != len(usual) for row in rows):
         return False
-    known = [n for n, of_column in enumerate(usual) if of_column.values and of_column.are_known]
-    if not known:
+    if len(rows) >= MANY_LINES:
         # A text of so many lines hardly has the same number of commas in each.
-        return len(lines) >= MANY_LINES
-    return any(all(usual[n].has(row[n]) for row in rows) for n in known)
+        return True
+    counts = [sum(map(usual[n].has, cells)) for n, cells in enumerate(zip(*rows[:-1], strict=True))]
+    return 2 * max(counts) >= len(rows) - 1
 
 
 def _is_number(text: str) -> bool:
@@ -149,7 +147,7 @@ def _is_number(text: str) -> bool:
         float(text)
     except ValueError:
         return False
-    return True
+    return text == text.strip()
 
 
 class _RereadLines(Iterator[tuple[int, str]]):

@@ -204,6 +204,8 @@ def csv_file(folder, lines):
         ({20: '"film 20 was dull,bad', 25: 'film 25 was dull",good'}, 22, JOINED),
         ({20: '"film 20 was dull,bad', 21: 'film 21 was dull",good'}, 22, JOINED),
         ({0: '"film 0 was dull,bad', 9: 'film 9 was dull",good'}, 2, JOINED),
+        # A label that no row before has.
+        ({20: '"film 20 was dull,bad', 21: "a,new", 22: 'film 25 was dull",good'}, 22, JOINED),
         ({20: '"film 20 was dull,bad', 25: 'film 25 was "dull",good'}, 22, "not CSV"),
         ({20: '"film 20 was dull,bad', 25: '"film 25, was dull",good'}, 22, "not CSV"),
         ({20: '"film 20 was dull,bad'}, 22, "not CSV"),
@@ -217,7 +219,7 @@ def test_a_quote_of_csv_that_never_closes_takes_no_row_after_it(tmp_path, change
     assert [row.where for row in bad] == [f"{tmp_path}/a.csv:{line}"]
     assert problem in bad[0].message
     assert len(good) == 39
-    assert {row.values["label"] for row in good} == {"bad", "good"}
+    assert {row.values["label"] for row in good} <= {"bad", "good", "new"}
 
 
 @pytest.mark.parametrize(

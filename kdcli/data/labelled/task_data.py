@@ -123,13 +123,21 @@ def open_labelled(
                 log=log,
             )
         else:
-            task = _named_task(request)
+            task = task_of(request.task)
+            if request.columns:
+                raise UsageError(
+                    f"data.columns is for --task own; task {request.task} reads the columns "
+                    f"{', '.join(task.texts)}, {task.label}"
+                )
         has_labels = bool(task.label) and not withheld
         rows = TaskSource(
             task, request.source, request.train_source, bad_rows, withheld=not has_labels, log=log
         )
         if chosen is not None:
-            division = _by_partition(rows, chosen, request.split, settle, training=training)
+            splits = read_splits(rows)
+            settle(len(splits.train))
+            evaluated = splits.evaluated(chosen, request.split)
+            division = Labelled(task, splits.training(chosen), evaluated, request.split)
         else:
             division = _by_split(rows, request, trained or {}, settle, training=training)
     except NotFound as error:
@@ -140,9 +148,13 @@ def open_labelled(
         raise UsageError(f"task {request.task}: {error.message}", hint) from None
     for note in division.notes:
         (log if training else notes.append)(note)
-    task = replace(task, sets=tuple(filter(None, division.sets)))
-    train = choose_subset(division.train, request.train_rows) if training else []
-    data = Labelled(task, train, division.sets, division.split, notes, has_labels=has_labels)
+    data = replace(
+        division,
+        task=replace(task, sets=tuple(filter(None, division.sets))),
+        train=choose_subset(division.train, request.train_rows) if training else [],
+        notes=notes,
+        has_labels=has_labels,
+    )
     known = dict(trained or {})
     if training:
         known[THIS_RUN] = data.rows
@@ -199,19 +211,6 @@ def _split_name(data: Labelled, total: int, skipped: int, kept: RowHashes) -> st
     return f"{name}, {trained:,} of {data.count:,} rows trained a model" if trained else name
 
 
-@dataclass(frozen=True)
-class _Division:
-    """The training examples, the evaluation sets, and the name of the evaluated split.
-
-    Notes tell how the split was made, if the data has none.
-    """
-
-    train: list[Example]
-    sets: dict[str, list[Example]]
-    split: str
-    notes: list[str] = field(default_factory=list)
-
-
 def _open_partition(request: RowsRequest) -> Partition | None:
     """Read the file of a partition. Raises UsageError: it is needed and not given, or damaged."""
     if request.partition is not None:
@@ -224,24 +223,6 @@ def _open_partition(request: RowsRequest) -> Partition | None:
     return None
 
 
-def _by_partition(
-    rows: TaskSource,
-    partition: Partition,
-    split: str,
-    settle: Callable[[int], None],
-    *,
-    training: bool,
-) -> _Division:
-    """Divide all rows of a task as a partition names them.
-
-    `settle` is called with the number of training rows before they are divided.
-    """
-    splits = read_splits(rows)
-    settle(len(splits.train))
-    train = splits.training(partition) if training else []
-    return _Division(train, splits.evaluated(partition, split), split)
-
-
 def _by_split(
     rows: TaskSource,
     request: RowsRequest,
@@ -249,8 +230,9 @@ def _by_split(
     settle: Callable[[int], None],
     *,
     training: bool,
-) -> _Division:
-    """Read the training split and the evaluated split.
+) -> Labelled:
+    """Read the training split and the evaluated split. Notes tell how the split was made, if the
+    data has none.
 
     Without an evaluated split, rows of the training split are held out. If nothing is trained, all
     rows of a single file are evaluated, unless a model was trained on the file.
@@ -265,7 +247,7 @@ def _by_split(
     Raises:
         NotFound: there is no evaluated split, and no rows can be held out for it.
     """
-    split, seed = request.split, request.split_seed
+    task, split, seed = rows.task, request.split, request.split_seed
     places = rows.evaluation_splits(split)
     train: list[Example] = []
     train_set = ""
@@ -276,29 +258,19 @@ def _by_split(
     sets = rows.read_sets(places)
     settle(len(train) + sum(map(len, sets.values())))
     if places:
-        return _Division(train, sets, split)
+        return Labelled(task, train, sets, split)
     if not training and rows.is_one_file:
-        knows_file = split == "validation" and _trained_on(rows.task, train, trained, seed)
+        knows_file = split == "validation" and _trained_on(task, train, trained, seed)
         if not knows_file:
-            return _Division(train, {"": train}, ALL_ROWS)
+            return Labelled(task, train, {"": train}, ALL_ROWS)
     if train and split == "validation":
-        kept, held_out = _hold_out(rows.task, train, seed)
+        kept, held_out = _hold_out(task, train, seed)
         note = (
             f"there is no validation split: {len(held_out):,} of the {len(train):,} training "
             "examples are held out for evaluation"
         )
-        return _Division(kept, {train_set: held_out}, HELD_OUT_SPLIT, [note])
+        return Labelled(task, kept, {train_set: held_out}, HELD_OUT_SPLIT, [note])
     raise NotFound(f"no {split} split in {rows.source}{rows.content}")
-
-
-def _named_task(request: RowsRequest) -> Task:
-    task = task_of(request.task)
-    if request.columns:
-        raise UsageError(
-            f"data.columns is for --task own; task {request.task} reads the columns "
-            f"{', '.join(task.texts)}, {task.label}"
-        )
-    return task
 
 
 def _own_task(
