@@ -14,7 +14,6 @@ from reports import (
     made,
     missing,
     model,
-    printed,
     report_of,
     views,
     without_files,
@@ -22,7 +21,7 @@ from reports import (
 )
 
 from kdcli.deploy.measurements import Agreement
-from kdcli.report.charts.charts import MAX_LINES, quality_against, report_pictures
+from kdcli.report.charts.charts import quality_against, report_pictures
 from kdcli.report.schema import Report
 from kdcli.report.sections import latency as section_of
 from kdcli.report.sections.latency import latency, latency_csv, not_measured
@@ -89,30 +88,6 @@ def test_a_table_for_each_cell_as_measured(benchmark):
         **{"peak memory": "120.0 MB", "first call ms": "72.00", "load s": "0.42", "runs": "60"},
     }
     assert (rows[0]["speed-up"], rows[0]["p50 ms"]) == ("1 (baseline)", "480.0")
-
-
-def test_empty_columns_are_left_out():
-    none = {"p99_ms": None, "peak_memory_bytes": None}
-    on = ("torch", "fp32")
-    rows = [benchmark_row("12x768", on, 1, 128, **none, device=device) for device in "ab"]
-    (table,) = tables(report_of(latency=rows)).values()
-    assert {"p99 ms", "peak memory", "padding", "device"} & set(table.header) == {"device"}, (
-        "it differs"
-    )
-
-
-def test_a_terminal_of_a_hundred_characters_keeps_rows_whole(benchmark, runs):
-    text = printed(benchmark, 100)
-    assert max(map(len, text.splitlines())) <= 100
-    for row in benchmark.latency:
-        line = f"{row.model} {row.backend}-{row.dtype}"
-        assert re.search(
-            rf"│ {line} +│ +[\d.]+ │ +[\d.]+ │ +[\d.]+ │ +[\d,]+ │ +[^│]+ │ (ok|noisy) +│", text
-        )
-    assert "6x384 torch-fp32" not in printed(runs, 100).split("Agreement")[0], (
-        "all ran on the same backend"
-    )
-    assert "On cpu, torch fp32, random lengths" in printed(runs, 100)
 
 
 def test_models_by_row_with_the_counts_of_the_papers(benchmark, runs):
@@ -298,17 +273,6 @@ def test_pictures_over_length_and_batch(benchmark):
     )
 
 
-def test_pictures_hold_no_more_lines_than_a_reader_can_tell_apart():
-    names = [f"model-{i}" for i in range(MAX_LINES + 3)]
-    rows = [benchmark_row(name, ("torch", "fp32"), 1, n) for n in (128, 32) for name in names]
-    report = report_of(
-        models=dict.fromkeys(names, model("candidate")), latency=rows, failures=[], agreements=[]
-    )
-    (picture,) = [p for p in report_pictures(report) if p.caption.startswith("Median")]
-    assert picture.caption.endswith(f"The first {MAX_LINES} of {MAX_LINES + 3} lines.")
-    assert f"model-{MAX_LINES}" not in picture.svg
-
-
 def test_quality_against_latency_and_size(runs):
     first, second, third = report_pictures(runs)
     start = "accuracy on sst2 against"
@@ -327,12 +291,6 @@ def test_quality_against_latency_and_size(runs):
     first, second, _ = report_pictures(made(reports.compared_benchmark_values(), latency=rows))
     assert first.caption.endswith("The quality belongs to the weights, not to this backend.")
     assert "of the weights, not" not in second.caption
-
-
-def test_no_front_of_what_less_is_better_of():
-    losses = {"held-out loss": {m: {"loss": 0.5} for m in ("12x768", "6x384")}}
-    report = made(reports.compared_benchmark_values(), quality=losses)
-    assert [p.caption[:16] for p in report_pictures(report)] == ["Size and latency"]
 
 
 def judged_on_two_backends(**changes):

@@ -11,7 +11,6 @@ from reports import (
     missing,
     model,
     printed,
-    report_values,
     run_row,
     selection_values,
     views,
@@ -21,9 +20,8 @@ from reports import (
 
 from kdcli.data.tasks import task_of
 from kdcli.report.charts.charts import report_pictures
-from kdcli.report.charts.drawing import Line, line_chart
 from kdcli.report.published import published_for
-from kdcli.report.schema import Evaluation, ModelEntry, Selection
+from kdcli.report.schema import Evaluation, Selection
 from kdcli.report.sections.contents import sections
 from kdcli.report.sections.evaluations import (
     MAX_LABELS,
@@ -41,7 +39,6 @@ from kdcli.report.views import html, markdown, model_card
 pytestmark = pytest.mark.slow
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
-SUMS = ("0.5000", "1.000", "1.500", "2.000", "2.500", "3.000")
 
 
 def test_titles(finetuned, compared, tmp_path):
@@ -136,40 +133,6 @@ def test_published_scores_by_language_stand_behind_ours():
     assert "table 11, test" in papers.table.note
 
 
-def test_a_variants_published_score_stands_beside_ours():
-    models = {"teacher": model("teacher")}
-    for name in ("full", "without-value", "own-idea"):
-        models[name] = model("student", "teacher", layers=3, hidden=384, variant=name)
-    entries = [ModelEntry.model_validate(entry | {"name": name}) for name, entry in models.items()]
-    rows = published_for(entries, {"method": "minilm", "eval": {"tasks": ["sst2"]}})
-    models["full undistilled"] = without_files("untrained", "full")
-    evaluations = [evaluation(name, metrics={"accuracy": 0.8}) for name in models]
-    values = report_values() | {"models": models, "quality": {}, "latency": [], "curve": []}
-    report = made(values, evaluations=evaluations, published=rows)
-    (section,) = scores(report)
-    assert section.table.header[:3] == ["model", "accuracy", "published"]
-    assert [row[2] for row in section.table.rows] == ["", "0.8930", "0.8830", "", ""]
-    note = "Published: accuracy of 3x384, arXiv 2002.10957, tables 5 to 7; with their own"
-    assert [missing(text, note, "0.8830") for text in views(report)] == [[]] * 3
-    alone = made(values, evaluations=evaluations, published=[])
-    assert scores(alone)[0].table.header[:3] == [
-        "model",
-        "accuracy",
-        "examples",
-    ]
-
-
-def test_many_variants_have_a_line_each_in_the_picture_of_losses():
-    losses = {
-        f"variant-{i}": dict.fromkeys(("attention", "value"), 0.25 * (i + 1)) for i in range(6)
-    }
-    models = {name: model("student", "teacher", variant=name) for name in losses}
-    curve = [{"step": step, "loss": 1.0, "held_out": losses} for step in (1, 2)]
-    report = made(report_values(), models=report_values()["models"] | models, curve=curve)
-    (caption,) = [p.caption for p in report_pictures(report) if p.caption.startswith("Loss over")]
-    assert caption.endswith(", ".join(f"variant-{i} {x} → {x}" for i, x in enumerate(SUMS)) + ".")
-
-
 def test_means_of_published_sets_are_those_of_the_papers():
     rows = published_for([], {"eval": {"tasks": ["xnli", "mlqa"]}})
     means = {(r.row, r.metric): round(sum(r.values.values()) / len(r.values), 1) for r in rows}
@@ -254,18 +217,6 @@ def test_selection_by_setting(grid):
     assert "Every run" not in printed(grid)
 
 
-def test_selection_by_seed_alone():
-    runs = [run_row(0, 0.8), run_row(1, 0.9)]
-    selection = Selection.model_validate(
-        selection_values() | {"settings": {}, "seed": 1, "runs": runs}
-    )
-    table = selection_section(selection).table
-    assert table.rows == [
-        ["as in the recipe", "0, 1", "0.8500 ± 0.071", "0.7500 ± 0.071", "chosen"]
-    ]
-    assert table.note.startswith("Of 2 runs, seed 1 was chosen by accuracy (validation).")
-
-
 def test_selection_over_many_sets_keeps_to_their_means():
     of_sets = {f"{name}/accuracy": 0.5 for name in ("ar", "de", "en", "sw", "zh", "fr")}
     runs = [
@@ -296,22 +247,6 @@ def test_pictures_of_training_and_of_a_grid(finetuned, grid, compared):
         2,
         [],
         report_pictures(grid),
-    )
-
-
-@pytest.mark.parametrize(
-    "runs",
-    [
-        [run_row(0, 0.8, lr=1e-5), run_row(1, 0.9, lr=1e-5)],
-        [run_row(0, 0.8, lr=1e-5, epochs=1), run_row(0, 0.9, lr=3e-5, epochs=3)],
-        [run_row(0, 0.8, head="a"), run_row(0, 0.9, head="b")],
-        [run_row(0, 0.8, lr=1e-5), run_row(0, 0.9)],
-    ],
-)
-def test_no_picture_of_settings_that_have_no_order(runs):
-    assert (
-        len(report_pictures(made(finetune_values(), selection=selection_values() | {"runs": runs})))
-        == 2
     )
 
 
@@ -437,12 +372,3 @@ def test_pairs_are_named_by_both_models(values):
     frozen = made(values, recipe=recipe | {"community": {"model": "org/frozen"}})
     assert title(frozen) == "6x128 and 3x128, dml under org/frozen"
     assert "base_model: org/frozen" in model_card(frozen, "student")
-
-
-@pytest.mark.parametrize("length", [3, 20, 32])
-def test_a_legend_stays_in_its_picture(length):
-    lines = [Line(letter * length, [(0, 1.0), (1, 2.0)], "red") for letter in "mnw"]
-    drawing, _ = line_chart(lines, "step", columns=3)
-    (legend,) = drawing.legends
-    assert legend.get_window_extent().width <= drawing.bbox.width
-    assert [text.get_text() for text in legend.get_texts()] == [line.label for line in lines]

@@ -21,7 +21,6 @@ from kdcli.report.charts.charts import report_pictures
 from kdcli.report.charts.drawing import MAX_NUMBERS
 from kdcli.report.charts.pruning import (
     MAX_RIDGES,
-    density_curve,
     head_map,
     model_pictures,
     score_ridges,
@@ -33,9 +32,7 @@ from kdcli.report.sections.pruning import (
     best_pruned,
     by_layer,
     by_type,
-    density_points,
     kept,
-    matrix_types,
 )
 from kdcli.report.text import Picture
 from kdcli.report.views import html, markdown, model_card
@@ -90,24 +87,12 @@ def test_table_by_type_has_a_row_a_model(sparsities):
     assert missing(made.note, "U: up projection, D: down projection.", "gate") == ["gate"]
 
 
-def test_models_of_other_types_share_a_table():
-    made = by_type(sparsities_of(pruned_values("a"), pruned_values("b", kinds="QKVOUGD", layers=2)))
-    assert (made.header[5:8], made.rows[0][6]) == (["U", "G", "D"], "")
-    assert float(made.rows[1][6]) > 0
-
-
 def test_layers_that_are_not_alike_leave_cells_empty(odd):
     (one,) = odd.pruning
     table, cells = by_layer(one), {row[0]: row for row in by_layer(one).rows}
     assert table.header == ["layer", "Q", "K", "V", "O", "U", "G", "D", "all"]
     assert (cells["1"][6], cells["3"][7], bool(cells["2"][6])) == ("", "", True)
     assert cells["1"][1] == "<0.01", "one weight is not none"
-
-
-def test_types_keep_their_order_and_unknown_ones_come_last():
-    kinds = ("Z", "P2", "P", "D", "Q")
-    matrices = [{"name": f"1.{k}", "layer": 1, "kind": k, "weights": 4, "kept": 1} for k in kinds]
-    assert matrix_types(entry(matrices=matrices)) == ["Q", "D", "P", "P2", "Z"]
 
 
 def test_titles(pruned, sparsities, tmp_path):
@@ -168,18 +153,6 @@ def test_markdown_has_layers_and_density_over_training(sparsities):
     assert not missing(markdown(sparsities), *titles, *(f"| {' | '.join(row)} |" for row in lines))
 
 
-def test_density_of_runs_of_other_lengths():
-    short = [{"step": 0, "density": 1.0}, {"step": 25, "density": 0.5}]
-    points = dict(
-        density_points(sparsities_of(pruned_values("a"), pruned_values("b", curve=short)))
-    )
-    assert (list(points), points[25], points[0]) == (
-        sorted(points),
-        {"b": 50.0},
-        {"a": 100.0, "b": 100.0},
-    )
-
-
 def test_html_shows_what_stands_out_and_every_model(pruned, sparsities):
     kept = f"{100 * pruned.pruning[0].density:.1f} % of the layers' weights kept, smp"
     speed = "1.6× the speed of dense: sparse, 1 × 128 tokens (1.5–1.7)"
@@ -199,12 +172,6 @@ def test_model_card_tells_what_was_pruned(pruned):
         "pruned from bert-base-uncased on sst2 with smp: ",
         "base_model: bert-base-uncased",
     )
-
-
-def test_other_reports_do_not_mention_pruning(report, finetuned, benchmark):
-    for one in (report, finetuned, benchmark):
-        assert "not zero" not in overview(one).header
-        assert not [text for text in (html(one), *views(one)) if "eights kept" in text]
 
 
 def written(picture: Picture | None) -> list[str]:
@@ -266,16 +233,6 @@ def test_picture_of_heads_has_a_cell_a_head(odd):
     assert head_map(one.model_copy(update={"heads": []})) is None
 
 
-def test_density_begins_and_ends_as_noted():
-    one = entry()
-    caption = density_curve(one).caption
-    assert caption.startswith(
-        f"masked: weights kept while training, 100.0 → {100 * one.density:.1f} %"
-    )
-    assert caption.endswith("the dashed line is the requested share, 10 %.")
-    assert density_curve(one.model_copy(update={"curve": one.curve[:1]})) is None
-
-
 def test_scores_are_drawn_at_a_few_steps_and_the_last():
     one = entry()
     steps = [
@@ -314,19 +271,3 @@ def test_quality_against_density_and_size(sparsities, pruned):
     assert not [p for p in report_pictures(pruned) if "against" in p.caption], (
         "one sparsity is no curve"
     )
-
-
-def test_the_dense_model_stands_at_all_its_weights_where_it_has_scores():
-    values = sparsities_values()
-    values["quality"]["sst2"]["dense"] = {"accuracy": 0.92}  # type: ignore[index]
-    assert "dense 100 %, 0.92" in report_pictures(made(values))[0].caption
-
-
-def test_no_picture_of_sizes_that_are_all_the_same():
-    values = sparsities_values()
-    for entry in values["models"].values():  # type: ignore[attr-defined]
-        entry["card"]["bytes"] = 90_900_000
-    (density,) = report_pictures(made(values))
-    assert "against density" in density.caption
-    pruning = [pruned_values(name, 0.9, method=name) for name in ("0.5", "0.9", "0.97")]
-    assert not report_pictures(made(values, pruning=pruning)), "nor of densities"

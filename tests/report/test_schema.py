@@ -102,56 +102,6 @@ def rows_for(shape, role, **recipe):
     return {row.row: row.values for row in published_for(models_of(role, shape), recipe)}
 
 
-def test_published_rows_of_pruning_are_those_of_task_and_density():
-    rows = rows_for("12x768", "pruned", task="mnli", sparsity=[0.9])
-    assert rows["BERT-base at 10 %, SMP-S"] == {"MNLI-m": 82.5, "MNLI-mm": 82.3}
-    assert rows["BERT-base at 10 %, SMP-S with a teacher"] == {"MNLI-m": 83.7, "MNLI-mm": 83.6}
-    assert rows["BERT-base, fine-tuned"] == {"MNLI-m": 84.5, "MNLI-mm": 84.9}
-    assert not any("3 %" in row or "50 %" in row for row in rows)
-    both = rows_for("12x768", "pruned", task="squad", sparsity=[0.97, 0.5])
-    assert both["BERT-base at 3 %, SMP-L"] == {"SQuAD 1.1 EM": 70.7, "SQuAD 1.1 F1": 81.0}
-    assert both["BERT-base at 50 %, CAP with a teacher"] == {
-        "SQuAD 1.1 EM": 80.9,
-        "SQuAD 1.1 F1": 88.2,
-    }
-    assert rows_for("12x768", "pruned", task="sst2", sparsity=[0.2])[
-        "RoBERTa-base at 80 %, SMP"
-    ] == {"SST-2": 94.9}
-    assert not any("SMP" in row for row in rows_for("12x768", "finetuned", task="mnli"))
-
-
-@pytest.mark.parametrize(
-    ("shape", "role", "recipe"),
-    [
-        ("12x768", "pruned", {"task": "own", "sparsity": [0.9]}),
-        ("12x768", "pruned", {"task": "demo-topic", "sparsity": [0.9]}),
-        ("12x768", "finetuned", {"task": "own"}),
-        ("6x768", "student", {"task": "own"}),
-        ("4x768", "peer", {"task": "own"}),
-        ("4x768", "peer", {"task": "sst2"}),
-        ("4x768", "student", {}),
-    ],
-)
-def test_no_published_rows_where_the_task_is_none_of_the_papers(shape, role, recipe):
-    assert published_for(models_of(role, shape), recipe) == []
-
-
-def test_published_rows_of_co_training_and_of_a_tasks_distillation():
-    assert rows_for("4x768", "peer", task=None)["4x768 CTCD, 20 epochs"] == {"GLUE average": 79.12}
-    rows = rows_for("6x768", "student", task="mrpc")
-    assert rows["TinyBERT 6x768, task-specific"] == {
-        "params, M": 67.0,
-        "MRPC F1": 90.6,
-        "MRPC accuracy": 86.3,
-    }
-    assert rows["MiniLM 6x768 from BERT-base"] == {"params, M": 66.0, "MRPC": 88.4, "speed-up": 2.0}
-    assert "MiniLMv2 6x768 from BERT-base" not in rows, "its paper has no MRPC"
-    text = rows_for("6x768", "student")
-    assert text["MiniLMv2 6x768 from RoBERTa-large"]["SQuAD 2.0 F1"] == 81.6
-    assert "TinyBERT 6x768, task-specific" not in text
-    assert text["MiniLM 6x768 from BERT-base"]["average"] == 80.4
-
-
 def test_every_column_of_a_published_row_is_of_a_task_or_of_every_one():
     content = tomllib.loads((Path(published.__file__).parent / "published.toml").read_text("utf-8"))
     columns = {name for row in content["row"] for name in row["values"]}

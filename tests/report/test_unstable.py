@@ -170,17 +170,6 @@ def test_the_fastest_model_is_chosen_by_what_is_stated():
     assert "40.0×" in dict(facts(Report.model_validate(values)))
 
 
-def test_an_unstable_row_has_no_stable_speedup():
-    row = latency_row("a", 1, P50, "unstable", ratio("teacher", MEDIAN, LOW, HIGH))
-    with pytest.raises(ValueError, match="the times are unstable, but the speed-up is not"):
-        LatencyRow.model_validate(row)
-
-
-def test_a_single_unstable_model_has_its_slow_end_as_a_fact():
-    report = made(reports.finetune_values(), latency=[latency_row("finetuned", 1, P50, "unstable")])
-    assert ("at most 5.5 ms", "1 × 128 tokens (unstable measurement)") in facts(report)
-
-
 @pytest.mark.parametrize("unstable", [False, True])
 def test_a_compression_judges_the_stated_figures(unstable):
     values = reports.report_values()

@@ -18,7 +18,6 @@ from kdcli.workloads.predictions import (
     readable,
     reference,
     shown_label,
-    summed_up,
     trivial_predictions,
 )
 
@@ -192,15 +191,6 @@ def test_several_sets_give_a_mean_or_one_of_them_decides(choose_on, accuracy):
     assert found["accuracy"] == accuracy
     assert (found["matched/accuracy"], found["mismatched/accuracy"]) == (0.75, 0.5)
     assert len(found) == 6
-
-
-def test_one_set_needs_no_name():
-    assert summed_up({"": {"f1": 0.5}}, None) == summed_up({"en": {"f1": 0.5}}, "en") == {"f1": 0.5}
-    assert summed_up({"en": {"f1": 0.5}, "de": {"f1": 0.25}}, None) == {
-        "f1": 0.375,
-        "en/f1": 0.5,
-        "de/f1": 0.25,
-    }
 
 
 def test_each_set_has_a_confusion_matrix():
