@@ -139,11 +139,16 @@ class RunDir:
         return False
 
     def _is_ours(self) -> bool:
-        """Whether recipe or log have the form that a run of kdcli writes; one may be damaged."""
-        recipe = (self.path / RECIPE_FILE).read_bytes()
-        with (self.path / LOG_FILE).open("rb") as file:
-            first = file.readline(MAX_REPORT_BYTES)
-        return b"verb: " in recipe or first.startswith(b'{"step": ')
+        """Whether the recipe names a verb. If it is damaged, the log must be from kdcli.
+
+        Other tools write a `recipe.yaml` next to a model, too.
+        """
+        try:
+            recipe = read_yaml((self.path / RECIPE_FILE).read_text("utf-8"))
+        except (ValueError, yaml.YAMLError):
+            with (self.path / LOG_FILE).open("rb") as file:
+                return file.readline(MAX_REPORT_BYTES).startswith(b'{"step": ')
+        return isinstance(recipe, dict) and isinstance(recipe.get("verb"), str)
 
     @classmethod
     def claim(

@@ -103,12 +103,20 @@ def test_a_file_that_kdcli_did_not_write_is_named_and_kept(tuned, tmp_path, name
 
 
 @pytest.mark.parametrize(
-    ("recipe", "log"), [("", ""), ("steps: [a, b]\n", '{"level": "info"}\n'), ("- x\n", "")]
+    ("recipe", "log"),
+    [
+        ("", ""),
+        ("", '{"step": 1, "loss": 0.5}\n'),
+        ("quant_stage: {modifiers: {}}  # verb: none\n", '{"step": 1, "loss": 0.5}\n'),
+        ("steps: [a, b]\n", '{"level": "info"}\n'),
+        ("- x\n", ""),
+    ],
 )
 def test_two_files_with_the_names_of_a_run_are_no_run(tuned, tmp_path, recipe, log):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "recipe.yaml").write_text(recipe)
     (tmp_path / "out" / "log.jsonl").write_text(log)
+    (tmp_path / "out" / "model.safetensors").write_text("precious")
     before = content(tmp_path / "out")
     result = own_files.kdcli(
         *("finetune", tuned / "base", *OWN, tuned / "data", *STEP),
