@@ -414,7 +414,7 @@ def load_tokenizer(source: str, **settings: object) -> PreTrainedTokenizerBase:
     vocabulary = tokenizer.get_vocab()
     if not set(vocabulary) - set(tokenizer.all_special_tokens):
         raise UsageError(f"{source} has no tokenizer", hint)
-    _check_tokens(tokenizer, vocabulary, source, where)
+    _check_tokens(vocabulary, source, where)
     return tokenizer
 
 
@@ -446,9 +446,7 @@ def check_case(tokenizer: PreTrainedTokenizerBase, source: str) -> None:
         )
 
 
-def _check_tokens(
-    tokenizer: PreTrainedTokenizerBase, vocabulary: Mapping[str, int], source: str, where: str
-) -> None:
+def _check_tokens(vocabulary: Mapping[str, int], source: str, where: str) -> None:
     """Check that the model has an embedding for every token of the tokenizer.
 
     transformers gives a new id to a special token that is not in the vocabulary.
@@ -457,13 +455,6 @@ def _check_tokens(
     size = read_json(file).get("vocab_size") if file is not None else None
     if not isinstance(size, int):
         return
-    for role in ("pad_token", "cls_token", "sep_token"):
-        if (number := getattr(tokenizer, f"{role}_id")) is not None and number >= size:
-            raise UsageError(
-                f"the {role} '{getattr(tokenizer, role)}' of {source} has the id {number}, but the "
-                f"model has only {size:,} tokens",
-                "check tokenizer_config.json",
-            )
     beyond = [token for token, number in vocabulary.items() if number >= size]
     if beyond:
         raise UsageError(

@@ -29,12 +29,13 @@ from kdcli.engine.evaluation import to_device
 from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
 from kdcli.models.embedder import EmbeddingFormat
+from kdcli.models.heads import describe_task
 from kdcli.models.layout import layout_for
 from kdcli.models.model import Model
 from kdcli.models.reduce import components
 from kdcli.models.shape import InitializedStudent
-from kdcli.models.static import as_static
-from kdcli.models.static_start import random_classifier
+from kdcli.models.static import StaticConfig, as_static, check_fast
+from kdcli.models.static_classifier import StaticForSequenceClassification
 from kdcli.targets.targets import Vectors
 from kdcli.types import Array, Task
 from kdcli.workloads.embedder import Embedder
@@ -108,7 +109,7 @@ def static_classifier(
 
     Raises UsageError: the teacher has no fast tokenizer, which a static model needs.
     """
-    student = random_classifier(teacher, task, width, seed)
+    student = _random_classifier(teacher, task, width, seed)
     if init == "random":
         return InitializedStudent(student, ["random token vectors"])
     fmt = EmbeddingFormat(pooling=_pooling_of_head(teacher.model.config), normalize=False)
@@ -125,6 +126,29 @@ def static_classifier(
         # components of about 1.
         student.static.embeddings.copy_(width**0.5 * table_VD)
     return InitializedStudent(student, [note])
+
+
+def _random_classifier(
+    teacher: Model, task: Task, width: int, seed: int
+) -> StaticForSequenceClassification:
+    """Make a static classifier with random weights, for the tokenizer of its teacher."""
+    tokenizer = teacher.tokenizer
+    check_fast(tokenizer)
+    # The special tokens that the tokenizer adds to a text or to a pair are no part of the mean.
+    bare, framed = (
+        set(tokenizer("a", "a", add_special_tokens=special)["input_ids"])
+        for special in (False, True)
+    )
+    config = StaticConfig(
+        vocab_size=int(teacher.model.config.vocab_size),
+        hidden_dim=width,
+        normalize=False,
+        framing_token_ids=sorted(framed - bare),
+    )
+    describe_task(config, task)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return StaticForSequenceClassification(config)
 
 
 def _pooling_of_head(config: PreTrainedConfig) -> Literal["cls", "mean"]:
