@@ -47,8 +47,8 @@ def texts(tmp_path_factory):
     [
         ({}, None, {"w1"}),
         ({"query": "w30 "}, None, {"w1", "w30"}),
-        ({"query": "w30 ", "passage": "w31 "}, "query", {"w30", "w31"}),
-        ({"search": "w32 "}, "search", {"w32"}),
+        ({"query": "w30 ", "document": "w31 "}, "query", {"w30", "w31"}),
+        ({"search": "w32 "}, "search", {"w1", "w32"}),
     ],
 )
 def test_integers_are_chosen_on_texts_with_prompts(embedder, prompts, default, expected):

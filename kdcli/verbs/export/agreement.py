@@ -127,8 +127,11 @@ class ExportCheck:
         if not isinstance(self.model, Embedder):
             yield from tokenized_rows(self.model.model, self.model.tokenizer, chosen, size)
             return
-        # Each text gets the prompt of its role, or else the model's default prompt.
-        roles = ("query", "document") if self.model.format.prompt_counts else ("",)
+        roles = [""]
+        if self.model.format.prompt_counts:
+            # Every prompt that the model puts before a text takes part.
+            by_prompt = {self.model.prompt(each): each for each in ("query", "document", "")}
+            roles = list(by_prompt.values())
         texts = [text for row in chosen for text in row]
         rows = self.model.tokenize(texts, [roles[n % len(roles)] for n in range(len(texts))])
         for begin in range(0, len(texts), size):
