@@ -228,21 +228,22 @@ def test_a_compacted_directory_keeps_its_head(saved, tmp_path):
 def test_only_an_export_is_replaced(saved, tmp_path, monkeypatch):
     source, out = saved("none"), tmp_path / "out"
     out.mkdir()
-    (out / "mine.txt").write_text("mine", "utf-8")
-    for overwrite in (False, True):
-        with pytest.raises(UsageError, match="not empty") as caught:
-            export.check_folder(out, overwrite)
-        assert "left alone" in caught.value.hint
-    (out / "mine.txt").rename(out / "export.json")
-    with pytest.raises(UsageError, match="not empty") as caught:
-        export.check_folder(out, overwrite=False)
-    assert "--overwrite" in caught.value.hint
+    for name in ("mine.txt", "export.json"):
+        (out / name).write_text('{"model": "mine"}', "utf-8")
+        for overwrite in (False, True):
+            with pytest.raises(UsageError, match="not empty") as caught:
+                exported(source, out, overwrite=overwrite)
+            assert "left alone" in caught.value.hint
+        (out / name).unlink()
     quickly(monkeypatch)
+    exported(source, out)
+    with pytest.raises(UsageError, match="not empty") as caught:
+        exported(source, out)
+    assert "--overwrite" in caught.value.hint
     exported(source, out, overwrite=True)
     assert (out / "onnx" / "model.onnx").read_text("utf-8") == "graph"
-    assert not (out / "mine.txt").exists()
     with pytest.raises(UsageError, match="is a file"):
-        export.check_folder(out / "onnx" / "model.onnx", overwrite=False)
+        exported(source, out / "onnx" / "model.onnx")
 
 
 def test_into_the_current_directory(saved, tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ from kdcli.deploy.environment import versions
 from kdcli.deploy.export import FILES, RUNTIMES, add_second_names, recorded
 from kdcli.deploy.exported import EMBEDDING_KIND, FACTS
 from kdcli.deploy.sessions import library
-from kdcli.disk import STAGED, check_writable, content_of, fill_dir, write_atomic
+from kdcli.disk import STAGED, check_writable, content_of, fill_dir, read_json, write_atomic
 from kdcli.engine.inputs import check_no_foreign_files, check_not_input, texts_in
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import numbered
@@ -432,14 +432,13 @@ def check_folder(folder: Path, overwrite: bool, sources: Sequence[str]) -> None:
 
     It may be new or empty, and with `overwrite` it may hold an earlier export.
 
-    Raises UsageError: a file, another directory that is not empty, or an export next to files that
-        kdcli did not write.
+    Raises:
+        UsageError: the directory is a file, holds an input, holds no export but is not empty, or
+            holds an export next to files that kdcli did not write.
     """
     check_writable(folder, directory=True)
     check_not_input(folder, sources, "the export")
-    if overwrite:
-        check_no_foreign_files(folder)
-    is_export = any((place / FACTS).is_file() for place in (folder, folder / STAGED))
+    is_export = any(_is_export(place) for place in (folder, folder / STAGED))
     if folder.is_dir() and content_of(folder) and not (is_export and overwrite):
         raise UsageError(
             f"output directory {folder} is not empty",
@@ -447,6 +446,16 @@ def check_folder(folder: Path, overwrite: bool, sources: Sequence[str]) -> None:
             if is_export
             else "it holds no export of kdcli, so it is left alone; choose another with -o",
         )
+    check_no_foreign_files(folder)
+
+
+def _is_export(folder: Path) -> bool:
+    """Whether a directory holds the facts of an export, and not another file of that name."""
+    try:
+        facts = read_json(folder / FACTS)
+    except UsageError:
+        return False
+    return "format" in facts and "files" in facts
 
 
 def _load(
