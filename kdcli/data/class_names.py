@@ -6,6 +6,7 @@ card of a data set may hold them.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,14 +32,17 @@ class ClassName(str):
         return named
 
 
+@dataclass(frozen=True)
 class ClassNames:
-    """The columns of a table whose classes have names."""
+    """The columns of a table whose classes have names, each with its feature of `datasets`."""
 
-    def __init__(self, features: Mapping[str, Any] | None = None) -> None:
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, features: Mapping[str, Any] | None) -> "ClassNames":
         """Take the features of a data set, if they are known."""
-        self.columns = {
-            name: feature for name, feature in (features or {}).items() if _has_names(feature)
-        }
+        named = {name: each for name, each in (features or {}).items() if _has_names(each)}
+        return cls(named)
 
     @classmethod
     def of_schema(cls, schema: "pa.Schema", file: object) -> "ClassNames":
@@ -52,7 +56,7 @@ class ClassNames:
         import datasets
 
         with _feature_errors(f"the schema of {file}"):
-            return cls(datasets.Features.from_arrow_schema(schema))
+            return cls.of(datasets.Features.from_arrow_schema(schema))
 
     @classmethod
     def of_card(cls, folder: Path) -> "ClassNames":
@@ -68,7 +72,7 @@ class ClassNames:
 
         with _feature_errors(str(card)):
             infos = list(DatasetInfosDict.from_directory(str(folder)).values())
-        return cls(infos[0].features if len(infos) == 1 else None)
+        return cls.of(infos[0].features if len(infos) == 1 else None)
 
     def name_row(self, row: Row) -> Row:
         """Replace the numbers of classes in a row by their names."""

@@ -133,7 +133,7 @@ def hub_rows(hub: HubId, split: str, shard: int | None = None) -> Iterator[Row]:
         if shard is not None and stream.num_shards > 1:
             stream = stream.shard(stream.num_shards, shard)
         part = f"{hub.name} {split}" + (f" part {shard}" if shard else "")
-        classes = ClassNames(stream.features)
+        classes = ClassNames.of(stream.features)
         for number, values in enumerate(stream, 1):
             yield classes.name_row(Row(f"{part} row {number}", values))
 

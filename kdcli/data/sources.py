@@ -208,10 +208,6 @@ class DemoSource(Source):
     def documents_in(self, split: str, piece: Piece, column: str | None) -> Iterator[str]:
         return demo_documents(split)
 
-    def documents(self, split: str, column: str | None) -> Iterator[str]:
-        self._check_split(split)
-        return demo_documents(split)
-
 
 def open_source(source: str) -> Source:
     """Resolve a value of `--data`. The hash of a local file or directory is kept for the report.

@@ -9,6 +9,7 @@ from reading import read_task
 
 from kdcli.data import sources
 from kdcli.data.demo import demo_task
+from kdcli.data.labelled.kept import keep_rows
 from kdcli.data.labelled.task_data import Labelled, check_training
 from kdcli.data.tasks import task_of
 from kdcli.errors import UsageError
@@ -505,3 +506,17 @@ def test_a_class_that_nothing_is_trained_on_is_named(kind, labels, missing):
     with pytest.raises(UsageError) as error:
         check_training(data)
     assert error.value.message == f"task t: no training example has the label {missing}"
+
+
+def test_rows_are_read_once_while_they_are_kept(tmp_path):
+    rows = [{"text": f"w{n}", "label": "ab"[n % 2]} for n in range(40)]
+    file = put(tmp_path / "train.jsonl", rows)
+    with keep_rows():
+        first = read("own", file)
+        put(file, [row | {"text": f"new {row['text']}"} for row in rows])
+        assert read("own", file).train == first.train
+        # Another choice has the same examples.
+        fewer = read("own", file, train_rows=3).train
+    assert len(fewer) == 3
+    assert all(example in first.train for example in fewer)
+    assert all(example.texts[0].startswith("new") for example in read("own", file).train)
