@@ -96,7 +96,7 @@ def test_help_all_of_a_group_is_its_help():
         ("compress", ["with or without labels", "compared with the model."]),
         ("evaluate", ["with or without labels", "compared with the first model. If"]),
         ("finetune", ["Data of the task: a hub id"]),
-        ("cotrain", ["Data of the task: a hub id"]),
+        ("cotrain", ["Text, or rows of a task: a hub id"]),
         ("prune", ["--method NAME"]),
     ],
 )
