@@ -614,3 +614,34 @@ def test_a_free_mapping_that_may_be_null_reads_back(prune, tmp_path):
     file = tmp_path / "recipe.yaml"
     file.write_text(given.to_yaml(), "utf-8")
     assert resolve(CompressRecipe, recipe=str(file)).recipe.plan.prune == prune
+
+
+OLD_RERANKER = """\
+verb: rerank
+teacher: t
+student: {to: 3x64, source: null}
+ranking: {loss: listwise, weight: 0.5}
+cache_gb: 2.0
+"""
+
+
+def test_recipes_of_earlier_versions_are_read(write):
+    """Also by their renamed sections, and with the defaults of their kind of data."""
+    recipe = resolve(DistillRecipe, recipe=write(OLD_RERANKER)).recipe
+    assert (recipe.task, recipe.student.to, recipe.kind) == ("rerank", ["3x64"], "outputs")
+    assert recipe.workload == {"loss": "listwise", "weight": 0.5}
+    assert (recipe.method, recipe.train.lr, recipe.train.batch_size) == ("soft-targets", 3e-5, 32)
+    tuned = OLD_RERANKER.replace("null", "base")
+    tuned = resolve(FinetuneRecipe, recipe=write(tuned)).recipe
+    assert (tuned.model, tuned.task, tuned.student.to) == ("base", "rerank", "3x64")
+    assert tuned.workload == recipe.workload
+    on_task = write("verb: distill-task\ntask: own\nteacher: t\n")
+    assert resolve(DistillRecipe, recipe=on_task).recipe.method == "tinybert"
+    wrong = write("verb: cotrain-task\n")
+    with pytest.raises(UsageError, match="is a recipe of 'cotrain-task', not of 'distill'"):
+        resolve(DistillRecipe, recipe=wrong)
+    sets = ["method=embedding", "embedding.rows=7", "student.to=2x768"]
+    resolved = resolve(DistillRecipe, recipe=None, sets=sets)
+    assert (resolved.recipe.workload, resolved.recipe.train.lr) == ({"rows": 7}, 2.5e-4)
+    assert resolved.origins["workload.rows"] == "--set"
+    assert resolved.origins["train.lr"] == "default of embedding at width 768"

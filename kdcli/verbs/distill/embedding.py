@@ -296,7 +296,7 @@ class EmbeddingDistillation:
         result = self.workload.evaluate(scored)
         models = [Entry.loaded(TEACHER, "teacher", teacher)]
         assert models[0].card is not None
-        made = how_distilled(models[0].card, recipe, trains=recipe.train.trains)
+        made = how_distilled(models[0].card, recipe)
         for number, more in enumerate(self.more_teachers, 2):
             entry = Entry.loaded(f"{TEACHER} {number}", "teacher", more)
             models.append(replace(entry, timed=None))

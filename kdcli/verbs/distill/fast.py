@@ -91,14 +91,14 @@ def check_goal(recipe: DistillRecipe) -> None:
     check_backend(backend, precision or "fp32")
 
 
-def how_distilled(teacher: Card | None, recipe: DistillRecipe, *, trains: bool = True) -> str:
+def how_distilled(teacher: Card | None, recipe: DistillRecipe) -> str:
     """Describe how a student is made, for its model card."""
     source = recipe.data.source
     on_text = f" on {short(source)}" if source else ""
     if teacher is None:
         return f"trained without a teacher{on_text}"
     named = f"{short(teacher.id)} ({card_shape(teacher)})"
-    if not trains:
+    if not recipe.train.trains:
         return f"made from {named}{on_text}, without training"
     return f"distilled from {named} with {recipe.method}{on_text}"
 

@@ -122,7 +122,7 @@ class OutputDistillation:
                 baseline, source = TEACHER, self.teacher.source
                 timed = Subject(TEACHER, location(source))
                 models.append(Entry(TEACHER, "teacher", card, timed=timed))
-            made = how_distilled(card, recipe, trains=recipe.train.trains)
+            made = how_distilled(card, recipe)
             network = student.model
             models.append(
                 Entry.saved(STUDENT, "student", network, folder, baseline, made=made, source=source)

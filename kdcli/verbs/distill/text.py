@@ -387,7 +387,7 @@ class StudentGroup:
         whole, recipe = self.whole, self.resolved.recipe
         timed = Subject(TEACHER, location(whole.teacher.source))
         models = [Entry(TEACHER, "teacher", whole.card, timed=timed)]
-        made = how_distilled(whole.card, recipe, trains=recipe.train.trains)
+        made = how_distilled(whole.card, recipe)
         losses: dict[str, dict[str, float]] = {}
         notes = shape_notes(recipe.student) if self.is_last else []
         if scores.evaluations:

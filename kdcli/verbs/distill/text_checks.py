@@ -21,6 +21,7 @@ def check_text_recipe(recipe: DistillRecipe) -> None:
 
     Raises UsageError: a missing teacher or shape, a wrong setting, or a method for tasks.
     """
+    _check_read_keys(recipe)
     if recipe.teacher is None:
         raise UsageError(
             "no teacher given",
@@ -28,7 +29,6 @@ def check_text_recipe(recipe: DistillRecipe) -> None:
         )
     if not recipe.student.to:
         raise UsageError("no student shape given", "add --to LxH, for example --to 6x384")
-    _check_read_keys(recipe)
     check_settings(recipe.method, recipe.loss)
     if not inputs_of(recipe.method) & {"text", "masked"}:
         raise UsageError(
