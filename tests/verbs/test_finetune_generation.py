@@ -133,9 +133,9 @@ def test_it_is_evaluated_as_it_was_trained_with_its_predictions(trained, data, t
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--set", "generation.beams=0"], "'generation.beams' must be greater than 0"),
-        (["--set", "generation.masked=1"], "'generation.masked' must be less than 1"),
-        (["--set", "generation.min_tokens=8"], "generation.min_tokens 8 is not below max_tokens 8"),
+        (["--set", "generation.beams=0"], "'workload.beams' must be greater than 0"),
+        (["--set", "generation.masked=1"], "'workload.masked' must be less than 1"),
+        (["--set", "generation.min_tokens=8"], "workload.min_tokens 8 is not below max_tokens 8"),
         (["--set", "generation.max_tokens=200"], "leave 0 tokens for the source"),
         (["--set", "data.columns.target=goal"], "no column 'goal'"),
     ],

@@ -172,7 +172,7 @@ def test_methods_that_train_the_weights_leave_no_mask_file(given, tmp_path, meth
         (["--eval-task", "sst2"], "cannot be scored with vectors"),
         (
             ["--eval-task", "stsb", "--task", "sst2"],
-            "eval.tasks is for --task embedding, not for task sst2",
+            "--eval-task is for --task embedding, not for task sst2",
         ),
     ],
 )
