@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import os
 import struct
 import tracemalloc
 import zlib
@@ -212,13 +213,9 @@ def test_applied_masks_zero_the_removed_weights_alone(kind):
         assert torch.equal(m.of(m.linear.weight), torch.where(masks[m.name], before[m.name], 0.0))
 
 
-def test_a_full_disk_leaves_the_older_file(base, written, monkeypatch):
+def test_a_full_disk_leaves_the_older_file(base, written, full_disk):
     before = written.read_bytes()
-
-    def full(_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
+    full_disk(os, "fsync")
     with pytest.raises(MachineError, match="disk is full"):
         write_mask(written, info_for(base), random_masks(base, 0.9))
     assert (written.read_bytes(), [f.name for f in written.parent.iterdir()]) == (
