@@ -40,7 +40,11 @@ def made(tmp_path_factory):
         special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
     )
     named = {f"{token[1:-1].lower()}_token": token for token in SPECIAL}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named).save_pretrained(folder / "base")
+    # As the tokenizer of bert-base-uncased, which returns token types.
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_input_names=inputs, **named
+    ).save_pretrained(folder / "base")
     bits, state = [], model.state_dict()
     for name in sorted(
         n for n in state if ".layer." in n and n.endswith("weight") and "LayerNorm" not in n
