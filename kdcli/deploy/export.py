@@ -43,6 +43,7 @@ BY_ROW = ("logits", VECTORS)  # one value or vector per row, unless there is a t
 # Largest relative error of a file. all-MiniLM-L6-v2 has 1e-6, 1e-3, 0.18 and 0.33. Other weights
 # give more than 1 in int8, so vectors and outputs that a task evaluates are compared on text.
 FILE_LIMITS = {"fp32": 1e-3, "fp16": 0.03, "int8": 0.4, "q4": 0.6}
+IR_VERSION = 9  # the version of opset 20, which ONNX Runtime 1.17 loads
 STACK_TRACE = "pkg.torch.onnx.stack_trace"  # a node's property
 RUNTIMES = {
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
@@ -127,7 +128,8 @@ class Recorded:
         """Write the file and compare it with torch.
 
         Products are given by `kdcli.deploy.products.key_of`. Those in `in_float` keep float32
-        weights, and `roundings` has the integers of the others.
+        weights, and `roundings` has the integers of the others. In fp16, `in_float` has the names
+        of nodes.
 
         Raises MachineError if the file differs from torch by more than the precision explains.
         """
@@ -300,6 +302,8 @@ def _write_onnx(network: _Network, file: Path) -> tuple[tuple[str, ...], tuple[s
             ) from None
         assert program is not None
         simplify(program.model)
+        # ONNX Runtime refuses files of a newer IR version than it knows.
+        program.model.ir_version = IR_VERSION
         nodes = list(program.model.graph.all_nodes())
         for function in program.model.functions.values():
             nodes += function.all_nodes()

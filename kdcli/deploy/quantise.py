@@ -11,6 +11,7 @@ import torch
 
 from kdcli.deploy.calibrate import ACTIVATION_GROUP, Rounding
 from kdcli.deploy.folding import Folding
+from kdcli.deploy.half import in_half
 from kdcli.deploy.products import SMALL_TABLE, Keys, key_of
 from kdcli.deploy.rounding import INT4_BLOCKS, INT8_PAIRS, LIMIT, Integers, round_weight
 from kdcli.deploy.sessions import library
@@ -41,7 +42,8 @@ def quantise_onnx(
         plain: The float32 file.
         file: The file to write.
         precision: The precision of its weights.
-        in_float: The keys of products that keep their float32 weights.
+        in_float: The keys of products that keep their float32 weights; in `fp16`, the names of
+            nodes.
         roundings: The integers of products by key. The weights of other products are rounded to the
             nearest integers. In int8, a table has one scale per row.
     """
@@ -55,10 +57,7 @@ def quantise_onnx(
     if precision == "int8":
         _write_int8(graph, plain, file, large, in_float, roundings)
     elif precision == "fp16":
-        # Protobuf cannot hold a graph of 2 GB, so such a graph has no inferred types here.
-        half = library("onnxruntime.transformers.float16", "onnx").convert_float_to_float16
-        graph = half(graph, keep_io_types=True, disable_shape_infer=large)
-        _save(graph, file, large)
+        _save(in_half(graph, in_float, large=large), file, large)
     else:
         _save(_in_4_bits(graph, plain.parent, in_float, roundings), file, large)
 

@@ -66,6 +66,11 @@ def test_changed_predictions_are_counted_by_text(kind):
     )
 
 
+@pytest.mark.parametrize("kind", ["class", "multi", "span", "tokens"])
+def test_nan_never_agrees(kind):
+    assert compare_outputs(*made(kind, lambda x: x * np.nan), kind, TEXTS)["same"] == 0.0
+
+
 def test_labels_of_tokens_are_counted_without_padding():
     model, tokenizer, runner = made(
         "tokens", lambda x: np.where(np.arange(x.shape[1])[:, None] < 2, -x, x)

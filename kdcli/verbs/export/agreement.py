@@ -239,13 +239,18 @@ def _predicted(outputs: Sequence[Array], kind: Kind | None, mask_BL: Array) -> A
     if kind is None:
         return np.asarray((first * mask_BL[..., None]).sum(1) / mask_BL.sum(1, keepdims=True))
     if kind == "span":
-        ends = [np.where(mask_BL, side, -np.inf).argmax(-1) for side in outputs]
+        ends = [_most_probable(np.where(mask_BL, side, -np.inf)) for side in outputs]
         return np.stack(ends, -1)
     if kind == "tokens":
-        return np.asarray(first.argmax(-1)[mask_BL])
+        return _most_probable(first[mask_BL])
     if kind == "class":
-        return np.asarray(first.argmax(-1))
-    return np.asarray((first > 0).astype(int) if kind == "multi" else first[:, 0])
+        return _most_probable(first)
+    return np.where(np.isnan(first), np.nan, first > 0) if kind == "multi" else first[:, 0]
+
+
+def _most_probable(logits: Array) -> Array:
+    """Return the place of the largest logit of each row, or NaN, which never agrees."""
+    return np.where(np.isnan(logits).any(-1), np.nan, logits.argmax(-1))
 
 
 def _cosine(one_BD: Array, other_BD: Array) -> Array:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from kdcli.deploy.calibrate import KERNELS, Rounding, calibrate
 from kdcli.deploy.export import ModelFile, Recorded
+from kdcli.deploy.half import nodes_beyond_half
 from kdcli.deploy.products import by_key, keys_of, product_errors, products, smallest_count
 from kdcli.engine.progress import Progress
 from kdcli.errors import GateError, MachineError
@@ -78,8 +79,11 @@ class _Search:
         self.calibration: Sequence[Batch] = []
         self.calibrated_on = ""
         self.roundings: dict[str, Rounding] = {}
+        self.beyond_half: set[str] = set()
         if graph.precision in QUANTISED:
             self._calibrate()
+        elif graph.precision == "fp16":
+            self.beyond_half = nodes_beyond_half(graph.plain, check.calibration())
         self.latest: tuple[ModelFile, FileComparison] | None = None
 
     def holds(self, count: int) -> bool:
@@ -88,7 +92,7 @@ class _Search:
         if count and not self.errors:
             self._measure_errors()
         model = graph.network.model
-        in_float = keys_of(model, list(self.errors)[:count])
+        in_float = keys_of(model, list(self.errors)[:count]) | self.beyond_half
         file = graph.write(in_float, by_key(model, self.roundings))
         comparison = self.check.compare(file)
         self.latest = file, comparison
@@ -97,6 +101,8 @@ class _Search:
         outcome = self.reason or f"accepted{self._ignored_excess(comparison)}"
         is_mixed = graph.precision in QUANTISED
         kind = f"with {count} products in float32" if is_mixed else f"in {graph.precision}"
+        if self.beyond_half:
+            kind += f", {len(self.beyond_half)} nodes with values too large for it in float32"
         Progress.log(f"file {kind}: {outcome}")
         return not self.reason
 
