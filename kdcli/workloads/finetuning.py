@@ -27,7 +27,7 @@ from kdcli.models.training_rows import ROWS_FILE, all_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Section
 from kdcli.report.entry import Entry
-from kdcli.report.finish import ReportContents, RunResult
+from kdcli.report.finish import RunResult
 from kdcli.report.own_data import data_name
 from kdcli.report.schema import FINETUNED, Evaluation, Selection, TrivialAnswer
 from kdcli.report.text import short
@@ -224,26 +224,13 @@ def save_and_report(
     if not context.is_main:
         return
     workload.save(model, folder, all_rows(model.rows, workload.rows))
-    contents = finetune_contents(
-        workload, recipe, Entry.saved(FINETUNED, "finetuned", model.model, folder)
-    )
-    contents.outcome = outcome
-    contents.notes = [*workload.notes, *kept_weights_note(workload, outcome), *notes]
-    contents.evaluations = scores.rows(FINETUNED)
-    context.report(contents, recipe.measure if measured else None, folder)
-
-
-def finetune_contents(workload: Workload, recipe: FinetuneRecipe, model: Entry) -> ReportContents:
-    """Build the report of a fine-tuned model, without scores and latency."""
     source = str(recipe.model)
     made = f"fine-tuned from {short(source)} on {data_name(workload.name, recipe.data.source)}"
-    return ReportContents(
-        "finetune",
-        recipe,
-        [replace(model, made=made, source=source)],
-        auto_class=workload.auto_class,
-        pipeline=workload.pipeline,
-    )
+    saved = Entry.saved(FINETUNED, "finetuned", model.model, folder, made=made, source=source)
+    notes = [*kept_weights_note(workload, outcome), *notes]
+    contents = workload.report("finetune", recipe, [saved], outcome, notes=notes)
+    contents.evaluations = scores.rows(FINETUNED)
+    context.report(contents, recipe.measure if measured else None, folder)
 
 
 def selected_report(
@@ -256,11 +243,14 @@ def selected_report(
     training = chosen.report.training
     assert training is not None
     folder = context.folder
-    card = replace(chosen.report.cards[FINETUNED], id=str(folder))
-    timed = Subject(FINETUNED, str(folder))
-    model = Entry(FINETUNED, "finetuned", card, folder=folder, timed=timed)
-    contents = finetune_contents(workload, context.recipe, model)
-    contents.outcome = Outcome(**training.model_dump())
+    moved = replace(
+        Entry.reported(chosen.report.model(FINETUNED)),
+        card=replace(chosen.report.cards[FINETUNED], id=str(folder)),
+        folder=folder,
+        timed=Subject(FINETUNED, str(folder)),
+    )
+    outcome = Outcome(**training.model_dump())
+    contents = workload.report("finetune", context.recipe, [moved], outcome)
     contents.notes = chosen.report.notes
     contents.selection = selection
     contents.evaluations = chosen.report.evaluations

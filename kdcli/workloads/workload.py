@@ -44,7 +44,9 @@ from kdcli.models.fitted_head import check_head, student_with_fitted_head
 from kdcli.models.load import save_model
 from kdcli.models.model import Model
 from kdcli.models.shape import InitializedStudent, build_student
-from kdcli.recipe.sections import KdSettings, TrainSettings
+from kdcli.recipe.sections import KdSettings, Section, TrainSettings
+from kdcli.report.entry import Entry
+from kdcli.report.finish import ReportContents
 from kdcli.report.schema import Quality
 from kdcli.targets.targets import StorePlace, Targets, targets_of
 from kdcli.types import (
@@ -55,6 +57,7 @@ from kdcli.types import (
     Job,
     ModelShape,
     Needs,
+    Outcome,
     RowHashes,
     Schedule,
     Signals,
@@ -503,6 +506,39 @@ class Workload(ABC, Generic[M]):
     ) -> EvaluationResult:
         """Compare the scores of several models under this workload's name; see `compare`."""
         return compare(self.name, scores, baselines, resamples=resamples, confidence=confidence)
+
+    def report(
+        self,
+        command: str,
+        recipe: Section,
+        entries: Sequence[Entry],
+        outcome: Outcome | None = None,
+        *,
+        result: EvaluationResult | None = None,
+        notes: Sequence[str] = (),
+    ) -> ReportContents:
+        """Begin the report of a run on this data.
+
+        Args:
+            command: the verb.
+            recipe: the recipe that repeats the run.
+            entries: the models that took part.
+            outcome: the outcome of the training; None if nothing was trained.
+            result: their scores.
+            notes: further notes than the workload's own.
+        """
+        result = result or EvaluationResult()
+        return ReportContents(
+            command,
+            recipe,
+            list(entries),
+            outcome,
+            evaluations=result.evaluations,
+            comparisons=result.comparisons,
+            notes=[*self.notes, *notes],
+            auto_class=self.auto_class,
+            pipeline=self.pipeline,
+        )
 
     def run_by(self, model: M, runner: Runner, outputs: Sequence[str] | None = None) -> M:
         """Return a copy of a model that uses a runner instead of PyTorch.

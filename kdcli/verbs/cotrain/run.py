@@ -169,8 +169,8 @@ class Cotraining:
                 entries.append(
                     Entry.saved(name, "peer", loaded.model, folder, made=made, source=origin)
                 )
-        contents = ReportContents("cotrain", recipe, entries, outcome=outcome)
-        contents.notes, contents.auto_class = self.notes, workload.auto_class
+        contents = workload.report("cotrain", recipe, entries, outcome)
+        contents.notes = self.notes
         if workload.has_metrics:
             for name, loaded in pair.models.items():
                 contents.evaluations += workload.score(loaded, worst=WORST).rows(name)

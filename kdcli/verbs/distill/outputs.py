@@ -18,7 +18,6 @@ from kdcli.models.model import Model
 from kdcli.models.shape import set_dropout
 from kdcli.models.training_rows import all_rows
 from kdcli.report.entry import Entry
-from kdcli.report.finish import ReportContents
 from kdcli.report.schema import STUDENT, TEACHER, UNDISTILLED
 from kdcli.run.context import RunContext
 from kdcli.run.stages import Run, Stage, StageJob
@@ -131,12 +130,12 @@ class OutputDistillation:
                 models.append(Entry.without_distillation(STUDENT))
             chosen = [STUDENT] if outcome.best_step is not None else []
             result = compare(workload.name, scores, chosen=chosen)
-            contents = ReportContents("distill", recipe, models, outcome=outcome)
-            contents.evaluations, contents.comparisons = result.evaluations, result.comparisons
+            notes = shape_notes(recipe.student)
+            contents = workload.report(
+                "distill", recipe, models, outcome, result=result, notes=notes
+            )
             if self.teacher is not None:
                 contents.decisions = decisions(scores, {STUDENT: TEACHER}, chosen=chosen)
-            contents.notes = [*workload.notes, *shape_notes(recipe.student)]
-            contents.auto_class, contents.pipeline = workload.auto_class, workload.pipeline
             context.report(contents, recipe.measure)
 
         cards = {}

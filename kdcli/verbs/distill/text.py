@@ -32,7 +32,6 @@ from kdcli.models.shape import InitializedStudent
 from kdcli.recipe.resolve import Resolved
 from kdcli.report.entry import Entry
 from kdcli.report.finish import (
-    ReportContents,
     RunResult,
     quality_of,
 )
@@ -422,13 +421,13 @@ class StudentGroup:
         losses |= held_out_losses(RunDir(self.folder), list(self.planned))
         trained = [name for group in (*earlier, self) for name in group.planned]
         models += self._models_without_files(trained, scores)
-        contents = ReportContents("distill", recipe, models, outcome=outcome, notes=notes)
+        contents = whole.workload.report(
+            "distill", recipe, models, outcome, result=scores, notes=notes
+        )
         contents.quality = quality_of(scores.evaluations)
         if self.is_last and recipe.data.source == "demo":
             contents.quality |= self._demo_probes(students)
         contents.quality |= {HELD_OUT_LOSS: losses}
-        contents.evaluations, contents.comparisons = scores.evaluations, scores.comparisons
-        contents.auto_class = whole.workload.auto_class
         whole.context.report(contents, recipe.measure if self.is_last else None, self.folder)
 
     def _models_without_files(

@@ -27,7 +27,7 @@ from kdcli.models.training_rows import training_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.entry import Entry, with_baseline
-from kdcli.report.finish import ReportContents, RunResult
+from kdcli.report.finish import RunResult
 from kdcli.report.own_data import directory_word
 from kdcli.report.views import short
 from kdcli.run.context import RunContext, open_run
@@ -349,16 +349,16 @@ def _report(
     recipe = context.recipe
     result = workload.compare(scores, resamples=recipe.resamples, confidence=recipe.confidence)
     entries = [Entry.loaded(name, "candidate", model) for name, model in models.items()]
-    contents = ReportContents("evaluate", recipe, with_baseline(entries))
-    contents.evaluations, contents.comparisons = result.evaluations, result.comparisons
+    notes = [f"{name}: {note}" for name, each in scores.items() for note in each.notes]
+    contents = workload.report(
+        "evaluate", recipe, with_baseline(entries), result=result, notes=notes
+    )
     contents.decisions = decisions(
         scores,
         max_class_drop=recipe.max_class_drop,
         differing=recipe.worst,
         resamples=recipe.resamples,
     )
-    notes = [f"{name}: {note}" for name, each in scores.items() for note in each.notes]
-    contents.notes = [*workload.notes, *notes]
     return context.report(contents, recipe.measure)
 
 

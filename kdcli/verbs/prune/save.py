@@ -95,18 +95,17 @@ def save_pruned(
     masks, importance = pruner.masks.masks(), pruner.masks.scores()
     rows = all_rows(model.rows, workload.rows, *([teacher.rows] if teacher else []))
     pruner.masks.fold()
-    notes = [*built.warnings, *down_to_one(masks), *workload.notes]
-    notes += _chosen_step(workload, built, outcome)
+    notes = [*built.warnings, *down_to_one(masks), *_chosen_step(workload, built, outcome)]
     trace = json.loads((folder / TRACE).read_text("utf-8"))
     facts = pruning_facts(recipe, network, masks, trace)
     forms = _save_forms(context, workload, built, folder, scores, rows, facts.density)
     notes += forms.notes
-    contents = ReportContents("prune", recipe, forms.entries, outcome=outcome, notes=notes)
+    contents = workload.report("prune", recipe, forms.entries, outcome, notes=notes)
     contents.evaluations = [row for name, each in forms.scores.items() for row in each.rows(name)]
     if not workload.has_labels:
         _compare_with_dense(workload, recipe, forms.models, contents)
     if base is None:
-        notes.append(
+        contents.notes.append(
             f"no mask file: {recipe.method} trains the weights too, so a mask alone would not make "
             "the model"
         )
@@ -118,8 +117,7 @@ def save_pruned(
         if importance:
             write_mask(folder / SCORES_FILE, info, masks, head=head, scores=importance, rows=rows)
         size = bytes_of((folder / MASK_FILE).stat().st_size)
-        notes.append(f"mask: {size} in addition to the base ({MASK_FILE})")
-    contents.auto_class, contents.pipeline = workload.auto_class, workload.pipeline
+        contents.notes.append(f"mask: {size} in addition to the base ({MASK_FILE})")
     contents.pruning = [facts]
     context.report(contents, recipe.measure, folder)
 
