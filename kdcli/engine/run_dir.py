@@ -321,6 +321,20 @@ class RunDir:
 
     def _check_same_recipe(self, recipe_yaml: str, free_keys: tuple[str, ...]) -> None:
         differing = self.differing_keys(recipe_yaml, free_keys)
+        before, now = (
+            read_yaml((self.path / RECIPE_FILE).read_text("utf-8")),
+            read_yaml(recipe_yaml),
+        )
+        # A run writes every section of its verb's recipe.
+        is_same_verb = "verb" in now and before.get("verb") == now["verb"]
+        sections = ", ".join(sorted(before.keys() ^ now.keys()))
+        if is_same_verb and sections:
+            raise UsageError(
+                f"{self.path} was started by another version of kdcli, whose recipes have other "
+                f"sections: {sections}",
+                "continue it with that version, choose another directory with -o, or start again "
+                "with --overwrite",
+            )
         if differing:
             lines = [f"  {line}" for line in differing]
             raise UsageError(

@@ -555,3 +555,11 @@ class TestWriteAtomic:
             disk.write_atomic(path, "new")
         assert listing(tmp_path) == ["report.json"]
         assert path.read_text("utf-8") == "old"
+
+
+def test_a_run_of_another_version_is_refused_in_a_line(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("verb: distill\nembedding:\n  rows: 3\n", "utf-8")
+    (tmp_path / "log.jsonl").write_text('{"step": 0}\n', "utf-8")
+    now = "verb: distill\nworkload: {}\n"
+    with pytest.raises(UsageError, match=r"another version of kdcli.*: embedding, workload"):
+        RunDir(tmp_path).check(now, resume=True, overwrite=False)
