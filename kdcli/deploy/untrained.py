@@ -104,6 +104,10 @@ class FastShape:
             return "is fast enough"
         return BEST if self.cosines else MOST
 
+    def lines(self, goal: SpeedGoal) -> list[str]:
+        """Return the choice for the log."""
+        return [f"{goal}: {self.name} {self.why}", *([QUARTILE] if self.by_quartile else [])]
+
     @property
     def measured(self) -> list[str]:
         """The measurements of each shape, such as `3x384: 2.31x, 8.20 ms, cosine 0.775`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +42,7 @@ from kdcli.disk import (
 )
 from kdcli.engine.inputs import check_no_foreign_files, check_not_input, texts_in
 from kdcli.errors import MachineError, UsageError
-from kdcli.recipe.yaml import read_yaml
+from kdcli.recipe.yaml import flow_style, read_yaml
 
 # Matches text that may be the name of a model on the hub.
 MODEL = re.compile(r"(?<![\w./@-])\w[\w.-]*(?:/[\w.-]+)?(?![\w./@:-])")
@@ -179,7 +180,7 @@ class RunDir:
             UsageError: see `check`, or another process uses the directory.
             MachineError: the directory cannot be written.
         """
-        recipe_yaml = pin_commits(recipe_yaml)
+        recipe_yaml = cls(path)._relative(pin_commits(recipe_yaml))
         run = cls(path)
 
         def check() -> bool:
@@ -310,7 +311,7 @@ class RunDir:
             raise UsageError(
                 f"{self.path / RECIPE_FILE} is damaged: {error}", "start again with --overwrite"
             ) from None
-        now = flatten_recipe(recipe_yaml)
+        now = flatten_recipe(self._relative(recipe_yaml))
         free_keys += _chosen_keys(before, now)
         return [
             f"{key}: was {before.get(key, NOT_SET)}, is {now.get(key, NOT_SET)}"
@@ -318,6 +319,21 @@ class RunDir:
             if not _same(before.get(key, NOT_SET), now.get(key, NOT_SET))
             and not key.startswith(NOT_OF_TRAINING + free_keys)
         ]
+
+    def _relative(self, recipe_yaml: str) -> str:
+        """Name the files of an enclosing run relative to this directory, so that both can be
+        moved."""
+        above = reversed(self.path.absolute().parents)
+        outer = next((folder for folder in above if holds_run(folder)), None)
+        if outer is None:
+            return recipe_yaml
+        for text in set(texts_in(read_yaml(recipe_yaml))):
+            place = Path(text).absolute()
+            is_relative = text.startswith("../")
+            if not is_relative and place.is_relative_to(outer) and place != outer:
+                here = Path(os.path.relpath(place, self.path.absolute())).as_posix()
+                recipe_yaml = recipe_yaml.replace(f" {flow_style(text)} ", f" {flow_style(here)} ")
+        return recipe_yaml
 
     def _check_same_recipe(self, recipe_yaml: str, free_keys: tuple[str, ...]) -> None:
         differing = self.differing_keys(recipe_yaml, free_keys)

@@ -330,11 +330,18 @@ def read_recipe(recipe: str, verb: str | None) -> RecipeValues:
         loaded.setdefault("task", "rerank")
     if own_verb == "rerank" and verb == "finetune":
         return _without_teacher(loaded)
-    # A stage of a run names a model of the same run relative to its own directory.
-    model, is_of_run = str(loaded.get("model")), (path.parent / "log.jsonl").is_file()
-    if is_of_run and model.startswith("../") and (path.parent / model).is_dir():
-        loaded["model"] = os.path.normpath(path.parent / model)
+    if (path.parent / "log.jsonl").is_file():
+        _place_files_of_run(loaded, path.parent)
     return loaded
+
+
+def _place_files_of_run(loaded: dict[str, object], folder: Path) -> None:
+    """Replace paths that a part of a run gives relative to its own directory."""
+    for key, value in loaded.items():
+        if isinstance(value, dict):
+            _place_files_of_run(value, folder)
+        elif isinstance(value, str) and value.startswith("../") and (folder / value).exists():
+            loaded[key] = os.path.normpath(folder / value)
 
 
 def _without_teacher(reranker: RecipeValues) -> RecipeValues:

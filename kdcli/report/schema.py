@@ -322,8 +322,8 @@ class StepReport(SchemaPart):
     folder: str
 
 
-CandidateCost = Literal["ms", "mb"]
-"""A cost of a candidate: its latency or its size."""
+CandidateCost = str
+"""A cost of a candidate: `ms` is its latency, `mb` its size, and others are keys of `costs`."""
 
 
 class Candidate(SchemaPart):
@@ -334,7 +334,7 @@ class Candidate(SchemaPart):
     `speedup` is null for the teacher. `throughput` is from the largest batch that was measured of
     all candidates. `mb` is the size of the files, and `outcome` is the result in words.
     `dominated_by` names a candidate that is at least as good in score, size and latency and meets
-    the same limits, if there is one.
+    the same limits, if there is one. `costs` has further costs that a limit measures, by label.
     """
 
     name: str
@@ -348,10 +348,11 @@ class Candidate(SchemaPart):
     mb: float | None = None
     outcome: str
     dominated_by: str | None = None
+    costs: dict[str, float] = Field(default_factory=dict)
 
     def cost(self, cost: CandidateCost) -> float:
         """Return a cost of a candidate that was measured."""
-        value = self.ms if cost == "ms" else self.mb
+        value = {"ms": self.ms, "mb": self.mb, **self.costs}[cost]
         assert value is not None, f"{self.name} was not measured"
         return value
 
@@ -374,6 +375,17 @@ class Verified(SchemaPart):
     reference: Literal["labels", "teacher"]
 
 
+class GoalLimit(SchemaPart):
+    """A limit of the goal in words, and where a chart draws it.
+
+    `axis` is `score` or a cost of the candidates, and `line` a value on it.
+    """
+
+    phrase: str
+    axis: str = ""
+    line: float | None = None
+
+
 class Compression(SchemaPart):
     """The candidates of a compression, the teacher first.
 
@@ -387,6 +399,7 @@ class Compression(SchemaPart):
     metric: str
     rows: int
     goal: dict[str, float]
+    limits: list[GoalLimit] = Field(default_factory=list)
     strict: bool
     met: bool
     chosen: str

@@ -1,6 +1,6 @@
 """Titles of the steps of a compression, which people read instead of the names.
 
-A step's name is its key in the journal and the name of its directory.
+A step's name is the name of its directory.
 """
 
 import re
@@ -9,7 +9,7 @@ RUNTIMES = {"onnx": "ONNX", "openvino": "OpenVINO"}
 FORMS = {"undistilled": "without its teacher"}
 BOUNDED = re.compile(r"(.+)-within-([^-]+)")
 NUMBERED = re.compile(r"([0-9]+)-[a-z]+")
-SELECTION, VERIFICATION = "selection-", "verification-"
+SELECTION, VERIFICATION = "selection", "verification-"
 
 
 def step_title(name: str) -> str:

@@ -33,8 +33,9 @@ from kdcli.report.sections.repeat import repeat_block
 from kdcli.report.sections.summary import _listed, summary
 from kdcli.report.text import loses, lost_points, points_interval
 from kdcli.report.views import html, markdown
-from kdcli.verbs.compress.question import answers
-from kdcli.verbs.compress.settings import CompressRecipe, GoalSettings
+from kdcli.verbs.compress.limits import GoalSettings
+from kdcli.verbs.compress.question import repeats
+from kdcli.verbs.compress.settings import CompressRecipe
 
 pytestmark = pytest.mark.slow
 
@@ -158,7 +159,8 @@ def test_a_gain_of_a_compression_is_no_loss():
 )
 def test_the_goal_of_a_compression_is_above_its_candidates(goal, strict, shown):
     values = compress_values()
-    values["compression"] |= {"goal": goal, "strict": strict}
+    limits = [{"phrase": limit.phrase()} for limit in GoalSettings(**goal, strict=strict).limits]
+    values["compression"] |= {"goal": goal, "strict": strict, "limits": limits}
     assert shown in markdown(made(values))
 
 
@@ -333,7 +335,7 @@ def test_a_step_of_another_verb_has_no_command_line():
 )
 def test_another_price_asks_again(compressed, tmp_path, goal, price, same):
     recipe = CompressRecipe(goal=GoalSettings(max_drop=goal), price_per_hour=price)
-    assert answers(RunResult(compressed, tmp_path), recipe) == same
+    assert repeats(RunResult(compressed, tmp_path), recipe) == same
 
 
 def test_links_lead_to_the_reports_of_the_steps(compressed):

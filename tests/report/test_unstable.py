@@ -20,7 +20,8 @@ from kdcli.report.sections.latency import latency_csv
 from kdcli.report.sections.overview import facts
 from kdcli.report.views import markdown, model_card
 from kdcli.verbs.compress.front import Front
-from kdcli.verbs.compress.judge import read
+from kdcli.verbs.compress.limits import GoalSettings
+from kdcli.verbs.compress.scores import ScoredModel, read
 
 pytestmark = pytest.mark.slow
 
@@ -151,14 +152,15 @@ def test_size_is_drawn_without_a_mark():
     assert "3x384 (chosen)" in picture.svg
 
 
-def test_the_limit_of_a_speedup_is_drawn_only_from_a_stable_teacher():
-    compression = compressed().compression
-    teacher = compression.candidates[0].model_copy(update={"unstable": True})
-    unstable = compression.model_copy(update={"candidates": [teacher, compression.candidates[1]]})
-    dashed = [
-        compression_pictures(each)[0].svg.count("dasharray") for each in (compression, unstable)
-    ]
-    assert dashed[0] == dashed[1] + 1
+@pytest.mark.parametrize("unstable", [True, False])
+def test_the_limit_of_a_speedup_is_drawn_only_from_a_stable_teacher(unstable):
+    teacher = ScoredModel("teacher", Path(), 0.9, 0.9, 0.9, 10.0, None, 8.0, unstable)
+    (limit,) = [each.of_report(teacher) for each in GoalSettings(speedup=4.0).limits]
+    assert (limit.axis, limit.line) == ("ms", None if unstable else 2.5)
+    compression = compressed().compression.model_copy(update={"limits": []})
+    drawn = compression.model_copy(update={"limits": [limit]})
+    dashed = [compression_pictures(each)[0].svg.count("dasharray") for each in (compression, drawn)]
+    assert dashed[1] - dashed[0] == (not unstable)
 
 
 def test_the_fastest_model_is_chosen_by_what_is_stated():
@@ -182,7 +184,7 @@ def test_a_compression_judges_the_stated_figures(unstable):
     scored = [reports.evaluation(name) for name in ("teacher", "6x384")]
     del values["models"]["3x384"], values["models"]["3x384 undistilled"]
     report = made(values, latency=rows, evaluations=scored, quality={}, curve=[], published=[])
-    judged = read(report, "teacher", {"a": Path("a")})
+    judged = read(report, {"teacher": Path("teacher"), "6x384": Path("a")})
     (one,) = judged.candidates
     assert (judged.teacher.ms, judged.teacher.speedup, judged.teacher.unstable) == (60, None, False)
     assert (one.ms, one.unstable) == (pytest.approx(7.8 if unstable else 6.0), unstable)

@@ -2,6 +2,8 @@
 
 import io
 import itertools
+import math
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -25,19 +27,20 @@ from kdcli.report.schema import Compression, Throughput
 from kdcli.report.schema_decisions import ClassChange, Decision, PairedValue
 from kdcli.report.sections.price import price_sentence
 from kdcli.types import ModelShape
-from kdcli.verbs.compress import front, judge, plan, run
-from kdcli.verbs.compress.choice import choose, conflict, dominated, misses
+from kdcli.verbs.compress import front, result
+from kdcli.verbs.compress.choice import choose, dominated, verified_misses
 from kdcli.verbs.compress.halving import RungScore, halve
-from kdcli.verbs.compress.journal import Journal
-from kdcli.verbs.compress.judge import CandidateScores, ScoredModel, Verification
-from kdcli.verbs.compress.plan import slow_backends
+from kdcli.verbs.compress.limits import GoalSettings, conflict
 from kdcli.verbs.compress.recipes import dotted
-from kdcli.verbs.compress.runner import StepRunner
+from kdcli.verbs.compress.record import Record
+from kdcli.verbs.compress.run import check_reachable, slow_backends
+from kdcli.verbs.compress.runner import Steps
+from kdcli.verbs.compress.scores import CandidateScores, ScoredModel, Verification, confidence_of
 from kdcli.verbs.compress.search import Search
-from kdcli.verbs.compress.settings import CompressData, CompressRecipe, GoalSettings, seconds_of
+from kdcli.verbs.compress.settings import CompressData, CompressRecipe, seconds_of
 from kdcli.verbs.compress.shapes import Untrained, shapes_of
 from kdcli.verbs.compress.summary import describe_next, sentence
-from kdcli.verbs.compress.trainers import RowTrainer, TextTrainer
+from kdcli.verbs.compress.trainers import Trainer
 from kdcli.verbs.compress.verbs import VERBS
 
 
@@ -63,28 +66,26 @@ def said_of(scores, chosen, missed, goal, **verified):
     return sentence(scores, verification, missed, goal, model="big", has_labels=True)
 
 
-def runner_of(folder, *, budget=None, **goal):
-    recipe = CompressRecipe(model="m", task="own", goal=GoalSettings(**goal), budget=budget)
-    return StepRunner(recipe, RowTrainer, RunOptions(), folder, Journal(budget, StopRequest()))
-
-
 def compression_of(search, chosen):
     """The part of a report that holds the candidates of a search."""
     return Compression(
         task="own",
         metric="accuracy",
         rows=500,
-        goal=run.limits_of(search.goal),
+        goal={limit.key: limit.value for limit in search.goal.limits},
         strict=search.goal.strict,
         met=True,
         chosen=chosen.name,
         sentence="",
-        candidates=run.candidate_rows(search, chosen),
+        candidates=result.candidate_rows(search, chosen),
     )
 
 
-def search_of(tmp_path, **goal):
-    return Search(runner_of(tmp_path, **goal), "m")
+def search_of(tmp_path, *, model="m", plan=None, **goal):
+    recipe = CompressRecipe(model=model, task="own", goal=GoalSettings(**goal), plan=plan or {})
+    steps = Steps(tmp_path, RunOptions(), math.inf, StopRequest(), Record(), time.monotonic)
+    trainer = Trainer(recipe, VERBS, "rows")
+    return Search(recipe, VERBS, steps, trainer, model, True, "class", known=0, missing={})
 
 
 def test_the_fastest_that_keeps_the_quality_is_chosen_and_the_smallest_of_those_alike():
@@ -197,16 +198,16 @@ def test_a_loss_of_nothing_has_neither_digits_nor_a_sign():
 def test_strict_asks_the_lower_end_of_the_interval():
     one = measured("a", 0.895, 2.0, 4.0, low=0.885, high=0.905)
     teacher = scores_of().teacher
-    assert misses(GoalSettings(max_drop=1.0), teacher, one) == {}
-    assert list(misses(GoalSettings(max_drop=1.0, strict=True), teacher, one)) == ["max_drop"]
+    assert GoalSettings(max_drop=1.0).misses(one, teacher) == {}
+    assert list(GoalSettings(max_drop=1.0, strict=True).misses(one, teacher)) == ["max_drop"]
     strict = GoalSettings(max_drop=1.0, strict=True)
     assert choose(strict, scores_of(one, measured("safe", 0.9, 9.0, 8.0)))[0].name == "safe"
     assert "1.50 points lost at the interval's lower end" in said_of(
         scores_of(one), *choose(strict, scores_of(one)), strict
     )
     # What is allowed exactly is allowed, whatever floating point makes of it.
-    assert misses(GoalSettings(max_drop=1.0), teacher, measured("b", 0.89, 2.0, 4.0)) == {}
-    assert list(misses(GoalSettings(max_latency_ms=1.0, max_mb=3.0), teacher, one)) == [
+    assert GoalSettings(max_drop=1.0).misses(measured("b", 0.89, 2.0, 4.0), teacher) == {}
+    assert list(GoalSettings(max_latency_ms=1.0, max_mb=3.0).misses(one, teacher)) == [
         "max_latency_ms",
         "max_mb",
     ]
@@ -240,7 +241,7 @@ def test_a_limit_for_classes_chooses_among_the_candidates(tmp_path):
     search = search_of(tmp_path, max_drop=1.0, max_class_drop=2.0)
     search.scores = scores
     assert search.met == "b"
-    outcomes = {row.name: row.outcome for row in run.candidate_rows(search, kept)}
+    outcomes = {row.name: row.outcome for row in result.candidate_rows(search, kept)}
     assert "6.00 points of F1 in class yes" in outcomes["a"]
     # Quality comes before speed, if no candidate meets the goal.
     faster = GoalSettings(max_class_drop=2.0, speedup=4.0)
@@ -249,23 +250,22 @@ def test_a_limit_for_classes_chooses_among_the_candidates(tmp_path):
     few = replace(fast, decisions=(losing(6.0, count=49),))
     assert choose(goal, scores_of(few, kept)) == (few, {})
     verified = Verification(SimpleNamespace(decisions=few.decisions), 9, few, few, 1, 0.95)
-    (missed,) = run.verified_misses(goal, {}, verified).values()
+    (missed,) = verified_misses(goal, {}, verified).values()
     assert "no class has the 50 examples" in missed
 
 
 def test_another_limit_for_classes_needs_another_number_of_rows():
     # The comparison was made for a limit of 1 point, which needs 100 rows in a class.
-    model = measured("a", 0.9, 1.0, 4.0)
-    report = SimpleNamespace(decisions=[losing(6.0, count=60)])
-    verified = Verification(report, 500, scores_of().teacher, model, 1, 0.95)
-    (missed,) = run.verified_misses(GoalSettings(max_class_drop=2.0), {}, verified).values()
+    model = replace(measured("a", 0.9, 1.0, 4.0), decisions=(losing(6.0, count=60),))
+    verified = Verification(None, 500, scores_of().teacher, model, 1, 0.95)
+    (missed,) = verified_misses(GoalSettings(max_class_drop=2.0), {}, verified).values()
     assert "loses 6.00 points of F1 in class yes (60 examples), more than 2" in missed
 
 
 def test_a_goal_that_only_the_verification_rows_miss_is_said_to_be_met_on_the_others():
     one, goal = measured("a", 0.895, 2.0, 4.0), GoalSettings(max_drop=1.0)
     worse = replace(one, score=0.88, low=0.87, high=0.89)
-    missed = run.verified_misses(
+    missed = verified_misses(
         goal,
         {},
         Verification(SimpleNamespace(decisions=[]), 500, scores_of().teacher, worse, 1, 0.95),
@@ -323,19 +323,19 @@ def test_a_goal_that_the_verification_rows_miss_names_the_next_candidate(tmp_pat
     search = search_of(tmp_path, max_drop=1.0)
     search.scores = scores_of(one, better, measured("c", 0.7, 1.0, 1.0))
     failed = verified(one, 0.88)
-    assert run.next_candidate(search, MISSED, failed) == better
+    assert result.next_candidate(search, MISSED, failed) == better
     assert describe_next(search.scores, better, "kdcli compress m") == (
         "The next candidate is b: 0.8976 accuracy on the selection rows, 3.3 times as fast, 5.50 "
         "MB. To verify it, run: kdcli compress m"
     )
     # A goal that is met needs no other candidate, and neither does one that the selection rows
     # miss.
-    assert run.next_candidate(search, {}, verified(one, 0.9)) is None
+    assert result.next_candidate(search, {}, verified(one, 0.9)) is None
     search.scores = scores_of(replace(one, score=0.7), better)
-    assert run.next_candidate(search, MISSED, failed) is None
+    assert result.next_candidate(search, MISSED, failed) is None
     # No other candidate meets the goal.
     search.scores = scores_of(one)
-    assert run.next_candidate(search, MISSED, failed) is None
+    assert result.next_candidate(search, MISSED, failed) is None
 
 
 def test_a_candidate_that_failed_is_not_chosen_again_for_the_goal_or_a_tighter_one(tmp_path):
@@ -348,7 +348,7 @@ def test_a_candidate_that_failed_is_not_chosen_again_for_the_goal_or_a_tighter_o
     search = search_of(tmp_path, max_drop=1.0)
     search.scores = known
     assert search.met == "b"
-    outcomes = {row.name: row.outcome for row in run.candidate_rows(search, two)}
+    outcomes = {row.name: row.outcome for row in result.candidate_rows(search, two)}
     assert outcomes == {
         "teacher": "",
         "a": "2.00 points lost, 1.00 more than 1, on the verification rows",
@@ -400,7 +400,7 @@ def test_a_failure_that_the_selection_rows_foresaw_leaves_the_order_of_choice():
 
 
 def test_the_intervals_of_all_looks_together_err_in_at_most_a_tenth_of_the_cases():
-    levels = [judge.confidence_of(look) for look in range(1, 40)]
+    levels = [confidence_of(look) for look in range(1, 40)]
     assert levels[:4] == [0.95, 0.975, 0.9875, 0.99375]
     assert sum(1 - level for level in levels) <= 0.1
     assert levels == sorted(levels)
@@ -443,7 +443,7 @@ def test_a_candidate_that_is_worse_in_every_respect_is_not_offered(tmp_path):
     assert choose(GoalSettings(speedup=4.0), scores) == (untrimmed, {})
     search = search_of(tmp_path, max_drop=1.0)
     search.scores = scores
-    outcomes = {row.name: row.outcome for row in run.candidate_rows(search, untrimmed)}
+    outcomes = {row.name: row.outcome for row in result.candidate_rows(search, untrimmed)}
     assert outcomes["2x8-trimmed-int8"] == "no better than 2x8-int8"
 
     def fronts(search, chosen):
@@ -489,8 +489,8 @@ def test_the_same_limit_holds_on_the_selection_and_the_verification_rows():
     assert choose(goal, scores_of(fast, kept)) == (kept, {})
     for one, missed in ((fast, {"max_drop"}), (kept, set())):
         verified = Verification(SimpleNamespace(decisions=[]), 400, teacher, one, 1, 0.95)
-        assert run.verified_misses(goal, {}, verified).keys() == missed
-        assert misses(goal, teacher, one).keys() == missed
+        assert verified_misses(goal, {}, verified).keys() == missed
+        assert goal.misses(one, teacher).keys() == missed
 
 
 def test_limits_that_contradict_each_other_are_named():
@@ -500,12 +500,10 @@ def test_limits_that_contradict_each_other_are_named():
     said = "--max-drop and --speedup contradict each other here: each can be met, but not both."
     assert said_of(judged, *choose(goal, judged), goal).endswith(said)
     assert (
-        conflict(
-            [misses(goal, judged.teacher, one) for one in (good, measured("c", 0.9, 1.0, 8.0))]
-        )
+        conflict([goal.misses(one, judged.teacher) for one in (good, measured("c", 0.9, 1.0, 8.0))])
         == ""
     )
-    assert conflict([misses(goal, judged.teacher, good)]) == ""
+    assert conflict([goal.misses(good, judged.teacher)]) == ""
 
 
 def test_the_better_half_stays_and_within_the_goal_the_faster_is_better(capsys):
@@ -532,14 +530,14 @@ def test_a_loss_has_no_unit_in_common_with_the_goal():
     ("rows", "epochs"), [(100, 10.0), (6_000, 10.0), (30_000, 3.0), (60_000, 1.5), (10**6, 1.0)]
 )
 def test_small_data_are_read_more_often(rows, epochs):
-    keys = RowTrainer(CompressRecipe(), VERBS).distill_defaults("3x384", 768, lambda: rows)
+    keys = Trainer(CompressRecipe(), VERBS, "rows").distill_defaults("3x384", 768, lambda: rows)
     assert (keys["train.epochs"], keys["train.lr"]) == (epochs, 1.5e-4)
 
 
 @pytest.mark.parametrize(
     ("keys", "schedule"),
     [
-        ({}, (3.0, 2000)),
+        ({}, (1.0, 2000)),
         ({"train.epochs": 2}, (2.0, None)),
         ({"train": {"epochs": 2, "max_steps": 50}}, (2.0, 50)),
     ],
@@ -548,7 +546,8 @@ def test_epochs_of_the_plan_replace_the_steps_of_the_embedding_recipe(keys, sche
     trained = []
     verbs = replace(VERBS, distill=lambda resolved, _: trained.append(resolved))
     recipe = CompressRecipe(model="m", task="embedding", data=CompressData(source="texts.txt"))
-    TextTrainer(recipe, verbs).distill("m", {"train.lr": 1e-3, **keys}, "3x384").run(RunOptions())
+    keys = {"train.lr": 1e-3, **keys}
+    Trainer(recipe, verbs, "text").distill("3x384", "m", keys, "3x384").call(RunOptions())
     train = trained[0].recipe.train
     assert (train.epochs, train.max_steps) == schedule
     assert (train.batch_size, train.lr) == (64, 1e-3)
@@ -562,14 +561,14 @@ def test_epochs_of_the_plan_replace_the_steps_of_the_embedding_recipe(keys, sche
         (12_800, {}, {}),
         (2_000, {"train": {"batch_size": 8}}, {}),
         (20_000, {"train.batch_size": 512}, {"train.epochs": 10.0}),
-        (20_000, {"embedding": {"rows": 500}}, {"train.epochs": 10.0}),
+        (20_000, {"workload": {"rows": 500}}, {"train.epochs": 10.0}),
     ],
 )
 def test_an_embedding_model_reads_few_texts_at_most_ten_times(rows, given, keys):
     data = CompressData(source="texts.txt")
     recipe = CompressRecipe(model="m", task="embedding", data=data, plan={"distill": given})
-    assert TextTrainer(recipe, VERBS).distill_defaults("3x384", 384, lambda: rows) == keys
-    assert TextTrainer(recipe, VERBS).distill_defaults("static:16", 384, lambda: rows) == {}
+    assert Trainer(recipe, VERBS, "text").distill_defaults("3x384", 384, lambda: rows) == keys
+    assert Trainer(recipe, VERBS, "text").distill_defaults("static:16", 384, lambda: rows) == {}
 
 
 @pytest.mark.parametrize(
@@ -586,14 +585,14 @@ def test_a_student_learns_from_the_named_column(settings, column):
     verbs = replace(VERBS, distill=lambda resolved, _: trained.append(resolved))
     data = CompressData(source="rows.jsonl", columns={"text": "body"})
     recipe = CompressRecipe(model="m", data=data, **settings)
-    TextTrainer(recipe, verbs).distill("m", {}, "3x384").run(RunOptions())
+    Trainer(recipe, verbs, "text").distill("3x384", "m", {}, "3x384").call(RunOptions())
     assert trained[0].recipe.data.column == column
 
 
 @pytest.mark.parametrize("text", [None, "other.txt"])
 def test_texts_that_are_not_the_rows_do_not_bound_the_steps(text):
     recipe = CompressRecipe(model="m", task="stsb", text=text)
-    assert TextTrainer(recipe, VERBS).distill_defaults("3x384", 384, lambda: 500) == {}
+    assert Trainer(recipe, VERBS, "text").distill_defaults("3x384", 384, lambda: 500) == {}
 
 
 def faster(speedup):
@@ -635,14 +634,12 @@ def test_a_backend_on_which_the_model_is_too_large_is_skipped(tmp_path):
     why = "the model itself takes at least 4.0 MB, more than 2"
     assert slow_backends(GoalSettings(max_mb=2.0), untrained) == {"onnx": why}
     # Without a shape or a backend that can be small enough, nothing is trained.
-    search = search_of(tmp_path, max_mb=2.0)
-    plan_of = search.runner.recipe.plan.model_copy(update={"prune": None})
-    search.runner.recipe = search.runner.recipe.model_copy(update={"plan": plan_of})
+    search = search_of(tmp_path, plan={"prune": None}, max_mb=2.0)
     large = {"1x8": replace(faster(9.0), min_mb=3.0)}
-    plan.check_reachable(search, replace(untrained, shapes=large), is_fine_tuned=True)
+    check_reachable(search, replace(untrained, shapes=large), is_fine_tuned=True)
     backends = {"onnx": backends["onnx"]}
     with pytest.raises(GateError, match="no shape and no backend of the plan can meet the goal"):
-        plan.check_reachable(
+        check_reachable(
             search, replace(untrained, shapes=large, backends=backends), is_fine_tuned=True
         )
 
@@ -656,12 +653,11 @@ def test_a_model_that_meets_every_limit_is_refused(max_mb, is_fine_tuned, refuse
     sizes = {"model.safetensors": 2, "tokenizer.json": 1, "training_rows.safetensors": 5}
     for name, megabytes in sizes.items():
         (tmp_path / name).write_bytes(bytes(megabytes * 10**6))
-    search = search_of(tmp_path, max_mb=max_mb)
-    search.runner.recipe = search.runner.recipe.model_copy(update={"model": str(tmp_path)})
+    search = search_of(tmp_path, model=str(tmp_path), max_mb=max_mb)
     untrained = Untrained(faster(1.0), {}, "onnx", {"2x8": faster(2.0)})
     expected = pytest.raises(UsageError, match=r"meets every limit already: 1\.00 ms, 3\.0 MB")
     with expected if refused else nullcontext():
-        plan.check_reachable(search, untrained, is_fine_tuned=is_fine_tuned)
+        check_reachable(search, untrained, is_fine_tuned=is_fine_tuned)
 
 
 def test_shapes_come_from_large_to_small_and_smaller_than_the_model():
@@ -687,4 +683,4 @@ def test_the_report_names_the_products_that_stay_in_float32(tmp_path):
     products = '[{"name": "q", "float": true}, {"name": "k", "float": false}]'
     (tmp_path / "export.json").write_text(f'{{"products": {products}}}')
     model = replace(measured("a", 0.9, 1.0, 1.0), folder=tmp_path)
-    assert run.in_float(model).endswith("1 of 2 products stay in float32: q")
+    assert result.in_float(model).endswith("1 of 2 products stay in float32: q")

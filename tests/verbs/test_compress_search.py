@@ -3,7 +3,6 @@
 import json
 import shutil
 import signal
-from pathlib import Path
 
 import pytest
 from fake_verbs import LABELS, Fakes, Killed, tuned
@@ -342,20 +341,78 @@ def test_a_pipeline_runs_its_steps_and_is_resumed_where_it_was_stopped(given):
     assert made.calls == []
 
 
-def test_changed_data_or_a_changed_model_is_not_mixed_with_the_old_run(given, tmp_path):
-    model = shutil.copytree(given["model"], tmp_path / "model")
-    data = Path(shutil.copy(given["data__source"], tmp_path / "rows.jsonl"))
-    keys = given | {"model": str(model), "data__source": str(data)}
+def changed_rows(folder):
+    rows = folder / "rows.jsonl"
+    rows.write_text(rows.read_text("utf-8") + '{"text": "w1 w2 w3", "label": "calm"}\n', "utf-8")
+
+
+def changed_model(folder):
+    headed(folder / "model", LABELS, seed=3, num_hidden_layers=4)
+
+
+def changed_plan(folder):
+    (folder / "plan.yaml").write_text("method: minilm\n", "utf-8")
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [(changed_rows, "rows.jsonl"), (changed_model, "model"), (changed_plan, "plan.yaml")],
+)
+def test_what_was_tried_on_other_inputs_is_not_reused(change, name, given, tmp_path, capsys):
+    shutil.copytree(given["model"], tmp_path / "model")
+    shutil.copy(given["data__source"], tmp_path / "rows.jsonl")
+    (tmp_path / "plan.yaml").write_text("method: tinybert\n", "utf-8")
+    keys = given | {"model": str(tmp_path / "model")}
+    # A URL has no path that tells the file apart.
+    keys |= {"data__source": (tmp_path / "rows.jsonl").as_uri()}
+    keys |= {"plan__distill": {"recipe": str(tmp_path / "plan.yaml")}}
     made = fakes()
     made.compress(**keys, **GOAL)
-    before = data.read_text("utf-8")
-    data.write_text(before + '{"text": "w1 w2 w3", "label": "calm"}\n', "utf-8")
-    with pytest.raises(UsageError, match="has changed since the run in"):
-        made.compress(**keys, goal__max_drop=2.0)
-    data.write_text(before, "utf-8")
-    headed(model, LABELS, seed=3, num_hidden_layers=4)
-    with pytest.raises(UsageError, match=r"model has changed since the run in"):
-        made.compress(**keys, goal__max_drop=2.0)
+    (tmp_path / "model" / "README.md").write_text("Read me.", "utf-8")
+    made.compress(**keys, goal__max_drop=2.0)
+    assert "changed" not in capsys.readouterr().err
+    change(tmp_path)
+    with pytest.raises(UsageError, match=f"{name} has changed since the run in"):
+        made.compress(**keys, goal__max_drop=3.0)
+    made.compress(**keys, goal__max_drop=2.0, resume=True)
+    assert f"{name} has changed after this run began" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_text_that_a_list_of_a_trimming_names_is_an_input(given, tmp_path):
+    text, languages = tmp_path / "de.txt", tmp_path / "languages.yaml"
+    text.write_text("w1 w2 w3\n", "utf-8")
+    languages.write_text(f"de: {text}\n", "utf-8")
+    steps = [{"trim": {"data": {"source": str(languages)}}}, {"export": {}}]
+    made = fakes(scores=SCORES | {"2-export": 0.9})
+    made.compress(**given, steps=steps)
+    text.write_text("w4 w5 w6\n", "utf-8")
+    with pytest.raises(UsageError, match=r"de\.txt has changed since the run in"):
+        made.compress(**given, steps=steps, goal__max_drop=1.0)
+
+
+@pytest.mark.parametrize("goal", [1.0, 0.5])
+def test_a_process_that_is_killed_between_best_and_the_report_leaves_no_answer(
+    goal, given, monkeypatch
+):
+    made, folder = fakes(), given["output_dir"]
+    if goal != 1.0:
+        made.compress(**given, **GOAL)
+    with monkeypatch.context() as patch:
+        # The picture is drawn after best/ was written and before the report is.
+        patch.setattr("matplotlib.figure.Figure.savefig", killed)
+        with pytest.raises(Killed):
+            made.compress(**given, goal__max_drop=goal)
+    assert (folder / "best").is_dir()
+    assert not (folder / "report.json").exists()
+    made.calls.clear()
+    made.compress(**given, goal__max_drop=goal, resume=True)
+    answer = answer_of(folder)
+    assert (made.calls, answer.verification.look) == ([], 1 if goal == 1.0 else 2)
+    assert answer.sentence in (folder / "best" / "README.md").read_text("utf-8")
+
+
+def killed(*_, **__):
+    raise Killed
 
 
 def test_texts_without_labels_are_compared_with_the_model(given, tmp_path):

@@ -20,8 +20,8 @@ from kdcli.report.schema_decisions import (
     OperatingPoint,
 )
 from kdcli.report.sections.repeat import repeat_command
+from kdcli.verbs.compress.limits import GoalSettings
 from kdcli.verbs.compress.rows import goal_notes, row_notes
-from kdcli.verbs.compress.settings import GoalSettings
 from kdcli.verbs.compress.ship import (
     check_temperature,
     fit_temperature,
@@ -183,17 +183,15 @@ def thresholds(threshold):
 
 
 def test_thresholds_come_from_the_selection_rows():
-    verified = decision(model="chosen", baseline="teacher", thresholds=thresholds(0.5))
+    verified = decision(thresholds=thresholds(0.5))
     selected = [
         decision(model="other", thresholds=thresholds(0.1)),
         decision(thresholds=thresholds(0.7)),
     ]
-    found = with_thresholds(verified, selected, "big", "int8")
-    assert (found.model, found.thresholds) == ("chosen", thresholds(0.7))
+    found = with_thresholds(verified, selected)
+    assert (found.model, found.thresholds) == ("int8", thresholds(0.7))
     assert found.thresholds_on == "selection"
-    of_another_set = with_thresholds(
-        verified.model_copy(update={"set": "mismatched"}), selected, "big", "int8"
-    )
+    of_another_set = with_thresholds(verified.model_copy(update={"set": "mismatched"}), selected)
     assert of_another_set.thresholds == thresholds(0.5)
     assert of_another_set.thresholds_on == ""
 

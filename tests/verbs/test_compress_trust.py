@@ -8,9 +8,9 @@ import pytest
 
 from kdcli.deploy.measurements import Speedup
 from kdcli.metrics.bootstrap import tango_interval
-from kdcli.verbs.compress.choice import choose, misses
-from kdcli.verbs.compress.judge import CandidateScores, ScoredModel
-from kdcli.verbs.compress.settings import GoalSettings
+from kdcli.verbs.compress.choice import choose
+from kdcli.verbs.compress.limits import GoalSettings
+from kdcli.verbs.compress.scores import CandidateScores, ScoredModel
 
 DIFFERING = 0.08
 """Share of the rows on which exactly one of teacher and candidate is right."""
@@ -62,7 +62,7 @@ def simulated(drop, *, candidates, selection, verification, goal, repetitions, s
         if verification is not None:
             wins, losses, _ = generator.multinomial(verification, shares)
             best = scored(best.name, int(wins), int(losses), verification)
-            missed = misses(goal, teacher, best)
+            missed = goal.misses(best, teacher)
         biases.append(100 * (TEACHER - best.score) - drop)
         met.append(not missed)
     return Outcome(float(np.mean(biases)), float(np.mean(met)))

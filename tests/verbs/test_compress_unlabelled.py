@@ -233,7 +233,7 @@ def test_no_training_row_is_evaluated_and_no_evaluated_row_chooses_the_vocabular
         ]
     )
     assert {f"w{n}" for n in range(50)} & vocabulary == {w for t in training for w in t.split()}
-    selection = report_of(next(steps.rglob("selection-*")))
+    selection = report_of(next(steps.rglob("selection")))
     verification = report_of(next(steps.rglob("verification-*")))
     assert {row.n for row in selection.evaluations} == {20}
     assert {row.n for row in verification.evaluations} == {40}

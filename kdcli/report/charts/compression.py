@@ -35,18 +35,28 @@ CANDIDATE_MARKERS = "os^Dv<>PX"
 
 def compression_pictures(compression: Compression) -> list[Picture]:
     """Return quality over latency and quality over size."""
-    return [_picture(compression, cost) for cost in AXES]
+    return [_picture(compression, cost) for cost in _costs(compression)]
 
 
 def png(compression: Compression) -> bytes:
     """Return both pictures next to each other on white, as PNG."""
-    drawing = Figure(figsize=(2 * WIDTH, HEIGHT + 0.6), layout="constrained")
-    for axes, cost in zip(drawing.subplots(1, 2), AXES, strict=True):
+    costs = _costs(compression)
+    drawing = Figure(figsize=(len(costs) * WIDTH, HEIGHT + 0.6), layout="constrained")
+    for axes, cost in zip(drawing.subplots(1, len(costs)), costs, strict=True):
         _draw(styled(drawing, axes), compression, cost, _ranges(compression, cost))
     legend(drawing, 4, _chosen_label(compression, "ms"))
     data = io.BytesIO()
     drawing.savefig(data, format="png", dpi=150, facecolor="white", metadata={"Software": None})
     return data.getvalue()
+
+
+def _costs(compression: Compression) -> list[CandidateCost]:
+    """Return the costs that the candidates were measured by."""
+    return [*AXES, *_measured(compression)[0].costs]
+
+
+def _axis(cost: CandidateCost) -> str:
+    return AXES.get(cost, cost)
 
 
 def _picture(compression: Compression, cost: CandidateCost) -> Picture:
@@ -59,7 +69,7 @@ def _picture(compression: Compression, cost: CandidateCost) -> Picture:
         for one in _measured(compression)
     )
     caption = (
-        f"{compression.metric} on {compression.task} over {AXES[cost]}, bars are 95 % intervals: "
+        f"{compression.metric} on {compression.task} over {_axis(cost)}, bars are 95 % intervals: "
         f"{words}. On the line, the Pareto front: {', '.join(front)}. Dashed: the goal."
     )
     remarks = ""
@@ -67,7 +77,8 @@ def _picture(compression: Compression, cost: CandidateCost) -> Picture:
         remarks += f" {BEYOND.format(', '.join(outside))}"
     if cost == "ms" and any(one.unstable for one in _measured(compression)):
         remarks += f" {AT_P90}"
-    shown = f"{SHOWN[cost]} Bars: 95 % intervals. Line: the Pareto front. Dashed: the goal."
+    better = SHOWN.get(cost, f"Better is up and to the left: quality and {cost}.")
+    shown = f"{better} Bars: 95 % intervals. Line: the Pareto front. Dashed: the goal."
     return Picture(svg(drawing), caption + remarks, shown + remarks)
 
 
@@ -130,10 +141,10 @@ def _draw(
             mark_outlier(axes, points[one.name], across, along, one.name)
     if (lowest := _lowest_score(compression)) is not None:
         axes.axhline(lowest, color=INK, linewidth=1, linestyle="--")
-    for limit in _cost_limits(compression, cost):
+    for limit in _lines(compression, cost):
         axes.axvline(limit, color=INK, linewidth=1, linestyle="--")
     quality = f"{compression.metric}, selection rows"
-    axes.set(xlabel=AXES[cost], ylabel=quality, ylim=(along.low, along.high))
+    axes.set(xlabel=_axis(cost), ylabel=quality, ylim=(along.low, along.high))
     set_range(axes, axes.xaxis, across)
     return front
 
@@ -150,24 +161,17 @@ def _ranges(compression: Compression, cost: CandidateCost) -> tuple[AxisRange, A
     bars = {one.name: [end for end in (one.low, one.high) if end is not None] for one in measured}
     lowest = _lowest_score(compression)
     return (
-        cost_range(costs, fixed=_cost_limits(compression, cost), kept=kept),
+        cost_range(costs, fixed=_lines(compression, cost), kept=kept),
         score_range(scores, fixed=[] if lowest is None else [lowest], kept=kept, bars=bars),
     )
 
 
 def _lowest_score(compression: Compression) -> float | None:
     """Return the score that the goal allows; None if the goal does not limit it."""
-    drop = compression.goal.get("max_drop")
-    return None if drop is None else float(_measured(compression)[0].score or 0.0) - 0.01 * drop
+    return next(iter(_lines(compression, "score")), None)
 
 
-def _cost_limits(compression: Compression, cost: CandidateCost) -> list[float]:
-    """Return the latencies or the sizes that the goal allows."""
-    goal, teacher = compression.goal, _measured(compression)[0]
-    if cost == "mb":
-        return [goal["max_mb"]] if "max_mb" in goal else []
-    limits = [goal["max_latency_ms"]] if "max_latency_ms" in goal else []
-    # The 90th percentile of the teacher's time would place the limit too far to the right.
-    if "speedup" in goal and not teacher.unstable:
-        limits.append(teacher.cost(cost) / goal["speedup"])
-    return limits
+def _lines(compression: Compression, axis: str) -> list[float]:
+    """Return the values that the goal allows on an axis."""
+    limits = [limit.line for limit in compression.limits if limit.axis == axis]
+    return [line for line in limits if line is not None]

@@ -17,15 +17,7 @@ from kdcli.report.text import (
     short,
 )
 
-GOALS = {
-    "max_drop": "at most {:g} {points} lost",
-    "max_class_drop": "at most {:g} {points} lost by a class",
-    "speedup": "at least {:g} times as fast",
-    "max_latency_ms": "at most {:g} ms",
-    "max_mb": "at most {:g} MB",
-}
 LOST = "points lost (+), selection"
-STRICT = ", even at the pessimistic end of the interval"
 
 
 def compression_section(
@@ -37,18 +29,14 @@ def compression_section(
     scores = [f"{compression.metric}, selection", LOST]
     header = ["candidate", *scores, "ms", "speed-up", "MB"]
     header += ["texts/s", "cost/M texts"] if priced else []
+    header += tried[0].costs
     narrow = len(header)
     header += [f"{LOST}: 95% interval", "outcome"]
     rows = [_row(one, tried[0], priced=priced) for one in tried]
     marked = next(n for n, one in enumerate(tried) if one.name == compression.chosen)
     # The word marks the row where there is no bold type.
     rows[marked][0] += " (chosen)"
-    limits = [
-        GOALS[name].format(limit, points="point" if limit == 1 else "points")
-        + STRICT * (compression.strict and name == "max_drop")
-        for name, limit in compression.goal.items()
-    ]
-    goal = ", ".join(limits) or "none given"
+    goal = ", ".join(limit.phrase for limit in compression.limits) or "none given"
     note = (
         f"Goal: {goal}. Selection: on {compression.rows:,} selection rows. Points lost: the "
         "teacher's score minus the candidate's, so a gain is negative. These rows chose among the "
@@ -88,6 +76,7 @@ def _row(one: Candidate, teacher: Candidate, *, priced: bool) -> list[str]:
     costs = [milliseconds(one.ms, unstable=one.unstable), speedup, megabytes(one.mb or 0)]
     if priced:
         costs += _prices(one.throughput)
+    costs += [number(value) for value in one.costs.values()]
     return [one.name, number(one.score), lost, *costs, bounds, one.outcome]
 
 

@@ -1,80 +1,10 @@
 """Which candidates meet the goal, and which one is chosen."""
 
-from collections.abc import Collection, Mapping
-from itertools import combinations
-
-from kdcli.deploy.measurements import UNSTABLE_PHRASE
-from kdcli.metrics.resolution import exceeds
 from kdcli.report.pareto import SAME_LATENCY, Point, dominated_by
-from kdcli.report.text import megabytes
-from kdcli.verbs.compress.judge import POINT, CandidateScores, ScoredModel, Verification
-from kdcli.verbs.compress.settings import GoalSettings
-from kdcli.workloads.decisions import class_drop_misses, min_count
+from kdcli.verbs.compress.limits import LIMITS, GoalSettings
+from kdcli.verbs.compress.scores import CandidateScores, ScoredModel, Verification
 
-QUALITY = ("max_drop", "max_class_drop")
-"""The limits of quality."""
-LIMITS = ("speedup", "max_latency_ms", "max_mb")
-"""The limits of speed and size."""
-
-
-def points_lost(goal: GoalSettings, teacher: ScoredModel, one: ScoredModel) -> float:
-    """Return the points that a candidate loses, with `strict` at its interval's lower end."""
-    return (teacher.score - (one.low if goal.strict else one.score)) / POINT
-
-
-def misses(goal: GoalSettings, teacher: ScoredModel, one: ScoredModel) -> dict[str, str]:
-    """Return how a candidate misses the goal, by limit; empty if it meets the goal."""
-    missed = {}
-    lost = points_lost(goal, teacher, one)
-    if goal.max_drop is not None and exceeds(lost, goal.max_drop):
-        end = " at the interval's lower end" if goal.strict else ""
-        missed["max_drop"] = (
-            f"{lost:.2f} points lost{end}, {lost - goal.max_drop:.2f} more than {goal.max_drop:g}"
-        )
-    if worse := _class_misses(goal, one):
-        missed["max_class_drop"] = "; ".join(worse)
-    ratio = one.speedup
-    if goal.speedup is not None and ratio is not None and (ratio.stated or 0.0) < goal.speedup:
-        trust = f" ({UNSTABLE_PHRASE})" if ratio.unstable else ""
-        measured = "no speed-up" if ratio.is_inconclusive else ratio.phrase(digits=2)
-        missed["speedup"] = f"{measured}{trust}, not {goal.speedup:g}"
-    if goal.max_latency_ms is not None and one.ms > goal.max_latency_ms:
-        over = f"{one.ms - goal.max_latency_ms:.2f} above {goal.max_latency_ms:g}"
-        trust = f" ({UNSTABLE_PHRASE})" if one.unstable else ""
-        missed["max_latency_ms"] = f"{one.ms:.2f} ms{trust}, {over}"
-    if goal.max_mb is not None and one.mb > goal.max_mb:
-        over = f"{megabytes(one.mb - goal.max_mb)} above {goal.max_mb:g}"
-        missed["max_mb"] = f"{megabytes(one.mb)} MB, {over}"
-    return missed
-
-
-def verified_misses(
-    goal: GoalSettings, missed: Mapping[str, str], verified: Verification
-) -> dict[str, str]:
-    """Return how the chosen model misses the goal, with its drops on the verification rows.
-
-    Args:
-        goal: the limits.
-        missed: the limits that it misses on the selection rows.
-        verified: its scores on the verification rows.
-    """
-    drops = misses(goal, verified.teacher, verified.chosen)
-    result = {limit: why for limit, why in missed.items() if limit not in QUALITY}
-    result |= {limit: why for limit, why in drops.items() if limit == "max_drop"}
-    if goal.max_class_drop is not None:
-        worse = [
-            miss
-            for decision in verified.report.decisions
-            for miss in class_drop_misses(decision, goal.max_class_drop)
-        ]
-        result |= {"max_class_drop": "; ".join(worse)} if worse else {}
-    return result
-
-
-def failures(goal: GoalSettings, scores: CandidateScores) -> set[str]:
-    """Return the candidates that were verified for an earlier goal and miss this goal's limits of
-    quality."""
-    return {name for name, one in scores.verified.items() if verified_misses(goal, {}, one)}
+QUALITY = {limit.key for limit in LIMITS if limit.is_quality}
 
 
 def all_misses(goal: GoalSettings, scores: CandidateScores) -> dict[str, dict[str, str]]:
@@ -82,53 +12,27 @@ def all_misses(goal: GoalSettings, scores: CandidateScores) -> dict[str, dict[st
 
     If a candidate was verified for an earlier goal, its quality is that on the verification rows.
     """
-    return {one.name: _misses_of(goal, scores, one) for one in scores.candidates}
+    missed = {one.name: goal.misses(one, scores.teacher) for one in scores.candidates}
+    for name, verified in scores.verified.items():
+        drops = goal.verified_misses(verified.chosen, verified.teacher)
+        costs = {limit: why for limit, why in missed[name].items() if limit not in QUALITY}
+        here = {limit: f"{why}, on the verification rows" for limit, why in drops.items()}
+        missed[name] = costs | here
+    return missed
 
 
-def _misses_of(goal: GoalSettings, scores: CandidateScores, one: ScoredModel) -> dict[str, str]:
-    """Return how a candidate misses the goal; see `all_misses`."""
-    missed = misses(goal, scores.teacher, one)
-    verified = scores.verified.get(one.name)
-    if verified is None:
-        return missed
-    return {
-        limit: f"{why}, on the verification rows" if limit in QUALITY else why
-        for limit, why in verified_misses(goal, missed, verified).items()
-    }
+def verified_misses(
+    goal: GoalSettings, missed: dict[str, str], verified: Verification
+) -> dict[str, str]:
+    """Return how the chosen model misses the goal, with its quality on the verification rows.
 
-
-def _class_misses(goal: GoalSettings, one: ScoredModel) -> list[str]:
-    """Describe the classes that lose too much on the selection rows.
-
-    Sets without a class that has enough rows are checked on the verification rows alone.
+    Args:
+        goal: the limits.
+        missed: how it misses the goal on the selection rows.
+        verified: its scores on the verification rows.
     """
-    if goal.max_class_drop is None:
-        return []
-    needed = min_count(goal.max_class_drop)
-    return [
-        miss
-        for decision in one.decisions
-        if any(each.count >= needed for each in decision.classes)
-        for miss in class_drop_misses(decision, goal.max_class_drop)
-    ]
-
-
-def conflict(missed: Collection[Mapping[str, str]]) -> str:
-    """Name two limits that some candidates meet, but none meets together; empty if there are none.
-
-    `missed` has the result of `misses` for each candidate.
-    """
-    for pair in map(set, combinations((*QUALITY, *LIMITS), 2)):
-        met = [pair - one.keys() for one in missed]
-        if pair not in met and set().union(*met) == pair:
-            names = " and ".join(f"--{name.replace('_', '-')}" for name in sorted(pair))
-            return f"{names} contradict each other here: each can be met, but not both"
-    return ""
-
-
-def is_bounded(goal: GoalSettings) -> bool:
-    """Whether the goal limits speed or size. `max_drop` alone asks for the fastest model."""
-    return any(getattr(goal, limit) is not None for limit in LIMITS)
+    costs = {limit: why for limit, why in missed.items() if limit not in QUALITY}
+    return costs | goal.verified_misses(verified.chosen, verified.teacher)
 
 
 def choose(goal: GoalSettings, scores: CandidateScores) -> tuple[ScoredModel, dict[str, str]]:
@@ -143,12 +47,14 @@ def choose(goal: GoalSettings, scores: CandidateScores) -> tuple[ScoredModel, di
     candidates may look too good on the selection rows. The best score then comes first, of a model
     with another training if there is one.
     """
-    missed, failed = all_misses(goal, scores), failures(goal, scores)
+    missed = all_misses(goal, scores)
     others = [one for one in scores.candidates if not missed[one.name]]
     too_good = [
         one
         for one in scores.candidates
-        if one.name in failed and not misses(goal, scores.teacher, one)
+        if one.name in scores.verified
+        and not missed[one.name].keys().isdisjoint(QUALITY)
+        and not goal.misses(one, scores.teacher)
     ]
     if too_good and others:
         trained = {one.parent for one in too_good} - {None}
@@ -184,6 +90,5 @@ def dominated(goal: GoalSettings, scores: CandidateScores) -> dict[str, str]:
 
 def is_sure(goal: GoalSettings, scores: CandidateScores, one: ScoredModel) -> bool:
     """Whether a candidate keeps `max_drop` at the lower end of its interval too."""
-    return goal.max_drop is None or not misses(
-        GoalSettings(max_drop=goal.max_drop, strict=True), scores.teacher, one
-    )
+    strict = GoalSettings(max_drop=goal.max_drop, strict=True)
+    return not strict.misses(one, scores.teacher)

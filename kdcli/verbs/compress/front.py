@@ -6,14 +6,14 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from kdcli.errors import UsageError
 from kdcli.report.finish import RunResult
 from kdcli.report.pareto import candidates_on_front
-from kdcli.report.schema import Candidate, CandidateCost, Compression
+from kdcli.report.schema import Candidate, Compression
 from kdcli.report.sections.latency import interval, milliseconds
 from kdcli.report.text import megabytes, number
 
@@ -51,9 +51,7 @@ class Front:
     @classmethod
     def of(cls, folder: Path, compression: Compression) -> Front:
         """Find the fronts of a compression."""
-        fast, small = (
-            candidates_on_front(compression.candidates, cost) for cost in get_args(CandidateCost)
-        )
+        fast, small = (candidates_on_front(compression.candidates, cost) for cost in ("ms", "mb"))
         return cls(folder, compression, fast, small)
 
     def rows(self) -> list[Candidate]:

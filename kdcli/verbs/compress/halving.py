@@ -4,7 +4,7 @@ Jamieson and Talwalkar 2016, https://arxiv.org/abs/1502.07943.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -18,12 +18,10 @@ from kdcli.models.grammar import is_static_shape
 from kdcli.models.load import load_config
 from kdcli.recipe.resolve import flatten
 from kdcli.verbs.compress import steps
-from kdcli.verbs.compress.budget import TrainingCost, check_cost, estimate, too_long
-from kdcli.verbs.compress.judge import POINT
+from kdcli.verbs.compress.limits import POINT, GoalSettings
+from kdcli.verbs.compress.runner import Step, TrainingCost
 from kdcli.verbs.compress.search import Search
-from kdcli.verbs.compress.settings import GoalSettings
 from kdcli.verbs.compress.shapes import too_slow
-from kdcli.verbs.compress.steps import Step, is_done
 
 NEVER = 10**9
 """An evaluation interval that no training reaches, so that it is evaluated only at the end."""
@@ -61,42 +59,32 @@ class _Stopped:
 
 def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
     """Train the shapes that can meet the goal, the best ones to the end, until one meets it."""
-    runner, slow = search.runner, too_slow(search.goal, shapes)
+    slow = too_slow(search.goal, shapes)
     for shape, why in slow.items():
         search.skip(shape, why)
     alive = [shape for shape in shapes if shape not in slow]
     if not alive:
         return
-    if len(alive) == 1 and runner.recipe.budget is None:
+    if len(alive) == 1 and search.recipe.budget is None:
         # A shape without rivals or a budget needs no dry run, and is evaluated only at the end.
         if train_fully(search, alive[0]):
             train_without_teacher(search, alive[0])
-        search.judge()
+        search.score()
         return
     costs = _affordable(search, sorted(alive, key=lambda shape: -shapes[shape].ms))
     alive = [shape for shape in alive if shape in costs]
-    if not alive:
-        return
     stopped: list[_Stopped] = []
     for rung in RUNGS:
         if len(alive) < 2:
             break
-        scores = {
-            shape: score
-            for shape in alive
-            if (score := rung_score(search, shape, costs[shape].steps, rung)) is not None
-        }
-        if not scores:
-            alive = []
-            break
-        last = rung == RUNGS[-1]
-        alive, worse = halve(search.goal, scores, shapes, last=last)
-        stopped += [
-            _Stopped(shape, scores[shape], rung_steps(costs[shape].steps, rung)) for shape in worse
-        ]
+        total = {shape: costs[shape].steps for shape in alive}
+        rung_scores = {shape: rung_score(search, shape, total[shape], rung) for shape in alive}
+        scores = {shape: score for shape, score in rung_scores.items() if score is not None}
+        alive, worse = halve(search.goal, scores, shapes, last=rung == RUNGS[-1])
+        stopped += [_Stopped(one, scores[one], rung_steps(total[one], rung)) for one in worse]
     if alive and train_fully(search, alive[0], costs[alive[0]].steps):
         train_without_teacher(search, alive[0])
-    search.judge()
+    search.score()
     # While the goal is missed, the stopped shapes are trained on, the best one first.
     for one in sorted(stopped, key=lambda one: (one.score.quality, one.shape), reverse=True):
         cost = costs[one.shape]
@@ -104,18 +92,17 @@ def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
             search.skip(one.shape, why)
             continue
         train_fully(search, one.shape, cost.steps)
-        search.judge()
+        search.score()
 
 
 def why_not_finished(search: Search, one: _Stopped, cost: TrainingCost) -> str:
     """Return why a stopped shape is not trained to the end and exported; empty if it is."""
-    runner = search.runner
-    met = f"{search.met} meets the goal" if search.met else ""
-    if is_done(runner.path(one.shape)):
-        # In a first run, a shape with few steps may be complete when it is stopped at a rung.
-        if met and runner.asks_again:
-            return f"trained for an earlier goal, and not considered now: {met}"
+    if one.steps >= cost.steps:
         return ""
+    is_done = search.steps.is_complete(distilling(search, one.shape))
+    met = f"{search.met} meets the goal" if search.met else ""
+    if is_done:
+        return f"trained for an earlier goal, and not considered now: {met}" if met else ""
     trained = f"trained for {one.steps} of {cost.steps} steps only"
     if met:
         return f"{trained}: {met}"
@@ -130,15 +117,14 @@ def has_time_to_finish(search: Search, one: _Stopped, cost: TrainingCost) -> boo
     `cost` may be the cost of a larger shape. If there is no time for it, the shape's own training
     is estimated.
     """
-    runner, shape = search.runner, one.shape
     rest = 1 - one.steps / max(1, cost.steps)
-    if not too_long(runner, f"the rest of {shape}", rest * cost.seconds):
+    if not search.steps.too_long(rest * cost.seconds):
         return True
-    own = estimate(runner, shape, distilling(search, shape))
-    return not own.error and not too_long(runner, f"the rest of {shape}", rest * own.seconds)
+    own = search.cost(distilling(search, one.shape))
+    return not own.error and not search.steps.too_long(rest * own.seconds)
 
 
-def _affordable(search: Search, shapes: list[str]) -> dict[str, TrainingCost]:
+def _affordable(search: Search, shapes: Sequence[str]) -> dict[str, TrainingCost]:
     """Return the costs of the trainings that the budget has time for, and skip the other shapes.
 
     `shapes` has the slowest first. Shapes of the same kind that are trained with the same values
@@ -154,8 +140,8 @@ def _affordable(search: Search, shapes: list[str]) -> dict[str, TrainingCost]:
         if alike is None:
             largest.append((kind, shape))
         for estimated in dict.fromkeys((alike or shape, shape)):
-            cost = estimate(search.runner, estimated, distilling(search, estimated))
-            if not (why := check_cost(search.runner, shape, cost)):
+            cost = search.cost(distilling(search, estimated))
+            if not (why := search.steps.why_not_begun(distilling(search, shape), cost)):
                 costs[shape] = cost
                 break
         else:
@@ -165,17 +151,16 @@ def _affordable(search: Search, shapes: list[str]) -> dict[str, TrainingCost]:
 
 def distilling(search: Search, shape: str, keys: Mapping[str, object] | None = None) -> Step:
     """Return the step that distils a shape. The plan's keys override `keys`."""
-    runner = search.runner
-    default = {} if "recipe" in runner.recipe.plan.distill else distill_keys(search, shape)
-    merged = {**default, **(keys or {}), **dict(flatten(runner.recipe.plan.distill))}
-    return runner.trainer.distill(search.teacher, merged, shape)
+    plan = search.recipe.plan.distill
+    default = {} if "recipe" in plan else distill_keys(search, shape)
+    merged = {**default, **(keys or {}), **dict(flatten(plan))}
+    return search.trainer.distill(shape, search.teacher, merged, shape)
 
 
 def distill_keys(search: Search, shape: str) -> dict[str, object]:
     """Return the keys of a distillation that the plan does not give."""
-    runner = search.runner
-    config = load_config(search.teacher)
-    return runner.trainer.distill_defaults(shape, config.hidden_size, runner.training_rows)
+    width = load_config(search.teacher).hidden_size
+    return search.trainer.distill_defaults(shape, width, search.training_rows)
 
 
 def training(search: Search, shape: str, total: int | None) -> Step:
@@ -192,21 +177,17 @@ def training(search: Search, shape: str, total: int | None) -> Step:
 
 
 def evaluation_interval(search: Search, shape: str, total: int | None) -> int:
-    """Return the number of steps between two evaluations of a training, from the journal if it has
-    begun."""
-
-    def interval() -> int:
-        # Runs of earlier versions have no record.
-        if search.runner.has_begun(shape):
-            # The step reports a damaged recipe.
-            with suppress(OSError, TypeError, ValueError, yaml.YAMLError):
-                text = (search.runner.path(shape) / RECIPE_FILE).read_text("utf-8")
-                if (known := flatten_recipe(text).get("train.eval_every")) is not None:
-                    return int(json.loads(known))
-        # A student that is only fitted has no steps.
-        return NEVER if total is None else max(1, rung_steps(total, 1))
-
-    return search.runner.journal.once(f"evaluations of {shape}", int, interval)
+    """Return the number of steps between two evaluations of a training, which keeps the number with
+    which it began."""
+    step = distilling(search, shape)
+    if search.steps.has_begun(step):
+        # The step reports a damaged recipe.
+        with suppress(OSError, TypeError, ValueError, yaml.YAMLError):
+            text = (search.steps.path(step) / RECIPE_FILE).read_text("utf-8")
+            if (known := flatten_recipe(text).get("train.eval_every")) is not None:
+                return int(json.loads(known))
+    # A student that is only fitted has no steps.
+    return NEVER if total is None else max(1, rung_steps(total, 1))
 
 
 def rung_steps(total: int, rung: int) -> int:
@@ -219,26 +200,20 @@ def rung_score(search: Search, shape: str, total: int, rung: int) -> RungScore |
 
     If the training fails or has no time, skip the shape and return None.
     """
-    runner, at = search.runner, rung_steps(total, rung)
+    at, step = rung_steps(total, rung), training(search, shape, total)
     if evaluation_interval(search, shape, total) == NEVER:
         # It began without rivals, so it is scored only at its end.
         at = total
-
-    def score() -> RungScore:
-        log = [r for r in RunDir(runner.path(shape)).read_log() if "held_out" in r]
-        # A training that ended before the rung has its last score.
-        record = next((r for r in log if r["step"] >= at), log[-1])
-        for metric, value in record.get("metrics", {}).items():
-            return RungScore(float(value), metric)
-        return RungScore(float(record["held_out"]["loss"]))
-
-    step, key = training(search, shape, total), f"run {shape} to {rung}/{QUARTERS}"
-    if why := runner.step(shape, step, stop_after=at, key=key):
+    if why := search.steps.run(step, until=at):
         search.skip(shape, why)
         return None
-    result = runner.journal.once(f"rung {shape} at {rung}", RungScore, score)
-    Progress.log(f"{shape} after {at} of {total} steps: {result}")
-    return result
+    log = [r for r in RunDir(search.steps.path(step)).read_log() if "held_out" in r]
+    # A training that ended before the rung has its last score.
+    record = next((r for r in log if r["step"] >= at), log[-1])
+    metric, value = next(iter(record.get("metrics", {}).items()), (None, None))
+    score = RungScore(float(record["held_out"]["loss"] if value is None else value), metric)
+    Progress.log(f"{shape} after {at} of {total} steps: {score}")
+    return score
 
 
 def halve(
@@ -253,6 +228,8 @@ def halve(
     Shapes within `max_drop` of the best one count as equal, and the faster one is better. A loss
     has no unit in common with `max_drop`, so two losses only count as equal if they are equal.
     """
+    if not scores:
+        return [], []
     best = max(scores, key=lambda shape: scores[shape].quality)
     points = 0.0 if scores[best].metric is None else goal.max_drop or 0.0
     near = scores[best].quality - POINT * points
@@ -277,33 +254,34 @@ def train_fully(search: Search, shape: str, total: int | None = None) -> bool:
 
     Return False if the training failed or had no time.
     """
-    runner = search.runner
-    if not search.finishes(shape, training(search, shape, total)):
+    step = training(search, shape, total)
+    if not search.finishes(step):
         return False
-    models = {shape: runner.path(shape)}
-    card = list(runner.result(shape).report.cards.values())[-1]
-    large = card.params_embedding >= runner.recipe.plan.trim_from * card.params_total
+    parent, models = search.steps.path(step), {shape: search.steps.path(step)}
+    card = list(search.steps.result(step).report.cards.values())[-1]
+    large = card.params_embedding >= search.recipe.plan.trim_from * card.params_total
     if large:
         name = f"{shape}-trimmed"
-        step = steps.trim_step(runner.verbs, str(models[shape]), runner.training_text, {})
-        if search.finishes(name, step, shape):
-            models[name] = runner.path(name)
+        trim = steps.trim_step(search.verbs, name, str(parent), search.training_text, {})
+        if search.finishes(trim):
+            models[name] = search.steps.path(trim)
     for name, model in models.items():
-        search.export(f"{name}-{search.fastest}", model, search.fastest, [shape])
+        search.export(f"{name}-{search.fastest}", model, search.fastest, [parent])
     return True
 
 
 def train_without_teacher(search: Search, shape: str) -> None:
     """Train a shape on the labels alone and export it, to show what the teacher adds."""
-    runner = search.runner
-    if not (runner.recipe.plan.undistilled and runner.trainer.supervised and runner.has_labels):
+    plan = search.recipe.plan
+    if not (plan.undistilled and search.trainer.supervised and search.has_labels):
         return
-    default = {} if "recipe" in runner.recipe.plan.distill else distill_keys(search, shape)
+    default = {} if "recipe" in plan.distill else distill_keys(search, shape)
     schedule = {key: value for key, value in default.items() if key.startswith("train.")}
-    plan = {key: value for key, value in runner.recipe.plan.distill.items() if key != "loss"}
-    keys = {**schedule, **dict(flatten(plan))}
+    own = {key: value for key, value in plan.distill.items() if key != "loss"}
+    keys = {**schedule, **dict(flatten(own))}
     keys |= {"method": "soft-targets", "stage": "none", "kd.weight": 0.0}
     name = f"{shape}-undistilled"
-    step = runner.trainer.distill(search.teacher, keys, shape)
-    if search.finishes(name, step):
-        search.export(f"{name}-{search.fastest}", runner.path(name), search.fastest, [name])
+    step = search.trainer.distill(name, search.teacher, keys, shape)
+    if search.finishes(step):
+        model = search.steps.path(step)
+        search.export(f"{name}-{search.fastest}", model, search.fastest, [model])

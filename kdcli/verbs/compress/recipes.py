@@ -6,6 +6,7 @@ from kdcli.deploy.backends import FORMATS, check_format
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.recipe.resolve import Resolved, flatten, recipe_models, resolve, shipped
 from kdcli.recipe.sections import RecipeValues
+from kdcli.verbs.compress.limits import LIMITS, option_of
 from kdcli.verbs.compress.settings import CompressRecipe
 
 BY_MODEL = "the model's files"
@@ -61,15 +62,11 @@ def compress_recipe(
 
 def _check_goal(recipe: CompressRecipe) -> None:
     goal = recipe.goal
-    limits = {
-        name: value
-        for name, value in goal.model_dump(exclude={"strict"}).items()
-        if value is not None
-    }
-    if not limits and not recipe.steps:
-        flags = "--max-drop, --max-class-drop, --speedup, --max-latency-ms or --max-mb"
-        allowed = f"{flags}; or a recipe with steps"
-        raise UsageError("no goal given", f"add {allowed}")
+    if not goal.limits and not recipe.steps:
+        *first, last = [option_of(limit.key) for limit in LIMITS]
+        raise UsageError(
+            "no goal given", f"add {', '.join(first)} or {last}; or a recipe with steps"
+        )
     if goal.strict and goal.max_drop is None:
         raise UsageError(
             "--strict is about --max-drop, which is not given",

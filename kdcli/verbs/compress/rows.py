@@ -10,11 +10,14 @@ from kdcli.errors import UsageError
 from kdcli.models.load import location
 from kdcli.models.training_rows import training_rows
 from kdcli.run.context import cpu_session
-from kdcli.verbs.compress.moved import PARTITION
-from kdcli.verbs.compress.runner import StepRunner, evaluation_request
-from kdcli.verbs.compress.settings import GoalSettings
+from kdcli.verbs.compress.limits import GoalSettings
+from kdcli.verbs.compress.runner import Steps
+from kdcli.verbs.compress.search import evaluation_request
+from kdcli.verbs.compress.settings import CompressRecipe
 from kdcli.workloads import open_rows
 
+PARTITION = "partition.safetensors"
+"""The file of the chosen rows."""
 MIN_DATA = 200
 """The number of rows that a hint asks for if they are too few."""
 MIN_SELECTION = 200
@@ -33,18 +36,18 @@ class DividedData:
     notes: list[str] = field(default_factory=list)
 
 
-def divide_rows(runner: StepRunner) -> DividedData:
+def divide_rows(recipe: CompressRecipe, steps: Steps) -> DividedData:
     """Choose the selection and verification rows, unless the recipe or an earlier process did.
 
     Raises UsageError: there are too few rows.
     """
-    recipe, file = runner.recipe, runner.folder / PARTITION
+    file = steps.folder / PARTITION
     data, session = recipe.data, cpu_session()
     rows = open_rows(evaluation_request(recipe), session)
     pools = rows.pools(training_rows(location(str(recipe.model))))
     if data.partition is not None:
         partition = Partition.read(data.partition)
-    elif file.is_file() and not runner.options.overwrite:
+    elif file.is_file() and not steps.options.overwrite:
         partition = Partition.read(str(file))
     else:
         partition = choose_partition(

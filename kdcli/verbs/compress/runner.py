@@ -1,22 +1,26 @@
-"""Runs the steps of a compression, each in a run directory of its own.
+"""Runs the steps of a compression, each in a directory that is found by what it depends on.
 
-A step's result is read from its directory: a finished training is never repeated, and a stopped
-training continues from its checkpoint.
+A step whose directory is complete is not run again, and a training that was stopped continues. So
+a run that is resumed, moved, or asked for another goal does only what is missing.
 """
 
 import contextlib
 import json
 import math
+import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
-from kdcli.data.labelled.partition import DividedRows, Partition
-from kdcli.data.text.sentences import read_texts
-from kdcli.deploy.environment import describe_environment
-from kdcli.disk import as_directory, disk_errors, write_atomic
-from kdcli.engine.device import choose_device
+from accelerate.state import AcceleratorState, GradientState
+from pydantic import TypeAdapter
+
+from kdcli.deploy.exported import FACTS
+from kdcli.disk import COMMITS, as_directory, cache_key, disk_errors, read_json, write_atomic
+from kdcli.engine.memory import release_memory
+from kdcli.engine.processes import StopRequest
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import (
@@ -27,278 +31,369 @@ from kdcli.errors import (
     MachineError,
     Stopped,
 )
-from kdcli.models.training_rows import NO_ROWS
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult
+from kdcli.report.text import duration
 from kdcli.report.titles import step_title
-from kdcli.run.context import cpu_session
 from kdcli.run.dry_run import Estimate
 from kdcli.targets.outputs import keep_outputs
-from kdcli.types import Kind
-from kdcli.verbs.compress.journal import Journal, Unrecorded
-from kdcli.verbs.compress.moved import STEPS, TRAINING_TEXT, follow_move
-from kdcli.verbs.compress.settings import CompressRecipe
-from kdcli.verbs.compress.steps import Step, is_done
-from kdcli.verbs.compress.trainers import Trainer
-from kdcli.verbs.compress.verbs import VERBS, Verbs
-from kdcli.workloads import open_rows
-from kdcli.workloads.requests import EvaluationRequest
+from kdcli.verbs.compress.record import Attempt, Look, Record
 
-COMPACT = "compact"
+T = TypeVar("T")
+STEPS = "steps"
+"""The directory of the steps."""
 OUTPUTS = "outputs"
 """The directory of the outputs of scored models, so that another goal does not compute them again.
 """
+COMPACT = "compact"
 PAGE = "report.html"
 OVER = "--budget ended before its training did"
 TRY_AGAIN = "fix it and run the same command with --resume"
+TRAININGS = ("finetune", "distill", "prune")
+"""The verbs that train. They resume from a checkpoint and count against the budget."""
+RHYTHM = ("train.eval_every", "train.checkpoint_every")
+"""Keys that do not change a trained model, so that they do not name its directory."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A verb that is ready to run in a directory of its own.
+
+    Attributes:
+        name: the name in the log and the report.
+        verb: the verb.
+        values: everything that its result depends on, besides the inputs of the whole run.
+        call: runs it.
+        is_look: whether it scores models on the verification rows.
+    """
+
+    name: str
+    verb: str
+    values: Mapping[str, object]
+    call: Callable[[RunOptions], object]
+    is_look: bool = False
+
+    @property
+    def trains(self) -> bool:
+        """Whether the verb trains a model."""
+        return self.verb in TRAININGS
+
+
+@dataclass(frozen=True)
+class TrainingCost:
+    """The optimiser steps and seconds of a training; `error` says why it would fail."""
+
+    steps: int
+    seconds: float
+    error: str = ""
 
 
 @dataclass
-class StepRunner:
-    """Runs the steps of a compression in `folder` and keeps their outcomes in the journal.
+class Steps:
+    """The steps of a compression in `folder`.
 
     Attributes:
-        recipe: the recipe. Its `data.partition` names the selection and verification rows.
-        trainer_class: makes the steps that train models.
-        options: the options of the run.
         folder: the directory of the run.
-        journal: what was measured and decided.
-        verbs: the verbs that the steps call.
-        has_labels: whether the rows have labels; otherwise the teacher is the reference.
-        kind: the kind of the rows' labels; None for workloads other than labelled tasks.
-        asks_again: whether a finished run is asked again, with another goal or after a failure.
-        verified_before: the steps that scored candidates on the verification rows for the
-            questions before this one.
-        scored_before: the journal's keys of the candidates among which a question chooses.
-        claim: claims the directory before the first step writes to it. Later calls do nothing.
+        options: the options of the run.
+        budget: the seconds that the steps may take together; infinity without a budget.
+        stop: whether the user asked the compression to stop.
+        record: what was spent and looked at.
+        clock: the seconds from which durations are computed.
+        claim_run: claims the directory.
+        passed: the directories of the steps on the way to this answer, and the optimiser steps
+            until which their trainings were needed. Only these steps count against the budget, so
+            a run that is resumed decides as it did when it had spent less.
     """
 
-    recipe: CompressRecipe
-    trainer_class: type[Trainer]
-    options: RunOptions
     folder: Path
-    journal: Journal
-    verbs: Verbs = VERBS
-    has_labels: bool = True
-    kind: Kind | None = None
-    asks_again: bool = False
-    verified_before: Sequence[str] = ()
-    scored_before: Sequence[str] = ()
-    claim: Callable[[], None] = lambda: None
+    options: RunOptions
+    budget: float
+    stop: StopRequest
+    record: Record
+    clock: Callable[[], float]
+    claim_run: Callable[[], None] = lambda: None
+    passed: dict[str, float] = field(default_factory=dict)
+    unwritten: dict[Path, str] = field(default_factory=dict)
+    current: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of the steps so far."""
+        return self.record.seconds(self.passed)
+
+    @property
+    def left(self) -> float:
+        """The seconds of the budget that are left."""
+        return self.budget - self.seconds
+
+    def relative(self, path: str | Path) -> str:
+        """Return a path relative to the run, if it is inside."""
+        return os.path.relpath(path, self.folder) if self._is_inside(path) else str(path)
+
+    def _is_inside(self, path: str | Path) -> bool:
+        return Path(path).is_relative_to(self.folder / STEPS)
+
+    def absolute(self, path: str) -> Path:
+        """Return the place of a path that `relative` returned."""
+        return self.folder / path if path.startswith(f"{STEPS}/") else Path(path)
+
+    def place(self, name: str, values: object) -> Path:
+        """Return the directory of what depends on these values."""
+        text = json.dumps(values, default=str).replace(f"{self.folder}/", "")
+        return self.folder / STEPS / cache_key(text)[:8] / as_directory(name)
+
+    def path(self, step: Step) -> Path:
+        """Return the directory of a step."""
+        values = {key: value for key, value in step.values.items() if key not in RHYTHM}
+        return self.place(step.name, [step.verb, values])
+
+    def at(self, step: Step) -> str:
+        """Return the directory of a step as the record has it."""
+        return self.path(step).relative_to(self.folder / STEPS).as_posix()
 
     @property
     def replaces_run(self) -> bool:
-        """Whether the directory holds a run that `overwrite` would delete."""
-        return self.options.overwrite and RunDir(self.folder).is_run
+        """Whether the directory holds a run that `overwrite` will delete."""
+        return self.options.overwrite and self.record.run is None and RunDir(self.folder).is_run
 
     @property
-    def trainer(self) -> Trainer:
-        """The maker of the training steps, with the current recipe."""
-        return self.trainer_class(self.recipe, self.verbs)
+    def has_measured(self) -> bool:
+        """Whether a later run with a larger budget finds measurements of this one."""
+        return not self.replaces_run and any(
+            one.place.endswith(".json") for one in self.record.attempts
+        )
 
-    def path(self, name: str) -> Path:
-        """Return the run directory of a step."""
-        return self.folder / STEPS / as_directory(name)
+    def claim(self) -> None:
+        """Claim the run, and write what was measured before."""
+        self.claim_run()
+        while self.unwritten:
+            self._write(*self.unwritten.popitem())
 
-    @property
-    def has_steps(self) -> bool:
-        """Whether an earlier process, or an earlier goal, has begun the steps."""
-        return not self.options.overwrite and (self.folder / STEPS).is_dir()
+    def _write(self, file: Path, text: str) -> None:
+        with disk_errors(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(file, text)
 
-    def has_begun(self, name: str) -> bool:
+    def has_begun(self, step: Step) -> bool:
         """Whether a training has begun, so that it continues from its checkpoint."""
-        return not self.options.overwrite and RunDir(self.path(name)).is_run
+        return not self.replaces_run and RunDir(self.path(step)).is_run
 
-    @property
-    def place(self) -> list[object]:
-        """What latencies depend on besides the models: the machine, and how long it measures."""
-        machine, measure = describe_environment(), self.recipe.measure
-        facts = [machine["cpu"], machine["gpus"], machine["latency_threads"]]
-        device = str(choose_device(self.options.device))
-        return [*facts, device, measure.min_runs, measure.min_seconds]
-
-    def training_text(self) -> Path:
-        """Return the text whose tokens a trimmed model keeps: the distillation's, else the training
-        rows'.
-
-        It is written to a file once, without the selection and verification rows.
-        """
-        file = self.folder / STEPS / TRAINING_TEXT
-        if not file.is_file():
-            texts = self.training_texts(Partition.read(str(self.recipe.data.partition)))
-            lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
-            with disk_errors(file):
-                file.parent.mkdir(exist_ok=True)
-            write_atomic(file, "".join(lines))
-        return file
-
-    def training_texts(self, partition: Partition) -> list[str]:
-        """Return the different texts on which students are trained."""
-        session = cpu_session()
-        rows: DividedRows
-        if (text := self.recipe.text) is not None:
-            rows = read_texts(text, column=None, unit="sentence", rows=None, log=Progress.log_fact)
-        else:
-            rows = open_rows(evaluation_request(self.recipe), session)
-        return list(dict.fromkeys(rows.training_texts(partition)))
-
-    def training_rows(self) -> int:
-        """Return the number of rows on which a student is trained."""
-        recipe = self.recipe
-
-        def count() -> int:
-            partition = Partition.read(str(recipe.data.partition))
-            session = cpu_session()
-            rows = open_rows(evaluation_request(recipe), session).pools(NO_ROWS).train
-            number = int(partition.is_training(rows).sum())
-            return max(1, min(number, recipe.data.train_rows or number))
-
-        return self.journal.once("training rows", int, count)
-
-    def result(self, name: str) -> RunResult:
+    def result(self, step: Step) -> RunResult:
         """Return the report of a finished step."""
-        return RunResult.read(self.path(name))
+        return RunResult.read(self.path(step))
 
-    def step(
-        self,
-        name: str,
-        step: Step,
-        *,
-        key: str = "",
-        stop_after: int | None = None,
-        required: bool = False,
-    ) -> str:
-        """Run a step unless it is done. Return why it failed, or an empty string.
+    def is_complete(self, step: Step, until: int | None = None) -> bool:
+        """Whether a step has written all its files, or a training has got so far."""
+        place = self.path(step)
+        if self.replaces_run:
+            return False
+        if (place / FACTS).is_file() or RunDir(place).done:
+            return True
+        if until is None or not step.trains:
+            return False
+        return any("held_out" in r and r["step"] >= until for r in RunDir(place).read_log())
 
-        `stop_after` pauses a training after this many optimiser steps. A training is also stopped
-        when the budget ends.
+    def run(self, step: Step, *, until: int | None = None, required: bool = False) -> str:
+        """Run a step unless it is complete. Return why it failed, or an empty string.
+
+        `until` pauses a training after this many optimiser steps. A training is also stopped when
+        the budget ends.
 
         Raises:
             Stopped, Interrupted: the user stopped the compression.
             GateError: the step is `required`, and the budget ended.
             KdcliError: the step is `required`, and it failed with an error of this class.
         """
-
-        def run() -> str:
-            # An error keeps the failure out of the journal, so a later process tries again.
-            try:
-                is_over = self._run(name, step, stop_after)
-            except (Interrupted, ChildFailed, Stopped):
-                raise
-            except KdcliError as error:
-                # Ctrl-C may have caused the error.
-                self.journal.check()
-                if required:
-                    error.prefix(f"{step_title(name)} failed", TRY_AGAIN)
-                    raise
-                if isinstance(error, MachineError):
-                    raise Unrecorded(error.message) from None
-                return error.message
-            if is_over:
-                command = self.continuing_command(2 * (self.recipe.budget or 0.0))
-                raise GateError(
-                    f"{step_title(name)}: {OVER}",
-                    f"continue from its checkpoint with a larger budget: {command}",
-                )
+        place, at = self.path(step), self.at(step)
+        self.passed[at] = max(self.passed.get(at, 0), math.inf if until is None else until)
+        if self.is_complete(step, until):
             return ""
-
+        whys = [one.error for one in self.record.attempts if one.place == at and one.error]
+        if whys and not required:
+            return whys[-1]
+        self.check()
+        self.claim()
+        error, began, self.current = "", self.clock(), step.name
         try:
-            return self.journal.once(key or f"run {name}", str, run)
-        except GateError:
+            is_over = self._call(step, at, place, until)
+            self.check()
+        except (Interrupted, ChildFailed, Stopped):
+            raise
+        except KdcliError as failure:
+            # Ctrl-C may have caused the error.
+            self.check()
             if required:
+                failure.prefix(f"{step_title(step.name)} failed", TRY_AGAIN)
                 raise
-            return OVER
-        except Unrecorded as why:
-            return str(why)
+            # What the machine failed at is tried again.
+            error = "" if isinstance(failure, MachineError) else failure.message
+            return failure.message
+        finally:
+            self.record.add(Attempt(at, round(self.clock() - began, 3), until, error))
+        self.current = ""
+        if is_over and required:
+            command = self.continuing_command(2 * self.budget)
+            raise GateError(
+                f"{step_title(step.name)}: {OVER}",
+                f"continue from its checkpoint with a larger budget: {command}",
+            )
+        return OVER if is_over else ""
+
+    def require(self, step: Step) -> Path:
+        """Run a step that the compression cannot go on without, and return its directory."""
+        self.run(step, required=True)
+        return self.path(step)
+
+    def _call(self, step: Step, at: str, place: Path, until: int | None) -> bool:
+        """Call a step's verb. Return whether the budget ended before it did."""
+        left = self.left if step.trains else math.inf
+        if left <= 0:
+            return True
+        Progress.log(f"{step_title(step.name)}: {step.verb}")
+        if step.is_look and at not in self.record.looks():
+            self.record.add(Look(at))
+        scores = step.verb == "evaluate"
+        outputs = keep_outputs(self.folder / OUTPUTS) if scores else contextlib.nullcontext()
+        options = replace(
+            self.step_options,
+            output_dir=place,
+            resume=step.trains,
+            overwrite=not step.trains,
+            stop_after=until,
+        )
+        self.stop.deadline = time.monotonic() + left
+        try:
+            with outputs:
+                call_alone(step, options)
+        except Stopped:
+            if self.stop.signalled:
+                raise
+            return True
+        finally:
+            self.stop.deadline = math.inf
+        return False
+
+    @property
+    def step_options(self) -> RunOptions:
+        """The options of every step."""
+        return RunOptions(device=self.options.device, processes=1)
+
+    def once(self, name: str, values: object, kind: type[T], compute: Callable[[], T]) -> T:
+        """Return what `compute` returned the first time for these values, also in an earlier
+        process."""
+        folder, adapter = self.place(name, values), TypeAdapter(kind)
+        file = folder.with_suffix(".json")
+        at = file.relative_to(self.folder / STEPS).as_posix()
+        self.passed[at] = math.inf
+        if file in self.unwritten:
+            return adapter.validate_json(self.unwritten[file])
+        if file.is_file() and not self.replaces_run:
+            return adapter.validate_python(read_json(file)["value"])
+        self.check()
+        began = self.clock()
+        try:
+            value = compute()
+            # The latency worker takes Ctrl-C itself and returns what it has measured until then.
+            self.check()
+        finally:
+            self.record.add(Attempt(at, round(self.clock() - began, 3)))
+        dumped = adapter.dump_python(value, mode="json", exclude_defaults=True)
+        text = json.dumps({"value": dumped})
+        if self.record.run is None:
+            self.unwritten[file] = text
+        else:
+            self._write(file, text)
+        return value
+
+    def is_known(self, name: str, values: object) -> bool:
+        """Whether `once` has computed a value."""
+        file = self.place(name, values).with_suffix(".json")
+        return file in self.unwritten or (file.is_file() and not self.replaces_run)
+
+    def cost(self, step: Step, place: object) -> TrainingCost:
+        """Return the cost of a training by a dry run on this machine, which prints nothing."""
+
+        def estimate() -> TrainingCost:
+            console = Progress.console
+            quiet, console.quiet = console.quiet, True
+            try:
+                found = call_alone(step, replace(self.step_options, dry_run=True))
+            finally:
+                console.quiet = quiet
+            assert isinstance(found, Estimate)
+            stages = found.stages
+            return TrainingCost(stages[-1].steps, sum(stage.seconds for stage in stages))
+
+        values = [step.verb, {k: v for k, v in step.values.items() if k not in RHYTHM}, place]
+        try:
+            return self.once(f"cost-{step.name}", values, TrainingCost, estimate)
+        except (Stopped, Interrupted):
+            raise
+        except KdcliError as error:
+            return TrainingCost(0, 0.0, error.message)
+
+    def too_long(self, seconds: float) -> str:
+        """Return why a training takes longer than the time that is left; empty if it does not."""
+        if seconds <= self.left:
+            return ""
+        left = duration(max(0.0, self.left))
+        return f"it takes about {duration(seconds)}, {left} are left"
+
+    def why_not_begun(self, step: Step, cost: TrainingCost) -> str:
+        """Return why a training cannot begin; empty if it can, or if it has begun already."""
+        if cost.error or self.has_begun(step):
+            return cost.error
+        why = self.too_long(cost.seconds)
+        if not why:
+            Progress.log(f"{step.name}: its training takes about {duration(cost.seconds)}")
+        return why
 
     def continuing_command(self, budget: float) -> str:
         """Return the command that continues the compression with a budget of these seconds."""
         changes = {"--budget": f"{math.ceil(budget / 60)}m"}
         return self.options.continuing_command("compress", self.folder, changes)
 
-    def require(self, name: str, step: Step) -> Path:
-        """Run a step that the compression cannot go on without, and return its directory."""
-        self.step(name, step, required=True)
-        return self.path(name)
+    def check(self) -> None:
+        """Raise Stopped or Interrupted if the user asked the compression to stop."""
+        if self.stop.signalled:
+            raise self.stopped()
 
-    def _run(self, name: str, step: Step, stop_after: int | None) -> bool:
-        """Run a step. Return whether the budget ended before the step did."""
-        self.claim()
-        place, stop = self.path(name), self.journal.stop
-        if step.trains and is_done(place):
-            return False
-        deadline = time.monotonic() + self.journal.left if step.trains else math.inf
-        if time.monotonic() >= deadline:
-            return True
-        Progress.log(f"{step_title(name)}: {step.verb}")
-        if step.trains:
-            follow_move(place, self.folder, self.recipe)
-        options = self._step_options(resume=step.trains, overwrite=not step.trains)
-        stop.deadline = deadline
-        outputs = keep_outputs(self.folder / OUTPUTS)
-        try:
-            with outputs if step.is_evaluation else contextlib.nullcontext():
-                step.run(replace(options, output_dir=place, stop_after=stop_after))
-        except Stopped:
-            if stop.signalled:
-                raise
-            return True
-        finally:
-            stop.deadline = math.inf
-        return False
-
-    def estimate(self, step: Step) -> Estimate:
-        """Return the estimate of a step's dry run, which prints nothing."""
-        console = Progress.console
-        quiet, console.quiet = console.quiet, True
-        try:
-            return step.estimate(self._step_options(dry_run=True))
-        finally:
-            console.quiet = quiet
-
-    def _step_options(
-        self, *, resume: bool = False, overwrite: bool = False, dry_run: bool = False
-    ) -> RunOptions:
-        return RunOptions(
-            device=self.options.device,
-            processes=1,
-            resume=resume,
-            overwrite=overwrite,
-            dry_run=dry_run,
-        )
+    def stopped(self) -> KdcliError:
+        """Return the error of a compression that the user stopped."""
+        if self.record.run is None:
+            return Interrupted("stopped before anything was written")
+        where = f"in {step_title(self.current)}" if self.current else "between two steps"
+        return Stopped(f"stopped {where}", "continue with --resume")
 
     @contextlib.contextmanager
     def stopping(self) -> Iterator[None]:
         """Turn the ways in which a step ends on a signal into the error of a stopped run."""
-        stop = self.journal.stop
         try:
             yield
         except KeyboardInterrupt:
-            if stop.insisted or not stop.signalled:
+            if self.stop.insisted or not self.stop.signalled:
                 raise
-            raise self.journal.stopped() from None
+            raise self.stopped() from None
         except Stopped:
-            raise self.journal.stopped() from None
+            raise self.stopped() from None
+
+
+def call_alone(step: Step, options: RunOptions) -> object:
+    """Call a verb as if it were alone in this process, and free its models afterwards."""
+    # Each verb chooses its own device and precision, and names the data it read itself.
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()
+    before = dict(COMMITS)
+    COMMITS.clear()
+    try:
+        return step.call(options)
+    finally:
+        # The report of the compression names the data of all its steps.
+        COMMITS.update(before)
+        release_memory()
 
 
 def product(folder: Path) -> Path:
     """Return the model that a step left: after a pruning its compact form, if it has one."""
     compact = folder / COMPACT
     return compact if (compact / "config.json").is_file() else folder
-
-
-def step_folder(model: Path) -> Path:
-    """Return the step's directory that holds a model; see `product`."""
-    return model.parent if model.name == COMPACT else model
-
-
-def step_of(model: Path) -> str:
-    """Return the name of the step's directory that holds a model."""
-    return step_folder(model).name
-
-
-def evaluation_request(recipe: CompressRecipe) -> EvaluationRequest:
-    """Return the request for the rows of a recipe, whether or not they trained the model."""
-    return EvaluationRequest(
-        str(recipe.task), [str(recipe.model)], recipe.data, pooling=recipe.pooling
-    )

@@ -1,51 +1,81 @@
-"""The state of a planned compression: its candidates, and the steps that make and score them."""
+"""The search of a compression: its candidates, and the steps that make and score them."""
 
-from collections.abc import Sequence
+import functools
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 
+from kdcli.data.labelled.partition import DividedRows, Partition
+from kdcli.data.text.sentences import read_texts
+from kdcli.deploy.environment import describe_environment
 from kdcli.deploy.exported import FACTS
-from kdcli.disk import read_json
+from kdcli.disk import disk_errors, read_json, write_atomic
+from kdcli.engine.device import choose_device
 from kdcli.engine.progress import Progress
 from kdcli.errors import MachineError
+from kdcli.models.layout import COMPACT_PATHS
+from kdcli.models.load import load_config
+from kdcli.models.training_rows import NO_ROWS
+from kdcli.recipe.sections import RecipeValues
+from kdcli.report.finish import RunResult
 from kdcli.report.schema import Report, Role
+from kdcli.run.context import cpu_session
+from kdcli.types import Kind
 from kdcli.verbs.compress import steps
-from kdcli.verbs.compress.choice import choose, is_bounded, is_sure
-from kdcli.verbs.compress.journal import SCORED
-from kdcli.verbs.compress.judge import POINT, CandidateScores, judge
-from kdcli.verbs.compress.moved import STEPS
+from kdcli.verbs.compress.choice import choose, is_sure
+from kdcli.verbs.compress.limits import POINT, GoalSettings
 from kdcli.verbs.compress.recipes import EXPORTS, backend_of
-from kdcli.verbs.compress.runner import StepRunner, step_folder, step_of
-from kdcli.verbs.compress.settings import GoalSettings
-from kdcli.verbs.compress.steps import Step
+from kdcli.verbs.compress.record import Candidate, Scored
+from kdcli.verbs.compress.runner import Step, Steps, TrainingCost, product
+from kdcli.verbs.compress.scores import (
+    TEACHER,
+    CandidateScores,
+    ScoredModel,
+    Verification,
+    confidence_of,
+    read,
+    read_verification,
+)
+from kdcli.verbs.compress.settings import CompressRecipe
+from kdcli.verbs.compress.trainers import Trainer
+from kdcli.verbs.compress.verbs import Verbs
+from kdcli.workloads import open_rows
+from kdcli.workloads.requests import EvaluationRequest
 
-
-@dataclass
-class Candidate:
-    """A way to a smaller model.
-
-    Attributes:
-        folder: the model, once it is written.
-        skipped: why it was not finished; empty if it was.
-        parent: the step that trained the model for it.
-        model: the model in torch that it is made from.
-    """
-
-    name: str
-    folder: Path | None = None
-    skipped: str = ""
-    parent: str | None = None
-    model: str = ""
+PRUNE: RecipeValues = {"sparsity": [0.9]}
+TRAINING_TEXT = "training-text.jsonl"
+"""The file of the training texts among the steps."""
 
 
 @dataclass
 class Search:
-    """The candidates that were tried so far, and their scores."""
+    """The candidates that were tried so far, and their scores.
 
-    runner: StepRunner
+    Attributes:
+        recipe: the recipe. Its `data.partition` names the selection and verification rows.
+        verbs: what the steps call.
+        steps: runs the steps.
+        trainer: makes the steps that train models.
+        teacher: the model in torch that candidates are made from and compared with.
+        has_labels: whether the rows have labels; otherwise the teacher is the reference.
+        kind: the kind of the rows' labels; None for workloads other than labelled tasks.
+        known: the number of lines of the record that were known when the goal was asked.
+        missing: the backends that are not installed, with the reasons.
+        fastest: the backend that trained shapes are exported to.
+    """
+
+    recipe: CompressRecipe
+    verbs: Verbs
+    steps: Steps
+    trainer: Trainer
     teacher: str
-    fastest: str = ""  # The backend that trained shapes are exported to
+    has_labels: bool
+    kind: Kind | None
+    known: int
+    missing: Mapping[str, str]
+    fastest: str = ""
     candidates: dict[str, Candidate] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     scores: CandidateScores | None = None
@@ -53,16 +83,12 @@ class Search:
     @property
     def goal(self) -> GoalSettings:
         """The limits that the user set."""
-        return self.runner.recipe.goal
+        return self.recipe.goal
 
     @property
     def backends(self) -> list[str]:
         """The backends that can be used on this machine."""
-        return [
-            name
-            for name in self.runner.recipe.plan.backends
-            if name not in self.candidates or not self.candidates[name].skipped
-        ]
+        return [name for name in self.recipe.plan.backends if name not in self.missing]
 
     @property
     def met(self) -> str:
@@ -72,15 +98,63 @@ class Search:
         chosen, missed = choose(self.goal, self.scores)
         return "" if missed else chosen.name
 
-    def skip(self, name: str, why: str, parent: str | None = None) -> None:
+    @functools.cached_property
+    def machine(self) -> list[object]:
+        """What latencies depend on besides the models: the machine, and how long it measures."""
+        machine, measure = describe_environment(), self.recipe.measure
+        facts = [machine["cpu"], machine["gpus"], machine["latency_threads"]]
+        device = str(choose_device(self.steps.options.device))
+        return [*facts, device, measure.min_runs, measure.min_seconds]
+
+    def training_text(self) -> Path:
+        """Return the text whose tokens a trimmed model keeps: the distillation's, else the training
+        rows'.
+
+        It is written to a file once, without the selection and verification rows.
+        """
+        file = self.steps.place(TRAINING_TEXT, self.recipe.text)
+        if not file.is_file():
+            texts = self.training_texts(Partition.read(str(self.recipe.data.partition)))
+            lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
+            with disk_errors(file):
+                file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(file, "".join(lines))
+        return file
+
+    def training_texts(self, partition: Partition) -> list[str]:
+        """Return the different texts on which students are trained."""
+        session = cpu_session()
+        rows: DividedRows
+        if (text := self.recipe.text) is not None:
+            rows = read_texts(text, column=None, unit="sentence", rows=None, log=Progress.log_fact)
+        else:
+            rows = open_rows(evaluation_request(self.recipe), session)
+        return list(dict.fromkeys(rows.training_texts(partition)))
+
+    def training_rows(self) -> int:
+        """Return the number of rows on which a student is trained."""
+
+        def count() -> int:
+            data, session = self.recipe.data, cpu_session()
+            rows = open_rows(evaluation_request(self.recipe), session).pools(NO_ROWS).train
+            number = int(Partition.read(str(data.partition)).is_training(rows).sum())
+            return max(1, min(number, data.train_rows or number))
+
+        return self.steps.once("training-rows", self.recipe.data.train_rows, int, count)
+
+    def cost(self, step: Step) -> TrainingCost:
+        """Return the cost of a training on this machine."""
+        return self.steps.cost(step, self.machine)
+
+    def skip(self, name: str, why: str) -> None:
         """Log and record that a candidate is not tried, or not finished."""
         Progress.log(f"{name} is skipped: {why}")
-        self.candidates[name] = Candidate(name, None, why, parent)
+        self.candidates[name] = Candidate(name, skipped=why)
 
-    def finishes(self, name: str, step: Step, parent: str | None = None) -> bool:
+    def finishes(self, step: Step) -> bool:
         """Run a step. If it fails or has no time, skip its candidate and return False."""
-        if why := self.runner.step(name, step):
-            self.skip(name, why, parent)
+        if why := self.steps.run(step):
+            self.skip(step.name, why)
         return not why
 
     def export(
@@ -88,7 +162,7 @@ class Search:
         name: str,
         model: Path | str,
         backend: str,
-        parents: Sequence[str] = (),
+        parents: Sequence[Path] = (),
         *,
         required: bool = False,
     ) -> None:
@@ -102,26 +176,30 @@ class Search:
             name: the name of the candidate.
             model: the model.
             backend: the backend, such as `onnx-int8`.
-            parents: the steps that trained the model, one after another.
+            parents: the directories of the trainings that made the model, one after another.
             required: whether a failure ends the compression.
         """
         bound, why = self.int8_bound(parents), ""
-        parent = parents[-1] if parents else None
         for limit in [bound, None] if backend.endswith("-int8") and bound > 0 else [None]:
-            place = name if limit is None else f"{name}-within-{limit:.4g}"
+            title = name if limit is None else f"{name}-within-{limit:.4g}"
             step = steps.export_step(
-                self.runner.verbs, self.runner.recipe, str(model), backend, max_drop=limit
+                self.verbs, self.recipe, title, str(model), backend, max_drop=limit
             )
-            why = self.runner.step(place, step, required=required and limit is None)
+            why = self.steps.run(step, required=required and limit is None)
             if not why:
-                folder = self.runner.path(place)
-                self.candidates[name] = Candidate(name, folder, "", parent, str(model))
+                self.add(name, self.steps.path(step), model, parents)
                 return
             if limit is not None:
                 Progress.log(f"{name} is quantised without a bound: {why}")
-        self.skip(name, why, parent)
+        self.skip(name, why)
 
-    def int8_bound(self, parents: Sequence[str]) -> float:
+    def add(self, name: str, folder: Path, model: Path | str, parents: Sequence[Path]) -> None:
+        """Record a finished candidate."""
+        parent = self.steps.relative(parents[-1]) if parents else None
+        place, source = map(self.steps.relative, (folder, model))
+        self.candidates[name] = Candidate(name, place, "", parent, source)
+
+    def int8_bound(self, parents: Sequence[Path]) -> float:
         """Return the points that int8 may lose: what the trainings left over of `max_drop`.
 
         Zero means that nothing is bounded, or that nothing is left.
@@ -129,7 +207,7 @@ class Search:
         bound = self.goal.max_drop or 0.0
         if not parents:
             return bound
-        first, last = (self.runner.result(parents[n]).report for n in (0, -1))
+        first, last = (RunResult.read(parents[n]).report for n in (0, -1))
         before, after = _score(first, "teacher", "baseline"), _score(last, "student", "pruned")
         if before is None and self.scores is not None:
             # Pruning on labels does not score the model that it prunes.
@@ -143,71 +221,113 @@ class Search:
 
         If so, all these candidates are in `scores`, and nothing needs to be trained.
         """
-        journal = self.runner.journal
-        # The file of a later goal replaces an earlier one with the same name.
-        earlier = {
-            one.name: one
-            for key in self.runner.scored_before
-            for one in map(self._in_this_run, journal.once(key, list[Candidate], list))
-            if one.folder is not None and one.folder.is_dir() and self._runs_here(one.folder)
-        }
+        skipped, known = dict(self.candidates), self.steps.record.candidates(self.known)
+        earlier = {name: one for name, one in known.items() if self._runs_here(one)}
         if not earlier:
             return False
         self.candidates |= earlier
-        self._score([one for one in self.candidates.values() if one.folder is not None])
+        self.score()
         if self.met:
             self.notes.append("an earlier candidate meets the goal, so nothing was trained")
             return True
-        self.candidates = {name: one for name, one in self.candidates.items() if one.skipped}
-        self.scores = None
+        self.candidates, self.scores = skipped, None
         return False
 
-    def _runs_here(self, folder: Path) -> bool:
-        """Whether a model's backend is installed, see `check_backends`. Torch always is."""
+    def _runs_here(self, one: Candidate) -> bool:
+        """Whether a candidate is there and its backend is installed. Torch always is."""
+        folder = self.steps.absolute(one.folder)
         if not (folder / FACTS).is_file():
-            return True
+            return folder.is_dir()
         facts = read_json(folder / FACTS)
         backend = f"{facts['format']}-{facts['precision']}".removesuffix("-fp32")
-        return backend not in self.candidates or not self.candidates[backend].skipped
+        return backend not in self.missing
 
-    def _in_this_run(self, candidate: Candidate) -> Candidate:
-        """Return an earlier candidate with its directories in this run, which may have been moved.
-
-        The model of a candidate may be the user's own, which is where it was.
-        """
-        assert candidate.folder is not None  # Only finished candidates are scored.
-        steps = step_folder(candidate.folder).parent
-
-        def here(path: str) -> str:
-            if not Path(path).is_relative_to(steps):
-                return path
-            return str(self.runner.folder / STEPS / Path(path).relative_to(steps))
-
-        return replace(
-            candidate, folder=Path(here(str(candidate.folder))), model=here(candidate.model)
-        )
-
-    def judge(self) -> bool:
+    def score(self) -> bool:
         """Score all finished candidates on the selection rows, if there are any.
 
         Return True if one meets the goal with confidence, and no faster one is wanted.
         """
-        finished = [one for one in self.candidates.values() if one.folder is not None]
+        finished = {name: one for name, one in self.candidates.items() if one.folder}
         if not finished:
             return False
-        self._score(finished)
-        assert self.scores is not None
-        chosen, missed = choose(self.goal, self.scores)
-        return not missed and is_bounded(self.goal) and is_sure(self.goal, self.scores, chosen)
-
-    def _score(self, candidates: list[Candidate]) -> None:
-        folders = {one.name: one.folder for one in candidates if one.folder is not None}
-        scores = judge(self.runner, self.teacher, folders)
-        parents = {one.name: one.parent for one in candidates}
-        scored = [replace(one, parent=parents[one.name]) for one in scores.candidates]
+        folders = {TEACHER: Path(self.teacher)}
+        folders |= {name: self.steps.absolute(one.folder) for name, one in finished.items()}
+        models = {name: str(folder) for name, folder in folders.items()}
+        step = steps.select(self.verbs, self.recipe, models, self.machine)
+        self.steps.require(step)
+        scores = read(self.steps.result(step).report, folders, self.recipe.price_per_hour)
+        scored = [replace(one, parent=finished[one.name].parent) for one in scores.candidates]
         self.scores = replace(scores, candidates=scored)
-        key = f"{SCORED}{' '.join(sorted(map(step_of, folders.values())))}"
-        self.runner.journal.once(key, list[Candidate], lambda: candidates)
+        looks = self.steps.record.looks(self.known)
+        verified = {one.name: self.verify(one) for one in scored if self._look(one) in looks}
+        self.scores = replace(self.scores, verified=verified)
+        line = Scored(list(finished.values()))
+        if line not in self.steps.record.lines:
+            self.steps.record.add(line)
+        chosen, missed = choose(self.goal, self.scores)
+        return not missed and self.goal.is_bounded and is_sure(self.goal, self.scores, chosen)
+
+    def _verification(self, one: ScoredModel, confidence: float) -> Step:
+        models = {TEACHER: self.teacher, one.name: str(one.folder)}
+        return steps.verification(self.verbs, self.recipe, models, confidence)
+
+    def _look(self, one: ScoredModel) -> str:
+        """Return the directory of the look at a candidate, as the record has it."""
+        return self.steps.at(self._verification(one, confidence_of(1)))
+
+    def verify(self, one: ScoredModel) -> Verification:
+        """Score the teacher and a candidate on the verification rows.
+
+        Each other model that was verified before counts as a look at the rows. Later looks have
+        wider intervals, because the best of several looks is optimistic.
+
+        Raises KdcliError: the models cannot be scored.
+        """
+        assert self.scores is not None
+        looks, own = self.steps.record.looks(), self._look(one)
+        look = 1 + (looks.index(own) if own in looks else len(looks))
+        step = self._verification(one, confidence_of(look))
+        self.steps.require(step)
+        return read_verification(self.steps.result(step).report, self.scores, one, look)
+
+    def try_pruning(self) -> None:
+        """Prune the model and compact it."""
+        name, keys = "pruned", self.recipe.plan.prune
+        if keys is None:
+            return
+        kind = load_config(self.teacher).model_type
+        if kind not in COMPACT_PATHS:
+            self.skip(name, f"{kind} has no compact form")
+            return
+        step = self.trainer.prune(name, self.teacher, PRUNE | keys)
+        if why := self.steps.why_not_begun(step, self.cost(step)):
+            self.skip(name, why)
+        elif self.finishes(step):
+            folder = self.steps.path(step)
+            self.export(f"{name}-{self.fastest}", product(folder), self.fastest, [folder])
+            self.score()
+
+    def follow_steps(self) -> None:
+        """Run the steps of a recipe one after another, and score the model that each of them
+        left."""
+        model, trained = Path(self.teacher), list[Path]()
+        for number, named in enumerate(self.recipe.steps, 1):
+            ((verb, keys),) = named.items()
+            name = f"{number}-{verb}"
+            if verb in EXPORTS:
+                self.export(name, model, backend_of(verb, keys), trained, required=True)
+                continue
+            if verb == "trim":
+                step = steps.trim_step(self.verbs, name, str(model), self.training_text, keys)
+            elif verb == "prune":
+                step = self.trainer.prune(name, str(model), keys, self.teacher)
+            else:
+                step = self.trainer.distill(name, str(model), keys)
+            folder = self.steps.require(step)
+            model = product(folder)
+            trained += [folder] if step.trains else []
+            self.add(name, model, model, trained)
+        self.score()
 
 
 def _score(report: Report, *roles: Role) -> float | None:
@@ -217,26 +337,35 @@ def _score(report: Report, *roles: Role) -> float | None:
     return fmean(scores) if scores else None
 
 
-def check_backends(search: Search) -> None:
-    """Skip the backends of the plan that are not installed. A pipeline needs all of its backends.
+def check_backends(recipe: CompressRecipe, verbs: Verbs) -> Mapping[str, str]:
+    """Return the backends of the plan that are not installed, with the reasons.
 
-    Raises UsageError: an unknown backend; MachineError: none is installed, or a pipeline lacks one.
+    Raises UsageError: an unknown backend; MachineError: none is installed, or a pipeline, which
+        needs all of its backends, lacks one.
     """
-    recipe = search.runner.recipe
+
+    def check(backend: str) -> None:
+        name, _, precision = backend.partition("-")
+        verbs.check_backend(name, precision or "fp32")
+
     for verb, keys in (one for step in recipe.steps for one in step.items()):
         if verb in EXPORTS:
-            _check_backend(search, backend_of(verb, keys))
+            check(backend_of(verb, keys))
     if recipe.steps:
-        return
+        return {}
+    missing = {}
     for backend in recipe.plan.backends:
         try:
-            _check_backend(search, backend)
+            check(backend)
         except MachineError as error:
-            search.skip(backend, error.message)
-    if not search.backends:
+            missing[backend] = error.message
+    if len(missing) == len(set(recipe.plan.backends)):
         raise MachineError("none of the backends is installed here", "pip install 'kdcli[onnx]'")
+    return missing
 
 
-def _check_backend(search: Search, backend: str) -> None:
-    name, _, precision = backend.partition("-")
-    search.runner.verbs.check_backend(name, precision or "fp32")
+def evaluation_request(recipe: CompressRecipe) -> EvaluationRequest:
+    """Return the request for the rows of a recipe, whether or not they trained the model."""
+    return EvaluationRequest(
+        str(recipe.task), [str(recipe.model)], recipe.data, pooling=recipe.pooling
+    )

@@ -11,19 +11,19 @@ from kdcli.deploy.backends import FORMATS, BackendName
 from kdcli.errors import UsageError
 from kdcli.recipe.options import GOAL, RUN, Option
 from kdcli.recipe.sections import (
-    MaxClassDrop,
     MeasureSettings,
     PricePerHour,
     RecipeValues,
     Section,
     Seed,
 )
+from kdcli.verbs.compress.limits import LIMITS, GoalSettings, option_of
 from kdcli.workloads.settings import LabelledSettings, Pooling, TaskName
 
 ASKS_OR_TRAINS = (
     *("model", "--task", "--data", "--pooling", "--seed", "--recipe", "--set", "--revision"),
-    *("--max-drop", "--max-class-drop", "--speedup", "--max-latency-ms", "--max-mb", "--strict"),
-    *("--budget", "--price-per-hour", "--output-dir", "--overwrite", "--resume"),
+    *(option_of(limit.key) for limit in LIMITS),
+    *("--strict", "--budget", "--price-per-hour", "--output-dir", "--overwrite", "--resume"),
 )
 """The options of a question or of a training, which printing the candidates would ignore."""
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -35,37 +35,6 @@ def seconds_of(budget: str) -> float:
     if match is None or float(match[1]) == 0:
         raise UsageError(f"--budget takes a time such as 90s, 30m or 2h, got '{budget}'")
     return float(match[1]) * UNITS[match[2]]
-
-
-class GoalSettings(Section):
-    """`goal:`. Speed and latency refer to one sequence of 128 tokens."""
-
-    max_drop: Annotated[float | None, Option("--max-drop", panel=GOAL, metavar="POINTS")] = Field(
-        None,
-        ge=0,
-        description="Maximum drop of the task metric, in points (1 point = 0.01); without labels, "
-        "of the agreement with the model.",
-    )
-    max_class_drop: MaxClassDrop = Field(
-        None,
-        description="Maximum drop of any class, label or entity type, in points (1 point = 0.01), "
-        "compared with the model.",
-    )
-    speedup: Annotated[float | None, Option("--speedup", panel=GOAL, metavar="FACTOR")] = Field(
-        None, gt=1, description="Minimum speed-up over PyTorch in float32."
-    )
-    max_latency_ms: Annotated[
-        float | None, Option("--max-latency-ms", panel=GOAL, metavar="MS")
-    ] = Field(
-        None, gt=0, description="Maximum latency of one sequence of 128 tokens, in milliseconds."
-    )
-    max_mb: Annotated[float | None, Option("--max-mb", panel=GOAL, metavar="MB")] = Field(
-        None, gt=0, description="Maximum size of the files that one deployment needs, in megabytes."
-    )
-    strict: Annotated[bool, Option("--strict", panel=GOAL, rare=True)] = Field(
-        False,
-        description="Apply --max-drop to the pessimistic end of the 95 % interval.",
-    )
 
 
 def check_runs_exports(backend: str) -> str:

@@ -1,5 +1,6 @@
 """The shapes to try, and how fast they are before any training."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,9 +12,9 @@ from kdcli.data.labelled.partition import Partition
 from kdcli.deploy.latency import CELLS, Protocol, Subject
 from kdcli.deploy.untrained import (
     MAX_DEPTHS,
-    QUARTILE,
     UNTIMED,
     Compare,
+    FastShape,
     UntrainedTimes,
     choose_shape,
     min_mb,
@@ -22,30 +23,42 @@ from kdcli.deploy.untrained import (
     times_of_shapes,
     untrained_student,
 )
-from kdcli.disk import cache_key
 from kdcli.engine.device import choose_device, choose_dtype
 from kdcli.engine.progress import Progress
+from kdcli.errors import UsageError
 from kdcli.models.card import describe
 from kdcli.models.choose import LENGTH, SHAPE_ROWS, Comparison, mean_pooling
 from kdcli.models.embedder import Pool, read_format
-from kdcli.models.grammar import SpeedGoal, goal_of, parse_shape
+from kdcli.models.grammar import goal_of, parse_shape
 from kdcli.models.load import load_encoder, location
 from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
+from kdcli.report.text import duration
 from kdcli.report.views import short
 from kdcli.types import ModelShape
-from kdcli.verbs.compress.budget import TIMED, BudgetError, timing_stopped
-from kdcli.verbs.compress.choice import LIMITS, is_bounded
-from kdcli.verbs.compress.judge import TEACHER
+from kdcli.verbs.compress.limits import GoalSettings
 from kdcli.verbs.compress.recipes import dotted
-from kdcli.verbs.compress.runner import StepRunner
+from kdcli.verbs.compress.scores import TEACHER
 from kdcli.verbs.compress.search import Search
-from kdcli.verbs.compress.settings import GoalSettings
 from kdcli.workloads.embedder import Embedder
 
 SEARCHED = 12 + 2 * (MAX_DEPTHS + 1)
 """The most models that the search for a fast shape usually measures: four times two shapes and the
 teacher, then twice as many shapes as it compares, and the teacher."""
+TIMINGS = "timings"
+
+
+class BudgetError(UsageError):
+    """A budget that is too small for any candidate."""
+
+
+def budget_error(search: Search, why: str, seconds: float) -> BudgetError:
+    """Return the error of a budget that is too small, with a hint of at least these seconds."""
+    steps, least = search.steps, f"use --budget {math.ceil(seconds / 60)}m or more"
+    if steps.has_measured:
+        command = steps.continuing_command(seconds)
+        least = f"{least}; {steps.folder} has the timings so far: {command}"
+    return BudgetError(f"--budget is too small for any candidate: {why}", least)
 
 
 @dataclass(frozen=True)
@@ -65,141 +78,104 @@ class Untrained:
     shapes: dict[str, UntrainedTimes]
 
 
-def measure_untrained(search: Search, model: str, partition: Partition) -> Untrained:
+def measure_untrained(search: Search, partition: Partition) -> Untrained:
     """Measure the model on every backend, and the untrained shapes on the fastest backend.
 
     Nothing is measured if nothing depends on it: one backend, one shape, no limit of speed or size.
 
     Args:
         search: The search.
-        model: The model that is compressed.
         partition: The rows that choose and verify candidates. A shape for a goal is chosen on texts
             of the other rows.
 
     Raises UsageError: a shape that cannot be made from the model, or the budget ended.
     Raises GateError: no shape is as fast as `plan.shapes` asks for.
     """
-    runner = search.runner
-    loaded = load_encoder(model)
-    goal = goal_of(runner.recipe.plan.shapes)
-    shapes = [] if goal is not None else _listed_shapes(runner, model, loaded)
-    if len(search.backends) == 1 and len(shapes) == 1 and not is_bounded(search.goal):
-        backend = search.backends[0]
-        untrained_student(loaded, shapes[0], runner.recipe.seed)
-        return Untrained(UNTIMED, {backend: UNTIMED}, backend, {shapes[0].short: UNTIMED})
-    measure = runner.recipe.measure
-    protocol = Protocol(
-        str(choose_device(runner.options.device)),
-        measure.min_runs,
-        measure.min_seconds,
-        CELLS[:1],
-    )
+    recipe, backends = search.recipe, search.backends
+    model = str(recipe.model)
+    loaded, goal = load_encoder(model), goal_of(recipe.plan.shapes)
+    shapes = [] if goal is not None else _listed_shapes(search, model, loaded)
+    if len(backends) == 1 and len(shapes) == 1 and not search.goal.is_bounded:
+        untrained_student(loaded, shapes[0], recipe.seed)
+        times = {shapes[0].short: UNTIMED}
+        return Untrained(UNTIMED, {backends[0]: UNTIMED}, backends[0], times)
+    values = [TIMINGS, backends, search.machine]
+    if not search.steps.is_known(TIMINGS, values):
+        seconds = recipe.measure.min_seconds * (1 + len(backends))
+        if search.steps.left < seconds:
+            why = f"timing the backends takes {duration(seconds)} at least"
+            hint = "raise it, or give a fine-tuned model and fewer plan.shapes"
+            raise BudgetError(f"--budget is too small for any candidate: {why}", hint)
     baseline = Subject(TEACHER, location(model))
-    subjects = [subject_of(backend, location(model), backend) for backend in search.backends]
-    for_shapes = len(shapes) + 1 if goal is None else SEARCHED
-    timing = _Timing(runner, protocol, len(subjects) + 1 + for_shapes)
-    place = cache_key(search.backends, runner.place)[:8]
-    times = runner.journal.once(
-        f"{TIMED}backends {place}",
+    subjects = [subject_of(backend, location(model), backend) for backend in backends]
+    total = len(subjects) + 1 + (len(shapes) + 1 if goal is None else SEARCHED)
+    timing = _Timing(search, total)
+    title = f"{short(model)} on {', '.join(backends)}"
+    of_backends = search.steps.once(
+        TIMINGS,
+        values,
         dict[str, UntrainedTimes],
-        lambda: timing.times(
-            [baseline, *subjects], f"{short(model)} on {', '.join(search.backends)}"
-        ),
+        lambda: timing.times([baseline, *subjects], title),
     )
-    fastest = min(search.backends, key=lambda name: times.get(name, UntrainedTimes()).ms)
+    fastest = min(backends, key=lambda name: of_backends.get(name, UntrainedTimes()).ms)
     card = describe(loaded.model, TEACHER, None)
-    backends = {
-        name: replace(times[name], min_mb=min_mb(card, name, keeps_vocabulary=True))
-        for name in search.backends
-        if name in times
+    measured = {
+        name: replace(of_backends[name], min_mb=min_mb(card, name, keeps_vocabulary=True))
+        for name in backends
+        if name in of_backends
     }
     # A resumed run does not measure them again.
     timing.earlier = len(subjects) + 1
-    untrained = _UntrainedShapes(timing, model, loaded, baseline, fastest, partition)
-    shape_times = runner.journal.once(
-        f"{TIMED}shapes {place}",
-        dict[str, UntrainedTimes],
-        lambda: (
-            untrained.measure({shape.short: shape for shape in shapes})
-            if goal is None
-            else untrained.choose(goal)
-        ),
-    )
-    return Untrained(times[TEACHER], backends, fastest, shape_times)
 
-
-@dataclass(frozen=True)
-class _UntrainedShapes:
-    """The untrained shapes of a compression.
-
-    Attributes:
-        timing: measures them.
-        model: where the model was loaded from.
-        loaded: the model that they are made from.
-        baseline: the model in torch, with which they are measured.
-        backend: where they are measured.
-        partition: the rows on which they are not compared.
-    """
-
-    timing: "_Timing"
-    model: str
-    loaded: Model
-    baseline: Subject
-    backend: str
-    partition: Partition
-
-    def measure(self, named: Mapping[str, ModelShape]) -> dict[str, UntrainedTimes]:
-        """Return the times of shapes by name."""
-        names = f"{', '.join(named)} untrained on {self.backend}"
+    def measure(named: Mapping[str, ModelShape]) -> dict[str, UntrainedTimes]:
+        title = f"{', '.join(named)} untrained on {fastest}"
         return times_of_shapes(
-            named,
-            self.loaded,
-            self.backend,
-            self.baseline,
-            self.timing.runner.recipe.seed,
-            lambda subjects: self.timing.times(subjects, names),
+            named, loaded, fastest, baseline, recipe.seed, lambda s: timing.times(s, title)
         )
 
-    def choose(self, goal: SpeedGoal) -> dict[str, UntrainedTimes]:
-        """Choose a shape for a goal, and return its name and times."""
-        chosen = choose_shape(goal, self.loaded, self.measure, self._comparison)
-        Progress.log(f"{goal}: {chosen.name} {chosen.why}")
-        if chosen.by_quartile:
-            Progress.log(QUARTILE)
+    def compare() -> Compare:
+        compared = _comparison(search, partition, loaded)
+
+        def within_the_budget(shape: ModelShape) -> float:
+            timing.check_budget()
+            return compared(shape)
+
+        return within_the_budget
+
+    def of_shapes() -> dict[str, UntrainedTimes]:
+        if goal is None:
+            return measure({shape.short: shape for shape in shapes})
+        chosen: FastShape = choose_shape(goal, loaded, measure, compare)
+        Progress.log(*chosen.lines(goal))
         return {chosen.name: chosen.times[chosen.name]}
 
-    def _comparison(self) -> Compare:
-        """Build the comparison with the model, which the budget may end."""
-        runner = self.timing.runner
-        options, training = runner.options, dotted(runner.recipe.plan.distill)
-        device = choose_device(options.device)
-        # Students are compared on the CPU. If they are trained on another device, they are fitted
-        # in float32 there too.
-        wanted = str(training.get("train.dtype", "auto"))
-        compare = compare_on(
-            runner.training_texts(self.partition),
-            self.loaded,
-            self.model,
-            choose_dtype(wanted, device) if device.type == "cpu" else torch.float32,
-        )
-
-        def compare_in_time(shape: ModelShape) -> float:
-            self.timing.check_budget()
-            return compare(shape)
-
-        return compare_in_time
+    named = recipe.plan.shapes or [shape.short for shape in shapes]
+    times = search.steps.once(
+        "timings-of-shapes", [*values, named], dict[str, UntrainedTimes], of_shapes
+    )
+    return Untrained(of_backends[TEACHER], measured, fastest, times)
 
 
-def _listed_shapes(runner: StepRunner, model: str, loaded: Model) -> list[ModelShape]:
+def _comparison(search: Search, partition: Partition, loaded: Model) -> Compare:
+    """Build the comparison of untrained students with the model on the training texts."""
+    device = choose_device(search.steps.options.device)
+    # Students are compared on the CPU. If they are trained on another device, they are fitted in
+    # float32 there too.
+    wanted = str(dotted(search.recipe.plan.distill).get("train.dtype", "auto"))
+    dtype = choose_dtype(wanted, device) if device.type == "cpu" else torch.float32
+    return compare_on(search.training_texts(partition), loaded, str(search.recipe.model), dtype)
+
+
+def _listed_shapes(search: Search, model: str, loaded: Model) -> list[ModelShape]:
     """Return the shapes in `plan.shapes`, or the shapes that are tried if it is empty.
 
     Raises UsageError: a shape that cannot be made from the model.
     """
     static_width = None
-    if runner.trainer.allows_static(runner.kind):
+    if search.trainer.allows_static(search.kind):
         fmt, hidden = read_format(model), loaded.shape.hidden
         static_width = hidden if fmt is None else fmt.width(hidden)
-    return shapes_of(runner.recipe.plan.shapes, loaded.shape, static_width=static_width)
+    return shapes_of(search.recipe.plan.shapes, loaded.shape, static_width=static_width)
 
 
 def compare_on(
@@ -242,38 +218,44 @@ class _Timing:
     """Measures models until the budget ends. The budget runs from the creation of this object.
 
     Attributes:
-        runner: the runner of the compression.
-        protocol: how to measure.
+        search: the search.
         total: the number of models in all measurements.
         earlier: the number of models in the finished measurements.
-        deadline: when the budget ends, as `time.monotonic()`.
-        began: when it would have begun if all of its seconds had been spent without a break.
     """
 
-    runner: StepRunner
-    protocol: Protocol
+    search: Search
     total: int
     earlier: int = 0
 
     def __post_init__(self) -> None:
-        # The journal does not count the seconds of a step before its end.
-        journal, now = self.runner.journal, time.monotonic()
-        self.deadline, self.began = now + journal.left, now - journal.seconds
+        # The record does not count the seconds of a measurement before its end.
+        self.spent, self.began = self.search.steps.seconds, self.search.verbs.clock()
 
-    def times(self, subjects: Sequence[Subject], names: str) -> dict[str, UntrainedTimes]:
+    def _seconds(self) -> float:
+        return self.spent + self.search.verbs.clock() - self.began
+
+    def _left(self) -> float:
+        return self.search.steps.budget - self._seconds()
+
+    def times(self, subjects: Sequence[Subject], title: str) -> dict[str, UntrainedTimes]:
         """Return the times of the subjects that gave correct output, by name.
 
         Args:
             subjects: the teacher in torch, and the models that are compared with it.
-            names: what is measured, for the log.
+            title: what is measured, for the log.
 
         Raises:
             MachineError: the first one, with which the others are compared, could not be measured.
             UsageError: the budget ended.
         """
-        Progress.log(f"measuring {names}")
-        latency = self.runner.verbs.measure(subjects, self.protocol, deadline=self.deadline)
-        if latency.interrupted and time.monotonic() < self.deadline:
+        Progress.log(f"measuring {title}")
+        measure, options = self.search.recipe.measure, self.search.steps.options
+        protocol = Protocol(
+            str(choose_device(options.device)), measure.min_runs, measure.min_seconds, CELLS[:1]
+        )
+        deadline = time.monotonic() + self._left()
+        latency = self.search.verbs.measure(subjects, protocol, deadline=deadline)
+        if latency.interrupted and self._left() > 0:
             raise KeyboardInterrupt
         if latency.interrupted:
             raise self._stopped(self.earlier + latency.prepared)
@@ -282,13 +264,16 @@ class _Timing:
 
     def check_budget(self) -> None:
         """Raise a BudgetError if the budget ended."""
-        if time.monotonic() >= self.deadline:
+        if self._left() <= 0:
             raise self._stopped(self.earlier)
 
     def _stopped(self, measured: int) -> BudgetError:
         """Return the error of a budget that ended after this number of models."""
-        spent, measured = time.monotonic() - self.began, max(1, measured)
-        return timing_stopped(self.runner, spent / measured * max(measured, self.total))
+        measured = max(1, measured)
+        seconds = self._seconds() / measured * max(measured, self.total)
+        took = duration(seconds)
+        why = f"it ended while models were timed and compared, which takes about {took} in all"
+        return budget_error(self.search, why, 2 * seconds)
 
 
 def shapes_of(
@@ -313,43 +298,13 @@ def shapes_of(
     return sorted(size, key=lambda shape: -size[shape])
 
 
-def missed_untrained(
-    goal: GoalSettings, times: UntrainedTimes, *, best: bool = False, is_shape: bool = True
-) -> dict[str, str]:
-    """Return why a shape misses the limits whatever it learns, by limit.
-
-    Args:
-        goal: the limits.
-        times: the latencies of the shape, or of the given model on a backend.
-        best: whether the better quartiles decide instead of the medians.
-        is_shape: whether the latencies are a shape's.
-    """
-    if not times.measured:
-        return dict.fromkeys(LIMITS, "it gave wrong output on the backend and was not measured")
-    missed = {}
-    subject, there = ("even untrained, it", "") if is_shape else ("the model itself", " on it")
-    ms = times.best_ms if best else times.ms
-    speedup = times.best_speedup if best else times.speedup
-    if goal.speedup is not None and speedup < goal.speedup:
-        fast = f"{subject} is only {speedup:.1f} times as fast{there}"
-        missed["speedup"] = f"{fast}; the goal is {goal.speedup:g}"
-    if goal.max_latency_ms is not None and ms > goal.max_latency_ms:
-        slow = f"{subject} takes {ms:.2f} ms{there}"
-        missed["max_latency_ms"] = f"{slow}; the goal is {goal.max_latency_ms:g}"
-    if goal.max_mb is not None and times.min_mb > goal.max_mb:
-        what = "its layers alone take" if is_shape else "the model itself takes"
-        size = f"at least {times.min_mb:.1f} MB"
-        missed["max_mb"] = f"{what} {size}, more than {goal.max_mb:g}"
-    return missed
-
-
 def too_slow(goal: GoalSettings, shapes: Mapping[str, UntrainedTimes]) -> dict[str, str]:
     """Return the shapes that cannot meet the goal, with the reasons.
 
     The medians decide. If they leave no shape, the better quartiles decide, because a busy machine
     slows short calls most.
     """
-    missed = {name: missed_untrained(goal, times) for name, times in shapes.items()}
+    missed = {name: goal.untrained_misses(times) for name, times in shapes.items()}
     if all(missed.values()):
-        missed = {name: missed_untrained(goal, times, best=True) for name, times in shapes.items()}
+        missed = {name: goal.untrained_misses(times, best=True) for name, times in shapes.items()}
     return {name: "; ".join(dict.fromkeys(whys.values())) for name, whys in missed.items() if whys}

@@ -23,7 +23,6 @@ from kdcli.report.publish import Upload
 from kdcli.report.schema_decisions import Calibration, Decision
 from kdcli.report.sections.repeat import repeat_command
 from kdcli.report.text import fenced
-from kdcli.verbs.compress.search import Candidate
 
 SELECTION = "selection"
 FRONT = re.compile(r"---\n(.*?)\n---\n", re.DOTALL)
@@ -35,16 +34,16 @@ MAX_LISTED = 10
 """Maximum number of classes that a note names."""
 
 
-def fill_best(folder: Path, candidate: Candidate, options: RunOptions, sentence: str) -> None:
+def fill_best(folder: Path, sources: Sequence[Path], options: RunOptions, sentence: str) -> None:
     """Copy a candidate's model in torch and its file for a backend into a directory.
 
     Its README.md gets the result and the command. Anybody may read it once the model is pushed, so
     the command has no directories of this machine.
     """
-    assert candidate.folder is not None
-    config = file_beside(location(candidate.model), CONFIG_FILE)
-    assert config is not None
-    for source in dict.fromkeys((config.parent, candidate.folder)):
+    for place in dict.fromkeys(sources):
+        config = file_beside(location(str(place)), CONFIG_FILE)
+        assert config is not None
+        source = config.parent
         for name in Upload.of(source).files:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source / name, folder / name)
@@ -158,18 +157,15 @@ def _calibration(decisions: Sequence[Decision], model: str) -> tuple[Calibration
     return None, ""
 
 
-def with_thresholds(
-    decision: Decision, chosen_on: Sequence[Decision], baseline: str, model: str
-) -> Decision:
+def with_thresholds(decision: Decision, chosen_on: Sequence[Decision]) -> Decision:
     """Return a decision of the verification rows with the thresholds of the selection rows.
 
     Args:
         decision: the comparison on the verification rows.
         chosen_on: the comparisons on the selection rows.
-        baseline, model: the names of both models in `chosen_on`.
     """
     for other in chosen_on:
-        if (other.baseline, other.model, other.set) == (baseline, model, decision.set):
+        if (other.model, other.set) == (decision.model, decision.set):
             update = {"thresholds": other.thresholds, "thresholds_on": SELECTION}
             return decision.model_copy(update=update)
     return decision

@@ -6,9 +6,9 @@ from kdcli.deploy.measurements import MEASURE_AGAIN
 from kdcli.metrics.resolution import exceeds
 from kdcli.report.sections.latency import milliseconds
 from kdcli.report.text import loses, megabytes, number, points_interval
-from kdcli.verbs.compress.choice import all_misses, conflict, misses
-from kdcli.verbs.compress.judge import ERROR, POINT, CandidateScores, ScoredModel, Verification
-from kdcli.verbs.compress.settings import GoalSettings
+from kdcli.verbs.compress.choice import all_misses
+from kdcli.verbs.compress.limits import POINT, GoalSettings, conflict
+from kdcli.verbs.compress.scores import ERROR, CandidateScores, ScoredModel, Verification
 
 NOTABLE_POINTS = 0.5
 """Smallest difference between two losses, in points, that can change a decision."""
@@ -52,13 +52,13 @@ def sentence(
     won += f". {_lost(scores.metric, verified, has_labels=has_labels)}"
     selected = next(one for one in scores.candidates if one.name == chosen.name)
     apart = _selection_loss(scores, selected, verified, has_labels=has_labels)
-    if missed and not misses(goal, scores.teacher, selected):
+    if missed and not goal.misses(selected, scores.teacher):
         return (
             f"{chosen.name} met the goal on the selection rows but misses it on the verification "
             f"rows: {'; '.join(missed.values())}. {won}.{apart}"
         )
     if missed:
-        both = conflict(all_misses(goal, scores).values())
+        both = conflict(list(all_misses(goal, scores).values()))
         why = "; ".join([*missed.values(), *([both] if both else [])])
         return (
             f"The goal cannot be met with what was tried. Nearest: {won}. It misses: {why}.{apart}"

@@ -1,9 +1,8 @@
 """Report the score of the fine-tuned teacher before any candidate learns from it."""
 
 from kdcli.engine.progress import Progress
+from kdcli.report.finish import RunResult
 from kdcli.report.schema import Report
-from kdcli.verbs.compress.judge import TEACHER
-from kdcli.verbs.compress.runner import StepRunner
 from kdcli.workloads.learning import describe_learning, describe_score
 
 NAME = "the fine-tuned teacher"
@@ -13,9 +12,9 @@ REMEDY = (
 )
 
 
-def log_teacher(runner: StepRunner) -> list[str]:
+def log_teacher(result: RunResult) -> list[str]:
     """Log and return the scores of the fine-tuned teacher and of the trivial answer."""
-    notes = teacher_notes(runner.result(TEACHER).report)
+    notes = teacher_notes(result.report)
     for note in notes:
         Progress.log(note)
     return notes

@@ -1,10 +1,11 @@
-"""Make the training steps of each workload: the verb, its recipe and its data.
+"""Make the steps that train models: the verb, its recipe and its data.
 
 Labelled tasks train on rows, rerankers on lists of candidates, and embedding models on text.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
 from kdcli.errors import UsageError
 from kdcli.models.grammar import is_static_shape
@@ -13,8 +14,9 @@ from kdcli.recipe.sections import RecipeValues, RunOptions
 from kdcli.report.front import EMBEDDER
 from kdcli.types import Kind
 from kdcli.verbs.compress.recipes import RecipeKeys, base_recipe, dotted
+from kdcli.verbs.compress.runner import Step
 from kdcli.verbs.compress.settings import CompressRecipe
-from kdcli.verbs.compress.steps import Step, task_data
+from kdcli.verbs.compress.steps import task_data
 from kdcli.verbs.compress.verbs import Verbs
 from kdcli.verbs.distill.recipes import distill_recipe, embedding_recipe
 from kdcli.verbs.distill.settings import at_width
@@ -39,21 +41,30 @@ MAX_EPOCHS = 10.0
 """Maximum number of times that a student reads each row."""
 
 
-class Trainer(ABC):
-    """Makes the steps that train models of a workload.
+@dataclass
+class Trainer:
+    """Makes the steps that train models.
 
-    Args:
+    Attributes:
         recipe: the recipe of the compression, with its `data.partition`.
         verbs: the verbs that train.
+        reads: what students learn from. Models with a head learn from the rows of a task, embedding
+            models from text, and rerankers from lists of candidates.
     """
 
-    supervised = False
-    """Whether a student can be trained on the labels alone."""
-    auto_class = "AutoModel"
-    """The class that loads a student, for the report."""
+    recipe: CompressRecipe
+    verbs: Verbs
+    reads: Literal["rows", "text", "lists"]
 
-    def __init__(self, recipe: CompressRecipe, verbs: Verbs) -> None:
-        self.recipe, self.verbs = recipe, verbs
+    @property
+    def supervised(self) -> bool:
+        """Whether a student can be trained on the labels alone."""
+        return self.reads == "rows"
+
+    @property
+    def auto_class(self) -> str:
+        """The class that loads a student, for the report."""
+        return EMBEDDER if self.reads == "text" else "AutoModel"
 
     def allows_static(self, kind: Kind | None) -> bool:
         """Return whether a student may be static, which has no outputs for single tokens.
@@ -61,7 +72,7 @@ class Trainer(ABC):
         Args:
             kind: the kind of the task's labels; None for workloads other than labelled tasks.
         """
-        return False
+        return self.reads == "text" or (self.reads == "rows" and kind in ROW_KINDS)
 
     def distill_defaults(
         self, shape: str, teacher_width: int, count_rows: Callable[[], int]
@@ -73,109 +84,15 @@ class Trainer(ABC):
             teacher_width: the teacher's hidden size.
             count_rows: returns the number of training rows.
         """
-        return {}
-
-    def finetune(self, model: str, keys: RecipeKeys) -> Step:
-        """Fine-tune a model on the task."""
-        return Step("finetune", lambda options: self._finetune(model, keys, options))
-
-    def distill(self, teacher: str, keys: RecipeKeys, shape: str | None = None) -> Step:
-        """Distil a student from a teacher. Without `shape`, the keys give the student."""
-        return Step("distill", lambda options: self._distill(teacher, shape, keys, options))
-
-    def prune(self, model: str, keys: RecipeKeys, teacher: str | None = None) -> Step:
-        """Prune a model while it learns the task, or its own vectors.
-
-        Args:
-            model: the model.
-            keys: keys of the recipe of `prune`.
-            teacher: the model that the pruned model was made from. Only `RowTrainer` uses it: the
-                model then learns its outputs too.
-        """
-
-        def call(options: RunOptions) -> object:
-            values = self._prune_values(keys, teacher) | {"model": model}
-            methods = [values["method"]] if "method" in values else []
-            resolved = prune_recipes(methods, recipe=base_recipe(keys), sets=(), options=values)
-            return self.verbs.prune(resolved, options)
-
-        return Step("prune", call)
-
-    @abstractmethod
-    def _finetune(self, model: str, keys: RecipeKeys, options: RunOptions) -> object: ...
-
-    @abstractmethod
-    def _distill(
-        self, teacher: str, shape: str | None, keys: RecipeKeys, options: RunOptions
-    ) -> object: ...
-
-    @abstractmethod
-    def _prune_values(self, keys: RecipeKeys, teacher: str | None) -> RecipeValues: ...
-
-    def _merged(self, data: RecipeKeys, keys: RecipeKeys) -> RecipeValues:
-        """Return the dotted keys of a training. The step's keys replace all but the source
-        and the partition."""
-        own = {"measure.latency": False, "train.seed": self.recipe.seed}
-        fixed = {k: v for k, v in data.items() if k in ("data.source", "data.partition")}
-        return {**data, **own, **dotted(keys), **fixed}
-
-
-class RowTrainer(Trainer):
-    """Trains models with a head on the rows of a task."""
-
-    supervised = True
-
-    def allows_static(self, kind: Kind | None) -> bool:
-        return kind in ROW_KINDS
-
-    def distill_defaults(
-        self, shape: str, teacher_width: int, count_rows: Callable[[], int]
-    ) -> dict[str, object]:
-        if is_static_shape(shape):
-            return {}
-        epochs = min(MAX_EPOCHS, max(1.0, round(ROWS_SEEN / count_rows(), 1)))
-        return {
-            **DISTILL,
-            "train.lr": at_width(LEARNING_RATE, teacher_width),
-            "train.epochs": epochs,
-        }
-
-    def _finetune(self, model: str, keys: RecipeKeys, options: RunOptions) -> object:
-        values = self._task_values(keys) | {"model": model}
-        resolved = finetune_recipe(recipe=base_recipe(keys), options=values)
-        return self.verbs.finetune(resolved, options)
-
-    def _distill(
-        self, teacher: str, shape: str | None, keys: RecipeKeys, options: RunOptions
-    ) -> object:
-        values: RecipeValues = {"undistilled.use": False, **self._task_values(keys)}
-        values |= {"teacher": teacher}
-        values |= {} if shape is None else {"student.to": [shape]}
-        resolved = distill_recipe(recipe=base_recipe(keys), options=values)
-        return self.verbs.distill(resolved, options)
-
-    def _prune_values(self, keys: RecipeKeys, teacher: str | None) -> RecipeValues:
-        values = self._task_values(keys)
-        return values if teacher is None else values | {"teacher": teacher}
-
-    def _task_values(self, keys: RecipeKeys) -> RecipeValues:
-        return self._merged(task_data(self.recipe), keys) | {"task": self.recipe.task}
-
-
-class TextTrainer(Trainer):
-    """Trains embedding models on text."""
-
-    auto_class = EMBEDDER
-
-    def allows_static(self, kind: Kind | None) -> bool:
-        return True
-
-    def distill_defaults(
-        self, shape: str, teacher_width: int, count_rows: Callable[[], int]
-    ) -> dict[str, object]:
         # `count_rows` counts the rows of `data`, not the texts of `text`.
         is_counted = self.recipe.data.source is not None and self.recipe.text is None
-        if is_static_shape(shape) or not is_counted:
+        if is_static_shape(shape) or self.reads == "lists":
+            return {}
+        if self.reads == "rows":
+            epochs = min(MAX_EPOCHS, max(1.0, round(ROWS_SEEN / count_rows(), 1)))
+            rate = at_width(LEARNING_RATE, teacher_width)
+            return {**DISTILL, "train.lr": rate, "train.epochs": epochs}
+        if not is_counted:
             return {}
         defaults = recipe_keys(embedding_recipe(str(self.recipe.model)), "distill")
         keys = defaults | dotted(self.recipe.plan.distill)
@@ -186,23 +103,67 @@ class TextTrainer(Trainer):
         rows = min(count_rows(), used) if isinstance(used, int) else count_rows()
         return {"train.epochs": MAX_EPOCHS} if steps * batch_size > MAX_EPOCHS * rows else {}
 
-    def _finetune(self, model: str, keys: RecipeKeys, options: RunOptions) -> object:
-        return RowTrainer(self.recipe, self.verbs)._finetune(model, keys, options)
+    def finetune(self, name: str, model: str, keys: RecipeKeys) -> Step:
+        """Fine-tune a model on the task."""
 
-    def _distill(
-        self, teacher: str, shape: str | None, keys: RecipeKeys, options: RunOptions
-    ) -> object:
-        values = self._merged(self._text("data.column"), keys)
-        values |= {"teacher": teacher, "method": METHOD}
-        values |= {"workload.pooling": self.recipe.pooling}
-        values |= {} if shape is None else {"student.to": [shape]}
-        named = base_recipe(keys) or embedding_recipe(teacher)
-        resolved = distill_recipe(recipe=named, options=values)
-        return self.verbs.distill(resolved, options)
+        def call(options: RunOptions) -> object:
+            values = self._values("finetune", keys) | {"model": model}
+            resolved = finetune_recipe(recipe=base_recipe(keys), options=values)
+            return self.verbs.finetune(resolved, options)
 
-    def _prune_values(self, keys: RecipeKeys, teacher: str | None) -> RecipeValues:
-        values = self._merged(self._text("data.columns.text"), keys)
-        return values | {"task": METHOD, "workload.pooling": self.recipe.pooling}
+        return Step(name, "finetune", {"model": model, **keys}, call)
+
+    def distill(self, name: str, teacher: str, keys: RecipeKeys, shape: str | None = None) -> Step:
+        """Distil a student from a teacher. Without `shape`, the keys give the student."""
+
+        def call(options: RunOptions) -> object:
+            values = self._values("distill", keys) | {"teacher": teacher}
+            values |= {} if shape is None else {"student.to": [shape]}
+            named = base_recipe(keys)
+            if self.reads == "text":
+                named = named or embedding_recipe(teacher)
+            return self.verbs.distill(distill_recipe(recipe=named, options=values), options)
+
+        return Step(name, "distill", {"teacher": teacher, "shape": shape, **keys}, call)
+
+    def prune(self, name: str, model: str, keys: RecipeKeys, teacher: str | None = None) -> Step:
+        """Prune a model while it learns the task, or its own vectors.
+
+        Args:
+            name: the name of the step.
+            model: the model.
+            keys: keys of the recipe of `prune`.
+            teacher: the model that the pruned model was made from. A model that reads rows then
+                learns its outputs too.
+        """
+
+        def call(options: RunOptions) -> object:
+            values = self._values("prune", keys) | {"model": model}
+            values |= {"teacher": teacher} if teacher is not None and self.supervised else {}
+            methods = [values["method"]] if "method" in values else []
+            resolved = prune_recipes(methods, recipe=base_recipe(keys), sets=(), options=values)
+            return self.verbs.prune(resolved, options)
+
+        return Step(name, "prune", {"model": model, "teacher": teacher, **keys}, call)
+
+    def _values(self, verb: str, keys: RecipeKeys) -> RecipeValues:
+        """Return the dotted keys of a training. The step's keys replace all but the source and the
+        partition."""
+        recipe, own = self.recipe, dict[str, object]()
+        if self.reads == "text" and verb != "finetune":
+            data = self._text("data.column" if verb == "distill" else "data.columns.text")
+            own = {"method" if verb == "distill" else "task": METHOD}
+            own |= {"workload.pooling": recipe.pooling}
+        else:
+            data, own = task_data(recipe), {"task": recipe.task}
+            if self.reads == "lists" and verb != "prune":
+                known = {f"data.{name}" for name in LIST_KEYS}
+                data = {key: value for key, value in data.items() if key in known}
+        fixed = {k: v for k, v in data.items() if k in ("data.source", "data.partition")}
+        defaults: RecipeValues = {"measure.latency": False, "train.seed": recipe.seed}
+        if self.supervised and verb == "distill":
+            defaults["undistilled.use"] = False
+        return {**data, **defaults, **dotted(keys), **fixed, **own}
 
     def _text(self, column_key: str) -> RecipeValues:
         data, text = self.recipe.data, self.recipe.text
@@ -213,32 +174,7 @@ class TextTrainer(Trainer):
         return {key: value for key, value in keys.items() if value is not None}
 
 
-class ListTrainer(Trainer):
-    """Trains models that score lists of candidates, by the recipe of their task."""
-
-    def _finetune(self, model: str, keys: RecipeKeys, options: RunOptions) -> object:
-        values = self._merged(self._lists(), keys) | {"model": model, "task": self.recipe.task}
-        resolved = finetune_recipe(recipe=base_recipe(keys), options=values)
-        return self.verbs.finetune(resolved, options)
-
-    def _distill(
-        self, teacher: str, shape: str | None, keys: RecipeKeys, options: RunOptions
-    ) -> object:
-        values = self._merged(self._lists(), keys) | {"teacher": teacher, "task": self.recipe.task}
-        values |= {} if shape is None else {"student.to": [shape]}
-        resolved = distill_recipe(recipe=base_recipe(keys), options=values)
-        return self.verbs.distill(resolved, options)
-
-    def _prune_values(self, keys: RecipeKeys, teacher: str | None) -> RecipeValues:
-        return self._merged(task_data(self.recipe), keys) | {"task": self.recipe.task}
-
-    def _lists(self) -> RecipeValues:
-        """Return the keys of `data:` that the recipe of the task has."""
-        known = {f"data.{name}" for name in LIST_KEYS}
-        return {key: value for key, value in task_data(self.recipe).items() if key in known}
-
-
-def trainer_of(recipe: CompressRecipe) -> type[Trainer]:
+def trainer_of(recipe: CompressRecipe, verbs: Verbs) -> Trainer:
     """Return how models of a recipe's task are trained.
 
     Raises UsageError: `pooling` is given for models that are not scored by vectors.
@@ -247,10 +183,10 @@ def trainer_of(recipe: CompressRecipe) -> type[Trainer]:
     has_lists = task in TASKS
     is_vectors = not has_lists and by_vectors(task, str(recipe.model), recipe.pooling)
     if task in (RETRIEVAL, METHOD) or is_vectors:
-        return TextTrainer
+        return Trainer(recipe, verbs, "text")
     if recipe.pooling is not None:
         raise UsageError(
             f"--pooling is for embedding models, and task {task} is not scored by vectors",
             "remove --pooling",
         )
-    return ListTrainer if has_lists else RowTrainer
+    return Trainer(recipe, verbs, "lists" if has_lists else "rows")

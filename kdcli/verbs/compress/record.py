@@ -1,0 +1,208 @@
+"""What a compression must remember besides its steps: the seconds, the looks and the questions.
+
+Each line of log.jsonl is one of the classes below.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from kdcli.disk import LOG_FILE
+from kdcli.engine.run_dir import RunDir
+from kdcli.errors import MachineError
+from kdcli.verbs.compress.limits import GoalSettings
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A call of a step.
+
+    Attributes:
+        place: the step's directory below `steps/`.
+        seconds: what the call took.
+        until: the optimiser steps after which the call paused a training; None for its end.
+        error: why the step fails whenever it is called; empty if it does not.
+    """
+
+    place: str
+    seconds: float
+    until: int | None = None
+    error: str = ""
+    kind: Literal["attempt"] = "attempt"
+
+
+@dataclass(frozen=True)
+class Look:
+    """The beginning of an evaluation on the verification rows, in the directory `place`."""
+
+    place: str
+    kind: Literal["look"] = "look"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to a smaller model.
+
+    Attributes:
+        folder: the model, relative to the run; empty if it was not finished.
+        skipped: why it was not finished; empty if it was.
+        parent: the directory of the training that made the model for it.
+        model: the model in torch that it is made from, relative to the run if it is inside.
+    """
+
+    name: str
+    folder: str = ""
+    skipped: str = ""
+    parent: str | None = None
+    model: str = ""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Candidates that were scored next to each other."""
+
+    candidates: list[Candidate]
+    kind: Literal["scored"] = "scored"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A goal, and what was known when it was asked.
+
+    Attributes:
+        goal: the limits and the price, as JSON.
+        known: the number of lines that were known. The looks and candidates in them decide, so that
+            a question that is stopped and asked again has the same answer.
+        inputs: hashes of the data, the model and the recipes, by name.
+    """
+
+    goal: str
+    known: int
+    inputs: dict[str, str]
+    kind: Literal["question"] = "question"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The report of the last question was written."""
+
+    kind: Literal["answer"] = "answer"
+
+
+Line = Annotated[Attempt | Look | Scored | Question | Answer, Field(discriminator="kind")]
+
+
+@dataclass
+class Record:
+    """The lines of a compression. Before its directory is claimed, they are only kept in memory."""
+
+    lines: list[Attempt | Look | Scored | Question | Answer] = field(default_factory=list)
+    run: RunDir | None = None
+
+    @classmethod
+    def read(cls, run: RunDir) -> "Record":
+        """Read the lines of a run. Raises MachineError: log.jsonl is damaged, or of version 0.2."""
+        try:
+            lines = [{k: v for k, v in line.items() if k != "step"} for line in run.read_log()]
+            return cls(TypeAdapter(list[Line]).validate_python(lines))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise MachineError(
+                f"{run.path / LOG_FILE} is damaged, or of an earlier version of kdcli: "
+                f"{first['msg']}",
+                "start anew with --overwrite",
+            ) from None
+
+    def add(self, *lines: Attempt | Look | Scored | Question | Answer) -> None:
+        """Add lines."""
+        for line in lines:
+            self.lines.append(line)
+            if self.run is not None:
+                self.run.log({"step": len(self.lines), **asdict(line)})
+
+    def claim(self, run: RunDir, new: int) -> None:
+        """Write the lines from the number `new` on to a claimed directory, and all later ones."""
+        self.run, unwritten = run, self.lines[new:]
+        run.cut_log(new)
+        del self.lines[new:]
+        self.add(*unwritten)
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """The calls of all steps."""
+        return [line for line in self.lines if isinstance(line, Attempt)]
+
+    def seconds(self, passed: Mapping[str, float] | None = None) -> float:
+        """Return the seconds of the steps in these directories, by default of all steps.
+
+        `passed` has the optimiser steps until which a training counts.
+        """
+        return sum(
+            one.seconds
+            for one in self.attempts
+            if passed is None
+            or (math.inf if one.until is None else one.until) <= passed.get(one.place, -1)
+        )
+
+    def looks(self, known: int | None = None) -> list[str]:
+        """Return the directories of the looks at the verification rows, in their order."""
+        lines = self.lines[:known]
+        return list(dict.fromkeys(line.place for line in lines if isinstance(line, Look)))
+
+    def candidates(self, known: int) -> dict[str, Candidate]:
+        """Return the candidates that were scored, by name. A later one replaces an earlier one."""
+        scored = [line for line in self.lines[:known] if isinstance(line, Scored)]
+        return {one.name: one for line in scored for one in line.candidates}
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """The hashes of the inputs with which the run began, by name."""
+        questions = [line for line in self.lines if isinstance(line, Question)]
+        return questions[0].inputs if questions else {}
+
+    @property
+    def last_question(self) -> Question | None:
+        """The question that was answered last."""
+        asked = None
+        answered = None
+        for line in self.lines:
+            if isinstance(line, Question):
+                asked = line
+            elif isinstance(line, Answer):
+                answered = asked
+        return answered
+
+    def unanswered(self, goal: str) -> Question | None:
+        """Return a question with this goal that was stopped after the last answer."""
+        for line in reversed(self.lines):
+            if isinstance(line, Answer):
+                return None
+            if isinstance(line, Question) and line.goal == goal:
+                return line
+        return None
+
+    def ask(self, goal: GoalSettings, price: float | None, inputs: dict[str, str]) -> Question:
+        """Return the question of a command, which is a new one unless it was stopped.
+
+        If only the price differs from the last question's, the choice stays the same.
+        """
+        text, last = question_of(goal, price), self.last_question
+        if (stopped := self.unanswered(text)) is not None:
+            return stopped
+        repeats = last is not None and json.loads(last.goal)[0] == json.loads(text)[0]
+        if last is not None and repeats and last.goal != text:
+            known = last.known
+        else:
+            known = len(self.lines) if last is not None else 0
+        question = Question(text, known, inputs)
+        self.add(question)
+        return question
+
+
+def question_of(goal: GoalSettings, price: float | None) -> str:
+    """Return a goal and a price as text."""
+    return json.dumps([goal.model_dump(exclude_none=True), price], sort_keys=True)
