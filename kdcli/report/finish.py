@@ -76,8 +76,9 @@ class RunResult(Usable):
     def read(cls, folder: Path) -> RunResult:
         """Read a finished run.
 
-        Raises UsageError: there is no run, or it is not finished; or its report is damaged or has
-            another schema.
+        Raises:
+            UsageError: there is no run, or it is not finished; or its report is damaged or has
+                another schema.
         """
         if not (folder / REPORT_FILE).is_file():
             is_run = RunDir(folder).is_run
@@ -111,7 +112,8 @@ class RunResult(Usable):
 
         Of a compression, they are quality over latency and over size, as in pareto.png.
 
-        Raises UsageError: the report has no picture.
+        Raises:
+            UsageError: the report has no picture.
         """
         pictures = first_pictures(self.report)
         if not pictures:
@@ -172,7 +174,8 @@ def frame(report: Report) -> pd.DataFrame:
 def checked_report(raw: Mapping[str, object], file: Path) -> Report:
     """Check a report that was read from a file.
 
-    Raises UsageError: it is damaged or has another schema.
+    Raises:
+        UsageError: it is damaged or has another schema.
     """
     schema = raw.get("schema")
     if isinstance(schema, int) and schema != SCHEMA:

@@ -75,7 +75,8 @@ class Upload:
     def of(cls, folder: Path, *, with_report: bool = False) -> "Upload":
         """Choose the files of a model or an export.
 
-        Raises UsageError: the directory holds no model.
+        Raises:
+            UsageError: the directory holds no model.
         """
         if not (folder / CONFIG_FILE).is_file():
             inside = sorted(
@@ -135,7 +136,8 @@ class Published:
 def check_repository(repository: str) -> None:
     """Check that a repository's name is valid and that there is a token, without a request.
 
-    Raises UsageError: the name is not valid, or there is no token.
+    Raises:
+        UsageError: the name is not valid, or there is no token.
     """
     try:
         validate_repo_id(repository)
@@ -153,7 +155,8 @@ def publish(upload: Upload, repository: str, *, private: bool = True) -> Publish
 
     An existing repository keeps its visibility.
 
-    Raises UsageError: the hub refuses the push.
+    Raises:
+        UsageError: the hub refuses the push.
     """
     check_repository(repository)
     hub = HfApi(library_name="kdcli")

@@ -81,9 +81,6 @@ def evaluate(
     """Evaluate every model and compare the later ones with the first.
 
     Returns None in a process that prints nothing.
-
-    Raises KdcliError: a model fails. If the recipe, a model or the data cannot be used, nothing is
-        written.
     """
     recipe = resolved.recipe
     first = next(iter(recipe.models), None)
@@ -138,7 +135,8 @@ def evaluate(
 def _check_compared(recipe: EvaluateRecipe, extras: Extras, models: Sequence[str]) -> None:
     """Check that there is a model to compare with the reference, or something else to report.
 
-    Raises UsageError: there is only the reference.
+    Raises:
+        UsageError: there is only the reference.
     """
     if len(models) > 1 or extras.predictions is not None or recipe.measure.latency:
         return
@@ -160,7 +158,8 @@ def _check_workload(
 ) -> None:
     """Check that the workload supports the options, before anything is computed.
 
-    Raises UsageError: the task has no head, no such metric, no classes or no submission.
+    Raises:
+        UsageError: the task has no head, no such metric, no classes or no submission.
     """
     labelled = workload if isinstance(workload, LabelledWorkload) else None
     if labelled is None and (recipe.metrics or extras.submission is not None):
@@ -201,7 +200,8 @@ def _request(recipe: EvaluateRecipe) -> EvaluationRequest:
 def check_recipe(recipe: EvaluateRecipe, extras: Extras) -> None:
     """Check a recipe and its options before data and models are read.
 
-    Raises UsageError: there is no model or no task, or options contradict each other.
+    Raises:
+        UsageError: there is no model or no task, or options contradict each other.
     """
     if not recipe.models:
         raise UsageError(
@@ -279,7 +279,8 @@ def _load(
     An embedding model is returned once for each number of dimensions to which its vectors are cut,
     and for each format in which they are stored.
 
-    Raises UsageError: `dimensions` is given for a model that is scored by its head.
+    Raises:
+        UsageError: `dimensions` is given for a model that is scored by its head.
     """
     recipe = context.recipe
     if recipe.masks:
@@ -308,8 +309,9 @@ def _under_mask(
 ) -> Model:
     """Load the base under a mask, with the head of the mask.
 
-    Raises UsageError: the mask cannot be read, is for another base, or is for another task or
-        other labels.
+    Raises:
+        UsageError: the mask cannot be read, is for another base, or is for another task or other
+            labels.
     """
     base = recipe.models[0]
     if file.suffix == PUBLISHED:
@@ -398,7 +400,8 @@ def _predict_test(workload: LabelledWorkload, model: Model) -> dict[str, list[fl
 def check_gate_names(workload: Workload, extras: Extras) -> None:
     """Check the metrics of `--min-metric` before anything is computed.
 
-    Raises UsageError: the task has no such metric, or a lower value of it is better.
+    Raises:
+        UsageError: the task has no such metric, or a lower value of it is better.
     """
     metrics = workload.gated_metrics
     for metric in extras.gates:
@@ -413,7 +416,8 @@ def check_gate_names(workload: Workload, extras: Extras) -> None:
 def check_has_classes(workload: Workload) -> None:
     """Check that `--max-class-drop` can be applied before anything is computed.
 
-    Raises UsageError: the task has no classes.
+    Raises:
+        UsageError: the task has no classes.
     """
     if isinstance(workload, LabelledWorkload) and workload.kind in KINDS:
         return
@@ -435,7 +439,8 @@ def check_score_gates(
         extras: The gates.
         max_class_drop: Maximum drop of a class's metric against the baseline, in points.
 
-    Raises GateError: at least one gate was missed.
+    Raises:
+        GateError: at least one gate was missed.
     """
     missed = []
     for name in result.report.cards if extras.gates else ():
