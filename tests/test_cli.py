@@ -200,7 +200,7 @@ def test_the_trackers_of_help_are_those_of_accelerate():
 def test_a_tracker_that_is_not_there_is_refused_by_name(
     monkeypatch, name, installed, message, hint
 ):
-    monkeypatch.setattr("kdcli.engine.trackers.get_available_trackers", lambda: installed)
+    monkeypatch.setattr("kdcli.engine.launch.get_available_trackers", lambda: installed)
     done = run("finetune", "demo", "--task", "demo-topic", "--report-to", name)
     assert done.exit_code == 2
     assert message in done.stderr

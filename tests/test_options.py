@@ -30,7 +30,7 @@ MODELS = [
     *(verb.options for verb in VERBS.values() if verb.options is not None),
     *(RunOptions, CommandOptions),
 ]
-INTERNAL = ("verb", "arguments", "stop_after")
+INTERNAL = ("verb", "arguments", "stop_after", "written")
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
