@@ -338,7 +338,7 @@ def test_an_altered_header_with_a_right_hash_is_refused_and_allocates_little(bas
         ({"num_hidden_layers": 10**9}, "'num_hidden_layers'"),
         ({"hidden_size": 64}, "changes 'hidden_size' of its base"),
         ({"_attn_implementation": "owner/kernel"}, "_attn_implementation"),
-        ({"id2label": {"x": "a"}}, "cannot be used"),
+        ({"id2label": {"x": "a"}}, "must number the 1 outputs from 0, got x"),
     ],
 )
 def test_settings_of_a_mask_that_do_not_fit_its_base_are_refused(base, config, message):

@@ -136,7 +136,7 @@ def test_a_teacher_with_another_order_of_labels(refused, tmp_path):
 
 
 def test_models_with_another_vocabulary(refused, teacher, tmp_path):
-    other = own_files.headed(tmp_path / "other", LABELS)
+    other = own_files.headed(tmp_path / "other", LABELS, vocab_size=65)
     tokenizer = AutoTokenizer.from_pretrained(other)
     tokenizer.add_tokens(["w99"])
     tokenizer.save_pretrained(other)

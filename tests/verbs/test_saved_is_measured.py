@@ -313,7 +313,7 @@ def compare(stranger, kind, data, out):
     inputs = [row[columns[0]] if len(columns) == 1 else [row[c] for c in columns] for row in rows]
     scores = {each.model: each.metrics[name] for each in own_files.report_of(out).evaluations}
     measured = scores.get("student") or scores.get("masked") or scores.popitem()[1]
-    assert metric(stranger(how, out, inputs), rows) == pytest.approx(measured, abs=1e-6)
+    assert metric(stranger(how, out, inputs), rows) == pytest.approx(measured, abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -4,7 +4,8 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
@@ -116,9 +117,8 @@ def tokenize(
     if dry_run:
         return _estimate(opened, loaded, column, workers)
     assert output_dir is not None
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _stop)
-    meta = tokenise(opened, loaded, column, output_dir, log=Progress.log, workers=workers)
+    with _stopping_on_signals():
+        meta = tokenise(opened, loaded, column, output_dir, log=Progress.log, workers=workers)
     return TokenizedDirectory(
         directory=str(output_dir),
         tokenizer=meta.name,
@@ -133,6 +133,19 @@ def _count_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+@contextmanager
+def _stopping_on_signals() -> Iterator[None]:
+    """Raise `Stopped` at SIGTERM or Ctrl-C, and restore the handlers of the process at the end."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        for number in before:
+            signal.signal(number, _stop)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
