@@ -102,6 +102,10 @@ class Predictor:
             tokenizer = tokenizer_for(source, of_words=kind == "tokens")
         if kind == EMBEDDING_KIND:
             check_case(tokenizer, source)
+        if kind == "tokens":
+            labels = tuple(map(str, config.id2label.values()))
+            if (warning := describe_unknown_scheme(labels)) is not None:
+                Progress.log(f"{source}: {warning}")
         known = functools.partial(cls, source, kind, config, tokenizer, format=fmt)
         if is_export(source):
             export = open_export(source)
@@ -144,8 +148,6 @@ class Predictor:
         if self.format is not None:
             return self._vectors(items, self.format)
         if self.kind == "tokens":
-            if (warning := describe_unknown_scheme(self._names)) is not None:
-                Progress.log(f"{self.source}: {warning}")
             return self._entities(items)
         if self.kind == "span":
             return self._answers(items)

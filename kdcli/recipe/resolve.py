@@ -328,10 +328,10 @@ def read_recipe(recipe: str, verb: str | None) -> RecipeValues:
         raise UsageError(f"{path} is a recipe of '{own_verb}', not of '{verb}'")
     if own_verb == "rerank":
         loaded.setdefault("task", "rerank")
-    if own_verb == "rerank" and verb == "finetune":
-        return _without_teacher(loaded)
     if (path.parent / "log.jsonl").is_file():
         _place_files_of_run(loaded, path.parent)
+    if own_verb == "rerank" and verb == "finetune":
+        return _without_teacher(loaded)
     return loaded
 
 

@@ -438,7 +438,9 @@ def renamed(part: PartT, names: Mapping[str, str]) -> PartT:
     if isinstance(part, LatencyRow) and part.speedup is not None:
         update["speedup"] = renamed(part.speedup, names)
     if isinstance(part, Decision):
-        update["calibration"] = {names[model]: each for model, each in part.calibration.items()}
+        update["calibration"] = {
+            names[model]: each for model, each in part.calibration.items() if model in names
+        }
     return part.model_copy(update=update)
 
 

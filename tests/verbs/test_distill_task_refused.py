@@ -147,7 +147,7 @@ def test_models_with_another_vocabulary(refused, teacher, tmp_path):
     )
     assert "--method soft-targets compares logits of whole rows" in message
     masked = tmp_path / "masked"
-    AutoModelForMaskedLM.from_config(tiny_config("bert")).save_pretrained(masked)
+    AutoModelForMaskedLM.from_config(tiny_config("bert", vocab_size=65)).save_pretrained(masked)
     AutoTokenizer.from_pretrained(other).save_pretrained(masked)
     message = f"augment.model {masked} has another vocabulary than teacher {teacher}"
     assert message in refused("--augment", "--augment-model", masked)

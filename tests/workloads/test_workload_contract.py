@@ -173,7 +173,7 @@ def test_labels_are_learned_if_there_are_any(workload):
         assert schedule.steps == 4
         assert torch.isfinite(job.step(batch).total)
     else:
-        with pytest.raises(UsageError, match="no labels|neither labels nor scores"):
+        with pytest.raises(UsageError, match=r"no labels|neither labels nor scores"):
             workload.job(workload.model, TRAIN, "last")
 
 

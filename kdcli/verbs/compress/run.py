@@ -189,7 +189,12 @@ def claim_folder(
         overwrite=steps.options.overwrite,
         free_keys=GOAL,
     )
-    if len(Record.read(claimed).lines) != read:
+    try:
+        lines = Record.read(claimed).lines
+    except MachineError:
+        claimed.release()
+        raise
+    if len(lines) != read:
         claimed.release()
         raise UsageError(
             f"another kdcli process finished in {steps.folder} while this one was starting",
@@ -306,7 +311,7 @@ def slow_backends(goal: GoalSettings, untrained: Untrained) -> dict[str, str]:
         name: goal.untrained_misses(times, best=True, is_shape=False)
         for name, times in untrained.backends.items()
     }
-    return {name: "; ".join(whys.values()) for name, whys in missed.items() if whys}
+    return {name: "; ".join(dict.fromkeys(whys.values())) for name, whys in missed.items() if whys}
 
 
 def checked(result: RunResult) -> RunResult:

@@ -128,7 +128,10 @@ class Steps:
 
     def relative(self, path: str | Path) -> str:
         """Return a path relative to the run, if it is inside."""
-        return os.path.relpath(path, self.folder) if self._is_inside(path) else str(path)
+        if self._is_inside(path):
+            return os.path.relpath(path, self.folder)
+        # A path outside may look like one inside.
+        return str(Path(path).absolute() if str(path).startswith(f"{STEPS}/") else path)
 
     def _is_inside(self, path: str | Path) -> bool:
         return Path(path).is_relative_to(self.folder / STEPS)
@@ -138,9 +141,21 @@ class Steps:
         return self.folder / path if path.startswith(f"{STEPS}/") else Path(path)
 
     def place(self, name: str, values: object) -> Path:
-        """Return the directory of what depends on these values."""
-        text = json.dumps(values, default=str).replace(f"{self.folder}/", "")
+        """Return the directory of a result that depends on these values.
+
+        Paths inside the run count as relative to it, so a run that was moved finds its results.
+        """
+        text = json.dumps(self._in_run(values))
         return self.folder / STEPS / cache_key(text)[:8] / as_directory(name)
+
+    def _in_run(self, values: object) -> object:
+        if isinstance(values, Mapping):
+            return {key: self._in_run(value) for key, value in values.items()}
+        if isinstance(values, list | tuple):
+            return [self._in_run(value) for value in values]
+        if values is None or isinstance(values, bool | int | float):
+            return values
+        return str(values).removeprefix(f"{self.folder}/")
 
     def path(self, step: Step) -> Path:
         """Return the directory of a step."""
@@ -159,9 +174,8 @@ class Steps:
     @property
     def has_measured(self) -> bool:
         """Whether a later run with a larger budget finds measurements of this one."""
-        return not self.replaces_run and any(
-            one.place.endswith(".json") for one in self.record.attempts
-        )
+        stored = (self.folder / STEPS).glob("*/timings*.json")
+        return not self.replaces_run and (bool(self.unwritten) or any(stored))
 
     def claim(self) -> None:
         """Claim the run, and write what was measured before."""
@@ -286,7 +300,7 @@ class Steps:
         at = file.relative_to(self.folder / STEPS).as_posix()
         self.passed[at] = math.inf
         if file in self.unwritten:
-            return adapter.validate_json(self.unwritten[file])
+            return adapter.validate_python(json.loads(self.unwritten[file])["value"])
         if file.is_file() and not self.replaces_run:
             return adapter.validate_python(read_json(file)["value"])
         self.check()

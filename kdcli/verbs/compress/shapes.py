@@ -124,8 +124,8 @@ def measure_untrained(search: Search, partition: Partition) -> Untrained:
         for name in backends
         if name in of_backends
     }
-    # A resumed run does not measure them again.
-    timing.earlier = len(subjects) + 1
+    # A resumed run does not measure them again, but their seconds count.
+    timing.start(earlier=len(subjects) + 1)
 
     def measure(named: Mapping[str, ModelShape]) -> dict[str, UntrainedTimes]:
         title = f"{', '.join(named)} untrained on {fastest}"
@@ -228,6 +228,11 @@ class _Timing:
     earlier: int = 0
 
     def __post_init__(self) -> None:
+        self.start(earlier=0)
+
+    def start(self, earlier: int) -> None:
+        """Start the next measurement, after a number of models in the finished ones."""
+        self.earlier = earlier
         # The record does not count the seconds of a measurement before its end.
         self.spent, self.began = self.search.steps.seconds, self.search.verbs.clock()
 

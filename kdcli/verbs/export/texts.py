@@ -138,6 +138,11 @@ def with_calibration(texts: CheckTexts, tokenizer: PreTrainedTokenizerBase) -> C
     package = texts_of_package(tokenizer, 1)
     compared = set(texts.compared)
     calibration = [row for row in package.calibration if compared.isdisjoint(row)]
+    if not calibration:
+        raise UsageError(
+            "no text is left for calibration: the file is compared on all texts of kdcli",
+            "give other texts with --data",
+        )
     return replace(package, compared=texts.compared, calibration=calibration)
 
 
