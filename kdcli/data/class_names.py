@@ -4,6 +4,7 @@
 card of a data set may hold them.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 HUGGING_FACE = b"huggingface"
 CARD, CLASS_LABEL, MAX_CARD_BYTES = "README.md", b"class_label", 1 << 20
+NUMBER = re.compile(r"-?\d+")
 
 
 class ClassName(str):
@@ -109,11 +111,14 @@ def _has_names(feature: Any) -> bool:
 def _named(feature: Any, value: Any) -> Any:
     """Name the classes in a value. A negative number stands for no label."""
     if isinstance(value, dict) and isinstance(feature, Mapping):
-        return {key: _named(feature[key], each) for key, each in value.items()}
+        return {
+            key: _named(feature[key], each) if key in feature else each
+            for key, each in value.items()
+        }
     if isinstance(value, list) and hasattr(feature, "feature"):
         return [_named(feature.feature, each) for each in value]
     names = getattr(feature, "names", None)
-    if isinstance(value, str) and value.isdecimal() and names and value not in names:
+    if isinstance(value, str) and NUMBER.fullmatch(value.strip()) and names and value not in names:
         # A cell of CSV.
         value = int(value)
     if not names or not isinstance(value, int) or value >= len(names):

@@ -20,8 +20,20 @@ from kdcli.disk import EMBEDDED, HASHES, check_writable, holds_run, user_path
 from kdcli.errors import UsageError
 from kdcli.recipe.yaml import read_yaml
 
-NO_PATHS = frozenset({"verb", "task", "method"})
-"""Recipe keys whose values never name a file, though a directory may have the same name."""
+PATH_KEYS = frozenset(
+    [
+        *("model", "models", "teacher", "more_teachers", "student", "base", "masks", "documents"),
+        *("source", "train", "partition", "text", "texts", "vectors", "glove", "soft_labels"),
+        *("recipe", "run"),
+    ]
+)
+"""Recipe keys whose values may be a bare name of a file or directory.
+
+Under other keys, only a value with a separator or a dot may be a path: a directory may be called
+`linear`, as a schedule is.
+"""
+NO_PATHS = frozenset({"columns"})
+"""Recipe keys below which no value names a file."""
 LOCAL_URL = re.compile(r"(?:file|local):", re.IGNORECASE)
 URL = re.compile(r"\w[\w+.-]+:/")
 MAX_LISTED = 3
@@ -50,21 +62,27 @@ def local_paths(source: str) -> list[Path]:
                 elif glob.has_magic(text):
                     paths |= dict.fromkeys(map(Path, glob.glob(str(path), recursive=True)))  # noqa: PTH207
             except (UsageError, OSError, ValueError):
-                continue  # It is no path.
+                continue  # It is not a path.
     return list(paths)
 
 
-def texts_in(tree: object) -> Iterator[str]:
-    """Yield the strings in a recipe's values that may be paths."""
+def texts_in(tree: object, key: str = "") -> Iterator[str]:
+    """Yield the strings in a recipe's values that may be paths.
+
+    Args:
+        tree: the recipe, or the value of a key.
+        key: the key.
+    """
     if isinstance(tree, str):
-        yield tree
+        if tree and (key in PATH_KEYS or any(mark in tree for mark in "/\\.")):
+            yield tree
     elif isinstance(tree, list):
         for value in tree:
-            yield from texts_in(value)
+            yield from texts_in(value, key)
     elif isinstance(tree, dict):
-        for key, value in tree.items():
-            if key not in NO_PATHS:
-                yield from texts_in(value)
+        for inner, value in tree.items():
+            if inner not in NO_PATHS:
+                yield from texts_in(value, inner)
 
 
 def _real_places(path: Path, skipped: Path, seen: set[Path]) -> Iterator[Path]:
@@ -129,7 +147,7 @@ def check_output_file(file: Path, sources: Iterable[str], option: str, *, overwr
         file: the file.
         sources: the models and data of the command.
         option: the option that names the file.
-        overwrite: whether `--overwrite` allows to replace another existing file.
+        overwrite: whether `--overwrite` allows replacing an existing file.
 
     Raises:
         UsageError: the file is an input, or it exists and may not be replaced.
@@ -154,8 +172,8 @@ OF_MODEL = (
 def content_of_inputs(recipe_yaml: str, folder: Path) -> dict[str, str]:
     """Hash the content of the local files that a recipe names.
 
-    What lies in the run itself, or in a run that this one is a part of, is left out: its own recipe
-    decides it.
+    Files inside the run, or inside a run that this one is a part of, are skipped, because their own
+    recipes determine them.
 
     Args:
         recipe_yaml: the resolved recipe, whose data has been opened.
@@ -167,9 +185,13 @@ def content_of_inputs(recipe_yaml: str, folder: Path) -> dict[str, str]:
     own = next((above for above in reversed(folder.absolute().parents) if holds_run(above)), folder)
     content: dict[str, str] = {}
     for source in dict.fromkeys(texts_in(read_yaml(recipe_yaml))):
-        for path in local_paths(source):
-            if not path.resolve().is_relative_to(own.resolve()):
-                content[source] = HASHES.get(source) or _hash_of(path)
+        outside = [
+            path
+            for path in sorted(local_paths(source))
+            if not path.resolve().is_relative_to(own.resolve())
+        ]
+        if outside:
+            content[source] = HASHES.get(source) or " ".join(map(_hash_of, outside))
     return content
 
 
@@ -200,6 +222,11 @@ WRITTEN = (
     *("*.model", "*.jinja", "modeling_*.py", "README.md", "state.json", "predictions.json"),
     *("export.json", "*.onnx", "*.onnx.data", "openvino_*.xml", "openvino_*.bin", "pareto.png"),
     *("pruning.json", "inputs.json", "training-text.jsonl", "events.out.tfevents.*"),
+    # Submissions to the GLUE server.
+    *("CoLA.tsv", "SST-2.tsv", "MRPC.tsv", "STS-B.tsv", "QQP.tsv", "MNLI-m.tsv", "MNLI-mm.tsv"),
+    *("QNLI.tsv", "RTE.tsv", "WNLI.tsv"),
+    # File systems and desktops write these.
+    *(".DS_Store", "Thumbs.db", ".nfs*"),
 )
 DIRECTORIES = frozenset({"signals", ".aim", "dvclive", "mlruns", "swanlog", "trackio", "wandb"})
 """Directories that hold files of other names: stored signals, and logs of trackers."""
@@ -213,7 +240,9 @@ def foreign_files(folder: Path, written: Iterable[Path] = ()) -> list[Path]:
         folder: the directory of the run.
         written: further files and directories that this command writes there.
     """
-    own = [path.resolve() for path in written]
+    places = (path.resolve() for path in written)
+    # A directory that holds the run itself excuses nothing in it.
+    own = [place for place in places if not folder.resolve().is_relative_to(place)]
     found = []
     for inside in sorted(folder.rglob("*")):
         if inside.is_dir() and not inside.is_symlink():
@@ -239,6 +268,7 @@ def check_no_foreign_files(folder: Path, written: Iterable[Path] = ()) -> None:
         names = ", ".join(str(path.relative_to(folder)) for path in foreign[:MAX_LISTED])
         more = f" and {len(foreign) - MAX_LISTED:,} more" if len(foreign) > MAX_LISTED else ""
         raise UsageError(
-            f"--overwrite would delete {names}{more} in {folder}, which kdcli did not write",
+            f"--overwrite would delete {names}{more} in {folder}, which kdcli does not know as "
+            "its own",
             "move them away, or choose another directory with -o",
         )

@@ -215,7 +215,13 @@ def claim(session: Session, folder: Path, resolved: SavedRecipe, options: RunOpt
         content = content_of_inputs(recipe, folder)
         if options.resume and run.is_run:
             run.check_inputs(content)
-        RunDir.claim(folder, recipe, resume=options.resume, overwrite=options.overwrite)
+        RunDir.claim(
+            folder,
+            recipe,
+            resume=options.resume,
+            overwrite=options.overwrite,
+            written=options.written,
+        )
         run.record_inputs(content)
 
     session.on_main(claim_in_main)

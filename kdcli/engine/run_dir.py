@@ -330,7 +330,8 @@ class RunDir:
         for text in set(texts_in(read_yaml(recipe_yaml))):
             place = Path(text).absolute()
             is_relative = text.startswith("../")
-            if not is_relative and place.is_relative_to(outer) and place != outer:
+            is_inside = place.is_relative_to(outer) and place != outer and place.exists()
+            if not is_relative and is_inside:
                 here = Path(os.path.relpath(place, self.path.absolute())).as_posix()
                 recipe_yaml = recipe_yaml.replace(f" {flow_style(text)} ", f" {flow_style(here)} ")
         return recipe_yaml

@@ -303,7 +303,10 @@ def read_length(source: str, known: Mapping[str, Sequence[object]]) -> int | Non
     name, settings = encoder_settings(source)
     check_settings(source, name, settings, known)
     length = settings.get("max_seq_length")
-    for part in (settings.get("processing_kwargs") or {}).values():
+    parts = settings.get("processing_kwargs") or {}
+    if not isinstance(parts, dict) or not all(isinstance(p, dict) for p in parts.values()):
+        raise UsageError(f"{source}/{name}: processing_kwargs must hold JSON objects by modality")
+    for part in parts.values():
         check_settings(source, name, part, PROCESSING_SETTINGS)
         length = part.get("max_length", length)
     if not isinstance(length, int | None) or (length is not None and length < 3):

@@ -121,7 +121,8 @@ def load_static(config: StaticConfig, weights: Path) -> StaticModel:
     if MAPPING in tensors:
         table = table[tensors[MAPPING].long()]
     if SCALES in tensors:
-        table = (table.float() * tensors[SCALES].float()[:, None]).to(table.dtype)
+        # The scaled rows of an integer table are no integers.
+        table = table.float() * tensors[SCALES].float()[:, None]
     model: StaticModel = StaticModel(config)
     with torch.no_grad():
         model.embeddings.copy_(table)

@@ -21,7 +21,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from kdcli.disk import unprintable
+from kdcli.disk import holds_run, unprintable
 from kdcli.errors import UsageError, did_you_mean, shortened
 from kdcli.recipe.options import settings_of
 from kdcli.recipe.sections import RecipeValues, Section
@@ -328,7 +328,7 @@ def read_recipe(recipe: str, verb: str | None) -> RecipeValues:
         raise UsageError(f"{path} is a recipe of '{own_verb}', not of '{verb}'")
     if own_verb == "rerank":
         loaded.setdefault("task", "rerank")
-    if (path.parent / "log.jsonl").is_file():
+    if (path.parent / "log.jsonl").is_file() and any(map(holds_run, path.absolute().parents[1:])):
         _place_files_of_run(loaded, path.parent)
     if own_verb == "rerank" and verb == "finetune":
         return _without_teacher(loaded)
