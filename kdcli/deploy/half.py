@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kdcli.deploy.sessions import library, onnx_caller
+from kdcli.errors import MachineError
 from kdcli.types import Batch
 
 if TYPE_CHECKING:
@@ -57,7 +58,13 @@ def in_half(graph: "onnx.ModelProto", in_float: Set[str], *, large: bool) -> "on
             has no inferred types here, and nodes cannot stay in float32.
     """
     convert = library("onnxruntime.transformers.float16", "onnx").convert_float_to_float16
-    kept = [] if large else sorted(in_float)
+    if large and in_float:
+        raise MachineError(
+            f"the values of {len(in_float)} nodes are too large for half precision, and a file "
+            "above 2 GB cannot keep nodes in float32",
+            "export with --int8, or in float32",
+        )
+    kept = sorted(in_float)
     half: onnx.ModelProto = convert(
         graph, keep_io_types=True, disable_shape_infer=large, node_block_list=kept
     )
@@ -83,7 +90,7 @@ def _join_casts(graph: "onnx.ModelProto") -> None:
     for node in nodes:
         if node.output[0] in computed:
             continue
-        computed.update(node.output)
+        computed.update(filter(None, node.output))
         for place, name in enumerate(node.input):
             node.input[place] = back.get(name, name)
         kept.append(node)
