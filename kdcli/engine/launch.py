@@ -72,7 +72,7 @@ def launch(dtype: str, options: RunOptions, *, judging: bool = False) -> Session
         ChildFailed: a process that was started here failed and has printed why.
     """
     device, compute_dtype = check_machine(dtype, options)
-    count = _process_count(device, options)
+    count = process_count(device, options)
     if count > 1 and not joined() and not options.dry_run:
         code = fan_out(options.arguments, count, on_cpu=device.type == "cpu")
         if code:
@@ -84,7 +84,7 @@ def launch(dtype: str, options: RunOptions, *, judging: bool = False) -> Session
     return Session(accelerator, device, judging)
 
 
-def _process_count(device: torch.device, options: RunOptions) -> int:
+def process_count(device: torch.device, options: RunOptions) -> int:
     """Return the number of processes: the given one, or one per accelerator."""
     count = options.processes
     if count is None:

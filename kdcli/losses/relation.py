@@ -258,13 +258,14 @@ def _by_triton(student_x: Tensor, teacher_x: Tensor) -> bool:
 
     Raises UsageError if the user asked for them and the heads are too wide.
     """
-    if KERNEL.get() == "torch" or not student_x.is_cuda:
+    kernel = KERNEL.get()
+    if kernel == "torch" or (kernel == "auto" and not student_x.is_cuda):
         return False
     from kdcli.losses.relation_triton import max_width
 
     width = max(student_x.shape[-1], teacher_x.shape[-1])
     limit = max_width(student_x.device)
-    if width > limit and KERNEL.get() == "triton":
+    if width > limit and kernel == "triton":
         raise UsageError(
             f"relation.kernel=triton supports heads of width {limit} at most on this card, "
             f"but the width is {width}",

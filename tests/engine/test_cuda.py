@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from kdcli.cli import app
 from kdcli.losses.relation import relation_kl
-from kdcli.pruners.selection import select_masks
 
 pytestmark = [
     pytest.mark.cuda,
@@ -45,20 +44,6 @@ def test_the_relation_loss_is_that_of_the_cpu(dtype, near):
     (expected, gradient), (loss, other) = found
     torch.testing.assert_close(loss, expected, rtol=near, atol=0)
     assert float((other - gradient).norm() / gradient.norm()) < 10 * near
-
-
-@pytest.mark.parametrize("masking", ["local", "global", "proportional"])
-def test_masks_are_those_of_the_cpu(masking):
-    torch.manual_seed(0)
-    scores, kinds = (
-        {name: torch.randn(300, 700) for name in ("1.Q", "2.Q")},
-        {"1.Q": "Q", "2.Q": "Q"},
-    )
-    here = select_masks(masking, scores, kinds, 0.1)
-    there = select_masks(
-        masking, {name: tensor.cuda() for name, tensor in scores.items()}, kinds, 0.1
-    )
-    assert all(torch.equal(here[name], there[name].cpu()) for name in scores)
 
 
 def test_distill(tmp_path):

@@ -33,6 +33,11 @@ def ended_by(number):
     return f"import os; os.kill(os.getpid(), {number:d})"
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(fan_out, "END_SECONDS", 2.0)
+
+
 @pytest.fixture
 def interpreter(tmp_path, monkeypatch):
     """`fan_out` runs `python ARGUMENTS` in place of `python -P -m kdcli ARGUMENTS`."""
@@ -48,10 +53,6 @@ def run(*programs):
 
 @pytest.mark.usefixtures("interpreter")
 class TestPrograms:
-    @pytest.fixture(autouse=True)
-    def impatient(self, monkeypatch):
-        monkeypatch.setattr(fan_out, "END_SECONDS", 0.5)
-
     def test_a_process_that_lost_another_one_does_not_decide_the_exit_code(self):
         assert run("exit(3)", "exit(2)") == 2
 
@@ -95,7 +96,6 @@ def fork_rank(command, env):
 def forked(monkeypatch):
     """`fan_out` forks ranks from this process."""
     monkeypatch.setattr(fan_out, "subprocess", SimpleNamespace(Popen=fork_rank))
-    monkeypatch.setattr(fan_out, "END_SECONDS", 3.0)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Processes of one run: none waits for another that failed, is gone or never came, and one message
 is said."""
 
-import dataclasses
 import os
 import signal
 import time
@@ -9,10 +8,9 @@ import time
 import pytest
 import torch
 from forked import Forked, free_port, in_ranks
-from ranks import breaks, dies_in_step, ends, fails, forever, freezes, perform, sums, works
+from ranks import dies_in_step, ends, fails, forever, freezes, perform, sums, works
 from test_engine import CPU, Net, job_of, make_schedule
 
-from kdcli.data.batches import BatchOrder
 from kdcli.engine import peers
 from kdcli.engine.launch import Session, refuse_engines, start
 from kdcli.engine.processes import ends_at_once, stop_requests
@@ -58,13 +56,6 @@ def test_a_process_that_fails_ends_all_with_its_code_and_one_message_of_the_main
     assert "".join(said).count("error:") == said[0].count("the data are gone") == 1, said
 
 
-def test_a_bug_in_one_process_ends_the_others():
-    codes, said = lives(forever, breaks)
-    assert codes == [1, 1]
-    assert "ZeroDivisionError: a bug" in said[0]
-    assert "Traceback" in said[1]
-
-
 @pytest.mark.parametrize(("other", "gone"), [(sums, dies_in_step), (forever, freezes)])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_process_that_is_killed_or_falls_silent_ends_the_others(rank, other, gone):
@@ -92,12 +83,6 @@ def test_processes_that_end_at_different_times_are_not_missed(does):
     codes, said = lives(does, does, does)
     assert codes == [0, 0, 0], said
     assert "".join(said) == ""
-
-
-def test_a_child_of_kdcli_leaves_it_to_its_parent_to_say_which_was_killed():
-    codes, said = lives(sums, dies_in_step, KDCLI_PARENT="1")
-    assert codes == [3, -9]
-    assert said == ["", ""]
 
 
 @pytest.mark.parametrize(
@@ -182,19 +167,6 @@ def _differ(what):
 )
 def test_processes_that_would_train_something_else_are_refused(what):
     in_ranks(2, _differ(what))
-
-
-def test_more_processes_than_rows_of_a_batch_are_refused():
-    short = dataclasses.replace(job_of({"net": Net()}), order=BatchOrder(50, 2, 0))
-
-    def work():
-        with pytest.raises(
-            UsageError, match="the 2 rows of a batch are fewer than the 3 processes"
-        ):
-            train(Session(start(CPU, torch.float32), CPU), short, make_schedule(batch_size=2), None)
-        return {"none": torch.zeros(1)}
-
-    in_ranks(3, work)
 
 
 def test_a_checkpoint_is_sent_to_a_machine_that_does_not_see_it(tmp_path):

@@ -1,10 +1,8 @@
 """The processes that kdcli starts itself: how they end, and what it makes of it."""
 
-import contextlib
 import os
 import signal
 import threading
-import time
 
 import pytest
 
@@ -54,19 +52,6 @@ def test_outside_a_training_the_first_signal_interrupts():
         assert not next_one.requested
 
 
-def test_a_second_signal_ends_no_process_that_calls_kdcli_as_a_library(monkeypatch):
-    ended = []
-    monkeypatch.setattr(os, "_exit", ended.append)
-    monkeypatch.setattr(processes, "TWICE_SECONDS", 0.0)
-    with processes.stop_requests() as request:
-        for _ in range(2):
-            with contextlib.suppress(KeyboardInterrupt):
-                os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.2)
-    assert request.insisted
-    assert ended == []
-
-
 def test_another_thread_than_the_main_one_receives_no_signals():
     requests, before = [], signal.getsignal(signal.SIGINT)
 
@@ -101,6 +86,6 @@ def test_a_deadline_requests_a_stop():
     ],
 )
 def test_only_a_lost_peer_is_taken_for_a_lost_peer(monkeypatch, name, message, lost):
-    monkeypatch.setattr(processes, "joined", lambda: True)
+    monkeypatch.setenv("WORLD_SIZE", "2")
     error = type(name, (RuntimeError,), {})(message)
     assert processes.lost_another(error) is lost

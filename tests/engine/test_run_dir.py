@@ -1,9 +1,7 @@
 """Run directories: what may be claimed, what survives a kill, a full disk or damage, and what is
 never deleted."""
 
-import errno
 import fcntl
-import json
 import os
 from pathlib import Path
 
@@ -123,22 +121,6 @@ class TestClaim:
         with pytest.raises(UsageError, match=r"cannot be created: .*file is a file"):
             RunDir.claim(tmp_path / "file" / "run", recipe())
 
-    def test_full_disk_leaves_no_recipe_and_says_so(self, tmp_path, full_disk):
-        full_disk(disk.os, "fsync")
-        with pytest.raises(MachineError, match="the disk is full"):
-            RunDir.claim(tmp_path / "run", recipe())
-        assert listing(tmp_path / "run") == [LOCK]
-
-    @pytest.mark.parametrize(
-        "left",
-        [[LOG_FILE], [LOCK], [f".{RECIPE_FILE}.part", LOG_FILE, LOCK], [f".{LOG_FILE}.part"]],
-    )
-    def test_a_claim_that_was_killed_is_claimed_again(self, tmp_path, left):
-        for name in left:
-            (tmp_path / name).write_text("", "utf-8")
-        assert RunDir.claim(tmp_path, recipe(), resume=True).read_log() == []
-        assert (tmp_path / RECIPE_FILE).read_text("utf-8") == recipe()
-
     @pytest.mark.parametrize("overwrite", [False, True])
     def test_the_directory_itself_is_never_removed(self, tmp_path, monkeypatch, overwrite):
         (tmp_path / "real").mkdir()
@@ -205,17 +187,6 @@ class TestResume:
         )
         assert sorted(lines) == [of_loss, of_student, "  train.lr: was 0.0003, is 0.01"]
         assert (run.path / RECIPE_FILE).read_text("utf-8") == recipe()
-
-    def test_a_value_with_a_hash_in_it_is_compared_whole(self, tmp_path):
-        RunDir.claim(tmp_path / "run", recipe("data.source='a  # b'"))
-        with pytest.raises(UsageError, match=r"data\.source"):
-            RunDir.claim(tmp_path / "run", recipe("data.source='a  # c'"), resume=True)
-
-    def test_nothing_to_resume_starts_anew(self, tmp_path):
-        assert (
-            RunDir.claim(tmp_path / "run", recipe(), resume=True).load_checkpoint(pytest.fail)
-            is None
-        )
 
 
 class TestCheckpoints:
@@ -290,11 +261,6 @@ class TestCheckpoints:
         assert not any(p.name.endswith(".part") for p in (run.path / CHECKPOINTS).iterdir())
         assert run.load_checkpoint(pytest.fail).step == 2
 
-    def test_the_same_step_again_replaces_it(self, run):
-        run.save_checkpoint(1, tensors(1.0), {})
-        run.save_checkpoint(1, tensors(5.0), {})
-        assert run.load_checkpoint(pytest.fail).tensors["optimizer/0/step"] == 5.0
-
 
 class TestBest:
     def test_comes_back_as_it_was_and_only_the_last_is_kept(self, run):
@@ -318,22 +284,6 @@ class TestBest:
             file.unlink()
         with pytest.raises(MachineError, match=r"best\.safetensors cannot be read"):
             run.load_best(3)
-
-    @pytest.mark.parametrize("where", ["engine.run_dir.save_file", "engine.run_dir.fsync"])
-    def test_full_disk_keeps_the_one_before(self, run, monkeypatch, full_disk, where):
-        run.save_best(3, tensors(1.0))
-        full_disk(f"kdcli.{where}")
-        with pytest.raises(MachineError, match="the disk is full"):
-            run.save_best(6, tensors(2.0))
-        monkeypatch.undo()
-        assert torch.equal(run.load_best(3)["module/student/weight"], torch.full((4, 3), 1.0))
-
-    def test_kill_while_writing_leaves_the_one_before(self, run, monkeypatch):
-        run.save_best(3, tensors(1.0))
-        killed_before_the_end(monkeypatch, run.save_best, 6, tensors(2.0))
-        assert torch.equal(run.load_best(3)["optimizer/0/step"], torch.tensor(1.0))
-        run.save_best(6, tensors(2.0))
-        assert torch.equal(run.load_best(6)["optimizer/0/step"], torch.tensor(2.0))
 
     def test_is_no_checkpoint_to_go_on_from_and_is_dropped_with_them(self, run):
         run.save_best(3, tensors(1.0))
@@ -370,22 +320,6 @@ def test_a_claim_that_was_killed_anywhere_can_be_claimed_again(how, tmp_path):
     assert after > (8 if how else 3)
 
 
-def test_a_run_that_came_between_check_and_lock_is_not_deleted(tmp_path, monkeypatch):
-    path, lock = tmp_path / "run", RunDir._lock
-
-    def another_first(run):
-        monkeypatch.setattr(RunDir, "_lock", lock)
-        other = RunDir.claim(path, recipe())
-        other.log({"step": 1})
-        other.release()
-        run._lock()
-
-    monkeypatch.setattr(RunDir, "_lock", another_first)
-    with pytest.raises(UsageError, match="is not empty"):
-        RunDir.claim(path, recipe("train.lr=1e-2"))
-    assert [r["step"] for r in RunDir(path).read_log()] == [1]
-
-
 class TestNumbered:
     @pytest.fixture(autouse=True)
     def somewhere(self, tmp_path, monkeypatch):
@@ -411,10 +345,6 @@ class TestNumbered:
         ]
         Path("runs/finetune-x-2").rmdir()
         assert self.made() == "runs/finetune-x-2"
-
-    def test_nothing_is_made(self):
-        numbered("finetune-x", taken=False)
-        assert not Path("runs").exists()
 
 
 class TestOverwriteWithoutADirectory:
@@ -497,17 +427,6 @@ class TestRunToContinue:
         assert self.continued() == Path("runs/distill-x-3")
         assert self.continued("train.lr=1e-2") == Path("runs/distill-x-3")
 
-    def test_a_run_of_another_model_hides_none(self):
-        first = self.start(1)
-        self.start(2, "train.lr=1e-2")
-        RunDir.claim(Path("runs/distill-x-1"), recipe("train.lr=1e-2")).release()
-        assert self.continued() == first
-
-    def test_a_damaged_report_blocks_no_other_run(self):
-        first, damaged = self.start(1), self.start(2)
-        (damaged / REPORT_FILE).write_text("{", "utf-8")
-        assert self.continued() == first
-
 
 class TestLog:
     def test_line_torn_by_a_kill_is_left_out(self, run):
@@ -521,40 +440,6 @@ class TestLog:
         assert (run.path / LOG_FILE).read_text(
             "utf-8"
         ) == '{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.4}\n'
-
-    def test_floats_come_back_as_they_were(self, run):
-        record = {"step": 1, "loss": 0.1 + 0.2, "lr": 1e-300}
-        run.log(record)
-        run.cut_log(1)
-        assert run.read_log() == [record]
-
-    def test_full_disk_is_a_machine_error(self, run, full_disk):
-        full_disk(Path, "open")
-        with pytest.raises(MachineError, match=r"the disk is full: .*log\.jsonl"):
-            run.log({"step": 1})
-
-
-def test_done_only_with_a_report_that_says_so(run):
-    assert not run.done
-    for status in ("running", "done"):
-        (run.path / REPORT_FILE).write_text(json.dumps({"status": status}), "utf-8")
-        assert run.done == (status == "done")
-
-
-class TestWriteAtomic:
-    @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-    def test_failure_leaves_the_old_file_whole(self, tmp_path, monkeypatch, code):
-        path = tmp_path / "report.json"
-        disk.write_atomic(path, "old")
-
-        def fail(*args):
-            raise OSError(code, os.strerror(code))
-
-        monkeypatch.setattr(disk.os, "fsync", fail)
-        with pytest.raises(MachineError, match=r"report\.json"):
-            disk.write_atomic(path, "new")
-        assert listing(tmp_path) == ["report.json"]
-        assert path.read_text("utf-8") == "old"
 
 
 def test_a_run_of_another_version_is_refused_in_a_line(tmp_path):

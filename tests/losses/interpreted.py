@@ -9,7 +9,6 @@ import pytest
 import torch
 from references import kl_of_row, mse_of_row, normal, relation_reference
 
-from kdcli.losses import relation
 from kdcli.losses.relation import computed_by, relation_kl, score_mse
 
 EACH = pytest.mark.parametrize(
@@ -23,13 +22,6 @@ PADDED = (torch.arange(LENGTH) < torch.tensor([[LENGTH], [5]])).long()
 MASKS = {"none": None, "padded": PADDED, "isolated": ISOLATED, "empty": torch.zeros(BATCH, LENGTH)}
 # Width of teacher and student, dtype, largest relative error of a gradient.
 KINDS = [(8, 8, torch.float32, 1e-5), (20, 5, torch.float32, 1e-5), (16, 40, torch.float16, 2e-3)]
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu(monkeypatch):
-    monkeypatch.setattr(
-        relation, "_by_triton", lambda student_x, teacher_x: relation.KERNEL.get() == "triton"
-    )
 
 
 def vectors(teacher, student, dtype=torch.float32, length=LENGTH):

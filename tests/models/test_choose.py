@@ -1,6 +1,5 @@
 """Choosing a student's layers by measurement."""
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -9,15 +8,11 @@ import torch
 from encoders import tiny_encoder
 
 from kdcli.errors import UsageError
-from kdcli.models import choose
 from kdcli.models.choose import (
     ROWS,
     Comparison,
     mean_pooling,
     measured_layers,
-    moves,
-    pair_cosines,
-    parts_of,
     rows_to_compare,
 )
 from kdcli.models.layout import LAYOUTS
@@ -68,18 +63,6 @@ def test_the_layers_that_change_something_are_kept(kept):
     assert f"layers {', '.join(map(str, kept))}: agreement 1.000" in line
 
 
-def test_a_long_search_says_how_far_it_is(monkeypatch):
-    monkeypatch.setattr(choose, "SILENCE", 0.0)
-    lines = []
-    chosen = measured_layers(comparison_with(planted([2, 5])), 4, lines.append)
-    *progress, result = lines
-    counts = [int(line.split()[0]) for line in progress]
-    assert counts == list(range(1, len(counts) + 1))
-    assert result.endswith(f"; {len(counts)} choices)")
-    best = f"best so far: {', '.join(map(str, chosen))} (agreement 1.000)"
-    assert progress[-1].endswith(best)
-
-
 def test_a_search_changes_neither_the_teacher_nor_random_numbers():
     teacher = planted([2])
     before = {name: x.clone() for name, x in teacher.state_dict().items()}
@@ -111,23 +94,6 @@ def test_students_are_farther_from_their_teacher_with_fewer_units():
     assert 1 > cosines[0] > cosines[1]
 
 
-def test_students_are_fitted_in_the_given_format_and_compared_in_float32():
-    teacher = planted([])
-    rows = rows_to_compare(Texts(), teacher.config, ROWS)
-    formats = []
-    linear = teacher.encoder.layer[1].output.dense
-    linear.register_forward_hook(lambda _, __, output: formats.append(output.dtype))
-    half = replace(shape_of(teacher.config), layers=3)
-    single = Comparison(teacher, rows, mean_pooling).cosine(half)
-    assert set(formats) == {torch.float32}
-    formats.clear()
-    comparison = Comparison(teacher, rows, mean_pooling, torch.bfloat16)
-    assert set(formats) == {torch.float32}
-    formats.clear()
-    assert comparison.cosine(half) == pytest.approx(single, abs=5e-3)
-    assert set(formats) == {torch.bfloat16}
-
-
 def test_too_few_texts_are_refused_and_constant_vectors_agree_least():
     teacher = planted([])
     rows = rows_to_compare(Texts(), teacher.config, ROWS)
@@ -145,50 +111,3 @@ def test_nothing_is_chosen_if_no_layer_goes(count):
     layers = measured_layers(comparison_with(planted([])), count, lines.append)
     assert len(layers) == count
     assert not lines
-
-
-def test_a_layer_moves_between_its_neighbours():
-    given = (2, 3, 6)
-    for at in range(3):
-        expected = {
-            choice
-            for choice in itertools.combinations(range(1, 7), 3)
-            if [i for i in range(3) if choice[i] != given[i]] == [at]
-        }
-        assert set(moves(given, at, 6)) == expected
-
-
-def test_the_parts_of_a_text_are_its_halves_and_some_of_its_tokens():
-    ids_BL = torch.tensor([[1, 10, 11, 12, 13, 14, 2, 0], [1, 20, 21, 2, 0, 0, 0, 0]])
-    rows = {"input_ids": ids_BL, "attention_mask": (ids_BL > 0).long()}
-    whole, first, second, fewer = (
-        [
-            ids[real.bool()].tolist()
-            for ids, real in zip(part["input_ids"], part["attention_mask"], strict=True)
-        ]
-        for part in parts_of(rows)
-    )
-    assert whole == [[1, 10, 11, 12, 13, 14, 2], [1, 20, 21, 2]]
-    assert first == [[1, 10, 11, 12, 2], [1, 20, 2]]
-    assert second == [[1, 13, 14, 2], [1, 21, 2]]
-    for part, text in zip(fewer, whole, strict=True):
-        assert (part[0], part[-1]) == (1, 2)
-        assert part == [token for token in text if token in part]
-    assert len(fewer[0]) < 7
-
-
-def test_half_of_the_pairs_are_close():
-    vectors = np.random.default_rng(0).standard_normal((4, 5, 3))
-    unit = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
-    expected = [
-        unit[a, n] @ unit[b, n] for a, b in ((1, 2), (0, 1), (0, 2), (0, 3)) for n in range(5)
-    ]
-    expected += [unit[0, n] @ unit[0, n - by] for by in (1, 2, 3, 4) for n in range(5)]
-    np.testing.assert_allclose(pair_cosines(torch.from_numpy(vectors)), expected, atol=1e-12)
-
-
-def test_vectors_are_means_over_the_tokens_that_are_no_padding():
-    states_BLD = torch.arange(12.0).reshape(2, 3, 2)
-    mask_BL = torch.tensor([[1, 1, 0], [1, 1, 1]])
-    expected = torch.tensor([[1.0, 2.0], [8.0, 9.0]])
-    torch.testing.assert_close(mean_pooling(states_BLD, mask_BL), expected)

@@ -4,13 +4,12 @@ refused."""
 import json
 import shutil
 import string
-import sys
 
 import numpy as np
 import pytest
 import torch
 from encoders import tiny_encoder, tiny_tokenizer
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.models import Normalize, StaticEmbedding
 from transformers import BertTokenizer
@@ -306,18 +305,6 @@ def test_a_dense_layer_of_another_width_than_the_encoder_is_refused(saved):
         Embedder.open(str(folder))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_dense_layer_in_half_precision_is_read_in_float32(saved, dtype):
-    folder = saved(EmbeddingFormat(dense=DENSE))
-    file = folder / "2_Dense" / "model.safetensors"
-    save_file({name: tensor.to(dtype) for name, tensor in load_file(file).items()}, file)
-    embedder = Embedder.open(str(folder))
-    weight, bias, _ = embedder.format.dense
-    assert (weight.dtype, bias.dtype) == (torch.float32, torch.float32)
-    assert torch.equal(bias, DENSE.bias.to(dtype).float())
-    assert embedder.fingerprint
-
-
 @pytest.mark.parametrize("lowercases", [True, False])
 def test_lowercasing_that_only_the_library_does_is_refused(saved, session, lowercases):
     folder = saved(EmbeddingFormat())
@@ -338,15 +325,6 @@ def test_lowercasing_that_only_the_library_does_is_refused(saved, session, lower
         SentenceTransformer(str(folder), device="cpu").encode(["A b"]),
         atol=1e-6,
     )
-
-
-def test_reading_and_computing_do_not_import_sentence_transformers(saved, monkeypatch):
-    folder = str(saved(EmbeddingFormat(dense=DENSE)))
-    for name in [name for name in sys.modules if name.startswith("sentence_transformers.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    load_embedder(folder)
-    Pool(read_format(folder))(torch.ones(1, 2, 32), None)
 
 
 def test_a_pooling_that_contradicts_and_a_cross_encoder_are_refused(saved, model_dir):

@@ -11,7 +11,6 @@ from transformers import (
 )
 
 from kdcli.errors import UsageError
-from kdcli.models import fitted_head
 from kdcli.models.fitted_head import check_head, fit_head, last_linear, student_with_fitted_head
 from kdcli.models.least_squares import BIAS_RIDGE, RIDGE
 from kdcli.models.model import Model
@@ -109,28 +108,6 @@ def test_the_head_is_the_ridge_regression_about_the_copied_head():
     fit_head(teacher, model, rows)
     assert np.allclose(model.classifier.weight.detach().numpy(), expected[:, :-1], atol=1e-5)
     assert np.allclose(model.classifier.bias.detach().numpy(), expected[:, -1], atol=1e-5)
-
-
-def test_a_head_of_tokens_is_fitted_to_some_real_tokens_of_every_batch(monkeypatch):
-    rows, teacher = Rows(), teacher_of("bert", AutoModelForTokenClassification)
-    student = student_of(teacher, rows, teacher.shape.hidden)
-    model = student_with_fitted_head(teacher, student, rows, init="copied", seed=0).model
-    fitted = []
-    monkeypatch.setattr(fitted_head, "MAX_VECTORS", 40)
-    monkeypatch.setattr(fitted_head, "fit_linear", lambda linear, x, y: fitted.append((x, y)))
-    fit_head(teacher, model, rows)
-    ((x, y),) = fitted
-    assert len(x.x_RI) == len(y) == 40
-    batch = rows.batch(np.arange(len(rows)))
-    real_NB = batch["attention_mask"].bool()
-    with torch.no_grad():
-        outputs = teacher.model(**batch).logits[real_NB].double()
-    row = torch.arange(len(rows))[:, None].expand_as(real_NB)[real_NB]
-    nearest = torch.cdist(y, outputs).min(1)
-    assert float(nearest.values.max()) < 1e-4
-    # Four batches of 50 rows, ten tokens of each.
-    assert (row[nearest.indices] // 50).bincount().tolist() == [10, 10, 10, 10]
-    assert not model.classifier._forward_hooks
 
 
 def test_a_teacher_without_a_head_is_refused():

@@ -47,18 +47,6 @@ def test_a_model_that_is_no_encoder_with_a_row_is_refused(config, message, hint)
     assert hint in (caught.value.hint or "")
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_no_prefix_of_the_embeddings_is_one_of_the_layers(kind):
-    model = tiny_encoder(kind)
-    row = layout_for(model.config)
-    names = [name for name, _ in model.named_parameters()]
-    embeddings = [name for name in names if name.startswith(row.embeddings)]
-    assert any(
-        model.get_parameter(name) is model.get_input_embeddings().weight for name in embeddings
-    )
-    assert not [name for name in embeddings if name.startswith(f"{row.layers}.")]
-
-
 @pytest.mark.parametrize("kind", COMPACT_PATHS)
 def test_the_saved_code_finds_the_same_parts_as_the_row(kind):
     row, (attention, output, up, down) = LAYOUTS[kind], COMPACT_PATHS[kind]
@@ -101,14 +89,3 @@ def test_bert_base_has_84_9_million_masked_weights_in_72_matrices():
         masked = matrices(BertModel(BertConfig()))
     assert (len(masked), sum(m.numel for m in masked)) == (72, 84_934_656)
     assert [m.name for m in masked[:7]] == ["1.Q", "1.K", "1.V", "1.O", "1.U", "1.D", "2.Q"]
-
-
-def test_the_parts_of_fused_linears_are_what_the_model_splits_them_into():
-    torch.manual_seed(0)
-    model = tiny_encoder("modernbert")
-    by_name = {m.name: m for m in matrices(model)}
-    wi, hidden = by_name["1.U"].linear, torch.randn(3, model.config.hidden_size)
-    through_activation, other = wi(hidden).chunk(2, dim=-1)
-    assert torch.allclose(hidden @ by_name["1.G"].of(wi.weight).T, through_activation, atol=1e-6)
-    assert torch.allclose(hidden @ by_name["1.U"].of(wi.weight).T, other, atol=1e-6)
-    assert by_name["1.Q"].shape == by_name["1.K"].shape == by_name["1.V"].shape

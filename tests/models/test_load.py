@@ -2,7 +2,6 @@
 is run."""
 
 import contextlib
-import errno
 import json
 import shlex
 import sys
@@ -21,7 +20,7 @@ from transformers import (
 )
 
 from kdcli.custom_code import custom_code
-from kdcli.errors import MachineError, UsageError
+from kdcli.errors import UsageError
 from kdcli.models import layout
 from kdcli.models.load import load_encoder, save_model
 
@@ -335,21 +334,6 @@ def test_a_tokenizer_is_saved_as_it_was_loaded_whatever_it_tokenised(cut, model_
     saved = json.loads((tmp_path / "longer" / "tokenizer.json").read_text("utf-8"))
     positions = loaded.model.config.max_position_embeddings
     assert saved["truncation"] == (cut and cut | {"max_length": positions})
-
-
-@pytest.mark.parametrize("what", ["model", "tokenizer"])
-def test_a_full_disk_leaves_nothing_half_written(what, tmp_path, monkeypatch):
-    model, tokenizer = tiny_encoder("bert"), tiny_tokenizer()
-
-    def full(folder, *_, **__):
-        (Path(folder) / "half.json").write_text("{")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(model if what == "model" else tokenizer, "save_pretrained", full)
-    with pytest.raises(MachineError, match="the disk is full") as caught:
-        save_model(model, tokenizer, tmp_path)
-    assert caught.value.hint
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_hub_gives_a_model_once_or_one_error(hub, model_dir, tmp_path):  # noqa: F811

@@ -75,12 +75,6 @@ def test_a_checkpoint_without_a_head_may_be_loaded_as_an_encoder(tmp_path, heade
     assert type(found).__name__ == ("BertForMaskedLM" if headed else "BertModel")
 
 
-def test_these_are_the_types_with_a_head():
-    assert [
-        k for k in sorted(LAYOUTS) if type(tiny_config(k)) in AutoModelForMaskedLM._model_mapping
-    ] == TYPES
-
-
 @torch.no_grad()
 def test_logits_at_labelled_tokens_are_the_models_own_and_the_head_reads_no_others(model):
     batch = batch_of()
@@ -168,21 +162,6 @@ def test_a_student_of_all_of_its_teacher_is_its_teacher(model):
     torch.testing.assert_close(
         own_logits(student, batch_of()), own_logits(model, batch_of()), atol=1e-5, rtol=1e-4
     )
-
-
-@torch.no_grad()
-def test_a_narrower_head_has_the_basis_of_the_narrower_encoder():
-    teacher = tiny_masked_lm("bert")
-    built = build_student(teacher.base_model, parse_shape("1x16", shape_of(teacher.config)))
-    student, basis_DN = student_with_head(teacher, built), built.basis_DN.float()
-    (of_teacher, of_student) = (m.cls.predictions.transform for m in (teacher, student.model))
-    gain = (basis_DN.T @ of_teacher.LayerNorm.weight.diag() @ basis_DN).diag()
-    torch.testing.assert_close(of_student.LayerNorm.weight, gain)
-    torch.testing.assert_close(of_student.LayerNorm.bias, of_teacher.LayerNorm.bias @ basis_DN)
-    torch.testing.assert_close(
-        of_student.dense.weight, basis_DN.T @ of_teacher.dense.weight @ basis_DN
-    )
-    assert torch.equal(student.model.cls.predictions.bias, teacher.cls.predictions.bias)
 
 
 @torch.no_grad()

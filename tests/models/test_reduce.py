@@ -1,15 +1,10 @@
 """Fitting a narrower student to its teacher, next to numpy in float64."""
 
-import functools
-import math
-from dataclasses import replace
 from itertools import cycle, islice
 
-import numpy as np
 import pytest
 import torch
 from encoders import CountingRows, assert_same_state, padded_batch, tiny_encoder
-from torch import nn
 
 from kdcli.models import reduce
 from kdcli.models.capture import capture
@@ -22,102 +17,9 @@ from kdcli.types import Needs, Start
 pytestmark = pytest.mark.slow
 
 
-def test_components_fall_in_weight_and_have_one_sign():
-    turn = torch.linalg.qr(
-        torch.randn(5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    ).Q
-    moment = turn @ torch.tensor([1.0, 5.0, 3.0, 2.0, 4.0]).double().diag() @ turn.T
-    basis = reduce.components(moment, 3)
-    torch.testing.assert_close(
-        (basis.T @ turn).abs(), torch.eye(5).double()[[1, 4, 2]], atol=1e-9, rtol=0
-    )
-    assert (basis.max(0).values > -basis.min(0).values).all()
-
-
 def second(x, letter):
     """Return the second moments, or only their diagonal for feed-forward units."""
     return (x**2).mean(0) if letter == "D" else x.T @ x / len(x)
-
-
-def recorded(teacher, layout, layers, sample, letters):
-    """Return the moments of a run of the teacher."""
-    with reduce._moments(teacher, layout, layers, sample, letters) as moments:
-        reduce.run_sample(teacher, sample)
-    return moments
-
-
-@torch.no_grad()
-def test_moments_are_those_of_the_tokens_that_are_no_padding():
-    torch.manual_seed(0)
-    teacher = tiny_encoder("bert", initializer_range=0.3).eval()
-    sample = sample_of(CountingRows(width=8), teacher.config, None)
-    layer, real = teacher.encoder.layer[0], sample["attention_mask"].bool().numpy()
-    w = {name: x.double().numpy() for name, x in layer.state_dict().items()}
-
-    def linear(name, x):
-        return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
-
-    def normalised(name, x):
-        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-12)
-        return x * w[f"{name}.weight"] + w[f"{name}.bias"]
-
-    x = teacher.embeddings(sample["input_ids"]).double().numpy()
-    q, k, v = (linear(f"attention.self.{name}", x) for name in ("query", "key", "value"))
-    by_head = [y.reshape(*y.shape[:2], 4, 8).transpose(0, 2, 1, 3) for y in (q, k, v)]
-    scores = by_head[0] @ by_head[1].transpose(0, 1, 3, 2) / np.sqrt(8)
-    scores = np.exp(np.where(real[:, None, None], scores, -np.inf))
-    context = scores / scores.sum(-1, keepdims=True) @ by_head[2]
-    context = context.transpose(0, 2, 1, 3).reshape(x.shape)
-    attended = normalised(
-        "attention.output.LayerNorm", linear("attention.output.dense", context) + x
-    )
-    before = linear("intermediate.dense", attended)
-    units = before / 2 * (1 + np.vectorize(math.erf)(before / math.sqrt(2)))
-    activations = {"Q": q[real], "K": k[real], "O": context[real], "D": units[real]}
-    moments = recorded(teacher, LAYOUTS["bert"], [layer], sample, "QKOD")[layer]
-    assert moments.keys() == activations.keys()
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
-    for letter, x in activations.items():
-        close(moments[letter].mean_E.numpy(), x.mean(0))
-        close(moments[letter].about(None).numpy(), second(x, letter))
-        close(moments[letter].variance.numpy(), second(x - x.mean(0), letter))
-
-
-@torch.no_grad()
-def test_a_shared_layer_has_the_mean_of_its_runs_moments():
-    torch.manual_seed(0)
-    teacher = tiny_encoder("albert", initializer_range=0.3, num_hidden_layers=3).eval()
-    sample = sample_of(CountingRows(width=8), teacher.config, None)
-    layout, real = LAYOUTS["albert"], sample["attention_mask"].bool().numpy()
-    layer = layout.modules(teacher)[0]
-    states = teacher(**sample, output_hidden_states=True).hidden_states[:-1]
-    inputs = []
-    with layer.ffn_output.register_forward_hook(lambda _, args, output: inputs.append(args[0])):
-        teacher(**sample)
-    runs = zip(states, inputs, strict=True)
-    by_run = [[x.double().numpy()[real] for x in run] for run in runs]
-    w = {name: x.double().numpy() for name, x in layer.attention.state_dict().items()}
-    q, k = (
-        [x @ w[f"{name}.weight"].T + w[f"{name}.bias"] for x, _ in by_run]
-        for name in ("query", "key")
-    )
-    moments = recorded(teacher, layout, [layer] * 2, sample, "QKD")[layer]
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
-    for letter, runs in {"Q": q, "K": k, "D": [x for _, x in by_run]}.items():
-        together = np.concatenate(runs)
-        close(moments[letter].mean_E.numpy(), together.mean(0))
-        close(moments[letter].second.numpy(), second(together, letter))
-        close(moments[letter].variance.numpy(), second(together - together.mean(0), letter))
-
-
-@torch.no_grad()
-def test_a_sample_of_one_token_has_moments():
-    teacher = tiny_encoder("bert")
-    sample = {"input_ids": torch.tensor([[5]]), "attention_mask": torch.tensor([[1]])}
-    layers = list(teacher.encoder.layer)
-    moments = recorded(teacher, LAYOUTS["bert"], layers, sample, "QKOD")
-    found = [moment for layer in layers for moment in moments[layer].values()]
-    assert all(x.isfinite().all() for moment in found for x in (moment.mean_E, moment.second))
 
 
 @torch.no_grad()
@@ -132,16 +34,6 @@ def test_the_units_that_vary_are_kept():
     for wide, narrow in zip(teacher.encoder.layer, student.encoder.layer, strict=True):
         assert torch.equal(narrow.intermediate.dense.weight, wide.intermediate.dense.weight[kept])
         assert torch.equal(narrow.output.dense.weight, wide.output.dense.weight[:, kept])
-
-
-def test_heads_take_their_dimensions_from_the_same_place():
-    weak = torch.ones(32).double().diag()
-    strong = torch.arange(1, 33).double().diag()
-    bases = reduce._components_in_heads(weak, strong, reduce.Heads(5, 5, 20))
-    basis_EN = torch.block_diag(*[basis_EN for _, basis_EN in bases])
-    # The 5 heads' spans of the 32 dimensions start at 0, 6, 12, 19 and 25. Each keeps its 4 best.
-    kept = [n for end in (6, 12, 19, 25, 32) for n in range(end - 1, end - 5, -1)]
-    torch.testing.assert_close(basis_EN, torch.eye(32).double()[:, kept])
 
 
 ROTARY = ["esm", "eurobert", "modernbert", "nomic_bert", "roformer"]
@@ -207,49 +99,6 @@ def test_the_heads_that_contribute_most_are_kept(kind):
             torch.testing.assert_close(narrow[0], wide_q, **CLOSE)
 
 
-@pytest.mark.parametrize(
-    ("heads", "narrow", "kept"),
-    [
-        ((8, 8, 64), (4, 4, 32), [0, 3, 4, 7]),
-        # Groups contribute 9, 10, 11 and 8; the best head of each 9, 7, 6 and 8.
-        ((8, 4, 64), (4, 2, 32), [2, 3, 4, 5]),
-        ((8, 4, 64), (2, 2, 16), [0, 7]),
-        ((8, 4, 64), (4, 4, 32), [0, 3, 4, 7]),
-        # These students combine heads.
-        ((8, 4, 64), (5, 1, 40), range(8)),
-        ((8, 8, 64), (4, 4, 64), range(8)),
-        ((8, 8, 64), (16, 16, 64), range(8)),
-    ],
-)
-def test_groups_of_heads_stay_together(heads, narrow, kept):
-    contributions = torch.tensor([9.0, 0, 3, 7, 6, 5, 0, 8])
-    wide, small = (reduce.Heads(*sizes) for sizes in (heads, narrow))
-    query_RE, key_E = reduce._kept_dimensions(wide, small, contributions)
-    query_EA = query_RE.view(len(query_RE), -1, 8).permute(1, 0, 2)
-    assert (query_EA[..., 0] // 8).flatten().tolist() == list(kept)
-    # The dimensions of k are at the same places as those of q.
-    assert torch.equal(query_RE // 8 // wide.group, (key_E // 8).expand(len(query_RE), -1))
-    assert torch.equal(query_RE % 8, (key_E % 8).expand(len(query_RE), -1))
-
-
-@pytest.mark.parametrize(
-    ("heads", "narrow"),
-    [((8, 4, 64), (5, 1, 40)), ((8, 4, 64), (4, 2, 64)), ((8, 8, 64), (3, 3, 48))],
-)
-def test_a_dimension_of_q_has_the_basis_of_the_dimension_of_k_it_meets(heads, narrow):
-    wide, small = (reduce.Heads(*sizes) for sizes in (heads, narrow))
-    query_RE, key_E = reduce._kept_dimensions(wide, small, torch.ones(8))
-    parts = reduce._parts(len(key_E), small.key_value)
-    bases = [(part, torch.rand(part.stop - part.start, small.each).double()) for part in parts]
-    query_EN, key_EN = reduce._bases_of_heads(bases, query_RE, key_E, wide, small)
-    # Each row is in one head.
-    for rows_EN, count in ((query_EN, small.count), (key_EN, small.key_value)):
-        assert (rows_EN.view(len(rows_EN), count, -1).any(2).sum(1) == 1).all()
-    own_EN, met_EN = (x_EN[x_EN > 0].view(-1, small.each) for x_EN in (query_EN, key_EN))
-    met_EN = met_EN.view(wide.key_value, 8, -1).repeat_interleave(wide.group, 0).flatten(0, 1)
-    assert torch.equal(own_EN, met_EN)
-
-
 @pytest.mark.parametrize("kind", ["bert", *ROTARY])
 @torch.no_grad()
 def test_values_in_a_part_of_each_head_are_kept(kind):
@@ -272,44 +121,6 @@ def test_values_in_a_part_of_each_head_are_kept(kind):
     built = build_student(teacher, shape, Start(init="copied"))
     for wide, narrow in attentions(teacher, built):
         torch.testing.assert_close(outputs_of(*narrow[2:]), outputs_of(*wide[2:]), **CLOSE)
-
-
-def test_all_query_heads_of_a_group_choose_the_dimensions_of_k_and_v():
-    output = nn.Linear(16, 16)
-    nn.init.eye_(output.weight)
-    # The heads of the only group have 8 dimensions each, and use two of them.
-    used = {"Q": [0, 1, 10, 11], "O": [4, 5, 14, 15], "K": []}
-    moments = {}
-    for letter, strong in used.items():
-        diagonal = torch.ones(8 if letter == "K" else 16).double()
-        diagonal[strong] = 9
-        moments[letter] = reduce.Moment(torch.zeros_like(diagonal), diagonal.diag())
-    wide, narrow = reduce.Heads(2, 1, 16), reduce.Heads(2, 1, 8)
-    linears_of = {"O": [(output, slice(None))]}
-    q, k, v, o = reduce._head_maps(LAYOUTS["bert"], wide, narrow, linears_of, moments)
-    for of_queries, basis_EN, kept in ((q, k, [0, 1, 2, 3]), (o, v, [4, 5, 6, 7])):
-        torch.testing.assert_close(basis_EN[kept].square().sum(1), torch.ones(4).double())
-        assert torch.equal(of_queries, torch.block_diag(basis_EN, basis_EN))
-
-
-@pytest.mark.parametrize("kind", ["bert", "eurobert"])
-@torch.no_grad()
-def test_narrower_heads_have_their_teachers_attention_scores(kind, monkeypatch):
-    # No supported type has groups of heads without rotary embeddings.
-    monkeypatch.setitem(LAYOUTS, kind, replace(LAYOUTS[kind], rotary=None))
-    torch.manual_seed(0)
-    teacher = tiny_encoder(kind, initializer_range=0.3).eval()
-    layout = LAYOUTS[kind]
-    for layer in layout.modules(teacher):
-        # Half of each head's dimensions are idle, so a student's head can hold all others.
-        for letter in "QK":
-            linears(layout, layer)[letter][0][0].weight.view(-1, 8, 32)[:, 4:] = 0
-    built = build_student(
-        teacher, parse_shape("2x16", shape_of(teacher.config)), Start(init="copied")
-    )
-    for wide, narrow in attentions(teacher, built):
-        forms_ADD = [q.mT @ k / math.sqrt(q.shape[1]) for q, k in (wide[:2], narrow[:2])]
-        torch.testing.assert_close(*forms_ADD, **CLOSE)
 
 
 @pytest.mark.parametrize("kind", ROTARY)
@@ -339,20 +150,6 @@ def test_rotary_heads_keep_the_pairs_whose_frequencies_the_student_has(kind):
     torch.testing.assert_close(
         student(**batch).last_hidden_state, teacher(**batch).last_hidden_state, **CLOSE
     )
-
-
-def test_a_wider_rotary_head_has_the_pairs_of_several_heads():
-    wide = reduce.Heads(1, 1, 16)
-    for rotary, pairs in (
-        ("halves", [0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15]),
-        ("pairs", [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]),
-    ):
-        layout = replace(LAYOUTS["esm"], rotary=rotary)
-        ((span, basis_EN),) = reduce._pairs_in_heads(layout, 16, 8, wide)
-        assert (span, basis_EN.argmax(0).tolist()) == (slice(0, 16), pairs)
-    # The 24 dimensions are one and a half heads for each of the student's two.
-    bases = reduce._pairs_in_heads(layout, 24, 8, reduce.Heads(2, 2, 24))
-    assert [span for span, _ in bases] == [slice(0, 16), slice(8, 24)]
 
 
 @torch.no_grad()
@@ -429,31 +226,6 @@ def test_a_layer_without_biases_keeps_the_units_that_are_large():
         size_F = x_BLF.double().flatten(0, -2).square().mean(0) * weight_DF.square().sum(0)
         kept = size_F.topk(96).indices.sort().values
         assert torch.equal(narrow.mlp.Wo.weight.double(), weight_DF[:, kept])
-
-
-@torch.no_grad()
-def test_every_layer_counts_equally_in_the_principal_components():
-    torch.manual_seed(0)
-    teacher = tiny_encoder("bert", initializer_range=0.3).eval()
-    # One layer's states are far longer than the others'.
-    loud = teacher.encoder.layer[1].output.LayerNorm
-    loud.weight.mul_(30)
-    loud.bias.normal_()
-    batch = sample_of(CountingRows(width=8), teacher.config, None)
-    states = teacher(
-        **{k: batch[k] for k in ("input_ids", "attention_mask")}, output_hidden_states=True
-    )
-    real = batch["attention_mask"].bool().numpy()
-    moment = np.zeros((32, 32))
-    for state in states.hidden_states:
-        x = state.double().numpy()[real]
-        moment += x.T @ x / np.square(x).sum()
-    expected = np.linalg.eigh(moment)[1][:, -8:]
-    with reduce._streams(teacher, LAYOUTS["bert"], batch) as streams:
-        reduce.run_sample(teacher, batch)
-    found = reduce.components(torch.stack(streams).sum(0), 8).numpy()
-    # Both span the same space.
-    np.testing.assert_allclose(found @ found.T, expected @ expected.T, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", sorted(LAYOUTS))

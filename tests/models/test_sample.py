@@ -9,11 +9,6 @@ from kdcli.data.text.shards import Frame
 from kdcli.models.sample import SAMPLE_TOKENS, sample_of
 
 
-def test_random_tokens_are_in_the_vocabulary():
-    teacher = tiny_encoder("bert", pad_token_id=63)
-    assert int(sample_of(None, teacher.config, None)["input_ids"].max()) < 63
-
-
 def test_a_sample_keeps_the_types_of_tokens():
     class Pairs(CountingRows):
         def batch(self, indices):

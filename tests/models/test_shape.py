@@ -148,27 +148,6 @@ def test_same_width_copies_evenly_spaced_layers_and_the_last():
     )
 
 
-def test_a_narrow_student_has_one_basis_of_the_residual_stream_everywhere():
-    teacher = tiny_encoder("bert")
-    with torch.no_grad():
-        # Half of the dimensions carry nothing at all: the basis must span exactly the others.
-        for name, parameter in teacher.named_parameters():
-            for dim, size in enumerate(parameter.shape):
-                if (
-                    size == 32
-                    and "self" not in name
-                    and (dim == 0 or "dense" not in name or "intermediate" in name)
-                ):
-                    parameter.index_fill_(dim, torch.arange(0, 32, 2), 0.0)
-    built = build_student(teacher, parse_shape("2x16", ModelShape(2, 32, 128, 4)))
-    student, basis_DN = built.model, built.basis_DN.float()
-    torch.testing.assert_close(basis_DN.T @ basis_DN, torch.eye(16))
-    words, of_teacher = (m.embeddings.word_embeddings.weight for m in (student, teacher))
-    torch.testing.assert_close(words @ basis_DN.T, of_teacher)
-    gains = [m.encoder.layer[1].output.LayerNorm.weight for m in (student, teacher)]
-    torch.testing.assert_close(gains[0], (basis_DN.T @ gains[1].diag() @ basis_DN).diag())
-
-
 def test_dropout_is_set_for_training_and_not_saved():
     student = build_student(
         tiny_encoder("bert"), ModelShape(1, 32, 128, 4), Start(dropout=0.0)
