@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import expit, softmax
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from kdcli.data.labelled.features import TokenizedRows, encode_examples
@@ -36,7 +37,6 @@ from kdcli.engine.device import choose_device
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.metrics.finite import check_finite
-from kdcli.metrics.probabilities import sigmoid, softmax
 from kdcli.metrics.tokens import entities
 from kdcli.models.cross_encoder import activation_of, read_scorer
 from kdcli.models.custom_class import UNILM_KEY
@@ -168,8 +168,8 @@ class Predictor:
             return [float(score) for score in logits_NC[:, 0]]
         names = self._names
         if self.kind == "multi":
-            return [several_labels(names, probs_C) for probs_C in sigmoid(logits_NC)]
-        return [most_probable(names, probs_C) for probs_C in softmax(logits_NC)]
+            return [several_labels(names, probs_C) for probs_C in expit(logits_NC)]
+        return [most_probable(names, probs_C) for probs_C in softmax(logits_NC, axis=-1)]
 
     @property
     def max_length(self) -> int:
@@ -262,7 +262,7 @@ class Predictor:
         for row, (number, output_LC) in enumerate(zip(full, outputs, strict=True)):
             end, length = int(rows.ends[row]), int(rows.lengths[row])
             words_L = rows.words_T[end - length : end]
-            probs_LC = softmax(output_LC[:length].astype(np.float64))
+            probs_LC = softmax(output_LC[:length].astype(np.float64), axis=-1)
             results[number] = self._of_text(items[number], spans[number], words_L, probs_LC)
         return results
 
@@ -338,7 +338,7 @@ class Predictor:
                 f"{self.source} applies {name} to its scores; supported are Sigmoid and Identity",
                 "use .model, which is a CrossEncoder",
             )
-        return sigmoid(scores_N) if name == "Sigmoid" else scores_N
+        return expit(scores_N) if name == "Sigmoid" else scores_N
 
 
 def kind_of_model(source: str, config: PreTrainedConfig, *, headless: bool = False) -> str:

@@ -6,8 +6,8 @@ Guo et al. 2017, "On Calibration of Modern Neural Networks", https://arxiv.org/a
 from collections.abc import Callable
 
 import numpy as np
+from scipy.special import expit, log_softmax, logit
 
-from kdcli.metrics.probabilities import log_softmax, logit, sigmoid
 from kdcli.types import Array
 
 CALIBRATION_BINS = 15
@@ -60,13 +60,13 @@ def label_calibration_error(probs_NC: Array, labels_NC: Array) -> float:
 
 def scale_classes(probs_NC: Array, temperature: float) -> Array:
     """Return softmax(logits / temperature) from the probabilities softmax(logits), [N, C]."""
-    scaled: Array = np.exp(log_softmax(_log(probs_NC) / temperature))
+    scaled: Array = np.exp(log_softmax(_log(probs_NC) / temperature, axis=-1))
     return scaled
 
 
 def scale_labels(probs_NC: Array, temperature: float) -> Array:
     """Return sigmoid(logits / temperature) from the probabilities sigmoid(logits), [N, C]."""
-    scaled: Array = sigmoid(_logits(probs_NC) / temperature)
+    scaled: Array = expit(_logits(probs_NC) / temperature)
     return scaled
 
 
@@ -81,7 +81,7 @@ def fit_class_temperature(probs_NC: Array, classes_N: Array) -> float | None:
     true_N = log_probs_NC[np.arange(len(classes_N)), classes_N]
 
     def slope(inverse: float) -> float:
-        scaled_NC = np.exp(log_softmax(inverse * log_probs_NC))
+        scaled_NC = np.exp(log_softmax(inverse * log_probs_NC, axis=-1))
         return float(((scaled_NC * log_probs_NC).sum(axis=1) - true_N).mean())
 
     return fit_temperature(slope)
@@ -96,7 +96,7 @@ def fit_label_temperature(probs_NC: Array, labels_NC: Array) -> float | None:
     """
     logits_NC = _logits(probs_NC)
     return fit_temperature(
-        lambda inverse: float((logits_NC * (sigmoid(inverse * logits_NC) - labels_NC)).mean())
+        lambda inverse: float((logits_NC * (expit(inverse * logits_NC) - labels_NC)).mean())
     )
 
 

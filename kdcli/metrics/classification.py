@@ -1,6 +1,7 @@
 """Metrics of tasks with one of C classes per example."""
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -46,34 +47,28 @@ def per_class(
     empty. `predictions` and `references` have the format of `kdcli.metrics.scorer`. Raises
     ValueError if a number is not a class.
     """
-    names = [name for name in task.labels if task.kind != "tokens" or name != "O"]
-    if task.kind == "class":
-        counts = confusion(predictions, references, len(names))
-        columns: tuple[Iterable[float], ...]
-        columns = counts.diagonal(), counts.sum(axis=0), counts.sum(axis=1)
-    elif task.kind == "multi":
-        predicted, true = np.asarray(predictions), np.asarray(references)
-        columns = (predicted * true).sum(axis=0), predicted.sum(axis=0), true.sum(axis=0)
-    elif task.kind == "tokens":
-        predicted, true = (
-            np.array([tag for tags in rows for tag in tags]) for rows in (predictions, references)
-        )
-        columns = (
-            [int(np.sum((predicted == name) & (true == name))) for name in names],
-            [int(np.sum(predicted == name)) for name in names],
-            [int(np.sum(true == name)) for name in names],
-        )
-    else:
+    if task.kind not in ("class", "multi", "tokens"):
         return {}
-    rows = zip(names, *(map(float, column) for column in columns), strict=True)
+    # scikit-learn takes seconds to import.
+    from sklearn.metrics import precision_recall_fscore_support
+
+    names = [name for name in task.labels if task.kind != "tokens" or name != "O"]
+    classes: list[Any] = list(range(len(names)))
+    if task.kind == "tokens":
+        classes = names
+        predictions, references = (
+            list(itertools.chain.from_iterable(rows)) for rows in (predictions, references)
+        )
+    elif task.kind == "class":
+        for numbers in (predictions, references):
+            _numbers(numbers, len(names))
+    scores = precision_recall_fscore_support(
+        np.asarray(references), np.asarray(predictions), labels=classes, zero_division=0
+    )
+    measures = ("precision", "recall", "f1", "support")
     return {
-        name: {
-            "precision": hits / max(predicted, 1),
-            "recall": hits / max(true, 1),
-            "f1": 2 * hits / max(predicted + true, 1),
-            "support": int(true),
-        }
-        for name, hits, predicted, true in rows
+        name: dict(zip(measures, values, strict=True))
+        for name, *values in zip(names, *(score.tolist() for score in scores), strict=True)
     }
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.special import expit, log_softmax
 from transformers import PreTrainedTokenizerBase
 
 from kdcli.data.labelled.features import TokenizedRows, encode_examples
@@ -22,7 +23,6 @@ from kdcli.data.labelled.targets import encode_targets
 from kdcli.metrics import scorer
 from kdcli.metrics.bootstrap import Scorer
 from kdcli.metrics.classification import confusion, per_class
-from kdcli.metrics.probabilities import log_softmax, sigmoid
 from kdcli.metrics.spans import score_answer
 from kdcli.report.schema import ClassScore, Evaluation, Mistake
 from kdcli.report.schema_decisions import Confusion
@@ -170,12 +170,12 @@ class Features:
             ).strip()
             return Prediction(text, text, [])
         if task.kind == "class":
-            log_probs = log_softmax(output.astype(np.float64))
+            log_probs = log_softmax(output.astype(np.float64), axis=-1)
             index = int(log_probs.argmax())
             error = 0.0 if label is None else float(-log_probs[label])
             return Prediction(index, task.labels[index], np.exp(log_probs).tolist(), error)
         if task.kind == "multi":
-            probs = sigmoid(output.astype(np.float64))
+            probs = expit(output.astype(np.float64))
             chosen = (probs > 0.5).astype(int)
             if label is not None:
                 truth = np.isin(np.arange(len(probs)), label)

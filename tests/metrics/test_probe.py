@@ -2,16 +2,13 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import LogisticRegression
-from sklearn.preprocessing import StandardScaler
 from torch import nn
 from transformers import AutoTokenizer
 
 from kdcli.data.demo import TASKS, TOPICS, _lexicon
-from kdcli.metrics.probe import _means, fitted_logits, probe_demo
+from kdcli.metrics.probe import _means, probe_demo
 from kdcli.models.load import location
 
 pytestmark = pytest.mark.slow
@@ -92,18 +89,3 @@ def test_batches_do_not_change_the_features(tokenizer, monkeypatch):
         pytest.approx(_means(model, tokenizer, texts), abs=1e-6),
         (20, 8),
     )
-
-
-@pytest.mark.parametrize("classes", [2, 5])
-def test_the_logistic_regression_is_scikit_learns(classes):
-    generator = np.random.default_rng(classes)
-    labels = generator.integers(0, classes, 300)
-    x_ND = (generator.normal(size=(300, 6)) + labels[:, None] * 0.3).astype(np.float32)
-    x_ND[:, 5] = 7.0  # a feature without variance
-    train, other = slice(0, 200), slice(200, 300)
-    scaler = StandardScaler()
-    reference = LogisticRegression(C=0.1, tol=1e-8, max_iter=2000)
-    reference.fit(scaler.fit_transform(x_ND[train].astype(np.float64)), labels[train])
-    logits = fitted_logits(x_ND[train], labels[train].tolist(), x_ND[other])
-    expected = reference.predict_proba(scaler.transform(x_ND[other].astype(np.float64)))
-    np.testing.assert_allclose(torch.softmax(logits, dim=1), expected, atol=1e-5)

@@ -6,6 +6,7 @@ its classes.
 
 import itertools
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from kdcli.data.labelled.columns import Columns, parse_columns
 from kdcli.data.labelled.examples import number_of
@@ -89,30 +90,30 @@ def own_task(
     log(_description(labels, kind, names, texts, label) + by_name.unused(*texts, label))
     labels_of_task = _classes_of_head(names, labels.class_numbers, head, log)
     rows_of_labels = tuple(map(labels.first_row, names)) if labels_of_task == names else ()
+    task = _task(by_name, kind, texts, label, labels_of_task, log)
+    metrics = IMPOSSIBLE_METRICS if impossible else task.metrics
+    if kind == "class" and len(labels_of_task) == 2:
+        metrics = _METRICS_OF_TWO
+    return replace(task, metrics=metrics, impossible=impossible, rows_of_labels=rows_of_labels)
+
+
+def _task(
+    columns: Columns,
+    kind: Kind,
+    texts: tuple[str, ...],
+    label: str,
+    labels: tuple[str, ...],
+    log: Log,
+) -> Task:
+    """Return a task with the default metrics, and warn of what its columns may not mean."""
     warnings = [
-        by_name.longer_text(kind, texts, label),
-        describe_unknown_scheme(labels_of_task) if kind == "tokens" else None,
+        columns.longer_text(kind, texts, label),
+        describe_unknown_scheme(labels) if kind == "tokens" else None,
     ]
     for warning in filter(None, warnings):
         log(warning)
-    return Task(
-        OWN,
-        kind,
-        texts,
-        _metrics_of(kind, labels_of_task, impossible=impossible),
-        labels_of_task,
-        label,
-        impossible=impossible,
-        max_length=MAX_LENGTHS.get(kind, Task.max_length),
-        rows_of_labels=rows_of_labels,
-    )
-
-
-def _metrics_of(kind: Kind, names: tuple[str, ...], *, impossible: bool) -> tuple[str, ...]:
-    """Return the default metrics of a task with the classes `names`."""
-    if impossible:
-        return IMPOSSIBLE_METRICS
-    return _METRICS_OF_TWO if kind == "class" and len(names) == 2 else _METRICS[kind]
+    max_length = MAX_LENGTHS.get(kind, Task.max_length)
+    return Task(OWN, kind, texts, _METRICS[kind], labels, label, max_length=max_length)
 
 
 def _description(
@@ -148,22 +149,8 @@ def _unlabelled_task(columns: Columns, kind: Kind | None, head: Head, log: Log) 
         f"your data: no labels are read; models predict from {' and '.join(texts)} (kind "
         f"{kind}){columns.unused(*texts)}"
     )
-    warnings = [
-        columns.longer_text(kind, texts),
-        describe_unknown_scheme(head.labels) if kind == "tokens" else None,
-    ]
-    for warning in filter(None, warnings):
-        log(warning)
-    return Task(
-        OWN,
-        kind,
-        texts,
-        _METRICS[kind],
-        head.labels,
-        "",
-        impossible=kind == "span",
-        max_length=MAX_LENGTHS.get(kind, Task.max_length),
-    )
+    task = _task(columns, kind, texts, "", head.labels, log)
+    return replace(task, impossible=kind == "span")
 
 
 def _classes_of_head(
