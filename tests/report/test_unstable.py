@@ -19,9 +19,9 @@ from kdcli.report.schema import Report
 from kdcli.report.sections.latency import latency_csv
 from kdcli.report.sections.overview import facts
 from kdcli.report.views import markdown, model_card
-from kdcli.verbs.compress.front import Front
-from kdcli.verbs.compress.limits import GoalSettings
-from kdcli.verbs.compress.scores import ScoredModel, read
+from kdcli.verbs.compress.candidates import Front
+from kdcli.verbs.compress.limits import GoalSettings, ScoredModel
+from kdcli.verbs.compress.scores import read
 
 pytestmark = pytest.mark.slow
 
@@ -184,7 +184,8 @@ def test_a_compression_judges_the_stated_figures(unstable):
     scored = [reports.evaluation(name) for name in ("teacher", "6x384")]
     del values["models"]["3x384"], values["models"]["3x384 undistilled"]
     report = made(values, latency=rows, evaluations=scored, quality={}, curve=[], published=[])
-    judged = read(report, {"teacher": Path("teacher"), "6x384": Path("a")})
+    folders = {"teacher": Path("teacher"), "6x384": Path("a")}
+    judged = read(report, folders, GoalSettings())
     (one,) = judged.candidates
     assert (judged.teacher.ms, judged.teacher.speedup, judged.teacher.unstable) == (60, None, False)
     assert (one.ms, one.unstable) == (pytest.approx(7.8 if unstable else 6.0), unstable)

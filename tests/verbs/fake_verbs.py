@@ -26,9 +26,9 @@ from kdcli.report.finish import RunResult
 from kdcli.report.schema import Comparison, Evaluation, ModelEntry, Report
 from kdcli.run.dry_run import Estimate, StageEstimate
 from kdcli.types import Card
-from kdcli.verbs.compress.recipes import compress_recipe
 from kdcli.verbs.compress.run import run
-from kdcli.verbs.compress.verbs import VERBS, Verbs
+from kdcli.verbs.compress.settings import compress_recipe
+from kdcli.verbs.compress.verb_steps import VERBS, Verbs
 
 LABELS = ("brisk", "calm")
 OPTIONS = ("output_dir", "resume", "overwrite")

@@ -12,7 +12,7 @@ from kdcli.errors import Stopped
 from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 from kdcli.report.schema import Evaluation
-from kdcli.verbs.compress.teacher import teacher_notes
+from kdcli.verbs.compress.run import teacher_notes
 
 TRAIN = {"max_steps": 4, "batch_size": 16, "lr": 3e-3, "dtype": "fp32"}
 QUICK = {"measure__min_runs": 2, "measure__min_seconds": 0.0, "data__max_length": 24}

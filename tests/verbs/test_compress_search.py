@@ -555,6 +555,29 @@ def test_backends_that_are_not_installed_are_skipped(given):
     assert not other["output_dir"].exists()
 
 
+@pytest.mark.parametrize(("speedup", "is_written"), [(6.0, False), (11.0, True)])
+def test_a_backend_that_is_too_slow_is_written_only_if_every_shape_is_too_slow(
+    speedup, is_written, given
+):
+    made = fakes()
+    made.scores |= {"onnx-int8": 0.5}
+    made.ms |= {"onnx": 5.0, "onnx-int8": 1.5, "1x32": 1.0}
+    plan = {"plan__backends": ["onnx", "onnx-int8"], "plan__shapes": ["1x32"], "plan__prune": {}}
+    with pytest.raises(GateError):
+        made.compress(**given | plan, goal__max_drop=1.0, goal__speedup=speedup)
+    assert ("export onnx" in made.calls) == is_written
+    outcomes = {row.name: row.outcome for row in answer_of(given["output_dir"]).candidates}
+    why = f"the model itself is only 2.0 times as fast on it; the goal is {speedup:g}"
+    assert (outcomes["onnx"] == why) != is_written
+
+
+def test_the_shapes_of_a_plan_without_any_come_from_large_to_small(given):
+    made = fakes()
+    made.ms |= {"3x32": 8.0, "1x16": 1.0}
+    made.compress(**given | {"plan__shapes": []}, **GOAL)
+    assert made.calls[1] == "measure teacher 3x32 2x32 1x32 2x16 1x16"
+
+
 @pytest.mark.parametrize(
     ("goal", "error", "said"),
     [

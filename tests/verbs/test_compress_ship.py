@@ -20,8 +20,8 @@ from kdcli.report.schema_decisions import (
     OperatingPoint,
 )
 from kdcli.report.sections.repeat import repeat_command
+from kdcli.verbs.compress.divide import goal_notes, row_notes
 from kdcli.verbs.compress.limits import GoalSettings
-from kdcli.verbs.compress.rows import goal_notes, row_notes
 from kdcli.verbs.compress.ship import (
     check_temperature,
     fit_temperature,

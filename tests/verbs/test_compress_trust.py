@@ -8,9 +8,8 @@ import pytest
 
 from kdcli.deploy.measurements import Speedup
 from kdcli.metrics.bootstrap import tango_interval
-from kdcli.verbs.compress.choice import choose
-from kdcli.verbs.compress.limits import GoalSettings
-from kdcli.verbs.compress.scores import CandidateScores, ScoredModel
+from kdcli.verbs.compress.limits import GoalSettings, ScoredModel
+from kdcli.verbs.compress.scores import CandidateScores
 
 DIFFERING = 0.08
 """Share of the rows on which exactly one of teacher and candidate is right."""
@@ -58,7 +57,8 @@ def simulated(drop, *, candidates, selection, verification, goal, repetitions, s
         ]
         # Without a limit on speed, the smallest drop decides among the candidates.
         models.sort(key=lambda one: -one.score)
-        best, missed = choose(goal, CandidateScores(None, "accuracy", selection, teacher, models))
+        scores = CandidateScores(goal, None, "accuracy", selection, teacher, models)
+        best, missed = scores.choose()
         if verification is not None:
             wins, losses, _ = generator.multinomial(verification, shares)
             best = scored(best.name, int(wins), int(losses), verification)

@@ -15,11 +15,10 @@ from kdcli.cli.verb import COMPRESS, SCORING, Given, verb
 )
 def compress(given: Given) -> Printable | None:
     """Distill, prune and export a model until it is small and fast enough for a goal."""
-    from kdcli.verbs.compress.recipes import compress_recipe
-    from kdcli.verbs.compress.settings import CompressOptions
+    from kdcli.verbs.compress.settings import CompressOptions, compress_recipe
 
     if (folder := given.of(CompressOptions).front) is not None:
-        from kdcli.verbs.compress.front import Front
+        from kdcli.verbs.compress.candidates import Front
 
         return given.show(Front.read(folder))
     options, keys = given.run_options, given.keys()

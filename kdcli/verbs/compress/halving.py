@@ -17,11 +17,10 @@ from kdcli.engine.run_dir import RunDir, flatten_recipe
 from kdcli.models.grammar import is_static_shape
 from kdcli.models.load import load_config
 from kdcli.recipe.resolve import flatten
-from kdcli.verbs.compress import steps
 from kdcli.verbs.compress.limits import POINT, GoalSettings
-from kdcli.verbs.compress.runner import Step, TrainingCost
 from kdcli.verbs.compress.search import Search
-from kdcli.verbs.compress.shapes import too_slow
+from kdcli.verbs.compress.steps import Step, TrainingCost
+from kdcli.verbs.compress.timings import too_slow
 
 NEVER = 10**9
 """An evaluation interval that no training reaches, so that it is evaluated only at the end."""
@@ -154,13 +153,13 @@ def distilling(search: Search, shape: str, keys: Mapping[str, object] | None = N
     plan = search.recipe.plan.distill
     default = {} if "recipe" in plan else distill_keys(search, shape)
     merged = {**default, **(keys or {}), **dict(flatten(plan))}
-    return search.trainer.distill(shape, search.teacher, merged, shape)
+    return search.make.distill(shape, search.teacher, merged, shape)
 
 
 def distill_keys(search: Search, shape: str) -> dict[str, object]:
     """Return the keys of a distillation that the plan does not give."""
     width = load_config(search.teacher).hidden_size
-    return search.trainer.distill_defaults(shape, width, search.training_rows)
+    return search.make.distill_defaults(shape, width, search.training_rows)
 
 
 def training(search: Search, shape: str, total: int | None) -> Step:
@@ -262,7 +261,7 @@ def train_fully(search: Search, shape: str, total: int | None = None) -> bool:
     large = card.params_embedding >= search.recipe.plan.trim_from * card.params_total
     if large:
         name = f"{shape}-trimmed"
-        trim = steps.trim_step(search.verbs, name, str(parent), search.training_text, {})
+        trim = search.make.trim(name, str(parent), search.training_text, {})
         if search.finishes(trim):
             models[name] = search.steps.path(trim)
     for name, model in models.items():
@@ -273,7 +272,7 @@ def train_fully(search: Search, shape: str, total: int | None = None) -> bool:
 def train_without_teacher(search: Search, shape: str) -> None:
     """Train a shape on the labels alone and export it, to show what the teacher adds."""
     plan = search.recipe.plan
-    if not (plan.undistilled and search.trainer.supervised and search.has_labels):
+    if not (plan.undistilled and search.make.supervised and search.has_labels):
         return
     default = {} if "recipe" in plan.distill else distill_keys(search, shape)
     schedule = {key: value for key, value in default.items() if key.startswith("train.")}
@@ -281,7 +280,7 @@ def train_without_teacher(search: Search, shape: str) -> None:
     keys = {**schedule, **dict(flatten(own))}
     keys |= {"method": "soft-targets", "stage": "none", "kd.weight": 0.0}
     name = f"{shape}-undistilled"
-    step = search.trainer.distill(name, search.teacher, keys, shape)
+    step = search.make.distill(name, search.teacher, keys, shape)
     if search.finishes(step):
         model = search.steps.path(step)
         search.export(f"{name}-{search.fastest}", model, search.fastest, [model])

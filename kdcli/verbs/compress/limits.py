@@ -8,24 +8,61 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
 from kdcli.deploy.measurements import UNSTABLE_PHRASE, LatencyRow
+from kdcli.deploy.measurements import Speedup as PairedSpeedup
 from kdcli.recipe.options import GOAL, Option
 from kdcli.recipe.sections import MaxClassDrop, Section
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kdcli.deploy.untrained import UntrainedTimes
-    from kdcli.report.schema import GoalLimit
-    from kdcli.verbs.compress.scores import ScoredModel
+    from kdcli.report.schema import GoalLimit, Throughput
+    from kdcli.report.schema_decisions import Decision
 
 POINT = 0.01
 SCORE = "score"
 """The axis of a limit of the score."""
+
+
+@dataclass(frozen=True)
+class ScoredModel:
+    """The teacher or a candidate, with its score, latency and size.
+
+    Attributes:
+        name: The name in the report.
+        folder: The directory of the model.
+        score: The task's first metric.
+        low, high: The ends of the score's 95 % interval, paired with the teacher.
+        ms: The latency of one sequence of 128 tokens, the 90th percentile if it is `unstable`.
+        speedup: The speed-up over the teacher; None for the teacher.
+        mb: The size of the model's files.
+        unstable: Whether the measurement of `ms` is unstable.
+        throughput: Texts per second in the largest batch that was measured of all models.
+        decisions: The comparisons with the teacher class by class, on the selection rows.
+        parent: The directory of the training; None for the teacher on a backend.
+        costs: Further costs that a limit measures, by label.
+    """
+
+    name: str
+    folder: Path
+    score: float
+    low: float
+    high: float
+    ms: float
+    speedup: PairedSpeedup | None
+    mb: float
+    unstable: bool = False
+    throughput: Throughput | None = None
+    decisions: tuple[Decision, ...] = ()
+    parent: str | None = None
+    costs: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -230,6 +267,7 @@ class MaxSize(Limit):
 
 
 LIMITS: tuple[type[Limit], ...] = (MaxDrop, MaxDropOfClass, Speedup, MaxLatency, MaxSize)
+QUALITY = {limit.key for limit in LIMITS if limit.is_quality}
 
 
 class GoalSettings(Section):

@@ -22,35 +22,45 @@ from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult
 from kdcli.report.own_data import directory_word
+from kdcli.report.schema import Report
 from kdcli.report.text import duration
 from kdcli.run.context import cpu_session
 from kdcli.run.stages import telling_how_to_continue
 from kdcli.types import Kind, task_title
+from kdcli.verbs.compress.answer import ship
+from kdcli.verbs.compress.divide import PARTITION, divide_rows, goal_notes
 from kdcli.verbs.compress.halving import try_shapes
-from kdcli.verbs.compress.inputs import changed_inputs, hashes_of_inputs
 from kdcli.verbs.compress.limits import GoalSettings, conflict
-from kdcli.verbs.compress.question import GOAL, choose_folder, compression_of
-from kdcli.verbs.compress.recipes import BY_MODEL, detected
+from kdcli.verbs.compress.question import (
+    GOAL,
+    changed_inputs,
+    choose_folder,
+    compression_of,
+    hashes_of_inputs,
+)
 from kdcli.verbs.compress.record import Record
-from kdcli.verbs.compress.result import ship
-from kdcli.verbs.compress.rows import PARTITION, divide_rows, goal_notes
-from kdcli.verbs.compress.runner import Step, Steps
 from kdcli.verbs.compress.scores import TEACHER, deployed_bytes
 from kdcli.verbs.compress.search import Search, check_backends, evaluation_request
-from kdcli.verbs.compress.settings import CompressRecipe
-from kdcli.verbs.compress.shapes import (
+from kdcli.verbs.compress.settings import BY_MODEL, CompressRecipe, detected
+from kdcli.verbs.compress.steps import Step, Steps
+from kdcli.verbs.compress.timings import (
     BudgetError,
     Untrained,
     budget_error,
     measure_untrained,
     too_slow,
 )
-from kdcli.verbs.compress.teacher import log_teacher
-from kdcli.verbs.compress.trainers import trainer_of
-from kdcli.verbs.compress.verbs import VERBS, Verbs
+from kdcli.verbs.compress.verb_steps import VERBS, Verbs, verb_steps
 from kdcli.workloads import open_evaluation
 from kdcli.workloads.decisions import KINDS
 from kdcli.workloads.labelled import LabelledWorkload
+from kdcli.workloads.learning import describe_learning, describe_score
+
+NAME = "the fine-tuned teacher"
+REMEDY = (
+    "train it for more epochs, such as with --set plan.finetune.train.epochs=10, or with a larger "
+    "learning rate, such as with --set plan.finetune.train.lr=1e-3 for a small model"
+)
 
 
 def run(resolved: Resolved[CompressRecipe], options: RunOptions, verbs: Verbs = VERBS) -> RunResult:
@@ -112,12 +122,9 @@ def _search(resolved: Resolved[CompressRecipe], steps: Steps, verbs: Verbs) -> S
         )
     missing = check_backends(recipe, verbs)
     question = record.ask(recipe.goal, recipe.price_per_hour, inputs)
-    trainer = trainer_of(recipe, verbs)
     search = Search(
-        recipe=recipe,
-        verbs=verbs,
+        make=verb_steps(recipe, verbs),
         steps=steps,
-        trainer=trainer,
         teacher=str(recipe.model),
         has_labels=has_labels,
         kind=kind,
@@ -170,7 +177,7 @@ def _search(resolved: Resolved[CompressRecipe], steps: Steps, verbs: Verbs) -> S
 def finetuning(search: Search) -> Step:
     """Return the step that fine-tunes the model."""
     recipe = search.recipe
-    return search.trainer.finetune(TEACHER, str(recipe.model), recipe.plan.finetune)
+    return search.make.finetune(TEACHER, str(recipe.model), recipe.plan.finetune)
 
 
 def claim_folder(
@@ -214,8 +221,7 @@ def use_partition(search: Search, partition: Partition) -> None:
         if not file.is_file():
             partition.write(file)
         data = data.model_copy(update={"partition": str(file)})
-        search.recipe = search.recipe.model_copy(update={"data": data})
-        search.trainer.recipe = search.recipe
+        search.make.recipe = search.recipe.model_copy(update={"data": data})
 
 
 def check_budget(search: Search, *, is_fine_tuned: bool) -> None:
@@ -357,3 +363,24 @@ def check_model(
             "use --max-drop",
         )
     return fits, not workload.needs_reference, kind
+
+
+def log_teacher(result: RunResult) -> list[str]:
+    """Log and return the scores of the fine-tuned teacher and of the trivial answer."""
+    notes = teacher_notes(result.report)
+    for note in notes:
+        Progress.log(note)
+    return notes
+
+
+def teacher_notes(report: Report) -> list[str]:
+    """Return a note on each score of a fine-tuned teacher, and a warning if it learned little.
+
+    A teacher that has learned nothing can be compressed without any loss.
+    """
+    scores = [describe_score(one, NAME, "selection rows") for one in report.evaluations]
+    losses = [point.loss for point in report.curve if point.loss is not None]
+    signs = describe_learning(report.evaluations, losses)
+    if not signs:
+        return scores
+    return [*scores, f"{NAME} {signs}. Every candidate learns from it, so {REMEDY}"]

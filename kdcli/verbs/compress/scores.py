@@ -1,18 +1,18 @@
-"""Scores of the candidates and the teacher on held-out rows."""
+"""The scores of the candidates and the teacher on held-out rows, and the choice among them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 
-from kdcli.deploy.measurements import LatencyRow, Speedup
+from kdcli.deploy.measurements import LatencyRow
 from kdcli.errors import MachineError
 from kdcli.models.files import file_beside
 from kdcli.models.load import location
+from kdcli.report.pareto import SAME_LATENCY, Point, dominated_by
 from kdcli.report.schema import Report, Throughput
-from kdcli.report.schema_decisions import Decision
 from kdcli.report.sections.latency import first_cell
-from kdcli.verbs.compress.limits import LIMITS
+from kdcli.verbs.compress.limits import LIMITS, QUALITY, GoalSettings, ScoredModel
 
 TEACHER = "teacher"
 """The name of the teacher, which no candidate has."""
@@ -36,55 +36,6 @@ def confidence_of(look: int) -> float:
 
 
 @dataclass(frozen=True)
-class ScoredModel:
-    """The teacher or a candidate, with its score, latency and size.
-
-    Attributes:
-        name: The name in the report.
-        folder: The directory of the model.
-        score: The task's first metric.
-        low, high: The ends of the score's 95 % interval, paired with the teacher.
-        ms: The latency of one sequence of 128 tokens, the 90th percentile if it is `unstable`.
-        speedup: The speed-up over the teacher; None for the teacher.
-        mb: The size of the model's files.
-        unstable: Whether the measurement of `ms` is unstable.
-        throughput: Texts per second in the largest batch that was measured of all models.
-        decisions: The comparisons with the teacher class by class, on the selection rows.
-        parent: The directory of the training; None for the teacher on a backend.
-        costs: Further costs that a limit measures, by label.
-    """
-
-    name: str
-    folder: Path
-    score: float
-    low: float
-    high: float
-    ms: float
-    speedup: Speedup | None
-    mb: float
-    unstable: bool = False
-    throughput: Throughput | None = None
-    decisions: tuple[Decision, ...] = ()
-    parent: str | None = None
-    costs: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class CandidateScores:
-    """The scores of the teacher and its candidates, from one run on `rows` selection rows.
-
-    `verified` has the candidates that answered an earlier question to this run, by name.
-    """
-
-    report: Report
-    metric: str
-    rows: int
-    teacher: ScoredModel
-    candidates: list[ScoredModel]
-    verified: Mapping[str, "Verification"] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Verification:
     """The scores of the teacher and the chosen model on the verification rows.
 
@@ -104,15 +55,120 @@ class Verification:
     look: int
     confidence: float
 
+    def misses(self, goal: GoalSettings, selected: Mapping[str, str]) -> dict[str, str]:
+        """Return how the chosen model misses a goal, with its quality on the verification rows.
+
+        `selected` says how it misses the goal on the selection rows.
+        """
+        costs = {limit: why for limit, why in selected.items() if limit not in QUALITY}
+        return costs | goal.verified_misses(self.chosen, self.teacher)
+
+
+@dataclass(frozen=True)
+class CandidateScores:
+    """The scores of the teacher and its candidates, from one run on `rows` selection rows.
+
+    `verified` has the candidates that answered an earlier question to this run, by name.
+    """
+
+    goal: GoalSettings
+    report: Report
+    metric: str
+    rows: int
+    teacher: ScoredModel
+    candidates: list[ScoredModel]
+    verified: Mapping[str, Verification] = field(default_factory=dict)
+
+    def named(self, name: str) -> ScoredModel:
+        """Return a candidate."""
+        return next(one for one in self.candidates if one.name == name)
+
+    def selected_misses(self, one: ScoredModel) -> dict[str, str]:
+        """Return how a candidate misses the goal on the selection rows, by limit."""
+        return self.goal.misses(one, self.teacher)
+
+    def all_misses(self) -> dict[str, dict[str, str]]:
+        """Return how each candidate misses the goal, by name and limit.
+
+        If a candidate was verified for an earlier goal, its quality is that on the verification
+        rows.
+        """
+        missed = {one.name: self.selected_misses(one) for one in self.candidates}
+        for name, verified in self.verified.items():
+            missed[name] = {
+                limit: f"{why}, on the verification rows" if limit in QUALITY else why
+                for limit, why in verified.misses(self.goal, missed[name]).items()
+            }
+        return missed
+
+    def choose(self) -> tuple[ScoredModel, dict[str, str]]:
+        """Return the best candidate, and the limits that it misses.
+
+        If candidates meet the goal, the fastest of them is the best, and the smallest among equally
+        fast ones. Without `max_drop`, it is the candidate with the best score. If no candidate
+        meets the goal, the one that misses the least is chosen, with quality before speed and size.
+        Candidates that another one dominates are not considered.
+
+        If a candidate met this goal on the selection rows but failed on the verification rows, the
+        fast candidates may look too good on the selection rows. The best score then comes first, of
+        a model with another training if there is one.
+        """
+        missed = self.all_misses()
+        others = [one for one in self.candidates if not missed[one.name]]
+        too_good = [
+            one
+            for one in self.candidates
+            if one.name in self.verified
+            and not missed[one.name].keys().isdisjoint(QUALITY)
+            and not self.selected_misses(one)
+        ]
+        if too_good and others:
+            trained = {one.parent for one in too_good} - {None}
+            return max(others, key=lambda one: (one.parent not in trained, one.score, -one.ms)), {}
+        worse = self.dominated()
+        candidates = [one for one in self.candidates if one.name not in worse]
+        if meeting := [one for one in candidates if not missed[one.name]]:
+            if self.goal.max_drop is None:
+                return max(meeting, key=lambda one: (one.score, -one.ms)), {}
+            fastest = min(one.ms for one in meeting)
+            fast = [one for one in meeting if one.ms <= SAME_LATENCY * fastest]
+            return min(fast, key=lambda one: one.mb), {}
+        kept = [one for one in candidates if missed[one.name].keys().isdisjoint(QUALITY)]
+        if not kept:
+            best = max(candidates, key=lambda one: one.score)
+        else:
+            best = min(kept, key=lambda one: (len(missed[one.name]), one.ms, one.mb))
+        return best, missed[best.name]
+
+    def dominated(self) -> dict[str, str]:
+        """Return the candidates that are not considered, each with the name of a better one.
+
+        The better one is at least as good in score, size and latency, and meets every limit that
+        the other one meets. A trimmed model, for example, is larger than the untrimmed one if int8
+        keeps its embeddings in float32.
+        """
+        points = {one.name: Point(one.score, one.ms, one.mb) for one in self.candidates}
+        missed = {name: limits.keys() for name, limits in self.all_misses().items()}
+        return dominated_by(points, lambda better, worse: missed[better] <= missed[worse])
+
+    def is_sure(self, one: ScoredModel) -> bool:
+        """Whether a candidate keeps `max_drop` at the lower end of its interval too."""
+        strict = GoalSettings(max_drop=self.goal.max_drop, strict=True)
+        return not strict.misses(one, self.teacher)
+
 
 def read(
-    report: Report, folders: Mapping[str, Path], price_per_hour: float | None = None
+    report: Report,
+    folders: Mapping[str, Path],
+    goal: GoalSettings,
+    price_per_hour: float | None = None,
 ) -> CandidateScores:
     """Read the scores from a report of `evaluate`.
 
     Args:
         report: the report, which names the teacher first.
         folders: the directories of its models.
+        goal: what the candidates are for.
         price_per_hour: the price of the machine.
 
     Raises MachineError: the latency of a model is missing.
@@ -145,7 +201,8 @@ def read(
         )
 
     teacher, *candidates = map(model, report.cards)
-    return CandidateScores(report, metric, _rows(report, teacher.name), teacher, candidates)
+    rows_of_teacher = _rows(report, teacher.name)
+    return CandidateScores(goal, report, metric, rows_of_teacher, teacher, candidates)
 
 
 def read_verification(

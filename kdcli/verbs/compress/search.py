@@ -23,24 +23,19 @@ from kdcli.report.finish import RunResult
 from kdcli.report.schema import Report, Role
 from kdcli.run.context import cpu_session
 from kdcli.types import Kind
-from kdcli.verbs.compress import steps
-from kdcli.verbs.compress.choice import choose, is_sure
-from kdcli.verbs.compress.limits import POINT, GoalSettings
-from kdcli.verbs.compress.recipes import EXPORTS, backend_of
+from kdcli.verbs.compress.limits import POINT, GoalSettings, ScoredModel
 from kdcli.verbs.compress.record import Candidate, Scored
-from kdcli.verbs.compress.runner import Step, Steps, TrainingCost, product
 from kdcli.verbs.compress.scores import (
     TEACHER,
     CandidateScores,
-    ScoredModel,
     Verification,
     confidence_of,
     read,
     read_verification,
 )
-from kdcli.verbs.compress.settings import CompressRecipe
-from kdcli.verbs.compress.trainers import Trainer
-from kdcli.verbs.compress.verbs import Verbs
+from kdcli.verbs.compress.settings import EXPORTS, CompressRecipe, backend_of
+from kdcli.verbs.compress.steps import Step, Steps, TrainingCost, product
+from kdcli.verbs.compress.verb_steps import Verbs, VerbSteps
 from kdcli.workloads import open_rows
 from kdcli.workloads.requests import EvaluationRequest
 
@@ -54,10 +49,9 @@ class Search:
     """The candidates that were tried so far, and their scores.
 
     Attributes:
-        recipe: the recipe. Its `data.partition` names the selection and verification rows.
-        verbs: what the steps call.
+        make: makes the steps. The `data.partition` of its recipe names the selection and
+            verification rows.
         steps: runs the steps.
-        trainer: makes the steps that train models.
         teacher: the model in torch that candidates are made from and compared with.
         has_labels: whether the rows have labels; otherwise the teacher is the reference.
         kind: the kind of the rows' labels; None for workloads other than labelled tasks.
@@ -66,10 +60,8 @@ class Search:
         fastest: the backend that trained shapes are exported to.
     """
 
-    recipe: CompressRecipe
-    verbs: Verbs
+    make: VerbSteps
     steps: Steps
-    trainer: Trainer
     teacher: str
     has_labels: bool
     kind: Kind | None
@@ -79,6 +71,11 @@ class Search:
     candidates: dict[str, Candidate] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     scores: CandidateScores | None = None
+
+    @property
+    def recipe(self) -> CompressRecipe:
+        """The recipe."""
+        return self.make.recipe
 
     @property
     def goal(self) -> GoalSettings:
@@ -95,7 +92,7 @@ class Search:
         """The name of a candidate that meets the goal; empty if none does so far."""
         if self.scores is None:
             return ""
-        chosen, missed = choose(self.goal, self.scores)
+        chosen, missed = self.scores.choose()
         return "" if missed else chosen.name
 
     @functools.cached_property
@@ -182,9 +179,7 @@ class Search:
         bound, why = self.int8_bound(parents), ""
         for limit in [bound, None] if backend.endswith("-int8") and bound > 0 else [None]:
             title = name if limit is None else f"{name}-within-{limit:.4g}"
-            step = steps.export_step(
-                self.verbs, self.recipe, title, str(model), backend, max_drop=limit
-            )
+            step = self.make.export(title, str(model), backend, max_drop=limit)
             why = self.steps.run(step, required=required and limit is None)
             if not why:
                 self.add(name, self.steps.path(step), model, parents)
@@ -253,9 +248,10 @@ class Search:
         folders = {TEACHER: Path(self.teacher)}
         folders |= {name: self.steps.absolute(one.folder) for name, one in finished.items()}
         models = {name: str(folder) for name, folder in folders.items()}
-        step = steps.select(self.verbs, self.recipe, models, self.machine)
+        step = self.make.select(models, self.machine)
         self.steps.require(step)
-        scores = read(self.steps.result(step).report, folders, self.recipe.price_per_hour)
+        price = self.recipe.price_per_hour
+        scores = read(self.steps.result(step).report, folders, self.goal, price)
         scored = [replace(one, parent=finished[one.name].parent) for one in scores.candidates]
         self.scores = replace(scores, candidates=scored)
         looks = self.steps.record.looks(self.known)
@@ -264,12 +260,12 @@ class Search:
         line = Scored(list(finished.values()))
         if line not in self.steps.record.lines:
             self.steps.record.add(line)
-        chosen, missed = choose(self.goal, self.scores)
-        return not missed and self.goal.is_bounded and is_sure(self.goal, self.scores, chosen)
+        chosen, missed = self.scores.choose()
+        return not missed and self.goal.is_bounded and self.scores.is_sure(chosen)
 
     def _verification(self, one: ScoredModel, confidence: float) -> Step:
         models = {TEACHER: self.teacher, one.name: str(one.folder)}
-        return steps.verification(self.verbs, self.recipe, models, confidence)
+        return self.make.verify(models, confidence)
 
     def _look(self, one: ScoredModel) -> str:
         """Return the directory of the look at a candidate, as the record has it."""
@@ -299,7 +295,7 @@ class Search:
         if kind not in COMPACT_PATHS:
             self.skip(name, f"{kind} has no compact form")
             return
-        step = self.trainer.prune(name, self.teacher, PRUNE | keys)
+        step = self.make.prune(name, self.teacher, PRUNE | keys)
         if why := self.steps.why_not_begun(step, self.cost(step)):
             self.skip(name, why)
         elif self.finishes(step):
@@ -318,11 +314,11 @@ class Search:
                 self.export(name, model, backend_of(verb, keys), trained, required=True)
                 continue
             if verb == "trim":
-                step = steps.trim_step(self.verbs, name, str(model), self.training_text, keys)
+                step = self.make.trim(name, str(model), self.training_text, keys)
             elif verb == "prune":
-                step = self.trainer.prune(name, str(model), keys, self.teacher)
+                step = self.make.prune(name, str(model), keys, self.teacher)
             else:
-                step = self.trainer.distill(name, str(model), keys)
+                step = self.make.distill(name, str(model), keys)
             folder = self.steps.require(step)
             model = product(folder)
             trained += [folder] if step.trains else []

@@ -1,141 +1,413 @@
-"""The verbs that a compression runs besides its trainings, as steps.
+"""Runs the steps of a compression, each in a directory that is found by what it depends on.
 
-The recipe of a step is resolved when the step runs, so that an error in it fails the step and not
-the compression.
+A step whose directory is complete is not run again, and a training that was stopped continues. So
+a run that is resumed, moved, or asked for another goal does only what is missing.
 """
 
-from collections.abc import Callable, Mapping
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
-from kdcli.data.labelled.partition import VERIFICATION
-from kdcli.disk import REPORT_FILE
-from kdcli.errors import MachineError
-from kdcli.recipe.resolve import resolve
-from kdcli.recipe.sections import RecipeValues, RunOptions
+from accelerate.state import AcceleratorState, GradientState
+from pydantic import TypeAdapter
+
+from kdcli.deploy.exported import FACTS
+from kdcli.disk import COMMITS, as_directory, cache_key, disk_errors, read_json, write_atomic
+from kdcli.engine.memory import release_memory
+from kdcli.engine.processes import StopRequest
+from kdcli.engine.progress import Progress
+from kdcli.engine.run_dir import RunDir
+from kdcli.errors import (
+    ChildFailed,
+    GateError,
+    Interrupted,
+    KdcliError,
+    MachineError,
+    Stopped,
+)
+from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult
-from kdcli.report.titles import SELECTION
-from kdcli.verbs.compress.recipes import RecipeKeys, dotted
-from kdcli.verbs.compress.runner import Step
-from kdcli.verbs.compress.scores import latency_rows
-from kdcli.verbs.compress.settings import CompressRecipe
-from kdcli.verbs.compress.verbs import Verbs
-from kdcli.verbs.evaluate.run import Extras
-from kdcli.verbs.evaluate.settings import EvaluateRecipe
-from kdcli.verbs.export.gate import QUANTISED
-from kdcli.verbs.trim.settings import TrimRecipe
-from kdcli.workloads.scores import RESAMPLES
-from kdcli.workloads.settings import LabelledSettings
+from kdcli.report.text import duration
+from kdcli.report.titles import step_title
+from kdcli.run.dry_run import Estimate
+from kdcli.targets.outputs import keep_outputs
+from kdcli.verbs.compress.record import Attempt, Look, Record
 
-MAX_RESAMPLES = 20_000
-"""Maximum number of bootstrap resamples for the interval of a late look at the rows."""
-
-
-def trim_step(
-    verbs: Verbs, name: str, model: str, text: Callable[[], Path], keys: RecipeKeys
-) -> Step:
-    """Trim a model's vocabulary to the tokens of a text, unless the keys name another text."""
-
-    def call(options: RunOptions) -> object:
-        values = {"data.source": str(text())} | dotted(keys) | {"model": model}
-        return verbs.trim(resolve(TrimRecipe, recipe=None, options=values), options)
-
-    return Step(name, "trim", {"model": model, "keys": keys}, call)
+T = TypeVar("T")
+STEPS = "steps"
+"""The directory of the steps."""
+OUTPUTS = "outputs"
+"""The directory of the outputs of scored models, so that another goal does not compute them again.
+"""
+COMPACT = "compact"
+PAGE = "report.html"
+OVER = "--budget ended before its training did"
+TRY_AGAIN = "fix it and run the same command with --resume"
+TRAININGS = ("finetune", "distill", "prune")
+"""The verbs that train. They resume from a checkpoint and count against the budget."""
+RHYTHM = ("train.eval_every", "train.checkpoint_every")
+"""Keys that do not change a trained model, so that they do not name its directory."""
 
 
-def export_step(
-    verbs: Verbs,
-    recipe: CompressRecipe,
-    name: str,
-    model: str,
-    backend: str,
-    *,
-    max_drop: float | None = None,
-) -> Step:
-    """Write a model for a backend, such as `onnx-int8`.
+@dataclass(frozen=True)
+class Step:
+    """A verb that is ready to run in a directory of its own.
 
-    With `max_drop`, products stay in float32 until the file loses at most this many points of the
-    task's metric.
+    Attributes:
+        name: the name in the log and the report.
+        verb: the verb.
+        values: everything that its result depends on, besides the inputs of the whole run.
+        call: runs it.
+        is_look: whether it scores models on the verification rows.
     """
-    format, _, precision = backend.partition("-")
 
-    def call(options: RunOptions) -> object:
-        # The texts of the rows choose the integers.
-        reads_rows = max_drop is not None or precision in QUANTISED
-        return verbs.export(
-            model,
-            format=format,
-            precisions=[precision or "fp32"],
-            data=recipe.data if reads_rows else LabelledSettings(),
-            pooling=recipe.pooling,
-            task=recipe.task if reads_rows else None,
-            max_drop=max_drop,
-            # The file must meet the goal, which allows no excess.
-            exact=True,
-            output_dir=options.output_dir,
-            overwrite=options.overwrite,
-        )
+    name: str
+    verb: str
+    values: Mapping[str, object]
+    call: Callable[[RunOptions], object]
+    is_look: bool = False
 
-    values = {"model": model, "backend": backend, "max_drop": max_drop}
-    return Step(name, "export", values, call)
+    @property
+    def trains(self) -> bool:
+        """Whether the verb trains a model."""
+        return self.verb in TRAININGS
 
 
-def select(
-    verbs: Verbs, recipe: CompressRecipe, models: Mapping[str, str], machine: object
-) -> Step:
-    """Score models, given by name, on the selection rows and measure their latency in turns.
+@dataclass(frozen=True)
+class TrainingCost:
+    """The optimiser steps and seconds of a training; `error` says why it would fail."""
 
-    `machine` is what latencies depend on besides the models.
+    steps: int
+    seconds: float
+    error: str = ""
+
+
+@dataclass
+class Steps:
+    """The steps of a compression in `folder`.
+
+    Attributes:
+        folder: the directory of the run.
+        options: the options of the run.
+        budget: the seconds that the steps may take together; infinity without a budget.
+        stop: whether the user asked the compression to stop.
+        record: what was spent and looked at.
+        clock: the seconds from which durations are computed.
+        claim_run: claims the directory.
+        passed: the directories of the steps on the way to this answer, and the optimiser steps
+            until which their trainings were needed. Only these steps count against the budget, so
+            a run that is resumed decides as it did when it had spent less.
     """
-    measure = recipe.measure.model_dump(include={"min_runs", "min_seconds"})
-    keys = {f"measure.{key}": value for key, value in measure.items()}
-    keys |= {"measure.latency": True, "worst": 0}
-    keys |= {"max_class_drop": recipe.goal.max_class_drop}
-    score = _evaluate(verbs, recipe, models, keys)
 
-    def call(options: RunOptions) -> object:
-        result = score(options)
-        assert isinstance(result, RunResult)
+    folder: Path
+    options: RunOptions
+    budget: float
+    stop: StopRequest
+    record: Record
+    clock: Callable[[], float]
+    claim_run: Callable[[], None] = lambda: None
+    passed: dict[str, float] = field(default_factory=dict)
+    unwritten: dict[Path, str] = field(default_factory=dict)
+    current: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of the steps so far."""
+        return self.record.seconds(self.passed)
+
+    @property
+    def left(self) -> float:
+        """The seconds of the budget that are left."""
+        return self.budget - self.seconds
+
+    def relative(self, path: str | Path) -> str:
+        """Return a path relative to the run, if it is inside."""
+        if self._is_inside(path):
+            return os.path.relpath(path, self.folder)
+        # A path outside may look like one inside.
+        return str(Path(path).absolute() if str(path).startswith(f"{STEPS}/") else path)
+
+    def _is_inside(self, path: str | Path) -> bool:
+        return Path(path).is_relative_to(self.folder / STEPS)
+
+    def absolute(self, path: str) -> Path:
+        """Return the place of a path that `relative` returned."""
+        return self.folder / path if path.startswith(f"{STEPS}/") else Path(path)
+
+    def place(self, name: str, values: object) -> Path:
+        """Return the directory of a result that depends on these values.
+
+        Paths inside the run count as relative to it, so a run that was moved finds its results.
+        """
+        text = json.dumps(self._in_run(values))
+        return self.folder / STEPS / cache_key(text)[:8] / as_directory(name)
+
+    def _in_run(self, values: object) -> object:
+        if isinstance(values, Mapping):
+            return {key: self._in_run(value) for key, value in values.items()}
+        if isinstance(values, list | tuple):
+            return [self._in_run(value) for value in values]
+        if values is None or isinstance(values, bool | int | float):
+            return values
+        return str(values).removeprefix(f"{self.folder}/")
+
+    def path(self, step: Step) -> Path:
+        """Return the directory of a step."""
+        values = {key: value for key, value in step.values.items() if key not in RHYTHM}
+        return self.place(step.name, [step.verb, values])
+
+    def at(self, step: Step) -> str:
+        """Return the directory of a step as the record has it."""
+        return self.path(step).relative_to(self.folder / STEPS).as_posix()
+
+    @property
+    def replaces_run(self) -> bool:
+        """Whether the directory holds a run that `overwrite` will delete."""
+        return self.options.overwrite and self.record.run is None and RunDir(self.folder).is_run
+
+    @property
+    def has_measured(self) -> bool:
+        """Whether a later run with a larger budget finds measurements of this one."""
+        stored = (self.folder / STEPS).glob("*/timings*.json")
+        return not self.replaces_run and (bool(self.unwritten) or any(stored))
+
+    def claim(self) -> None:
+        """Claim the run, and write what was measured before."""
+        self.claim_run()
+        while self.unwritten:
+            self._write(*self.unwritten.popitem())
+
+    def _write(self, file: Path, text: str) -> None:
+        with disk_errors(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(file, text)
+
+    def has_begun(self, step: Step) -> bool:
+        """Whether a training has begun, so that it continues from its checkpoint."""
+        return not self.replaces_run and RunDir(self.path(step)).is_run
+
+    def result(self, step: Step) -> RunResult:
+        """Return the report of a finished step."""
+        return RunResult.read(self.path(step))
+
+    def is_complete(self, step: Step, until: int | None = None) -> bool:
+        """Whether a step has written all its files, or a training has got so far."""
+        place = self.path(step)
+        if self.replaces_run:
+            return False
+        if (place / FACTS).is_file() or RunDir(place).done:
+            return True
+        if until is None or not step.trains:
+            return False
+        return any("held_out" in r and r["step"] >= until for r in RunDir(place).read_log())
+
+    def run(self, step: Step, *, until: int | None = None, required: bool = False) -> str:
+        """Run a step unless it is complete. Return why it failed, or an empty string.
+
+        `until` pauses a training after this many optimiser steps. A training is also stopped when
+        the budget ends.
+
+        Raises:
+            Stopped, Interrupted: the user stopped the compression.
+            GateError: the step is `required`, and the budget ended.
+            KdcliError: the step is `required`, and it failed with an error of this class.
+        """
+        place, at = self.path(step), self.at(step)
+        self.passed[at] = max(self.passed.get(at, 0), math.inf if until is None else until)
+        if self.is_complete(step, until):
+            return ""
+        whys = [one.error for one in self.record.attempts if one.place == at and one.error]
+        if whys and not required:
+            return whys[-1]
+        self.check()
+        self.claim()
+        error, began, self.current = "", self.clock(), step.name
         try:
-            latency_rows(result.report)
-        except MachineError:
-            # A step that has a report is not called again.
-            (result.folder / REPORT_FILE).unlink()
+            is_over = self._call(step, at, place, until)
+            self.check()
+        except (Interrupted, ChildFailed, Stopped):
             raise
-        return result
+        except KdcliError as failure:
+            # Ctrl-C may have caused the error.
+            self.check()
+            if required:
+                failure.prefix(f"{step_title(step.name)} failed", TRY_AGAIN)
+                raise
+            # What the machine failed at is tried again.
+            error = "" if isinstance(failure, MachineError) else failure.message
+            return failure.message
+        finally:
+            self.record.add(Attempt(at, round(self.clock() - began, 3), until, error))
+        self.current = ""
+        if is_over and required:
+            command = self.continuing_command(2 * self.budget)
+            raise GateError(
+                f"{step_title(step.name)}: {OVER}",
+                f"continue from its checkpoint with a larger budget: {command}",
+            )
+        return OVER if is_over else ""
 
-    values: dict[str, object] = {"models": dict(sorted(models.items())), "machine": machine}
-    return Step(SELECTION, "evaluate", values, call)
+    def require(self, step: Step) -> Path:
+        """Run a step that the compression cannot go on without, and return its directory."""
+        self.run(step, required=True)
+        return self.path(step)
+
+    def _call(self, step: Step, at: str, place: Path, until: int | None) -> bool:
+        """Call a step's verb. Return whether the budget ended before it did."""
+        left = self.left if step.trains else math.inf
+        if left <= 0:
+            return True
+        Progress.log(f"{step_title(step.name)}: {step.verb}")
+        if step.is_look and at not in self.record.looks():
+            self.record.add(Look(at))
+        scores = step.verb == "evaluate"
+        outputs = keep_outputs(self.folder / OUTPUTS) if scores else contextlib.nullcontext()
+        options = replace(
+            self.step_options,
+            output_dir=place,
+            resume=step.trains,
+            overwrite=not step.trains,
+            stop_after=until,
+        )
+        self.stop.deadline = time.monotonic() + left
+        try:
+            with outputs:
+                call_alone(step, options)
+        except Stopped:
+            if self.stop.signalled:
+                raise
+            return True
+        finally:
+            self.stop.deadline = math.inf
+        return False
+
+    @property
+    def step_options(self) -> RunOptions:
+        """The options of every step."""
+        return RunOptions(device=self.options.device, processes=1)
+
+    def once(self, name: str, values: object, kind: type[T], compute: Callable[[], T]) -> T:
+        """Return what `compute` returned the first time for these values, also in an earlier
+        process."""
+        folder, adapter = self.place(name, values), TypeAdapter(kind)
+        file = folder.with_suffix(".json")
+        at = file.relative_to(self.folder / STEPS).as_posix()
+        self.passed[at] = math.inf
+        if file in self.unwritten:
+            return adapter.validate_python(json.loads(self.unwritten[file])["value"])
+        if file.is_file() and not self.replaces_run:
+            return adapter.validate_python(read_json(file)["value"])
+        self.check()
+        began = self.clock()
+        try:
+            value = compute()
+            # The latency worker takes Ctrl-C itself and returns what it has measured until then.
+            self.check()
+        finally:
+            self.record.add(Attempt(at, round(self.clock() - began, 3)))
+        dumped = adapter.dump_python(value, mode="json", exclude_defaults=True)
+        text = json.dumps({"value": dumped})
+        if self.record.run is None:
+            self.unwritten[file] = text
+        else:
+            self._write(file, text)
+        return value
+
+    def is_known(self, name: str, values: object) -> bool:
+        """Whether `once` has computed a value."""
+        file = self.place(name, values).with_suffix(".json")
+        return file in self.unwritten or (file.is_file() and not self.replaces_run)
+
+    def cost(self, step: Step, place: object) -> TrainingCost:
+        """Return the cost of a training by a dry run on this machine, which prints nothing."""
+
+        def estimate() -> TrainingCost:
+            console = Progress.console
+            quiet, console.quiet = console.quiet, True
+            try:
+                found = call_alone(step, replace(self.step_options, dry_run=True))
+            finally:
+                console.quiet = quiet
+            assert isinstance(found, Estimate)
+            stages = found.stages
+            return TrainingCost(stages[-1].steps, sum(stage.seconds for stage in stages))
+
+        values = [step.verb, {k: v for k, v in step.values.items() if k not in RHYTHM}, place]
+        try:
+            return self.once(f"cost-{step.name}", values, TrainingCost, estimate)
+        except (Stopped, Interrupted):
+            raise
+        except KdcliError as error:
+            return TrainingCost(0, 0.0, error.message)
+
+    def too_long(self, seconds: float) -> str:
+        """Return why a training takes longer than the time that is left; empty if it does not."""
+        if seconds <= self.left:
+            return ""
+        left = duration(max(0.0, self.left))
+        return f"it takes about {duration(seconds)}, {left} are left"
+
+    def why_not_begun(self, step: Step, cost: TrainingCost) -> str:
+        """Return why a training cannot begin; empty if it can, or if it has begun already."""
+        if cost.error or self.has_begun(step):
+            return cost.error
+        why = self.too_long(cost.seconds)
+        if not why:
+            Progress.log(f"{step.name}: its training takes about {duration(cost.seconds)}")
+        return why
+
+    def continuing_command(self, budget: float) -> str:
+        """Return the command that continues the compression with a budget of these seconds."""
+        changes = {"--budget": f"{math.ceil(budget / 60)}m"}
+        return self.options.continuing_command("compress", self.folder, changes)
+
+    def check(self) -> None:
+        """Raise Stopped or Interrupted if the user asked the compression to stop."""
+        if self.stop.signalled:
+            raise self.stopped()
+
+    def stopped(self) -> KdcliError:
+        """Return the error of a compression that the user stopped."""
+        if self.record.run is None:
+            return Interrupted("stopped before anything was written")
+        where = f"in {step_title(self.current)}" if self.current else "between two steps"
+        return Stopped(f"stopped {where}", "continue with --resume")
+
+    @contextlib.contextmanager
+    def stopping(self) -> Iterator[None]:
+        """Turn the ways in which a step ends on a signal into the error of a stopped run."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            if self.stop.insisted or not self.stop.signalled:
+                raise
+            raise self.stopped() from None
+        except Stopped:
+            raise self.stopped() from None
 
 
-def verification(
-    verbs: Verbs, recipe: CompressRecipe, models: Mapping[str, str], confidence: float
-) -> Step:
-    """Score the teacher and the chosen model, given by name, on the verification rows."""
-    # The ends of wider intervals need more resamples.
-    resamples = min(round(RESAMPLES * 0.05 / (1 - confidence)), MAX_RESAMPLES)
-    keys: RecipeValues = {"data.split": VERIFICATION}
-    keys |= {"confidence": confidence, "resamples": resamples}
-    keys["max_class_drop"] = recipe.goal.max_class_drop
-    name = f"{VERIFICATION}-{list(models)[-1]}"
-    call = _evaluate(verbs, recipe, models, keys)
-    return Step(name, "evaluate", {"models": dict(models)}, call, is_look=True)
+def call_alone(step: Step, options: RunOptions) -> object:
+    """Call a verb as if it were alone in this process, and free its models afterwards."""
+    # Each verb chooses its own device and precision, and names the data it read itself.
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()
+    before = dict(COMMITS)
+    COMMITS.clear()
+    try:
+        return step.call(options)
+    finally:
+        # The report of the compression names the data of all its steps.
+        COMMITS.update(before)
+        release_memory()
 
 
-def _evaluate(
-    verbs: Verbs, recipe: CompressRecipe, models: Mapping[str, str], keys: RecipeKeys
-) -> Callable[[RunOptions], object]:
-    def call(options: RunOptions) -> object:
-        values = task_data(recipe) | {"models": list(models.values()), "task": recipe.task}
-        values |= {"pooling": recipe.pooling, **keys}
-        resolved = resolve(EvaluateRecipe, recipe=None, options=values)
-        return verbs.evaluate(resolved, options, Extras(names=list(models)))
-
-    return call
-
-
-def task_data(recipe: CompressRecipe) -> RecipeValues:
-    """Return the keys of `data:` for a verb that reads the task's rows."""
-    own = recipe.data.model_dump(
-        exclude_defaults=True, exclude={"selection_rows", "verification_rows"}
-    )
-    return dotted({"data": own})
+def product(folder: Path) -> Path:
+    """Return the model that a step left: after a pruning its compact form, if it has one."""
+    compact = folder / COMPACT
+    return compact if (compact / "config.json").is_file() else folder

@@ -1,26 +1,43 @@
-"""Make the steps that train models: the verb, its recipe and its data.
+"""Make the steps of a compression: a verb, its recipe and its data.
 
-Labelled tasks train on rows, rerankers on lists of candidates, and embedding models on text.
+Labelled tasks train on rows, rerankers on lists of candidates, and embedding models on text. The
+recipe of a step is resolved when the step runs, so that an error in it fails the step and not the
+compression.
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-from kdcli.errors import UsageError
+from kdcli.data.labelled.partition import VERIFICATION
+from kdcli.deploy.latency import Latency, measure_latency
+from kdcli.deploy.runners import check_backend
+from kdcli.disk import REPORT_FILE
+from kdcli.errors import MachineError, UsageError
 from kdcli.models.grammar import is_static_shape
-from kdcli.recipe.resolve import recipe_keys
+from kdcli.recipe.resolve import recipe_keys, resolve
 from kdcli.recipe.sections import RecipeValues, RunOptions
+from kdcli.report.finish import RunResult
 from kdcli.report.front import EMBEDDER
+from kdcli.report.titles import SELECTION
 from kdcli.types import Kind
-from kdcli.verbs.compress.recipes import RecipeKeys, base_recipe, dotted
-from kdcli.verbs.compress.runner import Step
-from kdcli.verbs.compress.settings import CompressRecipe
-from kdcli.verbs.compress.steps import task_data
-from kdcli.verbs.compress.verbs import Verbs
+from kdcli.verbs.compress.scores import latency_rows
+from kdcli.verbs.compress.settings import CompressRecipe, RecipeKeys, base_recipe, dotted
+from kdcli.verbs.compress.steps import Step
 from kdcli.verbs.distill.recipes import distill_recipe, embedding_recipe
+from kdcli.verbs.distill.run import distill
 from kdcli.verbs.distill.settings import at_width
+from kdcli.verbs.evaluate.run import Extras, evaluate
+from kdcli.verbs.evaluate.settings import EvaluateRecipe
+from kdcli.verbs.export.gate import QUANTISED
+from kdcli.verbs.export.run import export
+from kdcli.verbs.finetune.run import finetune
 from kdcli.verbs.prune.recipes import prune_recipes
+from kdcli.verbs.prune.run import prune
+from kdcli.verbs.trim.run import trim
+from kdcli.verbs.trim.settings import TrimRecipe
 from kdcli.workloads.embedding import METHOD
 from kdcli.workloads.embedding_texts import column_of_texts
 from kdcli.workloads.eval_sets import by_vectors
@@ -28,6 +45,8 @@ from kdcli.workloads.labelled import ROW_KINDS
 from kdcli.workloads.recipes import finetune_recipe
 from kdcli.workloads.rerank import TASKS
 from kdcli.workloads.retrieval import RETRIEVAL
+from kdcli.workloads.scores import RESAMPLES
+from kdcli.workloads.settings import LabelledSettings
 
 DISTILL = {"method": "tinybert", "stage": "joint"}
 """A single stage, whose one learning curve shows how good a student is."""
@@ -39,15 +58,41 @@ LIST_KEYS = ("source", "partition", "labels", "max_length", "split_seed")
 """Keys of `data` that lists of candidates have."""
 MAX_EPOCHS = 10.0
 """Maximum number of times that a student reads each row."""
+MAX_RESAMPLES = 20_000
+"""Maximum number of bootstrap resamples for the interval of a late look at the rows."""
+
+
+@dataclass(frozen=True)
+class Verbs:
+    """The verbs that a compression calls. A test gives its own.
+
+    Attributes:
+        measure: measures latencies.
+        check_backend: raises an error if a backend cannot be used on this machine.
+        clock: the seconds from which durations are computed.
+    """
+
+    finetune: Callable[..., object]
+    distill: Callable[..., object]
+    prune: Callable[..., object]
+    trim: Callable[..., object]
+    export: Callable[..., object]
+    evaluate: Callable[..., RunResult | None]
+    measure: Callable[..., Latency] = measure_latency
+    check_backend: Callable[[str, str], None] = check_backend
+    clock: Callable[[], float] = time.monotonic
+
+
+VERBS = Verbs(finetune, distill, prune, trim, export, evaluate)
 
 
 @dataclass
-class Trainer:
-    """Makes the steps that train models.
+class VerbSteps:
+    """Makes the steps.
 
     Attributes:
         recipe: the recipe of the compression, with its `data.partition`.
-        verbs: the verbs that train.
+        verbs: what the steps call.
         reads: what students learn from. Models with a head learn from the rows of a task, embedding
             models from text, and rerankers from lists of candidates.
     """
@@ -146,6 +191,97 @@ class Trainer:
 
         return Step(name, "prune", {"model": model, "teacher": teacher, **keys}, call)
 
+    def trim(self, name: str, model: str, text: Callable[[], Path], keys: RecipeKeys) -> Step:
+        """Trim a model's vocabulary to the tokens of a text, unless the keys name another text."""
+
+        def call(options: RunOptions) -> object:
+            values = {"data.source": str(text())} | dotted(keys) | {"model": model}
+            return self.verbs.trim(resolve(TrimRecipe, recipe=None, options=values), options)
+
+        return Step(name, "trim", {"model": model, "keys": keys}, call)
+
+    def export(self, name: str, model: str, backend: str, *, max_drop: float | None = None) -> Step:
+        """Write a model for a backend, such as `onnx-int8`.
+
+        With `max_drop`, products stay in float32 until the file loses at most this many points of
+        the task's metric.
+        """
+        format, _, precision = backend.partition("-")
+        recipe = self.recipe
+
+        def call(options: RunOptions) -> object:
+            # The texts of the rows choose the integers.
+            reads_rows = max_drop is not None or precision in QUANTISED
+            return self.verbs.export(
+                model,
+                format=format,
+                precisions=[precision or "fp32"],
+                data=recipe.data if reads_rows else LabelledSettings(),
+                pooling=recipe.pooling,
+                task=recipe.task if reads_rows else None,
+                max_drop=max_drop,
+                # The file must meet the goal, which allows no excess.
+                exact=True,
+                output_dir=options.output_dir,
+                overwrite=options.overwrite,
+            )
+
+        values = {"model": model, "backend": backend, "max_drop": max_drop}
+        return Step(name, "export", values, call)
+
+    def select(self, models: Mapping[str, str], machine: object) -> Step:
+        """Score models, given by name, on the selection rows and measure their latency in turns.
+
+        `machine` is what latencies depend on besides the models.
+        """
+        measure = self.recipe.measure.model_dump(include={"min_runs", "min_seconds"})
+        keys = {f"measure.{key}": value for key, value in measure.items()}
+        score = self._evaluate(models, keys | {"measure.latency": True, "worst": 0})
+
+        def call(options: RunOptions) -> object:
+            result = score(options)
+            try:
+                latency_rows(result.report)
+            except MachineError:
+                # A step that has a report is not called again.
+                (result.folder / REPORT_FILE).unlink()
+                raise
+            return result
+
+        values: dict[str, object] = {"models": dict(sorted(models.items())), "machine": machine}
+        return Step(SELECTION, "evaluate", values, call)
+
+    def verify(self, models: Mapping[str, str], confidence: float) -> Step:
+        """Score the teacher and the chosen model, given by name, on the verification rows."""
+        # The ends of wider intervals need more resamples.
+        resamples = min(round(RESAMPLES * 0.05 / (1 - confidence)), MAX_RESAMPLES)
+        keys: RecipeValues = {"data.split": VERIFICATION}
+        call = self._evaluate(models, keys | {"confidence": confidence, "resamples": resamples})
+        name = f"{VERIFICATION}-{list(models)[-1]}"
+        return Step(name, "evaluate", {"models": dict(models)}, call, is_look=True)
+
+    def _evaluate(
+        self, models: Mapping[str, str], keys: RecipeKeys
+    ) -> Callable[[RunOptions], RunResult]:
+        recipe = self.recipe
+
+        def call(options: RunOptions) -> RunResult:
+            values = self.task_data() | {"models": list(models.values()), "task": recipe.task}
+            values |= {"pooling": recipe.pooling, "max_class_drop": recipe.goal.max_class_drop}
+            resolved = resolve(EvaluateRecipe, recipe=None, options=values | dict(keys))
+            result = self.verbs.evaluate(resolved, options, Extras(names=list(models)))
+            assert result is not None, "a step runs in a single process"
+            return result
+
+        return call
+
+    def task_data(self) -> RecipeValues:
+        """Return the keys of `data:` for a verb that reads the task's rows."""
+        own = self.recipe.data.model_dump(
+            exclude_defaults=True, exclude={"selection_rows", "verification_rows"}
+        )
+        return dotted({"data": own})
+
     def _values(self, verb: str, keys: RecipeKeys) -> RecipeValues:
         """Return the dotted keys of a training. The step's keys replace all but the source and the
         partition."""
@@ -155,7 +291,7 @@ class Trainer:
             own = {"method" if verb == "distill" else "task": METHOD}
             own |= {"workload.pooling": recipe.pooling}
         else:
-            data, own = task_data(recipe), {"task": recipe.task}
+            data, own = self.task_data(), {"task": recipe.task}
             if self.reads == "lists" and verb != "prune":
                 known = {f"data.{name}" for name in LIST_KEYS}
                 data = {key: value for key, value in data.items() if key in known}
@@ -174,7 +310,7 @@ class Trainer:
         return {key: value for key, value in keys.items() if value is not None}
 
 
-def trainer_of(recipe: CompressRecipe, verbs: Verbs) -> Trainer:
+def verb_steps(recipe: CompressRecipe, verbs: Verbs) -> VerbSteps:
     """Return how models of a recipe's task are trained.
 
     Raises UsageError: `pooling` is given for models that are not scored by vectors.
@@ -183,10 +319,10 @@ def trainer_of(recipe: CompressRecipe, verbs: Verbs) -> Trainer:
     has_lists = task in TASKS
     is_vectors = not has_lists and by_vectors(task, str(recipe.model), recipe.pooling)
     if task in (RETRIEVAL, METHOD) or is_vectors:
-        return Trainer(recipe, verbs, "text")
+        return VerbSteps(recipe, verbs, "text")
     if recipe.pooling is not None:
         raise UsageError(
             f"--pooling is for embedding models, and task {task} is not scored by vectors",
             "remove --pooling",
         )
-    return Trainer(recipe, verbs, "lists" if has_lists else "rows")
+    return VerbSteps(recipe, verbs, "lists" if has_lists else "rows")

@@ -37,9 +37,9 @@ from kdcli.report.text import duration
 from kdcli.report.views import short
 from kdcli.types import ModelShape
 from kdcli.verbs.compress.limits import GoalSettings
-from kdcli.verbs.compress.recipes import dotted
 from kdcli.verbs.compress.scores import TEACHER
 from kdcli.verbs.compress.search import Search
+from kdcli.verbs.compress.settings import dotted
 from kdcli.workloads.embedder import Embedder
 
 SEARCHED = 12 + 2 * (MAX_DEPTHS + 1)
@@ -172,7 +172,7 @@ def _listed_shapes(search: Search, model: str, loaded: Model) -> list[ModelShape
     Raises UsageError: a shape that cannot be made from the model.
     """
     static_width = None
-    if search.trainer.allows_static(search.kind):
+    if search.make.allows_static(search.kind):
         fmt, hidden = read_format(model), loaded.shape.hidden
         static_width = hidden if fmt is None else fmt.width(hidden)
     return shapes_of(search.recipe.plan.shapes, loaded.shape, static_width=static_width)
@@ -234,10 +234,10 @@ class _Timing:
         """Start the next measurement, after a number of models in the finished ones."""
         self.earlier = earlier
         # The record does not count the seconds of a measurement before its end.
-        self.spent, self.began = self.search.steps.seconds, self.search.verbs.clock()
+        self.spent, self.began = self.search.steps.seconds, self.search.make.verbs.clock()
 
     def _seconds(self) -> float:
-        return self.spent + self.search.verbs.clock() - self.began
+        return self.spent + self.search.make.verbs.clock() - self.began
 
     def _left(self) -> float:
         return self.search.steps.budget - self._seconds()
@@ -259,7 +259,7 @@ class _Timing:
             str(choose_device(options.device)), measure.min_runs, measure.min_seconds, CELLS[:1]
         )
         deadline = time.monotonic() + self._left()
-        latency = self.search.verbs.measure(subjects, protocol, deadline=deadline)
+        latency = self.search.make.verbs.measure(subjects, protocol, deadline=deadline)
         if latency.interrupted and self._left() > 0:
             raise KeyboardInterrupt
         if latency.interrupted:

@@ -11,9 +11,9 @@ from kdcli.models.load import location
 from kdcli.models.training_rows import training_rows
 from kdcli.run.context import cpu_session
 from kdcli.verbs.compress.limits import GoalSettings
-from kdcli.verbs.compress.runner import Steps
 from kdcli.verbs.compress.search import evaluation_request
 from kdcli.verbs.compress.settings import CompressRecipe
+from kdcli.verbs.compress.steps import Steps
 from kdcli.workloads import open_rows
 
 PARTITION = "partition.safetensors"

@@ -1,0 +1,404 @@
+"""Verify the best candidate, put it into best/, and write the report."""
+
+import shlex
+from dataclasses import dataclass, replace
+
+from kdcli.deploy.exported import FACTS
+from kdcli.deploy.latency import Latency
+from kdcli.deploy.measurements import MEASURE_AGAIN
+from kdcli.disk import REPORT_FILE, atomic_dir, read_json, write_atomic
+from kdcli.engine.processes import stop_requests
+from kdcli.engine.progress import Progress
+from kdcli.engine.run_dir import RunDir
+from kdcli.metrics.resolution import exceeds
+from kdcli.report import schema
+from kdcli.report.entry import Entry
+from kdcli.report.finish import BEST, ReportContents, RunResult, write_report
+from kdcli.report.schema import Compression
+from kdcli.report.sections.latency import milliseconds
+from kdcli.report.sections.price import price_sentence
+from kdcli.report.text import duration, loses, megabytes, number, points_interval, short
+from kdcli.report.titles import SELECTION, VERIFICATION
+from kdcli.targets.outputs import delete_oldest_outputs
+from kdcli.verbs.compress.limits import POINT, ScoredModel, conflict
+from kdcli.verbs.compress.record import Answer
+from kdcli.verbs.compress.scores import ERROR, TEACHER, CandidateScores, Verification
+from kdcli.verbs.compress.search import Search
+from kdcli.verbs.compress.ship import (
+    check_temperature,
+    fill_best,
+    fit_temperature,
+    never_predicted,
+    with_thresholds,
+)
+from kdcli.verbs.compress.steps import OUTPUTS, PAGE, STEPS
+from kdcli.workloads.decisions import for_limit
+
+PICTURE = "pareto.png"
+NOTABLE_POINTS = 0.5
+"""Smallest difference between two losses, in points, that can change a decision."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The chosen candidate, in sentences and next to the others.
+
+    Attributes:
+        scores: The scores of all candidates.
+        verified: The scores of the chosen candidate on the verification rows.
+        missed: How it misses the goal, by limit.
+        has_labels: Whether labels are the reference; otherwise it is the teacher.
+    """
+
+    scores: CandidateScores
+    verified: Verification
+    missed: dict[str, str]
+    has_labels: bool
+
+    @property
+    def selected(self) -> ScoredModel:
+        """The chosen candidate on the selection rows."""
+        return self.scores.named(self.verified.chosen.name)
+
+    def next_candidate(self) -> ScoredModel | None:
+        """Return the candidate that the same command verifies next, after a failure.
+
+        The result is None if the chosen candidate misses the goal on the selection rows too, or if
+        no other candidate meets it there.
+        """
+        if not self.missed or self.scores.selected_misses(self.selected):
+            return None
+        known = {**self.scores.verified, self.selected.name: self.verified}
+        other, missed = replace(self.scores, verified=known).choose()
+        return None if missed else other
+
+    def rows(self) -> list[schema.Candidate]:
+        """Return the rows of the report's table: the teacher and the scored candidates."""
+        scores = self.scores
+        worse, missed = scores.dominated(), scores.all_misses()
+
+        def outcome(name: str) -> str:
+            if name == self.verified.chosen.name:
+                return "chosen"
+            better = [f"no better than {worse[name]}"] if name in worse else []
+            return "; ".join([*missed[name].values(), *better]) or "meets the goal"
+
+        return [
+            _row(scores.teacher, ""),
+            *(_row(one, outcome(one.name), worse.get(one.name)) for one in scores.candidates),
+        ]
+
+    def sentence(self, model: str) -> str:
+        """Summarise gain and loss of the chosen candidate, or how far it misses the goal.
+
+        `model` is the name of the model that was compressed.
+        """
+        goal, teacher, chosen = self.scores.goal, self.verified.teacher, self.verified.chosen
+        ratio = chosen.speedup
+        assert ratio is not None  # It is None for the teacher only.
+        times = f"{'at most ' if chosen.unstable else ''}{milliseconds(chosen.ms)} ms a text"
+        times += "" if ratio.unstable else f" instead of {milliseconds(teacher.ms)}"
+        smaller = (
+            f"{_size_change(teacher.mb, chosen.mb)} ({megabytes(chosen.mb)} MB instead of "
+            f"{megabytes(teacher.mb)})"
+        )
+        if ratio.is_inconclusive:
+            unstable = f"The times are unstable ({times}) and give no speed-up; {MEASURE_AGAIN}"
+            won = f"{chosen.name} is {smaller}. {unstable}"
+        else:
+            faster = f"{ratio.phrase()} as {model} ({ratio.trust()}; {times})"
+            won = f"{chosen.name} is {faster} and {smaller}"
+        won += f". {self._lost()}"
+        apart = self._selection_loss()
+        if self.missed and not self.scores.selected_misses(self.selected):
+            return (
+                f"{chosen.name} met the goal on the selection rows but misses it on the "
+                f"verification rows: {'; '.join(self.missed.values())}. {won}.{apart}"
+            )
+        if self.missed:
+            both = conflict(list(self.scores.all_misses().values()))
+            why = "; ".join([*self.missed.values(), *([both] if both else [])])
+            return (
+                f"The goal cannot be met with what was tried. Nearest: {won}. It misses: "
+                f"{why}.{apart}"
+            )
+        _, high = _loss(teacher, chosen)
+        is_within = goal.max_drop is None or not exceeds(high, goal.max_drop)
+        return f"{won}{'' if is_within else '; the interval reaches beyond the goal'}.{apart}"
+
+    def describe_next(self, one: ScoredModel, command: str) -> str:
+        """Describe the next candidate, with the command that verifies it."""
+        ratio = one.speedup
+        assert ratio is not None  # It is None for the teacher only.
+        speed = "unstable times" if ratio.is_inconclusive else ratio.phrase()
+        return (
+            f"The next candidate is {one.name}: {number(one.score)} {self.scores.metric} on the "
+            f"selection rows, {speed}, {megabytes(one.mb)} MB. To verify it, run: {command}"
+        )
+
+    def _lost(self) -> str:
+        """Write the points that were lost, with their interval and the rows."""
+        verified = self.verified
+        teacher, score = verified.teacher.score, verified.chosen.score
+        low, high = _loss(verified.teacher, verified.chosen)
+        ends = points_interval(low, high, verified.confidence, " of the loss")
+        if self.has_labels:
+            ends = f"{number(score)} instead of {number(teacher)}; {ends}"
+        lost = loses((teacher - score) / POINT, self._metric)
+        return f"It {lost} ({ends}) on {verified.rows:,} verification rows"
+
+    def _selection_loss(self) -> str:
+        """Write the loss on the selection rows if it clearly differs from the verified loss.
+
+        The result is empty if the intervals of the two losses overlap, or if the losses differ too
+        little to change a decision.
+        """
+        scores, verified, selected = self.scores, self.verified, self.selected
+        low, high = _loss(scores.teacher, selected)
+        verified_low, verified_high = _loss(verified.teacher, verified.chosen)
+        points = (scores.teacher.score - selected.score) / POINT
+        verified_points = (verified.teacher.score - verified.chosen.score) / POINT
+        overlaps = low <= verified_high and verified_low <= high
+        if overlaps or abs(points - verified_points) < NOTABLE_POINTS:
+            return ""
+        ends = points_interval(low, high, 1 - ERROR, " of the loss")
+        return (
+            f" On the {scores.rows:,} selection rows it {loses(points, self._metric)} ({ends}). "
+            "These losses differ by more than chance explains: expect the one whose rows resemble "
+            "your own texts."
+        )
+
+    @property
+    def _metric(self) -> str:
+        """The name of the metric, as agreement if the teacher is the reference."""
+        metric = self.scores.metric
+        if self.has_labels:
+            return metric
+        return f"agreement with the teacher{'' if metric == 'agreement' else f' ({metric})'}"
+
+
+def _size_change(before: float, after: float) -> str:
+    """Write how much smaller or larger a model became: `1.5 times smaller`."""
+    if after > before:
+        return f"{after / before:.1f} times as large"
+    return f"{before / after:.1f} times smaller"
+
+
+def _loss(teacher: ScoredModel, model: ScoredModel) -> tuple[float, float]:
+    """Return the ends of the interval of the points that a candidate lost."""
+    return (teacher.score - model.high) / POINT, (teacher.score - model.low) / POINT
+
+
+def _row(one: ScoredModel, outcome: str, better: str | None = None) -> schema.Candidate:
+    """Return a measured candidate's row. `better` names the one that dominates it, if any."""
+    shared = {
+        key: value for key, value in vars(one).items() if key in schema.Candidate.model_fields
+    }
+    return schema.Candidate(**shared, outcome=outcome, dominated_by=better)
+
+
+def ship(search: Search) -> RunResult:
+    """Verify the best candidate, put it into best/, and write the report."""
+    recipe, steps, goal, scores = search.recipe, search.steps, search.goal, search.scores
+    assert scores is not None
+    last = scores.candidates[-1]
+    chosen, missed = (last, scores.selected_misses(last)) if recipe.steps else scores.choose()
+    verified, verification_notes = verify_decisions(search, scores, chosen)
+    missed = verified.misses(goal, missed)
+    outcome = Outcome(scores, verified, missed, has_labels=search.has_labels)
+    answer = outcome.sentence(short(str(recipe.model)))
+    # The price stays on this machine: README.md of best/ is for everybody.
+    cost = price_sentence(
+        recipe.price_per_hour, verified.chosen.throughput, verified.teacher.throughput
+    )
+    following = None if recipe.steps else outcome.next_candidate()
+    described = ""
+    if following is not None:
+        command = steps.options.changed_command("compress", steps.folder, {})
+        described = outcome.describe_next(following, command)
+    compression = Compression(
+        task=str(recipe.task),
+        metric=scores.metric,
+        rows=scores.rows,
+        goal={limit.key: limit.value for limit in goal.limits},
+        limits=[limit.of_report(scores.teacher) for limit in goal.limits],
+        strict=goal.strict,
+        met=not missed,
+        chosen=chosen.name,
+        next_candidate=None if following is None else following.name,
+        sentence=" ".join(filter(None, [answer, cost, described])),
+        candidates=[*outcome.rows(), *skipped_rows(search)],
+        steps=step_reports(search),
+        verification=schema.Verified(
+            rows=verified.rows,
+            teacher=verified.teacher.score,
+            score=verified.chosen.score,
+            low=verified.chosen.low,
+            high=verified.chosen.high,
+            confidence=verified.confidence,
+            look=verified.look,
+            reference="labels" if search.has_labels else "teacher",
+        ),
+    )
+    held = "the candidate nearest to the goal" if missed else "the chosen model"
+    notes = [
+        f"{BEST}/ holds {held}, and its README.md says how to run it",
+        *search.notes,
+        *verification_notes,
+        *notes_on_search(search, scores, verified),
+    ]
+    # A stop waits for the report, so that best/ holds the model that the report names.
+    with stop_requests():
+        with atomic_dir(steps.folder / BEST) as aside:
+            one = search.candidates[chosen.name]
+            folders = steps.absolute(one.model), steps.absolute(one.folder)
+            fill_best(aside, folders, steps.options, answer)
+            # A process that is killed from here on leaves no report, so the run is continued.
+            (steps.folder / REPORT_FILE).unlink(missing_ok=True)
+        result = _write(search, scores, verified, compression, notes)
+        steps.record.add(Answer())
+        return result
+
+
+def verify_decisions(
+    search: Search, scores: CandidateScores, chosen: ScoredModel
+) -> tuple[Verification, list[str]]:
+    """Verify the best candidate, with the temperature and thresholds of the selection rows.
+
+    Returns:
+        The verification, and notes for the report.
+    """
+    selected = scores.report.decisions
+    fit_temperature(chosen.folder, selected, chosen.name)
+    verified = search.verify(chosen)
+    # The rows may have been scored for another goal.
+    limit = search.goal.max_class_drop
+    decisions = [
+        for_limit(with_thresholds(decision, selected), limit)
+        for decision in verified.report.decisions
+    ]
+    report = verified.report.model_copy(update={"decisions": decisions})
+    notes = check_temperature(chosen.folder, decisions, chosen.name)
+    for warning in never_predicted(decisions):
+        Progress.log(warning)
+        notes.append(warning)
+    return replace(verified, report=report), [*notes, *report.notes]
+
+
+def skipped_rows(search: Search) -> list[schema.Candidate]:
+    """Return the rows of the report's table for the candidates that were not finished."""
+    return [
+        schema.Candidate(name=candidate.name, outcome=candidate.skipped)
+        for candidate in search.candidates.values()
+        if candidate.skipped
+    ]
+
+
+def step_reports(search: Search) -> list[schema.StepReport]:
+    """List the steps that wrote a report, in the order in which they first ran."""
+    steps = search.steps
+    places = dict.fromkeys(one.place for one in steps.record.attempts)
+    folders = {place: steps.folder / STEPS / place for place in places}
+    return [
+        schema.StepReport(
+            name=folder.name,
+            command=RunResult.read(folder).report.command,
+            folder=f"{STEPS}/{place}",
+        )
+        for place, folder in folders.items()
+        if (folder / PAGE).is_file() and RunDir(folder).done
+    ]
+
+
+def notes_on_search(search: Search, scores: CandidateScores, verified: Verification) -> list[str]:
+    """Return notes on the time, on products in float32, on the latencies and on the interval."""
+    dropped = duration(seconds_dropped(search, verified.chosen))
+    notes = [
+        f"The run took {duration(search.steps.record.seconds())}; {dropped} went into models that "
+        "were not chosen"
+    ]
+    notes += [note for one in scores.candidates if (note := in_float(one))]
+    if any(row.status != "ok" for row in scores.report.latency):
+        folders = str(scores.teacher.folder), str(search.steps.folder / BEST)
+        notes.append(
+            "some latencies are noisy or unstable: the machine had other work, so measure again "
+            f"when it has none: kdcli benchmark {shlex.join(folders)}"
+        )
+    if verified.look > 1:
+        notes.append(
+            f"this is answer number {verified.look} from these verification rows, so its interval "
+            f"has {100 * verified.confidence:.5g} % confidence"
+        )
+    return notes
+
+
+def in_float(one: ScoredModel) -> str:
+    """Name the products that a quantised candidate keeps in float32; empty for none."""
+    file = one.folder / FACTS
+    products = read_json(file).get("products", []) if file.is_file() else []
+    names = [product["name"] for product in products if product["float"]]
+    if not names:
+        return ""
+    return (
+        f"{one.name}: {len(names)} of {len(products)} products stay in float32: {', '.join(names)}"
+    )
+
+
+def seconds_dropped(search: Search, chosen: ScoredModel) -> float:
+    """Return the seconds spent on candidates that were not chosen.
+
+    In a pipeline, every step contributes to the last model.
+    """
+    if search.recipe.steps:
+        return 0.0
+    one = search.candidates[chosen.name]
+    kept = {one.folder, one.model, one.parent, search.steps.relative(search.teacher)}
+    shared = (SELECTION, VERIFICATION)
+    return sum(
+        attempt.seconds
+        for attempt in search.steps.record.attempts
+        if f"{STEPS}/{attempt.place}" not in kept
+        and not attempt.place.partition("/")[2].startswith(shared)
+        and not attempt.place.endswith(".json")
+    )
+
+
+def _write(
+    search: Search,
+    scores: CandidateScores,
+    verified: Verification,
+    compression: Compression,
+    notes: list[str],
+) -> RunResult:
+    """Report the teacher and the chosen model in full, and all candidates in one table.
+
+    The evaluations on the selection rows have reports of their own.
+    """
+    folder, chosen = search.steps.folder, compression.chosen
+    report = verified.report
+    models = [
+        Entry(TEACHER, "teacher", report.cards[TEACHER]),
+        Entry(chosen, "candidate", report.cards[chosen], TEACHER),
+    ]
+    rows = [row for row in scores.report.latency if row.model in report.cards]
+    contents = ReportContents(
+        "compress",
+        search.recipe,
+        models,
+        latency=Latency(rows),
+        evaluations=report.evaluations,
+        comparisons=report.comparisons,
+        quality=report.quality,
+        notes=notes,
+        auto_class=search.make.auto_class,
+        compression=compression,
+        command_line=search.steps.options.command_line("compress"),
+        price_per_hour=search.recipe.price_per_hour,
+        decisions=report.decisions,
+    )
+    # Import here: only a finished compression needs matplotlib.
+    from kdcli.report.charts.compression import png
+
+    write_atomic(folder / PICTURE, png(compression))
+    delete_oldest_outputs(folder / OUTPUTS)
+    return write_report(RunDir(folder), contents)
