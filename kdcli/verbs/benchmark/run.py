@@ -132,7 +132,7 @@ def benchmark(resolved: Resolved[BenchmarkRecipe], options: RunOptions) -> RunRe
     latency = _measure(models, backends, recipe.dtype, protocol)
     scores = BackendScores()
     if task is not None and not latency.interrupted:
-        scores = evaluate_backends(recipe, task, backends, device)
+        scores = evaluate_backends(task, backends, device)
     notes = (
         ["interrupted: only the cells measured until then are here"] if latency.interrupted else []
     )
@@ -166,10 +166,10 @@ def _check_outputs(
     """
     if latency.interrupted:
         raise Interrupted("interrupted", f"finished cells are in {folder}")
-    if scores.worse:
+    if worse := scores.worse(recipe.max_drop):
         raise GateError(
             f"less accurate than torch in float32 by more than {recipe.max_drop:g} points: "
-            f"{'; '.join(scores.worse)}",
+            f"{'; '.join(worse)}",
             f"the report is in {folder}; choose another precision, or raise the limit with --set "
             "max_drop=POINTS",
             folder=folder,

@@ -39,23 +39,39 @@ TORCH_FP32 = ("torch", "fp32")
 PER_POINT = 0.01
 
 
-@dataclass
+@dataclass(frozen=True)
 class BackendScores:
     """Scores of models on backends.
-
-    A model on a backend other than torch in float32 is named `MODEL on onnx int8`.
 
     Attributes:
         evaluations: The scores.
         comparisons: The paired differences between the scores.
-        worse: A sentence for each drop beyond `max_drop`.
-        forms: The models on other backends than torch in float32.
+        forms: The models on other backends than torch in float32, named `MODEL on onnx int8`.
     """
 
     evaluations: list[Evaluation] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
-    worse: list[str] = field(default_factory=list)
     forms: list[Entry] = field(default_factory=list)
+
+    def worse(self, max_drop: float) -> list[str]:
+        """Return a sentence for each backend that loses more than `max_drop` points.
+
+        A smaller model may lose more, but a backend with the same weights may not.
+        """
+        if not self.evaluations:
+            return []
+        first = next(iter(self.evaluations[0].metrics))
+        same = {(form.name, form.of) for form in self.forms}
+        points = {
+            f"{row.model} {row.set}".rstrip(): -row.difference / PER_POINT
+            for row in self.comparisons
+            if row.metric == first and (row.model, row.baseline) in same
+        }
+        return [
+            f"{name}: {lost:.2f} points of {first} lost"
+            for name, lost in points.items()
+            if exceeds(lost, max_drop)
+        ]
 
 
 @dataclass(frozen=True)
@@ -108,10 +124,7 @@ def open_scored_task(
 
 
 def evaluate_backends(
-    recipe: BenchmarkRecipe,
-    task: ScoredTask,
-    backends: Sequence[tuple[str, str]],
-    device: torch.device,
+    task: ScoredTask, backends: Sequence[tuple[str, str]], device: torch.device
 ) -> BackendScores:
     """Score every model on torch in float32 and on every backend, and compare.
 
@@ -120,51 +133,25 @@ def evaluate_backends(
 
     Raises UsageError or MachineError: a backend cannot run a model.
     """
-    workload, total = task.workload, BackendScores()
+    workload, forms = task.workload, list[Entry]()
     scores: dict[str, ModelScores] = {}
     for name, model in task.models.items():
-        pairs = dict.fromkeys([TORCH_FP32, *backends])
-        if isinstance(model.model, Export):
-            pairs = dict.fromkeys([TORCH_FP32])
-        for pair in pairs:
-            label = name
+        pairs = [TORCH_FP32] if isinstance(model.model, Export) else [TORCH_FP32, *backends]
+        for pair in dict.fromkeys(pairs):
+            label, (backend, dtype) = name, pair
             if pair != TORCH_FP32:
-                backend, dtype = pair
                 label = f"{name} on {backend} {dtype}"
-                total.forms.append(
+                forms.append(
                     Entry(label, "form", None, name, of=name, backend=backend, dtype=dtype)
                 )
             Progress.log(f"scoring {label} on {task_title(workload.name)}")
             scores[label] = _score(workload, model, pair, device)
-            total.evaluations += scores[label].rows(label)
-            first = next(iter(scores))
-            for other in dict.fromkeys([first, name]):
-                if other != label:
-                    _compare(recipe, workload, scores, label, other, total, same=other == name)
-    return total
-
-
-def _compare(
-    recipe: BenchmarkRecipe,
-    workload: Workload,
-    scores: Mapping[str, ModelScores],
-    label: str,
-    other: str,
-    total: BackendScores,
-    *,
-    same: bool,
-) -> None:
-    """Compare two sets of scores. `same` means that both models have the same weights."""
-    pair = {each: scores[each] for each in (other, label)}
-    rows = workload.compare(pair, {label: other}).comparisons
-    total.comparisons += rows
-    first = next(iter(scores[label].evaluations[0].metrics))
-    drops = [r for r in rows if r.metric == first]
-    lost = [r for r in drops if exceeds(-r.difference / PER_POINT, recipe.max_drop)]
-    # A smaller model may lose more than `max_drop`, but a backend with the same weights may not.
-    for row in lost if same else ():
-        points = f"{-row.difference / PER_POINT:.2f} points of {first} lost"
-        total.worse.append(f"{label} {row.set}".rstrip() + f": {points}")
+    first, *others = scores
+    with_first = workload.compare(scores, dict.fromkeys(others, first))
+    own = {form.name: str(form.of) for form in forms if form.of != first}
+    with_torch = workload.compare(scores, own).comparisons
+    comparisons = [*with_first.comparisons, *with_torch]
+    return BackendScores(with_first.evaluations, comparisons, forms)
 
 
 def _score(
