@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from onnx_graphs import graph, node
 from torch import nn
 
 from kdcli.deploy.calibrate import KERNELS, Rounding, calibrate
@@ -53,26 +54,16 @@ def graph_of(model, folder):
     names = {"table": model.table.weight} | {
         name: getattr(model, name).weight.T for name in ("one", "other", "last")
     }
-    helper, info = onnx.helper, onnx.helper.make_tensor_value_info
     nodes = [
-        helper.make_node("Gather", ["table", "ids"], ["x"], name="gather"),
-        helper.make_node("MatMul", ["x", "one"], ["a"], name="multiply_one"),
-        helper.make_node("MatMul", ["x", "other"], ["b"], name="multiply_other"),
-        helper.make_node("Add", ["a", "b"], ["c"], name="add"),
-        helper.make_node("MatMul", ["c", "last"], ["y"], name="multiply_last"),
+        node("Gather", "table ids", "x"),
+        node("MatMul", "x one", "a"),
+        node("MatMul", "x other", "b"),
+        node("Add", "a b", "c"),
+        node("MatMul", "c last", "y"),
     ]
-    graph = helper.make_graph(
-        nodes,
-        "layers",
-        [info("ids", onnx.TensorProto.INT64, ["B", "L"])],
-        [info("y", onnx.TensorProto.FLOAT, ["B", "L", 16])],
-        [
-            onnx.numpy_helper.from_array(np.ascontiguousarray(value.detach().numpy()), name)
-            for name, value in names.items()
-        ],
-    )
-    opset = [helper.make_opsetid("", 18)]
-    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=10), folder / "plain.onnx")
+    ids, arrays = (onnx.TensorProto.INT64, ["B", "L"]), {n: x.detach() for n, x in names.items()}
+    made = graph(nodes, {"ids": ids}, {"y": ["B", "L", 16]}, arrays)
+    onnx.save(made, folder / "plain.onnx")
     return folder / "plain.onnx"
 
 
@@ -129,24 +120,14 @@ def test_products_of_single_vectors_are_smoothed_too(tmp_path, times):
     run = lambda batch: model(batch["input_ids"])  # noqa: E731
     roundings = calibrate(model, run, batches, KERNELS["onnx", "int8"])
     assert roundings["0"].smoothing_I is not None
-    helper, info = onnx.helper, onnx.helper.make_tensor_value_info
     places = ["x", *(f"h{n}" for n in range(1, times)), "y"]
     nodes = [
-        helper.make_node("Gemm", [before, "weight", "bias"], [after], name=after, transB=1)
+        node("Gemm", f"{before} weight bias", after, transB=1)
         for before, after in itertools.pairwise(places)
     ]
-    weights = {"weight": linear.weight, "bias": linear.bias}
-    floats = onnx.TensorProto.FLOAT
-    graph = helper.make_graph(
-        nodes,
-        "head",
-        [info("x", floats, ["B", 64])],
-        [info("y", floats, ["B", 64])],
-        [onnx.numpy_helper.from_array(w.detach().numpy(), name) for name, w in weights.items()],
-    )
+    weights = {"weight": linear.weight.detach(), "bias": linear.bias.detach()}
     plain, low = tmp_path / "plain.onnx", tmp_path / "low.onnx"
-    opset = [helper.make_opsetid("", 18)]
-    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=10), plain)
+    onnx.save(graph(nodes, {"x": ["B", 64]}, {"y": ["B", 64]}, weights), plain)
     quantise_onnx(plain, low, "int8", roundings=by_key(model, roundings))
     (found,) = onnx_caller(low, threads=1)({"x": x_RI.numpy()})
     exact = model(x_RI).detach().numpy()

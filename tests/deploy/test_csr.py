@@ -144,35 +144,6 @@ def test_sparse_runs_what_is_timed_clearly_faster_by_the_best_round(
     assert rounds["dense"] == rounds["sparse"] > 3
 
 
-def test_dense_linears_are_not_timed(monkeypatch):
-    monkeypatch.setattr(csr.time, "perf_counter", None)
-    assert not faster_sparse((linear_of(0.5, 16, 16),), None, None)
-
-
-def test_linears_and_then_blocks_are_timed_once_for_all_that_are_alike(monkeypatch):
-    timed = []
-
-    def timing(sparse, now, width):
-        timed.append((type(sparse), width))
-        now(torch.zeros(1, 5, width))
-        return width == 32 and not isinstance(sparse, SparseAttention)
-
-    monkeypatch.setattr(csr, "faster", timing)
-    model = tiny_encoder("bert")
-    apply_masks(model, random_masks(model, 0.1))
-    with torch.no_grad():
-        # One matrix with too many weights keeps its block from being tried.
-        model.encoder.layer[1].output.dense.weight.fill_(0.1)
-        small, expected = sparsify(model), model(IDS)[0]
-        torch.testing.assert_close(small(IDS)[0], expected, atol=1e-5, rtol=1e-5)
-    linears = [(SparseLinear, width) for width in (32, 32, 128)]  # 32 × 32, 32 × 128, 128 × 32
-    assert timed == [*linears, (SparseFeedForward, 32), (SparseAttention, 32)]
-    # The feed-forward block of layer 1 is joined, its D alone would not have been; U of layer 2
-    # runs sparse by itself.
-    kinds = [type(m) for m in small.modules()]
-    assert (kinds.count(SparseLinear), kinds.count(SparseFeedForward)) == (2 * 5 + 1, 1)
-
-
 def test_torch_without_such_a_product_stays_dense(monkeypatch):
     lacking = RuntimeError("Calling addmm on a sparse CPU tensor requires MKL")
     monkeypatch.setattr(torch, "addmm", Mock(side_effect=lacking))

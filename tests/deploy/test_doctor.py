@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from kdcli.deploy import doctor
 from kdcli.deploy.doctor import examine, int8_kernel, variables
 
 pytestmark = pytest.mark.slow
@@ -70,27 +69,25 @@ def test_a_cache_elsewhere_is_not_named(tmp_path, monkeypatch):
     assert "$KDCLI_CACHE" not in examine().to_markdown()
 
 
-def test_backends_that_work_fail_and_are_missing(monkeypatch):
-    pytest.importorskip("onnxruntime")
+def test_backends_that_work_and_fail(monkeypatch):
+    runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnx")
-    optional = {"onnxruntime": "1", "onnx": "1", "openvino": "not installed: pip install ..."}
-    found = doctor._backends(optional)
-    assert (found["onnx"], found["openvino"]) == ("works", optional["openvino"])
+    assert examine().facts["backends"]["onnx"] == "works"
+    real = runtime.InferenceSession
 
-    def broken(file, *, threads):
-        raise RuntimeError("illegal instruction\nmore")
+    def failing(text):
+        def load(file, *settings, **options):
+            raise RuntimeError(text.format(file))
 
-    monkeypatch.setattr(doctor, "onnx_caller", broken)
-    assert doctor._backends(optional)["onnx"] == "fails: illegal instruction"
+        monkeypatch.setattr(runtime, "InferenceSession", load)
+        return examine().facts["backends"]["onnx"]
 
-    def private(file, *, threads):
-        raise RuntimeError(f"cannot load {file}")
+    assert failing("illegal instruction\nmore") == "fails: illegal instruction"
+    assert failing("cannot load {}") == f"fails: cannot load {os.sep}product.onnx"
 
-    monkeypatch.setattr(doctor, "onnx_caller", private)
-    assert doctor._backends(optional)["onnx"] == f"fails: cannot load {os.sep}product.onnx"
+    class Wrong(real):
+        def run(self, names, inputs):
+            return [inputs["x"]]
 
-    def wrong(file, *, threads):
-        return lambda inputs: [inputs["x"]]
-
-    monkeypatch.setattr(doctor, "onnx_caller", wrong)
-    assert doctor._backends(optional)["onnx"].startswith("fails: ")
+    monkeypatch.setattr(runtime, "InferenceSession", Wrong)
+    assert examine().facts["backends"]["onnx"].startswith("fails: an int8 product has wrong")

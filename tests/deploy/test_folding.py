@@ -5,6 +5,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from onnx_graphs import graph, node
 
 from kdcli.deploy.calibrate import Rounding
 from kdcli.deploy.products import key_of
@@ -22,36 +23,21 @@ def graph_of(weights, folder, kind):
         folder: Where to write the graph.
         kind: `attention`, `norm`, or `shared`, where attention's result is also an output.
     """
-    node, info = onnx.helper.make_node, onnx.helper.make_tensor_value_info
-    floats = onnx.TensorProto.FLOAT
     before = [
-        node("MatMul", ["x", "values"], ["v"], name="values"),
-        node("Add", ["bias", "v"], ["v_biased"]),
-        node("Reshape", ["v_biased", "split"], ["v_split"]),
-        node("Transpose", ["v_split"], ["v_heads"], perm=[0, 2, 1, 3]),
-        node("MatMul", ["probabilities", "v_heads"], ["sums"]),
-        node("Transpose", ["sums"], ["sums_last"], perm=[0, 2, 1, 3]),
-        node("Reshape", ["sums_last", "join"], ["y"]),
+        node("MatMul", "x values", "v"),
+        node("Add", "bias v", "v_biased"),
+        node("Reshape", "v_biased split", "v_split"),
+        node("Transpose", "v_split", "v_heads", perm=[0, 2, 1, 3]),
+        node("MatMul", "probabilities v_heads", "sums"),
+        node("Transpose", "sums", "sums_last", perm=[0, 2, 1, 3]),
+        node("Reshape", "sums_last join", "y"),
     ]
     if kind == "norm":
-        before = [node("LayerNormalization", ["x", "scale", "bias"], ["y"])]
-    last = node("MatMul", ["y", "matrix"], ["z"], name="multiply")
-    outputs = [info("z", floats, ["B", "L", OUTPUTS])]
-    if kind == "shared":
-        outputs.append(info("y", floats, ["B", "L", WIDTH]))
-    graph = onnx.helper.make_graph(
-        [*before, last],
-        kind,
-        [
-            info("x", floats, ["B", "L", WIDTH]),
-            info("probabilities", floats, ["B", HEADS, "L", "L"]),
-        ],
-        outputs,
-        [onnx.numpy_helper.from_array(array, name) for name, array in weights.items()],
-    )
-    opset = [onnx.helper.make_opsetid("", 18)]
-    model = onnx.helper.make_model(graph, opset_imports=opset, ir_version=10)
-    onnx.save(model, folder / "plain.onnx")
+        before = [node("LayerNormalization", "x scale bias", "y")]
+    nodes = [*before, node("MatMul", "y matrix", "z")]
+    inputs = {"x": ["B", "L", WIDTH], "probabilities": ["B", HEADS, "L", "L"]}
+    outputs = {"z": ["B", "L", OUTPUTS]} | ({"y": ["B", "L", WIDTH]} if kind == "shared" else {})
+    onnx.save(graph(nodes, inputs, outputs, weights), folder / "plain.onnx")
     return folder / "plain.onnx"
 
 
@@ -105,8 +91,8 @@ def test_a_division_needs_a_node_only_if_the_weights_before_it_cannot_do_it(
     }
     by_key = {key_of(weights[name].T): rounding for name, rounding in roundings.items()}
     quantise_onnx(plain, tmp_path / "low.onnx", "int8", roundings=by_key)
-    graph = onnx.load(tmp_path / "low.onnx").graph
-    assert sum("smoothed" in node.name for node in graph.node if node.op_type == "Mul") == divisions
+    nodes = onnx.load(tmp_path / "low.onnx").graph.node
+    assert sum("smoothed" in one.name for one in nodes if one.op_type == "Mul") == divisions
     session = onnxruntime.InferenceSession(tmp_path / "low.onnx")
     found = session.run(["z"], {"x": x, "probabilities": probabilities})[0]
     rounded = {

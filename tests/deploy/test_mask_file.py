@@ -224,9 +224,9 @@ def test_a_full_disk_leaves_the_older_file(base, written, full_disk):
     )
 
 
-def test_file_of_another_format_is_named(written, monkeypatch):
-    monkeypatch.setattr("kdcli.deploy.sparse.mask_file.MASK_FORMAT", "kdcli-mask-2")
-    with pytest.raises(UsageError, match="kdcli-mask-1"):
+def test_file_of_another_format_is_named(written):
+    signed(written, lambda parts: parts.update(format="kdcli-mask-2"))
+    with pytest.raises(UsageError, match="'kdcli-mask-2'; this version of kdcli reads"):
         read_mask(written)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx_graphs import graph, node
 from torch import nn
 
 from kdcli.deploy.calibrate import KERNELS, Rounding
@@ -120,30 +121,15 @@ class Words(nn.Module):
 
 def graph_of(model, folder):
     """The graph of both parts of `Words`, whose matrix multiplies another input."""
-    helper, floats = onnx.helper, onnx.TensorProto.FLOAT
     table, matrix = (part.weight.detach().numpy() for part in (model.table, model.matrix))
-    graph = helper.make_graph(
-        [
-            helper.make_node("Gather", ["table", "ids"], ["rows"], name="look_up"),
-            helper.make_node("MatMul", ["x", "matrix"], ["y"], name="multiply"),
-        ],
-        "words",
-        [
-            helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, ["V"]),
-            helper.make_tensor_value_info("x", floats, ["N", 64]),
-        ],
-        [
-            helper.make_tensor_value_info("rows", floats, ["V", 64]),
-            helper.make_tensor_value_info("y", floats, ["N", 48]),
-        ],
-        [
-            onnx.numpy_helper.from_array(table, "table"),
-            onnx.numpy_helper.from_array(np.ascontiguousarray(matrix.T), "matrix"),
-        ],
+    made = graph(
+        [node("Gather", "table ids", "rows"), node("MatMul", "x matrix", "y")],
+        {"ids": (onnx.TensorProto.INT64, ["V"]), "x": ["N", 64]},
+        {"rows": ["V", 64], "y": ["N", 48]},
+        {"table": table, "matrix": matrix.T},
     )
     file = folder / "plain.onnx"
-    opset = [helper.make_opsetid("", 18)]
-    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=10), file)
+    onnx.save(made, file)
     return file
 
 
@@ -159,10 +145,10 @@ def by_file(model, folder, engine, precision, in_float=frozenset(), roundings=Ma
     else:
         import openvino
 
-        graph = openvino.Core().read_model(plain)
-        quantise_openvino(graph, in_float, roundings)
+        read = openvino.Core().read_model(plain)
+        quantise_openvino(read, in_float, roundings)
         file = file.with_suffix(".xml")
-        openvino.save_model(graph, file, compress_to_fp16=False)
+        openvino.save_model(read, file, compress_to_fp16=False)
         call = openvino_caller(file, threads=1)
     rows, y = call({name: fed[name] for name in call.names})
     return np.array(rows), np.array(y).T, file

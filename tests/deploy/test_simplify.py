@@ -5,7 +5,8 @@ import onnx
 import onnx_ir
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto
+from onnx_graphs import graph, node
 
 from kdcli.deploy.quantise import quantise_onnx
 from kdcli.deploy.simplify import simplify
@@ -14,39 +15,38 @@ INFINITE, LOWEST = -np.inf, float(np.finfo(np.float32).min)
 """What a mask may add to the scores that it hides."""
 
 
-def ops_of(graph):
-    return [node.op_type for node in graph.node]
+def ops_of(of):
+    return [one.op_type for one in of.node]
 
 
 def masked_softmax(*hidden):
     """A guarded softmax of scores to which masks are added, each with its own number."""
-    nodes = [helper.make_node("MatMul", ["q", "k"], ["product"])]
-    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 4]) for name in "qk"]
-    tensors, scores = [onnx.numpy_helper.from_array(np.float32(0), "zero")], "product"
     # Operators that compute -inf.
     fill = onnx.numpy_helper.from_array(np.array([INFINITE], np.float32))
-    tensors.append(onnx.numpy_helper.from_array(np.array([], np.int64), "scalar"))
-    nodes.append(helper.make_node("ConstantOfShape", ["scalar"], ["filled"], value=fill))
-    nodes.append(helper.make_node("Log", ["zero"], ["logarithm"]))
+    nodes = [
+        node("MatMul", "q k", "product"),
+        node("ConstantOfShape", "scalar", "filled", value=fill),
+        node("Log", "zero", "logarithm"),
+    ]
+    inputs, scores = {name: [4, 4] for name in "qk"}, "product"
+    arrays = {"zero": np.array(0, np.float32), "scalar": np.array([], np.int64)}
     for number, value in enumerate(hidden):
         seen, mask, total = (f"{name}_{number}" for name in ("seen", "mask", "total"))
-        inputs.append(helper.make_tensor_value_info(seen, TensorProto.BOOL, [4, 4]))
+        inputs[seen] = (TensorProto.BOOL, [4, 4])
         name = value if isinstance(value, str) else f"hidden_{number}"
         if name not in ("filled", "logarithm"):
-            number_of = LOWEST if name == "shared" else value
-            tensors = [one for one in tensors if one.name != name]
-            tensors.append(onnx.numpy_helper.from_array(np.float32(number_of), name))
-        nodes.append(helper.make_node("Where", [seen, "zero", name], [mask]))
-        nodes.append(helper.make_node("Add", [scores, mask], [total]))
+            arrays[name] = np.array(LOWEST if name == "shared" else value, np.float32)
+        nodes += [
+            node("Where", f"{seen} zero {name}", mask),
+            node("Add", f"{scores} {mask}", total),
+        ]
         scores = total
     nodes += [
-        helper.make_node("Softmax", [scores], ["shares"], axis=-1),
-        helper.make_node("IsNaN", ["shares"], ["wrong"]),
-        helper.make_node("Where", ["wrong", "zero", "shares"], ["y"]),
+        node("Softmax", scores, "shares", axis=-1),
+        node("IsNaN", "shares", "wrong"),
+        node("Where", "wrong zero shares", "y"),
     ]
-    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 4])]
-    graph = helper.make_graph(nodes, "masked", inputs, outputs, tensors)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    return graph(nodes, inputs, {"y": [4, 4]}, arrays, opset=20)
 
 
 def simplified(model):
@@ -91,26 +91,19 @@ def swapped(last):
     """Keys whose last two axes are swapped as torch records it. `last` is a slice's beginning."""
     bounds = {"first": np.iinfo(np.int64).min, "second_last": -2, "last": last}
     bounds |= {"end": np.iinfo(np.int64).max, "rest": -1}
-    tensors = [
-        onnx.numpy_helper.from_array(np.array([value], np.int64), name)
-        for name, value in bounds.items()
+    arrays = {name: np.array([value], np.int64) for name, value in bounds.items()}
+    nodes = [
+        node("Shape", "keys", "shape", start=0),
+        node("Slice", "shape last end", "width"),
+        node("Slice", "shape second_last last", "length"),
+        node("Slice", "shape first second_last", "outer"),
+        node("Concat", "rest length width", "heads_shape", axis=0),
+        node("Reshape", "keys heads_shape", "heads"),
+        node("Transpose", "heads", "turned", perm=[0, 2, 1]),
+        node("Concat", "outer width length", "y_shape", axis=0),
+        node("Reshape", "turned y_shape", "y"),
     ]
-    steps = [
-        ("Shape", ["keys"], "shape", {"start": 0}),
-        ("Slice", ["shape", "last", "end"], "width", {}),
-        ("Slice", ["shape", "second_last", "last"], "length", {}),
-        ("Slice", ["shape", "first", "second_last"], "outer", {}),
-        ("Concat", ["rest", "length", "width"], "heads_shape", {"axis": 0}),
-        ("Reshape", ["keys", "heads_shape"], "heads", {}),
-        ("Transpose", ["heads"], "turned", {"perm": [0, 2, 1]}),
-        ("Concat", ["outer", "width", "length"], "y_shape", {"axis": 0}),
-        ("Reshape", ["turned", "y_shape"], "y", {}),
-    ]
-    nodes = [helper.make_node(op, names, [new], **settings) for op, names, new, settings in steps]
-    keys = helper.make_tensor_value_info("keys", TensorProto.FLOAT, ["rows", 3, "length", 8])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
-    graph = helper.make_graph(nodes, "swapped", [keys], [y], tensors)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    return graph(nodes, {"keys": ["rows", 3, "length", 8]}, {"y": None}, arrays, opset=20)
 
 
 def test_keys_are_swapped_by_a_single_transposition():
@@ -139,22 +132,15 @@ def fused_ops(file, tmp_path):
 def test_no_normalisation_is_fused_with_the_sum_before_it_in_int8(tmp_path):
     draw = np.random.default_rng(0)
     arrays = {"weight": draw.normal(size=(32, 32)), "bias": np.zeros(32), "scale": np.ones(32)}
-    tensors = [
-        onnx.numpy_helper.from_array(array.astype(np.float32), name)
-        for name, array in arrays.items()
-    ]
+    arrays = {name: array.astype(np.float32) for name, array in arrays.items()}
     nodes = [
-        helper.make_node("MatMul", ["x", "weight"], ["product"], name="product"),
-        helper.make_node("Add", ["product", "bias"], ["linear"], name="linear"),
-        helper.make_node("Add", ["linear", "x"], ["residual"], name="residual"),
-        helper.make_node("LayerNormalization", ["residual", "scale", "bias"], ["y"], name="norm"),
+        node("MatMul", "x weight", "product"),
+        node("Add", "product bias", "linear"),
+        node("Add", "linear x", "residual"),
+        node("LayerNormalization", "residual scale bias", "y"),
     ]
-    x, y = (
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", "length", 32])
-        for name in "xy"
-    )
-    graph = helper.make_graph(nodes, "layer", [x], [y], tensors)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    shape = ["rows", "length", 32]
+    model = graph(nodes, {"x": shape}, {"y": shape}, arrays, opset=20)
     onnx.save(model, tmp_path / "plain.onnx")
     # If ONNX Runtime no longer fuses them, kdcli need not prevent it.
     assert "SkipLayerNormalization" in fused_ops(tmp_path / "plain.onnx", tmp_path)

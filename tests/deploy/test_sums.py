@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from onnx_graphs import graph, node
 
 from kdcli.deploy.doctor import int8_kernel
 from kdcli.deploy.rounding import INT8, INT8_PAIRS, round_weight
@@ -45,16 +46,13 @@ def without_vnni(activations_TI, values_IO):
 
 def product(activations_TI, values_IO):
     """The product as ONNX Runtime computes it."""
-    info = onnx.helper.make_tensor_value_info
-    graph = onnx.helper.make_graph(
-        [onnx.helper.make_node("MatMulInteger", ["a", "b"], ["y"])],
-        "product",
-        [info("a", onnx.TensorProto.UINT8, list(activations_TI.shape))],
-        [info("y", onnx.TensorProto.INT32, None)],
-        [onnx.numpy_helper.from_array(values_IO, "b")],
+    kinds, shape = onnx.TensorProto, list(activations_TI.shape)
+    model = graph(
+        [node("MatMulInteger", "a b", "y")],
+        {"a": (kinds.UINT8, shape)},
+        {"y": (kinds.INT32, None)},
+        {"b": values_IO},
     )
-    opset = [onnx.helper.make_opsetid("", 18)]
-    model = onnx.helper.make_model(graph, opset_imports=opset, ir_version=10)
     return onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"a": activations_TI})
 
 
@@ -87,6 +85,7 @@ def test_a_processor_without_vnni_computes_what_the_emulation_says(tmp_path):
     script = (
         f"import sys; sys.path = {sys.path!r}\n"
         "import numpy as np, onnx, onnxruntime\n"
+        "from onnx_graphs import graph, node\n"
         f"{inspect.getsource(product)}"
         f"arrays = list(np.load({str(tmp_path / 'cases.npz')!r}).values())\n"
         "sums = [product(*arrays[:2])[0], product(*arrays[2:])[0]]\n"
