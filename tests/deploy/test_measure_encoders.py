@@ -335,14 +335,6 @@ def test_speedup_is_the_median_of_paired_ratios():
         "high": 2.0,
         "unstable": True,
     }
-    assert there.speedup(slow, 6 * [1.0, 0.5, 3.0, 3.0, 1.0]) == {
-        "median": 2.0,
-        "low": pytest.approx(2 / 3),
-        "high": 4.0,
-        "unstable": True,
-    }
-    steady = there.speedup(10 * [2.0, 2.1, 2.2], 10 * [1.0, 1.05, 1.1])
-    assert (steady["low"], steady["unstable"]) == (pytest.approx(2.0), False)
 
 
 STEADY, NOISY, WILD = (
@@ -422,12 +414,6 @@ def test_a_model_that_does_not_fit_any_more_keeps_its_measurement(scripted):
     times, asked = scripted(first, without)
     assert times is first
     assert len(asked) == 2, "what is left is stable"
-
-
-def test_a_repeated_measurement_does_not_warm_up_again(at_once):
-    ran: list[int] = []
-    there.interleaved({"a": lambda: ran.append(0)}, CPU, 3, 0.0, is_warm=True)
-    assert len(ran) == 3
 
 
 @pytest.mark.parametrize("fails_at", [1, 14])

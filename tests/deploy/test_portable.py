@@ -33,14 +33,12 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def called(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
-    """The exit code of the file's `main` as if run in its folder."""
-    monkeypatch.setattr(measure_encoders, "__file__", str(folder / "measure_encoders.py"))
-    monkeypatch.setattr(sys, "argv", ["measure_encoders.py", *arguments])
-    monkeypatch.chdir(folder)
-    with pytest.raises(SystemExit) as caught:
-        measure_encoders.main()
-    return caught.value.code
+def refused(folder: Path, *arguments: str) -> str:
+    """The message of the file that refuses its arguments, and measures nothing."""
+    process = script(folder / "measure_encoders.py", *arguments)
+    stdout, stderr = process.communicate()
+    assert (process.returncode, stdout) == (2, "")
+    return stderr
 
 
 @pytest.fixture(scope="module")
@@ -122,40 +120,31 @@ def test_there_and_back(result):
     assert environment["cpu"]
 
 
-def test_an_unstable_cell_is_measured_again_and_then_marked(tmp_path, monkeypatch, capsys):
-    write_portable(tmp_path, ["2x32@4", "1x16@2"], [(1, 8)], vocab_size=50)
-    asked = []
-
-    def interleaved(calls, *settings, **options):
-        asked.append(calls)
-        return {"2x32@4": [0.004] * 30, "1x16@2": 6 * [0.001, 0.001, 0.002, 0.004, 0.004]}
-
-    monkeypatch.setattr(measure_encoders, "interleaved", interleaved)
-    monkeypatch.setattr(measure_encoders, "__file__", str(tmp_path / "measure_encoders.py"))
-    monkeypatch.setattr(measure_encoders.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(measure_encoders.torch, "set_num_threads", lambda _: None)
-    monkeypatch.setattr(sys, "argv", ["measure_encoders.py", "--device", "cpu"])
-    monkeypatch.chdir(tmp_path)
-    measure_encoders.main()
-    assert len(asked) == 3
+def test_an_unstable_cell_is_marked(result, tmp_path, capsys):
+    raw = json.loads(result.read_text())
+    steady, wild = [0.004] * 30, 6 * [0.001, 0.001, 0.002, 0.004, 0.004]
+    ratio = measure_encoders.speedup(steady, wild) | {"baseline": "2x32@4"}
+    raw["rows"] = raw["rows"][:2]
+    raw["rows"][0] |= measure_encoders.summary(steady)
+    raw["rows"][1] |= measure_encoders.summary(wild) | {"speedup": ratio}
+    measure_encoders.show(raw["rows"])
     printed = capsys.readouterr().out
     assert "over 2x32@4: at least 1.00, unstable measurement" in printed
     assert "4.000 ms, 95 %" in printed.splitlines()[1]
-    rows = read_portable(tmp_path / "result.json").rows
+    (tmp_path / "changed.json").write_text(json.dumps(raw))
+    rows = read_portable(tmp_path / "changed.json").rows
     assert [row.status for row in rows] == ["ok", "unstable"]
     assert (rows[1].stated_ms, rows[1].speedup.stated) == (pytest.approx(4.0), 1.0)
-    changed = json.loads((tmp_path / "result.json").read_text())
-    changed["rows"][1]["speedup"]["unstable"] = False
-    (tmp_path / "changed.json").write_text(json.dumps(changed))
+    ratio["unstable"] = False
+    (tmp_path / "changed.json").write_text(json.dumps(raw))
     with pytest.raises(UsageError, match="the times are unstable, but the speed-up is not"):
         read_portable(tmp_path / "changed.json")
 
 
-def test_an_earlier_result_is_not_overwritten(result, monkeypatch, capsys):
+def test_an_earlier_result_is_not_overwritten(result):
     before = result.read_bytes()
-    assert called(result.parent, monkeypatch, *FAST) == 2
-    said = capsys.readouterr()
-    assert ("result.json exists" in said.err, said.out, result.read_bytes()) == (True, "", before)
+    assert "result.json exists" in refused(result.parent, *FAST)
+    assert result.read_bytes() == before
 
 
 def test_a_cell_that_did_not_fit_is_a_failure(result, tmp_path):
@@ -233,12 +222,9 @@ def test_a_plan_that_cannot_be_used_names_its_file(tmp_path, capsys, plan, said)
         (["--out", "missing/result.json"], "or its folder does not"),
     ],
 )
-def test_wrong_usage_is_said_before_anything_is_measured(
-    tmp_path, monkeypatch, capsys, arguments, said
-):
+def test_wrong_usage_is_said_before_anything_is_measured(tmp_path, arguments, said):
     write_portable(tmp_path, ["1x16@2"], [(1, 4)])
-    assert called(tmp_path, monkeypatch, *arguments) == 2
-    assert said in capsys.readouterr().err
+    assert said in refused(tmp_path, *arguments)
 
 
 def changed(result: Path, tmp_path: Path, *keys: str | int, value: object) -> Path:
