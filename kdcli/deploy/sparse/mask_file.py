@@ -425,14 +425,6 @@ def check_base(mask: CodedMask | MaskFile, model: PreTrainedModel, source: str) 
     _check_shapes(info.shapes, model, str(mask.path))
 
 
-def check_fit(masks: Mapping[str, Tensor], model: PreTrainedModel, source: str) -> None:
-    """Check that masks have exactly the names and shapes of a model's matrices.
-
-    Raises UsageError if they do not.
-    """
-    _check_shapes({name: tuple(mask.shape) for name, mask in masks.items()}, model, source)
-
-
 def _check_shapes(
     masks: Mapping[str, tuple[int, ...]], model: PreTrainedModel, source: str
 ) -> None:
@@ -458,7 +450,7 @@ def apply_masks(model: PreTrainedModel, masks: Mapping[str, Tensor]) -> None:
 
     Raises UsageError if the masks do not fit the model.
     """
-    check_fit(masks, model, "the mask")
+    _check_shapes({name: tuple(mask.shape) for name, mask in masks.items()}, model, "the mask")
     with torch.no_grad():
         for matrix in matrices(model):
             weight, rows = matrix.linear.weight, matrix.rows

@@ -1,17 +1,11 @@
 """`kdcli mask`."""
 
-from typing import TYPE_CHECKING
-
 import typer
 
 from kdcli.cli.app import app
 from kdcli.cli.help import Group
 from kdcli.cli.show import Printable
 from kdcli.cli.verb import INSPECT, PRINTING, Given, verb
-from kdcli.errors import UsageError
-
-if TYPE_CHECKING:
-    from kdcli.verbs.mask.settings import ApplyOptions
 
 SHARED = ("output_dir", "sets", "trust_remote_code", *PRINTING)
 
@@ -55,9 +49,10 @@ def diff(given: Given) -> Printable | None:
 )
 def apply(given: Given) -> Printable | None:
     """Save the masked model with zeros: it loads anywhere, and is not faster."""
+    from kdcli.verbs.mask import run
     from kdcli.verbs.mask.settings import ApplyOptions
 
-    return _save(given, given.of(ApplyOptions))
+    return given.show(run.apply(given.of(ApplyOptions), given.sets, given.run_options.output_dir))
 
 
 @verb(
@@ -68,29 +63,7 @@ def apply(given: Given) -> Printable | None:
 )
 def compact(given: Given) -> Printable | None:
     """Save the model without its empty rows, columns and heads: smaller and faster."""
+    from kdcli.verbs.mask import run
     from kdcli.verbs.mask.settings import CompactOptions
 
-    own = given.of(CompactOptions)
-    return _save(given, own, compacted=True, drop_rows_below=own.drop_rows_below)
-
-
-def _save(
-    given: Given, own: "ApplyOptions", *, compacted: bool = False, drop_rows_below: int = 0
-) -> Printable | None:
-    if own.masking is not None and own.sparsity is None:
-        raise UsageError("--masking changes nothing without --sparsity", "add --sparsity")
-    options = given.run_options
-    from kdcli.verbs.mask import run
-
-    result = run.apply(
-        own.file,
-        base=own.base,
-        sparsity=own.sparsity,
-        masking=own.masking or "proportional",
-        task=own.task,
-        sets=given.sets,
-        compacted=compacted,
-        drop_rows_below=drop_rows_below,
-        output_dir=options.output_dir,
-    )
-    return given.show(result)
+    return given.show(run.apply(given.of(CompactOptions), given.sets, given.run_options.output_dir))

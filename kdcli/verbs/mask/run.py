@@ -38,6 +38,7 @@ from kdcli.pruners.selection import MASKINGS, down_to_one, select_masks
 from kdcli.recipe.resolve import resolve
 from kdcli.recipe.sections import Section
 from kdcli.report.text import bytes_of, number, percent
+from kdcli.verbs.mask.settings import ApplyOptions, CompactOptions
 
 
 @dataclass(frozen=True)
@@ -138,52 +139,41 @@ def diff(first: Path, second: Path) -> MaskResult:
     return MaskResult({"shared": shared, "matrices": facts}, [note], table)
 
 
-def apply(
-    file: Path,
-    *,
-    base: str | None,
-    sparsity: float | None,
-    masking: str,
-    task: str | None,
-    sets: Sequence[str],
-    compacted: bool = False,
-    drop_rows_below: int = 0,
-    output_dir: Path | None,
-) -> MaskResult:
+def apply(own: ApplyOptions, sets: Sequence[str], output_dir: Path | None) -> MaskResult:
     """Apply a mask to its base, and save the model.
 
     Args:
-        file: A mask file, or an `.npy` of the SMP authors.
-        base: The base model; None for the base that the mask file names. An `.npy` names none.
-        sparsity: Select the weights again from the stored scores, for this share of zeros.
-        masking: How weights are selected; see `kdcli.pruners.selection`.
-        task: The task of an `.npy`; None for the task at the beginning of the file's name.
+        own: The mask and its base. `CompactOptions` remove empty rows instead of storing zeros; see
+            `kdcli.deploy.sparse.compact`.
         sets: `head.kind` and `head.words` of an `.npy`.
-        compacted: Remove empty rows instead of storing zeros; see `kdcli.deploy.sparse.compact`.
-        drop_rows_below: Also remove rows with fewer weights than this.
         output_dir: The directory; by default runs/mask-NAME, numbered.
 
     Raises UsageError: the file is damaged or not a mask, it is for another base, it has no scores
         to select from, the model cannot be compacted, or the directory is not empty.
     """
+    if own.masking is not None and own.sparsity is None:
+        raise UsageError("--masking changes nothing without --sparsity", "add --sparsity")
+    file, base = own.file, own.base
     folder = output_dir or numbered(f"mask-{file.stem}", taken=False)
     check_writable(folder, directory=True)
     check_not_input(folder, [str(file), *([base] if base is not None else [])], "-o")
     if folder.is_dir() and content_of(folder) and not is_half_filled(folder, CONFIG_FILE):
         raise UsageError(f"output directory {folder} is not empty", "choose another with -o")
-    mask, model, source = _open(file, base, task, sets)
-    masks = mask.masks if sparsity is None else _cut(mask, model, sparsity, masking)
+    mask, model, source = _open(file, base, own.task, sets)
+    masks = mask.masks
+    if own.sparsity is not None:
+        masks = _cut(mask, model, own.sparsity, own.masking or "proportional")
     apply_masks(model, masks)
     whole = with_head(model, mask.info, mask.head, str(file))
     of_words = kind_of_head(whole.config, type(whole).__name__) == "tokens"
     tokenizer = tokenizer_for(source, of_words=of_words)
     if mask.info.max_length is not None:
         tokenizer.model_max_length = mask.info.max_length
-    if compacted:
-        whole = compact_model(whole, drop_rows_below=drop_rows_below)
+    if isinstance(own, CompactOptions):
+        whole = compact_model(whole, drop_rows_below=own.drop_rows_below)
     rows = all_rows(mask.rows, training_rows(location(source)))
-    own = EmbeddingFormat(mask.info.pooling) if mask.info.pooling else None
-    if mask.info.architecture is None and (fmt := read_format(source) or own) is not None:
+    stored = EmbeddingFormat(mask.info.pooling) if mask.info.pooling else None
+    if mask.info.architecture is None and (fmt := read_format(source) or stored) is not None:
         check_case(tokenizer, source)
         save_embedder(whole, tokenizer, fmt, folder, rows)
     else:
@@ -271,7 +261,7 @@ def _open(
 
 def _cut(
     mask: MaskFile, model: PreTrainedModel, sparsity: float, masking: str
-) -> Mapping[str, Tensor]:
+) -> dict[str, Tensor]:
     """Select masks of another sparsity from the scores of a mask file.
 
     Raises UsageError: a wrong sparsity or masking, or a mask file without scores.
