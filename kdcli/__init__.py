@@ -28,7 +28,7 @@ def __getattr__(name: str) -> Any:
     """Bring a function in when it is first asked for: it loads what `kdcli --help` must not wait
     for."""
     if name == "load":
-        from kdcli.deploy.sparse.load import load
+        from kdcli.deploy.sparse.loading import load
 
         return load
     if name == "read":

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from kdcli.data.objects import Data
-from kdcli.deploy.sparse.load import load as load
+from kdcli.deploy.sparse.loading import load as load
 from kdcli.report.finish import RunResult
 from kdcli.report.publish import Published, Upload
 from kdcli.verbs.compress.candidates import Front

@@ -10,9 +10,8 @@ from typing import Any
 
 from kdcli.custom_code import custom_code, custom_code_allowed
 from kdcli.deploy.exported import EMBEDDING_KIND, is_export
-from kdcli.deploy.predict import RERANK_KIND, Predictor, kind_of_model
-from kdcli.deploy.predictions import Text
-from kdcli.deploy.sparse.load import load
+from kdcli.deploy.predict import RERANK_KIND, Predictor, Text, kind_of_model
+from kdcli.deploy.sparse.loading import load
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import custom_class
 from kdcli.models.files import CONFIG_FILE, WEIGHT_FILES

@@ -19,7 +19,7 @@ from transformers import AutoModel, dynamic_module_utils
 from kdcli.deploy.export import export_model
 from kdcli.deploy.sessions import onnx_caller
 from kdcli.deploy.sparse.compact import compact_model
-from kdcli.deploy.sparse.load import load
+from kdcli.deploy.sparse.loading import load
 from kdcli.deploy.sparse.mask_file import apply_masks
 from kdcli.errors import UsageError
 from kdcli.models import modeling_kdcli

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pruned import info_for, random_masks
 from safetensors.torch import load, save, save_file
 
-from kdcli.deploy.sparse.load import with_head
+from kdcli.deploy.sparse.loading import with_head
 from kdcli.deploy.sparse.mask_file import (
     NO_DIGEST,
     MaskInfo,

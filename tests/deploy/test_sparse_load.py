@@ -10,7 +10,7 @@ from pruned import info_for, random_masks
 from transformers import AutoModelForSequenceClassification
 
 import kdcli
-from kdcli.deploy.sparse.load import load, task_part
+from kdcli.deploy.sparse.loading import load, task_part
 from kdcli.deploy.sparse.mask_file import apply_masks, write_mask
 
 

@@ -10,7 +10,7 @@ import torch
 from encoders import tiny_config, tiny_tokenizer
 from transformers import AutoModel, AutoModelForMaskedLM
 
-from kdcli.deploy.sparse.load import load
+from kdcli.deploy.sparse.loading import load
 from kdcli.errors import UsageError
 from kdcli.models.capture import capture
 from kdcli.models.generation import as_generator, load_generator

@@ -21,7 +21,7 @@ from kdcli.report.sections.overview import facts
 from kdcli.report.views import markdown, model_card
 from kdcli.verbs.compress.candidates import Front
 from kdcli.verbs.compress.limits import GoalSettings, ScoredModel
-from kdcli.verbs.compress.scores import read
+from kdcli.verbs.compress.scored import read
 
 pytestmark = pytest.mark.slow
 

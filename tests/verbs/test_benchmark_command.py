@@ -12,8 +12,8 @@ from forked import script
 from kdcli.deploy.latency import Latency
 from kdcli.deploy.measurements import Agreement, Failure, LatencyRow, Speedup
 from kdcli.errors import KdcliError, MachineError
+from kdcli.verbs.benchmark import backend_scores
 from kdcli.verbs.benchmark import run as command
-from kdcli.verbs.benchmark import scores as backend_scores
 from kdcli.verbs.benchmark.settings import BenchmarkRecipe
 
 PAPERS = ["12x768", "6x768", "12x384", "6x384", "4x384", "3x384"]

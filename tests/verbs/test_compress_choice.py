@@ -20,7 +20,7 @@ from kdcli.verbs.compress.answer import Outcome, in_float
 from kdcli.verbs.compress.candidates import Front
 from kdcli.verbs.compress.halving import RungScore, halve
 from kdcli.verbs.compress.limits import GoalSettings, ScoredModel, conflict
-from kdcli.verbs.compress.scores import (
+from kdcli.verbs.compress.scored import (
     CandidateScores,
     Verification,
     confidence_of,

@@ -9,7 +9,7 @@ import pytest
 from kdcli.deploy.measurements import Speedup
 from kdcli.metrics.bootstrap import tango_interval
 from kdcli.verbs.compress.limits import GoalSettings, ScoredModel
-from kdcli.verbs.compress.scores import CandidateScores
+from kdcli.verbs.compress.scored import CandidateScores
 
 DIFFERING = 0.08
 """Share of the rows on which exactly one of teacher and candidate is right."""

@@ -24,8 +24,7 @@ from transformers import (
 )
 
 import kdcli
-from kdcli.deploy.predict import Predictor
-from kdcli.deploy.predictions import AnswerSpan, Label, Labels
+from kdcli.deploy.predict import AnswerSpan, Label, Labels, Predictor
 from kdcli.errors import UsageError
 from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.model import return_token_types

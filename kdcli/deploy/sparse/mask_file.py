@@ -165,7 +165,7 @@ def write_mask(
 
     * `masks`: by `Matrix.name`, bool [out, in].
     * `head`: the parameters of the task's model that the base does not have (see
-      `kdcli.deploy.sparse.load.task_part`).
+      `kdcli.deploy.sparse.loading.task_part`).
     * `scores`: by `Matrix.name`, to cut at another density later. They are stored in float16.
     * `rows`: hashes of the labelled rows that trained the mask.
 

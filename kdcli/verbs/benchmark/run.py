@@ -23,7 +23,7 @@ from kdcli.deploy.old_machines.measure_encoders import MIN_RUNS, WARM_RUNS, WARM
 from kdcli.deploy.old_machines.portable import write_portable
 from kdcli.deploy.runners import check_backend
 from kdcli.deploy.shapes import PRESETS, config_of, paper_params
-from kdcli.deploy.sparse.load import has_own_class, load
+from kdcli.deploy.sparse.loading import has_own_class, load
 from kdcli.engine.device import choose_device, choose_dtype
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir, numbered
@@ -48,8 +48,8 @@ from kdcli.report.sections.latency import Cell, ran_as
 from kdcli.report.text import duration
 from kdcli.report.views import short
 from kdcli.types import Card
+from kdcli.verbs.benchmark.backend_scores import BackendScores, evaluate_backends, open_scored_task
 from kdcli.verbs.benchmark.compare import gather
-from kdcli.verbs.benchmark.scores import BackendScores, evaluate_backends, open_scored_task
 from kdcli.verbs.benchmark.settings import BenchmarkRecipe
 from kdcli.workloads.as_trained import as_trained
 from kdcli.workloads.workload import Workload

@@ -22,7 +22,7 @@ from kdcli.report.titles import SELECTION, VERIFICATION
 from kdcli.targets.outputs import delete_oldest_outputs
 from kdcli.verbs.compress.limits import POINT, ScoredModel, conflict
 from kdcli.verbs.compress.record import Answer
-from kdcli.verbs.compress.scores import ERROR, TEACHER, CandidateScores, Verification
+from kdcli.verbs.compress.scored import ERROR, TEACHER, CandidateScores, Verification
 from kdcli.verbs.compress.search import Search
 from kdcli.verbs.compress.ship import (
     check_temperature,

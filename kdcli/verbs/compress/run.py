@@ -39,7 +39,7 @@ from kdcli.verbs.compress.question import (
     hashes_of_inputs,
 )
 from kdcli.verbs.compress.record import Record
-from kdcli.verbs.compress.scores import TEACHER, deployed_bytes
+from kdcli.verbs.compress.scored import TEACHER, deployed_bytes
 from kdcli.verbs.compress.search import Search, check_backends, evaluation_request
 from kdcli.verbs.compress.settings import BY_MODEL, CompressRecipe, detected
 from kdcli.verbs.compress.steps import Step, Steps

@@ -25,7 +25,7 @@ from kdcli.run.context import cpu_session
 from kdcli.types import Kind
 from kdcli.verbs.compress.limits import POINT, GoalSettings, ScoredModel
 from kdcli.verbs.compress.record import Candidate, Scored
-from kdcli.verbs.compress.scores import (
+from kdcli.verbs.compress.scored import (
     TEACHER,
     CandidateScores,
     Verification,

@@ -37,7 +37,7 @@ from kdcli.report.text import duration
 from kdcli.report.views import short
 from kdcli.types import ModelShape
 from kdcli.verbs.compress.limits import GoalSettings
-from kdcli.verbs.compress.scores import TEACHER
+from kdcli.verbs.compress.scored import TEACHER
 from kdcli.verbs.compress.search import Search
 from kdcli.verbs.compress.settings import dotted
 from kdcli.workloads.embedder import Embedder

@@ -23,7 +23,7 @@ from kdcli.report.finish import RunResult
 from kdcli.report.front import EMBEDDER
 from kdcli.report.titles import SELECTION
 from kdcli.types import Kind
-from kdcli.verbs.compress.scores import latency_rows
+from kdcli.verbs.compress.scored import latency_rows
 from kdcli.verbs.compress.settings import CompressRecipe, RecipeKeys, base_recipe, dotted
 from kdcli.verbs.compress.steps import Step
 from kdcli.verbs.distill.recipes import distill_recipe, embedding_recipe

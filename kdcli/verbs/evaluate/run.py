@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kdcli.data.labelled.request import RowsRequest
 from kdcli.data.labelled.task_data import Labelled, open_labelled
-from kdcli.deploy.sparse.load import describe_head, load, published_mask, with_head
+from kdcli.deploy.sparse.loading import describe_head, load, published_mask, with_head
 from kdcli.deploy.sparse.mask_file import PUBLISHED, apply_masks, open_mask
 from kdcli.disk import check_writable, disk_errors, write_atomic
 from kdcli.engine.inputs import check_output_file, texts_in

@@ -13,7 +13,7 @@ from transformers import AutoModel, PreTrainedModel
 
 from kdcli.data.tasks import named_tasks, task_of
 from kdcli.deploy.sparse.compact import compact_model
-from kdcli.deploy.sparse.load import describe_head, published_mask, with_head
+from kdcli.deploy.sparse.loading import describe_head, published_mask, with_head
 from kdcli.deploy.sparse.mask_file import (
     PUBLISHED,
     MaskFile,

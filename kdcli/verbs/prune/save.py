@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from kdcli.deploy.environment import versions
 from kdcli.deploy.latency import Subject
 from kdcli.deploy.sparse.compact import compact_model
-from kdcli.deploy.sparse.load import task_part
+from kdcli.deploy.sparse.loading import task_part
 from kdcli.deploy.sparse.mask_file import MaskInfo, base_facts, write_mask
 from kdcli.models.custom_class import is_custom
 from kdcli.models.layout import COMPACT_PATHS, layout_for
