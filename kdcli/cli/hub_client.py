@@ -5,12 +5,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from huggingface_hub import constants, set_client_factory
+from huggingface_hub import constants, get_session, set_client_factory
 from huggingface_hub.errors import OfflineModeIsEnabled
 
 # Use the client's own import, because versions of the client use different libraries.
 from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
-from huggingface_hub.utils._http import default_client_factory
 
 AnswerT = TypeVar("AnswerT")
 
@@ -78,10 +77,5 @@ def _within(seconds: float, call: Callable[[], AnswerT]) -> AnswerT:
 def watch_hub() -> None:
     """Make `huggingface_hub` use `HubClient`, and forget whether the hub has answered."""
     HubClient.has_answered, HubClient.failure = False, None
-    set_client_factory(_make_client)
-
-
-def _make_client() -> HubClient:
-    with default_client_factory() as settings:
-        hooks = settings.event_hooks
-    return HubClient(event_hooks=hooks, follow_redirects=True, timeout=None)
+    hooks = get_session().event_hooks
+    set_client_factory(lambda: HubClient(event_hooks=hooks, follow_redirects=True, timeout=None))

@@ -56,8 +56,7 @@ def with_data_names(report: Report) -> Report:
     """
     # In a distillation on text, the recipe's data is the text.
     is_own = report.recipe.get("task") == OWN
-    source = (report.recipe.get("data") or {}).get("source") if is_own else None
-    name, compression = data_name(OWN, source), report.compression
+    name, compression = data_name(OWN, report.source if is_own else None), report.compression
 
     def renamed(rows: list[RowT]) -> list[RowT]:
         return [row.model_copy(update={"task": name}) if row.task == OWN else row for row in rows]

@@ -511,6 +511,13 @@ class Report(SchemaPart):
                 yield from ((where, getattr(part, key, None)) for key in ("model", "baseline"))
 
     @property
+    def source(self) -> str | None:
+        """The source of the recipe's rows or text; None if the recipe names none."""
+        data = self.recipe.get("data")
+        source = data.get("source") if isinstance(data, dict) else None
+        return source if isinstance(source, str) else None
+
+    @property
     def cards(self) -> dict[str, Card]:
         """The models that have a card, by name, in the order of the report."""
         return {model.name: model.card for model in self.models if model.card is not None}

@@ -3,7 +3,7 @@
 import enum
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
@@ -52,31 +52,6 @@ class Plot:
 
 
 @dataclass(frozen=True)
-class ReportTable:
-    """A table of texts.
-
-    Attributes:
-        header: The names of the columns.
-        rows: The cells, row by row.
-        note: The text below the table.
-        marked: The number of the emphasised row.
-        narrow: The number of columns that a terminal shows; None for all.
-        style: The class of the table in HTML.
-        shades: The shade of each cell in HTML, from 0 to 1.
-        legend: The explanation of the shades, below the table in HTML.
-    """
-
-    header: list[str]
-    rows: list[list[str]]
-    note: str = ""
-    marked: int | None = None
-    narrow: int | None = None
-    style: str = ""
-    shades: list[list[float]] | None = None
-    legend: str = ""
-
-
-@dataclass(frozen=True)
 class Link:
     """A link to the report in a directory, which is relative to the directory of this report."""
 
@@ -90,11 +65,18 @@ class Link:
 
 @dataclass(frozen=True)
 class ReportSection:
-    """A section of a report.
+    """A section of a report: a table, and what belongs to it.
 
     Attributes:
         title: The heading.
-        table: The table; None without one.
+        columns: The names of the table's columns; empty without a table.
+        rows: The cells of the table, row by row.
+        note: The text below the table.
+        marked: The number of the emphasised row.
+        narrow: The number of columns that a terminal shows; None for all.
+        style: The class of the table in HTML.
+        shades: The shade of each cell in HTML, from 0 to 1.
+        legend: The explanation of the shades, below the table in HTML.
         sentences: The paragraphs below the table.
         items: Sentences, each followed by the texts that are quoted below it.
         links: Links to other reports, which the terminal does not show.
@@ -105,7 +87,14 @@ class ReportSection:
     """
 
     title: str
-    table: ReportTable | None = None
+    columns: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    note: str = ""
+    marked: int | None = None
+    narrow: int | None = None
+    style: str = ""
+    shades: Sequence[Sequence[float]] | None = None
+    legend: str = ""
     sentences: Sequence[str] = ()
     items: Sequence[tuple[str, ...]] = ()
     links: Sequence[Link] = ()
@@ -116,20 +105,28 @@ class ReportSection:
 
 
 def filled(
-    rows: list[dict[str, str]], narrow: int | None = None, note: str = "", style: str = ""
-) -> ReportTable:
-    """Return a table with the columns of the first row, without the empty ones.
+    title: str,
+    rows: Sequence[Mapping[str, str]],
+    note: str = "",
+    *,
+    narrow: int | None = None,
+    style: str = "",
+    least: View = View.TERMINAL,
+    open: bool = True,
+) -> ReportSection:
+    """Return a table of cells by column, without the empty columns.
 
-    `narrow` counts the columns before the empty ones are removed.
+    Without rows, the section is empty. `narrow` counts the columns before the empty ones are
+    removed.
     """
-    header = [name for name in rows[0] if any(row.get(name) for row in rows)]
-    few = None if narrow is None else sum(name in header for name in list(rows[0])[:narrow])
-    return ReportTable(
-        header,
-        [[row.get(name, "") for name in header] for row in rows],
-        note,
-        narrow=few,
-        style=style,
+    if not rows:
+        return ReportSection(title)
+    names = names_in(rows)
+    columns = [name for name in names if any(row.get(name) for row in rows)]
+    cells = [[row.get(name, "") for name in columns] for row in rows]
+    few = None if narrow is None else sum(name in columns for name in names[:narrow])
+    return ReportSection(
+        title, columns, cells, note, narrow=few, style=style, least=least, open=open
     )
 
 
@@ -143,8 +140,8 @@ def signed(value: float) -> str:
     return f"{value:+.4f}"
 
 
-def names_in(values: Iterable[dict[str, float]]) -> list[str]:
-    """Return the names in several sets of numbers, in the order of their first appearance."""
+def names_in(values: Iterable[Mapping[str, object]]) -> list[str]:
+    """Return the keys of several mappings, in the order of their first appearance."""
     return list(dict.fromkeys(name for named in values for name in named))
 
 

@@ -31,7 +31,6 @@ from kdcli.report.sections.summary import summary
 from kdcli.report.text import (
     Picture,
     ReportSection,
-    ReportTable,
     View,
     card_shape,
     count,
@@ -64,14 +63,19 @@ def write_views(folder: Path, report: Report) -> None:
 
 
 def shown(everything: Iterable[ReportSection], view: View) -> list[ReportSection]:
-    """Return the sections that a view shows. Markdown counts the parts that only HTML shows."""
+    """Return the sections that a view shows and that are not empty.
+
+    Markdown counts the parts that only HTML shows.
+    """
     kept = []
     for section in everything:
         parts = shown(section.parts, view)
-        hidden = len(section.parts) - len(parts) if view is View.MARKDOWN else 0
+        whole = shown(section.parts, View.HTML) if view is View.MARKDOWN else parts
+        hidden = len(whole) - len(parts)
         sentences = [*section.sentences, *([f"{hidden} more in report.html."] if hidden else [])]
-        content = (section.table, sentences, section.items, section.links, parts)
-        if section.least <= view and (any(content) or view is View.HTML):
+        draws = view is View.HTML and section.draw is not list
+        content = (section.columns, sentences, section.items, section.links, parts, draws)
+        if section.least <= view and any(content):
             kept.append(replace(section, parts=parts, sentences=sentences))
     return kept
 
@@ -90,9 +94,9 @@ def terminal(report: Report) -> Iterable["FittedTable | str"]:
 def _printed(section: ReportSection) -> Iterable["FittedTable | str"]:
     if section.title:
         yield f"[bold]{escape(section.title)}[/bold]"
-    if section.table:
-        yield FittedTable(section.table)
-        yield from filter(None, [escape(section.table.note)])
+    if section.columns:
+        yield FittedTable(section)
+        yield from filter(None, [escape(section.note)])
     yield from map(escape, section.sentences)
     yield from (escape(item[0]) for item in section.items)
     for part in section.parts:
@@ -103,7 +107,7 @@ def _printed(section: ReportSection) -> Iterable["FittedTable | str"]:
 class FittedTable:
     """A table as wide as the terminal."""
 
-    table: ReportTable
+    table: ReportSection
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Fit the table to the width of the terminal.
@@ -115,7 +119,7 @@ class FittedTable:
         room, marked = options.max_width - 1, self.table.marked
         lines = [
             [_unbroken(text) for text in line[: self.table.narrow]]
-            for line in (self.table.header, *self.table.rows)
+            for line in (self.table.columns, *self.table.rows)
         ]
         if len(lines) <= len(lines[0]) and sum(len(name) + 3 for name in lines[0]) > room:
             turned = [list(column) for column in zip(*lines, strict=True)]
@@ -186,8 +190,8 @@ def markdown(report: Report) -> str:
 
 def _written(section: ReportSection, level: str) -> list[str]:
     lines = [f"{level} {plain(section.title)}", ""]
-    if section.table:
-        lines += markdown_table(section.table)
+    if section.columns:
+        lines += markdown_table(section)
     for sentence in section.sentences:
         lines += [plain(sentence), ""]
     quoting = any(len(item) > 1 for item in section.items)
@@ -201,14 +205,14 @@ def _written(section: ReportSection, level: str) -> list[str]:
     return lines
 
 
-def markdown_table(table: ReportTable) -> list[str]:
+def markdown_table(table: ReportSection) -> list[str]:
     """Return the lines of a table and its note, with an empty line after each."""
     header, *rows = [
-        "| " + " | ".join(map(plain, row)) + " |" for row in (table.header, *table.rows)
+        "| " + " | ".join(map(plain, row)) + " |" for row in (table.columns, *table.rows)
     ]
     return [
         header,
-        "|" + "---|" * len(table.header),
+        "|" + "---|" * len(table.columns),
         *rows,
         "",
         *([plain(table.note), ""] if table.note else []),
@@ -304,7 +308,7 @@ def model_card(
         tags=["kdcli", report.command, card.model_type],
         pipeline=pipeline,
         task=task if isinstance(task, str) else None,
-        data=(report.recipe.get("data") or {}).get("source"),
+        data=report.source,
         scores=[Score(e.task, e.set, e.split, e.metrics) for e in evaluations],
     )
     classes = [e.confusion.labels if e.confusion else list(e.per_class) for e in evaluations]

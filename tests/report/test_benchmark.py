@@ -67,7 +67,7 @@ def test_a_table_for_each_cell_as_measured(benchmark):
     found = tables(benchmark)
     assert list(found) == [f"{c} tokens" for c in ("1 × 128", "8 × 128", "1 × 32", "1 × 512")]
     table = found["8 × 128 tokens"]
-    rows = [dict(zip(table.header, row, strict=True)) for row in table.rows]
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     assert [row["model"].partition(" ")[0] for row in rows] == [
         r.model for r in benchmark.latency if r.batch_size == 8
     ]
@@ -93,7 +93,7 @@ def test_a_table_for_each_cell_as_measured(benchmark):
 def test_models_by_row_with_the_counts_of_the_papers(benchmark, runs):
     table = overview(benchmark)
     papers = ("papers: embedding", "papers: transformer")
-    assert table.header == [
+    assert table.columns == [
         "model",
         "parameters",
         "(embedding)",
@@ -113,8 +113,8 @@ def test_models_by_row_with_the_counts_of_the_papers(benchmark, runs):
         "11.2 G",
     ]
     table = overview(runs)
-    assert table.header[1] == "shape", "a name that is no shape needs one next to it"
-    assert table.header[-1] == "sst2 accuracy"
+    assert table.columns[1] == "shape", "a name that is no shape needs one next to it"
+    assert table.columns[-1] == "sst2 accuracy"
     assert [row[-1] for row in table.rows] == ["0.9300", "0.9100", "0.8800", "0.8700"]
 
 
@@ -155,7 +155,7 @@ def test_agreement(benchmark):
     ]
     scored = [a.model_dump() | {"metric": 0.91} for a in benchmark.agreements]
     (section,) = section_of.agreements(report_of(agreements=scored))
-    assert (section.table.header[-2:], section.table.rows[0][-2]) == (
+    assert (section.table.columns[-2:], section.table.rows[0][-2]) == (
         ["metric", "output"],
         "0.9100",
     )
@@ -181,7 +181,7 @@ def test_an_output_that_is_no_number_is_shown_and_read_back(benchmark):
 
 def test_published_speedups_beside_ours(benchmark, runs):
     (section,) = section_of.published_speedups(benchmark)
-    assert section.table.header == ["model", "published", "measured", "row", "source"]
+    assert section.table.columns == ["model", "published", "measured", "row", "source"]
     minilm = ["6x384", "5.3x", "6.00x (5.40–7.20)"]
     assert [r[:3] for r in section.table.rows][:3] == [minilm] * 2 + [
         ["3x384", "10.1x", "10.00x (9.00–12.00)"]

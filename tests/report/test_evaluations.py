@@ -76,14 +76,14 @@ def test_columns_of_quality_name_the_metric():
     table = overview(
         made(finetune_values(), quality={name: {"finetuned": of} for name, of in values.items()})
     )
-    assert table.header[-4:] == ["sst2 accuracy", "mrpc accuracy", "mrpc f1", "held-out loss"]
+    assert table.columns[-4:] == ["sst2 accuracy", "mrpc accuracy", "mrpc f1", "held-out loss"]
     assert table.rows[0][-4:] == ["1.000", "0.9000", "0.8000", "0.5000"]
 
 
 def test_scores_of_one_set_are_a_row_a_model(compared):
     (section,) = scores(compared)
     assert section.title == "Scores on sst2"
-    assert [section.table.header, *section.table.rows] == [
+    assert [section.table.columns, *section.table.rows] == [
         ["model", "accuracy", "f1", "examples", "split"],
         ["bert-base-uncased", "0.9300", "0.9300", "872", "validation"],
         ["all-MiniLM-L6-v2", "0.9100", "0.9100", "872", "validation"],
@@ -95,18 +95,18 @@ def test_scores_of_one_set_are_a_row_a_model(compared):
 
 def test_scores_of_several_sets_are_a_row_a_set_and_their_mean(languages):
     (section,) = scores(languages)
-    header, rows = section.table.header, section.table.rows
+    header, rows = section.table.columns, section.table.rows
     assert [row[0] for row in rows] == ["ar", "de", "en", "sw", "zh", MEAN]
     assert header[1:3] == ["accuracy, bert-base-uncased", "accuracy, all-MiniLM-L6-v2"]
     assert (rows[0][1:3], rows[-1][1:3]) == (["0.9300", "0.9100"], ["0.9100", "0.8900"])
-    assert scores(languages, "all-MiniLM-L6-v2")[0].table.header[:3] == ["set", "accuracy", "f1"]
-    names = overview(languages).header
+    assert scores(languages, "all-MiniLM-L6-v2")[0].table.columns[:3] == ["set", "accuracy", "f1"]
+    names = overview(languages).columns
     assert not [name for name in names if name.startswith("xnli")], (
         "a table of its own is enough for many sets"
     )
     assert (
         "mnli matched accuracy"
-        in overview(made(evaluate_values(("matched", "mismatched"), "mnli"))).header
+        in overview(made(evaluate_values(("matched", "mismatched"), "mnli"))).columns
     )
 
 
@@ -115,7 +115,7 @@ def test_one_metric_of_several_models_is_a_column_a_model_and_a_missing_set_has_
     evaluations = [e | {"metrics": {"accuracy": 0.5}} for e in values["evaluations"]]
     (section,) = scores(made(values, evaluations=evaluations))
     assert section.title == "Scores on xnli, accuracy"
-    assert section.table.header[:3] == ["set", "bert-base-uncased", "all-MiniLM-L6-v2"]
+    assert section.table.columns[:3] == ["set", "bert-base-uncased", "all-MiniLM-L6-v2"]
     (section,) = scores(made(values, evaluations=values["evaluations"][:-1]))
     assert section.table.rows[-1][1:3] == ["0.9250", ""]
 
@@ -126,7 +126,7 @@ def test_published_scores_by_language_stand_behind_ours():
     ours, papers = scores(made(evaluate_values(("de", "en"), "xnli"), published=rows))
     assert papers.title == "Published on xnli, accuracy"
     columns = [
-        list(column) for column in zip(*[papers.table.header, *papers.table.rows], strict=True)
+        list(column) for column in zip(*[papers.table.columns, *papers.table.rows], strict=True)
     ]
     assert columns[0] == ["set", *[row[0] for row in ours.table.rows]] == ["set", "de", "en", MEAN]
     assert ["MiniLM 6x384 with assistant", "0.7030", "0.7920", "0.7475"] in columns
@@ -166,10 +166,10 @@ def test_differences(compared):
     assert section.table.rows[0][3:] == ["+0.0200", "+0.0100 to +0.0300", "higher"]
     unclear = better | {"low": -0.01}
     (section,) = comparisons(made(evaluate_values(), comparisons=[unclear]))
-    assert section.table.header == ["metric", "model", "baseline", "difference", "95% interval"]
+    assert section.table.columns == ["metric", "model", "baseline", "difference", "95% interval"]
     assert [row[3:] for row in section.table.rows] == [["+0.0200", "-0.0100 to +0.0300"]]
     (section,) = comparisons(made(evaluate_values(), comparisons=[unclear]), lost=True)
-    assert section.table.header[3:] == ["points lost (+)", "95% interval"]
+    assert section.table.columns[3:] == ["points lost (+)", "95% interval"]
 
 
 def test_a_compression_has_points_lost_everywhere():
@@ -185,9 +185,9 @@ def test_a_compression_has_points_lost_everywhere():
         decisions=[decision(chosen, "teacher", labels)],
     )
     candidates, differences, classes, *_ = sections(report)
-    assert candidates.table.header[2] == "points lost (+), selection"
+    assert candidates.table.columns[2] == "points lost (+), selection"
     assert [row[2] for row in candidates.table.rows] == ["", "+0.10", "+0.90"]
-    assert (differences.title, differences.table.header[3:5]) == (
+    assert (differences.title, differences.table.columns[3:5]) == (
         "Points lost",
         ["points lost (+)", "95% interval"],
     )
@@ -198,14 +198,14 @@ def test_a_compression_has_points_lost_everywhere():
     ]
     assert "5.00 points lost (95 % interval 2.00 to 8.00)" in classes.sentences[0]
     by_class = next(part for part in classes.parts[0].parts if part.title == "By class").table
-    assert by_class.header[3] == "recall, points lost (+)"
+    assert by_class.columns[3] == "recall, points lost (+)"
     assert by_class.rows[0][3] == "+5.00 (+2.00 to +8.00)"
 
 
 def test_selection_by_setting(grid):
     section = selection_section(grid.selection)
     table, (every,) = section.table, section.parts
-    assert (table.header, table.marked) == (["lr", "seeds", "accuracy", "f1", ""], 1)
+    assert (table.columns, table.marked) == (["lr", "seeds", "accuracy", "f1", ""], 1)
     assert table.rows[1] == ["3e-05", "0, 1", "0.9300 ± 0.014", "0.8300 ± 0.014", "chosen"]
     assert table.rows[3] == ["0.0003", "0", "0.5000", "0.4000", ""], "no deviation of a single seed"
     assert "one was chosen by accuracy (validation; mean over its seeds)" in table.note
@@ -229,7 +229,7 @@ def test_selection_over_many_sets_keeps_to_their_means():
         "runs": runs,
     }
     table = selection_section(Selection.model_validate(values)).table
-    assert table.header == ["settings", "seeds", "accuracy", ""]
+    assert table.columns == ["settings", "seeds", "accuracy", ""]
     assert "report.json has the scores on every set." in table.note
 
 
@@ -277,7 +277,7 @@ def test_curve_of_a_student_that_equals_its_teacher(values):
 
 def test_confusion_has_shares_of_the_true_class():
     shown = matrix(Evaluation.model_validate(evaluation("m")))
-    assert shown.header[1:] == ["negative", "positive"]
+    assert shown.columns[1:] == ["negative", "positive"]
     assert shown.rows == [["negative", "388", "40"], ["positive", "32", "412"]]
     assert (shown.shades[0][1], shown.note) == (pytest.approx(40 / 428), "")
     empty = evaluation("m", confusion={"labels": ["a", "b"], "counts": [[0, 0], [1, 1]]})
@@ -286,10 +286,10 @@ def test_confusion_has_shares_of_the_true_class():
 
 def test_confusion_of_many_labels_shows_those_with_most_errors(labels):
     shown = matrix(labels.evaluations[0])
-    assert len(shown.header) - 1 == len(shown.rows) == MAX_LABELS
+    assert len(shown.columns) - 1 == len(shown.rows) == MAX_LABELS
     # Label i is missed i times and named i - 1 times for another; the last one is taken for the
     # first.
-    assert [int(label[-3:]) for label in shown.header[1:]] == [0, *range(38, 77)]
+    assert [int(label[-3:]) for label in shown.columns[1:]] == [0, *range(38, 77)]
     assert "Of 77 classes the 40 with the most errors" in words(labels)
     assert "2 more in report.html" in markdown(labels), "the matrix and the table by class"
     assert "card_payment_reason" not in markdown(labels) + printed(labels)

@@ -60,7 +60,7 @@ def share(one: Pruning, kind: str = "", layer: int = 0) -> str:
 def test_table_by_layer_holds_the_numbers_of_the_schema(kinds):
     one = entry(kinds=kinds)
     table = by_layer(one)
-    assert table.header == ["layer", *kinds, "all"]
+    assert table.columns == ["layer", *kinds, "all"]
     rows = [[f"{n}", *(share(one, kind, n) for kind in [*kinds, ""])] for n in range(1, 7)]
     assert table.rows == [*rows, ["all", *(share(one, kind) for kind in [*kinds, ""])]]
     assert table.marked == len(table.rows) - 1
@@ -79,7 +79,7 @@ def test_shares_over_all_count_weights_and_not_matrices():
 
 def test_table_by_type_has_a_row_a_model(sparsities):
     made = by_type(sparsities)
-    assert made.header == ["model", "Q", "K", "V", "O", "U", "D", "all", "target"]
+    assert made.columns == ["model", "Q", "K", "V", "O", "U", "D", "all", "target"]
     assert [row[0] for row in made.rows] == ["0.5", "0.9", "0.97"]
     assert [row[-1] for row in made.rows] == ["50.00", "10.00", "3.00"]
     for row, one in zip(made.rows, sparsities.pruning, strict=True):
@@ -90,7 +90,7 @@ def test_table_by_type_has_a_row_a_model(sparsities):
 def test_layers_that_are_not_alike_leave_cells_empty(odd):
     (one,) = odd.pruning
     table, cells = by_layer(one), {row[0]: row for row in by_layer(one).rows}
-    assert table.header == ["layer", "Q", "K", "V", "O", "U", "G", "D", "all"]
+    assert table.columns == ["layer", "Q", "K", "V", "O", "U", "G", "D", "all"]
     assert (cells["1"][6], cells["3"][7], bool(cells["2"][6])) == ("", "", True)
     assert cells["1"][1] == "<0.01", "one weight is not none"
 
@@ -123,7 +123,7 @@ def test_of_several_methods_the_best_comes_first():
 
 def test_main_table_shows_what_is_not_zero_and_the_form_without_files(pruned):
     table = overview(pruned)
-    of = {row[0]: dict(zip(table.header, row, strict=True)) for row in table.rows}
+    of = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
     assert list(of) == ["dense", "masked", "compact", "sparse"]
     assert [of[name]["not zero"] for name in of] == ["22.7 M", "13.1 M", "13.1 M", ""]
     assert [of[name]["weights kept, %"] for name in ("masked", "dense")] == [
@@ -131,7 +131,7 @@ def test_main_table_shows_what_is_not_zero_and_the_form_without_files(pruned):
         "",
     ]
     shown = {"model": "sparse", "ms 1x128": "6.2", "speed-up 1x128": "1.60x (1.50–1.70)"}
-    assert of["sparse"] == dict.fromkeys(table.header, "") | shown
+    assert of["sparse"] == dict.fromkeys(table.columns, "") | shown
 
 
 def test_terminal_is_compact_and_every_view_says_what_failed(pruned):

@@ -288,7 +288,7 @@ def test_pictures_take_the_colour_of_the_page_and_do_not_change(report, pruned):
 def test_overview_has_a_row_a_model_and_one_for_the_undistilled(report):
     table = overview(report)
     assert [row[0] for row in table.rows] == ["teacher", "6x384", "3x384", "3x384 undistilled"]
-    of = {row[0]: dict(zip(table.header, row, strict=True)) for row in table.rows}
+    of = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
     assert (of["teacher"]["parameters"], of["3x384"]["(embedding)"]) == ("109 M", "11.9 M")
     assert (of["3x384"]["(transformer)"], of["3x384"]["ms 1x128"]) == (
         "5.47 M",
@@ -495,7 +495,7 @@ def test_numbers_keep_their_digits_and_show_in_their_unit(written, text):
 def test_sizes_name_the_type_of_weights_that_are_not_float32(values):
     values["models"]["teacher"]["card"] |= {"held_in": "fp16"}
     table = overview(made(values))
-    assert [row[table.header.index("weights")] for row in table.rows[:2]] == [
+    assert [row[table.columns.index("weights")] for row in table.rows[:2]] == [
         "438.0 MB, fp16",
         "90.9 MB",
     ]

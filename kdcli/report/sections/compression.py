@@ -9,7 +9,6 @@ from kdcli.report.sections.price import cost, price_note, texts_per_second
 from kdcli.report.text import (
     Picture,
     ReportSection,
-    ReportTable,
     lost_points,
     megabytes,
     number,
@@ -57,7 +56,12 @@ def compression_section(
         note += f" {UNSTABLE_NOTE}"
     return ReportSection(
         "What was tried",
-        ReportTable(header, rows, note, marked, narrow=narrow, style="tight"),
+        header,
+        rows,
+        note,
+        marked,
+        narrow,
+        "tight",
         items=[
             (f"{one.name}: {one.outcome}",) for one in compression.candidates if one.score is None
         ],

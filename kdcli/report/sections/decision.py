@@ -16,7 +16,6 @@ from kdcli.report.sections.evaluations import (
 )
 from kdcli.report.text import (
     ReportSection,
-    ReportTable,
     View,
     filled,
     lost_points,
@@ -30,10 +29,8 @@ TOO_FEW = "not enough rows to tell"
 MAX_LISTED_CLASSES = 10  # classes that a sentence lists
 
 
-def decision_sections(report: Report) -> list[ReportSection]:
+def decision_section(report: Report) -> ReportSection:
     """Show the worst class of every model in a sentence, and the details of each comparison."""
-    if not report.decisions:
-        return []
     least = View.MARKDOWN if len(report.decisions) <= MAX_SHORT_EVALUATIONS else View.HTML
     alone = len(report.decisions) == 1
     lost = report.compression is not None
@@ -49,17 +46,21 @@ def decision_sections(report: Report) -> list[ReportSection]:
                 _small(d) if len(sets) > 1 else "",
                 CHOSEN.format(where) if d.chosen_on_these_rows else "",
             ]
-            classes = _classes(d, lost=lost)
-            details = (classes, _confusion(d), _calibration(d), _thresholds(d), _rows(d))
             part = ReportSection(
                 f"{d.model} compared with {d.baseline} on {where}",
                 sentences=[fact for fact in facts if fact],
-                parts=[detail for detail in details if detail],
+                parts=[
+                    _classes(d, lost=lost),
+                    _confusion(d),
+                    _calibration(d),
+                    _thresholds(d),
+                    _rows(d),
+                ],
                 least=least,
                 open=alone,
             )
             parts.append(part)
-    return [ReportSection("Class by class", sentences=[s for s in sentences if s], parts=parts)]
+    return ReportSection("Class by class", sentences=[s for s in sentences if s], parts=parts)
 
 
 def _by_model(report: Report) -> list[list[Decision]]:
@@ -137,7 +138,7 @@ def _is_tokens(decision: Decision) -> bool:
     return not decision.calibration
 
 
-def _classes(decision: Decision, *, lost: bool) -> ReportSection | None:
+def _classes(decision: Decision, *, lost: bool) -> ReportSection:
     """Show a row for each class, the largest loss first and classes with few examples last.
 
     Args:
@@ -147,8 +148,6 @@ def _classes(decision: Decision, *, lost: bool) -> ReportSection | None:
     d = decision
     ordered = sorted(d.classes, key=lambda c: (not c.enough, c.metrics[d.metric].difference))
     rows = [_class_row(d, each, lost=lost) for each in ordered]
-    if not rows:
-        return None
     unit = _counted(d)
     meaning = f"Difference: {d.model} minus {d.baseline}"
     if lost:
@@ -162,8 +161,7 @@ def _classes(decision: Decision, *, lost: bool) -> ReportSection | None:
     if len(d.classes) > 2:
         note += " The worst of many classes looks worse by chance than it is."
     note += f" {_reference(d)}"
-    table = filled(rows, note=note, style="tight classes")
-    return ReportSection("By class", table, least=least_view(len(rows)))
+    return filled("By class", rows, note, style="tight classes", least=least_view(len(rows)))
 
 
 def _reference(decision: Decision) -> str:
@@ -193,7 +191,7 @@ def _class_row(decision: Decision, each: ClassChange, *, lost: bool) -> dict[str
     return row
 
 
-def _confusion(decision: Decision) -> ReportSection | None:
+def _confusion(decision: Decision) -> ReportSection:
     """Show the matrix of both models' classes or, for many classes, its largest cells."""
     d = decision
     matrix = d.confusion
@@ -207,21 +205,26 @@ def _confusion(decision: Decision) -> ReportSection | None:
         ]
         header = [f"{d.baseline} ↓ {d.model} →", *matrix.labels]
         legend = f"Shaded by the share of {d.baseline}'s class, blue where both models agree."
-        table = ReportTable(header, rows, style="confusion", shades=shares.tolist(), legend=legend)
-        return ReportSection(title, table, least=View.MARKDOWN)
-    if not d.confused:
-        return None
-    cells = [[pair.baseline, pair.model, f"{pair.count:,}"] for pair in d.confused]
+        return ReportSection(
+            title,
+            header,
+            rows,
+            style="confusion",
+            shades=shares.tolist(),
+            legend=legend,
+            least=View.MARKDOWN,
+        )
+    pairs = [
+        {d.baseline: pair.baseline, d.model: pair.model, _unit(d): f"{pair.count:,}"}
+        for pair in d.confused
+    ]
     note = f"The largest of the {_unit(d)} with another class, of {len(d.classes)} classes."
-    table = ReportTable([d.baseline, d.model, _unit(d)], cells, note)
-    return ReportSection(title, table, least=View.MARKDOWN)
+    return filled(title, pairs, note, least=View.MARKDOWN)
 
 
-def _calibration(decision: Decision) -> ReportSection | None:
+def _calibration(decision: Decision) -> ReportSection:
     """Show how far the probabilities of both models are from the shares of correct predictions."""
     d = decision
-    if not d.calibration:
-        return None
     rows = [
         {
             "model": name,
@@ -250,14 +253,12 @@ def _calibration(decision: Decision) -> ReportSection | None:
             "calibration error measures how far its confidence is below 1. A similar error of the "
             "other model is not caused by compression."
         )
-    return ReportSection("Calibration", filled(rows, note=note), least=View.MARKDOWN)
+    return filled("Calibration", rows, note, least=View.MARKDOWN)
 
 
-def _thresholds(decision: Decision) -> ReportSection | None:
+def _thresholds(decision: Decision) -> ReportSection:
     """Show the thresholds at which the model reaches the baseline's precision and recall."""
     d = decision
-    if not d.thresholds:
-        return None
     rows = [
         {
             "label": each.label,
@@ -275,8 +276,7 @@ def _thresholds(decision: Decision) -> ReportSection | None:
         f"chosen on {origin}, and precision and recall come from the same rows, so they are "
         f"optimistic. {_reference(d)}"
     )
-    table = filled(rows, note=note, style="tight classes")
-    return ReportSection("Thresholds", table, least=least_view(len(rows)))
+    return filled("Thresholds", rows, note, style="tight classes", least=least_view(len(rows)))
 
 
 def _precision_recall(point: OperatingPoint | None) -> str:
@@ -291,7 +291,7 @@ def _at(point: OperatingPoint | None) -> str:
     return f"above {number(point.threshold)} ({_precision_recall(point)})"
 
 
-def _rows(decision: Decision) -> ReportSection | None:
+def _rows(decision: Decision) -> ReportSection:
     """Quote the rows on which the models differ most. Only HTML shows them."""
     d, items = decision, []
     for row in d.differing:
@@ -307,6 +307,4 @@ def _rows(decision: Decision) -> ReportSection | None:
         items.append(
             (f"{head} ({', '.join(facts)})", *(shortened_line(t, MAX_TEXT) for t in row.texts))
         )
-    if not items:
-        return None
     return ReportSection("Rows that differ most", items=items, least=View.HTML, open=False)

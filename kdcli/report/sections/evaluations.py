@@ -6,7 +6,6 @@ from kdcli.report.schema import Evaluation, Report
 from kdcli.report.text import (
     LOWER_IS_BETTER,
     ReportSection,
-    ReportTable,
     View,
     filled,
     lost_points,
@@ -66,7 +65,9 @@ def _by_model(report: Report, task: str, evaluations: list[Evaluation]) -> Repor
     for e in evaluations:
         row = {"model": e.model} | {metric: _value(e, metric) for metric in metrics}
         row["published"] = number(papers[e.model].values[""] / 100) if e.model in papers else ""
-        row |= {"examples": f"{e.n:,}", "split": e.split, "reference": _reference(e)}
+        # Labels need no word: they are the usual reference.
+        reference = e.reference if e.reference != "labels" else ""
+        row |= {"examples": f"{e.n:,}", "split": e.split, "reference": reference}
         rows.append(row)
     notes = []
     if (seeds := max(e.seeds for e in evaluations)) > 1:
@@ -76,12 +77,7 @@ def _by_model(report: Report, task: str, evaluations: list[Evaluation]) -> Repor
         shapes = ", ".join(dict.fromkeys(str(row.shape) for row in papers.values()))
         metric = next(iter(papers.values())).metric
         notes.append(f"Published: {metric} of {shapes}, {sources}; {THEIR_OWN}.")
-    return ReportSection(f"Scores on {task}", filled(rows, note=" ".join(notes)))
-
-
-def _reference(evaluation: Evaluation) -> str:
-    """Name what the outputs are compared with, unless these are labels."""
-    return "teacher" if evaluation.reference == "teacher" else ""
+    return filled(f"Scores on {task}", rows, " ".join(notes))
 
 
 def _value(evaluation: Evaluation, metric: str) -> str:
@@ -95,14 +91,14 @@ def _by_set(task: str, evaluations: list[Evaluation]) -> ReportSection:
     models = list(dict.fromkeys(e.model for e in evaluations))
     metrics = names_in(e.metrics for e in evaluations)
     columns = [(model, metric) for metric in metrics for model in models]
+    names, title = [f"{metric}, {model}" for model, metric in columns], f"Scores on {task}"
     if len(models) == 1:
         names = metrics
-    else:
-        names = [m if len(metrics) == 1 else f"{metric}, {m}" for m, metric in columns]
-    sets = {
-        name: [e for e in evaluations if e.set == name]
-        for name in dict.fromkeys(e.set for e in evaluations)
-    }
+    elif len(metrics) == 1:
+        names, title = models, f"{title}, {metrics[0]}"
+    sets: dict[str, list[Evaluation]] = {}
+    for e in evaluations:
+        sets.setdefault(e.set, []).append(e)
     values = [
         [
             next((e.metrics.get(metric) for e in own if e.model == model), None)
@@ -115,12 +111,7 @@ def _by_set(task: str, evaluations: list[Evaluation]) -> ReportSection:
         for (name, own), row in zip(sets.items(), values, strict=True)
     ]
     rows.append([MEAN, *map(number, _means(values)), "", ""])
-    title = f"Scores on {task}"
-    if len(metrics) == 1 < len(models):
-        title += f", {metrics[0]}"
-    return ReportSection(
-        title, ReportTable(["set", *names, "examples", "split"], rows, marked=len(rows) - 1)
-    )
+    return ReportSection(title, ["set", *names, "examples", "split"], rows, marked=len(rows) - 1)
 
 
 def _means(values: list[list[float | None]]) -> list[float | None]:
@@ -148,12 +139,13 @@ def _published(report: Report, task: str, evaluations: list[Evaluation]) -> list
         ]
         sources = ", ".join(dict.fromkeys(row.source for row in papers))
         note = f"{sources}; {THEIR_OWN}."
-        table = ReportTable(["set", *(row.row for row in papers)], rows, note, marked=len(rows) - 1)
-        sections.append(ReportSection(f"Published on {task}, {metric}", table))
+        columns = ["set", *(row.row for row in papers)]
+        title = f"Published on {task}, {metric}"
+        sections.append(ReportSection(title, columns, rows, note, marked=len(rows) - 1))
     return sections
 
 
-def comparisons(report: Report, *, lost: bool = False) -> list[ReportSection]:
+def comparisons(report: Report, *, lost: bool = False) -> ReportSection:
     """Show the differences between models, with a word where an interval excludes zero.
 
     Args:
@@ -161,15 +153,13 @@ def comparisons(report: Report, *, lost: bool = False) -> list[ReportSection]:
         lost: Whether to show what each model lost, in the points and the direction of a goal such
             as `max_drop`.
     """
-    if not report.comparisons:
-        return []
     title, column, formula = "Differences", "difference", "Difference: model minus baseline"
     up, down, gain = "higher", "lower", ""
     if lost:
         title, column, up, down = "Points lost", "points lost (+)", "gained", "lost"
         formula = "Points lost: the baseline's score minus the model's"
         gain = ", so a gain is negative; 1 point is 0.01"
-    level = f"{100 * min(c.confidence for c in report.comparisons):.3g}"
+    level = f"{100 * min((c.confidence for c in report.comparisons), default=0):.3g}"
     rows = []
     for c in report.comparisons:
         difference, low, high = c.difference, c.low, c.high
@@ -190,20 +180,23 @@ def comparisons(report: Report, *, lost: bool = False) -> list[ReportSection]:
         set_name(c.task, c.set) for c in report.comparisons if c.chosen_on_these_rows and not lost
     )
     note = " ".join([note, *(CHOSEN.format(name) for name in chosen)])
-    return [ReportSection(title, filled(rows, note=note, style="differences"))]
+    return filled(title, rows, note, style="differences")
 
 
-def details(report: Report) -> list[ReportSection]:
+def details(report: Report) -> ReportSection:
     """Show confusions, classes and the worst examples of each model on each set."""
     alone = len(report.evaluations) == 1
     least = View.TERMINAL if len(report.evaluations) <= MAX_SHORT_EVALUATIONS else View.HTML
-    sections = []
-    for e in report.evaluations:
-        parts = [part for part in (_confusion(e, alone=alone), _per_class(e), _worst(e)) if part]
-        if parts:
-            title = f"{e.model} on {headline(e)}"
-            sections.append(ReportSection(title, parts=parts, least=least, open=alone))
-    return [ReportSection("In detail", parts=sections)] if sections else []
+    sections = [
+        ReportSection(
+            f"{e.model} on {headline(e)}",
+            parts=(matrix(e, alone=alone), _per_class(e), _worst(e)),
+            least=least,
+            open=alone,
+        )
+        for e in report.evaluations
+    ]
+    return ReportSection("In detail", parts=sections)
 
 
 def headline(evaluation: Evaluation) -> str:
@@ -218,20 +211,14 @@ def least_view(rows: int) -> View:
     return View.MARKDOWN if rows <= MAX_SHORT_LABELS else View.HTML
 
 
-def _confusion(evaluation: Evaluation, *, alone: bool) -> ReportSection | None:
-    if (table := matrix(evaluation)) is None:
-        return None
-    least = least_view(len(table.rows))
-    if alone and len(table.rows) <= MAX_SHORT_LABELS:
-        least = View.TERMINAL
-    return ReportSection("Confusion", table, least=least)
+def matrix(evaluation: Evaluation, *, alone: bool) -> ReportSection:
+    """Return the confusion matrix of at most MAX_LABELS labels, the ones with the most errors.
 
-
-def matrix(evaluation: Evaluation) -> ReportTable | None:
-    """Return the confusion matrix of at most MAX_LABELS labels, the ones with the most errors."""
-    confusion = evaluation.confusion
+    A terminal shows a small matrix if the report has no other evaluation.
+    """
+    title, confusion = "Confusion", evaluation.confusion
     if confusion is None or not confusion.labels:
-        return None
+        return ReportSection(title)
     counts = np.array(confusion.counts, dtype=np.int64)
     totals = counts.sum(1)
     chosen, note = np.arange(len(confusion.labels)), ""
@@ -243,36 +230,40 @@ def matrix(evaluation: Evaluation) -> ReportTable | None:
     shares = (counts / np.maximum(totals, 1)[:, None])[np.ix_(chosen, chosen)]
     counts = counts[np.ix_(chosen, chosen)]
     labels = [confusion.labels[i] for i in chosen]
+    is_small = len(labels) <= MAX_SHORT_LABELS
     # Many zeros would hide the errors.
-    cells = [
-        [f"{n:,}" if n or len(labels) <= MAX_SHORT_LABELS else "" for n in row]
-        for row in counts.tolist()
+    rows = [
+        [label, *(f"{n:,}" if n or is_small else "" for n in row)]
+        for label, row in zip(labels, counts.tolist(), strict=True)
     ]
-    rows = [[label, *row] for label, row in zip(labels, cells, strict=True)]
-    style = "confusion many" if len(labels) > MAX_SHORT_LABELS else "confusion"
-    return ReportTable(
+    return ReportSection(
+        title,
         ["true ↓ predicted →", *labels],
         rows,
         note,
-        style=style,
+        style="confusion" if is_small else "confusion many",
         shades=shares.tolist(),
         legend="Shaded by the share of the true class, blue where it is right.",
+        least=View.TERMINAL if alone and is_small else least_view(len(rows)),
     )
 
 
-def _per_class(evaluation: Evaluation) -> ReportSection | None:
+def _per_class(evaluation: Evaluation) -> ReportSection:
     rows = [
-        [label, number(s.precision), number(s.recall), number(s.f1), f"{s.support:,}"]
+        {
+            "class": label,
+            "precision": number(s.precision),
+            "recall": number(s.recall),
+            "F1": number(s.f1),
+            "examples": f"{s.support:,}",
+        }
         for label, s in evaluation.per_class.items()
     ]
-    if not rows:
-        return None
-    table = ReportTable(["class", "precision", "recall", "F1", "examples"], rows)
     is_open = len(rows) <= MAX_SHORT_LABELS
-    return ReportSection("By class", table, least=least_view(len(rows)), open=is_open)
+    return filled("By class", rows, least=least_view(len(rows)), open=is_open)
 
 
-def _worst(evaluation: Evaluation) -> ReportSection | None:
+def _worst(evaluation: Evaluation) -> ReportSection:
     items = []
     for m in evaluation.worst:
         label, predicted = shortened_line(m.label, MAX_TEXT), shortened_line(m.predicted, MAX_TEXT)
@@ -280,6 +271,4 @@ def _worst(evaluation: Evaluation) -> ReportSection | None:
         texts = m.texts if len(m.texts) < 3 else [" ".join(m.texts)]
         head = f"{label}, predicted {predicted} (error {m.error:.3g}, example {m.id})"
         items.append((head, *(shortened_line(text, MAX_TEXT) for text in texts)))
-    if not items:
-        return None
     return ReportSection("Worst examples", items=items, least=View.MARKDOWN, open=False)

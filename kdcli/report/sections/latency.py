@@ -9,11 +9,9 @@ from kdcli.report.schema import ModelEntry, Report
 from kdcli.report.sections.price import cost, price_note, texts_per_second
 from kdcli.report.text import (
     ReportSection,
-    ReportTable,
     View,
     bytes_of,
     filled,
-    names_in,
     number,
     paper_shape,
 )
@@ -124,21 +122,21 @@ def comparable(report: Report) -> list[LatencyRow]:
     return [row for row in rows if (row.backend, row.dtype) == usual]
 
 
-def latency(report: Report) -> list[ReportSection]:
+def latency(report: Report) -> ReportSection:
     """Show a table for each cell, and how it was measured.
 
     The main table of a report about quality already has the medians, so a terminal skips the rest.
     """
     by_cell = cells(report)
+    if not by_cell:
+        return ReportSection("Latency")
     tables = []
     for number_of_cell, (cell, rows) in enumerate(by_cell.items()):
-        table = filled([_facts(report, row) for row in rows], narrow=9, style="tight")
         is_open = number_of_cell == 0 or len(by_cell) <= MAX_OPEN_CELLS
-        tables.append(ReportSection(cell_name(cell), table, open=is_open))
-    if not tables:
-        return []
+        facts = [_facts(report, row) for row in rows]
+        tables.append(filled(cell_name(cell), facts, narrow=9, style="tight", open=is_open))
     least = View.TERMINAL if report.focus == "latency" else View.MARKDOWN
-    return [ReportSection("Latency", sentences=_remarks(report), parts=tables, least=least)]
+    return ReportSection("Latency", sentences=_remarks(report), parts=tables, least=least)
 
 
 def _facts(report: Report, row: LatencyRow) -> dict[str, str]:
@@ -214,7 +212,7 @@ def _remarks(report: Report) -> list[str]:
     return [text, NOISE] if any(row.status != "ok" for row in report.latency) else [text]
 
 
-def not_measured(report: Report) -> list[ReportSection]:
+def not_measured(report: Report) -> ReportSection:
     """List what failed, and the backends that were skipped because their output is wrong."""
     items = []
     for f in report.failures:
@@ -226,10 +224,10 @@ def not_measured(report: Report) -> list[ReportSection]:
         if a.wrong:
             error = f"output differs (relative error {_finite(a.relative)}, limit {a.limit:g})"
             items.append((f"{a.model} on {a.backend} {a.dtype}: {error}: not measured",))
-    return [ReportSection("Not measured", items=items)] if items else []
+    return ReportSection("Not measured", items=items)
 
 
-def agreements(report: Report) -> list[ReportSection]:
+def agreements(report: Report) -> ReportSection:
     """Show how far the backends' outputs are from the outputs of torch in float32."""
     rows = [
         {
@@ -247,43 +245,41 @@ def agreements(report: Report) -> list[ReportSection]:
         "Compared with the outputs of the same weights under torch in float32. A backend beyond "
         "the limit is not measured."
     )
-    return [ReportSection("Agreement of outputs", filled(rows, note=note))] if rows else []
+    return filled("Agreement of outputs", rows, note)
 
 
 def _finite(value: float | None) -> str:
     return "not a number" if value is None else f"{value:.3g}"
 
 
-def published_speedups(report: Report) -> list[ReportSection]:
+def published_speedups(report: Report) -> ReportSection:
     """Show the papers' speed-ups next to ours, for models of the papers' shapes.
 
     Papers and reports only compare if both have a baseline of BERT-base's shape. A model of this
     shape is skipped: if it is faster, it is so for other reasons.
     """
+    title = "Published speed-ups"
     if report.focus != "latency":
-        return []
+        return ReportSection(title)
     (baseline, card), *others = report.cards.items()
     if paper_shape(card) != BERT_BASE:
-        return []
+        return ReportSection(title)
     rows_here = comparable(report)
     measured = {row.model: row.speedup for row in rows_here}
-    rows = []
-    for row in report.published:
-        if row.shape is None or "speed-up" not in row.values or row.shape == BERT_BASE:
-            continue
-        rows += [
-            {
-                "model": name,
-                "published": f"{row.values['speed-up']:g}x",
-                "measured": interval(measured.get(name)),
-                "row": row.row,
-                "source": row.source,
-            }
-            for name, other in others
-            if paper_shape(other) == row.shape
-        ]
-    if not rows:
-        return []
+    rows = [
+        {
+            "model": name,
+            "published": f"{row.values['speed-up']:g}x",
+            "measured": interval(measured.get(name)),
+            "row": row.row,
+            "source": row.source,
+        }
+        for row in report.published
+        for name, other in others
+        if "speed-up" in row.values
+        and row.shape not in (None, BERT_BASE)
+        and paper_shape(other) == row.shape
+    ]
     over = baseline if baseline == BERT_BASE else f"{baseline}, {BERT_BASE}"
     note = f"Published: over BERT-base, 12x768, on the papers' devices. Ours: over {over}"
     if rows_here:
@@ -292,28 +288,24 @@ def published_speedups(report: Report) -> list[ReportSection]:
     note += "."
     if any(ratio is not None and ratio.unstable for ratio in measured.values()):
         note += f" {UNSTABLE_NOTE}"
-    return [ReportSection("Published speed-ups", filled(rows, narrow=4, note=note, style="papers"))]
+    return filled(title, rows, note, narrow=4, style="papers")
 
 
-def published(report: Report) -> list[ReportSection]:
+def published(report: Report) -> ReportSection:
     """Show the papers' scores. A report of latencies alone shows the papers' speed-ups only."""
     papers = [row for row in report.published if row.task is None]
-    if not papers or (report.focus == "latency" and not report.quality):
-        return []
-    names = names_in(row.values for row in papers)
+    if report.focus == "latency" and not report.quality:
+        papers = []
     rows = [
-        [
-            f"{row.row} ({row.source})",
-            *(f"{row.values[n]:g}" if n in row.values else "" for n in names),
-        ]
+        {"": f"{row.row} ({row.source})"}
+        | {name: f"{value:g}" for name, value in row.values.items()}
         for row in papers
     ]
     note = (
         "The papers' results for this shape, with their own teacher, data and budget: not a result "
         "of this run."
     )
-    table = ReportTable(["", *names], rows, note, style="published")
-    return [ReportSection("Published", table, least=View.MARKDOWN)]
+    return filled("Published", rows, note, style="published", least=View.MARKDOWN)
 
 
 def latency_csv(report: Report) -> str:

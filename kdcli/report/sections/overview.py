@@ -1,6 +1,7 @@
 """Show the head of a report: its title, the main table, and the most important numbers."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from statistics import fmean
 
 from kdcli.data.tasks import named_tasks
@@ -22,7 +23,6 @@ from kdcli.report.sections.pruning import best_pruned
 from kdcli.report.text import (
     LOWER_IS_BETTER,
     ReportSection,
-    ReportTable,
     card_shape,
     count,
     duration,
@@ -46,27 +46,31 @@ def title(report: Report) -> str:
     `bert-base-uncased on sst2, smp 90 %`, `6x384, 3x384 compared with 12x768`, and
     `6x128 and 3x128, co-distillation`.
     """
+    name, task = short(origin(report)), _task(report)
+    scored, end = ", ".join(evaluations_by_task(report)) or task, ""
     if report.compression is not None:
         what = f"{compressed_name(report)} compressed to {report.compression.chosen}"
-        return f"{what} on {_task(report)}" if is_benchmark(_task(report)) else what
-    if report.focus == "latency":
-        return _measured(list(report.cards))
-    if report.with_role("peer"):
-        return _pair(report)
-    if report.pruning:
+        where = task if is_benchmark(task) else ""
+    elif report.focus == "latency":
+        baseline, *others = report.cards
+        what = f"{_some(others)} compared with {baseline}" if others else baseline
+        where = ""
+    elif report.with_role("peer"):
+        what, where = _pair(report), task
+    elif report.pruning:
         methods = ", ".join(dict.fromkeys(p.method for p in report.pruning))
         sparsities = dict.fromkeys(f"{100 * p.sparsity:g} %" for p in report.pruning)
-        return f"{_on_tasks(report, short(origin(report)))}, {methods} {', '.join(sparsities)}"
-    if report.with_role("teacher"):
-        return _chain(report)
-    if report.with_role("trimmed"):
-        return f"{short(origin(report))} with a smaller vocabulary"
-    names = [
-        short(origin(report)) if model.role == "finetuned" else model.name
-        for model in report.models
-        if model.card is not None
-    ]
-    return _on_tasks(report, _some(names))
+        what, where, end = name, scored, f", {methods} {', '.join(sparsities)}"
+    elif report.with_role("teacher"):
+        # Tasks that only score a distillation on text do not belong to its title.
+        what, where = _chain(report), task
+    elif report.with_role("trimmed"):
+        what, where = f"{name} with a smaller vocabulary", ""
+    else:
+        models = [report.model(card) for card in report.cards]
+        what = _some([name if model.role == "finetuned" else model.name for model in models])
+        where = scored
+    return f"{' on '.join(filter(None, [what, where]))}{end}"
 
 
 def is_benchmark(task: str) -> bool:
@@ -76,36 +80,22 @@ def is_benchmark(task: str) -> bool:
 
 def shown_name(report: Report, name: str) -> str:
     """Name a model in a sentence: the model's own name where the report's names its role."""
-    model = report.model(name)
+    model, source = report.model(name), short(origin(report))
     if report.pruning:
-        return _pruned_name(report, name)
+        own = [p for p in report.pruning if p.model == name]
+        if own and len(report.pruning) > 1:
+            return f"{source} with {own[0].method} {100 * own[0].sparsity:g} %"
+        return f"{name} {source}"
     if model.card is not None and report.with_role("student") == [model]:
         return card_shape(model.card)
     if model.role == "finetuned":
-        return f"{short(origin(report))}, fine-tuned,"
+        return f"{source}, fine-tuned,"
     if model.role == "trimmed":
-        return f"{short(origin(report))} with a smaller vocabulary"
+        return f"{source} with a smaller vocabulary"
     is_original = model.role == "teacher" or bool(report.with_role("trimmed"))
     if model.card is not None and is_original:
         return short(model.card.id)
     return name
-
-
-def _pruned_name(report: Report, name: str) -> str:
-    """Name a model of a pruning: `compact bert-base-uncased`, `bert-base-uncased with smp 90 %`."""
-    source = short(origin(report))
-    own = [p for p in report.pruning if p.model == name]
-    if own and len(report.pruning) > 1:
-        return f"{source} with {own[0].method} {100 * own[0].sparsity:g} %"
-    return f"{name} {source}"
-
-
-def _measured(names: list[str]) -> str:
-    """Name the models of a comparison of latencies."""
-    baseline, *others = names
-    if not others:
-        return baseline
-    return f"{_some(others)} compared with {baseline}"
 
 
 def _some(names: list[str]) -> str:
@@ -117,23 +107,15 @@ def _some(names: list[str]) -> str:
 def _chain(report: Report) -> str:
     """Name the teacher, the assistant and the students of a distillation."""
     cards = report.cards
-    students = [name for name in _students(report) if name in cards]
+    students = [m for m in report.with_role("student", "candidate") if m.card is not None]
+    shapes = [card_shape(cards[model.name]) for model in students]
     steps = [short(cards[model.name].id) for model in report.with_role("teacher")]
     for assistant in report.with_role("assistant"):
         shape = card_shape(cards[assistant.name])
         steps.append(f"{shape} (assistant)" if students else shape)
     if same := variants(report):
-        steps.append(f"{card_shape(cards[same[0]])} in {len(same)} variants")
-    elif students:
-        steps.append(", ".join(card_shape(cards[name]) for name in students))
-    chain = " → ".join(steps)
-    # Tasks that only score a distillation on text do not belong to its title.
-    return f"{chain} on {short(_task(report))}" if _task(report) else chain
-
-
-def _students(report: Report) -> list[str]:
-    """Return the models that learn from the teacher, or that replace it."""
-    return [model.name for model in report.with_role("student", "candidate")]
+        shapes = [f"{card_shape(cards[same[0]])} in {len(same)} variants"]
+    return " → ".join([*steps, *filter(None, [", ".join(shapes)])])
 
 
 def variants(report: Report) -> list[str]:
@@ -159,28 +141,20 @@ def how_made(report: Report, name: str) -> str:
 
 
 def _pair(report: Report) -> str:
-    """Name two models that were trained together, their frozen teacher and their task."""
+    """Name two models that were trained together, and their frozen teacher."""
     recipe = report.recipe
     frozen = (recipe.get("community") or {}).get("model")
-    text = f"{short(str(recipe['teacher']))} and {short(str(recipe['student']))}, {recipe['mode']}"
-    if frozen:
-        text += f" under {short(str(frozen))}"
-    return f"{text} on {_task(report)}" if _task(report) else text
-
-
-def _on_tasks(report: Report, what: str) -> str:
-    """Add the tasks that were scored or, before any was, the recipe's task."""
-    names = list(evaluations_by_task(report)) or ([short(_task(report))] if _task(report) else [])
-    return " on ".join(filter(None, [what, ", ".join(names)]))
+    under = f" under {short(str(frozen))}" if frozen else ""
+    teacher, student = short(str(recipe["teacher"])), short(str(recipe["student"]))
+    return f"{teacher} and {student}, {recipe['mode']}{under}"
 
 
 def _task(report: Report) -> str:
     """Return the task of the recipe, or the name of the user's own data."""
-    task, data = str(report.recipe.get("task") or ""), report.recipe.get("data") or {}
-    return data_name(task, data.get("source"))
+    return data_name(str(report.recipe.get("task") or ""), report.source)
 
 
-def overview(report: Report) -> ReportTable:
+def overview(report: Report) -> ReportSection:
     """Return the main table: a row for each model, the teacher first.
 
     Models without a card come last: students before their training, and forms of other models.
@@ -204,7 +178,7 @@ def overview(report: Report) -> ReportTable:
                 column = task if metric == "loss" else f"{task} {metric}"
                 row[column] = number(models.get(name, {}).get(metric))
         rows.append(row)
-    return filled(rows)
+    return filled("Models" if len(report.cards) > 1 else "Model", rows, style="tight")
 
 
 def _times(name: str, tables: Iterable[list[LatencyRow]]) -> dict[str, str]:
@@ -263,15 +237,18 @@ def models_section(report: Report) -> ReportSection:
     the columns, because there are few models and many facts.
     """
     table = overview(report)
-    heading = "Models" if len(report.cards) > 1 else "Model"
     if report.focus == "latency":
-        return ReportSection(heading, ReportTable(table.header, table.rows, style="tight"))
-    if report.with_role("teacher") and report.with_role("student"):
-        heading = "Teacher and student"
-    first, *facts = map(list, zip(table.header, *table.rows, strict=True))
-    style = "models narrow" if len(first) == 2 else "models"
-    note = _models_note(report, first)
-    return ReportSection(heading, ReportTable(["", *first[1:]], facts, note, style=style))
+        return table
+    is_distilled = report.with_role("teacher") and report.with_role("student")
+    first, *facts = map(list, zip(table.columns, *table.rows, strict=True))
+    return replace(
+        table,
+        title="Teacher and student" if is_distilled else table.title,
+        columns=["", *first[1:]],
+        rows=facts,
+        note=_models_note(report, first),
+        style="models narrow" if len(first) == 2 else "models",
+    )
 
 
 def _models_note(report: Report, names: list[str]) -> str:

@@ -1,7 +1,13 @@
 """Show the share of the weights that a pruning keeps, by type, by layer and while training."""
 
+from dataclasses import replace
+from functools import partial
+
 from kdcli.report.schema import Pruning, Report
-from kdcli.report.text import ReportTable, percent
+from kdcli.report.sections.curves import curve_section
+from kdcli.report.text import ReportSection, View, percent
+
+MAX_OPEN_PRUNED = 3  # with more pruned models, their tables are closed in HTML
 
 TYPES = {
     "Q": "query",
@@ -47,43 +53,51 @@ def kept_by_layer(pruned: Pruning) -> list[list[float | None]]:
     ]
 
 
-def by_type(report: Report) -> ReportTable:
-    """Return the kept share of each type and of all weights, and the target, by model."""
-    types = matrix_types(*report.pruning)
+def pruning_sections(report: Report) -> list[ReportSection]:
+    """Show which weights are kept: by type, by layer, in pictures, and while training."""
+    if not report.pruning:
+        return []
+    types = [*matrix_types(*report.pruning), None]
     rows = [
-        [
-            p.model,
-            *(percent(kept(p, kind=kind)) for kind in types),
-            percent(kept(p)),
-            percent(1 - p.sparsity),
-        ]
+        [p.model, *(percent(kept(p, kind=kind)) for kind in types), percent(1 - p.sparsity)]
         for p in report.pruning
     ]
-    meanings = ", ".join(f"{kind}: {TYPES[kind]}" for kind in types if kind in TYPES)
-    header = ["model", *types, TOTAL, "target"]
-    return ReportTable(
-        header, rows, f"Of the weights of the layers' matrices. {meanings}.", style="shares"
-    )
-
-
-def by_layer(pruned: Pruning) -> ReportTable:
-    """Return a row for each layer and a column for each type, with totals."""
-    names = [*map(str, layers_of(pruned)), TOTAL]
-    rows = [
-        [name, *map(percent, shares)]
-        for name, shares in zip(names, kept_by_layer(pruned), strict=True)
-    ]
-    return ReportTable(
-        ["layer", *matrix_types(pruned), TOTAL], rows, marked=len(rows) - 1, style="shares"
-    )
-
-
-def density_points(report: Report) -> list[tuple[int, dict[str, float]]]:
-    """Return the percentage that each model kept after each step."""
+    is_open = len(report.pruning) <= MAX_OPEN_PRUNED
+    parts = [replace(_by_layer(p), open=is_open) for p in report.pruning]
     points: dict[int, dict[str, float]] = {}
     for model, point in ((p.model, point) for p in report.pruning for point in p.curve):
         points.setdefault(point.step, {})[model] = 100 * point.density
-    return sorted(points.items())
+    parts.append(curve_section("Weights kept while training, in percent", sorted(points.items())))
+    names = [kind or TOTAL for kind in types]
+    meanings = ", ".join(f"{kind}: {TYPES[kind]}" for kind in names if kind in TYPES)
+    return [
+        ReportSection(
+            "Weights kept, in percent",
+            ["model", *names, "target"],
+            rows,
+            f"Of the weights of the layers' matrices. {meanings}.",
+            style="shares",
+            parts=parts,
+        )
+    ]
+
+
+def _by_layer(pruned: Pruning) -> ReportSection:
+    """Show a row for each layer and a column for each type, with totals."""
+    # Importing matplotlib takes a third of a second, and only a finished run needs it.
+    from kdcli.report.charts.pruning import model_pictures
+
+    names = [*map(str, layers_of(pruned)), TOTAL]
+    shares = zip(names, kept_by_layer(pruned), strict=True)
+    return ReportSection(
+        f"{pruned.model}: weights kept by layer and type, in percent",
+        ["layer", *matrix_types(pruned), TOTAL],
+        [[name, *map(percent, row)] for name, row in shares],
+        marked=len(names) - 1,
+        style="shares",
+        draw=partial(model_pictures, pruned),
+        least=View.MARKDOWN,
+    )
 
 
 def best_pruned(report: Report) -> str | None:

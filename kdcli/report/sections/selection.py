@@ -3,7 +3,7 @@
 import numpy as np
 
 from kdcli.report.schema import RunRow, Selection
-from kdcli.report.text import ReportSection, ReportTable, View, names_in, number
+from kdcli.report.text import ReportSection, View, names_in, number
 
 MAX_METRICS = 6  # with more metrics, the ones of single sets are skipped
 
@@ -30,43 +30,48 @@ def spread(values: list[float]) -> tuple[float, float | None]:
 
 def selection_section(selection: Selection) -> ReportSection:
     """Show the mean ± sample standard deviation over the seeds of each setting, and every run."""
-    groups, metrics = by_setting(selection), _metrics(selection)
+    metrics = _metrics(selection)
     keys = list(dict.fromkeys(key for run in selection.runs for key in run.settings))
+    header = keys or ["settings"]
     rows = [
         [
             *_settings(settings, keys),
             ", ".join(str(run.seed) for run in runs),
             *(_over(runs, m) for m in metrics),
+            "chosen" if settings == selection.settings else "",
         ]
-        for settings, runs in groups
+        for settings, runs in by_setting(selection)
     ]
     runs = [
         [
             *_settings(run.settings, keys),
             str(run.seed),
             *(number(run.metrics.get(m)) for m in metrics),
+            "chosen" if (run.settings, run.seed) == (selection.settings, selection.seed) else "",
         ]
         for run in selection.runs
     ]
-    chosen = [settings == selection.settings for settings, _ in groups]
-    chosen_run = [
-        run.settings == selection.settings and run.seed == selection.seed for run in selection.runs
-    ]
-    header, note = keys or ["settings"], how_chosen(selection)
-    every = _marked([*header, "seed", *metrics], runs, chosen_run)
-    parts = [ReportSection("Every run", every, least=View.MARKDOWN, open=False)]
+    every = ReportSection(
+        "Every run",
+        [*header, "seed", *metrics, ""],
+        runs,
+        marked=_chosen_row(runs),
+        least=View.MARKDOWN,
+        open=False,
+    )
     return ReportSection(
-        "Selection", _marked([*header, "seeds", *metrics], rows, chosen, note), parts=parts
+        "Selection",
+        [*header, "seeds", *metrics, ""],
+        rows,
+        how_chosen(selection),
+        marked=_chosen_row(rows),
+        parts=[every],
     )
 
 
-def _marked(
-    header: list[str], rows: list[list[str]], chosen: list[bool], note: str = ""
-) -> ReportTable:
-    words = [[*row, "chosen" if mark else ""] for row, mark in zip(rows, chosen, strict=True)]
-    return ReportTable(
-        [*header, ""], words, note, marked=chosen.index(True) if True in chosen else None
-    )
+def _chosen_row(rows: list[list[str]]) -> int | None:
+    """Return the number of the row that ends with a mark."""
+    return next((n for n, row in enumerate(rows) if row[-1]), None)
 
 
 def how_chosen(selection: Selection) -> str:

@@ -151,11 +151,9 @@ def _raised_losses(report: Report) -> list[str]:
 
 def _data(report: Report, one: Evaluation) -> str:
     """Name the data of an evaluation: the benchmark, or the user's file."""
-    data = report.recipe.get("data")
-    source = data.get("source") if isinstance(data, dict) else None
-    if is_benchmark(one.task) or not isinstance(source, str):
+    if report.source is None or is_benchmark(one.task):
         return set_name(one.task, one.set)
-    return set_name(short(source), one.set)
+    return set_name(short(report.source), one.set)
 
 
 def _difference(report: Report, pair: Comparison, one: Evaluation, where: str) -> str:
