@@ -1,5 +1,6 @@
 """Write the front matter of a model card, which the hub reads and searches."""
 
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any
 
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template, select_autoescape
 
 from kdcli.data.tasks import named_tasks
 from kdcli.disk import EMBEDDED, cached_file
@@ -24,6 +26,19 @@ PIPELINES = {  # class -> the hub's name of its task
     "AutoModelForQuestionAnswering": "question-answering",
     EMBEDDER: "sentence-similarity",
 }
+
+
+@functools.cache
+def template(package: str, name: str) -> Template:
+    """Return the template of a text, a file of a package."""
+    # Authors of Markdown escape names themselves.
+    return Environment(
+        loader=PackageLoader(package, "."),
+        autoescape=select_autoescape(["html.jinja"]),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    ).get_template(name)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 All views show the same sections.
 """
 
-import functools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -11,14 +10,13 @@ from pathlib import Path
 from textwrap import wrap
 
 import yaml
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template, select_autoescape
 from markupsafe import Markup
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
 from rich.table import Table as RichTable
 
 from kdcli.disk import write_atomic
-from kdcli.report.front import EMBEDDER, PIPELINES, Score, front_matter
+from kdcli.report.front import EMBEDDER, PIPELINES, Score, front_matter, template
 from kdcli.report.own_data import with_data_names
 from kdcli.report.schema import Report
 from kdcli.report.sections.contents import sections
@@ -226,7 +224,7 @@ def html(report: Report, *, links: bool = True) -> str:
     """
     report = with_data_names(report)
     parts = shown(sections(report), View.HTML)
-    return _template("report.html.jinja").render(
+    return template("kdcli.report", "report.html.jinja").render(
         report=report,
         title=title(report),
         # The title of a pruning holds the method.
@@ -243,18 +241,6 @@ def html(report: Report, *, links: bool = True) -> str:
             {**report.environment, **report.versions}, sort_keys=False, allow_unicode=True
         ),
     )
-
-
-@functools.cache
-def _template(name: str) -> Template:
-    # Markdown is escaped by `plain`.
-    return Environment(
-        loader=PackageLoader("kdcli.report", "."),
-        autoescape=select_autoescape(["html.jinja"]),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-    ).get_template(name)
 
 
 def drawn(section: ReportSection) -> list[tuple[str, str, Markup]]:
@@ -315,7 +301,7 @@ def model_card(
     results = (scores(report, name) if has_head else []) or [models_section(report)]
     if report.selection:
         results.append(ReportSection("How it was chosen", sentences=[how_chosen(report.selection)]))
-    return _template("model_card.md.jinja").render(
+    return template("kdcli.report", "model_card.md.jinja").render(
         report=report,
         front=front,
         what=title(report) if has_head else f"{card_shape(card)} {card.model_type}",

@@ -4,13 +4,15 @@ import io
 import itertools
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 
 from kdcli.report.published import published_for
 from kdcli.report.schema import ModelEntry, Report
-from kdcli.report.views import html, markdown, terminal
+from kdcli.report.sections.latency import latency_csv
+from kdcli.report.views import html, markdown, model_card, terminal
 
 MODEL = "google-bert/bert-base-uncased"
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
@@ -830,3 +832,52 @@ def hostile_prune_values() -> dict[str, object]:
     recipe = {"model": HOSTILE, "task": HOSTILE, "method": HOSTILE, "sparsity": [0.9]}
     quality = {HOSTILE: {"teacher": {HOSTILE: 0.9}, HOSTILE: {HOSTILE: 0.8}}}
     return values | {"recipe": recipe, "quality": quality, "pruning": [entry, second]}
+
+
+KINDS = {  # name of a fixture -> values of its report
+    **{"report": report_values, "hostile": hostile_values, "finetuned": finetune_values},
+    "grid": lambda: finetune_values() | {"selection": selection_values()},
+    "labels": lambda: (
+        finetune_values() | {"evaluations": [evaluation("finetuned", "banking77", **many_labels())]}
+    ),
+    "languages": lambda: evaluate_values(("ar", "de", "en", "sw", "zh"), "xnli"),
+    **{
+        "compared": evaluate_values,
+        "benchmark": benchmark_values,
+        "runs": compared_benchmark_values,
+    },
+    "compressed": compress_values,
+    **{"pruned": prune_values, "sparsities": sparsities_values, "odd": odd_values},
+    **{"hostile_latency": hostile_benchmark_values, "hostile_pruning": hostile_prune_values},
+}
+
+CARDS = {  # name of a report -> its model with a card, and the class that loads the model
+    "report": ("3x384", "AutoModel"),
+    "grid": ("finetuned", "AutoModelForSequenceClassification"),
+    "pruned": ("masked", "AutoModelForSequenceClassification"),
+}
+GOLDEN = Path(__file__).with_name("golden")
+
+
+def written(kind: str) -> dict[str, str]:
+    """The texts of a report's views, by the names of their files in `GOLDEN`."""
+    report = made(KINDS[kind]())
+    page = Page(re.sub(r"<(style|svg)\b.*?</\1>", "", html(report), flags=re.S))
+    lines = filter(None, (" ".join(text.split()) for text in page.text))
+    texts = {
+        "md": markdown(report),
+        "txt": printed(report, 100),
+        "html.txt": "".join(f"{line}\n" for line in lines),
+        "csv": latency_csv(report),
+    }
+    if kind in CARDS:
+        name, auto_class = CARDS[kind]
+        texts["card.md"] = model_card(report, name, auto_class)
+    return {f"{kind}.{view}": text for view, text in texts.items() if text}
+
+
+if __name__ == "__main__":
+    for each in KINDS:
+        if "hostile" not in each:
+            for name, text in written(each).items():
+                (GOLDEN / name).write_text(text, "utf-8")

@@ -53,17 +53,6 @@ def test_the_title_of_a_compression_names_the_model_and_what_it_became(compresse
     assert title(own) == "org/plain compressed to 3x384-onnx-int8"
 
 
-@pytest.mark.parametrize("kind", ["report", "finetuned", "compared", "benchmark", "compressed"])
-def test_every_view_begins_with_the_result(request, kind):
-    report = request.getfixturevalue(kind)
-    sentence = summary(report)
-    assert sentence
-    page = words(report).replace(f"{title(report)} · kdcli {report.command}", "", 1).lstrip()
-    assert page.startswith(f"{title(report)} {sentence}")
-    assert markdown(report).split("\n\n")[1].replace("\\", "") == sentence
-    assert " ".join(printed(report, 2000).split("\n")[1].split()) == sentence
-
-
 def test_a_distilled_model_is_compared_with_its_teacher():
     comparison = {"model": "3x384", "baseline": "teacher", "task": "sst2", "set": ""}
     comparison |= {"metric": "accuracy", "difference": -0.03, "low": -0.04, "high": -0.01}
@@ -172,18 +161,6 @@ def test_a_pruned_model_says_how_much_it_keeps():
 def test_a_backend_that_quantises_has_no_size_on_disk(benchmark):
     assert "MB" not in summary(benchmark)
     assert " MB" in summary(priced())
-
-
-def test_facts_of_a_compression_are_those_of_the_sentence(compressed):
-    assert facts(compressed) == [
-        (
-            "1.00 points",
-            "of accuracy lost: 0.9200 instead of 0.9300 on 872 rows (95 % interval 0.40 to 1.50)",
-        ),
-        ("10.0×", f"the speed of {NAME} (9.8–10.2)"),
-        ("69.6 MB", "to deploy, instead of 438.0 MB"),
-        ("0.60", "for a million texts, at 0.36 an hour, instead of 6.00"),
-    ]
 
 
 def test_throughput_and_cost_are_in_the_tables(compressed):

@@ -28,7 +28,6 @@ from kdcli.report.sections.latency import latency_csv
 from kdcli.report.sections.overview import overview, title
 from kdcli.report.text import (
     ReportSection,
-    ReportTable,
     View,
     bytes_of,
     model_size,
@@ -130,37 +129,27 @@ def test_markdown_neither_loads_pictures_nor_breaks_cells():
     assert missing(text, "![x](", "!\\[x\\](http", "a \\\\\\| b") == ["![x]("]
 
 
-def test_html_describes_its_pictures_in_words(report):
-    page = Page(html(report))
-    described = [value for name, value in page.attributes if name == "aria-label"]
-    assert len(described) == page.tags.count("svg") == 2
-    assert "6x384/attention 0.5000 → 0.1000" in described[0]
-    assert "3x384 69.6 MB, 7.8 ms (unstable)" in described[1]
-    assert ("lang", "en") in page.attributes
-    assert {"h1", "h2", "th"} <= set(page.tags)
-
-
-def test_html_shows_first_what_stands_out(report, values):
-    assert not missing(
-        words(report),
-        *(
-            "google-bert/bert-base-uncased → 6x384, 3x384",
-            "at least 9.0× the speed of teacher: 3x384, 1 × 128 tokens (unstable measurement)",
-        ),
-        *("69.6 MB on disk; teacher 438.0 MB", "698 M multiply-adds; teacher 11.2 G"),
-        *(
-            "10.0× lower held-out loss than before distillation",
-            "0.9000 accuracy on sst2; teacher 0.9300",
-        ),
-        *("Noisy or unstable", "Resumed after step 100"),
-    )
+def test_the_first_metric_of_a_task_stands_out(values):
     names = ("teacher", "6x384", "3x384")
     quality = {
         "mrpc": {name: {"f1": 0.9 - i / 100, "accuracy": 0.8} for i, name in enumerate(names)}
     }
-    assert "0.8800 f1 on mrpc; teacher 0.9000" in words(made(values, quality=quality)), (
-        "the first metric of a task"
-    )
+    assert "0.8800 f1 on mrpc; teacher 0.9000" in words(made(values, quality=quality))
+
+
+@pytest.mark.parametrize(
+    ("head", "pipeline"),
+    [
+        ("TokenClassification", "token-classification"),
+        ("QuestionAnswering", "question-answering"),
+    ],
+)
+def test_card_of_a_model_with_another_head(grid, head, pipeline):
+    text = model_card(grid, "finetuned", f"AutoModelFor{head}")
+    assert front_matter(text)["pipeline_tag"] == pipeline
+    assert f"from transformers import AutoModelFor{head}, AutoTokenizer" in text
+    (result,) = ModelCard(text).data.eval_results
+    assert (result.metric_type, result.dataset_type) == ("accuracy", "nyu-mll/glue")
 
 
 def test_a_bare_report(values):
@@ -193,7 +182,9 @@ def test_no_name_or_number_is_folded_on_a_narrow_terminal(rows):
     ]
     facts = ["6x384", "22.7 M", "11.9 M", "10.8 M", "90.9 MB", "1.43 G"]
     console = Console(width=80, file=io.StringIO())
-    console.print(FittedTable(ReportTable(header, [[f"name{i}", *facts] for i in range(rows)])))
+    console.print(
+        FittedTable(ReportSection("", header, [[f"name{i}", *facts] for i in range(rows)]))
+    )
     text = console.file.getvalue()
     assert not missing(text, *(f"name{i} " for i in range(rows)))
     assert text.count("90.9 MB") == rows
@@ -205,7 +196,9 @@ def test_a_table_of_many_variants_becomes_several_and_no_cell_is_cut():
     rows = [[f"loss number {i}", *(f"{i}.{k:03}" for k in range(12))] for i in range(14)]
     console = Console(width=80, file=io.StringIO())
     console.print(
-        FittedTable(ReportTable(["", *names], [*rows, ["the first alone", "9.9", *[""] * 11]]))
+        FittedTable(
+            ReportSection("", ["", *names], [*rows, ["the first alone", "9.9", *[""] * 11]])
+        )
     )
     text = console.file.getvalue()
     assert not missing(text, *(cell for row in rows for cell in row[1:]))
@@ -218,7 +211,7 @@ def test_a_table_of_many_variants_becomes_several_and_no_cell_is_cut():
 def columns_of(header, *rows, width=80):
     """Return the lines of the cells of a table, without its frame."""
     console = Console(width=width, file=io.StringIO())
-    console.print(FittedTable(ReportTable(header, [list(row) for row in rows])))
+    console.print(FittedTable(ReportSection("", header, [list(row) for row in rows])))
     return [line for line in console.file.getvalue().splitlines() if line[0] in "│┃"]
 
 
@@ -285,72 +278,8 @@ def test_pictures_take_the_colour_of_the_page_and_do_not_change(report, pruned):
     )
 
 
-def test_overview_has_a_row_a_model_and_one_for_the_undistilled(report):
-    table = overview(report)
-    assert [row[0] for row in table.rows] == ["teacher", "6x384", "3x384", "3x384 undistilled"]
-    of = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
-    assert (of["teacher"]["parameters"], of["3x384"]["(embedding)"]) == ("109 M", "11.9 M")
-    assert (of["3x384"]["(transformer)"], of["3x384"]["ms 1x128"]) == (
-        "5.47 M",
-        "≤7.8, unstable",
-    )
-    assert of["3x384"]["speed-up 8x128"] == "11.00x (10.00–12.00)"
-    assert (of["3x384 undistilled"]["held-out loss"], of["6x384"]["sst2 accuracy"]) == (
-        "0.5000",
-        "",
-    )
-    lines = ("| sst2 accuracy | 0.9300 |  | 0.9000 |  |", "| 200 | 0.1000 |", "arXiv 2002.10957")
-    assert not missing(markdown(report), *lines)
-
-
 def front_matter(text: str) -> dict[str, object]:
     return yaml.safe_load(text.split("---")[1])
-
-
-HEADS = [
-    ("SequenceClassification", "text-classification"),
-    ("TokenClassification", "token-classification"),
-]
-
-
-@pytest.mark.parametrize(
-    ("head", "pipeline"), [*HEADS, ("QuestionAnswering", "question-answering")]
-)
-def test_card_of_a_model_with_a_head(grid, head, pipeline):
-    text = model_card(grid, "finetuned", f"AutoModelFor{head}")
-    front = front_matter(text)
-    (entry,) = front.pop("model-index")
-    assert front == {
-        "library_name": "transformers",
-        "tags": ["kdcli", "finetune", "bert"],
-        "pipeline_tag": pipeline,
-        "base_model": MODEL,
-        "base_model_relation": "finetune",
-        "datasets": ["nyu-mll/glue"],
-        "metrics": ["accuracy"],
-    }
-    (result,) = ModelCard(text).data.eval_results
-    assert (result.metric_type, result.dataset_type, result.dataset_split) == (
-        "accuracy",
-        "nyu-mll/glue",
-        "validation",
-    )
-    assert f"{result.metric_value:.4f}" == "0.9174"
-    assert entry["name"] == f"{MODEL.split('/')[-1]}-finetuned"
-    absent = ["no task head", "distilled"]
-    assert absent == missing(
-        text,
-        *(
-            f"from transformers import AutoModelFor{head}, AutoTokenizer",
-            f"model = AutoModelFor{head}.from_pretrained",
-        ),
-        *(
-            f"fine-tuned from {MODEL} on sst2: 200 steps",
-            "Classes: negative, positive.",
-            "a little optimistic",
-        ),
-        *("| finetuned | 0.9174 | 872 | validation |", "kdcli finetune --recipe", *absent),
-    )
 
 
 def test_card_of_a_model_without_a_head(report, hostile):

@@ -196,7 +196,7 @@ def test_several_precisions_lie_side_by_side(saved, tmp_path):
 def test_a_head_that_is_left_out_is_noted(saved, tmp_path):
     done = exported(saved(AutoModelForMaskedLM), tmp_path / "out")
     assert done.facts.outputs == ["last_hidden_state"]
-    (note,) = done.facts.main.notes
+    (note,) = done.facts.notes
     assert "BertForMaskedLM" in note
     assert note in (done.folder / "README.md").read_text("utf-8")
 
@@ -211,7 +211,7 @@ def test_a_compacted_directory_keeps_its_head(saved, tmp_path):
     assert small.num_parameters() < model.num_parameters()
     save_model(small, tiny_tokenizer(), tmp_path / "small")
     done = exported(tmp_path / "small", tmp_path / "out", weights=True)
-    assert (done.facts.kind, done.facts.outputs, done.facts.main.notes) == (
+    assert (done.facts.kind, done.facts.outputs, done.facts.notes) == (
         "class",
         ["logits"],
         [],

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from kdcli.deploy.export import FILES, ModelFile
-from kdcli.deploy.sums import MAX_SUM
+from kdcli.deploy.sums import MAX_SUM, LargestSum
 from kdcli.report.schema import Comparison
+from kdcli.report.schema_decisions import SchemaPart
 from kdcli.types import Card
 
 
@@ -64,8 +65,7 @@ class Attempt:
     holds: bool
 
 
-@dataclass(frozen=True)
-class Product:
+class Product(SchemaPart):
     """A product of a quantised file.
 
     Attributes:
@@ -76,7 +76,7 @@ class Product:
 
     name: str
     error: float
-    in_float: bool
+    in_float: bool = Field(serialization_alias="float")
 
 
 @dataclass(frozen=True)
@@ -103,73 +103,79 @@ class GatedFile:
     calibrated_on: str = ""
 
 
-@dataclass(frozen=True)
-class FileFacts:
-    """The entry of one file in export.json.
+class Sums(SchemaPart):
+    """The largest sums of the products of an int8 file for ONNX Runtime."""
+
+    limit: int = MAX_SUM
+    can_saturate: bool
+    products: list[LargestSum]
+
+
+class FileFacts(SchemaPart):
+    """The entry of one file in export.json. It has no keys for what was not measured.
 
     Attributes:
         precision: `fp32`, `fp16`, `int8` or `q4`.
-        gated: The file, and how it compares with torch.
+        max_abs: The largest difference of an output from torch's.
+        relative: The norm of all differences, divided by the norm of torch's outputs.
+        agreement: How closely the predictions or vectors of texts agree with torch's.
+        limits: The largest errors that were allowed. JSON has no infinity.
+        scores: The scores of torch and the file.
+        comparisons: The paired differences between these scores.
+        max_drop: The largest drop that was allowed, in points.
+        tolerance: The smallest excess over `max_drop` that counts, in points.
+        attempts: The versions of a bounded file.
+        products: The products of a quantised file, the one with the largest error first.
+        sums: The largest sums of an int8 file.
         notes: Sentences for the reader.
         bytes: The size of the file and its weights.
     """
 
     precision: str
-    gated: GatedFile
+    max_abs: float
+    relative: float
+    agreement: dict[str, float]
+    limits: dict[str, float]
+    scores: list[FileScores] | None
+    comparisons: list[Comparison] | None
+    max_drop: float | None
+    tolerance: float | None
+    attempts: list[Attempt] | None
+    products: list[Product] | None
+    sums: Sums | None
     notes: list[str]
     bytes: int
 
-    @property
-    def agreement(self) -> dict[str, float]:
-        """How closely the predictions or vectors of texts agree with torch's."""
-        return self.gated.comparison.agreement
+    @classmethod
+    def of(cls, precision: str, gated: GatedFile, notes: list[str], size: int) -> FileFacts:
+        """Describe a file of `size` bytes."""
+        file, comparison = gated.file, gated.comparison
+        is_bounded = gated.max_drop is not None or bool(gated.products)
+        can_saturate = any(each.can_saturate for each in file.sums)
+        return FileFacts(
+            precision=precision,
+            max_abs=file.max_abs,
+            relative=file.relative,
+            agreement=comparison.agreement,
+            limits={"max_abs": file.max_abs_limit, "relative": file.relative_limit},
+            scores=comparison.scores or None,
+            comparisons=comparison.comparisons if comparison.scores else None,
+            max_drop=gated.max_drop,
+            tolerance=gated.tolerance if is_bounded else None,
+            attempts=gated.attempts if is_bounded else None,
+            products=gated.products or None,
+            sums=Sums(can_saturate=can_saturate, products=list(file.sums)) if file.sums else None,
+            notes=notes,
+            bytes=size,
+        )
 
-    @property
-    def scores(self) -> list[FileScores]:
-        """The scores of torch and the file; empty without a task."""
-        return self.gated.comparison.scores
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the values as export.json holds them."""
-        file, gated = self.gated.file, self.gated
-        values: dict[str, object] = {
-            "precision": self.precision,
-            "max_abs": file.max_abs,
-            "relative": file.relative,
-            "agreement": self.agreement,
-            # The largest errors that were allowed. JSON has no infinity.
-            "limits": {
-                name: limit if math.isfinite(limit) else None
-                for name, limit in (
-                    ("max_abs", file.max_abs_limit),
-                    ("relative", file.relative_limit),
-                )
-            },
-        }
-        if self.scores:
-            values["scores"] = [asdict(row) for row in self.scores]
-            values["comparisons"] = [row.model_dump() for row in gated.comparison.comparisons]
-        if gated.max_drop is not None or gated.products:
-            values["max_drop"] = gated.max_drop
-            values["tolerance"] = gated.tolerance
-            values["attempts"] = [asdict(each) for each in gated.attempts]
-        if gated.products:
-            values["products"] = [
-                {"name": each.name, "error": each.error, "float": each.in_float}
-                for each in gated.products
-            ]
-        if file.sums:
-            values["sums"] = {
-                "limit": MAX_SUM,
-                "can_saturate": any(each.can_saturate for each in file.sums),
-                "products": [asdict(each) for each in file.sums],
-            }
-        return values | {"notes": self.notes, "bytes": self.bytes}
+    @model_serializer(mode="wrap")
+    def _present(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return {key: value for key, value in dump(self).items() if value is not None}
 
 
-@dataclass(frozen=True)
-class ExportFacts:
-    """The content of export.json.
+class ExportFacts(FileFacts):
+    """The content of export.json: the main file, which other verbs load, and what all files share.
 
     Attributes:
         source: The exported model: a hub id, a directory or `demo`.
@@ -180,11 +186,10 @@ class ExportFacts:
         outputs: The names of the outputs, in order.
         files: The size of every model file, by its path in the directory.
         card: The size of the model, with the bytes and the hash of the main file.
-        main: The file that other verbs load.
         also: The files in other precisions.
-        versions: The version of each library.
         task: The task on which the files were scored; None if they were not scored.
         data: The source of the task's rows; None for the task's own data set.
+        versions: The version of each library.
     """
 
     source: str
@@ -195,33 +200,19 @@ class ExportFacts:
     outputs: list[str]
     files: dict[str, int]
     card: Card
-    main: FileFacts
     also: list[FileFacts]
-    versions: Mapping[str, str]
     task: str | None = None
     data: str | None = None
+    versions: dict[str, str]
 
     @property
     def by_file(self) -> list[FileFacts]:
         """The entries of all files, the main one first."""
-        return [self.main, *self.also]
+        return [self, *self.also]
 
     def path_of(self, file: FileFacts) -> str:
         """Return the path of a file in the directory."""
         return FILES[self.format, file.precision]
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the values as export.json holds them."""
-        values: dict[str, object] = {
-            "source": self.source,
-            "format": self.format,
-            "architecture": self.architecture,
-            "kind": self.kind,
-            "inputs": self.inputs,
-            "outputs": self.outputs,
-            "files": self.files,
-            "card": asdict(self.card),
-        }
-        values |= self.main.to_dict() | {"also": [file.to_dict() for file in self.also]}
-        values |= {} if self.task is None else {"task": self.task, "data": self.data}
-        return values | {"versions": self.versions}
+    def to_json(self) -> str:
+        return self.model_dump_json(indent=2, by_alias=True)

@@ -120,7 +120,7 @@ class _Search:
         """Return the latest file, which has `count` products in float32."""
         assert self.latest is not None
         ranked = [
-            Product(name, error, in_float=rank < count)
+            Product(name=name, error=error, in_float=rank < count)
             for rank, (name, error) in enumerate(self.errors.items())
         ]
         file, comparison = self.latest

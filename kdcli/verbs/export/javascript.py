@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from kdcli.deploy.exported import EMBEDDING_KIND
 from kdcli.models.embedder import EmbeddingFormat
 from kdcli.models.heads import AUTO_CLASS
-from kdcli.report.front import PIPELINES
+from kdcli.report.front import PIPELINES, template
 
 CONFIG_KEY = "transformers.js_config"
 """The key of config.json that holds the defaults of transformers.js."""
@@ -64,23 +64,6 @@ TYPED_TOKENIZERS = frozenset(
 
 With any other class, the types of a pair's second text are 0 instead of 1.
 """
-JS_TEXTS = '["A first text.", "A second and somewhat longer one."]'
-PAIR = '"Where is it?"', '"It is in the house."'
-JS_PAIRS = '["Where is it?", "Where is it?"]', '["It is in the house.", "A first text."]'
-JS_PIPELINE = """import {{ pipeline }} from "@huggingface/transformers";
-
-const model = "./"; // this directory, or OWNER/NAME on the hub
-const run = await pipeline("{task}", model, {{ dtype: "{dtype}" }});
-const output = await run({arguments});
-console.log({shown});"""
-AUTO_MODEL = """import {{ AutoModel, AutoTokenizer }} from "@huggingface/transformers";
-
-const name = "./"; // this directory, or OWNER/NAME on the hub
-const tokenizer = await AutoTokenizer.from_pretrained(name);
-const model = await AutoModel.from_pretrained(name, {{ dtype: "{dtype}" }});
-const inputs = tokenizer({arguments}padding: true, truncation: true }});
-const {{ {outputs} }} = await model(inputs);
-console.log({shown});"""
 
 
 def default_dtype(precisions: Sequence[str]) -> str | None:
@@ -127,24 +110,13 @@ class JsModel:
         return known and not (reads_pairs and self.loses_types)
 
     @property
-    def _equals_pipeline(self) -> bool:
+    def equals_pipeline(self) -> bool:
         """Whether the results of `pipeline` equal the outputs of the file, up to normalisation."""
         # The pipeline takes the softmax of a single score, which is 1 for every text.
         if self.kind == "score" or not self.has_pipeline:
             return False
-        pooled = (
-            self.format is not None
-            and self.format.dense is None
-            and self.format.pooling in JS_POOLINGS
-        )
-        return pooled or self.kind != EMBEDDING_KIND
-
-    @property
-    def _shows_unit_vectors(self) -> bool:
-        """Whether the code prints vectors of length 1, whose dot products are cosines."""
-        return self.format is not None and (
-            self.format.normalize or self.format.similarity == "cosine"
-        )
+        way = self.format
+        return way is None or (way.dense is None and way.pooling in JS_POOLINGS)
 
     def code(self, precision: str) -> str:
         """Return code that loads the file of a precision and runs it on example texts.
@@ -152,35 +124,8 @@ class JsModel:
         The code uses `pipeline` if its results equal the outputs of the file, and `AutoModel`
         otherwise.
         """
-        dtype = JS_DTYPES[precision]
-        if not self._equals_pipeline:
-            return self._auto_model(dtype)
-        arguments, shown = JS_TEXTS, "output"
-        if self.kind == EMBEDDING_KIND:
-            assert self.format is not None
-            normalize = "true" if self._shows_unit_vectors else "false"
-            arguments += f', {{ pooling: "{self.format.pooling}", normalize: {normalize} }}'
-        if self.kind in (EMBEDDING_KIND, None):
-            shown = "output.tolist()" if self.kind == EMBEDDING_KIND else "output.dims"
-        elif self.kind == "multi":
-            arguments += ", { top_k: null }"
-        elif self.kind == "span":
-            arguments = ", ".join(PAIR)
-        return JS_PIPELINE.format(task=self.task, dtype=dtype, arguments=arguments, shown=shown)
-
-    def _auto_model(self, dtype: str) -> str:
-        """Return code that runs the file with `AutoModel`."""
-        texts, outputs, shown = f"{JS_TEXTS}, {{ ", "logits", "logits.tolist()"
-        if self.kind == EMBEDDING_KIND:
-            assert self.format is not None
-            scaled = self._shows_unit_vectors and not self.format.normalize
-            outputs = "sentence_embedding"
-            shown = f"{outputs}{'.normalize(2, -1)' * scaled}.tolist()"
-        if self.kind == "span" or self.ranks:
-            first, second = JS_PAIRS if self.ranks else PAIR
-            types = "return_token_type_ids: true, " if self.loses_types else ""
-            texts = f"{first}, {{\n  text_pair: {second}, {types}"
-        if self.kind == "span":
-            outputs = "start_logits, end_logits"
-            shown = "start_logits.tolist(), end_logits.tolist()"
-        return AUTO_MODEL.format(dtype=dtype, arguments=texts, outputs=outputs, shown=shown)
+        way = self.format
+        # The dot products of vectors of length 1 are cosines.
+        unit_vectors = way is not None and (way.normalize or way.similarity == "cosine")
+        page = template("kdcli.verbs.export", "javascript.js.jinja")
+        return page.render(js=self, dtype=JS_DTYPES[precision], unit_vectors=unit_vectors)

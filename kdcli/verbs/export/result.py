@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,7 +39,7 @@ class Exported(Usable):
 
     def to_json(self) -> str:
         """Return the content of export.json."""
-        return json.dumps(self.facts.to_dict(), indent=2)
+        return self.facts.to_json()
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row a file: its size, its difference from torch, and the scores of both."""
@@ -52,12 +51,12 @@ class Exported(Usable):
                 "source": self.facts.source,
                 "format": self.facts.format,
                 "precision": file.precision,
-                "max_abs": file.gated.file.max_abs,
-                "relative": file.gated.file.relative,
+                "max_abs": file.max_abs,
+                "relative": file.relative,
                 "bytes": file.bytes,
             }
             row |= file.agreement
-            for scores in file.scores:
+            for scores in file.scores or ():
                 task = f"{scores.task} {scores.set}".strip()
                 row |= {f"{task} {name} torch": value for name, value in scores.torch.items()}
                 row |= {f"{task} {name} file": value for name, value in scores.file.items()}
@@ -79,7 +78,7 @@ class Exported(Usable):
             table.add_row("precision", file.precision)
             table.add_row("size", bytes_of(file.bytes))
             table.add_row("next to torch", difference_text(file, facts.kind))
-            for scores in file.scores:
+            for scores in file.scores or ():
                 values = ", ".join(
                     f"{name} {value:.4f} (torch {scores.torch[name]:.4f})"
                     for name, value in scores.file.items()

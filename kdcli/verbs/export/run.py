@@ -8,7 +8,6 @@ model needs no torch.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -136,7 +135,8 @@ def export(
         files = _write_files(loaded, staged, format, precisions, max_drop, exact=exact)
         facts = _facts(loaded, source, format, files, staged)
         if task is not None:
-            facts = replace(facts, task=task, data=data.source and short(data.source))
+            rows = data.source and short(data.source)
+            facts = facts.model_copy(update={"task": task, "data": rows})
         _write_rest(loaded, facts, source, staged, weights)
     return Exported(facts, folder)
 
@@ -168,11 +168,24 @@ def _facts(
     """Return the content of export.json for files in a staged directory."""
     written = {precision: _parts(gated.file.path) for precision, gated in files.items()}
     main, *also = (
-        _file_facts(precision, gated, written[precision]) for precision, gated in files.items()
+        FileFacts.of(
+            precision,
+            gated,
+            notes=_notes(gated),
+            size=sum(part.stat().st_size for part in written[precision]),
+        )
+        for precision, gated in files.items()
     )
-    file = main.gated.file
+    file = files[main.precision].file
     parts = sorted(part for parts in written.values() for part in parts)
+    card = replace(
+        describe(loaded.model, short(source), None),
+        bytes=main.bytes,
+        held_in=main.precision,
+        sha256=_sha256(written[main.precision]),
+    )
     return ExportFacts(
+        **dict(main.model_copy(update={"notes": [*loaded.notes, *main.notes]})),
         source=short(source),
         format=format,
         architecture=type(loaded.model).__name__,
@@ -180,26 +193,10 @@ def _facts(
         inputs=list(file.inputs),
         outputs=list(file.outputs),
         files={part.relative_to(staged).as_posix(): part.stat().st_size for part in parts},
-        card=replace(
-            describe(loaded.model, short(source), None),
-            bytes=main.bytes,
-            held_in=main.precision,
-            sha256=_sha256(written[main.precision]),
-        ),
-        main=replace(main, notes=[*loaded.notes, *main.notes]),
+        card=card,
         also=also,
         versions=versions()
         | {name: library(name, format).__version__ for name in RUNTIMES[format]},
-    )
-
-
-def _file_facts(precision: str, gated: GatedFile, parts: Sequence[Path]) -> FileFacts:
-    """Return the entry of one file in export.json."""
-    return FileFacts(
-        precision,
-        gated,
-        notes=_notes(gated),
-        bytes=sum(part.stat().st_size for part in parts),
     )
 
 
@@ -223,7 +220,7 @@ def _write_rest(
     write_training_rows(staged, training_rows(location(source)))
     text = readme(facts, model, _js_model(loaded, facts), loaded.max_length, location(source))
     write_atomic(staged / "README.md", text)
-    write_atomic(staged / FACTS, json.dumps(facts.to_dict(), indent=2))
+    write_atomic(staged / FACTS, facts.to_json())
 
 
 def _js_model(loaded: _Loaded, facts: ExportFacts) -> JsModel:
