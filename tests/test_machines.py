@@ -20,27 +20,10 @@ from kdcli.recipe.resolve import read_recipe
 
 FOLDER = Path(__file__).parents[1] / "docs" / "machines"
 FILES = sorted(path.name for path in FOLDER.iterdir())
-# The schema of a task of SkyPilot 0.14, as far as the file uses it.
-OF_TASK = {
-    "name",
-    "num_nodes",
-    "resources",
-    "file_mounts",
-    "workdir",
-    "setup",
-    "run",
-    "envs",
-    "secrets",
-}
+
+
 OF_RESOURCES = {"accelerators", "use_spot", "infra", "cpus", "memory", "instance_type", "disk_size"}
 OF_RESOURCES |= {"image_id", "ports"}
-OF_MOUNT = {"source", "mode", "name", "store", "persistent"}
-OF_SKY = {
-    "SKYPILOT_NODE_IPS",
-    "SKYPILOT_NODE_RANK",
-    "SKYPILOT_NUM_NODES",
-    "SKYPILOT_NUM_GPUS_PER_NODE",
-}
 
 
 def text_of(name):
@@ -112,20 +95,6 @@ def test_accelerate_takes_its_configuration():
         "kdcli",
         "accelerate.yaml",
     )
-
-
-def test_skypilot_knows_the_keys():
-    task = yaml.safe_load(text_of("skypilot.yaml"))
-    assert set(task) <= OF_TASK
-    assert set(task["resources"]) <= OF_RESOURCES
-    assert all(
-        set(mount) <= OF_MOUNT and mount["mode"] in ("MOUNT", "COPY")
-        for mount in task["file_mounts"].values()
-    )
-    assert set(re.findall(r"SKYPILOT_\w+", text_of("skypilot.yaml"))) == OF_SKY
-    for given in ("--data", "-o"):
-        words = kdcli_words("skypilot.yaml")
-        assert any(words[words.index(given) + 1].startswith(mount) for mount in task["file_mounts"])
 
 
 def test_slurm_signals_before_the_end_and_asks_for_a_task_a_gpu():

@@ -90,37 +90,45 @@ def signature(name: str) -> inspect.Signature:
     return inspect.Signature(parameters)
 
 
+def values_of(verb: Verb, *positional: object, **options: object) -> dict[str, Any]:
+    """Return the values of a verb's parameters for a call of its function.
+
+    Raises:
+        UsageError: an argument is unknown, or has a type that the command line cannot express.
+    """
+    try:
+        arguments = signature(verb.name).bind(*positional, **options).arguments
+    except TypeError as error:
+        hint = f"help(kdcli.{verb.name}) lists the arguments"
+        raise UsageError(f"kdcli.{verb.name}: {error}", hint) from None
+    # This must run before anything imports torch.
+    prepare_libraries(quiet=False, verbose=False)
+    values: dict[str, Any] = {each.name: each.default for each in verb.parameters} | {"json": None}
+    if "processes" in values:
+        values["processes"] = 1
+    config = arguments.pop("config", None)
+    for each in verb.parameters:
+        if (value := arguments.get(each.name)) is None:
+            continue
+        subject = f"kdcli.{verb.name}: {each.name}"
+        if each.option.metavar == SOURCE:
+            value = source_of(value, subject)
+        is_model = each.option.metavar in MODELS
+        check_value(value, subject, is_model=is_model)
+        values[each.name] = _converted(value, each.kind)
+    if config is not None:
+        # A single assignment overrides the same key of `config`.
+        values["sets"] = [*assignments(config, f"kdcli.{verb.name}"), *(values["sets"] or [])]
+    return values
+
+
 @functools.cache
 def function(name: str) -> Callable[..., Any]:
     """Return a verb as a function, always the same one, so that it can be pickled."""
     verb = command(name)
 
     def call(*positional: object, **options: object) -> Any:
-        try:
-            arguments = signature(name).bind(*positional, **options).arguments
-        except TypeError as error:
-            hint = f"help(kdcli.{name}) lists the arguments"
-            raise UsageError(f"kdcli.{name}: {error}", hint) from None
-        # This must run before anything imports torch.
-        prepare_libraries(quiet=False, verbose=False)
-        values: dict[str, Any] = {each.name: each.default for each in verb.parameters} | {
-            "json": None
-        }
-        if "processes" in values:
-            values["processes"] = 1
-        config = arguments.pop("config", None)
-        for each in verb.parameters:
-            if (value := arguments.get(each.name)) is None:
-                continue
-            subject = f"kdcli.{name}: {each.name}"
-            if each.option.metavar == SOURCE:
-                value = source_of(value, subject)
-            is_model = each.option.metavar in MODELS
-            check_value(value, subject, is_model=is_model)
-            values[each.name] = _converted(value, each.kind)
-        if config is not None:
-            # A single assignment overrides the same key of `config`.
-            values["sets"] = [*assignments(config, f"kdcli.{name}"), *(values["sets"] or [])]
+        values = values_of(verb, *positional, **options)
         from kdcli.deploy.usable import Usable
         from kdcli.engine.session import own_state
 

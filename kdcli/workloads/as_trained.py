@@ -7,6 +7,7 @@ from kdcli.engine.progress import Progress
 from kdcli.models.load import location
 from kdcli.recipe.resolve import RecipeT, Resolved, defaulted, flatten, read_recipe
 from kdcli.recipe.sections import RecipeValues
+from kdcli.workloads.settings import LabelledSettings
 
 
 def as_trained(
@@ -14,8 +15,8 @@ def as_trained(
 ) -> Resolved[RecipeT]:
     """Fill unset data settings of a recipe from the run that trained a model, and log them.
 
-    These are the columns, the split seed and the maximum length. Nothing changes if the recipe has
-    a different task.
+    These are the columns, the split seed, the overlap of windows and the maximum length. Nothing
+    changes if the recipe has a different task.
 
     Args:
         resolved: the recipe.
@@ -32,7 +33,8 @@ def as_trained(
         task_name = training.get("task")
     if not isinstance(data, dict) or task_name is None or task_name != training.get("task"):
         return resolved
-    keys = ("columns", "split_seed", *["max_length"] * trains)
+    has_own_stride = data.get("stride") != LabelledSettings.model_fields["stride"].default
+    keys = ("columns", "split_seed", *["stride"] * has_own_stride, *["max_length"] * trains)
     settings = {"task": task_name} | {f"data.{key}": data[key] for key in keys if data.get(key)}
     # If the user sets one column, the other columns of the run do not apply either.
     settings = {

@@ -40,13 +40,6 @@ def test_other_micro_batches_are_built_anew():
     assert len(set(made)) == len(made)
 
 
-def test_nothing_is_built_ahead_on_a_cpu():
-    made = []
-    with BatchesAhead(recording(made), torch.device("cpu"), 9) as batches:
-        batches.of(1, 4)
-    assert made == [(1, 4, threading.current_thread().name)]
-
-
 def test_the_thread_is_gone_after_a_failure():
     def make(step, micro):
         raise ValueError(f"step {step}")

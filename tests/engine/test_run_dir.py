@@ -168,13 +168,6 @@ class TestResume:
         with pytest.raises(MachineError, match=r"log\.jsonl is damaged"):
             run.read_log()
 
-    def test_same_recipe_goes_on_wherever_its_values_came_from(self, run, tmp_path):
-        run.log({"step": 1})
-        (tmp_path / "same.yaml").write_text("train:\n  lr: 3e-4\n", "utf-8")
-        again = resolve(DistillRecipe, recipe=str(tmp_path / "same.yaml")).to_yaml()
-        assert again != recipe()
-        assert RunDir.claim(run.path, again, resume=True).read_log() == [{"step": 1}]
-
     def test_changed_recipe_names_each_differing_key_and_no_other(self, run):
         changed = recipe("train.lr=1e-2", "loss.value=none", "student.to=[6x384]")
         with pytest.raises(UsageError) as caught:
@@ -268,12 +261,6 @@ class TestBest:
         run.save_best(9, tensors(2.0))
         torch.testing.assert_close(run.load_best(9), tensors(2.0), rtol=0, atol=0)
         assert listing(run.path / CHECKPOINTS) == [BEST_WEIGHTS]
-
-    def test_of_another_step_is_refused(self, run):
-        run.save_best(3, tensors(1.0))
-        with pytest.raises(MachineError, match="does not belong to step 9") as caught:
-            run.load_best(9)
-        assert "--overwrite" in caught.value.hint
 
     @pytest.mark.parametrize("damage", ["gone", "empty", "cut"])
     def test_damaged_is_refused_by_name(self, run, damage):
@@ -420,12 +407,6 @@ class TestRunToContinue:
         with pytest.raises(UsageError, match=r"train\.lr: was 0\.01") as error:
             RunDir(newest).check(recipe(), resume=True, overwrite=False)
         assert error.value.hint.index("-o") < error.value.hint.index("--overwrite")
-
-    def test_a_deleted_run_hides_no_later_one(self):
-        self.start(3)
-        Path("runs/distill-x-of-another").mkdir()
-        assert self.continued() == Path("runs/distill-x-3")
-        assert self.continued("train.lr=1e-2") == Path("runs/distill-x-3")
 
 
 class TestLog:

@@ -131,18 +131,6 @@ def test_other_heads_are_regrouped_with_a_note(teacher, student, heads):
     )
 
 
-def test_matrices_are_shared_on_request_and_start_as_the_identity_between_equal_widths():
-    assert set(objective(Settings(share_projection=True), TEACHER, STUDENT).projections) == {
-        "shared"
-    }
-    made = objective(Settings(), TEACHER, ModelShape(3, 24, 48, 4))
-    assert set(made.projections) == {"0", "1", "2", "3"}
-    for p in made.projections.values():
-        assert p.bias is None
-        assert p.weight.requires_grad
-        assert torch.equal(p.weight, torch.eye(24))
-
-
 @pytest.mark.parametrize(
     ("keys", "message"),
     [

@@ -19,25 +19,6 @@ def only(*layers: int) -> Needs:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["bert", "megatron-bert"])
-def test_only_what_is_needed_is_kept(kind):
-    captured = capture(tiny_encoder(kind), Needs(q=frozenset({2}), hidden=frozenset({1})))(BATCH)
-    assert (set(captured.q), set(captured.k), set(captured.v), set(captured.hidden)) == (
-        {2},
-        set(),
-        set(),
-        {1},
-    )
-    assert captured.logits is None
-    assert captured.mask is BATCH["attention_mask"]
-    assert len(capture(tiny_encoder("bert"), only(1)).state_dict()) == len(
-        tiny_encoder("bert").state_dict()
-    )
-    without = {"input_ids": BATCH["input_ids"]}
-    assert capture(tiny_encoder(kind), only(1))(without).mask is None
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("kind", ["bert", "roformer", "albert"])
 def test_two_models_of_one_type_run_in_turns(kind):
     one, two = tiny_encoder(kind), tiny_encoder(kind)

@@ -103,11 +103,3 @@ def test_too_few_texts_are_refused_and_constant_vectors_agree_least():
     eight = {name: x[:8] for name, x in rows.items()}
     comparison = Comparison(teacher, eight, lambda states, mask: torch.ones(len(mask), 3))
     assert comparison.agreement(shape_of(teacher.config), [1, 2, 3, 4, 5, 6]) == -1
-
-
-@pytest.mark.parametrize("count", [0, 6, 8])
-def test_nothing_is_chosen_if_no_layer_goes(count):
-    lines = []
-    layers = measured_layers(comparison_with(planted([])), count, lines.append)
-    assert len(layers) == count
-    assert not lines

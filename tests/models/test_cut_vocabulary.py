@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from encoders import assert_same_state, byte_level, tiny_encoder, tiny_tokenizer
+from encoders import byte_level, tiny_encoder, tiny_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -15,8 +15,6 @@ from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
 from kdcli.errors import UsageError
 from kdcli.models.layout import LAYOUTS
 from kdcli.models.load import load_tokenizer
-from kdcli.models.static import StaticConfig
-from kdcli.models.static_classifier import StaticForSequenceClassification
 from kdcli.models.trim import (
     check_trimmable,
     count_tokens,
@@ -193,21 +191,6 @@ def test_a_model_gives_the_same_bits_for_kept_tokens(model_type):
     assert torch.equal(now, before)
 
 
-def test_framing_tokens_of_a_static_classifier_follow():
-    torch.manual_seed(0)
-    config = StaticConfig(vocab_size=64, hidden_dim=8, framing_token_ids=[41, 42], num_labels=3)
-    model = StaticForSequenceClassification(config).eval()
-    kept = np.array(sorted({0, 5, 9, 30} | named_in(model.config)))
-    assert {41, 42} <= set(kept)
-    place = {int(old): new for new, old in enumerate(kept)}
-    ids = torch.tensor([[41, 5, 9, 42], [41, 30, 42, 0]])
-    cut, mask = cut_model(model, kept), (ids != 0).long()
-    mapped = torch.tensor([[place[int(n)] for n in row] for row in ids])
-    with torch.no_grad():
-        now, before = (m(i, mask).logits for m, i in ((cut, mapped), (model, ids)))
-    assert torch.equal(now, before)
-
-
 # A part of MobileBERT's head has one column per token.
 @pytest.mark.parametrize(
     "model_type",
@@ -234,14 +217,6 @@ def test_a_head_over_the_vocabulary_is_cut_and_stays_tied(model_type):
     with torch.no_grad():
         now, before = cut(input_ids=ids).logits, model(input_ids=torch.from_numpy(kept)[ids]).logits
     torch.testing.assert_close(now, before[..., kept], rtol=1e-6, atol=1e-6)
-
-
-def test_ids_in_a_configuration_follow():
-    model = tiny_encoder("bert", pad_token_id=2, bos_token_id=9, eos_token_id=900)
-    assert named_in(model.config) == {2, 9}
-    config = cut_model(model, np.array([1, 2, 9])).config
-    assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (1, 2, 900)
-    assert_same_state(cut_model(model, np.arange(64)), model)
 
 
 @pytest.mark.parametrize(

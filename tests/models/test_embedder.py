@@ -86,15 +86,6 @@ def test_sentence_transformers_and_kdcli_give_the_same_vectors(fmt, saved, sessi
     )
 
 
-def test_what_sentence_transformers_saves_is_read(saved, tmp_path_factory, session):
-    folder = tmp_path_factory.mktemp("theirs")
-    theirs = SentenceTransformer(str(saved(FORMATS[2])), device="cpu")
-    theirs.save(str(folder))
-    np.testing.assert_allclose(
-        Embedder.open(str(folder)).vectors(TEXTS, "", session), theirs.encode(TEXTS), atol=1e-6
-    )
-
-
 SETTINGS = {
     "truncate_dim": ("config_sentence_transformers.json", {"truncate_dim": 7}),
     "length": (
@@ -171,13 +162,6 @@ def test_a_table_of_model2vec_with_shared_rows_is_read(session, tmp_path):
     change(tmp_path, "modules.json", [module("StaticEmbedding", "", 0)])
     change(tmp_path, "config.json", {"model_type": "model2vec", "hidden_dim": 12})
     same_vectors(tmp_path, session)
-
-
-def test_texts_without_tokens_have_vectors(session, tmp_path, encoder):
-    """The tokenizer adds no special tokens."""
-    save_embedder(encoder, tiny_tokenizer(), EmbeddingFormat(), tmp_path)
-    vectors = Embedder.open(str(tmp_path)).vectors(["", ""], "", session)
-    np.testing.assert_array_equal(vectors, np.zeros((2, 32)))
 
 
 @pytest.mark.parametrize("side", ["right", "left"])

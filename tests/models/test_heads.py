@@ -249,18 +249,6 @@ def test_case_never_tells_a_label_of_the_data_from_one_of_the_head():
     assert misfit_of("model", config, task, None) is None
 
 
-def test_the_mapping_of_tags_is_saved(headed_dir, tmp_path):
-    folder = headed_dir(("I-PER", "O", "B-PER"), auto=hf.AutoModelForTokenClassification)
-    with pytest.raises(UsageError, match="in another order") as error:
-        load(folder, "tokens")
-    assert "head.label_map='[2, 0, 1]'" in error.value.hint
-    headed = load(folder, "tokens", label_map=[2, 0, 1])
-    own = outputs(stock(folder, hf.AutoModelForTokenClassification))
-    torch.testing.assert_close(outputs(headed.model)[..., [2, 0, 1]], own)
-    again = load(saved(headed, tmp_path / "saved"), "tokens", new_head=False)
-    torch.testing.assert_close(outputs(again.model), outputs(headed.model))
-
-
 @pytest.mark.parametrize("label_map", [[0, 1], [0, 1, 1], [1, 2, 3], []])
 def test_a_mapping_that_is_no_permutation_is_refused(headed_dir, label_map):
     with pytest.raises(UsageError, match=r"must hold each of 0 ... 2 once") as error:

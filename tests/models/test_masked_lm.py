@@ -164,22 +164,6 @@ def test_a_student_of_all_of_its_teacher_is_its_teacher(model):
     )
 
 
-@torch.no_grad()
-def test_a_random_head_is_a_function_of_its_seed():
-    teacher = tiny_masked_lm("bert")
-    shape = parse_shape("1x32", shape_of(teacher.config))
-    built = [build_student(teacher.base_model, shape, Start(init="random")) for _ in range(3)]
-    made = [
-        student_with_head(teacher, x, init="random", seed=seed)
-        for x, seed in zip(built, (1, 1, 2), strict=True)
-    ]
-    assert made[0].notes == ["initialised at random", "head initialised at random"]
-    one, two, other = (x.model.cls.predictions.transform.dense.weight for x in made)
-    assert torch.equal(one, two)
-    assert not torch.equal(one, other)
-    assert not torch.equal(one, teacher.cls.predictions.transform.dense.weight)
-
-
 def saved(model, folder):
     save_model(model, tiny_tokenizer(), folder)
     return str(folder)
@@ -212,17 +196,3 @@ def test_a_checkpoint_without_the_head_is_refused_with_what_to_do(model, message
     with pytest.raises(UsageError, match=message) as caught:
         load_masked_lm(saved(model(), tmp_path), otherwise="take another")
     assert caught.value.hint.endswith("take another")
-
-
-@pytest.mark.parametrize(
-    ("needs", "batch", "message"),
-    [
-        (LOGITS, {"input_ids": torch.ones(1, 4, dtype=torch.long)}, "the batch has no labels"),
-        (LOGITS | Needs(logits=True), None, "mutually exclusive"),
-    ],
-)
-def test_needs_that_cannot_be_met(needs, batch, message):
-    with pytest.raises(ValueError, match=message):
-        capture(tiny_masked_lm("bert"), needs)(batch)
-    with pytest.raises(ValueError, match="no head on top"):
-        capture(tiny_encoder("bert"), LOGITS)

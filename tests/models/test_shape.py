@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from kdcli.errors import UsageError
 from kdcli.models.grammar import parse_shape
-from kdcli.models.layout import layout_for, linears
 from kdcli.models.shape import build_student, shape_of
 from kdcli.types import ModelShape, Start
 
@@ -84,41 +83,6 @@ def test_key_heads_keep_their_ratio_to_the_query_heads_or_the_nearest_that_divid
     assert student.config.num_key_value_heads == 1
     student = build_student(teacher, parse_shape("1x32@8", shape_of(teacher.config))).model
     assert student.config.num_key_value_heads == 4
-
-
-@pytest.mark.parametrize(
-    ("kind", "path", "others"),
-    [
-        ("deberta", "in_proj", "pos_proj pos_q_proj"),
-        ("deberta-v2", "query_proj", "pos_key_proj pos_query_proj"),
-    ],
-)
-def test_position_projections_keep_the_dimensions_of_q(kind, path, others):
-    teacher = tiny_encoder(kind)
-    with torch.no_grad():
-        for layer in teacher.encoder.layer:
-            ((linear, rows),) = linears(layout_for(teacher.config), layer)["Q"]
-            for name in others.split():
-                position = getattr(layer.attention.self, name)
-                position.weight.copy_(linear.weight if rows is None else linear.weight[rows])
-    student = build_student(teacher, parse_shape("2x16", shape_of(teacher.config))).model
-    for layer in student.encoder.layer:
-        ((linear, rows),) = linears(layout_for(student.config), layer)["Q"]
-        assert linear is getattr(layer.attention.self, path)
-        own = linear.weight if rows is None else linear.weight[rows]
-        for name in others.split():
-            torch.testing.assert_close(getattr(layer.attention.self, name).weight, own)
-
-
-def test_what_starts_at_random_is_named():
-    teacher = tiny_encoder("bert")
-    notes = build_student(teacher, ModelShape(1, 32, 200, 4)).notes
-    assert notes[0] == "initialised from teacher layers 2"
-    assert "3 tensors have no counterpart and start at random" in notes[1]
-    assert "encoder.layer.0.intermediate.dense.weight" in notes[1]
-    assert len(build_student(teacher, ModelShape(1, 16, 64, 4)).notes) == 1
-    # RoFormer's table of sinusoids is made for its shape: nothing about it is random.
-    assert len(build_student(tiny_encoder("roformer"), ModelShape(1, 16, 64, 4)).notes) == 1
 
 
 @pytest.mark.parametrize(("init", "same"), [("teacher", True), ("random", False)])

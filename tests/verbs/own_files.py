@@ -2,8 +2,12 @@
 
 import itertools
 import json
+import os
 import random
 import shlex
+import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -268,3 +272,19 @@ def interrupted(monkeypatch, stage: str, step: int, *arguments: object):
     with monkeypatch.context() as patch:
         patch.setattr(RunDir, "log", log)
         return kdcli(*arguments)
+
+
+def terminate_in_training(folder: Path) -> None:
+    """Send SIGTERM to this process once a training in a folder has logged a step."""
+
+    def lines() -> int:
+        return sum(log.read_text("utf-8").count("\n") for log in folder.rglob("log.jsonl"))
+
+    logged = lines()
+
+    def watch() -> None:
+        while lines() < logged + 2:
+            time.sleep(0.003)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -18,7 +18,8 @@ def classify(folder, inputs):
     """Every label's score, by `transformers.pipeline`."""
     from transformers import pipeline
 
-    scores = pipeline("text-classification", model=folder, device="cpu", top_k=None)
+    settings = {"device": "cpu", "top_k": None, "trust_remote_code": True}
+    scores = pipeline("text-classification", model=folder, **settings)
     answers = scores([as_input(each) for each in inputs], batch_size=8, truncation=True)
     return [{each["label"]: each["score"] for each in answer} for answer in answers]
 
@@ -45,6 +46,27 @@ def tag(folder, inputs):
     return answers
 
 
+def answer(folder, inputs):
+    """The best span of each context, by the model of its configuration."""
+    import torch
+    from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+
+    model = AutoModelForQuestionAnswering.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    answers = []
+    for question, context in inputs:
+        row = tokenizer(question, context, return_offsets_mapping=True, return_tensors="pt")
+        offsets, sides = row.pop("offset_mapping")[0].tolist(), row.sequence_ids()
+        with torch.no_grad():
+            output = model(**row)
+        inside = [n for n, side in enumerate(sides) if side == 1]
+        spans = [(first, last) for first in inside for last in inside if first <= last]
+        starts, ends = output.start_logits[0].tolist(), output.end_logits[0].tolist()
+        first, last = max(spans, key=lambda span: starts[span[0]] + ends[span[1]])
+        answers.append(context[offsets[first][0] : offsets[last][1]])
+    return answers
+
+
 def encode(folder, inputs):
     """The vectors of texts, queries and documents, by sentence-transformers."""
     from sentence_transformers import SentenceTransformer
@@ -62,13 +84,14 @@ def rank(folder, inputs):
 
 
 def run(folder, inputs):
-    """The first output of an export, by onnxruntime and the library tokenizers alone."""
+    """The outputs of an export, by onnxruntime and the library tokenizers alone."""
     from onnxruntime import InferenceSession
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
-    if tokenizer.padding is None:
-        tokenizer.enable_padding()
+    settings = json.loads((Path(folder) / "tokenizer_config.json").read_text("utf-8"))
+    tokenizer.enable_truncation(settings["model_max_length"])
+    tokenizer.enable_padding()
     rows = tokenizer.encode_batch(
         [each if isinstance(each, str) else tuple(each) for each in inputs]
     )
@@ -76,7 +99,8 @@ def run(folder, inputs):
     arrays = {name: np.array([getattr(row, part) for row in rows]) for name, part in parts.items()}
     session = InferenceSession(Path(folder) / ONNX)
     given = {each.name: arrays[each.name].astype(np.int64) for each in session.get_inputs()}
-    return session.run(None, given)[0].tolist()
+    # The logits, or the vectors of texts after those of tokens.
+    return session.run(None, given)[-1].tolist()
 
 
 if __name__ == "__main__":

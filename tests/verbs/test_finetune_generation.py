@@ -12,7 +12,6 @@ from own_files import (
     log_of,
     refused,
     report_of,
-    said_by,
     succeeds,
     write,
 )
@@ -152,15 +151,6 @@ def test_an_empty_target_is_named(encoder, tmp_path):
     assert "rows.jsonl:41: 'target', the target of your data, must be a text" in said
 
 
-def test_the_share_of_cut_rows_is_told(encoder, tmp_path):
-    long = [
-        {"source": "w2 " * 30 + f"w{i % 50}", "target": f"w{i % 50} w{i // 50}"} for i in range(100)
-    ]
-    file = write(tmp_path / "rows.jsonl", [*rows(300, 0), *long])
-    said = succeeds("finetune", encoder, "--task", "own", "--data", file, *ROW, "--dry-run")
-    assert "% of the training examples were cut at 24 tokens" in said_by(said)
-
-
 @pytest.mark.parametrize(
     "verb",
     [
@@ -180,26 +170,3 @@ def test_a_model_that_generates_nothing_is_not_judged(encoder, data, tmp_path):
     assert "it generates no text" in refused(
         tmp_path, "evaluate", encoder, "--task", "own", "--data", data
     )
-
-
-def test_students_and_teacher_are_compared_by_what_they_generate(encoder, data, tmp_path):
-    out = tmp_path / "out"
-    arguments = [
-        "distill",
-        encoder,
-        *shlex.split("--to 1x64 --data demo --max-steps 2 --batch-size 4"),
-    ]
-    arguments += [
-        *shlex.split("--set data.max_length=16 --eval-task own"),
-        "--set",
-        f"eval.source={data}",
-    ]
-    arguments += [
-        "--set",
-        "eval.overrides={data: {max_length: 24, judged_rows: 8}, generation: {max_tokens: 8}, "
-        "train: {max_steps: 2}}",
-    ]
-    succeeds(*arguments, "--set", "measure.latency=false", "-o", out)
-    found = {e.model: e.metrics for e in report_of(out).evaluations}
-    assert len(found) >= 2
-    assert all("rougeL" in metrics for metrics in found.values())

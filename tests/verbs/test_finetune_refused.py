@@ -3,14 +3,11 @@
 Messages on single rows and files are tested in tests/data.
 """
 
-import json
 import shlex
 
 import own_files
 import pytest
-import torch
-from own_files import QUICK, refused, report_of, succeeds, write
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from own_files import QUICK, refused, write
 
 from kdcli.errors import UsageError
 from kdcli.recipe.resolve import combinations, grid_options
@@ -145,12 +142,6 @@ def test_a_set_to_choose_on_must_be_there(encoder, session, data, tmp_path):
             checked(recipe_of(encoder, task, source, choose_on="matchd"), session)
 
 
-def test_a_warm_up_as_long_as_the_run(encoder, session, data):
-    task = opened(recipe_of(encoder, "own", data), session)
-    with pytest.raises(UsageError, match="must be less than the 9 steps of the run"):
-        task.plan(recipe_of(encoder, "own", data, **{"train.warmup_steps": 9}).train)
-
-
 def test_without_a_validation_split_a_tenth_is_held_back(encoder, session, data, tmp_path):
     (data / "validation.jsonl").unlink()
     task = opened(recipe_of(encoder, "own", data), session)
@@ -179,30 +170,3 @@ def test_few_misplaced_answers_are_left_out_and_many_are_refused(encoder, sessio
         checked(recipe_of(encoder, "own", data), session)
     assert f"{path}:1: answer 'w30' is not at character" in str(refusal.value)
     assert "answer_start counts characters of the context, from 0" in str(refusal.value.hint)
-
-
-def test_a_checkpoint_with_the_labels_in_another_order(data, tmp_path):
-    """Without `head.label_map` its head would start wrong about every example."""
-    model = own_files.headed(tmp_path / "model", ("calm", "brisk"))
-    options = [model, "--task", "own", "--data", data, *QUICK]
-    message = refused(tmp_path, "finetune", *options)
-    assert (
-        "has the labels of your data in another order: 0 calm, 1 brisk; the data: 0 brisk, 1 calm"
-        in message
-    )
-    assert "--set head.label_map='[1, 0]'" in message
-    succeeds(
-        "finetune",
-        *options,
-        *shlex.split(f"--set 'head.label_map=[1, 0]' --max-steps 2 -o {tmp_path}/out"),
-    )
-    saved = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert saved["id2label"] == {"0": "brisk", "1": "calm"}
-    # Step 0 of the log is the head as loaded.
-    stock = AutoModelForSequenceClassification.from_pretrained(model)
-    tokenizer, right = AutoTokenizer.from_pretrained(model), 0
-    for row in own_files.rows("class", 16, seed=1):
-        with torch.no_grad():
-            predicted = stock(**tokenizer(row["text"], return_tensors="pt")).logits[0].argmax()
-        right += stock.config.id2label[int(predicted)] == row["label"]
-    assert report_of(tmp_path / "out").curve[0].metrics["accuracy"] == right / 16

@@ -4,7 +4,6 @@ Runtime alone, transformers.js and fastembed."""
 import json
 import os
 import re
-from pathlib import Path
 
 import numpy as np
 import own_files
@@ -18,7 +17,7 @@ from scipy.special import expit, softmax
 from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoTokenizer, pipeline
+from transformers import AutoTokenizer
 
 from kdcli.models.embedder import POOLING_KEYS, EmbeddingFormat
 from kdcli.models.layout import LAYOUTS
@@ -127,20 +126,6 @@ def exported(model_of, tmp_path_factory):
     return export
 
 
-def by_file(folder, output, name="model"):
-    """Run a file with ONNX Runtime and tokenizers alone."""
-    session = pytest.importorskip("onnxruntime").InferenceSession(folder / "onnx" / f"{name}.onnx")
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.enable_padding()
-    rows = tokenizer.encode_batch(TEXTS)
-    arrays = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
-    fed = {
-        i.name: np.array([getattr(row, arrays[i.name]) for row in rows])
-        for i in session.get_inputs()
-    }
-    return session.run([output], fed)[0]
-
-
 RUN = """import { pipeline } from "@huggingface/transformers";
 const [task, texts, options, dtypes] = process.argv.slice(2).map((each) => JSON.parse(each));
 for (const dtype of dtypes) {
@@ -155,43 +140,6 @@ def by_node(node, folder, task, *dtypes, **options):  # noqa: F811
     """Run the pipeline of transformers.js once with each dtype; None stands for no dtype."""
     arguments = [json.dumps(each) for each in (task, TEXTS, options, dtypes)]
     return [output for (output,) in node(RUN, folder, *arguments)]
-
-
-def torch_outputs(model, *texts):
-    auto = transformers.AutoModel
-    for name in json.loads((model / "config.json").read_text())["architectures"]:
-        auto = getattr(transformers, name)
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    inputs = tokenizer(*texts, padding=True, return_tensors="pt")
-    with torch.no_grad():
-        return inputs, auto.from_pretrained(model).eval()(**inputs)
-
-
-def test_a_classifier_by_transformers_and_by_onnx_runtime_alone(exported):
-    model, folder = exported("class", *ALL)
-    of_model, of_export = (
-        pipeline("text-classification", str(f), device="cpu")(TEXTS) for f in (model, folder)
-    )
-    assert of_model == of_export
-    labels = json.loads((folder / "config.json").read_text())["id2label"]
-    scores = softmax(by_file(folder, "logits"), axis=-1)
-    assert [labels[str(i)] for i in scores.argmax(-1)] == [row["label"] for row in of_model]
-    np.testing.assert_allclose(scores.max(-1), [row["score"] for row in of_model], atol=1e-5)
-
-
-def test_vectors_by_sentence_transformers_and_by_onnx_runtime_alone(exported):
-    model, folder = exported("mean", *ALL)
-    of_model, of_export = (
-        SentenceTransformer(str(f), device="cpu").encode(TEXTS) for f in (model, folder)
-    )
-    np.testing.assert_array_equal(of_model, of_export)
-    np.testing.assert_allclose(by_file(folder, "sentence_embedding"), of_model, atol=1e-5)
-    np.testing.assert_allclose(
-        by_file(folder, "sentence_embedding", "model_fp16"), of_model, atol=1e-2
-    )
-    for name in ("model_quantized", "model_int8"):
-        vectors = by_file(folder, "sentence_embedding", name)
-        assert ((vectors * of_model).sum(-1) > 0.99).all()
 
 
 def test_the_int8_file_has_two_names_and_is_stored_once(exported, model_of, tmp_path, monkeypatch):
@@ -225,28 +173,6 @@ def test_vectors_by_transformers_js_with_every_dtype(node, exported):  # noqa: F
     assert vectors["int8"] == vectors["q8"] != vectors["fp32"]
     for dtype, least in (("q8", 0.99), ("q4", 0.9)):
         assert ((np.array(vectors[dtype]) * expected).sum(-1) > least).all()
-
-
-@pytest.mark.parametrize(
-    ("options", "dtypes"),
-    [(("--int8",), ("q8", "int8")), (("--fp16",), ("fp16",)), ((), ("fp32",))],
-)
-def test_a_single_file_is_found_by_transformers_js_without_a_dtype(node, exported, options, dtypes):  # noqa: F811
-    _, folder = exported("class", *options)
-    outputs = by_node(node, folder, "text-classification", None, *dtypes, top_k=None)
-    assert all(output == outputs[0] for output in outputs)
-    assert [len(row) for row in outputs[0]] == [3, 3, 3]
-
-
-def test_a_classifier_by_transformers_js(node, exported):  # noqa: F811
-    model, folder = exported("class", *ALL)
-    scores = pipeline("text-classification", str(model), device="cpu", top_k=None)(TEXTS)
-    (found,) = by_node(node, folder, "text-classification", "fp32", top_k=None)
-    for theirs, ours in zip(found, scores, strict=True):
-        assert [row["label"] for row in theirs] == [row["label"] for row in ours]
-        np.testing.assert_allclose(
-            [r["score"] for r in theirs], [r["score"] for r in ours], atol=1e-5
-        )
 
 
 def card_code(folder):
@@ -401,19 +327,6 @@ for (const [task, name] of Object.entries(tasks))
     assert refused == UNKNOWN_TYPES
 
 
-def test_the_card_of_a_type_that_transformers_js_refuses(node, tmp_path):  # noqa: F811
-    torch.manual_seed(0)
-    config = tiny_config("rembert", num_hidden_layers=1, initializer_range=0.3, id2label=NAMES)
-    auto = transformers.AutoModelForSequenceClassification
-    model = as_published(on_disk(auto.from_config(config), tmp_path / "model"))
-    folder = tmp_path / "out"
-    own_files.succeeds("export", model, "--format", "onnx", "-o", folder)
-    assert ModelCard.load(folder / "README.md").data.library_name == "onnx"
-    (printed,) = node(card_code(folder), folder)
-    _, outputs = torch_outputs(model, ONE)
-    np.testing.assert_allclose(printed[0], outputs.logits.numpy(), atol=1e-4)
-
-
 FASTEMBED = """
 import json, sys
 from fastembed import TextEmbedding
@@ -448,23 +361,3 @@ def test_vectors_by_fastembed(fastembed, exported):  # noqa: F811
             np.testing.assert_allclose(vectors, expected, atol=1e-5)
         else:
             assert ((vectors * expected).sum(-1) > 0.99).all()
-
-
-@pytest.mark.skipif("KDCLI_MINILM" not in os.environ, reason="needs KDCLI_MINILM=, its directory")
-def test_all_minilm_has_the_vector_that_fastembed_expects(fastembed, tmp_path):  # noqa: F811
-    """The tests of fastembed keep these values for the text `hello world`, up to 1e-3."""
-    source = Path(os.environ["KDCLI_MINILM"])
-    own_files.succeeds("export", source, "--pooling", "mean", "--format", "onnx", "-o", tmp_path)
-    known = [-0.034478, 0.03102, 0.00673, 0.02611, -0.039362]
-    session = pytest.importorskip("onnxruntime").InferenceSession(tmp_path / "onnx" / "model.onnx")
-    inputs = AutoTokenizer.from_pretrained(tmp_path)(
-        ["hello world"], return_token_type_ids=True, return_tensors="np"
-    )
-    fed = {each.name: inputs[each.name] for each in session.get_inputs()}
-    (vectors,) = session.run(["sentence_embedding"], fed)
-    np.testing.assert_allclose(vectors[0, :5], known, atol=1e-3)
-    np.testing.assert_allclose(np.linalg.norm(vectors[0]), 1, atol=1e-5)
-    for theirs in by_fastembed(
-        fastembed, tmp_path, ["hello world"], 384, "onnx/model.onnx"
-    ).values():
-        np.testing.assert_allclose(theirs[0, :5], known, atol=1e-3)

@@ -19,11 +19,10 @@ from datasets import Dataset, DatasetDict
 from encoders import tiny_encoder
 
 import kdcli
-from kdcli.cli.verb import Verb
-from kdcli.errors import GateError, Stopped, UsageError
+from kdcli.cli.python import command, values_of
+from kdcli.errors import GateError, UsageError
 from kdcli.recipe.resolve import resolve
 from kdcli.recipe.yaml import read_yaml
-from kdcli.run import stages
 from kdcli.workloads.settings import FinetuneRecipe
 
 ROOT = Path(kdcli.__file__).parents[1]
@@ -75,11 +74,7 @@ def test_a_function_has_the_options_of_its_verb():
         kdcli.export("demo", file_format="onnx", int9=True)
 
 
-def test_a_run_returns_its_report_prints_nothing_and_raises_what_a_command_says(
-    tmp_path, capsys, monkeypatch
-):
-    # The words of another program, which happen to begin as a command does.
-    monkeypatch.setattr(sys, "argv", ["program", "finetune", "--fast"])
+def test_a_run_returns_its_report_prints_nothing_and_raises_what_a_command_says(tmp_path, capsys):
     data, base = (
         own_files.own(tmp_path / "data", "class", n=32, judged=16),
         own_files.encoder(tmp_path / "base"),
@@ -142,72 +137,55 @@ def test_an_object_trains_the_model_that_its_file_trains(tmp_path):
         kdcli.finetune(base, data=changed, **HOW, resume=True, output_dir=out)
 
 
-def trains(verb, values, arguments=()):
-    """What a training does to the process."""
-    Accelerator(cpu=True, mixed_precision="bf16")
-    torch.manual_seed(values["seed"])
-
-
-def test_a_verb_leaves_the_accelerator_and_the_random_numbers_of_its_caller(monkeypatch):
-    monkeypatch.setattr(Verb, "run", trains)
+def test_a_verb_leaves_the_accelerator_and_the_random_numbers_of_its_caller(tmp_path):
     accelerator = Accelerator(cpu=True)
+    base, rows = own_files.encoder(tmp_path / "base"), own_files.rows("class", 32)
     torch.manual_seed(7)
     number = torch.rand(1)
     torch.manual_seed(7)
-    for _ in range(2):
-        kdcli.finetune("demo", seed=0)
+    kdcli.finetune(base, data=rows, **HOW | {"dtype": "bf16"}, output_dir=tmp_path / "out")
     assert torch.equal(torch.rand(1), number)
     assert accelerator.mixed_precision == "no"
 
 
-def test_a_signal_raises_keyboard_interrupt_which_says_how_to_continue(tmp_path, monkeypatch):
-    def stop(session, job, schedule, run_dir):
-        raise Stopped("stopped after step 1", "continue with --resume")
-
-    monkeypatch.setattr(sys, "argv", ["program", "finetune", "--fast"])
-    monkeypatch.setattr(stages, "train", stop)
-    data, base = (
-        own_files.own(tmp_path / "data", "class", n=32, judged=16),
-        own_files.encoder(tmp_path / "base"),
-    )
+def test_a_signal_raises_keyboard_interrupt_which_says_how_to_continue(tmp_path):
+    base, rows = own_files.encoder(tmp_path / "base"), own_files.rows("class", 32)
     out = tmp_path / "out"
+    own_files.terminate_in_training(tmp_path)
     with pytest.raises(KeyboardInterrupt) as caught:
-        kdcli.finetune(base, data=data, **HOW, output_dir=out)
+        kdcli.finetune(base, data=rows, **HOW | {"max_steps": 4000}, output_dir=out)
     call = f"the same call with output_dir='{out}', resume=True"
-    assert str(caught.value) == f"stopped after step 1. continue with: {call}"
+    assert str(caught.value).endswith(f". continue with: {call}")
 
 
-def recipe_of(monkeypatch, name, *arguments, **options):
+def recipe_of(name, *arguments, **options):
     """The values with which a function calls its verb."""
-    taken = []
-    monkeypatch.setattr(Verb, "run", lambda verb, values: taken.append(values))
-    getattr(kdcli, name)(*arguments, **options)
-    return taken[0]
+    return values_of(command(name), *arguments, **options)
 
 
 @pytest.mark.parametrize("name", [name for name in kdcli.VERBS if name != "push"])
-def test_every_verb_with_data_takes_an_object(monkeypatch, name):
+def test_every_verb_with_data_takes_an_object(name):
     frame = pd.DataFrame({"text": ["w1", "w2"], "label": ["a", "b"]})
     needed = {"export": {"file_format": "onnx"}}.get(name, {})
     given = {"model": "demo"} if name in ("export", "trim") else {}
     paths = [
-        recipe_of(monkeypatch, name, **given, **needed, data=data)["data"]
+        recipe_of(name, **given, **needed, data=data)["data"]
         for data in (frame, Dataset.from_pandas(frame), frame.to_dict("records"), ["w1", "w2"])
     ]
     assert all(isinstance(path, str) and Path(path).is_file() for path in paths)
     file = str(Path(paths[0]))
     for same in (file, Path(file)):
-        assert recipe_of(monkeypatch, name, **given, **needed, data=same)["data"] == file
+        assert recipe_of(name, **given, **needed, data=same)["data"] == file
     with pytest.raises(UsageError, match=rf"kdcli\.{name}: data: got an object of type int"):
         getattr(kdcli, name)(**given, **needed, data=3)
 
 
-def test_a_corpus_is_an_object_too_and_so_is_data_in_config(monkeypatch):
-    values = recipe_of(monkeypatch, "distill", "demo", corpus=["w1 w2"])
+def test_a_corpus_is_an_object_too_and_so_is_data_in_config():
+    values = recipe_of("distill", "demo", corpus=["w1 w2"])
     assert Path(values["corpus"]).read_text("utf-8") == '{"text": "w1 w2"}\n'
     frame = pd.DataFrame({"text": ["w1"]})
     config = {"eval": {"source": frame}, "data.train": DatasetDict(train=Dataset.from_list(ROW))}
-    first, second = recipe_of(monkeypatch, "distill", "demo", config=config)["sets"]
+    first, second = recipe_of("distill", "demo", config=config)["sets"]
     assert Path(first.removeprefix("eval.source=")).suffix == ".parquet"
     assert Path(second.removeprefix("data.train=")).is_dir()
 
@@ -238,8 +216,8 @@ VALUES = {
 }
 
 
-def test_config_says_what_sets_say(monkeypatch):
-    sets = recipe_of(monkeypatch, "finetune", "demo", config=VALUES)["sets"]
+def test_config_says_what_sets_say():
+    sets = recipe_of("finetune", "demo", config=VALUES)["sets"]
     recipe = resolve(FinetuneRecipe, recipe=None, sets=sets).recipe
     assert (recipe.train.lr, recipe.train.max_steps) == (1e-5, 7)
     assert recipe.train.lr_schedule == "constant"
@@ -249,11 +227,11 @@ def test_config_says_what_sets_say(monkeypatch):
     assert recipe.head.words == VALUES["head"]["words"]
     assert recipe.measure.latency is False
     numbers = {"train": {"lr": np.float32(0.5), "max_steps": np.int64(3)}, "model": Path("a/b")}
-    sets = recipe_of(monkeypatch, "finetune", config=numbers, sets="train.max_steps=4")["sets"]
+    sets = recipe_of("finetune", config=numbers, sets="train.max_steps=4")["sets"]
     recipe = resolve(FinetuneRecipe, recipe=None, sets=sets).recipe
     assert (recipe.train.lr, recipe.train.max_steps, recipe.model) == (0.5, 4, "a/b")
     steps = [{"distill": {"train": {"lr": 1e-3}}}, {"quantize": {"format": "onnx"}}]
-    (pair,) = recipe_of(monkeypatch, "compress", "demo", config={"steps": steps})["sets"]
+    (pair,) = recipe_of("compress", "demo", config={"steps": steps})["sets"]
     assert read_yaml(pair.removeprefix("steps=")) == steps
 
 

@@ -23,12 +23,11 @@ import pytest
 import torch
 from encoders import foreign_tokenizer, on_disk, tiny_config, tiny_encoder
 from own_files import kdcli, log_of, refused, report_of, said_by, succeeds, times, write
-from processes import process
+from processes import process, two_ranks
 from transformers import AutoModelForMaskedLM
 
 from kdcli.errors import Stopped
 from kdcli.models.embedder import EmbeddingFormat
-from kdcli.run import stages
 
 STEPS = 16
 SHORT = shlex.split(
@@ -231,33 +230,34 @@ def test_a_finished_run_holds_its_files_and_is_not_repeated(name, places, finish
     assert times(out) == before
 
 
+def lines_in(folder):
+    return sum(log.read_text("utf-8").count("\n") for log in folder.rglob("log.jsonl"))
+
+
+def stopped(folder, *command):
+    own_files.terminate_in_training(folder)
+    done = kdcli(*command)
+    assert done.exit_code == Stopped.exit_code, done.output
+    return done.stderr
+
+
 @pytest.mark.parametrize("name", ["finetune", "prune"])
 def test_a_stopped_run_names_its_command_and_is_found_by_its_recipe(
     name, places, tmp_path, monkeypatch
 ):
-    trained = []
-
-    def stop(session, job, schedule, run_dir):
-        trained.append(run_dir.path)
-        raise Stopped("stopped after step 1")
-
-    def stopped(*more):
-        words = [*map(str, command_of(name, places)), *more]
-        monkeypatch.setattr(sys, "argv", ["kdcli", *words])
-        done = kdcli(*words)
-        assert done.exit_code == Stopped.exit_code, done.output
-        return words, done.stderr
-
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(stages, "train", stop)
-    words, said = stopped()
-    stopped("--lr", "0.5")
-    first, second = trained
-    assert first != second
+    words = [*map(str, command_of(name, places)), "--max-steps", "4000"]
+    monkeypatch.setattr(sys, "argv", ["kdcli", *words])
+    said = stopped(tmp_path, *words)
+    (first,) = Path("runs").iterdir()
     command = shlex.join(["kdcli", *words, "-o", str(first), "--resume"])
-    assert said.endswith(f"stopped after step 1\ncontinue with: {command}\n")
-    stopped("--resume")
-    assert trained[2:] == [first]
+    assert said.endswith(f"\ncontinue with: {command}\n")
+    stopped(tmp_path, *words, "--lr", "0.5")
+    (second,) = {*Path("runs").iterdir()} - {first}
+    before = lines_in(first), lines_in(second)
+    stopped(tmp_path, *words, "--resume")
+    assert lines_in(first) > before[0]
+    assert lines_in(second) == before[1]
 
 
 KILLED = [(name, stage) for name, run in RUNS.items() for stage in run.killed]
@@ -347,3 +347,45 @@ def same_bytes(one: Path, other: Path) -> bool:
 
 def same_log(one: Path, other: Path) -> bool:
     return log_of(one.parent) == log_of(other.parent)
+
+
+@pytest.fixture(scope="module")
+def calm(places, tmp_path_factory):
+    """The models without dropout, which draws other numbers in other micro-batches."""
+    folder = tmp_path_factory.mktemp("calm")
+    copies = {}
+    for name, place in places.items():
+        if not (place / "config.json").is_file():
+            continue
+        copies[name] = shutil.copytree(place, folder / name)
+        config = json.loads((place / "config.json").read_text("utf-8"))
+        calmed = {key: 0.0 if "dropout" in key and config[key] else config[key] for key in config}
+        (copies[name] / "config.json").write_text(json.dumps(calmed), "utf-8")
+    return places | copies
+
+
+def losses_of(folder):
+    """The terms of each step of a run's stages. L0 draws other gates in other micro-batches."""
+    logs = sorted(path.parent for path in folder.rglob("log.jsonl"))
+    records = [record for log in logs if log.name != "l0" for record in log_of(log)]
+    return [record["terms"] for record in records if "terms" in record]
+
+
+def in_one_process(*command):
+    return succeeds(*command, "--set", "train.micro_batch_size=3")
+
+
+SPREAD = ("distill text", "distill task", "prune", "cotrain task")
+
+
+@pytest.mark.parametrize(
+    ("name", "run"),
+    [*((name, in_one_process) for name in RUNS), *((name, two_ranks) for name in SPREAD)],
+)
+def test_micro_batches_and_processes_change_no_loss(name, run, calm, tmp_path):
+    command = [*command_of(name, calm), "--max-steps", 4]
+    succeeds(*command, "-o", tmp_path / "whole")
+    run(*command, "-o", tmp_path / "parts")
+    whole, parts = losses_of(tmp_path / "whole"), losses_of(tmp_path / "parts")
+    assert len(whole) >= 4
+    assert parts == [{k: pytest.approx(v, rel=1e-3, abs=1e-6) for k, v in t.items()} for t in whole]

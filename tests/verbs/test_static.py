@@ -13,21 +13,12 @@ from own_files import refused, report_of, said_by, succeeds
 from safetensors.torch import save_file
 from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
-from transformers import PreTrainedTokenizerFast
 
 from kdcli.deploy.predict import Predictor
 from kdcli.models.embedder import DenseLayer, EmbeddingFormat
-from kdcli.models.static import bare_tokenizer
 from kdcli.run.context import cpu_session
 from kdcli.workloads.embedder import Embedder
-from kdcli.workloads.static_students import (
-    PENALTIES,
-    fit_map,
-    token_vectors,
-)
 
 SPECIAL = [0, 1, 2, 3, 4]
 TEXTS = [f"w{n % 11} w{n % 7} w{n % 5} w{n % 3}" for n in range(200)]
@@ -60,39 +51,6 @@ def student(teacher, texts, tmp_path_factory):
     short = ("--max-steps", "3", "--set", "measure.latency=false", "--set", "eval.tasks=[]")
     succeeds("distill", teacher, "--to", "static:8", "--data", texts, *short, "-o", folder)
     return folder
-
-
-def test_the_map_is_the_ridge_regression_with_the_best_penalty():
-    rng = np.random.default_rng(0)
-    means = rng.standard_normal((300, 12)) * np.geomspace(1, 0.01, 12)
-    truth = rng.standard_normal((12, 5))
-    targets = means @ truth + 0.05 * rng.standard_normal((300, 5))
-    targets /= np.linalg.norm(targets, axis=1, keepdims=True)
-    found, cosine = fit_map(torch.from_numpy(means), torch.from_numpy(targets))
-
-    def solved(x, y, penalty):
-        moments = x.T @ x
-        return np.linalg.inv(moments + penalty * moments.trace() / 12 * np.eye(12)) @ x.T @ y
-
-    chooses = np.arange(300) % 20 == 0
-    reached = {}
-    for penalty in PENALTIES:
-        own = means[chooses] @ solved(means[~chooses], targets[~chooses], penalty)
-        own /= np.linalg.norm(own, axis=1, keepdims=True)
-        reached[penalty] = (own * targets[chooses]).sum(1).mean()
-    best = max(reached, key=reached.get)
-    assert cosine == pytest.approx(reached[best], abs=1e-9)
-    np.testing.assert_allclose(found, solved(means, targets, best), atol=1e-8)
-
-
-def test_token_vectors_are_those_of_texts_with_one_token(teacher):
-    model = Embedder.open(str(teacher))
-    vectors = token_vectors(model, cpu_session())
-    assert vectors.shape == (64, 32)
-    texts = ["w0", "w7", "w58"]
-    expected = model.vectors(texts, "", cpu_session())
-    ids = model.tokenizer.convert_tokens_to_ids(texts)
-    np.testing.assert_allclose(vectors[ids], expected, atol=1e-5)
 
 
 def test_the_start_is_near_the_teacher_before_any_training(teacher, texts, tmp_path):
@@ -139,14 +97,6 @@ def test_a_text_without_words_has_no_direction(student, tmp_path):
     np.testing.assert_allclose(exported.vectors([""], "", cpu_session()), 0, atol=1e-6)
 
 
-def test_a_word_is_not_made_special_by_padding():
-    backend = Tokenizer(WordLevel({"!": 0, "hello": 1, "!!": 2}, unk_token="hello"))
-    backend.pre_tokenizer = WhitespaceSplit()
-    bare = bare_tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
-    assert bare("hello !!")["input_ids"] == [1, 2]
-    assert bare.pad_token_id is not None
-
-
 MODEL2VEC = """
 import json, sys
 from model2vec import StaticModel
@@ -186,14 +136,6 @@ def test_special_tokens_of_a_published_model_do_not_count(student, teacher, tmp_
     expected = SentenceTransformer(str(published), device="cpu").encode(TEXTS[:9])
     found = Predictor.open(str(published)).predict(TEXTS[:9])
     np.testing.assert_allclose(found, expected, atol=1e-6)
-
-
-def test_an_export_of_a_static_model_has_the_same_vectors(student, tmp_path):
-    succeeds("export", student, "--format", "onnx", "--int8", "-o", tmp_path / "out")
-    exported = Embedder.open_scored(str(tmp_path / "out"))
-    expected = Embedder.open_scored(str(student)).vectors(TEXTS, "", cpu_session())
-    found = exported.vectors(TEXTS, "", cpu_session())
-    assert ((found * expected).sum(1) > 0.999).all()
 
 
 def test_the_width_is_that_of_the_teachers_vectors(teacher, texts, tmp_path):

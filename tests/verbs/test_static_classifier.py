@@ -7,28 +7,20 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from encoders import tiny_config
 from own_files import refused, report_of, said_by, succeeds
 from safetensors.torch import load_file, save_file
-from sentence_transformers import SentenceTransformer
-from transformers import AutoTokenizer
 
 import kdcli
 from kdcli.errors import UsageError
-from kdcli.models import fitted_head
 from kdcli.models.static import StaticConfig
 from kdcli.models.static_classifier import StaticForSequenceClassification
-from kdcli.workloads import static_students
 
 QUICK = shlex.split(
     "--max-steps 60 --set data.max_length=24 --set train.eval_every=30 --set train.log_every=5 "
-    "--set train.checkpoint_every=10 --set train.lr=3e-2 --set train.micro_batch_size=32 "
-    "--batch-size 32 --dtype fp32 --set measure.latency=false --set undistilled.use=false"
+    "--set train.lr=3e-2 --batch-size 32 --dtype fp32 --set measure.latency=false "
+    "--set undistilled.use=false"
 )
 KINDS = ("class", "multi", "score")
-LONG = "w1 " * 15 + "w21 w4 " * 300
-"""A text that is longer than `data.max_length`. Its mean depends on where it is cut."""
-TEXTS = ["w1 w2 w25", "w3", "", LONG]
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +35,6 @@ def students(asked, tmp_path_factory):
         return made[kind]
 
     return student
-
-
-def logits_of(folder, texts):
-    model, tokenizer = kdcli.load(folder), AutoTokenizer.from_pretrained(folder)
-    with torch.no_grad():
-        batch = tokenizer(texts, truncation=True, padding=True, return_tensors="pt")
-        return model(**batch).logits.numpy()
 
 
 def test_the_logits_are_the_head_of_the_mean_of_words():
@@ -83,34 +68,6 @@ def test_a_trainer_finds_the_loss_and_may_pass_the_weights(students, tmp_path):
     assert torch.equal(saved, state["static.embeddings"])
 
 
-def test_unknown_tokens_count_in_the_fit_as_in_the_mean(asked, tmp_path, monkeypatch):
-    fitted, fit = [], static_students.fitted_table
-    monkeypatch.setattr(
-        static_students, "fitted_table", lambda *given: fitted.append(fit(*given)) or fitted[-1]
-    )
-    words = [*asked("class", to="static:8"), "--max-steps", "0"]
-    succeeds(*words, "-o", tmp_path / "out")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
-    framing = kdcli.load(tmp_path / "out").config.framing_token_ids
-    assert tokenizer.unk_token_id not in framing
-    table_VD = fitted[0][0]
-    assert not table_VD[framing].any()
-    assert table_VD[tokenizer.unk_token_id].any()
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings", "pooling"),
-    [
-        ("bert", {}, "cls"),
-        ("modernbert", {"classifier_pooling": "cls"}, "cls"),
-        ("modernbert", {"classifier_pooling": "mean"}, "mean"),
-        ("eurobert", {"classifier_pooling": "late"}, "mean"),
-    ],
-)
-def test_the_states_are_those_that_the_head_reads(kind, settings, pooling):
-    assert static_students._pooling_of_head(tiny_config(kind, **settings)) == pooling
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_outputs_is_learned(students, kind):
     out = students(kind)
@@ -118,13 +75,6 @@ def test_every_kind_of_outputs_is_learned(students, kind):
     metric = {"class": "accuracy", "multi": "micro_f1", "score": "pearson"}[kind]
     assert scores["student"][metric] > 0.85
     assert report_of(out).cards["student"].layers == 0
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_sentence_transformers_returns_the_logits(students, kind):
-    assert AutoTokenizer.from_pretrained(students(kind)).model_max_length == 24
-    encoded = SentenceTransformer(str(students(kind)), device="cpu").encode(TEXTS)
-    np.testing.assert_allclose(encoded, logits_of(students(kind), TEXTS), atol=1e-5)
 
 
 def test_a_teacher_without_labels_teaches(asked, tmp_path):
@@ -143,23 +93,6 @@ def test_a_student_that_is_not_trained_gets_its_teachers_logits_by_a_fit(asked, 
     assert scores["student"]["accuracy"] > 0.7
 
 
-@pytest.mark.parametrize("words", [("--dry-run",), ("--set", "student.init=random")])
-def test_what_is_not_fitted_to_a_teacher(asked, tmp_path, monkeypatch, words):
-    for module, name in ((static_students, "fitted_table"), (fitted_head, "fit_head")):
-        monkeypatch.setattr(module, name, lambda *_, name=name: pytest.fail(name))
-    given = [*asked("class", to="static:8"), "--max-steps", "0", *words]
-    succeeds(*given, "-o", tmp_path / "out")
-
-
-def test_the_undistilled_student_starts_from_the_same_table(asked, tmp_path):
-    words = [*asked("class", to="static:8"), "--set", "undistilled.use=true"]
-    result = succeeds(*words, "-o", tmp_path / "out")
-    assert said_by(result).count("token vectors, fitted to 96 texts") == 1
-    scores = {e.model: e.metrics for e in report_of(tmp_path / "out").evaluations}
-    # It is trained at the learning rate of the static student too.
-    assert scores["student undistilled"]["accuracy"] > 0.85
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_export_has_the_same_inputs_and_scores(students, asked, kind, tmp_path):
     data = ("--task", "own", "--data", asked(kind)[5])
@@ -171,24 +104,6 @@ def test_an_export_has_the_same_inputs_and_scores(students, asked, kind, tmp_pat
     result = succeeds("evaluate", *folders, *data, "-o", tmp_path / "scores")
     values = [next(iter(e.metrics.values())) for e in report_of(tmp_path / "scores").evaluations]
     assert values[0] == pytest.approx(values[1], abs=0.05), result.output
-
-
-def test_benchmark_times_a_static_classifier(students, tmp_path):
-    short = ("--seq-len", "8", "--batch-size", "1", "--set", "measure.min_runs=3")
-    succeeds("benchmark", students("class"), *short, "-o", tmp_path / "out")
-    (row,) = report_of(tmp_path / "out").latency
-    assert (row.backend, row.seq_len, row.batch_size) == ("torch", 8, 1)
-
-
-def test_compress_ships_a_static_classifier(asked, tmp_path):
-    teacher, data = asked("class")[1], asked("class")[5]
-    plan = ["plan.shapes=[static:8]", "plan.backends=[onnx-int8]", "plan.prune=null"]
-    plan += ["plan.distill={train: {max_steps: 60, lr: 3e-2}}", "measure.min_runs=3"]
-    sets = [word for key in plan for word in ("--set", key)]
-    words = ("--task", "own", "--data", data, "--max-drop", "30", *sets)
-    succeeds("compress", teacher, *words, "-o", tmp_path / "out")
-    config = json.loads((tmp_path / "out" / "best" / "config.json").read_text())
-    assert config["architectures"] == ["StaticForSequenceClassification"]
 
 
 @pytest.mark.parametrize("kind", ["tokens", "span"])

@@ -5,8 +5,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from kdcli.errors import UsageError
-from kdcli.metrics.bootstrap import paired_bootstrap
-from kdcli.workloads.agreement import _nearest, agreement_scorer
+from kdcli.workloads.agreement import agreement_scorer
 from kdcli.workloads.embedding_texts import evaluated_texts
 from kdcli.workloads.requests import EvaluationRequest
 from kdcli.workloads.settings import LabelledSettings
@@ -41,45 +40,6 @@ def test_all_texts_are_scored_by_definition():
     assert found["neighbours@10"] == pytest.approx(np.mean(shared))
     perfect = agreement_scorer(teacher, 2 * teacher, 3)(np.arange(count))
     assert perfect == pytest.approx({"spearman": 1.0, "neighbours@10": 1.0})
-
-
-def test_equally_near_texts_count_in_order():
-    cosines = np.array(
-        [[1, 0.5, 0.5, 0.5, 0.9], [0.5, 1, 0, 0.2, 0.1], [1, 1, 1, 1, 1], *np.eye(5)[3:]]
-    )
-    assert [sorted(near) for near in _nearest(cosines, 2)] == [
-        [1, 4],
-        [0, 3],
-        [0, 1],
-        [0, 1],
-        [0, 1],
-    ]
-
-
-def test_the_interval_of_neighbours_needs_no_jackknife():
-    count = 40
-    own, teacher = drawn(np.random.default_rng(0), count)
-    scorers = agreement_scorer(own, teacher, 3), agreement_scorer(teacher, teacher, 3)
-    # A plain function has no values of single texts, so they are computed by the jackknife.
-    plain = [lambda rows, scorer=scorer: scorer(rows) for scorer in scorers]
-    found, expected = (paired_bootstrap(*pair, count, resamples=50) for pair in (scorers, plain))
-    assert found["spearman"] == expected["spearman"]
-    assert found["neighbours@10"] == pytest.approx(expected["neighbours@10"], abs=1e-9)
-
-
-def test_resampled_texts_spread_as_new_texts_do():
-    """The pairs of one text resemble each other: single pairs would spread a sixth of it."""
-    generator, count = np.random.default_rng(0), 128
-    sets = [drawn(generator, count) for _ in range(40)]
-    scorers = [agreement_scorer(own, teacher, 0) for own, teacher in sets]
-    over_sets = np.std([score(np.arange(count))["spearman"] for score in scorers])
-    over_resamples = np.mean(
-        [
-            np.std([s(generator.integers(count, size=count))["spearman"] for _ in range(40)])
-            for s in scorers[:6]
-        ]
-    )
-    assert 0.6 < over_resamples / over_sets < 1.6
 
 
 @pytest.mark.parametrize("rows", [[2, 2, 2, 2], [1, 3, 3, 1]])

@@ -1,7 +1,6 @@
 """Data sets on which embedding models are scored without fine-tuning."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,8 +12,6 @@ from sentence_transformers import SentenceTransformer
 from kdcli.errors import UsageError
 from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
-from kdcli.run.context import cpu_session
-from kdcli.targets.outputs import keep_outputs
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.embedding import open_evaluation
 from kdcli.workloads.eval_sets import open_eval_sets, open_pairs
@@ -102,22 +99,3 @@ def test_each_of_several_tasks_has_its_folder(pairs, session):
     folder.rename(pairs.parent / "other")
     with pytest.raises(UsageError, match="no folder retrieval/ for the task retrieval"):
         open_eval_sets(settings, {}, session)
-
-
-def test_vectors_are_computed_once_while_outputs_are_kept(model, tmp_path, monkeypatch):
-    embedder, session = Embedder.open(str(model)), cpu_session()
-    texts = [row["text"] for row in ROWS]
-    expected = embedder.vectors(texts, "", session)
-    with keep_outputs(tmp_path / "outputs"):
-        first = embedder.vectors(texts, "", session)
-        other = replace(embedder, format=replace(embedder.format, pooling="cls"))
-        assert not np.array_equal(other.vectors(texts, "", session), first)
-        monkeypatch.setattr(Embedder, "_forward", lambda *_: pytest.fail("computed again"))
-        again = embedder.vectors(texts, "", session)
-        cut = replace(embedder, dimensions=4).vectors(texts, "", session)
-    np.testing.assert_array_equal(first, expected)
-    np.testing.assert_array_equal(again, expected)
-    assert cut.shape == (len(texts), 4)
-    # Without a directory, a large corpus needs its vectors once in memory.
-    monkeypatch.setattr(Embedder, "_forward", lambda *_: expected)
-    assert np.shares_memory(embedder.vectors(texts, "", session), expected)

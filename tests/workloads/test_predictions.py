@@ -15,9 +15,6 @@ from kdcli.workloads.predictions import (
     Prediction,
     RowFormat,
     as_label,
-    readable,
-    reference,
-    shown_label,
     trivial_predictions,
 )
 
@@ -101,14 +98,6 @@ def test_several_labels_are_those_above_one_half():
     # A confident mistake has a finite error.
     (found,) = predicted(evaluator_of(MULTI, texts([(0,)])), [[-1000.0, 0.0, 1000.0]])
     assert 5 < found.error < math.inf
-
-
-def test_the_error_of_a_score_is_its_distance():
-    evaluator, outputs = evaluator_of(SCORE, texts([1.0, 2.0, 3.0])), [[1.5], [2.0], [-1.0]]
-    found = predicted(evaluator, outputs)
-    assert [p.value for p in found] == [1.5, 2.0, -1.0]
-    assert [p.error for p in found] == [0.5, 0.0, 4.0]
-    assert evaluator.metrics(in_rows(evaluator, outputs))["mse"] == pytest.approx((0.25 + 16) / 3)
 
 
 def words(*sentences):
@@ -248,65 +237,8 @@ def test_right_predictions_are_never_worst_examples(task, labels, outputs):
     assert evaluations(evaluator_of(task, texts(labels)), outputs)[0].worst == []
 
 
-# The first is right and unsure, so its loss is the largest.
-UNSURE = [[0.01, -0.01, -0.01], [-0.5, 3.0, 0.5], [0.01, -9.0, -9.0]]
-
-
-@pytest.mark.parametrize(
-    ("task", "labels", "outputs", "shown"),
-    [
-        (MULTI, [(0,), (1,), ()], UNSURE, [("e1", "art", "art, war"), ("e2", "(none)", "sport")]),
-        (SCORE, [1.0, 2.0], [[1.0], [3.14159]], [("e1", "2", "3.14")]),
-    ],
-)
-def test_worst_examples_of_other_kinds(task, labels, outputs, shown):
-    (report,) = evaluations(evaluator_of(task, texts(labels)), outputs)
-    assert [(one.id, one.label, one.predicted) for one in report.worst] == shown
-    assert report.confusion is None
-    assert set(report.per_class) == set(task.labels)
-
-
 def spans(task, examples):
     return evaluator_of(task, examples, max_length=64, tokenizer=tokenizer_of("word pieces"))
-
-
-def test_answers_come_from_the_windows():
-    examples = [
-        asking("the cat sat on the mat in Wien " * 12 + "rivers running", "rivers", name="long"),
-        asking("the cat ran", "cat", name="short"),
-        asking("the rivers ran in Wien", "Wien", name="third"),
-    ]
-    evaluator = spans(SQUAD, examples)
-    windows = evaluator.features.windows
-    assert len(evaluator.features.rows) > 3
-    assert evaluator.features.rows.lengths.tolist() == sorted(evaluator.features.rows.lengths)
-    outputs = one_hot(windows)
-    found = evaluator.features.predictions(outputs)
-    assert [p.value["id"] for p in found] == ["long", "short", "third"]
-    assert [p.shown for p in found] == ["rivers", "cat", "Wien"]
-    assert evaluator.metrics(outputs) == {"f1": 1.0, "exact": 1.0}
-    (right,) = evaluator.evaluations("student", "validation", found, 5)
-    assert right.worst == []
-    # The second gets the first word of its context, a wrong answer.
-    wrong = [np.zeros_like(o) if windows.rows.example[i] == 1 else o for i, o in enumerate(outputs)]
-    row = windows.rows.example.tolist().index(1)
-    context = int(
-        np.flatnonzero(
-            windows.char_begin_T[windows.rows.ends[row] - windows.rows.lengths[row] :] >= 0
-        )[0]
-    )
-    wrong[row][context] = 9.0
-    (report,) = evaluator.evaluations(
-        "student", "validation", evaluator.features.predictions(wrong), 5
-    )
-    (mistake,) = report.worst
-    assert (mistake.id, mistake.label, mistake.predicted, mistake.error) == (
-        "short",
-        "cat",
-        "the",
-        1.0,
-    )
-    assert report.metrics["exact"] < right.metrics["exact"]
 
 
 def test_no_answer_is_shown_if_it_is_likelier():
@@ -327,51 +259,6 @@ def test_no_answer_is_shown_if_it_is_likelier():
         assert found[1].value["text"] == "the cat ran"
         assert found[1].value["no_answer"] > 0 > found[0].value["no_answer"]
         assert found[1].scores == [found[1].value["no_answer"]]
-
-
-def test_the_set_of_a_span_task_is_its_language():
-    task = Task("mlqa", "span", ("question", "context"), ("f1", "exact"), label="answers")
-    sets = {n: [asking("the cat ran", "cat")] for n in ("en", "de")}
-    evaluator = evaluator_of(task, sets, tokenizer=tokenizer_of("word pieces"))
-    assert [evaluator.language(name) for name in ("en", "de", "")] == ["en", "de", ""]
-    assert two_sets().language("matched") == ""
-
-
-@pytest.mark.parametrize(
-    ("task", "output"),
-    [(CLASS, [1.0, 2.0, 3.0]), (MULTI, [1.0, -2.0, 3.0]), (SCORE, [2.5]), (TAGS, np.ones((9, 3)))],
-)
-def test_a_withheld_label_gives_a_prediction_without_error(task, output):
-    given = ("w1", "w2") if task is TAGS else ("w1",)
-    evaluator = evaluator_of(task, [Example("f:1", "a", given, None)])
-    (found,) = predicted(evaluator, [output])
-    assert (found.error, found.shown is None) == (0.0, False)
-    assert shown_label(task, evaluator.features.examples[0]) is None
-
-
-@pytest.mark.parametrize(
-    ("task", "label", "as_reference", "as_shown", "text"),
-    [
-        (CLASS, 2, 2, "maybe", "maybe"),
-        (MULTI, (0, 2), [1, 0, 1], ["sport", "war"], "sport, war"),
-        (MULTI, (), [0, 0, 0], [], "(none)"),
-        (SCORE, 2.34567, 2.34567, 2.34567, "2.35"),
-        (TAGS, (0, 2), ["O", "I-X"], ["O", "I-X"], "w2 I-X"),
-        (
-            SQUAD,
-            (Answer("w1", 0), Answer("w1", 9)),
-            {"id": "a", "answers": ["w1", "w1"]},
-            ["w1", "w1"],
-            "w1",
-        ),
-        (SQUAD2, (), {"id": "a", "answers": []}, [], "(none)"),
-    ],
-)
-def test_a_label_for_metrics_and_for_people(task, label, as_reference, as_shown, text):
-    example = Example("f:1", "a", ("w1", "w2"), label)
-    assert reference(task, example) == as_reference
-    assert shown_label(task, example) == as_shown
-    assert readable(task, example, as_shown, ["O", "O"]) == text
 
 
 @pytest.mark.parametrize(

@@ -4,19 +4,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from encoders import tiny_tokenizer
 
 from kdcli.metrics import scorer
 from kdcli.report.schema import Evaluation
 from kdcli.types import Example, Task
-from kdcli.workloads import labelled
 from kdcli.workloads.finetuning import with_trivial_answer
 from kdcli.workloads.predictions import (
-    Evaluator,
     Prediction,
-    RowFormat,
-    reference,
-    trivial_predictions,
 )
 from kdcli.workloads.scores import ModelScores
 
@@ -70,47 +64,6 @@ def test_a_workload_without_a_trivial_answer_changes_nothing():
     assert with_trivial_answer(workload, scores) is scores
 
 
-CLASS = Task("nli", "class", ("text",), ("accuracy", "macro_f1"), ("yes", "no", "maybe"))
-MULTI = Task("topics", "multi", ("text",), ("micro_f1", "exact"), ("sport", "art", "war"))
-
-
 def texts(labels):
     """Examples with different texts, so that every row counts."""
     return [Example(f"f:{n}", f"e{n}", (f"w{n}",), label) for n, label in enumerate(labels)]
-
-
-def beaten(task, train, sets, answers):
-    """Whether the answers clearly beat the trivial one on each set."""
-    examples = {name: texts(labels) for name, labels in sets.items()}
-    form = RowFormat(16, 8, token_types=False)
-    evaluator = Evaluator.of(task, examples, tiny_tokenizer(), form)
-    rows = evaluator.features.examples
-
-    def scored(predictions):
-        return labelled.scores_of(evaluator, "validation", predictions)
-
-    def trivial():
-        return scored(trivial_predictions(task, texts(train), rows))
-
-    given = [
-        Prediction(reference(task, answer), "", [])
-        for name in sets
-        for answer in texts(answers[name])
-    ]
-    workload = SimpleNamespace(metric=task.metrics[0], trivial=trivial)
-    found = with_trivial_answer(workload, scored(given)).evaluations
-    return {row.set: row.trivial.is_beaten for row in found}
-
-
-@pytest.mark.parametrize(
-    ("task", "truth", "often"),
-    [(CLASS, [2, 1, 2, 0] * 20, 2), (MULTI, [(0,), (0,), (1,), (0, 2)] * 20, (0,))],
-)
-def test_a_good_model_beats_the_trivial_answer_and_a_constant_one_does_not(task, truth, often):
-    wrong_in_the_end = [*truth[:-8], *reversed(truth[-8:])]
-    constant = [often] * len(truth)
-    sets = {"a": truth, "b": truth}
-    assert beaten(task, truth, sets, {"a": wrong_in_the_end, "b": constant}) == {
-        "a": True,
-        "b": False,
-    }
