@@ -8,17 +8,16 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
 
 import numpy as np
 import psutil
 import torch
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-from kdcli.deploy.environment import MachineFacts, describe_environment, installed, versions
+from kdcli.deploy.environment import describe_environment, installed, versions
 from kdcli.deploy.sessions import Caller, library, onnx_caller, openvino_caller
 from kdcli.disk import cache_dir, without_home
 from kdcli.engine.device import (
@@ -97,110 +96,27 @@ VALUES_HIDDEN = (
 """Variables that may name a person or a host or hold a password. Only their names are shown."""
 
 
-class ProcessorFacts(TypedDict):
-    """The processor's instruction sets, and the int8 kernel that ONNX Runtime uses on it."""
-
-    features: list[str]
-    onnx_int8_kernel: str
-
-
-class ThreadFacts(TypedDict):
-    """The number of threads of latency measurements and of torch."""
-
-    latency: int
-    torch: int
-
-
-class SpaceFacts(TypedDict):
-    """The memory, and the free space on the disk of the cache; None if that is unknown."""
-
-    memory_bytes: int
-    memory_available_bytes: int
-    cache: str
-    cache_free_bytes: int | None
-
-
-class DoctorFacts(TypedDict):
-    """What `examine` finds out.
-
-    `devices` and `backends` map each name to a verdict, and `optional` maps each optional library
-    to its version or to a way to install it. `variables` has the environment variables that are
-    set. `devices_known_as_of` is the month of the table of GPU generations.
-    """
-
-    environment: MachineFacts
-    processor: ProcessorFacts
-    threads: ThreadFacts
-    space: SpaceFacts
-    versions: dict[str, str]
-    devices: dict[str, str]
-    backends: dict[str, str]
-    optional: dict[str, str]
-    variables: dict[str, str]
-    devices_known_as_of: str
-
-
 @dataclass(frozen=True)
 class Diagnosis:
-    """The result of `examine`, as JSON and as a block of Markdown."""
+    """The result of `examine`, as JSON and as a block of Markdown.
 
-    facts: DoctorFacts
+    Attributes:
+        facts: what `--json` prints.
+        rows: the names and values of the block.
+    """
+
+    facts: Mapping[str, object]
+    rows: list[tuple[str, str]]
 
     def to_json(self) -> str:
         return without_home(json.dumps(self.facts, indent=2))
 
     def to_markdown(self) -> str:
         """Return a fenced block with a line for each fact."""
-        rows = list(self._rows())
-        width = max(len(name) for name, _ in rows) + 2
-        lines = (f"{name:{width}}{value.strip()}" for name, value in rows)
+        width = max(len(name) for name, _ in self.rows) + 2
+        lines = (f"{name:{width}}{value.strip()}" for name, value in self.rows)
         lines = (line.replace("\n", "\n" + " " * width) for line in lines)
         return without_home("\n".join(["```text", *lines, "```"]))
-
-    def _rows(self) -> Iterator[tuple[str, str]]:
-        """Yield the names and values of the block."""
-        machine, space, threads = (
-            self.facts["environment"],
-            self.facts["space"],
-            self.facts["threads"],
-        )
-        yield from self.facts["versions"].items()
-        yield "python", f"{machine['python']} on {machine['os']}"
-        yield (
-            "processor",
-            f"{machine['cpu']}, {machine['physical_cores']} physical and "
-            f"{machine['logical_cores']} logical cores",
-        )
-        yield "features", ", ".join(self.facts["processor"]["features"]) or "unknown"
-        yield "int8 kernel", self.facts["processor"]["onnx_int8_kernel"]
-        yield "threads", f"{threads['latency']} for latency, {threads['torch']} for torch"
-        yield (
-            "memory",
-            f"{_gb(space['memory_bytes'])}, {_gb(space['memory_available_bytes'])} available",
-        )
-        free = space["cache_free_bytes"]
-        yield (
-            "cache",
-            f"{space['cache']}, {_gb(free) if free is not None else 'unknown space'} free",
-        )
-        yield "gpus", ", ".join(machine["gpus"]) or "none"
-        for device, verdict in self.facts["devices"].items():
-            yield f"device {device}", verdict
-        for backend, verdict in self.facts["backends"].items():
-            yield f"backend {backend}", verdict
-        missing = []
-        for name, version in self.facts["optional"].items():
-            if name in TRACKER_PACKAGES and version.startswith(MISSING):
-                missing.append(name)
-            else:
-                yield name, version
-        if missing:
-            yield "--report-to", f"{MISSING}: {', '.join(missing)}"
-        yield (
-            "variables",
-            ", ".join(f"{name}={value}" for name, value in self.facts["variables"].items())
-            or "none",
-        )
 
 
 def examine() -> Diagnosis:
@@ -215,27 +131,49 @@ def examine() -> Diagnosis:
         name: installed([name]).get(name, f"{MISSING}: {remedy}")
         for name, remedy in OPTIONAL_LIBRARIES.items()
     }
-    environment, flags = describe_environment(), cpu_flags()
-    return Diagnosis(
-        {
-            "environment": environment,
-            "processor": {
-                "features": [name for flag, name in FEATURES.items() if flag in flags],
-                "onnx_int8_kernel": int8_kernel(flags),
-            },
-            "threads": {
-                "latency": environment["latency_threads"],
-                "torch": torch.get_num_threads(),
-            },
-            "space": _space(environment["memory_bytes"]),
-            "versions": versions(),
-            "devices": devices,
-            "backends": _backends(optional),
-            "optional": optional,
-            "variables": variables(os.environ),
-            "devices_known_as_of": device_table()["as_of"],
-        }
-    )
+    machine, flags = describe_environment(), cpu_flags()
+    features = [name for flag, name in FEATURES.items() if flag in flags]
+    kernel, threads = int8_kernel(flags), torch.get_num_threads()
+    available, free = psutil.virtual_memory().available, _free_space()
+    # A path that the user chose may contain the name of a customer or a project.
+    cache = "$KDCLI_CACHE" if os.environ.get("KDCLI_CACHE") else str(cache_dir())
+    libraries, backends, named = versions(), _backends(optional), variables(os.environ)
+    facts = {
+        "environment": machine,
+        "processor": {"features": features, "onnx_int8_kernel": kernel},
+        "threads": {"latency": machine["latency_threads"], "torch": threads},
+        "space": {
+            "memory_bytes": machine["memory_bytes"],
+            "memory_available_bytes": available,
+            "cache": cache,
+            "cache_free_bytes": free,
+        },
+        "versions": libraries,
+        "devices": devices,
+        "backends": backends,
+        "optional": optional,
+        "variables": named,
+        "devices_known_as_of": device_table()["as_of"],
+    }
+    absent = [n for n in TRACKER_PACKAGES if optional[n].startswith(MISSING)]
+    cores = f"{machine['physical_cores']} physical and {machine['logical_cores']} logical cores"
+    rows = [
+        *libraries.items(),
+        ("python", f"{machine['python']} on {machine['os']}"),
+        ("processor", f"{machine['cpu']}, {cores}"),
+        ("features", ", ".join(features) or "unknown"),
+        ("int8 kernel", kernel),
+        ("threads", f"{machine['latency_threads']} for latency, {threads} for torch"),
+        ("memory", f"{_gb(machine['memory_bytes'])}, {_gb(available)} available"),
+        ("cache", f"{cache}, {'unknown space' if free is None else _gb(free)} free"),
+        ("gpus", ", ".join(machine["gpus"]) or "none"),
+        *((f"device {name}", verdict) for name, verdict in devices.items()),
+        *((f"backend {name}", verdict) for name, verdict in backends.items()),
+        *((name, version) for name, version in optional.items() if name not in absent),
+        *([("--report-to", f"{MISSING}: {', '.join(absent)}")] if absent else []),
+        ("variables", ", ".join(f"{n}={value}" for n, value in named.items()) or "none"),
+    ]
+    return Diagnosis(facts, rows)
 
 
 def int8_kernel(flags: frozenset[str]) -> str:
@@ -261,22 +199,15 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
     return shown | dict.fromkeys(hidden, "(set)")
 
 
-def _space(memory: int) -> SpaceFacts:
+def _free_space() -> int | None:
+    """Return the free bytes on the disk of the cache; None if they are unknown."""
     folder = cache_dir().absolute()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     try:
-        free = shutil.disk_usage(folder).free
+        return shutil.disk_usage(folder).free
     except OSError:
-        free = None
-    # A path that the user chose may contain the name of a customer or a project.
-    is_usual = not os.environ.get("KDCLI_CACHE")
-    return {
-        "memory_bytes": memory,
-        "memory_available_bytes": psutil.virtual_memory().available,
-        "cache": str(cache_dir()) if is_usual else "$KDCLI_CACHE",
-        "cache_free_bytes": free,
-    }
+        return None
 
 
 def _backends(optional: Mapping[str, str]) -> dict[str, str]:
