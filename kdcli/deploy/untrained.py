@@ -62,6 +62,17 @@ class UntrainedTimes:
         """Whether the model gave correct output on the backend, so that it could be measured."""
         return self.ms < math.inf
 
+    def load(self, goal: SpeedGoal, *, best: bool = False) -> float:
+        """Return the time relative to the time of a goal: up to 1, the model is fast enough.
+
+        `best` takes the better quartile instead of the median.
+        """
+        if goal.ms is not None:
+            return (self.best_ms if best else self.ms) / goal.ms
+        assert goal.speedup is not None
+        speedup = self.best_speedup if best else self.speedup
+        return goal.speedup / speedup if speedup else math.inf
+
     def __str__(self) -> str:
         """Return `2.31x, 8.20 ms`."""
         return f"{self.speedup:.2f}x, {self.ms:.2f} ms" if self.measured else "not measured"
@@ -167,6 +178,8 @@ def times_of_shapes(
 ) -> dict[str, UntrainedTimes]:
     """Measure students of a teacher with random weights on a backend, by name.
 
+    This is the only place that times shapes, for `distill --to 2x` and for `compress`.
+
     Args:
         shapes: the students.
         teacher: their teacher.
@@ -175,6 +188,7 @@ def times_of_shapes(
         seed: the seed of their weights.
         times: measures models. The first one is the baseline.
     """
+    Progress.log(f"measuring {', '.join(shapes)} untrained on {backend}")
     subjects, sizes = [baseline], {}
     with tempfile.TemporaryDirectory() as temporary:
         for name, shape in shapes.items():
@@ -256,7 +270,7 @@ def choose_shape(
         return FastShape(best, timed.sorted(), cosines)
     listed = timed.sorted()
     for name, one in listed.items():
-        if is_fast_enough(goal, one, best=True):
+        if one.load(goal, best=True) <= 1:
             return FastShape(name, listed, by_quartile=True)
     fastest = max(listed, key=lambda name: listed[name].speedup)
     raise GateError(
@@ -264,14 +278,6 @@ def choose_shape(
         f"{listed[fastest]}",
         "nothing was trained; choose another backend, or give a narrower shape",
     )
-
-
-def is_fast_enough(goal: SpeedGoal, times: UntrainedTimes, *, best: bool = False) -> bool:
-    """Return whether times meet a goal. `best` takes the better quartile instead of the median."""
-    if goal.speedup is not None:
-        return (times.best_speedup if best else times.speedup) >= goal.speedup
-    assert goal.ms is not None
-    return (times.best_ms if best else times.ms) <= goal.ms
 
 
 def _widths(teacher: Model) -> list[ModelShape]:
@@ -323,27 +329,16 @@ class _Timed:
 
     def is_fast(self, shape: ModelShape) -> bool:
         """Return whether a measured shape meets the goal."""
-        return is_fast_enough(self.goal, self.times[self.name(shape)])
+        return self.load(shape) <= 1
 
     def load(self, shape: ModelShape) -> float:
         """Return the time of a measured shape, relative to the time of the goal."""
-        times = self.times[self.name(shape)]
-        if self.goal.speedup is not None:
-            return self.goal.speedup / times.speedup if times.speedup else math.inf
-        assert self.goal.ms is not None
-        return times.ms / self.goal.ms
+        return self.times[self.name(shape)].load(self.goal)
 
     def sorted(self) -> dict[str, UntrainedTimes]:
         """Return the times, ordered by width, layers and units from large to small."""
-        order = sorted(
-            self.times,
-            key=lambda name: (
-                self.shapes[name].hidden,
-                self.shapes[name].layers,
-                self.shapes[name].ffn,
-            ),
-            reverse=True,
-        )
+        sizes = {name: (one.hidden, one.layers, one.ffn) for name, one in self.shapes.items()}
+        order = sorted(sizes, key=sizes.__getitem__, reverse=True)
         return {name: self.times[name] for name in order}
 
 

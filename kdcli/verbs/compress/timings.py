@@ -110,13 +110,12 @@ def measure_untrained(search: Search, partition: Partition) -> Untrained:
     subjects = [subject_of(backend, location(model), backend) for backend in backends]
     total = len(subjects) + 1 + (len(shapes) + 1 if goal is None else SEARCHED)
     timing = _Timing(search, total)
-    title = f"{short(model)} on {', '.join(backends)}"
-    of_backends = search.steps.once(
-        TIMINGS,
-        values,
-        dict[str, UntrainedTimes],
-        lambda: timing.times([baseline, *subjects], title),
-    )
+
+    def time_backends() -> dict[str, UntrainedTimes]:
+        Progress.log(f"measuring {short(model)} on {', '.join(backends)}")
+        return timing.times([baseline, *subjects])
+
+    of_backends = search.steps.once(TIMINGS, values, dict[str, UntrainedTimes], time_backends)
     fastest = min(backends, key=lambda name: of_backends.get(name, UntrainedTimes()).ms)
     card = describe(loaded.model, TEACHER, None)
     measured = {
@@ -128,10 +127,7 @@ def measure_untrained(search: Search, partition: Partition) -> Untrained:
     timing.start(earlier=len(subjects) + 1)
 
     def measure(named: Mapping[str, ModelShape]) -> dict[str, UntrainedTimes]:
-        title = f"{', '.join(named)} untrained on {fastest}"
-        return times_of_shapes(
-            named, loaded, fastest, baseline, recipe.seed, lambda s: timing.times(s, title)
-        )
+        return times_of_shapes(named, loaded, fastest, baseline, recipe.seed, timing.times)
 
     def compare() -> Compare:
         compared = _comparison(search, partition, loaded)
@@ -242,18 +238,15 @@ class _Timing:
     def _left(self) -> float:
         return self.search.steps.budget - self._seconds()
 
-    def times(self, subjects: Sequence[Subject], title: str) -> dict[str, UntrainedTimes]:
+    def times(self, subjects: Sequence[Subject]) -> dict[str, UntrainedTimes]:
         """Return the times of the subjects that gave correct output, by name.
 
-        Args:
-            subjects: the teacher in torch, and the models that are compared with it.
-            title: what is measured, for the log.
+        The first one is the teacher in torch, with which the others are compared.
 
         Raises:
             MachineError: the first one, with which the others are compared, could not be measured.
             UsageError: the budget ended.
         """
-        Progress.log(f"measuring {title}")
         measure, options = self.search.recipe.measure, self.search.steps.options
         protocol = Protocol(
             str(choose_device(options.device)), measure.min_runs, measure.min_seconds, CELLS[:1]
