@@ -62,9 +62,11 @@ def per_class(
     elif task.kind == "class":
         for numbers in (predictions, references):
             _numbers(numbers, len(names))
-    scores = precision_recall_fscore_support(
+    *scores, support = precision_recall_fscore_support(
         np.asarray(references), np.asarray(predictions), labels=classes, zero_division=0
     )
+    # scikit-learn counts in floats if no prediction is right.
+    scores.append(support.astype(int))
     measures = ("precision", "recall", "f1", "support")
     return {
         name: dict(zip(measures, values, strict=True))

@@ -117,6 +117,12 @@ def test_scores_of_each_class_are_those_of_scikit_learn(kind):
         assert type(found[name]["support"]) is int
 
 
+def test_a_model_that_is_never_right_has_counts_of_rows():
+    scores = per_class(Task("t", "class", ("text",), (), labels=("a", "b")), [1, 1], [0, 0])
+    assert scores["a"] == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "support": 2}
+    assert type(scores["a"]["support"]) is int
+
+
 def test_scores_and_spans_have_no_classes():
     assert per_class(Task("t", "score", ("text",), ()), [1.0], [2.0]) == {}
 

@@ -204,7 +204,7 @@ def kdcli(*arguments: object):
 
 def succeeds(*arguments: object):
     result = kdcli(*arguments)
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 0, (result.output, result.exception)
     return result
 
 
