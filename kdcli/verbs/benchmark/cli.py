@@ -27,8 +27,7 @@ def benchmark(given: Given) -> Printable | None:
         return given.show(run.write_runner(resolved, own.portable))
     if own.compare:
         return given.show(run.compare_runs(resolved, options, own.compare))
-    limits = run.Gates(own.max_latency_ms, own.min_speedup, own.strict)
-    run.check_gates(resolved.recipe, limits)
+    run.check_gates(resolved.recipe, own)
     result = given.show(run.benchmark(resolved, options))
-    run.check_latency_gates(result.report, result.folder, limits, resolved.recipe)
+    run.check_latency_gates(result.report, result.folder, own, resolved.recipe)
     return result

@@ -50,7 +50,7 @@ from kdcli.report.views import short
 from kdcli.types import Card
 from kdcli.verbs.benchmark.backend_scores import BackendScores, evaluate_backends, open_scored_task
 from kdcli.verbs.benchmark.compare import gather
-from kdcli.verbs.benchmark.settings import BenchmarkRecipe
+from kdcli.verbs.benchmark.settings import BenchmarkOptions, BenchmarkRecipe
 from kdcli.workloads.as_trained import as_trained
 from kdcli.workloads.workload import Workload
 
@@ -60,15 +60,6 @@ STARTED_SECONDS = 3.0
 """Approximate seconds that a worker takes to start, and a model to load."""
 LENGTH_TEXTS = 2000
 """Number of real texts that give the lengths of `padding: data`."""
-
-
-@dataclass(frozen=True)
-class Gates:
-    """The limits of every candidate in the first cell. `strict` forbids unstable cells."""
-
-    max_latency_ms: float | None = None
-    min_speedup: float | None = None
-    strict: bool = False
 
 
 @dataclass(frozen=True)
@@ -219,7 +210,7 @@ def compare_runs(
 
 
 def check_latency_gates(
-    report: Report, folder: Path, gates: Gates, recipe: BenchmarkRecipe
+    report: Report, folder: Path, gates: BenchmarkOptions, recipe: BenchmarkRecipe
 ) -> None:
     """Compare every candidate with the gates. An unstable measurement counts by its bound.
 
@@ -283,7 +274,9 @@ def _check_stable(report: Report, folder: Path) -> None:
     )
 
 
-def _misses_and_unstable_passes(row: LatencyRow, gates: Gates) -> tuple[list[str], list[str]]:
+def _misses_and_unstable_passes(
+    row: LatencyRow, gates: BenchmarkOptions
+) -> tuple[list[str], list[str]]:
     """Return messages about the limits that a measurement misses or meets by an unstable bound."""
     missed, passed_unstable = [], []
     where, ratio = f"{row.model} on {row.backend} {row.dtype}", row.speedup
@@ -319,7 +312,7 @@ def _is_of(measurement: LatencyRow | Failure, subject: Subject) -> bool:
     return (measurement.model, measurement.backend, measurement.dtype) == expected
 
 
-def check_gates(recipe: BenchmarkRecipe, gates: Gates) -> None:
+def check_gates(recipe: BenchmarkRecipe, gates: BenchmarkOptions) -> None:
     """Check that there is something to compare with, before anything is measured.
 
     Raises UsageError: a speed-up is required, but only the baseline is measured.
