@@ -131,8 +131,9 @@ def measure_latency(
     Ctrl-C keeps the finished cells, and so does the deadline, a value of `time.monotonic()`. Raises
     MachineError if the worker died; the message has its last line or its signal.
     """
-    request = asdict(protocol) | {
+    request = {
         "subjects": list(map(asdict, subjects)),
+        "protocol": asdict(protocol),
         "threads": latency_threads(),
         "custom_code": custom_code_allowed(),
     }

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypedDict
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from transformers import AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedM
 
 from kdcli.custom_code import custom_code, custom_code_allowed
 from kdcli.deploy.exported import is_export, open_export
+from kdcli.deploy.latency import Protocol, Subject
 from kdcli.deploy.old_machines.measure_encoders import (
     UNSTABLE,
     WARM_SECONDS,
@@ -45,31 +45,6 @@ SAMPLE_LENGTHS = (64, 48, 17, 5)
 """Numbers of tokens of the random rows on which backends are compared."""
 
 
-class SubjectSpec(TypedDict):
-    """A `kdcli.deploy.latency.Subject` as JSON."""
-
-    name: str
-    source: str
-    backend: str
-    precision: str
-
-
-class Request(TypedDict):
-    """The subjects, and the fields of `kdcli.deploy.latency.Protocol`, as JSON."""
-
-    subjects: list[SubjectSpec]
-    threads: int
-    device: str
-    min_runs: int
-    min_seconds: float
-    max_measurements: int
-    cells: list[tuple[int, int]]
-    padding: str
-    lengths: list[int]
-    texts: list[str]
-    custom_code: bool
-
-
 @dataclass
 class _Loaded:
     """A subject that is ready to run.
@@ -77,7 +52,7 @@ class _Loaded:
     `columns` identify it in the report. Its first call sets `first_call_ms`.
     """
 
-    spec: SubjectSpec
+    spec: Subject
     config: PretrainedConfig
     runner: Runner
     load_seconds: float
@@ -87,53 +62,60 @@ class _Loaded:
     @property
     def columns(self) -> dict[str, str]:
         return {
-            "model": self.spec["name"],
-            "backend": self.spec["backend"],
-            "dtype": self.spec["precision"],
+            "model": self.spec.name,
+            "backend": self.spec.backend,
+            "dtype": self.spec.precision,
         }
 
 
 def main() -> None:
     """Serve one request."""
-    request: Request = json.loads(sys.stdin.read())
+    request = json.loads(sys.stdin.read())
+    subjects = [Subject(**subject) for subject in request["subjects"]]
+    protocol = Protocol(**request["protocol"])
     torch.set_num_threads(request["threads"])
     with tempfile.TemporaryDirectory() as folder, custom_code(request["custom_code"]):
-        serve(request, Path(folder), lambda message: print(json.dumps(message), flush=True))
+        serve(
+            subjects,
+            protocol,
+            Path(folder),
+            lambda message: print(json.dumps(message), flush=True),
+        )
 
 
-def serve(request: Request, folder: Path, send: Send) -> None:
+def serve(subjects: Sequence[Subject], protocol: Protocol, folder: Path, send: Send) -> None:
     """Load every subject, compare its output with torch in float32, and measure cell after cell.
 
     No cell is longer than what every subject can read.
     """
-    device = torch.device(request["device"])
-    subjects = _load(request, device, folder, send)
-    limits = [limit for s in subjects if (limit := longest_input(s.config)) is not None]
-    cells = [(size, min([seq_len, *limits])) for size, seq_len in request["cells"]]
+    loaded = _load(subjects, protocol, folder, send)
+    limits = [limit for s in loaded if (limit := longest_input(s.config)) is not None]
+    cells = [(size, min([seq_len, *limits])) for size, seq_len in protocol.cells]
     for cell in dict.fromkeys(cells):
-        _measure_cell(request, device, subjects, cell, send)
+        _measure_cell(protocol, loaded, cell, send)
 
 
-def _load(request: Request, device: torch.device, folder: Path, send: Send) -> list[_Loaded]:
+def _load(
+    subjects: Sequence[Subject], protocol: Protocol, folder: Path, send: Send
+) -> list[_Loaded]:
+    device, threads = torch.device(protocol.device), torch.get_num_threads()
     loaded: list[_Loaded] = []
     references: dict[str, Array] = {}
-    for number, spec in enumerate(request["subjects"]):
-        source = spec["source"]
-        backend = spec["backend"]
-        precision = spec["precision"]
+    for number, spec in enumerate(subjects):
+        source, backend, precision = spec.source, spec.backend, spec.precision
         began = time.perf_counter()
         if is_export(source):
             export = open_export(source, device)
-            loaded_runner = export.runner(request["threads"])
+            loaded_runner = export.runner(threads)
             weights = sum(export.facts["files"].values())
             loaded.append(
                 _Loaded(spec, export.config, loaded_runner, time.perf_counter() - began, weights)
             )
-            send({"prepared": [spec["name"]]})
+            send({"prepared": [spec.name]})
             continue
         model = _model(source).to(device)
         seconds = time.perf_counter() - began
-        sample = _sample(source, model, request)
+        sample = _sample(source, model, protocol)
         plain = (backend, precision) == ("torch", "fp32")
         if not plain and source not in references:
             with torch.inference_mode():
@@ -146,7 +128,7 @@ def _load(request: Request, device: torch.device, folder: Path, send: Send) -> l
             backend,
             precision,
             device=device,
-            threads=request["threads"],
+            threads=threads,
             folder=folder / str(number),
         )
         subject = _Loaded(
@@ -154,7 +136,7 @@ def _load(request: Request, device: torch.device, folder: Path, send: Send) -> l
         )
         if plain or _agrees(subject, sample, references[source], send):
             loaded.append(subject)
-        send({"prepared": [spec["name"]]})
+        send({"prepared": [spec.name]})
     return loaded
 
 
@@ -175,20 +157,20 @@ def _model(source: str) -> PreTrainedModel:
     return model.eval()
 
 
-def _sample(source: str, model: PreTrainedModel, request: Request) -> Batch:
+def _sample(source: str, model: PreTrainedModel, protocol: Protocol) -> Batch:
     """Return the padded batch on which backends are compared.
 
     The batch is real text if the model has a tokenizer that can pad, and random ids otherwise.
     """
     longest = longest_input(model.config) or SAMPLE_TOKENS
     random_ids = cell_batch(model.config, [min(length, longest) for length in SAMPLE_LENGTHS])
-    if not request["texts"] or is_shape(source):
+    if not protocol.texts or is_shape(source):
         return random_ids
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=custom_code_allowed())
     if tokenizer.pad_token is None:
         return random_ids
     rows = tokenizer(
-        list(request["texts"]),
+        list(protocol.texts),
         padding=True,
         truncation=True,
         max_length=min(SAMPLE_TOKENS, longest),
@@ -202,25 +184,21 @@ def _agrees(subject: _Loaded, sample: Batch, reference: Array, send: Send) -> bo
     with torch.inference_mode():
         (output,) = subject.runner.output(subject.runner.call(subject.runner.prepare(sample)))
     errors = compare_states(reference, output, sample["attention_mask"].numpy())
-    limit = ERROR_LIMITS[subject.spec["precision"]]
+    limit = ERROR_LIMITS[subject.spec.precision]
     wrong = not errors["relative"] <= limit
     send({"agreements": [subject.columns | errors | {"limit": limit, "wrong": wrong}]})
     return not wrong
 
 
 def _measure_cell(
-    request: Request,
-    device: torch.device,
-    subjects: Sequence[_Loaded],
-    cell: tuple[int, int],
-    send: Send,
+    protocol: Protocol, subjects: Sequence[_Loaded], cell: tuple[int, int], send: Send
 ) -> None:
     """Measure all subjects in one cell, and again while one of them is unstable.
 
     A subject that does not fit into memory is reported as a failure, and the others go on.
     """
-    size = dict(zip(("batch_size", "seq_len"), cell, strict=True))
-    lengths = lengths_of(request["padding"], request["lengths"], *cell)
+    device, size = torch.device(protocol.device), {"batch_size": cell[0], "seq_len": cell[1]}
+    lengths = lengths_of(protocol.padding, protocol.lengths, *cell)
     calls: dict[int, Callable[[], object]] = {}
     peaks: dict[int, int | None] = {}
     first_seconds: dict[int, float] = {}
@@ -241,10 +219,10 @@ def _measure_cell(
             continue
         calls[number] = call
     # Each model warms up alone before the rounds begin.
-    rounds = max(request["min_seconds"], request["min_runs"] * sum(first_seconds.values()))
+    rounds = max(protocol.min_seconds, protocol.min_runs * sum(first_seconds.values()))
     send({"measuring": [*cell, round(len(calls) * WARM_SECONDS + rounds)]})
     times = measure(
-        calls, device, request["min_runs"], request["min_seconds"], request["max_measurements"]
+        calls, device, protocol.min_runs, protocol.min_seconds, protocol.max_measurements
     )
     rows = []
     for number, seconds in times.items():
@@ -252,9 +230,9 @@ def _measure_cell(
         peak = peaks[number]
         statistics = summary(seconds)
         row = subject.columns | {
-            "device": request["device"],
+            "device": protocol.device,
             **size,
-            "padding": request["padding"],
+            "padding": protocol.padding,
             **statistics,
         }
         stated = "p90_ms" if statistics["status"] == UNSTABLE else "p50_ms"
@@ -263,7 +241,7 @@ def _measure_cell(
         row["peak_memory_bytes"] = None if peak is None else peak + subject.weights_bytes
         if number != 0 and 0 in times:
             ratios = speedup(times[0], seconds)
-            row["speedup"] = ratios | {"baseline": subjects[0].spec["name"]}
+            row["speedup"] = ratios | {"baseline": subjects[0].spec.name}
         rows.append(row)
     too_large = [subject for number, subject in enumerate(subjects) if number not in times]
     failures = [subject.columns | size | {"reason": "out of memory"} for subject in too_large]

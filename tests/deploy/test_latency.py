@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -130,13 +130,8 @@ def served(monkeypatch, tmp_path):
     monkeypatch.setattr(measure_encoders, "WARM_RUNS", 1)
 
     def serve(subjects=SHAPES, cells=((1, 16), (2, 8))):
-        protocol = asdict(replace(FEW, min_runs=3, min_seconds=0.0, cells=cells))
-        found = Latency()
-        worker.serve(
-            {"subjects": [asdict(s) for s in subjects], "threads": 1, **protocol},
-            tmp_path,
-            found.read,
-        )
+        protocol, found = replace(FEW, min_runs=3, min_seconds=0.0, cells=cells), Latency()
+        worker.serve(subjects, protocol, tmp_path, found.read)
         return found
 
     return serve
