@@ -117,18 +117,12 @@ def _held_out_lines(held: list[tuple[int, dict[str, dict[str, float]]]]) -> list
     kinds = list(dict.fromkeys(term for model in models for term in terms[model]))
     lines = []
     for place, model in enumerate(models):
-        if summed:
-            points = [(step, sum(at[model][t] for t in terms[model])) for step, at in held]
-            dash = DASHES[place // len(COLOURS) % len(DASHES)] if several else "-"
-            colour = COLOURS[place % len(COLOURS)]
-            lines.append(Line(f"{HELD_PREFIX}{model}", points, colour, dash))
-            continue
-        for term in terms[model]:
-            kind = kinds.index(term)
-            label = f"{model}/{term}" if several else term
-            colour = COLOURS[(place if several else kind) % len(COLOURS)]
+        for parts in [terms[model]] if summed else [[term] for term in terms[model]]:
+            kind = place // len(COLOURS) if summed else kinds.index(parts[0])
+            label = model if summed else f"{model}/{parts[0]}" if several else parts[0]
+            colour = COLOURS[(place if several or summed else kind) % len(COLOURS)]
             dash = DASHES[kind % len(DASHES)] if several else "-"
-            points = [(step, at[model][term]) for step, at in held]
+            points = [(step, sum(at[model][term] for term in parts)) for step, at in held]
             lines.append(Line(f"{HELD_PREFIX}{label}", points, colour, dash))
     return lines
 
@@ -345,13 +339,25 @@ def quality_against(report: Report, what: Cost) -> Picture | None:
     A line joins the models that no other model beats in both; the others are hollow. There is no
     picture without two models that were scored and measured.
     """
-    unit, label, costs = _costs(report, what)
+    timed = _timed(report)
+    rows, backends = list(timed.values()), {(row.backend, row.dtype) for row in timed.values()}
+    if what == "latency":
+        unit, label = "ms", "median ms"
+        costs = {name: row.stated_ms for name, row in timed.items()}
+        if rows:
+            label += f", {cell_name((rows[0].batch_size, rows[0].seq_len))}"
+        if len(backends) == 1:
+            label += f", {rows[0].backend} {rows[0].dtype}"
+    elif what == "density":
+        unit, label, costs = "%", "weights kept, %", _densities(report)
+    else:
+        unit, label, costs = "MB", "weights, MB", _sizes(report)
     task, metric, quality = _most_scored(report, list(costs))
     if len(quality) < 2:
         return None
     points = {name: (costs[name], value) for name, value in quality.items()}
     front = front_of(points)
-    unstable = _unstable(report) & points.keys() if what == "latency" else set()
+    unstable = [name for name in points if what == "latency" and timed[name].unstable]
     marks = {name: UNSTABLE_MARK * (name in unstable) for name in points}
     labels = {name: shortened_line(without_owner(name), 24) + marks[name] for name in points}
     drawing = scatter_chart(
@@ -364,61 +370,43 @@ def quality_against(report: Report, what: Cost) -> Picture | None:
     text = f"{metric} on {task} against {what} ({label}): {words}. On the line: {', '.join(front)}."
     if beaten := [name for name in points if name not in front]:
         text += f" Hollow, since another is at least as good in both: {', '.join(beaten)}."
-    if what == "latency" and not _by_backend(report):
-        row = comparable(report)[0]
-        if (row.backend, row.dtype) not in PLAIN:
-            text += " The quality belongs to the weights, not to this backend."
+    if what == "latency" and len(backends) == 1 and backends.isdisjoint(PLAIN):
+        text += " The quality belongs to the weights, not to this backend."
     return Picture(drawing, _with_remark(text, unstable))
 
 
-def _unstable(report: Report) -> set[str]:
-    """Return the models and forms that the first cell has unstable rows of."""
-    by_backend = bool(_by_backend(report))
-    rows = first_cell(report) if by_backend else comparable(report)
-    return {form_of(report, row).name if by_backend else row.model for row in rows if row.unstable}
+def _timed(report: Report) -> dict[str, LatencyRow]:
+    """Return rows of the first cell by the model or form whose scores belong to them.
 
-
-def _costs(report: Report, what: Cost) -> tuple[str, str, dict[str, float]]:
-    """Return the unit, the label of the axis, and the cost of each model.
-
-    Costs of pruned models that do not differ are dropped.
-    """
-    cards = report.cards
-    if what == "density":
-        # The dense model keeps all of its weights.
-        kept = dict.fromkeys(list(cards)[:1], 100.0)
-        kept |= {p.model: 100 * p.density for p in report.pruning}
-        several = len({percent(p.density, 1) for p in report.pruning}) > 1
-        return "%", "weights kept, %", kept if several else {}
-    if what == "latency":
-        rows = [row for row in comparable(report) if row.model in cards]
-        if scored := _by_backend(report):
-            row = first_cell(report)[0]
-            return "ms", f"median ms, {cell_name((row.batch_size, row.seq_len))}", scored
-        label = ""
-        if rows:
-            where = cell_name((rows[0].batch_size, rows[0].seq_len))
-            label = f"median ms, {where}, {rows[0].backend} {rows[0].dtype}"
-        return "ms", label, {row.model: row.stated_ms for row in rows}
-    measured = dict.fromkeys(row.model for row in first_cell(report) if row.model in cards)
-    names = [p.model for p in report.pruning if p.model in cards] or list(measured)
-    sizes = {name: cards[name].bytes / 1e6 for name in names}
-    same = report.pruning and len(set(sizes.values())) == 1
-    return "MB", "weights, MB", {} if same else sizes
-
-
-def _by_backend(report: Report) -> dict[str, float]:
-    """Return the times of the first cell by the model or form that was scored.
-
-    The result is empty if no other rows than the comparable ones were scored.
+    They are the comparable rows of all models, unless other rows were scored too.
     """
     scored = {name for models in report.quality.values() for name in models}
-    times: dict[str, float] = {}
+    usual = comparable(report)
+    forms: dict[str, LatencyRow] = {}
     for row in first_cell(report):
         name = form_of(report, row).name
         if name in scored:
-            times.setdefault(name, row.stated_ms)
-    return times if times.keys() - {row.model for row in comparable(report)} else {}
+            forms.setdefault(name, row)
+    if forms.keys() - {row.model for row in usual}:
+        return forms
+    return {row.model: row for row in usual if row.model in report.cards}
+
+
+def _densities(report: Report) -> dict[str, float]:
+    """Return the percentage of weights that each model keeps; empty if all keep the same."""
+    # The dense model keeps all of its weights.
+    kept = dict.fromkeys(list(report.cards)[:1], 100.0)
+    kept |= {p.model: 100 * p.density for p in report.pruning}
+    several = len({percent(p.density, 1) for p in report.pruning}) > 1
+    return kept if several else {}
+
+
+def _sizes(report: Report) -> dict[str, float]:
+    """Return the MB of the pruned or measured models; empty if pruned models do not differ."""
+    measured = [p.model for p in report.pruning] or [row.model for row in first_cell(report)]
+    sizes = {name: card.bytes / 1e6 for name, card in report.cards.items() if name in measured}
+    same = report.pruning and len(set(sizes.values())) == 1
+    return {} if same else sizes
 
 
 def _most_scored(report: Report, models: list[str]) -> tuple[str, str, dict[str, float]]:

@@ -1,6 +1,8 @@
 """Draw the candidates of a compression by quality, latency and size, with the Pareto front."""
 
 import io
+from dataclasses import dataclass
+from functools import cached_property
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -26,152 +28,139 @@ from kdcli.report.schema import Candidate, CandidateCost, Compression
 from kdcli.report.text import Picture, number
 
 AXES: dict[CandidateCost, str] = {"ms": "median ms, 1 × 128 tokens", "mb": "files, MB"}
-SHOWN: dict[CandidateCost, str] = {
-    "ms": "Better is up and to the left: quality and latency.",
-    "mb": "Better is up and to the left: quality and size.",
-}
+COSTS: dict[CandidateCost, str] = {"ms": "latency", "mb": "size"}
 CANDIDATE_MARKERS = "os^Dv<>PX"
 
 
 def compression_pictures(compression: Compression) -> list[Picture]:
-    """Return quality over latency and quality over size."""
-    return [_picture(compression, cost) for cost in _costs(compression)]
+    """Return quality over latency, over size, and over every other cost of the candidates."""
+    return [chart.picture() for chart in _charts(compression)]
 
 
 def png(compression: Compression) -> bytes:
-    """Return both pictures next to each other on white, as PNG."""
-    costs = _costs(compression)
-    drawing = Figure(figsize=(len(costs) * WIDTH, HEIGHT + 0.6), layout="constrained")
-    for axes, cost in zip(drawing.subplots(1, len(costs)), costs, strict=True):
-        _draw(styled(drawing, axes), compression, cost, _ranges(compression, cost))
-    legend(drawing, 4, _chosen_label(compression, "ms"))
+    """Return all pictures next to each other on white, as PNG."""
+    charts = _charts(compression)
+    drawing = Figure(figsize=(len(charts) * WIDTH, HEIGHT + 0.6), layout="constrained")
+    for axes, chart in zip(drawing.subplots(1, len(charts)), charts, strict=True):
+        chart.draw(styled(drawing, axes))
+    legend(drawing, 4, charts[0].labels[compression.chosen])
     data = io.BytesIO()
     drawing.savefig(data, format="png", dpi=150, facecolor="white", metadata={"Software": None})
     return data.getvalue()
 
 
-def _costs(compression: Compression) -> list[CandidateCost]:
-    """Return the costs that the candidates were measured by."""
-    return [*AXES, *_measured(compression)[0].costs]
+def _charts(compression: Compression) -> "list[_Chart]":
+    measured = [one for one in compression.candidates if one.score is not None]
+    return [_Chart(compression, measured, cost) for cost in [*AXES, *measured[0].costs]]
 
 
-def _axis(cost: CandidateCost) -> str:
-    return AXES.get(cost, cost)
+@dataclass(frozen=True)
+class _Chart:
+    """The measured candidates of a compression, the teacher first, over one of their costs."""
 
+    compression: Compression
+    measured: list[Candidate]
+    cost: CandidateCost
 
-def _picture(compression: Compression, cost: CandidateCost) -> Picture:
-    drawing, axes = figure(0.6)
-    across, along = ranges = _ranges(compression, cost)
-    front = _draw(axes, compression, cost, ranges)
-    legend(drawing, 2, _chosen_label(compression, cost))
-    words = "; ".join(
-        f"{_label(one, cost)} {one.cost(cost):.3g}, {number(one.score)}"
-        for one in _measured(compression)
-    )
-    caption = (
-        f"{compression.metric} on {compression.task} over {_axis(cost)}, bars are 95 % intervals: "
-        f"{words}. On the line, the Pareto front: {', '.join(front)}. Dashed: the goal."
-    )
-    remarks = ""
-    if outside := [name for name in _names(compression) if name in across.outside | along.outside]:
-        remarks += f" {BEYOND.format(', '.join(outside))}"
-    if cost == "ms" and any(one.unstable for one in _measured(compression)):
-        remarks += f" {AT_P90}"
-    better = SHOWN.get(cost, f"Better is up and to the left: quality and {cost}.")
-    shown = f"{better} Bars: 95 % intervals. Line: the Pareto front. Dashed: the goal."
-    return Picture(svg(drawing), caption + remarks, shown + remarks)
+    @property
+    def axis(self) -> str:
+        return AXES.get(self.cost, self.cost)
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """The names of the candidates with a mark for unstable latencies."""
+        is_latency = self.cost == "ms"
+        return {
+            one.name: one.name + UNSTABLE_MARK * (is_latency and one.unstable)
+            for one in self.measured
+        }
 
-def _measured(compression: Compression) -> list[Candidate]:
-    return [one for one in compression.candidates if one.score is not None]
+    @cached_property
+    def points(self) -> dict[str, tuple[float, float]]:
+        """The cost and the score of each candidate."""
+        return {one.name: (one.cost(self.cost), one.score or 0.0) for one in self.measured}
 
+    @cached_property
+    def front(self) -> list[str]:
+        """The names on the Pareto front."""
+        return candidates_on_front(self.measured, self.cost)
 
-def _names(compression: Compression) -> list[str]:
-    return [one.name for one in _measured(compression)]
+    def limits(self, axis: str) -> list[float]:
+        """Return the values that the goal allows on an axis."""
+        lines = [limit.line for limit in self.compression.limits if limit.axis == axis]
+        return [line for line in lines if line is not None]
 
+    @cached_property
+    def ranges(self) -> tuple[AxisRange, AxisRange]:
+        """The ranges of cost and score, which one bad candidate does not stretch.
 
-def _label(one: Candidate, cost: CandidateCost) -> str:
-    """Name a candidate in a picture."""
-    return one.name + UNSTABLE_MARK * (cost == "ms" and one.unstable)
-
-
-def _chosen_label(compression: Compression, cost: CandidateCost) -> str:
-    chosen = next(one for one in compression.candidates if one.name == compression.chosen)
-    return _label(chosen, cost)
-
-
-def _draw(
-    axes: Axes, compression: Compression, cost: CandidateCost, ranges: tuple[AxisRange, AxisRange]
-) -> list[str]:
-    """Draw the candidates, and return the names on the front.
-
-    `ranges` are the ranges of cost and score.
-    """
-    measured = _measured(compression)
-    points = {one.name: (one.cost(cost), float(one.score or 0.0)) for one in measured}
-    front = candidates_on_front(measured, cost)
-    across, along = ranges
-    drawn = {name: (across.place(x), along.place(y)) for name, (x, y) in points.items()}
-    axes.step(
-        *zip(*(drawn[name] for name in front), strict=True),
-        where="post",
-        color=INK,
-        linewidth=1,
-        alpha=0.7,
-    )
-    for number_, one in enumerate(measured):
-        (x, y), colour = drawn[one.name], COLOURS[number_ % len(COLOURS)]
-        low, high = (y if end is None else along.place(end) for end in (one.low, one.high))
-        axes.errorbar(
-            [x],
-            [y],
-            yerr=[[max(0.0, y - low)], [max(0.0, high - y)]],
-            ecolor=colour,
-            elinewidth=1,
-            capsize=3,
-            linestyle="none",
-            marker=CANDIDATE_MARKERS[number_ % len(CANDIDATE_MARKERS)],
-            markersize=10 if one.name == compression.chosen else 6,
-            markeredgecolor=colour,
-            markerfacecolor=colour if one.name in front else "none",
-            label=_label(one, cost),
-            clip_on=False,
+        The teacher and the chosen candidate are always inside.
+        """
+        kept = [self.measured[0].name, self.compression.chosen]
+        costs, scores = ({n: point[i] for n, point in self.points.items()} for i in (0, 1))
+        ends = {one.name: (one.low, one.high) for one in self.measured}
+        bars = {n: [end for end in both if end is not None] for n, both in ends.items()}
+        return (
+            cost_range(costs, fixed=self.limits(self.cost), kept=kept),
+            score_range(scores, fixed=self.limits("score")[:1], kept=kept, bars=bars),
         )
-        if one.name in across.outside | along.outside:
-            mark_outlier(axes, points[one.name], across, along, one.name)
-    if (lowest := _lowest_score(compression)) is not None:
-        axes.axhline(lowest, color=INK, linewidth=1, linestyle="--")
-    for limit in _lines(compression, cost):
-        axes.axvline(limit, color=INK, linewidth=1, linestyle="--")
-    quality = f"{compression.metric}, selection rows"
-    axes.set(xlabel=_axis(cost), ylabel=quality, ylim=(along.low, along.high))
-    set_range(axes, axes.xaxis, across)
-    return front
 
+    def picture(self) -> Picture:
+        compression, cost = self.compression, self.cost
+        across, along = self.ranges
+        drawing, axes = figure(0.6)
+        self.draw(axes)
+        legend(drawing, 2, self.labels[compression.chosen])
+        words = "; ".join(
+            f"{self.labels[name]} {value:.3g}, {number(score)}"
+            for name, (value, score) in self.points.items()
+        )
+        caption = (
+            f"{compression.metric} on {compression.task} over {self.axis}, bars are 95 % "
+            f"intervals: {words}. On the line, the Pareto front: {', '.join(self.front)}. Dashed: "
+            "the goal."
+        )
+        remarks = ""
+        if outside := [name for name in self.points if name in across.outside | along.outside]:
+            remarks += f" {BEYOND.format(', '.join(outside))}"
+        if cost == "ms" and any(one.unstable for one in self.measured):
+            remarks += f" {AT_P90}"
+        shown = (
+            f"Better is up and to the left: quality and {COSTS.get(cost, cost)}. Bars: 95 % "
+            "intervals. Line: the Pareto front. Dashed: the goal."
+        )
+        return Picture(svg(drawing), caption + remarks, shown + remarks)
 
-def _ranges(compression: Compression, cost: CandidateCost) -> tuple[AxisRange, AxisRange]:
-    """Return the ranges of cost and score, which one bad candidate does not stretch.
-
-    The teacher and the chosen candidate are always inside.
-    """
-    measured = _measured(compression)
-    kept = [measured[0].name, compression.chosen]
-    costs = {one.name: one.cost(cost) for one in measured}
-    scores = {one.name: float(one.score or 0.0) for one in measured}
-    bars = {one.name: [end for end in (one.low, one.high) if end is not None] for one in measured}
-    lowest = _lowest_score(compression)
-    return (
-        cost_range(costs, fixed=_lines(compression, cost), kept=kept),
-        score_range(scores, fixed=[] if lowest is None else [lowest], kept=kept, bars=bars),
-    )
-
-
-def _lowest_score(compression: Compression) -> float | None:
-    """Return the score that the goal allows; None if the goal does not limit it."""
-    return next(iter(_lines(compression, "score")), None)
-
-
-def _lines(compression: Compression, axis: str) -> list[float]:
-    """Return the values that the goal allows on an axis."""
-    limits = [limit.line for limit in compression.limits if limit.axis == axis]
-    return [line for line in limits if line is not None]
+    def draw(self, axes: Axes) -> None:
+        """Draw the candidates."""
+        across, along = self.ranges
+        drawn = {n: (across.place(x), along.place(y)) for n, (x, y) in self.points.items()}
+        joined = zip(*(drawn[name] for name in self.front), strict=True)
+        axes.step(*joined, where="post", color=INK, linewidth=1, alpha=0.7)
+        for place, one in enumerate(self.measured):
+            (x, y), colour = drawn[one.name], COLOURS[place % len(COLOURS)]
+            low, high = (y if end is None else along.place(end) for end in (one.low, one.high))
+            axes.errorbar(
+                [x],
+                [y],
+                yerr=[[max(0.0, y - low)], [max(0.0, high - y)]],
+                ecolor=colour,
+                elinewidth=1,
+                capsize=3,
+                linestyle="none",
+                marker=CANDIDATE_MARKERS[place % len(CANDIDATE_MARKERS)],
+                markersize=10 if one.name == self.compression.chosen else 6,
+                markeredgecolor=colour,
+                markerfacecolor=colour if one.name in self.front else "none",
+                label=self.labels[one.name],
+                clip_on=False,
+            )
+            if one.name in across.outside | along.outside:
+                mark_outlier(axes, self.points[one.name], across, along, one.name)
+        for limit in self.limits("score")[:1]:
+            axes.axhline(limit, color=INK, linewidth=1, linestyle="--")
+        for limit in self.limits(self.cost):
+            axes.axvline(limit, color=INK, linewidth=1, linestyle="--")
+        quality = f"{self.compression.metric}, selection rows"
+        axes.set(xlabel=self.axis, ylabel=quality, ylim=(along.low, along.high))
+        set_range(axes, axes.xaxis, across)

@@ -71,18 +71,6 @@ class AxisRange:
         """Return where a value is drawn: itself, or the end of the axis that it lies beyond."""
         return min(max(value, self.low), self.high)
 
-    def fraction(self, value: float) -> float:
-        """Return how far along the axis a value is, from 0 to 1."""
-        if self.log:
-            return math.log(value / self.low) / math.log(self.high / self.low)
-        return (value - self.low) / (self.high - self.low)
-
-    def value(self, fraction: float) -> float:
-        """Return the value at a fraction of the axis."""
-        if self.log:
-            return self.low * math.exp(fraction * math.log(self.high / self.low))
-        return self.low + fraction * (self.high - self.low)
-
     def label(self, value: float, *, vertical: bool) -> str:
         """Return the label of an outlier: its value, with an arrow to where it is."""
         text = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
@@ -317,16 +305,17 @@ def scatter_chart(
     costs, scores = ({name: point[i] for name, point in points.items()} for i in (0, 1))
     across = cost_range(costs)
     along = cost_range(scores) if zero else score_range(scores)
+    set_range(axes, axes.xaxis, across)
+    set_range(axes, axes.yaxis, along)
+    axes.set(xlabel=across_label, ylabel=along_label)
     drawn = {name: (across.place(x), along.place(y)) for name, (x, y) in points.items()}
     if front is not None:
         joined = zip(*(drawn[name] for name in front), strict=True)
         axes.step(*joined, where="post", color=INK, linewidth=1, alpha=0.7)
-    least, most = across.low, across.high
-    middle = (least * most) ** 0.5 if across.log else 0.55 * most
-    label_heights = _apart([along.fraction(y) for _, y in drawn.values()])
-    for number, ((name, (x, y)), height) in enumerate(
-        zip(drawn.items(), label_heights, strict=True)
-    ):
+    in_axes = axes.transData + axes.transAxes.inverted()
+    places = in_axes.transform(list(drawn.values()))
+    heights = _apart(places[:, 1].tolist())
+    for number, (name, (x, y)) in enumerate(drawn.items()):
         label = labels[name]
         if name in across.outside:
             label += f" ({across.label(costs[name], vertical=False)})"
@@ -336,23 +325,19 @@ def scatter_chart(
         face = colour if front is None or name in front else "none"
         drawn_point = axes.scatter([x], [y], facecolors=face, edgecolors=colour, s=55, zorder=3)
         drawn_point.set(linewidths=1.6, clip_on=False)
-        aside, side = (-8, "right") if x > middle else (8, "left")
-        # The label is above the line that continues to the right of the point.
-        place = aside, along.value(height + 0.045 * (front is not None))
+        aside, side = (-8, "right") if places[number, 0] > 0.5 else (8, "left")
         axes.annotate(
             label,
             (x, y),
-            xytext=place,
-            textcoords=("offset points", "data"),
+            # The label is above the line that continues to the right of the point.
+            xytext=(aside, heights[number] + 0.045 * (front is not None)),
+            textcoords=("offset points", "axes fraction"),
             ha=side,
             va="center",
             fontsize=9,
             color=INK,
             in_layout=False,  # A long name may run over the edge; the axes keep their size.
         )
-    set_range(axes, axes.xaxis, across)
-    set_range(axes, axes.yaxis, along)
-    axes.set(xlabel=across_label, ylabel=along_label)
     return svg(drawing)
 
 
