@@ -16,7 +16,15 @@ from pathlib import Path
 
 from markupsafe import escape
 
-from kdcli.report.charts.drawing import COLOURS, cost_range, figure, score_range, set_range, svg
+from kdcli.report.charts.drawing import (
+    COLOURS,
+    cost_range,
+    figure,
+    fractions,
+    score_range,
+    set_range,
+    svg,
+)
 from kdcli.report.finish import RunResult
 from kdcli.report.schema import Report
 
@@ -116,11 +124,14 @@ def picture(points: Sequence[Point], metric: str, ink: str, batch_size: int = 1)
     times = cost_range({one.name: one.ms for one in points})
     bars = {one.name: (one.low, one.high) for one in points}
     scores = score_range({one.name: one.score for one in points}, bars=bars)
-    for one in points:
+    set_range(axes, axes.xaxis, times)
+    set_range(axes, axes.yaxis, scores)
+    places = fractions(axes, [(one.ms, one.score) for one in points])
+    for one, (across, _) in zip(points, places, strict=True):
         colour, ends = ROLES[one.role], [[one.score - one.low], [one.high - one.score]]
         axes.errorbar([one.ms], [one.score], yerr=ends, fmt="o", color=colour, markersize=6)
         # Labels stay on the side of the picture that has room for them.
-        side = "right" if times.fraction(one.ms) > 0.5 else "left"
+        side = "right" if across > 0.5 else "left"
         axes.annotate(
             f"{one.name}\n{one.score:.3f}, {one.time}",
             (one.ms, one.score),
@@ -131,8 +142,6 @@ def picture(points: Sequence[Point], metric: str, ink: str, batch_size: int = 1)
             fontsize=8,
             color=colour,
         )
-    set_range(axes, axes.xaxis, times)
-    set_range(axes, axes.yaxis, scores)
     label = "ms for one text" if batch_size == 1 else f"ms per text, in batches of {batch_size}"
     axes.set(xlabel=label, ylabel=_label(metric))
     title = f"<title>{escape(description(points, metric))}</title>"

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.collections import PatchCollection
@@ -17,6 +18,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from kdcli.report.text import percent, shortened_line
+from kdcli.types import Array
 
 # Readable on a white and on a black page.
 COLOURS = ["#2f74ff", "#e07b00", "#12966b", "#a855f7", "#e0365c", "#0a95b8"]
@@ -160,6 +162,11 @@ def set_range(axes: Axes, axis: Axis, reach: AxisRange) -> None:
         (axes.set_xscale if across else axes.set_yscale)("log")
         plain_logarithm(axis, (1, 2, 5))
     (axes.set_xlim if across else axes.set_ylim)(reach.low, reach.high)
+
+
+def fractions(axes: Axes, points: Sequence[tuple[float, float]]) -> Array:
+    """Return how far along both axes points are drawn, from 0 to 1; the ranges must be set."""
+    return np.asarray((axes.transData + axes.transAxes.inverted()).transform(points))
 
 
 def mark_outlier(
@@ -312,8 +319,7 @@ def scatter_chart(
     if front is not None:
         joined = zip(*(drawn[name] for name in front), strict=True)
         axes.step(*joined, where="post", color=INK, linewidth=1, alpha=0.7)
-    in_axes = axes.transData + axes.transAxes.inverted()
-    places = in_axes.transform(list(drawn.values()))
+    places = fractions(axes, list(drawn.values()))
     heights = _apart(places[:, 1].tolist())
     for number, (name, (x, y)) in enumerate(drawn.items()):
         label = labels[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -53,21 +53,21 @@ LOSSLESS = 1e-4
 largest output."""
 
 
-@dataclass
-class _Forms:
-    """The saved forms of a pruned model.
+@dataclass(frozen=True)
+class _Form:
+    """A saved form of a pruned model.
 
     Attributes:
-        entries: Their entries in the report, after the dense model's.
-        models: The models by name.
-        scores: The scores by name; empty without sets to score on.
-        notes: Sentences for the report.
+        entry: Its entry in the report.
+        model: The model.
+        scores: Its scores; None without sets to score on.
+        note: A sentence for the report.
     """
 
-    entries: list[Entry]
-    models: dict[str, Model] = field(default_factory=dict)
-    scores: dict[str, ModelScores] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    entry: Entry
+    model: Model
+    scores: ModelScores | None
+    note: str
 
 
 def save_pruned(
@@ -91,19 +91,44 @@ def save_pruned(
         base: The encoder that the model was loaded from; None if its weights were trained.
     """
     model, pruner, recipe, teacher = built.model, built.pruner, built.recipe, built.teacher
-    network = model.model.cpu().eval()
+    network, source = model.model.cpu().eval(), str(recipe.model)
     masks, importance = pruner.masks.masks(), pruner.masks.scores()
     rows = all_rows(model.rows, workload.rows, *([teacher.rows] if teacher else []))
     pruner.masks.fold()
     notes = [*built.warnings, *down_to_one(masks), *_chosen_step(workload, built, outcome)]
     trace = json.loads((folder / TRACE).read_text("utf-8"))
     facts = pruning_facts(recipe, network, masks, trace)
-    forms = _save_forms(context, workload, built, folder, scores, rows, facts.density)
-    notes += forms.notes
-    contents = workload.report("prune", recipe, forms.entries, outcome, notes=notes)
-    contents.evaluations = [row for name, each in forms.scores.items() for row in each.rows(name)]
+    data = data_name(workload.name, recipe.data.source)
+    made = (
+        f"pruned from {short(source)} on {data} with {recipe.method}, "
+        f"{percent(facts.density, 1)} % of the weights of its layers kept and the others zero"
+    )
+    workload.save(model, folder, rows)
+    masked = Entry.saved(MASKED, "pruned", network, folder, DENSE, made=made, source=source)
+    loads = "anywhere"
+    if is_custom(network):
+        loads += " with trust_remote_code, because its class lies next to it"
+    note = f"masked: zeros in a model that is not faster and loads {loads}"
+    forms = [_Form(masked, model, scores, note)]
+    if network.config.model_type in COMPACT_PATHS:
+        forms.append(_save_compact(context, workload, forms[0], recipe, folder / COMPACT, rows))
+    notes += [form.note for form in forms]
+    if len(forms) == 1:
+        known = ", ".join(sorted(COMPACT_PATHS))
+        notes.append(f"no compact form: {network.config.model_type} has none ({known} have)")
+    dense = Entry(DENSE, "baseline", built.dense, timed=Subject(DENSE, location(source)))
+    entries = [dense, *(form.entry for form in forms)]
+    if context.session.device.type == "cpu":
+        timed = Subject(SPARSE, str(folder), "sparse")
+        sparse = Entry(SPARSE, "form", None, DENSE, of=MASKED, backend="sparse", dtype="fp32")
+        entries.append(replace(sparse, timed=timed))
+    contents = workload.report("prune", recipe, entries, outcome, notes=notes)
+    contents.evaluations = [
+        row for form in forms if form.scores for row in form.scores.rows(form.entry.name)
+    ]
     if not workload.has_labels:
-        _compare_with_dense(workload, recipe, forms.models, contents)
+        models = {form.entry.name: form.model for form in forms}
+        _compare_with_dense(workload, recipe, models, contents)
     if base is None:
         contents.notes.append(
             f"no mask file: {recipe.method} trains the weights too, so a mask alone would not make "
@@ -133,86 +158,27 @@ def _chosen_step(workload: Workload, built: BuiltPruning, outcome: Outcome) -> l
     ]
 
 
-def _save_forms(
-    context: RunContext[PruneRecipe],
-    workload: Workload,
-    built: BuiltPruning,
-    folder: Path,
-    scores: ModelScores | None,
-    rows: RowHashes,
-    density: float,
-) -> _Forms:
-    """Save the masked model, and the compact one if its architecture has one.
-
-    Args:
-        context: Where and how the verb runs.
-        workload: The rows that the model was trained and scored on.
-        built: The model, with zeros in place of its masks, and its recipe.
-        folder: The directory of the run.
-        scores: The scores of the masked model; None for none.
-        rows: The rows that the model was trained on.
-        density: The share of the weights of its layers that are kept.
-    """
-    model, network, recipe = built.model, built.model.model, built.recipe
-    loads = "anywhere"
-    if is_custom(network):
-        loads += " with trust_remote_code, because its class lies next to it"
-    workload.save(model, folder, rows)
-    source = str(recipe.model)
-    dense = Entry(DENSE, "baseline", built.dense, timed=Subject(DENSE, location(source)))
-    made = (
-        f"pruned from {short(source)} on {data_name(workload.name, recipe.data.source)} with "
-        f"{recipe.method}, {percent(density, 1)} % of the weights of its layers kept and the "
-        "others zero"
-    )
-    masked = Entry.saved(MASKED, "pruned", network, folder, DENSE, made=made, source=source)
-    forms = _Forms([dense, masked], {MASKED: model}, {MASKED: scores} if scores else {})
-    forms.notes.append(f"masked: zeros in a model that is not faster and loads {loads}")
-    if network.config.model_type in COMPACT_PATHS:
-        _save_compact(context, workload, model, recipe, folder / COMPACT, rows, forms)
-    else:
-        known = ", ".join(sorted(COMPACT_PATHS))
-        forms.notes.append(f"no compact form: {network.config.model_type} has none ({known} have)")
-    if context.session.device.type == "cpu":
-        sparse = Entry(
-            SPARSE,
-            "form",
-            None,
-            DENSE,
-            of=MASKED,
-            backend="sparse",
-            dtype="fp32",
-            timed=Subject(SPARSE, str(folder), "sparse"),
-        )
-        forms.entries.append(sparse)
-    return forms
-
-
 def _save_compact(
     context: RunContext[PruneRecipe],
     workload: Workload,
-    model: Model,
+    masked: _Form,
     recipe: PruneRecipe,
     place: Path,
     rows: RowHashes,
-    forms: _Forms,
-) -> None:
-    """Save the compact model to `place`, check it, and add it to the forms.
+) -> _Form:
+    """Save the compact model to `place`, and check it.
 
-    The compact model has the scores of the masked one. It is scored anew if weights were dropped.
+    It has the scores of the masked one. It is scored anew if weights were dropped.
     """
-    small = replace(model, model=compact_model(model.model, drop_rows_below=recipe.drop_rows_below))
+    whole, fewest, scores = masked.model.model, recipe.drop_rows_below, masked.scores
+    small = replace(masked.model, model=compact_model(whole, drop_rows_below=fewest))
     workload.save(small, place, rows)
-    compact = Entry.saved(COMPACT, "pruned", small.model, place, DENSE, source=str(recipe.model))
-    forms.entries.append(replace(compact, folder=None))
-    forms.models[COMPACT] = small
-    forms.notes.append(_check_compact(workload, model, small, recipe.drop_rows_below))
-    if not forms.scores:
-        return
-    forms.scores[COMPACT] = forms.scores[MASKED]
-    if recipe.drop_rows_below > 1:
+    entry = Entry.saved(COMPACT, "pruned", small.model, place, DENSE, source=str(recipe.model))
+    note = _check_compact(workload, masked.model, small, fewest)
+    if scores is not None and fewest > 1:
         on_cpu = replace(context.session, device=torch.device("cpu"))
-        forms.scores[COMPACT] = replace(workload, session=on_cpu).score(small, worst=WORST)  # type: ignore[type-var]
+        scores = replace(workload, session=on_cpu).score(small, worst=WORST)  # type: ignore[type-var]
+    return _Form(replace(entry, folder=None), small, scores, note)
 
 
 def _compare_with_dense(
