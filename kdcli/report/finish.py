@@ -46,7 +46,7 @@ from kdcli.report.schema import (
 )
 from kdcli.report.schema_decisions import Decision
 from kdcli.report.sections.evaluations import set_name
-from kdcli.report.sections.latency import PLAIN, form_of
+from kdcli.report.sections.timings import PLAIN, form_of
 from kdcli.report.text import Plot
 from kdcli.report.views import first_pictures, html, model_card, short, terminal, write_views
 from kdcli.types import Outcome

@@ -21,11 +21,11 @@ from kdcli.report.own_data import with_data_names
 from kdcli.report.schema import Report
 from kdcli.report.sections.contents import sections
 from kdcli.report.sections.evaluations import MAX_LABELS, scores
-from kdcli.report.sections.latency import latency_csv
+from kdcli.report.sections.grid import how_chosen
 from kdcli.report.sections.overview import facts, how_made, models_section, title
 from kdcli.report.sections.repeat import repeat_block, repeat_command
-from kdcli.report.sections.selection import how_chosen
 from kdcli.report.sections.summary import summary
+from kdcli.report.sections.timings import latency_csv
 from kdcli.report.text import (
     Picture,
     ReportSection,

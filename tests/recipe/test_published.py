@@ -8,7 +8,7 @@ import yaml
 
 from kdcli import losses, pruners
 from kdcli.recipe.resolve import defaulted, flatten, read_recipe, recipe_models, resolve, shipped
-from kdcli.verbs.prune.recipes import prune_recipes, with_defaults
+from kdcli.verbs.prune.method_recipes import prune_recipes, with_defaults
 from kdcli.verbs.prune.settings import PruneRecipe
 from kdcli.workloads import generation
 

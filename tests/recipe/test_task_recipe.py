@@ -20,7 +20,7 @@ from kdcli.verbs.distill.recipes import (
     undistilled_recipe,
 )
 from kdcli.verbs.distill.settings import DistillRecipe
-from kdcli.verbs.prune.recipes import prune_recipes
+from kdcli.verbs.prune.method_recipes import prune_recipes
 from kdcli.verbs.prune.settings import PruneRecipe
 from kdcli.workloads.recipes import eval_source, finetune_recipe
 from kdcli.workloads.settings import DownstreamSettings, FinetuneRecipe

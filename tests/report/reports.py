@@ -11,7 +11,7 @@ from rich.console import Console
 
 from kdcli.report.published import published_for
 from kdcli.report.schema import ModelEntry, Report
-from kdcli.report.sections.latency import latency_csv
+from kdcli.report.sections.timings import latency_csv
 from kdcli.report.views import html, markdown, model_card, terminal
 
 MODEL = "google-bert/bert-base-uncased"

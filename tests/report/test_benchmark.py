@@ -23,9 +23,9 @@ from reports import (
 from kdcli.deploy.measurements import Agreement
 from kdcli.report.charts.charts import quality_against, report_pictures
 from kdcli.report.schema import Report
-from kdcli.report.sections import latency as section_of
-from kdcli.report.sections.latency import latency_csv
+from kdcli.report.sections import timings as section_of
 from kdcli.report.sections.overview import facts, title
+from kdcli.report.sections.timings import latency_csv
 from kdcli.report.views import html, markdown
 from kdcli.verbs.benchmark.compare import gather
 

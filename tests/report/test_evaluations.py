@@ -30,8 +30,8 @@ from kdcli.report.sections.evaluations import (
     matrix,
     scores,
 )
+from kdcli.report.sections.grid import selection_section
 from kdcli.report.sections.overview import overview, title
-from kdcli.report.sections.selection import selection_section
 from kdcli.report.views import markdown, model_card
 
 pytestmark = pytest.mark.slow

@@ -3,8 +3,8 @@
 import pytest
 from reports import candidate, compress_values, made
 
-from kdcli.report.charts.compression import compression_pictures
 from kdcli.report.charts.drawing import outliers, scatter_chart, score_range
+from kdcli.report.charts.tradeoff import compression_pictures
 
 SCORES = {"a": 0.930, "b": 0.929, "c": 0.921, "d": 0.925}
 

@@ -15,7 +15,7 @@ from reports import (
 )
 
 from kdcli.report.charts.drawing import MAX_NUMBERS
-from kdcli.report.charts.pruning import (
+from kdcli.report.charts.weight_maps import (
     MAX_RIDGES,
     head_map,
     model_pictures,
@@ -23,11 +23,11 @@ from kdcli.report.charts.pruning import (
     type_map,
 )
 from kdcli.report.schema import Pruning
-from kdcli.report.sections.overview import title
-from kdcli.report.sections.pruning import (
+from kdcli.report.sections.kept_weights import (
     best_pruned,
     kept,
 )
+from kdcli.report.sections.overview import title
 from kdcli.report.text import Picture
 
 pytestmark = pytest.mark.slow

@@ -13,11 +13,11 @@ from rich.console import Console
 
 from kdcli.deploy.measurements import LatencyRow, Speedup
 from kdcli.report.charts.charts import AT_P90, latency_over, quality_against, report_pictures
-from kdcli.report.charts.compression import compression_pictures
+from kdcli.report.charts.tradeoff import compression_pictures
 from kdcli.report.finish import frame
 from kdcli.report.schema import Report
-from kdcli.report.sections.latency import latency_csv
 from kdcli.report.sections.overview import facts
+from kdcli.report.sections.timings import latency_csv
 from kdcli.report.views import markdown, model_card
 from kdcli.verbs.compress.candidates import Front
 from kdcli.verbs.compress.limits import GoalSettings, ScoredModel

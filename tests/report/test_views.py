@@ -22,10 +22,10 @@ from rich.console import Console
 
 from kdcli.errors import UsageError
 from kdcli.report.charts.charts import report_pictures, size_latency
-from kdcli.report.charts.pruning import model_pictures
+from kdcli.report.charts.weight_maps import model_pictures
 from kdcli.report.schema import Report
-from kdcli.report.sections.latency import latency_csv
 from kdcli.report.sections.overview import overview, title
+from kdcli.report.sections.timings import latency_csv
 from kdcli.report.text import (
     ReportSection,
     View,

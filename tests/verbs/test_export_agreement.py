@@ -13,7 +13,7 @@ from transformers import (
 
 from kdcli.deploy.export import GRAPH_OUTPUTS
 from kdcli.deploy.runners import Runner
-from kdcli.verbs.export.agreement import ROWS, agreement_text, compare_outputs
+from kdcli.verbs.export.export_check import ROWS, agreement_text, compare_outputs
 
 TEXTS = [f"w{i} w{i + 1} w{i + 2}"[: 4 + i % 9] for i in range(ROWS + 3)]
 OUTPUTS_OF = {"score": 1, "span": 2}

@@ -18,7 +18,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer
 
 from kdcli.models.embedder import EmbeddingFormat
-from kdcli.verbs.export.agreement import ExportCheck
+from kdcli.verbs.export.export_check import ExportCheck
 from kdcli.verbs.export.texts import CheckTexts
 from kdcli.workloads.embedder import Embedder
 
@@ -218,7 +218,7 @@ def test_products_stay_in_float_where_vectors_would_differ(
 ):
     small = json.loads((exported(file_format, "--int8") / "export.json").read_text())
     allowed = small["agreement"]["cosine"] + 0.02 * (1 - small["agreement"]["cosine"])
-    monkeypatch.setattr("kdcli.verbs.export.agreement.SAME", allowed)
+    monkeypatch.setattr("kdcli.verbs.export.export_check.SAME", allowed)
     given = ["export", embedder, "--data", texts, "--format", file_format, "--int8"]
     result = succeeds(*given, "-o", tmp_path / "out")
     facts = json.loads((tmp_path / "out" / "export.json").read_text())
@@ -230,7 +230,7 @@ def test_products_stay_in_float_where_vectors_would_differ(
     # One fewer did not hold.
     assert {"in_float": len(kept) - 1, "drop": None, "holds": False} in facts["attempts"]
     assert sum(facts["files"].values()) > sum(small["files"].values())
-    monkeypatch.setattr("kdcli.verbs.export.agreement.SAME", 1.1)
+    monkeypatch.setattr("kdcli.verbs.export.export_check.SAME", 1.1)
     result = kdcli(*given, "-o", tmp_path / "wrong")
     assert (result.exit_code, "with every product in float32" in said_by(result)) == (3, True)
     assert not (tmp_path / "wrong").exists()

@@ -11,7 +11,7 @@ import pytest
 from own_files import kdcli, refused, said_by, succeeds
 
 from kdcli.report.schema import Comparison, Evaluation
-from kdcli.verbs.export import agreement
+from kdcli.verbs.export import export_check
 from kdcli.verbs.export.run import export
 from kdcli.workloads.scores import ModelScores, compare
 from kdcli.workloads.settings import LabelledSettings
@@ -26,7 +26,7 @@ def facts_of(folder):
 def lose(monkeypatch, *points):
     """Let the attempts of an export lose these points, one after another."""
     lost = iter(points)
-    monkeypatch.setattr(agreement, "worst_drop", lambda *_: next(lost))
+    monkeypatch.setattr(export_check, "worst_drop", lambda *_: next(lost))
 
 
 def test_the_worst_set_counts_and_no_score_is_the_worst():
@@ -37,8 +37,8 @@ def test_the_worst_set_counts_and_no_score_is_the_worst():
         for name, drop in drops.items()
         for metric in ("f1", "accuracy")
     ]
-    assert math.isnan(agreement.worst_drop(rows, "accuracy"))
-    assert agreement.worst_drop([rows[1], rows[5]], "accuracy") == pytest.approx(90)
+    assert math.isnan(export_check.worst_drop(rows, "accuracy"))
+    assert export_check.worst_drop([rows[1], rows[5]], "accuracy") == pytest.approx(90)
 
 
 def test_of_several_sets_the_largest_one_gives_the_worth_of_a_row(monkeypatch):
@@ -59,9 +59,9 @@ def test_of_several_sets_the_largest_one_gives_the_worth_of_a_row(monkeypatch):
         run_by=lambda *_: None,
         compare=lambda scores, pairs: compare("own", scores, pairs),
     )
-    monkeypatch.setattr(agreement, "file_runner", lambda *_, **options: None)
-    monkeypatch.setattr(agreement.ExportCheck, "_agreement", lambda *_: {})
-    check = agreement.ExportCheck(None, "class", None, workload)
+    monkeypatch.setattr(export_check, "file_runner", lambda *_, **options: None)
+    monkeypatch.setattr(export_check.ExportCheck, "_agreement", lambda *_: {})
+    check = export_check.ExportCheck(None, "class", None, workload)
     assert len(check.scores_of_torch.evaluations) == 2
     comparison = check.compare(SimpleNamespace(path=None, outputs=()))
     assert (comparison.drop, comparison.points_per_row) == (pytest.approx(10.0), 2.5)

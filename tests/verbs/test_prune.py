@@ -39,8 +39,8 @@ from kdcli.models.matrices import matrices
 from kdcli.pruners import defaults, methods
 from kdcli.recipe.sections import RunOptions
 from kdcli.run import stages
-from kdcli.verbs.prune.job import TRACE
-from kdcli.verbs.prune.recipes import prune_recipes
+from kdcli.verbs.prune.build import TRACE
+from kdcli.verbs.prune.method_recipes import prune_recipes
 from kdcli.verbs.prune.run import prune, stage_recipes
 from kdcli.verbs.prune.save import _check_compact
 

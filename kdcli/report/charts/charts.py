@@ -17,7 +17,8 @@ from kdcli.report.charts.drawing import (
 )
 from kdcli.report.pareto import front_of
 from kdcli.report.schema import CurvePoint, Report
-from kdcli.report.sections.latency import (
+from kdcli.report.sections.grid import by_setting, spread
+from kdcli.report.sections.timings import (
     PLAIN,
     Cell,
     cell_name,
@@ -27,7 +28,6 @@ from kdcli.report.sections.latency import (
     form_of,
     ran_as,
 )
-from kdcli.report.sections.selection import by_setting, spread
 from kdcli.report.text import (
     LOWER_IS_BETTER,
     Picture,

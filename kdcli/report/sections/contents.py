@@ -4,20 +4,20 @@ from dataclasses import replace
 from functools import partial
 
 from kdcli.report.schema import Compression, Report
-from kdcli.report.sections.compression import compression_section
+from kdcli.report.sections.candidates import compression_section
 from kdcli.report.sections.curves import training_section
 from kdcli.report.sections.decision import decision_section
 from kdcli.report.sections.evaluations import comparisons, details, scores
-from kdcli.report.sections.latency import (
+from kdcli.report.sections.grid import selection_section
+from kdcli.report.sections.kept_weights import pruning_sections
+from kdcli.report.sections.overview import models_section
+from kdcli.report.sections.timings import (
     agreements,
     latency,
     not_measured,
     published,
     published_speedups,
 )
-from kdcli.report.sections.overview import models_section
-from kdcli.report.sections.pruning import pruning_sections
-from kdcli.report.sections.selection import selection_section
 from kdcli.report.text import Link, Picture, ReportSection, View
 from kdcli.report.titles import step_title
 

@@ -8,9 +8,10 @@ from kdcli.data.tasks import named_tasks
 from kdcli.deploy.measurements import UNSTABLE_PHRASE, LatencyRow
 from kdcli.report.own_data import data_name
 from kdcli.report.schema import Quality, Report
-from kdcli.report.sections.compression import compressed_name, compression_facts
+from kdcli.report.sections.candidates import compressed_name, compression_facts
 from kdcli.report.sections.evaluations import evaluations_by_task, set_name
-from kdcli.report.sections.latency import (
+from kdcli.report.sections.kept_weights import best_pruned
+from kdcli.report.sections.timings import (
     UNSTABLE_NOTE,
     cells,
     first_cell,
@@ -19,7 +20,6 @@ from kdcli.report.sections.latency import (
     ran_as,
     speedup_fact,
 )
-from kdcli.report.sections.pruning import best_pruned
 from kdcli.report.text import (
     LOWER_IS_BETTER,
     ReportSection,

@@ -3,7 +3,6 @@
 from kdcli.deploy.measurements import MEASURE_AGAIN, UNSTABLE_PHRASE, LatencyRow
 from kdcli.report.schema import HELD_OUT_LOSS, Comparison, Evaluation, Report, Throughput
 from kdcli.report.sections.evaluations import set_name
-from kdcli.report.sections.latency import cell_name, form_of, milliseconds, ran_as
 from kdcli.report.sections.overview import (
     best_candidate,
     fastest_row,
@@ -12,6 +11,7 @@ from kdcli.report.sections.overview import (
     shown_name,
 )
 from kdcli.report.sections.price import price_sentence
+from kdcli.report.sections.timings import cell_name, form_of, milliseconds, ran_as
 from kdcli.report.text import loses, model_size, number, percent, points_interval, short
 
 QUANTISED = ("int8", "q4")

@@ -44,7 +44,7 @@ from kdcli.recipe.sections import RunOptions
 from kdcli.report.entry import Entry, with_baseline
 from kdcli.report.finish import ReportContents, RunResult, write_report
 from kdcli.report.schema import Report
-from kdcli.report.sections.latency import Cell, ran_as
+from kdcli.report.sections.timings import Cell, ran_as
 from kdcli.report.text import duration
 from kdcli.report.views import short
 from kdcli.types import Card

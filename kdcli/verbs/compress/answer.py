@@ -15,8 +15,8 @@ from kdcli.report import schema
 from kdcli.report.entry import Entry
 from kdcli.report.finish import BEST, ReportContents, RunResult, write_report
 from kdcli.report.schema import Compression
-from kdcli.report.sections.latency import milliseconds
 from kdcli.report.sections.price import price_sentence
+from kdcli.report.sections.timings import milliseconds
 from kdcli.report.text import duration, loses, megabytes, number, points_interval, short
 from kdcli.report.titles import SELECTION, VERIFICATION
 from kdcli.targets.outputs import delete_oldest_outputs
@@ -397,7 +397,7 @@ def _write(
         decisions=report.decisions,
     )
     # Import here: only a finished compression needs matplotlib.
-    from kdcli.report.charts.compression import png
+    from kdcli.report.charts.tradeoff import png
 
     write_atomic(folder / PICTURE, png(compression))
     delete_oldest_outputs(folder / OUTPUTS)

@@ -14,7 +14,7 @@ from kdcli.errors import UsageError
 from kdcli.report.finish import RunResult
 from kdcli.report.pareto import candidates_on_front
 from kdcli.report.schema import Candidate, Compression
-from kdcli.report.sections.latency import interval, milliseconds
+from kdcli.report.sections.timings import interval, milliseconds
 from kdcli.report.text import megabytes, number
 
 if TYPE_CHECKING:

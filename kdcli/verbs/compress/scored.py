@@ -11,7 +11,7 @@ from kdcli.models.files import file_beside
 from kdcli.models.load import location
 from kdcli.report.pareto import SAME_LATENCY, Point, dominated_by
 from kdcli.report.schema import Report, Throughput
-from kdcli.report.sections.latency import first_cell
+from kdcli.report.sections.timings import first_cell
 from kdcli.verbs.compress.limits import LIMITS, QUALITY, GoalSettings, ScoredModel
 
 TEACHER = "teacher"

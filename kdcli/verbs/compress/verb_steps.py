@@ -34,7 +34,7 @@ from kdcli.verbs.evaluate.settings import EvaluateRecipe
 from kdcli.verbs.export.gate import QUANTISED
 from kdcli.verbs.export.run import export
 from kdcli.verbs.finetune.run import finetune
-from kdcli.verbs.prune.recipes import prune_recipes
+from kdcli.verbs.prune.method_recipes import prune_recipes
 from kdcli.verbs.prune.run import prune
 from kdcli.verbs.trim.run import trim
 from kdcli.verbs.trim.settings import TrimRecipe

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 from kdcli.deploy.exported import EMBEDDING_KIND
 from kdcli.models.heads import AUTO_CLASS
 from kdcli.report.front import EMBEDDER, PIPELINES, Score, front_matter, template
-from kdcli.verbs.export.agreement import agreement_text
+from kdcli.verbs.export.export_check import agreement_text
 from kdcli.verbs.export.facts import ExportFacts, FileFacts
 from kdcli.verbs.export.javascript import JsModel
 

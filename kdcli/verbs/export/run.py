@@ -50,7 +50,7 @@ from kdcli.models.training_rows import training_rows, write_training_rows
 from kdcli.report.views import short
 from kdcli.run.context import cpu_session
 from kdcli.types import Kind, task_name, task_title
-from kdcli.verbs.export.agreement import ExportCheck
+from kdcli.verbs.export.export_check import ExportCheck
 from kdcli.verbs.export.facts import ExportFacts, FileFacts, GatedFile
 from kdcli.verbs.export.gate import FileCheck, write_gated
 from kdcli.verbs.export.javascript import (

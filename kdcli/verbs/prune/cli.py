@@ -19,7 +19,7 @@ def prune(given: Given) -> Printable | None:
     # The imports below take seconds, so the recipe is checked first.
     resolve(PruneRecipe, recipe=given.recipe, sets=given.sets, options=keys)
     from kdcli.verbs.prune import run
-    from kdcli.verbs.prune.recipes import prune_recipes
+    from kdcli.verbs.prune.method_recipes import prune_recipes
 
     recipes = prune_recipes(
         given["method"] or [], recipe=given.recipe, sets=given.sets, options=keys

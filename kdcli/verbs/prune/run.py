@@ -29,8 +29,8 @@ from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import Run, Stage, StageJob, run_command
 from kdcli.targets.targets import delete_signals
 from kdcli.types import Outcome
-from kdcli.verbs.prune.job import build_pruning, restore_precision
-from kdcli.verbs.prune.recipes import with_defaults
+from kdcli.verbs.prune.build import build_pruning, restore_precision
+from kdcli.verbs.prune.method_recipes import with_defaults
 from kdcli.verbs.prune.save import COMPACT, DENSE, MASKED, save_pruned
 from kdcli.verbs.prune.settings import PruneRecipe
 from kdcli.workloads import open_workload

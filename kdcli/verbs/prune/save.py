@@ -32,7 +32,7 @@ from kdcli.report.schema import PrunedMatrix
 from kdcli.report.text import bytes_of, percent, short
 from kdcli.run.context import RunContext
 from kdcli.types import Outcome, RowHashes
-from kdcli.verbs.prune.job import TRACE, BuiltPruning
+from kdcli.verbs.prune.build import TRACE, BuiltPruning
 from kdcli.verbs.prune.settings import PruneRecipe
 from kdcli.workloads.decisions import decisions
 from kdcli.workloads.labelled import WORST

@@ -85,7 +85,7 @@ def pruning_sections(report: Report) -> list[ReportSection]:
 def _by_layer(pruned: Pruning) -> ReportSection:
     """Show a row for each layer and a column for each type, with totals."""
     # Importing matplotlib takes a third of a second, and only a finished run needs it.
-    from kdcli.report.charts.pruning import model_pictures
+    from kdcli.report.charts.weight_maps import model_pictures
 
     names = [*map(str, layers_of(pruned)), TOTAL]
     shares = zip(names, kept_by_layer(pruned), strict=True)

@@ -4,8 +4,8 @@ from functools import partial
 
 from kdcli.deploy.measurements import UNSTABLE_PHRASE
 from kdcli.report.schema import Candidate, Compression, Report, Throughput
-from kdcli.report.sections.latency import UNSTABLE_NOTE, interval, milliseconds, speedup_fact
 from kdcli.report.sections.price import cost, price_note, texts_per_second
+from kdcli.report.sections.timings import UNSTABLE_NOTE, interval, milliseconds, speedup_fact
 from kdcli.report.text import (
     Picture,
     ReportSection,
@@ -144,6 +144,6 @@ def _lost(compression: Compression) -> tuple[str, str]:
 
 def _pictures(compression: Compression) -> list[Picture]:
     # Importing matplotlib takes a third of a second, and only a finished run needs it.
-    from kdcli.report.charts.compression import compression_pictures
+    from kdcli.report.charts.tradeoff import compression_pictures
 
     return compression_pictures(compression)

@@ -13,7 +13,7 @@ from kdcli.report.charts.drawing import (
     svg,
 )
 from kdcli.report.schema import Histogram, Pruning
-from kdcli.report.sections.pruning import TOTAL, kept, kept_by_layer, layers_of, matrix_types
+from kdcli.report.sections.kept_weights import TOTAL, kept, kept_by_layer, layers_of, matrix_types
 from kdcli.report.text import Picture, percent
 
 MAX_RIDGES = 7  # steps whose distribution of scores is drawn
