@@ -1,12 +1,12 @@
 """The worker process and its protocol; no test asserts a time."""
 
-import functools
 import json
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -61,8 +61,9 @@ def test_the_message_of_a_failed_worker(tmp_path, monkeypatch):
 
 def workers_run(monkeypatch, code, start=subprocess.Popen):
     """Let a process with other code stand in for the worker."""
-    run = functools.partial(start, [sys.executable, "-c", code])
-    monkeypatch.setattr(subprocess, "Popen", lambda command, **how: run(**how))
+    stand_in = lambda command, **how: start([sys.executable, "-c", code], **how)  # noqa: E731
+    # Other tests may run workers that are forked.
+    monkeypatch.setattr(latency_file, "subprocess", SimpleNamespace(Popen=stand_in, PIPE=-1))
 
 
 def test_the_signal_of_a_killed_worker(monkeypatch):
