@@ -66,9 +66,7 @@ class Folding:
         node = self._producers.get(name)
         if node is None or self._uses[name] != readers:
             return None
-        if node.op_type == "LayerNormalization":
-            return self._own(node.input[1:])
-        if node.op_type == "MatMul":
+        if node.op_type in ("LayerNormalization", "MatMul"):
             return self._own(node.input[1:])
         if node.op_type == "Add":
             biases = [each for each in node.input if each in self._tensors]

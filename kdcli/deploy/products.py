@@ -31,6 +31,11 @@ def key_of(weight: Array) -> str:
     ).hexdigest()
 
 
+def key_of_module(module: nn.Linear | nn.Embedding) -> str:
+    """Return the key of a product's weights."""
+    return key_of(module.weight.detach().float().cpu().numpy())
+
+
 def products(model: nn.Module) -> dict[str, nn.Linear | nn.Embedding]:
     """Return a model's linears and embeddings by name; one that layers share appears once.
 
@@ -47,16 +52,13 @@ def products(model: nn.Module) -> dict[str, nn.Linear | nn.Embedding]:
 def keys_of(model: nn.Module, names: Sequence[str]) -> set[str]:
     """Return the keys of the named products."""
     by_name = products(model)
-    return {key_of(by_name[name].weight.detach().float().cpu().numpy()) for name in names}
+    return {key_of_module(by_name[name]) for name in names}
 
 
 def by_key(model: nn.Module, roundings: Mapping[str, Rounding]) -> dict[str, Rounding]:
     """Return the roundings of named products by the key of their weights."""
     modules = products(model)
-    return {
-        key_of(modules[name].weight.detach().float().cpu().numpy()): rounding
-        for name, rounding in roundings.items()
-    }
+    return {key_of_module(modules[name]): rounding for name, rounding in roundings.items()}
 
 
 def product_errors(

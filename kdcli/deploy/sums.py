@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from kdcli.deploy.products import key_of, products
+from kdcli.deploy.products import key_of_module, products
 from kdcli.deploy.quantise import Roundings, names_in_int8, products_of_file
 from kdcli.deploy.rounding import largest_pair
 from kdcli.deploy.sessions import library
@@ -59,10 +59,7 @@ def largest_sums(
         roundings: The roundings that were chosen on calibration texts, by key.
     """
     onnx = library("onnx", "onnx")
-    names = {
-        key_of(module.weight.detach().float().cpu().numpy()): name
-        for name, module in products(model).items()
-    }
+    names = {key_of_module(module): name for name, module in products(model).items()}
     stored = {tensor.name: tensor for tensor in onnx.load(file).graph.initializer}
     sums = {}
     for product in products_of_file(plain):

@@ -339,6 +339,16 @@ class GoalSettings(Section):
             {limit.key: limit.untrained_miss(times, is_shape=is_shape) for limit in self.limits}
         )
 
+    def untrained_whys(
+        self, times: Mapping[str, UntrainedTimes], *, best: bool = False, is_shape: bool = True
+    ) -> dict[str, str]:
+        """Return why models miss the goal whatever they learn, by name; see `untrained_misses`."""
+        missed = {
+            name: self.untrained_misses(one, best=best, is_shape=is_shape)
+            for name, one in times.items()
+        }
+        return {n: "; ".join(dict.fromkeys(whys.values())) for n, whys in missed.items() if whys}
+
 
 def _missed(whys: Mapping[str, str]) -> dict[str, str]:
     return {key: why for key, why in whys.items() if why}

@@ -313,11 +313,7 @@ def slow_backends(goal: GoalSettings, untrained: Untrained) -> dict[str, str]:
     """
     if len(too_slow(goal, untrained.shapes)) == len(untrained.shapes):
         return {}
-    missed = {
-        name: goal.untrained_misses(times, best=True, is_shape=False)
-        for name, times in untrained.backends.items()
-    }
-    return {name: "; ".join(dict.fromkeys(whys.values())) for name, whys in missed.items() if whys}
+    return goal.untrained_whys(untrained.backends, best=True, is_shape=False)
 
 
 def checked(result: RunResult) -> RunResult:

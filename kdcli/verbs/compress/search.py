@@ -11,7 +11,7 @@ from kdcli.data.labelled.partition import DividedRows, Partition
 from kdcli.data.text.sentences import read_texts
 from kdcli.deploy.environment import describe_environment
 from kdcli.deploy.exported import FACTS
-from kdcli.disk import disk_errors, read_json, write_atomic
+from kdcli.disk import read_json
 from kdcli.engine.device import choose_device
 from kdcli.engine.progress import Progress
 from kdcli.errors import MachineError
@@ -113,9 +113,7 @@ class Search:
         if not file.is_file():
             texts = self.training_texts(Partition.read(str(self.recipe.data.partition)))
             lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
-            with disk_errors(file):
-                file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(file, "".join(lines))
+            self.steps.write(file, "".join(lines))
         return file
 
     def training_texts(self, partition: Partition) -> list[str]:

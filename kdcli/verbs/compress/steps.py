@@ -7,7 +7,6 @@ a run that is resumed, moved, or asked for another goal does only what is missin
 import contextlib
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -78,6 +77,11 @@ class Step:
         """Whether the verb trains a model."""
         return self.verb in TRAININGS
 
+    @property
+    def identity(self) -> list[object]:
+        """The verb, and the values that its result depends on."""
+        return [self.verb, {key: one for key, one in self.values.items() if key not in RHYTHM}]
+
 
 @dataclass(frozen=True)
 class TrainingCost:
@@ -128,13 +132,10 @@ class Steps:
 
     def relative(self, path: str | Path) -> str:
         """Return a path relative to the run, if it is inside."""
-        if self._is_inside(path):
-            return os.path.relpath(path, self.folder)
+        if Path(path).is_relative_to(self.folder / STEPS):
+            return Path(path).relative_to(self.folder).as_posix()
         # A path outside may look like one inside.
         return str(Path(path).absolute() if str(path).startswith(f"{STEPS}/") else path)
-
-    def _is_inside(self, path: str | Path) -> bool:
-        return Path(path).is_relative_to(self.folder / STEPS)
 
     def absolute(self, path: str) -> Path:
         """Return the place of a path that `relative` returned."""
@@ -159,8 +160,7 @@ class Steps:
 
     def path(self, step: Step) -> Path:
         """Return the directory of a step."""
-        values = {key: value for key, value in step.values.items() if key not in RHYTHM}
-        return self.place(step.name, [step.verb, values])
+        return self.place(step.name, step.identity)
 
     def at(self, step: Step) -> str:
         """Return the directory of a step as the record has it."""
@@ -181,9 +181,10 @@ class Steps:
         """Claim the run, and write what was measured before."""
         self.claim_run()
         while self.unwritten:
-            self._write(*self.unwritten.popitem())
+            self.write(*self.unwritten.popitem())
 
-    def _write(self, file: Path, text: str) -> None:
+    def write(self, file: Path, text: str) -> None:
+        """Write a file among the steps."""
         with disk_errors(file):
             file.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(file, text)
@@ -316,7 +317,7 @@ class Steps:
         if self.record.run is None:
             self.unwritten[file] = text
         else:
-            self._write(file, text)
+            self.write(file, text)
         return value
 
     def is_known(self, name: str, values: object) -> bool:
@@ -338,7 +339,7 @@ class Steps:
             stages = found.stages
             return TrainingCost(stages[-1].steps, sum(stage.seconds for stage in stages))
 
-        values = [step.verb, {k: v for k, v in step.values.items() if k not in RHYTHM}, place]
+        values = [*step.identity, place]
         try:
             return self.once(f"cost-{step.name}", values, TrainingCost, estimate)
         except (Stopped, Interrupted):

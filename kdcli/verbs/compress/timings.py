@@ -302,7 +302,5 @@ def too_slow(goal: GoalSettings, shapes: Mapping[str, UntrainedTimes]) -> dict[s
     The medians decide. If they leave no shape, the better quartiles decide, because a busy machine
     slows short calls most.
     """
-    missed = {name: goal.untrained_misses(times) for name, times in shapes.items()}
-    if all(missed.values()):
-        missed = {name: goal.untrained_misses(times, best=True) for name, times in shapes.items()}
-    return {name: "; ".join(dict.fromkeys(whys.values())) for name, whys in missed.items() if whys}
+    slow = goal.untrained_whys(shapes)
+    return slow if len(slow) < len(shapes) else goal.untrained_whys(shapes, best=True)
