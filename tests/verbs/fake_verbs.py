@@ -245,24 +245,11 @@ class Fakes:
             raise MachineError(f"{name} needs a library")
 
     def _rows(self, names: dict[str, str]) -> Latency:
-        latency, base = Latency(prepared=len(names)), None
-        for label, name in names.items():
-            if name in self.unmeasured:
-                failure = {"model": label, "backend": "onnx", "dtype": "fp32"}
-                latency.read({"failures": [failure | {"reason": "out of memory"}]})
-                continue
-            ms = self._value(self.ms, name, 10.0)
-            first = base is None
-            base = base or (label, ms)
-            ratio = base[1] / ms
-            speedup = dict.fromkeys(("median", "low", "high"), ratio)
-            row = {"model": label, "backend": "onnx", "device": "cpu", "dtype": "fp32"}
-            row |= {"batch_size": 1, "seq_len": 128, "padding": "full", "n": 9, "status": "ok"}
-            row |= dict.fromkeys(("p50_ms", "p75_ms", "p90_ms", "p95_ms", "mean_ms"), ms)
-            row |= {"iqr_over_p50": 0.0}
-            if not first:
-                row["speedup"] = Speedup(baseline=base[0], unstable=False, **speedup).model_dump()
-            latency.read({"rows": [row]})
+        times = {n: self._value(self.ms, name, 10.0) for n, name in names.items()}
+        latency = latency_of({n: ms for n, ms in times.items() if names[n] not in self.unmeasured})
+        for label in names.keys() - {row.model for row in latency.rows}:
+            failure = {"model": label, "backend": "onnx", "dtype": "fp32"}
+            latency.read({"failures": [failure | {"reason": "out of memory"}]})
         return latency
 
     def _report(self, folder, command, scores, latency=None, sizes=()) -> None:
@@ -310,6 +297,21 @@ class Fakes:
         text = report.model_dump_json(by_alias=True)
         (folder / "report.json").write_text(text, "utf-8")
         RunDir(folder).release()
+
+
+def latency_of(times: dict[str, float]) -> Latency:
+    """What the latency worker measures: models by name, the baseline first, and milliseconds."""
+    latency, (first, *_) = Latency(prepared=len(times)), times
+    for name, ms in times.items():
+        ratio = dict.fromkeys(("median", "low", "high"), times[first] / ms)
+        row = {"model": name, "backend": "onnx", "device": "cpu", "dtype": "fp32"}
+        row |= {"batch_size": 1, "seq_len": 128, "padding": "full", "n": 9, "status": "ok"}
+        row |= dict.fromkeys(("p50_ms", "p75_ms", "p90_ms", "p95_ms", "mean_ms"), ms)
+        row |= {"iqr_over_p50": 0.0}
+        if name != first:
+            row["speedup"] = Speedup(baseline=first, unstable=False, **ratio).model_dump()
+        latency.read({"rows": [row]})
+    return latency
 
 
 def settings_of(settings: dict[str, object]) -> dict[str, object]:

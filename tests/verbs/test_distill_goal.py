@@ -6,15 +6,14 @@ import shlex
 import pytest
 import torch
 import yaml
+from fake_verbs import latency_of
 from own_files import kdcli, log_of, refused, report_of, said_by, succeeds, times
 from safetensors.torch import load_file
 from test_run_contract import TASK, TEXT, places  # noqa: F401
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from kdcli.deploy.untrained import UntrainedTimes
 from kdcli.errors import GateError
 from kdcli.models.shape import shape_of
-from kdcli.verbs.distill import fast
 
 QUICK = shlex.split(
     "--batch-size 8 --lr 1e-3 --dtype fp32 --device cpu --set measure.latency=false"
@@ -35,26 +34,36 @@ def command_of(name, places, *more):  # noqa: F811
     return [*shlex.split(RUNS[name].format(**places)), *QUICK, *more]
 
 
+class Worker:
+    """A latency worker whose times are linear in layers and width, and what it was asked for."""
+
+    def __init__(self):
+        self.names, self.backends, self.architectures = [], set(), set()
+        self.ms = lambda shape, full: shape.layers * shape.hidden / full.hidden
+
+    def __call__(self, subjects, protocol):
+        configs = [AutoConfig.from_pretrained(subject.source) for subject in subjects]
+        shapes = list(map(shape_of, configs))
+        for subject, config in list(zip(subjects, configs, strict=True))[1:]:
+            self.names.append(subject.name)
+            self.backends.add((subject.backend, subject.precision))
+            self.architectures.add(config.architectures[0])
+        times = [self.ms(shape, shapes[0]) for shape in shapes]
+        return latency_of({one.name: ms for one, ms in zip(subjects, times, strict=True)})
+
+
 @pytest.fixture
-def timed(monkeypatch):
-    """Times that are linear in layers, and the names of the shapes that were measured."""
-    measured = []
+def worker(monkeypatch):
+    """The worker that measures students."""
+    worker = Worker()
+    monkeypatch.setattr("kdcli.deploy.untrained.measure_latency", worker)
+    return worker
 
-    def times_of_shapes(shapes, teacher, backend, baseline, seed, times):
-        measured.extend(shapes)
-        full = shape_of(teacher.model.config)
-        one = {name: shape.layers * shape.hidden / full.hidden for name, shape in shapes.items()}
-        return {
-            name: UntrainedTimes(ms, full.layers / ms, ms, full.layers / ms)
-            for name, ms in one.items()
-        }
 
-    def measured_times(subjects, protocol):
-        return {subject.name: UntrainedTimes(4.0, 1.0, 4.0, 1.0) for subject in subjects}
-
-    monkeypatch.setattr(fast, "times_of_shapes", times_of_shapes)
-    monkeypatch.setattr(fast, "measured_times", measured_times)
-    return measured
+@pytest.fixture
+def timed(worker):
+    """The names of the students that were measured."""
+    return worker.names
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -106,22 +115,10 @@ def test_a_goal_may_be_written_in_another_way(places, timed, tmp_path):  # noqa:
     assert len(timed) == count
 
 
-def test_a_classifier_is_timed_without_its_head(places, monkeypatch, tmp_path):  # noqa: F811
-    measured = []
-
-    def measured_times(subjects, protocol):
-        configs = [AutoConfig.from_pretrained(subject.source) for subject in subjects]
-        layers = [config.num_hidden_layers for config in configs]
-        measured.extend(config.architectures[0] for config in configs[1:])
-        return {
-            subject.name: UntrainedTimes(n, layers[0] / n, n, layers[0] / n)
-            for subject, n in zip(subjects, layers, strict=True)
-        }
-
-    monkeypatch.setattr(fast, "measured_times", measured_times)
+def test_a_classifier_is_timed_without_its_head(places, worker, tmp_path):  # noqa: F811
     command = command_of("task", places, "--to", "2x", "--max-steps", "0", "-o", tmp_path / "out")
     succeeds(*command)
-    assert set(measured) == {"BertModel"}
+    assert worker.architectures == {"BertModel"}
     assert report_of(tmp_path / "out").with_role("student")[0].card.layers == 2
 
 
@@ -142,13 +139,8 @@ def test_an_untrained_classifier_has_its_teachers_head(to, places, tmp_path):  #
 
 
 @pytest.mark.parametrize("name", ["text", "task", "embedding", "reranker"])
-def test_the_student_with_the_closest_vectors_is_chosen(name, places, timed, monkeypatch, tmp_path):  # noqa: F811
-    def times_of_shapes(shapes, teacher, backend, baseline, seed, times):
-        full = shape_of(teacher.model.config)
-        ms = {n: s.layers * (0.25 + 0.75 * s.ffn / full.ffn) for n, s in shapes.items()}
-        return {n: UntrainedTimes(x, full.layers / x, x, full.layers / x) for n, x in ms.items()}
-
-    monkeypatch.setattr(fast, "times_of_shapes", times_of_shapes)
+def test_the_student_with_the_closest_vectors_is_chosen(name, places, worker, tmp_path):  # noqa: F811
+    worker.ms = lambda shape, full: shape.layers * (0.25 + 0.75 * shape.ffn / full.ffn)
     command = command_of(name, places, "--to", "2x", "--max-steps", "0", "-o", tmp_path / "out")
     result = succeeds(*command)
     recipe = yaml.safe_load((tmp_path / "out" / "recipe.yaml").read_text("utf-8"))
@@ -185,15 +177,10 @@ def test_an_unfinished_run_keeps_its_shape(places, timed, tmp_path):  # noqa: F8
     assert report_of(tmp_path / "out").with_role("student")[0].card.layers == 2
 
 
-def test_the_students_are_timed_on_the_backend(places, timed, monkeypatch, tmp_path):  # noqa: F811
-    asked = []
-    quick = fast.times_of_shapes
-    monkeypatch.setattr(
-        fast, "times_of_shapes", lambda *given: asked.append(given[2]) or quick(*given)
-    )
+def test_the_students_are_timed_on_the_backend(places, worker, tmp_path):  # noqa: F811
     more = ("--to", "1.3x", "--backend", "onnx-int8", "--max-steps", "0", "-o", tmp_path / "out")
     succeeds(*command_of("text", places, *more))
-    assert set(asked) == {"onnx-int8"}
+    assert worker.backends == {("onnx", "int8")}
     assert "on onnx-int8" in " ".join(report_of(tmp_path / "out").notes)
 
 
