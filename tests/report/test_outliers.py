@@ -1,9 +1,11 @@
 """An outlier neither flattens a chart nor disappears from it."""
 
+import re
+
 import pytest
 from reports import candidate, compress_values, made
 
-from kdcli.report.charts.drawing import outliers, scatter_chart, score_range
+from kdcli.report.charts.drawing import cost_range, outliers, scatter_chart, score_range
 from kdcli.report.charts.tradeoff import compression_pictures
 
 SCORES = {"a": 0.930, "b": 0.929, "c": 0.921, "d": 0.925}
@@ -15,6 +17,11 @@ def test_a_huge_outlier_does_not_stretch_the_axis():
     assert (reach.low, reach.high) == pytest.approx((0.9201, 0.9309))
     assert reach.place(0.1) == reach.low
     assert score_range(SCORES).outside == frozenset()
+
+
+def test_a_value_on_the_axis_is_not_outside():
+    # The axis of costs begins at 0, so it shows the small value too.
+    assert cost_range({"dense": 10.0, "masked": 10.1, "compact": 7.1}).outside == frozenset()
 
 
 def test_the_goal_and_the_models_that_matter_stay_inside():
@@ -50,4 +57,7 @@ def test_a_chart_of_models_labels_the_outlier_too():
     points = {"a": (10.0, 1.0), "b": (11.0, 1.1), "c": (12.0, 1.05), "slow": (11.0, 5000.0)}
     drawing = scatter_chart(points, {name: name for name in points}, "MB", "ms", zero=True)
     assert "slow (5,000 ↑)" in drawing
+    # The labels have 9 points, and the upper edge is at 0.
+    labels = re.findall(r'font-size: 9px[^>]* y="([\d.]+)"[^>]*>(\w+)', drawing)
+    assert {name: float(y) > 9 for y, name in labels}["slow"]
     assert ">5000</text>" not in drawing

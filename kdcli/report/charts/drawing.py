@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import matplotlib as mpl
 import numpy as np
@@ -69,6 +70,14 @@ class AxisRange:
     log: bool
     outside: frozenset[str]
 
+    @classmethod
+    def over(
+        cls, values: Mapping[str, float], low: float, high: float, *, log: bool = False
+    ) -> Self:
+        """Return a range with the names of the values that lie outside it."""
+        beyond = {name for name, value in values.items() if not low <= value <= high}
+        return cls(low, high, log, frozenset(beyond))
+
     def place(self, value: float) -> float:
         """Return where a value is drawn: itself, or the end of the axis that it lies beyond."""
         return min(max(value, self.low), self.high)
@@ -128,8 +137,8 @@ def cost_range(
     inside = [*(value for name, value in values.items() if name not in outside), *fixed]
     low, high = min(inside), max(inside)
     if positive and high > WIDE * low:
-        return AxisRange(low / 1.5, high * 1.5, True, outside)
-    return AxisRange(0.0, high * 1.12 or 1.0, False, outside)
+        return AxisRange.over(values, low / 1.5, high * 1.5, log=True)
+    return AxisRange.over(values, 0.0, high * 1.12 or 1.0)
 
 
 def score_range(
@@ -152,7 +161,7 @@ def score_range(
     inside += [end for name, ends in (bars or {}).items() if name not in outside for end in ends]
     low, high = min(inside), max(inside)
     margin = 0.1 * (high - low) or 0.05 * abs(high) or 1.0
-    return AxisRange(low - margin, high + margin, False, outside)
+    return AxisRange.over(values, low - margin, high + margin)
 
 
 def set_range(axes: Axes, axis: Axis, reach: AxisRange) -> None:
@@ -348,10 +357,15 @@ def scatter_chart(
 
 
 def _apart(heights: list[float], gap: float = 0.07) -> list[float]:
-    """Move labels up until they do not overlap. Heights are fractions of the axis."""
+    """Move labels until they do not overlap and lie inside. Heights are fractions of the axis."""
     placed, last = list(heights), -1.0
-    for i in sorted(range(len(heights)), key=heights.__getitem__):
+    order = sorted(range(len(heights)), key=heights.__getitem__)
+    for i in order:
         last = placed[i] = max(heights[i], last + gap)
+    highest = 1 - gap / 2
+    for i in reversed(order):
+        placed[i] = min(placed[i], highest)
+        highest = placed[i] - gap
     return placed
 
 

@@ -117,17 +117,17 @@ class _Chart:
         )
         caption = (
             f"{compression.metric} on {compression.task} over {self.axis}, bars are 95 % "
-            f"intervals: {words}. On the line, the Pareto front: {', '.join(self.front)}. Dashed: "
-            "the goal."
+            f"intervals: {words}. On the line, the Pareto front: {', '.join(self.front)}."
         )
-        remarks = ""
+        has_goal = self.limits("score") or self.limits(cost)
+        remarks = " Dashed: the goal." if has_goal else ""
         if outside := [name for name in self.points if name in across.outside | along.outside]:
             remarks += f" {BEYOND.format(', '.join(outside))}"
         if cost == "ms" and any(one.unstable for one in self.measured):
             remarks += f" {AT_P90}"
         shown = (
             f"Better is up and to the left: quality and {COSTS.get(cost, cost)}. Bars: 95 % "
-            "intervals. Line: the Pareto front. Dashed: the goal."
+            "intervals. Line: the Pareto front."
         )
         return Picture(svg(drawing), caption + remarks, shown + remarks)
 
