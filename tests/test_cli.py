@@ -24,8 +24,8 @@ from kdcli import errors
 from kdcli.cli import app, main
 from kdcli.cli.app import Verbs
 from kdcli.cli.libraries import prepare_libraries
-from kdcli.cli.revision import pinned
 from kdcli.cli.values import VALUES
+from kdcli.cli.verb import pinned
 from kdcli.engine.processes import INTERRUPTED
 from kdcli.models.source import check_source
 from kdcli.recipe.sections import TRACKER_NAMES

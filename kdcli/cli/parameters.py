@@ -128,13 +128,13 @@ class Parameter:
         )
 
     def _completion(self) -> Callable[[str], list[str]] | None:
-        if self.option.values is not None:
-            return VALUES[self.option.values].complete
         choices = self.choices
-        if not choices:
+        names: Callable[[], Iterable[str]] | None = (lambda: choices) if choices else None
+        if self.option.values is not None:
+            names = VALUES[self.option.values].names
+        if names is None:
             return None
-
-        return lambda incomplete: [word for word in choices if word.startswith(incomplete)]
+        return lambda incomplete: [name for name in names() if name.startswith(incomplete)]
 
 
 def parameters_of(

@@ -6,7 +6,7 @@ only a library or the hub can verify; the verbs check it later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 DEVICES = ("auto", "cpu", "cuda", "mps", "xpu")
@@ -17,19 +17,19 @@ class Values:
     """A kind of value.
 
     Attributes:
-        complete: Returns the names that start with a text.
+        names: Returns the values that the shell completes; None for paths.
         check: Raises a KdcliError for a value that is certainly wrong.
     """
 
-    complete: Callable[[str], list[str]] | None = None
+    names: Callable[[], Iterable[str]] | None = None
     check: Callable[[str], object] | None = None
 
 
-def _complete_task(incomplete: str) -> list[str]:
+def _tasks() -> list[str]:
     from kdcli.data.tasks import named_tasks
     from kdcli.types import OWN
 
-    return [name for name in (*named_tasks(), OWN) if name.startswith(incomplete)]
+    return [*named_tasks(), OWN]
 
 
 def _check_task(name: str) -> None:
@@ -42,17 +42,16 @@ def _check_task(name: str) -> None:
         task_of(name)
 
 
-def _complete_recipe(incomplete: str) -> list[str]:
+def _recipes() -> list[str]:
     from kdcli.recipe.resolve import recipe_names
 
-    return [name for name in recipe_names() if name.startswith(incomplete)]
+    return recipe_names()
 
 
-def _complete_shape(incomplete: str) -> list[str]:
+def _shapes() -> list[str]:
     from kdcli.report.tables import published_shapes
 
-    shapes = [*published_shapes(), "static"]
-    return [shape for shape in shapes if shape.startswith(incomplete)]
+    return [*published_shapes(), "static"]
 
 
 def _check_shape(text: str) -> None:
@@ -62,11 +61,11 @@ def _check_shape(text: str) -> None:
         match_shape(text)
 
 
-def _complete_backend(incomplete: str) -> list[str]:
+def _backends() -> list[str]:
     from kdcli.deploy.backends import BACKENDS
 
     names = [f"{name}-{dtype}" for name, dtypes in BACKENDS.items() for dtype in dtypes]
-    return [name for name in (*BACKENDS, *names) if name.startswith(incomplete)]
+    return [*BACKENDS, *names]
 
 
 def _check_backend(text: str) -> None:
@@ -75,20 +74,16 @@ def _check_backend(text: str) -> None:
     check_backend_name(text)
 
 
-def _complete_format(incomplete: str) -> list[str]:
+def _formats() -> Iterable[str]:
     from kdcli.deploy.backends import FORMATS
 
-    return [name for name in FORMATS if name.startswith(incomplete)]
+    return FORMATS
 
 
 def _check_format(name: str) -> None:
     from kdcli.deploy.backends import check_format
 
     check_format(name)
-
-
-def _complete_device(incomplete: str) -> list[str]:
-    return [name for name in DEVICES if name.startswith(incomplete)]
 
 
 def _check_model(source: str) -> None:
@@ -112,12 +107,12 @@ def _check_output_dir(path: str) -> None:
 
 
 VALUES: Mapping[str, Values] = {
-    "task": Values(_complete_task, _check_task),
-    "recipe": Values(_complete_recipe),
-    "shape": Values(_complete_shape, _check_shape),
-    "backend": Values(_complete_backend, _check_backend),
-    "format": Values(_complete_format, _check_format),
-    "device": Values(_complete_device),
+    "task": Values(_tasks, _check_task),
+    "recipe": Values(_recipes),
+    "shape": Values(_shapes, _check_shape),
+    "backend": Values(_backends, _check_backend),
+    "format": Values(_formats, _check_format),
+    "device": Values(lambda: DEVICES),
     "model": Values(check=_check_model),
     "data": Values(check=_check_data),
     "output": Values(check=_check_output_dir),

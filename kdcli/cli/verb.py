@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +17,6 @@ import typer
 from kdcli.cli.app import app
 from kdcli.cli.help import Command
 from kdcli.cli.libraries import prepare_libraries
-from kdcli.cli.revision import pinned
 from kdcli.cli.show import Printable, ResultT, Saved, show
 from kdcli.custom_code import custom_code
 from kdcli.errors import UsageError, did_you_mean
@@ -29,6 +29,9 @@ OptionsT = TypeVar("OptionsT")
 
 COMPRESS, TRAIN, MEASURE, SHIP, INSPECT = "Compress", "Train", "Measure", "Ship", "Inspect"
 """The headings of `kdcli --help`."""
+
+HUB_MODEL = r"(\w[\w.-]*/)?\w[\w.-]*"
+"""A model on the hub: `owner/name`, or `name`."""
 
 PRINTING = ("json", "quiet", "verbose")
 LOADING = ("output_dir", "overwrite", "revision", "trust_remote_code", *PRINTING)
@@ -366,3 +369,39 @@ def _join() -> None:
         from kdcli.engine.peers import join
 
         join()
+
+
+def pinned(model: str | list[str] | None, revision: str) -> str | list[str]:
+    """Add `@REVISION` to a verb's only model.
+
+    Args:
+        model: A model, or a list with one model.
+        revision: A branch, a tag or a commit.
+
+    Raises:
+        UsageError: There is not exactly one model, the model is not on the hub, or it names
+            another revision.
+    """
+    if isinstance(model, list) and len(model) == 1:
+        return [_pinned(model[0], revision)]
+    if not model or isinstance(model, list):
+        number = "several were" if model else "none was"
+        raise UsageError(
+            f"--revision applies to one model, but {number} given",
+            "write MODEL@REV for each, or in the recipe",
+        )
+    return _pinned(model, revision)
+
+
+def _pinned(model: str, revision: str) -> str:
+    from kdcli.disk import EMBEDDED
+
+    name, at, current = model.partition("@")
+    if Path(model).exists() or name in EMBEDDED or not re.fullmatch(HUB_MODEL, name):
+        raise UsageError(f"{model} has no revisions: it is not on the hub", "remove --revision")
+    if not re.fullmatch(r"[\w./-]+", revision):
+        raise UsageError(f"--revision takes a branch, a tag or a commit, got '{revision}'")
+    if at and current != revision:
+        message = f"{model} and --revision {revision} contradict each other"
+        raise UsageError(message, "give one of them")
+    return f"{name}@{revision}"
