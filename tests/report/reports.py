@@ -2,7 +2,9 @@
 
 import io
 import itertools
+import json
 import re
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -275,73 +277,6 @@ def compress_values() -> dict[str, object]:
         "command_line": "kdcli compress google-bert/bert-base-uncased --task sst2",
         "data_versions": {"nyu-mll/glue": "commit abc"},
         "price_per_hour": 0.36,
-    }
-
-
-def hostile_values() -> dict[str, object]:
-    """Names, notes, recipe and environment that try to become markup."""
-    score = {"precision": 0.5, "recall": 0.5, "f1": 0.5, "support": 1}
-    mistake = {
-        "id": HOSTILE,
-        "texts": [HOSTILE],
-        "label": HOSTILE,
-        "predicted": HOSTILE,
-        "error": 1.0,
-    }
-    evaluated = {
-        **{
-            "task": HOSTILE,
-            "split": HOSTILE,
-            "n": 1,
-            "metrics": {HOSTILE: 0.5},
-            "per_class": {HOSTILE: score},
-        },
-        **{
-            "confusion": {"labels": [HOSTILE, "other"], "counts": [[0, 1], [0, 0]]},
-            "worst": [mistake],
-        },
-    }
-    differing = dict.fromkeys(("id", "label", "baseline", "model", "changed"), HOSTILE)
-    differing |= {"texts": [HOSTILE], "change": 1.0}
-    differing |= {"baseline_probability": 0.0, "model_probability": 1.0}
-    confused = {"baseline": HOSTILE, "model": HOSTILE, "count": 1}
-    interval = {"metric": HOSTILE, "difference": 0.1, "low": 0.05, "high": 0.2}
-    runs = [
-        {"settings": {HOSTILE: lr}, "seed": 0, "metrics": {HOSTILE: score}}
-        for lr, score in ((0.1, 0.5), (0.2, 0.6))
-    ]
-    point = {"held_out": {HOSTILE: {HOSTILE: 0.5}}, "metrics": {HOSTILE: 0.5}}
-    origin = {"source": HOSTILE, "made": f"distilled from {HOSTILE}"}
-    other = model("student", "teacher", id=HOSTILE, layers=3, bytes=69_600_000, **origin)
-    return report_values() | {
-        "models": {
-            "teacher": model("teacher", id=HOSTILE, model_type=HOSTILE),
-            HOSTILE: other,
-        },
-        "latency": [latency_row("teacher", 1, 60.0), latency_row(HOSTILE, 1, 6.0)],
-        "quality": {HOSTILE: {"teacher": {"accuracy": 0.9}, HOSTILE: {HOSTILE: 0.8}}},
-        "curve": [{"step": i, "loss": 1.0 / (i + 1)} | point for i in range(3)],
-        "recipe": {"method": HOSTILE, "data": {"source": HOSTILE}},
-        **{"environment": {"cpu": HOSTILE}, "notes": [HOSTILE]},
-        "published": [{"row": HOSTILE, "source": HOSTILE, "values": {HOSTILE: 1.0}}],
-        "evaluations": [
-            evaluated | {"model": m, "set": part}
-            for m, part in (("teacher", ""), (HOSTILE, HOSTILE))
-        ],
-        "comparisons": [
-            {"model": HOSTILE, "baseline": HOSTILE, "task": HOSTILE, "set": HOSTILE, **interval}
-        ],
-        "decisions": [
-            decision(HOSTILE, "teacher", (HOSTILE, "other", "third"), task=HOSTILE, set=HOSTILE)
-            | {"differing": [differing], "confused": [confused]}
-        ],
-        "selection": {
-            "metric": HOSTILE,
-            "on": HOSTILE,
-            "settings": {HOSTILE: 0.2},
-            "seed": 0,
-            "runs": runs,
-        },
     }
 
 
@@ -630,50 +565,6 @@ def report_of(**changes: object) -> Report:
     return made(benchmark_values(), **changes)
 
 
-def compared_benchmark_values() -> dict[str, object]:
-    """A benchmark of runs that were judged too; `slow` is beaten in everything."""
-    values = benchmark_values(((1, 128),), (("torch", "fp32"),))
-    accuracy = {"12x768": 0.93, "6x384": 0.91, "3x384": 0.88, "slow": 0.87}
-    slow = benchmark_row("slow", ("torch", "fp32"), 1, 128, p50_ms=30.0)
-    slower = model("candidate", "12x768", id="slow", layers=6, bytes=270_000_000)
-    models = {**values["models"], "slow": slower}  # type: ignore[dict-item]
-    return values | {
-        "models": models,
-        "latency": [*values["latency"], slow],  # type: ignore[misc]
-        "quality": {
-            "held-out loss": {name: {"loss": 0.5} for name in accuracy},
-            "sst2": {name: {"accuracy": value} for name, value in accuracy.items()},
-        },
-    }
-
-
-def hostile_benchmark_values() -> dict[str, object]:
-    """The same of a benchmark."""
-    on, cell = {"backend": HOSTILE, "dtype": HOSTILE}, {"batch_size": 1, "seq_len": 128}
-    row = latency_row(HOSTILE, 1, 6.0, speedup=ratio("teacher", 2.0, 1.0, 3.0)) | on
-    strange = on | {"device": HOSTILE, "padding": HOSTILE}
-    said = {"max_abs": 1.0, "relative": 1.0, "cosine": 0.0, "limit": 0.1, "metric": 0.5}
-    return hostile_values() | {
-        "command": "benchmark",
-        "focus": "latency",
-        "latency": [
-            *(row | {"seq_len": n, "model": m} for n in (128, 256) for m in ("teacher", HOSTILE)),
-            *(latency_row(HOSTILE, batch, 6.0) | strange for batch in (1, 8)),
-        ],
-        "quality": {HOSTILE: {"teacher": {HOSTILE: 0.9}, HOSTILE: {HOSTILE: 0.8}}},
-        "published": [
-            {
-                "row": f"3x768 {HOSTILE}",
-                "shape": "3x768",
-                "source": HOSTILE,
-                "values": {"speed-up": 2.0, HOSTILE: 1.0},
-            }
-        ],
-        "failures": [{"model": HOSTILE, "reason": HOSTILE} | on | cell],
-        "agreements": [{"model": HOSTILE, "wrong": True} | on | said],
-    }
-
-
 # Weights of the matrices of a layer of width 384.
 SIZES = dict.fromkeys("QKVO", 147_456) | dict.fromkeys("UGD", 589_824)
 
@@ -808,34 +699,8 @@ def sparsities_values() -> dict[str, object]:
     return values | {"recipe": recipe, "training": None, "curve": [], "pruning": pruning}
 
 
-def odd_values() -> dict[str, object]:
-    """Gates, as many heads as no number fits for, and layers that are not alike; a method without
-    scores."""
-    other = pruned_values(
-        "gates", 0.5, "QKVOUGD", layers=4, number_of_heads=24, scores=False, method="magnitude"
-    )
-    left_out = ("1.G", "3.D")
-    matrices = [m for m in other["matrices"] if m["name"] not in left_out]  # type: ignore[attr-defined]
-    matrices[0] |= {"kept": 1}
-    heads = [other["heads"][0][:6], *other["heads"][1:]]  # type: ignore[index]
-    return prune_values() | {
-        "pruning": [other | {"model": "masked", "matrices": matrices, "heads": heads}]
-    }
-
-
-def hostile_prune_values() -> dict[str, object]:
-    """Names of models, methods and matrices that try to become markup."""
-    values = hostile_values() | {"command": "prune"}
-    other = {"name": HOSTILE, "layer": 1, "kind": HOSTILE, "weights": 10, "kept": 1}
-    entry = pruned_values(HOSTILE, method=HOSTILE, masking=HOSTILE)
-    second = entry | {"matrices": [*entry["matrices"], other], "model": "teacher"}  # type: ignore[misc]
-    recipe = {"model": HOSTILE, "task": HOSTILE, "method": HOSTILE, "sparsity": [0.9]}
-    quality = {HOSTILE: {"teacher": {HOSTILE: 0.9}, HOSTILE: {HOSTILE: 0.8}}}
-    return values | {"recipe": recipe, "quality": quality, "pruning": [entry, second]}
-
-
 KINDS = {  # name of a fixture -> values of its report
-    **{"report": report_values, "hostile": hostile_values, "finetuned": finetune_values},
+    **{"report": report_values, "finetuned": finetune_values},
     "grid": lambda: finetune_values() | {"selection": selection_values()},
     "labels": lambda: (
         finetune_values() | {"evaluations": [evaluation("finetuned", "banking77", **many_labels())]}
@@ -844,12 +709,14 @@ KINDS = {  # name of a fixture -> values of its report
     **{
         "compared": evaluate_values,
         "benchmark": benchmark_values,
-        "runs": compared_benchmark_values,
     },
     "compressed": compress_values,
-    **{"pruned": prune_values, "sparsities": sparsities_values, "odd": odd_values},
-    **{"hostile_latency": hostile_benchmark_values, "hostile_pruning": hostile_prune_values},
+    **{"pruned": prune_values, "sparsities": sparsities_values},
 }
+
+for file in sorted(Path(__file__).with_name("saved").iterdir()):
+    # Reports as they were written once, two of them with names that try to become markup.
+    KINDS[file.stem] = partial(json.loads, file.read_text("utf-8"))
 
 CARDS = {  # name of a report -> its model with a card, and the class that loads the model
     "report": ("3x384", "AutoModel"),

@@ -98,8 +98,9 @@ def test_the_metric_of_an_output_is_shown_if_it_was_measured(benchmark):
 
 
 def test_quality_on_another_backend_belongs_to_the_weights(runs):
-    rows = [row.model_dump() | {"backend": "onnx", "dtype": "int8"} for row in runs.latency]
-    first, second, _ = report_pictures(made(reports.compared_benchmark_values(), latency=rows))
+    onnx = {"backend": "onnx", "dtype": "int8"}
+    rows = [row.model_copy(update=onnx) for row in runs.latency]
+    first, second, _ = report_pictures(runs.model_copy(update={"latency": rows}))
     assert first.caption.endswith("The quality belongs to the weights, not to this backend.")
     assert "of the weights, not" not in second.caption
     # The hollow point.
