@@ -4,7 +4,6 @@ was divided."""
 import json
 from dataclasses import dataclass, field
 
-import numpy as np
 import pytest
 import torch
 from encoders import tiny_config, tiny_encoder
@@ -124,16 +123,6 @@ def test_all_but_replaced_words_stays_as_it_was(tmp_path_factory, words, between
         assert (found.replaced, {c.texts for c in copies_of(found, given)}) == (0, {(text,)})
 
 
-def test_the_share_replaced_is_the_probability(tmp_path):
-    given = examples([f"the cat sat on mat number {'ab' * i}" for i in range(1, 60)])
-    found = augmented(tmp_path, SINGLE, given, probability=0.4, copies=20)
-    words = 59 * 20 * 7
-    assert abs(found.replaced - 0.4) < 4 * np.sqrt(0.24 / words)
-    assert any("40" in note or "39" in note for note in found.notes)
-    assert augmented(tmp_path, SINGLE, given, probability=0.0).replaced == 0
-    assert augmented(tmp_path, SINGLE, given, probability=1.0).replaced == 1
-
-
 def test_a_copy_of_a_pair_changes_one_text_in_turn(tmp_path):
     given = examples([("the cat sat on a mat", "who ran where?"), ("1872", "a cat"), ("1872", "?")])
     found = augmented(tmp_path, PAIR, given, probability=1.0)
@@ -179,15 +168,6 @@ def test_each_labelled_word_stays_one_word(tmp_path):
         assert " " in copy.texts[3]
         assert copy.label == (0,) * 9
     assert found.replaced == 1
-
-
-@pytest.mark.parametrize("chunk", [1, 2, 3])
-def test_copies_do_not_depend_on_how_the_work_is_divided(tmp_path, monkeypatch, chunk):
-    whole = augmented(tmp_path / "a", SINGLE, examples(TEXTS))
-    monkeypatch.setattr(module, "TEXTS_PER_FILE", chunk)
-    assert augmented(tmp_path / "b", SINGLE, examples(TEXTS)) == whole
-    turned = augmented(tmp_path / "c", SINGLE, examples(TEXTS)[::-1])
-    assert sorted(e.texts for e in turned.examples) == sorted(e.texts for e in whole.examples)
 
 
 def cached(path):

@@ -16,15 +16,11 @@ from hub_server import hub  # noqa: F401
 from huggingface_hub import HfApi
 from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.utils import httpx
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from texts import DOCUMENTS, corpus, tokens, write
 
 from kdcli.data import hub as hub_module
 from kdcli.data import sources
 from kdcli.data.sources import open_source
-from kdcli.data.text.corpus import open_corpus
-from kdcli.data.text.tokenise import calls_of
 from kdcli.disk import USED
 from kdcli.errors import UsageError
 
@@ -161,24 +157,6 @@ def test_too_little_text_for_a_block(tmp_path):
         corpus(tmp_path / "d.txt")
 
 
-def test_the_truncation_of_an_earlier_call_changes_nothing(text):
-    """Truncation and padding stay set inside a fast tokenizer after a call with them."""
-    log, tokenizer = [], tiny_tokenizer()
-    given = {
-        "max_length": 16,
-        "column": None,
-        "isolated": False,
-        "held_out_blocks": 4,
-        "log": log.append,
-    }
-    first = open_corpus(str(text), tokenizer, **given)
-    log.clear()
-    tokenizer(["w1", "w2 w3 w4"], truncation=True, max_length=3, padding=True)
-    second = open_corpus(str(text), tokenizer, **given)
-    assert not log
-    assert tokens(first).tolist() == tokens(second).tolist()
-
-
 def left_in(cache):
     """What the cache holds but for locks and notes."""
     return [p for p in (cache / "corpora").iterdir() if p.suffix not in (".lock", USED)]
@@ -209,26 +187,6 @@ def test_of_two_processes_the_second_waits_and_reads(text, tmp_path, cache):
             (tmp_path / "aside").rename(whole)
         assert second.result(timeout=60) == expected
         assert not [line for line in log if "waiting" not in line]
-
-
-def test_a_document_is_tokenised_incalls_of_that_lose_nothing(monkeypatch):
-    monkeypatch.setattr("kdcli.data.text.tokenise.CHARS_PER_CALL", 12)
-
-    @settings(max_examples=200)
-    @given(st.lists(st.text("ab ", min_size=1, max_size=60), max_size=8))
-    def check(documents):
-        found, piece = [], ""
-        for texts, ends in calls_of(iter(documents)):
-            assert sum(map(len, texts)) < 24
-            for text, is_end in zip(texts, ends, strict=True):
-                assert text
-                piece += text
-                if is_end:
-                    found.append(piece)
-                    piece = ""
-        assert found == documents
-
-    check()
 
 
 def test_a_document_cut_for_calls_gives_the_tokens_of_the_whole(tmp_path, monkeypatch):

@@ -10,7 +10,6 @@ from encoders import tiny_tokenizer
 from questions import KINDS, tokenizer_of
 from transformers import EsmTokenizer
 
-from kdcli.data.labelled import features
 from kdcli.data.labelled.features import encode_examples, unknown_share
 from kdcli.errors import UsageError
 from kdcli.types import IGNORED, Example, Task
@@ -100,12 +99,6 @@ def test_rows_are_what_the_tokenizer_says_of_each_text_alone(kind, pair, max_len
     assert rows.example.tolist() == list(range(len(texts)))
 
 
-def test_a_row_that_just_fits_was_not_cut():
-    length = len(tokenizer_of("word pieces")(TEXTS[3])["input_ids"])
-    assert encoded(SINGLE, [TEXTS[3]], max_length=length).truncated == 0
-    assert encoded(SINGLE, [TEXTS[3]], max_length=length - 1).truncated == 1
-
-
 def test_a_pair_loses_from_its_longer_text():
     tokenizer = tokenizer_of("word pieces")
     short, long = "cat", " ".join(["rivers"] * 40)
@@ -114,15 +107,6 @@ def test_a_pair_loses_from_its_longer_text():
     for i in (0, 1):
         assert tokenizer("cat", add_special_tokens=False)["input_ids"][0] in row(rows, i)
         assert len(row(rows, i)) == 20
-
-
-def test_texts_beyond_one_portion_are_read_alike(monkeypatch):
-    labels = [i % 3 for i in range(len(TEXTS) * 5)]
-    whole = encoded(SINGLE, TEXTS * 5, labels)
-    monkeypatch.setattr(features, "EXAMPLES_PER_CALL", 4)
-    portions = encoded(SINGLE, TEXTS * 5, labels)
-    for of in ("ids_T", "types_T", "ends", "labels", "example"):
-        assert np.array_equal(getattr(whole, of), getattr(portions, of)), of
 
 
 @pytest.mark.parametrize("token_types", [True, False])
@@ -282,8 +266,3 @@ def test_withheld_labels_are_not_in_the_batch(task, all_of_them):
     assert rows.by_length().labels is None
     # Where the words are is known all the same.
     assert (rows.words_T is not None) == (task is TAGS)
-
-
-def test_no_examples_are_no_rows():
-    rows = encoded(SINGLE, TEXTS, [0] * len(TEXTS)).take(np.array([], dtype=np.int64))
-    assert (len(rows), rows.ids_T.tolist(), rows.labels.tolist()) == (0, [], [])

@@ -1,6 +1,5 @@
 """The examples of a task: those trained on, those evaluated on, and the names of their sets."""
 
-import csv
 import gzip
 import json
 
@@ -49,14 +48,6 @@ def splits(folder, **rows):
         put(folder / f"{name}.jsonl", of_split)
 
 
-def put_csv(path, rows):
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
-
-
 def read(name, source, log=None, **how):
     return read_task(name, source, log, **how)
 
@@ -80,13 +71,6 @@ def test_a_directory_with_both_splits(tmp_path, ending):
     assert (ids(found.train), ids(found.sets[""])) == (list(range(20)), list(range(100, 105)))
     assert (list(found.sets), found.split, found.task.sets, log) == ([""], "validation", (), [])
     assert found.train[3] == Example(f"{tmp_path / f'train{ending}'}:4", "3", ("w3",), 1)
-
-
-def test_shards_are_read_in_the_order_of_their_names(tmp_path):
-    put(tmp_path / "train-00001-of-00002.jsonl", sentences(5, 5))
-    put(tmp_path / "train-00000-of-00002.jsonl", sentences(5))
-    put(tmp_path / "validation.jsonl", sentences(2, 100))
-    assert ids(read("cola", tmp_path).train) == list(range(10))
 
 
 def test_the_two_parts_of_mnli_are_judged_apart(tmp_path):
@@ -201,26 +185,6 @@ def test_an_evaluation_needs_no_training_split_and_takes_a_single_file(tmp_path)
     ) == [0, 1, 2, 3, 4]
 
 
-def test_without_a_validation_split_a_tenth_is_held_back(tmp_path):
-    put(tmp_path / "train.jsonl", sentences(205))
-    log: list[str] = []
-    found, again = read("cola", tmp_path, log), read("cola", tmp_path)
-    held = ids(found.sets[""])
-    assert 10 <= len(held) <= 30
-    assert sorted(ids(found.train) + held) == list(range(205))
-    assert held == sorted(held)
-    assert 3 <= sum(i < 100 for i in held) <= len(held) - 3
-    assert (again.train, again.sets, found.split) == (
-        found.train,
-        found.sets,
-        "held back from train",
-    )
-    assert log == [
-        f"there is no validation split: {len(held)} of the 205 training examples are held out "
-        "for evaluation"
-    ]
-
-
 def test_too_few_examples_cannot_be_held_back(tmp_path):
     put(tmp_path / "train.jsonl", sentences(2))
     assert "2 examples are too few" in refused("cola", tmp_path).message
@@ -233,45 +197,12 @@ def test_a_test_split_is_not_made_up(tmp_path):
     assert "test.*" in found.hint
 
 
-def test_fewer_rows_are_drawn_once_and_for_all_in_their_own_order(tmp_path):
-    splits(tmp_path, train=sentences(200), validation=sentences(100, 200))
-    one, two = (read("cola", tmp_path, train_rows=30, judged_rows=10) for _ in range(2))
-    assert (one.train, one.sets, len(one.train), len(one.sets[""])) == (two.train, two.sets, 30, 10)
-    for begin, drawn in ((0, ids(one.train)), (200, ids(one.sets[""]))):
-        assert drawn == sorted(set(drawn)) != list(range(begin, begin + len(drawn)))
-    # More examples are these and some others, so that what is learnt from few and from many
-    # compares.
-    assert set(ids(one.train)) < set(ids(read("cola", tmp_path, train_rows=60).train))
-    assert len(read("cola", tmp_path, train_rows=1000).train) == 200
-
-
 def test_each_set_is_drawn_for_itself(tmp_path):
     splits(
         tmp_path, train=nli(9), validation_matched=nli(40, 100), validation_mismatched=nli(4, 200)
     )
     found = read("mnli", tmp_path, judged_rows=10)
     assert {name: len(e) for name, e in found.sets.items()} == {"matched": 10, "mismatched": 4}
-
-
-def test_own_rows_of_csv(tmp_path):
-    rows = [
-        {"title": f"w{i}", "body": f"w{i} w2", "mood": ("good", "bad")[i % 2]} for i in range(60)
-    ]
-    put_csv(tmp_path / "train.csv", rows)
-    put_csv(tmp_path / "validation.csv", [row | {"title": "new"} for row in rows[:8]])
-    log: list[str] = []
-    found = read("own", tmp_path, log, columns={"text": ["title", "body"], "label": "mood"})
-    assert (found.task.kind, found.task.texts, found.task.labels) == (
-        "class",
-        ("title", "body"),
-        ("bad", "good"),
-    )
-    assert ([e.label for e in found.train[:3]], found.train[1].texts) == (
-        [1, 0, 1],
-        ("w1", "w1 w2"),
-    )
-    assert len(found.sets[""]) == 8
-    assert "60 examples of kind class" in log[0]
 
 
 def test_an_own_task_is_what_the_rows_say_that_are_trained_on(tmp_path):
@@ -286,24 +217,6 @@ def test_an_own_task_is_what_the_rows_say_that_are_trained_on(tmp_path):
     found = read("own", tmp_path / "here", train_source=str(tmp_path / "elsewhere"))
     assert (found.task.labels, len(found.train)) == (("a", "b", "c"), 9)
     assert [e.label for e in found.sets[""]] == [1, 2]
-
-
-def test_a_label_of_validation_that_training_never_saw_is_refused_with_its_row(tmp_path):
-    put(tmp_path / "train.jsonl", [{"text": f"w{i}", "label": "ab"[i % 2]} for i in range(9)])
-    put(tmp_path / "validation.jsonl", [{"text": "w1", "label": "a"}, {"text": "w1", "label": "z"}])
-    message = "validation.jsonl:2: 'label' of your data must be one of 0 (a), 1 (b), got 'z'"
-    assert message in refused("own", tmp_path).message
-
-
-def test_names_of_classes_that_are_known_better_are_taken_where_they_cover_the_rows(tmp_path):
-    file = put(tmp_path / "mine.jsonl", [{"text": "w1", "label": x} for x in "ac"])
-    known = ("c", "b", "a")
-    found = read("own", file, training=False, head=Head("class", known))
-    assert (found.task.labels, [e.label for e in found.sets[""]]) == (known, [2, 0])
-    assert read("own", file, training=False, head=Head("class", ("a", "b"))).task.labels == (
-        "a",
-        "c",
-    )
 
 
 def test_labels_are_numbers_of_the_head_only_if_they_begin_with_0(tmp_path):
@@ -332,45 +245,6 @@ def test_the_demo_is_always_there():
     assert read("demo-topic", "demo").train == found.train
     assert "it has train, validation" in refused("demo-topic", None, split="test").message
     assert "the demo has no task cola" in refused("cola", "demo").message
-
-
-@pytest.mark.parametrize("name", ["train.jsonl", "train.csv", "train.jsonl.gz", "train.txt"])
-@pytest.mark.parametrize("task", ["cola", "own"])
-def test_a_file_of_no_bytes_is_refused(tmp_path, name, task):
-    (tmp_path / name).write_bytes(b"")
-    message = refused(task, tmp_path).message
-    assert "holds no" in message
-    assert task == "own" or name in message
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("train.jsonl", b"\n \n"),
-        ("train.csv", b"sentence,label\n"),
-        ("train-00001-of-00002.jsonl", b""),
-    ],
-)
-def test_a_file_without_rows_is_refused_by_name(tmp_path, name, content):
-    if "00001" in name:
-        put(tmp_path / "train-00000-of-00002.jsonl", sentences(20))
-    (tmp_path / name).write_bytes(content)
-    assert f"{tmp_path / name} holds no rows" in refused("cola", tmp_path).message
-
-
-@pytest.mark.parametrize("task", ["cola", "own"])
-def test_a_file_cut_off_in_the_middle_is_refused_by_name(tmp_path, task):
-    whole = put(
-        tmp_path / "train.jsonl.gz",
-        [r | {"sentence": f"w{i * i}"} for i, r in enumerate(sentences(5000))],
-    )
-    whole.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
-    assert f"{whole} is not a whole gzip file" in refused(task, tmp_path).message
-
-
-def test_the_row_that_is_wrong_is_named(tmp_path):
-    put(tmp_path / "train.jsonl", [*sentences(5), {"sentence": "w1", "label": 9}])
-    assert refused("cola", tmp_path).message.startswith(f"{tmp_path / 'train.jsonl'}:6: 'label'")
 
 
 FORMATS = "(.jsonl, .csv, .tsv, .parquet, each also .gz)"

@@ -57,15 +57,6 @@ def test_the_logits_at_the_masked_places_are_those_of_the_full_computation(model
     assert torch.equal(after, full), "the model is left as it was"
 
 
-def test_the_head_sees_the_masked_places_only():
-    asked = masked_words_of()
-    seen = []
-    asked.model.cls.register_forward_hook(lambda module, arguments, out: seen.append(out.shape))
-    asked.candidates(TEXTS, 3)
-    assert {shape[1] for shape in seen} == {1}
-    assert sum(shape[0] for shape in seen) > len(seen), "queries are asked together"
-
-
 def alone(asked: MaskedWords, text: str, begin: int, end: int, count: int) -> list[str] | None:
     """The definition, with nothing batched, gathered or shared; None where these characters are not
     one known token."""
@@ -97,28 +88,6 @@ def test_batched_is_what_one_query_a_word_says(kind):
                 word.begin : word.end
             ]
     assert sum(likely is not None for of_text in found for _, likely in of_text) >= 12
-
-
-def test_candidates_are_whole_words_and_not_the_word_itself():
-    asked = masked_words_of()
-    found = asked.candidates(["The cat ran"], 1000)[0]
-    vocabulary = asked.tokenizer.get_vocab()
-    assert [word.begin for word, _ in found] == [0, 4, 8]
-    for (_, likely), own in zip(found, ("the", "cat", "ran"), strict=True):
-        assert own not in likely
-        assert len(likely) > 20
-        assert len(set(likely)) == len(likely)
-        assert all(word.isalpha() and word in vocabulary for word in likely)
-    inside = {w for _, likely in found for w in likely if f"##{w}" in vocabulary and len(w) > 1}
-    assert not {"s", "PAD", "unk", "mask"} & inside
-
-
-def test_a_word_of_several_pieces_is_not_asked_for():
-    words = {
-        word.begin: likely for word, likely in masked_words_of().candidates(["runners ran"], 2)[0]
-    }
-    assert words[0] is None
-    assert len(words[8]) == 2
 
 
 def test_of_a_long_text_each_word_is_asked_within_the_piece_that_holds_it(monkeypatch):

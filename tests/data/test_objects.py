@@ -12,7 +12,6 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict
 from reading import read_task
 
-from kdcli.data import objects
 from kdcli.data.objects import write_object
 from kdcli.data.sources import open_source
 from kdcli.disk import USED
@@ -205,14 +204,6 @@ def test_a_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
     with pytest.raises(MachineError, match="could not be written") as caught:
         written(["w1"])
     assert "KDCLI_CACHE" in caught.value.hint
-
-
-@pytest.mark.parametrize("value", [ROWS, DatasetDict(train=Dataset.from_list(ROWS))])
-def test_an_object_that_is_there_needs_no_lock(monkeypatch, tmp_path, value):
-    monkeypatch.setenv("KDCLI_CACHE", str(tmp_path))
-    path = written(value)
-    monkeypatch.setattr(objects, "lock_entry", lambda entry: 1 / 0)
-    assert written(value) == path
 
 
 @pytest.mark.parametrize(("folder", "used"), [("objects", True), ("run", False)])

@@ -94,15 +94,6 @@ def test_no_row_is_in_two_parts_however_the_splits_overlap():
     assert not np.isin(training, overlapping.test).any()
 
 
-def test_rows_with_the_same_texts_are_in_the_same_part():
-    repeated = Pools(np.repeat(TRAIN, 3))
-    partition = chosen(repeated)
-    assert shares(partition, repeated) == {
-        ("selection", "train"): 99,
-        ("verification", "train"): 198,
-    }
-
-
 def test_the_rows_of_a_part_are_counted_as_they_are_evaluated():
     """Each copy counts, but only in the last split that has it."""
     train, test = np.array([1, 1, 2, 3, 4], np.uint64), np.array([2, 2, 5], np.uint64)

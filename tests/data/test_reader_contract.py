@@ -25,7 +25,6 @@ from forked import killed
 from reading import read_task
 from texts import DOCUMENTS, PACK, corpus, encoded, tokens, write
 
-from kdcli.cli import main
 from kdcli.data.batches import BatchOrder
 from kdcli.data.labelled.lists import read_lists
 from kdcli.data.readers import read_rows
@@ -304,16 +303,6 @@ NO_TEXT = {
     "arrow": [b"", encoded("arrow", []), encoded("arrow", [" "])],
 }
 NO_TEXT["ndjson"] = NO_TEXT["jsonl"]
-ONE_ROW = {
-    "txt": [b"w1 w2 w3", b"w1 w2 w3\n"],
-    "jsonl": [b'{"text": "w1 w2 w3"}', b'{"text": "w1 w2 w3", "label": 1}\n'],
-    "csv": [b"text\nw1 w2 w3", b"text,label\nw1 w2 w3,1\n"],
-    "tsv": [b"text\nw1 w2 w3", b"text\tlabel\nw1 w2 w3\t1\n"],
-    "parquet": [parquet(["w1 w2 w3"])],
-    "json": [b'[{"text": "w1 w2 w3"}]', b'{"text": "w1 w2 w3"}', b'{"a": [{"text": "w1 w2 w3"}]}'],
-    "arrow": [encoded("arrow", ["w1 w2 w3"])],
-}
-ONE_ROW["ndjson"] = ONE_ROW["jsonl"]
 READERS = {
     "documents": documents,
     "corpus": corpus,
@@ -343,34 +332,6 @@ def test_a_file_without_text_is_refused_by_name(tmp_path, ending):
             with pytest.raises(UsageError, match=rf"{tmp_path}/{number}") as caught:
                 reader(str(folder))
             assert "\n" not in caught.value.message
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_a_single_row_is_read_and_is_too_little_for_the_rest(tmp_path, ending):
-    for number, content in enumerate(files_of(ONE_ROW, ending)):
-        folder = tmp_path / f"{number}"
-        folder.mkdir()
-        (folder / f"train.{ending}").write_bytes(content)
-        assert documents(folder) == ["w1 w2 w3"]
-        with pytest.raises(UsageError, match="has 4 tokens, less than one block of 16"):
-            corpus(folder)
-        for name in ("sentences", "own task", "benchmark task", "lists"):
-            with pytest.raises(UsageError):
-                READERS[name](str(folder))
-
-
-@pytest.mark.parametrize("verb", ["distill", "tokenize"])
-def test_a_command_on_an_empty_file_exits_with_2(tmp_path, monkeypatch, capsys, verb):
-    (tmp_path / "train.txt").touch()
-    words = {
-        "distill": ["demo", "--to", "2x64", "--data", str(tmp_path), "-o", str(tmp_path / "out")],
-        "tokenize": [str(tmp_path), "--tokenizer", "demo", "--dry-run"],
-    }
-    monkeypatch.setattr(sys, "argv", ["kdcli", verb, *words[verb]])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert "holds no text" in capsys.readouterr().err
 
 
 def test_an_empty_file_among_others_is_named(tmp_path):

@@ -50,13 +50,6 @@ def expected(documents=DOCUMENTS):
     return [i for d in documents for i in (*tokenizer(d, add_special_tokens=False)["input_ids"], 3)]
 
 
-@pytest.mark.parametrize("ending", ["txt", "jsonl", "csv", "parquet", "jsonl.gz"])
-def test_files_of_lines_are_cut_into_shards(tmp_path, ending):
-    write(tmp_path / "text" / f"train.{ending}", DOCUMENTS)
-    meta = made(tmp_path / "text", tmp_path / "out")
-    assert (len(meta.shards) > 5) == (ending in ("txt", "jsonl"))
-
-
 def test_a_parquet_file_is_cut_between_its_row_groups(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -76,15 +69,6 @@ def test_small_files_share_a_shard(tmp_path):
     meta = made(tmp_path / "text", tmp_path / "out")
     assert 4 < len(meta.shards) < 20
     assert tokens(corpus(tmp_path / "out")).tolist() == expected()
-
-
-def test_blocks_are_read_across_the_ends_of_shards(text, tmp_path):
-    meta = made(text, tmp_path / "out")
-    found = corpus(tmp_path / "out")
-    assert len([s for s in meta.shards if s.split == "train"]) > 5
-    ids = found.train.batch(np.arange(len(found.train)))["input_ids"][:, 1:-1].reshape(-1).tolist()
-    assert ids == expected()[: len(ids)]
-    assert len(found.held_out.batch(np.arange(2))["input_ids"][:, 1:-1].unique()) == 4
 
 
 def test_workers_write_the_same_bytes_as_one_process(text, tmp_path):

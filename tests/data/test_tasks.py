@@ -1,14 +1,12 @@
 """The named tasks as the data sets on the hub have them, and the files of the GLUE server to the
 byte."""
 
-import os
-
 import pytest
 
 from kdcli.data.demo import TASKS as DEMO_TASKS
 from kdcli.data.demo import demo_task
 from kdcli.data.tasks import named_tasks, task_of
-from kdcli.errors import MachineError, UsageError
+from kdcli.errors import UsageError
 from kdcli.verbs.evaluate.submission import check_submission, write_submission
 
 # Task → columns, names of the labels in the order of their numbers: the `ClassLabel` features of
@@ -116,15 +114,6 @@ def test_scores_are_clipped_to_what_the_server_takes(tmp_path):
     )
 
 
-def test_a_file_of_before_is_replaced_whole(tmp_path):
-    write_submission(tmp_path, task_of("sst2"), "", [1] * 9)
-    assert (
-        write_submission(tmp_path, task_of("sst2"), "", [0]).read_bytes()
-        == b"index\tprediction\n0\t0\n"
-    )
-    assert [p.name for p in tmp_path.iterdir()] == ["SST-2.tsv"]
-
-
 def test_the_nine_are_taken_and_no_other():
     nine = {*OF_TWO_CLASSES, "mnli", "stsb"}
     for name in nine:
@@ -133,11 +122,3 @@ def test_the_nine_are_taken_and_no_other():
         with pytest.raises(UsageError, match=f"task {name} is not a GLUE task") as caught:
             check_submission(task_of(name))
         assert "cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte and wnli" in caught.value.hint
-
-
-def test_a_full_disk_is_named_and_keeps_the_old_file(tmp_path, full_disk):
-    write_submission(tmp_path, task_of("sst2"), "", [1])
-    full_disk(os, "fsync")
-    with pytest.raises(MachineError, match=r"the disk is full: .*SST-2\.tsv"):
-        write_submission(tmp_path, task_of("sst2"), "", [0])
-    assert (tmp_path / "SST-2.tsv").read_bytes() == b"index\tprediction\n0\t1\n"

@@ -1,8 +1,6 @@
 """Rows without labels: the head of the model decides how they are read."""
 
-import gzip
 import json
-import re
 
 import pytest
 from reading import read_task
@@ -112,25 +110,6 @@ def test_plain_text_is_read_as_words_and_marks_by_a_tagger(tmp_path):
         ("He", "doesn", "'", "t", "."),
     ]
     assert {example.label for example in data.sets[""]} == {None}
-
-
-@pytest.mark.parametrize("ending", ["txt", "txt.gz"])
-def test_blank_lines_of_plain_text_are_no_rows(tmp_path, ending):
-    file = tmp_path / f"texts.{ending}"
-    content = b"\nShe left.\n\n \t\r\nHe came.\r\n\n"
-    file.write_bytes(gzip.compress(content) if ending.endswith("gz") else content)
-    data = read_task("own", file, training=False, head=CLASSES)
-    assert [(example.where, *example.texts) for example in data.sets[""]] == [
-        (f"{file}:2", "She left."),
-        (f"{file}:5", "He came."),
-    ]
-
-
-def test_plain_text_with_only_blank_lines_is_refused(tmp_path):
-    file = tmp_path / "texts.txt"
-    file.write_text("\n  \n", "utf-8")
-    with pytest.raises(UsageError, match=re.escape(str(file))):
-        read_task("own", file, training=False, head=CLASSES)
 
 
 def test_without_a_head_plain_text_has_no_task(tmp_path):
