@@ -1,12 +1,50 @@
 """Find the rows of the papers' tables that belong next to a run's results."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from kdcli.report.schema import ModelEntry, PublishedRow
-from kdcli.report.tables import AblationRow, published_tables
+from kdcli.report.schema import ModelEntry, PublishedRow, Role
+from kdcli.report.tables import published_tables
 from kdcli.report.text import paper_shape
+
+
+class PaperRow(PublishedRow):
+    """A row of published.toml, with the runs that it is shown for.
+
+    Attributes:
+        shapes: The shapes of models that it is shown for.
+        role: The only role of these models; None for every role but the teacher's.
+        density: The share of the weights that the run keeps.
+        on_task: Whether the row is shown only for runs on a task.
+        method: The method of an ablation.
+        variant: The variant of this method.
+    """
+
+    shapes: Sequence[str] = ()
+    role: Role | None = None
+    density: float | None = None
+    on_task: bool = False
+    method: str | None = None
+    variant: str | None = None
+
+    def shown(self, **changes: object) -> PublishedRow:
+        """Return the row as a report has it."""
+        facts = self.model_dump(include=set(PublishedRow.model_fields))
+        return PublishedRow.model_validate(facts | changes)
+
+    def fits(self, models: Sequence[ModelEntry], sparsities: Sequence[float]) -> bool:
+        """Whether a model has one of the shapes and the role, and the run has the density."""
+        shapes = {
+            paper_shape(model.card)
+            for model in models
+            if model.card is not None
+            and (model.role == self.role if self.role else model.role != "teacher")
+        }
+        is_kept = self.density is None or any(
+            math.isclose(1 - sparsity, self.density) for sparsity in sparsities
+        )
+        return is_kept and not shapes.isdisjoint(self.shapes)
 
 
 def published_for(
@@ -26,76 +64,35 @@ def published_for(
     if embeds or any(model.role == "trimmed" for model in models):
         return []
     content, recipe = published_tables(), recipe or {}
-    task = recipe.get("task")
-    densities = [1 - sparsity for sparsity in recipe.get("sparsity") or ()]
-    tasks = content["tasks"]
+    tasks, task = content["tasks"], recipe.get("task")
+    papers = [PaperRow.model_validate(row) for row in content["row"]]
+    evaluated = {task, *((recipe.get("eval") or {}).get("tasks") or ())} - {None}
     rows = []
-    for row in content["row"]:
-        density = row.get("density")
-        if _shapes(models, row.get("role")).isdisjoint(row["shapes"]):
+    for row in papers:
+        if row.task is not None or not row.fits(models, recipe.get("sparsity") or ()):
             continue
-        if density is not None and not any(math.isclose(density, one) for one in densities):
-            continue
-        values = row["values"]
         if task is None:
-            if row.get("on_task", False):
-                continue
+            values = {} if row.on_task else row.values
         else:
-            values = {k: v for k, v in values.items() if tasks.get(k, task) == task}
-            if not any(name in tasks for name in values):
-                continue
-        rows.append(
-            PublishedRow(
-                row=row["row"],
-                source=row["source"],
-                values={name: float(value) for name, value in values.items()},
-                shape=row.get("shape"),
-            )
-        )
-    evaluated = {task, *((recipe.get("eval") or {}).get("tasks") or ())}
-    by_set = [PublishedRow.model_validate(row) for row in content["by_set"]]
-    of_method = [row for row in content["ablation"] if row["method"] == recipe.get("method")]
-    rows += by_set + _variants(of_method, models)
-    return [row for row in rows if row.task is None or row.task in evaluated]
+            values = {k: v for k, v in row.values.items() if tasks.get(k, task) == task}
+        if values and (task is None or not tasks.keys().isdisjoint(values)):
+            rows.append(row.shown(values=values))
+    rows += [row.shown() for row in papers if row.task in evaluated and not row.variant]
+    of_method = [row for row in papers if row.variant and row.method == recipe.get("method")]
+    return rows + [row for row in _variants(of_method, models) if row.task in evaluated]
 
 
-def _shapes(models: Sequence[ModelEntry], role: str | None) -> set[str]:
-    """Return the papers' shapes among the models of a role, or among all but the teacher."""
-    shapes = set()
-    for model in models:
-        fits = model.role != "teacher" if role is None else model.role == role
-        if fits and model.card is not None and (shape := paper_shape(model.card)):
-            shapes.add(shape)
-    return shapes
-
-
-def _variants(ablations: Sequence[AblationRow], models: Sequence[ModelEntry]) -> list[PublishedRow]:
-    """Return what a paper reports for the variants of an ablation.
+def _variants(ablation: Sequence[PaperRow], models: Sequence[ModelEntry]) -> Iterator[PublishedRow]:
+    """Yield what a paper reports for the variants of an ablation.
 
     The rows have the model's shape or, if there are none, the paper's smallest shape.
     """
-    rows = []
     variants = [model for model in models if model.variant is not None]
-    for model in variants:
-        assert model.card is not None
-        same = [row for row in ablations if row["variant"] == model.variant]
-        own = [row for row in same if row["shape"] == paper_shape(model.card)]
-        for row in own or same[-1:]:
-            values: dict[tuple[str, str], dict[str, float]] = {}
-            for column, value in row["values"].items():
-                task, metric, *part = column.split(" ")
-                values.setdefault((task, metric), {})[" ".join(part)] = float(value)
-            rows += [
-                PublishedRow(
-                    row=f"{row['shape']}, {row['variant']}",
-                    source=row["source"],
-                    values=by_set,
-                    shape=row["shape"],
-                    task=task,
-                    metric=metric,
-                    model=model.name,
-                )
-                for (task, metric), by_set in values.items()
-            ]
     # A single variant has nothing to be compared with.
-    return rows if len(variants) > 1 else []
+    for model in variants if len(variants) > 1 else []:
+        assert model.card is not None
+        same = [row for row in ablation if row.variant == model.variant]
+        shapes = [row.shape for row in same]
+        shape = paper_shape(model.card)
+        shape = shape if shape in shapes or not shapes else shapes[-1]
+        yield from (row.shown(model=model.name) for row in same if row.shape == shape)
