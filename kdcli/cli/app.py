@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kdcli.cli.help import Group
+from kdcli.cli.help import MAX_WIDTH, Group
 from kdcli.errors import Interrupted, KdcliError, MachineError, Stopped, UsageError, shortened
 from kdcli.version import full_version
 
@@ -121,7 +121,7 @@ app: typer.Typer = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
     help="Make Hugging Face encoders small and fast, and measure what is lost.",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": MAX_WIDTH},
 )
 
 

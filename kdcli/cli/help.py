@@ -6,19 +6,15 @@ A command's `--help` fits on a screen: it leaves out the options that few people
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from kdcli.errors import UsageError
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-LABEL_WIDTH, MAX_WIDTH = 30, 100
+MAX_WIDTH = 100
 ALL = "--help-all"
 KEPT = ("Arguments", "Goal")
 """The panels that keep their headings in the short help. The others are one list there."""
@@ -49,42 +45,37 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Print the whole help if `--help-all` is among the arguments."""
         if ALL in args:
-            self.print_help(ctx, everything=True)
-            typer.echo()
+            formatter = ctx.make_formatter()
+            self.write_help(ctx, formatter, everything=True)
+            typer.echo(formatter.getvalue().rstrip("\n"))
             ctx.exit()
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the short help."""
-        self.print_help(ctx, everything=False)
+        """Write the short help."""
+        self.write_help(ctx, formatter, everything=False)
 
-    def print_help(self, ctx: Any, *, everything: bool) -> None:
-        """Print the help to stdout, with all options or with the usual ones."""
-        panels: dict[str, list[Row]] = {}
-        left_out = 0
+    def write_help(self, ctx: Any, formatter: Any, *, everything: bool) -> None:
+        """Write the help with all options or with the usual ones."""
+        parameters = [each for each in self.get_params(ctx) if each.name != "help"]
+        rare = [each for each in parameters if each.name in self.rare]
         # A line that says "1 more options" would be as long as the option itself.
-        everything = everything or sum(p.name in self.rare for p in self.get_params(ctx)) == 1
-        for parameter in self.get_params(ctx):
-            if not everything and parameter.name in self.rare:
-                left_out += 1
-            elif parameter.name != "help":
+        everything = everything or len(rare) == 1
+        panels: dict[str, list[Row]] = {}
+        for parameter in parameters:
+            if everything or parameter not in rare:
                 panel = _panel_of(parameter)
                 heading = panel if everything or panel in KEPT else "Options"
                 panels.setdefault(heading, []).append(_row_of(parameter))
-        parts: list[str | tuple[str, list[Row]]] = [ctx.get_usage(), self.help or ""]
-        parts += panels.items()
-        if left_out:
-            parts.append(f"{left_out} more options: {ctx.command_path} {ALL}")
+        _write(ctx, formatter, self.help, panels)
+        if rare and not everything:
+            formatter.write(f"\n{len(rare)} more options: {ctx.command_path} {ALL}\n")
         if self.examples:
-            parts.append(
-                (
-                    "Examples" if len(self.examples) > 1 else "Example",
-                    [("", example) for example in self.examples],
-                )
-            )
+            heading = "Examples" if len(self.examples) > 1 else "Example"
+            formatter.write(f"\n{typer.style(heading, bold=True)}\n")
+            formatter.write("".join(f"  {example}\n" for example in self.examples))
         if self.page is not None:
-            parts.append(f"Documentation: {_url(self.page)}")
-        _print(parts)
+            formatter.write(f"\nDocumentation: {_url(self.page)}\n")
 
 
 class Group(TyperGroup):
@@ -96,21 +87,18 @@ class Group(TyperGroup):
         return super().parse_args(ctx, [*first, *args[1:]])
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the groups of commands."""
+        """Write the groups of commands."""
         panels: dict[str, list[Row]] = {}
         for name, command in self.commands.items():
             panel = getattr(command, "rich_help_panel", None)
             heading = panel if isinstance(panel, str) else "Commands"
             panels.setdefault(heading, []).append((name, command.get_short_help_str(200)))
-        options = [_row_of(each) for each in self.get_params(ctx) if each.name != "help"]
-        parts: list[str | tuple[str, list[Row]]] = [ctx.get_usage(), self.help or ""]
-        parts += panels.items()
-        if options:
-            parts.append(("Options", options))
-        parts.append(f"Help for a command: {ctx.command_path} COMMAND --help")
+        if options := [_row_of(each) for each in self.get_params(ctx) if each.name != "help"]:
+            panels["Options"] = options
+        _write(ctx, formatter, self.help, panels)
+        formatter.write(f"\nHelp for a command: {ctx.command_path} COMMAND --help\n")
         if ctx.parent is None:
-            parts.append(f"Documentation: {_url('')}")
-        _print(parts)
+            formatter.write(f"\nDocumentation: {_url('')}\n")
 
 
 def command_with(*examples: str, page: str | None = None) -> type[Command]:
@@ -134,8 +122,7 @@ def help_of(ctx: typer.Context, words: Sequence[str]) -> None:
         name, found, _ = command.resolve_command(context, [word])
         if found is not None:
             context = found.make_context(name, [], parent=context, resilient_parsing=True)
-    context.command.format_help(context, None)
-    typer.echo()
+    typer.echo(context.command.get_help(context))
 
 
 def _panel_of(parameter: Any) -> str:
@@ -172,37 +159,13 @@ def _url(page: str) -> str:
     return f"{site}/{page}".removesuffix("/")
 
 
-def _print(parts: Iterable[str | tuple[str, list[Row]]]) -> None:
-    """Print sentences, and tables of rows under a heading, with an empty line after each."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    console.width = min(console.width, MAX_WIDTH)
-    with console.capture() as printed:
-        _print_to(console, parts)
-    # Rich pads the rows of a table.
-    typer.echo(re.sub(r" +$", "", printed.get(), flags=re.MULTILINE), nl=False)
-
-
-def _print_to(console: Console, parts: Iterable[str | tuple[str, list[Row]]]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    for number, part in enumerate(parts):
-        if number:
-            console.print()
-        if isinstance(part, str):
-            console.print(Text(part))
-        elif not any(label for label, _ in part[1]):
-            console.print(Text(part[0], style="bold"))
-            for _, line in part[1]:
-                console.print(Text(f"  {line}"), soft_wrap=True)
-        else:
-            heading, rows = part
-            console.print(Text(heading, style="bold"))
-            table = Table.grid(padding=(0, 2, 0, 0))
-            table.add_column(width=min(LABEL_WIDTH, 2 + max(len(label) for label, _ in rows)))
-            table.add_column()
-            for label, description in rows:
-                table.add_row(Text(f"  {label}", style="cyan"), Text(description))
-            console.print(table)
+def _write(
+    ctx: Any, formatter: Any, description: str | None, panels: Mapping[str, Sequence[Row]]
+) -> None:
+    """Write the usage, the description, and the rows of each panel under its heading."""
+    formatter.write(f"{ctx.get_usage()}\n\n")
+    formatter.write_text(description or "")
+    for heading, rows in panels.items():
+        formatter.write(f"\n{typer.style(heading, bold=True)}\n")
+        with formatter.indentation():
+            formatter.write_dl([(typer.style(label, fg="cyan"), text) for label, text in rows])
