@@ -4,13 +4,12 @@ import gzip
 import json
 
 import pytest
+from hub_server import hub  # noqa: F401
 from reading import read_task
 
-from kdcli.data import sources
 from kdcli.data.demo import demo_task
 from kdcli.data.labelled.kept import keep_rows
 from kdcli.data.labelled.task_data import Labelled, check_training
-from kdcli.data.tasks import task_of
 from kdcli.errors import UsageError
 from kdcli.types import Answer, Example, Head, Task
 
@@ -319,43 +318,30 @@ def test_what_is_not_there_is_answered_with_what_is_and_what_should_be(
         assert expected in wrong.hint
 
 
-XNLI = "facebook/xnli"
+CARD = """---
+configs:
+- config_name: mnli
+  data_files:
+  - {split: train, path: train.jsonl}
+  - {split: test_matched, path: matched.jsonl}
+  - {split: test_mismatched, path: mismatched.jsonl}
+---
+"""
 
 
-@pytest.mark.parametrize(
-    ("name", "split", "asked"),
-    [
-        (
-            "cola",
-            "validation",
-            [("nyu-mll/glue", "cola", "train"), ("nyu-mll/glue", "cola", "validation")],
-        ),
-        (
-            "mnli",
-            "test",
-            [("nyu-mll/glue", "mnli", s) for s in ("train", "test_matched", "test_mismatched")],
-        ),
-        (
-            "xnli",
-            "validation",
-            [(XNLI, "en", "train"), *((XNLI, s, "validation") for s in task_of("xnli").sets)],
-        ),
-    ],
-)
-def test_without_data_the_hub_is_asked_for_what_the_task_names(monkeypatch, name, split, asked):
-    found: list[tuple[str, str | None, str]] = []
-
-    def rows(hub, of_split):
-        repository = hub.name
-        found.append((repository, hub.config, of_split))
-        of = sentences if name == "cola" else nli
-        begin = 0 if of_split == "train" else 100
-        return ((f"{repository} {of_split} row {n}", row) for n, row in enumerate(of(6, begin), 1))
-
-    monkeypatch.setattr(sources, "hub_rows", rows)
-    monkeypatch.setattr(sources, "hub_splits", lambda *_: [of_split for _, _, of_split in asked])
-    data = read(name, None, split=split)
-    assert (found, data.train[0].where) == (asked, f"{asked[0][0]} train row 1")
+def test_without_data_the_hub_is_asked_for_what_the_task_names(hub, tmp_path):  # noqa: F811
+    parts = {"train": nli(6), "matched": nli(4, 100), "mismatched": nli(3, 200)}
+    for name, rows in parts.items():
+        put(tmp_path / f"{name}.jsonl", rows)
+    (tmp_path / "README.md").write_text(CARD, "utf-8")
+    hub.add("nyu-mll/glue", tmp_path)
+    with hub.known(tmp_path / "hf"):
+        data = read("mnli", None, split="test")
+    assert {name: ids(examples) for name, examples in data.sets.items()} == {
+        "matched": list(range(100, 104)),
+        "mismatched": list(range(200, 203)),
+    }
+    assert data.train[0].where == "nyu-mll/glue train row 1"
 
 
 def task(kind, labels):
