@@ -71,14 +71,6 @@ def test_faults_of_both_splits_come_together(tmp_path):
     )
 
 
-def test_lines_of_a_csv_of_other_columns(tmp_path):
-    lines = ["text,label", *(f"w{i},{'ab'[i % 2]}" for i in range(50)), "w1", "w1,a,b"]
-    file = put(tmp_path / "train.csv", lines)
-    with pytest.raises(UsageError, match="2 of 52 rows cannot be used"):
-        opened(file)
-    assert len(opened(file, skip_bad=True).train) > 40
-
-
 @pytest.mark.parametrize("skip", [False, True])
 def test_where_every_row_is_bad_the_first_is_the_error(tmp_path, skip):
     put(tmp_path / "validation.jsonl", [{"sentence": 1, "label": 0}] * 5)

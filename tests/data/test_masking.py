@@ -204,25 +204,6 @@ def test_in_scripts_without_spaces_a_piece_begins_a_word(kind):
     assert dict(zip(SPACELESS[kind], found.begins_V[5:].tolist(), strict=False)) == SPACELESS[kind]
 
 
-@pytest.mark.parametrize(
-    "pieces", [["▁我", "们", "今", "天"], ["▁http", "://", "a", "7f"], ["▁བོད", "ཡིག", "་", "གི"]]
-)
-def test_the_share_of_whole_words_is_bounded_where_no_space_ends_a_word(pieces):
-    tokens = mask_vocabulary(subword(*pieces, *(f"▁{n}" for n in range(9))), "x")
-    ids = np.concatenate(
-        [np.full((50, 1), 5), np.random.default_rng(0).integers(6, 9, (50, 127))], 1
-    )
-    share = (
-        chosen(masked(Rows(ids=ids), tokens=tokens, whole_words=True).batch(np.arange(50)))
-        .double()
-        .mean(1)
-    )
-    assert share.mean() == pytest.approx(0.15, abs=0.01)
-    # The nearest to 19.2 of 128 tokens by words of at most ten.
-    assert share.min() >= (19 - 5) / 128
-    assert share.max() <= (19 + 5) / 128
-
-
 def words_of(row, begins):
     """The words of a row as lists of places, special tokens left out, the plain way."""
     found, fresh = [], True

@@ -2,12 +2,9 @@
 
 import gzip
 
-import numpy as np
 import pytest
 import torch
 from encoders import tiny_encoder
-from hypothesis import given
-from hypothesis import strategies as st
 from questions import KINDS, tokenizer_of
 from transformers import PreTrainedTokenizer
 
@@ -63,28 +60,6 @@ def test_a_rare_word_of_the_data_has_a_vector_and_is_nobodys_neighbour(tmp_path,
         [["stream"]],
     )
     assert Neighbours.of_glove(glove(tmp_path), {"cat"}).nearest(["sea"], 1) == [[]]
-
-
-@given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 99))
-def test_what_comes_out_is_what_a_full_sort_finds(count, portion, seed):
-    vectors = (
-        np.random.Generator(np.random.PCG64(seed)).normal(size=(len(PLAIN), 5)).astype(np.float32)
-    )
-    found = Neighbours(
-        list(PLAIN), neighbours.unit(vectors), lambda w: vectors[[PLAIN.index(x) for x in w]], ""
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(neighbours, "WORDS_PER_PRODUCT", portion)
-        near = found.nearest(list(PLAIN), count)
-    for i, word in enumerate(PLAIN):
-        cosine = {
-            other: float(
-                vectors[i] @ vectors[j] / np.linalg.norm(vectors[i]) / np.linalg.norm(vectors[j])
-            )
-            for j, other in enumerate(PLAIN)
-            if other != word
-        }
-        assert near[i] == sorted(cosine, key=lambda other: -cosine[other])[:count]
 
 
 def test_a_header_and_words_with_spaces_are_read(tmp_path):

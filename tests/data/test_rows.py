@@ -73,16 +73,8 @@ def test_twins_by_case_space_or_composition_are_one_row(text, space):
     twins = [text, text.swapcase().swapcase(), text.replace(" ", space), f"{space}{text}{space}"]
     twins += [unicodedata.normalize(form, text) for form in ("NFC", "NFD")]
     assert len(set(hashes_of(examples([text, *twins[2:]])).tolist())) == 1
-    assert (
-        len(
-            set(
-                hashes_of(
-                    examples([text.lower(), text.casefold()] if text.isascii() else [text])
-                ).tolist()
-            )
-        )
-        == 1
-    )
+    if text.isascii():
+        assert len(set(hashes_of(examples([text.lower(), text.casefold()])).tolist())) == 1
 
 
 def test_texts_of_a_pair_do_not_run_together():
