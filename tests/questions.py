@@ -90,16 +90,14 @@ def windows_of(examples, kind="word pieces", max_length=100, stride=40, token_ty
 
 def row(windows, i, of="char_begin_T"):
     """What one window has of a ragged array."""
-    values = windows.rows.ids_T if of == "ids" else getattr(windows, of)
-    return values[windows.rows.ends[i] - windows.rows.lengths[i] : windows.rows.ends[i]].tolist()
+    values = windows.ids_T if of == "ids" else getattr(windows, of)
+    return values[windows.ends[i] - windows.lengths[i] : windows.ends[i]].tolist()
 
 
 def one_hot(windows) -> list[np.ndarray]:
     """Logits that mean the labels; windows without the answer are less sure of theirs."""
     found = []
-    for length, label, cls in zip(
-        windows.rows.lengths, windows.rows.labels, windows.cls, strict=True
-    ):
+    for length, label, cls in zip(windows.lengths, windows.labels, windows.cls, strict=True):
         logits = np.full((length, 2), -10.0, dtype=np.float32)
         logits[label, [0, 1]] = 5.0 if label[0] == cls else 10.0
         found.append(logits)
@@ -108,9 +106,7 @@ def one_hot(windows) -> list[np.ndarray]:
 
 def random_logits(windows, seed=0) -> list[np.ndarray]:
     generator = np.random.Generator(np.random.PCG64(seed))
-    return [
-        generator.normal(size=(length, 2)).astype(np.float32) for length in windows.rows.lengths
-    ]
+    return [generator.normal(size=(length, 2)).astype(np.float32) for length in windows.lengths]
 
 
 def mixed(n=12) -> list[Example]:

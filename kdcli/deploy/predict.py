@@ -393,7 +393,7 @@ class Predictor:
             stride=min(MAX_OVERLAP, max(0, room // 2)),
             token_types=self._token_types,
         )
-        logits = self._outputs(parts.rows, lambda starts_ends, mask_BL: np.stack(starts_ends, -1))
+        logits = self._outputs(parts, lambda starts_ends, mask_BL: np.stack(starts_ends, -1))
         return [
             AnswerSpan(each.text, -each.no_answer)
             for each in decode_answers(parts, logits, examples)

@@ -81,15 +81,13 @@ class Features:
     Attributes:
         task: the task.
         examples: the examples.
-        rows: the tokenised rows. For `span`, every row is a window.
-        windows: the windows of a `span` task, else None.
+        rows: the tokenised rows; `Windows` for `span`.
         tokenizer: decodes the outputs of a `text` task, else None.
     """
 
     task: Task
     examples: list[Example]
     rows: TokenizedRows
-    windows: Windows | None
     tokenizer: PreTrainedTokenizerBase | None = None
 
     @classmethod
@@ -120,31 +118,28 @@ class Features:
                 end_id=form.end_id,
                 token_types=token_types,
             )
-            return cls(task, examples, rows, None, tokenizer)
+            return cls(task, examples, rows, tokenizer)
         if task.kind == "span":
-            split = windows(
+            rows = windows(
                 examples,
                 tokenizer,
                 max_length=max_length,
                 stride=form.stride,
                 token_types=token_types,
             )
-            return cls(task, examples, split.rows, split)
+            return cls(task, examples, rows)
         rows = encode_examples(
             task, examples, tokenizer, max_length=max_length, token_types=token_types
         )
-        return cls(task, examples, rows, None)
+        return cls(task, examples, rows)
 
     def by_length(self) -> Features:
         """Sort the rows by length, so that evaluation needs little padding."""
-        if self.windows is None:
-            return replace(self, rows=self.rows.by_length())
-        ordered = self.windows.by_length()
-        return replace(self, rows=ordered.rows, windows=ordered)
+        return replace(self, rows=self.rows.by_length())
 
     def predictions(self, outputs: Sequence[Array]) -> list[Prediction]:
         """Turn the model's output for each row into predictions in the order of `examples`."""
-        if self.windows is not None:
+        if isinstance(self.rows, Windows):
             # `value` always has the best span, because the metric tries every threshold for
             # "no answer".
             return [
@@ -153,7 +148,7 @@ class Features:
                     "" if self.task.impossible and d.no_answer > 0 else d.text,
                     [d.no_answer],
                 )
-                for d in decode_answers(self.windows, outputs, self.examples)
+                for d in decode_answers(self.rows, outputs, self.examples)
             ]
         row_of = {int(example): row for row, example in enumerate(self.rows.example)}
         return [

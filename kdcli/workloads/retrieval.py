@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kdcli.data.labelled.partition import Partition, Pools, text_hashes
+from kdcli.data.labelled.partition import DividedRows, Partition, Pools, text_hashes
 from kdcli.data.sources import open_source
 from kdcli.data.storage import content_hash
 from kdcli.disk import HASHES
@@ -33,7 +33,7 @@ QUERIES_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
-class Retrieval:
+class Retrieval(DividedRows):
     """A corpus, queries, and the relevance of documents to each query.
 
     Attributes:
@@ -52,24 +52,15 @@ class Retrieval:
         """Return the hashes of the queries, which are all there for evaluation."""
         return Pools(validation=text_hashes(list(self.queries.values())))
 
-    def notes(self) -> list[str]:
-        """Return no notes: queries have ids."""
-        return []
-
     def training_texts(self, partition: Partition) -> Iterable[str]:
         """Return the documents. Queries only evaluate."""
         return self.documents.values()
 
     def part(self, partition: Partition, split: str) -> "Retrieval":
         """Return the same corpus with the queries of a part. Raises UsageError: there are none."""
-        chosen = partition.is_evaluated(text_hashes(list(self.queries.values())), split)
-        queries = dict(itertools.compress(self.queries.items(), chosen))
-        if not queries:
-            raise UsageError(
-                f"data.partition names no {split} query of this data",
-                "give the data for which kdcli compress wrote the file",
-            )
-        return replace(self, queries=queries)
+        hashes = text_hashes(list(self.queries.values()))
+        (chosen,) = partition.evaluated_rows([hashes], split, "query")
+        return replace(self, queries=dict(itertools.compress(self.queries.items(), chosen)))
 
     def score(
         self,

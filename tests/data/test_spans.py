@@ -63,14 +63,14 @@ def test_of_a_text_that_repeats_the_right_one_is_labelled(kind):
     context = "the cat ran on the cat and the cat sat"
     for start in (4, 19, 31):
         found = windows_of([asking(context, ("cat", start))], kind)
-        first, last = found.rows.labels[0]
+        first, last = found.labels[0]
         assert row(found, 0)[first] in (start - 1, start)
         assert row(found, 0, "char_end_T")[last] == start + 3
 
 
 def test_white_space_of_its_own_token_is_no_part_of_an_answer():
     found = windows_of([asking("the cat  sat on mats", ("  sat ", 7))], "bytes")
-    first, last = found.rows.labels[0]
+    first, last = found.labels[0]
     assert (row(found, 0)[first], row(found, 0, "char_end_T")[last]) == (8, 12)
 
 
@@ -85,7 +85,7 @@ def test_windows_hold_every_token_of_the_context_and_overlap_by_the_stride(
     whole = tokenizer_of(kind)(
         context, add_special_tokens=False, return_offsets_mapping=True, verbose=False
     )
-    assert found.rows.lengths.max() <= max_length
+    assert found.lengths.max() <= max_length
     ids, chars = [], []
     for i in range(len(found)):
         begin = row(found, i)
@@ -105,11 +105,11 @@ def test_across_a_border_only_windows_that_hold_the_whole_answer_are_labelled(ki
     examples = [asking(LONG, f"ran {i} cat") for i in range(59)]
     found = windows_of(examples, kind, max_length=60, stride=20)
     assert len(found) > 2 * len(examples)
-    assert found.rows.truncated == len(examples)
+    assert found.truncated == len(examples)
     assert answered(examples, kind, max_length=60, stride=20) == [e.label[0].text for e in examples]
     parts = 0
-    for i, (first, last) in enumerate(found.rows.labels):
-        answer = examples[found.rows.example[i]].label[0]
+    for i, (first, last) in enumerate(found.labels):
+        answer = examples[found.example[i]].label[0]
         span = range(answer.start, answer.start + len(answer.text))
         held = [
             c
@@ -130,9 +130,9 @@ def test_rows_are_classification_question_context(kind):
     found = windows_of([asking("the cat ran", "cat", question="  \n who ran")], kind)
     assert row(found, 0, "ids") == tokenizer("who ran", "the cat ran")["input_ids"]
     types = tokenizer("who ran", "the cat ran", return_token_type_ids=True)["token_type_ids"]
-    assert (found.rows.types_T.tolist(), set(types), found.cls.tolist()) == (types, {0, 1}, [0])
-    assert found.rows.truncated == 0
-    assert windows_of([asking("the cat ran", "cat")], kind, token_types=False).rows.types_T is None
+    assert (found.types_T.tolist(), set(types), found.cls.tolist()) == (types, {0, 1}, [0])
+    assert found.truncated == 0
+    assert windows_of([asking("the cat ran", "cat")], kind, token_types=False).types_T is None
 
 
 def test_the_classification_token_is_found_where_it_stands():
@@ -147,8 +147,8 @@ def test_the_classification_token_is_found_where_it_stands():
     examples = [asking("the [CLS] cat ran", question="[CLS] who")]
     examples.append(asking("the cat"))
     found = windows(examples, tokenizer, max_length=60, stride=10, token_types=True)
-    assert found.cls.tolist() == (found.rows.lengths - 1).tolist()
-    assert found.rows.labels.tolist() == [[place, place] for place in found.cls]
+    assert found.cls.tolist() == (found.lengths - 1).tolist()
+    assert found.labels.tolist() == [[place, place] for place in found.cls]
     assert found.by_length().cls.tolist() == sorted(found.cls)
     assert sorted(found.cls) != found.cls.tolist()
 
@@ -193,8 +193,8 @@ def test_answers_that_are_not_in_their_place_are_listed(answer, line):
     unlabelled = Example("f.jsonl:9", "9", fine.texts, None)
     assert check_answers([fine, wrong, asking("the cat"), unlabelled]) == [line]
     found = windows_of([fine, wrong])
-    assert (found.misplaced, found.rows.labels[1].tolist()) == ([line], [0, 0])
-    assert found.rows.labels[0, 0] > 0
+    assert (found.misplaced, found.labels[1].tolist()) == ([line], [0, 0])
+    assert found.labels[0, 0] > 0
 
 
 def test_each_gold_answer_is_checked():
@@ -209,7 +209,7 @@ def by_loops(windows, logits, examples, best, max_answer_tokens) -> list[Decoded
     for number, example in enumerate(examples):
         candidates, nulls = [], []
         for i in range(len(windows)):
-            if windows.rows.example[i] != number:
+            if windows.example[i] != number:
                 continue
             begin, end = row(windows, i), row(windows, i, "char_end_T")
             starts, ends = (
@@ -236,7 +236,7 @@ def test_decoding_agrees_with_loops(kind, best, max_answer_tokens):
     found = windows_of(examples, kind, max_length=50, stride=16)
     logits = random_logits(found, seed=best)
     asked = {"best": best, "max_answer_tokens": max_answer_tokens}
-    for number, values in zip(found.rows.example, logits, strict=True):
+    for number, values in zip(found.example, logits, strict=True):
         values[0] += 4 * (number % 2)
     expected = by_loops(found, logits, examples, **asked)
     assert decode_answers(found, logits, examples, **asked) == expected
@@ -248,7 +248,7 @@ def test_decoding_agrees_with_loops(kind, best, max_answer_tokens):
 def test_the_margin_of_no_answer_is_beside_the_best_span(words):
     examples = [asking(" ".join(words))]
     found = windows_of(examples, "bytes", max_length=60, stride=20)
-    logits = [np.zeros((length, 2), dtype=np.float32) for length in found.rows.lengths]
+    logits = [np.zeros((length, 2), dtype=np.float32) for length in found.lengths]
     for values in logits:
         values[0] = 1.0
     (decoded,) = decode_answers(found, logits, examples)
@@ -260,7 +260,7 @@ def test_a_tie_is_an_answer_and_the_first_one():
     examples = [asking("the cat ran in Wien " * 12)]
     found = windows_of(examples)
     (decoded,) = decode_answers(
-        found, [np.zeros((found.rows.lengths[0], 2), dtype=np.float32)], examples
+        found, [np.zeros((found.lengths[0], 2), dtype=np.float32)], examples
     )
     assert (decoded.no_answer, decoded.text) == (0.0, "the")
 
@@ -268,7 +268,7 @@ def test_a_tie_is_an_answer_and_the_first_one():
 def test_without_a_span_there_is_no_text():
     empty, reversed_only = asking(""), asking("the cat ran")
     found = windows_of([empty, reversed_only])
-    logits = [np.zeros((length, 2), dtype=np.float32) for length in found.rows.lengths]
+    logits = [np.zeros((length, 2), dtype=np.float32) for length in found.lengths]
     begin = next(i for i, value in enumerate(row(found, 1)) if value >= 0)
     logits[1][begin + 2, 0] = logits[1][begin, 1] = 9.0
     for decoded in decode_answers(found, logits, [empty, reversed_only], best=1):

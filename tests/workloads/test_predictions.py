@@ -245,12 +245,10 @@ def test_no_answer_is_shown_if_it_is_likelier():
     examples = [asking("the cat ran", "cat", name="a"), asking("the cat ran", name="b")]
     for task, shown in ((SQUAD2, ["cat", ""]), (SQUAD, ["cat", "the cat ran"])):
         evaluator = spans(task, examples)
-        windows = evaluator.features.windows
+        windows = evaluator.features.rows
         outputs = [o.copy() for o in one_hot(windows)]
-        row = windows.rows.example.tolist().index(1)
-        begin = windows.char_begin_T[
-            windows.rows.ends[row] - windows.rows.lengths[row] : windows.rows.ends[row]
-        ]
+        row = windows.example.tolist().index(1)
+        begin = windows.char_begin_T[windows.ends[row] - windows.lengths[row] : windows.ends[row]]
         inside = np.flatnonzero(begin >= 0)
         outputs[row][inside[0], 0] = outputs[row][inside[-1], 1] = 1.0
         found = evaluator.features.predictions(outputs)

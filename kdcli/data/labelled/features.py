@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -84,7 +85,7 @@ class TokenizedRows:
             batch["labels"] = torch.from_numpy(self.labels[indices])
         return batch
 
-    def by_length(self) -> TokenizedRows:
+    def by_length(self) -> Self:
         """Return the rows sorted by length, shortest first, which reduces padding."""
         return self.take(np.argsort(self.lengths, kind="stable"))
 
@@ -95,7 +96,7 @@ class TokenizedRows:
             np.arange(lengths.sum()) + np.repeat(self.ends[rows] - np.cumsum(lengths), lengths)
         )
 
-    def take(self, rows: Array) -> TokenizedRows:
+    def take(self, rows: Array) -> Self:
         """Select rows by index, in the given order."""
         at_T = self.places(rows)
         at_labels = at_T if self.kind in BY_TOKEN else rows

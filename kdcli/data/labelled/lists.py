@@ -19,7 +19,14 @@ from typing import NamedTuple
 import numpy as np
 
 from kdcli.data.class_names import ClassName
-from kdcli.data.labelled.partition import Partition, Pools, hashes_of, held_back, text_hashes
+from kdcli.data.labelled.partition import (
+    DividedRows,
+    Partition,
+    Pools,
+    hashes_of,
+    held_back,
+    text_hashes,
+)
 from kdcli.data.rows import BadRow, Row, RowValues, check_encodable, columns_in
 from kdcli.data.sources import DemoSource, Log, open_source
 from kdcli.data.text.sentences import NEGATIVE_COLUMN, POSITIVE_COLUMN
@@ -111,7 +118,7 @@ class Lists:
 
 
 @dataclass(frozen=True)
-class ListSplits:
+class ListSplits(DividedRows):
     """The lists of all splits. Missing splits are None."""
 
     train: Lists
@@ -132,10 +139,6 @@ class ListSplits:
         known = [part.query_hashes[part.known(trained)] for part in parts]
         train, validation, test = (part.query_hashes for part in parts)
         return Pools(train, validation, test, np.concatenate(known))
-
-    def notes(self) -> list[str]:
-        """Return no notes: queries and passages may be in many lists."""
-        return []
 
     def training_texts(self, partition: Partition) -> Iterator[str]:
         """Return the queries and passages of the training lists of a partition."""
@@ -260,19 +263,10 @@ def _divided(
     if partition is not None:
         chosen = Partition.read(partition)
         parts = [part for part in (train, splits.validation, splits.test) if part is not None]
-        hashes = [part.query_hashes for part in parts]
-        at = []
-        for n, own in enumerate(hashes):
-            # A query that is in several splits is taken from the last one.
-            later = np.concatenate([own[:0], *hashes[n + 1 :]])
-            at.append(np.flatnonzero(chosen.is_evaluated(own, split) & ~np.isin(own, later)))
-        places = [(part, n) for part, n in zip(parts, at, strict=True) if len(n)]
-        if not places:
-            raise UsageError(
-                f"data.partition names no {split} query of this data",
-                "give the data for which kdcli compress wrote the file",
-            )
-        evaluated = concatenate_lists([part.take(n) for part, n in places])
+        at = chosen.evaluated_rows([part.query_hashes for part in parts], split, "query")
+        evaluated = concatenate_lists(
+            [part.take(np.flatnonzero(n)) for part, n in zip(parts, at, strict=True)]
+        )
         kept = np.flatnonzero(chosen.is_training(train.query_hashes))
         return train.take(kept), evaluated, split
     if splits.validation is not None:

@@ -64,6 +64,30 @@ class Partition:
             )
         return np.isin(hashes, self.verification if split == VERIFICATION else self.selection)
 
+    def evaluated_rows(self, splits: Sequence[RowHashes], split: str, rows: str) -> list[Array]:
+        """Choose the rows of several splits that are evaluated, [rows] bool for each.
+
+        A row that is in several splits is taken from the last one.
+
+        Args:
+            splits: the hashes of the rows of each split.
+            split: see `is_evaluated`.
+            rows: what a row is called in the error.
+
+        Raises:
+            UsageError: no split has such a row.
+        """
+        chosen = []
+        for number, hashes in enumerate(splits):
+            later = np.concatenate([hashes[:0], *splits[number + 1 :]])
+            chosen.append(self.is_evaluated(hashes, split) & ~np.isin(hashes, later))
+        if not np.concatenate(chosen).any():
+            raise UsageError(
+                f"data.partition names no {split} {rows} of this data",
+                "give the data for which kdcli compress wrote the file",
+            )
+        return chosen
+
     def write(self, file: Path) -> None:
         """Write the hashes as safetensors. Raises MachineError if that fails."""
         write_atomic(file, save({"selection": self.selection, "verification": self.verification}))
@@ -144,6 +168,7 @@ class DividedRows(Protocol):
 
     def notes(self) -> list[str]:
         """Return notes on the rows, such as the number of repeated texts."""
+        return []
 
 
 def choose_partition(

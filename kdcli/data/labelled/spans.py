@@ -9,9 +9,9 @@ from __future__ import annotations
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, groupby, starmap
-from typing import NamedTuple, cast
+from typing import NamedTuple, Self, cast
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -21,38 +21,35 @@ from kdcli.errors import UsageError
 from kdcli.types import Answer, Array, Example
 
 
-@dataclass(frozen=True)
-class Windows:
+@dataclass(frozen=True, kw_only=True)
+class Windows(TokenizedRows):
     """Windows `[CLS] question [SEP] context [SEP]` with the positions of tokens in the contexts.
 
+    `labels`, [rows, 2] int64, are the first and last token of the first gold answer, or both `cls`
+    if a window does not contain the whole answer. `truncated` counts the examples that have several
+    windows.
+
     Attributes:
-        rows: the windows. `labels`, [rows, 2] int64, are the first and last token of the first gold
-            answer, or both `cls` if a window does not contain the whole answer. `truncated` counts
-            the examples that have several windows.
         cls: the position of the classification token, [rows] int64. Its logits mean "no answer".
         char_begin_T, char_end_T: the characters of the context that each token stands for, int32.
             They may include the space before the token. -1 outside the context.
         misplaced: the lines of `check_answers`. The examples are labelled as if they had no answer.
     """
 
-    rows: TokenizedRows
     cls: Array
     char_begin_T: Array
     char_end_T: Array
     misplaced: list[str]
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def by_length(self) -> Windows:
-        """Return the windows sorted by length, shortest first."""
-        return self.take(np.argsort(self.rows.lengths, kind="stable"))
-
-    def take(self, rows: Array) -> Windows:
+    def take(self, rows: Array) -> Self:
         """Select windows by index, in the given order."""
-        at_T = self.rows.places(rows)
-        begin_T, end_T = self.char_begin_T[at_T], self.char_end_T[at_T]
-        return Windows(self.rows.take(rows), self.cls[rows], begin_T, end_T, self.misplaced)
+        at_T = self.places(rows)
+        return replace(
+            super().take(rows),
+            cls=self.cls[rows],
+            char_begin_T=self.char_begin_T[at_T],
+            char_end_T=self.char_end_T[at_T],
+        )
 
 
 @dataclass(frozen=True)
@@ -128,16 +125,14 @@ def windows(
     labels = [row.label for row in rows]
     withheld = any(e.label is None for e in examples)
     return Windows(
-        rows=TokenizedRows(
-            ids_T=np.concatenate([np.empty(0, dtype=np.int32), *(row.ids for row in rows)]),
-            types_T=np.concatenate(types) if token_types else None,
-            ends=np.cumsum([len(row.ids) for row in rows], dtype=np.int64),
-            labels=None if withheld else np.array(labels, dtype=np.int64).reshape(-1, 2),
-            example=np.array(example, dtype=np.int64),
-            truncated=sum(n > 1 for n in Counter(example).values()),
-            pad_id=pad_id(tokenizer),
-            kind="span",
-        ),
+        ids_T=np.concatenate([np.empty(0, dtype=np.int32), *(row.ids for row in rows)]),
+        types_T=np.concatenate(types) if token_types else None,
+        ends=np.cumsum([len(row.ids) for row in rows], dtype=np.int64),
+        labels=None if withheld else np.array(labels, dtype=np.int64).reshape(-1, 2),
+        example=np.array(example, dtype=np.int64),
+        truncated=sum(n > 1 for n in Counter(example).values()),
+        pad_id=pad_id(tokenizer),
+        kind="span",
         cls=np.array([row.cls for row in rows], dtype=np.int64),
         char_begin_T=chars_T2[:, 0].copy(),
         char_end_T=chars_T2[:, 1].copy(),
@@ -170,9 +165,8 @@ def decode_answers(
     score = np.full(len(examples), -np.inf)
     null = np.full(len(examples), np.inf)
     chars = np.zeros((len(examples), 2), dtype=np.int64)
-    rows = windows.rows
     for example, stop, length, cls, logits_L2 in zip(
-        rows.example, rows.ends, rows.lengths, windows.cls, logits, strict=True
+        windows.example, windows.ends, windows.lengths, windows.cls, logits, strict=True
     ):
         begin_L = windows.char_begin_T[stop - length : stop]
         end_L = windows.char_end_T[stop - length : stop]

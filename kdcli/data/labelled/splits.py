@@ -11,7 +11,13 @@ from kdcli.data.hub import HubId
 from kdcli.data.labelled.checks import describe_repeats
 from kdcli.data.labelled.examples import example_of
 from kdcli.data.labelled.kept import kept_rows
-from kdcli.data.labelled.partition import Partition, Pools, deciding_hashes, hashes_of
+from kdcli.data.labelled.partition import (
+    DividedRows,
+    Partition,
+    Pools,
+    deciding_hashes,
+    hashes_of,
+)
 from kdcli.data.rows import BadRow, OnBadRow, Row
 from kdcli.data.sources import DemoSource, FileSource, HubSource, Log, Source, open_source
 from kdcli.data.storage import NotFound, list_folder
@@ -141,7 +147,7 @@ class TaskSource:
 
 
 @dataclass(frozen=True)
-class Splits:
+class Splits(DividedRows):
     """All examples of a task.
 
     Attributes:
@@ -159,11 +165,7 @@ class Splits:
 
     def pools(self, trained: RowHashes) -> Pools:
         """Return the hashes of the rows of each split. `trained` has the models' training rows."""
-        parts = [
-            self.train,
-            list(itertools.chain(*self.validation.values())),
-            list(itertools.chain(*self.test.values())),
-        ]
+        parts = [[e for _, e in part] for part in self._by_split()]
         hashes = [deciding_hashes(self.task, examples) for examples in parts]
         known = [h[np.isin(hashes_of(e), trained)] for h, e in zip(hashes, parts, strict=True)]
         train, validation, test = hashes
@@ -190,22 +192,19 @@ class Splits:
 
         Raises UsageError: the partition names no row of this data.
         """
+        parts = self._by_split()
+        hashes = [deciding_hashes(self.task, [e for _, e in part]) for part in parts]
+        chosen = partition.evaluated_rows(hashes, split, "row")
         sets: dict[str, list[Example]] = {}
-        later = np.empty(0, np.uint64)
-        for source in (self.test, self.validation, {self.train_set: self.train}):
-            hashes = {name: deciding_hashes(self.task, rows) for name, rows in source.items()}
-            for name, examples in source.items():
-                chosen = partition.is_evaluated(hashes[name], split)
-                chosen &= ~np.isin(hashes[name], later)
-                if chosen.any():
-                    sets[name] = [*itertools.compress(examples, chosen), *sets.get(name, [])]
-            later = np.concatenate([later, *hashes.values()])
-        if not sets:
-            raise UsageError(
-                f"data.partition names no {split} row of this data",
-                "give the data for which kdcli compress wrote the file",
-            )
+        rows = itertools.chain.from_iterable(map(itertools.compress, parts, chosen))
+        for name, example in rows:
+            sets.setdefault(name, []).append(example)
         return sets
+
+    def _by_split(self) -> list[list[tuple[str, Example]]]:
+        """Return the training, validation and test examples, each with its set."""
+        sets = ({self.train_set: self.train}, self.validation, self.test)
+        return [[(name, e) for name, of_set in part.items() for e in of_set] for part in sets]
 
 
 def read_splits(rows: TaskSource) -> Splits:

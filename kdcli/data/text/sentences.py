@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import regex  # type: ignore[import-untyped]
 
-from kdcli.data.labelled.partition import Partition, Pools, text_hashes
+from kdcli.data.labelled.partition import DividedRows, Partition, Pools, text_hashes
 from kdcli.data.rows import Row, RowValues, check_encodable, columns_in
 from kdcli.data.sources import Log, Source, open_source
 from kdcli.errors import UsageError
@@ -35,7 +35,7 @@ MAX_HELD_OUT = 0.1  # Maximum share of the texts that are held out.
 
 
 @dataclass(frozen=True)
-class Texts:
+class Texts(DividedRows):
     """Distinct texts in the order of their hashes.
 
     The held-out texts are a prefix, which the order of the source does not change.
@@ -69,10 +69,6 @@ class Texts:
     def pools(self, trained: RowHashes) -> Pools:
         """Return the hashes of the texts, which are all one split."""
         return Pools(text_hashes(self.texts))
-
-    def notes(self) -> list[str]:
-        """Return no notes: repeated texts are read once."""
-        return []
 
     def training_texts(self, partition: Partition) -> Iterator[str]:
         """Return the training texts of a partition."""
