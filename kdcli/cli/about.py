@@ -88,7 +88,11 @@ def show_help(
 
 
 def _resolved(name: str, verb: str | None) -> "Resolved[Section]":
-    """Resolve a recipe by its name or path. Raises UsageError if there is no such recipe."""
+    """Resolve a recipe by its name or path.
+
+    Raises:
+        UsageError: There is no such recipe.
+    """
     from kdcli.recipe.resolve import recipe_models, resolve, shipped_recipes, verb_of
 
     models = recipe_models()

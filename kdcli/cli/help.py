@@ -109,7 +109,10 @@ def command_with(*examples: str, page: str | None = None) -> type[Command]:
 def help_of(ctx: typer.Context, words: Sequence[str]) -> None:
     """Print the help of the command that the words name, such as `mask info`.
 
-    Raises UsageError if a command has no subcommands. An unknown name is an error of the parser.
+    An unknown name is an error of the parser.
+
+    Raises:
+        UsageError: A command has no subcommands.
     """
     context: Any = ctx.find_root()
     for word in words:

@@ -26,7 +26,11 @@ class HubClient(httpx.Client):
     failure: str | None = None
 
     def send(self, request: Any, **options: Any) -> Any:
-        """Send a request. Raises OfflineModeIsEnabled if the hub does not answer."""
+        """Send a request.
+
+        Raises:
+            OfflineModeIsEnabled: The hub does not answer.
+        """
         state, send = HubClient, super().send
         if state.has_answered:
             return send(request, **options)
@@ -52,10 +56,13 @@ class HubClient(httpx.Client):
 
 
 def _within(seconds: float, call: Callable[[], AnswerT]) -> AnswerT:
-    """Return the result of a function. Raises TimeoutError if the function takes longer.
+    """Return the result of a function.
 
     A request's own timeouts limit neither the look-up of a host's name nor the sum over its
     addresses. The call therefore runs in a thread, which ends with the process.
+
+    Raises:
+        TimeoutError: The function takes longer.
     """
     result: Future[AnswerT] = Future()
 

@@ -94,7 +94,7 @@ def values_of(verb: Verb, *positional: object, **options: object) -> dict[str, A
     """Return the values of a verb's parameters for a call of its function.
 
     Raises:
-        UsageError: an argument is unknown, or has a type that the command line cannot express.
+        UsageError: An argument is unknown, or has a type that the command line cannot express.
     """
     try:
         arguments = signature(verb.name).bind(*positional, **options).arguments
@@ -187,7 +187,7 @@ def source_of(value: object, subject: str) -> object:
     """Return a value for `--data`. An object is written to a file, whose path is returned.
 
     Raises:
-        UsageError: the object cannot be written. The message begins with `subject`.
+        UsageError: The object cannot be written. The message begins with `subject`.
     """
     if isinstance(value, str | Path):
         return value
@@ -206,12 +206,12 @@ def check_value(value: object, subject: str, *, is_model: bool) -> None:
     """Check that an argument has a type that the command line can express.
 
     Args:
-        value: the argument.
-        subject: the beginning of the message.
-        is_model: whether the argument names a model.
+        value: The argument.
+        subject: The beginning of the message.
+        is_model: Whether the argument names a model.
 
     Raises:
-        UsageError: the argument is an object or a dict.
+        UsageError: The argument is an object or a dict.
     """
     values = value if isinstance(value, list | tuple) else [value]
     wrong = next((each for each in values if not isinstance(each, VALUES)), None)
@@ -233,7 +233,7 @@ def assignments(config: object, subject: str) -> list[str]:
     """Convert nested dicts to the equivalent values of `--set`.
 
     Raises:
-        UsageError: a key is not text, or a recipe cannot hold a value.
+        UsageError: A key is not text, or a recipe cannot hold a value.
     """
 
     from kdcli.recipe.yaml import flow_style
@@ -270,7 +270,7 @@ def _plain(value: object, key: str, subject: str) -> object:
     """Convert the value of a recipe key to the plain types of YAML.
 
     Raises:
-        UsageError: the value is an object.
+        UsageError: The value is an object.
     """
     if isinstance(value, Number) and hasattr(value, "item"):
         # NumPy's numbers are not int or float.

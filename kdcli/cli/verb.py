@@ -159,7 +159,7 @@ class Given:
 
     @property
     def run_options(self) -> RunOptions:
-        """Where and how to run. Raises UsageError if a value is not allowed."""
+        """Where and how to run."""
         from kdcli.recipe.sections import RunOptions
 
         return replace(self.of(RunOptions), arguments=self.arguments)
@@ -205,7 +205,11 @@ class Given:
                     check(str(each))
 
     def pin_revision(self) -> None:
-        """Apply `--revision` to the verb's model. Raises UsageError if it has no revisions."""
+        """Apply `--revision` to the verb's model.
+
+        Raises:
+            UsageError: The model has no revisions.
+        """
         if (revision := self.values.get("revision")) is not None:
             model = self.verb.parameters[0].name
             self.values[model] = pinned(self.values[model], revision)
@@ -223,7 +227,11 @@ class Given:
         return keys | {key: value for key, value in switches.items() if key not in keys}
 
     def of(self, options: type[OptionsT]) -> OptionsT:
-        """Return the run settings of a class. Raises UsageError if a value is not allowed."""
+        """Return the run settings of a class.
+
+        Raises:
+            UsageError: A value is not allowed.
+        """
         from pydantic import ValidationError
 
         from kdcli.recipe.resolve import reason

@@ -64,7 +64,11 @@ class Methods:
         return list(method_names(self.package, self.function))
 
     def module(self, method: str) -> ModuleType:
-        """Import a method's file. Raises UsageError if the method is unknown."""
+        """Import a method's file.
+
+        Raises:
+            UsageError: The method is unknown.
+        """
         known = self.names()
         if method not in known:
             raise UsageError(

@@ -221,7 +221,11 @@ def grid_options(model: type[Section], pairs: Sequence[str]) -> dict[str, list[o
 
 
 def metric_limits(pairs: Sequence[str]) -> dict[str, float]:
-    """Parse `--min-metric METRIC=VALUE` pairs. Raises UsageError if a pair has another form."""
+    """Parse `--min-metric METRIC=VALUE` pairs.
+
+    Raises:
+        UsageError: A pair has another form.
+    """
     limits = {}
     for pair in pairs:
         metric, _, text = pair.partition("=")

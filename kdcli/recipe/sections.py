@@ -327,9 +327,9 @@ class RunOptions:
         """Return the command that continues a run of this command.
 
         Args:
-            verb: the verb.
-            folder: the directory of the run.
-            changes: option -> its new value.
+            verb: The verb.
+            folder: The directory of the run.
+            changes: Option -> its new value.
         """
         return self._command(verb, folder, changes or {}, ["--resume"])
 

@@ -77,7 +77,7 @@ class RunResult(Usable):
         """Read a finished run.
 
         Raises:
-            UsageError: there is no run, or it is not finished; or its report is damaged or has
+            UsageError: There is no run, or it is not finished; or its report is damaged or has
                 another schema.
         """
         if not (folder / REPORT_FILE).is_file():
@@ -113,7 +113,7 @@ class RunResult(Usable):
         Of a compression, they are quality over latency and over size, as in pareto.png.
 
         Raises:
-            UsageError: the report has no picture.
+            UsageError: The report has no picture.
         """
         pictures = first_pictures(self.report)
         if not pictures:
@@ -175,7 +175,7 @@ def checked_report(raw: Mapping[str, object], file: Path) -> Report:
     """Check a report that was read from a file.
 
     Raises:
-        UsageError: it is damaged or has another schema.
+        UsageError: It is damaged or has another schema.
     """
     schema = raw.get("schema")
     if isinstance(schema, int) and schema != SCHEMA:

@@ -76,7 +76,7 @@ class Upload:
         """Choose the files of a model or an export.
 
         Raises:
-            UsageError: the directory holds no model.
+            UsageError: The directory holds no model.
         """
         if not (folder / CONFIG_FILE).is_file():
             inside = sorted(
@@ -137,7 +137,7 @@ def check_repository(repository: str) -> None:
     """Check that a repository's name is valid and that there is a token, without a request.
 
     Raises:
-        UsageError: the name is not valid, or there is no token.
+        UsageError: The name is not valid, or there is no token.
     """
     try:
         validate_repo_id(repository)
@@ -156,7 +156,7 @@ def publish(upload: Upload, repository: str, *, private: bool = True) -> Publish
     An existing repository keeps its visibility.
 
     Raises:
-        UsageError: the hub refuses the push.
+        UsageError: The hub refuses the push.
     """
     check_repository(repository)
     hub = HfApi(library_name="kdcli")

@@ -523,7 +523,7 @@ class Report(SchemaPart):
         return {model.name: model.card for model in self.models if model.card is not None}
 
     def model(self, name: str) -> ModelEntry:
-        """Return a model by its name. Raises KeyError if no model has it."""
+        """Return the model of this name, which must be in the report."""
         for model in self.models:
             if model.name == name:
                 return model

@@ -49,7 +49,10 @@ MAX_EXAMPLES = 5  # items with quotations that Markdown shows in a section
 def write_views(folder: Path, report: Report) -> None:
     """Write latency.csv, report.md, report.html and, as the last file, report.json.
 
-    With report.json the run is done. Raises MachineError if the disk is full or not writable.
+    With report.json the run is done.
+
+    Raises:
+        MachineError: The disk is full or not writable.
     """
     for name, text in (
         ("latency.csv", latency_csv),

@@ -81,8 +81,8 @@ def worst_class(decision: Decision, *, lost: bool) -> str:
     """Describe the class that loses the most, among the classes with enough examples.
 
     Args:
-        decision: the comparison.
-        lost: whether to write the points that the class lost instead of the difference.
+        decision: The comparison.
+        lost: Whether to write the points that the class lost instead of the difference.
     """
     d = decision
     where = f"{d.model} on {set_name(d.task, d.set)}"
@@ -142,8 +142,8 @@ def _classes(decision: Decision, *, lost: bool) -> ReportSection:
     """Show a row for each class, the largest loss first and classes with few examples last.
 
     Args:
-        decision: the comparison.
-        lost: whether to write the points that a class lost instead of the difference.
+        decision: The comparison.
+        lost: Whether to write the points that a class lost instead of the difference.
     """
     d = decision
     ordered = sorted(d.classes, key=lambda c: (not c.enough, c.metrics[d.metric].difference))

@@ -101,9 +101,9 @@ def speedup_fact(speedup: Speedup, baseline: str, ran: str = "") -> tuple[str, s
     """Return a speed-up, and what it is or why there is none.
 
     Args:
-        speedup: the speed-up.
-        baseline: the name of the model that the other one is compared with.
-        ran: the other model and the cell, if they must be told.
+        speedup: The speed-up.
+        baseline: The name of the model that the other one is compared with.
+        ran: The other model and the cell, if they must be told.
     """
     where = f": {ran}" if ran else ""
     if speedup.is_inconclusive:

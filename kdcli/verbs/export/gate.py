@@ -51,8 +51,9 @@ def write_gated(
         max_drop: The largest drop of the first metric, in points; None for any drop.
         exact: Refuse an excess of less than one row too.
 
-    Raises GateError: the file loses more, even with every product in float32.
-    Raises MachineError: the file's vectors are not torch's.
+    Raises:
+        GateError: The file loses more, even with every product in float32.
+        MachineError: The file's vectors are not torch's.
     """
     search = _Search(graph, check, max_drop, exact=exact)
     most = len(products(graph.network.model)) if graph.precision in QUANTISED else 0

@@ -115,10 +115,11 @@ def export(
         output_dir: The directory; by default runs/export-NAME-FORMAT, numbered.
         overwrite: Replace the export that the directory holds.
 
-    Raises UsageError: an unknown format or precision, a directory that is not an export, or a
-        model that cannot be loaded or exported.
-    Raises GateError: a file loses too much.
-    Raises MachineError: a library is missing, the disk is full, or a file differs from torch.
+    Raises:
+        UsageError: The format or a precision is unknown, the directory is not an export, or the
+            model cannot be loaded or exported.
+        GateError: A file loses too much.
+        MachineError: A library is missing, the disk is full, or a file differs from torch.
     """
     if task is None and max_drop is not None and data.source is not None:
         task = task_of_model(source, data.source, pooling)
@@ -254,8 +255,9 @@ def check_request(
 ) -> None:
     """Check the arguments of `export` before a model is loaded.
 
-    Raises UsageError: an unknown format or precision, or a bound that is negative or has no task.
-    Raises MachineError: a library is missing.
+    Raises:
+        UsageError: The format or a precision is unknown, or a bound is negative or has no task.
+        MachineError: A library is missing.
     """
     check_format(format)
     for precision in precisions:
@@ -331,7 +333,11 @@ def _load_head(
     _: str | None,
     task: str | None,
 ) -> _Loaded:
-    """Load an encoder or a model with a head. Raises UsageError: a task, but no head."""
+    """Load an encoder or a model with a head.
+
+    Raises:
+        UsageError: There is a task, but no head.
+    """
     network, tokenizer, kind, notes = _load(source)
     positions = positions_of(network.config) or VERY_LARGE_INTEGER
     max_length = limit_tokens(tokenizer, min(tokenizer.model_max_length, positions))
@@ -394,7 +400,8 @@ def _model_of_task(
 ) -> Model:
     """Return the model with the tokenizer and the row length that its task uses.
 
-    Raises UsageError: the head is for another task.
+    Raises:
+        UsageError: The head is for another task.
     """
     task = workload.data.task
     check_head(model.source, model.model.config, task)
@@ -430,7 +437,7 @@ def check_folder(folder: Path, overwrite: bool, sources: Sequence[str]) -> None:
     It may be new or empty, and with `overwrite` it may hold an earlier export.
 
     Raises:
-        UsageError: the directory is a file, holds an input, holds no export but is not empty, or
+        UsageError: The directory is a file, holds an input, holds no export but is not empty, or
             holds an export next to files that kdcli did not write.
     """
     check_writable(folder, directory=True)

@@ -87,7 +87,10 @@ def _random_words(tokenizer: PreTrainedTokenizerBase, count: int) -> list[str]:
 def divide(texts: Iterable[str], most_compared: int, origin: str) -> CheckTexts:
     """Divide different texts into texts to compare and texts for calibration.
 
-    If there are few texts, both parts get half of them. Raises UsageError: there are no texts.
+    If there are few texts, both parts get half of them.
+
+    Raises:
+        UsageError: There are no texts.
     """
     different = itertools.islice(texts, 2 * (most_compared + CALIBRATION_TEXTS))
     read = list(dict.fromkeys(different))[: most_compared + CALIBRATION_TEXTS]

@@ -38,7 +38,8 @@ def prune_recipes(
         sets: Assignments of keys, such as `train.lr=0.01`.
         options: Recipe keys and their values.
 
-    Raises UsageError: an unknown recipe or key, or a wrong value.
+    Raises:
+        UsageError: The recipe or a key is unknown, or a value is wrong.
     """
     resolved_once = resolve(PruneRecipe, recipe=recipe, sets=sets, options=options)
     if "model" in resolved_once.origins:
@@ -74,7 +75,8 @@ def prune_recipes(
 def with_defaults(resolved: Resolved[PruneRecipe]) -> Resolved[PruneRecipe]:
     """Set the values of the method's authors for keys that the user did not set.
 
-    Raises UsageError: there is no such method.
+    Raises:
+        UsageError: There is no such method.
     """
     method = resolved.recipe.method
     own = defaults(method)

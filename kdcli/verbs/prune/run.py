@@ -64,8 +64,6 @@ def prune(recipes: Recipes, options: RunOptions) -> RunResult | Estimate | None:
     Args:
         recipes: One recipe for each method; they differ in the method's own settings only.
         options: Where and how to run.
-
-    Raises KdcliError: the recipes, the models or the data cannot be used, or the run fails.
     """
     origin = recipes[0].recipe
     recipes = [as_trained(as_trained(each, origin.model), origin.teacher) for each in recipes]

@@ -232,7 +232,8 @@ def _mask_info(
 def _check_compact(workload: Workload, masked: Model, small: Model, drop_rows_below: int) -> str:
     """Check that the compact model computes what the masked model does. Returns a note.
 
-    Raises AssertionError: it does not, although no weight was dropped.
+    Raises:
+        AssertionError: It does not, although no weight was dropped.
     """
     if drop_rows_below > 1:
         return f"compact: rows with fewer than {drop_rows_below} weights were also removed"
