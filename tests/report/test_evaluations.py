@@ -39,9 +39,7 @@ pytestmark = pytest.mark.slow
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
 
-def test_titles(finetuned, compared, tmp_path):
-    assert title(finetuned) == f"{MODEL} on sst2"
-    assert title(compared) == "bert-base-uncased, all-MiniLM-L6-v2 on sst2"
+def test_a_model_in_a_directory_is_named_by_its_last_part(tmp_path):
     (tmp_path / "mine").mkdir()
     values = finetune_values()
     values["models"]["finetuned"]["source"] = str(tmp_path / "mine")

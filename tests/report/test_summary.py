@@ -11,12 +11,10 @@ from reports import (
     benchmark_values,
     compress_values,
     evaluate_values,
-    finetune_values,
     latency_row,
     made,
     missing,
     printed,
-    prune_values,
     ratio,
     report_values,
     words,
@@ -42,12 +40,7 @@ pytestmark = pytest.mark.slow
 NAME = "google-bert/bert-base-uncased"
 
 
-def test_the_title_of_a_compression_names_the_model_and_what_it_became(compressed):
-    text = f"{NAME} compressed to 3x384-onnx-int8 on sst2"
-    assert title(compressed) == text
-    assert f"<title>{text} · kdcli compress</title>" in html(compressed)
-    assert markdown(compressed).startswith(f"# {text}\n")
-    # The teacher may be a step that was fine-tuned from the model.
+def test_the_title_of_a_compression_names_the_model_that_the_teacher_was_made_from(compressed):
     recipe = {"model": "org/plain", "task": "own"}
     own = compressed.model_copy(update={"recipe": recipe})
     assert title(own) == "org/plain compressed to 3x384-onnx-int8"
@@ -77,11 +70,6 @@ def test_a_training_that_raises_the_loss_is_no_success():
         "Training raised the held-out loss of 3x384 from 0.03010 to 0.05650: train longer, or with "
         "a lower learning rate."
     )
-
-
-def test_a_fine_tuned_model_has_its_score_and_rows():
-    text = summary(made(finetune_values()))
-    assert re.search(r"On [\d,]+ rows of \w+ \(\w+\), its \w+ is 0\.\d+\.", text)
 
 
 def test_a_gain_is_not_a_negative_loss():
@@ -153,20 +141,12 @@ def test_the_goal_of_a_compression_is_above_its_candidates(goal, strict, shown):
     assert shown in markdown(made(values))
 
 
-def test_a_pruned_model_says_how_much_it_keeps():
-    text = "compact bert-base-uncased keeps 9.2 % of its layers' weights, is 1.4 times as fast as"
-    assert summary(made(prune_values())).startswith(f"{text} dense bert-base-uncased")
-
-
 def test_a_backend_that_quantises_has_no_size_on_disk(benchmark):
     assert "MB" not in summary(benchmark)
     assert " MB" in summary(priced())
 
 
-def test_throughput_and_cost_are_in_the_tables(compressed):
-    for text in (words(compressed), markdown(compressed), printed(compressed)):
-        assert not missing(text, "texts/s", "cost/M texts", "0.60", "6.00", "167")
-        assert "8 × 128 tokens" in text
+def test_without_a_price_a_compression_has_no_costs(compressed):
     free = compressed.model_copy(update={"price_per_hour": None})
     assert "cost/M" not in words(free)
 
@@ -226,18 +206,10 @@ def test_without_a_price_there_is_throughput_but_no_cost():
     assert "cost" not in words(priced(price=None))
 
 
-def test_the_block_has_command_versions_hashes_and_seed(compressed):
+def test_the_block_repeats_the_run(compressed):
     block = repeat_block(compressed)
-    command, *comments = block.splitlines()
-    assert command == f"kdcli compress {NAME} --task sst2"
-    assert all(line.startswith("# ") for line in comments), "a shell can run the block"
-    assert not missing(
-        block, "kdcli 0.1.0, torch 2.13.0", "seed 7", "data nyu-mll/glue: commit abc"
-    )
-    assert f"weights of teacher: sha256 {'0' * 64}" in block
-    assert block in markdown(compressed)
-    page = Page(html(compressed))
-    assert block in page.text, "one element, so that one selection copies it"
+    assert all(line.startswith("# ") for line in block.splitlines()[1:]), "a shell can run it"
+    assert block in Page(html(compressed)).text, "one element, so that one selection copies it"
     from_python = compressed.model_copy(update={"command_line": None})
     assert repeat_block(from_python).startswith("kdcli compress --recipe recipe.yaml -o")
 
