@@ -186,13 +186,6 @@ def test_statistics_are_those_of_all_real_tokens():
         assert (found != wanted).float().mean() < 0.01
 
 
-def test_without_texts_nothing_is_chosen():
-    model = Layers().eval()
-    assert (
-        calibrate(model, lambda batch: model(batch["input_ids"]), [], KERNELS["onnx", "int8"]) == {}
-    )
-
-
 def test_sums_of_a_file_fit_for_any_input(tmp_path):
     model = Layers().eval()
     roundings = by_key(model, calibrated(model))

@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-import os
 import struct
 import tracemalloc
 import zlib
@@ -28,7 +27,7 @@ from kdcli.deploy.sparse.mask_file import (
     read_smp,
     write_mask,
 )
-from kdcli.errors import MachineError, UsageError
+from kdcli.errors import UsageError
 from kdcli.models.matrices import matrices
 
 
@@ -211,17 +210,6 @@ def test_applied_masks_zero_the_removed_weights_alone(kind):
     apply_masks(model, masks)
     for m in matrices(model):
         assert torch.equal(m.of(m.linear.weight), torch.where(masks[m.name], before[m.name], 0.0))
-
-
-def test_a_full_disk_leaves_the_older_file(base, written, full_disk):
-    before = written.read_bytes()
-    full_disk(os, "fsync")
-    with pytest.raises(MachineError, match="disk is full"):
-        write_mask(written, info_for(base), random_masks(base, 0.9))
-    assert (written.read_bytes(), [f.name for f in written.parent.iterdir()]) == (
-        before,
-        [written.name],
-    )
 
 
 def test_file_of_another_format_is_named(written):

@@ -166,20 +166,6 @@ def test_weights_are_rounded_as_the_file_rounds_them(engine, precision, tmp_path
         assert found == pytest.approx(expected, abs=1e-5)
 
 
-def test_each_row_of_a_table_has_its_own_scale_in_int8(tmp_path):
-    model = Words()
-    exact_VH = model.table.weight.detach().double().numpy()
-    table_VH, _, file = by_file(model, tmp_path, "onnx", "int8")
-    # Half a step of the row's own scale; with a single scale, it would be 0.12 in each row.
-    steps_V1 = np.abs(exact_VH).max(axis=1, keepdims=True) / 127
-    assert (np.abs(table_VH - exact_VH) <= 0.501 * steps_V1).all()
-    assert np.abs(np.delete(table_VH - exact_VH, 7, axis=0)).max() < 0.02
-    stored = {tensor.name: tensor for tensor in onnx.load(file).graph.initializer}
-    assert "table" not in stored
-    assert stored["table_int8"].data_type == onnx.TensorProto.INT8
-    assert not (tmp_path / "by_row_plain.onnx").exists()
-
-
 @pytest.mark.parametrize(
     ("engine", "precision", "grid"),
     [("onnx", "int8", INT8_PAIRS), ("onnx", "q4", INT4_BLOCKS), ("openvino", "int8", INT8)],

@@ -1,8 +1,6 @@
 """Every backend agrees with torch and uses the given threads; an impossible one is refused before
 loading."""
 
-import sys
-
 import numpy as np
 import psutil
 import pytest
@@ -166,13 +164,6 @@ def test_an_unknown_precision_of_a_backend(name, precision, message):
         check_backend(name, precision)
     assert caught.value.message == message
     assert all(allowed in caught.value.hint for allowed in BACKENDS[name])
-
-
-def test_missing_library(monkeypatch):
-    monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(MachineError, match="onnxscript") as caught:
-        check_backend("openvino", "fp32")
-    assert caught.value.hint == "pip install 'kdcli[openvino]'"
 
 
 def test_bf16_a_processor_lacks(monkeypatch):

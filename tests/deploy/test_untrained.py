@@ -66,12 +66,6 @@ def test_the_student_has_the_most_layers_that_are_fast_enough(layers, wanted):
     assert len({name for names in calls for name in names}) == sum(map(len, calls))
 
 
-def test_a_latency_is_a_goal_too():
-    teacher, calls = teacher_of(12), []
-    assert choose(SpeedGoal(ms=5.0), teacher, measuring(teacher, calls)).name == "4x64"
-    assert choose(SpeedGoal(ms=4.5), teacher, measuring(teacher, calls)).name == "4x64"
-
-
 def test_times_that_are_not_on_a_line_still_find_the_most_layers():
     teacher, calls = teacher_of(12), []
     # The fastest layers are far quicker than a line from 1 to 11 layers suggests.
