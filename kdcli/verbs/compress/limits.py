@@ -128,8 +128,9 @@ def option_of(key: str) -> str:
     return f"--{key.replace('_', '-')}"
 
 
-def _untrained(slow: str, *, is_shape: bool) -> str:
-    return f"even untrained, it {slow}" if is_shape else f"the model itself {slow} on it"
+def _untrained(slow: str, goal: float, *, is_shape: bool) -> str:
+    which = f"even untrained, it {slow}" if is_shape else f"the model itself {slow} on it"
+    return f"{which}; the goal is {goal:g}"
 
 
 def _points(value: float) -> str:
@@ -203,7 +204,7 @@ class Speedup(Limit):
         if times.speedup >= self.value:
             return ""
         slow = f"is only {times.speedup:.1f} times as fast"
-        return f"{_untrained(slow, is_shape=is_shape)}; the goal is {self.value:g}"
+        return _untrained(slow, self.value, is_shape=is_shape)
 
     def is_met_by_model(self, ms: float, mb: float) -> bool:
         return False
@@ -231,7 +232,7 @@ class MaxLatency(Limit):
         if times.ms <= self.value:
             return ""
         slow = f"takes {times.ms:.2f} ms"
-        return f"{_untrained(slow, is_shape=is_shape)}; the goal is {self.value:g}"
+        return _untrained(slow, self.value, is_shape=is_shape)
 
     def is_met_by_model(self, ms: float, mb: float) -> bool:
         return ms <= self.value

@@ -19,7 +19,7 @@ from kdcli.models.embedder import EmbeddingFormat
 from kdcli.models.load import location
 from kdcli.models.model import Model
 from kdcli.models.training_rows import training_rows
-from kdcli.report.schema import Comparison, Trimming
+from kdcli.report.schema import Trimming
 from kdcli.types import Array
 from kdcli.verbs.trim.settings import TrimRecipe
 from kdcli.workloads import open_evaluation, open_rows
@@ -57,24 +57,12 @@ class ScoredPart:
         scores = {BEFORE: self.scores, AFTER: self.workload.score(cut(self.model, kept))}
         return self.workload.compare(scores)
 
-    def loss(self, result: EvaluationResult) -> "PointsLost":
-        """Return the points that the metric loses on the set that loses most."""
+    def lost(self, result: EvaluationResult) -> tuple[float, float, float]:
+        """Return the points that the metric loses on the set that loses most, and the ends of their
+        interval."""
         rows = [row for row in result.comparisons if row.metric == self.metric]
-        return PointsLost.of(min(rows, key=lambda row: row.difference))
-
-
-@dataclass(frozen=True)
-class PointsLost:
-    """Points of a metric (1 point = 0.01) that are lost, and the ends of their interval."""
-
-    points: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, row: Comparison) -> "PointsLost":
-        # Not `-100 * x`, which is -0.0 for a difference of 0.
-        return cls(*(0.0 - 100 * value for value in (row.difference, row.high, row.low)))
+        worst = min(rows, key=lambda row: row.difference)
+        return -100 * worst.difference, -100 * worst.high, -100 * worst.low
 
 
 @dataclass(frozen=True)
@@ -129,17 +117,15 @@ def smallest_vocabulary(
     kept, trimming = _fewest(recipe.max_drop, selection, use)
     verification = _open(request, partition, "verification", session)
     result = verification.compare(kept)
-    lost = verification.loss(result)
+    points, low, high = verification.lost(result)
     count = sum(each.n for each in result.evaluations if each.model == AFTER)
     sentence = (
-        f"{len(kept):,} of {len(verification.model.tokenizer):,} tokens lose {lost.points:.2f} "
-        f"points of {verification.metric}, between {lost.low:.2f} and {lost.high:.2f} with 95 % "
+        f"{len(kept):,} of {len(verification.model.tokenizer):,} tokens lose {points:z.2f} "
+        f"points of {verification.metric}, between {low:z.2f} and {high:z.2f} with 95 % "
         f"confidence, on {count:,} verification rows"
     )
     missed = (
-        f"{sentence}: more than {recipe.max_drop:g}"
-        if exceeds(lost.points, recipe.max_drop)
-        else None
+        f"{sentence}: more than {recipe.max_drop:g}" if exceeds(points, recipe.max_drop) else None
     )
     return BoundedVocabulary(kept, trimming, [sentence, kept_note(trimming)], result, missed)
 
@@ -182,8 +168,8 @@ def _fewest(max_drop: float, selection: ScoredPart, use: TokenUse) -> tuple[Arra
 
     def lost(size: int) -> float:
         kept, _ = use.keep(model, size)
-        points = selection.loss(selection.compare(kept)).points
-        Progress.log(f"{len(kept):,} tokens: {points:.2f} points of {selection.metric} lost")
+        points, *_ = selection.lost(selection.compare(kept))
+        Progress.log(f"{len(kept):,} tokens: {points:z.2f} points of {selection.metric} lost")
         return points
 
     if most < len(model.tokenizer) and exceeds(points := lost(most), max_drop):
