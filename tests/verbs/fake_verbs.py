@@ -211,9 +211,12 @@ class Fakes:
         self._report(folder, "evaluate", by_label, latency, sizes)
         return RunResult.read(folder)
 
-    def _measure(self, subjects, protocol, deadline=None) -> Latency:
+    def _measure(self, subjects, protocol, deadline) -> Latency:
         self.calls.append(f"measure {' '.join(subject.name for subject in subjects)}")
-        self.now += self._value(self.seconds, "measure", 0.0)
+        spent = self._value(self.seconds, "measure", 0.0)
+        self.now += spent
+        if spent > deadline - time.monotonic():
+            return Latency(prepared=1, interrupted=True)
         return self._rows({subject.name: subject.name for subject in subjects})
 
     def _recorded(self, name: str):

@@ -596,6 +596,16 @@ def test_what_timing_tells_is_said_before_anything_is_written(goal, error, said,
     assert all(call.startswith("measure") for call in made.calls)
 
 
+def test_a_budget_that_ends_while_models_are_timed_says_how_long_that_takes(given):
+    made = fakes(seconds={"measure": 60.0})
+    why = "it ended while models were timed and compared, which takes about 5 min in all"
+    with pytest.raises(UsageError, match=why) as refusal:
+        made.compress(**given, **GOAL, budget=20.0)
+    # One of five models was prepared by then.
+    assert refusal.value.hint == "use --budget 10m or more"
+    assert not given["output_dir"].exists()
+
+
 def test_a_budget_that_fine_tuning_alone_breaks_is_refused(given, tmp_path):
     encoder(tmp_path / "plain", num_hidden_layers=4)
     made = fakes(seconds={"finetune": 99.0})

@@ -119,11 +119,25 @@ class Steps:
     passed: dict[str, float] = field(default_factory=dict)
     unwritten: dict[Path, str] = field(default_factory=dict)
     current: str = ""
+    began: float | None = None
 
     @property
     def seconds(self) -> float:
-        """The seconds of the steps so far."""
-        return self.record.seconds(self.passed)
+        """The seconds of the steps so far, with those of the step that runs."""
+        running = 0.0 if self.began is None else self.clock() - self.began
+        return self.record.seconds(self.passed) + running
+
+    @contextlib.contextmanager
+    def _timed(self, at: str, until: int | None = None) -> Iterator[list[str]]:
+        """Record the seconds of a step, and the error that the block adds to the list."""
+        errors: list[str] = []
+        self.began = began = self.clock()
+        try:
+            yield errors
+        finally:
+            self.began = None
+            seconds = round(self.clock() - began, 3)
+            self.record.add(Attempt(at, seconds, until, "; ".join(errors)))
 
     @property
     def left(self) -> float:
@@ -228,23 +242,22 @@ class Steps:
             return whys[-1]
         self.check()
         self.claim()
-        error, began, self.current = "", self.clock(), step.name
-        try:
-            is_over = self._call(step, at, place, until)
-            self.check()
-        except (Interrupted, ChildFailed, Stopped):
-            raise
-        except KdcliError as failure:
-            # Ctrl-C may have caused the error.
-            self.check()
-            if required:
-                failure.prefix(f"{step_title(step.name)} failed", TRY_AGAIN)
+        self.current = step.name
+        with self._timed(at, until) as errors:
+            try:
+                is_over = self._call(step, at, place, until)
+                self.check()
+            except (Interrupted, ChildFailed, Stopped):
                 raise
-            # What the machine failed at is tried again.
-            error = "" if isinstance(failure, MachineError) else failure.message
-            return failure.message
-        finally:
-            self.record.add(Attempt(at, round(self.clock() - began, 3), until, error))
+            except KdcliError as failure:
+                # Ctrl-C may have caused the error.
+                self.check()
+                if required:
+                    failure.prefix(f"{step_title(step.name)} failed", TRY_AGAIN)
+                    raise
+                # What the machine failed at is tried again.
+                errors += [] if isinstance(failure, MachineError) else [failure.message]
+                return failure.message
         self.current = ""
         if is_over and required:
             command = self.continuing_command(2 * self.budget)
@@ -305,13 +318,10 @@ class Steps:
         if file.is_file() and not self.replaces_run:
             return adapter.validate_python(read_json(file)["value"])
         self.check()
-        began = self.clock()
-        try:
+        with self._timed(at):
             value = compute()
             # The latency worker takes Ctrl-C itself and returns what it has measured until then.
             self.check()
-        finally:
-            self.record.add(Attempt(at, round(self.clock() - began, 3)))
         dumped = adapter.dump_python(value, mode="json", exclude_defaults=True)
         text = json.dumps({"value": dumped})
         if self.record.run is None:

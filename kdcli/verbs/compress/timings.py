@@ -124,7 +124,7 @@ def measure_untrained(search: Search, partition: Partition) -> Untrained:
         if name in of_backends
     }
     # A resumed run does not measure them again, but their seconds count.
-    timing.start(earlier=len(subjects) + 1)
+    timing.earlier = len(subjects) + 1
 
     def measure(named: Mapping[str, ModelShape]) -> dict[str, UntrainedTimes]:
         return times_of_shapes(named, loaded, fastest, baseline, recipe.seed, timing.times)
@@ -211,7 +211,7 @@ def compare_on(
 
 @dataclass
 class _Timing:
-    """Measures models until the budget ends. The budget runs from the creation of this object.
+    """Measures models until the budget ends.
 
     Attributes:
         search: the search.
@@ -223,21 +223,6 @@ class _Timing:
     total: int
     earlier: int = 0
 
-    def __post_init__(self) -> None:
-        self.start(earlier=0)
-
-    def start(self, earlier: int) -> None:
-        """Start the next measurement, after a number of models in the finished ones."""
-        self.earlier = earlier
-        # The record does not count the seconds of a measurement before its end.
-        self.spent, self.began = self.search.steps.seconds, self.search.make.verbs.clock()
-
-    def _seconds(self) -> float:
-        return self.spent + self.search.make.verbs.clock() - self.began
-
-    def _left(self) -> float:
-        return self.search.steps.budget - self._seconds()
-
     def times(self, subjects: Sequence[Subject]) -> dict[str, UntrainedTimes]:
         """Return the times of the subjects that gave correct output, by name.
 
@@ -247,13 +232,16 @@ class _Timing:
             MachineError: the first one, with which the others are compared, could not be measured.
             UsageError: the budget ended.
         """
-        measure, options = self.search.recipe.measure, self.search.steps.options
+        measure, steps = self.search.recipe.measure, self.search.steps
         protocol = Protocol(
-            str(choose_device(options.device)), measure.min_runs, measure.min_seconds, CELLS[:1]
+            str(choose_device(steps.options.device)),
+            measure.min_runs,
+            measure.min_seconds,
+            CELLS[:1],
         )
-        deadline = time.monotonic() + self._left()
+        deadline = time.monotonic() + steps.left
         latency = self.search.make.verbs.measure(subjects, protocol, deadline=deadline)
-        if latency.interrupted and self._left() > 0:
+        if latency.interrupted and steps.left > 0:
             raise KeyboardInterrupt
         if latency.interrupted:
             raise self._stopped(self.earlier + latency.prepared)
@@ -262,13 +250,13 @@ class _Timing:
 
     def check_budget(self) -> None:
         """Raise a BudgetError if the budget ended."""
-        if self._left() <= 0:
+        if self.search.steps.left <= 0:
             raise self._stopped(self.earlier)
 
     def _stopped(self, measured: int) -> BudgetError:
         """Return the error of a budget that ended after this number of models."""
         measured = max(1, measured)
-        seconds = self._seconds() / measured * max(measured, self.total)
+        seconds = self.search.steps.seconds / measured * max(measured, self.total)
         took = duration(seconds)
         why = f"it ended while models were timed and compared, which takes about {took} in all"
         return budget_error(self.search, why, 2 * seconds)
