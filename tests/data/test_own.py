@@ -17,7 +17,7 @@ from kdcli.data.labelled.own import HEAD, own_task
 from kdcli.data.sources import open_source
 from kdcli.data.tasks import task_of
 from kdcli.errors import UsageError
-from kdcli.types import Head, Task
+from kdcli.types import Task
 
 
 def found(rows, log=None, **columns) -> Task:
@@ -125,12 +125,12 @@ NESTED = {
 }
 
 
-def parts(task):
-    return task.kind, task.texts, task.label, task.labels
+def described(task):
+    return " ".join((task.kind, *task.texts, "->", task.label, *task.labels))
 
 
 def check(task, expected):
-    assert " ".join((task.kind, *task.texts, "->", task.label, *task.labels)) == expected
+    assert described(task) == expected
     metrics = (
         METRICS[task.kind]
         if len(task.labels) != 2 or task.kind != "class"
@@ -192,26 +192,15 @@ LONG = "a body that is much longer than its headline is"
 
 
 @pytest.mark.parametrize(
-    ("columns", "roles", "text", "warns"),
-    [
-        ({"text": "short", "note": LONG}, {}, "text", "note"),
-        ({"text": "short", "note": "shorts"}, {}, "text", None),
-        ({"title": "short", "body": LONG}, {}, "body", None),
-        ({"title": "short", "note": LONG}, {}, "title", "note"),
-        ({"title": "short", "note": LONG}, {"text": "title"}, "title", None),
-        ({"title": "short", "note": LONG}, {"text": "note"}, "note", None),
-    ],
+    ("roles", "text", "warns"),
+    [({}, "title", True), ({"text": "title"}, "title", False), ({"text": "note"}, "note", False)],
 )
-@pytest.mark.parametrize("head", [None, Head("class", ("a", "b"))])
-def test_a_much_longer_text_that_is_not_read_is_a_warning(columns, roles, text, warns, head):
+def test_a_much_longer_text_that_is_not_read_is_a_warning(roles, text, warns):
     log = []
-    labels = ("a", "b") if head is None else (None, None)
-    rows = [columns | ({} if label is None else {"label": label}) for label in labels]
-    table = [(f"a:{n}", row) for n, row in enumerate(rows)]
-    assert own_task(table, roles, log.append, head=head).texts == (text,)
-    warnings = [line for line in log if "the unused column" in line]
-    assert len(warnings) == (warns is not None)
-    assert all(f"--set data.columns.text={warns}" in line for line in warnings)
+    task = found([{"title": "short", "note": LONG, "label": label} for label in "ab"], log, **roles)
+    assert task.texts == (text,)
+    warning = "to use it instead, add --set data.columns.text=note"
+    assert any(warning in line for line in log) == warns
 
 
 def test_rows_are_read_once_and_not_held():
@@ -235,45 +224,41 @@ BOTH = [
 @pytest.mark.parametrize(
     ("rows", "columns", "expected"),
     [
-        (WIDE, {"text": "a", "label": "c"}, ("class", ("a",), "c", ("1", "2"))),
-        (WIDE, {"text": "b", "label": "d"}, ("score", ("b",), "d", ())),
-        (WIDE, {"text": ["b", "a"], "label": "c"}, ("class", ("b", "a"), "c", ("1", "2"))),
-        (WIDE, {"text": ["b"], "label": ["c"]}, ("class", ("b",), "c", ("1", "2"))),
-        (WIDE, {"text": "b", "pair": "a", "label": "c"}, ("class", ("b", "a"), "c", ("1", "2"))),
-        (WIDE, {"text": "a", "label": "c", "kind": "score"}, ("score", ("a",), "c", ())),
+        (WIDE, {"text": "a", "label": "c"}, "class a -> c 1 2"),
+        (WIDE, {"text": ["b", "a"], "label": "c"}, "class b a -> c 1 2"),
+        (WIDE, {"text": "b", "pair": "a", "label": "c"}, "class b a -> c 1 2"),
+        (WIDE, {"text": "a", "label": "c", "kind": "score"}, "score a -> c"),
         (
             WIDE,
             {"text": "a", "label": "d", "kind": "class"},
-            ("class", ("a",), "d", ("0.5", "0.7")),
+            "class a -> d 0.5 0.7",
         ),
-        (labelled("1", "2"), {"kind": "score"}, ("score", ("text",), "label", ())),
-        (labelled(1.0, 2), {"kind": "class"}, ("class", ("text",), "label", ("1.0", "2"))),
-        (labelled("a", "b", id="7"), {"text": "id"}, ("class", ("id",), "label", ("a", "b"))),
-        (BOTH, {"kind": "class"}, ("class", ("text",), "label", ("1", "2"))),
-        (BOTH, {"kind": "tokens"}, ("tokens", ("tokens",), "tags", ("O", "X"))),
-        (BOTH, {"text": "text"}, ("class", ("text",), "label", ("1", "2"))),
-        (BOTH, {"label": "label"}, ("class", ("text",), "label", ("1", "2"))),
-        (BOTH, {"words": "tokens"}, ("tokens", ("tokens",), "tags", ("O", "X"))),
-        (BOTH, {"label": "kinds"}, ("tokens", ("tokens",), "kinds", ("p", "q1", "q2"))),
+        (labelled("1", "2"), {"kind": "score"}, "score text -> label"),
+        (labelled(1.0, 2), {"kind": "class"}, "class text -> label 1.0 2"),
+        (labelled("a", "b", id="7"), {"text": "id"}, "class id -> label a b"),
+        (BOTH, {"kind": "class"}, "class text -> label 1 2"),
+        (BOTH, {"kind": "tokens"}, "tokens tokens -> tags O X"),
+        (BOTH, {"label": "label"}, "class text -> label 1 2"),
+        (BOTH, {"label": "kinds"}, "tokens tokens -> kinds p q1 q2"),
         (
             BOTH,
             {"label": "kinds", "kind": "multi"},
-            ("multi", ("text",), "kinds", ("p", "q1", "q2")),
+            "multi text -> kinds p q1 q2",
         ),
         (
             table("q c a", ("who ?", "w1", ONE), ("what ?", "w1", ONE)),
             {"question": "q", "context": "c", "answers": "a"},
-            ("span", ("q", "c"), "a", ()),
+            "span q c -> a",
         ),
         (
             [{**row, "label": n} for n, row in enumerate(answered(ONE, ONE))],
             {"label": "label", "text": "question"},
-            ("class", ("question",), "label", ("0", "1")),
+            "class question -> label 0 1",
         ),
     ],
 )
 def test_given_columns_and_kinds_are_read(rows, columns, expected):
-    assert parts(found(rows, **columns)) == expected
+    assert described(found(rows, **columns)) == expected
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def shares(partition, pools):
     splits = {"train": pools.train, "validation": pools.validation, "test": pools.test}
     parts = {"selection": partition.selection, "verification": partition.verification}
     return {
-        (part, split): count
+        f"{part} {split}": count
         for part, rows in parts.items()
         for split, all_rows in splits.items()
         if (count := int(np.isin(all_rows, rows).sum()))
@@ -41,40 +41,40 @@ TRAIN, VALIDATION, TEST = hashes("train", 4000), hashes("validation", 150), hash
 @pytest.mark.parametrize(
     ("pools", "expected"),
     [
-        (Pools(TRAIN), {("selection", "train"): 100, ("verification", "train"): 200}),
+        (Pools(TRAIN), {"selection train": 100, "verification train": 200}),
         # A tenth and a fifth of few rows.
-        (Pools(TRAIN[:300]), {("selection", "train"): 30, ("verification", "train"): 60}),
+        (Pools(TRAIN[:300]), {"selection train": 30, "verification train": 60}),
         (
             Pools(TRAIN, VALIDATION),
             {
-                ("selection", "train"): 100,
-                ("verification", "train"): 50,
-                ("verification", "validation"): 150,
+                "selection train": 100,
+                "verification train": 50,
+                "verification validation": 150,
             },
         ),
         (
             Pools(TRAIN, VALIDATION, TEST),
-            {("selection", "validation"): 150, ("verification", "test"): 60},
+            {"selection validation": 150, "verification test": 60},
         ),
-        (Pools(TRAIN, test=TEST), {("selection", "train"): 100, ("verification", "test"): 60}),
+        (Pools(TRAIN, test=TEST), {"selection train": 100, "verification test": 60}),
         # A validation split with enough rows for both.
         (
             Pools(TRAIN, hashes("validation", 900)),
-            {("selection", "validation"): 100, ("verification", "validation"): 200},
+            {"selection validation": 100, "verification validation": 200},
         ),
         # A few training rows hold too few for the selection.
         (
             Pools(TRAIN[:40], VALIDATION),
-            {("selection", "validation"): 75, ("verification", "validation"): 75},
+            {"selection validation": 75, "verification validation": 75},
         ),
         # The model knows the training rows.
         (
             Pools(TRAIN, VALIDATION, known=TRAIN),
-            {("selection", "validation"): 75, ("verification", "validation"): 75},
+            {"selection validation": 75, "verification validation": 75},
         ),
         (
             Pools(validation=VALIDATION),
-            {("selection", "validation"): 75, ("verification", "validation"): 75},
+            {"selection validation": 75, "verification validation": 75},
         ),
     ],
 )
@@ -114,7 +114,7 @@ def test_a_frequent_text_does_not_empty_a_part(seed):
     pools = Pools(np.concatenate([hashes("row", 850), np.repeat(hashes("frequent", 1), 150)]))
     partition = chosen(pools, seed=seed)
     counts = shares(partition, pools)
-    assert counts == {("selection", "train"): 100, ("verification", "train"): 200}
+    assert counts == {"selection train": 100, "verification train": 200}
     assert len(partition.selection) == 100
 
 
@@ -123,7 +123,7 @@ def test_a_part_has_a_group_even_if_none_fits():
     counts = [70, 66, 68, 64, 62, 72, 74, 76, 78, 30]
     pools = Pools(np.repeat(hashes("passage", 10), counts))
     partition = chosen(pools, selection=25, verification=29)
-    assert shares(partition, pools) == {("selection", "train"): 62, ("verification", "train"): 30}
+    assert shares(partition, pools) == {"selection train": 62, "verification train": 30}
     # The last group is left to train on.
     two = Pools(np.repeat(hashes("passage", 2), 50))
     assert [len(part) for part in vars(chosen(two)).values()] == [0, 1]
