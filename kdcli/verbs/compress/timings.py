@@ -153,43 +153,16 @@ def measure_untrained(search: Search, partition: Partition) -> Untrained:
 
 
 def _comparison(search: Search, partition: Partition, loaded: Model) -> Compare:
-    """Build the comparison of untrained students with the model on the training texts."""
+    """Build the comparison of untrained students with the model on the training texts.
+
+    Raises UsageError: there are too few texts.
+    """
     device = choose_device(search.steps.options.device)
     # Students are compared on the CPU. If they are trained on another device, they are fitted in
     # float32 there too.
     wanted = str(dotted(search.recipe.plan.distill).get("train.dtype", "auto"))
     dtype = choose_dtype(wanted, device) if device.type == "cpu" else torch.float32
-    return compare_on(search.training_texts(partition), loaded, str(search.recipe.model), dtype)
-
-
-def _listed_shapes(search: Search, model: str, loaded: Model) -> list[ModelShape]:
-    """Return the shapes in `plan.shapes`, or the shapes that are tried if it is empty.
-
-    Raises UsageError: a shape that cannot be made from the model.
-    """
-    static_width = None
-    if search.make.allows_static(search.kind):
-        fmt, hidden = read_format(model), loaded.shape.hidden
-        static_width = hidden if fmt is None else fmt.width(hidden)
-    return shapes_of(search.recipe.plan.shapes, loaded.shape, static_width=static_width)
-
-
-def compare_on(
-    texts: Sequence[str],
-    loaded: Model,
-    model: str,
-    dtype: torch.dtype,
-) -> Compare:
-    """Build the comparison of untrained students with a model on texts.
-
-    Args:
-        texts: The texts.
-        loaded: The model's encoder and tokenizer.
-        model: Where the model was loaded from.
-        dtype: The number format in which the models run while students are fitted.
-
-    Raises UsageError: there are too few texts.
-    """
+    texts, model = search.training_texts(partition), str(search.recipe.model)
     count = min(SHAPE_ROWS, len(texts))
     few = [texts[n * len(texts) // count] for n in range(count)]
     length = min(LENGTH, positions_of(loaded.model.config) or LENGTH)
@@ -207,6 +180,34 @@ def compare_on(
     tokenized = embedder.tokenize(few, ["document"] * count, length)
     batch = tokenized.batch(np.arange(count))
     return Comparison(loaded.model, batch, Pool(embedder.format), dtype).cosine
+
+
+def _listed_shapes(search: Search, model: str, loaded: Model) -> list[ModelShape]:
+    """Return the shapes in `plan.shapes`, or those that are tried if it is empty, the largest
+    first.
+
+    The latter have two thirds, half and a third of the teacher's layers, and half and a third of
+    the layers at half the width.
+
+    Raises UsageError: a shape that cannot be made from the model.
+    """
+    teacher = loaded.shape
+    layers, width = teacher.layers, teacher.hidden
+    if given := search.recipe.plan.shapes:
+        static_width = None
+        if search.make.allows_static(search.kind):
+            fmt = read_format(model)
+            static_width = width if fmt is None else fmt.width(width)
+        shapes = [parse_shape(text, teacher, static_width=static_width) for text in given]
+    else:
+        texts = [f"{max(1, round(layers * share))}x{width}" for share in (2 / 3, 1 / 2, 1 / 3)]
+        if width % (2 * teacher.heads) == 0:
+            texts += [f"{max(1, round(layers * share))}x{width // 2}" for share in (1 / 2, 1 / 3)]
+        shapes = [shape for text in texts if (shape := parse_shape(text, teacher)) != teacher]
+    size = {
+        shape: shape.layers * shape.hidden * (4 * shape.hidden + 2 * shape.ffn) for shape in shapes
+    }
+    return sorted(size, key=lambda shape: -size[shape])
 
 
 @dataclass
@@ -260,28 +261,6 @@ class _Timing:
         took = duration(seconds)
         why = f"it ended while models were timed and compared, which takes about {took} in all"
         return budget_error(self.search, why, 2 * seconds)
-
-
-def shapes_of(
-    given: Sequence[str], teacher: ModelShape, *, static_width: int | None = None
-) -> list[ModelShape]:
-    """Return the shapes to try, from large to small.
-
-    Unless they are given, these have two thirds, half and a third of the teacher's layers, and half
-    and a third of the layers at half the width.
-    """
-    layers, width = teacher.layers, teacher.hidden
-    if given:
-        shapes = [parse_shape(text, teacher, static_width=static_width) for text in given]
-    else:
-        texts = [f"{max(1, round(layers * share))}x{width}" for share in (2 / 3, 1 / 2, 1 / 3)]
-        if width % (2 * teacher.heads) == 0:
-            texts += [f"{max(1, round(layers * share))}x{width // 2}" for share in (1 / 2, 1 / 3)]
-        shapes = [shape for text in texts if (shape := parse_shape(text, teacher)) != teacher]
-    size = {
-        shape: shape.layers * shape.hidden * (4 * shape.hidden + 2 * shape.ffn) for shape in shapes
-    }
-    return sorted(size, key=lambda shape: -size[shape])
 
 
 def too_slow(goal: GoalSettings, shapes: Mapping[str, UntrainedTimes]) -> dict[str, str]:
