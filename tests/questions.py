@@ -17,7 +17,7 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from kdcli.data.labelled.spans import windows
+from kdcli.data.labelled.answer_windows import windows
 from kdcli.types import Answer, Example
 
 WORDS = st.builds(

@@ -18,8 +18,8 @@ import torch
 from scipy.special import expit, softmax
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from kdcli.data.labelled.answer_windows import decode_answers, windows
 from kdcli.data.labelled.features import TokenizedRows, encode_examples
-from kdcli.data.labelled.spans import decode_answers, windows
 from kdcli.data.labelled.tags import describe_unknown_scheme
 from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.export import VECTORS

@@ -15,7 +15,7 @@ METRIC_MODULES = {
     "score": "regression",
     "tokens": "tokens",
     "span": "spans",
-    "text": "generation",
+    "text": "generated_texts",
 }
 """Maps the kind of a task to the file with its metrics."""
 

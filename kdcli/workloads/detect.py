@@ -20,9 +20,9 @@ from kdcli.models.load import load_config
 from kdcli.recipe.resolve import RecipeT, Resolved, defaulted
 from kdcli.types import OWN, task_title
 from kdcli.workloads.as_trained import trained_task
+from kdcli.workloads.beir import RETRIEVAL
 from kdcli.workloads.embedding import METHOD
 from kdcli.workloads.eval_sets import scores_pairs
-from kdcli.workloads.retrieval import RETRIEVAL
 
 
 def task_of_model(

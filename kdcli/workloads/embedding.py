@@ -57,6 +57,7 @@ from kdcli.types import (
     Start,
 )
 from kdcli.workloads.agreement import TeacherAgreement, vectors_of_texts
+from kdcli.workloads.beir import RETRIEVAL, read_retrieval
 from kdcli.workloads.embedder import Embedder, cosines
 from kdcli.workloads.embedding_texts import (
     TextRows,
@@ -74,7 +75,6 @@ from kdcli.workloads.eval_sets import (
 )
 from kdcli.workloads.plan import Plan, bucketed
 from kdcli.workloads.requests import EvaluationRequest, WorkloadRequest
-from kdcli.workloads.retrieval import RETRIEVAL, read_retrieval
 from kdcli.workloads.scores import RESAMPLES, EvaluationResult, ModelScores, compare
 from kdcli.workloads.settings import POOLING, TaskHeadSettings
 from kdcli.workloads.tasks import open_rows as open_labelled_rows

@@ -16,10 +16,10 @@ import numpy as np
 from scipy.special import expit, log_softmax
 from transformers import PreTrainedTokenizerBase
 
+from kdcli.data.labelled.answer_windows import Windows, decode_answers, windows
 from kdcli.data.labelled.features import TokenizedRows, encode_examples
 from kdcli.data.labelled.partition import choose_subset
-from kdcli.data.labelled.spans import Windows, decode_answers, windows
-from kdcli.data.labelled.targets import encode_targets
+from kdcli.data.labelled.source_targets import encode_targets
 from kdcli.metrics import scorer
 from kdcli.metrics.bootstrap import Scorer
 from kdcli.metrics.classification import confusion, per_class
@@ -373,7 +373,7 @@ def _worst_examples(
             error = 1.0 - score_answer(shown, label, language)[1]
         elif task.kind == "text" and label is not None:
             # Only needed for this kind of task.
-            from kdcli.metrics.generation import rouge
+            from kdcli.metrics.generated_texts import rouge
 
             error = 1.0 - rouge(shown, label)[2]
         # The loss of a correct prediction is above 0 too.

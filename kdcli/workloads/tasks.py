@@ -7,16 +7,16 @@ from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
+from kdcli.data.labelled.answer_windows import check_answers, misplaced
 from kdcli.data.labelled.checks import describe_rows
 from kdcli.data.labelled.partition import DividedRows
-from kdcli.data.labelled.spans import check_answers, misplaced
 from kdcli.data.labelled.splits import TaskSource, read_splits
 from kdcli.data.labelled.task_data import Labelled, check_training, open_labelled
 from kdcli.deploy.exported import is_export
 from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
-from kdcli.metrics.generation import require_libraries
+from kdcli.metrics.generated_texts import require_libraries
 from kdcli.models.heads import head_of, load_for_task
 from kdcli.models.load import load_config, location
 from kdcli.models.model import Model

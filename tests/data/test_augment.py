@@ -14,8 +14,8 @@ from kdcli.data.augment import copies as module
 from kdcli.data.augment.copies import Augmented, augment, rows, words_of
 from kdcli.data.augment.neighbours import Neighbours
 from kdcli.data.augment.words import words_in
+from kdcli.data.labelled.answer_windows import misplaced
 from kdcli.data.labelled.examples import example_of
-from kdcli.data.labelled.spans import misplaced
 from kdcli.data.tasks import task_of
 from kdcli.errors import MachineError
 from kdcli.types import Answer, Example, Task

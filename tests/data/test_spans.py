@@ -21,7 +21,7 @@ from questions import (
 from tokenizers import processors
 from transformers import CanineTokenizer, PreTrainedTokenizerFast
 
-from kdcli.data.labelled.spans import Decoded, check_answers, decode_answers, windows
+from kdcli.data.labelled.answer_windows import Decoded, check_answers, decode_answers, windows
 from kdcli.errors import UsageError
 from kdcli.types import Example
 

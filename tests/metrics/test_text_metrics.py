@@ -11,7 +11,7 @@ from sacrebleu.metrics import BLEU
 from kdcli.errors import MachineError
 from kdcli.metrics import scorer
 from kdcli.metrics.bootstrap import paired_bootstrap
-from kdcli.metrics.generation import require_libraries
+from kdcli.metrics.generated_texts import require_libraries
 from kdcli.types import Task
 
 TASK = Task(

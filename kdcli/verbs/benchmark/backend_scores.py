@@ -28,9 +28,9 @@ from kdcli.report.schema import Comparison, Evaluation
 from kdcli.types import task_title
 from kdcli.verbs.benchmark.settings import BenchmarkRecipe
 from kdcli.workloads import open_evaluation
+from kdcli.workloads.beir import RETRIEVAL
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.requests import EvaluationRequest
-from kdcli.workloads.retrieval import RETRIEVAL
 from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.settings import TaskHeadSettings
 from kdcli.workloads.workload import Workload

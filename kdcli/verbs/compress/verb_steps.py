@@ -38,13 +38,13 @@ from kdcli.verbs.prune.method_recipes import prune_recipes
 from kdcli.verbs.prune.run import prune
 from kdcli.verbs.trim.run import trim
 from kdcli.verbs.trim.settings import TrimRecipe
+from kdcli.workloads.beir import RETRIEVAL
 from kdcli.workloads.embedding import METHOD
 from kdcli.workloads.embedding_texts import column_of_texts
 from kdcli.workloads.eval_sets import by_vectors
 from kdcli.workloads.labelled import ROW_KINDS
 from kdcli.workloads.recipes import finetune_recipe
 from kdcli.workloads.rerank import TASKS
-from kdcli.workloads.retrieval import RETRIEVAL
 from kdcli.workloads.scores import RESAMPLES
 from kdcli.workloads.settings import LabelledSettings
 

@@ -36,6 +36,7 @@ from kdcli.verbs.evaluate.settings import EvaluateRecipe
 from kdcli.verbs.evaluate.submission import check_submission, write_submission
 from kdcli.workloads import modules_by_task, open_evaluation
 from kdcli.workloads.as_trained import as_trained
+from kdcli.workloads.beir import RETRIEVAL
 from kdcli.workloads.decisions import KINDS, class_drop_misses, decisions
 from kdcli.workloads.detect import with_task
 from kdcli.workloads.embedder import Embedder
@@ -44,7 +45,6 @@ from kdcli.workloads.labelled import LabelledWorkload
 from kdcli.workloads.mteb_tasks import PREFIX
 from kdcli.workloads.predictions import shown_label, summed_up
 from kdcli.workloads.requests import EvaluationRequest
-from kdcli.workloads.retrieval import RETRIEVAL
 from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.settings import TaskHeadSettings
 from kdcli.workloads.workload import Workload
