@@ -43,19 +43,23 @@ def requests(answered_by):
         found = Latency()
         for batch_size, seq_len in protocol.cells:
             for n, subject in enumerate(subjects):
-                measured_row = row(subject, protocol, batch_size, seq_len, 8.0 / 2**n)
-                if n:
-                    ratios = {"median": 2.0**n, "low": 1.9**n, "high": 2.1**n}
-                    speedup = Speedup(baseline=subjects[0].name, unstable=False, **ratios)
-                    measured_row = measured_row.model_copy(update={"speedup": speedup})
-                found.rows.append(measured_row)
+                speedup = ratio(subjects[0], 2.0**n, 1.9**n, 2.1**n) if n else None
+                ms = 8.0 / 2**n
+                found.rows.append(row(subject, protocol, batch_size, seq_len, ms, speedup=speedup))
         return found
 
     answered_by(measured)
     return requests
 
 
-def row(subject, protocol, batch_size, seq_len, ms, status="ok"):
+def ratio(baseline, median, low, high, *, unstable=False):
+    ends = {"median": median, "low": low, "high": high}
+    return Speedup(baseline=baseline.name, unstable=unstable, **ends)
+
+
+def row(subject, protocol, batch_size, seq_len, ms, status="ok", *, n=60, speedup=None):
+    times = dict.fromkeys(("p50_ms", "mean_ms"), ms) | {"p75_ms": 1.1 * ms}
+    times |= dict.fromkeys(("p90_ms", "p95_ms"), 1.25 * ms)
     return LatencyRow(
         model=subject.name,
         backend=subject.backend,
@@ -64,18 +68,11 @@ def row(subject, protocol, batch_size, seq_len, ms, status="ok"):
         batch_size=batch_size,
         seq_len=seq_len,
         padding=protocol.padding,
-        n=60,
-        p50_ms=ms,
-        p75_ms=1.1 * ms,
-        p90_ms=1.25 * ms,
-        p95_ms=1.25 * ms,
-        mean_ms=ms,
+        n=n,
         iqr_over_p50=0.01,
         status=status,
-        tokens_per_second=1e3,
-        load_seconds=0.1,
-        first_call_ms=1.0,
-        peak_memory_bytes=10,
+        speedup=speedup,
+        **times,
     )
 
 
@@ -241,16 +238,17 @@ def test_what_cannot_be_measured_is_refused_before_anything_is(requests, tmp_pat
 
 @pytest.fixture
 def unstable(answered_by):
-    """The second model's times and speed-up are unstable: 2 to 5 ms, and 1.6 to 4 times as fast."""
+    """A function that makes the second model's times and its speed-up unstable."""
 
-    def measured(subjects, protocol):
-        first, second = subjects
-        ratios = {"median": 2.5, "low": 1.6, "high": 4.0, "unstable": True}
-        speedup = Speedup(baseline=first.name, **ratios)
-        rows = [row(first, protocol, 1, 16, 8.0), row(second, protocol, 1, 16, 4.0, "unstable")]
-        return Latency(rows=[rows[0], rows[1].model_copy(update={"speedup": speedup})])
+    def answer(low):
+        def measured(subjects, protocol):
+            speedup = ratio(subjects[0], 2.5, low, 4.0, unstable=True)
+            second = row(subjects[1], protocol, 1, 16, 4.0, "unstable", speedup=speedup)
+            return Latency([row(subjects[0], protocol, 1, 16, 8.0), second])
 
-    answered_by(measured)
+        answered_by(measured)
+
+    return answer
 
 
 @pytest.mark.parametrize(
@@ -283,19 +281,14 @@ def unstable(answered_by):
 def test_of_an_unstable_measurement_a_gate_takes_the_worse_end(
     unstable, tmp_path, gate, code, message
 ):
+    unstable(low=1.6)
     result = run(*SMALL, *FEW, *gate, "-o", tmp_path / "out")
     assert result.exit_code == code
     assert message in own_files.said_by(result)
 
 
-def test_a_gate_states_no_factor_of_times_that_may_even_be_slower(answered_by, tmp_path):
-    def measured(subjects, protocol):
-        first, second = subjects
-        speedup = Speedup(baseline=first.name, median=2.5, low=0.7, high=4.0, unstable=True)
-        rows = [row(first, protocol, 1, 16, 8.0), row(second, protocol, 1, 16, 4.0, "unstable")]
-        return Latency(rows=[rows[0], rows[1].model_copy(update={"speedup": speedup})])
-
-    answered_by(measured)
+def test_a_gate_states_no_factor_of_times_that_may_even_be_slower(unstable, tmp_path):
+    unstable(low=0.7)
     result = run(*SMALL, *FEW, "--min-speedup", "1.5", "-o", tmp_path / "out")
     assert result.exit_code == 5
     assert "the times are too unstable to show a speed-up" in own_files.said_by(result)
@@ -305,8 +298,7 @@ def test_a_gate_states_no_factor_of_times_that_may_even_be_slower(answered_by, t
 @pytest.mark.parametrize(("runs", "key"), [(5, "min_runs=30"), (50, "min_seconds=...")])
 def test_strict_does_not_take_an_unstable_measurement(answered_by, tmp_path, runs, key):
     def unstable(subjects, protocol):
-        rows = [row(s, protocol, 1, 16, 1.0, "unstable") for s in subjects]
-        return Latency(rows=[each.model_copy(update={"n": runs}) for each in rows])
+        return Latency([row(s, protocol, 1, 16, 1.0, "unstable", n=runs) for s in subjects])
 
     answered_by(unstable)
     succeeds(*SMALL, *FEW, "-o", tmp_path / "a")
