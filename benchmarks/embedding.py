@@ -32,7 +32,7 @@ from sentence_transformers.sentence_transformer.losses import MSELoss
 from kdcli.data.batches import BucketOrder
 from kdcli.data.labelled.features import TokenizedRows
 from kdcli.data.text.sentences import read_texts
-from kdcli.engine.launch import Session, start
+from kdcli.engine.session import Session, start
 from kdcli.engine.train import train
 from kdcli.losses import build_objective
 from kdcli.models.embedder import Pool, save_embedder

@@ -24,7 +24,7 @@ import transformers
 from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
 
 from kdcli.engine.device import TORCH_DTYPES
-from kdcli.engine.launch import Session, start
+from kdcli.engine.session import Session, start
 from kdcli.engine.train import train
 from kdcli.models.model import Model
 from kdcli.recipe.resolve import resolve

@@ -23,7 +23,7 @@ from transformers import BertConfig, BertModel
 
 from kdcli.data.batches import BatchOrder
 from kdcli.engine.device import choose_dtype
-from kdcli.engine.launch import Session, start
+from kdcli.engine.session import Session, start
 from kdcli.engine.train import train
 from kdcli.losses import build_objective
 from kdcli.models.grammar import parse_shape

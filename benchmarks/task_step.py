@@ -50,7 +50,7 @@ from kdcli.data.labelled.features import TokenizedRows, encode_examples
 from kdcli.data.labelled.request import RowsRequest
 from kdcli.data.labelled.task_data import open_labelled
 from kdcli.engine.device import choose_device, choose_dtype
-from kdcli.engine.launch import Session, start
+from kdcli.engine.session import Session, start
 from kdcli.engine.train import train
 from kdcli.losses import build_objective
 from kdcli.losses.soft_targets import soft_loss

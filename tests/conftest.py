@@ -26,7 +26,7 @@ from graphs import SharedGraphs
 from hypothesis import settings
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from kdcli.engine.launch import Session
+from kdcli.engine.session import Session
 
 # The same examples every time: a red run must be red again. `--hypothesis-profile default` searches
 # anew, among twice as many.

@@ -34,7 +34,7 @@ from transformers.initialization import no_init_weights
 
 from kdcli.data.batches import BatchOrder
 from kdcli.engine import train as engine
-from kdcli.engine.launch import Session, start
+from kdcli.engine.session import Session, start
 from kdcli.losses import build_objective, inputs_of, methods
 from kdcli.losses.ranking import label_loss, pad_lists, score_loss
 from kdcli.models.capture import capture, prepare_teacher

@@ -28,20 +28,6 @@ from kdcli.errors import ChildFailed, UsageError, did_you_mean
 from kdcli.recipe.sections import RunOptions, TrainSettings
 from kdcli.types import Schedule
 
-__all__ = [
-    "Session",
-    "already_done",
-    "check_machine",
-    "choose_output_dir",
-    "claim",
-    "claim_or_resume",
-    "launch",
-    "make_schedule",
-    "output_dir",
-    "start",
-    "track",
-]
-
 ENGINES = {
     "ACCELERATE_USE_FSDP": "FSDP",
     "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",

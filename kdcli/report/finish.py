@@ -23,9 +23,9 @@ from kdcli.disk import (
     read_json,
     write_atomic,
 )
-from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
+from kdcli.engine.session import Session
 from kdcli.errors import UsageError
 from kdcli.recipe.sections import MeasureSettings, Section
 from kdcli.report.entry import Entry

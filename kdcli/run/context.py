@@ -8,8 +8,9 @@ from typing import Generic
 
 import torch
 
-from kdcli.engine.launch import Session, choose_output_dir, launch, start
+from kdcli.engine.launch import choose_output_dir, launch
 from kdcli.engine.run_dir import RunDir
+from kdcli.engine.session import Session, start
 from kdcli.recipe.resolve import RecipeT, RecipeT_co, Resolved
 from kdcli.recipe.sections import MeasureSettings, RunOptions
 from kdcli.report.finish import ReportContents, RunResult, measure_models, write_report

@@ -11,7 +11,7 @@ import torch
 from accelerate.utils import broadcast
 from rich.table import Column, Table
 
-from kdcli.engine.launch import Session
+from kdcli.engine.session import Session
 from kdcli.engine.train import train
 from kdcli.report.text import bytes_of, card_shape, count, duration
 from kdcli.types import Card, Job, Schedule

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from kdcli.engine.launch import Session, already_done, claim, claim_or_resume, track
+from kdcli.engine.launch import already_done, claim, claim_or_resume, track
 from kdcli.engine.run_dir import RunDir
+from kdcli.engine.session import Session
 from kdcli.engine.train import train
 from kdcli.errors import Stopped, UsageError
 from kdcli.recipe.resolve import RecipeT, Resolved

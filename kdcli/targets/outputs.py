@@ -25,8 +25,8 @@ from transformers import PreTrainedModel
 
 from kdcli.data.labelled.features import TokenizedRows
 from kdcli.disk import cache_key, disk_errors, write_atomic
-from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
+from kdcli.engine.session import Session
 from kdcli.errors import MachineError
 from kdcli.targets.cache import hashes_of_tokens
 from kdcli.types import Array

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from kdcli.data.labelled.features import TokenizedRows
 from kdcli.data.text.sentences import Texts
 from kdcli.engine.evaluation import to_device
-from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
+from kdcli.engine.session import Session
 from kdcli.models.card import weights_hash
 from kdcli.models.model import Model
 from kdcli.targets.cache import LOGITS_KEY, SignalStore

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from kdcli.engine.launch import Session
+from kdcli.engine.session import Session
 from kdcli.models.capture import Capture, capture, prepare_teacher
 from kdcli.types import Batch, Needs, Signals
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 if TYPE_CHECKING:
     from kdcli.data.labelled.partition import DividedRows
-    from kdcli.engine.launch import Session
+    from kdcli.engine.session import Session
     from kdcli.models.model import Model
     from kdcli.workloads.requests import EvaluationRequest, WorkloadRequest
     from kdcli.workloads.workload import Workload

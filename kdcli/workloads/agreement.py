@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kdcli.data.text.sentences import Texts
-from kdcli.engine.launch import Session
+from kdcli.engine.session import Session
 from kdcli.metrics.regression import spearman
 from kdcli.report.schema import Evaluation
 from kdcli.types import Array

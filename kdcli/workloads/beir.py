@@ -16,7 +16,7 @@ from kdcli.data.labelled.partition import DividedRows, Partition, Pools, text_ha
 from kdcli.data.sources import open_source
 from kdcli.data.storage import content_hash
 from kdcli.disk import HASHES
-from kdcli.engine.launch import Session
+from kdcli.engine.session import Session
 from kdcli.errors import UsageError
 from kdcli.metrics.retrieval import rank_documents, ranking_metrics
 from kdcli.types import Array, RowHashes

@@ -24,8 +24,8 @@ from kdcli.data.text.sentences import Texts, held_out_count, read_texts
 from kdcli.deploy.runners import Runner
 from kdcli.deploy.sparse.mask_file import TaskFacts
 from kdcli.disk import cache_dir
-from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
+from kdcli.engine.session import Session
 from kdcli.errors import UsageError
 from kdcli.losses import build_objective
 from kdcli.losses.embedding import check_dimensions

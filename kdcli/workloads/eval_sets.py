@@ -8,8 +8,8 @@ from typing import Protocol
 
 from kdcli.data.labelled.task_data import open_labelled
 from kdcli.data.tasks import named_tasks, task_of
-from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
+from kdcli.engine.session import Session
 from kdcli.errors import UsageError
 from kdcli.metrics.retrieval import RETRIEVAL_METRICS
 from kdcli.models.embedder import read_format

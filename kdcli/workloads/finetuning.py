@@ -17,9 +17,10 @@ from pathlib import Path
 from kdcli.data.tasks import task_of
 from kdcli.deploy.latency import Subject
 from kdcli.disk import as_directory, write_atomic
-from kdcli.engine.launch import Session, make_schedule
+from kdcli.engine.launch import make_schedule
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
+from kdcli.engine.session import Session
 from kdcli.metrics.bootstrap import Scorer
 from kdcli.models.card import describe
 from kdcli.models.model import Model

@@ -23,8 +23,8 @@ from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.exported import in_own_runtime, is_export
 from kdcli.deploy.sparse.mask_file import TaskFacts
 from kdcli.engine.evaluation import evaluate_job
-from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
+from kdcli.engine.session import Session
 from kdcli.errors import UsageError
 from kdcli.losses.hard import hard_loss, mean_over
 from kdcli.losses.soft_targets import soft_loss

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from kdcli.deploy.sessions import library
-from kdcli.engine.launch import Session
+from kdcli.engine.session import Session
 from kdcli.errors import UsageError
 from kdcli.metrics.retrieval import pairwise_similarities, similarities
 from kdcli.models.files import HUB_ERRORS

@@ -24,8 +24,8 @@ from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.exported import in_own_runtime
 from kdcli.disk import cache_dir
 from kdcli.engine.evaluation import evaluate_job
-from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
+from kdcli.engine.session import Session
 from kdcli.errors import UsageError
 from kdcli.losses.ranking import label_loss, pad_lists, score_loss
 from kdcli.metrics.finite import check_finite

@@ -26,8 +26,8 @@ from transformers import PreTrainedConfig
 
 from kdcli.data.labelled.features import TokenizedRows
 from kdcli.engine.evaluation import to_device
-from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
+from kdcli.engine.session import Session
 from kdcli.models.embedder import EmbeddingFormat
 from kdcli.models.heads import describe_task
 from kdcli.models.layout import layout_for

@@ -13,8 +13,8 @@ from kdcli.data.labelled.partition import DividedRows
 from kdcli.data.labelled.splits import TaskSource, read_splits
 from kdcli.data.labelled.task_data import Labelled, check_training, open_labelled
 from kdcli.deploy.exported import is_export
-from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
+from kdcli.engine.session import Session
 from kdcli.errors import UsageError
 from kdcli.metrics.generated_texts import require_libraries
 from kdcli.models.heads import head_of, load_for_task

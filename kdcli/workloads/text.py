@@ -11,8 +11,9 @@ from transformers import PreTrainedTokenizerBase
 from kdcli.data.batches import BatchOrder
 from kdcli.data.text.corpus import Corpus, open_corpus
 from kdcli.data.text.masking import Masked, PassOrder, check_share, mask_vocabulary
-from kdcli.engine.launch import Session, make_schedule
+from kdcli.engine.launch import make_schedule
 from kdcli.engine.progress import Progress
+from kdcli.engine.session import Session
 from kdcli.errors import UsageError
 from kdcli.losses.vocabulary import labels_of, masked_ce, soft_kl
 from kdcli.models.load import load_encoder

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from kdcli.disk import user_path
-from kdcli.engine.launch import Session
+from kdcli.engine.session import Session
 from kdcli.errors import UsageError
 from kdcli.metrics.retrieval import similarities
 from kdcli.targets.precomputed import read_npy

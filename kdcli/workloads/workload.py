@@ -34,8 +34,8 @@ from kdcli.data.labelled.task_data import Labelled
 from kdcli.deploy.exported import RunnerNetwork
 from kdcli.deploy.runners import Runner
 from kdcli.deploy.sparse.mask_file import TaskFacts
-from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
+from kdcli.engine.session import Session
 from kdcli.errors import UsageError
 from kdcli.metrics.bootstrap import CONFIDENCE
 from kdcli.models.capture import Capture, capture

@@ -98,7 +98,7 @@ def trains(rank):
 def _session():
     import torch
 
-    from kdcli.engine.launch import Session, start
+    from kdcli.engine.session import Session, start
 
     cpu = torch.device("cpu")
     return Session(start(cpu, torch.float32), cpu)

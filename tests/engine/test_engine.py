@@ -17,8 +17,8 @@ from forked import Child, free_port, in_ranks
 from torch import nn
 
 from kdcli.data.batches import BatchOrder
-from kdcli.engine.launch import Session, start
 from kdcli.engine.run_dir import BEST_WEIGHTS, CHECKPOINTS, RunDir
+from kdcli.engine.session import Session, start
 from kdcli.engine.train import train
 from kdcli.errors import DivergedError, MachineError, Stopped, UsageError
 from kdcli.types import Job, ParamGroup, Schedule, StepLoss, Term

@@ -17,7 +17,7 @@ from kdcli.engine.evaluation import (
     evaluate_batches,
     evaluate_job,
 )
-from kdcli.engine.launch import Session
+from kdcli.engine.session import Session
 from kdcli.errors import MachineError
 from kdcli.types import Job, StepLoss, Term
 

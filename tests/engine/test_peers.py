@@ -12,9 +12,10 @@ from ranks import dies_in_step, ends, fails, forever, freezes, perform, sums, wo
 from test_engine import CPU, Net, job_of, make_schedule
 
 from kdcli.engine import peers
-from kdcli.engine.launch import Session, refuse_engines, start
+from kdcli.engine.launch import refuse_engines
 from kdcli.engine.processes import ends_at_once, stop_requests
 from kdcli.engine.run_dir import RunDir
+from kdcli.engine.session import Session, start
 from kdcli.engine.train import train
 from kdcli.errors import Stopped, UsageError
 from kdcli.types import StepLoss, Term

@@ -15,7 +15,7 @@ from sentence_transformers.models import Normalize, StaticEmbedding
 from transformers import BertTokenizer
 
 from kdcli.deploy.predict import Predictor
-from kdcli.engine.launch import Session, start
+from kdcli.engine.session import Session, start
 from kdcli.errors import UsageError
 from kdcli.models.embedder import (
     DenseLayer,

@@ -12,8 +12,8 @@ import torch
 from encoders import tiny_encoder
 from hypothesis import strategies as st
 
-from kdcli.engine.launch import Session, start
 from kdcli.engine.run_dir import RunDir
+from kdcli.engine.session import Session, start
 from kdcli.engine.train import train
 from kdcli.errors import UsageError
 from kdcli.pruners import build_pruner, check_settings, defaults, methods

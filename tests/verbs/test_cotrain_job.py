@@ -11,7 +11,7 @@ from encoders import on_disk, tiny_config, tiny_encoder, tiny_tokenizer
 from transformers import AutoModelForMaskedLM
 
 from kdcli.data.text.corpus import open_corpus
-from kdcli.engine.launch import Session
+from kdcli.engine.session import Session
 from kdcli.engine.train import train
 from kdcli.errors import UsageError
 from kdcli.types import Schedule

@@ -24,7 +24,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModel
 
 from kdcli.data.demo import demo_documents
-from kdcli.engine.launch import Session, start
+from kdcli.engine.session import Session, start
 from kdcli.models.embedder import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 from kdcli.models.training_rows import training_rows, write_training_rows

@@ -15,8 +15,8 @@ import torch
 from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.exported import Export
 from kdcli.deploy.runners import runner
-from kdcli.engine.launch import Session, start
 from kdcli.engine.progress import Progress
+from kdcli.engine.session import Session, start
 from kdcli.errors import UsageError
 from kdcli.metrics.resolution import exceeds
 from kdcli.models.grammar import is_shape

@@ -9,8 +9,8 @@ import torch
 from pydantic import Field
 from transformers import PreTrainedModel
 
-from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
+from kdcli.engine.session import Session
 from kdcli.models.embedder import DenseLayer, EmbeddingFormat
 from kdcli.recipe.methods import own_settings
 from kdcli.targets.targets import Vectors

@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from kdcli.data.labelled.partition import Partition, choose_partition
-from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
+from kdcli.engine.session import Session
 from kdcli.errors import GateError, UsageError
 from kdcli.metrics.resolution import exceeds
 from kdcli.models.embedder import EmbeddingFormat
