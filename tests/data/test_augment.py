@@ -17,7 +17,6 @@ from kdcli.data.augment.words import words_in
 from kdcli.data.labelled.answer_windows import misplaced
 from kdcli.data.labelled.examples import example_of
 from kdcli.data.tasks import task_of
-from kdcli.errors import MachineError
 from kdcli.types import Answer, Example, Task
 
 SINGLE = Task("t", "class", ("text",), ("accuracy",), ("a", "b"))
@@ -181,12 +180,6 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path, monkeypatch, killed_after):
     assert len(cached(tmp_path)) == killed_after
     source.stop_after = None
     assert (augmented(tmp_path, SINGLE, examples(TEXTS), source), source.texts) == (whole, TEXTS)
-
-
-def test_a_cache_that_cannot_be_written_is_named(tmp_path):
-    (tmp_path / "candidates").write_text("", "utf-8")
-    with pytest.raises(MachineError, match="candidates"):
-        augmented(tmp_path, SINGLE, examples(TEXTS))
 
 
 def test_without_a_masked_language_model_neighbours_serve_for_all(tmp_path):

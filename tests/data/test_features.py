@@ -224,17 +224,6 @@ def test_words_without_any_token_are_not_judged_and_some_must_be(blank):
     assert encoded(TAGS, [(blank,)]).labels is None
 
 
-def test_a_row_without_any_token():
-    rows = encode_examples(
-        TAGS,
-        examples([(" ",), ("w1",)], [(1,), (2,)]),
-        tiny_tokenizer(),
-        max_length=9,
-        token_types=False,
-    )
-    assert (rows.lengths.tolist(), rows.labels.tolist()) == ([0, 1], [2])
-
-
 def test_a_tokenizer_that_does_not_tell_words_apart_cannot_label_them(tmp_path):
     file = tmp_path / "vocab.txt"
     file.write_text("\n".join(["<cls>", "<pad>", "<eos>", "<unk>", *"LAGV", "<mask>"]), "utf-8")

@@ -164,15 +164,3 @@ def test_other_names_than_the_models_are_not_its_classes(tmp_path):
     head = Head("class", ("red", "green", "blue"))
     data = read_task("own", parquet(tmp_path), training=False, head=head)
     assert data.task.labels == tuple(NAMES)
-
-
-@pytest.mark.parametrize("labels", [["bad", "good"], ["bad"]])
-def test_metrics_follow_the_classes_of_the_model_whichever_a_file_has(tmp_path, labels):
-    rows = [{"text": f"w{n}", "label": labels[n % len(labels)]} for n in range(60)]
-    file = tmp_path / "few.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    task = read_task("own", file, training=False, head=HEAD).task
-    assert (task.labels, task.metrics) == (HEAD.labels, ("accuracy", "macro_f1"))
-    if len(labels) == 1:
-        with pytest.raises(UsageError, match="nothing to learn"):
-            read_task("own", file, training=True, head=HEAD)

@@ -15,7 +15,7 @@ from reading import read_task
 from kdcli.data.objects import write_object
 from kdcli.data.sources import open_source
 from kdcli.disk import USED
-from kdcli.errors import MachineError, UsageError
+from kdcli.errors import UsageError
 
 ROWS = [{"text": f"w{n} w{n % 7}", "label": ("calm", "brisk")[n % 2]} for n in range(60)]
 NESTED = [{"tokens": [f"w{n}", "w1"], "ner_tags": ["B-LOC", "O"]} for n in range(60)]
@@ -198,14 +198,6 @@ def test_what_is_no_data_is_refused_with_what_to_do(value, message, hint):
     assert len(caught.value.hint) > 3
 
 
-def test_a_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("KDCLI_CACHE", str(tmp_path / "file"))
-    with pytest.raises(MachineError, match="could not be written") as caught:
-        written(["w1"])
-    assert "KDCLI_CACHE" in caught.value.hint
-
-
 @pytest.mark.parametrize(("folder", "used"), [("objects", True), ("run", False)])
 def test_only_an_object_gets_a_note(monkeypatch, tmp_path, folder, used):
     monkeypatch.setenv("KDCLI_CACHE", str(tmp_path))
@@ -213,16 +205,3 @@ def test_only_an_object_gets_a_note(monkeypatch, tmp_path, folder, used):
     (tmp_path / folder / "rows.jsonl").write_text('{"text": "w1"}\n')
     open_source(str(tmp_path / folder / "rows.jsonl"))
     assert (tmp_path / folder / f".rows{USED}").is_file() == used
-
-
-def test_nothing_is_left_of_a_file_whose_writing_failed(monkeypatch, tmp_path):
-    monkeypatch.setenv("KDCLI_CACHE", str(tmp_path))
-    frame = pd.DataFrame(ROWS)
-    with monkeypatch.context() as patch:
-        patch.setattr(pq.ParquetWriter, "write_table", lambda *args: 1 / 0)
-        for value in (frame, DatasetDict(train=Dataset.from_list(ROWS))):
-            with pytest.raises(ZeroDivisionError):
-                written(value)
-    left = [path for path in (tmp_path / "objects").iterdir() if path.suffix not in (".lock", USED)]
-    assert left == []
-    assert rows_in(written(frame)) == ROWS

@@ -138,15 +138,6 @@ def test_the_rows_held_back_depend_neither_on_number_nor_order_nor_verb(tmp_path
     assert not any("held out" in line for line in log)
 
 
-def test_other_rows_than_a_models_own_are_all_judged(tmp_path):
-    file, other = (
-        put(tmp_path / "a.jsonl", feedback(300)),
-        put(tmp_path / "b.jsonl", feedback(300, 1000)),
-    )
-    found = opened(other, training=False, trained={"runs/x": opened(file).rows})
-    assert (len(judged(found)), found.split, found.notes) == (300, "all rows", [])
-
-
 def test_only_all_rows_are_called_so(tmp_path):
     file = put(tmp_path / "a.jsonl", feedback(300))
     known = hashes_of(examples([row["text"] for row in feedback(50, 100)]))

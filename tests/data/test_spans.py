@@ -10,7 +10,6 @@ from questions import (
     CONTEXTS,
     KINDS,
     SPECIAL,
-    WORDS,
     asking,
     one_hot,
     random_logits,
@@ -241,19 +240,6 @@ def test_decoding_agrees_with_loops(kind, best, max_answer_tokens):
     expected = by_loops(found, logits, examples, **asked)
     assert decode_answers(found, logits, examples, **asked) == expected
     assert 0 < sum(d.no_answer > 0 for d in expected) < len(expected)
-
-
-@settings(max_examples=20)
-@given(st.lists(WORDS, min_size=1, max_size=40))
-def test_the_margin_of_no_answer_is_beside_the_best_span(words):
-    examples = [asking(" ".join(words))]
-    found = windows_of(examples, "bytes", max_length=60, stride=20)
-    logits = [np.zeros((length, 2), dtype=np.float32) for length in found.lengths]
-    for values in logits:
-        values[0] = 1.0
-    (decoded,) = decode_answers(found, logits, examples)
-    assert decoded.text != ""
-    assert (decoded.no_answer, decoded.score) == (2.0, 0.0)
 
 
 def test_a_tie_is_an_answer_and_the_first_one():

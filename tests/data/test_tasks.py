@@ -1,5 +1,4 @@
-"""The named tasks as the data sets on the hub have them, and the files of the GLUE server to the
-byte."""
+"""The named tasks as the data sets on the hub have them."""
 
 import pytest
 
@@ -7,7 +6,7 @@ from kdcli.data.demo import TASKS as DEMO_TASKS
 from kdcli.data.demo import demo_task
 from kdcli.data.tasks import named_tasks, task_of
 from kdcli.errors import UsageError
-from kdcli.verbs.evaluate.submission import check_submission, write_submission
+from kdcli.verbs.evaluate.submission import check_submission
 
 # Task → columns, names of the labels in the order of their numbers: the `ClassLabel` features of
 # nyu-mll/glue.
@@ -71,51 +70,8 @@ def test_an_unknown_task_gets_the_nearest_name(given, meant):
     assert all(name in error.value.hint for name in (*GLUE, "xnli", "own"))
 
 
-# As the server's FAQ names them; words where its sample submissions hold words.
-NUMBERED = {
-    "cola": "CoLA.tsv",
-    "sst2": "SST-2.tsv",
-    "mrpc": "MRPC.tsv",
-    "qqp": "QQP.tsv",
-    "wnli": "WNLI.tsv",
-}
-OF_TWO_CLASSES = {name: (file, "0", "1") for name, file in NUMBERED.items()}
-OF_TWO_CLASSES |= {
-    name: (f"{name.upper()}.tsv", "entailment", "not_entailment") for name in ("qnli", "rte")
-}
-
-
-@pytest.mark.parametrize("name", OF_TWO_CLASSES)
-def test_two_classes_to_the_byte(tmp_path, name):
-    file, first, second = OF_TWO_CLASSES[name]
-    path = write_submission(tmp_path / "deep" / "glue", task_of(name), "", [1, 0, 1])
-    assert path == tmp_path / "deep" / "glue" / file
-    assert (
-        path.read_bytes() == f"index\tprediction\n0\t{second}\n1\t{first}\n2\t{second}\n".encode()
-    )
-
-
-@pytest.mark.parametrize(
-    ("of_set", "file"), [("matched", "MNLI-m.tsv"), ("mismatched", "MNLI-mm.tsv")]
-)
-def test_mnli_has_a_file_for_each_set_and_words(tmp_path, of_set, file):
-    path = write_submission(tmp_path, task_of("mnli"), of_set, [2, 0, 1])
-    assert path.name == file
-    assert path.read_bytes() == b"index\tprediction\n0\tcontradiction\n1\tentailment\n2\tneutral\n"
-
-
-def test_scores_are_clipped_to_what_the_server_takes(tmp_path):
-    path = write_submission(
-        tmp_path, task_of("stsb"), "", [-0.2, 0.0, 2.34567, 5.0, 5.01, 1e-9, -0.0001]
-    )
-    assert path.name == "STS-B.tsv"
-    assert path.read_bytes() == (
-        b"index\tprediction\n0\t0.000\n1\t0.000\n2\t2.346\n3\t5.000\n4\t5.000\n5\t0.000\n6\t0.000\n"
-    )
-
-
 def test_the_nine_are_taken_and_no_other():
-    nine = {*OF_TWO_CLASSES, "mnli", "stsb"}
+    nine = set(GLUE)
     for name in nine:
         check_submission(task_of(name))
     for name in set(named_tasks()) - nine:

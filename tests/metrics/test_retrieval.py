@@ -1,11 +1,8 @@
-"""Ranking metrics: by hand, and against trec_eval with ties."""
+"""Rankings of documents and their metrics, by hand; trec_eval judges those of rerankers."""
 
 import numpy as np
 import pytest
-import pytrec_eval
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from sentence_transformers.util import SimilarityFunction
 
 from kdcli.errors import UsageError
@@ -25,46 +22,6 @@ def test_by_hand():
     }
     assert found == pytest.approx(wanted)
     assert ranking_metrics(["x"], {"y": 1.0}) == dict.fromkeys(wanted, 0.0)
-
-
-def trec_eval(run, relevance):
-    """trec_eval's metrics. Among equal scores it ranks the larger id first."""
-    measures = {"ndcg_cut.10", "recall.10,100", "recip_rank"}
-    values = pytrec_eval.RelevanceEvaluator(relevance, measures).evaluate(run)
-    return {
-        query: {
-            "ndcg@10": of_query["ndcg_cut_10"],
-            # trec_eval does not cut the reciprocal rank.
-            "mrr@10": of_query["recip_rank"] if of_query["recip_rank"] >= 0.1 else 0.0,
-            "recall@10": of_query["recall_10"],
-            "recall@100": of_query["recall_100"],
-        }
-        for query, of_query in values.items()
-    }
-
-
-@given(st.data())
-def test_rankings_with_ties_score_as_by_trec_eval(data):
-    documents = [f"d{n:03}" for n in range(data.draw(st.integers(1, 130)))]
-    # Few distinct scores, so that most of them tie, also at the cuts.
-    levels = st.lists(st.integers(0, 4), min_size=len(documents), max_size=len(documents))
-    queries = ["q0", "q1"]
-    scores_QN = np.array([data.draw(levels) for _ in queries], dtype=np.float32)
-    grades = st.dictionaries(st.sampled_from(documents), st.integers(0, 3), min_size=1)
-    relevance = {
-        query: data.draw(grades.filter(lambda judged: any(judged.values()))) for query in queries
-    }
-    # As trec_eval, rank the larger id first: the order of the documents decides ties.
-    largest_first = documents[::-1]
-    rankings = rank_documents(scores_QN[:, ::-1], queries, largest_first, relevance, 100)
-    run = {
-        query: dict(zip(documents, scores.tolist(), strict=True))
-        for query, scores in zip(queries, scores_QN, strict=True)
-    }
-    expected = trec_eval(run, relevance)
-    for query, ranking in zip(queries, rankings, strict=True):
-        assert len(ranking) == min(100, len(documents))
-        assert ranking_metrics(ranking, relevance[query]) == pytest.approx(expected[query])
 
 
 def test_the_earlier_document_wins_a_tie():
