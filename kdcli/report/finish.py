@@ -13,7 +13,7 @@ from markupsafe import escape
 from pydantic import ValidationError
 
 from kdcli.deploy.environment import describe_environment, versions
-from kdcli.deploy.latency import Latency, Protocol, Subject, measure_latency
+from kdcli.deploy.latency import Latency
 from kdcli.deploy.usable import Usable
 from kdcli.disk import (
     COMMITS,
@@ -23,11 +23,9 @@ from kdcli.disk import (
     read_json,
     write_atomic,
 )
-from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
-from kdcli.engine.session import Session
 from kdcli.errors import UsageError
-from kdcli.recipe.sections import MeasureSettings, Section
+from kdcli.recipe.sections import Section
 from kdcli.report.entry import Entry
 from kdcli.report.front import EMBEDDER
 from kdcli.report.published import published_for
@@ -189,24 +187,6 @@ def checked_report(raw: Mapping[str, object], file: Path) -> Report:
         first = error.errors(include_url=False)[0]
         key = ".".join(map(str, first["loc"])) or "as a whole"
         raise UsageError(f"{file} is not a report of kdcli: {key}: {first['msg']}") from None
-
-
-def measure_models(
-    subjects: Iterable[Subject], settings: MeasureSettings, session: Session
-) -> Latency:
-    """Measure latency in float32, with speed-ups over the first subject.
-
-    The result is empty if the recipe asks for no latency.
-    """
-    if not settings.latency:
-        return Latency()
-    Progress.log("measuring latency")
-    protocol = Protocol(
-        device=str(session.device),
-        min_runs=settings.min_runs,
-        min_seconds=settings.min_seconds,
-    )
-    return measure_latency(list(subjects), protocol)
 
 
 def quality_of(evaluations: Iterable[Evaluation]) -> Quality:

@@ -8,12 +8,12 @@ from kdcli.data.objects import is_object
 from kdcli.data.readers import format_of
 from kdcli.data.storage import base_name
 from kdcli.data.tasks import named_tasks
-from kdcli.report.schema import Comparison, Evaluation, Report
+from kdcli.report.schema import Comparison, Compression, Evaluation, Report
 from kdcli.report.schema_decisions import Decision
 from kdcli.report.text import short
 from kdcli.types import OWN, task_name
 
-RowT = TypeVar("RowT", Evaluation, Comparison, Decision)
+PartT = TypeVar("PartT", Evaluation, Comparison, Decision, Compression)
 
 
 def data_name(task: str, source: str | None) -> str:
@@ -58,18 +58,15 @@ def with_data_names(report: Report) -> Report:
     is_own = report.recipe.get("task") == OWN
     name, compression = data_name(OWN, report.source if is_own else None), report.compression
 
-    def renamed(rows: list[RowT]) -> list[RowT]:
-        return [row.model_copy(update={"task": name}) if row.task == OWN else row for row in rows]
+    def named(part: PartT) -> PartT:
+        return part.model_copy(update={"task": name}) if part.task == OWN else part
 
-    quality = {_renamed(task, name): models for task, models in report.quality.items()}
-    if compression is not None and compression.task == OWN:
-        compression = compression.model_copy(update={"task": name})
     update = {
-        "evaluations": renamed(report.evaluations),
-        "comparisons": renamed(report.comparisons),
-        "decisions": renamed(report.decisions),
-        "quality": quality,
-        "compression": compression,
+        "evaluations": list(map(named, report.evaluations)),
+        "comparisons": list(map(named, report.comparisons)),
+        "decisions": list(map(named, report.decisions)),
+        "quality": {_renamed(task, name): models for task, models in report.quality.items()},
+        "compression": compression and named(compression),
     }
     return report.model_copy(update=update)
 

@@ -109,6 +109,7 @@ def filled(
     rows: Sequence[Mapping[str, str]],
     note: str = "",
     *,
+    marked: int | None = None,
     narrow: int | None = None,
     style: str = "",
     least: View = View.TERMINAL,
@@ -125,9 +126,7 @@ def filled(
     columns = [name for name in names if any(row.get(name) for row in rows)]
     cells = [[row.get(name, "") for name in columns] for row in rows]
     few = None if narrow is None else sum(name in columns for name in names[:narrow])
-    return ReportSection(
-        title, columns, cells, note, narrow=few, style=style, least=least, open=open
-    )
+    return ReportSection(title, columns, cells, note, marked, few, style, least=least, open=open)
 
 
 def number(value: float | None) -> str:

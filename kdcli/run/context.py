@@ -8,12 +8,14 @@ from typing import Generic
 
 import torch
 
+from kdcli.deploy.latency import Protocol, measure_latency
 from kdcli.engine.launch import choose_output_dir, launch
+from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.engine.session import Session, start
 from kdcli.recipe.resolve import RecipeT, RecipeT_co, Resolved
 from kdcli.recipe.sections import MeasureSettings, RunOptions
-from kdcli.report.finish import ReportContents, RunResult, measure_models, write_report
+from kdcli.report.finish import ReportContents, RunResult, write_report
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,14 @@ class RunContext(Generic[RecipeT_co]):
             folder: the directory of a stage; None for the run directory.
         """
         timed = [model.timed for model in contents.models if model.timed is not None]
-        if settings is not None and timed:
-            contents.latency = measure_models(timed, settings, self.session)
+        if settings is not None and settings.latency and timed:
+            Progress.log("measuring latency")
+            protocol = Protocol(
+                device=str(self.session.device),
+                min_runs=settings.min_runs,
+                min_seconds=settings.min_seconds,
+            )
+            contents.latency = measure_latency(timed, protocol)
         if folder in (None, self.folder):
             contents.command_line = self.options.command_line(contents.command)
         return write_report(RunDir(folder or self.folder), contents)

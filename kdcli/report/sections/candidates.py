@@ -1,14 +1,16 @@
 """Show a compression: the result in words, a table of the candidates, and pictures."""
 
+from dataclasses import replace
 from functools import partial
 
 from kdcli.deploy.measurements import UNSTABLE_PHRASE
-from kdcli.report.schema import Candidate, Compression, Report, Throughput
+from kdcli.report.schema import Candidate, Compression, Report
 from kdcli.report.sections.price import cost, price_note, texts_per_second
 from kdcli.report.sections.timings import UNSTABLE_NOTE, interval, milliseconds, speedup_fact
 from kdcli.report.text import (
     Picture,
     ReportSection,
+    filled,
     lost_points,
     megabytes,
     number,
@@ -25,16 +27,8 @@ def compression_section(
     """Show the candidates, the teacher first, and list the skipped ones."""
     tried = [one for one in compression.candidates if one.score is not None]
     priced = price_per_hour is not None
-    scores = [f"{compression.metric}, selection", LOST]
-    header = ["candidate", *scores, "ms", "speed-up", "MB"]
-    header += ["texts/s", "cost/M texts"] if priced else []
-    header += tried[0].costs
-    narrow = len(header)
-    header += [f"{LOST}: 95% interval", "outcome"]
-    rows = [_row(one, tried[0], priced=priced) for one in tried]
+    rows = [_row(one, tried[0], compression, priced=priced) for one in tried]
     marked = next(n for n, one in enumerate(tried) if one.name == compression.chosen)
-    # The word marks the row where there is no bold type.
-    rows[marked][0] += " (chosen)"
     goal = ", ".join(limit.phrase for limit in compression.limits) or "none given"
     note = (
         f"Goal: {goal}. Selection: on {compression.rows:,} selection rows. Points lost: the "
@@ -54,14 +48,8 @@ def compression_section(
         priced and any(batch.unstable for batch in batches)
     ):
         note += f" {UNSTABLE_NOTE}"
-    return ReportSection(
-        "What was tried",
-        header,
-        rows,
-        note,
-        marked,
-        narrow,
-        "tight",
+    return replace(
+        filled("What was tried", rows, note, marked=marked, narrow=len(rows[0]) - 2, style="tight"),
         items=[
             (f"{one.name}: {one.outcome}",) for one in compression.candidates if one.score is None
         ],
@@ -69,29 +57,33 @@ def compression_section(
     )
 
 
-def _row(one: Candidate, teacher: Candidate, *, priced: bool) -> list[str]:
+def _row(
+    one: Candidate, teacher: Candidate, compression: Compression, *, priced: bool
+) -> dict[str, str]:
+    """Return the columns of a candidate, the ones for a narrow terminal first."""
     lost = bounds = ""
     if one is not teacher:
         difference, low, high = (
             (each or 0.0) - (teacher.score or 0.0) for each in (one.score, one.low, one.high)
         )
         lost, bounds = lost_points(difference, low, high)
-    speedup = "1 (baseline)" if one is teacher else interval(one.speedup)
-    costs = [milliseconds(one.ms, unstable=one.unstable), speedup, megabytes(one.mb or 0)]
-    if priced:
-        costs += _prices(one.throughput)
-    costs += [number(value) for value in one.costs.values()]
-    return [one.name, number(one.score), lost, *costs, bounds, one.outcome]
-
-
-def _prices(batch: Throughput | None) -> list[str]:
-    """Write the throughput and the cost of a million texts."""
-    if batch is None or batch.cost_per_million is None:
-        return ["", ""]
-    return [
-        texts_per_second(batch.texts_per_second, unstable=batch.unstable),
-        cost(batch.cost_per_million, unstable=batch.unstable),
-    ]
+    # The word marks the row where there is no bold type.
+    mark, batch = " (chosen)" * (one.name == compression.chosen), one.throughput
+    row = {
+        "candidate": one.name + mark,
+        f"{compression.metric}, selection": number(one.score),
+        LOST: lost,
+        "ms": milliseconds(one.ms, unstable=one.unstable),
+        "speed-up": "1 (baseline)" if one is teacher else interval(one.speedup),
+        "MB": megabytes(one.mb or 0),
+        "texts/s": "",
+        "cost/M texts": "",
+    }
+    if priced and batch is not None and batch.cost_per_million is not None:
+        row["texts/s"] = texts_per_second(batch.texts_per_second, unstable=batch.unstable)
+        row["cost/M texts"] = cost(batch.cost_per_million, unstable=batch.unstable)
+    row |= {name: number(value) for name, value in one.costs.items()}
+    return row | {f"{LOST}: 95% interval": bounds, "outcome": one.outcome}
 
 
 def compressed_name(report: Report) -> str:

@@ -1,9 +1,11 @@
 """Show how one of several runs was chosen."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from kdcli.report.schema import RunRow, Selection
-from kdcli.report.text import ReportSection, View, names_in, number
+from kdcli.report.text import ReportSection, View, filled, names_in, number
 
 MAX_METRICS = 6  # with more metrics, the ones of single sets are skipped
 
@@ -30,48 +32,27 @@ def spread(values: list[float]) -> tuple[float, float | None]:
 
 def selection_section(selection: Selection) -> ReportSection:
     """Show the mean ± sample standard deviation over the seeds of each setting, and every run."""
-    metrics = _metrics(selection)
-    keys = list(dict.fromkeys(key for run in selection.runs for key in run.settings))
-    header = keys or ["settings"]
+    chosen, metrics = selection.settings, _metrics(selection)
     rows = [
-        [
-            *_settings(settings, keys),
-            ", ".join(str(run.seed) for run in runs),
-            *(_over(runs, m) for m in metrics),
-            "chosen" if settings == selection.settings else "",
-        ]
+        _settings(settings)
+        | {"seeds": ", ".join(str(run.seed) for run in runs)}
+        | {metric: _over(runs, metric) for metric in metrics}
+        | {"": "chosen" * (settings == chosen)}
         for settings, runs in by_setting(selection)
     ]
     runs = [
-        [
-            *_settings(run.settings, keys),
-            str(run.seed),
-            *(number(run.metrics.get(m)) for m in metrics),
-            "chosen" if (run.settings, run.seed) == (selection.settings, selection.seed) else "",
-        ]
+        _settings(run.settings)
+        | {"seed": str(run.seed)}
+        | {metric: number(run.metrics.get(metric)) for metric in metrics}
+        | {"": "chosen" * ((run.settings, run.seed) == (chosen, selection.seed))}
         for run in selection.runs
     ]
-    every = ReportSection(
-        "Every run",
-        [*header, "seed", *metrics, ""],
-        runs,
-        marked=_chosen_row(runs),
-        least=View.MARKDOWN,
-        open=False,
+    place, place_of_run = (
+        next((n for n, row in enumerate(each) if row[""]), None) for each in (rows, runs)
     )
-    return ReportSection(
-        "Selection",
-        [*header, "seeds", *metrics, ""],
-        rows,
-        how_chosen(selection),
-        marked=_chosen_row(rows),
-        parts=[every],
-    )
-
-
-def _chosen_row(rows: list[list[str]]) -> int | None:
-    """Return the number of the row that ends with a mark."""
-    return next((n for n, row in enumerate(rows) if row[-1]), None)
+    every = filled("Every run", runs, marked=place_of_run, least=View.MARKDOWN, open=False)
+    section = filled("Selection", rows, how_chosen(selection), marked=place)
+    return replace(section, parts=[every])
 
 
 def how_chosen(selection: Selection) -> str:
@@ -101,11 +82,13 @@ def _metrics(selection: Selection) -> list[str]:
     return names if len(names) <= MAX_METRICS else [name for name in names if "/" not in name]
 
 
-def _settings(settings: GridSettings, keys: list[str]) -> list[str]:
-    values = [settings.get(key, "") for key in keys]
-    return [f"{value:g}" if isinstance(value, float) else str(value) for value in values] or [
-        "as in the recipe"
-    ]
+def _settings(settings: GridSettings) -> dict[str, str]:
+    if not settings:
+        return {"settings": "as in the recipe"}
+    return {
+        key: f"{value:g}" if isinstance(value, float) else str(value)
+        for key, value in settings.items()
+    }
 
 
 def _over(runs: list[RunRow], metric: str) -> str:
