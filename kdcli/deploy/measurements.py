@@ -107,6 +107,11 @@ class LatencyRow(_Part):
         return self
 
     @property
+    def cell(self) -> tuple[int, int]:
+        """The batch size and the number of tokens."""
+        return self.batch_size, self.seq_len
+
+    @property
     def unstable(self) -> bool:
         """Whether the times spread too far for their median to mean anything."""
         return self.status == "unstable"

@@ -274,7 +274,7 @@ def size_latency(report: Report) -> Picture | None:
         short = shortened_line(without_owner(name), 24)
         labels[name] = shape if is_named_after_shape else f"{short} {shape}"
         labels[name] += UNSTABLE_MARK * (name in unstable)
-    where = cell_name((rows[0].batch_size, rows[0].seq_len))
+    where = cell_name(rows[0].cell)
     words = "; ".join(
         f"{name} {size:,.1f} MB, {ms:.3g} ms{UNSTABLE_MARK * (name in unstable)}"
         for name, (size, ms) in points.items()
@@ -345,7 +345,7 @@ def quality_against(report: Report, what: Cost) -> Picture | None:
         unit, label = "ms", "median ms"
         costs = {name: row.stated_ms for name, row in timed.items()}
         if rows:
-            label += f", {cell_name((rows[0].batch_size, rows[0].seq_len))}"
+            label += f", {cell_name(rows[0].cell)}"
         if len(backends) == 1:
             label += f", {rows[0].backend} {rows[0].dtype}"
     elif what == "density":

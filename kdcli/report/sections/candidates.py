@@ -5,7 +5,7 @@ from functools import partial
 
 from kdcli.deploy.measurements import UNSTABLE_PHRASE
 from kdcli.report.schema import Candidate, Compression, Report
-from kdcli.report.sections.price import cost, price_note, texts_per_second
+from kdcli.report.sections.price import cost, price_columns, price_note
 from kdcli.report.sections.timings import UNSTABLE_NOTE, interval, milliseconds, speedup_fact
 from kdcli.report.text import (
     Picture,
@@ -68,22 +68,19 @@ def _row(
         )
         lost, bounds = lost_points(difference, low, high)
     # The word marks the row where there is no bold type.
-    mark, batch = " (chosen)" * (one.name == compression.chosen), one.throughput
-    row = {
+    mark = " (chosen)" * (one.name == compression.chosen)
+    return {
         "candidate": one.name + mark,
         f"{compression.metric}, selection": number(one.score),
         LOST: lost,
         "ms": milliseconds(one.ms, unstable=one.unstable),
         "speed-up": "1 (baseline)" if one is teacher else interval(one.speedup),
         "MB": megabytes(one.mb or 0),
-        "texts/s": "",
-        "cost/M texts": "",
+        **price_columns(one.throughput if priced else None),
+        **{name: number(value) for name, value in one.costs.items()},
+        f"{LOST}: 95% interval": bounds,
+        "outcome": one.outcome,
     }
-    if priced and batch is not None and batch.cost_per_million is not None:
-        row["texts/s"] = texts_per_second(batch.texts_per_second, unstable=batch.unstable)
-        row["cost/M texts"] = cost(batch.cost_per_million, unstable=batch.unstable)
-    row |= {name: number(value) for name, value in one.costs.items()}
-    return row | {f"{LOST}: 95% interval": bounds, "outcome": one.outcome}
 
 
 def compressed_name(report: Report) -> str:

@@ -13,6 +13,7 @@ from kdcli.report.sections.evaluations import evaluations_by_task, set_name
 from kdcli.report.sections.kept_weights import best_pruned
 from kdcli.report.sections.timings import (
     UNSTABLE_NOTE,
+    cell_name,
     cells,
     first_cell,
     form_of,
@@ -321,10 +322,10 @@ def facts(report: Report) -> list[tuple[str, str]]:
     if fastest is not None and fastest.speedup is not None:
         ratio = fastest.speedup
         ran = ran_as(fastest) if report.focus == "latency" else fastest.model
-        where = f"{fastest.batch_size} × {fastest.seq_len} tokens"
+        where = cell_name(fastest.cell)
         listed.append((*speedup_fact(ratio, ratio.baseline, f"{ran}, {where}"), ""))
     elif not pruned and (rows := [row for row in report.latency if row.model == name]):
-        row, where = rows[0], f"{rows[0].batch_size} × {rows[0].seq_len} tokens"
+        row, where = rows[0], cell_name(rows[0].cell)
         at_most, trust = ("at most ", f" ({UNSTABLE_PHRASE})") if row.unstable else ("", "")
         listed.append((f"{at_most}{row.stated_ms:.1f} ms", where + trust, ""))
     listed.append((on_disk(card), "on disk", on_disk(baseline)))

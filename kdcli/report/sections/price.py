@@ -1,13 +1,21 @@
 """Write throughput and what a million texts cost, at the price per hour that the user gave."""
 
-from kdcli.deploy.measurements import UNSTABLE_PHRASE
+from kdcli.deploy.measurements import UNSTABLE_PHRASE, LatencyRow
 from kdcli.report.schema import Throughput
 
 
-def texts_per_second(rate: float, *, unstable: bool) -> str:
-    """Write a throughput: `1,234` or, if it is unstable, `≥1,234, unstable`."""
-    text = f"{rate:,.0f}" if rate >= 100 else f"{rate:#.3g}".rstrip(".")
-    return f"≥{text}, unstable" if unstable else text
+def price_columns(batch: Throughput | LatencyRow | None) -> dict[str, str]:
+    """Return the throughput and the cost of a million texts, with empty texts without a cost.
+
+    A throughput is `1,234` or, if it is unstable, `≥1,234, unstable`.
+    """
+    rate = text = ""
+    if batch is not None and batch.cost_per_million is not None:
+        number = batch.texts_per_second or 0.0
+        rate = f"{number:,.0f}" if number >= 100 else f"{number:#.3g}".rstrip(".")
+        rate = f"≥{rate}, unstable" if batch.unstable else rate
+        text = cost(batch.cost_per_million, unstable=batch.unstable)
+    return {"texts/s": rate, "cost/M texts": text}
 
 
 def cost(value: float, *, unstable: bool = False) -> str:

@@ -73,7 +73,7 @@ def _pruned(report: Report, name: str) -> list[str]:
 
 def _speed(report: Report, row: LatencyRow) -> str:
     """Write the speed-up and the time of a row."""
-    where = cell_name((row.batch_size, row.seq_len))
+    where = cell_name(row.cell)
     time = f"{'at most ' if row.unstable else ''}{milliseconds(row.stated_ms)} ms"
     ratio = row.speedup
     if ratio is None:
@@ -173,18 +173,12 @@ def _difference(report: Report, pair: Comparison, one: Evaluation, where: str) -
 
 def _price(report: Report, row: LatencyRow) -> str:
     """Write the cost in the largest cell of the row's model and of its baseline."""
-    own = {
-        (r.batch_size, r.seq_len): r
-        for r in report.latency
-        if (r.model, r.backend, r.dtype) == (row.model, row.backend, row.dtype)
-    }
-    largest = own[max(own)]
-    cell = (largest.batch_size, largest.seq_len)
+    form = (row.model, row.backend, row.dtype)
+    same = [r for r in report.latency if (r.model, r.backend, r.dtype) == form]
+    largest = max(same, key=lambda r: r.cell)
     name = largest.speedup.baseline if largest.speedup else None
-    baseline = next(
-        (r for r in report.latency if r.model == name and (r.batch_size, r.seq_len) == cell), None
-    )
-    price = report.price_per_hour
+    others = (r for r in report.latency if (r.model, r.cell) == (name, largest.cell))
+    baseline, price = next(others, None), report.price_per_hour
     return price_sentence(
         price,
         Throughput.of(largest, price),

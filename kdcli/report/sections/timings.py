@@ -6,7 +6,7 @@ from collections import Counter
 
 from kdcli.deploy.measurements import MEASURE_AGAIN, Agreement, Failure, LatencyRow, Speedup
 from kdcli.report.schema import ModelEntry, Report
-from kdcli.report.sections.price import cost, price_note, texts_per_second
+from kdcli.report.sections.price import price_columns, price_note
 from kdcli.report.text import (
     ReportSection,
     View,
@@ -47,7 +47,7 @@ def cells(report: Report) -> dict[Cell, list[LatencyRow]]:
     """Group the rows by cell, in the order they were measured in."""
     by_cell: dict[Cell, list[LatencyRow]] = {}
     for row in report.latency:
-        by_cell.setdefault((row.batch_size, row.seq_len), []).append(row)
+        by_cell.setdefault(row.cell, []).append(row)
     return by_cell
 
 
@@ -152,8 +152,7 @@ def _facts(report: Report, row: LatencyRow) -> dict[str, str]:
         "p90 ms": milliseconds(row.p90_ms),
         "p99 ms": milliseconds(row.p99_ms),
         "tokens/s": "" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}",
-        "texts/s": "",
-        "cost/M texts": "",
+        **price_columns(row),
         "speed-up": speedup,
         "status": row.status,
         "p95 ms": milliseconds(row.p95_ms),
@@ -163,9 +162,6 @@ def _facts(report: Report, row: LatencyRow) -> dict[str, str]:
         "load s": "" if row.load_seconds is None else f"{row.load_seconds:.2f}",
         "runs": f"{row.n:,}",
     }
-    if row.texts_per_second is not None and row.cost_per_million is not None:
-        facts["texts/s"] = texts_per_second(row.texts_per_second, unstable=row.unstable)
-        facts["cost/M texts"] = cost(row.cost_per_million, unstable=row.unstable)
     if len({r.device for r in report.latency}) > 1:
         facts["device"] = row.device
     if len({r.padding for r in report.latency}) > 1:
@@ -283,7 +279,7 @@ def published_speedups(report: Report) -> ReportSection:
     over = baseline if baseline == BERT_BASE else f"{baseline}, {BERT_BASE}"
     note = f"Published: over BERT-base, 12x768, on the papers' devices. Ours: over {over}"
     if rows_here:
-        cell = cell_name((rows_here[0].batch_size, rows_here[0].seq_len))
+        cell = cell_name(rows_here[0].cell)
         note += f"; measured with {cell} on {rows_here[0].backend} {rows_here[0].dtype}"
     note += "."
     if any(ratio is not None and ratio.unstable for ratio in measured.values()):
