@@ -6,13 +6,13 @@ does not depend on the number of shards.
 """
 
 import json
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
 
 from kdcli.data.rows import Piece
 from kdcli.data.sources import Source
@@ -23,11 +23,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 META = "meta.json"
-SHARD_FORMAT = 2  # Raise it when the meaning of the files changes.
+SHARD_FORMAT: Literal[2] = 2  # Raise it when the meaning of the files changes.
 # Bytes of text per shard. A killed worker loses at most the half minute that it takes for a shard.
 SHARD_BYTES = 1 << 26
 SPLITS = ("train", "validation")
-SHARD_NAME = re.compile(r"(train|validation)-\d{5,}\.bin")
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,8 @@ class Shard:
     `tokens` is None until all shards are written.
     """
 
-    file: str
+    # A foreign name could point outside the directory.
+    file: Annotated[str, Field(pattern=r"^(train|validation)-\d{5,}\.bin$")]
     split: str
     pieces: tuple[Piece, ...]
     tokens: int | None = None
@@ -92,9 +92,9 @@ class TokenShards:
     tokenizer: str
     name: str
     sep_id: int
-    dtype: str
+    dtype: Literal["<u2", "<u4"]
     shards: tuple[Shard, ...] = ()
-    format: int = SHARD_FORMAT
+    format: Literal[2] = SHARD_FORMAT
 
     @classmethod
     def plan(
@@ -122,14 +122,10 @@ class TokenShards:
     @classmethod
     def read(cls, folder: Path) -> "TokenShards":
         """Read `meta.json`. Raises UsageError if kdcli did not write it."""
+        values = read_json(folder / META, max_bytes=MAX_REPORT_BYTES)
         try:
-            values = read_json(folder / META, max_bytes=MAX_REPORT_BYTES)
-            shards = tuple(_shard(one) for one in values.pop("shards"))
-            meta = cls(**values, shards=shards)
-            if meta.format != SHARD_FORMAT or meta.dtype not in ("<u2", "<u4"):
-                raise ValueError
-            return meta
-        except (KeyError, TypeError, ValueError, AttributeError):
+            return TypeAdapter(cls).validate_python(values)
+        except ValidationError:
             message = f"{folder / META} was not written by this kdcli's `tokenize`"
             raise UsageError(message, "tokenise again") from None
 
@@ -157,9 +153,7 @@ class TokenShards:
 
     def has_origin_of(self, other: "TokenShards") -> bool:
         """Whether both have the same text and the same tokenizer, so that shards fit together."""
-        return (self.source, self.column, self.tokenizer, self.sep_id, self.dtype) == (
-            *(other.source, other.column, other.tokenizer, other.sep_id, other.dtype),
-        )
+        return replace(self, name=other.name, shards=other.shards) == other
 
     def missing(self, folder: Path, previous: "TokenShards | None") -> list[Shard]:
         """List the shards that an earlier run did not write, cut short, or made from other text."""
@@ -211,15 +205,6 @@ def tokenizer_hash(tokenizer: "PreTrainedTokenizerBase") -> str:
     for part in ("truncation", "padding", "post_processor", "decoder"):
         parts.pop(part, None)
     return cache_key(parts)
-
-
-def _shard(values: dict[str, Any]) -> Shard:
-    """Build a shard from JSON. A foreign name could point outside the directory."""
-    pieces = tuple(Piece(*piece) for piece in values["pieces"])
-    shard = Shard(values["file"], values["split"], pieces, values["tokens"])
-    if not SHARD_NAME.fullmatch(shard.file) or not isinstance(shard.tokens, int | None):
-        raise ValueError
-    return shard
 
 
 def _group(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
