@@ -27,9 +27,9 @@ from kdcli.data.labelled.partition import (
     held_back,
     text_hashes,
 )
-from kdcli.data.rows import BadRow, Row, RowValues, check_encodable, columns_in
+from kdcli.data.rows import BadRow, Row, RowValues, columns_in
 from kdcli.data.sources import DemoSource, Log, open_source
-from kdcli.data.text.sentences import NEGATIVE_COLUMN, POSITIVE_COLUMN
+from kdcli.data.text.sentences import POSITIVE_COLUMN, negatives_in, text_in
 from kdcli.errors import UsageError
 from kdcli.types import Array, Example, RowHashes, Task
 
@@ -347,15 +347,10 @@ def _same(a: float, b: float) -> bool:
 
 def _candidates(where: str, row: RowValues) -> tuple[str, list[ScoredPassage]]:
     """Return the query of a row and its candidates."""
-    query = _text(where, row, _column(where, row, QUERIES))
+    query = _text(where, row, QUERIES)
     if POSITIVE_COLUMN in row:
         positives = _texts(where, row, POSITIVE_COLUMN)
-        negatives = [
-            t
-            for name in row
-            if NEGATIVE_COLUMN.fullmatch(name) and row[name] is not None
-            for t in _texts(where, row, name)
-        ]
+        negatives = negatives_in(where, row, FORM_HINT)
         if not negatives:
             raise BadRow(
                 where, "the query has no negative to rank the positive against", hint=FORM_HINT
@@ -368,7 +363,7 @@ def _candidates(where: str, row: RowValues) -> tuple[str, list[ScoredPassage]]:
         passages = _texts(where, row, "passages")
         numbers = [_numbers(where, row, name, len(passages)) for name in ("labels", "scores")]
     else:
-        passages = [_text(where, row, _column(where, row, PASSAGES))]
+        passages = [_text(where, row, PASSAGES)]
         numbers = [
             _numbers(where, {name: [row[name]]} if row.get(name) is not None else {}, name, 1)
             for name in ("label", "score")
@@ -378,25 +373,19 @@ def _candidates(where: str, row: RowValues) -> tuple[str, list[ScoredPassage]]:
     return query, list(zip(passages, *numbers, strict=True))
 
 
-def _column(where: str, row: RowValues, names: tuple[str, ...]) -> str:
-    column = next((name for name in names if name in row), None)
-    if column is None:
+def _text(where: str, row: RowValues, names: tuple[str, ...]) -> str:
+    """Return the text of the first of some columns that a row has."""
+    name = next((name for name in names if name in row), None)
+    if name is None:
         raise BadRow(where, f"no column {' or '.join(names)}", f"; {columns_in(row)}", FORM_HINT)
-    return column
-
-
-def _text(where: str, row: RowValues, name: str) -> str:
-    value = row.get(name)
-    if not isinstance(value, str) or not value.strip():
-        raise BadRow(where, f"'{name}' must be a text", f", got {value!r:.60}", FORM_HINT)
-    return check_encodable(where, name, value).strip()
+    return text_in(where, row, name, row[name], FORM_HINT)
 
 
 def _texts(where: str, row: RowValues, name: str) -> list[str]:
     values = row[name] if isinstance(row[name], list) else [row[name]]
     if not values:
         raise BadRow(where, f"'{name}' is empty", hint=FORM_HINT)
-    return [_text(where, {name: value}, name) for value in values]
+    return [text_in(where, row, name, value, FORM_HINT) for value in values]
 
 
 def _numbers(where: str, row: RowValues, name: str, count: int) -> list[float]:

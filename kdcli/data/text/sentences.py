@@ -16,7 +16,7 @@ import numpy as np
 import regex  # type: ignore[import-untyped]
 
 from kdcli.data.labelled.partition import DividedRows, Partition, Pools, text_hashes
-from kdcli.data.rows import Row, RowValues, check_encodable, columns_in
+from kdcli.data.rows import BadRow, Row, RowValues, check_encodable, columns_in
 from kdcli.data.sources import Log, Source, open_source
 from kdcli.errors import UsageError
 from kdcli.types import Array, RowHashes
@@ -30,6 +30,7 @@ WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+")
 LETTER = regex.compile(r"\p{L}")  # Numbers alone are no sentence.
 QUERY_COLUMNS = ("query", "anchor")
 POSITIVE_COLUMN = "positive"
+PAIR_HINT = "pairs have the columns query, positive and optionally negative"
 NEGATIVE_COLUMN = re.compile(r"negatives?(_\d+)?")
 MAX_HELD_OUT = 0.1  # Maximum share of the texts that are held out.
 
@@ -237,23 +238,34 @@ def _read_units(
 
 def _read_pairs(rows: Iterator[Row], query: str) -> Iterator[Unit]:
     for where, values in rows:
-        text, positive = (_text(where, values, name) for name in (query, POSITIVE_COLUMN))
-        negatives: list[str] = []
-        for name, value in values.items():
-            if NEGATIVE_COLUMN.fullmatch(name) and value is not None:
-                texts = value if isinstance(value, list) else [value]
-                negatives += [_text(where, {name: one}, name) for one in texts]
+        text, positive = (
+            text_in(where, values, name, values.get(name), PAIR_HINT)
+            for name in (query, POSITIVE_COLUMN)
+        )
+        negatives = negatives_in(where, values, PAIR_HINT)
         yield Unit(text, "query", positive, tuple(negatives))
 
 
-def _text(where: str, values: RowValues, name: str) -> str:
-    value = values.get(name)
-    if not isinstance(value, str) or not value.strip():
-        raise UsageError(
-            f"{where}: '{name}' must be a text, got {value!r:.60}; {columns_in(values)}",
-            "pairs have the columns query, positive and optionally negative",
-        )
-    return check_encodable(where, name, value).strip()
+def negatives_in(where: str, values: RowValues, hint: str) -> list[str]:
+    """Return the texts of a row's negatives. Raises BadRow: one of them is no text."""
+    by_column = {n: v for n, v in values.items() if NEGATIVE_COLUMN.fullmatch(n) and v is not None}
+    return [
+        text_in(where, values, name, text, hint)
+        for name, value in by_column.items()
+        for text in (value if isinstance(value, list) else [value])
+    ]
+
+
+def text_in(where: str, values: RowValues, name: str, text: object, hint: str) -> str:
+    """Return a text of the column `name`, without surrounding white space.
+
+    Raises:
+        BadRow: it is no text, or blank.
+    """
+    if not isinstance(text, str) or not text.strip():
+        detail = f", got {text!r:.60}; {columns_in(values)}"
+        raise BadRow(where, f"'{name}' must be a text", detail, hint)
+    return check_encodable(where, name, text).strip()
 
 
 def _hash(text: str) -> bytes:
