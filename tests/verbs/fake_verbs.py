@@ -110,7 +110,7 @@ class Fakes:
 
     def begins(self, verb: str, folder: Path, done: int = 0) -> str:
         """Take a call, which may end the process, and return the step's name."""
-        name = step_name(folder)
+        name = folder.name
         self.calls.append(f"{verb} {name}")
         ended, how = self.ends
         if ended in ("", name) and (name, done) not in self.ended:
@@ -201,7 +201,7 @@ class Fakes:
         RunDir.claim(folder, resolved.to_yaml(), overwrite=options.overwrite)
         self.begins("evaluate", folder)
         # Without a trained teacher, its directory is the model's.
-        names = ["teacher", *map(step_name, map(Path, recipe.models[1:]))]
+        names = ["teacher", *(Path(model).name for model in recipe.models[1:])]
         scores = {name: self._value(self.scores, name, 0.9) for name in names}
         if recipe.data.split == "verification":
             scores |= {n: self._value(self.verified, n, score) for n, score in scores.items()}
@@ -223,9 +223,10 @@ class Fakes:
         """Return a verb of kdcli whose calls are recorded, and at which the process may end."""
 
         def call(*arguments, **settings) -> object:
-            options = arguments[1] if len(arguments) > 1 else RunOptions(**settings_of(settings))
+            # `export` takes no options.
+            options = arguments[1] if len(arguments) > 1 else RunOptions()
             if not options.dry_run:
-                self.begins(name, options.output_dir)
+                self.begins(name, settings.get("output_dir", options.output_dir))
             return getattr(VERBS, name)(*arguments, **settings)
 
         return call
@@ -236,7 +237,7 @@ class Fakes:
         measure = resolved.recipe.measure.model_copy(update={"latency": False})
         recipe = resolved.recipe.model_copy(update={"measure": measure})
         result = VERBS.evaluate(replace(resolved, recipe=recipe), options, extras)
-        names = ["teacher", *map(step_name, map(Path, recipe.models[1:]))]
+        names = ["teacher", *(Path(model).name for model in recipe.models[1:])]
         rows = self._rows(dict(zip(extras.names, names, strict=True))).rows
         report = result.report.model_copy(update={"latency": rows})
         text = report.model_dump_json(by_alias=True)
@@ -317,11 +318,6 @@ def latency_of(times: dict[str, float]) -> Latency:
     return latency
 
 
-def settings_of(settings: dict[str, object]) -> dict[str, object]:
-    """Return the settings of `export` that every verb has among its options."""
-    return {"output_dir": settings["output_dir"]}
-
-
 def role_of(name: str) -> str:
     known = ("teacher", "student", "baseline", "pruned", "finetuned")
     return name if name in known else "candidate"
@@ -332,11 +328,6 @@ def card(mb: float) -> Card:
     counts = {"params_total": 100, "params_embedding": 10, "params_transformer": 90}
     counts |= {"params_nonzero": 100, "multiply_adds": 100, "bytes": int(mb * 1e6)}
     return Card(id="m", model_type="bert", sha256=None, **shape, **counts)
-
-
-def step_name(folder: Path) -> str:
-    """Return the name of a step from the directory of the model that it made."""
-    return folder.name
 
 
 def copy_model(source: Path, folder: Path) -> None:

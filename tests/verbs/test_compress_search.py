@@ -98,7 +98,7 @@ def test_the_model_the_shapes_and_the_verification_come_in_this_order(given):
     assert all((result.folder / step.folder / "report.html").is_file() for step in answer.steps)
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, Killed()])
+@pytest.mark.parametrize("how", [signal.SIGTERM, Killed()])
 def test_a_run_that_ends_at_any_step_continues_to_the_same_answer(how, given, tmp_path):
     whole = fakes().compress(**given, **GOAL)
     parts = given | {"output_dir": tmp_path / "parts"}
