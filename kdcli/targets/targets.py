@@ -254,7 +254,9 @@ def targets_of(
         place: where signals may be stored; None computes them in every step.
     """
     live = Teacher.frozen(teacher.source, teacher.model, needs, session)
-    if place is None or passes <= 1 or not isinstance(rows, TokenizedRows):
+    if place is None or not place.limit_bytes:
+        return LiveTargets(live)
+    if passes <= 1 or not isinstance(rows, TokenizedRows):
         return LiveTargets(live)
     fingerprint = weights_hash(teacher.model)
     store = stored_signals(live.captured, rows, needs, fingerprint, place, session)
@@ -301,10 +303,9 @@ def anchors_of(vectors: Vectors, numbers: Array, count: int, seed: int) -> Tenso
     return torch.from_numpy(vectors(np.sort(sample)).astype(np.float32))
 
 
-def store_in(folder: Path, cache_gb: float) -> StorePlace | None:
-    """Return the place for stored signals in a run directory; None if `cache_gb` is 0."""
-    limit = int(cache_gb * 1e9)
-    return StorePlace(folder / SIGNALS, limit) if limit else None
+def store_in(folder: Path, cache_gb: float) -> StorePlace:
+    """Return the place for stored signals in a run directory, which may have no room at all."""
+    return StorePlace(folder / SIGNALS, int(cache_gb * 1e9))
 
 
 def delete_signals(folder: Path) -> None:

@@ -35,6 +35,7 @@ from kdcli.models.embedder import Pool, read_format, save_embedder
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.recipe.methods import own_settings
 from kdcli.recipe.sections import RecipeValues, Section, TrainSettings
+from kdcli.report.front import EMBEDDER
 from kdcli.report.schema import Quality
 from kdcli.targets.targets import (
     LazyVectors,
@@ -137,6 +138,7 @@ class EmbeddingWorkload(Workload[Embedder]):
     name: str = METHOD
     split: str = "held-out texts"
     metric: str = "spearman"
+    auto_class: str = EMBEDDER
     needs: Needs = POOLED
     has_labels: bool = False
     has_metrics: bool = False

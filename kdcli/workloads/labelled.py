@@ -344,7 +344,7 @@ class LabelledWorkload(Workload[Model]):
     ) -> Targets:
         if not self.needs_own_rows(teacher):
             return super().targets(teacher, needs, passes=passes, place=place)
-        if place is None and not dry_run:
+        if not dry_run and (place is None or not place.limit_bytes):
             raise UsageError(
                 f"teacher {teacher.source} needs its own tokenisation of the rows (other tokens or "
                 "token types), so its logits must be cached",

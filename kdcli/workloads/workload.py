@@ -197,6 +197,10 @@ class Workload(ABC, Generic[M]):
         Progress.log_fact(f"teacher {source}: {teacher.note}")
         return teacher
 
+    def needs_own_rows(self, teacher: M) -> bool:
+        """Whether a teacher's outputs come from its own tokenisation of the rows."""
+        return False
+
     def misfit(self, source: str) -> str | None:
         """Return why a model cannot be scored before it is trained; None if it can."""
         return None

@@ -8,7 +8,7 @@ from references import PADDED, normal, signals
 from kdcli.errors import UsageError
 from kdcli.losses import build_objective
 from kdcli.types import ModelShape, Signals
-from kdcli.verbs.distill.basis import projected
+from kdcli.verbs.distill.space import projected
 
 TEACHER = ModelShape(layers=4, hidden=32, ffn=64, heads=4)
 STUDENT = ModelShape(layers=2, hidden=32, ffn=64, heads=4)

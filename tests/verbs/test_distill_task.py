@@ -29,9 +29,9 @@ from kdcli.recipe.sections import RunOptions
 from kdcli.report.schema import FINETUNED
 from kdcli.run.context import RunContext, cpu_session
 from kdcli.types import Kind
-from kdcli.verbs.distill.outputs import prepare_outputs
 from kdcli.verbs.distill.settings import DistillRecipe
 from kdcli.verbs.distill.stages import TaskDistillation
+from kdcli.verbs.distill.tasks import open_outputs
 
 QUICK = shlex.split(
     "--max-steps 8 --batch-size 16 --lr 1e-3 --dtype fp32 --set intermediate.lr=2e-4 "
@@ -115,9 +115,7 @@ def test_dropout_is_the_students_in_every_stage_with_a_teacher(
     def dropouts(module):
         return (m for m in module.modules() if isinstance(m, torch.nn.Dropout))
 
-    monkeypatch.setattr(
-        TaskDistillation, "build_prediction", spy(TaskDistillation.build_prediction)
-    )
+    monkeypatch.setattr(TaskDistillation, "build", spy(TaskDistillation.build))
     options = ["--method", method, "--set", "student.dropout=0.25", "--max-steps", "1"]
     kdcli(*asked(), *options, "-o", tmp_path / "out")
     assert rates == [{0.25}]
@@ -134,7 +132,7 @@ def test_dropout_is_the_students_where_outputs_teach(tmp_path):
     keys |= {"student.to": ["1x32"], "student.dropout": 0.25, "train.max_steps": 1}
     resolved = resolve(DistillRecipe, recipe=None, options=keys)
     context = RunContext(resolved, RunOptions(dry_run=True), cpu_session(), tmp_path / "out")
-    (stage,) = prepare_outputs(context).stages
+    (stage,) = open_outputs(context).stages
     modules = stage.build().job.modules["model"].modules()
     assert {m.p for m in modules if isinstance(m, torch.nn.Dropout)} == {0.25}
 

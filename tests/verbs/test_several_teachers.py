@@ -8,7 +8,7 @@ from own_files import refused, report_of, said_by, succeeds
 
 from kdcli.models.embedder import EmbeddingFormat
 from kdcli.run.context import cpu_session
-from kdcli.verbs.distill.teachers import join_vectors
+from kdcli.verbs.distill.space import join_vectors
 from kdcli.workloads.embedder import Embedder, cosines
 
 WORDS = [f"w{n}" for n in range(59)]

@@ -19,8 +19,9 @@ from kdcli.report.schema import STUDENT
 from kdcli.targets.cache import TOKENS_KEY, SignalStore
 from kdcli.targets.targets import StorePlace
 from kdcli.types import Signals, StepLoss
-from kdcli.verbs.distill.jobs import objective_job, prediction_job
-from kdcli.verbs.distill.student import fit_projections
+from kdcli.verbs.distill.distillation import objective_job
+from kdcli.verbs.distill.stages import prediction_job
+from kdcli.verbs.distill.student import Student, fit_projections
 from kdcli.workloads.finetuning import request_of
 from kdcli.workloads.settings import FinetuneRecipe, FinetuneTrainSettings, LabelledSettings
 from kdcli.workloads.tasks import open_workload
@@ -87,15 +88,17 @@ def own_stage(ready, recipe):
     task, teacher = ready
 
     def of(store=None):
-        student = encoder()
-        objective = objective_of(teacher, student)
-        return objective_job(task, recipe.train, student, objective, teacher, store)
+        network = encoder()
+        student = Student(network, objective_of(teacher, network))
+        plan = task.plan(recipe.train)
+        job = objective_job({STUDENT: student}, teacher, task, plan, place=store)
+        return student, job
 
     return of
 
 
 def test_the_own_stage_looks_at_no_labels(own_stage):
-    student, job, _ = own_stage()
+    student, job = own_stage()
     student.eval()
     batch = job.examples.batch(ROWS)
     loss = job.step(batch)
@@ -107,7 +110,7 @@ def test_the_own_stage_looks_at_no_labels(own_stage):
 
 def test_the_teacher_never_drops_out_and_gets_no_gradient(own_stage, ready):
     _, teacher = ready
-    student, job, _ = own_stage()
+    student, job = own_stage()
     job.modules[STUDENT].train()
     assert not any(module.training for module in teacher.model.modules())
     job.step(job.examples.batch(ROWS)).total.backward()
@@ -159,8 +162,8 @@ def test_both_stages_fit_the_projections(own_stage, ready, recipe, tmp_path):
 
 
 def test_cached_signals_are_the_teachers_to_their_rounding(own_stage, tmp_path):
-    student, job, _ = own_stage()
-    cached, with_store, _ = own_stage(StorePlace(tmp_path, 10**9))
+    student, job = own_stage()
+    cached, with_store = own_stage(StorePlace(tmp_path, 10**9))
     for each in (student, cached):
         each.eval()
     batch = with_store.examples.batch(ROWS)
@@ -177,19 +180,20 @@ def predicted(ready, recipe, kd, teachers, method=None, store=None):
     task, first = ready
     headed = load_for_task(recipe.model, task.data.task, new_head=False)
     objective = objective_of(first, headed.model, method) if method else None
-    job, _ = prediction_job(task, recipe, kd, headed, teachers, objective, store)
+    job, _ = prediction_job(task, recipe.train, recipe.keep, kd, headed, teachers, objective, store)
     for module in job.modules.values():
         module.eval()
     return headed, job
 
 
-def test_a_teacher_that_nothing_is_learned_from_is_not_asked(ready, recipe, monkeypatch):
-    asked = []
-    monkeypatch.setattr("kdcli.verbs.distill.jobs.targets_of_all", lambda *args: asked.append(args))
+def test_a_teacher_that_nothing_is_learned_from_is_not_asked(ready, recipe):
+    network = ready[1].model
+    calls = []
+    network.register_forward_hook(lambda *_: calls.append(1))
     _, job = predicted(ready, recipe, KdSettings(weight=0.0), [ready[1]])
     batch = job.examples.batch(ROWS)
     assert job.step(batch).terms.keys() == {"task"}
-    assert asked == []
+    assert not calls
 
 
 @pytest.mark.parametrize(("weight", "temperature"), [(0.0, 1.0), (0.3, 4.0), (1.0, 1.0)])

@@ -51,10 +51,10 @@ def distill(given: Given) -> Printable | None:
         resolved = distill_recipe(recipe=given.recipe, sets=given.sets, options=keys)
     if own.augment_only is not None and resolved.recipe.kind != "rows":
         raise UsageError("--augment-only needs --task", "it copies the rows of a task")
-    from kdcli.verbs.distill import labelled, run
+    from kdcli.verbs.distill import run, tasks
 
     if own.augment_only is not None:
-        return given.show(labelled.write_copies(resolved, options, own.augment_only))
+        return given.show(tasks.write_copies(resolved, options, own.augment_only))
     if changes and resolved.recipe.kind == "outputs":
         raise UsageError(
             f"--ablate compares students on text or on labelled rows, not on task "

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from kdcli.deploy.latency import CELLS, Protocol, Subject
-from kdcli.deploy.runners import check_backend
 from kdcli.deploy.untrained import (
     Compare,
     UntrainedTimes,
@@ -68,28 +67,6 @@ def with_shape(
     return replace(context, resolved=resolved)
 
 
-def check_goal(recipe: DistillRecipe) -> None:
-    """Check that no other key contradicts a goal, and that its backend can be used here.
-
-    Raises UsageError: another key contradicts the goal; MachineError: the backend cannot be used
-        here.
-    """
-    goal = goal_of(recipe.student.to)
-    if goal is None:
-        return
-    if isinstance(recipe.student.layers, list):
-        raise UsageError(
-            f"student.layers names the layers of one shape, and --to {goal} chooses the shape",
-            "remove it, set student.layers=measured, or give a shape",
-        )
-    if recipe.kind == "rows" and recipe.student.source is not None:
-        raise UsageError(
-            f"--student names the student, so --to {goal} has nothing to choose", "omit one of them"
-        )
-    backend, _, precision = recipe.student.backend.partition("-")
-    check_backend(backend, precision or "fp32")
-
-
 def how_distilled(teacher: Card | None, recipe: DistillRecipe) -> str:
     """Describe how a student is made, for its model card."""
     source = recipe.data.source
@@ -123,44 +100,6 @@ def like_first(
     if goal_of(other.recipe.student.to) is None:
         return other
     return _with(other, first.recipe.student.chosen)
-
-
-def check_goals(variants: Mapping[str, Resolved[DistillRecipe]]) -> None:
-    """Check that variants with a goal can take the shape that is chosen for the first variant.
-
-    Raises UsageError: a variant has another goal or another backend.
-    """
-    first, *_ = (resolved.recipe.student for resolved in variants.values())
-    expected = goal_of(first.to), first.backend
-    for name, resolved in variants.items():
-        student = resolved.recipe.student
-        goal = goal_of(student.to)
-        if goal is not None and (goal, student.backend) != expected:
-            raise UsageError(
-                f"variant {name} asks for {goal} on {student.backend}, but one shape is chosen for "
-                f"all variants, for {''.join(first.to) or first.source} on {first.backend}",
-                "use the same student.to and student.backend, or run the variants one by one",
-            )
-
-
-def check_untrained(recipe: DistillRecipe) -> None:
-    """Check that a student that is not trained is made from its teacher.
-
-    Raises UsageError: another model is the student.
-    """
-    if recipe.train.trains:
-        return
-    made_elsewhere = {
-        "--student": recipe.student.source is not None,
-        "the stage on text (--corpus, --general)": recipe.general.use,
-    }
-    for name, is_given in made_elsewhere.items():
-        if is_given:
-            raise UsageError(
-                "--max-steps 0 saves a student made from its teacher without training, so it "
-                f"cannot be combined with {name}",
-                "omit one of them",
-            )
 
 
 def _with(resolved: Resolved[DistillRecipe], chosen: ChosenShape) -> Resolved[DistillRecipe]:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,22 +21,23 @@ from kdcli.report.own_data import directory_word
 from kdcli.report.schema import STUDENT, TEACHER
 from kdcli.run.context import RunContext, open_run
 from kdcli.run.dry_run import Estimate
-from kdcli.run.stages import run_command, run_stages, telling_how_to_continue
-from kdcli.verbs.distill.embedding import prepare_embedding, with_learning_rate
-from kdcli.verbs.distill.embedding_checks import check_embedding
-from kdcli.verbs.distill.fast import check_goal, check_goals, check_untrained, like_first
-from kdcli.verbs.distill.labelled import (
-    check_task,
-    open_distillation,
-    prepare_task,
-    read_general,
-)
-from kdcli.verbs.distill.outputs import check_outputs, prepare_outputs
-from kdcli.verbs.distill.settings import ONLY_ON_TASK, ONLY_ON_TEXT, DistillRecipe
+from kdcli.run.stages import Run, run_command, run_stages, telling_how_to_continue
+from kdcli.verbs.distill.checks import check_goals, check_recipe
+from kdcli.verbs.distill.fast import like_first
+from kdcli.verbs.distill.settings import ONLY_ON_TASK, ONLY_ON_TEXT, DistillRecipe, Kind
 from kdcli.verbs.distill.stages import WITHOUT, TaskDistillation
-from kdcli.verbs.distill.text import prepare_text
-from kdcli.verbs.distill.text_checks import check_text_recipe, read_text
+from kdcli.verbs.distill.tasks import open_outputs, open_task, read_general
+from kdcli.verbs.distill.text import open_text, read_text
+from kdcli.verbs.distill.vectors import open_vectors, with_learning_rate
 from kdcli.workloads.as_trained import as_trained
+
+OPEN: Mapping[Kind, Callable[[RunContext[DistillRecipe]], Run]] = {
+    "text": open_text,
+    "embedding": open_vectors,
+    "rows": lambda context: open_task(context).run,
+    "outputs": lambda context: open_outputs(context).run,
+}
+"""Checks everything and opens models and data, by what the student learns from."""
 
 
 def distill(resolved: Resolved[DistillRecipe], options: RunOptions) -> RunResult | Estimate | None:
@@ -49,14 +50,11 @@ def distill(resolved: Resolved[DistillRecipe], options: RunOptions) -> RunResult
     check_recipe(recipe)
     if recipe.kind == "embedding":
         resolved = with_learning_rate(resolved)
-        return run_command(resolved, options, run_name(recipe), prepare_embedding)
-    if recipe.kind == "text":
+    elif recipe.kind == "text":
         read_text(recipe, options)
-        return run_command(resolved, options, run_name(recipe), prepare_text)
-    if recipe.kind == "outputs":
-        return run_command(resolved, options, run_name(recipe), prepare_outputs)
-    read_general(recipe, options)
-    return run_command(resolved, options, run_name(recipe), prepare_task)
+    elif recipe.kind == "rows":
+        read_general(recipe, options)
+    return run_command(resolved, options, run_name(recipe), OPEN[recipe.kind])
 
 
 def complete(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
@@ -74,22 +72,6 @@ def complete(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
     method = resolved.recipe.method
     kd = {f"kd.{key}": value for key, value in on_tasks(method)[1].items()}
     return defaulted(resolved, kd, f"method {method}")
-
-
-def check_recipe(recipe: DistillRecipe) -> None:
-    """Check a recipe before models and data are read.
-
-    Raises UsageError: a key is missing, or keys contradict each other.
-    """
-    check = {
-        "text": check_text_recipe,
-        "embedding": check_embedding,
-        "rows": check_task,
-        "outputs": check_outputs,
-    }
-    check[recipe.kind](recipe)
-    check_untrained(recipe)
-    check_goal(recipe)
 
 
 def run_name(recipe: DistillRecipe) -> str:
@@ -142,9 +124,7 @@ def _run_variants(
 
     def opened(name: str) -> TaskDistillation:
         inside = folder / name
-        return open_distillation(
-            context.inside(inside, variants[name], overwrite=options.overwrite)
-        )
+        return open_task(context.inside(inside, variants[name], overwrite=options.overwrite))
 
     first, *others = variants
     current = opened(first)

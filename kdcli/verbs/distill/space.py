@@ -1,21 +1,23 @@
-"""Choose the space in which an embedding student learns its teacher's vectors."""
+"""Choose the space in which an embedding student learns the vectors of its teachers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from pydantic import Field
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kdcli.engine.progress import Progress
 from kdcli.engine.session import Session
 from kdcli.models.embedder import DenseLayer, EmbeddingFormat
+from kdcli.models.reduce import components
 from kdcli.recipe.methods import own_settings
 from kdcli.targets.targets import Vectors
-from kdcli.types import Array, ModelShape
-from kdcli.verbs.distill.basis import principal_basis
+from kdcli.types import Array, ModelShape, Objective, Signals
 from kdcli.verbs.distill.settings import DistillRecipe
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.embedding import METHOD, EmbeddingWorkload, Settings
@@ -163,3 +165,74 @@ class VectorSpace:
             targets_NE = targets_NE @ basis_ED
         u, _, v = np.linalg.svd(targets_NE.T @ own_ND, full_matrices=False)
         return np.asarray(u @ v, dtype=np.float32)
+
+
+def join_vectors(vectors: Sequence[Vectors]) -> Vectors:
+    """Return the teachers' vectors of a text one after the other, with length 1 together.
+
+    Each teacher has the same weight: the cosine of two joined vectors is the mean of the teachers'
+    cosines. A text for which a teacher gives no direction has zeros there.
+    """
+
+    def join(numbers: Array) -> Array:
+        parts = [_unit(of_teacher(numbers)) for of_teacher in vectors]
+        joined_NE: Array = np.concatenate(parts, axis=-1) / np.float32(np.sqrt(len(parts)))
+        return joined_NE
+
+    return join
+
+
+def _unit(vectors_NE: Array) -> Array:
+    vectors_NE = np.asarray(vectors_NE, np.float32)
+    lengths_N1 = np.linalg.norm(vectors_NE, axis=-1, keepdims=True)
+    unit_NE: Array = vectors_NE / np.maximum(lengths_N1, np.finfo(np.float32).tiny)
+    return unit_NE
+
+
+class Basis(nn.Module):
+    """Projects vectors onto the teacher's principal components that a student learns, [E, D].
+
+    The components are not trained, but checkpoints hold them.
+    """
+
+    basis_ED: Tensor
+
+    def __init__(self, basis_ED: Tensor, inner: nn.Module) -> None:
+        super().__init__()
+        self.register_buffer("basis_ED", basis_ED)
+        self.inner = inner
+
+    def forward(self, vectors: Tensor | None) -> Tensor | None:
+        if vectors is None:
+            return None
+        with torch.autocast(vectors.device.type, enabled=False):
+            return vectors.float() @ self.basis_ED
+
+
+def projected(objective: Objective, basis_ED: Array | None) -> Objective:
+    """Return the objective with the teacher's vectors in another basis."""
+    if basis_ED is None:
+        return objective
+    basis = Basis(torch.from_numpy(basis_ED), objective.projections)
+
+    def terms(t: Signals, s: Signals) -> Mapping[str, Tensor]:
+        in_basis = replace(
+            t,
+            pooled=basis(t.pooled),
+            anchors=basis(t.anchors),
+            positive=basis(t.positive),
+            negatives=basis(t.negatives),
+        )
+        return objective.terms(in_basis, s)
+
+    return replace(objective, projections=basis, terms=terms)
+
+
+def principal_basis(vectors_NE: Array, width: int) -> Array:
+    """Return the `width` orthonormal directions with the most energy, [E, width] in float32.
+
+    They come from the second moments rather than the covariance, because cosines are measured
+    from the origin and not from the mean.
+    """
+    x_NE = torch.from_numpy(vectors_NE.astype(np.float64))
+    return np.ascontiguousarray(components(x_NE.T @ x_NE, width).float().numpy())

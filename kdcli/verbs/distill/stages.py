@@ -7,57 +7,60 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
-import torch
-
-from kdcli.deploy.latency import Subject
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
-from kdcli.losses import build_objective, on_tasks
-from kdcli.models.card import describe, describe_source
+from kdcli.losses import on_tasks
+from kdcli.models.capture import Capture
 from kdcli.models.load import load_encoder, location, save_model
 from kdcli.models.model import Model
 from kdcli.models.shape import set_dropout
 from kdcli.models.training_rows import all_rows, training_rows
+from kdcli.recipe.sections import KdSettings, TrainSettings
 from kdcli.report.entry import Entry
 from kdcli.report.finish import ReportContents, RunResult
 from kdcli.report.schema import HELD_OUT_LOSS, STUDENT, TEACHER, UNDISTILLED
-from kdcli.run.context import RunContext
 from kdcli.run.stages import Run, Stage, StageJob
-from kdcli.targets.targets import PrecomputedLogits, StorePlace, delete_signals, store_in
+from kdcli.targets.cache import LOGITS_KEY
+from kdcli.targets.targets import (
+    PrecomputedLogits,
+    StorePlace,
+    Targets,
+    delete_signals,
+    store_in,
+)
 from kdcli.types import (
     Array,
-    Card,
+    Job,
     ModelShape,
+    Needs,
     Objective,
     Outcome,
-    RowHashes,
     Schedule,
     Start,
     task_title,
 )
 from kdcli.verbs.distill.augment import WordSource, augmented
-from kdcli.verbs.distill.fast import how_distilled, shape_notes
-from kdcli.verbs.distill.held_out import held_out_losses
-from kdcli.verbs.distill.jobs import objective_job, prediction_job
+from kdcli.verbs.distill.distillation import Distillation, held_out_losses, objective_job
+from kdcli.verbs.distill.fast import shape_notes
+from kdcli.verbs.distill.plan import start_of
 from kdcli.verbs.distill.recipes import stage_settings, undistilled_recipe
-from kdcli.verbs.distill.settings import DistillRecipe
-from kdcli.verbs.distill.student import relation_kernel
-from kdcli.verbs.distill.text import TextDistillation
+from kdcli.verbs.distill.student import Student, fit_projections, objective_of, objective_terms
 from kdcli.workloads.decisions import decisions
 from kdcli.workloads.finetuning import WEIGHTS, drop_weights, save_and_report, scores_after_training
 from kdcli.workloads.labelled import WORST, LabelledWorkload
 from kdcli.workloads.plan import log_padding
 from kdcli.workloads.predictions import Features
-from kdcli.workloads.recipes import as_finetune
-from kdcli.workloads.scores import ModelScores
-from kdcli.workloads.settings import FinetuneRecipe
+from kdcli.workloads.scores import EvaluationResult, ModelScores, compare
+from kdcli.workloads.settings import TaskHeadSettings
 from kdcli.workloads.task_models import row_format
+from kdcli.workloads.training import Keep, taught_job
+from kdcli.workloads.workload import Workload
 
 WITHOUT = STUDENT + UNDISTILLED
 START_FOLDER, INTERMEDIATE, ALONE = "start", "intermediate", WITHOUT.replace(" ", "-")
@@ -68,44 +71,182 @@ student.
 """
 
 
-@dataclass
-class TaskDistillation:
-    """A distillation on a task, checked.
+@dataclass(eq=False)
+class OutputDistillation(Distillation):
+    """A student that learns the labels and the teachers' outputs, with the head of its data.
+
+    It is compared with its teacher and with itself before training.
 
     Attributes:
-        context: The run.
-        workload: The task, without copies of its examples.
-        teachers: The teachers. The method's objective reads the first one. The list is empty if a
-            file of soft labels teaches.
-        reader: The model whose tokenizer the student has.
+        scores: The scores of the models by name.
+        trained: The student after training, and the outcome.
+    """
+
+    scores: dict[str, ModelScores] = field(init=False, default_factory=dict)
+    trained: tuple[Model, Outcome] | None = field(init=False, default=None)
+
+    @property
+    def shape(self) -> ModelShape:
+        """The student's shape."""
+        return self.students[STUDENT].shape
+
+    @property
+    def stages(self) -> list[Stage]:
+        """The stages in order."""
+        return [Stage(self.folder, self.context.resolved, self.build)]
+
+    @property
+    def run(self) -> Run:
+        """The run: the stages in order, and the report."""
+        return Run(self.stages, self.report, self.context.resolved)
+
+    @property
+    def store(self) -> StorePlace | None:
+        """Where the teacher's signals are stored while a stage reads them."""
+        return None if self.context.dry_run else store_in(self.folder, self.recipe.cache_gb)
+
+    @property
+    def train_workload(self) -> Workload:
+        """The data with the rows to train on."""
+        return self.workload
+
+    def begin(self, stage: str) -> None:
+        """Score the first teacher in float32, before a stage casts it to the compute dtype."""
+        if self.context.dry_run or not self.teachers or TEACHER in self.scores:
+            return
+        if self.workload.needs_reference:
+            self.workload = self.workload.with_reference(self.teachers[0])
+        self.scores[TEACHER] = self.workload.score(self.teachers[0], worst=WORST)
+
+    def make(self) -> Model:
+        """Make the student, with the same weights each time."""
+        recipe, workload = self.recipe, self.workload
+        make_student = workload.student if recipe.train.trains else workload.fitted_student
+        made: Model = make_student(
+            self.origin, self.shape, start_of(recipe.student, recipe.train.seed)
+        )
+        # The student was saved and loaded again, with its teacher's rates.
+        self.set_dropout(made)
+        if self.teachers:
+            workload.adapt_student(made, self.teachers[0])
+        return made
+
+    def set_dropout(self, student: Model) -> None:
+        """Set the dropout rates of a student that learns from the teacher."""
+        if self.recipe.student.dropout is not None:
+            set_dropout(student.model, self.recipe.student.dropout)
+
+    def taught_by(self, workload: Workload) -> Sequence[Model | PrecomputedLogits]:
+        """Return the teachers of some rows, or logits from a file."""
+        return self.teachers
+
+    def joint_objective(self) -> Objective | None:
+        """Return the objective on the teacher's states that is added to the loss."""
+        return None
+
+    def steps(
+        self, schedule: Schedule, steps_per_pass: float, *, per_copy: bool
+    ) -> tuple[Schedule, float]:
+        """Return a stage's schedule and its steps per pass.
+
+        A dry run makes no copies, but counts their steps if `per_copy` is set.
+        """
+        augment = self.recipe.augment
+        counts = self.context.dry_run and augment.use and per_copy
+        times = 1 + augment.copies if counts else 1
+        return replace(schedule, steps=times * schedule.steps), times * steps_per_pass
+
+    def build(self) -> StageJob:
+        """Build the stage that trains against the labels and the teachers' outputs."""
+        self.begin("prediction")
+        recipe, workload, student = self.recipe, self.train_workload, self.make()
+        cards = self.cards({STUDENT: student.model})
+        train, keep = recipe.train, recipe.keep
+        if teachers := self.taught_by(workload):
+            kd = workload.kd_settings(recipe.kd)
+            objective = self.joint_objective()
+            job, schedule = prediction_job(
+                workload,
+                train,
+                keep,
+                kd,
+                student,
+                teachers,
+                objective,
+                self.store,
+                dry_run=self.context.dry_run,
+            )
+        else:
+            # The data's scores teach.
+            job, schedule = workload.job(student, train, keep)
+        plan = workload.plan(train)
+        log_padding(plan.order)
+        per_copy = recipe.augment.predict and train.max_steps is None
+        schedule, steps = self.steps(schedule, plan.steps_per_pass, per_copy=per_copy)
+        return StageJob(job, schedule, steps, partial(self._finish, student), cards)
+
+    def _finish(self, student: Model, outcome: Outcome) -> None:
+        self.scores[STUDENT] = scores_after_training(self.workload, student, outcome)
+        self.trained = student, outcome
+
+    def score_untrained(self) -> None:
+        """Score the student before its training."""
+        if self.recipe.train.trains:
+            self.scores[WITHOUT] = self.workload.score(self.make())
+
+    def result(self, chosen: Sequence[str]) -> EvaluationResult:
+        """Return the scores and comparisons of the report; `chosen` are as in `compare`."""
+        return compare(self.workload.name, self.scores, chosen=chosen)
+
+    def without(self) -> list[Entry]:
+        """Name the student without its distillation."""
+        return [Entry.without_distillation(STUDENT)] if self.recipe.train.trains else []
+
+    def notes(self) -> list[str]:
+        """Return the notes of the report, besides those of the data."""
+        return shape_notes(self.recipe.student)
+
+    def report(self) -> None:
+        """Save the student and report on all stages."""
+        assert self.trained is not None
+        student, outcome = self.trained
+        self.score_untrained()
+        if not self.context.is_main:
+            return
+        delete_signals(self.folder)
+        self.workload.save(student, self.folder, all_rows(self.rows, student.rows))
+        models = [*self.entries({STUDENT: student.model}), *self.without()]
+        chosen = [STUDENT] if outcome.best_step is not None else []
+        contents = self.workload.report(
+            "distill",
+            self.recipe,
+            models,
+            outcome,
+            result=self.result(chosen),
+            notes=self.notes(),
+        )
+        if TEACHER in self.scores:
+            compared = {name: self.scores[name] for name in (TEACHER, STUDENT)}
+            contents.decisions = decisions(compared, chosen=chosen)
+        self.context.report(contents, self.recipe.measure)
+
+
+@dataclass(eq=False)
+class TaskDistillation(OutputDistillation):
+    """A distillation on labelled rows, with the stages before and after the prediction stage.
+
+    Attributes:
         soft_NC: The logits of the training examples from a file, [N, C].
-        shape: The student's shape.
         start: The directory of the student before any stage of the task.
         text: The stages on text; None if they are done or not wanted.
         words: The source of other words for copies of examples; None makes no copies.
-        trained: The student after the prediction stage, its scores and the outcome.
     """
 
-    context: RunContext[DistillRecipe]
     workload: LabelledWorkload
-    teachers: list[Model]
-    reader: Model
     soft_NC: Array | None
-    shape: ModelShape
     start: Path
-    text: TextDistillation | None
+    text: Run | None
     words: WordSource | None
-    trained: tuple[Model, ModelScores, Outcome] | None = field(init=False, default=None)
-
-    @property
-    def recipe(self) -> DistillRecipe:
-        """The recipe of the run."""
-        return self.context.recipe
-
-    @property
-    def folder(self) -> Path:
-        """The run directory."""
-        return self.context.folder
 
     @property
     def stage(self) -> str:
@@ -115,35 +256,24 @@ class TaskDistillation:
         return self.recipe.stage or on_tasks(self.recipe.method)[0]
 
     @property
-    def store(self) -> StorePlace | None:
-        """Where the teacher's signals are stored while a stage reads them."""
-        return None if self.context.dry_run else store_in(self.folder, self.recipe.cache_gb)
-
-    @property
     def has_undistilled(self) -> bool:
         """Whether the student is also trained without a teacher, which needs labels."""
         trains = self.recipe.train.trains
         return self.recipe.undistilled.use and trains and self.workload.has_labels
 
     @property
-    def run(self) -> Run:
-        """The run: the stages in order, and the report."""
+    def stages(self) -> list[Stage]:
         resolved = self.context.resolved
-        stages = list(self.text.run.stages) if self.text else []
+        stages = list(self.text.stages) if self.text else []
         if self.stage == "separate":
             inside = self.folder / INTERMEDIATE
             stages.append(Stage(inside, resolved, self.build_intermediate))
-        stages.append(Stage(self.folder, resolved, self.build_prediction))
+        stages += super().stages
         if self.has_undistilled:
             inside = self.folder / ALONE
             alone = undistilled_recipe(self.recipe, self._named_start(inside))
             stages.append(Stage(inside, alone, self.build_undistilled))
-        return Run(stages, self.report, resolved)
-
-    @property
-    def rows(self) -> RowHashes:
-        """The labelled rows that the student and its teachers learned from."""
-        return all_rows(self.workload.rows, self.reader.rows, *(t.rows for t in self.teachers))
+        return stages
 
     def _named_start(self, folder: Path) -> str:
         """Return the path of the student before any stage, as a file in `folder` names it.
@@ -156,25 +286,11 @@ class TaskDistillation:
             return Path(os.path.relpath(self.start, folder)).as_posix()
         return str(self.start)
 
-    @cached_property
-    def teacher_card(self) -> Card | None:
-        """The description of the first teacher."""
-        if not self.teachers:
-            return None
-        return describe_source(self.teachers[0].model, self.teachers[0].source)
-
-    @cached_property
-    def teacher_scores(self) -> dict[str, ModelScores]:
-        """The first teacher's scores, taken before its weights are cast to the compute dtype."""
-        if not self.teachers:
-            return {}
-        return {TEACHER: self.workload.score(self.teachers[0], worst=WORST)}
-
-    def taught_by(self, workload: LabelledWorkload) -> list[Model | PrecomputedLogits]:
-        """Return the teachers of the prediction stage, or the logits from a file."""
-        if self.soft_NC is not None:
-            return [workload.precomputed(self.soft_NC, None)]
-        return list(self.teachers)
+    def taught_by(self, workload: Workload) -> Sequence[Model | PrecomputedLogits]:
+        if self.soft_NC is None:
+            return self.teachers
+        assert isinstance(workload, LabelledWorkload)
+        return [workload.precomputed(self.soft_NC, None)]
 
     @cached_property
     def augmented(self) -> tuple[LabelledWorkload, list[str]]:
@@ -192,9 +308,13 @@ class TaskDistillation:
             )
         Progress.log(*copies.notes)
         task = workload.data.task
-        form = row_format(self.recipe.data, task, self.reader)
-        features = Features.of(task, copies.examples, self.reader.tokenizer, form)
+        form = row_format(self.recipe.data, task, self.origin)
+        features = Features.of(task, copies.examples, self.origin.tokenizer, form)
         return workload.with_examples(features), copies.notes
+
+    @property
+    def train_workload(self) -> LabelledWorkload:
+        return self.augmented[0] if self.recipe.augment.predict else self.workload
 
     @property
     def _init(self) -> str:
@@ -206,104 +326,70 @@ class TaskDistillation:
         return "random" if skips_fit else self.recipe.student.init
 
     def objective(self) -> Objective:
-        """Build the method's objective, with projections that are drawn from the seed."""
-        torch.manual_seed(self.recipe.train.seed)
+        """Build the method's objective."""
         teacher = self.teachers[0].shape if self.teachers else self.shape
-        session = self.context.session
-        kernel = relation_kernel(self.recipe.relation.kernel, session.device, session.compute_dtype)
-        return build_objective(
-            self.recipe.method, self.recipe.loss, teacher, self.shape, kernel=kernel
-        )
+        return objective_of(self.recipe, teacher, self.shape, self.context.session)
+
+    def joint_objective(self) -> Objective | None:
+        return self.objective() if self.stage == "joint" else None
+
+    def begin(self, stage: str) -> None:
+        if not self.context.dry_run:
+            task = task_title(str(self.recipe.task))
+            Progress.log(f"{self.recipe.method} on {task}: {stage} stage")
+        super().begin(stage)
 
     def build_intermediate(self) -> StageJob:
         """Build the stage that trains the method's objective, on the examples and their copies."""
-        cards, settings = self._begin("intermediate"), stage_settings(self.recipe)
+        self.begin("intermediate")
+        settings, cards = stage_settings(self.recipe), self.cards({})
         with self._student_before() as source:
             encoder = load_encoder(source)
-            recipe = as_finetune(self.recipe, source).model_copy(update={"train": settings})
-        self._set_dropout(encoder)
+        self.set_dropout(encoder)
         workload, objective = self.augmented[0], self.objective()
-        student, job, schedule = objective_job(
-            workload, recipe.train, encoder.model, objective, self.teachers[0], self.store
-        )
-        plan = workload.plan(recipe.train)
-
-        def finish(outcome: Outcome) -> None:
-            if not self.context.is_main:
-                return
-            folder = self.folder / INTERMEDIATE
-            rows = all_rows(self.rows, training_rows(location(str(self.start))))
-            save_model(student.encoder, self.reader.tokenizer, folder, rows)
-            contents = self._contents(folder, Model(student.encoder, self.reader.tokenizer, ""))
-            contents.outcome, contents.notes = outcome, list(objective.notes)
-            contents.models.append(Entry.without_distillation(STUDENT))
-            contents.quality = {HELD_OUT_LOSS: held_out_losses(RunDir(folder), [STUDENT])}
-            self.context.report(contents, folder=folder)
-            delete_signals(self.folder)
-
+        student, plan = Student(encoder.model, objective), workload.plan(settings)
+        # Scoring has moved the teacher to the device.
+        self.teachers[0].model.cpu()
+        job = objective_job({STUDENT: student}, self.teachers[0], workload, plan, place=self.store)
         per_copy = settings.max_steps is None
-        schedule, steps = self._steps(schedule, plan.steps_per_pass, per_copy=per_copy)
+        schedule, steps = self.steps(plan.schedule, plan.steps_per_pass, per_copy=per_copy)
         log_padding(plan.order)
-        return StageJob(job, schedule, steps, finish, cards)
+        return StageJob(job, schedule, steps, partial(self._finish_intermediate, student), cards)
 
-    def build_prediction(self) -> StageJob:
-        """Build the stage that trains against the labels and the teachers' logits.
+    def _finish_intermediate(self, student: Student, outcome: Outcome) -> None:
+        if not self.context.is_main:
+            return
+        folder = self.folder / INTERMEDIATE
+        rows = all_rows(self.rows, training_rows(location(str(self.start))))
+        save_model(student.encoder, self.origin.tokenizer, folder, rows)
+        models = self.entries({STUDENT: student.encoder}, folder=folder)
+        models.append(Entry.without_distillation(STUDENT))
+        contents = ReportContents("distill", self.recipe, models, outcome)
+        contents.notes = list(student.objective.notes)
+        contents.quality = {HELD_OUT_LOSS: held_out_losses(RunDir(folder), [STUDENT])}
+        self.context.report(contents, folder=folder)
+        delete_signals(self.folder)
 
-        With stage `joint`, the method's objective is trained too.
-        """
-        cards, recipe = self._begin("prediction"), self.recipe
-        copies, _ = self.augmented
-        workload = copies if recipe.augment.predict else self.workload
-        if recipe.train.trains:
-            before = self.folder / INTERMEDIATE if self.stage == "separate" else None
-            with self._student_before(before) as source:
-                stage = as_finetune(recipe, source)
-                student = self._loaded(source, stage)
-            self._set_dropout(student)
-        else:
-            stage, student = as_finetune(recipe, str(self.folder)), self._fitted(workload)
-        if self.context.dry_run:
-            cards[STUDENT] = describe(student.model, str(self.folder), None)
-        objective = self.objective() if self.stage == "joint" else None
-        job, schedule = prediction_job(
-            workload,
-            stage,
-            recipe.kd,
-            student,
-            self.taught_by(workload),
-            objective,
-            self.store,
-            dry_run=self.context.dry_run,
-        )
-        plan = workload.plan(recipe.train)
+    def make(self) -> Model:
+        recipe = self.recipe
+        if not recipe.train.trains:
+            teacher = self.teachers[0]
+            # Scoring may have moved the teacher.
+            teacher.model.cpu()
+            start = Start(self._init, recipe.student.copied, seed=recipe.train.seed)
+            return self.train_workload.fitted_student(teacher, self.shape, start)
+        before = self.folder / INTERMEDIATE if self.stage == "separate" else None
+        with self._student_before(before) as source:
+            # A label map belongs to the teacher.
+            head = recipe.head.model_copy(update={"label_map": None})
+            student = self._loaded(source, head, recipe.train.seed)
+        self.set_dropout(student)
+        return student
 
-        def finish(outcome: Outcome) -> None:
-            scores = scores_after_training(self.workload, student, outcome)
-            self.trained = student, scores, outcome
-
-        per_copy = recipe.augment.predict and recipe.train.max_steps is None
-        schedule, steps = self._steps(schedule, plan.steps_per_pass, per_copy=per_copy)
-        log_padding(plan.order)
-        return StageJob(job, schedule, steps, finish, cards)
-
-    def _loaded(self, source: str, recipe: FinetuneRecipe) -> Model:
+    def _loaded(self, source: str, head: TaskHeadSettings, seed: int) -> Model:
         """Load the student at the beginning of a stage. A static student starts with its head."""
         new_head = not self.shape.is_static
-        return self.workload.load(
-            source, head=recipe.head, seed=recipe.train.seed, new_head=new_head
-        )
-
-    def _set_dropout(self, student: Model) -> None:
-        """Set the dropout rates of a student that learns from the teacher."""
-        if self.recipe.student.dropout is not None:
-            set_dropout(student.model, self.recipe.student.dropout)
-
-    def _fitted(self, workload: LabelledWorkload) -> Model:
-        """Make the student that is not trained. Scoring may have moved its teacher."""
-        teacher = self.teachers[0]
-        teacher.model.cpu()
-        start = Start(self._init, self.recipe.student.copied, seed=self.recipe.train.seed)
-        return workload.fitted_student(teacher, self.shape, start)
+        return self.workload.load(source, head=head, seed=seed, new_head=new_head)
 
     def build_undistilled(self) -> StageJob:
         """Build the stage that fine-tunes the same student without a teacher.
@@ -313,7 +399,7 @@ class TaskDistillation:
         Progress.log(f"run {ALONE}")
         with self._student_before() as source:
             recipe = undistilled_recipe(self.recipe, source).recipe
-            model = self._loaded(source, recipe)
+            model = self._loaded(source, recipe.head, recipe.train.seed)
         job, schedule = self.workload.job(model, recipe.train, recipe.keep)
         plan = self.workload.plan(recipe.train)
         log_padding(plan.order)
@@ -328,55 +414,41 @@ class TaskDistillation:
 
         return StageJob(job, schedule, plan.steps_per_pass, finish)
 
-    def report(self) -> None:
-        """Save the student and report on all stages."""
-        if not self.context.is_main:
-            return
-        assert self.trained is not None
-        recipe, folder = self.recipe, self.folder
-        student, scores, outcome = self.trained
-        delete_signals(folder)
-        self.workload.save(student, folder, all_rows(self.rows, student.rows))
-        contents = self._contents(folder, student)
-        contents.outcome, contents.auto_class = outcome, self.workload.auto_class
-        by_model = {**self.teacher_scores, STUDENT: scores}
-        contents.evaluations = [row for name, s in by_model.items() for row in s.rows(name)]
-        chosen = [STUDENT] if outcome.best_step is not None else []
-        contents.decisions = decisions(by_model, chosen=chosen)
-        notes = [*self.workload.notes, *self.augmented[1], *shape_notes(recipe.student)]
+    def score_untrained(self) -> None:
+        # The student that was fine-tuned without a teacher takes its place.
+        return
+
+    def result(self, chosen: Sequence[str]) -> EvaluationResult:
+        evaluations = [row for name, one in self.scores.items() for row in one.rows(name)]
+        if self.has_undistilled:
+            alone = RunResult.read(self.folder / ALONE).report
+            evaluations += [e.model_copy(update={"model": WITHOUT}) for e in alone.evaluations]
+            # Only the scores of this student are needed.
+            drop_weights(self.folder / ALONE)
+        return EvaluationResult(evaluations)
+
+    def without(self) -> list[Entry]:
+        return [Entry.without_distillation(STUDENT, "undistilled")] if self.has_undistilled else []
+
+    def notes(self) -> list[str]:
+        recipe, notes = self.recipe, [*self.augmented[1], *super().notes()]
         notes += [f"teacher: {teacher.source}" for teacher in self.teachers[1:]]
         if recipe.soft_labels is not None:
             notes.append(
                 f"the student learned the soft labels in {recipe.soft_labels}; no teacher was read"
             )
-        elif self.teachers and self.reader is not self.teachers[0]:
+        elif self.teachers and self.origin is not self.teachers[0]:
             notes.append(
-                f"{self.reader.source} and its teacher each read the rows with their own tokenizer"
+                f"{self.origin.source} and its teacher each read the rows with their own tokenizer"
             )
         if recipe.general.use:
-            notes.append(f"the student before the task: {self._named_start(folder)}")
+            notes.append(f"the student before the task: {self._named_start(self.folder)}")
         if self.has_undistilled:
-            alone = RunResult.read(folder / ALONE).report
-            contents.models.append(Entry.without_distillation(STUDENT, "undistilled"))
-            contents.evaluations += [
-                e.model_copy(update={"model": WITHOUT}) for e in alone.evaluations
-            ]
-            # Only the scores of this student are needed.
-            drop_weights(folder / ALONE)
             notes.append(
                 f"{WITHOUT}: started from the same weights and was fine-tuned on the examples "
                 "without a teacher"
             )
-        contents.notes = notes
-        self.context.report(contents, recipe.measure)
-
-    def _begin(self, stage: str) -> dict[str, Card]:
-        """Log the stage and score the teacher. A dry run only returns the teacher's card."""
-        if self.context.dry_run:
-            return {} if self.teacher_card is None else {TEACHER: self.teacher_card}
-        Progress.log(f"{self.recipe.method} on {task_title(str(self.recipe.task))}: {stage} stage")
-        self.teacher_scores  # noqa: B018
-        return {}
+        return notes
 
     @contextmanager
     def _student_before(self, stage: Path | None = None) -> Iterator[str]:
@@ -407,29 +479,94 @@ class TaskDistillation:
         built = self.workload.make_student(encoder, self.shape, start)
         for note in built.notes:
             Progress.log(f"{STUDENT}: {note}")
-        save_model(built.model, self.reader.tokenizer, folder, teacher.rows)
+        save_model(built.model, self.origin.tokenizer, folder, teacher.rows)
 
-    def _steps(
-        self, schedule: Schedule, steps_per_pass: float, *, per_copy: bool
-    ) -> tuple[Schedule, float]:
-        """Return a stage's schedule and its steps per pass.
 
-        A dry run makes no copies, but counts their steps if `per_copy` is set.
-        """
-        augment = self.recipe.augment
-        counts = self.context.dry_run and augment.use and per_copy
-        times = 1 + augment.copies if counts else 1
-        return replace(schedule, steps=times * schedule.steps), times * steps_per_pass
+def prediction_job(
+    workload: Workload,
+    settings: TrainSettings,
+    keep: Keep,
+    kd: KdSettings,
+    student: Model,
+    teachers: Sequence[Model | PrecomputedLogits],
+    objective: Objective | None,
+    place: StorePlace | None,
+    *,
+    dry_run: bool = False,
+) -> tuple[Job, Schedule]:
+    """Build a job that trains a student against the labels and the teachers' logits.
 
-    def _contents(self, folder: Path, student: Model) -> ReportContents:
-        """Begin the report of a teacher and its student."""
-        models, baseline, source = [], None, None
-        if self.teacher_card is not None:
-            baseline, source = TEACHER, self.teachers[0].source
-            timed = Subject(TEACHER, location(source))
-            models.append(Entry(TEACHER, "teacher", self.teacher_card, timed=timed))
-        network, made = student.model, how_distilled(self.teacher_card, self.recipe)
-        models.append(
-            Entry.saved(STUDENT, "student", network, folder, baseline, made=made, source=source)
+    If the teachers' logits of held-out rows are unknown, the held-out loss uses the labels alone.
+
+    Args:
+        workload: The task.
+        settings: How the student is trained.
+        keep: The weights to keep.
+        kd: How the teachers' logits are weighted against the labels.
+        student: The student.
+        teachers: The teachers, or logits from a file.
+        objective: An objective against the first teacher, which is added to the loss.
+        place: Where signals may be stored if there is a single teacher, or if a teacher has its
+            own tokenizer.
+        dry_run: Only measure, and compute no signals in advance.
+
+    Returns the job and its schedule.
+    """
+    needs, projections = Needs(), None
+    if objective is not None:
+        needs = objective.teacher_needs
+        if any(True for _ in objective.projections.parameters()):
+            projections = objective.projections
+            first = teachers[0]
+            assert isinstance(first, Model)
+            network = first.model.cpu()
+            fit_projections(objective, network, student.model, workload.sample)
+    targets: list[Targets] = []
+    # Without a weight and without an objective, nothing is learned from the teachers.
+    if kd.weight or objective is not None or not workload.has_labels:
+        plan = workload.plan(settings)
+        passes = plan.schedule.steps / plan.steps_per_pass
+        targets = targets_of_all(workload, teachers, needs, passes, place, dry_run=dry_run)
+    extra_terms = None if objective is None else partial(objective_terms, objective)
+    job, schedule = taught_job(workload, student, settings, keep, targets, kd, extra_terms)
+    if objective is not None:
+        captured = job.modules["model"]
+        assert isinstance(captured, Capture)
+        captured.needs = captured.needs | objective.student_needs
+    if projections is not None:
+        job = replace(job, modules={**job.modules, "projections": projections})
+    return job, schedule
+
+
+def targets_of_all(
+    workload: Workload,
+    teachers: Sequence[Model | PrecomputedLogits],
+    needs: Needs,
+    passes: float,
+    place: StorePlace | None,
+    *,
+    dry_run: bool,
+) -> list[Targets]:
+    """Return the signals of each teacher for the examples.
+
+    `needs` are the signals of the first teacher that an objective reads.
+    """
+    listed: list[Targets] = []
+    for number, teacher in enumerate(teachers):
+        if isinstance(teacher, PrecomputedLogits):
+            listed.append(teacher)
+            continue
+        # The signals of a single teacher are stored. The logits of a teacher with rows of its own
+        # are always stored.
+        single = len(teachers) == 1 or workload.needs_own_rows(teacher)
+        targets = workload.targets(
+            teacher,
+            needs if number == 0 else Needs(),
+            passes=passes,
+            place=place if single else None,
+            dry_run=dry_run,
         )
-        return ReportContents("distill", self.recipe, models)
+        if isinstance(targets, PrecomputedLogits):
+            targets = replace(targets, key=f"{LOGITS_KEY}.{number}")
+        listed.append(targets)
+    return listed

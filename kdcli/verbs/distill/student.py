@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
 from kdcli.errors import MachineError
+from kdcli.losses import build_objective
 from kdcli.losses.relation import why_no_triton
 from kdcli.losses.states import StateProjection
 from kdcli.models.capture import capture, params_without_grad
@@ -20,7 +22,19 @@ from kdcli.models.least_squares import Inputs, fit_linear
 from kdcli.models.sample import real_states, sample_of
 from kdcli.models.shape import positions_of
 from kdcli.targets.targets import Targets
-from kdcli.types import Batch, Examples, Job, Needs, Objective, Order, Signals, StepLoss, Term
+from kdcli.types import (
+    Batch,
+    Examples,
+    Job,
+    ModelShape,
+    Needs,
+    Objective,
+    Order,
+    Signals,
+    StepLoss,
+    Term,
+)
+from kdcli.verbs.distill.settings import DistillRecipe
 from kdcli.workloads.workload import Workload
 
 
@@ -50,6 +64,22 @@ def relation_kernel(wanted: str, device: torch.device, dtype: torch.dtype) -> st
         else f"no Triton kernels: {reason}"
     )
     return wanted if reason is None else "torch"
+
+
+def objective_of(
+    recipe: DistillRecipe, teacher: ModelShape, to: ModelShape, session: Session
+) -> Objective:
+    """Build a student's objective, with projections that are drawn from the seed alone.
+
+    Args:
+        recipe: The recipe with the student's method and loss.
+        teacher: The teacher's shape.
+        to: The student's shape.
+        session: The device and the compute dtype.
+    """
+    kernel = relation_kernel(recipe.relation.kernel, session.device, session.compute_dtype)
+    torch.manual_seed(recipe.train.seed)
+    return build_objective(recipe.method, recipe.loss, teacher, to, kernel=kernel)
 
 
 class Student(nn.Module):

@@ -1,4 +1,4 @@
-"""Distil on a task: check the recipe, the models and the data before anything is trained."""
+"""Open the models and the data of a distillation on a task, before anything is trained."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from kdcli.engine.launch import launch
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import UsageError
-from kdcli.losses import masks_text, on_tasks
-from kdcli.models.grammar import is_static_shape, parse_shape
+from kdcli.models.grammar import parse_shape
 from kdcli.models.load import load_encoder, load_tokenizer
 from kdcli.models.model import Model
 from kdcli.recipe.resolve import Resolved
@@ -26,19 +25,16 @@ from kdcli.run.stages import Run
 from kdcli.targets.precomputed import read_soft_labels
 from kdcli.types import ModelShape, task_title
 from kdcli.verbs.distill.augment import Copies, augmented, open_words
-from kdcli.verbs.distill.embedding_checks import check_static_start
+from kdcli.verbs.distill.checks import check_teacher
+from kdcli.verbs.distill.distillation import card_of
 from kdcli.verbs.distill.fast import with_shape
-from kdcli.verbs.distill.layers import with_measured_layers
-from kdcli.verbs.distill.recipes import (
-    general_recipe,
-    stage_settings,
-    undistilled_recipe,
-)
+from kdcli.verbs.distill.plan import Planned, with_measured_layers
+from kdcli.verbs.distill.recipes import general_recipe, stage_settings, undistilled_recipe
 from kdcli.verbs.distill.settings import SOFT_TARGETS, DistillRecipe
-from kdcli.verbs.distill.stages import START_FOLDER, TaskDistillation
+from kdcli.verbs.distill.stages import START_FOLDER, OutputDistillation, TaskDistillation
 from kdcli.verbs.distill.student import relation_kernel
-from kdcli.verbs.distill.text import TextDistillation, open_text
-from kdcli.verbs.distill.text_checks import read_text
+from kdcli.verbs.distill.text import open_text, read_text
+from kdcli.workloads import open_workload as open_any_workload
 from kdcli.workloads.as_trained import as_trained
 from kdcli.workloads.finetuning import request_of
 from kdcli.workloads.labelled import ROW_KINDS, LabelledWorkload
@@ -51,107 +47,6 @@ GENERAL = "general"
 """Directory of the stage on text, inside the run."""
 
 
-def check_teacher(recipe: DistillRecipe) -> None:
-    """Check that a recipe has a teacher and a task.
-
-    Raises UsageError: it does not, or the soft labels contradict other keys.
-    """
-    if recipe.soft_labels is not None:
-        _check_soft_labels(recipe)
-    elif recipe.teacher is None:
-        raise UsageError(
-            "no teacher given",
-            "kdcli distill TEACHER --task TASK --to LxH; TEACHER is fine-tuned on the task",
-        )
-    if recipe.task is None:
-        raise UsageError(
-            "no task given", "add --task, for example --task sst2, or --task own for your own files"
-        )
-
-
-def _check_soft_labels(recipe: DistillRecipe) -> None:
-    """Check that soft labels contradict no other key of the recipe."""
-    if recipe.teacher is not None or recipe.more_teachers:
-        teacher = recipe.teacher or recipe.more_teachers[0]
-        raise UsageError(
-            f"--soft-labels and teacher {teacher} contradict each other",
-            "the file takes the teacher's place: give one of them",
-        )
-    if recipe.student.source is None:
-        raise UsageError(
-            "--soft-labels needs --student", "there is no teacher to copy: name an encoder to train"
-        )
-    if recipe.method != SOFT_TARGETS:
-        raise UsageError(
-            f"method {recipe.method} reads a teacher's states, and --soft-labels has none",
-            f"omit --method, or choose {SOFT_TARGETS}",
-        )
-    if recipe.augment.use:
-        raise UsageError(
-            "--soft-labels has no labels of the copies that --augment makes",
-            "omit one of them",
-        )
-
-
-def _check_static(recipe: DistillRecipe) -> None:
-    """Check that no key of the recipe needs a student with layers."""
-    check_static_start(recipe.student)
-    if recipe.method != SOFT_TARGETS and recipe.stage != "none":
-        raise UsageError(
-            f"method {recipe.method} compares token states, and a static student has none",
-            f"omit --method, or choose {SOFT_TARGETS}",
-        )
-    if recipe.general.use:
-        raise UsageError(
-            "a static student learns the task alone, so there is no stage on text",
-            "omit --corpus and --general, or give a shape with layers",
-        )
-    if recipe.head.kind not in (None, "scratch"):
-        raise UsageError(
-            f"head.kind={recipe.head.kind}: a static student has no masked-language-model head",
-            "omit it, or give a shape with layers",
-        )
-
-
-def check_one_student(recipe: DistillRecipe) -> None:
-    """Check that a recipe on a task has one student. Raises UsageError: it has none or several."""
-    if len(recipe.student.to) > 1:
-        raise UsageError(
-            "on a task, one student is distilled at a time, but "
-            f"{len(recipe.student.to)} shapes were given",
-            "run the command once for each --to",
-        )
-    if not recipe.student.to and recipe.student.source is None:
-        raise UsageError(
-            "no student given", "add --to LxH, for example --to 6x384, or --student DIR"
-        )
-
-
-def check_task(recipe: DistillRecipe) -> None:
-    """Check a recipe before models and data are read.
-
-    Raises UsageError: a key is missing, or keys contradict each other.
-    """
-    check_teacher(recipe)
-    check_one_student(recipe)
-    if recipe.general.use and recipe.student.source is not None:
-        raise UsageError(
-            "--student names a student, but the stage on text would make one",
-            "omit one of them",
-        )
-    if any(map(is_static_shape, recipe.student.to)):
-        _check_static(recipe)
-    on_tasks(recipe.method)
-    if masks_text(recipe.method, recipe.loss):
-        raise UsageError(
-            "loss.masked_lm_weight: the examples of a task are not masked",
-            "omit it; for the stage on text set general.overrides.loss.masked_lm_weight",
-        )
-    stage_settings(recipe)
-    if recipe.train.trains:
-        undistilled_recipe(recipe, STUDENT)
-
-
 def read_general(recipe: DistillRecipe, options: RunOptions) -> None:
     """Tokenise the text for the stage on text, unless the stage is done; see `read_text`."""
     if recipe.general.use:
@@ -161,21 +56,14 @@ def read_general(recipe: DistillRecipe, options: RunOptions) -> None:
             read_text(general_recipe(recipe).recipe, options)
 
 
-def prepare_task(context: RunContext[DistillRecipe]) -> Run:
-    """Check models and data for all stages, and tokenise, without claiming the run directory.
+def open_task(context: RunContext[DistillRecipe]) -> TaskDistillation:
+    """Check models and data against each other for all stages, and tokenise.
 
-    Raises KdcliError: the recipe, a model or the data cannot be used.
+    The run directory is not claimed.
     """
-    return open_distillation(context).run
-
-
-def open_distillation(context: RunContext[DistillRecipe]) -> TaskDistillation:
-    """Check models and data against each other for all stages; see `prepare_task`."""
     recipe, session = context.recipe, context.session
     relation_kernel(recipe.relation.kernel, session.device, session.compute_dtype)
     workload, reader = load_task(context)
-    if not workload.has_labels and recipe.teacher is not None:
-        workload = workload.with_reference(reader)
     teacher, teachers, soft_NC = reader, [reader], None
     if recipe.soft_labels is not None:
         data = workload.data
@@ -199,8 +87,9 @@ def open_distillation(context: RunContext[DistillRecipe]) -> TaskDistillation:
     words = None
     if recipe.augment.use and recipe.train.trains:
         words = open_words(recipe.augment, workload, teachers[0])
+    students, card = {STUDENT: Planned(STUDENT, shape, recipe)}, card_of(teachers)
     whole = TaskDistillation(
-        context, workload, teachers, reader, soft_NC, shape, start, text, words
+        context, workload, teachers, reader, students, card, soft_NC, start, text, words
     )
     Progress.log(*whole.objective().notes)
     # Planning checks that the warm-up leaves steps in every stage. The number of copies is not
@@ -211,6 +100,36 @@ def open_distillation(context: RunContext[DistillRecipe]) -> TaskDistillation:
     if whole.has_undistilled:
         workload.plan(undistilled_recipe(recipe, STUDENT).recipe.train)
     return whole
+
+
+def open_outputs(context: RunContext[DistillRecipe]) -> OutputDistillation:
+    """Check models and data of a workload with a module of its own, such as rerankers.
+
+    The run directory is not claimed.
+    """
+    recipe = context.recipe
+    source = str(recipe.student.source or recipe.teacher)
+    others = [] if recipe.teacher is None else [recipe.teacher]
+    request = request_of(as_finetune(recipe, source), source, other_models=others)
+    workload, origin = open_any_workload(request, context.session)
+    teachers: list[Model] = []
+    if recipe.teacher is None:
+        workload.check_given_outputs()
+        workload.notes.append(f"the student learned the scores in {recipe.data.source}")
+    else:
+        if not recipe.train.trains and (misfit := workload.misfit(recipe.teacher)) is not None:
+            raise UsageError(
+                f"no student can start from {recipe.teacher}: {misfit}",
+                "train the student: remove --max-steps 0",
+            )
+        teachers = [workload.load_teacher(recipe.teacher, origin, head=TaskHeadSettings())]
+        workload.notes.append(f"the teacher is {recipe.teacher}")
+    context = with_shape(context, workload, origin)
+    recipe = context.recipe
+    shape = parse_shape(recipe.student.to[0], origin.shape) if recipe.student.to else origin.shape
+    context = with_measured_layers(context, workload, origin, {shape.layers})
+    students = {STUDENT: Planned(STUDENT, shape, recipe)}
+    return OutputDistillation(context, workload, teachers, origin, students, card_of(teachers))
 
 
 def load_task(context: RunContext[DistillRecipe]) -> tuple[LabelledWorkload, Model]:
@@ -273,9 +192,7 @@ def _student_shape(
     return student.shape, workload.retokenize_for(reader), reader
 
 
-def _open_general(
-    context: RunContext[DistillRecipe], folder: Path, teacher: Model
-) -> TextDistillation | None:
+def _open_general(context: RunContext[DistillRecipe], folder: Path, teacher: Model) -> Run | None:
     """Open the stages on text; None if they are done."""
     resolved = general_recipe(context.recipe)
     source = str(resolved.recipe.teacher)

@@ -1,0 +1,406 @@
+"""Distil an embedding model: texts -> the teacher's vectors, once -> students -> reports.
+
+A student's target is the teacher's vector. If the student's vectors are narrower, or the loss cuts
+them (Matryoshka), the target is projected onto the principal components of the teacher's space, so
+that the first components carry most of the energy.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kdcli.data.text.sentences import read_texts
+from kdcli.engine.launch import Session
+from kdcli.engine.progress import Progress
+from kdcli.engine.run_dir import RunDir
+from kdcli.errors import UsageError
+from kdcli.losses.embedding import check_dimensions, check_pairs
+from kdcli.models.embedder import EmbeddingFormat, Pool, read_format, save_embedder
+from kdcli.models.grammar import goal_of, static_shape
+from kdcli.models.load import load_config, location
+from kdcli.models.shape import InitializedStudent, shape_of
+from kdcli.models.static import as_static
+from kdcli.models.training_rows import training_rows
+from kdcli.recipe.resolve import Resolved, defaulted
+from kdcli.report.entry import Entry
+from kdcli.report.finish import quality_of
+from kdcli.report.schema import HELD_OUT_LOSS, TEACHER, UNDISTILLED
+from kdcli.run.context import RunContext
+from kdcli.run.stages import Run, Stage, StageJob
+from kdcli.targets.precomputed import read_vectors
+from kdcli.targets.targets import Vectors, VectorTargets, anchors_of
+from kdcli.targets.teacher import Teacher
+from kdcli.types import Array, ModelShape, Needs, Outcome
+from kdcli.verbs.distill.checks import check_signals
+from kdcli.verbs.distill.distillation import Distillation, card_of, held_out_losses, log_notes
+from kdcli.verbs.distill.fast import shape_notes, with_shape
+from kdcli.verbs.distill.plan import Planned, start_of, student_shapes, with_measured_layers
+from kdcli.verbs.distill.router import ROUTER, check_router, save_router
+from kdcli.verbs.distill.settings import DistillRecipe
+from kdcli.verbs.distill.space import VectorSpace, join_vectors, projected, vector_settings
+from kdcli.verbs.distill.student import (
+    Student,
+    distill_job,
+    fit_projections,
+    freeze_unused_weights,
+    objective_of,
+    relation_kernel,
+    teacher_needs,
+)
+from kdcli.workloads.embedder import Embedder
+from kdcli.workloads.embedding import EmbeddingWorkload
+from kdcli.workloads.embedding_texts import divided_texts
+from kdcli.workloads.eval_sets import open_eval_sets
+from kdcli.workloads.scores import EvaluationResult
+from kdcli.workloads.static_students import static_student
+from kdcli.workloads.training import first_rows
+
+
+def with_learning_rate(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
+    """Set the learning rate for the width of the model that the student starts from.
+
+    The rate stays as it is if the user or the recipe set it, or if `--to` names shapes.
+
+    Raises KdcliError: the model that the student starts from cannot be read.
+    """
+    student = resolved.recipe.student
+    if "train.lr" in resolved.origins:
+        return resolved
+    config = load_config(str(student.source or resolved.recipe.teacher))
+    [(origin, rate)] = resolved.recipe.rate_at(shape_of(config).hidden).items()
+    return defaulted(resolved, rate, origin)
+
+
+@dataclass(eq=False)
+class VectorDistillation(Distillation):
+    """Students that learn vectors of texts. The vectors of several teachers are joined.
+
+    Attributes:
+        precomputed_NE: The teacher's vectors from a file; None computes them.
+    """
+
+    workload: EmbeddingWorkload
+    teachers: Sequence[Embedder]
+    origin: Embedder
+    precomputed_NE: Array | None
+
+    def build(self) -> StageJob:
+        """Make the students, compute the teacher's vectors, and build the job that trains them."""
+        recipe, session, workload = self.recipe, self.context.session, self.workload
+        shapes = {name: planned.shape for name, planned in self.students.items()}
+        # Before the teacher computes vectors, it is cast to the compute dtype.
+        encoders = {n: self._initialized(to) for n, to in shapes.items() if not to.is_static}
+        vectors = self._vectors()
+        space = VectorSpace(recipe, session, workload, vectors, self.teacher_width)
+        train = workload.train_numbers
+        anchors_RE = anchors_of(vectors, train, vector_settings(recipe).anchors, recipe.train.seed)
+        students: dict[str, Student] = {}
+        formats: dict[str, EmbeddingFormat] = {}
+        starts: dict[str, PreTrainedModel] = {}
+        for name, to in shapes.items():
+            if to.is_static:
+                fmt, basis_ED = space.of_static(to)
+                built = self._static(to, vectors, basis_ED)
+            else:
+                built = encoders[name]
+                fmt, basis_ED = space.of_student(to, built.model)
+            starts[name] = copy.deepcopy(built.model)
+            objective = objective_of(recipe, self.teachers[0].shape, to, session)
+            students[name] = Student(built.model, projected(objective, basis_ED), Pool(fmt))
+            formats[name] = fmt
+            log_notes(name, built.notes)
+        targets = self._targets(students, vectors, anchors_RE)
+        plan = workload.plan(recipe.train)
+        job = distill_job(students, targets, workload, plan.order)
+        cards = self.cards({name: student.encoder for name, student in students.items()})
+        finish = functools.partial(self._finish, students, formats, starts)
+        return StageJob(job, plan.schedule, plan.steps_per_pass, finish, cards)
+
+    def _targets(
+        self, students: Mapping[str, Student], vectors: Vectors, anchors_RE: Tensor
+    ) -> VectorTargets:
+        """Return the targets, with a teacher that runs in each step if a loss compares tokens.
+
+        The students are still on the CPU. Their projections are fitted, and the weights that no
+        loss reaches are frozen.
+        """
+        session, workload, needs = self.context.session, self.workload, teacher_needs(students)
+        # The teacher reads the students' rows, so it needs their tokens.
+        reader = (self.teachers[0] if self.recipe.student.source else self.origin).model
+        live = None
+        if needs != Needs():
+            live = Teacher.frozen(self.teachers[0].source, reader, needs, session)
+        targets = VectorTargets(vectors, workload.all_texts, anchors_RE, live)
+        reader.cpu()
+        for student in students.values():
+            fit_projections(student.objective, reader, student.encoder, workload.examples)
+        if self.recipe.train.trains:
+            examples, _ = targets.attach(workload.examples, workload.held_out)
+            batch = first_rows(examples)
+            signals = targets.signals(batch)
+            assert signals is not None
+            freeze_unused_weights(students, batch, signals)
+        reader.to(session.device)
+        return replace(targets, anchors_RE=anchors_RE.to(session.device))
+
+    def _finish(
+        self,
+        students: Mapping[str, Student],
+        formats: Mapping[str, EmbeddingFormat],
+        starts: Mapping[str, PreTrainedModel],
+        outcome: Outcome,
+    ) -> None:
+        for name, student in students.items() if self.context.is_main else ():
+            pool = student.captured.pool
+            assert isinstance(pool, Pool)
+            fmt = replace(formats[name], dense=pool.format_of_dense)
+            tokenizer, folder = self.origin.tokenizer, self.model_folder(name)
+            save_embedder(student.encoder, tokenizer, fmt, folder, self.rows)
+            if vector_settings(self.recipe).router:
+                queries = Embedder(student.encoder, tokenizer, "", format=fmt)
+                save_router(folder / ROUTER, queries, self._teacher_in_float32)
+                Progress.log(f"{folder / ROUTER}: queries by the student, documents by the teacher")
+        self.context.session.wait()
+        if self.context.is_main:
+            self._report(students, starts, outcome)
+
+    @property
+    def teacher_width(self) -> int:
+        """The number of components of the teacher's vectors."""
+        if self.precomputed_NE is not None:
+            return int(self.precomputed_NE.shape[1])
+        return sum(each.format.width(each.shape.hidden) for each in self.teachers)
+
+    def _vectors(self) -> Vectors:
+        precomputed_NE = self.precomputed_NE
+        if precomputed_NE is not None:
+            return lambda at: np.take(precomputed_NE, at, axis=0)
+        vectors = list(map(self._vectors_of, self.teachers))
+        return vectors[0] if len(vectors) == 1 else join_vectors(vectors)
+
+    def _vectors_of(self, teacher: Embedder) -> Vectors:
+        tokens, texts = self.workload.tokens, self.workload.all_texts
+        if teacher is not self.origin:
+            tokens = teacher.tokenize(texts.texts, texts.roles, self.recipe.data.max_length)
+        trains, dry_run = self.recipe.train.trains, self.context.dry_run
+        vectors = self.workload.vectors_of(teacher, tokens, dry_run=dry_run, stored=trains)
+        if trains and teacher is not self.teachers[0]:
+            teacher.model.cpu()
+        return vectors
+
+    def _static(
+        self, to: ModelShape, vectors: Vectors, basis_ED: Array | None
+    ) -> InitializedStudent:
+        """Make a static student, whose token vectors are fitted to the vectors of texts."""
+        if self.context.dry_run:
+            vocab_size = int(self.origin.model.config.vocab_size)
+            return InitializedStudent(as_static(torch.zeros(vocab_size, to.hidden)), [])
+        texts, session = self.workload, self.context.session
+        return static_student(
+            texts.tokens, texts.train_numbers, vectors, basis_ED, self.origin, session
+        )
+
+    def _initialized(self, to: ModelShape) -> InitializedStudent:
+        start = start_of(self.recipe.student, self.recipe.train.seed)
+        return self.workload.make_student(self.origin, to, start)
+
+    @functools.cached_property
+    def _teacher_in_float32(self) -> Embedder:
+        return Embedder.open(str(self.recipe.teacher), pooling=vector_settings(self.recipe).pooling)
+
+    def _scored(self, starts: Mapping[str, PreTrainedModel]) -> dict[str, Embedder]:
+        """Return the teachers, the students, and the students before training, in float32."""
+        # The targets were computed in the compute dtype.
+        scored = {TEACHER: self._teacher_in_float32}
+        pooling = vector_settings(self.recipe).pooling
+        for number, more in enumerate(self.teachers[1:], 2):
+            scored[f"{TEACHER} {number}"] = Embedder.open(more.source, pooling=pooling)
+        for name, planned in self.students.items():
+            scored[name] = Embedder.open(str(self.model_folder(name)), compacted=True)
+            if not self.recipe.train.trains:
+                continue
+            if planned.shape.is_static:
+                untrained = replace(scored[name], model=starts[name], source="")
+            else:
+                fmt = self.origin.format
+                if planned.shape.hidden != self.origin.shape.hidden:
+                    fmt = replace(fmt, dense=None)
+                copied = starts[name].eval()
+                untrained = Embedder(copied, self.origin.tokenizer, "", format=fmt)
+            scored[name + UNDISTILLED] = untrained
+        return scored
+
+    def _report(
+        self,
+        students: Mapping[str, Student],
+        starts: Mapping[str, PreTrainedModel],
+        outcome: Outcome,
+    ) -> None:
+        recipe, names = self.recipe, list(self.students)
+        result = EvaluationResult()
+        if self.workload.eval_sets:
+            result = self.workload.evaluate(self._scored(starts))
+        first, *own = self.entries({name: student.encoder for name, student in students.items()})
+        more = [
+            replace(Entry.loaded(f"{TEACHER} {number}", "teacher", teacher), timed=None)
+            for number, teacher in enumerate(self.teachers[1:], 2)
+        ]
+        models = [first, *more, *own]
+        if recipe.train.trains:
+            models += map(Entry.without_distillation, names)
+        notes = [
+            *(f"{each.source}: {each.note}" for each in self.teachers),
+            f"{len(self.workload.all_texts):,} distinct texts",
+            *shape_notes(recipe.student),
+        ]
+        if recipe.student.source is not None:
+            notes.append(
+                f"the student starts from {self.origin.source} and reads with its tokenizer: "
+                f"{self.origin.note}"
+            )
+        if given_vectors := vector_settings(recipe).vectors:
+            notes.append(
+                f"the student learned the vectors in {given_vectors}, not the teacher's own"
+            )
+        contents = self.workload.report(
+            "distill", recipe, models, outcome, result=result, notes=notes
+        )
+        losses = held_out_losses(RunDir(self.folder), names)
+        contents.quality = quality_of(result.evaluations) | {HELD_OUT_LOSS: losses}
+        self.context.report(contents, recipe.measure)
+
+
+def open_vectors(context: RunContext[DistillRecipe]) -> Run:
+    """Check everything and read the texts, without claiming the run directory."""
+    recipe, session = context.recipe, context.session
+    relation_kernel(recipe.relation.kernel, session.device, session.compute_dtype)
+    share = max(1, recipe.train.batch_size // session.accelerator.num_processes)
+    micro = recipe.train.micro_batch_size or share
+    check_pairs(recipe.loss, share // math.ceil(share / micro))
+    teachers = _open_teachers(recipe)
+    teacher = teachers[0]
+    origin = _origin(recipe, teacher) if recipe.student.source else teacher
+    # A shape for a goal is chosen on the texts, which are not read yet.
+    shapes = {} if goal_of(recipe.student.to) else _shapes_of(context, teacher, origin)
+    workload, precomputed_NE = _read_texts(recipe, session, teachers, origin)
+    if goal_of(recipe.student.to) is not None:
+        context = with_shape(context, workload, origin)
+        recipe = context.recipe
+        shapes = _shapes_of(context, teacher, origin)
+    depths = {to.layers for to in shapes.values()}
+    context = with_measured_layers(context, workload, origin, depths)
+    students = {name: Planned(name, to, context.recipe) for name, to in shapes.items()}
+    card = card_of(teachers)
+    whole = VectorDistillation(context, workload, teachers, origin, students, card, precomputed_NE)
+    for name, to in shapes.items():
+        if to.is_static:
+            # The vectors of a file may be narrower than the teacher's own.
+            static_shape(to.hidden, whole.teacher_width)
+        check_dimensions(recipe.loss, min(to.hidden, whole.teacher_width))
+        check_router(recipe, name, to, origin, whole.teacher_width)
+    # A text that cannot be tokenised is an error before the run starts.
+    assert workload.tokens is not None
+    resolved = context.resolved
+    return Run([Stage(context.folder, resolved, whole.build)], resolved=resolved)
+
+
+def _open_teachers(recipe: DistillRecipe) -> list[Embedder]:
+    """Open the teachers.
+
+    Raises UsageError: a model is named twice, or there are several teachers and the vectors of one
+        have a length that counts.
+    """
+    sources = [str(recipe.teacher), *recipe.more_teachers]
+    for source in recipe.more_teachers:
+        if sources.count(source) > 1:
+            raise UsageError(f"--also-teacher {source}: this model is already a teacher")
+    pooling = vector_settings(recipe).pooling
+    teachers = [Embedder.open(source, pooling=pooling) for source in sources]
+    for teacher in teachers if recipe.more_teachers else []:
+        if teacher.format.similarity != "cosine" and not teacher.format.normalize:
+            raise UsageError(
+                f"--also-teacher joins vectors of length 1, but those of {teacher.source} are "
+                f"compared by {teacher.format.similarity}, so that their length counts",
+                "choose teachers that are compared by the cosine",
+            )
+    for teacher in teachers:
+        Progress.log_fact(f"{teacher.source}: {teacher.note}")
+    return teachers
+
+
+def _read_texts(
+    recipe: DistillRecipe, session: Session, teachers: Sequence[Embedder], origin: Embedder
+) -> tuple[EmbeddingWorkload, Array | None]:
+    """Read the texts and the sets that score vectors, and the teacher's vectors from a file."""
+    sources = [one.source for one in (*teachers, origin)]
+    trained = {source: training_rows(location(source)) for source in sources}
+    eval_sets = open_eval_sets(recipe.eval, trained, session)
+    settings, data = vector_settings(recipe), recipe.data
+    texts = read_texts(
+        data.text,
+        column=data.column,
+        # A file of vectors has one vector for each whole text.
+        unit="document" if settings.vectors else settings.unit,
+        rows=settings.rows,
+        paired=recipe.loss.get("contrastive_weight", 0) > 0,
+        log=Progress.log_fact,
+    )
+    texts, partitioned = divided_texts(texts, data.partition)
+    precomputed_NE = read_vectors(Path(settings.vectors), texts) if settings.vectors else None
+    workload = EmbeddingWorkload(
+        session,
+        origin,
+        texts,
+        eval_sets,
+        settings,
+        recipe.loss,
+        data.max_length,
+        data.held_out_blocks,
+        recipe.train.seed,
+        partitioned=partitioned,
+    )
+    return workload, precomputed_NE
+
+
+def _shapes_of(
+    context: RunContext[DistillRecipe], teacher: Embedder, origin: Embedder
+) -> dict[str, ModelShape]:
+    """Return the shapes of the students by name, checked.
+
+    Raises UsageError: a shape, or the number of shapes, does not fit the recipe.
+    """
+    recipe = context.recipe
+    width = teacher.format.width(teacher.shape.hidden)
+    shapes = {"student": origin.shape}
+    if recipe.student.to:
+        shapes = student_shapes(recipe, origin.shape, width)
+    context.options.check_pushed(len(shapes))
+    check_signals(recipe, teacher, origin, shapes)
+    return shapes
+
+
+def _origin(recipe: DistillRecipe, teacher: Embedder) -> Embedder:
+    """Load the encoder of `student.source`.
+
+    If it is not an embedding model, it makes vectors in the same way as the teacher.
+    """
+    source = str(recipe.student.source)
+    origin = Embedder.open(source)
+    if read_format(source) is None:
+        max_length = teacher.format.max_length
+        if max_length is not None:
+            max_length = min(max_length, origin.max_length)
+        fmt = replace(teacher.format, dense=None, max_length=max_length)
+        origin = replace(origin, format=fmt, note=f"{fmt.pooling} pooling, as its teacher has")
+    Progress.log_fact(f"{source}: {origin.note}")
+    return origin
