@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
+from kdcli.engine.session import Session
 from kdcli.errors import MachineError
 from kdcli.losses import build_objective
 from kdcli.losses.relation import why_no_triton

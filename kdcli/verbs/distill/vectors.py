@@ -20,9 +20,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kdcli.data.text.sentences import read_texts
-from kdcli.engine.launch import Session
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
+from kdcli.engine.session import Session
 from kdcli.errors import UsageError
 from kdcli.losses.embedding import check_dimensions, check_pairs
 from kdcli.models.embedder import EmbeddingFormat, Pool, read_format, save_embedder
