@@ -115,18 +115,3 @@ def test_buckets_hold_far_less_padding_than_batches_of_any_length():
         groups = [g for batch in drawn(schedule, number) for g in np.split(batch, 4)]
         assert schedule.padding(number) == pytest.approx(padding(groups, lengths))
         assert schedule.padding(number) < 0.1 * of_plain
-
-
-def test_a_batch_is_a_mixture_of_lengths_and_its_groups_are_not():
-    lengths = np.random.Generator(np.random.PCG64(0)).integers(1, 100, 6400)
-    batches = drawn(BucketOrder(lengths, 32, 8, 0), 0)
-    groups = [g for batch in batches for g in np.split(batch, 4)]
-    assert (
-        np.mean([lengths[g].std() for g in groups])
-        < 2
-        < 20
-        < np.mean([lengths[b].std() for b in batches])
-    )
-    # Means of 32 independent draws would spread by 28.9 / sqrt(32) = 5.1, of 4 groups by 28.9 /
-    # sqrt(4) = 14.4.
-    assert np.std([lengths[b].mean() for b in batches]) < 16

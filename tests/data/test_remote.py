@@ -13,7 +13,7 @@ import pytest
 from hub_server import COMMIT, hub  # noqa: F401
 from texts import DOCUMENTS, corpus, tokens, write
 
-from kdcli.data.hub import HubId, hub_splits
+from kdcli.data.hub import HubId
 from kdcli.data.sources import open_source
 from kdcli.errors import UsageError
 
@@ -133,20 +133,6 @@ def test_ids_of_the_hub(source, found):
 def test_what_is_no_id_is_no_data(source):
     with pytest.raises(UsageError, match="no data at"):
         open_source(source)
-
-
-def test_a_named_split_is_the_training_text(monkeypatch):
-    import datasets
-
-    monkeypatch.setattr(
-        datasets, "get_dataset_split_names", lambda *_, **__: ["train", "test", "validation"]
-    )
-    hub_splits.cache_clear()
-    source = open_source("owner/name::test")
-    assert (source.has("train"), source.has("validation")) == (True, False)
-    with pytest.raises(UsageError, match="has no more split; it has train, test, validation"):
-        open_source("owner/name::more").has("train")
-    hub_splits.cache_clear()
 
 
 CARD = """---
