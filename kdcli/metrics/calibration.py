@@ -25,7 +25,8 @@ def calibration_error(confidence: Array, correct: Array) -> float:
     |mean of `correct` - mean of `confidence`|. Bin m of M holds the confidences in ((m-1)/M, m/M].
 
     Args:
-        confidence: probability of each prediction, any shape.
+        confidence: probability of each prediction, any shape. For independent labels, every pair of
+            a row and a label is one prediction.
         correct: 1 where the prediction is correct, else 0; the same shape.
     """
     confidence, correct = confidence.ravel(), correct.ravel().astype(np.float64)
@@ -44,18 +45,6 @@ def class_calibration_error(probs_NC: Array, classes_N: Array) -> float:
     """
     predicted_N = probs_NC.argmax(axis=1)
     return calibration_error(probs_NC.max(axis=1), predicted_N == classes_N)
-
-
-def label_calibration_error(probs_NC: Array, labels_NC: Array) -> float:
-    """Compute the calibration error of independent labels.
-
-    Every pair of a row and a label is one prediction, whose confidence is the label's probability.
-
-    Args:
-        probs_NC: label probabilities.
-        labels_NC: 1 where the label applies, else 0.
-    """
-    return calibration_error(probs_NC, labels_NC)
 
 
 def scale_classes(probs_NC: Array, temperature: float) -> Array:

@@ -15,10 +15,10 @@ import numpy as np
 
 from kdcli.engine.progress import Progress
 from kdcli.metrics.calibration import (
+    calibration_error,
     class_calibration_error,
     fit_class_temperature,
     fit_label_temperature,
-    label_calibration_error,
     scale_classes,
     scale_labels,
 )
@@ -375,7 +375,7 @@ def _calibration(
     if kind == "class":
         error_of, fit, scale = class_calibration_error, fit_class_temperature, scale_classes
     else:
-        error_of, fit, scale = label_calibration_error, fit_label_temperature, scale_labels
+        error_of, fit, scale = calibration_error, fit_label_temperature, scale_labels
 
     def scaled_error(temperature: float | None) -> float | None:
         return None if temperature is None else error_of(scale(probs_NC, temperature), truth)

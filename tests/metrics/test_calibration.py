@@ -11,7 +11,6 @@ from kdcli.metrics.calibration import (
     class_calibration_error,
     fit_class_temperature,
     fit_label_temperature,
-    label_calibration_error,
     scale_classes,
     scale_labels,
 )
@@ -82,7 +81,7 @@ def test_the_error_of_classes_is_about_the_most_likely_one():
 def test_the_error_of_labels_is_about_every_label():
     logits, labels = drawn_labels(2.0, n=200)
     probs = 1 / (1 + np.exp(-logits))
-    assert label_calibration_error(probs, labels) == pytest.approx(
+    assert calibration_error(probs, labels) == pytest.approx(
         looped_error(probs.ravel().tolist(), labels.ravel().tolist()), abs=1e-12
     )
 
