@@ -229,15 +229,16 @@ def test_the_student_alone_is_fine_tuned_as_the_task_is():
 def test_the_ablations_of_tinybert_are_the_rows_of_its_tables():
     variants = ablations("tinybert")
     assert list(variants) == [
-        *("full", "without-general", "without-augmentation"),
-        *(
-            "without-embedding",
-            "without-prediction",
-            "without-transformer",
-            "without-attention",
-            "without-hidden",
-        ),
-        *("map-top", "map-bottom"),
+        "full",
+        "without-general",
+        "without-augmentation",
+        "without-embedding",
+        "without-prediction",
+        "without-transformer",
+        "without-attention",
+        "without-hidden",
+        "map-top",
+        "map-bottom",
     ]
     assert variants["full"] == {}
     for over in variants.values():

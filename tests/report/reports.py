@@ -116,26 +116,20 @@ def latency_row(
 ) -> dict[str, object]:
     return {
         "speedup": speedup,
-        **{
-            "model": model,
-            "backend": "torch",
-            "device": "cpu",
-            "dtype": "fp32",
-            "padding": "full",
-            "n": 60,
-        },
-        **{
-            "batch_size": batch_size,
-            "seq_len": 128,
-            "p50_ms": p50,
-            "p75_ms": p50 * (1.2 if status == "unstable" else 1.05),
-            "p90_ms": p50 * 1.3 if status == "unstable" else p50 * 1.1,
-            "p95_ms": p50 * 1.5 if status == "unstable" else p50 * 1.2,
-        },
-        **{
-            "mean_ms": p50 * 1.02,
-            "iqr_over_p50": {"ok": 0.05, "noisy": 0.2, "unstable": 0.5}[status],
-        },
+        "model": model,
+        "backend": "torch",
+        "device": "cpu",
+        "dtype": "fp32",
+        "padding": "full",
+        "n": 60,
+        "batch_size": batch_size,
+        "seq_len": 128,
+        "p50_ms": p50,
+        "p75_ms": p50 * (1.2 if status == "unstable" else 1.05),
+        "p90_ms": p50 * 1.3 if status == "unstable" else p50 * 1.1,
+        "p95_ms": p50 * 1.5 if status == "unstable" else p50 * 1.2,
+        "mean_ms": p50 * 1.02,
+        "iqr_over_p50": {"ok": 0.05, "noisy": 0.2, "unstable": 0.5}[status],
         "status": status,
     }
 
@@ -192,12 +186,10 @@ def report_values() -> dict[str, object]:
     ]
     origin = {"source": MODEL, "made": f"distilled from {MODEL} with minilm on corpus.txt"}
     return {
-        **{
-            "schema": 2,
-            "command": "distill",
-            "status": "done",
-            "created": "2026-11-21T06:40:04+00:00",
-        },
+        "schema": 2,
+        "command": "distill",
+        "status": "done",
+        "created": "2026-11-21T06:40:04+00:00",
         "versions": {"kdcli": "0.1.0", "torch": "2.13.0"},
         "environment": {"cpu": "A Processor", "physical_cores": 2, "gpus": []},
         "recipe": {"method": "minilm", "data": {"source": "corpus.txt"}},
@@ -208,13 +200,14 @@ def report_values() -> dict[str, object]:
             "3x384 undistilled": without_files("untrained", "3x384"),
         },
         "training": {
-            **{"steps": 200, "tokens": 819_200, "seconds": 400.0, "tokens_per_second": 2048.0},
-            **{
-                "loss_first": 1.5,
-                "loss_last": 0.3,
-                "peak_memory_bytes": 2_000_000_000,
-                "resumed_from_step": 100,
-            },
+            "steps": 200,
+            "tokens": 819_200,
+            "seconds": 400.0,
+            "tokens_per_second": 2048.0,
+            "loss_first": 1.5,
+            "loss_last": 0.3,
+            "peak_memory_bytes": 2_000_000_000,
+            "resumed_from_step": 100,
         },
         "curve": [
             {
@@ -253,8 +246,13 @@ def compress_values() -> dict[str, object]:
     models[chosen] |= {"role": "candidate"}
     verified = {"rows": 872, "teacher": 0.93, "score": 0.92, "low": 0.915, "high": 0.926}
     compression = {
-        **{"task": "sst2", "metric": "accuracy", "rows": 500, "goal": {"max_drop": 2.0}},
-        **{"strict": False, "met": True, "chosen": chosen},
+        "task": "sst2",
+        "metric": "accuracy",
+        "rows": 500,
+        "goal": {"max_drop": 2.0},
+        "strict": False,
+        "met": True,
+        "chosen": chosen,
         "sentence": f"{chosen} is 10.0 times as fast as bert-base-uncased.",
         "candidates": [
             candidate("teacher", 0.93, 60.0, 438.0),
@@ -271,8 +269,14 @@ def compress_values() -> dict[str, object]:
     rows = [latency_row("teacher", 8, 480.0), latency_row(chosen, 8, 48.0)]
     rows[1]["speedup"] = ratio("teacher", 10.0, 9.8, 10.2)
     return values | {
-        **{"command": "compress", "models": models, "compression": compression},
-        **{"latency": rows, "quality": {}, "curve": [], "published": [], "training": None},
+        "command": "compress",
+        "models": models,
+        "compression": compression,
+        "latency": rows,
+        "quality": {},
+        "curve": [],
+        "published": [],
+        "training": None,
         "recipe": {"model": "google-bert/bert-base-uncased", "task": "sst2", "seed": 7},
         "command_line": "kdcli compress google-bert/bert-base-uncased --task sst2",
         "data_versions": {"nyu-mll/glue": "commit abc"},
@@ -287,7 +291,11 @@ def evaluation(
     long = "a thoroughly strange and " + "very " * 100 + "long film"
     mistake = {"texts": [long, "second"], "label": "positive", "predicted": "negative"}
     return {
-        **{"model": model, "task": task, "set": part, "split": "validation", "n": 872},
+        "model": model,
+        "task": task,
+        "set": part,
+        "split": "validation",
+        "n": 872,
         "metrics": {"accuracy": 800 / 872},
         "confusion": {"labels": ["negative", "positive"], "counts": [[388, 40], [32, 412]]},
         "per_class": {
@@ -314,9 +322,12 @@ def decision(model: str, baseline: str, labels: tuple[str, ...], **changes: obje
     classes = [
         {
             "name": name,
-            **{"count": 400, "enough": True},
+            "count": 400,
+            "enough": True,
             "metrics": {"recall": paired(0.93, 0.88), "f1": paired(0.92, 0.9)},
-            **{"both": 350, "only_baseline": 41, "only_model": 7},
+            "both": 350,
+            "only_baseline": 41,
+            "only_model": 7,
         }
         for name in labels
     ]
@@ -324,15 +335,28 @@ def decision(model: str, baseline: str, labels: tuple[str, ...], **changes: obje
         each["metrics"] = {"recall": paired(0.91, 0.915), "f1": paired(0.92, 0.91)}
     classes[-1] |= {"count": 12, "enough": False, "metrics": {"recall": paired(0.9, 0.1)}}
     row = {
-        **{"id": "17", "texts": ["a film of which", "nobody heard"], "label": labels[1]},
-        **{"baseline": labels[1], "model": labels[0], "change": 0.75, "changed": labels[0]},
-        **{"baseline_probability": 0.125, "model_probability": 0.875},
+        "id": "17",
+        "texts": ["a film of which", "nobody heard"],
+        "label": labels[1],
+        "baseline": labels[1],
+        "model": labels[0],
+        "change": 0.75,
+        "changed": labels[0],
+        "baseline_probability": 0.125,
+        "model_probability": 0.875,
     }
     counts = np.diag([100 + i for i in range(len(labels))])
     counts[0, 1] = 41
     return {
-        **{"model": model, "baseline": baseline, "task": "sst2", "set": "", "n": 872},
-        **{"reference": "labels", "metric": "recall", "min_count": 30, "agreement": 0.9375},
+        "model": model,
+        "baseline": baseline,
+        "task": "sst2",
+        "set": "",
+        "n": 872,
+        "reference": "labels",
+        "metric": "recall",
+        "min_count": 30,
+        "agreement": 0.9375,
         "classes": classes,
         "confusion": {"labels": list(labels), "counts": counts.tolist()},
         "confused": [{"baseline": labels[0], "model": labels[1], "count": 41}],
@@ -343,7 +367,9 @@ def decision(model: str, baseline: str, labels: tuple[str, ...], **changes: obje
         },
         "thresholds": [
             {
-                **{"label": labels[1], "baseline": point, "model": None},
+                "label": labels[1],
+                "baseline": point,
+                "model": None,
                 "same_precision": point | {"threshold": 0.625, "recall": 0.75},
                 "same_recall": None,
             }
@@ -408,7 +434,8 @@ def finetune_values() -> dict[str, object]:
         ],
         "quality": {"sst2": {"finetuned": {"accuracy": 800 / 872}}},
         "latency": [latency_row("finetuned", 1, 10.0)],
-        **{"published": [], "evaluations": [evaluation("finetuned")]},
+        "published": [],
+        "evaluations": [evaluation("finetuned")],
     }
     for point in values["curve"][::10]:
         part = point["step"] / 500
@@ -442,14 +469,13 @@ def evaluate_values(parts: tuple[str, ...] = ("",), task: str = "sst2") -> dict[
             first: model("baseline"),
             second: model("candidate", first, layers=6, hidden=384, bytes=90_900_000),
         },
-        **{
-            "training": None,
-            "curve": [],
-            "latency": [],
-            "published": [],
-            "notes": [],
-        },
-        **{"quality": quality, "evaluations": evaluations},
+        "training": None,
+        "curve": [],
+        "latency": [],
+        "published": [],
+        "notes": [],
+        "quality": quality,
+        "evaluations": evaluations,
         "comparisons": [
             {"model": second, "baseline": first, "task": task, "set": part, "metric": metric}
             | dict(zip(("difference", "low", "high"), values, strict=True))
@@ -469,15 +495,15 @@ def benchmark_row(
 ) -> dict[str, object]:
     p50 = LATENCY_SHAPES.get(name, 6.0) * BACKENDS[on] * batch_size * seq_len / 128
     of_verb = {
-        **{
-            "backend": on[0],
-            "dtype": on[1],
-            "seq_len": seq_len,
-            "padding": "random",
-            "p99_ms": p50 * 1.3,
-        },
-        **{"tokens_per_second": 0.6 * 1e3 * batch_size * seq_len / p50, "load_seconds": 0.42},
-        **{"first_call_ms": p50 * 3, "peak_memory_bytes": 120_000_000},
+        "backend": on[0],
+        "dtype": on[1],
+        "seq_len": seq_len,
+        "padding": "random",
+        "p99_ms": p50 * 1.3,
+        "tokens_per_second": 0.6 * 1e3 * batch_size * seq_len / p50,
+        "load_seconds": 0.42,
+        "first_call_ms": p50 * 3,
+        "peak_memory_bytes": 120_000_000,
     }
     return latency_row(name, batch_size, p50) | of_verb | changes
 
@@ -527,13 +553,11 @@ def benchmark_values(
         "recipe": {"models": ["6x384", "3x384"], "baseline": "12x768"},
         "focus": "latency",
         "models": benchmark_models({n: changes | papers for n, changes in sizes.items()}),
-        **{
-            "training": None,
-            "curve": [],
-            "quality": {},
-            "latency": rows,
-            "notes": [],
-        },
+        "training": None,
+        "curve": [],
+        "quality": {},
+        "latency": rows,
+        "notes": [],
         "published": published_rows(*sizes),
         "failures": [
             large | {"reason": "out of memory"},
@@ -607,14 +631,13 @@ def pruned_values(
         histograms.append({"step": step, "edges": edges.tolist(), "counts": counts.tolist()})
     shares = np.clip(density * values.uniform(0.3, 1.7, (layers, number_of_heads)), 0, 1)
     return {
-        **{
-            "model": name,
-            "method": "smp",
-            "masking": "proportional",
-            "sparsity": sparsity,
-            "density": kept,
-        },
-        **{"matrices": matrices, "heads": shares.tolist()},
+        "model": name,
+        "method": "smp",
+        "masking": "proportional",
+        "sparsity": sparsity,
+        "density": kept,
+        "matrices": matrices,
+        "heads": shares.tolist(),
         "curve": [*curve, {"step": 1000, "density": kept}],
         "histograms": histograms,
     } | changes
@@ -638,7 +661,8 @@ def _values(
             for step in range(50, 1001, 50)
         ],
         "quality": {"sst2": {name: {"accuracy": value} for name, value in accuracies.items()}},
-        **{"latency": [], "published": []},
+        "latency": [],
+        "published": [],
         "evaluations": [
             evaluation(name, metrics={"accuracy": value}) for name, value in accuracies.items()
         ],
@@ -700,18 +724,18 @@ def sparsities_values() -> dict[str, object]:
 
 
 KINDS = {  # name of a fixture -> values of its report
-    **{"report": report_values, "finetuned": finetune_values},
+    "report": report_values,
+    "finetuned": finetune_values,
     "grid": lambda: finetune_values() | {"selection": selection_values()},
     "labels": lambda: (
         finetune_values() | {"evaluations": [evaluation("finetuned", "banking77", **many_labels())]}
     ),
     "languages": lambda: evaluate_values(("ar", "de", "en", "sw", "zh"), "xnli"),
-    **{
-        "compared": evaluate_values,
-        "benchmark": benchmark_values,
-    },
+    "compared": evaluate_values,
+    "benchmark": benchmark_values,
     "compressed": compress_values,
-    **{"pruned": prune_values, "sparsities": sparsities_values},
+    "pruned": prune_values,
+    "sparsities": sparsities_values,
 }
 
 for file in sorted(Path(__file__).with_name("saved").iterdir()):

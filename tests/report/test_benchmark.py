@@ -39,7 +39,8 @@ def csv_of(report: Report) -> list[dict[str, str]]:
 def test_titles():
     nothing = {"latency": [], "failures": [], "agreements": []}
     for names, text in (
-        *((["6x384"], "6x384"), (["teacher", "mine"], "mine compared with teacher")),
+        (["6x384"], "6x384"),
+        (["teacher", "mine"], "mine compared with teacher"),
         ([str(i) for i in range(8)], "1, 2, 3, 4, 5 and 2 more compared with 0"),
     ):
         assert title(report_of(models=dict.fromkeys(names, model("candidate")), **nothing)) == text

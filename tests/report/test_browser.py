@@ -53,17 +53,21 @@ for (const width of {widths}) {{
 @pytest.mark.parametrize(
     ("kind", "pictures"),
     [
-        *[
-            ("report", 2),
-            ("hostile", 4),
-            ("finetuned", 2),
-            ("grid", 3),
-            ("labels", 2),
-            ("compared", 0),
-        ],
-        *[("languages", 0), ("benchmark", 3), ("runs", 3), ("hostile_latency", 8)],
+        ("report", 2),
+        ("hostile", 4),
+        ("finetuned", 2),
+        ("grid", 3),
+        ("labels", 2),
+        ("compared", 0),
+        ("languages", 0),
+        ("benchmark", 3),
+        ("runs", 3),
+        ("hostile_latency", 8),
         ("compressed", 2),
-        *[("pruned", 6), ("sparsities", 14), ("odd", 5), ("hostile_pruning", 13)],
+        ("pruned", 6),
+        ("sparsities", 14),
+        ("odd", 5),
+        ("hostile_pruning", 13),
     ],
 )
 def test_page_never_scrolls_sideways(request, tmp_path, kind, pictures):

@@ -59,7 +59,10 @@ def test_a_class_that_gains_is_no_worst_class():
 def test_classes_are_sorted_by_loss_and_small_ones_are_last():
     table = parts_of(report_with())["By class"]
     assert table.columns[:4] == [
-        *("class", "rows", f"recall {BASELINE} → {MODEL}", "recall difference")
+        "class",
+        "rows",
+        f"recall {BASELINE} → {MODEL}",
+        "recall difference",
     ]
     assert [row[0] for row in table.rows] == ["negative", "positive", "mixed"]
     assert table.rows[0][2:4] == ["0.9300 → 0.8800", "-0.0500 (-0.0800 to -0.0200)"]
@@ -89,8 +92,11 @@ def test_thresholds():
     table = parts_of(report_with())["Thresholds"]
     assert table.rows == [
         [
-            *("positive", "0.9000 / 0.8000", "predicts nothing"),
-            *("above 0.6250 (0.9000 / 0.7500)", "not reached"),
+            "positive",
+            "0.9000 / 0.8000",
+            "predicts nothing",
+            "above 0.6250 (0.9000 / 0.7500)",
+            "not reached",
         ]
     ]
 

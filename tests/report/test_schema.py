@@ -49,22 +49,19 @@ def test_a_report_of_schema_1_is_refused_in_a_line():
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        *[
-            (("schema",), 1),
-            (("status",), "running"),
-            (("surprise",), 1),
-            (("latency", 0, "status"), "fine"),
-        ],
-        *[
-            (("models", "teacher", "role"), "tutor"),
-            (("models", "teacher", "card", "layers"), "12"),
-            (("models", "teacher", "card", "surprise"), 1),
-            (("models", "3x384", "baseline"), "nobody"),
-            (("latency", 1, "speedup", "baseline"), "nobody"),
-            (("latency", 1, "model"), "nobody"),
-            (("quality", "sst2", "nobody"), {"accuracy": 0.5}),
-        ],
-        *[(("training", "steps"), 1.5), (("quality", "sst2", "teacher", "accuracy"), "0.93")],
+        (("schema",), 1),
+        (("status",), "running"),
+        (("surprise",), 1),
+        (("latency", 0, "status"), "fine"),
+        (("models", "teacher", "role"), "tutor"),
+        (("models", "teacher", "card", "layers"), "12"),
+        (("models", "teacher", "card", "surprise"), 1),
+        (("models", "3x384", "baseline"), "nobody"),
+        (("latency", 1, "speedup", "baseline"), "nobody"),
+        (("latency", 1, "model"), "nobody"),
+        (("quality", "sst2", "nobody"), {"accuracy": 0.5}),
+        (("training", "steps"), 1.5),
+        (("quality", "sst2", "teacher", "accuracy"), "0.93"),
     ],
 )
 def test_what_does_not_belong_is_refused(values, path, value):

@@ -73,8 +73,13 @@ def compressed() -> Report:
     speedup = Speedup.model_validate(unstable_ratio())
     common = {"low": 0.9, "high": 0.9, "score": 0.9, "outcome": ""}
     compression = {
-        **{"task": "sst2", "metric": "accuracy", "rows": 500, "goal": {"speedup": 20.0}},
-        **{"strict": False, "met": True, "chosen": "3x384"},
+        "task": "sst2",
+        "metric": "accuracy",
+        "rows": 500,
+        "goal": {"speedup": 20.0},
+        "strict": False,
+        "met": True,
+        "chosen": "3x384",
         "sentence": f"3x384 is {speedup.phrase()} as the teacher ({speedup.trust()}).",
         "candidates": [
             {"name": "teacher", "ms": 60.0, "mb": 438.0} | common,
@@ -262,7 +267,9 @@ def test_a_model_on_a_single_backend_has_one_row_with_its_scores_and_times():
     values["latency"].append(latency_row("teacher", 8, 120.0) | onnx)
     table = frame(made(values))
     assert table["ms 8x128"].to_dict() == {
-        **{"teacher": 480.0, chosen: 48.0, "teacher on onnx int8": 120.0}
+        "teacher": 480.0,
+        chosen: 48.0,
+        "teacher on onnx int8": 120.0,
     }
 
 

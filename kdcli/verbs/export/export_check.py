@@ -123,7 +123,8 @@ class ExportCheck:
         chosen = chosen_rows(self.texts)
         if self.kind == "span" and all(len(row) == 1 for row in chosen):
             chosen = _with_contexts([text for (text,) in chosen])
-        size = _batch_of(len(chosen))
+        # Few rows still are several batches.
+        size = min(ROWS, max(1, len(chosen) // ROWS))
         if not isinstance(self.model, Embedder):
             yield from tokenized_rows(self.model.model, self.model.tokenizer, chosen, size)
             return
@@ -136,11 +137,6 @@ class ExportCheck:
         rows = self.model.tokenize(texts, [roles[n % len(roles)] for n in range(len(texts))])
         for begin in range(0, len(texts), size):
             yield rows.batch(np.arange(begin, min(begin + size, len(texts))))
-
-
-def _batch_of(count: int) -> int:
-    """Return the number of rows in a batch, so that few rows still are several batches."""
-    return min(ROWS, max(1, count // ROWS))
 
 
 def worst_drop(comparisons: Sequence[Comparison], metric: str) -> float:

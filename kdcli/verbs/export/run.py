@@ -49,7 +49,7 @@ from kdcli.models.static import is_static
 from kdcli.models.training_rows import training_rows, write_training_rows
 from kdcli.report.views import short
 from kdcli.run.context import cpu_session
-from kdcli.types import Kind, task_name, task_title
+from kdcli.types import task_name, task_title
 from kdcli.verbs.export.export_check import ExportCheck
 from kdcli.verbs.export.facts import ExportFacts, FileFacts, GatedFile
 from kdcli.verbs.export.gate import FileCheck, write_gated
@@ -333,19 +333,32 @@ def _load_head(
     _: str | None,
     task: str | None,
 ) -> _Loaded:
-    """Load an encoder or a model with a head.
+    """Load an encoder, or a model with the head that its config.json names.
 
     Raises:
         UsageError: There is a task, but no head.
     """
-    network, tokenizer, kind, notes = _load(source)
-    positions = positions_of(network.config) or VERY_LARGE_INTEGER
-    max_length = limit_tokens(tokenizer, min(tokenizer.model_max_length, positions))
+    config = load_config(source, compacted=True)
+    tokenizer = load_tokenizer(source)
+    pad_id(tokenizer)  # Texts are compared in padded batches.
+    architecture = next(iter(config.architectures or ()), type(config).__name__)
+    head = head_of(config)
+    kind = head.kind if head is not None else None
     if task is not None and kind is None:
         raise UsageError(
             f"{source} has no head for {task_title(task)}",
             "--pooling makes an encoder an embedding model",
         )
+    auto = custom_class(config) or (AUTO_CLASS[kind] if kind else AutoModel)
+    network = load_weights(source, auto).eval()
+    if kind == "score" and (activation := activation_of(source, config)) is not None:
+        # sentence-transformers may hold it in another file, which an export does not have.
+        set_activation(network, activation)
+    notes = []
+    if kind is None and architecture != type(network).__name__:
+        notes = [f"the head of {architecture} is left out: the file outputs the last hidden state"]
+    positions = positions_of(network.config) or VERY_LARGE_INTEGER
+    max_length = limit_tokens(tokenizer, min(tokenizer.model_max_length, positions))
     model = Model(network, tokenizer, source)
     texts, workload = _open_texts(data, source, task, None, tokenizer)
     if isinstance(workload, LabelledWorkload):
@@ -460,33 +473,6 @@ def _is_export(folder: Path) -> bool:
     except UsageError:
         return False
     return "format" in facts and "files" in facts
-
-
-def _load(
-    source: str,
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Kind | None, list[str]]:
-    """Load a model with the head that its config.json names.
-
-    Returns the model, its tokenizer, the kind of the head, and notes.
-    """
-    config = load_config(source, compacted=True)
-    tokenizer = load_tokenizer(source)
-    pad_id(tokenizer)  # Texts are compared in padded batches.
-    architecture = next(iter(config.architectures or ()), type(config).__name__)
-    head = head_of(config)
-    kind = head.kind if head is not None else None
-    auto = custom_class(config) or (AUTO_CLASS[kind] if kind else AutoModel)
-    model = load_weights(source, auto).eval()
-    if kind == "score" and (activation := activation_of(source, config)) is not None:
-        # sentence-transformers may hold it in another file, which an export does not have.
-        set_activation(model, activation)
-    headless = kind is None and architecture != type(model).__name__
-    notes = (
-        [f"the head of {architecture} is left out: the file outputs the last hidden state"]
-        if headless
-        else []
-    )
-    return model, tokenizer, kind, notes
 
 
 def _sha256(files: Iterable[Path]) -> str:

@@ -95,7 +95,7 @@ def build_pruning(
             model learns its own outputs before pruning.
         folder: The run directory for the trace and the teacher's signals; None writes nothing.
     """
-    schedule = workload.plan(recipe.train).schedule
+    plan = workload.plan(recipe.train)
     # Describe the model before a copy of it is cast to the compute dtype.
     dense = describe_source(model.model, str(recipe.model))
     source = teacher
@@ -106,7 +106,7 @@ def build_pruning(
         recipe.pruner,
         model.model,
         density=1 - recipe.sparsity[0],
-        steps=schedule.steps,
+        steps=plan.schedule.steps,
         lr=recipe.train.lr,
     )
     encoder = encoder_parameters(model.model)
@@ -114,18 +114,23 @@ def build_pruning(
     for parameter in model.model.parameters():
         if id(parameter) not in inside:
             parameter.requires_grad_(workload.trains_head(recipe.head))
-    job, plan_schedule, steps_per_pass = _job(
-        context, workload, recipe, model, pruner, source, folder
-    )
+    job = _job(context, workload, recipe, model, pruner, source, folder)
     if not pruner.trains_weights:
         # Frozen weights in the compute dtype take half the memory and need no casts. This comes
         # after `_job`, which runs without autocast.
         for parameter in encoder_parameters(model.model).values():
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(context.session.compute_dtype)
-    warnings = density_warnings(recipe, pruner, schedule.steps)
     return BuiltPruning(
-        recipe, teacher, model, dense, pruner, job, plan_schedule, steps_per_pass, warnings
+        recipe,
+        teacher,
+        model,
+        dense,
+        pruner,
+        job,
+        plan.schedule,
+        plan.steps_per_pass,
+        density_warnings(recipe, pruner, plan.schedule.steps),
     )
 
 
@@ -157,8 +162,8 @@ def _job(
     pruner: Pruner,
     teacher: Model | None,
     folder: Path | None,
-) -> tuple[Job, Schedule, float]:
-    """Build the job of a pruning. Returns the job, its schedule and its steps per pass."""
+) -> Job:
+    """Build the job of a pruning."""
     session, plan = context.session, workload.plan(recipe.train)
     contrast = pruner.contrast
     log_padding(plan.order)
@@ -184,7 +189,7 @@ def _job(
         losses = workload.hard(signals := workload.forward(student, batch), batch)
         freeze_unused(student, total_loss(losses, signals))
     job = training_job(workload, {"model": student}, step, plan.order, recipe.keep)
-    job = replace(
+    return replace(
         job,
         examples=examples,
         held_out=held_out,
@@ -194,7 +199,6 @@ def _job(
         best_from=first_at_final_density(pruner, plan.schedule.steps),
         shared=shared,
     )
-    return job, plan.schedule, plan.steps_per_pass
 
 
 def _step(

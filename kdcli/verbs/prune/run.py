@@ -96,7 +96,9 @@ def _prepare(recipes: Recipes, context: RunContext[PruneRecipe]) -> Run:
     recipe = context.recipe
     others = [recipe.teacher] if recipe.teacher is not None else []
     workload, model = open_workload(prune_request(recipe, others), context.session)
-    teacher = _load_teacher(workload, recipe, model)
+    teacher: Model | None = None
+    if recipe.teacher is not None:
+        teacher = workload.load_teacher(recipe.teacher, model, head=recipe.head)
     if not workload.has_labels:
         workload = workload.with_reference(teacher or model)
     heads = {repr(each.recipe.head): each.recipe for each in recipes}
@@ -126,14 +128,6 @@ def prune_request(recipe: PruneRecipe, other_models: Sequence[str]) -> WorkloadR
         recipe, str(recipe.model), new_head=not own_head, other_models=other_models
     )
     return replace(request, loss=recipe.loss, evaluation=recipe.eval)
-
-
-def _load_teacher(workload: Workload, recipe: PruneRecipe, model: Model) -> Model | None:
-    """Load the recipe's teacher; None if it names none."""
-    if recipe.teacher is None:
-        return None
-    teacher: Model = workload.load_teacher(recipe.teacher, model, head=recipe.head)
-    return teacher
 
 
 def _stage(
