@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from questions import CONTEXTS, WORDS, tokenizer_of
 
-from kdcli.data.augment import copies as module
-from kdcli.data.augment.copies import Augmented, augment, rows, words_of
+from kdcli.data.augment.copies import TEXTS_PER_FILE, Augmented, augment, rows, words_of
 from kdcli.data.augment.neighbours import Neighbours
 from kdcli.data.augment.words import words_in
 from kdcli.data.labelled.answer_windows import misplaced
@@ -170,16 +169,16 @@ def cached(path):
     return sorted((path / "candidates").rglob("*.json"))
 
 
-@pytest.mark.parametrize("killed_after", [1, 2, 3])
-def test_a_killed_run_goes_on_where_it_was(tmp_path, monkeypatch, killed_after):
-    monkeypatch.setattr(module, "TEXTS_PER_FILE", 1)
-    whole = augmented(tmp_path / "whole", SINGLE, examples(TEXTS))
-    source = FakeWords(stop_after=killed_after)
+@pytest.mark.parametrize("files", [1, 2])
+def test_a_killed_run_goes_on_where_it_was(tmp_path, files):
+    texts = [f"the cat sat {n}" for n in range(2 * TEXTS_PER_FILE + 1)]
+    whole = augmented(tmp_path / "whole", SINGLE, examples(texts))
+    source = FakeWords(stop_after=files * TEXTS_PER_FILE)
     with pytest.raises(KeyboardInterrupt):
-        augmented(tmp_path, SINGLE, examples(TEXTS), source)
-    assert len(cached(tmp_path)) == killed_after
+        augmented(tmp_path, SINGLE, examples(texts), source)
+    assert len(cached(tmp_path)) == files
     source.stop_after = None
-    assert (augmented(tmp_path, SINGLE, examples(TEXTS), source), source.texts) == (whole, TEXTS)
+    assert (augmented(tmp_path, SINGLE, examples(texts), source), source.texts) == (whole, texts)
 
 
 def test_without_a_masked_language_model_neighbours_serve_for_all(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 from texts import corpus, write
 
+from kdcli.data.readers import MAX_LINE_BYTES
 from kdcli.data.sources import open_source
 from kdcli.errors import UsageError
 
@@ -149,18 +150,19 @@ def test_identity_follows_the_files(tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["txt", "jsonl", "csv", "tsv", "txt.gz", "jsonl.gz"])
-def test_a_line_without_an_end_is_refused_with_its_number(ending, tmp_path, monkeypatch):
-    monkeypatch.setattr("kdcli.data.readers.MAX_LINE_BYTES", 1000)
+def test_a_line_without_an_end_is_refused_with_its_number(ending, tmp_path):
     path = tmp_path / f"train.{ending}"
-    with gzip.open(path, "wb") if ending.endswith("gz") else path.open("wb") as file:
-        file.write(b'{"text": "a"}\n' + b"a" * 2000)
-    with pytest.raises(UsageError, match=rf"train\.{ending}:2 is longer than 1,000 bytes"):
+    with gzip.open(path, "wb", 1) if ending.endswith("gz") else path.open("wb") as file:
+        file.write(b'{"text": "a"}\n' + b"a" * (MAX_LINE_BYTES + 1))
+    with pytest.raises(
+        UsageError, match=rf"train\.{ending}:2 is longer than {MAX_LINE_BYTES:,} bytes"
+    ):
         list(open_source(str(path)).documents("train", None))
 
 
-def test_an_open_quote_does_not_read_a_whole_file_as_one_cell(tmp_path, monkeypatch):
-    monkeypatch.setattr("kdcli.data.readers.MAX_LINE_BYTES", 1000)
-    (tmp_path / "train.csv").write_text('text,label\n"a\n' + "b\n" * 2000, "utf-8")
+def test_an_open_quote_does_not_read_a_whole_file_as_one_cell(tmp_path):
+    line = "b" * (MAX_LINE_BYTES // 8) + "\n"
+    (tmp_path / "train.csv").write_text('text,label\n"a\n' + 9 * line, "utf-8")
     with pytest.raises(UsageError, match=r"train\.csv:2: not CSV: field larger than field limit"):
         list(open_source(str(tmp_path)).documents("train", "text"))
 

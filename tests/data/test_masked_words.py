@@ -7,7 +7,6 @@ from encoders import tiny_config
 from questions import KINDS, tokenizer_of
 from transformers import AutoModelForMaskedLM
 
-from kdcli.data.augment import masked_words
 from kdcli.data.augment.masked_words import MaskedWords
 from kdcli.data.augment.words import SPACELESS, whole_words
 from kdcli.errors import UsageError
@@ -90,14 +89,16 @@ def test_batched_is_what_one_query_a_word_says(kind):
     assert sum(likely is not None for of_text in found for _, likely in of_text) >= 12
 
 
-def test_of_a_long_text_each_word_is_asked_within_the_piece_that_holds_it(monkeypatch):
-    monkeypatch.setattr(masked_words, "WINDOW", 10)
+def test_of_a_long_text_each_word_is_asked_within_the_piece_that_holds_it():
     asked = masked_words_of()
-    pieces = ["the cat sat on a mat in the", "river where who ran the cat ran on", "what"]
-    assert [len(asked.tokenizer.tokenize(piece)) for piece in pieces] == [8, 8, 1]
+    # A query has two positions less than the model, and two special tokens.
+    size = asked.model.config.max_position_embeddings - 4
+    texts = ["the cat sat on a mat in ", "river where who ran the cat "]
+    pieces = [" ".join((text * size).split()[:size]) for text in texts] + ["what"]
+    assert len(asked.tokenizer.tokenize(pieces[0])) == size < 252
     (whole,) = asked.candidates([" ".join(pieces)], 3)
     apart = [likely for of_piece in asked.candidates(pieces, 3) for _, likely in of_piece]
-    assert ([likely for _, likely in whole], len(apart)) == (apart, 17)
+    assert ([likely for _, likely in whole], len(apart)) == (apart, 2 * size + 1)
 
 
 def test_a_tokenizer_without_mask_token_is_refused():
