@@ -14,6 +14,7 @@ from matplotlib.axis import Axis
 from matplotlib.collections import PatchCollection
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
@@ -28,6 +29,7 @@ DASHES = ["-", "--", ":", "-."]
 INK = "#778899"
 # Inches. The pictures are narrow, so that their labels stay readable on a telephone.
 WIDTH, HEIGHT = 4.8, 3.2
+MARGIN = 0.08  # a point at the end of an axis lies half outside the axes
 # It becomes darker, so that it can be read without colour, but stays light below dark numbers.
 SCALE = LinearSegmentedColormap.from_list("kept", ["#fff6d5", "#c4e4c1", "#6fbcca", "#4f93d6"])
 NUMBERS = "#16202c"  # colour of the numbers on SCALE
@@ -202,7 +204,8 @@ def mark_outlier(
 
 def figure(taller: float = 0.0) -> tuple[Figure, Axes]:
     """Return a figure and its axes. `taller` inches are added to the usual height."""
-    drawing = Figure(figsize=(WIDTH, HEIGHT + taller), layout="constrained")
+    layout = ConstrainedLayoutEngine(h_pad=MARGIN, w_pad=MARGIN)
+    drawing = Figure(figsize=(WIDTH, HEIGHT + taller), layout=layout)
     return drawing, styled(drawing, drawing.add_subplot())
 
 
