@@ -12,6 +12,7 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["KDCLI_CACHE"] = tempfile.mkdtemp(prefix="kdcli-cache-")
+os.environ["HF_MODULES_CACHE"] = tempfile.mkdtemp(prefix="kdcli-modules-")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 # Threads that load a tiny model take longer to start than its weights to load.
@@ -35,7 +36,8 @@ settings.load_profile("repeatable")
 
 
 def pytest_unconfigure():
-    shutil.rmtree(os.environ["KDCLI_CACHE"], ignore_errors=True)
+    for name in ("KDCLI_CACHE", "HF_MODULES_CACHE"):
+        shutil.rmtree(os.environ[name], ignore_errors=True)
 
 
 class StopTogether:

@@ -351,16 +351,12 @@ def faulty(fault):
         states_BLD = model(batch).hidden[2]
         if fault == "reads a value":
             states_BLD = states_BLD * states_BLD.sum().item()
-        elif fault == "branches on a value":
-            states_BLD = states_BLD if states_BLD.any() else -states_BLD
         elif fault == "selects by a mask":
             states_BLD = states_BLD[batch["attention_mask"] > 0]
         elif fault == "a tensor on the CPU":
             states_BLD = states_BLD * on_cpu
         elif fault == "a copy that waits":
             states_BLD = states_BLD * on_cpu.to(DEVICE)
-        elif fault == "one more list":
-            states_BLD = states_BLD * states_BLD.sum((1, 2)).tolist()[0]
         elif fault == "places on the CPU":
             states_BLD = states_BLD[torch.arange(2)]
         return StepLoss({"loss": Term(states_BLD.square().mean(), "rows")})
@@ -370,11 +366,9 @@ def faulty(fault):
 
 FAULTS = (
     "reads a value",
-    "branches on a value",
     "selects by a mask",
     "a tensor on the CPU",
     "a copy that waits",
-    "one more list",
     "places on the CPU",
 )
 

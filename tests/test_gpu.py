@@ -73,10 +73,14 @@ def test_a_machine_without_a_gpu_is_told_so_and_nothing_is_recorded(main, tmp_pa
 @pytest.fixture
 def recorded(tmp_path, monkeypatch):
     """Runs pieces by name, as `machine` and others do."""
-    monkeypatch.setitem(gpu.PIECES, "fails", lambda bench: [][0])
-    monkeypatch.setitem(gpu.PIECES, "dies", lambda bench: os.kill(os.getpid(), 9))
-    monkeypatch.setitem(gpu.PIECES, "waits", lambda bench: time.sleep(600))
-    monkeypatch.setitem(gpu.PIECES, "works", lambda bench: [("this", "1 | 2")])
+    pieces = {
+        "fails": lambda bench: [][0],
+        "dies": lambda bench: os.kill(os.getpid(), 9),
+        "waits": lambda bench: time.sleep(600),
+        "works": lambda bench: [("this", "1 | 2")],
+    }
+    for name, piece in pieces.items():
+        monkeypatch.setitem(gpu.PIECES, name, piece)
     bench = gpu.Bench(torch.device("cpu"), True, tmp_path)
 
     def run(*names, minutes=1.0):
@@ -112,6 +116,5 @@ def test_a_piece_that_takes_too_long_is_left_for_the_next_call(recorded):
         ("NVIDIA Unheard Of", "fp32", None),
     ],
 )
-def test_the_rate_is_that_of_the_cards_row(monkeypatch, name, number, rate):
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
-    assert gpu_pieces.card_rate(torch.device("cuda"), number) == rate
+def test_the_rate_is_that_of_the_cards_row(name, number, rate):
+    assert gpu_pieces.card_rate(name, number) == rate

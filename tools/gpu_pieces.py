@@ -168,7 +168,8 @@ def time_step(bench: Bench, shape: str, number: str, dtype: torch.dtype, batch: 
     (seconds,) = bench.median(lambda: step(ids_BL))
     models = teacher_and_student(shape, dropout=0.1, config=bench.config)
     flops_per_second = step_flops(*models, batch) / seconds
-    rate = card_rate(bench.device, number)
+    card = torch.cuda.get_device_name(bench.device) if bench.device.type == "cuda" else ""
+    rate = card_rate(card, number)
     share = f", {flops_per_second / rate:.1%} of the card's {rate / 1e12:.0f}" if rate else ""
     teacher = f"{bench.config.num_hidden_layers}x{bench.config.hidden_size}"
     what = f"{teacher} to {shape}, {number}, batch {batch}, relations by {kernel}"
@@ -343,13 +344,12 @@ def random_rows(bench: Bench, batch: int) -> torch.Tensor:
     return torch.randint(5, bench.config.vocab_size, (batch, 128), device=bench.device)
 
 
-def card_rate(device: torch.device, number: str) -> float | None:
+def card_rate(name: str, number: str) -> float | None:
     """Return the FLOP/s of matrix products on the vendor's data sheet.
 
     None for a card that is not in `RATES`, and for a number format that the card does not have.
     """
-    name = torch.cuda.get_device_name(device).lower() if device.type == "cuda" else ""
-    known = [card for card in RATES if re.search(rf"\b{card}\b", name)]
+    known = [card for card in RATES if re.search(rf"\b{card}\b", name.lower())]
     rates = RATES[max(known, key=len)] if known else {}
     return 1e12 * rates[number] if number in rates else None
 

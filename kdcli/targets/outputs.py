@@ -87,14 +87,14 @@ def load_or_compute_outputs(
     return outputs
 
 
-def delete_oldest_outputs(folder: Path) -> None:
-    """Keep the files in a directory that were used last, up to `MAX_FOLDER_BYTES` in total."""
+def delete_oldest_outputs(folder: Path, max_bytes: int = MAX_FOLDER_BYTES) -> None:
+    """Keep the files in a directory that were used last, up to `max_bytes` in total."""
     total = 0
     try:
         used = [(file.stat(), file) for file in folder.glob("*.safetensors")]
         for status, file in sorted(used, key=lambda each: each[0].st_mtime, reverse=True):
             total += status.st_size
-            if total > MAX_FOLDER_BYTES:
+            if total > max_bytes:
                 file.unlink()
     except OSError as error:
         Progress.log(f"old outputs could not be deleted: {error}")

@@ -9,11 +9,9 @@ pytestmark = pytest.mark.slow
 
 FOUND = {  # What is said of a fault
     "reads a value": "aten._local_scalar_dense",
-    "branches on a value": "aten._local_scalar_dense",
     "selects by a mask": "aten.nonzero",
     "a tensor on the CPU": "two devices, kdgpu:0 and cpu",
     "a copy that waits": "a copy from cpu to kdgpu:0 waits",
-    "one more list": "2 waits in 1 steps, of which 1 are counted",
     "places on the CPU": "places on the CPU are copied to the device",
 }
 

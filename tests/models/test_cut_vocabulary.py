@@ -241,10 +241,3 @@ def test_a_head_over_the_vocabulary_is_cut_and_stays_tied(model_type):
 def test_tokenizers_that_cannot_be_cut(tokenizer, message):
     with pytest.raises(UsageError, match=message):
         check_trimmable(tokenizer, "it")
-
-
-def test_a_token_without_a_row():
-    with pytest.raises(
-        UsageError, match="the tokenizer has token 64, but the model has rows for 64"
-    ):
-        cut_model(tiny_encoder("bert"), np.array([0, 64]))

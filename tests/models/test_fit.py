@@ -15,7 +15,7 @@ from kdcli.models.shape import build_student, shape_of
 from kdcli.types import Start
 
 
-@pytest.mark.parametrize("kind", ["bert", "mpnet", "modernbert"])
+@pytest.mark.parametrize("kind", ["bert", "modernbert"])
 @torch.no_grad()
 def test_each_layer_reproduces_its_teachers_outputs_from_the_students_input(kind):
     torch.manual_seed(0)
@@ -64,17 +64,16 @@ def test_each_layer_reproduces_its_teachers_outputs_from_the_students_input(kind
         ("bert", torch.float16, torch.float32),
     ],
 )
-@pytest.mark.parametrize("width", [16, 32])
 @torch.no_grad()
-def test_a_fit_in_half_precision_is_as_close_to_the_teacher(kind, dtype, format_of_products, width):
+def test_a_fit_in_half_precision_is_as_close_to_the_teacher(kind, dtype, format_of_products):
     """DeBERTa masks with the smallest float32 number, and states could overflow in float16."""
     torch.manual_seed(0)
     teacher = tiny_encoder(kind, num_hidden_layers=4, initializer_range=0.2).eval()
     output = linears(layout_for(teacher.config), layout_for(teacher.config).modules(teacher)[3])
     seen = set()
     handle = output["D"][0][0].register_forward_hook(lambda _, __, out: seen.add(out.dtype))
-    heads = shape_of(teacher.config).heads * width // 32
-    shape = replace(shape_of(teacher.config), layers=2, hidden=width, heads=heads)
+    full = shape_of(teacher.config)
+    shape = replace(full, layers=2, hidden=full.hidden // 2, heads=full.heads // 2)
     rows = CountingRows(width=8)
     sample = sample_of(rows, teacher.config, None, 1024)
     in_half = build_student(teacher, shape, text=rows, dtype=dtype)

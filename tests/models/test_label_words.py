@@ -250,9 +250,7 @@ def test_mlm_gives_the_whole_heads_logits_of_the_words(masked_dir, tmp_path, mod
     assert all(torch.equal(kept[name], own[name]) for name in set(kept) & set(own))
 
 
-def test_mlm_is_read_elsewhere_with_the_code_beside_it(masked_dir, tmp_path, monkeypatch):
-    monkeypatch.setattr(hf.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.syspath_prepend(tmp_path / "modules")
+def test_mlm_is_read_elsewhere_with_the_code_beside_it(masked_dir, tmp_path):
     headed = load(masked_dir("bert"), head="mlm")
     folder, batch = saved(headed, tmp_path / "saved"), batch_of(headed.model)
     elsewhere = hf.AutoModelForSequenceClassification.from_pretrained(

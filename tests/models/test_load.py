@@ -4,7 +4,6 @@ is run."""
 import contextlib
 import json
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
@@ -67,11 +66,6 @@ def finished_run(folder: Path) -> None:
     (folder / "report.json").touch()
 
 
-def broken_index(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors.index.json").write_text("{", "utf-8")
-
-
 BAD = {
     "no config": (lambda d: (d / "config.json").unlink(), "has no config.json"),
     "unfinished run": (unfinished_run, "is an unfinished run and has no model yet"),
@@ -79,10 +73,6 @@ BAD = {
     "config is no JSON": (
         lambda d: (d / "config.json").write_text("{nope"),
         "is not valid JSON: .* line 1 column 2",
-    ),
-    "config is binary": (
-        lambda d: (d / "config.json").write_bytes(b"\xff\xfe"),
-        "is not valid JSON",
     ),
     "config is a list": (
         lambda d: (d / "config.json").write_text("[]"),
@@ -110,20 +100,12 @@ BAD = {
         lambda d: change(d, "config.json", hidden_size=16),
         "do not fit its config.json: tensors have other",
     ),
-    "other heads": (
-        lambda d: change(d, "config.json", num_attention_heads=5),
-        r"the config.json of .* heads \(5\)",
-    ),
     "more layers": (
         lambda d: change(d, "config.json", num_hidden_layers=5),
         "incomplete: 16 tensors are missing",
     ),
     "no weights": (lambda d: (d / "model.safetensors").unlink(), "has no model.safetensors"),
     "pickled weights": (pickled, r"weights as a pickle \(pytorch_model.bin\)"),
-    "truncated header": (
-        lambda d: cut(d / "model.safetensors", 100),
-        "model.safetensors is damaged",
-    ),
     "last bytes missing": (
         lambda d: cut(d / "model.safetensors", -10),
         "model.safetensors is damaged",
@@ -138,23 +120,10 @@ BAD = {
         one_shard_missing,
         "cannot be read: No such file .*model-00002-of-00002.safetensors",
     ),
-    "broken index": (broken_index, "index.json is not valid JSON"),
     "no tokenizer": (without_tokenizer, "has no tokenizer"),
     "half a tokenizer": (
         lambda d: (d / "tokenizer.json").unlink(),
         "tokenizer of .* cannot be loaded",
-    ),
-    "broken tokenizer": (
-        lambda d: (d / "tokenizer.json").write_text("{"),
-        "tokenizer.json is not valid JSON",
-    ),
-    "empty tokenizer": (
-        lambda d: (d / "tokenizer.json").write_text('{"a": 1}'),
-        "tokenizer of .* cannot be loaded",
-    ),
-    "tokenizer config is a list": (
-        lambda d: (d / "tokenizer_config.json").write_text("[]"),
-        "must hold a JSON object",
     ),
 }
 
@@ -205,10 +174,6 @@ def with_code(folder: Path, marker: Path, model_type: str) -> None:
 
 
 def test_code_that_comes_with_a_model_is_not_run_by_default(model_dir, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules")
-    )
-    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "modules")])
     monkeypatch.setitem(layout.LAYOUTS, "mine", layout.LAYOUTS["bert"])
     marker = tmp_path / "it-ran"
     with_code(model_dir, marker, "mine")

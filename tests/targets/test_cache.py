@@ -3,9 +3,7 @@ again."""
 
 import os
 import random
-import shutil
 import signal
-from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -116,9 +114,7 @@ def logged(log, words):
         ("span", "roformer"),
     ],
 )
-def test_cached_signals_are_the_live_ones(tmp_path, kind, model_type, monkeypatch):
-    # More than one group, so that the rows lie in another order than they are read in.
-    monkeypatch.setattr(cache, "TEACHER_TOKENS", 40)
+def test_cached_signals_are_the_live_ones(tmp_path, kind, model_type):
     rows = rows_of(kind=kind, types=model_type != "distilbert")
     teacher = capture(headed(kind, model_type), EVERYTHING)
     store = opened(tmp_path, rows, teacher=teacher)
@@ -249,8 +245,7 @@ def damaged(path, whole, damage):
 
 
 @pytest.mark.parametrize("name", ["tokens.bin", "logits.bin", "index.json"])
-def test_damage_anywhere_is_found_and_all_computed_again(tmp_path, name, monkeypatch):
-    monkeypatch.setattr(cache, "HASHED_BYTES", 100)
+def test_damage_anywhere_is_found_and_all_computed_again(tmp_path, name):
     rows = rows_of()
     expected = cached(opened(tmp_path, rows), range(8))
     path = store_of(tmp_path) / name
@@ -321,16 +316,6 @@ def test_a_store_over_the_limit_logs_both_sizes_and_computes_nothing(tmp_path):
     assert logged(log, "1.7 MB, and the limit is 1.1 MB")
     assert list(tmp_path.iterdir()) == []
     assert opened(tmp_path, rows, teacher=teacher, limit=size) is not None
-
-
-def test_a_disk_without_room_is_logged_and_nothing_computed(tmp_path, monkeypatch):
-    usage = namedtuple("usage", "free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(cache.RESERVED_BYTES + 100))
-    teacher, log = counting(), []
-    assert opened(tmp_path, rows_of(), teacher=teacher, log=log) is None
-    assert teacher.read == 1
-    assert logged(log, "1,073.7 MB")
-    assert [p for p in tmp_path.iterdir() if p.suffix != ".lock"] == []
 
 
 def test_memory_that_suffices_for_fewer_rows(tmp_path):

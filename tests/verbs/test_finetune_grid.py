@@ -113,7 +113,7 @@ def test_only_the_chosen_model_is_kept(given, whole, tmp_path):
     }
 
 
-@pytest.mark.parametrize("cut", [23, 40])
+@pytest.mark.parametrize("cut", [23])
 def test_a_cut_grid_resumes_without_repeating_a_finished_run(
     given, whole, tmp_path, monkeypatch, cut
 ):
