@@ -1,7 +1,5 @@
 """Divide the data into selection and verification rows, and warn if they decide little."""
 
-from dataclasses import dataclass, field
-
 import numpy as np
 
 from kdcli.data.labelled.partition import Partition, Pools, choose_partition
@@ -26,18 +24,10 @@ MIN_ROWS = 100
 """With fewer verification rows, a note warns that the interval is wide."""
 
 
-@dataclass(frozen=True)
-class DividedData:
-    """The selection and verification rows, their numbers, and notes for the log and the report."""
-
-    partition: Partition
-    selection_rows: int
-    verification_rows: int
-    notes: list[str] = field(default_factory=list)
-
-
-def divide_rows(recipe: CompressRecipe, steps: Steps) -> DividedData:
+def divide_rows(recipe: CompressRecipe, steps: Steps) -> tuple[Partition, list[str]]:
     """Choose the selection and verification rows, unless the recipe or an earlier process did.
+
+    Returns them with notes for the log and the report.
 
     Raises UsageError: there are too few rows.
     """
@@ -57,12 +47,12 @@ def divide_rows(recipe: CompressRecipe, steps: Steps) -> DividedData:
             seed=data.split_seed,
         )
     if not len(partition.verification) or not len(partition.selection):
-        few, wanted = "too few to choose a candidate and to verify it", f"{MIN_DATA} rows"
+        too_few, wanted = "too few to choose a candidate and to verify it", f"{MIN_DATA} rows"
         if len(pools.known):
-            few = f"{pools.untrained:,} of them did not train {recipe.model}: {few}"
+            too_few = f"{pools.untrained:,} of them did not train {recipe.model}: {too_few}"
             wanted += " that did not train the model"
         raise UsageError(
-            f"the data has {pools.count:,} row{'s' if pools.count != 1 else ''}, {few}",
+            f"the data has {pools.count:,} row{'s' if pools.count != 1 else ''}, {too_few}",
             f"give --data with at least {wanted}; they need no labels",
         )
     selection, verification = map(pools.count_in, (partition.selection, partition.verification))
@@ -70,8 +60,8 @@ def divide_rows(recipe: CompressRecipe, steps: Steps) -> DividedData:
         f"{pools.count:,} rows: {selection:,} choose among candidates, {verification:,} verify the "
         "chosen model"
     )
-    notes = [*rows.notes(), *row_notes(pools, partition)]
-    return DividedData(partition, selection, verification, notes)
+    few = goal_notes(recipe.goal, selection, verification)
+    return partition, [*rows.notes(), *row_notes(pools, partition), *few]
 
 
 def row_notes(pools: Pools, partition: Partition) -> list[str]:

@@ -28,7 +28,7 @@ from kdcli.run.context import cpu_session
 from kdcli.run.stages import telling_how_to_continue
 from kdcli.types import Kind, task_title
 from kdcli.verbs.compress.answer import ship
-from kdcli.verbs.compress.divide import PARTITION, divide_rows, goal_notes
+from kdcli.verbs.compress.divide import PARTITION, divide_rows
 from kdcli.verbs.compress.halving import try_shapes
 from kdcli.verbs.compress.limits import GoalSettings, conflict
 from kdcli.verbs.compress.question import (
@@ -113,7 +113,7 @@ def _search(resolved: Resolved[CompressRecipe], steps: Steps, verbs: Verbs) -> S
     """
     recipe, record, read = resolved.recipe, steps.record, len(steps.record.lines)
     fits, has_labels, kind = check_model(resolved)
-    divided = divide_rows(recipe, steps)
+    partition, notes = divide_rows(recipe, steps)
     inputs = hashes_of_inputs(resolved, steps.folder)
     if changed := changed_inputs(inputs, record):
         raise UsageError(
@@ -128,36 +128,35 @@ def _search(resolved: Resolved[CompressRecipe], steps: Steps, verbs: Verbs) -> S
         teacher=str(recipe.model),
         has_labels=has_labels,
         kind=kind,
+        fits=fits,
         known=question.known,
         missing=missing,
+        notes=notes,
     )
-    few_rows = goal_notes(recipe.goal, divided.selection_rows, divided.verification_rows)
-    for note in [*divided.notes, *few_rows]:
-        Progress.log(note)
-        search.notes.append(note)
+    Progress.log(*notes)
     for backend, why in missing.items():
         search.skip(backend, why)
 
     def claim() -> None:
         if record.run is None:
-            claim_folder(resolved, search, divided.partition, read)
+            claim_folder(resolved, search, partition, read)
 
     steps.claim_run = claim
     if question.known and not recipe.steps:
-        use_partition(search, divided.partition)
+        use_partition(search, partition)
         if not fits:
             search.teacher = str(steps.path(finetuning(search)))
         if search.answers_from_earlier():
-            search.notes += [] if fits else log_teacher(RunResult.read(Path(search.teacher)))
+            log_teacher(search)
             steps.claim()
             return search
     untrained = None
     try:
         if not recipe.steps:
-            untrained = measure_untrained(search, divided.partition)
+            untrained = measure_untrained(search, partition)
             search.fastest = untrained.fastest
-            check_reachable(search, untrained, is_fine_tuned=fits)
-        check_budget(search, is_fine_tuned=fits)
+            check_reachable(search, untrained)
+        check_budget(search)
     except BudgetError:
         # A later run with a larger budget reuses the timings.
         if steps.has_measured:
@@ -166,7 +165,7 @@ def _search(resolved: Resolved[CompressRecipe], steps: Steps, verbs: Verbs) -> S
     steps.claim()
     if not fits:
         search.teacher = str(steps.require(finetuning(search)))
-        search.notes += log_teacher(RunResult.read(Path(search.teacher)))
+    log_teacher(search)
     if untrained is None:
         search.follow_steps()
     else:
@@ -224,7 +223,7 @@ def use_partition(search: Search, partition: Partition) -> None:
         search.make.recipe = search.recipe.model_copy(update={"data": data})
 
 
-def check_budget(search: Search, *, is_fine_tuned: bool) -> None:
+def check_budget(search: Search) -> None:
     """Raise a BudgetError if the budget is too small for any candidate."""
     steps = search.steps
     if steps.budget == math.inf:
@@ -233,7 +232,7 @@ def check_budget(search: Search, *, is_fine_tuned: bool) -> None:
     if steps.left <= 0:
         why = f"timing the backends and the untrained shapes took {duration(spent)}"
         raise budget_error(search, why, 2 * spent)
-    if is_fine_tuned:
+    if search.fits:
         return
     step = finetuning(search)
     cost = search.cost(step)
@@ -245,7 +244,7 @@ def check_budget(search: Search, *, is_fine_tuned: bool) -> None:
         raise budget_error(search, why, spent + 2 * cost.seconds)
 
 
-def check_reachable(search: Search, untrained: Untrained, *, is_fine_tuned: bool) -> None:
+def check_reachable(search: Search, untrained: Untrained) -> None:
     """Refuse a goal for which nothing needs to be trained.
 
     Raises UsageError: the model meets the goal as it is; GateError: no backend and no shape can.
@@ -257,7 +256,7 @@ def check_reachable(search: Search, untrained: Untrained, *, is_fine_tuned: bool
     weights = sum(file.stat().st_size for file in files)
     size = deployed_bytes(str(recipe.model), weights) / 1e6 if weights else 0.0
     ms = untrained.teacher.ms
-    if is_fine_tuned and all(limit.is_met_by_model(ms, size) for limit in goal.limits):
+    if search.fits and all(limit.is_met_by_model(ms, size) for limit in goal.limits):
         raise UsageError(
             f"{recipe.model} meets every limit already: {ms:.2f} ms, {size:.1f} MB",
             "nothing was trained; ask for more",
@@ -361,12 +360,12 @@ def check_model(
     return fits, not workload.needs_reference, kind
 
 
-def log_teacher(result: RunResult) -> list[str]:
-    """Log and return the scores of the fine-tuned teacher and of the trivial answer."""
-    notes = teacher_notes(result.report)
-    for note in notes:
-        Progress.log(note)
-    return notes
+def log_teacher(search: Search) -> None:
+    """Log the scores of a fine-tuned teacher and of the trivial answer, and keep them as notes."""
+    if not search.fits:
+        notes = teacher_notes(RunResult.read(Path(search.teacher)).report)
+        Progress.log(*notes)
+        search.notes += notes
 
 
 def teacher_notes(report: Report) -> list[str]:

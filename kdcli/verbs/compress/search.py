@@ -55,6 +55,7 @@ class Search:
         teacher: the model in torch that candidates are made from and compared with.
         has_labels: whether the rows have labels; otherwise the teacher is the reference.
         kind: the kind of the rows' labels; None for workloads other than labelled tasks.
+        fits: whether the model can do the task without fine-tuning.
         known: the number of lines of the record that were known when the goal was asked.
         missing: the backends that are not installed, with the reasons.
         fastest: the backend that trained shapes are exported to.
@@ -65,6 +66,7 @@ class Search:
     teacher: str
     has_labels: bool
     kind: Kind | None
+    fits: bool
     known: int
     missing: Mapping[str, str]
     fastest: str = ""
