@@ -171,7 +171,9 @@ class FileFacts(SchemaPart):
 
     @model_serializer(mode="wrap")
     def _present(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return {key: value for key, value in dump(self).items() if value is not None}
+        # An encoder without a head has no kind, which readers may ask for.
+        kept = {"kind"}
+        return {k: value for k, value in dump(self).items() if value is not None or k in kept}
 
 
 class ExportFacts(FileFacts):
