@@ -5,7 +5,6 @@ import dataclasses
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -108,21 +107,3 @@ def test_slurm_signals_before_the_end_and_asks_for_a_task_a_gpu():
     found = parser.parse_args([word for line in head for word in line])
     assert found.ntasks_per_node == found.gpus_per_node
     assert re.fullmatch(r"TERM@\d+", found.signal)
-
-
-def test_hf_jobs_takes_its_options():
-    help_text = subprocess.run(
-        [sys.executable, "-m", "huggingface_hub.cli.hf", "jobs", "run", "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    words = words_after("hf-jobs.sh", "hf jobs run")
-    image = next(n for n, word in enumerate(words) if word.startswith("pytorch/"))
-    own = [word for word in words[:image] if word.startswith("-")]
-    known = set(re.findall(r"--[a-z-]+", help_text))
-    assert {"--flavor", "--volume"} <= set(own) <= known
-    assert words[words.index("--flavor") + 1] in help_text
-    command = words[image + 1 :]
-    assert command[:2] == ["sh", "-c"]
-    subprocess.run(["bash", "-n"], input=command[2], text=True, check=True)

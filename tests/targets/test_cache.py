@@ -17,7 +17,6 @@ from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClas
 from transformers import AutoModelForTokenClassification as ForTokens
 
 from kdcli.data.labelled.features import TokenizedRows
-from kdcli.errors import MachineError
 from kdcli.models.capture import capture, prepare_teacher
 from kdcli.targets import cache
 from kdcli.targets.cache import RecordLayout, SignalStore
@@ -316,24 +315,6 @@ def test_a_store_over_the_limit_logs_both_sizes_and_computes_nothing(tmp_path):
     assert logged(log, "1.7 MB, and the limit is 1.1 MB")
     assert list(tmp_path.iterdir()) == []
     assert opened(tmp_path, rows, teacher=teacher, limit=size) is not None
-
-
-def test_memory_that_suffices_for_fewer_rows(tmp_path):
-    class Small(Counting):
-        def forward(self, batch):
-            if batch["input_ids"].numel() > limit:
-                raise torch.OutOfMemoryError("out of memory")
-            return super().forward(batch)
-
-    limit = 40
-    expected = cached(opened(tmp_path / "a", rows_of()), range(8))
-    actual = cached(
-        opened(tmp_path / "b", rows_of(), teacher=Small(capture(headed(), EVERYTHING))), range(8)
-    )
-    torch.testing.assert_close(actual, expected, rtol=2.0**-7, atol=1e-5)
-    limit = 20
-    with pytest.raises(MachineError, match="out of memory"):
-        opened(tmp_path / "c", rows_of(), teacher=Small(capture(headed(), EVERYTHING)))
 
 
 class Echo(nn.Module):

@@ -114,16 +114,6 @@ class TestJob:
         for role, model in trained(recipe, corpus).items():
             assert same(before[role], weights_of(model)) == (role != moved)
 
-    def test_each_model_has_its_learning_rate(self, base, corpus):
-        job = job_of(recipe_of(base, train={"lr": 1e-3, "teacher_lr": 5e-4}), corpus)
-        names = [
-            (name, path)
-            for name, module in job.modules.items()
-            for path, _ in module.named_parameters()
-        ]
-        rates = {(name, job.param_group(f"{name}.{path}").lr) for name, path in names}
-        assert rates == {("teacher", 0.5), ("student", 1.0)}
-
 
 class TestPair:
     def test_a_seed_fixes_both_models_and_they_differ(self, base):

@@ -14,12 +14,8 @@ import kdcli as package
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [*SPECIAL, "Yes", "No", "Maybe", "terrible", "great", *(f"w{i}" for i in range(54))]
-ORDER = (
-    "attention.output.dense",
-    "attention.self.key",
-    "attention.self.query",
-    "attention.self.value",
-)
+
+
 FILE = "mnli_0.50_kd_mag.npy"
 
 
@@ -110,26 +106,6 @@ def test_evaluate_judges_mnli_with_the_words_its_labels_were_trained_with(made, 
     found, said = judged(made, tmp_path / "own", "--set", "head.words=['Yes', 'Maybe', 'No']")
     assert found == pytest.approx(other)
     assert "Yes (entailment), Maybe (neutral), No (contradiction)" in said
-
-
-def test_evaluate_judges_with_embeddings_in_place_of_the_head(made, tmp_path):
-    _, model, rows = made
-    words = model.get_input_embeddings().weight[[WORDS.index(w) for w in ("Maybe", "No", "Yes")]]
-    states = by_hand(Encoded(model), rows, *WORDS[:32])  # 32 wide
-    found, _ = judged(made, tmp_path / "judged", "--set", "head.kind=embedding")
-    assert found == pytest.approx(accuracy(states @ words.T.detach(), rows))
-
-
-class Encoded:
-    """The last states, in place of logits."""
-
-    def __init__(self, model):
-        self.bert = model.bert
-
-    def __call__(self, *args, **more):
-        output = self.bert(*args, **more)
-        output.logits = output.last_hidden_state
-        return output
 
 
 @pytest.mark.parametrize("verb", ["apply", "compact"])

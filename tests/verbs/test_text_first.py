@@ -10,13 +10,10 @@ from own_files import kdcli, said_by
 from processes import two_ranks
 
 from kdcli.data.text.shards import is_complete
-from kdcli.errors import UsageError
 
-QUICK = ["--max-steps", "2"]  # on a task
 TEXT = shlex.split(
     "--max-steps 2 --batch-size 8 --set data.max_length=16 --set data.held_out_blocks=8"
 )
-GENERAL = ["--set", "general.overrides.data={max_length: 16, held_out_blocks: 8}"]
 
 
 def tokenised(cache):
@@ -24,36 +21,6 @@ def tokenised(cache):
     made = [path for path in cache.glob("corpora/*") if path.is_dir()]
     assert all(is_complete(path) for path in made)
     return len(made)
-
-
-@pytest.mark.parametrize("command", ["distill", "cotrain", "own tokenizer", "chain", "ablate"])
-def test_before_anything_joins(command, asked, model_dir, text_file, tmp_path, cache, monkeypatch):
-    def joins(*_, **__):
-        raise UsageError("now it joins")
-
-    chain = [*asked(), *GENERAL, "--corpus", text_file] if command in ("chain", "ablate") else []
-    monkeypatch.setattr("kdcli.run.context.launch", joins)
-    line = {
-        "distill": ["distill", model_dir, "--to", "2x16", "--data", text_file, *TEXT],
-        "cotrain": ["cotrain", "2x16", "2x16", "--base", model_dir, "--data", text_file, *TEXT],
-        "own tokenizer": [
-            "cotrain",
-            "2x16",
-            "2x16",
-            "--data",
-            text_file,
-            "--vocab-size",
-            "60",
-            *TEXT,
-        ],
-        "chain": chain,
-        "ablate": [*chain, "--ablate", "tinybert"],
-    }[command]
-    said = said_by(kdcli(*line, "-o", tmp_path / "out"))
-    assert "now it joins" in said
-    assert tokenised(cache) == 1
-    # Once it is cached nothing is left to be done.
-    assert "tokenising" not in said_by(kdcli(*line, "-o", tmp_path / "out"))
 
 
 @pytest.mark.parametrize(
