@@ -18,6 +18,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 from kdcli.cli import main
 from kdcli.engine import fan_out
 from kdcli.engine.processes import take_slurm
+from kdcli.verbs.distill.recipes import distill_recipe
 from kdcli.workloads.predictions import Features
 
 QUICK = shlex.split(
@@ -378,17 +379,13 @@ def test_the_environment_of_srun(monkeypatch, environment, expected):
         )
 
 
-@pytest.mark.parametrize(
-    "named", [["--method", "{}"], ["--set", "train.seed=1", "--set", "method={}"]]
-)
+@pytest.mark.parametrize("is_option", [True, False])
 @pytest.mark.parametrize("method", ["minilm", "minilmv2", "tinybert"])
-def test_the_embedded_teacher_needs_no_network_by_any_method(monkeypatch, method, named):
-    calls = []
-    monkeypatch.setattr(
-        "kdcli.verbs.distill.run.distill", lambda resolved, invocation: calls.append(resolved)
-    )
-    kdcli("demo", "--to", "2x32", *(part.format(method) for part in named), "--lr", "1e-4")
-    (resolved,) = calls
+def test_the_embedded_teacher_needs_no_network_by_any_method(method, is_option):
+    options = {"teacher": "demo", "student.to": ["2x32"], "train.lr": 1e-4}
+    named = {"method": method} if is_option else {}
+    sets = [] if is_option else ["train.seed=1", f"method={method}"]
+    resolved = distill_recipe(recipe=None, sets=sets, options=options | named)
     recipe = resolved.recipe
     assert (recipe.data.source, recipe.train.max_steps, recipe.train.lr) == ("demo", 300, 1e-4)
     assert (recipe.method, recipe.student.to) == (method, ["2x32"])

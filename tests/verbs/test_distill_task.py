@@ -6,7 +6,6 @@ import shlex
 
 import numpy as np
 import own_files
-import processes
 import pytest
 import torch
 from encoders import foreign_tokenizer, on_disk, tiny_encoder
@@ -372,21 +371,3 @@ def test_several_teachers_count_alike(asked, teacher_of, tmp_path):
         tmp_path / "twice"
     )
     assert f"teacher: {other}" in report_of(tmp_path / "two").notes
-
-
-@pytest.mark.long
-def test_two_processes_are_one_with_the_same_global_batch(asked, tmp_path):
-    arguments = [
-        *asked(),
-        *shlex.split("--set student.dropout=0.0 --set undistilled.use=false --device cpu"),
-    ]
-    succeeds(*arguments, "-o", tmp_path / "one")
-    processes.two_ranks(*arguments, "-o", tmp_path / "two")
-    # Dropout of the prediction stage is drawn by each process for itself; the stage before has
-    # none.
-    for one, other in zip(
-        *(log_of(tmp_path / n / "intermediate") for n in ("one", "two")), strict=True
-    ):
-        assert set(one) == set(other)
-        if "loss" in one:
-            assert one["loss"] == pytest.approx(other["loss"], rel=1e-3)
