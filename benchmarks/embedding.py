@@ -35,7 +35,7 @@ from kdcli.data.text.sentences import read_texts
 from kdcli.engine.session import Session, start
 from kdcli.engine.train import train
 from kdcli.losses import build_objective
-from kdcli.models.embedder import Pool, save_embedder
+from kdcli.models.embedding_format import Pool, save_embedder
 from kdcli.models.grammar import parse_shape
 from kdcli.models.shape import build_student, shape_of
 from kdcli.types import Batch, Job, Schedule, Signals, Start, StepLoss

@@ -34,7 +34,7 @@ import kdcli
 from kdcli.losses.relation import regroup, relation_kl
 from kdcli.metrics.regression import pearson, spearman
 from kdcli.models.choose import ROWS, pair_cosines, parts_of, vectors_of
-from kdcli.models.embedder import Pool, save_embedder
+from kdcli.models.embedding_format import Pool, save_embedder
 from kdcli.models.sample import rows_of
 from kdcli.models.shape import build_student, evenly_spaced_layers, shape_of
 from kdcli.run.context import cpu_session

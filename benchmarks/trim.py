@@ -25,7 +25,7 @@ from transformers import (
 from kdcli.models.model import Model
 from kdcli.models.trim import count_tokens, named_in
 from kdcli.types import Array
-from kdcli.workloads.vocabulary import cut, kept_note, kept_tokens
+from kdcli.workloads.cut_vocabulary import cut, kept_note, kept_tokens
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 

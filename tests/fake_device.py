@@ -38,7 +38,7 @@ from kdcli.engine.session import Session, start
 from kdcli.losses import build_objective, inputs_of, methods
 from kdcli.losses.ranking import label_loss, pad_lists, score_loss
 from kdcli.models.capture import capture, prepare_teacher
-from kdcli.models.embedder import EmbeddingFormat, Pool
+from kdcli.models.embedding_format import EmbeddingFormat, Pool
 from kdcli.models.layout import LAYOUTS
 from kdcli.models.shape import shape_of
 from kdcli.pruners import build_pruner, cap

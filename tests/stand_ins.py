@@ -7,9 +7,9 @@ from typing import Any
 
 from kdcli.data.labelled.task_data import Labelled
 from kdcli.types import Batch, Kind, Signals, Task
+from kdcli.workloads.blocks import TextWorkload
 from kdcli.workloads.labelled import LabelledWorkload
 from kdcli.workloads.settings import LabelledSettings
-from kdcli.workloads.text import TextWorkload
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,7 @@ def test_help_loads_nothing_heavy(arguments, allowed):
     assert loaded_by(HELP.format(arguments)) <= allowed
 
 
-MODULES = ("recipe.resolve", "verbs.distill.recipes", "errors", "disk", "engine.processes")
+MODULES = ("recipe.resolve", "verbs.distill.distill_recipes", "errors", "disk", "engine.processes")
 
 
 @pytest.mark.parametrize(

@@ -131,13 +131,13 @@ def description_of(parameter: Parameter) -> str:
 def workloads() -> str:
     """Return the section on the keys of `workload`, by kind of data."""
     from kdcli.verbs.distill.space import StudentVectors
-    from kdcli.workloads import embedding, generation, rerank
+    from kdcli.workloads import embeddings, rerank, text_generation
 
     kinds = {
-        "Embedding models: prune": embedding.Settings,
+        "Embedding models: prune": embeddings.Settings,
         "Embedding models: distill": StudentVectors,
         "Rerankers": rerank.Settings,
-        "Tasks that generate text": generation.Settings,
+        "Tasks that generate text": text_generation.Settings,
     }
     parts = ["## Keys of workload\n\nEach kind of data has its own keys, besides those above.\n"]
     for title, model in kinds.items():

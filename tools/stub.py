@@ -20,7 +20,7 @@ from kdcli.data.objects import Data
 from kdcli.deploy.sparse.loading import load as load
 from kdcli.report.finish import RunResult
 from kdcli.report.publish import Published, Upload
-from kdcli.verbs.compress.candidates import Front
+from kdcli.verbs.compress.compress_candidates import Front
 from kdcli.verbs.export.result import Exported
 
 __version__: str

@@ -26,7 +26,7 @@ from kdcli.deploy.sessions import Caller, library, onnx_caller, openvino_caller
 from kdcli.deploy.simplify import simplify
 from kdcli.deploy.sums import LargestSum, largest_sums
 from kdcli.errors import MachineError, UsageError, first_line
-from kdcli.models.embedder import Pool
+from kdcli.models.embedding_format import Pool
 from kdcli.models.shape import positions_of
 from kdcli.types import Array, Batch
 

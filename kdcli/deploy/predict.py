@@ -33,7 +33,7 @@ from kdcli.metrics.finite import check_finite
 from kdcli.metrics.tokens import entities
 from kdcli.models.cross_encoder import activation_of, read_scorer
 from kdcli.models.custom_class import UNILM_KEY
-from kdcli.models.embedder import EmbeddingFormat, Pool, load_embedder, read_format
+from kdcli.models.embedding_format import EmbeddingFormat, Pool, load_embedder, read_format
 from kdcli.models.heads import PROBLEM, kind_of_head, tokenizer_for
 from kdcli.models.load import check_case, load_config
 from kdcli.models.model import reads_token_types

@@ -3,7 +3,7 @@
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from kdcli.errors import UsageError
-from kdcli.models.embedder import (
+from kdcli.models.embedding_format import (
     GENERAL_SETTINGS,
     PROMPTS_FILE,
     READ,

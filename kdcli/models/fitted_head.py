@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from kdcli.errors import UsageError
 from kdcli.models.heads import modules_of_head
 from kdcli.models.least_squares import Inputs, fit_linear
-from kdcli.models.masked_lm import student_with_head
+from kdcli.models.masked_head import student_with_head
 from kdcli.models.model import Model
 from kdcli.models.shape import InitializedStudent
 from kdcli.types import Batch, Examples

@@ -41,7 +41,7 @@ from kdcli.models.heads import (
     tokenizer_for,
 )
 from kdcli.models.layout import layout_for, submodule
-from kdcli.models.masked_lm import load_masked_lm
+from kdcli.models.masked_head import load_masked_lm
 from kdcli.models.model import Model, return_token_types
 from kdcli.models.modeling_kdcli import vocabulary_of_head
 from kdcli.types import Task

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from kdcli.models.embedder import DenseLayer, module_list, write_dense
+from kdcli.models.embedding_format import DenseLayer, module_list, write_dense
 from kdcli.models.files import MODULES_FILE
 from kdcli.models.static import StaticConfig, StaticModel
 

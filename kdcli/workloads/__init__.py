@@ -84,11 +84,11 @@ def open_rows(request: EvaluationRequest, session: Session) -> DividedRows:
 
 def _evaluating_module(request: EvaluationRequest) -> WorkloadModule:
     """Return the module that evaluates models on a task: its own, or the one for vectors."""
-    from kdcli.workloads import embedding, eval_sets, mteb_tasks
+    from kdcli.workloads import embeddings, eval_sets, mteb_tasks
 
     if request.task.startswith(mteb_tasks.PREFIX):
         return cast("WorkloadModule", mteb_tasks)
     task, first_model = request.task, request.models[0]
     if not request.by_head and eval_sets.by_vectors(task, first_model, request.pooling):
-        return embedding
+        return embeddings
     return module_of(request.task)

@@ -14,14 +14,14 @@ from kdcli.disk import user_path
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.models.cross_encoder import activation_of
-from kdcli.models.embedder import read_format
+from kdcli.models.embedding_format import read_format
 from kdcli.models.heads import head_of
 from kdcli.models.load import load_config
 from kdcli.recipe.resolve import RecipeT, Resolved, defaulted
 from kdcli.types import OWN, task_title
 from kdcli.workloads.as_trained import trained_task
 from kdcli.workloads.beir import RETRIEVAL
-from kdcli.workloads.embedding import METHOD
+from kdcli.workloads.embeddings import METHOD
 from kdcli.workloads.eval_sets import scores_pairs
 
 

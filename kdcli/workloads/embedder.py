@@ -21,7 +21,7 @@ from kdcli.errors import MachineError, UsageError
 from kdcli.metrics.finite import check_finite
 from kdcli.models.capture import Capture, capture
 from kdcli.models.card import weights_hash
-from kdcli.models.embedder import EmbeddingFormat, Pool, format_for, load_embedder
+from kdcli.models.embedding_format import EmbeddingFormat, Pool, format_for, load_embedder
 from kdcli.models.load import check_case, load_tokenizer
 from kdcli.models.model import Model, reads_token_types
 from kdcli.models.shape import positions_of

@@ -12,14 +12,14 @@ from kdcli.engine.progress import Progress
 from kdcli.engine.session import Session
 from kdcli.errors import UsageError
 from kdcli.metrics.retrieval import RETRIEVAL_METRICS
-from kdcli.models.embedder import read_format
+from kdcli.models.embedding_format import read_format
 from kdcli.models.model import Model
 from kdcli.types import OWN, RowHashes, Task
 from kdcli.workloads.beir import RETRIEVAL, Retrieval, read_retrieval
 from kdcli.workloads.embedder import Embedder, cosines
+from kdcli.workloads.finetune_recipes import downstream_recipe, eval_source
 from kdcli.workloads.labelled import LabelledWorkload, scores_of
 from kdcli.workloads.predictions import Prediction
-from kdcli.workloads.recipes import downstream_recipe, eval_source
 from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.settings import DownstreamSettings, LabelledSettings
 from kdcli.workloads.vector_index import Index

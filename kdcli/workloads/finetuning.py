@@ -35,16 +35,16 @@ from kdcli.report.text import short
 from kdcli.run.context import RunContext
 from kdcli.run.stages import Stage, StageJob, run_stage
 from kdcli.types import OWN, Array, Outcome
+from kdcli.workloads.finetune_recipes import downstream_recipe
 from kdcli.workloads.labelled import WORST, LabelledWorkload
+from kdcli.workloads.labelled_tasks import check_task_data, open_workload
 from kdcli.workloads.learning import describe_learning, describe_score
-from kdcli.workloads.plan import log_padding
 from kdcli.workloads.predictions import Features, Prediction
-from kdcli.workloads.recipes import downstream_recipe
 from kdcli.workloads.requests import WorkloadRequest
 from kdcli.workloads.scores import EvaluationResult, ModelScores, compare, paired_differences
 from kdcli.workloads.settings import DownstreamSettings, FinetuneRecipe, OnTask
 from kdcli.workloads.task_models import row_format
-from kdcli.workloads.tasks import check_task_data, open_workload
+from kdcli.workloads.training_plan import log_padding
 from kdcli.workloads.workload import Workload
 
 WEIGHTS = "model.safetensors"

@@ -56,7 +56,6 @@ from kdcli.types import (
     StepLoss,
     Term,
 )
-from kdcli.workloads.plan import Plan, bucketed
 from kdcli.workloads.predictions import (
     Evaluator,
     Features,
@@ -78,6 +77,7 @@ from kdcli.workloads.task_models import (
     warn_of_cut,
 )
 from kdcli.workloads.training import total_loss
+from kdcli.workloads.training_plan import Plan, bucketed
 from kdcli.workloads.workload import LOGITS, Workload
 
 GROUP, SHORT_ROW = 8, 20

@@ -18,7 +18,7 @@ from kdcli.models.files import HUB_ERRORS
 from kdcli.report.schema import Evaluation
 from kdcli.types import Array
 from kdcli.workloads.embedder import Embedder
-from kdcli.workloads.embedding import EmbeddingWorkload, Settings
+from kdcli.workloads.embeddings import EmbeddingWorkload, Settings
 from kdcli.workloads.requests import EvaluationRequest
 from kdcli.workloads.scores import ModelScores
 

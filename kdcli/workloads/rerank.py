@@ -57,7 +57,6 @@ from kdcli.types import (
     Term,
 )
 from kdcli.workloads.embedder import Embedder, cosines
-from kdcli.workloads.plan import Plan, bucketed
 from kdcli.workloads.rankings import METRICS, metrics_by_query, ranking_scores
 from kdcli.workloads.requests import EvaluationRequest, WorkloadRequest
 from kdcli.workloads.rerank_models import (
@@ -72,6 +71,7 @@ from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.settings import LabelledSettings, TaskHeadSettings
 from kdcli.workloads.task_models import warn_of_cut
 from kdcli.workloads.training import Keep, taught_job
+from kdcli.workloads.training_plan import Plan, bucketed
 from kdcli.workloads.workload import LOGITS, Workload
 
 TASKS = ("rerank",)

@@ -28,7 +28,7 @@ from kdcli.data.labelled.features import TokenizedRows
 from kdcli.engine.evaluation import to_device
 from kdcli.engine.progress import Progress
 from kdcli.engine.session import Session
-from kdcli.models.embedder import EmbeddingFormat
+from kdcli.models.embedding_format import EmbeddingFormat
 from kdcli.models.heads import describe_task
 from kdcli.models.layout import layout_for
 from kdcli.models.model import Model

@@ -63,10 +63,10 @@ from kdcli.types import (
     Signals,
     Start,
 )
-from kdcli.workloads.plan import Plan
 from kdcli.workloads.scores import RESAMPLES, EvaluationResult, ModelScores, compare
 from kdcli.workloads.settings import TaskHeadSettings
 from kdcli.workloads.training import Keep, model_job
+from kdcli.workloads.training_plan import Plan
 
 M = TypeVar("M", bound=Model, default=Any)
 LOGITS = Needs(logits=True)

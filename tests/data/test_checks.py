@@ -5,7 +5,7 @@ import json
 import pytest
 from reading import read_task
 
-from kdcli.data.labelled.checks import describe_rows
+from kdcli.data.labelled.row_checks import describe_rows
 from kdcli.errors import UsageError
 from kdcli.types import Example, Task
 

@@ -17,7 +17,7 @@ from transformers import BertTokenizer
 from kdcli.deploy.predict import Predictor
 from kdcli.engine.session import Session, start
 from kdcli.errors import UsageError
-from kdcli.models.embedder import (
+from kdcli.models.embedding_format import (
     DenseLayer,
     EmbeddingFormat,
     Pool,

@@ -11,7 +11,7 @@ from kdcli.models.capture import capture, params_without_grad
 from kdcli.models.grammar import parse_shape
 from kdcli.models.layout import LAYOUTS, layout_for
 from kdcli.models.load import save_model
-from kdcli.models.masked_lm import load_masked_lm, student_with_head
+from kdcli.models.masked_head import load_masked_lm, student_with_head
 from kdcli.models.shape import build_student, shape_of
 from kdcli.types import IGNORED, Needs, Start
 

@@ -10,7 +10,7 @@ from kdcli import losses, pruners
 from kdcli.recipe.resolve import defaulted, flatten, read_recipe, recipe_models, resolve, shipped
 from kdcli.verbs.prune.method_recipes import prune_recipes, with_defaults
 from kdcli.verbs.prune.settings import PruneRecipe
-from kdcli.workloads import generation
+from kdcli.workloads import text_generation
 
 TABLE = yaml.safe_load((Path(__file__).parent / "published.yaml").read_text("utf-8"))
 # A variant of a list of ablations is compared in test_task_recipe.py.
@@ -33,7 +33,7 @@ def complete(verb, name):
             resolved.recipe.method, resolved.recipe.pruner
         ).model_dump()
     elif verb == "finetune" and values["workload"]:
-        values["workload"] = generation.Settings(**values["workload"]).model_dump()
+        values["workload"] = text_generation.Settings(**values["workload"]).model_dump()
     elif verb == "distill":
         values["loss"] = losses.check_settings(
             resolved.recipe.method, resolved.recipe.loss

@@ -25,7 +25,7 @@ from kdcli.verbs.compress.settings import CompressRecipe
 from kdcli.verbs.distill.settings import DistillRecipe
 from kdcli.verbs.evaluate.settings import EvaluateRecipe
 from kdcli.verbs.prune.settings import PruneRecipe
-from kdcli.workloads.recipes import downstream_recipe
+from kdcli.workloads.finetune_recipes import downstream_recipe
 from kdcli.workloads.settings import DownstreamSettings, FinetuneRecipe, LabelledSettings
 
 

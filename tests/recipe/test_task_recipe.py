@@ -11,8 +11,7 @@ from kdcli.losses import check_settings, inputs_of, on_tasks
 from kdcli.models.grammar import parse_shape
 from kdcli.recipe.resolve import resolve, shipped
 from kdcli.types import ModelShape
-from kdcli.verbs.distill.plan import plan
-from kdcli.verbs.distill.recipes import (
+from kdcli.verbs.distill.distill_recipes import (
     ablations,
     distill_recipe,
     general_recipe,
@@ -20,9 +19,10 @@ from kdcli.verbs.distill.recipes import (
     undistilled_recipe,
 )
 from kdcli.verbs.distill.settings import DistillRecipe
+from kdcli.verbs.distill.students import plan
 from kdcli.verbs.prune.method_recipes import prune_recipes
 from kdcli.verbs.prune.settings import PruneRecipe
-from kdcli.workloads.recipes import eval_source, finetune_recipe
+from kdcli.workloads.finetune_recipes import eval_source, finetune_recipe
 from kdcli.workloads.settings import DownstreamSettings, FinetuneRecipe
 
 BASE = ModelShape(12, 768, 3072, 12)

@@ -16,7 +16,7 @@ from kdcli.report.finish import checked_report
 from kdcli.report.published import published_for
 from kdcli.report.schema import Mistake, Report
 from kdcli.report.tables import published_tables
-from kdcli.verbs.distill.recipes import ablations
+from kdcli.verbs.distill.distill_recipes import ablations
 
 ROOT = Path(__file__).parents[2]
 

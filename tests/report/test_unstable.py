@@ -19,7 +19,7 @@ from kdcli.report.schema import Report
 from kdcli.report.sections.overview import facts
 from kdcli.report.sections.timings import latency_csv
 from kdcli.report.views import markdown, model_card
-from kdcli.verbs.compress.candidates import Front
+from kdcli.verbs.compress.compress_candidates import Front
 from kdcli.verbs.compress.limits import GoalSettings, ScoredModel
 from kdcli.verbs.compress.scored import read
 

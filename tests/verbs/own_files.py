@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from kdcli.cli import app
 from kdcli.engine.run_dir import RunDir
-from kdcli.models.embedder import DenseLayer, EmbeddingFormat, save_embedder
+from kdcli.models.embedding_format import DenseLayer, EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 from kdcli.report.schema import Report
 

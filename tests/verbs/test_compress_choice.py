@@ -17,7 +17,7 @@ from kdcli.report import schema
 from kdcli.report.schema_decisions import ClassChange, Decision, PairedValue
 from kdcli.report.sections.price import price_sentence
 from kdcli.verbs.compress.answer import Outcome, in_float
-from kdcli.verbs.compress.candidates import Front
+from kdcli.verbs.compress.compress_candidates import Front
 from kdcli.verbs.compress.halving import RungScore, halve
 from kdcli.verbs.compress.limits import GoalSettings, ScoredModel, conflict
 from kdcli.verbs.compress.scored import (

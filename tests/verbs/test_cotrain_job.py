@@ -18,7 +18,7 @@ from kdcli.types import Schedule
 from kdcli.verbs.cotrain.job import pair_job
 from kdcli.verbs.cotrain.models import load_text_pair
 from kdcli.verbs.cotrain.settings import CotrainRecipe
-from kdcli.workloads.text import TextWorkload
+from kdcli.workloads.blocks import TextWorkload
 
 SCHEDULE = Schedule(
     steps=6, batch_size=8, lr=1e-3, warmup_steps=0, eval_every=6, checkpoint_every=100

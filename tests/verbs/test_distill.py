@@ -18,7 +18,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 from kdcli.cli import main
 from kdcli.engine import fan_out
 from kdcli.engine.processes import take_slurm
-from kdcli.verbs.distill.recipes import distill_recipe
+from kdcli.verbs.distill.distill_recipes import distill_recipe
 from kdcli.workloads.predictions import Features
 
 QUICK = shlex.split(

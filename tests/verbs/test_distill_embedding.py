@@ -25,7 +25,7 @@ from transformers import AutoModel
 
 from kdcli.data.demo import demo_documents
 from kdcli.engine.session import Session, start
-from kdcli.models.embedder import EmbeddingFormat, save_embedder
+from kdcli.models.embedding_format import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 from kdcli.models.training_rows import training_rows, write_training_rows
 from kdcli.recipe.resolve import read_recipe

@@ -28,9 +28,9 @@ from kdcli.recipe.sections import RunOptions
 from kdcli.report.schema import FINETUNED
 from kdcli.run.context import RunContext, cpu_session
 from kdcli.types import Kind
+from kdcli.verbs.distill.open_tasks import open_outputs
 from kdcli.verbs.distill.settings import DistillRecipe
-from kdcli.verbs.distill.stages import TaskDistillation
-from kdcli.verbs.distill.tasks import open_outputs
+from kdcli.verbs.distill.task_stages import TaskDistillation
 
 QUICK = shlex.split(
     "--max-steps 8 --batch-size 16 --lr 1e-3 --dtype fp32 --set intermediate.lr=2e-4 "

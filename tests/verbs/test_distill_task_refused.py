@@ -13,7 +13,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 from kdcli.errors import UsageError
 from kdcli.recipe.resolve import resolve
 from kdcli.recipe.sections import RunOptions
-from kdcli.verbs.distill.checks import check_task
+from kdcli.verbs.distill.recipe_checks import check_task
 from kdcli.verbs.distill.run import distill
 from kdcli.verbs.distill.settings import DistillRecipe
 

@@ -17,7 +17,7 @@ from own_files import kdcli, refused, report_of, said_by, succeeds, write
 from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer
 
-from kdcli.models.embedder import EmbeddingFormat
+from kdcli.models.embedding_format import EmbeddingFormat
 from kdcli.verbs.export.export_check import ExportCheck
 from kdcli.verbs.export.texts import CheckTexts
 from kdcli.workloads.embedder import Embedder

@@ -9,7 +9,7 @@ from own_files import succeeds, write
 from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer
 
-from kdcli.models.embedder import EmbeddingFormat, save_embedder
+from kdcli.models.embedding_format import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder, load_tokenizer
 from kdcli.verbs.export.texts import divide, texts_of_package, texts_of_task, with_calibration
 from kdcli.workloads.requests import EvaluationRequest

@@ -12,10 +12,10 @@ from own_files import QUICK, refused, write
 from kdcli.errors import UsageError
 from kdcli.recipe.resolve import combinations, grid_options
 from kdcli.verbs.finetune.run import check_grid
+from kdcli.workloads.finetune_recipes import finetune_recipe
 from kdcli.workloads.finetuning import request_of
-from kdcli.workloads.recipes import finetune_recipe
+from kdcli.workloads.labelled_tasks import check_task_data, open_workload
 from kdcli.workloads.settings import FinetuneRecipe
-from kdcli.workloads.tasks import check_task_data, open_workload
 
 
 @pytest.fixture(scope="module")

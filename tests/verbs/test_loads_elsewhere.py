@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
-from kdcli.models.embedder import POOLING_KEYS, EmbeddingFormat
+from kdcli.models.embedding_format import POOLING_KEYS, EmbeddingFormat
 from kdcli.models.layout import LAYOUTS
 from kdcli.verbs.export.javascript import TYPED_TOKENIZERS, UNKNOWN_TYPES, JsModel, default_dtype
 

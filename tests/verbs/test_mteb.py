@@ -12,7 +12,7 @@ from datasets import Dataset, DatasetDict
 from own_files import refused, report_of, succeeds, write
 from sentence_transformers.util import SimilarityFunction
 
-from kdcli.models.embedder import SIMILARITIES, EmbeddingFormat
+from kdcli.models.embedding_format import SIMILARITIES, EmbeddingFormat
 from kdcli.workloads.mteb_tasks import Encoder
 
 mteb = pytest.importorskip("mteb")

@@ -22,7 +22,7 @@ from transformers import (
 import kdcli
 from kdcli.deploy.predict import Predictor
 from kdcli.errors import UsageError
-from kdcli.models.embedder import EmbeddingFormat, save_embedder
+from kdcli.models.embedding_format import EmbeddingFormat, save_embedder
 
 TEXTS = ["w1 w2 w3", "w4", *(f"w{n} w{n % 7 + 9} w{n % 5 + 20}" for n in range(40)), "w7 w8"]
 PAIRS = [(text, f"w{n} w3") for n, text in enumerate(TEXTS)]

@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModel
 
 from kdcli.deploy.sparse.mask_file import read_mask
-from kdcli.models.embedder import DenseLayer, EmbeddingFormat
+from kdcli.models.embedding_format import DenseLayer, EmbeddingFormat
 from kdcli.models.training_rows import training_rows, write_training_rows
 
 DENSE = DenseLayer(torch.randn(8, 32, generator=torch.Generator().manual_seed(1)), None, False)

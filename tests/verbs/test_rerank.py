@@ -20,7 +20,7 @@ from own_files import (
 from sentence_transformers import CrossEncoder
 from transformers import AutoModelForSequenceClassification
 
-from kdcli.models.embedder import EmbeddingFormat, save_embedder
+from kdcli.models.embedding_format import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 
 QUICK = shlex.split(

@@ -7,7 +7,7 @@ import torch
 from own_files import refused, succeeds
 from sentence_transformers import SentenceTransformer
 
-from kdcli.models.embedder import DenseLayer, EmbeddingFormat
+from kdcli.models.embedding_format import DenseLayer, EmbeddingFormat
 
 TEXTS = ["w1 w2", "w3 w4 w5"]
 

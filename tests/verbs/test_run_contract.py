@@ -27,7 +27,7 @@ from processes import process, two_ranks
 from transformers import AutoModelForMaskedLM
 
 from kdcli.errors import Stopped
-from kdcli.models.embedder import EmbeddingFormat
+from kdcli.models.embedding_format import EmbeddingFormat
 
 STEPS = 16
 SHORT = shlex.split(

@@ -24,7 +24,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from kdcli.deploy.predict import Predictor
-from kdcli.models.embedder import EmbeddingFormat
+from kdcli.models.embedding_format import EmbeddingFormat
 
 FIRST_OR_SECOND = "w50"
 FILLER = "w40 " * 30

@@ -6,7 +6,7 @@ import pytest
 from encoders import foreign_tokenizer
 from own_files import refused, report_of, said_by, succeeds
 
-from kdcli.models.embedder import EmbeddingFormat
+from kdcli.models.embedding_format import EmbeddingFormat
 from kdcli.run.context import cpu_session
 from kdcli.verbs.distill.space import join_vectors
 from kdcli.workloads.embedder import Embedder, cosines

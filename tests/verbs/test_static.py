@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from kdcli.deploy.predict import Predictor
-from kdcli.models.embedder import DenseLayer, EmbeddingFormat
+from kdcli.models.embedding_format import DenseLayer, EmbeddingFormat
 from kdcli.run.context import cpu_session
 from kdcli.workloads.embedder import Embedder
 

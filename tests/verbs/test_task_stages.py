@@ -20,11 +20,11 @@ from kdcli.targets.cache import TOKENS_KEY, SignalStore
 from kdcli.targets.targets import StorePlace
 from kdcli.types import Signals, StepLoss
 from kdcli.verbs.distill.distillation import objective_job
-from kdcli.verbs.distill.stages import prediction_job
 from kdcli.verbs.distill.student import Student, fit_projections
+from kdcli.verbs.distill.task_stages import prediction_job
 from kdcli.workloads.finetuning import request_of
+from kdcli.workloads.labelled_tasks import open_workload
 from kdcli.workloads.settings import FinetuneRecipe, FinetuneTrainSettings, LabelledSettings
-from kdcli.workloads.tasks import open_workload
 from kdcli.workloads.training import mixed_terms
 
 LABELS = ("brisk", "calm")

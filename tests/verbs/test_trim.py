@@ -23,11 +23,11 @@ from transformers import (
 )
 
 from kdcli.errors import MachineError
-from kdcli.models.embedder import EmbeddingFormat
+from kdcli.models.embedding_format import EmbeddingFormat
 from kdcli.models.training_rows import training_rows, write_training_rows
 from kdcli.models.trim import count_tokens
 from kdcli.report.schema import Trimming
-from kdcli.workloads import vocabulary
+from kdcli.workloads import cut_vocabulary
 
 TEXTS = ["w1 w2 w3", "w2 w5 w5 w5", "w3 w1"]
 
@@ -78,9 +78,9 @@ def test_of_two_processes_that_need_the_counts_of_a_text_one_counts(
         return count_tokens(tokenizer, texts)
 
     def save_counts(file):
-        np.save(file, vocabulary._counts(str(text), None, tiny_tokenizer()))
+        np.save(file, cut_vocabulary._counts(str(text), None, tiny_tokenizer()))
 
-    monkeypatch.setattr(vocabulary, "count_tokens", count)
+    monkeypatch.setattr(cut_vocabulary, "count_tokens", count)
     files = [tmp_path / f"{name}.npy" for name in ("one", "other")]
     children = [Child(partial(save_counts, file)) for file in files]
     assert [child.wait() for child in children] == [0, 0]
@@ -97,7 +97,7 @@ def test_a_cache_without_a_place_for_a_lock_is_named(text, monkeypatch, cache, e
 
     monkeypatch.setattr(FileLock, "acquire", acquire)
     with pytest.raises(MachineError, match="could not be written") as caught:
-        vocabulary._counts(str(text), None, tiny_tokenizer())
+        cut_vocabulary._counts(str(text), None, tiny_tokenizer())
     assert "KDCLI_CACHE" in caught.value.hint
 
 
@@ -166,7 +166,7 @@ def test_a_trimmed_model_has_one_size_and_no_teacher(text, tmp_path):
 def test_a_text_that_is_nearly_covered_gives_no_warning():
     def warnings(share):
         coverage = {"en": 1.0, "de": share}
-        return vocabulary.low_coverage(Trimming(kept=7, whole=64, needed=10, coverage=coverage))
+        return cut_vocabulary.low_coverage(Trimming(kept=7, whole=64, needed=10, coverage=coverage))
 
     assert warnings(0.99) == []
     (warning,) = warnings(0.9899)

@@ -10,10 +10,10 @@ from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 
 from kdcli.errors import UsageError
-from kdcli.models.embedder import EmbeddingFormat, save_embedder
+from kdcli.models.embedding_format import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 from kdcli.workloads.embedder import Embedder
-from kdcli.workloads.embedding import open_evaluation
+from kdcli.workloads.embeddings import open_evaluation
 from kdcli.workloads.eval_sets import open_eval_sets, open_pairs
 from kdcli.workloads.requests import EvaluationRequest
 from kdcli.workloads.settings import DownstreamSettings, LabelledSettings

@@ -8,7 +8,6 @@ import numpy as np
 
 from kdcli.data import demo
 from kdcli.data.hub import HubId
-from kdcli.data.labelled.checks import describe_repeats
 from kdcli.data.labelled.examples import example_of
 from kdcli.data.labelled.kept import kept_rows
 from kdcli.data.labelled.partition import (
@@ -18,6 +17,7 @@ from kdcli.data.labelled.partition import (
     deciding_hashes,
     hashes_of,
 )
+from kdcli.data.labelled.row_checks import describe_repeats
 from kdcli.data.rows import BadRow, OnBadRow, Row
 from kdcli.data.sources import DemoSource, FileSource, HubSource, Log, Source, open_source
 from kdcli.data.storage import NotFound, list_folder

@@ -9,7 +9,6 @@ from functools import cached_property
 
 import numpy as np
 
-from kdcli.data.labelled.checks import BadRows, class_counts, describe_repeats
 from kdcli.data.labelled.kept import kept_rows
 from kdcli.data.labelled.own import own_task
 from kdcli.data.labelled.partition import (
@@ -20,6 +19,7 @@ from kdcli.data.labelled.partition import (
     held_back,
 )
 from kdcli.data.labelled.request import RowsRequest
+from kdcli.data.labelled.row_checks import BadRows, class_counts, describe_repeats
 from kdcli.data.labelled.splits import (
     TaskSource,
     describe_needed_files,

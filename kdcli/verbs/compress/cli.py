@@ -18,7 +18,7 @@ def compress(given: Given) -> Printable | None:
     from kdcli.verbs.compress.settings import CompressOptions, compress_recipe
 
     if (folder := given.of(CompressOptions).front) is not None:
-        from kdcli.verbs.compress.candidates import Front
+        from kdcli.verbs.compress.compress_candidates import Front
 
         return given.show(Front.read(folder))
     options, keys = given.run_options, given.keys()

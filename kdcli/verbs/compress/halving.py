@@ -19,8 +19,8 @@ from kdcli.models.load import load_config
 from kdcli.recipe.resolve import flatten
 from kdcli.verbs.compress.limits import POINT, GoalSettings
 from kdcli.verbs.compress.search import Search
+from kdcli.verbs.compress.shape_timings import too_slow
 from kdcli.verbs.compress.steps import Step, TrainingCost
-from kdcli.verbs.compress.timings import too_slow
 
 NEVER = 10**9
 """An evaluation interval that no training reaches, so that it is evaluated only at the end."""

@@ -24,7 +24,7 @@ from kdcli.report.finish import RunResult
 from kdcli.report.schema import Compression
 from kdcli.verbs.compress.record import Record, question_of
 from kdcli.verbs.compress.settings import CompressRecipe, dotted
-from kdcli.workloads.vocabulary import sources_of
+from kdcli.workloads.cut_vocabulary import sources_of
 
 GOAL = ("goal.", "budget", "price_per_hour")
 """Beginnings of the keys that a question to a finished run may change."""

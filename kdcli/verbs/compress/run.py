@@ -42,14 +42,14 @@ from kdcli.verbs.compress.record import Record
 from kdcli.verbs.compress.scored import TEACHER, deployed_bytes
 from kdcli.verbs.compress.search import Search, check_backends, evaluation_request
 from kdcli.verbs.compress.settings import BY_MODEL, CompressRecipe, detected
-from kdcli.verbs.compress.steps import Step, Steps
-from kdcli.verbs.compress.timings import (
+from kdcli.verbs.compress.shape_timings import (
     BudgetError,
     Untrained,
     budget_error,
     measure_untrained,
     too_slow,
 )
+from kdcli.verbs.compress.steps import Step, Steps
 from kdcli.verbs.compress.verb_steps import VERBS, Verbs, verb_steps
 from kdcli.workloads import open_evaluation
 from kdcli.workloads.decisions import KINDS

@@ -26,7 +26,7 @@ from kdcli.types import Kind
 from kdcli.verbs.compress.scored import latency_rows
 from kdcli.verbs.compress.settings import CompressRecipe, RecipeKeys, base_recipe, dotted
 from kdcli.verbs.compress.steps import Step
-from kdcli.verbs.distill.recipes import distill_recipe, embedding_recipe
+from kdcli.verbs.distill.distill_recipes import distill_recipe, embedding_recipe
 from kdcli.verbs.distill.run import distill
 from kdcli.verbs.distill.settings import at_width
 from kdcli.verbs.evaluate.run import Extras, evaluate
@@ -39,11 +39,11 @@ from kdcli.verbs.prune.run import prune
 from kdcli.verbs.trim.run import trim
 from kdcli.verbs.trim.settings import TrimRecipe
 from kdcli.workloads.beir import RETRIEVAL
-from kdcli.workloads.embedding import METHOD
 from kdcli.workloads.embedding_texts import column_of_texts
+from kdcli.workloads.embeddings import METHOD
 from kdcli.workloads.eval_sets import by_vectors
+from kdcli.workloads.finetune_recipes import finetune_recipe
 from kdcli.workloads.labelled import ROW_KINDS
-from kdcli.workloads.recipes import finetune_recipe
 from kdcli.workloads.rerank import TASKS
 from kdcli.workloads.scores import RESAMPLES
 from kdcli.workloads.settings import LabelledSettings

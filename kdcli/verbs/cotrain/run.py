@@ -48,6 +48,8 @@ from kdcli.verbs.cotrain.models import (
 )
 from kdcli.verbs.cotrain.settings import ONLY_ON_TASK, ONLY_ON_TEXT, CotrainRecipe
 from kdcli.workloads import open_workload
+from kdcli.workloads.blocks import TextWorkload, check_masking, read_corpus
+from kdcli.workloads.finetune_recipes import as_finetune
 from kdcli.workloads.finetuning import (
     DOWNSTREAM,
     Downstream,
@@ -57,8 +59,6 @@ from kdcli.workloads.finetuning import (
     request_of,
 )
 from kdcli.workloads.labelled import WORST
-from kdcli.workloads.recipes import as_finetune
-from kdcli.workloads.text import TextWorkload, check_masking, read_corpus
 from kdcli.workloads.workload import Workload
 
 

@@ -15,7 +15,7 @@ from kdcli.disk import cache_dir, cache_key
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.models.card import weights_hash
-from kdcli.models.masked_lm import load_masked_lm
+from kdcli.models.masked_head import load_masked_lm
 from kdcli.models.model import Model
 from kdcli.verbs.distill.settings import AugmentSettings
 from kdcli.workloads.labelled import LabelledWorkload

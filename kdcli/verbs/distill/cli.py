@@ -35,7 +35,7 @@ def distill(given: Given) -> Printable | None:
         )
     if given.recipe is None:
         _choose_embedding(given)
-    from kdcli.verbs.distill.recipes import ablations, distill_recipe
+    from kdcli.verbs.distill.distill_recipes import ablations, distill_recipe
     from kdcli.verbs.distill.settings import DistillOptions
 
     options, own = given.run_options, given.of(DistillOptions)
@@ -51,10 +51,10 @@ def distill(given: Given) -> Printable | None:
         resolved = distill_recipe(recipe=given.recipe, sets=given.sets, options=keys)
     if own.augment_only is not None and resolved.recipe.kind != "rows":
         raise UsageError("--augment-only needs --task", "it copies the rows of a task")
-    from kdcli.verbs.distill import run, tasks
+    from kdcli.verbs.distill import open_tasks, run
 
     if own.augment_only is not None:
-        return given.show(tasks.write_copies(resolved, options, own.augment_only))
+        return given.show(open_tasks.write_copies(resolved, options, own.augment_only))
     if changes and resolved.recipe.kind == "outputs":
         raise UsageError(
             f"--ablate compares students on text or on labelled rows, not on task "

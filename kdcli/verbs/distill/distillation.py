@@ -23,7 +23,6 @@ from kdcli.run.context import RunContext
 from kdcli.targets.targets import StorePlace, targets_of
 from kdcli.types import Card, Job, RowHashes
 from kdcli.verbs.distill.fast import how_distilled
-from kdcli.verbs.distill.plan import Planned
 from kdcli.verbs.distill.settings import DistillRecipe
 from kdcli.verbs.distill.student import (
     Student,
@@ -32,7 +31,8 @@ from kdcli.verbs.distill.student import (
     freeze_unreached,
     teacher_needs,
 )
-from kdcli.workloads.plan import Plan
+from kdcli.verbs.distill.students import Planned
+from kdcli.workloads.training_plan import Plan
 from kdcli.workloads.workload import Workload
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kdcli.disk import atomic_dir, read_json, write_atomic
 from kdcli.errors import UsageError
-from kdcli.models.embedder import PROMPTS_FILE, save_embedder
+from kdcli.models.embedding_format import PROMPTS_FILE, save_embedder
 from kdcli.models.files import LIBRARY, MODULES_FILE
 from kdcli.types import ModelShape
 from kdcli.verbs.distill.settings import DistillRecipe

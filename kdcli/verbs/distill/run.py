@@ -22,12 +22,12 @@ from kdcli.report.schema import STUDENT, TEACHER
 from kdcli.run.context import RunContext, open_run
 from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import Run, run_command, run_stages, telling_how_to_continue
-from kdcli.verbs.distill.checks import check_goals, check_recipe
 from kdcli.verbs.distill.fast import like_first
+from kdcli.verbs.distill.open_tasks import open_outputs, open_task, read_general
+from kdcli.verbs.distill.recipe_checks import check_goals, check_recipe
 from kdcli.verbs.distill.settings import ONLY_ON_TASK, ONLY_ON_TEXT, DistillRecipe, Kind
-from kdcli.verbs.distill.stages import WITHOUT, TaskDistillation
-from kdcli.verbs.distill.tasks import open_outputs, open_task, read_general
-from kdcli.verbs.distill.text import open_text, read_text
+from kdcli.verbs.distill.student_groups import open_text, read_text
+from kdcli.verbs.distill.task_stages import WITHOUT, TaskDistillation
 from kdcli.verbs.distill.vectors import open_vectors, with_learning_rate
 from kdcli.workloads.as_trained import as_trained
 

@@ -13,14 +13,14 @@ from transformers import PreTrainedModel
 
 from kdcli.engine.progress import Progress
 from kdcli.engine.session import Session
-from kdcli.models.embedder import DenseLayer, EmbeddingFormat
+from kdcli.models.embedding_format import DenseLayer, EmbeddingFormat
 from kdcli.models.reduce import components
 from kdcli.recipe.methods import own_settings
 from kdcli.targets.targets import Vectors
 from kdcli.types import Array, ModelShape, Objective, Signals
 from kdcli.verbs.distill.settings import DistillRecipe
 from kdcli.workloads.embedder import Embedder
-from kdcli.workloads.embedding import METHOD, EmbeddingWorkload, Settings
+from kdcli.workloads.embeddings import METHOD, EmbeddingWorkload, Settings
 
 BASIS_ROWS = 50_000
 """Number of vectors that give the principal components."""

@@ -25,7 +25,7 @@ from kdcli.engine.run_dir import RunDir
 from kdcli.engine.session import Session
 from kdcli.errors import UsageError
 from kdcli.losses.embedding import check_dimensions, check_pairs
-from kdcli.models.embedder import EmbeddingFormat, Pool, read_format, save_embedder
+from kdcli.models.embedding_format import EmbeddingFormat, Pool, read_format, save_embedder
 from kdcli.models.grammar import goal_of, static_shape
 from kdcli.models.load import load_config, location
 from kdcli.models.shape import InitializedStudent, shape_of
@@ -41,10 +41,9 @@ from kdcli.targets.precomputed import read_vectors
 from kdcli.targets.targets import Vectors, VectorTargets, anchors_of
 from kdcli.targets.teacher import Teacher
 from kdcli.types import Array, ModelShape, Needs, Outcome
-from kdcli.verbs.distill.checks import check_signals
 from kdcli.verbs.distill.distillation import Distillation, card_of, held_out_losses, log_notes
 from kdcli.verbs.distill.fast import shape_notes, with_shape
-from kdcli.verbs.distill.plan import Planned, start_of, student_shapes, with_measured_layers
+from kdcli.verbs.distill.recipe_checks import check_signals
 from kdcli.verbs.distill.router import ROUTER, check_router, save_router
 from kdcli.verbs.distill.settings import DistillRecipe
 from kdcli.verbs.distill.space import VectorSpace, join_vectors, projected, vector_settings
@@ -57,9 +56,10 @@ from kdcli.verbs.distill.student import (
     relation_kernel,
     teacher_needs,
 )
+from kdcli.verbs.distill.students import Planned, start_of, student_shapes, with_measured_layers
 from kdcli.workloads.embedder import Embedder
-from kdcli.workloads.embedding import EmbeddingWorkload
 from kdcli.workloads.embedding_texts import divided_texts
+from kdcli.workloads.embeddings import EmbeddingWorkload
 from kdcli.workloads.eval_sets import open_eval_sets
 from kdcli.workloads.scores import EvaluationResult
 from kdcli.workloads.static_students import static_student

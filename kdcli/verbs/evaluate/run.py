@@ -40,7 +40,7 @@ from kdcli.workloads.beir import RETRIEVAL
 from kdcli.workloads.decisions import KINDS, class_drop_misses, decisions
 from kdcli.workloads.detect import with_task
 from kdcli.workloads.embedder import Embedder
-from kdcli.workloads.embedding import METHOD
+from kdcli.workloads.embeddings import METHOD
 from kdcli.workloads.labelled import LabelledWorkload
 from kdcli.workloads.mteb_tasks import PREFIX
 from kdcli.workloads.predictions import shown_label, summed_up

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kdcli.deploy.exported import EMBEDDING_KIND
-from kdcli.models.embedder import EmbeddingFormat
+from kdcli.models.embedding_format import EmbeddingFormat
 from kdcli.models.heads import AUTO_CLASS
 from kdcli.report.front import PIPELINES, template
 

@@ -31,7 +31,7 @@ from kdcli.errors import UsageError
 from kdcli.models.card import describe
 from kdcli.models.cross_encoder import activation_of, set_activation
 from kdcli.models.custom_class import custom_class
-from kdcli.models.embedder import EmbeddingFormat, Pool, read_format, save_format
+from kdcli.models.embedding_format import EmbeddingFormat, Pool, read_format, save_format
 from kdcli.models.files import CONFIG_FILE
 from kdcli.models.heads import AUTO_CLASS, check_head, head_of, tokenizer_for, tuned_length
 from kdcli.models.load import (

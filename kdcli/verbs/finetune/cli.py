@@ -19,7 +19,7 @@ def finetune(given: Given) -> Printable | None:
 
         given.values["task"] = known_task(given["model"], given["data"])
     from kdcli.recipe.resolve import grid_options
-    from kdcli.workloads.recipes import finetune_recipe
+    from kdcli.workloads.finetune_recipes import finetune_recipe
     from kdcli.workloads.settings import FinetuneRecipe
 
     options, keys = given.run_options, given.keys()

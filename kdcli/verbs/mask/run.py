@@ -28,7 +28,7 @@ from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import numbered
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import is_custom
-from kdcli.models.embedder import EmbeddingFormat, read_format, save_embedder
+from kdcli.models.embedding_format import EmbeddingFormat, read_format, save_embedder
 from kdcli.models.files import CONFIG_FILE
 from kdcli.models.heads import kind_of_head, tokenizer_for
 from kdcli.models.load import check_case, load_weights, location, save_model

@@ -30,7 +30,6 @@ from kdcli.targets.targets import Targets, store_in
 from kdcli.targets.teacher import Teacher
 from kdcli.types import Batch, Card, Job, Needs, Schedule, Signals, StepLoss, Term
 from kdcli.verbs.prune.settings import PruneRecipe
-from kdcli.workloads.plan import log_padding
 from kdcli.workloads.training import (
     first_rows,
     freeze_unused,
@@ -38,6 +37,7 @@ from kdcli.workloads.training import (
     total_loss,
     training_job,
 )
+from kdcli.workloads.training_plan import log_padding
 from kdcli.workloads.workload import Workload
 
 TRACE = f"{CHECKPOINTS}/pruning.json"

@@ -15,7 +15,7 @@ from kdcli.engine.progress import Progress
 from kdcli.engine.session import Session
 from kdcli.errors import GateError, UsageError
 from kdcli.metrics.resolution import exceeds
-from kdcli.models.embedder import EmbeddingFormat
+from kdcli.models.embedding_format import EmbeddingFormat
 from kdcli.models.load import location
 from kdcli.models.model import Model
 from kdcli.models.training_rows import training_rows
@@ -23,11 +23,11 @@ from kdcli.report.schema import Trimming
 from kdcli.types import Array
 from kdcli.verbs.trim.settings import TrimRecipe
 from kdcli.workloads import open_evaluation, open_rows
+from kdcli.workloads.cut_vocabulary import TokenUse, cut, kept_note
 from kdcli.workloads.detect import task_of_model
 from kdcli.workloads.requests import EvaluationRequest
 from kdcli.workloads.scores import EvaluationResult, ModelScores
 from kdcli.workloads.settings import LabelledSettings, TaskHeadSettings
-from kdcli.workloads.vocabulary import TokenUse, cut, kept_note
 from kdcli.workloads.workload import Workload
 
 BEFORE, AFTER = "untrimmed", "trimmed"

@@ -8,7 +8,7 @@ from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, UsageError
 from kdcli.models.custom_class import HEADS
-from kdcli.models.embedder import read_format, save_embedder
+from kdcli.models.embedding_format import read_format, save_embedder
 from kdcli.models.load import check_case, load_tokenizer, location, save_model
 from kdcli.models.model import Model
 from kdcli.models.training_rows import training_rows
@@ -22,7 +22,7 @@ from kdcli.report.text import short
 from kdcli.run.context import open_run
 from kdcli.verbs.trim.bound import AFTER, BEFORE, smallest_vocabulary
 from kdcli.verbs.trim.settings import TrimRecipe
-from kdcli.workloads.vocabulary import cut, trimmed
+from kdcli.workloads.cut_vocabulary import cut, trimmed
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from kdcli.verbs.distill.settings import (
     DistillRecipe,
     DistillTrainSettings,
 )
-from kdcli.workloads.recipes import finetune_recipe
+from kdcli.workloads.finetune_recipes import finetune_recipe
 from kdcli.workloads.settings import FinetuneRecipe, LabelledSettings
 
 
@@ -84,7 +84,7 @@ def distill_recipe(
             beneath = demo_recipe(first.method if "method" in resolved.origins else None)
         elif "method" not in resolved.origins and first.teacher is not None:
             # This import loads torch.
-            from kdcli.models.embedder import read_format
+            from kdcli.models.embedding_format import read_format
 
             if read_format(first.teacher) is not None:
                 beneath = {"the teacher is an embedding model": {"method": EMBEDDING}}

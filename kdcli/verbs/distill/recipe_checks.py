@@ -11,11 +11,11 @@ from kdcli.models.grammar import goal_of, is_static_shape
 from kdcli.recipe.resolve import Resolved
 from kdcli.report.schema import STUDENT
 from kdcli.types import ModelShape, Needs, task_title
-from kdcli.verbs.distill.recipes import stage_settings, undistilled_recipe
+from kdcli.verbs.distill.distill_recipes import stage_settings, undistilled_recipe
 from kdcli.verbs.distill.settings import EMBEDDING, SOFT_TARGETS, DistillRecipe, StudentSettings
 from kdcli.verbs.distill.space import StudentVectors, vector_settings
 from kdcli.workloads.embedder import Embedder
-from kdcli.workloads.embedding import METHOD
+from kdcli.workloads.embeddings import METHOD
 from kdcli.workloads.task_models import same_tokens
 
 LABELLED_KEYS = (

@@ -8,8 +8,8 @@ from dataclasses import replace
 from transformers import PreTrainedTokenizerBase
 
 from kdcli.data.labelled.answer_windows import check_answers, misplaced
-from kdcli.data.labelled.checks import describe_rows
 from kdcli.data.labelled.partition import DividedRows
+from kdcli.data.labelled.row_checks import describe_rows
 from kdcli.data.labelled.splits import TaskSource, read_splits
 from kdcli.data.labelled.task_data import Labelled, check_training, open_labelled
 from kdcli.deploy.exported import is_export
@@ -23,7 +23,6 @@ from kdcli.models.model import Model
 from kdcli.models.training_rows import training_rows
 from kdcli.recipe.methods import own_settings
 from kdcli.types import OWN, Head, Kind, Task, task_title
-from kdcli.workloads.generation import GenerationWorkload, Settings, load_generation
 from kdcli.workloads.labelled import (
     LENGTH_KEY,
     LabelledWorkload,
@@ -33,6 +32,7 @@ from kdcli.workloads.predictions import Features
 from kdcli.workloads.requests import EvaluationRequest, WorkloadRequest
 from kdcli.workloads.settings import LabelledSettings
 from kdcli.workloads.task_models import load_trained, row_format, warn_of_cut
+from kdcli.workloads.text_generation import GenerationWorkload, Settings, load_generation
 
 AGREEMENT: Mapping[Kind, tuple[str, ...]] = {
     "class": ("agreement", "macro_f1"),

@@ -46,20 +46,20 @@ from kdcli.types import (
     task_title,
 )
 from kdcli.verbs.distill.augment import WordSource, augmented
+from kdcli.verbs.distill.distill_recipes import stage_settings, undistilled_recipe
 from kdcli.verbs.distill.distillation import Distillation, held_out_losses, objective_job
 from kdcli.verbs.distill.fast import shape_notes
-from kdcli.verbs.distill.plan import start_of
-from kdcli.verbs.distill.recipes import stage_settings, undistilled_recipe
 from kdcli.verbs.distill.student import Student, fit_projections, objective_of, objective_terms
+from kdcli.verbs.distill.students import start_of
 from kdcli.workloads.decisions import decisions
 from kdcli.workloads.finetuning import WEIGHTS, drop_weights, save_and_report, scores_after_training
 from kdcli.workloads.labelled import WORST, LabelledWorkload
-from kdcli.workloads.plan import log_padding
 from kdcli.workloads.predictions import Features
 from kdcli.workloads.scores import EvaluationResult, ModelScores, compare
 from kdcli.workloads.settings import TaskHeadSettings
 from kdcli.workloads.task_models import row_format
 from kdcli.workloads.training import Keep, taught_job
+from kdcli.workloads.training_plan import log_padding
 from kdcli.workloads.workload import Workload
 
 WITHOUT = STUDENT + UNDISTILLED

@@ -28,7 +28,7 @@ from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.models.card import describe
 from kdcli.models.choose import LENGTH, SHAPE_ROWS, Comparison, mean_pooling
-from kdcli.models.embedder import Pool, read_format
+from kdcli.models.embedding_format import Pool, read_format
 from kdcli.models.grammar import goal_of, parse_shape
 from kdcli.models.load import load_encoder, location
 from kdcli.models.model import Model

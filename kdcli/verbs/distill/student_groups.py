@@ -22,7 +22,7 @@ from kdcli.losses import inputs_of
 from kdcli.metrics.probe import probe_demo
 from kdcli.models.grammar import goal_of, short_name
 from kdcli.models.load import load_config, load_encoder, load_tokenizer, save_model
-from kdcli.models.masked_lm import student_with_head
+from kdcli.models.masked_head import student_with_head
 from kdcli.models.model import Model
 from kdcli.models.shape import InitializedStudent
 from kdcli.recipe.sections import RunOptions
@@ -32,7 +32,6 @@ from kdcli.report.schema import ASSISTANT, AT, HELD_OUT_LOSS, TEACHER, UNDISTILL
 from kdcli.run.context import RunContext
 from kdcli.run.stages import Run, Stage, StageJob
 from kdcli.types import Outcome
-from kdcli.verbs.distill.checks import check_text_recipe, is_masked
 from kdcli.verbs.distill.distillation import (
     Distillation,
     card_of,
@@ -41,7 +40,10 @@ from kdcli.verbs.distill.distillation import (
     objective_job,
 )
 from kdcli.verbs.distill.fast import shape_notes, with_shape
-from kdcli.verbs.distill.plan import (
+from kdcli.verbs.distill.recipe_checks import check_text_recipe, is_masked
+from kdcli.verbs.distill.settings import DistillRecipe
+from kdcli.verbs.distill.student import Student, objective_of, relation_kernel
+from kdcli.verbs.distill.students import (
     Planned,
     assistant_recipe,
     plan,
@@ -49,8 +51,7 @@ from kdcli.verbs.distill.plan import (
     variants_recipe,
     with_measured_layers,
 )
-from kdcli.verbs.distill.settings import DistillRecipe
-from kdcli.verbs.distill.student import Student, objective_of, relation_kernel
+from kdcli.workloads.blocks import TextWorkload, check_masking, load_text_model, read_corpus
 from kdcli.workloads.finetuning import (
     DOWNSTREAM,
     Downstream,
@@ -59,7 +60,6 @@ from kdcli.workloads.finetuning import (
     open_downstream,
 )
 from kdcli.workloads.scores import EvaluationResult
-from kdcli.workloads.text import TextWorkload, check_masking, load_text_model, read_corpus
 
 
 def read_text(recipe: DistillRecipe, options: RunOptions) -> None:

@@ -25,23 +25,23 @@ from kdcli.run.stages import Run
 from kdcli.targets.precomputed import read_soft_labels
 from kdcli.types import ModelShape, task_title
 from kdcli.verbs.distill.augment import Copies, augmented, open_words
-from kdcli.verbs.distill.checks import check_teacher
+from kdcli.verbs.distill.distill_recipes import general_recipe, stage_settings, undistilled_recipe
 from kdcli.verbs.distill.distillation import card_of
 from kdcli.verbs.distill.fast import with_shape
-from kdcli.verbs.distill.plan import Planned, with_measured_layers
-from kdcli.verbs.distill.recipes import general_recipe, stage_settings, undistilled_recipe
+from kdcli.verbs.distill.recipe_checks import check_teacher
 from kdcli.verbs.distill.settings import SOFT_TARGETS, DistillRecipe
-from kdcli.verbs.distill.stages import START_FOLDER, OutputDistillation, TaskDistillation
 from kdcli.verbs.distill.student import relation_kernel
-from kdcli.verbs.distill.text import open_text, read_text
+from kdcli.verbs.distill.student_groups import open_text, read_text
+from kdcli.verbs.distill.students import Planned, with_measured_layers
+from kdcli.verbs.distill.task_stages import START_FOLDER, OutputDistillation, TaskDistillation
 from kdcli.workloads import open_workload as open_any_workload
 from kdcli.workloads.as_trained import as_trained
+from kdcli.workloads.finetune_recipes import as_finetune
 from kdcli.workloads.finetuning import request_of
 from kdcli.workloads.labelled import ROW_KINDS, LabelledWorkload
-from kdcli.workloads.recipes import as_finetune
+from kdcli.workloads.labelled_tasks import open_workload
 from kdcli.workloads.settings import TaskHeadSettings
 from kdcli.workloads.task_models import check_vocabulary, same_tokens
-from kdcli.workloads.tasks import open_workload
 
 GENERAL = "general"
 """Directory of the stage on text, inside the run."""

@@ -17,14 +17,14 @@ from kdcli.engine.session import Session
 from kdcli.errors import UsageError
 from kdcli.losses.vocabulary import labels_of, masked_ce, soft_kl
 from kdcli.models.load import load_encoder
-from kdcli.models.masked_lm import load_masked_lm
+from kdcli.models.masked_head import load_masked_lm
 from kdcli.models.model import Model
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.recipe.sections import TrainSettings
 from kdcli.types import Batch, Count, Examples, Needs, RowHashes, Signals
-from kdcli.workloads.plan import Plan
 from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.settings import TaskHeadSettings, TrainingData
+from kdcli.workloads.training_plan import Plan
 from kdcli.workloads.workload import Workload
 
 MASKED_LOGITS = Needs(masked_logits=True)

@@ -31,7 +31,7 @@ from kdcli.losses import build_objective
 from kdcli.losses.embedding import check_dimensions
 from kdcli.models.capture import Capture, capture
 from kdcli.models.choose import Pooling
-from kdcli.models.embedder import Pool, read_format, save_embedder
+from kdcli.models.embedding_format import Pool, read_format, save_embedder
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.recipe.methods import own_settings
 from kdcli.recipe.sections import RecipeValues, Section, TrainSettings
@@ -74,11 +74,11 @@ from kdcli.workloads.eval_sets import (
     open_eval_sets,
     open_pairs,
 )
-from kdcli.workloads.plan import Plan, bucketed
+from kdcli.workloads.labelled_tasks import open_rows as open_labelled_rows
 from kdcli.workloads.requests import EvaluationRequest, WorkloadRequest
 from kdcli.workloads.scores import RESAMPLES, EvaluationResult, ModelScores, compare
 from kdcli.workloads.settings import POOLING, TaskHeadSettings
-from kdcli.workloads.tasks import open_rows as open_labelled_rows
+from kdcli.workloads.training_plan import Plan, bucketed
 from kdcli.workloads.vector_index import open_index
 from kdcli.workloads.workload import MODEL_INPUTS, Workload
 
