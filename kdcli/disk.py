@@ -96,11 +96,11 @@ def use_entry(entry: Path, about: str = "") -> None:
     If the entry is being deleted, the call waits until it is gone.
 
     Args:
-        entry: the file or directory, which need not exist yet.
-        about: the model or data that the entry belongs to, for `kdcli cache ls`.
+        entry: The file or directory, which need not exist yet.
+        about: The model or data that the entry belongs to, for `kdcli cache ls`.
 
     Raises:
-        MachineError: the cache cannot be written and does not hold the entry.
+        MachineError: The cache cannot be written and does not hold the entry.
     """
     note = note_of(entry)
     try:
@@ -127,7 +127,7 @@ def lock_entry(entry: Path) -> Iterator[None]:
     """Keep other processes from writing a cache entry at the same time.
 
     Raises:
-        MachineError: the cache cannot be written, or its file system has no locks.
+        MachineError: The cache cannot be written, or its file system has no locks.
     """
     lock = FileLock(entry.with_name(f".{entry.name}.lock"))
     with disk_errors(entry):
@@ -157,8 +157,8 @@ def open_note(note: Path, creation: int = os.O_CREAT) -> IO[bytes]:
     """Open a note for reading and writing, or for reading if it cannot be written.
 
     Args:
-        note: the path of the note.
-        creation: flags of `os.open`. By default, the note is created if it does not exist.
+        note: The path of the note.
+        creation: Flags of `os.open`. By default, the note is created if it does not exist.
     """
     # A link could lead to a file outside the cache.
     no_link = getattr(os, "O_NOFOLLOW", 0)
@@ -182,15 +182,15 @@ def lock_note(file: IO[bytes], *, shared: bool) -> bool:
     """Lock the note of a cache entry.
 
     Args:
-        file: the open note.
-        shared: whether to wait for a lock that several users of the entry can hold. Otherwise try
+        file: The open note.
+        shared: Whether to wait for a lock that several users of the entry can hold. Otherwise try
             to take the lock that excludes all users.
 
     Returns:
         False if another process holds a lock that prevents it.
 
     Raises:
-        MachineError: nobody can exclude other users, because the file system has no locks.
+        MachineError: Nobody can exclude other users, because the file system has no locks.
     """
     if sys.platform == "win32":
         # Windows refuses to delete a file that a process has open.
@@ -224,7 +224,7 @@ def user_path(path: str | Path) -> Path:
     """Check a path that a user gave, and expand its `~`.
 
     Raises:
-        UsageError: the path is not UTF-8, contains a zero byte or a name that is too long, or there
+        UsageError: The path is not UTF-8, contains a zero byte or a name that is too long, or there
             is no such user.
     """
     text = str(path)
@@ -274,7 +274,7 @@ def check_writable(path: Path, *, directory: bool) -> None:
 
     Raises:
         UsageError: `user_path` rejects the path, or the path or its parent is of another kind.
-        MachineError: there is no permission to write.
+        MachineError: There is no permission to write.
     """
     user_path(path)
     with disk_errors(path):
@@ -308,7 +308,7 @@ def read_json(path: Path, *, max_bytes: int = MAX_BYTES, kind: type = dict) -> A
     """Read the object (or, with `kind`, the list) in a JSON file from any source.
 
     Raises:
-        UsageError: the file cannot be read, is larger than `max_bytes`, or `parse_json` rejects its
+        UsageError: The file cannot be read, is larger than `max_bytes`, or `parse_json` rejects its
             content. The message names the file.
     """
     try:
@@ -327,7 +327,7 @@ def parse_json(data: bytes, source: object, kind: type = dict) -> Any:
     """Parse JSON that holds an object (or, with `kind`, a list); `source` names it in errors.
 
     Raises:
-        UsageError: the data is not JSON, is not UTF-8, is nested deeper than `MAX_DEPTH` levels, or
+        UsageError: The data is not JSON, is not UTF-8, is nested deeper than `MAX_DEPTH` levels, or
             is of another kind.
     """
     try:
@@ -392,8 +392,8 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     unchanged.
 
     Raises:
-        UsageError: the path exists and is not a regular file.
-        MachineError: the disk is full or not writable.
+        UsageError: The path exists and is not a regular file.
+        MachineError: The disk is full or not writable.
     """
     # A rename would replace the link itself, such as /dev/stdout.
     path = Path(os.path.realpath(path))
@@ -428,7 +428,7 @@ def atomic_dir(path: Path) -> Iterator[Path]:
     After an error, `path` is unchanged.
 
     Raises:
-        MachineError: the disk is full or not writable.
+        MachineError: The disk is full or not writable.
     """
     aside, before = (path.with_name(f".{path.name}.{ending}") for ending in ("part", "old"))
     with disk_errors(path):
@@ -459,12 +459,12 @@ def fill_dir(path: Path, *, last: str, clear: bool = False) -> Iterator[Path]:
     filling the directory fails, nothing is moved.
 
     Args:
-        path: the directory to fill.
-        last: the file that is moved last, because it marks a complete directory.
-        clear: remove everything else in `path`.
+        path: The directory to fill.
+        last: The file that is moved last, because it marks a complete directory.
+        clear: Remove everything else in `path`.
 
     Raises:
-        MachineError: the disk is full or not writable.
+        MachineError: The disk is full or not writable.
     """
     staged, created = path / STAGED, not path.exists()
     try:

@@ -60,18 +60,18 @@ class Card:
     """The size of a model, as reports show it.
 
     Attributes:
-        id: the hub id, directory or shape with which the user named the model.
-        revision: the hub commit from which the model was loaded.
-        params_total: number of parameters, with the head.
-        params_embedding: number of parameters in the embedding layer.
-        params_transformer: number of all other parameters.
-        params_nonzero: number of parameters that are not zero.
-        multiply_adds: multiply-adds for one sequence of 128 tokens, without the head.
-        bytes: size of the weights on disk, or in float32 if the model was never saved.
-        held_in: number format of the weights on disk.
-        sha256: hash of the weights on disk; None if the model was never saved.
-        paper_params_embedding: the embedding's parameters as papers count them.
-        paper_params_transformer: the layers' parameters as papers count them.
+        id: The hub id, directory or shape with which the user named the model.
+        revision: The hub commit from which the model was loaded.
+        params_total: Number of parameters, with the head.
+        params_embedding: Number of parameters in the embedding layer.
+        params_transformer: Number of all other parameters.
+        params_nonzero: Number of parameters that are not zero.
+        multiply_adds: Multiply-adds for one sequence of 128 tokens, without the head.
+        bytes: Size of the weights on disk, or in float32 if the model was never saved.
+        held_in: Number format of the weights on disk.
+        sha256: Hash of the weights on disk; None if the model was never saved.
+        paper_params_embedding: The embedding's parameters as papers count them.
+        paper_params_transformer: The layers' parameters as papers count them.
     """
 
     id: str
@@ -112,25 +112,25 @@ class Task:
     """A labelled task: its columns, labels and metrics, and the location of its data.
 
     Attributes:
-        texts: columns of the one or two texts. For `text`, the columns of the source; for `tokens`,
+        texts: Columns of the one or two texts. For `text`, the columns of the source; for `tokens`,
             the words; for `span`, the question and the context.
-        label: column of the label; for `text`, column of the target. Empty if the rows of an own
+        label: Column of the label; for `text`, column of the target. Empty if the rows of an own
             task have no labels.
-        metrics: names of the metrics. A single number always means the first one.
-        labels: class names in the order of their numbers; empty for `span` and `text`. A `score`
+        metrics: Names of the metrics. A single number always means the first one.
+        labels: Class names in the order of their numbers; empty for `span` and `text`. A `score`
             has one if the model's output is the logit of one label.
-        hub: data set and configuration on the hub; `{set}` stands for a set's name.
-        sets: sets that are evaluated separately, such as MNLI's two sets or languages; empty for a
+        hub: Data set and configuration on the hub; `{set}` stands for a set's name.
+        sets: Sets that are evaluated separately, such as MNLI's two sets or languages; empty for a
             single set.
-        split: the hub's name of the validation split; may contain `{set}`.
-        hub_train: data set of the training split, if it is another one.
-        impossible: whether a `span` context may lack an answer (SQuAD 2.0).
+        split: The hub's name of the validation split; may contain `{set}`.
+        hub_train: Data set of the training split, if it is another one.
+        impossible: Whether a `span` context may lack an answer (SQuAD 2.0).
         glue: set -> file name for the GLUE server.
-        glue_words: whether the GLUE server takes label names instead of numbers.
-        max_length: tokens per row in the benchmark's protocol.
-        words: label words (SMP), one per output of the head: in the order of `labels`, one for
+        glue_words: Whether the GLUE server takes label names instead of numbers.
+        max_length: Tokens per row in the benchmark's protocol.
+        words: Label words (SMP), one per output of the head: in the order of `labels`, one for
             `score`, and start and end for `span`.
-        rows_of_labels: the first row of each of the `labels` of a user's own rows, for messages.
+        rows_of_labels: The first row of each of the `labels` of a user's own rows, for messages.
     """
 
     name: str
@@ -161,9 +161,9 @@ class Head:
     """The predictions that a model's head can make.
 
     Attributes:
-        kind: the kind of its predictions.
-        labels: class names in the order of its outputs; empty for `span` and for regression.
-        named: whether the names are the model's own, not `LABEL_0` ...
+        kind: The kind of its predictions.
+        labels: Class names in the order of its outputs; empty for `span` and for regression.
+        named: Whether the names are the model's own, not `LABEL_0` ...
     """
 
     kind: Kind
@@ -185,9 +185,9 @@ class Example:
 
     Attributes:
         where: `file:line`, for messages.
-        id: the data set's id, or the number of the example in the file.
-        texts: one or two texts; for `tokens`, the words; for `span`, the question and the context.
-        label: a class number (`class`); class numbers (`multi`); a real number (`score`); a class
+        id: The data set's id, or the number of the example in the file.
+        texts: One or two texts; for `tokens`, the words; for `span`, the question and the context.
+        label: A class number (`class`); class numbers (`multi`); a real number (`score`); a class
             number per word (`tokens`); gold answers (`span`, empty if unanswerable); the target
             (`text`). None if it is withheld.
     """
@@ -291,19 +291,19 @@ class Signals:
     """The signals of one forward pass.
 
     Attributes:
-        mask: attention mask, [B, L] or [B, 1, L, L]; None if every token is real.
+        mask: Attention mask, [B, L] or [B, 1, L, L]; None if every token is real.
         q, k, v: layer -> [B, A, L, K], after any rotary embedding. Grouped key/value heads are
             repeated to A heads.
         hidden: layer -> [B, L, D]. 0 is the embedding output, and the last one is the model's
             `last_hidden_state`.
         logits: [B, C] for rows; [B, L, C] for tokens; [B, L, 2] for spans (start, end); [P, V] for
             labelled tokens, row by row.
-        labels: the batch's labels, if it has any; see `Kind`.
-        labelled: the places of labelled tokens that `logits` belong to, see `labelled_places`.
-        pooled: vectors of an embedding model, [B, D].
-        anchors: a teacher's vectors of the anchor texts, [R, D].
-        positive: a teacher's vector of each row's positive, [B, D], zero if the row has none.
-        negatives: a teacher's vectors of each row's negatives, [B, M, D], padded with zeros.
+        labels: The batch's labels, if it has any; see `Kind`.
+        labelled: The places of labelled tokens that `logits` belong to, see `labelled_places`.
+        pooled: Vectors of an embedding model, [B, D].
+        anchors: A teacher's vectors of the anchor texts, [R, D].
+        positive: A teacher's vector of each row's positive, [B, D], zero if the row has none.
+        negatives: A teacher's vectors of each row's negatives, [B, M, D], padded with zeros.
     """
 
     mask: Tensor | None = None
@@ -325,11 +325,11 @@ class Objective:
     """A distillation loss for one teacher's shape and one student's shape.
 
     Attributes:
-        teacher_needs, student_needs: the signals to capture.
-        projections: learned matrices of the run, which are never part of the saved student.
-        terms: a pure function (teacher, student) -> named scalars. Their sum is the loss.
-        over: the unit of each term's mean.
-        notes: messages to the user about how the two shapes are compared.
+        teacher_needs, student_needs: The signals to capture.
+        projections: Learned matrices of the run, which are never part of the saved student.
+        terms: A pure function (teacher, student) -> named scalars. Their sum is the loss.
+        over: The unit of each term's mean.
+        notes: Messages to the user about how the two shapes are compared.
     """
 
     teacher_needs: Needs
@@ -358,7 +358,7 @@ class StepLoss:
     """The result of a training step.
 
     Attributes:
-        terms: the terms whose weighted sum is minimised. A single term is named `loss`.
+        terms: The terms whose weighted sum is minimised. A single term is named `loss`.
         outputs: [B, ...], for `Job.compute_metrics`.
     """
 
@@ -493,26 +493,26 @@ class Job:
     """A training job.
 
     Attributes:
-        modules: the modules to train. Each one is clipped and checkpointed separately, so that
+        modules: The modules to train. Each one is clipped and checkpointed separately, so that
             modules in one job get the same updates as in separate jobs. Only parameters that
             require a gradient are trained.
-        step: batch on the device -> loss. Also called for the held-out loss, with the modules in
+        step: Batch on the device -> loss. Also called for the held-out loss, with the modules in
             eval mode and without gradients.
-        examples: the training examples.
-        order: the order of the training examples.
-        held_out: the held-out examples, or None.
+        examples: The training examples.
+        order: The order of the training examples.
+        held_out: The held-out examples, or None.
         compute_metrics: `outputs` of all held-out examples, float32, in their order -> metrics.
-        best: the metric that selects the weights to keep; None keeps the last weights.
-        best_from: the first step whose weights may be selected.
-        param_group: name of a parameter (module name first) -> how it is trained. None gives all
+        best: The metric that selects the weights to keep; None keeps the last weights.
+        best_from: The first step whose weights may be selected.
+        param_group: Name of a parameter (module name first) -> how it is trained. None gives all
             parameters the same settings.
-        shared: micro-batch on the device -> tensors [B, ...] that losses of the whole batch read,
+        shared: Micro-batch on the device -> tensors [B, ...] that losses of the whole batch read,
             without gradients. In its batch, `step` finds these tensors for all rows of all
             processes, [rows, ...], under the same names, and the places of its own rows among them,
             [B], as `own_rows`. In evaluations, there are none.
-        on_step_end: called with the number of finished steps: before the first (or next) step, and
+        on_step_end: Called with the number of finished steps: before the first (or next) step, and
             after each step.
-        held_out_size: the maximum number of sequences of a held-out example, relative to a training
+        held_out_size: The maximum number of sequences of a held-out example, relative to a training
             example. A held-out pass takes fewer examples at once by this factor.
     """
 

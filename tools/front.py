@@ -39,11 +39,11 @@ class Point:
     """A model in the picture.
 
     Attributes:
-        name: its name in the report.
-        ms: milliseconds per text.
-        score: its score, between 0 and 1.
-        low, high: the score's interval, paired with the teacher. Both are `score` for the teacher.
-        role: a key of ROLES.
+        name: Its name in the report.
+        ms: Milliseconds per text.
+        score: Its score, between 0 and 1.
+        low, high: The score's interval, paired with the teacher. Both are `score` for the teacher.
+        role: A key of ROLES.
     """
 
     name: str
@@ -89,7 +89,8 @@ def points_of(
 ) -> list[Point]:
     """Return the models of a report that were scored and timed, the teacher first.
 
-    Raises ValueError: a model was not timed, or its latency is unstable.
+    Raises:
+        ValueError: A model was not timed, or its latency is unstable.
     """
     times = {row.model: row for row in report.latency if row.batch_size == batch_size}
     compared = {one.model: one for one in report.comparisons if one.metric == metric}

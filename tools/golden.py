@@ -298,7 +298,7 @@ def record(what: str, only: list[str]) -> Recording:
 
     Args:
         what: `losses` or `surface`.
-        only: the cases to record; empty for all cases.
+        only: The cases to record; empty for all cases.
     """
     print(f"kdcli of {Path(sys.modules['kdcli'].__file__ or '').parent}", file=sys.stderr)
     wanted = only or list(CASES)
@@ -382,7 +382,7 @@ def selfcheck(only: list[str]) -> int:
     """Plant an error in each kind of loss and check that the recording changes.
 
     Args:
-        only: the cases whose losses are checked; empty for all cases.
+        only: The cases whose losses are checked; empty for all cases.
 
     Returns:
         0 if every error is noticed, 1 otherwise.

@@ -42,9 +42,9 @@ class PieceResult:
     """The result of a piece.
 
     Attributes:
-        rows: its measurements.
-        error: the last line of its error, or None if it succeeded.
-        seconds: the time it took.
+        rows: Its measurements.
+        error: The last line of its error, or None if it succeeded.
+        seconds: The time it took.
     """
 
     rows: list[Row]
@@ -87,10 +87,10 @@ def run(names: list[str], record: Record, bench: Bench, minutes: float) -> list[
     """Run pieces one after the other, each in its own process.
 
     Args:
-        names: the pieces.
-        record: where the results are added.
-        bench: the settings of all measurements.
-        minutes: the time limit for all pieces together.
+        names: The pieces.
+        record: Where the results are added.
+        bench: The settings of all measurements.
+        minutes: The time limit for all pieces together.
 
     Returns:
         The pieces that remain for the next call.

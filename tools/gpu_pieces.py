@@ -50,9 +50,9 @@ class Bench:
     """Settings of all measurements.
 
     Attributes:
-        device: the device to measure.
-        tiny: use small shapes, to test the script.
-        folder: directory for logs and reports.
+        device: The device to measure.
+        tiny: Use small shapes, to test the script.
+        folder: Directory for logs and reports.
     """
 
     device: torch.device
@@ -115,9 +115,9 @@ def script(name: str, *arguments: str, tiny: tuple[str, ...] = ()) -> Piece:
     """Return a piece that runs a script of benchmarks/ and keeps the lines that it prints.
 
     Args:
-        name: the script.
-        arguments: its arguments.
-        tiny: additional arguments for a tiny bench.
+        name: The script.
+        arguments: Its arguments.
+        tiny: Additional arguments for a tiny bench.
     """
 
     def piece(bench: Bench) -> list[Row]:
@@ -140,8 +140,8 @@ def distillation(student: int, number: str) -> Piece:
     Rows have 128 tokens, weights are random, and dropout is 0.1. The loss of fp16 is not scaled.
 
     Args:
-        student: index of the student's shape.
-        number: the number format.
+        student: Index of the student's shape.
+        number: The number format.
     """
 
     def piece(bench: Bench) -> list[Row]:
@@ -202,7 +202,7 @@ def relation(length: int) -> Piece:
     It computes the value and the gradients for BERT-base and a 6x384 student.
 
     Args:
-        length: number of tokens in a row.
+        length: Number of tokens in a row.
     """
 
     def piece(bench: Bench) -> list[Row]:
@@ -250,7 +250,7 @@ def relation_step(
     Args:
         kernel: `torch` or `triton`.
         drawn: x and y of the teacher, then x and y of the student, [B, A, L, K] each.
-        mask: the mask of real tokens, [B, L].
+        mask: The mask of real tokens, [B, L].
     """
     t_x, t_y, *of_student = drawn
     s_x, s_y = (x.detach().clone().requires_grad_() for x in of_student)

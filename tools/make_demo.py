@@ -174,8 +174,8 @@ def masked(ids_BL: torch.Tensor, tokenizer: BertTokenizerFast) -> dict[str, torc
     token and 10 % stay the same.
 
     Args:
-        ids_BL: token ids, [B, L].
-        tokenizer: the tokenizer of the ids.
+        ids_BL: Token ids, [B, L].
+        tokenizer: The tokenizer of the ids.
 
     Returns:
         `input_ids` and `labels`, [B, L]. The label of a token that is not predicted is -100.

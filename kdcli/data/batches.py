@@ -54,9 +54,9 @@ def permuted(positions: Indices, n: int, *key: int) -> Indices:
     number of bits. It is repeated until the result is below `n` (cycle walking).
 
     Args:
-        positions: positions in the permutation, int64.
-        n: the size of the permutation.
-        key: the numbers that the permutation is drawn from.
+        positions: Positions in the permutation, int64.
+        n: The size of the permutation.
+        key: The numbers that the permutation is drawn from.
     """
     half = np.uint64(max(1, -(-(n - 1).bit_length() // 2)))
     low = np.uint64((1 << int(half)) - 1)

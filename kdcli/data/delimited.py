@@ -28,12 +28,12 @@ def read_delimited(
 
     Args:
         kind: `csv` or `tsv`.
-        name: the file.
-        lines: the numbered lines.
-        on_bad: called with every line that is not a row.
+        name: The file.
+        lines: The numbered lines.
+        on_bad: Called with every line that is not a row.
 
     Raises:
-        UsageError: the names of the columns are not CSV or TSV; or from `on_bad`.
+        UsageError: The names of the columns are not CSV or TSV; or from `on_bad`.
     """
     reread = _RereadLines(lines)
     columns: list[str] = []
@@ -154,7 +154,7 @@ class _RereadLines(Iterator[tuple[int, str]]):
     """Numbered lines, the last of which can be read again.
 
     Attributes:
-        taken: the lines that were read since it was last cleared.
+        taken: The lines that were read since it was last cleared.
     """
 
     def __init__(self, lines: Iterator[tuple[int, str]]) -> None:

@@ -35,11 +35,11 @@ def texts_of(rows: Iterable[Row], column: str | None) -> Iterator[str]:
     """Yield the text of each row, except for rows with blank or null text.
 
     Args:
-        rows: rows of one source.
-        column: the column of the text; if None, `text_column` chooses it by the first row.
+        rows: Rows of one source.
+        column: The column of the text; if None, `text_column` chooses it by the first row.
 
     Raises:
-        UsageError: a row without the column, or with a value in it that is not text.
+        UsageError: A row without the column, or with a value in it that is not text.
     """
     for where, values in rows:
         if column is None:

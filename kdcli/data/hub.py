@@ -29,10 +29,10 @@ class HubId(NamedTuple):
 
     Attributes:
         name: `owner/name`.
-        config: the configuration, or None for the default one.
-        split: the only split to read, as training text. If None, all splits are read under their
+        config: The configuration, or None for the default one.
+        split: The only split to read, as training text. If None, all splits are read under their
             names.
-        revision: a branch, tag or commit, or None for the current commit.
+        revision: A branch, tag or commit, or None for the current commit.
     """
 
     name: str
@@ -76,11 +76,11 @@ def entry_at_commit(
     The process uses the newest entry from then on, so that it cannot be deleted.
 
     Args:
-        entry: the path of the entry without a commit.
-        hub: the data set.
-        about: the data that the entry belongs to.
-        is_complete: whether an entry is whole.
-        last_file: the file that completes an entry that is a directory. Its time decides which
+        entry: The path of the entry without a commit.
+        hub: The data set.
+        about: The data that the entry belongs to.
+        is_complete: Whether an entry is whole.
+        last_file: The file that completes an entry that is a directory. Its time decides which
             entry is the newest, because later writes change the time of the directory.
     """
     commit = hub.commit()

@@ -62,12 +62,12 @@ def write_object(value: object, log: Log) -> Path:
     except `kdcli cache clean objects`.
 
     Args:
-        value: one of the types of `Data` that is no path.
-        log: called with a message if a split is left out.
+        value: One of the types of `Data` that is no path.
+        log: Called with a message if a split is left out.
 
     Raises:
-        UsageError: the object is of another type, is empty, or holds values that cannot be written.
-        MachineError: the cache cannot be written.
+        UsageError: The object is of another type, is empty, or holds values that cannot be written.
+        MachineError: The cache cannot be written.
     """
     folder = cache_dir() / FOLDER
     content: _Content | Mapping[str, _Content]
@@ -123,7 +123,11 @@ def _rows(rows: Sequence[Mapping[str, object]]) -> _Content:
 
 
 def _json(row: Mapping[str, object], number: int) -> str:
-    """Return a row as JSON. Raises UsageError: a name or a value cannot be written."""
+    """Return a row as JSON.
+
+    Raises:
+        UsageError: A name or a value cannot be written.
+    """
     values = {}
     for name, value in row.items():
         if not isinstance(name, str):
@@ -152,8 +156,8 @@ def _table(schema: "pa.Schema", batches: "Callable[[], Iterator[pa.Table]]") -> 
     """Return the content of a Parquet file.
 
     Args:
-        schema: the names and types of the columns.
-        batches: yields the table in parts, each time from the beginning.
+        schema: The names and types of the columns.
+        batches: Yields the table in parts, each time from the beginning.
     """
     # The bytes of a Parquet file differ between versions of pyarrow.
     names = [(field.name, str(field.type)) for field in schema]
@@ -222,7 +226,11 @@ def _is_path(text: str) -> bool:
 
 
 def _checked_columns(columns: Mapping[object, object]) -> Iterator[tuple[object, object]]:
-    """Yield the columns of a dict of lists. Raises UsageError: a value is no list."""
+    """Yield the columns of a dict of lists.
+
+    Raises:
+        UsageError: A value is no list.
+    """
     for name, column in columns.items():
         if not _is_column(column):
             is_table = any(_is_a(column, *kind) for kind in _TABLES) or isinstance(column, Mapping)
@@ -295,7 +303,8 @@ def _dataset(dataset: "datasets.Dataset") -> _Content:
 def _splits(splits: "datasets.DatasetDict", log: Log) -> dict[str, _Content]:
     """Return the tables of a `DatasetDict`, by the name that it gives to a split.
 
-    Raises UsageError: no split has a name that kdcli reads, or one split has two names.
+    Raises:
+        UsageError: No split has a name that kdcli reads, or one split has two names.
     """
     tables: dict[str, _Content] = {}
     for names in names_by_split(splits, "the DatasetDict").values():

@@ -83,12 +83,12 @@ def read_rows(
     """Read the rows of a piece.
 
     Args:
-        piece: a file, or a part of one.
-        on_bad: called with every line that is not a row.
-        lines_before: the number of lines before the piece, for the places in errors.
+        piece: A file, or a part of one.
+        on_bad: Called with every line that is not a row.
+        lines_before: The number of lines before the piece, for the places in errors.
 
     Raises:
-        UsageError: the file cannot be read or is damaged, or a line is too long; or from `on_bad`.
+        UsageError: The file cannot be read or is damaged, or a line is too long; or from `on_bad`.
     """
     try:
         with open_binary(as_file(piece.name)) as file:

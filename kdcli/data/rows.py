@@ -20,9 +20,9 @@ class BadRow(UsageError):
     """A row that cannot be used.
 
     Attributes:
-        where: the file and line.
-        problem: what is wrong; rows with the same problem are counted together.
-        detail: details of this row, appended to the problem.
+        where: The file and line.
+        problem: What is wrong; rows with the same problem are counted together.
+        detail: Details of this row, appended to the problem.
     """
 
     def __init__(self, where: str, problem: str, detail: str = "", hint: str | None = None) -> None:
@@ -42,11 +42,11 @@ class Piece(NamedTuple):
     """A part of a source that is read on its own.
 
     Attributes:
-        name: a file or URL; of a hub data set, its name and split.
-        begin, end: the bytes in which the lines of the piece begin, the row groups of a parquet
+        name: A file or URL; of a hub data set, its name and split.
+        begin, end: The bytes in which the lines of the piece begin, the row groups of a parquet
             file, or the shards of a hub data set. `end` None is the end of the file.
-        size: the approximate size in bytes; 0 if unknown.
-        version: a value that changes with the content.
+        size: The approximate size in bytes; 0 if unknown.
+        version: A value that changes with the content.
     """
 
     name: str
@@ -68,7 +68,7 @@ def check_encodable(where: str, column: str, text: str) -> str:
     """Return a text that a tokenizer can read.
 
     Raises:
-        BadRow: the text holds half a surrogate pair, which JSON can spell but UTF-8 cannot.
+        BadRow: The text holds half a surrogate pair, which JSON can spell but UTF-8 cannot.
     """
     try:
         text.encode("utf-8")

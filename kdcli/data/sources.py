@@ -213,8 +213,8 @@ def open_source(source: str) -> Source:
     """Resolve a value of `--data`. The hash of a local file or directory is kept for the report.
 
     Raises:
-        NotFound: there is no such data.
-        UsageError: the format of a file is unknown, or a URL cannot be read.
+        NotFound: There is no such data.
+        UsageError: The format of a file is unknown, or a URL cannot be read.
     """
     if source == "demo":
         return DemoSource()
@@ -296,7 +296,7 @@ def _saved_splits(folder: Path) -> dict[str, tuple[File, ...]] | None:
     """Find the files that `save_to_disk` of `datasets` wrote, by split; None if it did not.
 
     Raises:
-        UsageError: the directory's own list of files is damaged, or no split has a known name.
+        UsageError: The directory's own list of files is damaged, or no split has a known name.
     """
     folders = {"train": folder}
     if (folder / SAVED_DICT).is_file():
@@ -386,11 +386,11 @@ def names_by_split(names: Iterable[str], where: str) -> dict[str, list[str]]:
     `train-00000-of-00002.parquet` as on the hub, `train_2.csv`, `dev.csv`, `test_matched.csv`.
 
     Args:
-        names: the names.
-        where: what holds the files or splits, for the error.
+        names: The names.
+        where: What holds the files or splits, for the error.
 
     Raises:
-        UsageError: one split has two names, such as `dev` and `validation`.
+        UsageError: One split has two names, such as `dev` and `validation`.
     """
     by_split: dict[str, list[str]] = {}
     words: dict[str, str] = {}

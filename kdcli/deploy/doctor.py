@@ -101,8 +101,8 @@ class Diagnosis:
     """The result of `examine`, as JSON and as a block of Markdown.
 
     Attributes:
-        facts: what `--json` prints.
-        rows: the names and values of the block.
+        facts: What `--json` prints.
+        rows: The names and values of the block.
     """
 
     facts: Mapping[str, object]
@@ -180,7 +180,7 @@ def int8_kernel(flags: frozenset[str]) -> str:
     """Return the kernel that ONNX Runtime uses for int8 products.
 
     Args:
-        flags: the names of the processor's instruction sets, as Linux lists them.
+        flags: The names of the processor's instruction sets, as Linux lists them.
     """
     for name, needed in INT8_KERNELS:
         if needed <= flags:

@@ -65,8 +65,8 @@ class Latency:
     """Measurements of several models.
 
     Attributes:
-        prepared: the number of models that were loaded, and exported if their backend needs it.
-        interrupted: whether Ctrl-C or the deadline ended the measurement.
+        prepared: The number of models that were loaded, and exported if their backend needs it.
+        interrupted: Whether Ctrl-C or the deadline ended the measurement.
     """
 
     rows: list[LatencyRow] = field(default_factory=list)

@@ -56,9 +56,9 @@ class Label:
     """The class of a text.
 
     Attributes:
-        label: its name.
-        score: its probability.
-        scores: the probability of every class, by name.
+        label: Its name.
+        score: Its probability.
+        scores: The probability of every class, by name.
     """
 
     label: str
@@ -71,8 +71,8 @@ class Labels:
     """The classes of a text that may have several, or none.
 
     Attributes:
-        labels: the names of the classes with a probability above 0.5.
-        scores: the probability of every class, by name.
+        labels: The names of the classes with a probability above 0.5.
+        scores: The probability of every class, by name.
     """
 
     labels: list[str]
@@ -84,10 +84,10 @@ class Entity:
     """Words with a common label.
 
     Attributes:
-        label: the type, without `B-` or `I-`.
-        text: the words.
-        score: the mean probability of the words' labels.
-        start, end: the first character and the one after the last; numbers of words if the text
+        label: The type, without `B-` or `I-`.
+        text: The words.
+        score: The mean probability of the words' labels.
+        start, end: The first character and the one after the last; numbers of words if the text
             was given as a list of words.
     """
 
@@ -103,8 +103,8 @@ class AnswerSpan:
     """The answer to a question.
 
     Attributes:
-        text: the best span of the context.
-        margin: the span's logit minus the logit of "no answer". For a model that was trained with
+        text: The best span of the context.
+        margin: The span's logit minus the logit of "no answer". For a model that was trained with
             unanswerable questions, a margin below 0 means that there is no answer.
     """
 
@@ -130,14 +130,14 @@ class Predictor:
     """A model that is ready for use.
 
     Attributes:
-        source: the directory of the model or export.
-        kind: what it predicts: a kind of task, `embedding` or `rerank`.
-        config: the model's configuration.
-        tokenizer: the model's tokenizer.
-        runner: computes the outputs; None for a model that generates texts.
-        outputs: the names of the runner's outputs, for an embedding model.
-        format: how vectors are made; None for a model with a head.
-        generate: generates a text for each text; None for other models.
+        source: The directory of the model or export.
+        kind: What it predicts: a kind of task, `embedding` or `rerank`.
+        config: The model's configuration.
+        tokenizer: The model's tokenizer.
+        runner: Computes the outputs; None for a model that generates texts.
+        outputs: The names of the runner's outputs, for an embedding model.
+        format: How vectors are made; None for a model with a head.
+        generate: Generates a text for each text; None for other models.
     """
 
     source: str
@@ -154,11 +154,11 @@ class Predictor:
         """Load a model, or an export for its own runtime.
 
         Args:
-            source: its directory, or a hub id.
+            source: Its directory, or a hub id.
 
         Raises:
-            UsageError: the model cannot be loaded, or is an encoder without a head.
-            MachineError: the runtime of an export is not installed.
+            UsageError: The model cannot be loaded, or is an encoder without a head.
+            MachineError: The runtime of an export is not installed.
         """
         config = load_config(source, weights=False, compacted=True)
         kind, fmt = kind_of_model(source, config), read_format(source)
@@ -192,7 +192,7 @@ class Predictor:
         """Predict texts, in batches.
 
         Args:
-            texts: the texts, or pairs of texts. A reranker takes pairs of a query and a passage,
+            texts: The texts, or pairs of texts. A reranker takes pairs of a query and a passage,
                 and a model for question answering pairs of a question and a context. For a model
                 that labels words, a text may be a list of words.
 
@@ -202,7 +202,7 @@ class Predictor:
             vectors, [N, E] float32. Texts are cut at the length with which the model was trained.
 
         Raises:
-            UsageError: an item is no text or pair, texts and pairs are mixed, or the outputs are
+            UsageError: An item is no text or pair, texts and pairs are mixed, or the outputs are
                 not finite.
         """
         if isinstance(texts, str):
@@ -271,8 +271,8 @@ class Predictor:
         """Return the output of each row.
 
         Args:
-            rows: the tokenised rows.
-            finish: turns the outputs of a batch and its mask [B, L] into one array for each row.
+            rows: The tokenised rows.
+            finish: Turns the outputs of a batch and its mask [B, L] into one array for each row.
         """
         assert self.runner is not None
         outputs: dict[int, Array] = {}
@@ -414,12 +414,12 @@ def kind_of_model(source: str, config: PreTrainedConfig, *, headless: bool = Fal
     """Return what a model predicts, by its files.
 
     Args:
-        source: the model.
-        config: its configuration.
-        headless: whether to return "" for an encoder without a head.
+        source: The model.
+        config: Its configuration.
+        headless: Whether to return "" for an encoder without a head.
 
     Raises:
-        UsageError: it is an encoder without a head, or its files are damaged.
+        UsageError: It is an encoder without a head, or its files are damaged.
     """
     if read_format(source) is not None:
         return EMBEDDING_KIND
@@ -446,12 +446,12 @@ def _checked(item: object, number: int, counts: tuple[int, ...] | None) -> tuple
     """Return an item of `predict` as a tuple of texts.
 
     Args:
-        item: the item.
-        number: its place, for the message.
-        counts: the allowed numbers of texts; None for words.
+        item: The item.
+        number: Its place, for the message.
+        counts: The allowed numbers of texts; None for words.
 
     Raises:
-        UsageError: it is no text or pair, or has another number of texts.
+        UsageError: It is no text or pair, or has another number of texts.
     """
     # A column of lists that was read from a Parquet file holds arrays.
     item = item.tolist() if isinstance(item, np.ndarray) else item

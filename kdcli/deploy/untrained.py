@@ -46,9 +46,9 @@ class UntrainedTimes:
     """How fast a model is on one sequence of 128 tokens, compared with torch in float32.
 
     Attributes:
-        ms, speedup: the medians.
-        best_ms, best_speedup: the better quartile. Other load on the machine slows the median more.
-        min_mb: a lower bound on the size of its weights, in megabytes; see the function `min_mb`.
+        ms, speedup: The medians.
+        best_ms, best_speedup: The better quartile. Other load on the machine slows the median more.
+        min_mb: A lower bound on the size of its weights, in megabytes; see the function `min_mb`.
     """
 
     ms: float = math.inf
@@ -96,10 +96,10 @@ class FastShape:
     """The shape that was chosen for a goal, and what was measured.
 
     Attributes:
-        name: the shape.
-        times: every shape that was measured, from large to small.
-        cosines: the candidates' mean cosine with the teacher. Empty if there was only one.
-        by_quartile: whether the better quartiles of the times decided, because the medians left
+        name: The shape.
+        times: Every shape that was measured, from large to small.
+        cosines: The candidates' mean cosine with the teacher. Empty if there was only one.
+        by_quartile: Whether the better quartiles of the times decided, because the medians left
             no shape.
     """
 
@@ -133,8 +133,9 @@ class FastShape:
 def measured_times(subjects: Sequence[Subject], protocol: Protocol) -> dict[str, UntrainedTimes]:
     """Measure models, and return the times by name. Wrong output has no times.
 
-    Raises MachineError: the first one, with which the others are compared, could not be measured;
-        Interrupted: Ctrl-C.
+    Raises:
+        MachineError: The first one, with which the others are compared, could not be measured;
+            Interrupted: Ctrl-C.
     """
     latency = measure_latency(subjects, protocol)
     if latency.interrupted:
@@ -145,7 +146,8 @@ def measured_times(subjects: Sequence[Subject], protocol: Protocol) -> dict[str,
 def times_of(subjects: Sequence[Subject], latency: Latency) -> dict[str, UntrainedTimes]:
     """Return the measured times by name.
 
-    Raises MachineError: the first subject, with which the others are compared, has no times.
+    Raises:
+        MachineError: The first subject, with which the others are compared, has no times.
     """
     measured = {row.model for row in latency.rows}
     if subjects[0].name not in measured:
@@ -163,7 +165,8 @@ def times_of(subjects: Sequence[Subject], latency: Latency) -> dict[str, Untrain
 def untrained_student(teacher: Model, shape: ModelShape, seed: int) -> PreTrainedModel:
     """Build a student with random weights.
 
-    Raises UsageError: the teacher has no student of this shape.
+    Raises:
+        UsageError: The teacher has no student of this shape.
     """
     return build_student(teacher.model, shape, Start(init="random", seed=seed)).model
 
@@ -181,12 +184,12 @@ def times_of_shapes(
     This is the only place that times shapes, for `distill --to 2x` and for `compress`.
 
     Args:
-        shapes: the students.
-        teacher: their teacher.
-        backend: such as `torch` or `onnx-int8`.
-        baseline: the teacher in torch, with which they are compared.
-        seed: the seed of their weights.
-        times: measures models. The first one is the baseline.
+        shapes: The students.
+        teacher: Their teacher.
+        backend: Such as `torch` or `onnx-int8`.
+        baseline: The teacher in torch, with which they are compared.
+        seed: The seed of their weights.
+        times: Measures models. The first one is the baseline.
     """
     Progress.log(f"measuring {', '.join(shapes)} untrained on {backend}")
     subjects, sizes = [baseline], {}
@@ -236,16 +239,16 @@ def choose_shape(
     slows short calls most.
 
     Args:
-        goal: the goal.
-        teacher: the model that the student is made from.
-        measure: measures untrained students.
-        comparison: makes what compares untrained students with the teacher. It is only called if
+        goal: The goal.
+        teacher: The model that the student is made from.
+        measure: Measures untrained students.
+        comparison: Makes what compares untrained students with the teacher. It is only called if
             there are several candidates.
 
     Raises:
-        UsageError: the teacher has no smaller student, or there is too little text to compare
+        UsageError: The teacher has no smaller student, or there is too little text to compare
             students.
-        GateError: no student is fast enough.
+        GateError: No student is fast enough.
     """
     full, timed = teacher.shape, _Timed(goal, teacher.shape, measure)
     shapes = list(_widths(teacher))
@@ -304,10 +307,10 @@ class _Timed:
     """The shapes that were measured for a goal.
 
     Attributes:
-        goal: the goal.
-        full: the teacher's shape.
-        measure: measures untrained students.
-        times: what was measured, by name.
+        goal: The goal.
+        full: The teacher's shape.
+        measure: Measures untrained students.
+        times: What was measured, by name.
     """
 
     goal: SpeedGoal

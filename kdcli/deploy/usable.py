@@ -38,7 +38,7 @@ class Usable(ABC):
         otherwise the class of transformers that its configuration names.
 
         Raises:
-            UsageError: the run left no model, or an export without weights for torch.
+            UsageError: The run left no model, or an export without weights for torch.
         """
         with custom_code(self.trust_remote_code):
             return load_for_use(_model_folder(self.best))
@@ -61,7 +61,7 @@ def load_for_use(source: str) -> Any:
     """Load a model with the class that others load it with.
 
     Raises:
-        UsageError: the model cannot be loaded, or is an export without weights for torch.
+        UsageError: The model cannot be loaded, or is an export without weights for torch.
     """
     if is_export(source) and not any((Path(source) / name).is_file() for name in WEIGHT_FILES):
         raise UsageError(
@@ -86,7 +86,11 @@ def load_for_use(source: str) -> Any:
 
 
 def _model_folder(folder: Path) -> str:
-    """Return a directory as a source. Raises UsageError: it holds no model."""
+    """Return a directory as a source.
+
+    Raises:
+        UsageError: It holds no model.
+    """
     if not (folder / CONFIG_FILE).is_file():
         inside = sorted(path.parent.name for path in folder.glob(f"*/{CONFIG_FILE}"))
         hint = "finetune, distill, prune, trim, compress and export leave a model"

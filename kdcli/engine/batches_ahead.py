@@ -23,10 +23,10 @@ class BatchesAhead:
     step.
 
     Attributes:
-        make: builds the micro-batches. It must be a pure function, so that a step's batches do not
+        make: Builds the micro-batches. It must be a pure function, so that a step's batches do not
             depend on what was built before.
-        device: the device of the run.
-        last: the last step.
+        device: The device of the run.
+        last: The last step.
     """
 
     make: Make

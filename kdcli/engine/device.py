@@ -87,8 +87,8 @@ def choose_device(wanted: str) -> torch.device:
         wanted: `auto`, `cpu`, or a kind of accelerator with or without `:INDEX`.
 
     Raises:
-        UsageError: the name is unknown.
-        MachineError: the device is absent (see `no_cuda`), or this PyTorch has no kernels for it.
+        UsageError: The name is unknown.
+        MachineError: The device is absent (see `no_cuda`), or this PyTorch has no kernels for it.
     """
     kind, colon, index = wanted.partition(":")
     present = accelerator()
@@ -132,11 +132,11 @@ def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
 
     Args:
         wanted: `auto`, `fp32`, `bf16` or `fp16`.
-        device: the device of the products.
+        device: The device of the products.
 
     Raises:
-        UsageError: the name is unknown.
-        MachineError: the device only emulates bfloat16, or float16 has no loss scaling on it.
+        UsageError: The name is unknown.
+        MachineError: The device only emulates bfloat16, or float16 has no loss scaling on it.
     """
     if wanted not in ("auto", *TORCH_DTYPES):
         raise UsageError(

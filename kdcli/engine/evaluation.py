@@ -24,9 +24,9 @@ class EvaluationOutput:
     """The result of an evaluation.
 
     Attributes:
-        losses: the means of the loss and its terms over the examples.
-        outputs: the step's outputs for each example, in order.
-        in_float32: whether the outputs were computed in float32, as scores are.
+        losses: The means of the loss and its terms over the examples.
+        outputs: The step's outputs for each example, in order.
+        in_float32: Whether the outputs were computed in float32, as scores are.
     """
 
     losses: dict[str, float]
@@ -38,7 +38,7 @@ def evaluate_job(session: Session, job: Job) -> EvaluationOutput:
     """Evaluate a job on its held-out examples.
 
     Raises:
-        MachineError: the device runs out of memory with one sequence at a time.
+        MachineError: The device runs out of memory with one sequence at a time.
     """
     if job.held_out is None:
         raise ValueError("the job has no held-out examples")

@@ -38,17 +38,17 @@ def fan_out(arguments: Sequence[str], count: int, *, on_cpu: bool) -> int:
     Signals are forwarded to the processes. If one of them fails, the others are ended.
 
     Args:
-        arguments: the command line without `kdcli`.
-        count: the number of processes.
-        on_cpu: the processes compute on the CPU and share its cores.
+        arguments: The command line without `kdcli`.
+        count: The number of processes.
+        on_cpu: The processes compute on the CPU and share its cores.
 
     Returns:
         The exit code of a process that failed and has printed why, or 0.
 
     Raises:
-        Interrupted: a signal ended a process before it could write a checkpoint.
-        MachineError: the machine ended a process, often for lack of memory.
-        KdcliError: a process crashed in a library.
+        Interrupted: A signal ended a process before it could write a checkpoint.
+        MachineError: The machine ended a process, often for lack of memory.
+        KdcliError: A process crashed in a library.
     """
     # -P: a file torch.py or kdcli.py in the working directory must not shadow a module.
     command = [sys.executable, "-P", "-m", "kdcli", *arguments]

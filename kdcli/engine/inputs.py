@@ -70,8 +70,8 @@ def texts_in(tree: object, key: str = "") -> Iterator[str]:
     """Yield the strings in a recipe's values that may be paths.
 
     Args:
-        tree: the recipe, or the value of a key.
-        key: the key.
+        tree: The recipe, or the value of a key.
+        key: The key.
     """
     if isinstance(tree, str):
         if tree and (key in PATH_KEYS or any(mark in tree for mark in "/\\.")):
@@ -108,8 +108,8 @@ def input_at(place: Path, sources: Iterable[str]) -> str | None:
     """Return the source that has a file at `place` or below it; None if no source has one.
 
     Args:
-        place: a file that is written, or a directory that is deleted.
-        sources: the models and data of the command.
+        place: A file that is written, or a directory that is deleted.
+        sources: The models and data of the command.
     """
     real = place.resolve()
     for source in sources:
@@ -125,12 +125,12 @@ def check_not_input(place: Path, sources: Iterable[str], option: str) -> None:
     """Refuse to write or delete a place that holds an input.
 
     Args:
-        place: the file or directory.
-        sources: the models and data of the command.
-        option: what writes or deletes the place, for the message.
+        place: The file or directory.
+        sources: The models and data of the command.
+        option: What writes or deletes the place, for the message.
 
     Raises:
-        UsageError: a source has a file at the place or below it.
+        UsageError: A source has a file at the place or below it.
     """
     if (source := input_at(place, sources)) is not None:
         verb = "delete" if place.is_dir() else "overwrite"
@@ -144,14 +144,14 @@ def check_output_file(file: Path, sources: Iterable[str], option: str, *, overwr
     """Check, before any work, that an option may write a file.
 
     Args:
-        file: the file.
-        sources: the models and data of the command.
-        option: the option that names the file.
-        overwrite: whether `--overwrite` allows replacing an existing file.
+        file: The file.
+        sources: The models and data of the command.
+        option: The option that names the file.
+        overwrite: Whether `--overwrite` allows replacing an existing file.
 
     Raises:
-        UsageError: the file is an input, or it exists and may not be replaced.
-        MachineError: the file cannot be written.
+        UsageError: The file is an input, or it exists and may not be replaced.
+        MachineError: The file cannot be written.
     """
     check_writable(file, directory=False)
     check_not_input(file, sources, option)
@@ -176,8 +176,8 @@ def content_of_inputs(recipe_yaml: str, folder: Path) -> dict[str, str]:
     recipes determine them.
 
     Args:
-        recipe_yaml: the resolved recipe, whose data has been opened.
-        folder: the directory of the run.
+        recipe_yaml: The resolved recipe, whose data has been opened.
+        folder: The directory of the run.
 
     Returns:
         Each source, as the recipe spells it -> a hash of its content.
@@ -237,8 +237,8 @@ def foreign_files(folder: Path, written: Iterable[Path] = ()) -> list[Path]:
     """List the files below a run's directory that no run of kdcli writes.
 
     Args:
-        folder: the directory of the run.
-        written: further files and directories that this command writes there.
+        folder: The directory of the run.
+        written: Further files and directories that this command writes there.
     """
     places = (path.resolve() for path in written)
     # A directory that holds the run itself excuses nothing in it.
@@ -261,7 +261,7 @@ def check_no_foreign_files(folder: Path, written: Iterable[Path] = ()) -> None:
     """Refuse to empty a directory that holds files which no run of kdcli writes.
 
     Raises:
-        UsageError: there are such files; the message names some of them.
+        UsageError: There are such files; the message names some of them.
     """
     foreign = foreign_files(folder, written)
     if foreign:

@@ -48,14 +48,14 @@ def launch(dtype: str, options: RunOptions, *, judging: bool = False) -> Session
 
     Args:
         dtype: `auto`, `fp32`, `bf16` or `fp16`.
-        judging: see `Session`.
+        judging: See `Session`.
 
     Returns:
         None if this process started the others and they have finished.
 
     Raises:
-        UsageError, MachineError: see `check_machine`.
-        ChildFailed: a process that was started here failed and has printed why.
+        UsageError, MachineError: See `check_machine`.
+        ChildFailed: A process that was started here failed and has printed why.
     """
     device, compute_dtype = check_machine(dtype, options)
     count = process_count(device, options)
@@ -87,9 +87,9 @@ def check_machine(dtype: str, options: RunOptions) -> tuple[torch.device, torch.
     """Choose the device and the dtype of a run.
 
     Raises:
-        UsageError: the device, dtype or tracker is unknown, or the environment selects an engine
+        UsageError: The device, dtype or tracker is unknown, or the environment selects an engine
             that kdcli does not support.
-        MachineError: this machine lacks the device or the dtype.
+        MachineError: This machine lacks the device or the dtype.
     """
     refuse_engines()
     check_tracker(options.report_to)
@@ -104,7 +104,7 @@ def check_tracker(name: str) -> None:
         name: `none`, `all`, or a tracker of accelerate.
 
     Raises:
-        UsageError: the tracker is unknown or not installed.
+        UsageError: The tracker is unknown or not installed.
     """
     known = sorted(LOGGER_TYPE_TO_CLASS)
     installed = sorted(str(tracker) for tracker in get_available_trackers())
@@ -149,7 +149,7 @@ def choose_output_dir(
     The directory is not changed. A dry run may name any directory.
 
     Raises:
-        UsageError: the processes have different recipes, or the directory cannot be claimed, see
+        UsageError: The processes have different recipes, or the directory cannot be claimed, see
             `RunDir.check`.
     """
     recipe = resolved.to_yaml()
@@ -171,11 +171,11 @@ def output_dir(
     """Return the output directory as this process sees it: `-o`, or else one in `runs/`.
 
     Args:
-        name: the name of a new directory in `runs/`.
-        options: the options of the run.
-        recipe_yaml: the resolved recipe. `--resume` looks for a run that has it, and `--overwrite`
+        name: The name of a new directory in `runs/`.
+        options: The options of the run.
+        recipe_yaml: The resolved recipe. `--resume` looks for a run that has it, and `--overwrite`
             for a run on the same data.
-        free_keys: beginnings of keys that a resumed run may change.
+        free_keys: Beginnings of keys that a resumed run may change.
     """
     if options.output_dir is not None:
         return options.output_dir
@@ -191,9 +191,9 @@ def claim(session: Session, folder: Path, resolved: SavedRecipe, options: RunOpt
     """Claim the output directory in the main process, while all others wait.
 
     Raises:
-        UsageError: the directory is not empty, holds a run with another recipe or with other
+        UsageError: The directory is not empty, holds a run with another recipe or with other
             content of its inputs, or is in use.
-        MachineError: the directory cannot be written.
+        MachineError: The directory cannot be written.
     """
 
     def claim_in_main() -> None:
@@ -239,10 +239,10 @@ def make_schedule(settings: TrainSettings, steps_per_pass: float) -> Schedule:
     """Make the schedule of a run.
 
     Args:
-        steps_per_pass: optimiser steps in one pass over the data.
+        steps_per_pass: Optimiser steps in one pass over the data.
 
     Raises:
-        UsageError: the warm-up is as long as the run.
+        UsageError: The warm-up is as long as the run.
     """
     steps = settings.max_steps
     if steps is None:

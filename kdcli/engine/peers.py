@@ -67,10 +67,10 @@ class RunFailure:
     """The first failure of a run.
 
     Attributes:
-        rank: the process that may print the error, besides the main one; None for no other.
-        code: the exit code of all processes.
-        message, hint: what is printed.
-        lost: whether a process has ended without reporting an error. If kdcli started the
+        rank: The process that may print the error, besides the main one; None for no other.
+        code: The exit code of all processes.
+        message, hint: What is printed.
+        lost: Whether a process has ended without reporting an error. If kdcli started the
             processes, their parent prints which one it was.
     """
 
@@ -108,8 +108,8 @@ def join() -> Peers | None:
         None if no launcher started several processes.
 
     Raises:
-        UsageError: the launcher's environment variables are incomplete or wrong.
-        MachineError: a process does not join.
+        UsageError: The launcher's environment variables are incomplete or wrong.
+        MachineError: A process does not join.
     """
     global _peers
     take_slurm()
@@ -125,9 +125,9 @@ class Place:
     """The launcher's environment variables.
 
     Attributes:
-        rank: the number of this process.
-        size: the number of processes.
-        host, port: the address of the main process.
+        rank: The number of this process.
+        size: The number of processes.
+        host, port: The address of the main process.
     """
 
     rank: int
@@ -140,7 +140,7 @@ class Place:
         """Read the environment.
 
         Raises:
-            UsageError: a variable is missing or wrong.
+            UsageError: A variable is missing or wrong.
         """
         env, numbers = os.environ, ("WORLD_SIZE", "RANK", "MASTER_PORT")
         missing = [name for name in (*numbers, "LOCAL_RANK", "MASTER_ADDR") if not env.get(name)]
@@ -235,7 +235,7 @@ class Peers:
         """Wait until all processes are here, then watch them.
 
         Raises:
-            MachineError: a process does not join.
+            MachineError: A process does not join.
         """
         keys = [f"host/{rank}" for rank in range(self._size)]
         limit = time.monotonic() + _join_seconds() + (GRACE_SECONDS if self._rank else 0)

@@ -33,9 +33,9 @@ class StopRequest:
 
     Attributes:
         signalled: SIGTERM or Ctrl-C arrived.
-        insisted: a second signal arrived, so nothing more may be saved.
-        deadline: the value of `time.monotonic()` at which the run should stop.
-        at_once: the first signal raises KeyboardInterrupt, because no training would see it.
+        insisted: A second signal arrived, so nothing more may be saved.
+        deadline: The value of `time.monotonic()` at which the run should stop.
+        at_once: The first signal raises KeyboardInterrupt, because no training would see it.
     """
 
     def __init__(self, *, at_once: bool = False) -> None:

@@ -33,15 +33,15 @@ class LogRecord:
     """One line of log.jsonl: what is known after a step. None stands for what was not computed.
 
     Attributes:
-        step: the number of finished steps; 0 is the evaluation before the first step.
-        loss: the loss of the global batch.
-        terms: the loss's terms, without their weights.
-        lr: the learning rate.
-        grad_norm: the norm of all gradients before clipping.
-        tokens: tokens seen so far.
-        held_out: loss and terms of the held-out examples.
-        metrics: metrics of the held-out examples.
-        seconds: seconds of training so far.
+        step: The number of finished steps; 0 is the evaluation before the first step.
+        loss: The loss of the global batch.
+        terms: The loss's terms, without their weights.
+        lr: The learning rate.
+        grad_norm: The norm of all gradients before clipping.
+        tokens: Tokens seen so far.
+        held_out: Loss and terms of the held-out examples.
+        metrics: Metrics of the held-out examples.
+        seconds: Seconds of training so far.
     """
 
     step: int
@@ -79,9 +79,9 @@ class Progress:
     """Shows the progress of a run, on the main rank only.
 
     Args:
-        steps: the steps of the run.
-        done: the steps that a resumed run has already done.
-        shown: whether this process shows anything.
+        steps: The steps of the run.
+        done: The steps that a resumed run has already done.
+        shown: Whether this process shows anything.
     """
 
     console: ClassVar[Console] = Console(stderr=True, highlight=False)

@@ -95,18 +95,18 @@ class RunDir:
         """Check that the directory can be claimed, without changing it.
 
         Args:
-            recipe_yaml: the resolved recipe.
-            resume: whether to continue a run in the directory.
-            overwrite: whether a run in the directory may be deleted.
-            free_keys: beginnings of keys that a resumed run may change.
-            written: further files and directories that the command writes.
-            inputs: further models and data that the command reads.
+            recipe_yaml: The resolved recipe.
+            resume: Whether to continue a run in the directory.
+            overwrite: Whether a run in the directory may be deleted.
+            free_keys: Beginnings of keys that a resumed run may change.
+            written: Further files and directories that the command writes.
+            inputs: Further models and data that the command reads.
 
         Returns:
             Whether the directory holds a run to resume.
 
         Raises:
-            UsageError: the directory is not empty, its run has another recipe (the message lists
+            UsageError: The directory is not empty, its run has another recipe (the message lists
                 the keys that differ), or `overwrite` would delete an input, or a file that kdcli
                 did not write.
         """
@@ -168,17 +168,17 @@ class RunDir:
         This writes `recipe.yaml` and an empty `log.jsonl`.
 
         Args:
-            path: the directory. It must be empty or missing, unless a flag is set.
-            recipe_yaml: the resolved recipe.
-            resume: continue the run in the directory. Its recipe must have the same values;
+            path: The directory. It must be empty or missing, unless a flag is set.
+            recipe_yaml: The resolved recipe.
+            resume: Continue the run in the directory. Its recipe must have the same values;
                 comments may differ.
-            overwrite: delete the run in the directory.
-            free_keys: beginnings of keys that a resumed run may change.
-            written, inputs: see `check`.
+            overwrite: Delete the run in the directory.
+            free_keys: Beginnings of keys that a resumed run may change.
+            written, inputs: See `check`.
 
         Raises:
-            UsageError: see `check`, or another process uses the directory.
-            MachineError: the directory cannot be written.
+            UsageError: See `check`, or another process uses the directory.
+            MachineError: The directory cannot be written.
         """
         recipe_yaml = cls(path)._relative(pin_commits(recipe_yaml))
         run = cls(path)
@@ -213,7 +213,7 @@ class RunDir:
             content: source -> a hash of its content now.
 
         Raises:
-            UsageError: an input changed; the message names it.
+            UsageError: An input changed; the message names it.
         """
         file = self.path / INPUTS
         before = read_json(file) if file.is_file() else {}
@@ -303,7 +303,7 @@ class RunDir:
         """Return the keys in which the run's recipe differs, with both values.
 
         Raises:
-            UsageError: the recipe is damaged.
+            UsageError: The recipe is damaged.
         """
         try:
             before = flatten_recipe((self.path / RECIPE_FILE).read_text("utf-8"))
@@ -382,7 +382,7 @@ class RunDir:
         """Return the records of log.jsonl, without an incomplete last line.
 
         Raises:
-            MachineError: another line is damaged.
+            MachineError: Another line is damaged.
         """
         path = self.path / LOG_FILE
         lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
@@ -422,7 +422,7 @@ class RunDir:
         """Load the newest intact checkpoint.
 
         Args:
-            warn: called with a message for each damaged checkpoint.
+            warn: Called with a message for each damaged checkpoint.
 
         Returns:
             None if no checkpoint is intact.
@@ -458,7 +458,7 @@ class RunDir:
         """Load the weights that `save_best` wrote after a step.
 
         Raises:
-            MachineError: the file is damaged or belongs to another step, so the run must start
+            MachineError: The file is damaged or belongs to another step, so the run must start
                 again.
         """
         path = self.path / CHECKPOINTS / BEST_WEIGHTS
@@ -485,8 +485,8 @@ def numbered(name: str, *, taken: bool) -> Path:
     """Return the directory under `runs/` of a run without `-o`.
 
     Args:
-        name: the name of the directory. Later runs of this name get a number.
-        taken: return the last directory that exists, not the first one that does not.
+        name: The name of the directory. Later runs of this name get a number.
+        taken: Return the last directory that exists, not the first one that does not.
     """
     base = Path("runs") / name
     number, path = 1, base
@@ -514,9 +514,9 @@ def run_to_continue(name: str, recipe_yaml: str, free_keys: tuple[str, ...] = ()
     is none, it is the newest run of this name, so that the error can list the keys that differ.
 
     Args:
-        name: the name of the run's directory.
-        recipe_yaml: the resolved recipe.
-        free_keys: beginnings of keys that a resumed run may change.
+        name: The name of the run's directory.
+        recipe_yaml: The resolved recipe.
+        free_keys: Beginnings of keys that a resumed run may change.
     """
     runs = runs_of(name)
     if not runs:

@@ -44,9 +44,9 @@ class Session:
     """The device, the precision and the processes of a run.
 
     Attributes:
-        accelerator: handles precision, optimiser and trackers.
-        device: the device of this process.
-        judging: whether the verb only evaluates. Scores are then computed in the session's dtype;
+        accelerator: Handles precision, optimiser and trackers.
+        device: The device of this process.
+        judging: Whether the verb only evaluates. Scores are then computed in the session's dtype;
             verbs that train compute them in float32.
     """
 
@@ -73,7 +73,7 @@ class Session:
         """Call a function in the main process only, and return its result in every process.
 
         Raises:
-            KdcliError: the function raised it. The other processes raise a silent `ChildFailed`.
+            KdcliError: The function raised it. The other processes raise a silent `ChildFailed`.
         """
         error, value = None, None
         if self.is_main:
@@ -106,7 +106,7 @@ class Session:
         """Check that all processes have the same facts. Floats may differ by rounding.
 
         Raises:
-            UsageError: some facts differ; the message names each one with both values. It is
+            UsageError: Some facts differ; the message names each one with both values. It is
                 raised in every process.
         """
         if self.accelerator.num_processes == 1:
@@ -174,13 +174,13 @@ def start(device: torch.device, dtype: torch.dtype, report_to: str = "none") -> 
     """Join the processes of a launcher (torchrun, srun, accelerate, kdcli), if there are any.
 
     Args:
-        device: the device of a single process. Each of several processes uses the device of its
+        device: The device of a single process. Each of several processes uses the device of its
             local rank.
-        dtype: the dtype of matrix products; weights and optimiser stay in float32.
+        dtype: The dtype of matrix products; weights and optimiser stay in float32.
         report_to: `none`, `all`, or an installed tracker of accelerate.
 
     Raises:
-        MachineError: several processes cannot share the device, or a process does not join.
+        MachineError: Several processes cannot share the device, or a process does not join.
     """
     peers = join()
     with warnings.catch_warnings():

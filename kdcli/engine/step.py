@@ -27,7 +27,7 @@ class JobStep(nn.Module):
         """Compute the weighted loss of a micro-batch.
 
         Args:
-            weights: the micro-batch's share of each count of the global batch.
+            weights: The micro-batch's share of each count of the global batch.
 
         Returns:
             The loss, and the logged values with their names. Several processes average their

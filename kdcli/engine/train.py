@@ -60,15 +60,15 @@ def train(session: Session, job: Job, schedule: Schedule, run: RunDir | None) ->
     the job selects its weights by a metric, these are the best weights so far.
 
     Args:
-        run: the claimed run directory. If None, nothing is written.
+        run: The claimed run directory. If None, nothing is written.
 
     Raises:
-        UsageError: the processes differ in data or weights, or a batch has fewer rows than there
+        UsageError: The processes differ in data or weights, or a batch has fewer rows than there
             are processes.
         Stopped: SIGTERM or Ctrl-C arrived, or one of several processes ran out of memory. There is
             a checkpoint of the last finished step.
-        DivergedError: a loss or gradient is not finite. The step was not applied.
-        MachineError: out of memory with one sequence at a time, or the disk is full.
+        DivergedError: A loss or gradient is not finite. The step was not applied.
+        MachineError: Out of memory with one sequence at a time, or the disk is full.
     """
     return _Run(session, job, schedule, run).train()
 
@@ -78,10 +78,10 @@ class _State:
     """The part of a checkpoint that is not tensors.
 
     Attributes:
-        micro_batch_size: the number of sequences that fit into memory.
-        best: the value and step of the best evaluation so far.
-        scaler: the state of the fp16 loss scaler.
-        tokens, seconds, loss_first, loss_last: see `Outcome`.
+        micro_batch_size: The number of sequences that fit into memory.
+        best: The value and step of the best evaluation so far.
+        scaler: The state of the fp16 loss scaler.
+        tokens, seconds, loss_first, loss_last: See `Outcome`.
     """
 
     tokens: int
@@ -300,7 +300,7 @@ class _Run:
         """Accumulate this rank's share of the gradient of the global mean.
 
         Args:
-            totals: the counts of the global batch.
+            totals: The counts of the global batch.
 
         Returns:
             This rank's share of every logged value; None if any rank ran out of memory.

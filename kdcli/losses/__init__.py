@@ -76,10 +76,10 @@ def build_objective(
     """Build a method's objective for two shapes.
 
     Args:
-        method: the method's name.
-        settings: the recipe's `loss:` section.
-        teacher, student: the shapes of the two models.
-        kernel: how relations are computed; see `kdcli.losses.relation.KERNEL`.
+        method: The method's name.
+        settings: The recipe's `loss:` section.
+        teacher, student: The shapes of the two models.
+        kernel: How relations are computed; see `kdcli.losses.relation.KERNEL`.
 
     Raises UsageError if the method does not exist, the settings are invalid, or the method cannot
     compare the two shapes.

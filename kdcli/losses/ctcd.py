@@ -55,7 +55,7 @@ class Weights:
         student_soft: α_s.
         teacher_hard: β_h.
         teacher_soft: β_s.
-        community: weight of the frozen third model, in both brackets.
+        community: Weight of the frozen third model, in both brackets.
     """
 
     student_hard: float
@@ -116,13 +116,13 @@ def ctcd(
     """Compute the weighted terms of one forward pass of both models (eq. 1-5).
 
     Args:
-        hard: a model's outputs -> its loss against the labels, a float32 scalar.
+        hard: A model's outputs -> its loss against the labels, a float32 scalar.
         soft: (outputs to learn from, the learner's outputs) -> their divergence, a float32 scalar.
             No gradient may reach the first argument.
-        outputs: outputs of `teacher` and `student`.
-        weights: the weights of the terms.
-        community: outputs of the frozen third model; needed if its weight is not 0.
-        community_kl: the divergence from the frozen model; `soft` by default.
+        outputs: Outputs of `teacher` and `student`.
+        weights: The weights of the terms.
+        community: Outputs of the frozen third model; needed if its weight is not 0.
+        community_kl: The divergence from the frozen model; `soft` by default.
 
     Returns:
         Name -> weight and value. The names are `MODEL/hard`, `MODEL/soft` and `MODEL/community`.

@@ -181,10 +181,10 @@ def similarity_loss(
     """Compute L_sim, a scalar and a mean over the batch and over several prefixes.
 
     Args:
-        s_BD: the student's vectors.
-        t_BD: the teacher's vectors of the same texts, which are compared as a whole.
-        anchors_RD: the anchors.
-        cuts: lengths of the prefixes of the student's vectors and the anchors.
+        s_BD: The student's vectors.
+        t_BD: The teacher's vectors of the same texts, which are compared as a whole.
+        anchors_RD: The anchors.
+        cuts: Lengths of the prefixes of the student's vectors and the anchors.
         temperature: τ > 0.
     """
     log_t_BR = log_similarities(t_BD, anchors_RD, temperature)
@@ -201,9 +201,9 @@ def pairs_loss(s_BD: Tensor, t_BD: Tensor, cuts: Sequence[int], temperature: flo
     With one or two texts it is 0, because none has several others to compare.
 
     Args:
-        s_BD: the student's vectors.
-        t_BD: the teacher's vectors of the same texts, which are compared as a whole.
-        cuts: lengths of the prefixes of the student's vectors.
+        s_BD: The student's vectors.
+        t_BD: The teacher's vectors of the same texts, which are compared as a whole.
+        cuts: Lengths of the prefixes of the student's vectors.
         temperature: τ > 0.
     """
     if len(s_BD) < 2:
@@ -245,9 +245,9 @@ def info_nce(s_BD: Tensor, t_BD: Tensor, teacher: Signals, temperature: float) -
     vectors show that it is the row's own text or its positive.
 
     Args:
-        s_BD: the student's vectors.
-        t_BD: the teacher's vectors of the same texts.
-        teacher: the teacher's `anchors` [R, D], `positive` [B, D] and, if there are any,
+        s_BD: The student's vectors.
+        t_BD: The teacher's vectors of the same texts.
+        teacher: The teacher's `anchors` [R, D], `positive` [B, D] and, if there are any,
             `negatives` [B, M, D].
         temperature: τ > 0.
     """

@@ -18,10 +18,10 @@ def hard_loss(kind: Kind, logits: Tensor, labels: Tensor, mask_BL: Tensor | None
     cross-entropies of the first and the last token.
 
     Args:
-        kind: what the task predicts.
+        kind: What the task predicts.
         logits: [B, C] for `class` and `multi`; [B, 1] for `score`; [B, L, C] for `tokens`;
             [B, L, 2] for `span`.
-        labels: as described at `kdcli.types.Kind`.
+        labels: As described at `kdcli.types.Kind`.
         mask_BL: 1 for real tokens.
     """
     logits = logits.float()

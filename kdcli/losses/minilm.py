@@ -128,10 +128,10 @@ def value_loss(
     """Compare the values of two layers.
 
     Args:
-        v_T_BALK: the teacher's values.
-        v_S_BALJ: the student's values.
-        mask: the real tokens, [B, L].
-        projection: maps the student's values to the teacher's width, for the squared error. None
+        v_T_BALK: The teacher's values.
+        v_S_BALJ: The student's values.
+        mask: The real tokens, [B, L].
+        projection: Maps the student's values to the teacher's width, for the squared error. None
             compares the relations of the values (eq. 9).
     """
     if projection is None:

@@ -43,10 +43,10 @@ def score_loss(
     """Compute the loss against a teacher's scores, a float32 scalar.
 
     Args:
-        kind: the loss.
-        s_QM, t_QM: the student's and the teacher's scores of M candidates per list. No gradient
+        kind: The loss.
+        s_QM, t_QM: The student's and the teacher's scores of M candidates per list. No gradient
             reaches the teacher.
-        labels_QM: relevance grades, NaN if unknown. Only `margin-mse` reads them.
+        labels_QM: Relevance grades, NaN if unknown. Only `margin-mse` reads them.
         real_QM: True for candidates, False for padding.
         temperature: T > 0, for `listwise` only.
     """
@@ -74,8 +74,8 @@ def label_loss(kind: Ranking, s_QM: Tensor, labels_QM: Tensor, real_QM: Tensor) 
 
     Args:
         kind: `pointwise`; any other kind computes `listwise`.
-        s_QM: the student's scores of M candidates per list.
-        labels_QM: relevance grades, NaN if unknown.
+        s_QM: The student's scores of M candidates per list.
+        labels_QM: Relevance grades, NaN if unknown.
         real_QM: True for candidates, False for padding.
     """
     s_QM, known_QM = s_QM.float(), real_QM & ~labels_QM.isnan()

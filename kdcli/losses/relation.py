@@ -64,8 +64,8 @@ def relation_kl(
     the two sides differ in batch, heads or length.
 
     Args:
-        teacher_x_BALK, teacher_y_BALK: the teacher's vectors.
-        student_x_BALJ, student_y_BALJ: the student's vectors.
+        teacher_x_BALK, teacher_y_BALK: The teacher's vectors.
+        student_x_BALJ, student_y_BALJ: The student's vectors.
         mask: [B, L], non-zero at real tokens (padded keys are masked, and the mean skips padded
             queries); or [B, 1, L, L], True where a query may attend; or None.
     """
@@ -90,8 +90,8 @@ def score_mse(
     the two sides differ in batch, heads or length.
 
     Args:
-        teacher_x_BALK, teacher_y_BALK: the teacher's vectors.
-        student_x_BALJ, student_y_BALJ: the student's vectors.
+        teacher_x_BALK, teacher_y_BALK: The teacher's vectors.
+        student_x_BALJ, student_y_BALJ: The student's vectors.
         mask: [B, L], non-zero at real tokens; or [B, 1, L, L], True where a query may attend; or
             None.
     """

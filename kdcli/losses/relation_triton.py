@@ -185,7 +185,7 @@ class LaunchOptions:
     """How the kernels are launched.
 
     Attributes:
-        side: queries and keys of a block.
+        side: Queries and keys of a block.
         precision: `input_precision` of the products.
         stages: `num_stages`.
         warps: `num_warps`.
@@ -212,8 +212,8 @@ def compare_relations(
         teacher: x and y [B, A, L, K].
         mask: [B, L], 1 at real tokens, or [B, 1, L, L], True where a token may attend; None if
             every token is real.
-        kl: whether to compute the divergence.
-        grad: whether to compute the gradients.
+        kl: Whether to compute the divergence.
+        grad: Whether to compute the gradients.
 
     Returns:
         The value and, with `grad`, the float32 gradients of the student's x and y. Inputs are

@@ -49,9 +49,9 @@ def soft_loss(
     reaches the teacher.
 
     Args:
-        kind: what the task predicts.
-        teacher, student: logits, with the shapes that `kdcli.losses.hard.hard_loss` takes.
-        labels: read for `tokens` only, to select the labelled words.
+        kind: What the task predicts.
+        teacher, student: Logits, with the shapes that `kdcli.losses.hard.hard_loss` takes.
+        labels: Read for `tokens` only, to select the labelled words.
         mask_BL: 1 for real tokens.
         temperature: T > 0.
     """

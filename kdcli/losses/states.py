@@ -10,9 +10,9 @@ class StateProjection(nn.Linear):
     It starts as the identity if the widths are equal.
 
     Args:
-        student_width: width of the student's hidden states.
-        teacher_width: width of the teacher's hidden states.
-        pairs: the layers that it compares, as (student layer, teacher layer).
+        student_width: Width of the student's hidden states.
+        teacher_width: Width of the teacher's hidden states.
+        pairs: The layers that it compares, as (student layer, teacher layer).
     """
 
     def __init__(self, student_width: int, teacher_width: int, *pairs: tuple[int, int]) -> None:

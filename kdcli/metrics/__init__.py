@@ -30,11 +30,11 @@ def scorer(
     metrics that the task names.
 
     Args:
-        task: the task.
-        predictions, references: one per example: a class number (`class`); 0 or 1 for each label
+        task: The task.
+        predictions, references: One per example: a class number (`class`); 0 or 1 for each label
             (`multi`); a number (`score`); a list of label names (`tokens`); `{"id", "text",
             "no_answer"}` and `{"id", "answers"}` (`span`); a text (`text`).
-        language: language of the answers of a `span` task; see `kdcli.metrics.spans.score_answer`.
+        language: Language of the answers of a `span` task; see `kdcli.metrics.spans.score_answer`.
 
     Raises ValueError if there are no examples, the numbers of predictions and references differ, or
     the format is wrong. Raises UsageError if predictions are not finite or the language has no

@@ -80,14 +80,14 @@ def paired_bootstrap(
     No interval reaches beyond the metric's largest possible difference.
 
     Args:
-        model, baseline: scorers of the same `n` examples in the same order.
-        n: number of examples.
-        resamples: number of draws of `n` examples with replacement. Both models get the same draws.
-        seed: seed of the draws.
-        confidence: the level of the intervals.
-        baseline_is_reference: whether the examples are scored against the baseline's own outputs.
+        model, baseline: Scorers of the same `n` examples in the same order.
+        n: Number of examples.
+        resamples: Number of draws of `n` examples with replacement. Both models get the same draws.
+        seed: Seed of the draws.
+        confidence: The level of the intervals.
+        baseline_is_reference: Whether the examples are scored against the baseline's own outputs.
             No model can then be better than the baseline, so each interval ends at 0.
-        groups: the number of each example's group, [n] int64; None if all are independent.
+        groups: The number of each example's group, [n] int64; None if all are independent.
 
     Returns:
         metric -> (difference over all examples, low, high), where a difference is the model's value
@@ -138,9 +138,9 @@ def _interval_of_shares(
     """Return Tango's interval of the difference between two models' shares of correct examples.
 
     Args:
-        values_N, base_values_N: whether each model is right, 0 or 1 up to rounding.
-        sizes_N: the number of examples with each example's text.
-        z: the quantile of the normal distribution for the wanted level.
+        values_N, base_values_N: Whether each model is right, 0 or 1 up to rounding.
+        sizes_N: The number of examples with each example's text.
+        z: The quantile of the normal distribution for the wanted level.
     """
     correct_N, base_N = np.rint(values_N), np.rint(base_values_N)
     better, worse = int((correct_N > base_N).sum()), int((correct_N < base_N).sum())
@@ -196,9 +196,9 @@ def _largest_effect(values_N: Array, mean: float, sizes_N: Array) -> float:
     weighted by each example's effect: texts of other classes do not change the recall of a class.
 
     Args:
-        values_N: the pseudo-values of one model; empty for a single example.
-        mean: the metric.
-        sizes_N: the number of examples with each example's text.
+        values_N: The pseudo-values of one model; empty for a single example.
+        mean: The metric.
+        sizes_N: The number of examples with each example's text.
     """
     if not len(values_N):
         return 1.0
@@ -239,10 +239,10 @@ def tango_interval(
     no example differs, its ends are -z^2 / (n + z^2) and z^2 / (n + z^2).
 
     Args:
-        only_model: number of examples that only the model gets right.
-        only_baseline: number of examples that only the baseline gets right.
-        n: number of examples.
-        z: the quantile of the normal distribution for the wanted level, 1.96 for 95 %.
+        only_model: Number of examples that only the model gets right.
+        only_baseline: Number of examples that only the baseline gets right.
+        n: Number of examples.
+        z: The quantile of the normal distribution for the wanted level, 1.96 for 95 %.
     """
     estimate = (only_model - only_baseline) / n
 

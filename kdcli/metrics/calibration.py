@@ -25,7 +25,7 @@ def calibration_error(confidence: Array, correct: Array) -> float:
     |mean of `correct` - mean of `confidence`|. Bin m of M holds the confidences in ((m-1)/M, m/M].
 
     Args:
-        confidence: probability of each prediction, any shape. For independent labels, every pair of
+        confidence: Probability of each prediction, any shape. For independent labels, every pair of
             a row and a label is one prediction.
         correct: 1 where the prediction is correct, else 0; the same shape.
     """
@@ -40,8 +40,8 @@ def class_calibration_error(probs_NC: Array, classes_N: Array) -> float:
     """Compute the calibration error of the most likely class of each row.
 
     Args:
-        probs_NC: class probabilities.
-        classes_N: the reference class of each row.
+        probs_NC: Class probabilities.
+        classes_N: The reference class of each row.
     """
     predicted_N = probs_NC.argmax(axis=1)
     return calibration_error(probs_NC.max(axis=1), predicted_N == classes_N)
@@ -63,8 +63,8 @@ def fit_class_temperature(probs_NC: Array, classes_N: Array) -> float | None:
     """Fit the temperature of a softmax; see `fit_temperature`.
 
     Args:
-        probs_NC: class probabilities.
-        classes_N: the reference class of each row.
+        probs_NC: Class probabilities.
+        classes_N: The reference class of each row.
     """
     log_probs_NC = _log(probs_NC)
     true_N = log_probs_NC[np.arange(len(classes_N)), classes_N]
@@ -80,7 +80,7 @@ def fit_label_temperature(probs_NC: Array, labels_NC: Array) -> float | None:
     """Fit one temperature for independent labels; see `fit_temperature`.
 
     Args:
-        probs_NC: label probabilities.
+        probs_NC: Label probabilities.
         labels_NC: 1 where the label applies, else 0.
     """
     logits_NC = _logits(probs_NC)
@@ -96,7 +96,7 @@ def fit_temperature(slope: Callable[[float], float]) -> float | None:
     minimum.
 
     Args:
-        slope: derivative of the negative log likelihood with respect to 1 / T, as a function of
+        slope: Derivative of the negative log likelihood with respect to 1 / T, as a function of
             1 / T.
 
     Returns:

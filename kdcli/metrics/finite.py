@@ -10,8 +10,8 @@ def check_finite(values: Array, what: str) -> None:
     """Raise a UsageError if a value is NaN or infinite.
 
     Args:
-        values: any shape.
-        what: what the values are, in the plural.
+        values: Any shape.
+        what: What the values are, in the plural.
     """
     if bad := int((~np.isfinite(values)).sum()):
         raise UsageError(

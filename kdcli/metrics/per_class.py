@@ -18,8 +18,8 @@ class Occurrences(NamedTuple):
     are counted, so an example may hold a class several times.
 
     Attributes:
-        examples: the index of the example, [K] int64.
-        classes: the index of the class, [K] int64.
+        examples: The index of the example, [K] int64.
+        classes: The index of the class, [K] int64.
     """
 
     examples: Array
@@ -30,10 +30,10 @@ class ClassCounts(NamedTuple):
     """Occurrences of every class in some examples.
 
     Attributes:
-        n: number of examples.
-        hits: correct predictions of the class.
-        predicted: predictions of the class.
-        true: occurrences of the class in the references.
+        n: Number of examples.
+        hits: Correct predictions of the class.
+        predicted: Predictions of the class.
+        true: Occurrences of the class in the references.
     """
 
     n: int
@@ -56,8 +56,8 @@ def count_classes(task: Task, predictions: Sequence[Any], references: Sequence[A
     """Count the classes of every example.
 
     Args:
-        task: a task of kind `class`, `multi` or `tokens`.
-        predictions, references: one per example, in the format of `kdcli.metrics.scorer`. For
+        task: A task of kind `class`, `multi` or `tokens`.
+        predictions, references: One per example, in the format of `kdcli.metrics.scorer`. For
             `multi`, each label is 0 or 1.
     """
     n = len(references)
@@ -122,8 +122,8 @@ def largest_confusions(counts_CC: Array, limit: int) -> list[tuple[int, int, int
     """Return the largest cells of a confusion matrix that are not on its diagonal.
 
     Args:
-        counts_CC: the confusion matrix.
-        limit: maximum number of cells.
+        counts_CC: The confusion matrix.
+        limit: Maximum number of cells.
 
     Returns:
         (row, column, count), the largest count first; equal counts in the order of the cells.

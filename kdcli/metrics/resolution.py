@@ -15,9 +15,9 @@ def points_per_row(scorers: Sequence[Scorer], metric: str, rows: int) -> float:
     smaller steps.
 
     Args:
-        scorers: the scorers of the models that are compared, on the same rows.
-        metric: the name of the metric.
-        rows: number of rows.
+        scorers: The scorers of the models that are compared, on the same rows.
+        metric: The name of the metric.
+        rows: Number of rows.
     """
     for scorer in scorers:
         values_N = example_values(scorer, rows, seed=0).get(metric)
@@ -30,8 +30,8 @@ def exceeds(drop: float, bound: float, tolerance: float = 0.0) -> bool:
     """Return whether a drop is larger than a bound, by at least a tolerance.
 
     Args:
-        drop: the drop in points. NaN exceeds every bound.
-        bound: the largest drop that is allowed, in points.
-        tolerance: the excess that is too large, in points; 0 allows no excess.
+        drop: The drop in points. NaN exceeds every bound.
+        bound: The largest drop that is allowed, in points.
+        tolerance: The excess that is too large, in points; 0 allows no excess.
     """
     return not (drop <= bound + ROUNDING or drop - bound < tolerance - ROUNDING)

@@ -63,10 +63,10 @@ def rank_documents(
     as relevant, because then the ids of queries and documents are unrelated.
 
     Args:
-        scores_QN: the score of each document for each query.
-        queries, documents: ids.
+        scores_QN: The score of each document for each query.
+        queries, documents: Ids.
         relevance: query -> document -> grade.
-        top: maximum number of documents per query.
+        top: Maximum number of documents per query.
 
     Raises UsageError if a score is not finite.
     """

@@ -58,10 +58,10 @@ def score_answer(
     spaces are ignored.
 
     Args:
-        prediction: the predicted answer.
-        answers: the gold answers. Empty for a question without an answer, for which only an empty
+        prediction: The predicted answer.
+        answers: The gold answers. Empty for a question without an answer, for which only an empty
             prediction is correct.
-        language: selects MLQA's rules, which ignore the punctuation of every script. Without a
+        language: Selects MLQA's rules, which ignore the punctuation of every script. Without a
             language, SQuAD's rules ignore ASCII punctuation only.
 
     Raises UsageError if the language has no rules.
@@ -90,10 +90,10 @@ def scorer(
     * `best_exact_threshold` and `best_f1_threshold`: the best thresholds.
 
     Args:
-        task: the task.
+        task: The task.
         predictions: `{"id", "text", "no_answer"}` each.
         references: `{"id", "answers"}` each.
-        language: see `score_answer`.
+        language: See `score_answer`.
 
     Raises ValueError if the ids or their order differ. Raises UsageError if the language has no
     rules, or a `no_answer` is not a number.

@@ -21,9 +21,9 @@ def point_at(probs_N: Array, labels_N: Array, threshold: float) -> ThresholdPoin
     """Return precision and recall at a threshold.
 
     Args:
-        probs_N: the label's probability for each row.
+        probs_N: The label's probability for each row.
         labels_N: 1 where the label applies, else 0.
-        threshold: the label is predicted where its probability is higher.
+        threshold: The label is predicted where its probability is higher.
 
     Returns:
         None if nothing is predicted or the label never applies, so that a value is undefined.
@@ -50,7 +50,7 @@ def precision_recall_curve(probs_N: Array, labels_N: Array) -> Curve:
     halfway between the smallest probability and 0. The curve is empty if the label never applies.
 
     Args:
-        probs_N: the label's probability for each row.
+        probs_N: The label's probability for each row.
         labels_N: 1 where the label applies, else 0.
     """
     order = np.argsort(-probs_N, kind="stable")

@@ -46,8 +46,8 @@ def entities(tags: Sequence[str], labels: tuple[str, ...] | None = None) -> set[
     such as `NOUN`, is read as `I-NOUN`, so that a run of equal tags is one entity.
 
     Args:
-        tags: the label of each word.
-        labels: all labels of the task; the ones of the sentence if it is None.
+        tags: The label of each word.
+        labels: All labels of the task; the ones of the sentence if it is None.
     """
     known = tuple(tags) if labels is None else labels
     spans: set[EntitySpan] = set()

@@ -61,7 +61,8 @@ class Comparison:
         pooling: How the vector of a text is computed.
         dtype: The number format in which the models run while students are fitted.
 
-    Raises UsageError: there are too few texts.
+    Raises:
+        UsageError: There are too few texts.
     """
 
     def __init__(
@@ -123,7 +124,8 @@ class Comparison:
 def check_rows(count: int) -> None:
     """Check the number of texts on which students are compared.
 
-    Raises UsageError: there are too few.
+    Raises:
+        UsageError: There are too few.
     """
     if count < MIN_ROWS:
         raise UsageError(

@@ -136,16 +136,16 @@ class EmbeddingFormat:
     """How an embedding model turns token states into vectors, and how its vectors are used.
 
     Attributes:
-        pooling: a key of `POOLING_KEYS`.
-        normalize: whether vectors have length 1.
-        dense: the dense layer after the pooling, or None.
+        pooling: A key of `POOLING_KEYS`.
+        normalize: Whether vectors have length 1.
+        dense: The dense layer after the pooling, or None.
         prompts: name -> text that is put before a text.
-        default_prompt: name of the prompt of texts that are neither queries nor documents.
-        similarity: one of `SIMILARITIES`.
-        max_length: maximum number of tokens in a text, including special tokens; None uses the
+        default_prompt: Name of the prompt of texts that are neither queries nor documents.
+        similarity: One of `SIMILARITIES`.
+        max_length: Maximum number of tokens in a text, including special tokens; None uses the
             tokenizer's.
-        prompt_counts: whether the prompt's tokens take part in the pooling.
-        truncate_dim: number of leading components that a vector has; None keeps all.
+        prompt_counts: Whether the prompt's tokens take part in the pooling.
+        truncate_dim: Number of leading components that a vector has; None keeps all.
     """
 
     pooling: str = "mean"
@@ -225,7 +225,7 @@ def read_format(source: str) -> EmbeddingFormat | None:
     """Read the format of an embedding model.
 
     Args:
-        source: the model.
+        source: The model.
 
     Returns:
         None for a cross-encoder, for a static classifier, whose vectors are logits, and for a model
@@ -291,8 +291,8 @@ def read_length(source: str, known: Mapping[str, Sequence[object]]) -> int | Non
     """Read the maximum number of tokens in a text from sentence-transformers' encoder settings.
 
     Args:
-        source: the model.
-        known: the values of the other settings that kdcli computes; see `check_settings`.
+        source: The model.
+        known: The values of the other settings that kdcli computes; see `check_settings`.
 
     Returns:
         None if the settings have no length.
@@ -322,9 +322,9 @@ def check_settings(
     """Check that a file has no setting that changes a model's outputs and that kdcli ignores.
 
     Args:
-        source: the model.
-        name: the file.
-        settings: its content.
+        source: The model.
+        name: The file.
+        settings: Its content.
         known: setting -> the values that kdcli computes; no values if it reads them itself.
 
     Raises:

@@ -55,7 +55,11 @@ def student_with_fitted_head(
 
 
 def check_head(teacher: Model) -> None:
-    """Check that a teacher has a head that ends in a linear. Raises UsageError: it has none."""
+    """Check that a teacher has a head that ends in a linear.
+
+    Raises:
+        UsageError: It has none.
+    """
     if last_linear(teacher.model) is None:
         raise UsageError(
             f"{teacher.source} has no head that a student could start from",

@@ -94,7 +94,7 @@ def location(source: str) -> str:
     """Return the argument of `from_pretrained` for a source.
 
     Args:
-        source: hub id, directory, `demo`, or `OWNER/NAME@REVISION` for a commit of the hub.
+        source: Hub id, directory, `demo`, or `OWNER/NAME@REVISION` for a commit of the hub.
 
     Raises:
         UsageError: The revision does not exist, or the user's directory is unknown.
@@ -158,9 +158,9 @@ def load_config(source: str, *, weights: bool = True, compacted: bool = False) -
     """Load the configuration of a model, and check that the model can be loaded.
 
     Args:
-        source: hub id, directory or `demo`.
-        weights: whether to check that there are safetensors files.
-        compacted: whether to accept a model of `kdcli.deploy.sparse.compact`, which no verb can
+        source: Hub id, directory or `demo`.
+        weights: Whether to check that there are safetensors files.
+        compacted: Whether to accept a model of `kdcli.deploy.sparse.compact`, which no verb can
             train.
 
     Raises UsageError if the model is not found, has an unsupported type, or cannot be loaded.
@@ -476,10 +476,10 @@ def load_weights(
     """Load a model in float32 from safetensors.
 
     Args:
-        source: hub id, directory or `demo`.
+        source: Hub id, directory or `demo`.
         auto_class: `AutoModel`, or a class with a head that the checkpoint must have.
-        seed: seed of the pooler, for a base model that lacks it.
-        settings: further arguments of `from_pretrained`.
+        seed: Seed of the pooler, for a base model that lacks it.
+        settings: Further arguments of `from_pretrained`.
 
     Raises UsageError if the weights cannot be read, are damaged or are incomplete.
     """

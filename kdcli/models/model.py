@@ -16,14 +16,14 @@ class Model:
     """An encoder, bare or under a head, with its tokenizer.
 
     Attributes:
-        model: the network in float32 and eval mode. An export takes its place where models are
+        model: The network in float32 and eval mode. An export takes its place where models are
             only evaluated.
-        tokenizer: the tokenizer that produces the network's token ids.
-        source: the hub id or directory that the model was loaded from.
-        note: where the head comes from, for the log.
-        tuned_length: maximum number of tokens in a row that the model's own head reads; None for
+        tokenizer: The tokenizer that produces the network's token ids.
+        source: The hub id or directory that the model was loaded from.
+        note: Where the head comes from, for the log.
+        tuned_length: Maximum number of tokens in a row that the model's own head reads; None for
             a new head and if the tokenizer has no length.
-        rows: hashes of the labelled rows that trained this model or a model it was made from.
+        rows: Hashes of the labelled rows that trained this model or a model it was made from.
     """
 
     model: PreTrainedModel

@@ -141,7 +141,11 @@ def as_static(table_VD: Tensor) -> StaticModel:
 
 
 def check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check that a tokenizer has a tokenizer.json. Raises UsageError: it is not a fast one."""
+    """Check that a tokenizer has a tokenizer.json.
+
+    Raises:
+        UsageError: It is not a fast one.
+    """
     if not tokenizer.is_fast:
         raise UsageError(
             f"{type(tokenizer).__name__} has no tokenizer.json, which a static model needs",
@@ -152,7 +156,8 @@ def check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
 def bare_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerFast:
     """Return a copy of a tokenizer that adds no special tokens to a text and truncates nothing.
 
-    Raises UsageError: the tokenizer is not a fast one, which a static model needs.
+    Raises:
+        UsageError: The tokenizer is not a fast one, which a static model needs.
     """
     check_fast(tokenizer)
     backend = copy.deepcopy(tokenizer.backend_tokenizer)

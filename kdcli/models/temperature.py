@@ -23,13 +23,13 @@ def store_temperature(folder: Path, temperature: float) -> None:
         logits / getattr(model.config, "kdcli_temperature", 1.0)
 
     Args:
-        folder: the model's directory.
-        temperature: divides the logits; see `kdcli.metrics.calibration.fit_temperature`.
+        folder: The model's directory.
+        temperature: Divides the logits; see `kdcli.metrics.calibration.fit_temperature`.
 
     Raises:
-        UsageError: the temperature is not a positive number, or the directory has no readable
+        UsageError: The temperature is not a positive number, or the directory has no readable
             config.json.
-        MachineError: the disk is full or not writable.
+        MachineError: The disk is full or not writable.
     """
     _check(temperature, "fit it with kdcli.metrics.calibration")
     config = read_json(folder / CONFIG_FILE)
@@ -47,7 +47,8 @@ def remove_temperature(folder: Path) -> None:
 def stored_temperature(config: PreTrainedConfig) -> float | None:
     """Return the temperature in the configuration of a loaded model; None if it has none.
 
-    Raises UsageError: the temperature is not a positive number.
+    Raises:
+        UsageError: The temperature is not a positive number.
     """
     temperature = getattr(config, TEMPERATURE, None)
     if temperature is None:

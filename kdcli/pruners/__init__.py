@@ -42,12 +42,12 @@ def build_pruner(
     """Put a method's masks on a model, and freeze the parameters that the method does not train.
 
     Args:
-        method: the method's name.
-        settings: the recipe's `pruner:` section.
-        model: the model, which is changed in place.
-        density: share of the weights that the final masks keep, above 0 and at most 1.
-        steps: number of steps of the run.
-        lr: the schedule's learning rate.
+        method: The method's name.
+        settings: The recipe's `pruner:` section.
+        model: The model, which is changed in place.
+        density: Share of the weights that the final masks keep, above 0 and at most 1.
+        steps: Number of steps of the run.
+        lr: The schedule's learning rate.
 
     Raises UsageError if the method does not exist, the settings are invalid, the model type is
     unknown, the density is not possible, or the settings do not fit the model.

@@ -53,11 +53,11 @@ def pruner(
     """Put masks on a model, and provide `contrast`.
 
     Args:
-        settings: the recipe's settings.
-        model: the model, which is changed in place.
-        density: share of the weights that the final masks keep.
-        steps: number of steps of the run.
-        lr: the schedule's learning rate, which applies to the weights.
+        settings: The recipe's settings.
+        model: The model, which is changed in place.
+        density: Share of the weights that the final masks keep.
+        steps: Number of steps of the run.
+        lr: The schedule's learning rate, which applies to the weights.
 
     Raises UsageError if the model type is unknown.
     """
@@ -70,9 +70,9 @@ def pruner(
         """Compute the weighted contrastive terms of B rows in a batch of E rows.
 
         Args:
-            cls_BD: the pruned model's states of the first token.
-            own_B: indices of the B rows in the batch.
-            batch_states: the other models' states of the first token [E, D] for all rows and, if
+            cls_BD: The pruned model's states of the first token.
+            own_B: Indices of the B rows in the batch.
+            batch_states: The other models' states of the first token [E, D] for all rows and, if
                 there are classes, their int64 classes [E].
         """
         terms = {}

@@ -70,11 +70,11 @@ def pruner(
     """Put gates on a model.
 
     Args:
-        settings: the recipe's settings.
-        model: the model, which is changed in place.
-        density: not used, because the regularizer decides the density.
-        steps: not used.
-        lr: the schedule's learning rate, which applies to the weights.
+        settings: The recipe's settings.
+        model: The model, which is changed in place.
+        density: Not used, because the regularizer decides the density.
+        steps: Not used.
+        lr: The schedule's learning rate, which applies to the weights.
 
     Raises UsageError if the model type is unknown.
     """

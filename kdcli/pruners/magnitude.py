@@ -37,11 +37,11 @@ def pruner(
     """Put masks on a model.
 
     Args:
-        settings: the recipe's settings.
-        model: the model, which is changed in place.
-        density: share of the weights that the final masks keep.
-        steps: number of steps of the run.
-        lr: not used, because there are no scores.
+        settings: The recipe's settings.
+        model: The model, which is changed in place.
+        density: Share of the weights that the final masks keep.
+        steps: Number of steps of the run.
+        lr: Not used, because there are no scores.
 
     Raises UsageError if the model type is unknown.
     """

@@ -94,9 +94,9 @@ class Masks:
     """The masked matrices of a model, by name (`3.Q`). Fused linear layers are split into matrices.
 
     Attributes:
-        matrices: the matrices, in the model's order.
-        kinds: matrix name -> kind.
-        held: path of a linear layer -> its masked weight.
+        matrices: The matrices, in the model's order.
+        kinds: Matrix name -> kind.
+        held: Path of a linear layer -> its masked weight.
     """
 
     def __init__(self, masked: list[Matrix]) -> None:
@@ -183,11 +183,11 @@ def attach(
     """Put a mask that keeps everything on each matrix of `kdcli.models.matrices`.
 
     Args:
-        model: the model, which is changed in place.
-        start: initial value of the scores, or None for no scores.
-        frozen: whether to freeze all weights, so that only the scores are trained.
+        model: The model, which is changed in place.
+        start: Initial value of the scores, or None for no scores.
+        frozen: Whether to freeze all weights, so that only the scores are trained.
         embeddings: `frozen`, as in the code of movement pruning's authors, or `trained`.
-        kind: the class that computes the masked weight.
+        kind: The class that computes the masked weight.
 
     Raises UsageError if the model type is unknown, and ValueError if the model already has masks.
     """

@@ -72,11 +72,11 @@ def pruner(
     """Put masks on a model.
 
     Args:
-        settings: the recipe's settings.
-        model: the model, which is changed in place.
-        density: share of the weights that the final masks keep.
-        steps: number of steps of the run.
-        lr: the schedule's learning rate, which applies to the weights.
+        settings: The recipe's settings.
+        model: The model, which is changed in place.
+        density: Share of the weights that the final masks keep.
+        steps: Number of steps of the run.
+        lr: The schedule's learning rate, which applies to the weights.
 
     Raises UsageError if the model type is unknown.
     """

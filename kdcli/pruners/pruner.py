@@ -27,11 +27,11 @@ class Defaults:
     """The values that a method's authors used, apart from the method's own settings.
 
     Attributes:
-        lr: the schedule's learning rate.
-        teacher: weight of the teacher's term, if there is a teacher. The labels' term has the rest.
+        lr: The schedule's learning rate.
+        teacher: Weight of the teacher's term, if there is a teacher. The labels' term has the rest.
         head: `embedding` is frozen and made of label words; `scratch` is trained.
-        warmup: share of the steps in which the rate rises. Movement pruning uses 5,400 of 55,330.
-        exact: whether the density can be chosen. Otherwise gates or thresholds, together with the
+        warmup: Share of the steps in which the rate rises. Movement pruning uses 5,400 of 55,330.
+        exact: Whether the density can be chosen. Otherwise gates or thresholds, together with the
             regularizer, decide it.
     """
 
@@ -47,16 +47,16 @@ class Pruner:
     """A method bound to one model and the steps of one run.
 
     Attributes:
-        masks: the model's masks. They keep everything before the first call of `after`.
-        trains_weights: if False, only scores are trained. The caller unfreezes a new head.
-        choose: number of finished steps -> masks by name.
-        density: number of finished steps -> share of the weights that is kept. None if thresholds
+        masks: The model's masks. They keep everything before the first call of `after`.
+        trains_weights: If False, only scores are trained. The caller unfreezes a new head.
+        choose: Number of finished steps -> masks by name.
+        density: Number of finished steps -> share of the weights that is kept. None if thresholds
             and the regularizer decide it.
-        score_lr: factor of the schedule's rate for the scores.
-        weight_lr: factor of the schedule's rate for the weights.
-        regularise: number of finished steps -> weighted terms of the next step's loss.
-        contrast: see `kdcli.pruners.cap`.
-        done: number of finished steps.
+        score_lr: Factor of the schedule's rate for the scores.
+        weight_lr: Factor of the schedule's rate for the weights.
+        regularise: Number of finished steps -> weighted terms of the next step's loss.
+        contrast: See `kdcli.pruners.cap`.
+        done: Number of finished steps.
     """
 
     masks: Masks

@@ -46,11 +46,11 @@ def select_masks(
     """Choose masks of a given density.
 
     Args:
-        masking: one of `MASKINGS`.
+        masking: One of `MASKINGS`.
         scores: name -> scores [rows, in].
         kinds: name -> kind of the matrix (Q, K, V, O, U, D, ...), for `proportional` only.
-        density: share of the weights to keep.
-        temperature: for `proportional` only.
+        density: Share of the weights to keep.
+        temperature: For `proportional` only.
     """
     if masking == "proportional":
         return proportional(scores, kinds, density, temperature)
@@ -111,9 +111,9 @@ def shares(sizes: Sequence[int], log_weights: Sequence[float], density: float) -
     The densities are proportional to the weights, and no density exceeds 1.
 
     Args:
-        sizes: numbers of elements.
-        log_weights: finite logarithms of the weights.
-        density: share of all elements to keep.
+        sizes: Numbers of elements.
+        log_weights: Finite logarithms of the weights.
+        density: Share of all elements to keep.
     """
     remaining, open_ = density * sum(sizes), list(range(len(sizes)))
     kept = [float(size) for size in sizes]

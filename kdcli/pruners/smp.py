@@ -76,11 +76,11 @@ def pruner(
     """Put masks on a model and freeze it.
 
     Args:
-        settings: the recipe's settings. `weight_lr` applies to a trained head.
-        model: the model, which is changed in place.
-        density: share of the weights that the final masks keep. `masking: threshold` ignores it.
-        steps: number of steps of the run.
-        lr: the schedule's learning rate, which applies to the scores.
+        settings: The recipe's settings. `weight_lr` applies to a trained head.
+        model: The model, which is changed in place.
+        density: Share of the weights that the final masks keep. `masking: threshold` ignores it.
+        steps: Number of steps of the run.
+        lr: The schedule's learning rate, which applies to the scores.
 
     Raises UsageError if the model type is unknown, or if the density would not be reached within
     the run.

@@ -42,11 +42,11 @@ def pruner(
     """Put masks on a model.
 
     Args:
-        settings: the recipe's settings.
-        model: the model, which is changed in place.
-        density: not used, because the threshold and the regularizer decide the density.
-        steps: number of steps of the run.
-        lr: the schedule's learning rate, which applies to the weights.
+        settings: The recipe's settings.
+        model: The model, which is changed in place.
+        density: Not used, because the threshold and the regularizer decide the density.
+        steps: Number of steps of the run.
+        lr: The schedule's learning rate, which applies to the weights.
 
     Raises UsageError if the model type is unknown.
     """

@@ -23,10 +23,10 @@ class RunContext(Generic[RecipeT_co]):
     """The recipe of a run, its options, its device and its directory.
 
     Attributes:
-        resolved: the recipe, with the origin of every value.
-        options: options of the run that do not change its result.
-        session: device, precision and processes.
-        folder: the run directory.
+        resolved: The recipe, with the origin of every value.
+        options: Options of the run that do not change its result.
+        session: Device, precision and processes.
+        folder: The run directory.
     """
 
     resolved: Resolved[RecipeT_co]
@@ -55,12 +55,12 @@ class RunContext(Generic[RecipeT_co]):
         """Open a nested run inside this run. It resumes unless `overwrite` is set.
 
         Args:
-            folder: the directory of the nested run.
-            resolved: its recipe.
-            overwrite: delete an existing run in the directory.
+            folder: The directory of the nested run.
+            resolved: Its recipe.
+            overwrite: Delete an existing run in the directory.
 
         Raises:
-            UsageError: the directory contains a run with a different recipe.
+            UsageError: The directory contains a run with a different recipe.
         """
         options = replace(
             self.options, output_dir=folder, resume=not overwrite, overwrite=overwrite, arguments=()
@@ -77,10 +77,10 @@ class RunContext(Generic[RecipeT_co]):
         """Measure latency, then write the report and the model cards.
 
         Args:
-            contents: the contents of the report. The first timed model is the baseline for
+            contents: The contents of the report. The first timed model is the baseline for
                 speed-ups.
-            settings: the recipe's `measure` section; None measures nothing.
-            folder: the directory of a stage; None for the run directory.
+            settings: The recipe's `measure` section; None measures nothing.
+            folder: The directory of a stage; None for the run directory.
         """
         timed = [model.timed for model in contents.models if model.timed is not None]
         if settings is not None and settings.latency and timed:
@@ -113,18 +113,18 @@ def open_run(
     """Start the processes of a run and choose its directory without writing to it.
 
     Args:
-        resolved: the recipe.
-        options: the options of the run.
-        name: name of the directory in `runs/`, unless the options give a directory.
-        dtype: the compute dtype.
-        evaluates: whether the run only evaluates. Such a run computes scores in `dtype`. Other runs
+        resolved: The recipe.
+        options: The options of the run.
+        name: Name of the directory in `runs/`, unless the options give a directory.
+        dtype: The compute dtype.
+        evaluates: Whether the run only evaluates. Such a run computes scores in `dtype`. Other runs
             compute scores in float32.
 
     Returns:
         None in a process that only started the other processes.
 
     Raises:
-        UsageError: the directory belongs to another run, or the device or number of processes
+        UsageError: The directory belongs to another run, or the device or number of processes
             cannot be used.
     """
     session = launch(dtype, options, judging=evaluates)

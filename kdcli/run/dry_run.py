@@ -27,12 +27,12 @@ class StageEstimate:
     """The estimated cost of one stage.
 
     Attributes:
-        folder: the run directory of the stage.
-        steps: number of optimiser steps.
-        passes: number of passes over the data.
-        seconds: expected training time.
-        seconds_per_step: mean time of one step.
-        peak_memory_bytes: peak memory.
+        folder: The run directory of the stage.
+        steps: Number of optimiser steps.
+        passes: Number of passes over the data.
+        seconds: Expected training time.
+        seconds_per_step: Mean time of one step.
+        peak_memory_bytes: Peak memory.
     """
 
     folder: str
@@ -49,7 +49,7 @@ class Estimate:
 
     Attributes:
         cards: name -> the size of a model.
-        stages: the estimates of all stages, in order.
+        stages: The estimates of all stages, in order.
     """
 
     cards: Mapping[str, Card]
@@ -91,11 +91,11 @@ def estimate_stage(
     evaluations is added.
 
     Args:
-        session: device, precision and processes.
-        job: the training job.
-        schedule: number of steps and learning rates.
-        folder: the run directory of the stage.
-        steps_of_pass: number of steps in one pass over the data.
+        session: Device, precision and processes.
+        job: The training job.
+        schedule: Number of steps and learning rates.
+        folder: The run directory of the stage.
+        steps_of_pass: Number of steps in one pass over the data.
     """
     outcome = train(
         session, job, replace(schedule, stop_after=min(schedule.steps, PROBE_STEPS)), None

@@ -35,13 +35,13 @@ class StageJob:
     """The training job of a stage and the function that finishes the stage.
 
     Attributes:
-        job: the training job.
-        schedule: number of steps and learning rates.
-        steps_per_pass: number of optimiser steps in one pass over the data.
-        finish: saves the trained models and, in the main process, writes the report of a stage that
+        job: The training job.
+        schedule: Number of steps and learning rates.
+        steps_per_pass: Number of optimiser steps in one pass over the data.
+        finish: Saves the trained models and, in the main process, writes the report of a stage that
             has its own. It is called in every process.
         cards: name -> the size of a model, for a dry run.
-        repeats: number of times that the stage runs, such as once per seed. Only dry runs use it.
+        repeats: Number of times that the stage runs, such as once per seed. Only dry runs use it.
     """
 
     job: Job
@@ -57,9 +57,9 @@ class Stage:
     """A training run with its own run directory.
 
     Attributes:
-        folder: the stage's run directory.
-        resolved: the recipe that reproduces the stage by itself.
-        build: loads the models and builds the job. It writes nothing that is part of a finished
+        folder: The stage's run directory.
+        resolved: The recipe that reproduces the stage by itself.
+        build: Loads the models and builds the job. It writes nothing that is part of a finished
             run.
     """
 
@@ -73,10 +73,10 @@ class Run:
     """The stages and the report of a command whose arguments have been checked.
 
     Attributes:
-        stages: the stages, in order. The directory of a stage is claimed when the stage starts,
+        stages: The stages, in order. The directory of a stage is claimed when the stage starts,
             unless it is the run directory.
-        resolved: the recipe to store in the run directory, if preparing the run changed it.
-        report: writes `report.json` in the run directory if the last stage does not. It is called
+        resolved: The recipe to store in the run directory, if preparing the run changed it.
+        report: Writes `report.json` in the run directory if the last stage does not. It is called
             in every process.
     """
 
@@ -94,16 +94,16 @@ def run_command(
     """Start the processes, prepare the run, then estimate or train every stage.
 
     Args:
-        resolved: the recipe.
-        options: the options of the run.
-        name: name of the run directory, unless the options give a directory.
-        prepare: checks and loads everything that the stages need, and writes nothing.
+        resolved: The recipe.
+        options: The options of the run.
+        name: Name of the run directory, unless the options give a directory.
+        prepare: Checks and loads everything that the stages need, and writes nothing.
 
     Returns:
         The report, or the estimate of a dry run; None in a process that prints nothing.
 
     Raises:
-        KdcliError: the run cannot be prepared or a stage fails. If `prepare` raises the error, no
+        KdcliError: The run cannot be prepared or a stage fails. If `prepare` raises the error, no
             directory has been claimed.
     """
     recipe = resolved.recipe
@@ -167,9 +167,9 @@ def run_stage(context: RunContext[Section], stage: Stage, *, claimed: bool = Fal
     """Train one stage unless it is finished.
 
     Args:
-        context: the run.
-        stage: the stage.
-        claimed: whether the stage uses the run directory, which is already claimed.
+        context: The run.
+        stage: The stage.
+        claimed: Whether the stage uses the run directory, which is already claimed.
 
     Returns:
         False if the stage ended early, at `RunOptions.stop_after`.

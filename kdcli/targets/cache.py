@@ -53,11 +53,11 @@ class Column:
 
     Attributes:
         kind: `hidden`, `q`, `k` or `v`.
-        layer: number of the layer.
-        shape: shape of the signal of one token, (A, K) or (D,).
-        begin: index of the first value in the record.
-        end: index after the last value.
-        dtype: the dtype in which the teacher computes the signal.
+        layer: Number of the layer.
+        shape: Shape of the signal of one token, (A, K) or (D,).
+        begin: Index of the first value in the record.
+        end: Index after the last value.
+        dtype: The dtype in which the teacher computes the signal.
     """
 
     kind: str
@@ -73,11 +73,11 @@ class RecordLayout:
     """The signals in a store.
 
     Attributes:
-        columns: the columns of a token's record.
-        logits: shape of the logits of one row or token, or of the vector of one row; None if there
+        columns: The columns of a token's record.
+        logits: Shape of the logits of one row or token, or of the vector of one row; None if there
             are neither logits nor vectors.
-        logits_per_token: whether there are logits for every token instead of every row.
-        pooled: whether `logits.bin` has the vectors of an embedding model.
+        logits_per_token: Whether there are logits for every token instead of every row.
+        pooled: Whether `logits.bin` has the vectors of an embedding model.
     """
 
     columns: tuple[Column, ...]
@@ -98,9 +98,9 @@ class RecordLayout:
 
         Args:
             teacher: batch -> signals.
-            rows: the tokenised rows.
-            needs: the signals to store.
-            device: the device of the teacher.
+            rows: The tokenised rows.
+            needs: The signals to store.
+            device: The device of the teacher.
 
         Raises:
             ValueError: `needs` includes masked logits, whose tokens change from epoch to epoch.
@@ -149,8 +149,8 @@ class SignalStore:
     """Rows with their teacher's signals, as `Examples`. Use `open` to create one.
 
     Attributes:
-        tokens: the records in `tokens.bin`.
-        logits: the records in `logits.bin`.
+        tokens: The records in `tokens.bin`.
+        logits: The records in `logits.bin`.
     """
 
     tokens: Array
@@ -185,15 +185,15 @@ class SignalStore:
         again. If several processes open the same store, one computes it and the others wait.
 
         Args:
-            folder: the directory of all stores.
-            rows: the tokenised rows.
+            folder: The directory of all stores.
+            rows: The tokenised rows.
             teacher: batch -> `Signals`, on `device`. It is put into eval mode.
-            needs: the signals to store.
-            fingerprint: hash of the teacher's weights and configuration.
-            device: the device of the teacher.
-            limit_bytes: maximum size of the store.
-            log: writes a log line.
-            about: the teacher, for `kdcli cache`. None if the store is not in the cache.
+            needs: The signals to store.
+            fingerprint: Hash of the teacher's weights and configuration.
+            device: The device of the teacher.
+            limit_bytes: Maximum size of the store.
+            log: Writes a log line.
+            about: The teacher, for `kdcli cache`. None if the store is not in the cache.
 
         Returns:
             None if the signals would take more than `limit_bytes`, or leave less than
@@ -201,7 +201,7 @@ class SignalStore:
 
         Raises:
             ValueError: `needs` includes masked logits.
-            MachineError: the disk is full or not writable, or there is not enough memory for a
+            MachineError: The disk is full or not writable, or there is not enough memory for a
                 single row.
         """
         layout = RecordLayout.of(teacher, rows, needs, device)
@@ -439,7 +439,7 @@ def _records(
         float16.
 
     Raises:
-        MachineError: there is not enough memory for a single row.
+        MachineError: There is not enough memory for a single row.
     """
     try:
         computed = _compute(teacher, rows, indices, layout, device)

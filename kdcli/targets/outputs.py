@@ -62,11 +62,11 @@ def load_or_compute_outputs(
     processes, because `compute` would wait forever for a process that finds the file.
 
     Args:
-        model: the model in PyTorch.
-        fingerprint: returns a hash of the weights and settings that the outputs depend on.
-        rows: the tokenised rows.
-        session: the device and the compute dtype.
-        compute: computes the outputs, float32 arrays with the same number of dimensions.
+        model: The model in PyTorch.
+        fingerprint: Returns a hash of the weights and settings that the outputs depend on.
+        rows: The tokenised rows.
+        session: The device and the compute dtype.
+        compute: Computes the outputs, float32 arrays with the same number of dimensions.
     """
     folder = _folder.get()
     if folder is None or not len(rows) or session.accelerator.num_processes > 1:

@@ -23,12 +23,12 @@ def read_vectors(file: Path, texts: Texts) -> Array:
     """Read the vectors of texts from a file, [N, E].
 
     Args:
-        file: a `.npy` array [rows, E] with one vector for each text of the source, in the same
+        file: A `.npy` array [rows, E] with one vector for each text of the source, in the same
             order, or a `.parquet` file with the columns `text` and `vector`.
-        texts: the texts.
+        texts: The texts.
 
     Raises:
-        UsageError: the file has the wrong format, number of rows or kind of values, a text has no
+        UsageError: The file has the wrong format, number of rows or kind of values, a text has no
             vector, or a vector is zero or not finite.
     """
     if not file.is_file():
@@ -57,12 +57,12 @@ def read_npy(file: Path, count: int, of: str) -> Array:
     """Read a `.npy` array with one vector for each of `count` texts, [count, E].
 
     Args:
-        file: the file.
-        count: the number of texts.
-        of: what a text is called in messages.
+        file: The file.
+        count: The number of texts.
+        of: What a text is called in messages.
 
     Raises:
-        UsageError: the file has the wrong format, number of rows or kind of values, or a vector is
+        UsageError: The file has the wrong format, number of rows or kind of values, or a vector is
             not finite.
     """
     if not file.is_file():
@@ -142,15 +142,15 @@ def read_soft_labels(file: Path, task: Task, examples: Sequence[Example]) -> tup
     have the task's text columns, they are matched by text, otherwise by order.
 
     Args:
-        file: the file.
-        task: the task.
-        examples: the training examples.
+        file: The file.
+        task: The task.
+        examples: The training examples.
 
     Returns:
         The logits, [N, C] float32, and a note on how rows were matched.
 
     Raises:
-        UsageError: the file has the wrong format, number of rows or kind of values, or a training
+        UsageError: The file has the wrong format, number of rows or kind of values, or a training
             row has no soft labels.
     """
     if task.kind not in ("class", "multi", "score"):
@@ -239,7 +239,7 @@ def _as_logits(task: Task, names: Sequence[str], values_NC: Array, probabilities
     """Convert the values of each row to logits.
 
     Raises:
-        UsageError: the number of values is wrong, they are not finite, or they are not
+        UsageError: The number of values is wrong, they are not finite, or they are not
             probabilities.
     """
     classes = len(task.labels) or 1

@@ -32,9 +32,9 @@ class StorePlace:
     """A directory where a teacher's signals may be stored, and their maximum size.
 
     Attributes:
-        folder: the directory.
-        limit_bytes: the maximum size of a store.
-        about: the teacher, for `kdcli cache`. None if the directory is not in the cache.
+        folder: The directory.
+        limit_bytes: The maximum size of a store.
+        about: The teacher, for `kdcli cache`. None if the directory is not in the cache.
     """
 
     folder: Path
@@ -90,9 +90,9 @@ class PrecomputedLogits:
     """Targets from precomputed logits, of a teacher with its own tokenizer or from a file.
 
     Attributes:
-        train_NC: logits for the training rows, [N, C].
-        held_out_NC: logits for the held-out rows; None if they are unknown.
-        key: the key of the logits in a batch.
+        train_NC: Logits for the training rows, [N, C].
+        held_out_NC: Logits for the held-out rows; None if they are unknown.
+        key: The key of the logits in a batch.
     """
 
     train_NC: Array
@@ -140,9 +140,9 @@ class LazyVectors:
     """A teacher's vectors that are computed when they are first read.
 
     Attributes:
-        teacher: computes the vectors.
-        rows: the texts, tokenised for the teacher.
-        device: the teacher's device.
+        teacher: Computes the vectors.
+        rows: The texts, tokenised for the teacher.
+        device: The teacher's device.
     """
 
     teacher: Teacher
@@ -170,10 +170,10 @@ class VectorTargets:
     """Targets from an embedding teacher: vectors for texts, their positives and negatives, anchors.
 
     Attributes:
-        vectors: returns the vectors for text numbers.
-        texts: the texts, with their positives and negatives.
-        anchors_RE: vectors for a fixed sample of texts, shared by all batches.
-        live: computes other signals in every step; None if no loss needs them.
+        vectors: Returns the vectors for text numbers.
+        texts: The texts, with their positives and negatives.
+        anchors_RE: Vectors for a fixed sample of texts, shared by all batches.
+        live: Computes other signals in every step; None if no loss needs them.
     """
 
     vectors: Vectors
@@ -246,12 +246,12 @@ def targets_of(
     Moves the teacher to the device and converts it to the compute dtype.
 
     Args:
-        teacher: the teacher.
-        rows: the training rows.
-        needs: the signals.
-        session: the device and compute dtype.
-        passes: number of passes over the rows.
-        place: where signals may be stored; None computes them in every step.
+        teacher: The teacher.
+        rows: The training rows.
+        needs: The signals.
+        session: The device and compute dtype.
+        passes: Number of passes over the rows.
+        place: Where signals may be stored; None computes them in every step.
     """
     live = Teacher.frozen(teacher.source, teacher.model, needs, session)
     if place is None or not place.limit_bytes:
@@ -274,12 +274,12 @@ def stored_signals(
     """Open the store with a teacher's signals for rows, and create it if it does not exist.
 
     Args:
-        captured: the frozen teacher, batch -> signals.
-        rows: the tokenised rows.
-        needs: the signals to store.
-        fingerprint: hash of everything that the signals depend on, except the rows.
-        place: directory and maximum size of the store.
-        session: the device.
+        captured: The frozen teacher, batch -> signals.
+        rows: The tokenised rows.
+        needs: The signals to store.
+        fingerprint: Hash of everything that the signals depend on, except the rows.
+        place: Directory and maximum size of the store.
+        session: The device.
 
     Returns:
         None if the signals would take more space than `place` or the disk allows.

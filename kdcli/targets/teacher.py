@@ -33,11 +33,11 @@ class Teacher:
         The model is put into eval mode, moved to the device and converted to the compute dtype.
 
         Args:
-            source: the model's name in messages.
-            model: the model.
-            needs: the signals to capture.
-            session: the device and compute dtype.
-            pool: pooling of an embedding model, which stays in float32.
+            source: The model's name in messages.
+            model: The model.
+            needs: The signals to capture.
+            session: The device and compute dtype.
+            pool: Pooling of an embedding model, which stays in float32.
         """
         model = prepare_teacher(model.to(session.device), session.compute_dtype)
         if pool is not None:

@@ -56,29 +56,17 @@ def module_of(task: str) -> WorkloadModule:
 
 
 def open_workload(request: WorkloadRequest, session: Session) -> tuple[Workload, Model]:
-    """Open a task for training, and load the model that reads its rows.
-
-    Raises:
-        UsageError: the data or the model cannot be used.
-    """
+    """Open a task for training, and load the model that reads its rows."""
     return module_of(request.task).open_workload(request, session)
 
 
 def open_evaluation(request: EvaluationRequest, session: Session) -> Workload:
-    """Open a task to evaluate models.
-
-    Raises:
-        UsageError: the data cannot be used.
-    """
+    """Open a task to evaluate models."""
     return _evaluating_module(request).open_evaluation(request, session)
 
 
 def open_rows(request: EvaluationRequest, session: Session) -> DividedRows:
-    """Read the rows of all splits, which a partition can divide.
-
-    Raises:
-        UsageError: the data cannot be used.
-    """
+    """Read the rows of all splits, which a partition can divide."""
     return _evaluating_module(request).open_rows(request, session)
 
 

@@ -28,11 +28,11 @@ class TeacherAgreement:
     are also among its ten nearest neighbours according to the model.
 
     Attributes:
-        texts: the held-out texts.
-        vectors_NE: the teacher's vectors for the texts.
-        session: the device on which vectors are computed.
-        seed: seed for drawing the pairs.
-        split: name of the held-out texts in the report.
+        texts: The held-out texts.
+        vectors_NE: The teacher's vectors for the texts.
+        session: The device on which vectors are computed.
+        seed: Seed for drawing the pairs.
+        split: Name of the held-out texts in the report.
     """
 
     texts: Texts
@@ -91,10 +91,10 @@ class AgreementScorer:
     too narrow.
 
     Attributes:
-        cosines: the model's and the teacher's cosines of all pairs of texts, [N, N] each. None for
+        cosines: The model's and the teacher's cosines of all pairs of texts, [N, N] each. None for
             the teacher itself, which agrees with itself.
-        shared_N: the share of each text's nearest neighbours that the model keeps.
-        share_2P: numbers in [0, 1) that draw the pairs.
+        shared_N: The share of each text's nearest neighbours that the model keeps.
+        share_2P: Numbers in [0, 1) that draw the pairs.
     """
 
     cosines: tuple[Array, Array] | None
@@ -121,8 +121,8 @@ def agreement_scorer(own_ND: Array, teacher_NE: Array, seed: int) -> AgreementSc
     """Return the metrics of `TeacherAgreement` as a function of the selected texts.
 
     Args:
-        own_ND, teacher_NE: the vectors of the model and the teacher for the same texts.
-        seed: seed for drawing the pairs.
+        own_ND, teacher_NE: The vectors of the model and the teacher for the same texts.
+        seed: Seed for drawing the pairs.
     """
     count = len(own_ND)
     share_2P = np.random.default_rng(seed).random((2, PAIRS))

@@ -19,13 +19,13 @@ def as_trained(
     changes if the recipe has a different task.
 
     Args:
-        resolved: the recipe.
-        model: the model; None leaves the recipe unchanged.
-        task: also fill the task if it is unset.
-        trains: also fill the maximum length. If False, every evaluated model uses its own.
+        resolved: The recipe.
+        model: The model; None leaves the recipe unchanged.
+        task: Also fill the task if it is unset.
+        trains: Also fill the maximum length. If False, every evaluated model uses its own.
 
     Raises:
-        UsageError: the `recipe.yaml` of the run cannot be read.
+        UsageError: The `recipe.yaml` of the run cannot be read.
     """
     training = _recipe_of(Path(location(model))) if model is not None else {}
     data, task_name = training.get("data"), getattr(resolved.recipe, "task", None)
@@ -64,6 +64,6 @@ def trained_task(model: str | None) -> str | None:
     """Return the task on which a run trained a model, if any.
 
     Raises:
-        UsageError: the `recipe.yaml` of the run cannot be read.
+        UsageError: The `recipe.yaml` of the run cannot be read.
     """
     return _recipe_of(Path(location(model))).get("task") if model is not None else None

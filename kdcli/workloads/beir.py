@@ -37,7 +37,7 @@ class Retrieval(DividedRows):
     """A corpus, queries, and the relevance of documents to each query.
 
     Attributes:
-        name: the directory's name.
+        name: The directory's name.
         documents: id -> text.
         queries: id -> text.
         relevance: query -> document -> relevance.
@@ -57,7 +57,11 @@ class Retrieval(DividedRows):
         return self.documents.values()
 
     def part(self, partition: Partition, split: str) -> "Retrieval":
-        """Return the same corpus with the queries of a part. Raises UsageError: there are none."""
+        """Return the same corpus with the queries of a part.
+
+        Raises:
+            UsageError: There are none.
+        """
         hashes = text_hashes(list(self.queries.values()))
         (chosen,) = partition.evaluated_rows([hashes], split, "query")
         return replace(self, queries=dict(itertools.compress(self.queries.items(), chosen)))
@@ -72,13 +76,13 @@ class Retrieval(DividedRows):
         """Rank the corpus for each query by a model's vectors and score the rankings.
 
         Args:
-            model: the model of the queries, and of the documents unless there is an index.
-            session: the device.
-            index: the vectors of the documents, if another model made them.
-            max_length: maximum number of tokens in a text; None for the model's own maximum.
+            model: The model of the queries, and of the documents unless there is an index.
+            session: The device.
+            index: The vectors of the documents, if another model made them.
+            max_length: Maximum number of tokens in a text; None for the model's own maximum.
 
         Raises:
-            UsageError: the model's vectors have another width than the index.
+            UsageError: The model's vectors have another width than the index.
         """
         values = retrieval_scores(self, model, session, index, max_length)
         notes = [model.note] if index is None else [model.note, f"searches {index.source}"]
@@ -89,7 +93,7 @@ def read_retrieval(source: str) -> Retrieval:
     """Read a directory of retrieval data. Queries without a relevant document are dropped.
 
     Raises:
-        UsageError: a file is missing or malformed, an id occurs twice, a relevance is given for an
+        UsageError: A file is missing or malformed, an id occurs twice, a relevance is given for an
             unknown query or document, two relevances contradict each other, a query has no text, or
             no query has a relevant document.
     """

@@ -36,13 +36,13 @@ class TextWorkload(Workload[Model]):
     """Blocks of text for models that share a tokenizer.
 
     Attributes:
-        corpus: training blocks and held-out blocks.
-        settings: the recipe's `data` section.
-        tokenizer: the tokenizer of the blocks.
-        source: the model that the tokenizer belongs to, for messages.
-        seed: seed for drawing the masks.
-        masked: whether to mask tokens, for masked language models.
-        otherwise: hint of the error for a model without a masked-language-model head.
+        corpus: Training blocks and held-out blocks.
+        settings: The recipe's `data` section.
+        tokenizer: The tokenizer of the blocks.
+        source: The model that the tokenizer belongs to, for messages.
+        seed: Seed for drawing the masks.
+        masked: Whether to mask tokens, for masked language models.
+        otherwise: Hint of the error for a model without a masked-language-model head.
     """
 
     session: Session
@@ -125,13 +125,13 @@ def load_text_model(source: str, *, masked: bool, otherwise: str, bare: bool = F
     """Load an encoder, or a masked language model for losses on masked text.
 
     Args:
-        source: the model.
-        masked: load a masked language model.
-        otherwise: hint of the error for a model without a masked-language-model head.
-        bare: accept a model without a masked-language-model head.
+        source: The model.
+        masked: Load a masked language model.
+        otherwise: Hint of the error for a model without a masked-language-model head.
+        bare: Accept a model without a masked-language-model head.
 
     Raises:
-        UsageError: the model cannot be loaded, or has no masked-language-model head.
+        UsageError: The model cannot be loaded, or has no masked-language-model head.
     """
     if not masked:
         return load_encoder(source)
@@ -155,7 +155,7 @@ def check_masking(settings: TrainingData, tokenizer: PreTrainedTokenizerBase, so
     """Check that the tokenizer and the settings can mask text.
 
     Raises:
-        UsageError: the tokenizer has no mask token, or the share of masked tokens is not allowed.
+        UsageError: The tokenizer has no mask token, or the share of masked tokens is not allowed.
     """
     check_share(settings.mask.share)
     mask_vocabulary(tokenizer, source)

@@ -53,9 +53,9 @@ class TokenUse:
     """How often the tokens of a model occur in texts.
 
     Attributes:
-        counts: name of a text -> the number of times that each token occurs in it. All texts have
+        counts: Name of a text -> the number of times that each token occurs in it. All texts have
             the same weight, however long they are.
-        named: ids that are always kept.
+        named: Ids that are always kept.
     """
 
     counts: Mapping[str, Array]
@@ -63,7 +63,11 @@ class TokenUse:
 
     @classmethod
     def of_texts(cls, loaded: Model, texts: Iterable[str], prompts: Iterable[str]) -> "TokenUse":
-        """Count the tokens of texts. Raises UsageError: the tokenizer cannot be trimmed."""
+        """Count the tokens of texts.
+
+        Raises:
+            UsageError: The tokenizer cannot be trimmed.
+        """
         named = named_tokens(loaded, prompts)
         zeros = np.zeros(len(loaded.tokenizer), np.int64)
         counts = sum((count_tokens(loaded.tokenizer, each) for each in _batches(texts)), zeros)
@@ -79,7 +83,8 @@ class TokenUse:
     def keep(self, loaded: Model, size: int | None) -> tuple[Array, Trimming]:
         """Return the ids of the most frequent tokens, and the share of each text that they cover.
 
-        Raises UsageError: `size` is too small, or every token is needed.
+        Raises:
+            UsageError: `size` is too small, or every token is needed.
         """
         return kept_tokens(loaded.tokenizer, self.counts, self.named, size)
 
@@ -87,7 +92,8 @@ class TokenUse:
 def named_tokens(loaded: Model, prompts: Iterable[str]) -> set[int]:
     """Return the ids in a model's configuration and its prompts, which it always needs.
 
-    Raises UsageError: the tokenizer cannot be trimmed.
+    Raises:
+        UsageError: The tokenizer cannot be trimmed.
     """
     check_trimmable(loaded.tokenizer, loaded.source)
     return named_in(loaded.model.config) | {
@@ -106,19 +112,19 @@ def trimmed(
     """Trim a model's tokenizer and embedding tables to the tokens that a text needs.
 
     Args:
-        loaded: the model.
-        text: a source of text, or a YAML file with one source per language. Every language has the
+        loaded: The model.
+        text: A source of text, or a YAML file with one source per language. Every language has the
             same weight, however long its text is.
-        size: maximum number of tokens. The most frequent ones are kept. None keeps every token that
+        size: Maximum number of tokens. The most frequent ones are kept. None keeps every token that
             occurs.
-        column: column of the text in a table; None reads every text in a row.
-        prompts: additional texts that the model reads.
+        column: Column of the text in a table; None reads every text in a row.
+        prompts: Additional texts that the model reads.
 
     Returns:
         The trimmed model, the tokens that it keeps, and notes on what changed.
 
     Raises:
-        UsageError: the tokenizer cannot be trimmed, the text cannot be read, `size` is too small,
+        UsageError: The tokenizer cannot be trimmed, the text cannot be read, `size` is too small,
             or every token is needed.
     """
     tokenizer = loaded.tokenizer
@@ -184,10 +190,10 @@ def kept_tokens(
     """Choose the token ids to keep from their frequency in texts.
 
     Args:
-        tokenizer: the tokenizer.
-        counts: name of a text -> the number of times that each token occurs in it.
-        named: ids that are always kept.
-        size: maximum number of tokens; None keeps every token that occurs.
+        tokenizer: The tokenizer.
+        counts: Name of a text -> the number of times that each token occurs in it.
+        named: Ids that are always kept.
+        size: Maximum number of tokens; None keeps every token that occurs.
 
     Returns:
         The ids, and the share of each text that they cover.
@@ -209,10 +215,10 @@ def sources_of(text: str) -> dict[str, str]:
     """Return the sources of text, name -> source.
 
     Args:
-        text: a source, or a YAML file that maps languages to sources.
+        text: A source, or a YAML file that maps languages to sources.
 
     Raises:
-        UsageError: the YAML file does not map names to sources.
+        UsageError: The YAML file does not map names to sources.
     """
     if not text.endswith((".yaml", ".yml")):
         return {text: text}

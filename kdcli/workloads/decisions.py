@@ -111,11 +111,11 @@ def decisions(
     Args:
         scores: model -> its scores.
         baselines: model -> the model it is compared with; None compares all models with the first.
-        chosen: models whose step or settings were selected on the same rows.
-        max_class_drop: the limit that `class_drop_misses` will check, in points. It raises the
+        chosen: Models whose step or settings were selected on the same rows.
+        max_class_drop: The limit that `class_drop_misses` will check, in points. It raises the
             number of examples that a class needs; see `min_count`.
-        differing: number of rows to list on which the models differ most, at most 20.
-        resamples: number of bootstrap resamples.
+        differing: Number of rows to list on which the models differ most, at most 20.
+        resamples: Number of bootstrap resamples.
 
     Returns:
         One entry for each pair of models and each set. Empty if the task has no classes.
@@ -164,7 +164,7 @@ def min_count(max_class_drop: float | None) -> int:
     worth more than D points and would decide alone.
 
     Args:
-        max_class_drop: the limit, in points; None without one.
+        max_class_drop: The limit, in points; None without one.
     """
     if max_class_drop is None:
         return MIN_COUNT
@@ -187,8 +187,8 @@ def class_drop_misses(decision: Decision, max_class_drop: float) -> list[str]:
     because nothing shows that the limit is kept.
 
     Args:
-        decision: the comparison.
-        max_class_drop: maximum drop of a class's main metric, in points (1 point = 0.01).
+        decision: The comparison.
+        max_class_drop: Maximum drop of a class's main metric, in points (1 point = 0.01).
     """
     name = f"{decision.model} on {decision.task} {decision.set}".rstrip()
     # The comparison may have been made for another limit, which needs other numbers of examples.

@@ -33,7 +33,7 @@ def task_of_model(
     """Return the task that a model is for; see `known_task`.
 
     Raises:
-        UsageError: the model cannot be read, or it is a plain encoder without `pooling`.
+        UsageError: The model cannot be read, or it is a plain encoder without `pooling`.
     """
     task = known_task(model, data, pooling)
     if task is None:
@@ -59,12 +59,12 @@ def known_task(
     * A cross-encoder: `rerank`. Any other head: the user's own rows.
 
     Args:
-        model: the model.
-        data: the value of `--data`.
-        pooling: the value of `--pooling`.
+        model: The model.
+        data: The value of `--data`.
+        pooling: The value of `--pooling`.
 
     Raises:
-        UsageError: the model cannot be read.
+        UsageError: The model cannot be read.
     """
     if pooling is None and (task := trained_task(model)) is not None and _has_texts_of(task, data):
         return task
@@ -102,7 +102,7 @@ def with_task(
     """Fill in the task of a recipe that names none; see `known_task`.
 
     Raises:
-        UsageError: the model cannot be read.
+        UsageError: The model cannot be read.
     """
     if "task" in resolved.origins or model is None:
         return resolved

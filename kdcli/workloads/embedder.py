@@ -39,11 +39,11 @@ class Embedder(Model):
     """An encoder in float32 or an export that computes the vectors of texts.
 
     Attributes:
-        format: pooling and further steps from hidden states to vectors.
-        runner: computes the hidden states or vectors; None for PyTorch.
-        outputs: names of the runner's outputs.
-        dimensions: number of leading components that vectors are truncated to; None keeps all.
-        stored: how the vectors of documents are stored for a search.
+        format: Pooling and further steps from hidden states to vectors.
+        runner: Computes the hidden states or vectors; None for PyTorch.
+        outputs: Names of the runner's outputs.
+        dimensions: Number of leading components that vectors are truncated to; None keeps all.
+        stored: How the vectors of documents are stored for a search.
     """
 
     format: EmbeddingFormat = field(default_factory=EmbeddingFormat)
@@ -63,12 +63,12 @@ class Embedder(Model):
         """Load an embedding model.
 
         Args:
-            source: the model.
-            pooling: pooling of an encoder that does not specify its own.
-            compacted: also allow a compacted model.
+            source: The model.
+            pooling: Pooling of an encoder that does not specify its own.
+            compacted: Also allow a compacted model.
 
         Raises:
-            UsageError: the model cannot be loaded, or has no pooling.
+            UsageError: The model cannot be loaded, or has no pooling.
         """
         loaded = load_embedder(source, compacted=compacted)
         fmt, note = format_for(source, loaded.model.config, pooling)
@@ -84,11 +84,11 @@ class Embedder(Model):
         """Load an embedding model for evaluation, which may be an export or a compacted model.
 
         Args:
-            source: the model or export.
-            pooling: pooling of an encoder that does not specify its own.
+            source: The model or export.
+            pooling: Pooling of an encoder that does not specify its own.
 
         Raises:
-            UsageError: the model or export cannot be loaded, has no pooling, or is an export of a
+            UsageError: The model or export cannot be loaded, has no pooling, or is an export of a
                 model with a head.
         """
         if not is_export(source):
@@ -145,7 +145,7 @@ class Embedder(Model):
             role: `query`, `document`, or the empty string for texts that are neither.
 
         Raises:
-            UsageError: the model excludes the tokens of prompts from its pooling.
+            UsageError: The model excludes the tokens of prompts from its pooling.
         """
         prompt = self.format.prompts.get(role or self.format.default_prompt or "", "")
         if prompt and not self.format.prompt_counts:
@@ -161,12 +161,12 @@ class Embedder(Model):
         """Tokenise texts with their prompts.
 
         Args:
-            texts: the texts.
-            roles: the role of each text.
-            max_length: maximum number of tokens in a text; None for the model's own maximum.
+            texts: The texts.
+            roles: The role of each text.
+            max_length: Maximum number of tokens in a text; None for the model's own maximum.
 
         Raises:
-            UsageError: a prompt is not supported.
+            UsageError: A prompt is not supported.
         """
         prompts = {role: self.prompt(role) for role in set(roles)}
         examples = [
@@ -187,14 +187,14 @@ class Embedder(Model):
         The model computes in float32. Long texts come first, so that memory runs out early.
 
         Args:
-            texts: the texts.
-            role: their role; see `prompt`.
-            session: the device.
-            max_length: maximum number of tokens in a text; None for the model's own maximum.
+            texts: The texts.
+            role: Their role; see `prompt`.
+            session: The device.
+            max_length: Maximum number of tokens in a text; None for the model's own maximum.
 
         Raises:
-            UsageError: the prompt for the role is not supported.
-            MachineError: there is not enough memory for a single text.
+            UsageError: The prompt for the role is not supported.
+            MachineError: There is not enough memory for a single text.
         """
         rows = self.tokenize(texts, [role] * len(texts), max_length)
         if self.runner is not None:
@@ -227,7 +227,7 @@ class Embedder(Model):
         """Compute the vectors of rows with PyTorch, [N, E] float32.
 
         Raises:
-            MachineError: there is not enough memory for a single text.
+            MachineError: There is not enough memory for a single text.
         """
         lengths, vectors_NE = rows.lengths, self._empty(rows)
         order = np.argsort(-lengths, kind="stable")
@@ -261,7 +261,7 @@ class Embedder(Model):
         Without dimensions, the model itself is returned under `name`.
 
         Raises:
-            UsageError: the vectors have fewer components than a dimension.
+            UsageError: The vectors have fewer components than a dimension.
         """
         width = self.format.width(self.model.config.hidden_size)
         if dimensions and max(dimensions) > width:
@@ -280,7 +280,7 @@ class Embedder(Model):
         Without formats, the model itself is returned under `name`.
 
         Raises:
-            UsageError: binary vectors do not have the model's similarity.
+            UsageError: Binary vectors do not have the model's similarity.
         """
         if "binary" in formats and self.format.similarity not in ("cosine", "dot"):
             raise UsageError(

@@ -25,8 +25,8 @@ class TextRows:
     """A selection of the texts, tokenised.
 
     Attributes:
-        rows: all texts.
-        numbers: the numbers of the selected texts.
+        rows: All texts.
+        numbers: The numbers of the selected texts.
     """
 
     rows: TokenizedRows
@@ -65,7 +65,8 @@ def divided_texts(texts: Texts, partition: str | None) -> tuple[Texts, int | Non
 def evaluated_texts(request: EvaluationRequest) -> tuple[Texts, str]:
     """Read the texts on which models are compared with a teacher, and name their split.
 
-    Raises UsageError: there are no texts, no such split, or the partition names none of the texts.
+    Raises:
+        UsageError: There are no texts, no such split, or the partition names none of the texts.
     """
     if (file := request.data.partition) is None:
         split = _split_of(request)
@@ -94,7 +95,8 @@ def _split_of(request: EvaluationRequest) -> str:
 def column_of_texts(data: LabelledSettings) -> str | None:
     """Return the column of plain text; None if none is named.
 
-    Raises UsageError: several columns, or the column of another role, such as a label.
+    Raises:
+        UsageError: Several columns, or the column of another role, such as a label.
     """
     named = data.columns.get("text", [])
     columns = [named] if isinstance(named, str) else named
@@ -113,7 +115,11 @@ def column_of_texts(data: LabelledSettings) -> str | None:
 
 
 def read_all(request: EvaluationRequest, split: str = "train") -> Texts:
-    """Read the texts of a request. Raises UsageError: there are no texts, or no such split."""
+    """Read the texts of a request.
+
+    Raises:
+        UsageError: There are no texts, or no such split.
+    """
     if request.data.source is None:
         raise UsageError("no text given", "give --data TEXT, a file or directory of texts")
     request.data.refuse_choices("texts without a task", allowed=["columns", "judged_rows"])

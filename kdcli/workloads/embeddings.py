@@ -114,15 +114,15 @@ class EmbeddingWorkload(Workload[Embedder]):
     """Training texts for embedding models, and the sets on which their vectors are scored.
 
     Attributes:
-        reader: the model whose tokenizer reads the texts; None if the workload only evaluates.
-        texts: distinct texts; None if the workload only evaluates.
-        eval_sets: data sets for evaluation.
-        settings: the recipe's `workload` section.
-        loss: the recipe's `loss` section, with the settings of the embedding loss.
-        max_length: maximum number of tokens in a text; None for the reader's own maximum.
-        held_out_texts: number of held-out texts.
-        seed: seed for drawing the anchors.
-        partitioned: number of held-out texts if a partition chose them, else None.
+        reader: The model whose tokenizer reads the texts; None if the workload only evaluates.
+        texts: Distinct texts; None if the workload only evaluates.
+        eval_sets: Data sets for evaluation.
+        settings: The recipe's `workload` section.
+        loss: The recipe's `loss` section, with the settings of the embedding loss.
+        max_length: Maximum number of tokens in a text; None for the reader's own maximum.
+        held_out_texts: Number of held-out texts.
+        seed: Seed for drawing the anchors.
+        partitioned: Number of held-out texts if a partition chose them, else None.
     """
 
     session: Session
@@ -285,7 +285,7 @@ class EmbeddingWorkload(Workload[Embedder]):
         """The embedding loss between two models of the reader's shape.
 
         Raises:
-            UsageError: the settings compare tokens, which requires the teacher in every step.
+            UsageError: The settings compare tokens, which requires the teacher in every step.
         """
         if self._objective is None:
             assert self.reader is not None
@@ -329,14 +329,14 @@ class EmbeddingWorkload(Workload[Embedder]):
         Freezes the teacher, moves it to the device and converts it to the compute dtype.
 
         Args:
-            teacher: the teacher.
-            tokens: the texts, tokenised for the teacher.
-            dry_run: return random vectors and leave the teacher unchanged.
-            stored: compute all vectors now, and store them. Otherwise they are computed when they
+            teacher: The teacher.
+            tokens: The texts, tokenised for the teacher.
+            dry_run: Return random vectors and leave the teacher unchanged.
+            stored: Compute all vectors now, and store them. Otherwise they are computed when they
                 are read, because few of them are.
 
         Raises:
-            UsageError: the vectors take more than `workload.cache_gb`, or do not fit on the disk.
+            UsageError: The vectors take more than `workload.cache_gb`, or do not fit on the disk.
         """
         if dry_run:
             width = teacher.format.width(teacher.model.config.hidden_size)
@@ -431,7 +431,7 @@ def open_workload(request: WorkloadRequest, session: Session) -> tuple[Embedding
     """Read the texts and load the embedding model to train.
 
     Raises:
-        UsageError: there are no texts, or the model does not specify its pooling.
+        UsageError: There are no texts, or the model does not specify its pooling.
     """
     settings = own_settings(Settings, request.settings, "workload", "task embedding")
     loss = dict(request.loss)
@@ -473,7 +473,7 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> EmbeddingWo
     """Open scored pairs, a retrieval task or plain texts to evaluate embedding models.
 
     Raises:
-        UsageError: the task cannot be scored with vectors, or its data cannot be used.
+        UsageError: The task cannot be scored with vectors, or its data cannot be used.
     """
     eval_set: EvalSet
     if request.task == METHOD:
@@ -518,11 +518,7 @@ def _open_texts(request: EvaluationRequest, session: Session) -> EmbeddingWorklo
 
 
 def open_rows(request: EvaluationRequest, session: Session) -> DividedRows:
-    """Read the texts, queries or pairs on which the request's models are scored.
-
-    Raises:
-        UsageError: the data cannot be used.
-    """
+    """Read the texts, queries or pairs on which the request's models are scored."""
     if request.task == METHOD:
         return read_all(request)
     if request.task == RETRIEVAL:

@@ -94,12 +94,12 @@ def open_eval_sets(
     """Open the tasks in the recipe's `eval` section.
 
     Args:
-        settings: the recipe's `eval` section.
+        settings: The recipe's `eval` section.
         trained: model -> hashes of the rows it was trained on.
-        session: the session that evaluates.
+        session: The session that evaluates.
 
     Raises:
-        UsageError: a task cannot be scored with vectors, or its data cannot be used.
+        UsageError: A task cannot be scored with vectors, or its data cannot be used.
     """
     sets: list[EvalSet] = []
     for name in settings.tasks:
@@ -120,13 +120,13 @@ def open_pairs(
     Rows that any of the models was trained on are dropped.
 
     Args:
-        name: the task.
-        settings: the recipe's `data` section.
+        name: The task.
+        settings: The recipe's `data` section.
         trained: model -> hashes of the rows it was trained on.
-        session: the session that evaluates.
+        session: The session that evaluates.
 
     Raises:
-        UsageError: the task has no scored pairs, or its data cannot be used.
+        UsageError: The task has no scored pairs, or its data cannot be used.
     """
     if name != OWN and not scores_pairs(task_of(name)):
         raise UsageError(
@@ -161,9 +161,9 @@ def by_vectors(task: str, model: str, pooling: str | None = None) -> bool:
     or `pooling` turns it into one.
 
     Args:
-        task: the task.
-        model: the first model.
-        pooling: the pooling chosen by the user, if any.
+        task: The task.
+        model: The first model.
+        pooling: The pooling chosen by the user, if any.
     """
     pairs = task == OWN or (task in named_tasks() and scores_pairs(task_of(task)))
     return pairs and (pooling is not None or read_format(model) is not None)

@@ -21,12 +21,12 @@ def finetune_recipe(
     Without `recipe`, use the recipe that is shipped for the task. Other tasks use the defaults.
 
     Args:
-        recipe: name or file of a recipe.
-        sets: values of `--set`.
-        options: recipe key -> value of an option.
+        recipe: Name or file of a recipe.
+        sets: Values of `--set`.
+        options: Recipe key -> value of an option.
 
     Raises:
-        UsageError: the recipe cannot be read, or a key or value is not allowed.
+        UsageError: The recipe cannot be read, or a key or value is not allowed.
     """
     resolved = resolve(FinetuneRecipe, recipe=recipe, sets=sets, options=options)
     if recipe is None and (task := resolved.recipe.task) in shipped("finetune"):
@@ -40,9 +40,9 @@ def as_finetune(
     """Derive the fine-tuning recipe for one model of another verb's recipe.
 
     Args:
-        recipe: the verb's recipe.
-        model: the model.
-        head: settings of the model's head. None uses the recipe's settings without `label_map`,
+        recipe: The verb's recipe.
+        model: The model.
+        head: Settings of the model's head. None uses the recipe's settings without `label_map`,
             which belongs to the teacher.
     """
     shared = {
@@ -57,8 +57,8 @@ def eval_source(settings: DownstreamSettings, task: str) -> str | None:
     """Return the data of one task of the `eval` section: its folder in `eval.source`, if any.
 
     Args:
-        settings: the `eval` section.
-        task: the task.
+        settings: The `eval` section.
+        task: The task.
 
     Raises:
         UsageError: `eval.source` has no folder for the task although there are several tasks.
@@ -86,12 +86,12 @@ def downstream_recipe(
     This is the shipped recipe for the task with the section's overrides.
 
     Args:
-        settings: the `eval` section.
-        task: the task.
-        seed: the training seed.
+        settings: The `eval` section.
+        task: The task.
+        seed: The training seed.
 
     Raises:
-        UsageError: an override is not a key of `finetune`, or `eval.source` has no folder for the
+        UsageError: An override is not a key of `finetune`, or `eval.source` has no folder for the
             task although there are several tasks.
     """
     options = {

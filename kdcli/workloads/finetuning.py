@@ -70,11 +70,11 @@ def request_of(
     """Build the request for a recipe's workload.
 
     Args:
-        recipe: the recipe.
-        model: the model whose tokenizer reads the rows.
-        new_head: add a new head to a model that has no fitting head.
-        other_models: other models that the run scores or learns from.
-        generates: whether the verb supports tasks that generate text.
+        recipe: The recipe.
+        model: The model whose tokenizer reads the rows.
+        new_head: Add a new head to a model that has no fitting head.
+        other_models: Other models that the run scores or learns from.
+        generates: Whether the verb supports tasks that generate text.
     """
     metrics = recipe.metrics if isinstance(recipe, FinetuneRecipe) else ()
     return WorkloadRequest(
@@ -106,14 +106,14 @@ def finetune_stage(
     """Build the stage that fine-tunes one model in its own directory.
 
     Args:
-        context: the run that the stage belongs to.
-        workload: the data to train on.
-        resolved: the recipe of the fine-tuning run.
-        folder: the directory of the stage.
-        model: the loaded model; None loads it when the stage is built.
-        measured: measure latency as the recipe specifies.
-        repeats: number of times that the stage runs, for a dry run.
-        source: the model, if the recipe names it relative to `folder`. In this case, the
+        context: The run that the stage belongs to.
+        workload: The data to train on.
+        resolved: The recipe of the fine-tuning run.
+        folder: The directory of the stage.
+        model: The loaded model; None loads it when the stage is built.
+        measured: Measure latency as the recipe specifies.
+        repeats: Number of times that the stage runs, for a dry run.
+        source: The model, if the recipe names it relative to `folder`. In this case, the
             predictions are saved in `folder` to compare models later.
     """
     recipe = resolved.recipe
@@ -184,8 +184,8 @@ def learning_notes(evaluations: Sequence[Evaluation], run: RunDir) -> list[str]:
     """Return a note on each score with a trivial answer, and a warning if one is not beaten.
 
     Args:
-        evaluations: the scores of the fine-tuned model.
-        run: the directory of its training, whose log has the losses.
+        evaluations: The scores of the fine-tuned model.
+        run: The directory of its training, whose log has the losses.
     """
     notes = [
         describe_score(one, TUNED, "held-out rows")
@@ -280,11 +280,11 @@ def check_downstream(settings: DownstreamSettings, seed: int) -> None:
     """Check the tasks in the recipe's `eval` section without reading their data.
 
     Args:
-        settings: the recipe's `eval` section.
-        seed: the first training seed.
+        settings: The recipe's `eval` section.
+        seed: The first training seed.
 
     Raises:
-        UsageError: a task or an override is unknown.
+        UsageError: A task or an override is unknown.
     """
     for name in settings.tasks:
         downstream_recipe(settings, name, seed)
@@ -300,13 +300,10 @@ def open_downstream(
     A dry run does not tokenise the data and returns no tasks.
 
     Args:
-        settings: the recipe's `eval` section.
-        model: any of the models; all share its tokenizer and its hashes of training rows.
-        seed: the first training seed.
-        context: the run that compares the models.
-
-    Raises:
-        UsageError: the data of a task or the model cannot be used.
+        settings: The recipe's `eval` section.
+        model: Any of the models; all share its tokenizer and its hashes of training rows.
+        seed: The first training seed.
+        context: The run that compares the models.
     """
     tasks: Downstream = {}
     for name in settings.tasks:
@@ -346,11 +343,11 @@ def compare_downstream(
     Finished runs are read from disk. Their reports are kept and their weights are deleted.
 
     Args:
-        context: the run that compares the models.
-        tasks: the tasks.
-        sources: name in the report -> the model; a `Path` if this run made the model.
-        folder: directory of the fine-tuning runs.
-        seeds: number of runs per model and task.
+        context: The run that compares the models.
+        tasks: The tasks.
+        sources: Name in the report -> the model; a `Path` if this run made the model.
+        folder: Directory of the fine-tuning runs.
+        seeds: Number of runs per model and task.
         baselines: model -> the model it is compared with.
 
     Returns:

@@ -99,16 +99,16 @@ class LabelledWorkload(Workload[Model]):
     """A labelled task, tokenised for models that share a tokenizer.
 
     Attributes:
-        data: the examples.
-        settings: the recipe's `data` section.
-        train: the tokenised training examples; None if the workload only evaluates.
-        evaluator: the tokenised evaluation sets; None if every model uses its own tokenizer.
-        max_length: maximum number of tokens in a row; None if every model has its own maximum.
-        tokenizer: the tokenizer of `train` and `evaluator`.
-        metric_names: additional metrics from Hugging Face's `evaluate` library.
-        choose_on: the evaluation set that decides which evaluation is best; None for the mean over
+        data: The examples.
+        settings: The recipe's `data` section.
+        train: The tokenised training examples; None if the workload only evaluates.
+        evaluator: The tokenised evaluation sets; None if every model uses its own tokenizer.
+        max_length: Maximum number of tokens in a row; None if every model has its own maximum.
+        tokenizer: The tokenizer of `train` and `evaluator`.
+        metric_names: Additional metrics from Hugging Face's `evaluate` library.
+        choose_on: The evaluation set that decides which evaluation is best; None for the mean over
             all sets.
-        reference: the teacher whose outputs replace the labels; None if the labels are used.
+        reference: The teacher whose outputs replace the labels; None if the labels are used.
     """
 
     session: Session
@@ -292,13 +292,13 @@ class LabelledWorkload(Workload[Model]):
         """Load a teacher that was fine-tuned on the task.
 
         Args:
-            source: the teacher.
-            reader: the model whose tokenizer is used.
-            head: settings of the teacher's head.
-            own_tokens: allow a teacher with a different vocabulary.
+            source: The teacher.
+            reader: The model whose tokenizer is used.
+            head: Settings of the teacher's head.
+            own_tokens: Allow a teacher with a different vocabulary.
 
         Raises:
-            UsageError: the teacher's head does not fit the task, or its vocabulary differs.
+            UsageError: The teacher's head does not fit the task, or its vocabulary differs.
         """
         teacher = load_for_task(source, self.data.task, label_map=head.label_map, new_head=False)
         if not own_tokens:
@@ -356,11 +356,11 @@ class LabelledWorkload(Workload[Model]):
         """Compute the logits of a teacher with rows of its own, once for every example.
 
         Args:
-            teacher: the fine-tuned teacher.
-            place: where to store the logits; None returns zeros, for a dry run.
+            teacher: The fine-tuned teacher.
+            place: Where to store the logits; None returns zeros, for a dry run.
 
         Raises:
-            UsageError: the logits do not fit in the store.
+            UsageError: The logits do not fit in the store.
         """
         own = self.retokenize_for(teacher)
         assert own.evaluator is not None

@@ -51,7 +51,7 @@ def open_workload(request: WorkloadRequest, session: Session) -> tuple[LabelledW
     """Check a task's data and model, and tokenise the data.
 
     Raises:
-        UsageError: the data or model cannot be used, or too many answers are missing from their
+        UsageError: The data or model cannot be used, or too many answers are missing from their
             contexts.
     """
     data, model, notes = check_task_data(request)
@@ -99,7 +99,7 @@ def _settings(request: WorkloadRequest, task: Task) -> Settings:
     """Return the recipe's `workload` section.
 
     Raises:
-        UsageError: a key is unknown, or is set although the task generates no text.
+        UsageError: A key is unknown, or is set although the task generates no text.
     """
     settings = own_settings(Settings, request.settings, "workload", task_title(task.name))
     if task.kind != "text" and settings != Settings():
@@ -150,7 +150,7 @@ def check_task_data(request: WorkloadRequest) -> tuple[Labelled, Model, list[str
         The data, the model, and notes on them for the report.
 
     Raises:
-        UsageError: the data or model cannot be used, or too many answers are missing from their
+        UsageError: The data or model cannot be used, or too many answers are missing from their
             contexts.
     """
     trained = {
@@ -190,11 +190,7 @@ def check_task_data(request: WorkloadRequest) -> tuple[Labelled, Model, list[str
 
 
 def open_evaluation(request: EvaluationRequest, session: Session) -> LabelledWorkload:
-    """Open a task to evaluate models. Every model tokenises the rows with its own tokenizer.
-
-    Raises:
-        UsageError: the task is unknown, or its data cannot be used.
-    """
+    """Open a task to evaluate models. Every model tokenises the rows with its own tokenizer."""
     first = request.models[0]
     weights = not is_export(first)
     config = load_config(first, weights=weights, compacted=True)
@@ -212,11 +208,7 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> LabelledWor
 
 
 def open_rows(request: EvaluationRequest, session: Session) -> DividedRows:
-    """Read the rows of all splits of a task.
-
-    Raises:
-        UsageError: the task is unknown, or its data cannot be used.
-    """
+    """Read the rows of all splits of a task."""
     data = open_evaluation(request, session).data
     return read_splits(
         TaskSource(
@@ -245,7 +237,7 @@ def without_misplaced(data: Labelled) -> tuple[Labelled, list[str]]:
         The remaining data, and notes that list the dropped questions.
 
     Raises:
-        UsageError: more than 1 % of the answers are misplaced.
+        UsageError: More than 1 % of the answers are misplaced.
     """
     lines = check_answers(data.train)
     if not lines:

@@ -19,9 +19,9 @@ def describe_score(one: Evaluation, model: str, rows: str) -> str:
     """Write a score of a model, and the trivial answer's score if there is one.
 
     Args:
-        one: the scores.
-        model: a description of the model.
-        rows: a description of the rows, such as `selection rows`.
+        one: The scores.
+        model: A description of the model.
+        rows: A description of the rows, such as `selection rows`.
     """
     metric, score = next(iter(one.metrics.items()))
     where = f"{one.n:,} {rows} of {one.set}".removesuffix(" of ")
@@ -40,8 +40,8 @@ def describe_learning(evaluations: Sequence[Evaluation], losses: Sequence[float]
     other limit how far it can fall.
 
     Args:
-        evaluations: the scores of the model.
-        losses: the logged losses of its training.
+        evaluations: The scores of the model.
+        losses: The logged losses of its training.
     """
     hardly = _hardly_fell(losses)
     if any(one.trivial is not None and not one.trivial.is_beaten for one in evaluations):

@@ -31,7 +31,7 @@ class Encoder:
     """An embedding model with the interface of mteb's `EncoderProtocol`.
 
     Attributes:
-        texts: number of texts encoded so far.
+        texts: Number of texts encoded so far.
     """
 
     def __init__(self, embedder: Embedder, session: Session, meta: Any) -> None:
@@ -66,10 +66,10 @@ def open_task(name: str) -> Any:
     """Load an MTEB task and its data.
 
     Args:
-        name: the task's name with `PREFIX`.
+        name: The task's name with `PREFIX`.
 
     Raises:
-        UsageError: the task does not exist, it does not consist of texts, or its data is neither
+        UsageError: The task does not exist, it does not consist of texts, or its data is neither
             in the cache nor available from the hub.
         MachineError: mteb is not installed.
     """
@@ -107,9 +107,9 @@ class MtebEvaluation:
     """Evaluation of embedding models on an MTEB task, without confidence intervals.
 
     Attributes:
-        task: the task with its data.
-        session: the device on which vectors are computed.
-        name: the task's name with `PREFIX`.
+        task: The task with its data.
+        session: The device on which vectors are computed.
+        name: The task's name with `PREFIX`.
     """
 
     task: Any
@@ -158,7 +158,7 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> EmbeddingWo
     """Open an MTEB task to evaluate embedding models.
 
     Raises:
-        UsageError: the task or its data cannot be used.
+        UsageError: The task or its data cannot be used.
         MachineError: mteb is not installed.
     """
     task = open_task(request.task)

@@ -41,11 +41,11 @@ class Prediction:
     """A model's prediction for one example.
 
     Attributes:
-        value: the prediction in the format of the task's metrics, see `kdcli.metrics.scorer`.
-        shown: the prediction in the format of reports and prediction files.
-        scores: class probabilities if the task has classes; for `span`, how much higher "no
+        value: The prediction in the format of the task's metrics, see `kdcli.metrics.scorer`.
+        shown: The prediction in the format of reports and prediction files.
+        scores: Class probabilities if the task has classes; for `span`, how much higher "no
             answer" scores than the best span.
-        error: the loss, the absolute error, or the share of wrong words. It is 0 for `span` and
+        error: The loss, the absolute error, or the share of wrong words. It is 0 for `span` and
             `text`, and if the label is withheld.
     """
 
@@ -60,11 +60,11 @@ class RowFormat:
     """The form of the rows that a model reads.
 
     Attributes:
-        max_length: maximum number of tokens in a row.
-        stride: number of tokens shared by consecutive windows, for `span`.
-        token_types: whether the model reads token types.
-        target_length: number of tokens reserved for the target, for `text`.
-        end_id: the token that ends a target, for `text`.
+        max_length: Maximum number of tokens in a row.
+        stride: Number of tokens shared by consecutive windows, for `span`.
+        token_types: Whether the model reads token types.
+        target_length: Number of tokens reserved for the target, for `text`.
+        end_id: The token that ends a target, for `text`.
     """
 
     max_length: int
@@ -79,10 +79,10 @@ class Features:
     """A task's tokenised examples.
 
     Attributes:
-        task: the task.
-        examples: the examples.
-        rows: the tokenised rows; `Windows` for `span`.
-        tokenizer: decodes the outputs of a `text` task, else None.
+        task: The task.
+        examples: The examples.
+        rows: The tokenised rows; `Windows` for `span`.
+        tokenizer: Decodes the outputs of a `text` task, else None.
     """
 
     task: Task
@@ -101,10 +101,10 @@ class Features:
         """Tokenise examples.
 
         Args:
-            task: the task.
-            examples: the examples.
-            tokenizer: the tokenizer.
-            form: the form of the rows.
+            task: The task.
+            examples: The examples.
+            tokenizer: The tokenizer.
+            form: The form of the rows.
         """
         max_length, token_types = form.max_length, form.token_types
         if task.kind == "text":
@@ -206,10 +206,10 @@ class Evaluator:
     """The tokenised evaluation sets of a task.
 
     Attributes:
-        features: the examples of all sets.
+        features: The examples of all sets.
         bounds: set -> first and last index (exclusive) of its examples.
-        choose_on: the set whose metrics count during training; None for the mean over all sets.
-        extra_metrics: additional metrics from the `evaluate` library.
+        choose_on: The set whose metrics count during training; None for the mean over all sets.
+        extra_metrics: Additional metrics from the `evaluate` library.
     """
 
     features: Features
@@ -230,11 +230,11 @@ class Evaluator:
         """Tokenise all sets.
 
         Args:
-            task: the task.
+            task: The task.
             sets: name -> examples.
-            tokenizer: the tokenizer.
-            form: the form of the rows.
-            choose_on: the set whose metrics count during training; None for the mean over all sets.
+            tokenizer: The tokenizer.
+            form: The form of the rows.
+            choose_on: The set whose metrics count during training; None for the mean over all sets.
         """
         bounds = itertools.pairwise(itertools.accumulate(map(len, sets.values()), initial=0))
         features = Features.of(task, list(itertools.chain(*sets.values())), tokenizer, form)
@@ -262,10 +262,10 @@ class Evaluator:
         Every metric is tried on the references of the first set.
 
         Args:
-            names: names, scripts or directories of metrics.
+            names: Names, scripts or directories of metrics.
 
         Raises:
-            UsageError: a metric cannot be loaded, or does not fit the task.
+            UsageError: A metric cannot be loaded, or does not fit the task.
         """
         if not names:
             return self
@@ -311,10 +311,10 @@ class Evaluator:
         """Evaluate predictions on every set.
 
         Args:
-            model: the model's name in the report.
-            split: the evaluation split.
-            predictions: the predictions for all examples.
-            worst: number of mistakes per set to list in the report.
+            model: The model's name in the report.
+            split: The evaluation split.
+            predictions: The predictions for all examples.
+            worst: Number of mistakes per set to list in the report.
         """
         metrics, rows = self.by_set(predictions), []
         for name, (begin, end) in self.bounds.items():
@@ -459,7 +459,7 @@ def summed_up(by_set: Mapping[str, Mapping[str, float]], choose_on: str | None) 
 
     Args:
         by_set: set -> metric -> value.
-        choose_on: the set whose metrics to return; None for the means over all sets.
+        choose_on: The set whose metrics to return; None for the means over all sets.
 
     Returns:
         Metric -> value. With several sets, it also has the metrics of every set as `SET/METRIC`.

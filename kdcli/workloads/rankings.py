@@ -21,10 +21,10 @@ def ranking_scores(
     """Compute the scores of a model from the metrics of its rankings.
 
     Args:
-        task: the task's name in the report.
-        split: the evaluation split.
+        task: The task's name in the report.
+        split: The evaluation split.
         values: metric -> its value for each query, [Q].
-        notes: notes for the report.
+        notes: Notes for the report.
     """
     count = len(next(iter(values.values())))
     evaluation = Evaluation(

@@ -15,22 +15,22 @@ class WorkloadRequest:
     """A request to open a workload for training.
 
     Attributes:
-        task: the value of `--task`.
-        model: the model whose tokenizer reads the rows.
-        data: the recipe's `data` section.
-        head: settings of the task head.
-        settings: the recipe's `workload` section.
-        metrics: additional metrics from the `evaluate` library.
-        choose_on: the evaluation set that decides which evaluation is best; None for the mean over
+        task: The value of `--task`.
+        model: The model whose tokenizer reads the rows.
+        data: The recipe's `data` section.
+        head: Settings of the task head.
+        settings: The recipe's `workload` section.
+        metrics: Additional metrics from the `evaluate` library.
+        choose_on: The evaluation set that decides which evaluation is best; None for the mean over
             all sets.
-        seed: seed for the weights of a new head.
-        new_head: add a new head to a model that has no fitting head. If False, such a model is
+        seed: Seed for the weights of a new head.
+        new_head: Add a new head to a model that has no fitting head. If False, such a model is
             refused.
-        other_models: other models that the run scores or learns from. Rows that any of them was
+        other_models: Other models that the run scores or learns from. Rows that any of them was
             trained on are dropped from the evaluation.
-        generates: whether the verb supports tasks that generate text.
-        loss: settings of the loss of embedding models.
-        evaluation: the tasks on which embedding models are scored.
+        generates: Whether the verb supports tasks that generate text.
+        loss: Settings of the loss of embedding models.
+        evaluation: The tasks on which embedding models are scored.
     """
 
     task: str
@@ -53,17 +53,17 @@ class EvaluationRequest:
     """A request to open a workload for evaluating models.
 
     Attributes:
-        task: the value of `--task`.
-        models: the models to evaluate. The first model decides whether heads or vectors are scored.
+        task: The value of `--task`.
+        models: The models to evaluate. The first model decides whether heads or vectors are scored.
             If it has class names, they are also the class names of task `own`.
-        data: the recipe's `data` section.
+        data: The recipe's `data` section.
         trained: model -> hashes of the rows it was trained on. These rows are dropped.
-        metrics: additional metrics from the `evaluate` library.
-        pooling: pooling that turns plain encoders into embedding models.
-        by_head: score heads even if the first model is an embedding model.
-        documents: the model or file whose vectors of documents are searched; None for each model's
+        metrics: Additional metrics from the `evaluate` library.
+        pooling: Pooling that turns plain encoders into embedding models.
+        by_head: Score heads even if the first model is an embedding model.
+        documents: The model or file whose vectors of documents are searched; None for each model's
             own.
-        divided: whether plain text that no partition divides comes from the split of `data`, if
+        divided: Whether plain text that no partition divides comes from the split of `data`, if
             there is one. If False, it is the training split.
     """
 

@@ -99,14 +99,14 @@ class RerankWorkload(Workload[Model]):
     """Queries with their candidates, tokenised for cross-encoders that share a tokenizer.
 
     Attributes:
-        train: training lists; None if the workload only evaluates.
-        evaluated: evaluation lists.
-        settings: the recipe's `workload` section.
-        row_length: maximum number of tokens in a row; None for the task's default, or for the
+        train: Training lists; None if the workload only evaluates.
+        evaluated: Evaluation lists.
+        settings: The recipe's `workload` section.
+        row_length: Maximum number of tokens in a row; None for the task's default, or for the
             length that a model was trained with if the workload only evaluates.
-        reader: the model whose tokenizer reads the rows; None if the workload only evaluates.
-        pooling: pooling that turns plain encoders into embedding models.
-        labels: source of a passage's relevance: the labels in the data, or the teacher's scores.
+        reader: The model whose tokenizer reads the rows; None if the workload only evaluates.
+        pooling: Pooling that turns plain encoders into embedding models.
+        labels: Source of a passage's relevance: the labels in the data, or the teacher's scores.
     """
 
     session: Session
@@ -233,12 +233,12 @@ class RerankWorkload(Workload[Model]):
         The student copies the head if its hidden size stays the same. Otherwise it gets a new head.
 
         Args:
-            origin: the cross-encoder that the student is made from.
-            shape: the student's shape.
-            start: how the student's weights start.
+            origin: The cross-encoder that the student is made from.
+            shape: The student's shape.
+            start: How the student's weights start.
 
         Raises:
-            UsageError: the student cannot have this shape, initialisation or choice of layers.
+            UsageError: The student cannot have this shape, initialisation or choice of layers.
         """
         full = origin.shape
         if shape == full and start.init != "random":
@@ -272,14 +272,14 @@ class RerankWorkload(Workload[Model]):
         in the compute dtype, and cached.
 
         Args:
-            teacher: a cross-encoder, an embedding model or an export.
-            needs: ignored, because only scores are used.
-            passes: scores are computed once, and for held-out candidates alone if it is 0.
-            place: gives the size limit of the cache; None sets no limit.
-            dry_run: return zeros.
+            teacher: A cross-encoder, an embedding model or an export.
+            needs: Ignored, because only scores are used.
+            passes: Scores are computed once, and for held-out candidates alone if it is 0.
+            place: Gives the size limit of the cache; None sets no limit.
+            dry_run: Return zeros.
 
         Raises:
-            UsageError: the scores do not fit on the disk.
+            UsageError: The scores do not fit on the disk.
         """
         train = self._train
         if dry_run:
@@ -324,7 +324,7 @@ class RerankWorkload(Workload[Model]):
         """Build the job that trains a model on the labels and, if the data has them, on scores.
 
         Raises:
-            UsageError: the training lists have neither labels nor scores.
+            UsageError: The training lists have neither labels nor scores.
         """
         if not self.scored and not self.has_labels:
             raise UsageError(
@@ -482,7 +482,7 @@ def open_workload(request: WorkloadRequest, session: Session) -> tuple[RerankWor
     """Read the lists and load the cross-encoder to train.
 
     Raises:
-        UsageError: there is no data, the rows have the wrong format, or the model cannot have a
+        UsageError: There is no data, the rows have the wrong format, or the model cannot have a
             head with one output.
     """
     unread = ["choose_on"] * (request.choose_on is not None) + ["metrics"] * bool(request.metrics)
@@ -508,7 +508,7 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> RerankWorkl
     Queries that any of the models was trained on are dropped.
 
     Raises:
-        UsageError: the data cannot be used, or every query was used to train one of the models.
+        UsageError: The data cannot be used, or every query was used to train one of the models.
     """
     data = read_data(request.data, trains=False)
     lists, split = data.evaluated, data.split
@@ -543,10 +543,7 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> RerankWorkl
 
 
 def open_rows(request: EvaluationRequest, session: Session) -> DividedRows:
-    """Read the lists of all splits.
-
-    Raises UsageError: the data cannot be used.
-    """
+    """Read the lists of all splits."""
     return read_list_splits(list_source(request.data.source), Progress.log_fact)
 
 

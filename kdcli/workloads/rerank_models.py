@@ -28,7 +28,7 @@ def load_cross_encoder(
     A model without a head of one output gets a new one.
 
     Raises:
-        UsageError: the model cannot be loaded, or cannot have such a head.
+        UsageError: The model cannot be loaded, or cannot have such a head.
     """
     model = with_own_length(load_for_task(source, RERANK_TASK, new_head=True, seed=seed))
     activation = activation_of(model.source, model.model.config)
@@ -59,7 +59,7 @@ def open_reranker(source: str, *, pooling: str | None = None) -> Model:
     """Load a cross-encoder, an embedding model or an export of either, to score candidates.
 
     Raises:
-        UsageError: the model cannot be loaded, or is neither.
+        UsageError: The model cannot be loaded, or is neither.
     """
     if pooling is None and is_reranker(source):
         return with_own_length(load_scored(source, RERANK_TASK))
@@ -73,7 +73,7 @@ def is_reranker(
     """Whether a model is a cross-encoder with one output.
 
     Raises:
-        UsageError: the model's configuration cannot be loaded.
+        UsageError: The model's configuration cannot be loaded.
     """
     config = load_config(source, weights=False, compacted=True)
     names = config.architectures or ()

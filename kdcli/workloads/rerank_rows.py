@@ -22,9 +22,9 @@ class ListRows:
     """Tokenised lists of candidates. Every example is a whole list.
 
     Attributes:
-        lists: the queries and candidates.
-        rows: query and passage of each candidate, tokenised.
-        scores: the teacher's score for each candidate, [R]; None without a teacher.
+        lists: The queries and candidates.
+        rows: Query and passage of each candidate, tokenised.
+        scores: The teacher's score for each candidate, [R]; None without a teacher.
     """
 
     lists: Lists
@@ -66,8 +66,8 @@ class ScoreTargets:
     """A teacher's score for every candidate.
 
     Attributes:
-        train_R: scores for the training lists, [R].
-        held_out_R: scores for the held-out lists, [R].
+        train_R: Scores for the training lists, [R].
+        held_out_R: Scores for the held-out lists, [R].
     """
 
     train_R: Array

@@ -17,9 +17,9 @@ def runner_outputs(runner: Runner, rows: TokenizedRows, positions: int | None) -
     """Run all rows and return the logits of each row.
 
     Args:
-        runner: runs the model.
-        rows: the tokenised rows.
-        positions: maximum row length of the model; None if there is no maximum.
+        runner: Runs the model.
+        rows: The tokenised rows.
+        positions: Maximum row length of the model; None if there is no maximum.
     """
     logits: dict[int, Array] = {}
     # Rows of similar length need little padding.

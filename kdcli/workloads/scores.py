@@ -20,15 +20,15 @@ class ModelScores:
     """The scores of one model.
 
     Attributes:
-        evaluations: one evaluation per set, in the format of the report. `model` is empty.
+        evaluations: One evaluation per set, in the format of the report. `model` is empty.
         scorers: set -> function that maps row numbers to metrics, for paired bootstrap intervals.
         counts: set -> number of rows.
-        predictions: one prediction per row, if the workload makes predictions.
-        task: the task of the predictions.
+        predictions: One prediction per row, if the workload makes predictions.
+        task: The task of the predictions.
         examples: set -> the examples of the predictions, with the labels they are compared with.
-        temperature: the calibration temperature in the model's configuration, if it has one.
-        notes: notes on how the model read the rows, for the report.
-        is_reference: whether the model's own outputs stand in for the labels of these rows.
+        temperature: The calibration temperature in the model's configuration, if it has one.
+        notes: Notes on how the model read the rows, for the report.
+        is_reference: Whether the model's own outputs stand in for the labels of these rows.
     """
 
     evaluations: list[Evaluation]
@@ -49,7 +49,7 @@ class ModelScores:
         """Return the same scores, marked as agreement with the teacher.
 
         Args:
-            is_own: whether the model's outputs are the teacher's.
+            is_own: Whether the model's outputs are the teacher's.
         """
         marked = [row.model_copy(update={"reference": "teacher"}) for row in self.evaluations]
         return replace(self, evaluations=marked, is_reference=is_own)
@@ -60,8 +60,8 @@ class EvaluationResult:
     """Scores of several models on the same rows, and their paired differences.
 
     Attributes:
-        evaluations: the scores, as the report shows them.
-        comparisons: the paired differences.
+        evaluations: The scores, as the report shows them.
+        comparisons: The paired differences.
         scores: model -> its scores, with its predictions; empty if the results of several tasks
             were merged.
     """
@@ -84,12 +84,12 @@ def paired_differences(
     """Compare two models on the same rows. Rows with the same text are not independent.
 
     Args:
-        model, baseline: scorers of the same `n` rows.
-        n: number of rows.
-        examples: the rows, or None if they are independent.
-        resamples: number of bootstrap resamples.
-        confidence: level of the intervals.
-        baseline_is_reference: whether the rows are scored against the baseline's own outputs.
+        model, baseline: Scorers of the same `n` rows.
+        n: Number of rows.
+        examples: The rows, or None if they are independent.
+        resamples: Number of bootstrap resamples.
+        confidence: Level of the intervals.
+        baseline_is_reference: Whether the rows are scored against the baseline's own outputs.
 
     Returns:
         Metric -> (difference, low, high), see `paired_bootstrap`.
@@ -117,12 +117,12 @@ def compare(
     """Gather the scores of several models and compare them on the same rows.
 
     Args:
-        task: the task's name in the report.
+        task: The task's name in the report.
         scores: model -> its scores.
         baselines: model -> the model it is compared with; None compares all models with the first.
-        chosen: models whose step or settings were selected on the same rows.
-        resamples: number of bootstrap resamples.
-        confidence: level of the intervals.
+        chosen: Models whose step or settings were selected on the same rows.
+        resamples: Number of bootstrap resamples.
+        confidence: Level of the intervals.
     """
     first, *others = scores
     pairs = dict.fromkeys(others, first) if baselines is None else baselines

@@ -152,8 +152,8 @@ class LabelledSettings(Section):
         """Raise a UsageError if a key chooses among rows that are all read.
 
         Args:
-            rows: what is read, for the message.
-            allowed: the keys that these rows have.
+            rows: What is read, for the message.
+            allowed: The keys that these rows have.
         """
         keys = {"columns", "train", "train_rows", "judged_rows", "skip_bad"} - set(allowed)
         fields = type(self).model_fields

@@ -107,7 +107,8 @@ def static_classifier(
         init: `random` fits nothing.
         seed: The seed of the head, and of a random table.
 
-    Raises UsageError: the teacher has no fast tokenizer, which a static model needs.
+    Raises:
+        UsageError: The teacher has no fast tokenizer, which a static model needs.
     """
     student = _random_classifier(teacher, task, width, seed)
     if init == "random":

@@ -34,7 +34,7 @@ def load_trained(
     """Load a model to train, with its own head, a new head, or a frozen head of label words.
 
     Raises:
-        UsageError: the model cannot be loaded, it does not fit the task, or a label word cannot be
+        UsageError: The model cannot be loaded, it does not fit the task, or a label word cannot be
             used.
     """
     if head.kind in ("embedding", "mlm"):
@@ -53,7 +53,7 @@ def load_scored(
     The `model` attribute of an export is an `Export`.
 
     Raises:
-        UsageError: the model or export cannot be loaded, its head does not fit the task, or
+        UsageError: The model or export cannot be loaded, its head does not fit the task, or
             `label_map` is set for an export.
     """
     if not is_export(source):
@@ -77,9 +77,9 @@ def row_format(settings: LabelledSettings, task: Task, model: Model) -> RowForma
     The maximum length is at most the number of the model's position embeddings.
 
     Args:
-        settings: the recipe's `data` section.
-        task: the task.
-        model: the model that reads the rows. Its own length is used if the settings give none.
+        settings: The recipe's `data` section.
+        task: The task.
+        model: The model that reads the rows. Its own length is used if the settings give none.
     """
     length = settings.max_length or model.tuned_length or task.max_length
     tuned = model.tuned_length
@@ -108,9 +108,9 @@ def warn_of_cut(share: float, rows: str, max_length: int) -> None:
     """Log a warning if more than a few rows are longer than the model reads.
 
     Args:
-        share: the share of the rows that were cut.
-        rows: what they are called.
-        max_length: the number of tokens at which they were cut.
+        share: The share of the rows that were cut.
+        rows: What they are called.
+        max_length: The number of tokens at which they were cut.
     """
     if share > MAX_CUT_SHARE:
         Progress.log_fact(
@@ -123,7 +123,7 @@ def check_vocabulary(teacher: Model, tokenizer: PreTrainedTokenizerBase, student
     """Check that teacher and student have the same vocabulary.
 
     Raises:
-        UsageError: the vocabularies differ.
+        UsageError: The vocabularies differ.
     """
     if not same_tokens(teacher.tokenizer, tokenizer):
         raise UsageError(

@@ -65,7 +65,7 @@ class GenerationWorkload(LabelledWorkload):
     """A task whose targets are texts. The loss is computed on the masked tokens of each target.
 
     Attributes:
-        generation: masking and decoding settings.
+        generation: Masking and decoding settings.
     """
 
     generation: Settings = field(default_factory=Settings)
@@ -76,9 +76,9 @@ class GenerationWorkload(LabelledWorkload):
         """Mask a share of the target tokens in every batch.
 
         Args:
-            rows: the tokenised rows.
-            static: use the same masks in every pass.
-            seed: seed for drawing the masks.
+            rows: The tokenised rows.
+            static: Use the same masks in every pass.
+            seed: Seed for drawing the masks.
         """
         vocabulary = mask_vocabulary(self.tokenizer, self.name)
         return Masked(rows, vocabulary, self.generation.masked, False, static, seed)
@@ -124,11 +124,11 @@ class GenerationWorkload(LabelledWorkload):
         Evaluation computes the loss with fixed masks.
 
         Args:
-            model: the generator.
-            rows: the training rows.
-            order: the order of the training rows.
-            seed: seed for drawing the masks.
-            decodes: evaluation also decodes the targets and computes metrics.
+            model: The generator.
+            rows: The training rows.
+            order: The order of the training rows.
+            seed: Seed for drawing the masks.
+            decodes: Evaluation also decodes the targets and computes metrics.
         """
         assert self.evaluator is not None
         generator: Any = model.model
@@ -176,13 +176,13 @@ def load_generation(
     """Load a masked language model to train as a generator.
 
     Args:
-        source: the model.
-        task: the task.
-        settings: the recipe's `generation` section; None for the defaults.
-        seed: seed for new weights.
+        source: The model.
+        task: The task.
+        settings: The recipe's `generation` section; None for the defaults.
+        seed: Seed for new weights.
 
     Raises:
-        UsageError: the model cannot be loaded or cannot generate text, or `min_tokens` is not below
+        UsageError: The model cannot be loaded or cannot generate text, or `min_tokens` is not below
             `max_tokens`.
     """
     model = load_generator(source, task, new_head=True, seed=seed)

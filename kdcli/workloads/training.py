@@ -63,12 +63,12 @@ def taught_job(
     count.
 
     Args:
-        model: the student.
-        settings: the recipe's `train` section.
-        keep: the weights to keep.
-        targets: the targets from each teacher.
-        kd: weight and temperature of the distillation loss.
-        extra_terms: computes additional terms from the signals of the first teacher and the
+        model: The student.
+        settings: The recipe's `train` section.
+        keep: The weights to keep.
+        targets: The targets from each teacher.
+        kd: Weight and temperature of the distillation loss.
+        extra_terms: Computes additional terms from the signals of the first teacher and the
             student.
     """
     job, schedule = model_job(workload, model, settings, keep)

@@ -20,9 +20,9 @@ class Plan(NamedTuple):
     """The order of the training examples and the schedule.
 
     Attributes:
-        order: the examples of each step.
-        schedule: number of steps and learning rates.
-        steps_per_pass: optimiser steps in one pass over the examples.
+        order: The examples of each step.
+        schedule: Number of steps and learning rates.
+        steps_per_pass: Optimiser steps in one pass over the examples.
     """
 
     order: Order
@@ -37,12 +37,12 @@ def bucketed(lengths: Array, settings: TrainSettings, group: int) -> Plan:
     nothing but the memory and the padding, so the same rows share a batch with any size.
 
     Args:
-        lengths: number of tokens in each row.
-        settings: the recipe's `train` section.
-        group: number of rows in a group.
+        lengths: Number of tokens in each row.
+        settings: The recipe's `train` section.
+        group: Number of rows in a group.
 
     Raises:
-        UsageError: the warm-up is as long as the run.
+        UsageError: The warm-up is as long as the run.
     """
     pool = settings.pool if isinstance(settings, FinetuneTrainSettings) else DEFAULT_POOL
     order = BucketOrder(lengths, settings.batch_size, group, settings.seed, pool)

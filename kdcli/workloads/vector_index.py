@@ -38,7 +38,8 @@ class Index:
     def for_queries_of(self, model: Embedder) -> Array:
         """Return the vectors [N, E] that a model's queries search, cut as the model cuts its own.
 
-        Raises UsageError: the model's vectors have another width than the documents'.
+        Raises:
+            UsageError: The model's vectors have another width than the documents'.
         """
         own = model.format.width(model.model.config.hidden_size)
         if self.width != own:
@@ -60,7 +61,7 @@ def open_index(
     """Open a model that encodes documents when they are needed, or a `.npy` file of their vectors.
 
     Raises:
-        UsageError: the model cannot be loaded, or the file does not fit the documents.
+        UsageError: The model cannot be loaded, or the file does not fit the documents.
     """
     if Path(source).suffix == ".npy":
         vectors_NE = read_npy(user_path(source), len(documents), "document")

@@ -80,22 +80,22 @@ class Workload(ABC, Generic[M]):
     `M` is the class of its models.
 
     Attributes:
-        session: device, precision and processes.
-        name: the task's name in reports and directories.
-        notes: notes on the rows, for the report.
-        split: the evaluation split.
-        rows: hashes of the labelled training rows.
-        metric: the main metric.
-        needs: the signals that `hard` and `soft` read.
-        over: the unit over which the losses are averaged.
-        auto_class: the transformers class that loads a saved model.
-        pipeline: the hub's name for the task; None for the default of `auto_class`.
-        has_labels: whether the training rows have labels.
-        has_classes: whether every row has exactly one class.
-        has_metrics: whether `metrics` can score the outputs during training.
-        one_pass: whether one forward pass computes a model's outputs, so that any runner can be
+        session: Device, precision and processes.
+        name: The task's name in reports and directories.
+        notes: Notes on the rows, for the report.
+        split: The evaluation split.
+        rows: Hashes of the labelled training rows.
+        metric: The main metric.
+        needs: The signals that `hard` and `soft` read.
+        over: The unit over which the losses are averaged.
+        auto_class: The transformers class that loads a saved model.
+        pipeline: The hub's name for the task; None for the default of `auto_class`.
+        has_labels: Whether the training rows have labels.
+        has_classes: Whether every row has exactly one class.
+        has_metrics: Whether `metrics` can score the outputs during training.
+        one_pass: Whether one forward pass computes a model's outputs, so that any runner can be
             used.
-        held_out_size: number of sequences in a held-out example, relative to a training example.
+        held_out_size: Number of sequences in a held-out example, relative to a training example.
     """
 
     session: Session
@@ -136,7 +136,7 @@ class Workload(ABC, Generic[M]):
         """Plan the order of the training examples and the schedule.
 
         Raises:
-            UsageError: the warm-up is as long as the run.
+            UsageError: The warm-up is as long as the run.
         """
 
     @property
@@ -153,10 +153,10 @@ class Workload(ABC, Generic[M]):
         This is used for unlabelled rows, for which `hard` returns no terms.
 
         Args:
-            teacher: the teacher, in float32.
+            teacher: The teacher, in float32.
 
         Raises:
-            UsageError: the workload requires labels.
+            UsageError: The workload requires labels.
         """
         raise self.unsupported("training or evaluation without labels")
 
@@ -173,25 +173,25 @@ class Workload(ABC, Generic[M]):
         """Load a model for this workload.
 
         Args:
-            source: the model.
-            head: settings of the task head.
-            seed: seed for the weights of a new head.
-            new_head: add a new head to a model that has no fitting head.
+            source: The model.
+            head: Settings of the task head.
+            seed: Seed for the weights of a new head.
+            new_head: Add a new head to a model that has no fitting head.
 
         Raises:
-            UsageError: the model cannot be used, or has no fitting head and `new_head` is False.
+            UsageError: The model cannot be used, or has no fitting head and `new_head` is False.
         """
 
     def load_teacher(self, source: str, reader: M, *, head: TaskHeadSettings) -> M:
         """Load a teacher that was trained for this workload.
 
         Args:
-            source: the teacher.
-            reader: the model whose tokenizer reads the rows.
-            head: settings of the teacher's head.
+            source: The teacher.
+            reader: The model whose tokenizer reads the rows.
+            head: Settings of the teacher's head.
 
         Raises:
-            UsageError: the teacher cannot be used, or cannot read the same rows.
+            UsageError: The teacher cannot be used, or cannot read the same rows.
         """
         teacher = self.load(source, head=head, new_head=False)
         Progress.log_fact(f"teacher {source}: {teacher.note}")
@@ -216,12 +216,12 @@ class Workload(ABC, Generic[M]):
         The training rows are used to fit the student to the teacher.
 
         Args:
-            teacher: the model that the student is made from.
-            shape: the student's shape.
-            start: how the student's weights start.
+            teacher: The model that the student is made from.
+            shape: The student's shape.
+            start: How the student's weights start.
 
         Raises:
-            UsageError: the student cannot have this shape, initialisation or choice of layers.
+            UsageError: The student cannot have this shape, initialisation or choice of layers.
         """
         return build_student(
             teacher.model.base_model,
@@ -267,12 +267,12 @@ class Workload(ABC, Generic[M]):
         """Make a complete student, including any head that this workload needs.
 
         Args:
-            origin: the model that the student is made from.
-            shape: the student's shape.
-            start: how the student's weights start.
+            origin: The model that the student is made from.
+            shape: The student's shape.
+            start: How the student's weights start.
 
         Raises:
-            UsageError: the student cannot have this shape, initialisation or choice of layers.
+            UsageError: The student cannot have this shape, initialisation or choice of layers.
         """
         built = self.make_student(origin, shape, start)
         with tempfile.TemporaryDirectory() as aside:
@@ -291,7 +291,7 @@ class Workload(ABC, Generic[M]):
         Any head is fitted to the teacher's outputs, because a new one would return noise.
 
         Raises:
-            UsageError: the student cannot be made, or the teacher has no head to fit it to.
+            UsageError: The student cannot be made, or the teacher has no head to fit it to.
         """
         check_head(teacher)
         built = self.make_student(teacher, shape, start)
@@ -322,11 +322,11 @@ class Workload(ABC, Generic[M]):
         Moves the teacher to the device and converts it to the compute dtype.
 
         Args:
-            teacher: the teacher.
-            needs: additional signals. The signals that `soft` reads are always included.
-            passes: number of passes over the examples; 0 if only held-out examples are read.
-            place: where signals may be stored; None does not store them.
-            dry_run: placeholders are sufficient.
+            teacher: The teacher.
+            needs: Additional signals. The signals that `soft` reads are always included.
+            passes: Number of passes over the examples; 0 if only held-out examples are read.
+            place: Where signals may be stored; None does not store them.
+            dry_run: Placeholders are sufficient.
         """
         needs = self.needs | needs
         return targets_of(teacher, self.examples, needs, self.session, passes=passes, place=place)
@@ -397,7 +397,7 @@ class Workload(ABC, Generic[M]):
         """Return how a teacher's outputs are weighted against the labels.
 
         Args:
-            given: the recipe's `kd` section.
+            given: The recipe's `kd` section.
         """
         return given
 
@@ -405,7 +405,7 @@ class Workload(ABC, Generic[M]):
         """Check that the data hold the outputs of a teacher, for a distillation without a teacher.
 
         Raises:
-            UsageError: the data hold no outputs.
+            UsageError: The data hold no outputs.
         """
         raise self.unsupported("distillation without a teacher")
 
@@ -413,7 +413,7 @@ class Workload(ABC, Generic[M]):
         """Build the job that trains a model on the labels, and its schedule.
 
         Raises:
-            UsageError: the rows have no labels.
+            UsageError: The rows have no labels.
         """
         self.require_labels()
         return model_job(self, model, settings, keep)
@@ -422,7 +422,7 @@ class Workload(ABC, Generic[M]):
         """Check that the training rows have labels.
 
         Raises:
-            UsageError: the rows have no labels.
+            UsageError: The rows have no labels.
         """
         if not self.has_labels:
             raise UsageError(
@@ -456,8 +456,8 @@ class Workload(ABC, Generic[M]):
         """Score a model or an export on the held-out rows.
 
         Args:
-            model: the model.
-            worst: number of mistakes per set to list in the report.
+            model: The model.
+            worst: Number of mistakes per set to list in the report.
         """
 
     def score_trained(
@@ -466,10 +466,10 @@ class Workload(ABC, Generic[M]):
         """Score a model after its training.
 
         Args:
-            model: the model.
-            outputs: the outputs of the last evaluation, if it was of these weights. A workload may
+            model: The model.
+            outputs: The outputs of the last evaluation, if it was of these weights. A workload may
                 use them instead of computing them again.
-            worst: number of mistakes per set to list in the report.
+            worst: Number of mistakes per set to list in the report.
         """
         return self.score(model, worst=worst)
 
@@ -494,8 +494,8 @@ class Workload(ABC, Generic[M]):
             models: name -> model.
             baselines: model -> the model it is compared with; None compares all models with the
                 first.
-            worst: number of mistakes per set to list in the report.
-            resamples: number of bootstrap resamples.
+            worst: Number of mistakes per set to list in the report.
+            resamples: Number of bootstrap resamples.
         """
         scores = {name: self.score(model, worst=worst) for name, model in models.items()}
         return self.compare(scores, baselines, resamples=resamples)
@@ -524,12 +524,12 @@ class Workload(ABC, Generic[M]):
         """Begin the report of a run on this data.
 
         Args:
-            command: the verb.
-            recipe: the recipe that repeats the run.
-            entries: the models that took part.
-            outcome: the outcome of the training; None if nothing was trained.
-            result: their scores.
-            notes: further notes than the workload's own.
+            command: The verb.
+            recipe: The recipe that repeats the run.
+            entries: The models that took part.
+            outcome: The outcome of the training; None if nothing was trained.
+            result: Their scores.
+            notes: Further notes than the workload's own.
         """
         result = result or EvaluationResult()
         return ReportContents(
@@ -548,9 +548,9 @@ class Workload(ABC, Generic[M]):
         """Return a copy of a model that uses a runner instead of PyTorch.
 
         Args:
-            model: the model.
-            runner: computes the outputs.
-            outputs: names of the runner's outputs; None for the last hidden state or the logits.
+            model: The model.
+            runner: Computes the outputs.
+            outputs: Names of the runner's outputs; None for the last hidden state or the logits.
         """
         network: Any = RunnerNetwork(runner, model.model.config)
         return replace(model, model=network)

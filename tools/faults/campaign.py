@@ -33,10 +33,10 @@ class Case:
     """One case of a kind.
 
     Attributes:
-        number: number of the case within its kind.
-        rng: random generator that depends on the seed, the kind and the number.
-        folder: the case's own directory.
-        material: models and data that no case changes.
+        number: Number of the case within its kind.
+        rng: Random generator that depends on the seed, the kind and the number.
+        folder: The case's own directory.
+        material: Models and data that no case changes.
     """
 
     number: int
@@ -50,11 +50,11 @@ class Kind:
     """A kind of case.
 
     Attributes:
-        name: name of the kind on the command line.
-        count: number of cases.
-        run: runs a case. Raises `Fault` if it fails.
-        chunk: number of cases that one process runs.
-        wall: maximum seconds for one case.
+        name: Name of the kind on the command line.
+        count: Number of cases.
+        run: Runs a case. Raises `Fault` if it fails.
+        chunk: Number of cases that one process runs.
+        wall: Maximum seconds for one case.
     """
 
     name: str
@@ -69,11 +69,11 @@ class Verdict:
     """The result of a chunk of cases.
 
     Attributes:
-        kind: name of the kind.
-        first, last: numbers of the first and the last case.
-        seconds: processor time of the slowest case.
-        megabytes: the largest resident memory of the process.
-        failures: number and message of each failed case.
+        kind: Name of the kind.
+        first, last: Numbers of the first and the last case.
+        seconds: Processor time of the slowest case.
+        megabytes: The largest resident memory of the process.
+        failures: Number and message of each failed case.
     """
 
     kind: str
@@ -88,10 +88,10 @@ class Campaign:
     """The cases of one seed.
 
     Args:
-        kinds: the kinds of cases.
-        seed: the seed.
-        material: the directory that all cases share.
-        results: the file that keeps the verdicts. Cases that it contains do not run again.
+        kinds: The kinds of cases.
+        seed: The seed.
+        material: The directory that all cases share.
+        results: The file that keeps the verdicts. Cases that it contains do not run again.
     """
 
     def __init__(self, kinds: Sequence[Kind], seed: int, material: Path, results: Path) -> None:
@@ -195,7 +195,7 @@ class Campaign:
             The processor time of the case and its commands, in seconds.
 
         Raises:
-            Fault: the case failed, or it took too much time or memory.
+            Fault: The case failed, or it took too much time or memory.
         """
         rng = random.Random(f"{self.seed} {kind.name} {number}")
         case = Case(number, rng, folder, self.material)

@@ -41,15 +41,15 @@ def read(what: str, reader: Callable[[], T], *, is_valid: bool = False) -> T | N
     """Read a file.
 
     Args:
-        what: description of the file, for the message of a fault.
-        reader: reads the file.
-        is_valid: whether the file must be accepted.
+        what: Description of the file, for the message of a fault.
+        reader: Reads the file.
+        is_valid: Whether the file must be accepted.
 
     Returns:
         The result of the reader, or None if it refused the file with a message.
 
     Raises:
-        Fault: the reader refused a valid file, or refused it without a proper message.
+        Fault: The reader refused a valid file, or refused it without a proper message.
     """
     from kdcli.errors import KdcliError
 
@@ -380,9 +380,9 @@ def damage_model(rng: random.Random, folder: Path, name: str) -> None:
     """Damage one file of a model's directory.
 
     Args:
-        rng: the random generator.
-        folder: the model's directory.
-        name: a JSON file, `header` for the header of the weights, or `index` for the index of
+        rng: The random generator.
+        folder: The model's directory.
+        name: A JSON file, `header` for the header of the weights, or `index` for the index of
             sharded weights, which is created first.
     """
     weights = folder / "model.safetensors"

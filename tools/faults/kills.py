@@ -134,7 +134,7 @@ def check_result(case: Case, verb: str, cwd: Path) -> None:
     """Check that a command left the same files as an uninterrupted one.
 
     Raises:
-        Fault: files are missing, left over or different.
+        Fault: Files are missing, left over or different.
     """
     wrong = differences(state(cwd / "out"), reference(case.material, verb)[0])
     wrong += [f"{path.relative_to(cwd)} is left over" for path in cwd.rglob("*.part")]

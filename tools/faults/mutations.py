@@ -38,9 +38,9 @@ class Share:
     """A part of the code that is changed.
 
     Attributes:
-        files: glob patterns of its files.
-        per_sixty: how many of sixty changes are in this part.
-        tests: the tests that run first.
+        files: Glob patterns of its files.
+        per_sixty: How many of sixty changes are in this part.
+        tests: The tests that run first.
     """
 
     files: tuple[str, ...]
@@ -187,8 +187,8 @@ def _changes(tree: ast.Module, text: list[str]) -> Iterator[tuple[int, int, int,
     """Yield the changes of numbers, signs, operators, comparisons, `not`, booleans and functions.
 
     Args:
-        tree: the parsed module.
-        text: its lines.
+        tree: The parsed module.
+        text: Its lines.
 
     Yields:
         First line, column in bytes, last line, column in bytes, and the new text.
@@ -291,8 +291,8 @@ class Copy:
         """Return the name of a test that fails with a change, or None.
 
         Args:
-            mutation: the change.
-            all_tests: run all tests if the tests of the share pass.
+            mutation: The change.
+            all_tests: Run all tests if the tests of the share pass.
         """
         path = self.folder / mutation.path
         data = path.read_bytes()
@@ -360,7 +360,7 @@ class Failures:
     """The test that each change makes fail, kept in a file that a later call continues.
 
     Attributes:
-        by_key: a change as JSON -> the name of the test, or None if no test fails.
+        by_key: A change as JSON -> the name of the test, or None if no test fails.
     """
 
     def __init__(self, path: Path) -> None:

@@ -36,10 +36,10 @@ class Done:
     """The result of a command.
 
     Attributes:
-        code: the exit code, or the negative number of the signal that killed the command.
-        stdout, stderr: the output.
-        seconds: processor time.
-        megabytes: the largest resident memory.
+        code: The exit code, or the negative number of the signal that killed the command.
+        stdout, stderr: The output.
+        seconds: Processor time.
+        megabytes: The largest resident memory.
     """
 
     code: int
@@ -52,10 +52,10 @@ class Done:
         """Check that the command ended properly.
 
         Args:
-            codes: the allowed exit codes; by default all documented codes.
+            codes: The allowed exit codes; by default all documented codes.
 
         Raises:
-            Fault: another exit code, a traceback, an error without exactly one message, or too much
+            Fault: Another exit code, a traceback, an error without exactly one message, or too much
                 time or memory.
         """
         shown = self.stderr.strip()[-1200:]
@@ -92,7 +92,7 @@ class At:
     """An event at one of the watched calls.
 
     Attributes:
-        number: number of the call, from 0. A negative number only counts the calls.
+        number: Number of the call, from 0. A negative number only counts the calls.
         event: `before` or `after` to kill the process there, `full` for a disk that is full from
             this call on.
     """
@@ -105,11 +105,11 @@ class Command:
     """A running command.
 
     Args:
-        folder: where the output is written. It is also the default working directory.
-        arguments: the command line.
-        at: an event at a system call; None does not watch the calls.
-        cwd: the working directory.
-        environment: variables to set.
+        folder: Where the output is written. It is also the default working directory.
+        arguments: The command line.
+        at: An event at a system call; None does not watch the calls.
+        cwd: The working directory.
+        environment: Variables to set.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Command:
         """Wait for the result, at most `seconds` after the command's start.
 
         Raises:
-            Fault: the command is still running. It is killed.
+            Fault: The command is still running. It is killed.
         """
         while (done := self.poll()) is None:
             if time.monotonic() - self._began > seconds:

@@ -54,9 +54,9 @@ def start_ranks(case: Case, words: Words, ranks: list[Words | None]) -> list[Com
     """Start the two processes of a run as a launcher would.
 
     Args:
-        case: the case.
-        words: the command line that both processes share.
-        ranks: additional words for each process. A process with None is never started.
+        case: The case.
+        words: The command line that both processes share.
+        ranks: Additional words for each process. A process with None is never started.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -39,9 +39,9 @@ class Augmented:
     """Examples with their copies.
 
     Attributes:
-        examples: the original examples, then all copies of the first, of the second, and so on.
-        replaced: the share of replaced words in the texts that copies change.
-        notes: messages for the log and the report.
+        examples: The original examples, then all copies of the first, of the second, and so on.
+        replaced: The share of replaced words in the texts that copies change.
+        notes: Messages for the log and the report.
     """
 
     examples: list[Example]
@@ -69,22 +69,22 @@ def augment(
     A copy depends only on the seed, the example's texts and the number of the copy.
 
     Args:
-        task: the task of the examples.
-        examples: the examples.
-        tokenizer: finds the words of scripts without spaces if there is no masked language model.
-        masked_words: the masked language model. If None, all candidates are neighbours.
-        neighbours: the word vectors.
-        copies: the number of copies of each example.
-        probability: the probability that a word is replaced.
-        candidates: the maximum number of candidates per word.
-        seed: the seed of the copies.
-        folder: the cache of candidates. Only one process may write there.
-        fingerprint: identifies the models, tokenizers and word vectors that candidates come from.
-        log: called with messages about the progress.
+        task: The task of the examples.
+        examples: The examples.
+        tokenizer: Finds the words of scripts without spaces if there is no masked language model.
+        masked_words: The masked language model. If None, all candidates are neighbours.
+        neighbours: The word vectors.
+        copies: The number of copies of each example.
+        probability: The probability that a word is replaced.
+        candidates: The maximum number of candidates per word.
+        seed: The seed of the copies.
+        folder: The cache of candidates. Only one process may write there.
+        fingerprint: Identifies the models, tokenizers and word vectors that candidates come from.
+        log: Called with messages about the progress.
 
     Raises:
-        UsageError: the tokenizer is slow, see `kdcli.data.augment.words`.
-        MachineError: the cache cannot be written.
+        UsageError: The tokenizer is slow, see `kdcli.data.augment.words`.
+        MachineError: The cache cannot be written.
     """
     texts = list(dict.fromkeys(text for e in examples for text in _texts(task, e)))
     key = cache_key(fingerprint, candidates, masked_words is not None, TEXTS_PER_FILE, texts)

@@ -29,9 +29,9 @@ class _Query(NamedTuple):
     """A row with one masked token.
 
     Attributes:
-        ids: the token ids as the bytes of an int32 array.
-        place: the position of the masked token.
-        spaceless: whether to predict words of scripts without spaces.
+        ids: The token ids as the bytes of an int32 array.
+        place: The position of the masked token.
+        spaceless: Whether to predict words of scripts without spaces.
     """
 
     ids: bytes
@@ -43,14 +43,14 @@ class MaskedWords:
     """Predict words with a masked language model.
 
     Args:
-        model: a model with a masked language modelling head. It is moved to `device` and set to
+        model: A model with a masked language modelling head. It is moved to `device` and set to
             evaluation mode.
-        tokenizer: its tokenizer. The model to be trained may have another one.
-        device: the device of the computation.
-        dtype: the number format of the computation.
+        tokenizer: Its tokenizer. The model to be trained may have another one.
+        device: The device of the computation.
+        dtype: The number format of the computation.
 
     Raises:
-        UsageError: the tokenizer is slow, or has no mask token or no token that is a whole word.
+        UsageError: The tokenizer is slow, or has no mask token or no token that is a whole word.
     """
 
     def __init__(

@@ -37,11 +37,11 @@ class Neighbours:
     """Word vectors and the words that may be neighbours.
 
     Attributes:
-        words: the words that may be neighbours, in the order of the file.
-        vectors_WD: their vectors, normalised to length 1.
-        vector_of: returns the vectors of any words, [B, D]. They are not normalised, and zero for
+        words: The words that may be neighbours, in the order of the file.
+        vectors_WD: Their vectors, normalised to length 1.
+        vector_of: Returns the vectors of any words, [B, D]. They are not normalised, and zero for
             unknown words.
-        note: the origin of the vectors, for the log.
+        note: The origin of the vectors, for the log.
     """
 
     words: list[str]
@@ -84,7 +84,8 @@ class Neighbours:
         The neighbours are words that are a single token. The vector of a word of several tokens is
         their mean.
 
-        Raises UsageError: the tokenizer is slow, or has no token that is a whole word.
+        Raises:
+            UsageError: The tokenizer is slow, or has no token that is a whole word.
         """
         known = {number: word for number, (word, _) in whole_words(tokenizer).items()}
         if not known:
@@ -116,12 +117,12 @@ class Neighbours:
         may be neighbours.
 
         Args:
-            path: the file.
-            words: the words of the data. Their vectors are kept even if they come later in the
+            path: The file.
+            words: The words of the data. Their vectors are kept even if they come later in the
                 file. A word that is not in the file takes the vector of its lower-case form.
 
         Raises:
-            UsageError: the file cannot be read, a line is malformed, or no word of the data has a
+            UsageError: The file cannot be read, a line is malformed, or no word of the data has a
                 vector.
         """
         lowered = {word.lower() for word in words}
@@ -177,7 +178,8 @@ def _lines(path: Path) -> Iterator[tuple[str, str, list[str]]]:
 
     Most numbers are not needed, so they are not parsed here.
 
-    Raises UsageError: a line is malformed.
+    Raises:
+        UsageError: A line is malformed.
     """
     width = 0
     try:

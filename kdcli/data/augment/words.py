@@ -35,9 +35,9 @@ class Word:
     """A word of a text.
 
     Attributes:
-        begin, end: the first character, and the character after the last.
-        spaceless: whether the script has no spaces.
-        token: the index of the word's token in the text; None if it has several tokens, or if the
+        begin, end: The first character, and the character after the last.
+        spaceless: Whether the script has no spaces.
+        token: The index of the word's token in the text; None if it has several tokens, or if the
             token is the unknown one.
     """
 

@@ -30,10 +30,10 @@ class Windows(TokenizedRows):
     windows.
 
     Attributes:
-        cls: the position of the classification token, [rows] int64. Its logits mean "no answer".
-        char_begin_T, char_end_T: the characters of the context that each token stands for, int32.
+        cls: The position of the classification token, [rows] int64. Its logits mean "no answer".
+        char_begin_T, char_end_T: The characters of the context that each token stands for, int32.
             They may include the space before the token. -1 outside the context.
-        misplaced: the lines of `check_answers`. The examples are labelled as if they had no answer.
+        misplaced: The lines of `check_answers`. The examples are labelled as if they had no answer.
     """
 
     cls: Array
@@ -57,11 +57,11 @@ class Decoded:
     """A model's answer to one example.
 
     Attributes:
-        id: the id of the example.
-        text: the best span of the context, without surrounding white space. Empty without a span.
-        no_answer: the logit of "no answer" minus the logit of the best span. Infinite if there is
+        id: The id of the example.
+        text: The best span of the context, without surrounding white space. Empty without a span.
+        no_answer: The logit of "no answer" minus the logit of the best span. Infinite if there is
             no span.
-        score: the logit of the best span: the sum for its first and last token. -inf if there is no
+        score: The logit of the best span: the sum for its first and last token. -inf if there is no
             span.
     """
 
@@ -106,14 +106,14 @@ def windows(
     Questions are stripped of leading white space and truncated to half of `max_length`.
 
     Args:
-        examples: the examples.
-        tokenizer: the tokenizer.
-        max_length: the maximum number of tokens per window, including special tokens.
-        stride: the number of tokens of the context that consecutive windows share.
-        token_types: whether the model distinguishes question and context by token types.
+        examples: The examples.
+        tokenizer: The tokenizer.
+        max_length: The maximum number of tokens per window, including special tokens.
+        stride: The number of tokens of the context that consecutive windows share.
+        token_types: Whether the model distinguishes question and context by token types.
 
     Raises:
-        UsageError: the tokenizer does not tell where its tokens come from or has no padding token,
+        UsageError: The tokenizer does not tell where its tokens come from or has no padding token,
             or next to the longest question a window would hold no more than `stride` tokens of the
             context.
     """
@@ -155,12 +155,12 @@ def decode_answers(
     any of its windows. For "no answer", the lowest sum of any window counts.
 
     Args:
-        windows: the windows of all examples.
-        logits: for each window, the logits of the first and the last token, [L, 2]. Padding at the
+        windows: The windows of all examples.
+        logits: For each window, the logits of the first and the last token, [L, 2]. Padding at the
             end is ignored.
-        examples: the examples.
-        best: the number of candidates for the first and for the last token.
-        max_answer_tokens: the maximum number of tokens of an answer.
+        examples: The examples.
+        best: The number of candidates for the first and for the last token.
+        max_answer_tokens: The maximum number of tokens of an answer.
     """
     score = np.full(len(examples), -np.inf)
     null = np.full(len(examples), np.inf)
@@ -224,12 +224,12 @@ class _Window(NamedTuple):
     """A window of an example.
 
     Attributes:
-        ids: token ids, [L] int32.
-        types: token types, [L] int8; empty if the model has none.
-        chars: the first and the last character of each token in the context, [L, 2].
-        example: the index of the example.
-        cls: the position of [CLS].
-        label: the first and the last token of the answer.
+        ids: Token ids, [L] int32.
+        types: Token types, [L] int8; empty if the model has none.
+        chars: The first and the last character of each token in the context, [L, 2].
+        example: The index of the example.
+        cls: The position of [CLS].
+        label: The first and the last token of the answer.
     """
 
     ids: Array

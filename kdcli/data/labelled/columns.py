@@ -96,12 +96,12 @@ class Columns:
     """The columns of the first rows, with the roles that the user gave to some of them.
 
     Attributes:
-        head: the first rows.
-        where: the place of the first row.
-        names: all columns.
+        head: The first rows.
+        where: The place of the first row.
+        names: All columns.
         by_role: role -> columns, from the user.
-        free: columns without a role, except ids.
-        strings, lists: the free columns that hold strings or lists.
+        free: Columns without a role, except ids.
+        strings, lists: The free columns that hold strings or lists.
     """
 
     def __init__(self, head: list[Row], by_role: Mapping[str, tuple[str, ...]]) -> None:
@@ -144,8 +144,9 @@ class Columns:
     def texts(self, kind: Kind) -> tuple[str, ...]:
         """Choose the columns of the texts for rows without labels.
 
-        Raises UsageError: several choices are possible, or none, or a column has a role that rows
-        of this kind do not have.
+        Raises:
+            UsageError: Several choices are possible, or none, or a column has a role that rows of
+                this kind do not have.
         """
         if others := [role for role in self.by_role if role not in _ROLES[kind]]:
             raise UsageError(
@@ -170,9 +171,9 @@ class Columns:
         """Return a warning if an unused column holds much longer text than the chosen ones.
 
         Args:
-            kind: the kind of the task.
-            texts: the columns of the texts.
-            label: the column of the label.
+            kind: The kind of the task.
+            texts: The columns of the texts.
+            label: The column of the label.
 
         Returns None also if the user named the columns, or for kinds with several roles of texts.
         """
@@ -199,7 +200,8 @@ class Columns:
     def choose(self, kind: Kind | None) -> ColumnChoice:
         """Choose the columns for a kind, or for any kind if it is None.
 
-        Raises UsageError: several choices are possible, or none.
+        Raises:
+            UsageError: Several choices are possible, or none.
         """
         kinds = [k for k in TASK_KINDS if kind in (None, k) and set(self.by_role) <= set(_ROLES[k])]
         if not kinds:

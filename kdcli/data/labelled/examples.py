@@ -39,14 +39,14 @@ def example_of(task: Task, row: Row, number: int, *, withheld: bool = False) -> 
     """Check a row, and convert it to an example of the task.
 
     Args:
-        task: the task.
-        row: the row.
-        number: the number of the row in its file. It is the example's id if the row has none.
-        withheld: whether the split may have no labels, as test sets do. A missing label, or GLUE's
+        task: The task.
+        row: The row.
+        number: The number of the row in its file. It is the example's id if the row has none.
+        withheld: Whether the split may have no labels, as test sets do. A missing label, or GLUE's
             -1, is then not an error.
 
     Raises:
-        BadRow: a column is missing or has the wrong type, or the label does not belong to the task.
+        BadRow: A column is missing or has the wrong type, or the label does not belong to the task.
     """
     where, values = row
     example_id = next((values[c] for c in IDS if values.get(c) is not None), number)

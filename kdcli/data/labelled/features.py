@@ -26,17 +26,17 @@ class TokenizedRows:
     """Rows of token ids with their labels; an `Examples` of `kdcli.types`.
 
     Attributes:
-        ids_T: the ids of all rows, one after another, int32.
-        types_T: the token types, int8; None if the model has none.
-        ends: where each row ends in `ids_T`, [rows] int64.
-        labels: the label of each row, as described at `kdcli.types.Kind`. For the kinds in
+        ids_T: The ids of all rows, one after another, int32.
+        types_T: The token types, int8; None if the model has none.
+        ends: Where each row ends in `ids_T`, [rows] int64.
+        labels: The label of each row, as described at `kdcli.types.Kind`. For the kinds in
             `BY_TOKEN`, the label of each token in `ids_T`. None if the labels are withheld.
-        example: the example of each row, [rows] int64. An example may have several rows (windows).
-        truncated: the number of examples that were truncated.
-        pad_id: the id of the padding token.
-        kind: the kind of the task.
-        words_T: for `tokens`, the number of the word that begins at a token, or -1; int32.
-        sources: for `text`, the number of tokens of each row's source, [rows] int64.
+        example: The example of each row, [rows] int64. An example may have several rows (windows).
+        truncated: The number of examples that were truncated.
+        pad_id: The id of the padding token.
+        kind: The kind of the task.
+        words_T: For `tokens`, the number of the word that begins at a token, or -1; int32.
+        sources: For `text`, the number of tokens of each row's source, [rows] int64.
     """
 
     ids_T: Array
@@ -125,15 +125,15 @@ def encode_examples(
     These two kinds have modules of their own.
 
     Args:
-        task: the task.
-        examples: its examples.
-        tokenizer: the tokenizer.
-        max_length: the maximum number of tokens per row, including special tokens. In a pair, the
+        task: The task.
+        examples: Its examples.
+        tokenizer: The tokenizer.
+        max_length: The maximum number of tokens per row, including special tokens. In a pair, the
             longer text is truncated first.
-        token_types: whether the model distinguishes the texts of a pair by token types.
+        token_types: Whether the model distinguishes the texts of a pair by token types.
 
     Raises:
-        UsageError: the tokenizer has no padding token. For `tokens` also: the tokenizer does not
+        UsageError: The tokenizer has no padding token. For `tokens` also: the tokenizer does not
             tell which word a token belongs to, or no labelled word has a token.
     """
     of_words = task.kind == "tokens"

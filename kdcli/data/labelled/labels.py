@@ -30,8 +30,8 @@ class TrainingLabels:
     Memory does not grow with the number of rows.
 
     Attributes:
-        rows: the number of labels.
-        empty: the number of labels without a class or an answer.
+        rows: The number of labels.
+        empty: The number of labels without a class or an answer.
     """
 
     def __init__(self, column: str, kind: Kind | None) -> None:
@@ -51,8 +51,9 @@ class TrainingLabels:
     def add(self, where: str, label: object) -> None:
         """Add a row's label.
 
-        Raises BadRow: the label is missing, does not fit the kind, or its type differs from the
-        earlier labels.
+        Raises:
+            BadRow: The label is missing, does not fit the kind, or its type differs from the
+                earlier labels.
         """
         self._first_at = self._first_at or where
         if self.kind == "text":
@@ -89,10 +90,11 @@ class TrainingLabels:
         Numbers are ordered by size and other names alphabetically. For `tokens`, `O` comes first.
 
         Args:
-            one_is_enough: whether all rows may have the same label.
+            one_is_enough: Whether all rows may have the same label.
 
-        Raises UsageError: there is only one label or too many, a label is not finite, or two
-        labels are spellings of one class.
+        Raises:
+            UsageError: There is only one label or too many, a label is not finite, or two labels
+                are spellings of one class.
         """
         if self.kind == "text":
             return "text", ()

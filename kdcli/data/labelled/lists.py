@@ -44,11 +44,11 @@ class Lists:
     """Queries, each with a list of candidates.
 
     Attributes:
-        queries: the queries, without duplicates.
-        ends: where the list of each query ends, [Q] int64.
-        passages: the R candidates of all lists. A list has no duplicates.
-        labels: the relevance of each candidate, or NaN, [R] float64.
-        scores: a teacher's score of each candidate, or NaN, [R] float64.
+        queries: The queries, without duplicates.
+        ends: Where the list of each query ends, [Q] int64.
+        passages: The R candidates of all lists. A list has no duplicates.
+        labels: The relevance of each candidate, or NaN, [R] float64.
+        scores: A teacher's score of each candidate, or NaN, [R] float64.
     """
 
     queries: list[str]
@@ -150,11 +150,11 @@ class ListData(NamedTuple):
     """The lists of a training run.
 
     Attributes:
-        train: the lists to train on.
-        evaluated: the lists to evaluate on.
-        split: the name of the evaluated split.
-        has_labels: whether the evaluation uses the labels.
-        notes: how the split was made, if the data has none.
+        train: The lists to train on.
+        evaluated: The lists to evaluate on.
+        split: The name of the evaluated split.
+        has_labels: Whether the evaluation uses the labels.
+        notes: How the split was made, if the data has none.
     """
 
     train: Lists
@@ -167,7 +167,8 @@ class ListData(NamedTuple):
 def read_list_splits(source: str, log: Log) -> ListSplits:
     """Read the lists of candidates of every split.
 
-    Raises UsageError: a row has none of the three forms.
+    Raises:
+        UsageError: A row has none of the three forms.
     """
     opened = open_source(source)
     if isinstance(opened, DemoSource):
@@ -198,17 +199,17 @@ def read_lists(
     query is in both parts.
 
     Args:
-        source: the value of `--data`.
-        seed: the seed that chooses the queries to hold out.
-        log: called with each message.
-        labelled: whether evaluation needs labels; None if it does when there are any. Lists that
+        source: The value of `--data`.
+        seed: The seed that chooses the queries to hold out.
+        log: Called with each message.
+        labelled: Whether evaluation needs labels; None if it does when there are any. Lists that
             cannot be scored are then skipped.
-        partition: a file that names the queries to evaluate on.
-        split: which part of the partition is evaluated.
-        trains: whether the run trains a model.
+        partition: A file that names the queries to evaluate on.
+        split: Which part of the partition is evaluated.
+        trains: Whether the run trains a model.
 
     Raises:
-        UsageError: a row has none of the three forms, no query is left to train on, or no list can
+        UsageError: A row has none of the three forms, no query is left to train on, or no list can
             be scored.
     """
     splits = read_list_splits(source, log)

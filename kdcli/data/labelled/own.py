@@ -52,19 +52,19 @@ def own_task(
     task is what the model's head predicts, and its `label` is empty.
 
     Args:
-        rows: all training rows. Their texts are not kept.
+        rows: All training rows. Their texts are not kept.
         columns: role -> column, with the roles of
             `kdcli.data.labelled.columns`. `text` may have a list of two columns.
             The key `kind` holds the kind of the task rather than a column.
-        log: called with one sentence that describes the task.
-        on_bad: called with each row whose label cannot be read. Such rows are ignored.
-        head: what the head of the model predicts; None if there is no head.
-        trains: whether a model learns from the rows. Rows that only evaluate a head may all have
+        log: Called with one sentence that describes the task.
+        on_bad: Called with each row whose label cannot be read. Such rows are ignored.
+        head: What the head of the model predicts; None if there is no head.
+        trains: Whether a model learns from the rows. Rows that only evaluate a head may all have
             one label.
-        ignores_labels: whether the rows count as unlabelled, whatever columns they have.
+        ignores_labels: Whether the rows count as unlabelled, whatever columns they have.
 
     Raises:
-        UsageError: a role or column does not exist or is ambiguous, there are no rows, or the
+        UsageError: A role or column does not exist or is ambiguous, there are no rows, or the
             labels do not fit any task.
     """
     kind, by_role = parse_columns(columns)
@@ -133,7 +133,7 @@ def _unlabelled_task(columns: Columns, kind: Kind | None, head: Head, log: Log) 
     """Return the task of rows without labels.
 
     Raises:
-        UsageError: the model cannot predict the kind that the user gave.
+        UsageError: The model cannot predict the kind that the user gave.
     """
     # A model for several labels per text may not say so in its configuration.
     if kind not in (None, head.kind) and {kind, head.kind} != {"class", "multi"}:
@@ -159,10 +159,10 @@ def _classes_of_head(
     """Return the class names of a head if the labels are among them, by name or by number.
 
     Args:
-        names: the labels of the data.
-        class_numbers: the numbers of the labels whose source numbers them.
-        head: what the head predicts; None if there is no head.
-        log: called with the classes if the numbers decide.
+        names: The labels of the data.
+        class_numbers: The numbers of the labels whose source numbers them.
+        head: What the head predicts; None if there is no head.
+        log: Called with the classes if the numbers decide.
     """
     if head is None or not head.named or not names:
         return names

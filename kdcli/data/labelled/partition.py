@@ -40,8 +40,8 @@ class Partition:
     """The selection and verification rows. All other rows are training rows.
 
     Attributes:
-        selection: sorted hashes of the selection rows, see `deciding_hashes`.
-        verification: sorted hashes of the verification rows.
+        selection: Sorted hashes of the selection rows, see `deciding_hashes`.
+        verification: Sorted hashes of the verification rows.
     """
 
     selection: RowHashes
@@ -55,7 +55,8 @@ class Partition:
         """Whether each row is in the verification set if `split` is `verification`, or in the
         selection set if it is `validation`, [rows] bool.
 
-        Raises UsageError: `split` is another one, which a partition does not have.
+        Raises:
+            UsageError: `split` is another one, which a partition does not have.
         """
         if split not in ("validation", VERIFICATION):
             raise UsageError(
@@ -70,12 +71,12 @@ class Partition:
         A row that is in several splits is taken from the last one.
 
         Args:
-            splits: the hashes of the rows of each split.
-            split: see `is_evaluated`.
-            rows: what a row is called in the error.
+            splits: The hashes of the rows of each split.
+            split: See `is_evaluated`.
+            rows: What a row is called in the error.
 
         Raises:
-            UsageError: no split has such a row.
+            UsageError: No split has such a row.
         """
         chosen = []
         for number, hashes in enumerate(splits):
@@ -121,8 +122,8 @@ class Pools:
     """The hashes of all rows of each split, with duplicates. Missing splits are empty.
 
     Attributes:
-        train, validation, test: the rows of each split.
-        known: the rows that trained one of the models.
+        train, validation, test: The rows of each split.
+        known: The rows that trained one of the models.
     """
 
     train: RowHashes = field(default_factory=_no_rows)
@@ -160,7 +161,7 @@ class DividedRows(Protocol):
         """Return the hashes of the rows of each split.
 
         Args:
-            trained: hashes of the rows that trained one of the models.
+            trained: Hashes of the rows that trained one of the models.
         """
 
     def training_texts(self, partition: Partition) -> Iterable[str]:
@@ -187,11 +188,11 @@ def choose_partition(
     validation split, the validation split is divided between both parts.
 
     Args:
-        pools: the rows of each split.
-        selection_rows: number of selection rows; at most a tenth of the training rows are taken.
-        verification_rows: number of verification rows; at most a fifth of the training rows are
+        pools: The rows of each split.
+        selection_rows: Number of selection rows; at most a tenth of the training rows are taken.
+        verification_rows: Number of verification rows; at most a fifth of the training rows are
             taken.
-        seed: seed that selects rows.
+        seed: Seed that selects rows.
     """
     known = pools.known
     test = _Drawn(pools.test, known, seed)

@@ -47,11 +47,12 @@ class BadRows:
         """Return notes on the skipped rows, or refuse the data.
 
         Args:
-            usable: the number of rows that can be used.
-            skip: whether to skip bad rows.
+            usable: The number of rows that can be used.
+            skip: Whether to skip bad rows.
 
-        Raises UsageError: there are bad rows, and they are not skipped or no row can be used. The
-        message counts and places each problem.
+        Raises:
+            UsageError: There are bad rows, and they are not skipped or no row can be used. The
+                message counts and places each problem.
         """
         count = len(self._places)
         lines = [self._line(problem) for problem in self._by_problem]
@@ -108,9 +109,9 @@ def describe_repeats(task: Task, examples: Sequence[Example], rows: str) -> str:
     """Return a line on rows with the text of an earlier row, and on labels that contradict.
 
     Args:
-        task: the task.
-        examples: the rows.
-        rows: what they are called in the line.
+        task: The task.
+        examples: The rows.
+        rows: What they are called in the line.
 
     Returns:
         The line; empty if no text is repeated.

@@ -27,15 +27,15 @@ def encode_targets(
     longer one is truncated first.
 
     Args:
-        examples: the examples.
-        tokenizer: the tokenizer.
-        max_length: the maximum number of tokens per row.
-        target_length: how many of these tokens are reserved for the target, including `end_id`.
-        end_id: the token that ends a target.
-        token_types: whether to add token types, 0 for the source and 1 for the target.
+        examples: The examples.
+        tokenizer: The tokenizer.
+        max_length: The maximum number of tokens per row.
+        target_length: How many of these tokens are reserved for the target, including `end_id`.
+        end_id: The token that ends a target.
+        token_types: Whether to add token types, 0 for the source and 1 for the target.
 
     Raises:
-        UsageError: there is no room for a source, or the tokenizer has no padding token.
+        UsageError: There is no room for a source, or the tokenizer has no padding token.
     """
     room = max_length - target_length
     if room < MIN_SOURCE_TOKENS:

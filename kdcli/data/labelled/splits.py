@@ -32,12 +32,12 @@ class TaskSource:
     """The places of a task's rows, and how its rows are read.
 
     Attributes:
-        task: the task.
-        source: the value of `--data`; None for the hub, or the demo.
-        train_source: the source of the training split if it is another one.
-        on_bad: called with each row that does not fit the task.
-        withheld: whether rows may lack labels.
-        log: called with each message.
+        task: The task.
+        source: The value of `--data`; None for the hub, or the demo.
+        train_source: The source of the training split if it is another one.
+        on_bad: Called with each row that does not fit the task.
+        withheld: Whether rows may lack labels.
+        log: Called with each message.
     """
 
     task: Task
@@ -50,7 +50,8 @@ class TaskSource:
     def training_split(self, *, needed: bool) -> tuple[Source, str]:
         """Return the source of the training examples and the name of their set.
 
-        Raises UsageError: `needed` is set, and there is no training split.
+        Raises:
+            UsageError: `needed` is set, and there is no training split.
         """
         task, source = self.task, self.source
         name = task.sets[0] if task.sets else ""
@@ -134,7 +135,8 @@ class TaskSource:
     def read(self, source: Source, split: str) -> list[Example]:
         """Read the examples of a split.
 
-        Raises UsageError: there is no such split, or a file has no rows.
+        Raises:
+            UsageError: There is no such split, or a file has no rows.
         """
         examples, bad_rows = _read_examples(self.task, source, split, withheld=self.withheld)
         for row in bad_rows:
@@ -151,9 +153,9 @@ class Splits(DividedRows):
     """All examples of a task.
 
     Attributes:
-        task: the task.
-        train: the training split.
-        train_set: the set that the training split belongs to.
+        task: The task.
+        train: The training split.
+        train_set: The set that the training split belongs to.
         validation, test: set -> examples; empty if there is no such split.
     """
 
@@ -190,7 +192,8 @@ class Splits(DividedRows):
 
         An example that is in several splits is taken from the last one: test, else validation.
 
-        Raises UsageError: the partition names no row of this data.
+        Raises:
+            UsageError: The partition names no row of this data.
         """
         parts = self._by_split()
         hashes = [deciding_hashes(self.task, [e for _, e in part]) for part in parts]
@@ -222,7 +225,8 @@ def read_splits(rows: TaskSource) -> Splits:
 def read_numbered_rows(source: Source, split: str, on_bad: OnBadRow) -> Iterator[tuple[int, Row]]:
     """Yield the rows of a split, each with its number in its file.
 
-    Raises UsageError: a file has no rows.
+    Raises:
+        UsageError: A file has no rows.
     """
     for name, table in source.tables(split, on_bad):
         number = -1
@@ -236,10 +240,10 @@ def describe_needed_files(name: str, split: str, *, training: bool, withheld: bo
     """Describe the files and columns that a task needs, for a message.
 
     Args:
-        name: the task.
-        split: the split to evaluate on.
-        training: whether the training split is needed.
-        withheld: whether labels are ignored.
+        name: The task.
+        split: The split to evaluate on.
+        training: Whether the training split is needed.
+        withheld: Whether labels are ignored.
     """
     formats = "(.jsonl, .csv, .tsv, .parquet, each also .gz)"
     needed = ["train.*"] if training else []

@@ -39,8 +39,8 @@ def tag_of(label: str, labels: tuple[str, ...]) -> Tag:
     """Read a label other than `O`. Without a prefix, such as `NOUN`, it is read as `I-NOUN`.
 
     Args:
-        label: the label.
-        labels: all labels. If they are prefixes without types, so is this one.
+        label: The label.
+        labels: All labels. If they are prefixes without types, so is this one.
     """
     if label[1:2] == "-" and label[0] in PREFIXES:
         return Tag(label[0], label[2:])

@@ -46,12 +46,12 @@ class Labelled:
     """A task with its examples.
 
     Attributes:
-        task: the task, with only the sets that have examples.
-        train: the training examples; may be empty.
+        task: The task, with only the sets that have examples.
+        train: The training examples; may be empty.
         sets: name -> evaluation examples. A single set has the name "".
-        split: the name of the evaluated split.
-        notes: messages about skipped rows. They are logged already.
-        has_labels: whether the rows have labels.
+        split: The name of the evaluated split.
+        notes: Messages about skipped rows. They are logged already.
+        has_labels: Whether the rows have labels.
     """
 
     task: Task
@@ -85,17 +85,17 @@ def open_labelled(
     """Load a task. Evaluation examples that any of the models was trained on are skipped.
 
     Args:
-        request: which rows to read.
+        request: Which rows to read.
         trained: model -> hashes of the rows that it was trained on.
-        training: whether to read the training split.
-        withheld: whether rows may lack labels. Labels are then ignored, and an own task comes from
+        training: Whether to read the training split.
+        withheld: Whether rows may lack labels. Labels are then ignored, and an own task comes from
             the head.
-        head: what a model's head predicts. It gives an own task its classes, and its kind if the
+        head: What a model's head predicts. It gives an own task its classes, and its kind if the
             rows have no labels.
-        log: called with each message.
+        log: Called with each message.
 
     Raises:
-        UsageError: the task is unknown, there is no such data, rows do not fit the task (the
+        UsageError: The task is unknown, there is no such data, rows do not fit the task (the
             message names the file and the row), or too few evaluation examples remain.
     """
     if not training:
@@ -177,11 +177,12 @@ def _choose_evaluated(
     """Skip evaluation rows that a model was trained on, choose among the rest, and name them.
 
     Args:
-        data: the task with all examples of the evaluated split.
-        request: which rows to read.
-        trained, published, log: see `_skip_trained_rows`.
+        data: The task with all examples of the evaluated split.
+        request: Which rows to read.
+        trained, published, log: See `_skip_trained_rows`.
 
-    Raises UsageError: too few rows remain.
+    Raises:
+        UsageError: Too few rows remain.
     """
     remaining, kept = _skip_trained_rows(
         data, trained, keep=request.judge_trained_rows, published=published, log=log
@@ -196,10 +197,10 @@ def _split_name(data: Labelled, total: int, skipped: int, kept: RowHashes) -> st
     """Name the rows that are evaluated.
 
     Args:
-        data: the task with these rows.
-        total: the number of rows of the split.
-        skipped: the number of rows that were skipped because they trained a model.
-        kept: the hashes of the rows that were kept although they trained a model.
+        data: The task with these rows.
+        total: The number of rows of the split.
+        skipped: The number of rows that were skipped because they trained a model.
+        kept: The hashes of the rows that were kept although they trained a model.
     """
     name = data.split
     if name == ALL_ROWS and data.count < total - skipped:
@@ -212,7 +213,11 @@ def _split_name(data: Labelled, total: int, skipped: int, kept: RowHashes) -> st
 
 
 def _open_partition(request: RowsRequest) -> Partition | None:
-    """Read the file of a partition. Raises UsageError: it is needed and not given, or damaged."""
+    """Read the file of a partition.
+
+    Raises:
+        UsageError: It is needed and not given, or damaged.
+    """
     if request.partition is not None:
         return Partition.read(request.partition)
     if request.split == VERIFICATION:
@@ -238,14 +243,14 @@ def _by_split(
     rows of a single file are evaluated, unless a model was trained on the file.
 
     Args:
-        rows: the places of the rows.
-        request: which rows to read.
+        rows: The places of the rows.
+        request: Which rows to read.
         trained: model -> hashes of the rows that it was trained on.
-        settle: called with the number of examples before they are divided.
-        training: whether to read the training split.
+        settle: Called with the number of examples before they are divided.
+        training: Whether to read the training split.
 
     Raises:
-        NotFound: there is no evaluated split, and no rows can be held out for it.
+        NotFound: There is no evaluated split, and no rows can be held out for it.
     """
     task, split, seed = rows.task, request.split, request.split_seed
     places = rows.evaluation_splits(split)
@@ -286,15 +291,16 @@ def _own_task(
     """Derive the task of the user's own rows.
 
     Args:
-        request: which rows to read.
-        bad_rows: collects the rows whose labels cannot be read.
-        preferred: the splits that the task is derived from, the first choice first.
-        head: what a model's head predicts.
-        trains: whether a model learns from the rows.
-        ignores_labels: whether the rows count as unlabelled.
-        log: called with each message.
+        request: Which rows to read.
+        bad_rows: Collects the rows whose labels cannot be read.
+        preferred: The splits that the task is derived from, the first choice first.
+        head: What a model's head predicts.
+        trains: Whether a model learns from the rows.
+        ignores_labels: Whether the rows count as unlabelled.
+        log: Called with each message.
 
-    Raises UsageError: no source is given, or the rows fit no task.
+    Raises:
+        UsageError: No source is given, or the rows fit no task.
     """
     source = request.source if request.train_source is None else request.train_source
     if request.source is None or source is None:
@@ -359,17 +365,18 @@ def _skip_trained_rows(
     """Skip evaluation rows that a model was trained on, and log how many.
 
     Args:
-        data: the task with its examples.
+        data: The task with its examples.
         trained: model -> hashes of its training rows.
-        keep: whether to keep these rows instead.
-        published: whether the split belongs to a benchmark. If few of its rows are also in its
+        keep: Whether to keep these rows instead.
+        published: Whether the split belongs to a benchmark. If few of its rows are also in its
             training split, they are kept, because published results include them.
-        log: called with each message.
+        log: Called with each message.
 
     Returns:
         The remaining data, and the hashes of the rows that `keep` kept.
 
-    Raises UsageError: too few rows remain.
+    Raises:
+        UsageError: Too few rows remain.
     """
     sets, notes, kept = {}, list(data.notes), [np.empty(0, np.uint64)]
     for name, examples in data.sets.items():

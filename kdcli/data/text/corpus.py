@@ -91,20 +91,20 @@ def open_corpus(
     """Open the blocks of a text, and tokenise it if its tokens are not in the cache.
 
     Args:
-        source: a value of `--data`: a text, or a directory of tokens that `kdcli tokenize` or
+        source: A value of `--data`: a text, or a directory of tokens that `kdcli tokenize` or
             datatrove wrote.
-        tokenizer: the tokenizer of the model.
-        max_length: the number of tokens per block, including `[CLS]` and `[SEP]`.
-        column: the column of the text; None chooses it.
-        isolated: whether the documents in a block must not attend to each other.
-        held_out_blocks: the maximum number of blocks to hold out. They come from the validation
+        tokenizer: The tokenizer of the model.
+        max_length: The number of tokens per block, including `[CLS]` and `[SEP]`.
+        column: The column of the text; None chooses it.
+        isolated: Whether the documents in a block must not attend to each other.
+        held_out_blocks: The maximum number of blocks to hold out. They come from the validation
             split or, without one, from the end of the training text (at most a tenth of it).
-        log: called with messages about the progress.
+        log: Called with messages about the progress.
 
     Raises:
-        UsageError: the source cannot be read, its tokens are damaged or come from another
+        UsageError: The source cannot be read, its tokens are damaged or come from another
             tokenizer, or the text is shorter than a block.
-        MachineError: the cache cannot be written.
+        MachineError: The cache cannot be written.
     """
     frame = Frame.of(tokenizer)
     is_folder = source != "demo" and "://" not in source

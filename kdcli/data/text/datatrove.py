@@ -44,7 +44,7 @@ def open_datatrove(
     Files named `validation*` are held out.
 
     Raises:
-        UsageError: a file is missing or cut, or the tokens come from another tokenizer.
+        UsageError: A file is missing or cut, or the tokens come from another tokenizer.
     """
     if not folder.is_dir():
         return None

@@ -39,9 +39,9 @@ class MaskVocabulary:
     """The tokens of a tokenizer, sorted for masking.
 
     Attributes:
-        mask_id: the mask token.
+        mask_id: The mask token.
         special_V: True for tokens that are never masked.
-        plain_ids: all other tokens. Random tokens are drawn from them.
+        plain_ids: All other tokens. Random tokens are drawn from them.
         begins_V: True for tokens that begin a word. In scripts without spaces every piece begins
             a word, and so does every token of a vocabulary without pieces.
     """
@@ -60,12 +60,12 @@ class Masked:
     them. A pass over held-out rows has the indices 0 to `len - 1`, so it always has the same masks.
 
     Attributes:
-        examples: the rows without masks.
-        vocabulary: the tokens of the tokenizer.
-        share: the share of a row's tokens to choose. At least one token is chosen.
-        whole_words: whether to choose the pieces of a word together, at most `MAX_WORD_PIECES`.
-        static: whether to use the same masks in all passes.
-        seed: the seed of the masks.
+        examples: The rows without masks.
+        vocabulary: The tokens of the tokenizer.
+        share: The share of a row's tokens to choose. At least one token is chosen.
+        whole_words: Whether to choose the pieces of a word together, at most `MAX_WORD_PIECES`.
+        static: Whether to use the same masks in all passes.
+        seed: The seed of the masks.
     """
 
     examples: Examples
@@ -161,7 +161,7 @@ def mask_vocabulary(tokenizer: PreTrainedTokenizerBase, source: str) -> MaskVoca
     """Sort the tokens of a tokenizer for masking. `source` names the model in errors.
 
     Raises:
-        UsageError: the tokenizer has no mask token.
+        UsageError: The tokenizer has no mask token.
     """
     if tokenizer.mask_token_id is None:
         message = f"the tokenizer of {source} has no mask token, so its text cannot be masked"

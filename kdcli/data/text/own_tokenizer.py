@@ -41,17 +41,17 @@ def own_tokenizer(
     """Train a tokenizer on the training text of a source, or load it from the cache.
 
     Args:
-        source: a value of `--data`.
-        column: the column of the text; None chooses it.
-        vocab_size: the size of the vocabulary, including special tokens. A short text gives a
+        source: A value of `--data`.
+        column: The column of the text; None chooses it.
+        vocab_size: The size of the vocabulary, including special tokens. A short text gives a
             smaller vocabulary, which is logged.
-        max_length: the maximum number of tokens that the models accept.
-        log: called with messages about the progress.
+        max_length: The maximum number of tokens that the models accept.
+        log: Called with messages about the progress.
 
     Raises:
-        UsageError: the source cannot be read, the text has too few words, or the size leaves no
+        UsageError: The source cannot be read, the text has too few words, or the size leaves no
             room for pieces.
-        MachineError: the cache cannot be written.
+        MachineError: The cache cannot be written.
     """
     min_size = len(SPECIAL) + MIN_PIECES
     if vocab_size < min_size:

@@ -42,14 +42,14 @@ class Texts(DividedRows):
     The held-out texts are a prefix, which the order of the source does not change.
 
     Attributes:
-        texts: the texts, without duplicates.
-        roles: the name of the prompt for each text: `query`, `document`, or "" for a sentence.
-        positive: for each text, the number of a text that should be near, or -1. [N] int64
-        negatives: for each text, the numbers of texts that should be far, or -1. [N, M] int64,
+        texts: The texts, without duplicates.
+        roles: The name of the prompt for each text: `query`, `document`, or "" for a sentence.
+        positive: For each text, the number of a text that should be near, or -1. [N] int64
+        negatives: For each text, the numbers of texts that should be far, or -1. [N, M] int64,
             where M may be 0.
-        rows: for each text, its position among the `read` texts of the source; -1 for a positive
+        rows: For each text, its position among the `read` texts of the source; -1 for a positive
             or a negative. [N] int64
-        read: the number of texts that were read from the source.
+        read: The number of texts that were read from the source.
     """
 
     texts: list[str]
@@ -112,16 +112,16 @@ def read_texts(
     """Read the distinct texts of a split of a source.
 
     Args:
-        source: a value of `--data`.
-        column: the column of the text; None chooses it.
+        source: A value of `--data`.
+        column: The column of the text; None chooses it.
         unit: `sentence` splits documents into sentences, `document` keeps them whole.
-        rows: the maximum number of texts. The texts with the smallest hashes are chosen.
-        log: called with a message about the number of texts.
-        paired: whether the caller needs pairs.
-        split: the split that is read.
+        rows: The maximum number of texts. The texts with the smallest hashes are chosen.
+        log: Called with a message about the number of texts.
+        paired: Whether the caller needs pairs.
+        split: The split that is read.
 
     Raises:
-        UsageError: the source cannot be read or has no such split, a pair lacks its query or
+        UsageError: The source cannot be read or has no such split, a pair lacks its query or
             positive, there is no pair although the caller needs pairs, or there are fewer than two
             texts.
     """
@@ -247,7 +247,11 @@ def _read_pairs(rows: Iterator[Row], query: str) -> Iterator[Unit]:
 
 
 def negatives_in(where: str, values: RowValues, hint: str) -> list[str]:
-    """Return the texts of a row's negatives. Raises BadRow: one of them is no text."""
+    """Return the texts of a row's negatives.
+
+    Raises:
+        BadRow: One of them is no text.
+    """
     by_column = {n: v for n, v in values.items() if NEGATIVE_COLUMN.fullmatch(n) and v is not None}
     return [
         text_in(where, values, name, text, hint)
@@ -260,7 +264,7 @@ def text_in(where: str, values: RowValues, name: str, text: object, hint: str) -
     """Return a text of the column `name`, without surrounding white space.
 
     Raises:
-        BadRow: it is no text, or blank.
+        BadRow: It is no text, or blank.
     """
     if not isinstance(text, str) or not text.strip():
         detail = f", got {text!r:.60}; {columns_in(values)}"

@@ -79,12 +79,12 @@ class TokenShards:
     """The shards of a text, in order: the content of `meta.json`.
 
     Attributes:
-        source: the name of the text.
-        column: the column of the text; None if it was chosen by its name.
-        tokenizer: a hash of the tokenizer.
-        name: the name of the tokenizer.
-        sep_id: the token after each document.
-        dtype: the type of the numbers, `<u2` or `<u4`.
+        source: The name of the text.
+        column: The column of the text; None if it was chosen by its name.
+        tokenizer: A hash of the tokenizer.
+        name: The name of the tokenizer.
+        sep_id: The token after each document.
+        dtype: The type of the numbers, `<u2` or `<u4`.
     """
 
     source: str

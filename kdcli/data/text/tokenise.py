@@ -48,14 +48,14 @@ def tokenise(
     """Write the shards of a text that are missing in a directory.
 
     Args:
-        source: the text.
-        tokenizer: a tokenizer of transformers.
-        column: the column of the text; None chooses it.
-        folder: the directory of the shards.
-        log: called with messages about the progress.
-        workers: the number of processes, each with one thread. None tokenises in this process,
+        source: The text.
+        tokenizer: A tokenizer of transformers.
+        column: The column of the text; None chooses it.
+        folder: The directory of the shards.
+        log: Called with messages about the progress.
+        workers: The number of processes, each with one thread. None tokenises in this process,
             with as many threads as the tokenizer uses.
-        cached: whether the directory's name determines its content, as in the cache. Complete
+        cached: Whether the directory's name determines its content, as in the cache. Complete
             shards are then not compared with the source, a damaged directory is written again, and
             this process waits for another one that writes the same directory.
 
@@ -63,9 +63,9 @@ def tokenise(
         The shards with their numbers of tokens.
 
     Raises:
-        UsageError: the source cannot be read, the directory has other content, or another process
+        UsageError: The source cannot be read, the directory has other content, or another process
             is writing it.
-        MachineError: the directory cannot be written, or a worker was killed. Finished shards are
+        MachineError: The directory cannot be written, or a worker was killed. Finished shards are
             kept.
     """
     frame = Frame.of(tokenizer)

@@ -145,8 +145,8 @@ class PortableResult:
     """The measurements of `measure_encoders.py` on another machine.
 
     Attributes:
-        shapes: the measured shapes, the baseline first.
-        notes: whether the measurement was interrupted, or made by another version of the file.
+        shapes: The measured shapes, the baseline first.
+        notes: Whether the measurement was interrupted, or made by another version of the file.
     """
 
     shapes: list[str]

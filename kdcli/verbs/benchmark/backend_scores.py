@@ -94,8 +94,9 @@ def open_scored_task(
         models: The sources of the models by name.
         device: The device that scores them.
 
-    Raises UsageError: a shape, a model without a head for the task, a task that this verb cannot
-        score, or data that cannot be used.
+    Raises:
+        UsageError: A shape, a model without a head for the task, a task that this verb cannot
+            score, or data that cannot be used.
     """
     task = str(recipe.task)
     if task == RETRIEVAL:

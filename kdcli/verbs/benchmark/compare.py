@@ -51,7 +51,8 @@ def gather(sources: Sequence[Path], card_of: Callable[[str], Card]) -> Gathered:
 
     `card_of` describes a shape that the portable runner measured.
 
-    Raises UsageError: a file is missing, damaged, or neither a report nor a portable result.
+    Raises:
+        UsageError: A file is missing, damaged, or neither a report nor a portable result.
     """
     gathered = Gathered()
     for source in sources:

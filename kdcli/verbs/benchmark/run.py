@@ -80,7 +80,8 @@ class PortableFiles:
 def write_runner(resolved: Resolved[BenchmarkRecipe], folder: Path) -> PortableFiles:
     """Write the portable runner for the shapes and cells of a recipe.
 
-    Raises UsageError: a model that is not a shape, or no shape.
+    Raises:
+        UsageError: A model that is not a shape, or no shape.
     """
     models, cells = models_and_cells(resolved.recipe)
     if trained := [model for model in models if not is_shape(model)]:
@@ -94,9 +95,9 @@ def write_runner(resolved: Resolved[BenchmarkRecipe], folder: Path) -> PortableF
 def benchmark(resolved: Resolved[BenchmarkRecipe], options: RunOptions) -> RunResult:
     """Measure every model on every backend and report.
 
-    Raises Interrupted: the user pressed Ctrl-C; the report has the finished cells.
-    Raises KdcliError: the run fails. If the recipe, a model or the device cannot be used, nothing
-        is written.
+    Raises:
+        Interrupted: The user pressed Ctrl-C; the report has the finished cells. Raises KdcliError:
+            the run fails. If the recipe, a model or the device cannot be used, nothing is written.
     """
     sources, cells = models_and_cells(resolved.recipe)
     resolved = as_trained(resolved, sources[0], task=False, trains=False)
@@ -151,9 +152,9 @@ def _check_outputs(
 ) -> None:
     """Check that the measurement is complete, and that every backend gives correct output.
 
-    Raises Interrupted: the user pressed Ctrl-C.
-    Raises GateError: a backend is less accurate than allowed.
-    Raises MachineError: the output of a backend is wrong.
+    Raises:
+        Interrupted: The user pressed Ctrl-C. Raises GateError: a backend is less accurate than
+            allowed. Raises MachineError: the output of a backend is wrong.
     """
     if latency.interrupted:
         raise Interrupted("interrupted", f"finished cells are in {folder}")
@@ -182,7 +183,8 @@ def compare_runs(
 ) -> RunResult:
     """Report the measurements of several runs in one table, without measuring anything.
 
-    Raises UsageError: a source is neither a report nor a result of the portable runner.
+    Raises:
+        UsageError: A source is neither a report nor a result of the portable runner.
     """
     gathered = gather(sources, lambda shape: _describe(shape, options)[0])
     folder = options.output_dir or numbered("benchmark-compare", taken=options.overwrite)
@@ -220,14 +222,14 @@ def check_latency_gates(
     measured. A candidate without a measurement misses every gate.
 
     Args:
-        report: the measurements.
-        folder: where the report is, for the message.
-        gates: the limits.
-        recipe: the recipe of the run.
+        report: The measurements.
+        folder: Where the report is, for the message.
+        gates: The limits.
+        recipe: The recipe of the run.
 
     Raises:
-        UnstableError: a cell is unstable, and the gates are strict.
-        GateError: at least one gate was missed.
+        UnstableError: A cell is unstable, and the gates are strict.
+        GateError: At least one gate was missed.
     """
     if gates.strict:
         _check_stable(report, folder)
@@ -315,7 +317,8 @@ def _is_of(measurement: LatencyRow | Failure, subject: Subject) -> bool:
 def check_gates(recipe: BenchmarkRecipe, gates: BenchmarkOptions) -> None:
     """Check that there is something to compare with, before anything is measured.
 
-    Raises UsageError: a speed-up is required, but only the baseline is measured.
+    Raises:
+        UsageError: A speed-up is required, but only the baseline is measured.
     """
     baseline, *others = _subjects(recipe)
     if gates.min_speedup is not None and not others:
@@ -329,7 +332,8 @@ def check_gates(recipe: BenchmarkRecipe, gates: BenchmarkOptions) -> None:
 def models_and_cells(recipe: BenchmarkRecipe) -> tuple[list[str], list[tuple[int, int]]]:
     """Return the models, the baseline first, and the cells of a recipe and its preset.
 
-    Raises UsageError: an unknown preset, or no model.
+    Raises:
+        UsageError: An unknown preset, or no model.
     """
     if recipe.preset is not None and recipe.preset not in PRESETS:
         raise UsageError(
@@ -358,8 +362,9 @@ def parse_backends(
 ) -> list[tuple[str, str]]:
     """Parse and check the backends of a recipe. The default precision is the recipe's `dtype`.
 
-    Raises UsageError: an unknown backend or precision, or a compacted model on `sparse`.
-    Raises MachineError: a library is missing, or the device lacks the precision.
+    Raises:
+        UsageError: An unknown backend or precision, or a compacted model on `sparse`. Raises
+            MachineError: a library is missing, or the device lacks the precision.
     """
     backends = [
         (name, precision or recipe.dtype)
@@ -381,7 +386,11 @@ def parse_backends(
 
 
 def _named(models: Sequence[str]) -> dict[str, str]:
-    """Return the sources by their names in the report. Raises UsageError: two names are equal."""
+    """Return the sources by their names in the report.
+
+    Raises:
+        UsageError: Two names are equal.
+    """
     named: dict[str, str] = {}
     for model in models:
         name = model if is_shape(model) else short(model)
@@ -413,7 +422,8 @@ def _describe(model: str, options: RunOptions) -> tuple[Card, PreTrainedConfig]:
 def _check_lengths(configs: Mapping[str, PreTrainedConfig], cells: Iterable[Cell]) -> None:
     """Check that every model reads as many tokens as the cells have.
 
-    Raises UsageError: a model reads fewer.
+    Raises:
+        UsageError: A model reads fewer.
     """
     longest = max(seq_len for _, seq_len in cells)
     for name, config in configs.items():
@@ -437,7 +447,8 @@ def _protocol(
     Texts and their lengths come from the task or from `--data`. By default, the texts are the
     demo's.
 
-    Raises UsageError: `padding: data` without data.
+    Raises:
+        UsageError: `padding: data` without data.
     """
     source = recipe.data.source
     if workload is not None:

@@ -48,12 +48,12 @@ class Entry:
     """An entry of the cache.
 
     Attributes:
-        kind: a key of `KINDS`.
-        name: the hash that names the entry.
-        about: the model or data that it belongs to; empty if unknown.
-        size: the number of bytes of all its files.
-        last_use: the time of its last use, in seconds since 1970.
-        paths: its files and directories, with its note and what a killed writer left.
+        kind: A key of `KINDS`.
+        name: The hash that names the entry.
+        about: The model or data that it belongs to; empty if unknown.
+        size: The number of bytes of all its files.
+        last_use: The time of its last use, in seconds since 1970.
+        paths: Its files and directories, with its note and what a killed writer left.
     """
 
     kind: str
@@ -100,9 +100,9 @@ class Cleaned:
     """The result of `kdcli cache clean`.
 
     Attributes:
-        deleted: the entries that were deleted.
-        in_use: the entries that stay, because a kdcli uses them or used them meanwhile.
-        failed: the entries that could not be deleted, each with the reason.
+        deleted: The entries that were deleted.
+        in_use: The entries that stay, because a kdcli uses them or used them meanwhile.
+        failed: The entries that could not be deleted, each with the reason.
     """
 
     deleted: Sequence[Entry]
@@ -142,7 +142,7 @@ def selected(options: CleanOptions) -> list[Entry]:
     """Return the entries that `kdcli cache clean` deletes.
 
     Raises:
-        UsageError: a kind is unknown.
+        UsageError: A kind is unknown.
     """
     for kind in options.kinds:
         check_kind(kind)
@@ -158,7 +158,7 @@ def confirmed(entries: Sequence[Entry]) -> bool:
     """Show entries and ask whether to delete them.
 
     Raises:
-        UsageError: nobody can answer.
+        UsageError: Nobody can answer.
     """
     if not _can_ask():
         raise UsageError(

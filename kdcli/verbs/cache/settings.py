@@ -28,7 +28,7 @@ def age_of(text: str) -> float:
     """Parse an age such as `30d` to seconds.
 
     Raises:
-        UsageError: the text has another form.
+        UsageError: The text has another form.
     """
     match = re.fullmatch(r"(\d{1,6}(?:\.\d+)?)([mhdw])", text.strip())
     if match is None:

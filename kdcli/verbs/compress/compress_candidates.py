@@ -26,10 +26,10 @@ class Front:
     """The candidates of a compression, with their scores on the selection rows.
 
     Attributes:
-        folder: the directory of the run.
-        compression: what was tried.
-        fast: the candidates that no faster one matches.
-        small: the candidates that no smaller one matches. Neither list has a candidate that the
+        folder: The directory of the run.
+        compression: What was tried.
+        fast: The candidates that no faster one matches.
+        small: The candidates that no smaller one matches. Neither list has a candidate that the
             choice did not consider.
     """
 
@@ -40,7 +40,11 @@ class Front:
 
     @classmethod
     def read(cls, folder: Path) -> Front:
-        """Read a finished compression. Raises UsageError: the directory holds none."""
+        """Read a finished compression.
+
+        Raises:
+            UsageError: The directory holds none.
+        """
         compression = RunResult.read(folder).report.compression
         if compression is None:
             raise UsageError(

@@ -29,7 +29,8 @@ def divide_rows(recipe: CompressRecipe, steps: Steps) -> tuple[Partition, list[s
 
     Returns them with notes for the log and the report.
 
-    Raises UsageError: there are too few rows.
+    Raises:
+        UsageError: There are too few rows.
     """
     file = steps.folder / PARTITION
     data, session = recipe.data, cpu_session()
@@ -88,9 +89,9 @@ def goal_notes(goal: GoalSettings, selection: int, rows: int) -> list[str]:
     """Return notes about few selection or verification rows, and about a maximum drop of 0.
 
     Args:
-        goal: the goal.
-        selection: the number of selection rows.
-        rows: the number of verification rows.
+        goal: The goal.
+        selection: The number of selection rows.
+        rows: The number of verification rows.
     """
     notes = []
     if selection < MIN_SELECTION:

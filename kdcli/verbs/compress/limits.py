@@ -70,12 +70,12 @@ class Limit(ABC):
     """A limit of a goal.
 
     Attributes:
-        value: the value that the user set.
-        strict: whether the pessimistic end of the score's interval must meet it.
-        key: the key of `goal:`.
-        is_quality: whether it limits what training changes. The other limits are known before.
-        axis: the cost that it bounds in a chart; empty for none.
-        cost: the label of a cost that only this limit measures; empty for none.
+        value: The value that the user set.
+        strict: Whether the pessimistic end of the score's interval must meet it.
+        key: The key of `goal:`.
+        is_quality: Whether it limits what training changes. The other limits are known before.
+        axis: The cost that it bounds in a chart; empty for none.
+        cost: The label of a cost that only this limit measures; empty for none.
     """
 
     value: float
@@ -327,9 +327,9 @@ class GoalSettings(Section):
         """Return how a model misses the goal whatever it learns, by limit.
 
         Args:
-            times: the latencies of an untrained shape, or of the given model on a backend.
-            best: whether the better quartiles decide instead of the medians.
-            is_shape: whether the latencies are a shape's.
+            times: The latencies of an untrained shape, or of the given model on a backend.
+            best: Whether the better quartiles decide instead of the medians.
+            is_shape: Whether the latencies are a shape's.
         """
         if not times.measured:
             why = "it gave wrong output on the backend and was not measured"

@@ -22,10 +22,10 @@ class Attempt:
     """A call of a step.
 
     Attributes:
-        place: the step's directory below `steps/`.
-        seconds: what the call took.
-        until: the optimiser steps after which the call paused a training; None for its end.
-        error: why the step fails whenever it is called; empty if it does not.
+        place: The step's directory below `steps/`.
+        seconds: What the call took.
+        until: The optimiser steps after which the call paused a training; None for its end.
+        error: Why the step fails whenever it is called; empty if it does not.
     """
 
     place: str
@@ -48,10 +48,10 @@ class Candidate:
     """A way to a smaller model.
 
     Attributes:
-        folder: the model, relative to the run; empty if it was not finished.
-        skipped: why it was not finished; empty if it was.
-        parent: the directory of the training that made the model for it.
-        model: the model in torch that it is made from, relative to the run if it is inside.
+        folder: The model, relative to the run; empty if it was not finished.
+        skipped: Why it was not finished; empty if it was.
+        parent: The directory of the training that made the model for it.
+        model: The model in torch that it is made from, relative to the run if it is inside.
     """
 
     name: str
@@ -74,10 +74,10 @@ class Question:
     """A goal, and what was known when it was asked.
 
     Attributes:
-        goal: the limits and the price, as JSON.
-        known: the number of lines that were known. The looks and candidates in them decide, so that
+        goal: The limits and the price, as JSON.
+        known: The number of lines that were known. The looks and candidates in them decide, so that
             a question that is stopped and asked again has the same answer.
-        inputs: hashes of the data, the model and the recipes, by name.
+        inputs: Hashes of the data, the model and the recipes, by name.
     """
 
     goal: str
@@ -105,7 +105,11 @@ class Record:
 
     @classmethod
     def read(cls, run: RunDir) -> "Record":
-        """Read the lines of a run. Raises MachineError: log.jsonl is damaged, or of version 0.2."""
+        """Read the lines of a run.
+
+        Raises:
+            MachineError: Log.jsonl is damaged, or of version 0.2.
+        """
         try:
             lines = [{k: v for k, v in line.items() if k != "step"} for line in run.read_log()]
             return cls(TypeAdapter(list[Line]).validate_python(lines))

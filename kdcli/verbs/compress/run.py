@@ -69,9 +69,9 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions, verbs: Verbs = 
     A finished run whose recipe differs in its goal alone answers from what it has tried, and trains
     only what is missing. The same command goes on in it if its report names a next candidate.
 
-    Raises GateError: no candidate meets the goal. The report and the nearest candidate are written.
-    Raises KdcliError: the run fails. If the goal, the model or the data cannot be used, nothing is
-        written.
+    Raises:
+        GateError: No candidate meets the goal. The report and the nearest candidate are written.
+        UsageError: The goal, the model or the data cannot be used. Nothing is written.
     """
     recipe = resolved.recipe
     data = directory_word(str(recipe.task), recipe.data.source)
@@ -109,7 +109,8 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions, verbs: Verbs = 
 def _search(resolved: Resolved[CompressRecipe], steps: Steps, verbs: Verbs) -> Search:
     """Check goal, model and data, claim the directory, and try candidates until one meets the goal.
 
-    Raises KdcliError: the goal, the model or the data cannot be used, or no candidate can be made.
+    Raises:
+        KdcliError: The goal, the model or the data cannot be used, or no candidate can be made.
     """
     recipe, record, read = resolved.recipe, steps.record, len(steps.record.lines)
     fits, has_labels, kind = check_model(resolved)
@@ -184,8 +185,9 @@ def claim_folder(
 ) -> None:
     """Claim the directory, and write the chosen rows and the record to it.
 
-    Raises UsageError: another process uses the directory, or has written to the record since this
-        one read it. `read` is the number of lines that were read.
+    Raises:
+        UsageError: Another process uses the directory, or has written to the record since this one
+            read it. `read` is the number of lines that were read.
     """
     steps = search.steps
     claimed = RunDir.claim(
@@ -247,7 +249,9 @@ def check_budget(search: Search) -> None:
 def check_reachable(search: Search, untrained: Untrained) -> None:
     """Refuse a goal for which nothing needs to be trained.
 
-    Raises UsageError: the model meets the goal as it is; GateError: no backend and no shape can.
+    Raises:
+        UsageError: The model meets the goal as it is.
+        GateError: No backend and no shape can.
     """
     goal, recipe = search.goal, search.recipe
     if not goal.is_bounded:
@@ -277,7 +281,8 @@ def check_reachable(search: Search, untrained: Untrained) -> None:
 def follow_plan(search: Search, untrained: Untrained) -> None:
     """Try candidates from cheap to expensive until one meets the goal with confidence.
 
-    Raises MachineError: no candidate could be made.
+    Raises:
+        MachineError: No candidate could be made.
     """
     slow = slow_backends(search.goal, untrained)
     for backend in search.backends:
@@ -316,7 +321,11 @@ def slow_backends(goal: GoalSettings, untrained: Untrained) -> dict[str, str]:
 
 
 def checked(result: RunResult) -> RunResult:
-    """Return the result of a compression. Raises GateError: it missed the goal."""
+    """Return the result of a compression.
+
+    Raises:
+        GateError: It missed the goal.
+    """
     compression = compression_of(result)
     if not compression.met:
         raise GateError(
@@ -332,8 +341,6 @@ def check_model(
 ) -> tuple[bool, bool, Kind | None]:
     """Return whether the model can do the task as it is, whether the rows have labels, and the kind
     of the labels, which only labelled tasks have.
-
-    Raises UsageError: the data or the model cannot be used.
     """
     recipe = resolved.recipe
     session = cpu_session()

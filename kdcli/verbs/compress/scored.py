@@ -40,12 +40,12 @@ class Verification:
     """The scores of the teacher and the chosen model on the verification rows.
 
     Attributes:
-        report: the report of the evaluation.
-        rows: number of verification rows.
-        teacher, chosen: both models, with these scores and with the speed and size of the
+        report: The report of the evaluation.
+        rows: Number of verification rows.
+        teacher, chosen: Both models, with these scores and with the speed and size of the
             selection.
-        look: how many times verification rows were looked at, this time included.
-        confidence: the level of the chosen model's interval, see `confidence_of`.
+        look: How many times verification rows were looked at, this time included.
+        confidence: The level of the chosen model's interval, see `confidence_of`.
     """
 
     report: Report
@@ -166,12 +166,13 @@ def read(
     """Read the scores from a report of `evaluate`.
 
     Args:
-        report: the report, which names the teacher first.
-        folders: the directories of its models.
-        goal: what the candidates are for.
-        price_per_hour: the price of the machine.
+        report: The report, which names the teacher first.
+        folders: The directories of its models.
+        goal: What the candidates are for.
+        price_per_hour: The price of the machine.
 
-    Raises MachineError: the latency of a model is missing.
+    Raises:
+        MachineError: The latency of a model is missing.
     """
     metric = next(iter(report.evaluations[0].metrics))
     rows, largest = latency_rows(report), _largest_batch(report)
@@ -255,8 +256,8 @@ def deployed_bytes(source: str, weights: int) -> int:
     """Return the size of what one deployment needs: weights, tokenizer and configuration.
 
     Args:
-        source: the directory or hub id of a model.
-        weights: the size of its weights, or of its file for one backend.
+        source: The directory or hub id of a model.
+        weights: The size of its weights, or of its file for one backend.
     """
     files = (file_beside(location(source), name) for name in DEPLOYED)
     return weights + sum(file.stat().st_size for file in files if file is not None)
@@ -265,7 +266,8 @@ def deployed_bytes(source: str, weights: int) -> int:
 def latency_rows(report: Report) -> dict[str, LatencyRow]:
     """Return the rows of the first latency cell, by model.
 
-    Raises MachineError: a model was not measured.
+    Raises:
+        MachineError: A model was not measured.
     """
     rows = {row.model: row for row in first_cell(report)}
     for name in report.cards:

@@ -49,16 +49,16 @@ class Search:
     """The candidates that were tried so far, and their scores.
 
     Attributes:
-        make: makes the steps. The `data.partition` of its recipe names the selection and
+        make: Makes the steps. The `data.partition` of its recipe names the selection and
             verification rows.
-        steps: runs the steps.
-        teacher: the model in torch that candidates are made from and compared with.
-        has_labels: whether the rows have labels; otherwise the teacher is the reference.
-        kind: the kind of the rows' labels; None for workloads other than labelled tasks.
-        fits: whether the model can do the task without fine-tuning.
-        known: the number of lines of the record that were known when the goal was asked.
-        missing: the backends that are not installed, with the reasons.
-        fastest: the backend that trained shapes are exported to.
+        steps: Runs the steps.
+        teacher: The model in torch that candidates are made from and compared with.
+        has_labels: Whether the rows have labels; otherwise the teacher is the reference.
+        kind: The kind of the rows' labels; None for workloads other than labelled tasks.
+        fits: Whether the model can do the task without fine-tuning.
+        known: The number of lines of the record that were known when the goal was asked.
+        missing: The backends that are not installed, with the reasons.
+        fastest: The backend that trained shapes are exported to.
     """
 
     make: VerbSteps
@@ -170,11 +170,11 @@ class Search:
         directory's name, so the file for another goal never replaces this one.
 
         Args:
-            name: the name of the candidate.
-            model: the model.
-            backend: the backend, such as `onnx-int8`.
-            parents: the directories of the trainings that made the model, one after another.
-            required: whether a failure ends the compression.
+            name: The name of the candidate.
+            model: The model.
+            backend: The backend, such as `onnx-int8`.
+            parents: The directories of the trainings that made the model, one after another.
+            required: Whether a failure ends the compression.
         """
         bound, why = self.int8_bound(parents), ""
         for limit in [bound, None] if backend.endswith("-int8") and bound > 0 else [None]:
@@ -277,7 +277,8 @@ class Search:
         Each other model that was verified before counts as a look at the rows. Later looks have
         wider intervals, because the best of several looks is optimistic.
 
-        Raises KdcliError: the models cannot be scored.
+        Raises:
+            KdcliError: The models cannot be scored.
         """
         assert self.scores is not None
         looks, own = self.steps.record.looks(), self._look(one)
@@ -336,8 +337,9 @@ def _score(report: Report, *roles: Role) -> float | None:
 def check_backends(recipe: CompressRecipe, verbs: Verbs) -> Mapping[str, str]:
     """Return the backends of the plan that are not installed, with the reasons.
 
-    Raises UsageError: an unknown backend; MachineError: none is installed, or a pipeline, which
-        needs all of its backends, lacks one.
+    Raises:
+        UsageError: An unknown backend.
+        MachineError: None is installed, or a pipeline, which needs all of its backends, lacks one.
     """
 
     def check(backend: str) -> None:

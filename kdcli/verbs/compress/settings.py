@@ -32,7 +32,11 @@ UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def seconds_of(budget: str) -> float:
-    """Parse a time such as `30m`. Raises UsageError: another form, or no time at all."""
+    """Parse a time such as `30m`.
+
+    Raises:
+        UsageError: Another form, or no time at all.
+    """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", budget.strip())
     if match is None or float(match[1]) == 0:
         raise UsageError(f"--budget takes a time such as 90s, 30m or 2h, got '{budget}'")
@@ -40,7 +44,11 @@ def seconds_of(budget: str) -> float:
 
 
 def check_runs_exports(backend: str) -> str:
-    """Return the name of a backend that runs exports. Raises UsageError: it runs none."""
+    """Return the name of a backend that runs exports.
+
+    Raises:
+        UsageError: It runs none.
+    """
     if backend.partition("-")[0] not in FORMATS:
         raise UsageError(
             f"compress exports its candidates, and {backend} runs no exports",
@@ -186,8 +194,6 @@ def compress_recipe(
     """Resolve the named recipe, else `compress-MODEL` or `compress-TASK`, else the defaults.
 
     If no task is given, the model and the data decide it; see `task_of_model`.
-
-    Raises UsageError: a recipe, goal or step that cannot be used.
     """
     resolved = resolve(CompressRecipe, recipe=recipe, sets=sets, options=options)
     if resolved.recipe.model is None:
@@ -233,7 +239,8 @@ def _check_goal(recipe: CompressRecipe) -> None:
 def _check_steps(recipe: CompressRecipe) -> None:
     """Check the keys of the planned verbs and of every step.
 
-    Raises UsageError: an unknown step or key, or a value of the wrong type.
+    Raises:
+        UsageError: An unknown step or key, or a value of the wrong type.
     """
     planned = {
         "finetune": recipe.plan.finetune,
@@ -276,7 +283,8 @@ def backend_of(verb: str, keys: RecipeKeys) -> str:
 def base_recipe(keys: RecipeKeys) -> str | None:
     """Return the recipe that a step starts from; None without one.
 
-    Raises UsageError: `recipe` is no text.
+    Raises:
+        UsageError: `recipe` is no text.
     """
     named = keys.get("recipe")
     if named is None or isinstance(named, str):

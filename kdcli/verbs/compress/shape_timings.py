@@ -88,8 +88,9 @@ def measure_untrained(search: Search, partition: Partition) -> Untrained:
         partition: The rows that choose and verify candidates. A shape for a goal is chosen on texts
             of the other rows.
 
-    Raises UsageError: a shape that cannot be made from the model, or the budget ended.
-    Raises GateError: no shape is as fast as `plan.shapes` asks for.
+    Raises:
+        UsageError: A shape that cannot be made from the model, or the budget ended. Raises
+            GateError: no shape is as fast as `plan.shapes` asks for.
     """
     recipe, backends = search.recipe, search.backends
     model = str(recipe.model)
@@ -155,7 +156,8 @@ def measure_untrained(search: Search, partition: Partition) -> Untrained:
 def _comparison(search: Search, partition: Partition, loaded: Model) -> Compare:
     """Build the comparison of untrained students with the model on the training texts.
 
-    Raises UsageError: there are too few texts.
+    Raises:
+        UsageError: There are too few texts.
     """
     device = choose_device(search.steps.options.device)
     # Students are compared on the CPU. If they are trained on another device, they are fitted in
@@ -189,7 +191,8 @@ def _listed_shapes(search: Search, model: str, loaded: Model) -> list[ModelShape
     The latter have two thirds, half and a third of the teacher's layers, and half and a third of
     the layers at half the width.
 
-    Raises UsageError: a shape that cannot be made from the model.
+    Raises:
+        UsageError: A shape that cannot be made from the model.
     """
     teacher = loaded.shape
     layers, width = teacher.layers, teacher.hidden
@@ -215,9 +218,9 @@ class _Timing:
     """Measures models until the budget ends.
 
     Attributes:
-        search: the search.
-        total: the number of models in all measurements.
-        earlier: the number of models in the finished measurements.
+        search: The search.
+        total: The number of models in all measurements.
+        earlier: The number of models in the finished measurements.
     """
 
     search: Search
@@ -230,8 +233,8 @@ class _Timing:
         The first one is the teacher in torch, with which the others are compared.
 
         Raises:
-            MachineError: the first one, with which the others are compared, could not be measured.
-            UsageError: the budget ended.
+            MachineError: The first one, with which the others are compared, could not be measured.
+            UsageError: The budget ended.
         """
         measure, steps = self.search.recipe.measure, self.search.steps
         protocol = Protocol(

@@ -103,9 +103,9 @@ def fit_temperature(folder: Path, decisions: Sequence[Decision], model: str) -> 
     Rows without labels give none, because they cannot tell how often a prediction is right.
 
     Args:
-        folder: the directory of the chosen model.
-        decisions: the comparisons on the selection rows.
-        model: the model's name in them.
+        folder: The directory of the chosen model.
+        decisions: The comparisons on the selection rows.
+        model: The model's name in them.
     """
     found, _ = _calibration(decisions, model)
     if found is None:
@@ -120,9 +120,9 @@ def check_temperature(folder: Path, decisions: Sequence[Decision], model: str) -
     """Remove a stored temperature that does not help on the verification rows.
 
     Args:
-        folder: the directory of the chosen model.
-        decisions: the comparisons on the verification rows.
-        model: the model's name in them.
+        folder: The directory of the chosen model.
+        decisions: The comparisons on the verification rows.
+        model: The model's name in them.
 
     Returns:
         A note on the temperature. Empty if the model has no temperature.
@@ -161,8 +161,8 @@ def with_thresholds(decision: Decision, chosen_on: Sequence[Decision]) -> Decisi
     """Return a decision of the verification rows with the thresholds of the selection rows.
 
     Args:
-        decision: the comparison on the verification rows.
-        chosen_on: the comparisons on the selection rows.
+        decision: The comparison on the verification rows.
+        chosen_on: The comparisons on the selection rows.
     """
     for other in chosen_on:
         if (other.model, other.set) == (decision.model, decision.set):

@@ -59,11 +59,11 @@ class Step:
     """A verb that is ready to run in a directory of its own.
 
     Attributes:
-        name: the name in the log and the report.
-        verb: the verb.
-        values: everything that its result depends on, besides the inputs of the whole run.
-        call: runs it.
-        is_look: whether it scores models on the verification rows.
+        name: The name in the log and the report.
+        verb: The verb.
+        values: Everything that its result depends on, besides the inputs of the whole run.
+        call: Runs it.
+        is_look: Whether it scores models on the verification rows.
     """
 
     name: str
@@ -97,14 +97,14 @@ class Steps:
     """The steps of a compression in `folder`.
 
     Attributes:
-        folder: the directory of the run.
-        options: the options of the run.
-        budget: the seconds that the steps may take together; infinity without a budget.
-        stop: whether the user asked the compression to stop.
-        record: what was spent and looked at.
-        clock: the seconds from which durations are computed.
-        claim_run: claims the directory.
-        passed: the directories of the steps on the way to this answer, and the optimiser steps
+        folder: The directory of the run.
+        options: The options of the run.
+        budget: The seconds that the steps may take together; infinity without a budget.
+        stop: Whether the user asked the compression to stop.
+        record: What was spent and looked at.
+        clock: The seconds from which durations are computed.
+        claim_run: Claims the directory.
+        passed: The directories of the steps on the way to this answer, and the optimiser steps
             until which their trainings were needed. Only these steps count against the budget, so
             a run that is resumed decides as it did when it had spent less.
     """
@@ -229,9 +229,9 @@ class Steps:
         the budget ends.
 
         Raises:
-            Stopped, Interrupted: the user stopped the compression.
-            GateError: the step is `required`, and the budget ended.
-            KdcliError: the step is `required`, and it failed with an error of this class.
+            Stopped, Interrupted: The user stopped the compression.
+            GateError: The step is `required`, and the budget ended.
+            KdcliError: The step is `required`, and it failed with an error of this class.
         """
         place, at = self.path(step), self.at(step)
         self.passed[at] = max(self.passed.get(at, 0), math.inf if until is None else until)

@@ -67,9 +67,9 @@ class Verbs:
     """The verbs that a compression calls. A test gives its own.
 
     Attributes:
-        measure: measures latencies.
-        check_backend: raises an error if a backend cannot be used on this machine.
-        clock: the seconds from which durations are computed.
+        measure: Measures latencies.
+        check_backend: Raises an error if a backend cannot be used on this machine.
+        clock: The seconds from which durations are computed.
     """
 
     finetune: Callable[..., object]
@@ -91,9 +91,9 @@ class VerbSteps:
     """Makes the steps.
 
     Attributes:
-        recipe: the recipe of the compression, with its `data.partition`.
-        verbs: what the steps call.
-        reads: what students learn from. Models with a head learn from the rows of a task, embedding
+        recipe: The recipe of the compression, with its `data.partition`.
+        verbs: What the steps call.
+        reads: What students learn from. Models with a head learn from the rows of a task, embedding
             models from text, and rerankers from lists of candidates.
     """
 
@@ -115,7 +115,7 @@ class VerbSteps:
         """Return whether a student may be static, which has no outputs for single tokens.
 
         Args:
-            kind: the kind of the task's labels; None for workloads other than labelled tasks.
+            kind: The kind of the task's labels; None for workloads other than labelled tasks.
         """
         return self.reads == "text" or (self.reads == "rows" and kind in ROW_KINDS)
 
@@ -125,9 +125,9 @@ class VerbSteps:
         """Return the keys of a distillation that the plan does not give.
 
         Args:
-            shape: the student's shape.
-            teacher_width: the teacher's hidden size.
-            count_rows: returns the number of training rows.
+            shape: The student's shape.
+            teacher_width: The teacher's hidden size.
+            count_rows: Returns the number of training rows.
         """
         # `count_rows` counts the rows of `data`, not the texts of `text`.
         is_counted = self.recipe.data.source is not None and self.recipe.text is None
@@ -175,10 +175,10 @@ class VerbSteps:
         """Prune a model while it learns the task, or its own vectors.
 
         Args:
-            name: the name of the step.
-            model: the model.
-            keys: keys of the recipe of `prune`.
-            teacher: the model that the pruned model was made from. A model that reads rows then
+            name: The name of the step.
+            model: The model.
+            keys: Keys of the recipe of `prune`.
+            teacher: The model that the pruned model was made from. A model that reads rows then
                 learns its outputs too.
         """
 
@@ -313,7 +313,8 @@ class VerbSteps:
 def verb_steps(recipe: CompressRecipe, verbs: Verbs) -> VerbSteps:
     """Return how models of a recipe's task are trained.
 
-    Raises UsageError: `pooling` is given for models that are not scored by vectors.
+    Raises:
+        UsageError: `pooling` is given for models that are not scored by vectors.
     """
     task = str(recipe.task)
     has_lists = task in TASKS

@@ -40,7 +40,8 @@ def pair_names(recipe: CotrainRecipe) -> dict[str, str]:
 def weights_of(recipe: CotrainRecipe) -> Weights:
     """Return the weights of the loss terms.
 
-    Raises UsageError: the weights are wrong, or leave a mode nothing to learn.
+    Raises:
+        UsageError: The weights are wrong, or leave a mode nothing to learn.
     """
     community = recipe.community.model is not None
     return Weights.of(recipe.weights, recipe.mode, community=community)

@@ -103,8 +103,9 @@ def load_text_pair(
 ) -> ModelPair:
     """Load or make both masked language models. The result depends on the recipe alone.
 
-    Raises UsageError: a model or a shape cannot be used, the vocabularies differ, or the text is
-        too long for a model, or packed in a way that the model cannot read.
+    Raises:
+        UsageError: A model or a shape cannot be used, the vocabularies differ, or the text is too
+            long for a model, or packed in a way that the model cannot read.
     """
     sources = {TEACHER_MODEL: str(recipe.teacher), STUDENT_MODEL: str(recipe.student)}
     third = recipe.community.model
@@ -194,8 +195,6 @@ def tokenizer_of(
     """Load or train the tokenizer that reads the text for both models.
 
     It is the base's, else the first model's, else a tokenizer that is trained on the text.
-
-    Raises UsageError: the model or the text cannot be used.
     """
     sources = [
         recipe.community.model,
@@ -265,7 +264,8 @@ def _check_vocabularies(
 ) -> None:
     """Check that all vocabularies are the same, because logits are compared.
 
-    Raises UsageError: two vocabularies differ.
+    Raises:
+        UsageError: Two vocabularies differ.
     """
     for name, source, tokenizer, config in named[1:]:
         first_name, first_source, first_tokenizer, first_config = named[0]
@@ -283,7 +283,8 @@ def _check_vocabularies(
 def _check_text(recipe: CotrainRecipe, role: str, config: PretrainedConfig) -> None:
     """Check that a model can read the blocks of text.
 
-    Raises UsageError: the blocks are too long, or the model cannot keep documents apart.
+    Raises:
+        UsageError: The blocks are too long, or the model cannot keep documents apart.
     """
     positions = forms.positions_of(config)
     if positions is not None and positions < recipe.data.block_length:

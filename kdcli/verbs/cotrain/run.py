@@ -67,8 +67,9 @@ def cotrain(resolved: Resolved[CotrainRecipe], options: RunOptions) -> RunResult
 
     Returns the report, or the estimate of a dry run. Returns None in a process that prints nothing.
 
-    Raises KdcliError: the run fails. If the recipe, a model or the data cannot be used, nothing is
-        written.
+    Raises:
+        KdcliError: The run fails. If the recipe, a model or the data cannot be used, nothing is
+            written.
     """
     recipe = resolved.recipe
     check(resolved)
@@ -83,8 +84,9 @@ def cotrain(resolved: Resolved[CotrainRecipe], options: RunOptions) -> RunResult
 def check(resolved: Resolved[CotrainRecipe]) -> None:
     """Check a recipe before models and data are read.
 
-    Raises UsageError: a model is missing, a shape has no model to be copied from, the weights teach
-        nothing, or a key is set that this kind of data has no use for.
+    Raises:
+        UsageError: A model is missing, a shape has no model to be copied from, the weights teach
+            nothing, or a key is set that this kind of data has no use for.
     """
     recipe = resolved.recipe
     on_task = recipe.task is not None
@@ -300,7 +302,11 @@ def _read_text(recipe: CotrainRecipe, options: RunOptions) -> None:
 def _on_task(
     recipe: CotrainRecipe, context: RunContext[CotrainRecipe]
 ) -> tuple[Workload, ModelPair]:
-    """Open the task and load both models. Raises UsageError: the task has no labels."""
+    """Open the task and load both models.
+
+    Raises:
+        UsageError: The task has no labels.
+    """
     has_teacher = not is_shape(str(recipe.teacher))
     origin = str(recipe.teacher if has_teacher else recipe.base)
     first = as_finetune(recipe, origin, head=recipe.head if has_teacher else None)
@@ -319,7 +325,11 @@ def _on_task(
 def _on_text(
     recipe: CotrainRecipe, context: RunContext[CotrainRecipe]
 ) -> tuple[TextWorkload, ModelPair, Downstream]:
-    """Open the text and the tasks, and load both models. Raises UsageError: too little text."""
+    """Open the text and the tasks, and load both models.
+
+    Raises:
+        UsageError: Too little text.
+    """
     data, batch = recipe.data, recipe.train.batch_size
     pair = load_text_pair(recipe)
     student = pair.models[STUDENT_MODEL]

@@ -43,7 +43,8 @@ def open_words(
 ) -> WordSource:
     """Load and check the sources of words.
 
-    Raises UsageError: the masked language model has another vocabulary than the teacher.
+    Raises:
+        UsageError: The masked language model has another vocabulary than the teacher.
     """
     model, hashed = None, [""]
     if settings.model is not None:

@@ -73,7 +73,8 @@ def distill_recipe(
         options: Recipe keys and their values; None for a key that was not given.
         overrides: Keys that win over all others, such as a variant's.
 
-    Raises UsageError: an unknown recipe or key, or a wrong value.
+    Raises:
+        UsageError: An unknown recipe or key, or a wrong value.
     """
     values = {key: value for key, value in options.items() if value is not None}
     values |= overrides or {}
@@ -126,7 +127,8 @@ def ablations(name: str) -> dict[str, dict[str, object]]:
     Args:
         name: A shipped list (`recipes/ablations/NAME.yaml`), or the path of a YAML file.
 
-    Raises UsageError: there is no such list, or it is not a mapping of mappings.
+    Raises:
+        UsageError: There is no such list, or it is not a mapping of mappings.
     """
     known = shipped("ablations")
     path = known.get(name, Path(name))
@@ -148,7 +150,8 @@ def stage_settings(recipe: DistillRecipe) -> DistillTrainSettings:
 
     It has the prediction stage's keys, overridden by the keys of `intermediate`.
 
-    Raises UsageError: an unknown key, a wrong value, or a key that all stages share.
+    Raises:
+        UsageError: An unknown key, a wrong value, or a key that all stages share.
     """
     known = list(DistillTrainSettings.model_fields)
     for key in recipe.intermediate:

@@ -46,13 +46,13 @@ def with_shape(
     as it is.
 
     Args:
-        context: the run.
-        workload: the texts on which students are compared with the model they are made from.
-        origin: the model that the student is made from.
+        context: The run.
+        workload: The texts on which students are compared with the model they are made from.
+        origin: The model that the student is made from.
 
     Raises:
-        UsageError: the teacher meets the goal as it is, or there are too few texts.
-        GateError: no student is fast enough.
+        UsageError: The teacher meets the goal as it is, or there are too few texts.
+        GateError: No student is fast enough.
     """
     goal = goal_of(context.recipe.student.to)
     if goal is None:

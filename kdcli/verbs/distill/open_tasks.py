@@ -153,8 +153,9 @@ def _student_shape(
 
     Returns the shape, the workload in the student's tokens, and the model whose tokenizer it uses.
 
-    Raises UsageError: the student has other tokens than the teacher, and the method or the kind of
-        task compares tokens.
+    Raises:
+        UsageError: The student has other tokens than the teacher, and the method or the kind of
+            task compares tokens.
     """
     recipe = context.recipe
     static_width = teacher.shape.hidden if workload.kind in ROW_KINDS else None
@@ -217,8 +218,9 @@ def write_copies(
 
     Returns None in a process that prints nothing.
 
-    Raises KdcliError: the recipe, the teacher or the data cannot be used, or the file exists and
-        `--overwrite` was not given.
+    Raises:
+        KdcliError: The recipe, the teacher or the data cannot be used, or the file exists and
+            `--overwrite` was not given.
     """
     resolved = as_trained(resolved, resolved.recipe.teacher)
     recipe = resolved.recipe

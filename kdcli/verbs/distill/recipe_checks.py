@@ -36,7 +36,8 @@ LABELLED_KEYS = (
 def check_recipe(recipe: DistillRecipe) -> None:
     """Check a recipe before models and data are read.
 
-    Raises UsageError: a key is missing, or keys contradict each other.
+    Raises:
+        UsageError: A key is missing, or keys contradict each other.
     """
     check = {
         "text": check_text_recipe,
@@ -52,7 +53,8 @@ def check_recipe(recipe: DistillRecipe) -> None:
 def check_text_recipe(recipe: DistillRecipe) -> None:
     """Check a recipe before models and data are read.
 
-    Raises UsageError: a missing teacher or shape, a wrong setting, or a method for tasks.
+    Raises:
+        UsageError: A missing teacher or shape, a wrong setting, or a method for tasks.
     """
     _check_read_keys(recipe)
     if recipe.teacher is None:
@@ -104,7 +106,8 @@ def is_masked(recipe: DistillRecipe) -> bool:
 def check_embedding(recipe: DistillRecipe) -> None:
     """Check a recipe before models and texts are read.
 
-    Raises UsageError: a missing teacher or shape, or a key that this method does not use.
+    Raises:
+        UsageError: A missing teacher or shape, or a key that this method does not use.
     """
     if recipe.teacher is None or not (recipe.student.to or recipe.student.source):
         missing = "no teacher" if recipe.teacher is None else "no student shape"
@@ -132,9 +135,10 @@ def check_signals(
 ) -> None:
     """Check that a loss that compares tokens has a student with the teacher's tokens and layers.
 
-    Raises UsageError: the student's tokenizer is another one, or the student is static. Also if a
-        static student starts from another encoder, or its teacher's vectors have a length that
-        counts.
+    Raises:
+        UsageError: The student's tokenizer is another one, or the student is static. Also if a
+            static student starts from another encoder, or its teacher's vectors have a length that
+            counts.
     """
     if any(to.is_static for to in shapes.values()):
         _check_static_vectors(recipe, teacher)
@@ -160,7 +164,11 @@ def check_signals(
 
 
 def check_static_start(student: StudentSettings) -> None:
-    """Check how a static student starts. Raises UsageError: from an encoder, or from layers."""
+    """Check how a static student starts.
+
+    Raises:
+        UsageError: From an encoder, or from layers.
+    """
     if student.source:
         raise UsageError(
             "--student: a static student has the teacher's tokens and starts from its vectors",
@@ -179,7 +187,11 @@ def check_static_start(student: StudentSettings) -> None:
 
 
 def _check_static_vectors(recipe: DistillRecipe, teacher: Embedder) -> None:
-    """Check that a static student can learn from a teacher. Raises UsageError: it cannot."""
+    """Check that a static student can learn from a teacher.
+
+    Raises:
+        UsageError: It cannot.
+    """
     check_static_start(recipe.student)
     fmt = teacher.format
     if fmt.similarity != "cosine" and not fmt.normalize:
@@ -193,7 +205,8 @@ def _check_static_vectors(recipe: DistillRecipe, teacher: Embedder) -> None:
 def check_task(recipe: DistillRecipe) -> None:
     """Check a recipe before models and data are read.
 
-    Raises UsageError: a key is missing, or keys contradict each other.
+    Raises:
+        UsageError: A key is missing, or keys contradict each other.
     """
     check_teacher(recipe)
     check_one_student(recipe)
@@ -218,7 +231,8 @@ def check_task(recipe: DistillRecipe) -> None:
 def check_teacher(recipe: DistillRecipe) -> None:
     """Check that a recipe has a teacher and a task.
 
-    Raises UsageError: it does not, or the soft labels contradict other keys.
+    Raises:
+        UsageError: It does not, or the soft labels contradict other keys.
     """
     if recipe.soft_labels is not None:
         _check_soft_labels(recipe)
@@ -278,7 +292,11 @@ def _check_static_rows(recipe: DistillRecipe) -> None:
 
 
 def check_one_student(recipe: DistillRecipe) -> None:
-    """Check that a recipe on a task has one student. Raises UsageError: it has none or several."""
+    """Check that a recipe on a task has one student.
+
+    Raises:
+        UsageError: It has none or several.
+    """
     if len(recipe.student.to) > 1:
         raise UsageError(
             "on a task, one student is distilled at a time, but "
@@ -294,8 +312,9 @@ def check_one_student(recipe: DistillRecipe) -> None:
 def check_outputs(recipe: DistillRecipe) -> None:
     """Check a recipe before models and data are read.
 
-    Raises UsageError: there is no teacher or no student, or a key is set that such a distillation
-        does not read.
+    Raises:
+        UsageError: There is no teacher or no student, or a key is set that such a distillation does
+            not read.
     """
     plain = DistillRecipe(task=recipe.task, method=SOFT_TARGETS)
     unread = [name for name in LABELLED_KEYS if getattr(recipe, name) != getattr(plain, name)]
@@ -318,7 +337,8 @@ def check_outputs(recipe: DistillRecipe) -> None:
 def check_untrained(recipe: DistillRecipe) -> None:
     """Check that a student that is not trained is made from its teacher.
 
-    Raises UsageError: another model is the student.
+    Raises:
+        UsageError: Another model is the student.
     """
     if recipe.train.trains:
         return
@@ -338,8 +358,9 @@ def check_untrained(recipe: DistillRecipe) -> None:
 def check_goal(recipe: DistillRecipe) -> None:
     """Check that no other key contradicts a goal, and that its backend can be used here.
 
-    Raises UsageError: another key contradicts the goal; MachineError: the backend cannot be used
-        here.
+    Raises:
+        UsageError: Another key contradicts the goal.
+        MachineError: The backend cannot be used here.
     """
     goal = goal_of(recipe.student.to)
     if goal is None:
@@ -360,7 +381,8 @@ def check_goal(recipe: DistillRecipe) -> None:
 def check_goals(variants: Mapping[str, Resolved[DistillRecipe]]) -> None:
     """Check that variants with a goal can take the shape that is chosen for the first variant.
 
-    Raises UsageError: a variant has another goal or another backend.
+    Raises:
+        UsageError: A variant has another goal or another backend.
     """
     first, *_ = (resolved.recipe.student for resolved in variants.values())
     expected = goal_of(first.to), first.backend

@@ -33,7 +33,8 @@ def check_router(
         origin: The model that the student starts from.
         teacher_width: The number of components of the teacher's vectors.
 
-    Raises UsageError: they lie in another space.
+    Raises:
+        UsageError: They lie in another space.
     """
     if not vector_settings(recipe).router:
         return
@@ -63,7 +64,8 @@ def save_router(folder: Path, queries: Embedder, documents: Embedder) -> None:
         queries: The model of `encode_query`.
         documents: The model of `encode_document` and `encode`.
 
-    Raises MachineError: the disk is full or not writable.
+    Raises:
+        MachineError: The disk is full or not writable.
     """
     types: dict[str, str] = {}
     structure: dict[str, list[str]] = {}

@@ -41,10 +41,7 @@ OPEN: Mapping[Kind, Callable[[RunContext[DistillRecipe]], Run]] = {
 
 
 def distill(resolved: Resolved[DistillRecipe], options: RunOptions) -> RunResult | Estimate | None:
-    """Distil, measure and report; see `run_command` for what it returns.
-
-    Raises KdcliError: the recipe, a model or the data cannot be used, or the run fails.
-    """
+    """Distil, measure and report; see `run_command` for what it returns."""
     resolved = complete(resolved)
     recipe = resolved.recipe
     check_recipe(recipe)
@@ -60,7 +57,8 @@ def distill(resolved: Resolved[DistillRecipe], options: RunOptions) -> RunResult
 def complete(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
     """Fill in the keys that the user did not set from the teacher's files and from the method.
 
-    Raises UsageError: the user set a key that this kind of data has no use for.
+    Raises:
+        UsageError: The user set a key that this kind of data has no use for.
     """
     if resolved.recipe.task is None:
         if (name := set_among(resolved, ONLY_ON_TASK)) is not None:
@@ -92,7 +90,8 @@ def distill_variants(
     Each variant has its own directory. Returns the report that compares the students; None in a
     process that prints nothing.
 
-    Raises KdcliError: a recipe, a model or the data cannot be used, or a run fails.
+    Raises:
+        KdcliError: A recipe, a model or the data cannot be used, or a run fails.
     """
     variants = {name: complete(resolved) for name, resolved in variants.items()}
     for resolved in variants.values():

@@ -47,7 +47,11 @@ class StudentVectors(Settings):
 
 
 def vector_settings(recipe: DistillRecipe) -> StudentVectors:
-    """Return the recipe's `workload` section. Raises UsageError: an unknown key or value."""
+    """Return the recipe's `workload` section.
+
+    Raises:
+        UsageError: An unknown key or value.
+    """
     return own_settings(StudentVectors, recipe.workload, "workload", f"method {METHOD}")
 
 

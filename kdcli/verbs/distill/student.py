@@ -47,7 +47,8 @@ def relation_kernel(wanted: str, device: torch.device, dtype: torch.dtype) -> st
         device: The device that runs it.
         dtype: The compute dtype.
 
-    Raises MachineError: the recipe asks for Triton, which cannot run here.
+    Raises:
+        MachineError: The recipe asks for Triton, which cannot run here.
     """
     if wanted == "torch" or (wanted == "auto" and device.type != "cuda"):
         return "torch"

@@ -48,8 +48,9 @@ def plan(recipe: DistillRecipe, config: PretrainedConfig) -> dict[str, Planned]:
     There is one student for each shape and variant. A student is skipped if another one would be
     trained in exactly the same way.
 
-    Raises UsageError: the teacher cannot keep documents apart, the teacher or an assistant cannot
-        teach a shape, or variants differ in more than their methods, losses and assistants.
+    Raises:
+        UsageError: The teacher cannot keep documents apart, the teacher or an assistant cannot
+            teach a shape, or variants differ in more than their methods, losses and assistants.
     """
     check_packing(config, isolated=recipe.data.pack_isolated)
     teacher = shape_of(config)
@@ -104,7 +105,8 @@ def variants_of(recipe: DistillRecipe) -> dict[str, DistillRecipe]:
 
     A variant with another method keeps no key of the recipe's loss.
 
-    Raises UsageError: a variant sets a key other than the method, the loss and the assistant.
+    Raises:
+        UsageError: A variant sets a key other than the method, the loss and the assistant.
     """
     recipes = {}
     for name, changes in recipe.variants.items():
@@ -145,7 +147,8 @@ def student_shapes(
         teacher: The shape of the model that students are made from.
         static_width: The maximum width of a static student; None allows none.
 
-    Raises UsageError: a shape is given twice, or is none.
+    Raises:
+        UsageError: A shape is given twice, or is none.
     """
     texts = recipe.student.to
     if len(set(texts)) < len(texts):
@@ -163,7 +166,8 @@ def assistant_shape(
     assistant (MiniLM, arXiv 2002.10957, section 3.3). The assistant has the teacher's layers and
     the student's width, and learns from the teacher.
 
-    Raises UsageError: the students need different assistants.
+    Raises:
+        UsageError: The students need different assistants.
     """
     # An assistant that is not trained has nothing to teach.
     is_useless = recipe.assistant == "auto" and not recipe.train.trains
@@ -227,7 +231,8 @@ def with_measured_layers(
         teacher: The model whose layers are copied.
         depths: The numbers of layers of the students.
 
-    Raises UsageError: the students have different depths.
+    Raises:
+        UsageError: The students have different depths.
     """
     if context.recipe.student.layers != "measured":
         return context

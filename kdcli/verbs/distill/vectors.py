@@ -71,7 +71,8 @@ def with_learning_rate(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRec
 
     The rate stays as it is if the user or the recipe set it, or if `--to` names shapes.
 
-    Raises KdcliError: the model that the student starts from cannot be read.
+    Raises:
+        KdcliError: The model that the student starts from cannot be read.
     """
     student = resolved.recipe.student
     if "train.lr" in resolved.origins:
@@ -317,8 +318,9 @@ def open_vectors(context: RunContext[DistillRecipe]) -> Run:
 def _open_teachers(recipe: DistillRecipe) -> list[Embedder]:
     """Open the teachers.
 
-    Raises UsageError: a model is named twice, or there are several teachers and the vectors of one
-        have a length that counts.
+    Raises:
+        UsageError: A model is named twice, or there are several teachers and the vectors of one
+            have a length that counts.
     """
     sources = [str(recipe.teacher), *recipe.more_teachers]
     for source in recipe.more_teachers:
@@ -377,7 +379,8 @@ def _shapes_of(
 ) -> dict[str, ModelShape]:
     """Return the shapes of the students by name, checked.
 
-    Raises UsageError: a shape, or the number of shapes, does not fit the recipe.
+    Raises:
+        UsageError: A shape, or the number of shapes, does not fit the recipe.
     """
     recipe = context.recipe
     width = teacher.format.width(teacher.shape.hidden)

@@ -136,7 +136,7 @@ def _check_compared(recipe: EvaluateRecipe, extras: Extras, models: Sequence[str
     """Check that there is a model to compare with the reference, or something else to report.
 
     Raises:
-        UsageError: there is only the reference.
+        UsageError: There is only the reference.
     """
     if len(models) > 1 or extras.predictions is not None or recipe.measure.latency:
         return
@@ -159,7 +159,7 @@ def _check_workload(
     """Check that the workload supports the options, before anything is computed.
 
     Raises:
-        UsageError: the task has no head, no such metric, no classes or no submission.
+        UsageError: The task has no head, no such metric, no classes or no submission.
     """
     labelled = workload if isinstance(workload, LabelledWorkload) else None
     if labelled is None and (recipe.metrics or extras.submission is not None):
@@ -201,7 +201,7 @@ def check_recipe(recipe: EvaluateRecipe, extras: Extras) -> None:
     """Check a recipe and its options before data and models are read.
 
     Raises:
-        UsageError: there is no model or no task, or options contradict each other.
+        UsageError: There is no model or no task, or options contradict each other.
     """
     if not recipe.models:
         raise UsageError(
@@ -310,7 +310,7 @@ def _under_mask(
     """Load the base under a mask, with the head of the mask.
 
     Raises:
-        UsageError: the mask cannot be read, is for another base, or is for another task or other
+        UsageError: The mask cannot be read, is for another base, or is for another task or other
             labels.
     """
     base = recipe.models[0]
@@ -401,7 +401,7 @@ def check_gate_names(workload: Workload, extras: Extras) -> None:
     """Check the metrics of `--min-metric` before anything is computed.
 
     Raises:
-        UsageError: the task has no such metric, or a lower value of it is better.
+        UsageError: The task has no such metric, or a lower value of it is better.
     """
     metrics = workload.gated_metrics
     for metric in extras.gates:
@@ -417,7 +417,7 @@ def check_has_classes(workload: Workload) -> None:
     """Check that `--max-class-drop` can be applied before anything is computed.
 
     Raises:
-        UsageError: the task has no classes.
+        UsageError: The task has no classes.
     """
     if isinstance(workload, LabelledWorkload) and workload.kind in KINDS:
         return
@@ -440,7 +440,7 @@ def check_score_gates(
         max_class_drop: Maximum drop of a class's metric against the baseline, in points.
 
     Raises:
-        GateError: at least one gate was missed.
+        GateError: At least one gate was missed.
     """
     missed = []
     for name in result.report.cards if extras.gates else ():

@@ -26,13 +26,13 @@ def write_submission(folder: Path, task: Task, name: str, values: Sequence[float
     """Write the file of one set of a task, and return its path.
 
     Args:
-        folder: the directory of the file. It is created if necessary.
-        task: a task of GLUE.
-        name: the name of the set, or "" if the task has only one.
-        values: the class number or score of each test example, in the order of the test file.
+        folder: The directory of the file. It is created if necessary.
+        task: A task of GLUE.
+        name: The name of the set, or "" if the task has only one.
+        values: The class number or score of each test example, in the order of the test file.
 
     Raises:
-        MachineError: the disk is full or not writable.
+        MachineError: The disk is full or not writable.
     """
     file = f"{task.glue[name] if name else next(iter(task.glue.values()))}.tsv"
     text = io.StringIO()

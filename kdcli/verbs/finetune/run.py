@@ -45,8 +45,9 @@ def finetune(
     Returns the report, or the estimate of a dry run. With several runs, this is the report of the
     chosen run. Returns None in a process that prints nothing.
 
-    Raises KdcliError: the run fails. If the recipe, the model or the data cannot be used, nothing
-        is written.
+    Raises:
+        KdcliError: The run fails. If the recipe, the model or the data cannot be used, nothing is
+            written.
     """
     recipe = resolved.recipe
     if recipe.model is None:
@@ -67,7 +68,8 @@ def finetune(
 def check_grid(settings: list[RecipeValues]) -> None:
     """Check the settings of a grid.
 
-    Raises UsageError: a key that all runs share, a value that is a list, or a repeated setting.
+    Raises:
+        UsageError: A key that all runs share, a value that is a list, or a repeated setting.
     """
     for number, values in enumerate(settings):
         for key, value in values.items():
@@ -116,7 +118,8 @@ def _prepare(context: RunContext[FinetuneRecipe]) -> Run:
 def smaller(workload: Workload, model: Model, recipe: FinetuneRecipe) -> Model:
     """Return the model that the training starts from, in the recipe's shape.
 
-    Raises UsageError: the model cannot have this shape, initialisation or choice of layers.
+    Raises:
+        UsageError: The model cannot have this shape, initialisation or choice of layers.
     """
     student, full = recipe.student, model.shape
     if student == SmallerSettings():
@@ -130,7 +133,8 @@ def smaller(workload: Workload, model: Model, recipe: FinetuneRecipe) -> Model:
 def _grid_runs(context: RunContext[FinetuneRecipe], workload: Workload) -> list[GridRun]:
     """Return a run for every setting of the grid and every seed.
 
-    Raises UsageError: two settings give the same training.
+    Raises:
+        UsageError: Two settings give the same training.
     """
     recipe, first_seed = context.recipe, context.recipe.train.seed
     runs: list[GridRun] = []

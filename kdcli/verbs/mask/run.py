@@ -73,7 +73,8 @@ class MaskResult:
 def info(file: Path) -> MaskResult:
     """Describe a mask file and the density of each kind of matrix.
 
-    Raises UsageError: the file is missing, damaged, or not a mask.
+    Raises:
+        UsageError: The file is missing, damaged, or not a mask.
     """
     mask = read_mask(file)
     about, has_scores = mask.info, bool(mask.scores)
@@ -110,7 +111,8 @@ def info(file: Path) -> MaskResult:
 def diff(first: Path, second: Path) -> MaskResult:
     """Compare two masks of the same shapes, matrix by matrix.
 
-    Raises UsageError: a file is missing, damaged or not a mask, or the shapes differ.
+    Raises:
+        UsageError: A file is missing, damaged or not a mask, or the shapes differ.
     """
     one, other = read_mask(first), read_mask(second)
     if one.info.shapes != other.info.shapes:
@@ -148,8 +150,9 @@ def apply(own: ApplyOptions, sets: Sequence[str], output_dir: Path | None) -> Ma
         sets: `head.kind` and `head.words` of an `.npy`.
         output_dir: The directory; by default runs/mask-NAME, numbered.
 
-    Raises UsageError: the file is damaged or not a mask, it is for another base, it has no scores
-        to select from, the model cannot be compacted, or the directory is not empty.
+    Raises:
+        UsageError: The file is damaged or not a mask, it is for another base, it has no scores to
+            select from, the model cannot be compacted, or the directory is not empty.
     """
     if own.masking is not None and own.sparsity is None:
         raise UsageError("--masking changes nothing without --sparsity", "add --sparsity")
@@ -264,7 +267,8 @@ def _cut(
 ) -> dict[str, Tensor]:
     """Select masks of another sparsity from the scores of a mask file.
 
-    Raises UsageError: a wrong sparsity or masking, or a mask file without scores.
+    Raises:
+        UsageError: A wrong sparsity or masking, or a mask file without scores.
     """
     if not 0 <= sparsity < 1:
         raise UsageError(

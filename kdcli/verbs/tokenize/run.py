@@ -94,17 +94,17 @@ def tokenize(
     """Tokenise a text, or estimate the time and space that this needs.
 
     Args:
-        source: a value of `--data`.
-        tokenizer: the model that will read the text.
-        column: the column of the text; None chooses it.
-        workers: the number of processes; None is one for each core.
-        output_dir: the directory of the shards; may be None in a dry run.
-        dry_run: estimate only.
+        source: A value of `--data`.
+        tokenizer: The model that will read the text.
+        column: The column of the text; None chooses it.
+        workers: The number of processes; None is one for each core.
+        output_dir: The directory of the shards; may be None in a dry run.
+        dry_run: Estimate only.
 
     Raises:
-        UsageError: there is no directory, or it holds something else; the text cannot be read.
-        MachineError: the directory cannot be written, or a worker was killed.
-        Stopped: a signal ended the run; finished shards stay.
+        UsageError: There is no directory, or it holds something else; the text cannot be read.
+        MachineError: The directory cannot be written, or a worker was killed.
+        Stopped: A signal ended the run; finished shards stay.
     """
     if output_dir is None and not dry_run:
         raise UsageError("no directory given", "kdcli tokenize SOURCE --tokenizer MODEL -o DIR")

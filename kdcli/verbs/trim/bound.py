@@ -90,8 +90,8 @@ def smallest_vocabulary(
     """Find the smallest vocabulary that loses at most `max_drop` points.
 
     Raises:
-        UsageError: the model's task is unknown, or there are too few rows.
-        GateError: the tokens of the training rows are not enough.
+        UsageError: The model's task is unknown, or there are too few rows.
+        GateError: The tokens of the training rows are not enough.
     """
     assert recipe.max_drop is not None
     request = _request(recipe)
@@ -160,8 +160,8 @@ def _fewest(max_drop: float, selection: ScoredPart, use: TokenUse) -> tuple[Arra
     It assumes that fewer tokens lose more.
 
     Raises:
-        UsageError: no token can be left out.
-        GateError: all tokens of the training rows lose more than the bound.
+        UsageError: No token can be left out.
+        GateError: All tokens of the training rows lose more than the bound.
     """
     model = selection.model
     least, most = use.sizes(model)

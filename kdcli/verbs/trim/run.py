@@ -46,8 +46,9 @@ class TrimResult:
 def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> TrimResult | None:
     """Trim a model's vocabulary and report. Returns None in a process that prints nothing.
 
-    Raises KdcliError: the run fails. If the model or the data cannot be used, or every token is
-        needed, nothing is written.
+    Raises:
+        KdcliError: The run fails. If the model or the data cannot be used, or every token is
+            needed, nothing is written.
     """
     recipe = resolved.recipe
     if recipe.data.source is None:
@@ -133,7 +134,11 @@ def kept_tokens(recipe: TrimRecipe, trimming: Trimming) -> str:
 
 
 def check_bound(recipe: TrimRecipe) -> None:
-    """Check the options of a bound. Raises UsageError: they do not fit together."""
+    """Check the options of a bound.
+
+    Raises:
+        UsageError: They do not fit together.
+    """
     if recipe.max_drop is None:
         if recipe.task is not None or recipe.pooling is not None:
             raise UsageError(
