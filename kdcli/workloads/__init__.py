@@ -51,7 +51,7 @@ def modules_by_task() -> dict[str, str]:
 
 def module_of(task: str) -> WorkloadModule:
     """Import the module that handles a task."""
-    name = modules_by_task().get(task, f"{__name__}.tasks")
+    name = modules_by_task().get(task, f"{__name__}.labelled_tasks")
     return cast("WorkloadModule", importlib.import_module(name))
 
 
