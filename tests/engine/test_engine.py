@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import sys
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +18,9 @@ from forked import Child, free_port, in_ranks
 from torch import nn
 
 from kdcli.data.batches import BatchOrder
+from kdcli.engine import train as engine
+from kdcli.engine.batches_ahead import BatchesAhead
+from kdcli.engine.evaluation import evaluate_batches
 from kdcli.engine.run_dir import BEST_WEIGHTS, CHECKPOINTS, RunDir
 from kdcli.engine.session import Session, start
 from kdcli.engine.train import train
@@ -86,6 +90,21 @@ def run(nets, tmp_path=None, step=None, **changes):
     return train(session_of(), job_of(nets, step), make_schedule(**changes), run_dir)
 
 
+@pytest.fixture(params=["built in turn", "built ahead"])
+def batches(request, monkeypatch):
+    """Batches as on a CPU, and by a thread as on an accelerator that shares its memory."""
+    if request.param == "built ahead":
+        monkeypatch.setattr(
+            engine, "BatchesAhead", lambda make, device, last: BatchesAhead(make, MPS, last)
+        )
+        yield
+        assert not [
+            thread.name for thread in threading.enumerate() if thread.name.startswith("batches")
+        ]
+    else:
+        yield
+
+
 def weights(net):
     return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
 
@@ -147,6 +166,19 @@ def test_the_first_step_is_adamw_on_the_clipped_gradient_of_the_global_mean():
     torch.testing.assert_close(weights(net).double(), weights(reference), atol=1e-5, rtol=1e-4)
 
 
+def test_the_schedule_wastes_no_step_at_rate_zero():
+    schedule = make_schedule(steps=10, warmup_steps=4, lr=1.0)
+    rates = [schedule.lr_at(s) for s in range(1, 11)]
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert rates[4:] == pytest.approx([1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6])
+
+
+@pytest.mark.parametrize(("warmup", "expected"), [(0, [2.0] * 4), (2, [1.0, 2.0, 2.0, 2.0])])
+def test_a_constant_rate_stays_after_the_warm_up(warmup, expected):
+    schedule = make_schedule(steps=4, warmup_steps=warmup, lr=2.0, lr_schedule="constant")
+    assert [schedule.lr_at(s) for s in range(1, 5)] == expected
+
+
 def test_parameters_move_at_their_own_pace():
     # Adam's first step is the rate itself, whatever the gradient, plus the decay.
     net = Net()
@@ -165,6 +197,28 @@ def test_parameters_move_at_their_own_pace():
         moved = net.get_parameter(name).detach() - (1 - lr * decay) * before[name]
         seen = moved[moved.abs() > 1e-6] if name == "embed.weight" else moved
         torch.testing.assert_close(seen.abs(), torch.full_like(seen, lr), atol=1e-5, rtol=1e-3)
+
+
+def test_after_is_told_what_is_done_and_by_a_resumed_run_too(tmp_path):
+    net, told = Net(), []
+
+    def after(done):
+        told.append((done, weights(net).clone()))
+
+    def go(resume, **changes):
+        job = dataclasses.replace(job_of({"net": net}), on_step_end=after)
+        run_dir = RunDir.claim(tmp_path / "run", "x: 1\n", resume=resume)
+        return train(session_of(), job, make_schedule(**changes), run_dir)
+
+    go(False, stop_after=4)
+    assert [done for done, _ in told] == [0, 1, 2, 3, 4]
+    of_four = told[-1][1]
+    assert not torch.equal(of_four, told[-2][1])
+    told.clear()
+    go(True)
+    assert [done for done, _ in told] == list(range(4, 13))
+    assert torch.equal(told[0][1], of_four)
+    assert torch.equal(told[-1][1], weights(net))
 
 
 def test_a_batch_that_counts_nothing_moves_nothing():
@@ -204,7 +258,8 @@ def stopping_at(net, step):
     return fail
 
 
-@pytest.mark.parametrize("cut", [2, 11])
+@pytest.mark.usefixtures("batches")
+@pytest.mark.parametrize("cut", [2, 5, 11])
 def test_resumed_is_bit_identical_to_uninterrupted(tmp_path, cut):
     whole, broken, again = (Net(dropout=0.3) for _ in range(3))
     run({"net": whole}, tmp_path / "a")
@@ -223,6 +278,7 @@ def test_resumed_is_bit_identical_to_uninterrupted(tmp_path, cut):
     assert log("a") == log("b")
 
 
+@pytest.mark.usefixtures("batches")
 def test_sigterm_leaves_a_checkpoint_to_resume_from(tmp_path):
     whole, net, again = Net(), Net(), Net()
     run({"net": whole}, tmp_path / "a")
@@ -241,7 +297,7 @@ def test_sigterm_leaves_a_checkpoint_to_resume_from(tmp_path):
     assert torch.equal(weights(whole), weights(again))
 
 
-@pytest.mark.parametrize("stops", [(3, 8, None), (8, 3, None)])
+@pytest.mark.parametrize("stops", [(3, 8, None), (4, 5, 12), (8, 3, None)])
 def test_a_run_in_parts_ends_with_the_bits_of_a_run_in_one_part(tmp_path, capfd, stops):
     """Learning rates, dropout and the selected weights do not depend on where a part ends."""
 
@@ -278,6 +334,19 @@ def test_a_run_in_parts_ends_with_the_bits_of_a_run_in_one_part(tmp_path, capfd,
     assert "--resume" not in output.err
 
 
+def test_sigterm_in_the_last_step_of_a_part_stops_the_run(tmp_path):
+    net = Net()
+
+    def terminate(batch):
+        if net.training:
+            signal.raise_signal(signal.SIGTERM)
+        return StepLoss({"net": Term(net(batch), "tokens")})
+
+    with pytest.raises(Stopped, match="stopped after step 1 of 12"):
+        run({"net": net}, tmp_path, terminate, stop_after=1)
+
+
+@pytest.mark.usefixtures("batches")
 def test_a_batch_that_cannot_be_built_ends_the_run_at_its_step(tmp_path):
     class Damaged(Rows):
         def batch(self, indices):
@@ -296,6 +365,7 @@ def test_a_batch_that_cannot_be_built_ends_the_run_at_its_step(tmp_path):
     ] == list(range(7))
 
 
+@pytest.mark.usefixtures("batches")
 def test_out_of_memory_halves_the_micro_batch_and_changes_nothing_else(capfd):
     whole, tight = Net(), Net()
 
@@ -343,6 +413,14 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change(value):
         run({"net": net}, step=burst)
     assert diverged.value.exit_code == 4
     assert torch.equal(weights(net), before)
+
+
+def test_frozen_parameters_stay():
+    net = Net()
+    net.embed.requires_grad_(False)
+    before = net.embed.weight.detach().clone()
+    run({"net": net})
+    assert torch.equal(net.embed.weight, before)
 
 
 def test_bf16_trains():
@@ -450,8 +528,35 @@ class TestJudge:
         assert not net.training
         assert (run_dir.path / CHECKPOINTS / BEST_WEIGHTS).exists()
 
-    @pytest.mark.parametrize("cut", [6, 11])
-    @pytest.mark.parametrize("scores", [{5: 0.5, 10: 0.4, 12: 0.3}, {5: 0.4, 10: 0.5, 12: 0.3}])
+    @pytest.mark.parametrize("in_float32", [True, False])
+    def test_outputs_of_lower_precision_are_no_final_outputs(
+        self, tmp_path, monkeypatch, in_float32
+    ):
+        def evaluated(*given):
+            return dataclasses.replace(evaluate_batches(*given), in_float32=in_float32)
+
+        monkeypatch.setattr(engine, "evaluate_batches", evaluated)
+        values = iter([0.0, 1.0, 2.0, 3.0])
+        outcome, *_ = self.train(tmp_path, lambda _: {"score": next(values)})
+        assert outcome.best_step == 12
+        assert (outcome.outputs is not None) == in_float32
+
+    def test_without_a_metric_to_choose_by_the_last_are_kept(self, tmp_path):
+        values = iter([0.0, 3.0, 2.0, 1.0])
+        net, run_dir = Net(), RunDir.claim(tmp_path / "run", "x: 1\n")
+        job = dataclasses.replace(judged_job(net, lambda _: {"score": next(values)}), best=None)
+        outcome = train(session_of(), job, make_schedule(), run_dir)
+        last = Net()
+        run({"net": last})
+        assert outcome.best_step is None
+        assert torch.equal(weights(net), weights(last))
+        assert not (run_dir.path / CHECKPOINTS / BEST_WEIGHTS).exists()
+
+    @pytest.mark.parametrize("cut", [6, 9, 11])
+    @pytest.mark.parametrize(
+        "scores",
+        [{5: 0.5, 10: 0.4, 12: 0.3}, {5: 0.4, 10: 0.5, 12: 0.3}, {5: 0.1, 10: 0.2, 12: 0.3}],
+    )
     def test_a_resumed_run_keeps_the_same(self, tmp_path, cut, scores):
         """Also where the best one was judged before the checkpoint that it goes on from, or after
         it and again."""
@@ -486,6 +591,14 @@ class TestJudge:
             results.append((outcome.best_step, weights(net).tolist(), log))
         assert results[0] == results[1]
         assert results[0][0] == max(scores, key=scores.get)
+
+    def test_a_best_file_that_is_gone_is_said(self, tmp_path):
+        def metrics(_):
+            (tmp_path / "run" / CHECKPOINTS / BEST_WEIGHTS).unlink(missing_ok=True)
+            return {"score": 0.5}
+
+        with pytest.raises(MachineError, match=r"best\.safetensors cannot be read"):
+            self.train(tmp_path, metrics)
 
 
 def leave_in_a_group():

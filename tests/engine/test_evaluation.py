@@ -8,14 +8,15 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from forked import in_ranks
 from torch import nn
 
 from kdcli.data.batches import BatchOrder
+from kdcli.engine import evaluation as held_out
 from kdcli.engine.evaluation import (
     CPU_MICRO_BATCH,
     evaluate_batches,
     evaluate_job,
+    is_out_of_memory,
 )
 from kdcli.engine.session import Session
 from kdcli.errors import MachineError
@@ -111,6 +112,12 @@ def test_the_size_of_micro_batches_changes_nothing(micro):
     assert np.concatenate(found.outputs).tolist() == list(range(N))
 
 
+def test_outputs_are_float32_whatever_the_model_computes_in():
+    found = evaluate_job(session(), job_of(Rows(9), outputs="half"))
+    assert {o.dtype for o in found.outputs} == {np.dtype(np.float32)}
+    assert found.outputs[3].tolist() == [3.0, -3.0]
+
+
 @pytest.mark.parametrize(
     ("judge", "judging", "dtype"),
     [(True, False, torch.float32), (True, True, torch.bfloat16), (False, False, torch.bfloat16)],
@@ -164,16 +171,71 @@ def test_an_error_of_another_kind_is_not_taken_for_want_of_memory():
         evaluate_job(session(), job)
 
 
-def test_several_processes_find_together_what_one_finds():
-    """Each takes its share. All of them hold all outputs in order."""
+def test_a_job_that_holds_nothing_out_cannot_be_evaluated():
+    with pytest.raises(ValueError, match="has no held-out examples"):
+        evaluate_job(session(), job_of(None))
 
-    def work():
+
+@pytest.mark.parametrize(
+    ("error", "memory"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), True),
+        (
+            RuntimeError(
+                "DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes"
+            ),
+            True,
+        ),
+        (
+            RuntimeError(
+                "[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate"
+            ),
+            True,
+        ),
+        (RuntimeError("expected scalar type Float but found Half"), False),
+    ],
+)
+def test_what_says_that_memory_ran_out(error, memory):
+    assert is_out_of_memory(error) is memory
+
+
+class Rank:
+    """One of several processes; `flags` is what they sum up to."""
+
+    def __init__(self, index, count, flags=0.0) -> None:
+        self.process_index, self.num_processes, self.flags = index, count, flags
+
+    def autocast(self):
+        return torch.autocast("cpu", enabled=False)
+
+    def reduce(self, values, how):
+        assert how == "sum"
+        return values + self.flags
+
+
+@pytest.mark.parametrize("count", [2, 3, 100])
+def test_several_processes_find_together_what_one_finds(monkeypatch, count):
+    """Each takes its share, the last ones of a hundred none at all; all of them hold all outputs in
+    order."""
+    parts: list[object] = []
+    monkeypatch.setattr(held_out, "gather_object", lambda mine: parts.extend(mine) or parts)
+    taken = []
+    for index in range(count):
         rows = Rows()
-        found = evaluate_job(session(), dataclasses.replace(job_of(rows), held_out=rows))
-        assert found.losses == pytest.approx(expected())
-        return {"outputs": torch.tensor(found.outputs), "taken": torch.tensor(sum(rows.sizes))}
+        found = evaluate_batches(Session(Rank(index, count), CPU), job_of(rows), rows, 8)
+        taken.append(sum(rows.sizes))
+    assert sum(taken) == N
+    assert max(taken) - min(taken) <= 1
+    # The last one to ask has heard of all.
+    assert found.losses == pytest.approx(expected())
+    assert np.concatenate(found.outputs).tolist() == list(range(N))
 
-    ranks = in_ranks(2, work)
-    assert sorted(int(rank["taken"]) for rank in ranks) == [N // 2, N - N // 2]
-    for rank in ranks:
-        assert rank["outputs"].flatten().tolist() == list(range(N))
+
+def test_a_process_gives_up_when_another_one_has_no_memory(monkeypatch):
+    monkeypatch.setattr(
+        held_out, "gather_object", lambda mine: pytest.fail("ranks would wait for each other")
+    )
+    assert evaluate_batches(Session(Rank(0, 2, flags=1.0), CPU), job_of(Rows()), Rows(), 8) is None
+    assert Session(Rank(0, 2, flags=1.0), CPU).any_rank(False) is True
+    assert Session(Rank(0, 2, flags=0.0), CPU).any_rank(False) is False
+    assert Session(Rank(0, 1), CPU).any_rank(True) is True

@@ -1,6 +1,7 @@
 """Processes of one run: none waits for another that failed, is gone or never came, and one message
 is said."""
 
+import dataclasses
 import os
 import signal
 import time
@@ -8,9 +9,10 @@ import time
 import pytest
 import torch
 from forked import Forked, free_port, in_ranks
-from ranks import dies_in_step, ends, fails, forever, freezes, perform, sums, works
+from ranks import breaks, dies_in_step, ends, fails, forever, freezes, perform, sums, works
 from test_engine import CPU, Net, job_of, make_schedule
 
+from kdcli.data.batches import BatchOrder
 from kdcli.engine import peers
 from kdcli.engine.launch import refuse_engines
 from kdcli.engine.processes import ends_at_once, stop_requests
@@ -57,6 +59,13 @@ def test_a_process_that_fails_ends_all_with_its_code_and_one_message_of_the_main
     assert "".join(said).count("error:") == said[0].count("the data are gone") == 1, said
 
 
+def test_a_bug_in_one_process_ends_the_others():
+    codes, said = lives(forever, breaks)
+    assert codes == [1, 1]
+    assert "ZeroDivisionError: a bug" in said[0]
+    assert "Traceback" in said[1]
+
+
 @pytest.mark.parametrize(("other", "gone"), [(sums, dies_in_step), (forever, freezes)])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_process_that_is_killed_or_falls_silent_ends_the_others(rank, other, gone):
@@ -84,6 +93,12 @@ def test_processes_that_end_at_different_times_are_not_missed(does):
     codes, said = lives(does, does, does)
     assert codes == [0, 0, 0], said
     assert "".join(said) == ""
+
+
+def test_a_child_of_kdcli_leaves_it_to_its_parent_to_say_which_was_killed():
+    codes, said = lives(sums, dies_in_step, KDCLI_PARENT="1")
+    assert codes == [3, -9]
+    assert said == ["", ""]
 
 
 @pytest.mark.parametrize(
@@ -121,6 +136,11 @@ def test_what_accelerate_may_ask_for_and_is_not_done_is_refused(monkeypatch, eng
         refuse_engines()
 
 
+def test_the_environment_does_not_divide_gradients(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    assert start(CPU, torch.float32).gradient_accumulation_steps == 1
+
+
 def _trained(net, folder=None, **changes):
     run = RunDir.claim(folder, "x: 1\n", resume=True) if folder else None
     job = job_of({"net": net}, changes.pop("step", None))
@@ -137,6 +157,60 @@ def both_are(expected, work):
     """Two processes end with these weights."""
     for found in in_ranks(2, work):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def _differ(what):
+    def work():
+        second = os.environ["RANK"] == "1"
+        net = Net(seed=int(second and what == "weights"))
+        # The last row alone is another.
+        other = {"rows": lambda ids: torch.cat([ids[:-1], ids[-1:] + 1])}
+        changes = other if second and what == "hash of the training" else {}
+        changes |= (
+            {"steps": 9}
+            if second and what == "optimiser steps: 12 in process 0, 9 in process 1"
+            else {}
+        )
+        with pytest.raises(UsageError, match=what):
+            _trained(net, **changes)
+        return {"none": torch.zeros(1)}
+
+    return work
+
+
+@pytest.mark.parametrize(
+    "what", ["weights", "hash of the training", "optimiser steps: 12 in process 0, 9 in process 1"]
+)
+def test_processes_that_would_train_something_else_are_refused(what):
+    in_ranks(2, _differ(what))
+
+
+def test_more_processes_than_rows_of_a_batch_are_refused():
+    short = dataclasses.replace(job_of({"net": Net()}), order=BatchOrder(50, 2, 0))
+
+    def work():
+        with pytest.raises(
+            UsageError, match="the 2 rows of a batch are fewer than the 3 processes"
+        ):
+            train(Session(start(CPU, torch.float32), CPU), short, make_schedule(batch_size=2), None)
+        return {"none": torch.zeros(1)}
+
+    in_ranks(3, work)
+
+
+def test_a_checkpoint_is_sent_to_a_machine_that_does_not_see_it(tmp_path):
+    whole = Net()
+    _trained(whole)
+    _trained(Net(), tmp_path / "0", stop_after=6, checkpoint_every=3)
+    RunDir(tmp_path / "0").release()
+
+    def work():
+        net = Net()
+        outcome = _trained(net, tmp_path / os.environ["RANK"])
+        assert outcome.resumed_from_step == 6
+        return weights_of(net)
+
+    both_are(weights_of(whole), work)
 
 
 def test_memory_that_runs_out_in_one_process_ends_in_a_checkpoint_of_the_step_before(tmp_path):
@@ -216,3 +290,17 @@ def test_a_second_sigterm_ends_at_once_whatever_the_main_thread_waits_for():
     assert "interrupted; no checkpoint of this step was written" in said
     both[1].communicate(30)
     assert both[1].returncode == 3
+
+
+def test_a_parameter_that_no_step_uses_stays_as_in_one_process():
+    def work():
+        net = Net()
+        net.idle = torch.nn.Parameter(torch.ones(3))
+        before = net.idle.detach().clone()
+        _trained(net)
+        assert net.idle.grad is None
+        assert torch.equal(net.idle, before)
+        return weights_of(net)
+
+    (one,) = in_ranks(1, work)
+    both_are(one, work)

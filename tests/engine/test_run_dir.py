@@ -146,6 +146,13 @@ class TestClaim:
                 RunDir.claim(run.path, recipe(), resume=True)
         RunDir.claim(run.path, recipe(), resume=True)
 
+    @pytest.mark.parametrize("left", [[LOG_FILE], [LOCK], [f".{RECIPE_FILE}.part", LOG_FILE, LOCK]])
+    def test_a_claim_that_was_killed_is_claimed_again(self, tmp_path, left):
+        for name in left:
+            (tmp_path / name).write_text("", "utf-8")
+        assert RunDir.claim(tmp_path, recipe(), resume=True).read_log() == []
+        assert (tmp_path / RECIPE_FILE).read_text("utf-8") == recipe()
+
 
 class TestResume:
     def test_keys_that_cannot_change_the_training_may_differ(self, run):
@@ -305,6 +312,12 @@ def test_a_claim_that_was_killed_anywhere_can_be_claimed_again(how, tmp_path):
         if not how:
             disk.remove(path)
     assert after > (8 if how else 3)
+
+    def test_the_weights_of_another_step_are_refused(self, run):
+        run.save_best(3, tensors(1.0))
+        with pytest.raises(MachineError, match="does not belong to step 9") as caught:
+            run.load_best(9)
+        assert "--overwrite" in caught.value.hint
 
 
 class TestNumbered:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from kdcli.errors import UsageError
-from kdcli.losses.ctcd import STUDENT_MODEL, TEACHER_MODEL, Weights, ctcd, reverse_kl
+from kdcli.losses.ctcd import CHUNK_LOGITS, STUDENT_MODEL, TEACHER_MODEL, Weights, ctcd, reverse_kl
 from kdcli.losses.vocabulary import masked_ce, soft_kl
 
 P, V, T = 9, 17, 2.0
@@ -69,6 +69,25 @@ def test_each_term_moves_one_model_and_leaves_the_other_exactly_alone(logits, la
         assert (gradient == 0).all() == (role != model)
 
 
+def test_the_gradient_of_the_whole_is_that_of_the_formula(logits, labels):
+    teacher, student, frozen = logits[TEACHER_MODEL], logits[STUDENT_MODEL], drawn(3)
+    whole = sum(weight * value for weight, value in terms(logits, labels).values())
+    gradients = torch.autograd.grad(whole, [teacher, student])
+    plain = (
+        F.cross_entropy(student, labels)
+        + 2 * kl(teacher.detach(), student)
+        + 5 * kl(frozen, student)
+    )
+    plain = (
+        plain
+        + 3 * F.cross_entropy(teacher, labels)
+        + 4 * kl(student.detach(), teacher)
+        + 5 * kl(frozen, teacher)
+    )
+    for one, other in zip(gradients, torch.autograd.grad(plain, [teacher, student]), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("mode", "left"),
     [
@@ -96,7 +115,8 @@ def test_a_mode_is_the_same_loss_with_weights_of_zero_and_those_are_not_computed
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_printed_order_turns_the_arguments_round(dtype):
+def test_the_printed_order_turns_the_arguments_round(dtype, monkeypatch):
+    monkeypatch.setitem(CHUNK_LOGITS, "cpu", 2 * V)
     frozen, model = drawn(3, dtype), drawn(1, dtype).requires_grad_()
     frozen.requires_grad_()
     value = reverse_kl(frozen, model, T)
@@ -110,6 +130,20 @@ def test_the_printed_order_turns_the_arguments_round(dtype):
         model.grad.float(), gradient, atol=2e-3 if dtype == torch.bfloat16 else 1e-6, rtol=2e-2
     )
     assert reverse_kl(torch.zeros(0, V), torch.zeros(0, V, requires_grad=True), T) == 0
+
+
+def test_the_printed_order_is_for_the_frozen_model_alone(logits, labels):
+    plain, printed = (
+        terms(logits, labels),
+        terms(logits, labels, kl=lambda a, b: reverse_kl(a, b, T)),
+    )
+    differing = {name for name in plain if not torch.equal(plain[name][1], printed[name][1])}
+    assert differing == {"teacher/community", "student/community"}
+
+
+def test_the_frozen_models_logits_are_required(logits, labels):
+    with pytest.raises(ValueError, match="frozen"):
+        ctcd(lambda x: masked_ce(x, labels), lambda a, b: soft_kl(a, b, T), logits, ALL)
 
 
 @pytest.mark.parametrize(
@@ -128,3 +162,14 @@ def test_the_printed_order_turns_the_arguments_round(dtype):
 def test_weights_that_cannot_be_are_refused(numbers, mode, message):
     with pytest.raises(UsageError, match=message):
         Weights.of(numbers, mode)
+
+
+def test_which_models_learn():
+    weights = Weights.of([1, 1, 0, 4], "one-way")
+    assert (weights.reaches(STUDENT_MODEL), weights.reaches(TEACHER_MODEL), weights.mutual) == (
+        True,
+        False,
+        True,
+    )
+    assert Weights.of([1, 1, 0, 4], "one-way", community=True).reaches(TEACHER_MODEL)
+    assert not Weights.of([1, 1, 1, 4], "standalone").mutual

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdcli.losses.layer_map import layer_map
+from kdcli.losses.layer_map import STRATEGIES, layer_map
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,18 @@ from kdcli.losses.layer_map import layer_map
 )
 def test_maps(text, n, m, expected):
     assert layer_map(text, n, m) == expected
+
+
+@pytest.mark.parametrize("text", STRATEGIES)
+@pytest.mark.parametrize("m", [1, 2, 5, 6, 11, 12])
+def test_every_strategy_maps_every_layer_in_order_into_the_teacher(text, m):
+    pairs = layer_map(text, 12, m)
+    assert (list(pairs), pairs[0]) == (list(range(m + 1)), 0)
+    assert all(
+        1 <= a < b <= 12
+        for a, b in zip(list(pairs.values())[1:], list(pairs.values())[2:], strict=False)
+    )
+    assert text == "bottom" or pairs[m] == 12
 
 
 @pytest.mark.parametrize(
@@ -49,6 +61,12 @@ def test_maps_that_cannot_be_say_what_is_allowed(text, message):
         layer_map(text, 6, 3)
 
 
+@pytest.mark.parametrize("text", ["top", "bottom"])
+def test_a_student_deeper_than_its_teacher_is_sent_to_uniform(text):
+    with pytest.raises(ValueError, match="use uniform"):
+        layer_map(text, 2, 3)
+
+
 @given(
     st.dictionaries(st.integers(1, 20), st.integers(1, 30), min_size=1), st.booleans(), st.randoms()
 )
@@ -59,3 +77,13 @@ def test_what_is_written_out_comes_back(pairs, embedding, random):
     space = random.choice(["", " "])
     text = f"{space},{space}".join(f"{m}{space}:{space}{n}" for m, n in items)
     assert list(layer_map(text, 30, 20).items()) == sorted(pairs.items())
+
+
+@given(st.text(alphabet="0123456789:, -;.x\n", max_size=12))
+def test_any_text_is_a_map_of_layers_that_exist_or_a_value_error(text):
+    try:
+        pairs = layer_map(text, 6, 3)
+    except ValueError:
+        return
+    assert pairs
+    assert all((m == 0 and n == 0) or (1 <= m <= 3 and 1 <= n <= 6) for m, n in pairs.items())

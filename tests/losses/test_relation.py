@@ -38,6 +38,14 @@ def test_value_and_gradients_equal_the_float64_reference(loss, of_row, kind, blo
         torch.testing.assert_close(x.grad.double(), exact.grad, rtol=1e-5, atol=1e-6)
 
 
+def test_the_value_relation_sums_the_gradients_of_both_sides():
+    tx, _, sx, _ = vectors()
+    exact = sx.double().requires_grad_()
+    relation_reference(kl_of_row, tx, tx, exact, exact, None).backward()
+    relation_kl(tx, tx, sx.requires_grad_(), sx, None).backward()
+    torch.testing.assert_close(sx.grad.double(), exact.grad, rtol=1e-5, atol=1e-7)
+
+
 def test_extreme_scores_stay_finite_and_exact():
     tx, ty, sx, sy = (40 * t for t in vectors())
     value = relation_kl(tx, ty, sx.requires_grad_(), sy, None)
@@ -57,6 +65,13 @@ def test_bf16_signals_are_compared_in_float32(loss, of_row):
     assert (value.dtype, sx.grad.dtype) == (torch.float32, torch.bfloat16)
     expected = relation_reference(of_row, tx, ty, sx.detach(), sy, None)
     torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@EACH
+def test_different_heads_are_refused_not_broadcast(loss, of_row):
+    tx, ty, sx, sy = vectors()
+    with pytest.raises(ValueError, match="regroup"):
+        loss(tx, ty, sx[:, :1], sy[:, :1], None)
 
 
 @EACH

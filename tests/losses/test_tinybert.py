@@ -8,11 +8,13 @@ from references import (
     hidden_reference,
     leaves,
     mse_of_row,
+    normal,
     relation_reference,
     signals,
 )
 
 from kdcli.losses.relation import regroup
+from kdcli.losses.states import masked_mse
 from kdcli.losses.tinybert import Settings, objective
 from kdcli.types import ModelShape, Needs
 
@@ -131,6 +133,23 @@ def test_other_heads_are_regrouped_with_a_note(teacher, student, heads):
     )
 
 
+def test_without_regrouping_there_is_no_note():
+    assert objective(Settings(), TEACHER, STUDENT).notes == ()
+    assert objective(Settings(attention_weight=0.0), TEACHER, ModelShape(3, 12, 24, 2)).notes == ()
+
+
+def test_matrices_are_shared_on_request_and_start_as_the_identity_between_equal_widths():
+    assert set(objective(Settings(share_projection=True), TEACHER, STUDENT).projections) == {
+        "shared"
+    }
+    made = objective(Settings(), TEACHER, ModelShape(3, 24, 48, 4))
+    assert set(made.projections) == {"0", "1", "2", "3"}
+    for p in made.projections.values():
+        assert p.bias is None
+        assert p.weight.requires_grad
+        assert torch.equal(p.weight, torch.eye(24))
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
@@ -146,3 +165,13 @@ def test_other_heads_are_regrouped_with_a_note(teacher, student, heads):
 def test_settings_that_cannot_be(keys, message):
     with pytest.raises(ValueError, match=message):
         objective(Settings(**keys), TEACHER, STUDENT)
+
+
+def test_state_error_averages_over_real_tokens_and_components():
+    teacher, student = normal(3, 5, 8, seed=0), normal(3, 5, 8, seed=1)
+    isolated = ((PADDED[:, :, None] == 1) & (PADDED[:, None] == 1))[:, None]
+    for mask, real in ((None, torch.ones(3, 5)), (PADDED, PADDED), (isolated, PADDED)):
+        expected = hidden_reference(teacher, student, real)
+        torch.testing.assert_close(
+            masked_mse(teacher, student, mask).double(), expected, rtol=1e-5, atol=0
+        )

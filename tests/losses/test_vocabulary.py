@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kdcli.losses import vocabulary
-from kdcli.losses.vocabulary import masked_ce, soft_kl
+from kdcli.losses.vocabulary import labels_of, masked_ce, soft_kl
+from kdcli.types import IGNORED, Signals, labelled_places
 
 
 def logits(rows, words, seed=0, scale=3.0):
@@ -105,3 +106,35 @@ def test_half_types_are_computed_in_float32_and_their_gradient_has_their_type(dt
     torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=0)
     assert s.grad.dtype == dtype
     torch.testing.assert_close(s.grad.double(), exact.grad, rtol=2e-2, atol=1e-5)
+
+
+def test_a_loss_scale_lifts_gradients_that_float16_could_not_hold():
+    s = torch.tensor([[0.0, 20.0]] * 600, dtype=torch.float16, requires_grad=True)
+    (masked_ce(s, torch.ones(600, dtype=torch.long)) * 2.0**16).backward()
+    # The probability of the other word is e⁻²⁰ = 2e-9, and its gradient a 600th of it: far below
+    # float16.
+    expected = torch.tensor(20.0).neg().exp() / 600 * 2.0**16
+    assert s.grad[0, 0].float() == pytest.approx(float(expected), rel=0.3)
+
+
+def test_a_second_backward_pass_is_an_error_and_not_a_wrong_gradient():
+    s = logits(3, 5, 2).requires_grad_()
+    loss = soft_kl(logits(3, 5, 1), s, 2.0)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="inplace"):
+        loss.backward()
+
+
+def test_logits_and_labels_of_other_shapes_are_refused():
+    with pytest.raises(ValueError, match="cannot compare logits of different shapes"):
+        soft_kl(logits(3, 5), logits(3, 6), 1.0)
+    with pytest.raises(ValueError, match="do not match"):
+        masked_ce(logits(3, 5), labels(2, 5))
+
+
+def test_labels_come_in_the_order_of_the_tokens():
+    labels_BL = torch.tensor([[IGNORED, 4, IGNORED], [7, IGNORED, 2]])
+    places_P = labelled_places({"labels": labels_BL})
+    assert labels_of(Signals(labels=labels_BL, labelled=places_P)).tolist() == [4, 7, 2]
+    with pytest.raises(ValueError, match="has no labels"):
+        labels_of(Signals())

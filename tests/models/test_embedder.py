@@ -4,12 +4,13 @@ refused."""
 import json
 import shutil
 import string
+import sys
 
 import numpy as np
 import pytest
 import torch
 from encoders import tiny_encoder, tiny_tokenizer
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.models import Normalize, StaticEmbedding
 from transformers import BertTokenizer
@@ -83,6 +84,15 @@ def test_sentence_transformers_and_kdcli_give_the_same_vectors(fmt, saved, sessi
         fmt.normalize,
         fmt.prompts,
         fmt.max_length,
+    )
+
+
+def test_what_sentence_transformers_saves_is_read(saved, tmp_path_factory, session):
+    folder = tmp_path_factory.mktemp("theirs")
+    theirs = SentenceTransformer(str(saved(FORMATS[2])), device="cpu")
+    theirs.save(str(folder))
+    np.testing.assert_allclose(
+        Embedder.open(str(folder)).vectors(TEXTS, "", session), theirs.encode(TEXTS), atol=1e-6
     )
 
 
@@ -162,6 +172,13 @@ def test_a_table_of_model2vec_with_shared_rows_is_read(session, tmp_path):
     change(tmp_path, "modules.json", [module("StaticEmbedding", "", 0)])
     change(tmp_path, "config.json", {"model_type": "model2vec", "hidden_dim": 12})
     same_vectors(tmp_path, session)
+
+
+def test_texts_without_tokens_have_vectors(session, tmp_path, encoder):
+    """The tokenizer adds no special tokens."""
+    save_embedder(encoder, tiny_tokenizer(), EmbeddingFormat(), tmp_path)
+    vectors = Embedder.open(str(tmp_path)).vectors(["", ""], "", session)
+    np.testing.assert_array_equal(vectors, np.zeros((2, 32)))
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -289,6 +306,18 @@ def test_a_dense_layer_of_another_width_than_the_encoder_is_refused(saved):
         Embedder.open(str(folder))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_dense_layer_in_half_precision_is_read_in_float32(saved, dtype):
+    folder = saved(EmbeddingFormat(dense=DENSE))
+    file = folder / "2_Dense" / "model.safetensors"
+    save_file({name: tensor.to(dtype) for name, tensor in load_file(file).items()}, file)
+    embedder = Embedder.open(str(folder))
+    weight, bias, _ = embedder.format.dense
+    assert (weight.dtype, bias.dtype) == (torch.float32, torch.float32)
+    assert torch.equal(bias, DENSE.bias.to(dtype).float())
+    assert embedder.fingerprint
+
+
 @pytest.mark.parametrize("lowercases", [True, False])
 def test_lowercasing_that_only_the_library_does_is_refused(saved, session, lowercases):
     folder = saved(EmbeddingFormat())
@@ -309,6 +338,15 @@ def test_lowercasing_that_only_the_library_does_is_refused(saved, session, lower
         SentenceTransformer(str(folder), device="cpu").encode(["A b"]),
         atol=1e-6,
     )
+
+
+def test_reading_and_computing_do_not_import_sentence_transformers(saved, monkeypatch):
+    folder = str(saved(EmbeddingFormat(dense=DENSE)))
+    for name in [name for name in sys.modules if name.startswith("sentence_transformers.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    load_embedder(folder)
+    Pool(read_format(folder))(torch.ones(1, 2, 32), None)
 
 
 def test_a_pooling_that_contradicts_and_a_cross_encoder_are_refused(saved, model_dir):

@@ -8,14 +8,24 @@ import torch
 from encoders import CountingRows, tiny_encoder
 
 from kdcli.models import fit
-from kdcli.models.layout import layout_for, linears
+from kdcli.models.layout import LAYOUTS, layout_for, linears
 from kdcli.models.least_squares import BIAS_RIDGE, LEAST_SHARE
 from kdcli.models.sample import sample_of
 from kdcli.models.shape import build_student, shape_of
 from kdcli.types import Start
 
 
-@pytest.mark.parametrize("kind", ["bert", "modernbert"])
+@pytest.mark.parametrize(
+    ("memory", "tokens"), [(1, 8192), (2176 * 10_000, 10_000), (2176 * 100_000, 32_768)]
+)
+def test_the_fit_reads_as_many_tokens_as_the_memory_holds(memory, tokens, monkeypatch):
+    monkeypatch.setattr(fit, "FIT_BYTES", memory)
+    # Two inputs of 32 numbers, a layer's 4 * 32 + 128 + 32 + 2 * 32 outputs, and 128 units.
+    found = fit.tokens_to_fit(tiny_encoder("bert"), LAYOUTS["bert"], 2)
+    assert found == tokens
+
+
+@pytest.mark.parametrize("kind", ["bert", "mpnet", "modernbert"])
 @torch.no_grad()
 def test_each_layer_reproduces_its_teachers_outputs_from_the_students_input(kind):
     torch.manual_seed(0)
@@ -55,6 +65,17 @@ def test_each_layer_reproduces_its_teachers_outputs_from_the_students_input(kind
         assert np.abs(found - origin.weight.double().numpy().T).max() > 0.1
 
 
+def test_a_narrow_student_needs_two_runs_of_its_teacher_and_says_how_far_it_is(monkeypatch):
+    monkeypatch.setattr(fit, "SILENCE", 0.0)
+    teacher = tiny_encoder("bert", num_hidden_layers=4)
+    runs, lines = [], []
+    teacher.register_forward_hook(lambda *_: runs.append(1))
+    narrow = replace(shape_of(teacher.config), layers=2, hidden=16, heads=2)
+    build_student(teacher, narrow, text=CountingRows(width=8), log=lines.append)
+    assert len(runs) == 2
+    assert lines[1:] == ["0 of 2 layers fitted", "1 of 2 layers fitted"]
+
+
 @pytest.mark.parametrize(
     ("kind", "dtype", "format_of_products"),
     [
@@ -64,16 +85,17 @@ def test_each_layer_reproduces_its_teachers_outputs_from_the_students_input(kind
         ("bert", torch.float16, torch.float32),
     ],
 )
+@pytest.mark.parametrize("width", [16, 32])
 @torch.no_grad()
-def test_a_fit_in_half_precision_is_as_close_to_the_teacher(kind, dtype, format_of_products):
+def test_a_fit_in_half_precision_is_as_close_to_the_teacher(kind, dtype, format_of_products, width):
     """DeBERTa masks with the smallest float32 number, and states could overflow in float16."""
     torch.manual_seed(0)
     teacher = tiny_encoder(kind, num_hidden_layers=4, initializer_range=0.2).eval()
     output = linears(layout_for(teacher.config), layout_for(teacher.config).modules(teacher)[3])
     seen = set()
     handle = output["D"][0][0].register_forward_hook(lambda _, __, out: seen.add(out.dtype))
-    full = shape_of(teacher.config)
-    shape = replace(full, layers=2, hidden=full.hidden // 2, heads=full.heads // 2)
+    heads = shape_of(teacher.config).heads * width // 32
+    shape = replace(shape_of(teacher.config), layers=2, hidden=width, heads=heads)
     rows = CountingRows(width=8)
     sample = sample_of(rows, teacher.config, None, 1024)
     in_half = build_student(teacher, shape, text=rows, dtype=dtype)

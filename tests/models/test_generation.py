@@ -1,6 +1,7 @@
 """Models that generate: the mask, decoding with kept keys and without next to a float64 reference,
 beams, refusals."""
 
+import itertools
 import json
 
 import numpy as np
@@ -15,6 +16,7 @@ from kdcli.models.capture import capture
 from kdcli.models.generation import as_generator, load_generator
 from kdcli.models.layout import LAYOUTS
 from kdcli.models.load import load_config, save_model
+from kdcli.models.modeling_unilm import REUSE, _Decoding, sequence_mask
 from kdcli.models.trim import cut_model
 from kdcli.types import Needs, Task
 
@@ -56,6 +58,38 @@ def reference(model, source, target):
 
 
 @pytest.mark.parametrize("model_type", TYPES)
+@torch.no_grad()
+def test_a_step_gives_the_logits_of_the_whole_row(model_type):
+    model, (ids, real) = generator(model_type).double(), sources(9, 4, 12)
+    reuses = LAYOUTS[model_type].interface
+    targets = torch.randint(5, 60, (6, 5), generator=torch.Generator().manual_seed(2))
+    if reuses:
+        model.set_attn_implementation(REUSE)
+    decoding = _Decoding(model, ids, real, reuses)
+    steps = []
+    for step in range(5):
+        steps.append(
+            decoding.next_logits(
+                model, torch.cat([torch.full((6, 1), START), targets[:, :step]], 1)
+            )[:, 0]
+        )
+        if step == 2:
+            # The beams of a source change places.
+            order = torch.tensor([1, 0, 2, 2, 5, 4])
+            decoding.reorder_cache(order)
+            targets[:, :2] = targets[order, :2]
+            targets[:, 2:3] = targets[order, 2:3]
+    assert not reuses or decoding.target_cache[0][0].shape[2] == 4
+    if reuses:
+        model.set_attn_implementation("sdpa")
+    for step in (3, 4):
+        for row in range(6):
+            source = ids[row // 2, : real[row // 2].sum()].tolist()
+            wanted = reference(model, source, targets[row, :step].tolist())
+            torch.testing.assert_close(steps[step][row], wanted, atol=1e-9, rtol=1e-7)
+
+
+@pytest.mark.parametrize("model_type", TYPES)
 @pytest.mark.parametrize("beams", [1, 3])
 def test_kept_keys_decode_what_recomputing_decodes(model_type, beams):
     model, (ids, real) = generator(model_type), sources(9, 4, 12)
@@ -69,17 +103,61 @@ def test_kept_keys_decode_what_recomputing_decodes(model_type, beams):
     assert len(set(kept.flatten().tolist())) > 1
 
 
-@pytest.mark.parametrize("model_type", TYPES)
-@torch.no_grad()
-def test_greedy_decoding_takes_the_likeliest_token_of_each_step(model_type):
-    model, (ids, real) = generator(model_type).double(), sources(6, 9)
-    found = model.generate(ids, real, max_new_tokens=5)
+def test_greedy_decoding_takes_the_likeliest_token_of_each_step():
+    model, (ids, real) = generator(), sources(6, 9)
+    found = model.generate(ids, real, max_new_tokens=6)
     for row, length in enumerate(real.sum(1)):
         target: list[int] = []
-        while len(target) < 5 and START not in target:
-            logits_V = reference(model, ids[row, :length].tolist(), target)
-            target.append(int(logits_V.argmax()))
+        while len(target) < 6 and START not in target:
+            with torch.no_grad():
+                target.append(int(reference(model, ids[row, :length].tolist(), target).argmax()))
         assert found[row, : len(target)].tolist() == target
+
+
+def test_beams_find_targets_at_least_as_likely_as_greedy_decoding():
+    model, (ids, real) = generator(seed=3), sources(5, 8, 6, 7)
+
+    def log_likelihood(row, target):
+        target, total = [*target[: target.index(START)], START] if START in target else target, 0.0
+        for at, token in enumerate(target):
+            with torch.no_grad():
+                total += float(
+                    reference(model, ids[row, : real[row].sum()].tolist(), target[:at]).log_softmax(
+                        -1
+                    )[token]
+                )
+        return total
+
+    how = {"max_new_tokens": 4, "min_new_tokens": 4}
+    greedy, beam = (model.generate(ids, real, num_beams=beams, **how).tolist() for beams in (1, 20))
+    found = [(log_likelihood(row, greedy[row]), log_likelihood(row, beam[row])) for row in range(4)]
+    assert all(b >= g - 1e-5 for g, b in found)
+    assert any(b > g + 1e-3 for g, b in found)
+
+
+def test_lengths_and_repeated_ngrams_are_bounded():
+    model, (ids, real) = generator(seed=1), sources(6, 9, 7)
+    found = model.generate(
+        ids, real, max_new_tokens=12, min_new_tokens=5, no_repeat_ngram_size=2, num_beams=2
+    ).tolist()
+    for target in found:
+        assert len(target) <= 12
+        assert START not in target[:5]
+        whole = [START, *target[: target.index(START) if START in target else None]]
+        pairs = list(itertools.pairwise(whole))
+        assert len(pairs) == len(set(pairs))
+
+
+def test_other_sources_of_a_batch_and_padding_change_nothing():
+    model, (ids, real) = generator(), sources(4, 11)
+    together = model.generate(ids, real, max_new_tokens=5)
+    assert together[0].tolist() == model.generate(ids[:1, :4], max_new_tokens=5)[0].tolist()
+
+
+def test_a_mask_lets_targets_see_the_source_and_earlier_targets():
+    found = sequence_mask(torch.tensor([2, 3]), torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]]))
+    assert found[0, 0].int().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
+    assert found[1, 0].int().tolist() == [[1, 1, 1, 0]] * 4
 
 
 def test_a_cut_model_decodes_what_the_whole_one_does_of_the_kept_tokens():

@@ -72,6 +72,29 @@ def test_a_linear_without_inputs_keeps_its_weights(rows):
     torch.testing.assert_close(linear.weight, before)
 
 
+@torch.no_grad()
+def test_the_scale_of_an_input_does_not_matter():
+    torch.manual_seed(0)
+    x_RI, y_RO = torch.randn(40, 5).double(), torch.randn(40, 3).double()
+    scale_I = torch.tensor([1.0, 4.0, 0.5, 2.0, 1.0]).double()
+    plain, scaled = nn.Linear(5, 3).double(), nn.Linear(5, 3).double()
+    scaled.weight.copy_(plain.weight / scale_I)
+    scaled.bias.copy_(plain.bias)
+    fit_linear(plain, Inputs(x_RI, has_bias=True), y_RO)
+    fit_linear(scaled, Inputs(x_RI * scale_I, has_bias=True), y_RO)
+    torch.testing.assert_close(scaled.weight * scale_I, plain.weight, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(scaled.bias, plain.bias, rtol=1e-5, atol=1e-6)
+
+
+def test_an_input_that_is_always_zero_has_a_ridge():
+    x_RI = torch.randn(40, 5).double()
+    x_RI[:, 2] = 0
+    others = RIDGE * x_RI.square().sum(0)
+    found = Inputs(x_RI, has_bias=False).ridge_I
+    torch.testing.assert_close(found[[0, 1, 3, 4]], others[[0, 1, 3, 4]])
+    assert 0 < found[2] < 0.01 * others.max()
+
+
 @pytest.mark.parametrize("in_bfloat16", [False, True])
 def test_products_are_summed_in_float32_also_while_models_run_in_bfloat16(in_bfloat16):
     x_RI = torch.randn(9000, CHANNELS_AT_ONCE + 9)

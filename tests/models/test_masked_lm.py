@@ -75,6 +75,12 @@ def test_a_checkpoint_without_a_head_may_be_loaded_as_an_encoder(tmp_path, heade
     assert type(found).__name__ == ("BertForMaskedLM" if headed else "BertModel")
 
 
+def test_these_are_the_types_with_a_head():
+    assert [
+        k for k in sorted(LAYOUTS) if type(tiny_config(k)) in AutoModelForMaskedLM._model_mapping
+    ] == TYPES
+
+
 @torch.no_grad()
 def test_logits_at_labelled_tokens_are_the_models_own_and_the_head_reads_no_others(model):
     batch = batch_of()
@@ -120,7 +126,7 @@ def test_every_parameter_learns_from_the_logits_at_labelled_tokens(model):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("text", ["1x16", "2x24@4"])
+@pytest.mark.parametrize("text", ["1x32", "1x16", "2x24@4"])
 def test_a_student_runs_under_its_teachers_head_and_reloads(model, text, tmp_path):
     kind = model.config.model_type
     if kind == "mobilebert" and text == "2x24@4":
@@ -164,6 +170,37 @@ def test_a_student_of_all_of_its_teacher_is_its_teacher(model):
     )
 
 
+@torch.no_grad()
+def test_a_narrower_head_has_the_basis_of_the_narrower_encoder():
+    teacher = tiny_masked_lm("bert")
+    built = build_student(teacher.base_model, parse_shape("1x16", shape_of(teacher.config)))
+    student, basis_DN = student_with_head(teacher, built), built.basis_DN.float()
+    (of_teacher, of_student) = (m.cls.predictions.transform for m in (teacher, student.model))
+    gain = (basis_DN.T @ of_teacher.LayerNorm.weight.diag() @ basis_DN).diag()
+    torch.testing.assert_close(of_student.LayerNorm.weight, gain)
+    torch.testing.assert_close(of_student.LayerNorm.bias, of_teacher.LayerNorm.bias @ basis_DN)
+    torch.testing.assert_close(
+        of_student.dense.weight, basis_DN.T @ of_teacher.dense.weight @ basis_DN
+    )
+    assert torch.equal(student.model.cls.predictions.bias, teacher.cls.predictions.bias)
+
+
+@torch.no_grad()
+def test_a_random_head_is_a_function_of_its_seed():
+    teacher = tiny_masked_lm("bert")
+    shape = parse_shape("1x32", shape_of(teacher.config))
+    built = [build_student(teacher.base_model, shape, Start(init="random")) for _ in range(3)]
+    made = [
+        student_with_head(teacher, x, init="random", seed=seed)
+        for x, seed in zip(built, (1, 1, 2), strict=True)
+    ]
+    assert made[0].notes == ["initialised at random", "head initialised at random"]
+    one, two, other = (x.model.cls.predictions.transform.dense.weight for x in made)
+    assert torch.equal(one, two)
+    assert not torch.equal(one, other)
+    assert not torch.equal(one, teacher.cls.predictions.transform.dense.weight)
+
+
 def saved(model, folder):
     save_model(model, tiny_tokenizer(), folder)
     return str(folder)
@@ -196,3 +233,17 @@ def test_a_checkpoint_without_the_head_is_refused_with_what_to_do(model, message
     with pytest.raises(UsageError, match=message) as caught:
         load_masked_lm(saved(model(), tmp_path), otherwise="take another")
     assert caught.value.hint.endswith("take another")
+
+
+@pytest.mark.parametrize(
+    ("needs", "batch", "message"),
+    [
+        (LOGITS, {"input_ids": torch.ones(1, 4, dtype=torch.long)}, "the batch has no labels"),
+        (LOGITS | Needs(logits=True), None, "mutually exclusive"),
+    ],
+)
+def test_needs_that_cannot_be_met(needs, batch, message):
+    with pytest.raises(ValueError, match=message):
+        capture(tiny_masked_lm("bert"), needs)(batch)
+    with pytest.raises(ValueError, match="no head on top"):
+        capture(tiny_encoder("bert"), LOGITS)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kdcli.errors import UsageError
 from kdcli.models.grammar import parse_shape
+from kdcli.models.layout import layout_for, linears
 from kdcli.models.shape import build_student, shape_of
 from kdcli.types import ModelShape, Start
 
@@ -85,6 +86,41 @@ def test_key_heads_keep_their_ratio_to_the_query_heads_or_the_nearest_that_divid
     assert student.config.num_key_value_heads == 4
 
 
+@pytest.mark.parametrize(
+    ("kind", "path", "others"),
+    [
+        ("deberta", "in_proj", "pos_proj pos_q_proj"),
+        ("deberta-v2", "query_proj", "pos_key_proj pos_query_proj"),
+    ],
+)
+def test_position_projections_keep_the_dimensions_of_q(kind, path, others):
+    teacher = tiny_encoder(kind)
+    with torch.no_grad():
+        for layer in teacher.encoder.layer:
+            ((linear, rows),) = linears(layout_for(teacher.config), layer)["Q"]
+            for name in others.split():
+                position = getattr(layer.attention.self, name)
+                position.weight.copy_(linear.weight if rows is None else linear.weight[rows])
+    student = build_student(teacher, parse_shape("2x16", shape_of(teacher.config))).model
+    for layer in student.encoder.layer:
+        ((linear, rows),) = linears(layout_for(student.config), layer)["Q"]
+        assert linear is getattr(layer.attention.self, path)
+        own = linear.weight if rows is None else linear.weight[rows]
+        for name in others.split():
+            torch.testing.assert_close(getattr(layer.attention.self, name).weight, own)
+
+
+def test_what_starts_at_random_is_named():
+    teacher = tiny_encoder("bert")
+    notes = build_student(teacher, ModelShape(1, 32, 200, 4)).notes
+    assert notes[0] == "initialised from teacher layers 2"
+    assert "3 tensors have no counterpart and start at random" in notes[1]
+    assert "encoder.layer.0.intermediate.dense.weight" in notes[1]
+    assert len(build_student(teacher, ModelShape(1, 16, 64, 4)).notes) == 1
+    # RoFormer's table of sinusoids is made for its shape: nothing about it is random.
+    assert len(build_student(tiny_encoder("roformer"), ModelShape(1, 16, 64, 4)).notes) == 1
+
+
 @pytest.mark.parametrize(("init", "same"), [("teacher", True), ("random", False)])
 def test_a_student_is_a_function_of_its_teacher_or_its_seed_alone(init, same):
     teacher = tiny_encoder("bert")
@@ -110,6 +146,27 @@ def test_same_width_copies_evenly_spaced_layers_and_the_last():
     assert torch.equal(
         student.embeddings.word_embeddings.weight, teacher.embeddings.word_embeddings.weight
     )
+
+
+def test_a_narrow_student_has_one_basis_of_the_residual_stream_everywhere():
+    teacher = tiny_encoder("bert")
+    with torch.no_grad():
+        # Half of the dimensions carry nothing at all: the basis must span exactly the others.
+        for name, parameter in teacher.named_parameters():
+            for dim, size in enumerate(parameter.shape):
+                if (
+                    size == 32
+                    and "self" not in name
+                    and (dim == 0 or "dense" not in name or "intermediate" in name)
+                ):
+                    parameter.index_fill_(dim, torch.arange(0, 32, 2), 0.0)
+    built = build_student(teacher, parse_shape("2x16", ModelShape(2, 32, 128, 4)))
+    student, basis_DN = built.model, built.basis_DN.float()
+    torch.testing.assert_close(basis_DN.T @ basis_DN, torch.eye(16))
+    words, of_teacher = (m.embeddings.word_embeddings.weight for m in (student, teacher))
+    torch.testing.assert_close(words @ basis_DN.T, of_teacher)
+    gains = [m.encoder.layer[1].output.LayerNorm.weight for m in (student, teacher)]
+    torch.testing.assert_close(gains[0], (basis_DN.T @ gains[1].diag() @ basis_DN).diag())
 
 
 def test_dropout_is_set_for_training_and_not_saved():

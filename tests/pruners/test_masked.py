@@ -1,6 +1,8 @@
 """Masks inside a model: values, gradients, types, copies, checkpoints, and a stock model at the
 end."""
 
+import copy
+
 import pytest
 import torch
 from encoders import tiny_encoder
@@ -48,6 +50,24 @@ def test_scores_of_kept_and_removed_weights_get_gradients(trained):
     assert torch.allclose(found.double(), weight.double() * grad.double(), atol=1e-6)
     assert (found[~mask] != 0).all()
     assert torch.equal(given.grad.double(), mask * grad.double()) if trained else given.grad is None
+
+
+def test_half_precision_weights_have_float32_scores_and_exact_gradients():
+    weight, grad = (x.mul(1e-3).bfloat16() for x in drawn_weight())
+    parametrisation = MaskedWeight(weight)
+    product = parametrisation(weight)
+    product.backward(grad)
+    assert (product.dtype, parametrisation.score.dtype) == (torch.bfloat16, torch.float32)
+    assert torch.equal(parametrisation.score.grad, weight.float() * grad.float())
+
+
+def test_only_weight_and_mask_are_saved_for_the_backward_pass():
+    weight = torch.randn(6, 5)
+    parametrisation = MaskedWeight(weight)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        parametrisation(weight)
+    assert [t.data_ptr() for t in kept] == [weight.data_ptr(), parametrisation.mask.data_ptr()]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -114,6 +134,15 @@ def test_a_checkpoint_holds_scores_and_no_masks():
     assert torch.equal(out(model), out(other))
 
 
+def test_a_copy_has_masks_of_its_own():
+    model, masks = masked("bert")
+    before = out(model)
+    copied = copy.deepcopy(model)
+    masks.set({m.name: torch.zeros(m.shape, dtype=torch.bool) for m in masks.matrices})
+    assert torch.equal(out(copied), before)
+    assert not torch.equal(out(model), before)
+
+
 def test_mixed_precision_reaches_the_scores():
     model, masks = masked("bert", frozen=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -122,3 +151,9 @@ def test_mixed_precision_reaches_the_scores():
     assert all(p.score.grad.dtype == torch.float32 for p in masks.held.values())
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     assert trained == [name for name in trained if is_score(name)] != []
+
+
+def test_a_model_has_one_set_of_masks():
+    model, _ = masked("bert")
+    with pytest.raises(ValueError, match="already"):
+        attach(model)

@@ -190,6 +190,13 @@ def test_the_regularizer_of_smp_rises_with_the_steps_or_with_the_density():
     assert bound("smp", regularizer=0.0).terms() == {}
 
 
+def test_the_regularizer_of_smp_may_rise_in_a_part_of_the_steps():
+    pruner = bound("smp", regularizer_fraction=0.5)
+    for done, risen in ((20, 1 - (1 - 20 / 50) ** 3), (50, 1.0), (80, 1.0)):
+        pruner.after(done)
+        assert pruner.terms()["regularizer"].item() == pytest.approx(400 * risen * 0.5, rel=1e-5)
+
+
 def test_scores_and_weights_have_their_own_rates_and_scores_no_decay():
     score = "model.encoder.layer.0.output.dense.parametrizations.weight.0.score"
     weight = "model.encoder.layer.0.output.dense.parametrizations.weight.original"
@@ -201,6 +208,19 @@ def test_scores_and_weights_have_their_own_rates_and_scores_no_decay():
         groups = [pruner.param_group(name) for name in (score, weight)]
         assert (defaults(method).lr, groups[0].lr, groups[1].lr) == pytest.approx((lr, *expected))
         assert [group.decayed for group in groups] == [False, True]
+
+
+def test_magnitude_keeps_the_largest_weights_as_they_change():
+    pruner = bound("magnitude")
+    matrix = pruner.masks.matrices[0]
+    weight, kept = matrix.linear.parametrizations.weight.original, []
+    for values in (weight.detach().clone(), torch.arange(32 * 32.0).view(32, 32) - 499.75):
+        with torch.no_grad():
+            weight.copy_(values)
+        pruner.after(100)
+        kept.append(pruner.masks.masks()[matrix.name].flatten().nonzero().flatten().tolist())
+    # Those of a size above 461, of both signs.
+    assert kept[0] != kept[1] == [*range(39), *range(961, 1024)]
 
 
 def test_the_threshold_of_soft_movement_rises_from_zero():

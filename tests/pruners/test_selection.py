@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 
 from kdcli.pruners import selection
 from kdcli.pruners.selection import (
+    apportion,
     down_to_one,
     global_,
     keep_top,
     local,
     proportional,
+    shares,
     threshold,
 )
 
@@ -26,6 +28,15 @@ def by_sorting(scores: torch.Tensor, keep: int) -> torch.Tensor:
     mask = torch.zeros(len(flat), dtype=torch.bool)
     mask[torch.from_numpy(order[:keep].copy())] = True
     return mask.view(scores.shape)
+
+
+@pytest.fixture(scope="module", autouse=True, params=["cpu", "accelerator"])
+def _scores_on(request):
+    """As on a CPU, and as on an accelerator, which is not waited for."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "accelerator":
+            patch.setattr(selection, "_on_cpu", lambda pieces: False)
+        yield
 
 
 def random(seed: int, *shape: int, levels: int = 0) -> torch.Tensor:
@@ -63,6 +74,20 @@ def test_large_matrices_are_selected_exactly_through_a_sample(keep, kind):
         scores = torch.arange(300_000.0).view(300, 1000)
     assert scores.numel() > 4 * selection.MIN_SAMPLE
     assert torch.equal(keep_top(scores, keep), by_sorting(scores, keep))
+
+
+@pytest.mark.parametrize("at", ["above", "below"])
+def test_the_mask_is_exact_when_the_sample_misleads(at, monkeypatch):
+    scores = random(2, 300, 1000)
+    monkeypatch.setattr(
+        selection, "_bracket", lambda *_: (-9.0, -8.0) if at == "above" else (8.0, 9.0)
+    )
+    assert torch.equal(keep_top(scores, 1234), by_sorting(scores, 1234))
+
+
+def test_a_transposed_matrix_is_selected_as_it_is_indexed():
+    scores = random(3, 7, 5, levels=1).T
+    assert torch.equal(keep_top(scores, 11), by_sorting(scores, 11))
 
 
 @pytest.mark.parametrize("keep", [-1, 13])
@@ -152,6 +177,31 @@ def test_proportional_densities_are_the_papers_clipped_and_redistributed(
     )
 
 
+def test_proportional_without_clipping_is_the_formula():
+    scores = {
+        "1.Q": torch.full((10, 10), -2.0),
+        "2.Q": torch.zeros(10, 10),
+        "3.Q": torch.full((10, 10), 1.0),
+    }
+    r = torch.tensor([-2.0, 0.0, 1.0], dtype=torch.float64).sigmoid()
+    counts = kept(proportional(scores, dict.fromkeys(scores, "Q"), 0.4))
+    expected = (0.4 * 3 * 100 * r / r.sum()).tolist()
+    assert all(abs(counts[n] - e) < 1 for n, e in zip(scores, expected, strict=True))
+    assert sum(counts.values()) == 120
+
+
+def test_a_share_above_one_goes_to_the_others():
+    # 0.6 · 3 / (0.9 + 0.5 + 0.1) = 1.2: 1.08, 0.6, 0.12; then 0.8 for 0.5 and 0.1.
+    assert shares([100, 100, 100], np.log([0.9, 0.5, 0.1]), 0.6) == pytest.approx(
+        [100, 66.66667, 13.33333]
+    )
+    assert shares([100, 300], [0.5, 0.5], 1.0) == [100, 300]
+
+
+def test_the_largest_remainders_are_rounded_up():
+    assert apportion({"a": 1.2, "b": 2.7, "c": 0.1}, 4) == {"a": 1, "b": 3, "c": 0}
+
+
 def test_threshold_compares_the_sigmoid_and_leaves_no_matrix_empty():
     scores = {"1.Q": torch.tensor([[-3.0, -2.0, 0.5]]), "2.Q": torch.tensor([[-9.0, -8.0, -7.0]])}
     chosen = threshold(scores, 0.1)
@@ -164,3 +214,33 @@ def test_threshold_compares_the_sigmoid_and_leaves_no_matrix_empty():
     ]
     assert all(mask.all() for mask in threshold(scores, 0.0).values())
     assert down_to_one(threshold(scores, 0.0)) == []
+
+
+@given(
+    levels=st.lists(st.floats(-1e4, 100), min_size=1, max_size=6),
+    **{
+        "seed": st.integers(0, 99),
+        "density": st.floats(0.01, 1),
+        "temperature": st.sampled_from([0.5, 1.0, 4.0]),
+    },
+)
+def test_a_kind_shares_by_mean_sigmoid_however_low_all_its_scores_are(
+    levels, seed, density, temperature
+):
+    scores = {f"{n}.Q": random(seed + n, 20, 30) + level for n, level in enumerate(levels)}
+    kept = [
+        int(mask.sum())
+        for mask in proportional(scores, dict.fromkeys(scores, "Q"), density, temperature).values()
+    ]
+    # The definition in float64 logarithms: those above 1 are full, largest first, and the others
+    # share what is left.
+    logs = [
+        float(np.logaddexp.reduce(-np.logaddexp(0, -s.double().numpy().ravel() / temperature)))
+        for s in scores.values()
+    ]
+    order, left, ideal = np.argsort(logs)[::-1], density * 600 * len(logs), np.zeros(len(logs))
+    for place, n in enumerate(order):
+        share = left * np.exp(logs[n] - np.logaddexp.reduce([logs[i] for i in order[place:]]))
+        ideal[n] = min(600, share)
+        left -= ideal[n]
+    assert np.abs(np.maximum(ideal, 1) - kept).max() < 1.01

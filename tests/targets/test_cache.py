@@ -3,7 +3,9 @@ again."""
 
 import os
 import random
+import shutil
 import signal
+from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClas
 from transformers import AutoModelForTokenClassification as ForTokens
 
 from kdcli.data.labelled.features import TokenizedRows
+from kdcli.errors import MachineError
 from kdcli.models.capture import capture, prepare_teacher
 from kdcli.targets import cache
 from kdcli.targets.cache import RecordLayout, SignalStore
@@ -113,7 +116,9 @@ def logged(log, words):
         ("span", "roformer"),
     ],
 )
-def test_cached_signals_are_the_live_ones(tmp_path, kind, model_type):
+def test_cached_signals_are_the_live_ones(tmp_path, kind, model_type, monkeypatch):
+    # More than one group, so that the rows lie in another order than they are read in.
+    monkeypatch.setattr(cache, "TEACHER_TOKENS", 40)
     rows = rows_of(kind=kind, types=model_type != "distilbert")
     teacher = capture(headed(kind, model_type), EVERYTHING)
     store = opened(tmp_path, rows, teacher=teacher)
@@ -136,6 +141,16 @@ def test_cached_signals_are_the_live_ones(tmp_path, kind, model_type):
             # Half of the last of bfloat16's 8 binary digits; logits are kept in full.
             relative = 1e-6 if name == "logits" else 2.0**-8
             torch.testing.assert_close(ours_real, theirs_real, rtol=relative, atol=1e-5)
+
+
+def test_the_number_format_is_the_teachers(tmp_path):
+    rows = rows_of()
+    teacher = capture(headed(dtype=torch.bfloat16), EVERYTHING)
+    live = tensors_of(teacher(rows.batch(np.arange(2))))
+    actual = cached(opened(tmp_path, rows, teacher=teacher), [0, 1])
+    for name, x in actual.items():
+        assert x.dtype == (torch.float32 if name == "logits" else torch.bfloat16)
+        torch.testing.assert_close(x[0].float(), live[name][0].float(), rtol=0.05, atol=0.05)
 
 
 def test_no_signal_reaches_the_model_and_the_batch_is_as_before(tmp_path):
@@ -170,6 +185,16 @@ def test_only_what_is_needed_is_kept(tmp_path, needs):
     assert (
         sum((store.folder / name).stat().st_size for name in ("tokens.bin", "logits.bin")) == size
     )
+
+
+def test_signals_of_masked_tokens_are_not_kept(tmp_path):
+    with pytest.raises(ValueError, match="masked"):
+        opened(
+            tmp_path,
+            rows_of(),
+            Needs(masked_logits=True),
+            teacher=capture(headed(), Needs(logits=True)),
+        )
 
 
 class Counting(nn.Module):
@@ -244,7 +269,8 @@ def damaged(path, whole, damage):
 
 
 @pytest.mark.parametrize("name", ["tokens.bin", "logits.bin", "index.json"])
-def test_damage_anywhere_is_found_and_all_computed_again(tmp_path, name):
+def test_damage_anywhere_is_found_and_all_computed_again(tmp_path, name, monkeypatch):
+    monkeypatch.setattr(cache, "HASHED_BYTES", 100)
     rows = rows_of()
     expected = cached(opened(tmp_path, rows), range(8))
     path = store_of(tmp_path) / name
@@ -315,6 +341,41 @@ def test_a_store_over_the_limit_logs_both_sizes_and_computes_nothing(tmp_path):
     assert logged(log, "1.7 MB, and the limit is 1.1 MB")
     assert list(tmp_path.iterdir()) == []
     assert opened(tmp_path, rows, teacher=teacher, limit=size) is not None
+
+
+def test_a_disk_without_room_is_logged_and_nothing_computed(tmp_path, monkeypatch):
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(cache.RESERVED_BYTES + 100))
+    teacher, log = counting(), []
+    assert opened(tmp_path, rows_of(), teacher=teacher, log=log) is None
+    assert teacher.read == 1
+    assert logged(log, "1,073.7 MB")
+    assert [p for p in tmp_path.iterdir() if p.suffix != ".lock"] == []
+
+
+def test_a_disk_that_fills_up_is_an_error_with_a_name_and_leaves_nothing(tmp_path, full_disk):
+    full_disk(os, "fsync")
+    with pytest.raises(MachineError, match="the disk is full"):
+        opened(tmp_path, rows_of())
+    assert [p for p in tmp_path.iterdir() if p.suffix != ".lock"] == []
+
+
+def test_memory_that_suffices_for_fewer_rows(tmp_path):
+    class Small(Counting):
+        def forward(self, batch):
+            if batch["input_ids"].numel() > limit:
+                raise torch.OutOfMemoryError("out of memory")
+            return super().forward(batch)
+
+    limit = 40
+    expected = cached(opened(tmp_path / "a", rows_of()), range(8))
+    actual = cached(
+        opened(tmp_path / "b", rows_of(), teacher=Small(capture(headed(), EVERYTHING))), range(8)
+    )
+    torch.testing.assert_close(actual, expected, rtol=2.0**-7, atol=1e-5)
+    limit = 20
+    with pytest.raises(MachineError, match="out of memory"):
+        opened(tmp_path / "c", rows_of(), teacher=Small(capture(headed(), EVERYTHING)))
 
 
 class Echo(nn.Module):
