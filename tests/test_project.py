@@ -16,6 +16,7 @@ import pytest
 import yaml
 from packaging.version import Version
 
+import kdcli
 from kdcli import losses, pruners
 from kdcli.errors import KdcliError
 from kdcli.models.layout import LAYOUTS
@@ -106,6 +107,27 @@ def test_the_lowest_versions_are_those_of_pyproject():
     assert {name: pinned[name] for name in floors} == floors
 
 
+@pytest.mark.parametrize("place", ["ci", "release"])
+def test_workflows_try_the_wheel_and_pin_their_actions(place):
+    text = (ROOT / ".github" / "workflows" / f"{place}.yml").read_text("utf-8")
+    steps = [step for job in yaml.safe_load(text)["jobs"].values() for step in job["steps"]]
+    assert ".ci/wheel" in [step.get("run") for step in steps]
+    used = [step["uses"] for step in steps if "uses" in step]
+    assert [name for name in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", name)] == []
+    script = (ROOT / ".ci" / "wheel").read_text("utf-8")
+    assert re.search(r"-m build\n.*twine check", script)
+
+
+def test_ci_runs_on_linux_and_macos_with_each_supported_python():
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))["jobs"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    supported = {c.split(" :: ")[-1] for c in project["classifiers"] if ":: Python :: 3." in c}
+    matrix = jobs["test"]["strategy"]["matrix"]
+    assert set(matrix["python"]) == supported
+    assert set(matrix["os"]) == {"ubuntu-latest", "macos-latest"}
+    assert "make check CONSTRAINTS=constraints-lowest.txt" in str(jobs["lowest"])
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """The wheel unpacked, and the names in the sdist."""
@@ -142,6 +164,38 @@ def test_recipes_are_listed_from_a_wheel_and_from_a_bare_checkout(built, tmp_pat
         path for path in (ROOT / "recipes").glob("*/*.yaml") if path.parent.name != "ablations"
     ]
     assert len(listed.splitlines()) == len(recipes)
+
+
+def test_what_ci_runs_is_what_a_developer_runs():
+    assert "make test" in (ROOT / ".ci" / "run").read_text("utf-8")
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))
+    assert any(step.get("run") == ".ci/run" for step in workflow["jobs"]["test"]["steps"])
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
+
+
+def test_ci_installs_the_programs_that_load_exports():
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))
+    commands = [step.get("run", "") for step in workflow["jobs"]["test"]["steps"]]
+    (install,) = [command for command in commands if "KDCLI_FOREIGN=1" in command]
+    assert commands.index(install) < commands.index(".ci/run")
+    assert re.search(r"@huggingface/transformers@\d+\.\d+\.\d+\n", install)
+    assert re.search(r"fastembed==\d+\.\d+\.\d+\n", install)
+    # The variables that the tests read.
+    clients = (ROOT / "tests" / "verbs" / "clients.py").read_text("utf-8")
+    exported = re.findall(r'echo "(\w+)=', install)
+    assert set(exported) == set(re.findall(r'environ\.get\("(\w+)"', clients))
+
+
+def test_the_licence_is_apache_and_names_nobody():
+    text = (ROOT / "LICENSE").read_text("utf-8")
+    assert "Apache License" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+    assert re.findall(r"^\s*Copyright (?!\[yyyy\])\S*\d{4}.*$", text, re.MULTILINE) == []
+
+
+def test_the_changelog_has_a_place_for_what_comes():
+    assert "## Unreleased" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+    assert re.fullmatch(r"\d+\.\d+\.\d+(\.dev\d+)?", kdcli.__version__)
 
 
 @pytest.mark.skipif(

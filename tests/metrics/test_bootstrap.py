@@ -221,6 +221,11 @@ def test_tangos_interval_holds_what_the_score_test_keeps(b, c, n):
     assert tango_interval(c, b, n) == pytest.approx(np.negative(tango_interval(b, c, n))[::-1])
 
 
+def test_tangos_interval_without_a_difference_is_known_in_closed_form():
+    end = 1.959964**2 / (100 + 1.959964**2)
+    assert tango_interval(0, 0, 100) == pytest.approx((-end, end))
+
+
 @pytest.mark.parametrize("n", [50, 100])
 @pytest.mark.parametrize(("drop", "differing"), [(0, 0.02), (0, 0.06), (0.01, 0.03), (0.01, 0.07)])
 @pytest.mark.parametrize("more", [0, 0.02])
@@ -280,6 +285,13 @@ def coverage(n, drop, differing, positives, draws, resamples):
 def test_intervals_of_f1_hold_the_truth():
     # The percentiles alone hold it in 60 to 65 %.
     assert coverage(50, 0.02, 0.02, 0.3, draws=150, resamples=100).min() >= 0.93
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("n", [50, 100])
+@pytest.mark.parametrize(("drop", "differing"), [(0, 0.06), (0.02, 0.02), (0.03, 0.06)])
+def test_intervals_of_f1_hold_the_truth_in_many_draws(n, drop, differing):
+    assert coverage(n, drop, differing, 0.3, draws=2000, resamples=200).min() >= 0.93
 
 
 def test_the_interval_of_many_examples_is_that_of_the_normal_law():

@@ -1,4 +1,5 @@
-"""Metrics of classes and of several labels an example, against scikit-learn and by hand."""
+"""Metrics of classes and of several labels an example, against formulas written out and against
+scikit-learn."""
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis.extra.numpy import arrays
 
 from kdcli.metrics import scorer
 from kdcli.metrics.classification import confusion, per_class
+from kdcli.metrics.library import TaskMetric
 from kdcli.types import Task
 
 NAMES = ("accuracy", "f1", "macro_f1", "matthews")
@@ -18,12 +20,49 @@ def task_of(classes: int) -> Task:
     return Task("t", "class", ("text",), NAMES, labels=tuple(f"c{i}" for i in range(classes)))
 
 
+def f1_of(predicted, true, label):
+    found = np.sum((predicted == label) & (true == label), dtype=np.float64)
+    there = np.sum(predicted == label) + np.sum(true == label)
+    return 2 * found / there if there else 0.0
+
+
+def matthews_of(predicted, true, classes):
+    """The correlation of the indicator matrices of truth and prediction, over their centred
+    entries."""
+    x, y = (np.eye(classes, dtype=np.float64)[v] for v in (predicted, true))
+    x, y = x - x.mean(axis=0), y - y.mean(axis=0)
+    norm = np.sqrt((x * x).sum() * (y * y).sum())
+    return (x * y).sum() / norm if norm > 1e-12 else 0.0
+
+
+def expected(predicted, true, classes):
+    predicted, true = np.asarray(predicted), np.asarray(true)
+    macro = np.mean(
+        [f1_of(predicted, true, c) for c in range(classes) if c in predicted or c in true]
+    )
+    return {
+        "accuracy": np.mean(predicted == true),
+        "f1": f1_of(predicted, true, 1) if classes == 2 else macro,
+        "macro_f1": macro,
+        "matthews": matthews_of(predicted, true, classes),
+    }
+
+
 @st.composite
 def judged(draw, smallest=1):
     classes = draw(st.integers(2, 5))
     pairs = st.tuples(st.integers(0, classes - 1), st.integers(0, classes - 1))
     predicted, true = zip(*draw(st.lists(pairs, min_size=smallest, max_size=30)), strict=True)
     return classes, list(predicted), list(true)
+
+
+@given(judged())
+def test_metrics_are_the_formulas(case):
+    classes, predicted, true = case
+    found = TaskMetric(task_of(classes)).compute(predictions=predicted, references=true)
+    assert list(found) == list(NAMES)
+    assert all(type(value) is float for value in found.values())
+    assert found == pytest.approx(expected(predicted, true, classes), abs=1e-12)
 
 
 @pytest.mark.filterwarnings(
@@ -51,35 +90,31 @@ def test_counts_are_by_truth_then_prediction():
     assert counts.tolist() == [[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
 
 
-PER_CLASS = {
-    # Predictions, references, and class -> precision, recall, F1 and occurrences.
-    "class": ([0, 1, 1, 1], [0, 0, 1, 2], {"a": (1, 0.5, 2 / 3, 2), "b": (1 / 3, 1, 0.5, 1)}),
-    "multi": (
-        [[1, 0, 0], [1, 1, 0]],
-        [[1, 0, 0], [0, 1, 0]],
-        {"a": (0.5, 1, 2 / 3, 1), "b": (1, 1, 1, 1)},
-    ),
-    "tokens": (
-        [["O", "a"], ["b"]],
-        [["a", "a"], ["b"]],
-        {"a": (1, 0.5, 2 / 3, 2), "b": (1, 1, 1, 1)},
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", PER_CLASS)
-def test_scores_of_each_class_by_hand(kind):
-    predicted, true, expected = PER_CLASS[kind]
-    labels = ("O", "a", "b", "c") if kind == "tokens" else ("a", "b", "c")
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.UndefinedMetricWarning")
+@pytest.mark.parametrize("kind", ["class", "multi", "tokens"])
+def test_scores_of_each_class_are_those_of_scikit_learn(kind):
+    labels = ("O", "a", "b", "c")
+    drawn = np.random.default_rng(0)
+    if kind == "class":
+        predicted, true = ids = drawn.integers(3, size=(2, 20)).tolist()
+    elif kind == "multi":
+        predicted, true = ids = drawn.integers(2, size=(2, 20, 4)).tolist()
+    else:
+        predicted, true = (
+            np.asarray(labels)[drawn.integers(3, size=(4, 5))].tolist() for _ in range(2)
+        )
+        ids = [[labels.index(tag) for tags in rows for tag in tags] for rows in (predicted, true)]
     found = per_class(Task("t", kind, ("text",), (), labels=labels), predicted, true)
-    # No row is predicted as the last class.
-    expected = expected | {"c": (0, 0, 0, int(kind == "class"))}
-    names = ("precision", "recall", "f1", "support")
-    assert found == {
-        name: pytest.approx(dict(zip(names, values, strict=True)))
-        for name, values in expected.items()
-    }
-    assert all(type(scores["support"]) is int for scores in found.values())
+    numbers = None if kind == "multi" else range(4)
+    theirs = np.transpose(
+        sklearn.metrics.precision_recall_fscore_support(*ids[::-1], labels=numbers, zero_division=0)
+    )
+    names = labels[1:] if kind == "tokens" else labels
+    assert list(found) == list(names)
+    for name in names:
+        assert list(found[name]) == ["precision", "recall", "f1", "support"]
+        assert list(found[name].values()) == pytest.approx(theirs[labels.index(name)].tolist())
+        assert type(found[name]["support"]) is int
 
 
 def test_scores_and_spans_have_no_classes():
@@ -103,6 +138,31 @@ TASK = Task("t", "multi", ("text",), MULTI, labels=("a", "b", "c"))
 PAIRS = st.integers(1, 12).flatmap(
     lambda n: arrays(np.int64, (2, n, LABELS), elements=st.integers(0, 1))
 )
+
+
+def f1_of_indicators(predicted, true):
+    found, there = np.sum(predicted & true, dtype=np.float64), np.sum(predicted) + np.sum(true)
+    return 2 * found / there if there else 0.0
+
+
+@given(PAIRS)
+def test_multilabel_metrics_are_the_formulas(pair):
+    predicted, true = pair
+    found = TaskMetric(TASK).compute(predictions=predicted.tolist(), references=true.tolist())
+    assert list(found) == list(MULTI)
+    assert all(type(value) is float for value in found.values())
+    assert found == pytest.approx(
+        {
+            "micro_f1": f1_of_indicators(predicted.ravel(), true.ravel()),
+            "macro_f1": np.mean(
+                [f1_of_indicators(predicted[:, c], true[:, c]) for c in range(LABELS)]
+            ),
+            "exact": np.mean(
+                [p.tolist() == t.tolist() for p, t in zip(predicted, true, strict=True)]
+            ),
+        },
+        abs=1e-12,
+    )
 
 
 @given(PAIRS)

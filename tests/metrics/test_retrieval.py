@@ -1,19 +1,21 @@
-"""Rankings of documents and their metrics, by hand; trec_eval judges those of rerankers."""
+"""Ranking metrics: by hand, against scikit-learn's nDCG, and against trec_eval with ties."""
 
 import numpy as np
 import pytest
+import pytrec_eval
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from sentence_transformers.util import SimilarityFunction
+from sklearn.metrics import ndcg_score
 
 from kdcli.errors import UsageError
 from kdcli.metrics.retrieval import rank_documents, ranking_metrics, similarities
 
 
 def test_by_hand():
-    found = ranking_metrics(
-        ["a", "b", "c", *"defghijkl"], {"b": 1.0, "l": 1.0, "z": 2.5, "a": -1.0}
-    )
-    ideal = 2.5 + 1 / np.log2(3) + 1 / 2
+    found = ranking_metrics(["a", "b", "c", *"defghijkl"], {"b": 1.0, "l": 1.0, "z": 2.0, "a": 0.0})
+    ideal = 2 + 1 / np.log2(3) + 1 / 2
     wanted = {
         "ndcg@10": 1 / np.log2(3) / ideal,
         "mrr@10": 0.5,
@@ -22,6 +24,96 @@ def test_by_hand():
     }
     assert found == pytest.approx(wanted)
     assert ranking_metrics(["x"], {"y": 1.0}) == dict.fromkeys(wanted, 0.0)
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=2, max_size=30).filter(any),
+    st.randoms(use_true_random=False),
+)
+def test_ndcg_is_scikit_learns(grades, random):
+    documents = [str(n) for n in range(len(grades))]
+    random.shuffle(ranked := list(documents))
+    found = ranking_metrics(ranked, {d: float(g) for d, g in zip(documents, grades, strict=True)})
+    scores = [[-ranked.index(d) for d in documents]]
+    assert found["ndcg@10"] == pytest.approx(ndcg_score([grades], scores, k=10))
+
+
+def trec_eval(run, relevance):
+    """trec_eval's metrics. Among equal scores it ranks the larger id first."""
+    measures = {"ndcg_cut.10", "recall.10,100", "recip_rank"}
+    values = pytrec_eval.RelevanceEvaluator(relevance, measures).evaluate(run)
+    return {
+        query: {
+            "ndcg@10": of_query["ndcg_cut_10"],
+            # trec_eval does not cut the reciprocal rank.
+            "mrr@10": of_query["recip_rank"] if of_query["recip_rank"] >= 0.1 else 0.0,
+            "recall@10": of_query["recall_10"],
+            "recall@100": of_query["recall_100"],
+        }
+        for query, of_query in values.items()
+    }
+
+
+@given(st.data())
+def test_rankings_with_ties_score_as_by_trec_eval(data):
+    documents = [f"d{n:03}" for n in range(data.draw(st.integers(1, 130)))]
+    # Few distinct scores, so that most of them tie, also at the cuts.
+    levels = st.lists(st.integers(0, 4), min_size=len(documents), max_size=len(documents))
+    queries = ["q0", "q1"]
+    scores_QN = np.array([data.draw(levels) for _ in queries], dtype=np.float32)
+    grades = st.dictionaries(st.sampled_from(documents), st.integers(0, 3), min_size=1)
+    relevance = {
+        query: data.draw(grades.filter(lambda judged: any(judged.values()))) for query in queries
+    }
+    # As trec_eval, rank the larger id first: the order of the documents decides ties.
+    largest_first = documents[::-1]
+    rankings = rank_documents(scores_QN[:, ::-1], queries, largest_first, relevance, 100)
+    run = {
+        query: dict(zip(documents, scores.tolist(), strict=True))
+        for query, scores in zip(queries, scores_QN, strict=True)
+    }
+    expected = trec_eval(run, relevance)
+    for query, ranking in zip(queries, rankings, strict=True):
+        assert len(ranking) == min(100, len(documents))
+        assert ranking_metrics(ranking, relevance[query]) == pytest.approx(expected[query])
+
+
+def plain_metrics(ranked, grades):
+    """The definitions, document by document in float64."""
+    dcg = best = 0.0
+    hits_10 = hits_100 = 0
+    reciprocal = 0.0
+    relevant = sorted((grade for grade in grades.values() if grade > 0), reverse=True)
+    for place, document in enumerate(ranked[:100], 1):
+        gain = grades.get(document, 0.0)
+        if gain <= 0:
+            continue
+        hits_100 += 1
+        if place <= 10:
+            hits_10 += 1
+            dcg += gain * np.log(2.0) / np.log(place + 1.0)
+            reciprocal = reciprocal or 1.0 / place
+    for place, grade in enumerate(relevant[:10], 1):
+        best += grade * np.log(2.0) / np.log(place + 1.0)
+    return {
+        "ndcg@10": dcg / best,
+        "mrr@10": reciprocal,
+        "recall@10": hits_10 / len(relevant),
+        "recall@100": hits_100 / len(relevant),
+    }
+
+
+@given(st.data())
+def test_metrics_follow_their_definitions_for_any_grades(data):
+    """Grades may be fractions, 0 or negative; documents may be without a grade or unranked."""
+    documents = [f"d{n}" for n in range(data.draw(st.integers(1, 120)))]
+    ranked = data.draw(st.permutations(documents))
+    grade = st.sampled_from([-1.0, 0.0, 0.25, 1.0, 2.5])
+    names = st.sampled_from([*documents, "never ranked", "nor this"])
+    grades = data.draw(
+        st.dictionaries(names, grade, min_size=1).filter(lambda g: max(g.values()) > 0)
+    )
+    assert ranking_metrics(ranked, grades) == pytest.approx(plain_metrics(ranked, grades))
 
 
 def test_the_earlier_document_wins_a_tie():

@@ -2,6 +2,7 @@
 
 import warnings
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +22,54 @@ def compute(predictions, references):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return TaskMetric(TASK).compute(predictions=predictions, references=references)
+
+
+def of_pieces(pieces):
+    """Tags of a sentence out of (type or O, words), well-formed, and its entities."""
+    tags, entities = [], set()
+    for kind, length in pieces:
+        if kind != "O":
+            entities.add((kind, len(tags), len(tags) + length))
+        tags += ["O"] * length if kind == "O" else [f"B-{kind}"] + [f"I-{kind}"] * (length - 1)
+    return tags, entities
+
+
+@st.composite
+def well_formed(draw):
+    """Sentences of the same lengths, predicted and true, as pieces."""
+    pieces = st.lists(
+        st.tuples(st.sampled_from(["O", "PER", "LOC"]), st.integers(1, 3)), max_size=5
+    )
+    sentences = []
+    for _ in range(draw(st.integers(1, 5))):
+        predicted, true = draw(pieces), draw(pieces)
+        lengths = [sum(length for _, length in side) for side in (predicted, true)]
+        predicted += [("O", 1)] * max(0, lengths[1] - lengths[0])
+        true += [("O", 1)] * max(0, lengths[0] - lengths[1])
+        sentences.append((predicted, true))
+    return sentences
+
+
+@given(well_formed())
+def test_metrics_are_the_formulas(sentences):
+    read = [(of_pieces(p), of_pieces(t)) for p, t in sentences]
+    found = compute([p[0] for p, _ in read], [t[0] for _, t in read])
+    both = float(sum(len(p[1] & t[1]) for p, t in read))
+    predicted, true = (sum(len(pair[side][1]) for pair in read) for side in (0, 1))
+    words = sum(len(t[0]) for _, t in read)
+    right = sum(a == b for p, t in read for a, b in zip(p[0], t[0], strict=True))
+    precision, recall = (both / n if n else 0.0 for n in (predicted, true))
+    assert list(found) == list(NAMES)
+    assert all(type(value) is float for value in found.values())
+    assert found == pytest.approx(
+        {
+            "f1": 2 * precision * recall / (precision + recall) if both else 0.0,
+            "precision": precision,
+            "recall": recall,
+            "accuracy": right / words if words else 0.0,
+        },
+        abs=1e-12,
+    )
 
 
 def test_any_tags_score_as_by_seqeval():
@@ -121,6 +170,34 @@ def test_entities_do_not_overlap_and_cover_every_tag_but_o(tags):
         assert {tag.split("-", 1)[-1] for tag in tags[begin:end]} == {name}
         assert not {tag[:2] for tag in tags[begin + 1 : end]} & {"B-", "S-"}
         assert not {tag[:2] for tag in tags[begin : end - 1]} & {"E-", "S-"}
+
+
+@given(st.lists(ANY_TAG, max_size=6), st.lists(ANY_TAG, max_size=6))
+def test_sentences_apart_by_o_have_their_own_entities(first, second):
+    after = len(first) + 1
+    moved = {(name, begin + after, end + after) for name, begin, end in entities(second)}
+    assert entities([*first, "O", *second]) == entities(first) | moved
+
+
+@pytest.mark.parametrize(
+    ("predicted", "true", "counts"),
+    [
+        # found, predicted, true
+        (["B-PER", "I-LOC", "O"], ["B-PER", "O", "B-LOC"], (1, 2, 2)),
+        # Tags without a prefix: a run of one is an entity, and one that begins with O or with E is
+        # as good as any.
+        (["PER", "PER", "ORG"], ["PER", "PER", "ORG"], (2, 2, 2)),
+        (["PER", "PER", "O"], ["PER", "PER", "ORG"], (1, 1, 2)),
+        (["NN", "IN", "EX"], ["NN", "NN", "EX"], (1, 3, 2)),
+    ],
+)
+def test_entities_by_hand(predicted, true, counts):
+    found, of_prediction, of_truth = counts
+    scores = compute([predicted], [true])
+    assert scores["precision"] == (found / of_prediction if of_prediction else 0.0)
+    assert scores["recall"] == (found / of_truth if of_truth else 0.0)
+    assert scores["f1"] == pytest.approx(2 * found / (of_prediction + of_truth) if found else 0.0)
+    assert scores["accuracy"] == np.mean(np.array(predicted) == np.array(true))
 
 
 def test_an_entity_ends_with_its_sentence():

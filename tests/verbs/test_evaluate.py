@@ -1,7 +1,11 @@
 """`kdcli evaluate` on tiny models, next to transformers: metrics, files and refusals."""
 
 import functools
+import json
+import math
 import shlex
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import own_files
@@ -11,6 +15,10 @@ import torch
 from encoders import on_disk, tiny_encoder
 from own_files import NAMES, QUICK, lines_of, refused, report_of, said_by, write
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+
+from kdcli.errors import GateError, UsageError
+from kdcli.verbs.evaluate.run import Extras, check_recipe, check_score_gates
+from kdcli.verbs.evaluate.settings import EvaluateRecipe
 
 LABELS = tuple(sorted(NAMES))
 SHARE = """
@@ -103,6 +111,84 @@ def test_what_it_says_is_what_transformers_says(models, data, tmp_path):
     assert "accuracy" in result.stdout
 
 
+@pytest.mark.parametrize("kind", ["multi", "score", "tokens", "span"])
+def test_every_kind_is_judged_as_when_it_was_fine_tuned(tmp_path, kind):
+    data = own_files.own(tmp_path / "data", kind, n=64, judged=24)
+    own_files.succeeds(
+        *(
+            "finetune",
+            own_files.encoder(tmp_path / "encoder"),
+            "--task",
+            "own",
+            "--data",
+            data,
+            *QUICK,
+        ),
+        *("--max-steps", "12", "-o", tmp_path / "tuned"),
+    )
+    settings = ["--set", "data.max_length=24", "--set", "data.stride=4"]
+    settings += ["--predictions", tmp_path / "predictions.jsonl"]
+    succeeds(tmp_path / "tuned", "--task", "own", "--data", data, *settings, "-o", tmp_path / "out")
+    before, after = (report_of(tmp_path / name).evaluations[0] for name in ("tuned", "out"))
+    assert after.metrics == pytest.approx(before.metrics, abs=1e-6)
+    assert after.n == 24
+    rows = lines_of(tmp_path / "predictions.jsonl")
+    given = own_files.rows(kind, 24, seed=1)
+    label = {"tokens": lambda r: r["ner_tags"], "span": lambda r: r["answers"]["text"]}.get(
+        kind, lambda r: r["label"]
+    )
+    order = sorted if kind == "multi" else lambda labels: labels
+    assert [order(row["label"]) for row in rows] == [order(label(r)) for r in given]
+    exact = {
+        "multi": lambda r: sorted(r["predicted"]) == sorted(r["label"]),
+        "span": lambda r: r["predicted"] in r["label"],
+        "tokens": lambda r: sum(a == b for a, b in zip(r["predicted"], r["label"], strict=True)),
+        "score": lambda r: (r["predicted"] - r["label"]) ** 2,
+    }[kind]
+    name = {"tokens": "accuracy", "score": "mse"}.get(kind, "exact")
+    count = sum(len(r["label"]) for r in rows) if kind == "tokens" else 24
+    assert after.metrics[name] == pytest.approx(sum(map(exact, rows)) / count)
+
+
+@pytest.mark.parametrize("kind", ["pair", "span"])
+def test_a_model_reads_as_many_tokens_as_when_it_was_fine_tuned(tmp_path, kind):
+    """Rows long enough to be cut at 16 tokens, not at the task's 128 or 384."""
+    data, tuned = own_files.own(tmp_path / "data", kind, n=64, judged=24), tmp_path / "tuned"
+    column = "context" if kind == "span" else "premise"
+    long = [row | {column: row[column] + " w40" * 30} for row in own_files.rows(kind, 24, seed=1)]
+    write(data / "validation.jsonl", long)
+    encoder = own_files.encoder(tmp_path / "encoder")
+    options = [*QUICK, "--max-steps", "8", "--set", "data.max_length=16"]
+    own_files.succeeds("finetune", encoder, "--task", "own", "--data", data, *options, "-o", tuned)
+    assert AutoTokenizer.from_pretrained(tuned).model_max_length == 16
+    assert AutoTokenizer.from_pretrained(encoder).model_max_length > 16
+
+    def evaluated(folder, *settings):
+        result = succeeds(
+            folder, "--task", "own", "--data", data, "--set", "data.stride=4", *settings
+        )
+        made = max((tmp_path / "runs").iterdir(), key=lambda path: path.stat().st_mtime)
+        return report_of(made), said_by(result)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        same, _ = evaluated(tuned)
+        assert same.evaluations[0].metrics == pytest.approx(
+            report_of(tuned).evaluations[0].metrics, abs=1e-6
+        )
+        assert "16 tokens" in same.notes[0]
+        other, message = evaluated(tuned, "--set", "data.max_length=24")
+        assert "using 24 tokens, as data.max_length says" in message
+        assert "24 tokens" in other.notes[0]
+        given, message = evaluated(tuned, "--set", "data.max_length=16")
+        assert "reads rows of" not in message
+        assert given.evaluations == same.evaluations
+        # Another task's length says nothing of this one.
+        config = json.loads((tuned / "config.json").read_text("utf-8"))
+        (tuned / "config.json").write_text(json.dumps(config | {"kdcli_task": "another"}), "utf-8")
+        assert "fine-tuned with" not in evaluated(tuned)[1]
+
+
 def test_predictions_by_vectors_are_cosines(tmp_path):
     model = tmp_path / "model"
     on_disk(tiny_encoder("bert"), model)
@@ -189,6 +275,17 @@ def test_repeated_texts_add_no_certainty_and_unknown_words_are_told(models, tmp_
     assert note.removeprefix("model-3: ") in own_files.said_by(result)
 
 
+def test_a_model_beside_itself_differs_by_nothing_and_is_numbered(models, data, tmp_path):
+    twin = own_files.headed(tmp_path / "elsewhere" / "model-3", LABELS, seed=3)
+    succeeds(models[0], twin, models[0], "--task", "own", "--data", data, "-o", tmp_path / "out")
+    report = report_of(tmp_path / "out")
+    assert list(report.cards) == ["model-3", "model-3 (2)", "model-3 (3)"]
+    assert {c.difference for c in report.comparisons} == {0}
+    # The interval allows for rows that are not among these.
+    assert all(c.low == pytest.approx(-c.high) and c.low < 0 for c in report.comparisons)
+    assert len(report.comparisons) == 6
+
+
 @pytest.mark.parametrize(
     ("gates", "code"), [(["matthews=-1", "accuracy=0.1"], 0), (["accuracy=0", "f1=0.999"], 5)]
 )
@@ -205,6 +302,15 @@ def test_a_gate_that_is_missed_fails_after_the_table(models, data, tmp_path, gat
             f"model-3 has {metric} {value:.4f}, below {float(least):g}; model-5 has {metric}"
             in said_by(result)
         )
+
+
+def test_a_metric_that_is_not_a_number_misses_its_gate():
+    """mteb's correlation is NaN if all vectors are equal."""
+    scored = SimpleNamespace(model="m", set="", metrics={"spearman": math.nan})
+    report = SimpleNamespace(cards={"m": None}, evaluations=[scored], decisions=[])
+    result = SimpleNamespace(report=report, folder="out")
+    with pytest.raises(GateError, match=r"m has spearman nan, below -1"):
+        check_score_gates(result, Extras(gates={"spearman": -1.0}))
 
 
 def test_gates_of_several_sets_are_of_their_mean_or_of_one(tmp_path):
@@ -240,6 +346,21 @@ def test_gates_of_several_sets_are_of_their_mean_or_of_one(tmp_path):
         ), gate
 
 
+def test_overwrite_and_numbered_directories(models, data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = [models[0], "--task", "own", "--data", data]
+    for _ in range(2):
+        succeeds(*options)
+    assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == [
+        "evaluate-model-3-tickets",
+        "evaluate-model-3-tickets-2",
+    ]
+    succeeds(*options, "--overwrite")
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+    taken = evaluate(*options, "-o", "runs/evaluate-model-3-tickets")
+    assert (taken.exit_code, "is not empty" in taken.stderr) == (2, True)
+
+
 def test_a_test_split_and_a_part_of_it(models, data, tmp_path):
     write(data / "test.jsonl", own_files.rows("class", 40, seed=2))
     options = [models[0], "--task", "own", "--data", data, "--set", "data.split=test"]
@@ -269,6 +390,56 @@ def test_a_file_with_only_some_of_the_classes_is_judged_with_the_names_of_the_mo
     assert evaluation.metrics["accuracy"] == np.mean(
         [r["label"] == e for r, e in zip(rows, expected, strict=True)]
     )
+
+
+def test_a_model_with_the_labels_in_another_order(models, data, tmp_path):
+    """It is refused with the mapping it needs, and is right about the same examples with it."""
+    model = own_files.headed(tmp_path / "model", LABELS[::-1], seed=3)
+    # A named task, whose order is its own; a user's own rows take the order of their model.
+    rows = [
+        {"sentence": r["text"], "label": r["label"]} for r in own_files.rows("class", 60, seed=1)
+    ]
+    names = {"brisk": "negative", "calm": "positive"}
+    write(tmp_path / "sst" / "validation.jsonl", [r | {"label": names[r["label"]]} for r in rows])
+    other = own_files.headed(tmp_path / "other", ("positive", "negative"), seed=3)
+    options = [other, "--task", "sst2", "--data", tmp_path / "sst"]
+    assert "add --set head.label_map='[1, 0]'" in refused(tmp_path, "evaluate", *options)
+    succeeds(*options, "--set", "head.label_map=[1, 0]", "-o", tmp_path / "mapped")
+    expected = [
+        ("positive", "negative")[p.argmax()]
+        for p in probabilities(other, [r["sentence"] for r in rows])
+    ]
+    right = np.mean([names[r["label"]] == e for r, e in zip(rows, expected, strict=True)])
+    assert report_of(tmp_path / "mapped").evaluations[0].metrics["accuracy"] == right
+    assert right != 0.5
+    # The same model on own rows.
+    succeeds(model, "--task", "own", "--data", data, "-o", tmp_path / "own")
+    assert report_of(tmp_path / "own").evaluations[0].confusion.labels == list(LABELS[::-1])
+    assert "another order" in refused(
+        tmp_path, "evaluate", models[0], model, "--task", "own", "--data", data
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "no model given"),
+        ({"models": ["a"]}, "no task given"),
+        ({"models": ["a", "b"], "task": "sst2", "masks": ["m"]}, "--mask takes one model"),
+        (
+            {"models": ["a"], "task": "sst2", "masks": ["m"], "measure": {"latency": True}},
+            "measures no latency",
+        ),
+        ({"models": ["a", "b"], "task": "sst2"}, "--submission takes one model, not 2"),
+        (
+            {"models": ["a"], "task": "sst2", "masks": ["m", "n"]},
+            "--submission takes one model, not 2",
+        ),
+    ],
+)
+def test_recipes_are_checked_before_anything_is_loaded(settings, message):
+    with pytest.raises(UsageError, match=message):
+        check_recipe(EvaluateRecipe(**settings), Extras(submission=Path("glue")))
 
 
 def test_a_metric_of_the_evaluate_library_beside_those_of_the_task(data, tmp_path):
@@ -317,6 +488,16 @@ def test_a_metric_of_the_evaluate_library_beside_those_of_the_task(data, tmp_pat
 def test_bad_options_are_refused(models, data, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     assert message in refused(tmp_path, "evaluate", models[0], "--data", data, *arguments)
+
+
+def test_the_second_of_two_models_is_checked_before_the_first_is_evaluated(
+    models, data, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("kdcli.workloads.labelled.LabelledWorkload.score", None)
+    bare = own_files.encoder(tmp_path / "plain")
+    assert "fine-tune it first" in refused(
+        tmp_path, "evaluate", models[0], bare, "--task", "own", "--data", data
+    )
 
 
 # Task -> how a row is written, and the words the server wants for the classes where it wants words.

@@ -103,6 +103,13 @@ def test_the_classes_and_rows_that_change_are_reported(judged):
     assert not any(row.texts[0] in printed for row in decision.differing)
 
 
+def test_worst_limits_the_rows_that_differ(models, data, tmp_path):
+    arguments = ["--task", "own", "--data", data, "--set", "worst=0", "-o", tmp_path / "out"]
+    succeeds(*models, *arguments)
+    (decision,) = report_of(tmp_path / "out").decisions
+    assert decision.differing == []
+
+
 def test_without_labels_the_teacher_is_the_reference(models, data, tmp_path):
     file, out = tmp_path / "predictions.jsonl", tmp_path / "out"
     arguments = ["--task", "own", "--data", data, "--set", "data.labels=teacher"]
@@ -128,6 +135,127 @@ def test_without_labels_the_teacher_is_the_reference(models, data, tmp_path):
     assert all(row.label is None for row in decision.differing)
 
 
+def test_calibration_is_that_of_the_predictions(judged):
+    _, decision, predictions, _ = judged
+    assert list(decision.calibration) == ["model-5", "model-3"]
+    for name, rows in predictions.items():
+        probs = np.array([row["scores"] for row in rows])
+        true = np.array([LABELS.index(row["label"]) for row in rows])
+        calibration = decision.calibration[name]
+        assert calibration.error == pytest.approx(error_of(probs, true), abs=1e-9)
+        losses = {t: loss_of(np.log(probs) / t, true) for t in np.geomspace(0.011, 99, 4000)}
+        best = min(losses, key=losses.__getitem__)
+        if calibration.temperature is None:
+            # The edge of the grid is the best one.
+            assert best in (min(losses), max(losses))
+        else:
+            assert calibration.temperature == pytest.approx(best, rel=0.003)
+            scaled = probs ** (1 / calibration.temperature)
+            assert calibration.scaled_error == pytest.approx(
+                error_of(scaled / scaled.sum(1, keepdims=True), true), abs=1e-9
+            )
+    stored = decision.calibration["model-3"]
+    scaled = np.array([row["scores"] for row in predictions["model-3"]]) ** (1 / 2.5)
+    assert stored.stored_temperature == 2.5
+    assert stored.stored_error == pytest.approx(
+        error_of(scaled / scaled.sum(1, keepdims=True), true), abs=1e-9
+    )
+    assert decision.calibration["model-5"].stored_temperature is None
+
+
+def loss_of(logits, true):
+    """The mean negative log likelihood of two classes."""
+    return (np.logaddexp(*logits.T) - logits[np.arange(len(true)), true]).mean()
+
+
+def error_of(probs, true):
+    """The calibration error of two classes, bin by bin."""
+    confidence, right = probs.max(1), probs.argmax(1) == true
+    error = 0.0
+    for m in range(15):
+        inside = (confidence > m / 15) & (confidence <= (m + 1) / 15)
+        error += abs(right[inside].sum() - confidence[inside].sum()) / len(true)
+    return error
+
+
+def test_thresholds_reach_the_precision_and_recall_of_the_baseline(judged):
+    _, decision, predictions, _ = judged
+    (thresholds,) = decision.thresholds
+    assert thresholds.label == LABELS[1]
+    theirs, ours = predictions.values()
+
+    def at(rows, threshold):
+        hits = sum(r["scores"][1] > threshold and r["label"] == LABELS[1] for r in rows)
+        predicted = sum(r["scores"][1] > threshold for r in rows)
+        return hits / predicted, hits / share(rows, label=LABELS[1])
+
+    assert (thresholds.baseline.precision, thresholds.baseline.recall) == at(theirs, 0.5)
+    assert (thresholds.model.precision, thresholds.model.recall) == at(ours, 0.5)
+    every = [at(ours, r["scores"][1] - 1e-9) for r in ours]
+    precision, recall = at(theirs, 0.5)
+    best_recall = max((r for p, r in every if p >= precision), default=None)
+    best_precision = max((p for p, r in every if r >= recall), default=None)
+    for point, best, name in (
+        (thresholds.same_precision, best_recall, "recall"),
+        (thresholds.same_recall, best_precision, "precision"),
+    ):
+        if best is None:
+            assert point is None
+        else:
+            assert (point.precision, point.recall) == at(ours, point.threshold)
+            assert getattr(point, name) == best
+    assert thresholds.same_recall is not None
+
+
+@pytest.mark.parametrize("kind", ["multi", "tokens"])
+def test_other_kinds_have_classes_too(tmp_path, kind):
+    data = own_files.own(tmp_path / "data", kind, n=64, judged=40)
+    encoder = own_files.encoder(tmp_path / "encoder")
+    for steps in (4, 30):
+        arguments = [encoder, "--task", "own", "--data", data, *QUICK, "--max-steps", steps]
+        own_files.succeeds("finetune", *arguments, "-o", tmp_path / f"tuned-{steps}")
+    file = tmp_path / "predictions.jsonl"
+    models = [tmp_path / "tuned-30", tmp_path / "tuned-4"]
+    arguments = ["--task", "own", "--data", data, "--set", "data.max_length=24"]
+    succeeds(*models, *arguments, "--predictions", file, "-o", tmp_path / "out")
+    (decision,) = report_of(tmp_path / "out").decisions
+    assert decision.metric == "f1"
+    rows = lines_of(file)
+    by_model = [[r for r in rows if r["model"] == m.name] for m in models]
+    names = {"multi": sorted(NAMES), "tokens": ["LOC"]}[kind]
+    assert [each.name for each in decision.classes] == names
+    for each in decision.classes:
+        value = each.metrics["f1"]
+        for found, own in zip((value.baseline, value.model), by_model, strict=True):
+            assert found == pytest.approx(f1_of(kind, own, each.name))
+        assert each.enough == (each.count >= 30)
+    if kind == "multi":
+        assert set(decision.calibration) == {m.name for m in models}
+        assert {t.label for t in decision.thresholds} <= set(names)
+        assert decision.confusion is None
+    else:
+        assert decision.calibration == {}
+        assert decision.confusion.labels == ["O", "LOC"]
+        words = [
+            (b, m)
+            for base, model in zip(*by_model, strict=True)
+            for b, m in zip(base["predicted"], model["predicted"], strict=True)
+        ]
+        assert decision.agreement == pytest.approx(np.mean([a == b for a, b in words]))
+        first = decision.differing[0]
+        base, model = ({r["id"]: r for r in rows}[first.id] for rows in by_model)
+        differ = [
+            i
+            for i, (a, b) in enumerate(zip(base["predicted"], model["predicted"], strict=True))
+            if a != b
+        ]
+        assert first.change == pytest.approx(len(differ) / len(base["texts"]))
+        assert first.label == ", ".join(f"{base['texts'][i]} {base['label'][i]}" for i in differ)
+        assert first.model == ", ".join(
+            f"{base['texts'][i]} {model['predicted'][i]}" for i in differ
+        )
+
+
 def test_entities_of_bilou_have_types(tmp_path):
     tags = [["B-PER", "I-PER", "L-PER", "O", "U-LOC"], ["U-LOC", "U-LOC", "B-LOC", "L-LOC", "O"]]
     given = [{"tokens": [f"w{n}", *"abcd"], "tags": tags[n % 2]} for n in range(40)]
@@ -141,6 +269,22 @@ def test_entities_of_bilou_have_types(tmp_path):
     (decision,) = report_of(tmp_path / "out").decisions
     assert decision.confusion.labels == ["O", "LOC", "PER"]
     assert [each.name for each in decision.classes] == ["LOC", "PER"]
+
+
+def spans(tags):
+    """The runs of `B-LOC`; each `B-LOC` begins an entity."""
+    return {i for i, tag in enumerate(tags) if tag == "B-LOC"}
+
+
+def f1_of(kind, rows, name):
+    hits = predicted = true = 0
+    for row in rows:
+        if kind == "multi":
+            ours, theirs = ({name} & set(row[key]) for key in ("predicted", "label"))
+        else:
+            ours, theirs = spans(row["predicted"]), spans(row["label"])
+        hits, predicted, true = hits + len(ours & theirs), predicted + len(ours), true + len(theirs)
+    return 2 * hits / max(predicted + true, 1)
 
 
 def test_a_class_that_loses_too_much_fails_the_gate(models, data, judged, tmp_path):

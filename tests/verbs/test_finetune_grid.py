@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import own_files
 import pytest
-from own_files import QUICK, kdcli, report_of, same_weights, succeeds, times
+from own_files import QUICK, kdcli, report_of, said_by, same_weights, succeeds, times
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from kdcli.engine.run_dir import RunDir
@@ -92,6 +92,16 @@ def test_the_setting_of_the_best_mean_is_chosen_and_its_best_seed(whole):
     assert "chosen by accuracy (validation; mean over its seeds)" in " ".join(result.stdout.split())
 
 
+def test_a_setting_is_not_chosen_for_one_lucky_seed(given, tmp_path, monkeypatch):
+    scores = iter([0.1, 0.95, 0.6, 0.7, 0.65, 0.6])
+    monkeypatch.setattr("kdcli.verbs.finetune.run.summed_up", lambda *_: {"accuracy": next(scores)})
+    options = [o.replace("3e-4,3e-3", "1e-3,2e-3,3e-3") if isinstance(o, str) else o for o in given]
+    succeeds(*options, "--max-steps", "1", "-o", tmp_path / "out")
+    selection = report_of(tmp_path / "out").selection
+    assert (selection.settings, selection.seed) == ({"train.lr": 2e-3}, 6)
+    assert [r.metrics["accuracy"] for r in selection.runs] == [0.1, 0.95, 0.6, 0.7, 0.65, 0.6]
+
+
 def test_only_the_chosen_model_is_kept(given, whole, tmp_path):
     out, _ = whole
     chosen = out / "runs" / f"lr=0.003,seed={report_of(out).selection.seed}"
@@ -113,7 +123,20 @@ def test_only_the_chosen_model_is_kept(given, whole, tmp_path):
     }
 
 
-@pytest.mark.parametrize("cut", [23])
+def test_a_finished_grid_is_not_repeated_and_another_grid_is_refused(given, whole):
+    out, _ = whole
+    before = times(out)
+    again = succeeds(*given, "-o", out, "--resume")
+    assert "is done already" in again.stderr
+    assert "0.003" in again.stdout
+    changed = [o.replace("3e-4,3e-3", "3e-4,1e-3") if isinstance(o, str) else o for o in given]
+    other = kdcli(*changed, "-o", out, "--resume")
+    assert other.exit_code == 2
+    assert "grid.train.lr: was" in said_by(other)
+    assert times(out) == before
+
+
+@pytest.mark.parametrize("cut", [23, 40])
 def test_a_cut_grid_resumes_without_repeating_a_finished_run(
     given, whole, tmp_path, monkeypatch, cut
 ):
@@ -166,6 +189,16 @@ def test_several_keys_make_every_combination_and_keep_may_be_one(given, tmp_path
     succeeds(*given[: given.index("--grid")], *grid, "-o", tmp_path / "out")
     names = sorted(p.name for p in (tmp_path / "out" / "runs").iterdir())
     assert names == [f"batch_size={b},keep={k},seed=0" for b in (16, 8) for k in ("best", "last")]
+
+
+def test_a_grid_of_one_value_trains_with_it_in_the_directory_itself(given, tmp_path):
+    succeeds(
+        *given[: given.index("--grid")],
+        *shlex.split(f"--grid lr=1e-4 --max-steps 1 -o {tmp_path}/out"),
+    )
+    report = report_of(tmp_path / "out")
+    assert (report.recipe["train"]["lr"], report.selection) == (1e-4, None)
+    assert not (tmp_path / "out" / "runs").exists()
 
 
 @pytest.fixture
