@@ -6,19 +6,36 @@ Such a line is bad, and the lines after it are read by themselves. pyarrow and t
 """
 
 import csv
+import functools
 import itertools
-from collections import deque
+import re
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from kdcli.data.rows import BadRow, OnBadRow, Row
 from kdcli.errors import UsageError
 
 MAX_USUAL_CELLS = 50  # A column with more different cells is no column of labels.
+MAX_COLUMNS = 10_000
 MANY_LINES = 8
+FIRST_LINES = 100
+SEPARATORS = {"csv": ",", "tsv": "\t"}
+KNOWN_SEPARATORS = ",;\t|"
+SEPARATOR_LINE = re.compile(r"sep=(.)\s*", re.IGNORECASE)  # Of spreadsheets.
 HINTS = {
-    "csv": "put the whole text in quotes and double the quotes in it, or save the rows as .jsonl",
+    "csv": "put the whole text in quotes and double the quotes in it, or save the rows as .jsonl; "
+    "if another character separates the columns, name it in a line above the others: sep=;",
     "tsv": "if a text has line breaks, save the rows as .csv or .jsonl",
 }
+
+
+class _Header(NamedTuple):
+    """The names of the columns, their separator, and whether spaces follow it."""
+
+    columns: list[str]
+    separator: str
+    spaces: bool = False
 
 
 def read_delimited(
@@ -33,30 +50,25 @@ def read_delimited(
         on_bad: Called with every line that is not a row.
 
     Raises:
-        UsageError: The names of the columns are not CSV or TSV; or from `on_bad`.
+        UsageError: The line with the names of the columns cannot be read; or from `on_bad`.
     """
     reread = _RereadLines(lines)
-    columns: list[str] = []
-    usual: list[_UsualCells] = []
+    header = _read_header(kind, name, reread)
+    columns = header.columns
+    usual = _usual_cells(header, reread)
     for number, line in reread:
         reread.taken.clear()
         where = f"{name}:{number}"
         try:
-            if kind == "csv":
-                cells = _csv_cells(line, reread, usual)
-            else:
-                cells = _tsv_cells(line, reread, columns)
+            cells = _cells(line, reread, header, usual)
         except csv.Error as error:
             detail = ": " + str(error).replace("\t", "\\t")
-            problem = f"not {kind.upper()}"
-            if not columns:
-                raise UsageError(f"{where}: {problem}{detail}", HINTS[kind]) from None
-            on_bad(BadRow(where, problem, detail, HINTS[kind]))
+            on_bad(BadRow(where, f"not {kind.upper()}", detail, HINTS[kind]))
             reread.put_back()
             continue
-        if not columns:
-            columns = cells
-            usual = [_UsualCells() for _ in columns]
+        if len(columns) > 1 and _names(cells) == columns:
+            problem = "the row repeats the names of the columns"
+            on_bad(BadRow(where, problem, hint="if files were joined here, remove the line"))
         elif len(cells) == len(columns):
             for cell, of_column in zip(cells, usual, strict=True):
                 of_column.add(cell)
@@ -67,23 +79,89 @@ def read_delimited(
                 on_bad(BadRow(f"{name}:{bad}", problem, hint=HINTS[kind]))
 
 
-def _csv_cells(line: str, reread: "_RereadLines", usual: "Sequence[_UsualCells]") -> list[str]:
+def _read_header(kind: str, name: str, reread: "_RereadLines") -> _Header:
+    """Read the names of the columns, and find out what separates them.
+
+    The separator is the usual one, unless a line `sep=;` names it, or the names are separated by
+    another one alone.
+
+    Returns:
+        The header, without columns if there are no lines.
+
+    Raises:
+        UsageError: The line is not CSV or TSV, its separator is unclear, or two names are the same.
+    """
+    separator, declared = SEPARATORS[kind], False
+    for number, line in reread:
+        reread.taken.clear()
+        where = f"{name}:{number}"
+        if not declared and (match := SEPARATOR_LINE.fullmatch(line)):
+            separator, declared = match[1], True
+            continue
+        found = [s for s in KNOWN_SEPARATORS if len(next(csv.reader([line], delimiter=s), [])) > 1]
+        if found and separator not in found and not declared:
+            if len(found) > 1:
+                raise UsageError(
+                    f"{where}: are the columns separated by {' or '.join(map(repr, found))}?",
+                    f"write the right one in a line above the others, such as sep={found[0]}",
+                )
+            separator = found[0]
+        try:
+            cells = _cells(line, reread, _Header([], separator), ())
+        except csv.Error as error:
+            detail = str(error).replace("\t", "\\t")
+            raise UsageError(f"{where}: not {kind.upper()}: {detail}", HINTS[kind]) from None
+        if not cells:
+            continue
+        spaces = len(cells) > 1 and all(cell.startswith(" ") for cell in cells[1:])
+        if spaces:
+            cells = next(csv.reader([line], delimiter=separator, skipinitialspace=True))
+        _check_names(where, names := _names(cells))
+        return _Header(names, separator, spaces)
+    return _Header([], separator)
+
+
+def _names(cells: Sequence[str]) -> list[str]:
+    """Return the names of columns without a byte order mark or white space around them."""
+    return [cell.strip("\ufeff \t\r\n") for cell in cells]
+
+
+def _check_names(where: str, names: Sequence[str]) -> None:
+    """Raise a UsageError if there are too many names, or two columns have the same one."""
+    if len(names) > MAX_COLUMNS:
+        raise UsageError(f"{where}: there are {len(names):,} columns, more than {MAX_COLUMNS:,}")
+    (repeated, times), *_ = Counter(filter(None, names)).most_common(1) or [("", 0)]
+    if times > 1:
+        raise UsageError(
+            f"{where}: there are {times} columns '{repeated}'; each column has its own name",
+            "rename the columns in this line",
+        )
+
+
+def _cells(
+    line: str, reread: "_RereadLines", header: _Header, usual: "Sequence[_UsualCells]"
+) -> list[str]:
     """Return the cells of a row, whose quoted cells may hold line breaks.
 
     Raises:
-        csv.Error: lines are joined that look like rows, or are not strictly CSV.
+        csv.Error: Lines are joined that look like rows, or are not strictly CSV.
     """
-    cells = next(csv.reader(itertools.chain([line], (after for _, after in reread))), [])
+    if header.separator == "\t":
+        return _tab_separated_cells(line, reread, header.columns)
+    reader = functools.partial(
+        csv.reader, delimiter=header.separator, skipinitialspace=header.spaces
+    )
+    cells = next(reader(itertools.chain([line], (after for _, after in reread))), [])
     joined = [line, *(after for _, after in reread.taken)]
     if len(joined) > 1 or line.count('"') % 2:
-        next(csv.reader(joined, strict=True))
-    if len(joined) > 1 and _look_like_rows(joined, usual):
+        next(reader(joined, strict=True))
+    if len(joined) > 1 and _look_like_rows(joined, header, usual):
         raise csv.Error("the quote that opens here joins lines that look like rows")
     return cells
 
 
-def _tsv_cells(line: str, reread: "_RereadLines", columns: Sequence[str]) -> list[str]:
-    """Return the cells of a row, which may be quoted.
+def _tab_separated_cells(line: str, reread: "_RereadLines", columns: Sequence[str]) -> list[str]:
+    """Return the cells of a row that is separated by tabs. They may be quoted.
 
     Many corpora, such as GLUE's files, quote nothing. pandas and spreadsheets quote cells with a
     quote, a tab or a line break. Only a tab or a line break changes the number of cells in a line.
@@ -91,7 +169,7 @@ def _tsv_cells(line: str, reread: "_RereadLines", columns: Sequence[str]) -> lis
     quote. Any other line is read as CSV.
 
     Raises:
-        csv.Error: the line is not strictly CSV.
+        csv.Error: The line is not strictly CSV.
     """
     cells = line.rstrip("\r\n").split("\t")
     if cells == [""]:
@@ -125,13 +203,28 @@ class _UsualCells:
         return self.are_numbers and _is_number(cell)
 
 
-def _look_like_rows(lines: Sequence[str], usual: Sequence[_UsualCells]) -> bool:
+def _usual_cells(header: _Header, reread: "_RereadLines") -> list[_UsualCells]:
+    """Look at the cells of the first lines that hold no quote, without taking these lines."""
+    usual = [_UsualCells() for _ in header.columns]
+    reread.taken.clear()
+    for _, line in itertools.islice(reread, FIRST_LINES):
+        cells = line.rstrip("\r\n").split(header.separator)
+        if '"' not in line and len(cells) == len(usual):
+            for cell, of_column in zip(cells, usual, strict=True):
+                of_column.add(cell.lstrip() if header.spaces else cell)
+    reread.put_back()
+    return usual
+
+
+def _look_like_rows(lines: Sequence[str], header: _Header, usual: Sequence[_UsualCells]) -> bool:
     """Whether lines that a quote joins look like rows of their own.
 
     Each has the right number of cells, and most cells of a column, for example of the labels, are
     like the usual ones. The last line of a text in quotes ends in such a cell too.
     """
-    rows = [[cell.strip('"') for cell in line.rstrip("\r\n").split(",")] for line in lines]
+    around = ' "' if header.spaces else '"'
+    split = (line.rstrip("\r\n").split(header.separator) for line in lines)
+    rows = [[cell.strip(around) for cell in cells] for cells in split]
     if len(usual) < 2 or any(len(row) != len(usual) for row in rows):
         return False
     if len(rows) >= MANY_LINES:

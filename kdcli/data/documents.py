@@ -1,6 +1,6 @@
 """Read documents from rows: the values of the text column."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from kdcli.data.class_names import ClassName
@@ -13,7 +13,7 @@ from kdcli.data.readers import (
     rows_in,
     table_share,
 )
-from kdcli.data.rows import Piece, Row, RowValues, check_encodable, columns_in
+from kdcli.data.rows import Piece, Row, check_encodable, columns_in, names_in, take_first
 from kdcli.data.storage import as_file, base_name, open_binary
 from kdcli.errors import UsageError
 
@@ -36,14 +36,17 @@ def texts_of(rows: Iterable[Row], column: str | None) -> Iterator[str]:
 
     Args:
         rows: Rows of one source.
-        column: The column of the text; if None, `text_column` chooses it by the first row.
+        column: The column of the text; if None, `text_column` chooses it by the first rows.
 
     Raises:
         UsageError: A row without the column, or with a value in it that is not text.
     """
+    if column is None:
+        first, rows = take_first(rows)
+        if not first:
+            return
+        column = text_column(first)
     for where, values in rows:
-        if column is None:
-            column = text_column(where, values)
         if column not in values:
             problem = f"there is no column '{column}'; {columns_in(values)}"
             raise UsageError(f"{where}: {problem}", COLUMN_HINT)
@@ -55,27 +58,30 @@ def texts_of(rows: Iterable[Row], column: str | None) -> Iterator[str]:
             yield check_encodable(where, column, text)
 
 
-def text_column(where: str, values: RowValues) -> str:
+def text_column(rows: Sequence[Row]) -> str:
     """Choose the column of the text: `text`, or the only column that holds a string."""
     strings = [
-        column
-        for column, value in values.items()
-        if isinstance(value, str) and not isinstance(value, ClassName)
+        name for name in names_in(rows) if any(_is_text(row.values.get(name)) for row in rows)
     ]
-    if "text" in values:
+    if any("text" in row.values for row in rows):
         return "text"
     if len(strings) == 1:
         return strings[0]
-    message = f"{where}: which column holds the text? {columns_in(values)}"
+    where = rows[0].where
+    message = f"{where}: which column holds the text? {columns_in(names_in(rows))}"
     raise UsageError(message, COLUMN_HINT)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and not isinstance(value, ClassName)
 
 
 def read_documents(piece: Piece, column: str | None) -> Iterator[str]:
     """Yield the documents of a piece that was cut from a file."""
     if column is None:
-        # The first row of a piece may have other null columns than the first row of the file.
-        first = next(read_rows(Piece(piece.name)), None)
-        column = text_column(*first) if first else None
+        # The first rows of a piece may have other null columns than the first rows of the file.
+        first, _ = take_first(read_rows(Piece(piece.name)))
+        column = text_column(first) if first else None
     try:
         yield from texts_of(read_rows(piece), column)
     except UsageError:

@@ -12,6 +12,7 @@ import io
 import itertools
 import json
 import lzma
+import shlex
 import shutil
 import tempfile
 import zlib
@@ -108,9 +109,9 @@ def rows_in(
         if form.name in TABLES:
             yield from _read_table(piece, unpacked, form)
         elif form.name == "json":
-            yield from _read_json(piece.name, unpacked, on_bad)
+            yield from _read_json(piece.name, unpacked, form, on_bad)
         else:
-            lines = _decoded_lines(piece, unpacked, on_bad, lines_before)
+            lines = _decoded_lines(piece, unpacked, form, on_bad, lines_before)
             yield from _read_lines(form.name, piece.name, lines, on_bad)
     except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
         # Errors of the system have a number.
@@ -174,20 +175,62 @@ def _raw_lines(piece: Piece, file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _decoded_lines(
-    piece: Piece, file: IO[bytes], on_bad: OnBadRow, lines_before: int
+    piece: Piece, file: IO[bytes], form: FileFormat, on_bad: OnBadRow, lines_before: int
 ) -> Iterator[tuple[int, str]]:
-    """Number and decode the lines of a piece."""
+    """Number and decode the lines of a piece.
+
+    Raises:
+        UsageError: The file has another encoding or other line ends, a line is too long, or the
+            names of columns are not UTF-8; or from `on_bad`.
+    """
     for number, line in enumerate(_raw_lines(piece, file), lines_before + 1):
         where = f"{piece.name}:{number}"
+        is_first = number == 1 and not piece.begin
+        if is_first:
+            _check_encoding(piece.name, form, line)
+            line = line.removeprefix(codecs.BOM_UTF8)
         if len(line) > MAX_LINE_BYTES:
             message = f"{where} is longer than {MAX_LINE_BYTES:,} bytes"
             raise UsageError(message, "put one document on each line")
-        if number == 1 and not piece.begin:
-            line = line.removeprefix(codecs.BOM_UTF8)
         try:
             yield number, line.decode("utf-8")
         except UnicodeDecodeError as error:
-            on_bad(BadRow(where, "not UTF-8", f" (byte {error.start} of the line)"))
+            bad = BadRow(
+                *(where, "not UTF-8", f" (byte {error.start} of the line)"),
+                hint=_windows_hint(piece.name, form),
+            )
+            if is_first and form.name in ("csv", "tsv"):
+                # The next line would be taken for the names of the columns.
+                raise bad from None
+            on_bad(bad)
+
+
+def _check_encoding(name: str, form: FileFormat, line: bytes) -> None:
+    """Raise a UsageError if the first line shows another encoding, or no line feed ends lines."""
+    encoding = json.detect_encoding(line).upper().replace("-LE", "LE").replace("-BE", "BE")
+    if not encoding.startswith("UTF-8"):
+        hint = _conversion(name, form, f"iconv -f {encoding} -t UTF-8")
+        raise UsageError(f"{name} is {encoding}, not UTF-8", f"convert it: {hint}")
+    if not line.endswith(b"\n") and b"\r" in line.rstrip(b"\r"):
+        hint = _conversion(name, form, r"tr '\r' '\n'")
+        raise UsageError(
+            f"{name} ends its lines with carriage returns, not line feeds", f"convert it: {hint}"
+        )
+
+
+def _windows_hint(name: str, form: FileFormat) -> str:
+    command = _conversion(name, form, "iconv -f CP1252 -t UTF-8")
+    return f"if a Windows program such as Excel wrote the file, convert it from cp1252: {command}"
+
+
+def _conversion(name: str, form: FileFormat, command: str) -> str:
+    """Return a command line that converts a file and keeps the old one."""
+    if "://" in name:
+        return command
+    tool = PACKED.get(form.packed)
+    pipe = f"{tool} -dc < {{}} | {command} | {tool}" if tool else f"{command} < {{}}"
+    file, old = shlex.quote(name), shlex.quote(f"{name}.old")
+    return f"mv {file} {old} && {pipe.format(old)} > {file}"
 
 
 def _read_jsonl(name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow) -> Iterator[Row]:
@@ -196,11 +239,28 @@ def _read_jsonl(name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow) -
             continue
         where = f"{name}:{number}"
         try:
-            values = json.loads(line)
+            values = _parse_json(line)
         except (ValueError, RecursionError) as error:
             on_bad(BadRow(where, "not JSON", f": {error}"))
             continue
         yield from _object_row(where, values, on_bad)
+
+
+def _parse_json(text: str | bytes) -> Any:
+    """Parse JSON. Raises ValueError if an object holds a name twice."""
+    return json.loads(
+        text.removeprefix(codecs.BOM_UTF8) if isinstance(text, bytes) else text,
+        object_pairs_hook=_object,
+    )
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"an object holds '{twice}' twice")
+    return values
 
 
 def _object_row(where: str, values: object, on_bad: OnBadRow) -> Iterator[Row]:
@@ -211,7 +271,7 @@ def _object_row(where: str, values: object, on_bad: OnBadRow) -> Iterator[Row]:
         on_bad(BadRow(where, "a row must be a JSON object", f", got {kind}"))
 
 
-def _read_json(name: str, file: IO[bytes], on_bad: OnBadRow) -> Iterator[Row]:
+def _read_json(name: str, file: IO[bytes], form: FileFormat, on_bad: OnBadRow) -> Iterator[Row]:
     """Read a list of rows, an object that holds one, or JSON Lines; a row's place is its number."""
     data = file.read(MAX_JSON_BYTES + 1)
     if len(data) > MAX_JSON_BYTES:
@@ -220,12 +280,15 @@ def _read_json(name: str, file: IO[bytes], on_bad: OnBadRow) -> Iterator[Row]:
             "save the rows as .jsonl, one on each line",
         )
     try:
-        values = json.loads(data.removeprefix(codecs.BOM_UTF8))
+        values = _parse_json(data)
+    except UnicodeDecodeError as error:
+        problem = f"{name}: not UTF-8 (byte {error.start} of the file)"
+        raise UsageError(problem, _windows_hint(name, form)) from None
     except (ValueError, RecursionError) as error:
         if not data.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{"):
             line = getattr(error, "lineno", 1)
             raise UsageError(f"{name}:{line}: not JSON: {one_line(error)}") from None
-        lines = _decoded_lines(Piece(name), io.BytesIO(data), on_bad, 0)
+        lines = _decoded_lines(Piece(name), io.BytesIO(data), form, on_bad, 0)
         yield from _read_jsonl(name, lines, on_bad)
         return
     if isinstance(values, dict):

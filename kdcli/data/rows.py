@@ -1,9 +1,12 @@
 """Rows of files and data sets, bad rows, and the pieces in which sources are read."""
 
-from collections.abc import Callable, Iterable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from kdcli.errors import UsageError
+
+FIRST_ROWS = 100  # Rows that are kept in memory to tell columns apart. One row may lack a column.
 
 RowValues = Mapping[str, Any]
 """The values of a row by column, as JSON or Parquet holds them."""
@@ -54,6 +57,18 @@ class Piece(NamedTuple):
     end: int | None = None
     size: int = 0
     version: str = ""
+
+
+def take_first(rows: Iterable[Row]) -> tuple[list[Row], Iterator[Row]]:
+    """Return the first rows, and all rows."""
+    rest = iter(rows)
+    first = list(itertools.islice(rest, FIRST_ROWS))
+    return first, itertools.chain(first, rest)
+
+
+def names_in(rows: Iterable[Row]) -> list[str]:
+    """List the columns of some rows, in the order in which they occur."""
+    return list(dict.fromkeys(name for _, values in rows for name in values))
 
 
 def columns_in(values: Iterable[str]) -> str:

@@ -51,6 +51,7 @@ SOURCE_HINT = (
 FORMAT_ENDINGS = ", ".join(f".{name}" for name in FORMATS)
 PACKED_ENDINGS = ", ".join(f".{name}" for name in PACKED)
 SPLIT = re.compile(r"(train|validation|valid|val|dev|test)(_[a-z]+)?(_\d+)?")
+PART_NUMBER = re.compile(r"[-_]\d+(-of-\d+)?(-[0-9a-f]{16})?(?=\.|$)")  # Of a split's files.
 OTHER_NAMES = {"valid": "validation", "val": "validation", "dev": "validation"}
 ZIP = ".zip"
 HUB_FOLDER = "data"
@@ -375,22 +376,45 @@ def _by_split(folder: File, files: Mapping[str, File], content: str) -> dict[str
         raise NotFound(message, hint)
     # Without a split, a .json or .arrow file next to others is a description or a cache.
     rows = [name for name in names if not name.endswith((".json", ".arrow"))] or names
-    by_split = names_by_split(names, str(folder)) or {"train": rows}
+    by_split = names_by_split(names, str(folder))
+    if not by_split:
+        _check_twins(rows, str(folder))
+        by_split = {"train": rows}
     return {split: tuple(files[name] for name in of_split) for split, of_split in by_split.items()}
+
+
+def _check_twins(names: Sequence[str], folder: str) -> None:
+    """Raise a UsageError if two files have one name and two formats, as copies have."""
+    by_stem: dict[str, str] = {}
+    for name in names:
+        stem = _unpacked_name(name).rpartition(".")[0]
+        if by_stem.setdefault(stem, name) != name:
+            raise UsageError(
+                f"{folder} has {by_stem[stem]} and {name}, which may hold the same rows",
+                "move one of them away, or rename it",
+            )
+
+
+def _unpacked_name(name: str) -> str:
+    """Return the name that a file has after it is unpacked."""
+    form = format_of(name)
+    return name.removesuffix(f".{form.packed}") if form is not None else name
 
 
 def names_by_split(names: Iterable[str], where: str) -> dict[str, list[str]]:
     """Sort the names of files or of splits by the split that they stand for.
 
-    Names that stand for no split are ignored. Examples of names: `validation`, `train.jsonl.gz`,
-    `train-00000-of-00002.parquet` as on the hub, `train_2.csv`, `dev.csv`, `test_matched.csv`.
+    Names that stand for no split are ignored. The files of a split differ only in a number.
+    Examples of names: `validation`, `train.jsonl.gz`, `train-00000-of-00002.parquet` as on the hub,
+    `train_2.csv`, `dev.csv`, `test_matched.csv`.
 
     Args:
         names: The names.
         where: What holds the files or splits, for the error.
 
     Raises:
-        UsageError: One split has two names, such as `dev` and `validation`.
+        UsageError: One split has two names, such as `dev` and `validation`, or files of two
+            formats or versions.
     """
     by_split: dict[str, list[str]] = {}
     words: dict[str, str] = {}
@@ -400,10 +424,24 @@ def names_by_split(names: Iterable[str], where: str) -> dict[str, list[str]]:
             continue
         word = parts[1]
         split = OTHER_NAMES.get(word, word) + (parts[2] or "")
+        of_split = by_split.setdefault(split, [])
         if words.setdefault(split, word) != word:
             raise UsageError(
-                f"{where} has two names for the {split} split: {by_split[split][0]} and {name}",
+                f"{where} has two names for the {split} split: {of_split[0]} and {name}",
                 "rename or remove one of them",
             )
-        by_split.setdefault(split, []).append(name)
+        plain = _unpacked_name(name)
+        others = {other: _unpacked_name(other) for other in of_split}
+        twins = [
+            other
+            for other, unpacked in others.items()
+            if unpacked == plain or PART_NUMBER.sub("", unpacked) != PART_NUMBER.sub("", plain)
+        ]
+        if twins:
+            raise UsageError(
+                f"{where} has two files for the {split} split, {twins[0]} and {name}, whose names "
+                "do not differ in a number alone",
+                f"move one of them away, or number the parts: {word}-1.csv, {word}-2.csv ...",
+            )
+        of_split.append(name)
     return by_split

@@ -4,9 +4,9 @@ import itertools
 from collections.abc import Iterator
 
 from kdcli.data.labelled.lists import RERANK_TASK
-from kdcli.data.labelled.own import HEAD, own_task
+from kdcli.data.labelled.own import own_task
 from kdcli.data.readers import format_of
-from kdcli.data.rows import Row
+from kdcli.data.rows import FIRST_ROWS, Row, names_in, take_first
 from kdcli.data.sources import FileSource, open_source
 from kdcli.data.storage import NotFound, base_name
 from kdcli.data.tasks import named_tasks
@@ -125,10 +125,10 @@ def _has_texts_of(task: str, data: str | None) -> bool:
     try:
         if _is_text(data):
             return False
-        first = next(_rows(data), None)
+        first, _ = take_first(_rows(data))
     except (NotFound, UsageError):
         return True
-    return named is None or first is None or set(named.texts) <= first.values.keys()
+    return named is None or not first or set(named.texts) <= set(names_in(first))
 
 
 def _rows(data: str) -> Iterator[Row]:
@@ -160,7 +160,7 @@ def _task_of_vectors(data: str | None) -> str:
     if (folder / "qrels").is_dir() or (folder / "qrels.tsv").is_file():
         return RETRIEVAL
     try:
-        task = own_task(itertools.islice(_rows(data), HEAD), {}, lambda message: None)
+        task = own_task(itertools.islice(_rows(data), FIRST_ROWS), {}, lambda message: None)
     except (NotFound, UsageError):
         return METHOD
     return OWN if scores_pairs(task) else METHOD

@@ -13,7 +13,8 @@ from reading import read_task
 
 from kdcli.data.labelled.examples import number_of
 from kdcli.data.labelled.labels import MANY_ROWS, MAX_CLASSES
-from kdcli.data.labelled.own import HEAD, own_task
+from kdcli.data.labelled.own import own_task
+from kdcli.data.rows import FIRST_ROWS
 from kdcli.data.sources import open_source
 from kdcli.data.tasks import task_of
 from kdcli.errors import UsageError
@@ -207,11 +208,11 @@ def test_rows_are_read_once_and_not_held():
     read = []
 
     def rows():
-        for n in range(5 * HEAD):
+        for n in range(5 * FIRST_ROWS):
             read.append(n)
-            yield f"a:{n}", {"text": "w", "label": n % 3 if n < 4 * HEAD else 7.5}
+            yield f"a:{n}", {"text": "w", "label": n % 3 if n < 4 * FIRST_ROWS else 7.5}
 
-    assert (own_task(rows(), {}, print).kind, read) == ("score", list(range(5 * HEAD)))
+    assert (own_task(rows(), {}, print).kind, read) == ("score", list(range(5 * FIRST_ROWS)))
 
 
 WIDE = table("a b c d", ("x1", "x2", 1, 0.5), ("y1", "y2", 2, 0.7), ("z1", "z2", 1, 0.7))

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -10,7 +11,7 @@ from typing import NoReturn, get_args
 from kdcli.data.class_names import ClassName
 from kdcli.data.labelled.examples import number_of
 from kdcli.data.readers import format_of
-from kdcli.data.rows import Row, columns_in
+from kdcli.data.rows import Row, columns_in, names_in
 from kdcli.data.sources import CONLL_HINT, is_conll
 from kdcli.data.storage import base_name
 from kdcli.errors import UsageError, did_you_mean
@@ -47,6 +48,9 @@ _PAIRS = (
 )
 MUCH_LONGER = 3
 """Ratio of median lengths above which an unused column causes a warning."""
+MANY_WORDS = 3
+"""Number of words from which the name of a column looks like a text."""
+HEADERS = {"csv": "text,label", "tsv": r"text\tlabel"}
 _IDS = ("", "id", "idx", "guid", "index", "unnamed0")
 
 
@@ -107,7 +111,8 @@ class Columns:
     def __init__(self, head: list[Row], by_role: Mapping[str, tuple[str, ...]]) -> None:
         self.head = head
         self.where, _ = head[0]
-        self.names = {name: None for _, values in head for name in values}
+        self.names = names_in(head)
+        self._check_header()
         self.by_role = by_role
         named = [column for names in by_role.values() for column in names]
         for column in named:
@@ -126,6 +131,52 @@ class Columns:
             c for c in self.free if any(number_of(text) is None for text in _texts_in(head, c))
         ]
         self.lists = [c for c in self.free if _holds_lists(head, c)]
+
+    def _check_header(self) -> None:
+        """Raise a UsageError if the names of the columns look like a row of CSV or TSV."""
+        positions = set(map(str, range(len(self.names))))
+        like_values = [
+            name
+            for name in self.names
+            if any(values.get(name) == name for _, values in self.head)
+            or (number_of(name) is not None and name not in positions)
+        ]
+        long = [n for n in self.names if n not in like_values and len(n.split()) >= MANY_WORDS]
+        if self._header_hint and like_values and len(like_values + long) > 1:
+            raise UsageError(
+                f"{self._file}:1 looks like a row, but it must name the columns: "
+                f"{' and '.join(map(repr, [*long, *like_values]))}",
+                self._header_hint,
+            )
+
+    @property
+    def _file(self) -> str:
+        return self.where.rpartition(":")[0]
+
+    @property
+    def _header_hint(self) -> str:
+        """How to name the columns of a CSV or TSV file; empty for other files."""
+        form = format_of(base_name(self._file))
+        if form is None or form.name not in HEADERS:
+            return ""
+        example = HEADERS[form.name]
+        command = f"sed -i '1i {example}' {shlex.quote(self._file)}"
+        return f"if line 1 is a row, name the columns in a line above it, for example: {command}"
+
+    def check_unlabelled(self, rest: Iterable[Row], head: Head) -> None:
+        """Check that the rows after the first ones have no labels either.
+
+        Raises:
+            UsageError: A later row has a label.
+        """
+        for where, values in rest:
+            row = Row(where, values)
+            if values.keys() - self.names and Columns([row], {}).has_label(head):
+                raise UsageError(
+                    f"{where}: there is a label, but none in the first {len(self.head)} rows",
+                    "give labels in all rows, or name their column with --set "
+                    "data.columns.label=NAME",
+                )
 
     def has_label(self, head: Head) -> bool:
         """Whether a column holds labels, by its role, its name or its values."""
@@ -285,7 +336,7 @@ class Columns:
 
     def _refuse(self, role: str, choices: Iterable[str], question: str | None = None) -> NoReturn:
         """Ask the user for the column of a role."""
-        file = self.where.rpartition(":")[0]
+        file = self._file
         form = format_of(base_name(file))
         if form is not None and form.name == "txt":
             hint = (
@@ -297,9 +348,10 @@ class Columns:
             raise UsageError(f"{file} is plain text: its lines hold no labels", hint)
         question = question or f"which column holds the {role}?"
         for_pairs = "; for pairs also data.columns.pair" if role == "text" else ""
+        header = f"; {self._header_hint}" if self._header_hint else ""
         raise UsageError(
             f"{self.where}: {question} {columns_in(self.names)}",
-            f"give --set data.columns.{role}={'|'.join(choices) or 'NAME'}{for_pairs}",
+            f"give --set data.columns.{role}={'|'.join(choices) or 'NAME'}{for_pairs}{header}",
         )
 
 

@@ -12,13 +12,12 @@ from kdcli.data.labelled.columns import Columns, parse_columns
 from kdcli.data.labelled.examples import number_of
 from kdcli.data.labelled.labels import TrainingLabels
 from kdcli.data.labelled.tags import describe_unknown_scheme
-from kdcli.data.rows import BadRow, OnBadRow, Row, columns_in, raise_bad_row
+from kdcli.data.rows import FIRST_ROWS, BadRow, OnBadRow, Row, columns_in, raise_bad_row
 from kdcli.data.sources import Log
 from kdcli.data.tasks.squad import IMPOSSIBLE_METRICS
 from kdcli.errors import UsageError
 from kdcli.types import OWN, Head, Kind, Task
 
-HEAD = 100  # Number of rows kept in memory to tell the columns apart.
 MAX_LISTED_CLASSES = 10
 # Maximum number of tokens per row. A `span` window has the length used for SQuAD, because it must
 # hold the question, the overlap and more. A `text` row has the length used for summaries.
@@ -69,11 +68,13 @@ def own_task(
     """
     kind, by_role = parse_columns(columns)
     rest = iter(rows)
-    first_rows = list(itertools.islice(rest, HEAD))
+    first_rows = list(itertools.islice(rest, FIRST_ROWS))
     if not first_rows:
         raise UsageError("the training data holds no examples")
     by_name = Columns(first_rows, by_role)
     if head is not None and (ignores_labels or not by_name.has_label(head)):
+        if not ignores_labels:
+            by_name.check_unlabelled(rest, head)
         return _unlabelled_task(by_name, kind, head, log)
     kind, texts, label = by_name.choose(kind)
     labels = TrainingLabels(label, kind)

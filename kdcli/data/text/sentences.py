@@ -16,7 +16,15 @@ import numpy as np
 import regex  # type: ignore[import-untyped]
 
 from kdcli.data.labelled.partition import DividedRows, Partition, Pools, text_hashes
-from kdcli.data.rows import BadRow, Row, RowValues, check_encodable, columns_in
+from kdcli.data.rows import (
+    BadRow,
+    Row,
+    RowValues,
+    check_encodable,
+    columns_in,
+    names_in,
+    take_first,
+)
 from kdcli.data.sources import Log, Source, open_source
 from kdcli.errors import UsageError
 from kdcli.types import Array, RowHashes
@@ -181,11 +189,11 @@ def _too_few_texts(source: Source, split: str, column: str | None, count: int) -
             f"{source.name} holds only one text, too few to learn from",
             "give a source with at least two different texts; thousands are better",
         )
-    first = next(row for table in source.tables(split) for row in table.rows)
+    first, _ = take_first(row for table in source.tables(split) for row in table.rows)
     where = f" in column '{column}'" if column else ""
     return UsageError(
         f"no row of {source.name} holds a sentence of at least {MIN_WORDS} words, with a letter"
-        f"{where}; {columns_in(first.values)}",
+        f"{where}; {columns_in(names_in(first))}",
         f"give texts of at least {MIN_WORDS} words",
     )
 
@@ -220,14 +228,13 @@ def _read_units(
 ) -> tuple[str, Iterator[Unit]]:
     """Read the texts of a source, and return them with their name for a message."""
     tables = list(source.tables(split))
-    first = next(tables[0].rows, None) if tables else None
-    if first is None:
+    first, rows = take_first(row for table in tables for row in table.rows)
+    if not first:
         part = "" if split == "train" else f"the {split} split of "
         raise UsageError(f"{part}{source.name} holds no text")
-    queries = [name for name in QUERY_COLUMNS if name in first.values]
-    if column is None and (queries or POSITIVE_COLUMN in first.values):
-        rest = itertools.chain.from_iterable(table.rows for table in tables)
-        rows = itertools.chain([first], rest)
+    names = names_in(first)
+    queries = [name for name in QUERY_COLUMNS if name in names]
+    if column is None and (queries or POSITIVE_COLUMN in names):
         return "pairs", _read_pairs(rows, queries[0] if queries else "query")
     documents = source.documents(split, column)
     if unit == "document":
