@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
+from kdcli.data import conll
+from kdcli.data.annotations import rows_of_json
 from kdcli.data.class_names import ClassNames
 from kdcli.data.delimited import read_delimited
 from kdcli.data.rows import BadRow, OnBadRow, Piece, Row, raise_bad_row
@@ -29,7 +31,7 @@ from kdcli.errors import UsageError, one_line
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FORMATS = ("txt", "jsonl", "ndjson", "json", "csv", "tsv", "parquet", "arrow")
+FORMATS = ("txt", "jsonl", "ndjson", "json", "csv", "tsv", "parquet", "arrow", *conll.ENDINGS)
 PACKED = {"gz": "gzip", "bz2": "bzip2", "xz": "xz", "zst": "zstd"}
 TABLES = ("parquet", "arrow")
 CUT_ANYWHERE = ("txt", "jsonl", "ndjson")  # Files that can be cut at the end of any line.
@@ -147,6 +149,8 @@ def _read_lines(
         # Without a limit, an open quote would read the rest of the file as one cell.
         csv.field_size_limit(MAX_LINE_BYTES)
         return read_delimited(kind, name, lines, on_bad)
+    if kind in conll.ENDINGS:
+        return conll.read_conll(name, lines, on_bad)
     return _read_jsonl(name, lines, on_bad)
 
 
@@ -291,17 +295,14 @@ def _read_json(name: str, file: IO[bytes], form: FileFormat, on_bad: OnBadRow) -
         lines = _decoded_lines(Piece(name), io.BytesIO(data), form, on_bad, 0)
         yield from _read_jsonl(name, lines, on_bad)
         return
-    if isinstance(values, dict):
-        lists = [v for v in values.values() if isinstance(v, list) and v and _are_objects(v)]
-        values = lists[0] if len(lists) == 1 else [values]
-    if not isinstance(values, list):
+    if not isinstance(values, list | dict):
         raise UsageError(f"{name} holds {type(values).__name__}, not a list of rows")
-    for number, row in enumerate(values, 1):
+    try:
+        rows = rows_of_json(values)
+    except (KeyError, TypeError) as error:
+        raise UsageError(f"{name} is not in SQuAD's form: {one_line(error)}") from None
+    for number, row in enumerate(rows, 1):
         yield from _object_row(f"{name}:{number}", row, on_bad)
-
-
-def _are_objects(values: list[Any]) -> bool:
-    return all(isinstance(value, dict) for value in values)
 
 
 def _read_table(piece: Piece, file: IO[bytes], form: FileFormat) -> Iterator[Row]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kdcli.data.annotations import convert_annotations
 from kdcli.data.class_names import ClassNames
 from kdcli.data.demo import DOCUMENTS, demo_documents, demo_identity
 from kdcli.data.documents import Sample, first_texts, read_documents, sample_documents, texts_of
@@ -38,12 +39,6 @@ from kdcli.data.storage import (
 from kdcli.disk import HASHES, cache_dir, read_json, use_entry, user_path
 from kdcli.errors import UsageError
 
-CONLL = ("conll", "conllu", "bio", "iob", "iob2")
-CONLL_LINE = re.compile(r"-DOCSTART-.*|\S+(?:[ \t]+\S+)*[ \t]+(?:O|[BIESLUMW]-\S+)")
-CONLL_HINT = (
-    'make a row a sentence of it, {"tokens": ["EU", "rejects"], "tags": ["B-ORG", "O"]}, '
-    "as the documentation's page 'Tasks' shows"
-)
 SOURCE_HINT = (
     "give a file, a directory, a URL, a hub id like owner/name[:config][:split][@revision], or "
     "'demo'"
@@ -138,8 +133,11 @@ class FileSource(Source):
     def tables(self, split: str, on_bad: OnBadRow = raise_bad_row) -> Iterator[SourceFile]:
         self._check_split(split)
         for file in self.files[split]:
-            rows = read_rows(Piece(str(file)), on_bad)
-            yield SourceFile(str(file), map(self.classes.name_row, rows))
+            yield SourceFile(str(file), self._rows(Piece(str(file)), on_bad))
+
+    def _rows(self, piece: Piece, on_bad: OnBadRow = raise_bad_row) -> Iterator[Row]:
+        rows = map(self.classes.name_row, read_rows(piece, on_bad))
+        return convert_annotations(rows, on_bad)
 
     def pieces(self, split: str, max_bytes: int) -> list[Piece]:
         self._check_split(split)
@@ -148,7 +146,7 @@ class FileSource(Source):
     def documents_in(self, split: str, piece: Piece, column: str | None) -> Iterator[str]:
         if piece.end is not None:
             return read_documents(piece, column)
-        return _checked_documents(SourceFile(piece.name, read_rows(piece)), column)
+        return _checked_documents(SourceFile(piece.name, self._rows(piece)), column)
 
     def sample(self, split: str, piece: Piece, column: str | None) -> Sample:
         return sample_documents(piece, column)
@@ -170,7 +168,8 @@ class HubSource(Source):
 
     def tables(self, split: str, on_bad: OnBadRow = raise_bad_row) -> Iterator[SourceFile]:
         self._check_split(split)
-        yield SourceFile(f"{self.name} {split}", hub_rows(self.hub, split))
+        rows = convert_annotations(hub_rows(self.hub, split), on_bad)
+        yield SourceFile(f"{self.name} {split}", rows)
 
     def pieces(self, split: str, max_bytes: int) -> list[Piece]:
         self._check_split(split)
@@ -266,15 +265,6 @@ def _hub_id(source: str) -> HubId:
     return HubId(hub[1], hub[2] or None, hub[3], hub[4])
 
 
-def is_conll(path: Path, line: str = "") -> bool:
-    """Whether a file is CoNLL text, with a word and its tags on each line.
-
-    The file's ending decides, or its first line if it is given.
-    """
-    ending = path.name.removesuffix(".gz").rsplit(".", 1)[-1]
-    return ending in CONLL or CONLL_LINE.fullmatch(line.strip()) is not None
-
-
 def _checked_documents(table: SourceFile, column: str | None) -> Iterator[str]:
     text = None
     for text in texts_of(table.rows, column):
@@ -284,8 +274,6 @@ def _checked_documents(table: SourceFile, column: str | None) -> Iterator[str]:
 
 
 def _check_format(file: File, name: str) -> None:
-    if is_conll(Path(name)):
-        raise UsageError(f"{file} is CoNLL text, which kdcli does not read", CONLL_HINT)
     if not format_of(name):
         raise UsageError(
             f"{file} has no known format; known: {FORMAT_ENDINGS}, each also packed as one of "
@@ -368,8 +356,6 @@ def _by_split(folder: File, files: Mapping[str, File], content: str) -> dict[str
     If no name has a split, all files are training data.
     """
     names = [name for name in sorted(files) if format_of(name) and not name.startswith(".")]
-    if not names and any(is_conll(Path(name)) for name in files):
-        raise UsageError(f"{folder} holds CoNLL text, which kdcli does not read", CONLL_HINT)
     if not names:
         message = f"{folder} has no file of a known format; it holds {content}"
         hint = f"it should hold train.* and perhaps validation.* with one of {FORMAT_ENDINGS}"

@@ -11,7 +11,7 @@ from reading import read_task
 
 from kdcli.data.sources import open_source
 from kdcli.errors import UsageError
-from kdcli.types import Head
+from kdcli.types import Answer, Head
 
 ROWS = [
     {"text": text.format(n), "label": ("bad", "good", "mild")[n % 3]}
@@ -67,6 +67,224 @@ def test_a_sign_in_names_of_two_columns_is_no_separator(tmp_path):
     assert rows == [{"text;raw": "x;y", "label": "1"}, {"text;raw": "z", "label": "2"}]
 
 
+# Tagged words: a text, its entities, its words and their tags.
+SENTENCES = [
+    (f"{text} {n}", entities, [*words, str(n)], [*tags, "O"])
+    for n, (text, entities, words, tags) in enumerate(
+        [
+            (
+                "Ann Lee left Bonn-Beuel.",
+                [(0, 7, "PER"), (13, 17, "LOC"), (18, 23, "LOC")],
+                ["Ann", "Lee", "left", "Bonn", "-", "Beuel", "."],
+                ["B-PER", "I-PER", "O", "B-LOC", "O", "B-LOC", "O"],
+            ),
+            (
+                "# 😀 Ann's # Zoë",
+                [(4, 7, "PER"), (12, 15, "PER")],
+                ["#", "😀", "Ann", "'", "s", "#", "Zoë"],
+                ["O", "O", "B-PER", "O", "O", "O", "B-PER"],
+            ),
+            ("Nobody left.", [], ["Nobody", "left", "."], ["O", "O", "O"]),
+        ]
+        * 12
+    )
+]
+
+
+def conll(line, head=""):
+    """Write each word with a line of its number, itself and its tag."""
+    parts = [
+        "".join(line.format(n, *pair) + "\n" for n, pair in enumerate(zip(w, t, strict=True), 1))
+        for _, _, w, t in SENTENCES
+    ]
+    return head + "\n".join(parts)
+
+
+def objects(column, keys, *, with_text=False):
+    """Write each text with a list of objects for its entities."""
+    return [
+        {
+            "text": text,
+            column: [
+                dict(zip(keys, entity, strict=True))
+                | ({"text": text[entity[0] : entity[1]]} if with_text else {})
+                for entity in entities
+            ],
+        }
+        for text, entities, _, _ in SENTENCES
+    ]
+
+
+def tasks():
+    """Write tasks as Label Studio does, which counts the units of UTF-16."""
+    found = []
+    for number, (text, entities, _, _) in enumerate(SENTENCES):
+        results = []
+        for entity in entities:
+            start, end = (len(text[:n].encode("utf-16-le")) // 2 for n in entity[:2])
+            inside = text[entity[0] : entity[1]]
+            value = {"start": start, "end": end, "text": inside, "labels": [entity[2]]}
+            names = {"from_name": "label", "to_name": "text", "type": "labels"}
+            results.append({"value": value, **names})
+        cancelled = {"was_cancelled": True, "result": []}
+        annotations = [{"was_cancelled": False, "result": results}, cancelled]
+        found.append({"id": number, "data": {"text": text}, "annotations": annotations})
+    return found
+
+
+def lines(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+START_END = ("start", "end", "label")
+TAGGED = {
+    "a.jsonl": lines({"tokens": w, "tags": t} for _, _, w, t in SENTENCES),
+    "a.conll": conll("{1} {2}"),
+    "tabs.bio": conll("{1}\t{2}").replace("\n", "\r\n"),
+    "conll-2003.conll": conll("{1} NN B-NP {2}", "-DOCSTART- -X- -X- O\n\n"),
+    "germeval.iob2": "\n\n".join(
+        f"# page {n}\n{part}" for n, part in enumerate(conll("{0}\t{1}\tO\t{2}").split("\n\n"))
+    ),
+    "doccano.jsonl": lines(
+        {"id": n, "text": text, "label": entities}
+        for n, (text, entities, _, _) in enumerate(SENTENCES)
+    ),
+    "doccano-new.jsonl": lines(
+        row | {"relations": [], "Comments": []}
+        for row in objects("entities", ("start_offset", "end_offset", "label"))
+    ),
+    "spacy.json": json.dumps([[text, {"entities": found}] for text, found, _, _ in SENTENCES]),
+    "annotator.json": json.dumps(
+        {
+            "classes": ["PER", "LOC"],
+            "annotations": [[text, {"entities": found}] for text, found, _, _ in SENTENCES],
+        }
+    ),
+    "prodigy.jsonl": lines(row | {"answer": 1} for row in objects("spans", START_END)),
+    "studio.json": json.dumps(tasks()),
+    "studio-min.json": json.dumps(
+        [
+            {"text": text, "label": [v["value"] for v in task["annotations"][0]["result"]], "id": 1}
+            for (text, *_), task in zip(SENTENCES, tasks(), strict=True)
+        ]
+    ),
+    "spaces.json": json.dumps(
+        [
+            [text, {"entities": [[s, e + (text[e : e + 1] == " "), x] for s, e, x in found]}]
+            for text, found, _, _ in SENTENCES
+        ]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_the_same_tagged_words_give_the_same_examples(tmp_path, name):
+    (tmp_path / name).write_text(TAGGED[name], "utf-8", newline="")
+    data = read_task("own", tmp_path / name)
+    assert data.task.labels == ("O", "B-LOC", "B-PER", "I-PER")
+    found = [
+        (e.texts, tuple(data.task.labels[n] for n in e.label))
+        for e in [*data.train, *data.sets[""]]
+    ]
+    assert sorted(found) == sorted((tuple(w), tuple(t)) for _, _, w, t in SENTENCES)
+
+
+def test_universal_dependencies_have_their_own_columns(tmp_path):
+    content = "".join(
+        f"# sent_id = {n}\n# text = vámonos\n"
+        "1-2\tvámonos\t_\t_\t_\t_\t_\t_\t_\t_\n"
+        f"1\tvamos\tir\tVERB\tV{n}\t_\t0\troot\t_\t_\n"
+        "2\tnos\tnosotros\tPRON\tP\t_\t1\tobj\t_\t_\n\n"
+        for n in range(2)
+    )
+    (tmp_path / "a.conllu").write_text(content, "utf-8")
+    rows = [row for _, row in next(open_source(str(tmp_path / "a.conllu")).tables("train")).rows]
+    assert rows == [
+        {"tokens": ["vamos", "nos"], "upos": ["VERB", "PRON"], "xpos": [f"V{n}", "P"]}
+        for n in range(2)
+    ]
+
+
+def choices(*names):
+    value = {"choices": list(names)}
+    return [{"result": [{"type": "choices", "from_name": "mood", "value": value}]}]
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_choices_of_label_studio_are_labels(tmp_path, several):
+    labels = [("bad",), ("good",), ("bad", "good") if several else ("mild",)] * 12
+    content = [
+        {"id": n, "data": {"text": f"w{n}"}, "annotations": choices(*names)}
+        for n, names in enumerate(labels)
+    ]
+    (tmp_path / "a.json").write_text(json.dumps(content), "utf-8")
+    assert list(open_source(str(tmp_path / "a.json")).documents("train", None))[:2] == ["w0", "w1"]
+    data = read_task("own", tmp_path / "a.json")
+    assert data.task.kind == ("multi" if several else "class")
+    assert data.task.labels == (("bad", "good") if several else ("bad", "good", "mild"))
+
+
+QUESTIONS = [
+    {
+        "question": f"who left {n}?",
+        "context": f"It was Ann {n} who left.",
+        "answers": {"text": ["Ann"] * (n % 3), "answer_start": [7] * (n % 3)},
+    }
+    for n in range(40)
+]
+
+
+def answer_objects(row):
+    answers = row["answers"]
+    pairs = zip(answers["text"], answers["answer_start"], strict=True)
+    return [{"text": text, "answer_start": start} for text, start in pairs]
+
+
+SQUAD = {
+    "a.jsonl": lines(QUESTIONS),
+    "objects.jsonl": lines(row | {"answers": answer_objects(row)} for row in QUESTIONS),
+    "squad.json": json.dumps(
+        {
+            "version": "v2.0",
+            "data": [
+                {
+                    "title": "Ann",
+                    "paragraphs": [
+                        {
+                            "context": row["context"],
+                            "qas": [
+                                {
+                                    "id": str(n),
+                                    "question": row["question"],
+                                    "is_impossible": n % 3 == 0,
+                                    "answers": answer_objects(row),
+                                }
+                            ],
+                        }
+                    ],
+                }
+                for n, row in enumerate(QUESTIONS)
+            ],
+        }
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SQUAD)
+def test_the_same_questions_give_the_same_examples(tmp_path, name):
+    (tmp_path / name).write_text(SQUAD[name], "utf-8")
+    data = read_task("own", tmp_path / name)
+    assert (data.task.kind, data.task.impossible) == ("span", True)
+    found = sorted((e.texts, e.label) for e in [*data.train, *data.sets[""]])
+    assert found == sorted(
+        (
+            (row["question"], row["context"]),
+            tuple(Answer(a["text"], a["answer_start"]) for a in answer_objects(row)),
+        )
+        for row in QUESTIONS
+    )
+
+
 # Forms that are refused: content -> the essential words of the message, and of the hint.
 LINES = "".join(f"film {n} was dull,{('bad', 'good')[n % 2]}\n" for n in range(60))
 REFUSED = {
@@ -87,6 +305,36 @@ REFUSED = {
         ["1 looks like a row", r"sed -i '1i text\tlabel'"],
     ),
     "unnamed.csv": ("a,b\nx y,1\nz y,2\n", ["which column holds the text?", "sed -i '1i text,lab"]),
+    "tagged.txt": ("EU B-ORG\nrejects O\n", ["its lines hold no labels", "ends in .conll"]),
+    "tagged.tsv": ("EU\tB-ORG\nrejects\tO\n\nAnn\tB-PER\n", ["words and tags", ".conll"]),
+    "short.conll": ("EU B-ORG\nrejects O\n\nAnn\n", ["4: the line does not have 2 columns"]),
+    "overlap.jsonl": (
+        lines([{"text": "Ann Lee left", "label": [[0, 7, "PER"], [4, 7, "NAME"]]}]),
+        ["1: two entities overlap: 'Ann Lee' and 'Lee'"],
+    ),
+    "outside.jsonl": (
+        lines([{"text": "Ann left", "label": [[4, 9, "PER"]]}]),
+        ["1: the entity 'PER' is not in the text: 4 to 9 of 8 letters is 'left'"],
+    ),
+    "elsewhere.json": (
+        json.dumps(
+            [
+                {
+                    "text": "Ann left",
+                    "label": [{"start": 0, "end": 3, "text": "Bob", "labels": ["P"]}],
+                }
+            ]
+        ),
+        ["1: the entity 'P' is not in the text", "'Ann', not 'Bob'"],
+    ),
+    "disagreeing.json": (
+        json.dumps([{"data": {"text": "a"}, "annotations": [*choices("x"), *choices("y")]}]),
+        ["1: the annotations of the task differ"],
+    ),
+    "unannotated.json": (
+        json.dumps([{"data": {"text": "a"}, "annotations": []}]),
+        ["1: the task has no annotation"],
+    ),
     "first.jsonl": (
         '{"text": "w"}\n' + "".join(f'{{"text": "w{n}", "label": {n % 2}}}\n' for n in range(60)),
         ["1: there is no column 'label'", "data.skip_bad"],

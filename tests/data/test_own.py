@@ -3,10 +3,6 @@
 import csv
 import io
 import json
-import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from reading import read_task
@@ -534,40 +530,8 @@ def test_what_spells_a_number(text, number):
     assert type(number_of(text)) is type(number)
 
 
-TAGGED = "-DOCSTART- -X- -X- O\n\nEU NNP B-NP B-ORG\nrejects VBZ B-VP O\n\nPeter NNP B-NP B-PER\n"
-
-
-@pytest.mark.parametrize("name", ["train.conll", "train.txt", "train.bio"])
-@pytest.mark.parametrize("head", [TAGGED, TAGGED.split("\n\n", 1)[1]], ids=["docstart", "word"])
-@pytest.mark.parametrize("folder", [True, False])
-def test_conll_text_is_refused_with_what_to_do(tmp_path, name, head, folder):
-    (tmp_path / name).write_text(head, "utf-8")
-    with pytest.raises(
-        UsageError, match=r"CoNLL text|is plain text: its lines hold no labels"
-    ) as caught:
-        read_task("own", tmp_path if folder else tmp_path / name, training=True)
-    assert '{"tokens": ["EU", "rejects"], "tags": ["B-ORG", "O"]}' in caught.value.hint
-
-
 def test_plain_text_holds_no_labels(tmp_path):
     (tmp_path / "train.txt").write_text("An ordinary sentence .\nAnother one .\n", "utf-8")
     with pytest.raises(UsageError, match="is plain text: its lines hold no labels") as caught:
         read_task("own", tmp_path / "train.txt", training=True)
     assert "with a column of labels" in caught.value.hint
-
-
-def test_the_lines_of_the_documentation_turn_conll_into_rows(tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text("utf-8")
-    (code,) = re.findall(r"### CoNLL text\n.*?```python\n(.*?)```", page, re.DOTALL)
-    (tmp_path / "a.conll").write_text(TAGGED, "utf-8")
-    done = subprocess.run(
-        [sys.executable, "-c", code, tmp_path / "a.conll"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    rows = list(map(json.loads, done.stdout.splitlines()))
-    assert rows == [
-        {"tokens": ["EU", "rejects"], "tags": ["B-ORG", "O"]},
-        {"tokens": ["Peter"], "tags": ["B-PER"]},
-    ]

@@ -4,15 +4,14 @@ import itertools
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from statistics import median
 from typing import NoReturn, get_args
 
+from kdcli.data import conll
 from kdcli.data.class_names import ClassName
 from kdcli.data.labelled.examples import number_of
 from kdcli.data.readers import format_of
 from kdcli.data.rows import Row, columns_in, names_in
-from kdcli.data.sources import CONLL_HINT, is_conll
 from kdcli.data.storage import base_name
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.types import Head, Kind
@@ -134,6 +133,13 @@ class Columns:
 
     def _check_header(self) -> None:
         """Raise a UsageError if the names of the columns look like a row of CSV or TSV."""
+        last = self.names[-1] if self.names else ""
+        tags = [last, *(str(values.get(last)) for _, values in self.head)]
+        if self._header_hint and all(map(conll.TAG.fullmatch, tags)):
+            raise UsageError(
+                f"{self._file} has words and tags on its lines, but no names of columns",
+                conll.RENAME_HINT,
+            )
         positions = set(map(str, range(len(self.names))))
         like_values = [
             name
@@ -340,8 +346,8 @@ class Columns:
         form = format_of(base_name(file))
         if form is not None and form.name == "txt":
             hint = (
-                CONLL_HINT
-                if is_conll(Path(file), str(self.head[0][1]["text"]))
+                conll.RENAME_HINT
+                if conll.LINE.fullmatch(str(self.head[0][1]["text"]))
                 else "give jsonl, csv, tsv or parquet with a column of labels; or give a "
                 "fine-tuned model, which is its own reference"
             )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from kdcli.data.annotations import WORD
 from kdcli.data.class_names import ClassName
 from kdcli.data.rows import BadRow, Row, RowValues, check_encodable, columns_in
 from kdcli.types import Answer, Example, Kind, Task
@@ -19,7 +20,6 @@ _LABEL_HINT = (
     f"{_COLUMN_HINT}; if the rows have no labels, give a fine-tuned model without --task: its own "
     "predictions are then the reference"
 )
-_WORDS = re.compile(r"\w+|[^\w\s]")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(
     r"[+-]?(([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?|nan|inf|infinity)", re.IGNORECASE
@@ -87,7 +87,7 @@ def _words(task: Task, where: str, values: RowValues) -> tuple[str, ...]:
     words = values.get(column)
     if isinstance(words, str) and not task.label:
         # Rows without labels may be plain text. Taggers are trained on words and punctuation marks.
-        words = _WORDS.findall(words)
+        words = WORD.findall(words)
     if (
         not isinstance(words, list | tuple)
         or not words

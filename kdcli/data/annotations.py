@@ -1,0 +1,254 @@
+"""Convert the forms of annotation tools and of SQuAD to rows.
+
+Entities that are positions in a text (doccano, spaCy, Prodigy, Label Studio) become words and their
+tags. Answers that are a list of objects become the lists of SQuAD on the hub.
+"""
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from kdcli.data.rows import BadRow, OnBadRow, Row, RowValues, names_in, take_first
+
+WORD = re.compile(r"\w+|[^\w\s]")
+STARTS, ENDS = ("start", "start_offset", "begin"), ("end", "end_offset")
+LABELS = ("label", "labels", "entity", "tag", "type")
+ANSWER = {"text", "answer_start"}
+ENTITIES = "entities"
+
+
+class Entity(NamedTuple):
+    """The positions and the label of an entity, and its text if the tool wrote it."""
+
+    start: int
+    end: int
+    label: str
+    text: str | None = None
+
+
+def convert_annotations(rows: Iterable[Row], on_bad: OnBadRow) -> Iterator[Row]:
+    """Convert the entities or answers of rows. The first rows decide what a column holds.
+
+    Args:
+        rows: Rows of one file. Rows without entities and answers are not changed.
+        on_bad: Called with each row whose entities do not fit its text.
+    """
+    first, rows = take_first(rows)
+    if any(_is_task(values) for _, values in first):
+        first, rows = take_first(_task_rows(first, rows, on_bad))
+    names = names_in(first)
+    answers = [n for n in names if any(_are_answers(values.get(n)) for _, values in first)]
+    entities = [n for n in names if any(_entities(values.get(n)) for _, values in first)]
+    texts = [n for n in names if any(isinstance(values.get(n), str) for _, values in first)]
+    text = "text" if "text" in texts else texts[0] if len(texts) == 1 else None
+    tags_words = len(entities) == 1 and text is not None
+    if not answers and not tags_words:
+        yield from rows
+        return
+    for where, values in rows:
+        row = Row(where, {**values, **{n: _as_lists(values[n]) for n in answers if n in values}})
+        if tags_words:
+            try:
+                row = _tagged(row, str(text), entities[0])
+            except BadRow as error:
+                on_bad(error)
+                continue
+        yield row
+
+
+def _are_answers(value: Any) -> bool:
+    """Whether a value is an answer, or a list of answers, as in SQuAD's own files."""
+    answers = value if isinstance(value, list) else [value]
+    return bool(answers) and all(
+        isinstance(answer, dict)
+        and answer.keys() >= ANSWER
+        and not isinstance(answer["text"], list | tuple)
+        for answer in answers
+    )
+
+
+def _as_lists(value: Any) -> Any:
+    """Return answers as lists of texts and of positions."""
+    if value == [] or _are_answers(value):
+        answers = value if isinstance(value, list) else [value]
+        return {name: [answer[name] for answer in answers] for name in sorted(ANSWER)}
+    return value
+
+
+def _entities(value: Any) -> list[Entity]:
+    """Return the entities in a value; none if it holds anything else."""
+    found = list(map(_entity, value)) if isinstance(value, list) else []
+    return [entity for entity in found if entity is not None] if None not in found else []
+
+
+def _entity(value: Any) -> Entity | None:
+    if isinstance(value, dict):
+        start, end, label = (
+            next((value[name] for name in names if name in value), None)
+            for names in (STARTS, ENDS, LABELS)
+        )
+        text = value.get("text")
+    elif isinstance(value, list) and len(value) == 3:
+        (start, end, label), text = value, None
+    else:
+        return None
+    if isinstance(label, list) and len(label) == 1:
+        (label,) = label
+    if type(start) is not int or type(end) is not int or not isinstance(label, str):
+        return None
+    return Entity(start, end, label, text if isinstance(text, str) else None)
+
+
+def _tagged(row: Row, column: str, entities: str) -> Row:
+    """Return a row with its words and their tags in place of its entities.
+
+    Raises:
+        BadRow: The entities do not fit the text, or overlap.
+    """
+    where, values = row
+    text, value = values.get(column), values.get(entities)
+    found = _entities(value)
+    if not isinstance(text, str) or (value and not found):
+        raise BadRow(where, f"'{entities}' must be a list of entities with start, end and label")
+    placed = sorted(_placed(where, text, entity) for entity in found)
+    for left, right in itertools.pairwise(placed):
+        if right.start < left.end:
+            raise BadRow(
+                where,
+                "two entities overlap",
+                f": {text[left.start : left.end]!r} and {text[right.start : right.end]!r}",
+                "a word has one tag; keep one of the entities",
+            )
+    words, tags = [], []
+    for begin, end, label in _parts(text, placed):
+        for word in WORD.finditer(text, begin, end):
+            is_first = not text[begin : word.start()].strip()
+            words.append(word[0])
+            tags.append(f"{'B' if is_first else 'I'}-{label}" if label else "O")
+    others = {name: value for name, value in values.items() if name != entities}
+    return Row(where, others | {"tokens": words, "tags": tags})
+
+
+def _parts(text: str, entities: Iterable[Entity]) -> Iterator[tuple[int, int, str]]:
+    """Yield the begin, the end and the label of each entity, and of the text between them."""
+    position = 0
+    for entity in entities:
+        yield position, entity.start, ""
+        yield entity.start, entity.end, entity.label
+        position = entity.end
+    yield position, len(text), ""
+
+
+def _placed(where: str, text: str, entity: Entity) -> Entity:
+    """Return an entity with the positions of its letters, and no white space around it.
+
+    Raises:
+        BadRow: The positions are not in the text, or other letters are there.
+    """
+    start, end = entity.start, entity.end
+    if entity.text is not None and text[start:end] != entity.text:
+        # A browser counts letters beyond 16 bits twice.
+        units = text.encode("utf-16-le", "surrogatepass")
+        before, inside = units[: 2 * start], units[2 * start : 2 * end]
+        if inside.decode("utf-16-le", "replace") == entity.text:
+            start = len(before.decode("utf-16-le", "replace"))
+            end = start + len(entity.text)
+    inside_text = text[start:end]
+    is_other = entity.text is not None and inside_text != entity.text
+    if not 0 <= start < end <= len(text) or is_other or not inside_text.strip():
+        detail = f": {start} to {end} of {len(text)} letters is {inside_text!r}"
+        detail += f", not {entity.text!r}" if is_other else ""
+        raise BadRow(where, f"the entity '{entity.label}' is not in the text", detail)
+    start += len(inside_text) - len(inside_text.lstrip())
+    end -= len(inside_text) - len(inside_text.rstrip())
+    return Entity(start, end, entity.label)
+
+
+def _is_task(value: Any) -> bool:
+    """Whether a row is a task of Label Studio with its annotations."""
+    return isinstance(value.get("data"), dict) and isinstance(value.get("annotations"), list)
+
+
+def _task_rows(first: Sequence[Row], rows: Iterable[Row], on_bad: OnBadRow) -> Iterator[Row]:
+    """Convert tasks of Label Studio: their data, `entities`, and the choices of each control.
+
+    The choices of a single control are the `label`. They are lists if a task has several.
+    """
+    samples = [result for _, task in first if _is_task(task) for result in _results(task)]
+    controls = {name: name for result in samples for name in result if name != ENTITIES}
+    if len(controls) == 1:
+        controls = dict.fromkeys(controls, "label")
+    has_several = any(
+        len(result[name]) > 1 for result in samples for name in controls if name in result
+    )
+    for where, task in rows:
+        results = _results(task) if _is_task(task) else []
+        if not results or results.count(results[0]) < len(results):
+            problem = (
+                "the annotations of the task differ" if results else "the task has no annotation"
+            )
+            on_bad(BadRow(where, problem, hint="export each task with one annotation"))
+            continue
+        choices = results[0]
+        if not has_several and any(len(choices[name]) > 1 for name in controls if name in choices):
+            on_bad(BadRow(where, "the task has several choices", ", but the first tasks have one"))
+            continue
+        values = {
+            controls.get(name, name): choice if has_several or name == ENTITIES else choice[0]
+            for name, choice in choices.items()
+        }
+        yield Row(where, {**task["data"], **values})
+
+
+def _results(task: RowValues) -> list[dict[str, list[Any]]]:
+    """Return the `entities`, and the choices by control, of each annotation of a task."""
+    found = []
+    for annotation in task["annotations"]:
+        if annotation.get("was_cancelled"):
+            continue
+        by_name: dict[str, list[Any]] = {}
+        for result in annotation.get("result", []):
+            kind, value = result.get("type"), result.get("value", {})
+            name = ENTITIES if kind == "labels" else str(result.get("from_name"))
+            choice = value if kind == "labels" else value.get(kind)
+            if choice is not None:
+                by_name.setdefault(name, []).extend(
+                    choice if isinstance(choice, list) else [choice]
+                )
+        found.append(by_name)
+    return found
+
+
+def rows_of_json(values: Any) -> list[Any]:
+    """Return the rows in a JSON value: a list of rows, an object that holds one, or a row.
+
+    SQuAD's articles become questions, and the pairs of spaCy become objects.
+    """
+    if isinstance(values, dict):
+        lists = [v for v in values.values() if isinstance(v, list) and any(map(_is_row, v))]
+        values = lists[0] if len(lists) == 1 else [values]
+    if not isinstance(values, list):
+        return [values]
+    if values and all(isinstance(value, dict) and "paragraphs" in value for value in values):
+        return [row for article in values for row in _questions(article)]
+    return [
+        {"text": value[0], **value[1]} if isinstance(value, list) and _is_row(value) else value
+        for value in values
+    ]
+
+
+def _is_row(value: Any) -> bool:
+    """Whether a value is an object, or a text and an object, as in spaCy's training data."""
+    if isinstance(value, list):
+        return len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], dict)
+    return isinstance(value, dict)
+
+
+def _questions(article: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the questions of an article of SQuAD."""
+    for paragraph in article["paragraphs"]:
+        for question in paragraph["qas"]:
+            names = ("id", "question", "answers")
+            row = {name: question[name] for name in names if name in question}
+            yield {"title": article.get("title"), "context": paragraph["context"], **row}

@@ -1,0 +1,68 @@
+"""Read CoNLL text: a word and its tags on each line, and an empty line after each sentence."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from kdcli.data.rows import BadRow, OnBadRow, Row
+
+ENDINGS = ("conll", "conllu", "bio", "iob", "iob2")
+TAG = re.compile(r"O|[BIESLUMW]-\S+")
+LINE = re.compile(rf"-DOCSTART-.*|\S+(?:[ \t]+\S+)*[ \t]+(?:{TAG.pattern})")
+RENAME_HINT = "rename the file, so that its name ends in .conll"
+BOUNDARY = "-DOCSTART-"
+UNIVERSAL_COLUMNS = 10
+"""Columns of the Universal Dependencies: number, word, lemma, UPOS, XPOS and more."""
+
+
+def read_conll(name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow) -> Iterator[Row]:
+    """Read sentences: `tokens` from the first column, `tags` from the last, and `column_2` ...
+
+    A first column that numbers the words is skipped. Of the ten columns of the Universal
+    Dependencies, the words, `upos` and `xpos` are read.
+
+    Args:
+        name: The file.
+        lines: The numbered lines.
+        on_bad: Called with the first bad line of a sentence, which is then skipped.
+    """
+    width = 0
+    sentence: list[tuple[int, list[str]]] = []
+    for number, line in lines:
+        if not line.strip() or line.startswith(BOUNDARY):
+            yield from _row(name, sentence, width, on_bad)
+            sentence = []
+            continue
+        cells = line.rstrip().split("\t" if "\t" in line else None)
+        if line.startswith("#") and not (TAG.fullmatch(cells[-1]) or (sentence and len(cells) > 1)):
+            # A comment, as before the sentences of the Universal Dependencies.
+            continue
+        width = width or len(cells)
+        sentence.append((number, cells))
+    yield from _row(name, sentence, width, on_bad)
+
+
+def _row(
+    name: str, sentence: Sequence[tuple[int, list[str]]], width: int, on_bad: OnBadRow
+) -> Iterator[Row]:
+    """Yield the row of a sentence, unless it is empty or bad."""
+    if not sentence:
+        return
+    for number, cells in sentence:
+        if len(cells) != width or width < 2:
+            problem = f"the line does not have {max(width, 2)} columns"
+            hint = "give each word a tag on its line, and each sentence an empty line after it"
+            on_bad(BadRow(f"{name}:{number}", problem, hint=hint))
+            return
+    where, words = f"{name}:{sentence[0][0]}", [cells for _, cells in sentence]
+    numbers = [cells[0] for cells in words]
+    if width == UNIVERSAL_COLUMNS and numbers[0].startswith("1"):
+        # Numbers such as 2-3 and 8.1 are of words that are split, or not in the text.
+        words = [cells for cells in words if cells[0].isdecimal()]
+        columns = list(zip(*words, strict=True))
+        yield Row(where, {"tokens": [*columns[1]], "upos": [*columns[3]], "xpos": [*columns[4]]})
+        return
+    if width > 2 and numbers == [str(number) for number in range(1, len(words) + 1)]:
+        words = [cells[1:] for cells in words]
+    tokens, *between, tags = map(list, zip(*words, strict=True))
+    others = {f"column_{number}": column for number, column in enumerate(between, 2)}
+    yield Row(where, {"tokens": tokens, **others, "tags": tags})
