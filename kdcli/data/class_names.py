@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 HUGGING_FACE = b"huggingface"
-CARD, CLASS_LABEL, MAX_CARD_BYTES = "README.md", b"class_label", 1 << 20
+CARD, INFOS = "README.md", "dataset_infos.json"  # The second is of older data sets.
+CLASS_LABEL, CLASS_LABEL_TYPE, MAX_CARD_BYTES = b"class_label", b"ClassLabel", 1 << 20
 NUMBER = re.compile(r"-?\d+")
 
 
@@ -62,17 +63,19 @@ class ClassNames:
 
     @classmethod
     def of_card(cls, folder: Path) -> "ClassNames":
-        """Read the names from a data set's card, README.md, which may describe one configuration.
+        """Read the names from the card of a data set, which may describe one configuration.
 
         Raises:
             UsageError: `datasets` cannot read the description in the card.
         """
-        card = folder / CARD
-        if not card.is_file() or CLASS_LABEL not in card.read_bytes()[:MAX_CARD_BYTES]:
+        cards = [folder / name for name in (CARD, INFOS) if (folder / name).is_file()]
+        marks = (CLASS_LABEL, CLASS_LABEL_TYPE)
+        contents = [card.read_bytes()[:MAX_CARD_BYTES] for card in cards]
+        if not any(mark in content for content in contents for mark in marks):
             return cls()
         from datasets.info import DatasetInfosDict
 
-        with _feature_errors(str(card)):
+        with _feature_errors(" or ".join(map(str, cards))):
             infos = list(DatasetInfosDict.from_directory(str(folder)).values())
         return cls.of(infos[0].features if len(infos) == 1 else None)
 

@@ -2,20 +2,22 @@
 
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from kdcli.data.class_names import ClassNames
+from kdcli.data.class_names import CARD, MAX_CARD_BYTES, ClassNames
 from kdcli.data.rows import Row
 from kdcli.data.storage import NotFound, list_siblings
 from kdcli.disk import COMMITS, use_entry
-from kdcli.errors import first_line
+from kdcli.errors import UsageError, first_line
 
 if TYPE_CHECKING:
     import datasets
 
+CONFIGS = b"configs:"
+CONFIG_KEYS = {"config_name", "data_files", "data_dir", "default", "description", "version"}
 COMMIT_TIMEOUT = 10.0  # Seconds to wait for the hub's answer about the current commit.
 DATA_SET_ID = re.compile(r"((?:[\w.-]+/)?[\w.-]+)(?::([^:@]*))?(?::([\w.-]+))?(?:@([\w./-]+))?")
 HUB_HINT = (
@@ -146,6 +148,55 @@ def _open_stream(hub: HubId, split: str) -> "datasets.IterableDataset":
     return datasets.load_dataset(
         hub.name, hub.config, split=hub.split or split, revision=revision, streaming=True
     )
+
+
+class CloneFiles(NamedTuple):
+    """The files of a clone by split, and the names of its classes."""
+
+    files: Mapping[str, list[str]]
+    classes: ClassNames
+
+
+def clone_files(folder: Path) -> CloneFiles | None:
+    """Find the files of the default configuration in the card of a data set's clone.
+
+    Returns:
+        The files, or None if there is no card with configurations.
+
+    Raises:
+        UsageError: The card cannot be read, no configuration is the default, or it has settings
+            for the readers of `datasets`.
+    """
+    card = folder / CARD
+    if not card.is_file() or CONFIGS not in card.read_bytes()[:MAX_CARD_BYTES]:
+        return None
+    import datasets
+    from huggingface_hub import DatasetCard
+
+    hint = "write `default: true` below one of them, or give a directory of its files"
+    try:
+        configs = DatasetCard.load(card).data.to_dict().get("configs")
+        by_name = {config.get("config_name", "default"): config for config in configs or []}
+        defaults = [name for name, config in by_name.items() if config.get("default")]
+        (name, *_) = [*defaults, *({"default"} & by_name.keys()), *by_name] or [None]
+        if name is None:
+            return None
+        is_clear = len(by_name) == 1 or defaults or name == "default"
+        builder = datasets.load_dataset_builder(str(folder), name) if is_clear else None
+    except Exception as error:  # noqa: BLE001  # Readers of YAML raise their own classes.
+        message = f"{card}: the configurations cannot be read: {first_line(error)}"
+        raise UsageError(message, hint) from None
+    if builder is None:
+        raise UsageError(f"{card} has the configurations {', '.join(by_name)}, no default", hint)
+    files = {split: list(paths) for split, paths in (builder.config.data_files or {}).items()}
+    settings = by_name[name].keys() - CONFIG_KEYS
+    if settings:
+        raise UsageError(
+            f"{card}: the configuration has {', '.join(sorted(settings))}, which kdcli does not "
+            "read",
+            f"let datasets read it: load_dataset('{folder}').save_to_disk('DIRECTORY')",
+        )
+    return CloneFiles(files, ClassNames.of(builder.info.features))
 
 
 @contextmanager

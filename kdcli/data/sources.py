@@ -9,6 +9,7 @@ document in the given column, in `text`, or in the only column of strings. Blank
 are skipped.
 """
 
+import itertools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,15 +19,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kdcli.data.annotations import convert_annotations
-from kdcli.data.class_names import ClassNames
+from kdcli.data.class_names import INFOS, ClassNames
 from kdcli.data.demo import DOCUMENTS, demo_documents, demo_identity
 from kdcli.data.documents import Sample, first_texts, read_documents, sample_documents, texts_of
-from kdcli.data.hub import DATA_SET_ID, HubId, hub_rows, hub_size, hub_splits
+from kdcli.data.hub import DATA_SET_ID, HubId, clone_files, hub_rows, hub_size, hub_splits
 from kdcli.data.readers import FORMATS, PACKED, cut_file, format_of, read_rows
 from kdcli.data.rows import OnBadRow, Piece, Row, raise_bad_row
 from kdcli.data.storage import (
     File,
     NotFound,
+    as_file,
     base_name,
     content_hash,
     file_stat,
@@ -231,11 +233,29 @@ def open_source(source: str) -> Source:
         _check_format(path, path.name)
         return FileSource(source, {"train": (path,)})
     if path.is_dir():
-        by_split = _saved_splits(path) or _local_splits(path)
-        read = {Path(file) for of_split in by_split.values() for file in of_split}
+        opened = _open_folder(source, path)
+        read = {Path(file) for of_split in opened.files.values() for file in of_split}
         _remember_hash(source, lambda: folder_hash(sorted(read)))
-        return FileSource(source, by_split, ClassNames.of_card(path))
+        return opened
     return HubSource(source, _hub_id(source))
+
+
+def _open_folder(source: str, folder: Path) -> FileSource:
+    """Open a directory of `save_to_disk`, a clone of a data set of the hub, or any other one."""
+    if (by_split := _saved_splits(folder)) is not None:
+        return FileSource(source, by_split)
+    clone = clone_files(folder)
+    if clone is None:
+        return FileSource(source, _local_splits(folder), ClassNames.of_card(folder))
+    known = names_by_split(clone.files, str(folder))
+    if not known:
+        raise NotFound(f"{folder} has the splits {', '.join(clone.files)}", SPLITS_HINT)
+    by_split = {
+        split: tuple(map(as_file, clone.files[name])) for split, (name, *_) in known.items()
+    }
+    for file in itertools.chain.from_iterable(by_split.values()):
+        _check_format(file, base_name(file))
+    return FileSource(source, by_split, clone.classes)
 
 
 def _remember_hash(source: str, compute: Callable[[], str | None]) -> None:
@@ -311,10 +331,21 @@ def _saved_splits(folder: Path) -> dict[str, tuple[File, ...]] | None:
 
 
 def _local_splits(folder: Path) -> dict[str, tuple[File, ...]]:
-    """Find the files of a directory by split, or of its `data` directory, as in a hub's clone."""
-    files = {p.name: p for p in sorted(folder.iterdir()) if p.is_file()}
-    if (folder / HUB_FOLDER).is_dir() and not any(map(format_of, files)):
-        return _local_splits(folder / HUB_FOLDER)
+    """Find the files of a directory by split.
+
+    They may be in a directory `data`, or in a directory for each split, as in a hub's clone.
+    """
+    files = {p.name: p for p in sorted(folder.iterdir()) if p.is_file() and p.name != INFOS}
+    if not any(map(format_of, files)):
+        if (folder / HUB_FOLDER).is_dir():
+            return _local_splits(folder / HUB_FOLDER)
+        folders = {path.name: path for path in sorted(folder.iterdir()) if path.is_dir()}
+        by_split = names_by_split(folders, str(folder))
+        if by_split:
+            return {
+                split: _local_splits(folders[name])["train"]
+                for split, (name, *_) in by_split.items()
+            }
     return _by_split(folder, files, list_folder(folder))
 
 

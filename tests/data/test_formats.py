@@ -454,3 +454,91 @@ def test_numbered_files_are_one_split(tmp_path, names):
     for name in names:
         (tmp_path / name).write_text("x", "utf-8")
     assert [file.name for file in open_source(str(tmp_path)).files["train"]] == names
+
+
+# Clones of data sets of the hub.
+
+CONFIGS = """---
+license: mit
+configs:
+- config_name: en
+  data_files:
+  - split: train
+    path: en/train.csv
+  - split: validation
+    path: "en/d*.csv"
+- config_name: de
+{default}  data_files:
+  - split: train
+    path: de.csv
+dataset_info:
+- config_name: de
+  features:
+  - name: text
+    dtype: string
+  - name: label
+    dtype:
+      class_label:
+        names:
+          '0': good
+          '1': bad
+---
+"""
+
+
+def clone(folder, default="  default: true\n"):
+    """A clone with two configurations, and numbers for the classes of German texts."""
+    (folder / "README.md").write_text(CONFIGS.format(default=default), "utf-8")
+    (folder / "en").mkdir()
+    (folder / "en" / "train.csv").write_text(FORMS["a.csv"], "utf-8")
+    (folder / "en" / "dev.csv").write_text(FORMS["a.csv"], "utf-8")
+    rows = "".join(f"Film {n},{n % 2}\n" for n in range(60))
+    (folder / "de.csv").write_text(f"text,label\n{rows}", "utf-8")
+    return folder
+
+
+def test_the_default_configuration_of_a_clone_is_read_with_its_class_names(tmp_path):
+    assert read_task("own", clone(tmp_path)).task.labels == ("good", "bad")
+    assert examples(tmp_path)[:2] == [(("Film 0",), "good"), (("Film 1",), "bad")]
+    assert open_source(str(tmp_path)).splits() == ["train"]
+
+
+def test_other_configurations_of_a_clone_are_read_by_their_directory(tmp_path):
+    with pytest.raises(UsageError, match="has the configurations en, de, no default") as caught:
+        open_source(str(clone(tmp_path, default="")))
+    assert "write `default: true` below one of them" in caught.value.hint
+    assert open_source(str(tmp_path / "en")).splits() == ["validation", "train"]
+    en = CONFIGS.format(default="").replace("name: en\n", "name: en\n  default: true\n")
+    (tmp_path / "README.md").write_text(en, "utf-8")
+    assert open_source(str(tmp_path)).splits() == ["train", "validation"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "problem"),
+    [('  sep: ";"\n', "has sep, which kdcli does not read"), ("  - broken\n", "cannot be read")],
+)
+def test_other_settings_of_a_configuration_are_refused(tmp_path, setting, problem):
+    clone(tmp_path, default=f"  default: true\n{setting}")
+    with pytest.raises(UsageError, match=problem):
+        open_source(str(tmp_path))
+
+
+def test_an_older_clone_has_its_class_names_in_another_file(tmp_path):
+    (tmp_path / "data").mkdir()
+    rows = "".join(f"film {n},{n % 2}\n" for n in range(60))
+    (tmp_path / "data" / "train.csv").write_text(f"text,label\n{rows}", "utf-8")
+    names = {"names": ["good", "bad"], "_type": "ClassLabel"}
+    features = {"text": {"dtype": "string", "_type": "Value"}, "label": names}
+    info = {"default": {"features": features}}
+    (tmp_path / "dataset_infos.json").write_text(json.dumps(info), "utf-8")
+    assert read_task("own", tmp_path).task.labels == ("good", "bad")
+
+
+def test_each_split_may_have_a_directory(tmp_path):
+    for split, text in (("train", "w1"), ("dev", "w2"), ("images", "w3")):
+        (tmp_path / split).mkdir()
+        (tmp_path / split / "0000.txt").write_text(text, "utf-8")
+    (tmp_path / "train" / "0001.txt").write_text("w4", "utf-8")
+    opened = open_source(str(tmp_path))
+    assert list(opened.documents("train", None)) == ["w1", "w4"]
+    assert list(opened.documents("validation", None)) == ["w2"]
