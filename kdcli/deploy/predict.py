@@ -31,7 +31,7 @@ from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.metrics.finite import check_finite
 from kdcli.metrics.tokens import entities
-from kdcli.models.cross_encoder import activation_of, read_scorer
+from kdcli.models.cross_encoder import activation_of, is_cross_encoder, read_scorer
 from kdcli.models.custom_class import UNILM_KEY
 from kdcli.models.embedding_format import EmbeddingFormat, Pool, load_embedder, read_format
 from kdcli.models.heads import PROBLEM, kind_of_head, tokenizer_for
@@ -169,8 +169,13 @@ class Predictor:
             network, tokenizer = embedder.model, embedder.tokenizer
         else:
             tokenizer = tokenizer_for(source, of_words=kind == "tokens")
-        if kind == EMBEDDING_KIND:
+        if kind == EMBEDDING_KIND or is_cross_encoder(source):
             check_case(tokenizer, source)
+        if kind == "score" and config.num_labels != 1:
+            raise UsageError(
+                f"{source} predicts {config.num_labels} numbers for a text; supported is one",
+                "use .model, which returns all outputs",
+            )
         if kind == "tokens":
             labels = tuple(map(str, config.id2label.values()))
             if (warning := describe_unknown_scheme(labels)) is not None:
@@ -401,13 +406,8 @@ class Predictor:
 
     def _activated(self, scores_N: Array) -> Array:
         """Apply a cross-encoder's activation, as `CrossEncoder.predict` does."""
-        name = (activation_of(self.source, self.config) or "Sigmoid").rsplit(".", 1)[-1]
-        if name not in ("Sigmoid", "Identity"):
-            raise UsageError(
-                f"{self.source} applies {name} to its scores; supported are Sigmoid and Identity",
-                "use .model, which is a CrossEncoder",
-            )
-        return expit(scores_N) if name == "Sigmoid" else scores_N
+        name = activation_of(self.source, self.config) or "Sigmoid"
+        return expit(scores_N) if name.endswith("Sigmoid") else scores_N
 
 
 def kind_of_model(source: str, config: PreTrainedConfig, *, headless: bool = False) -> str:
@@ -435,7 +435,8 @@ def kind_of_model(source: str, config: PreTrainedConfig, *, headless: bool = Fal
     if kind != "class":
         return kind or ""
     is_trained_reranker = getattr(config, "finetuning_task", None) == RERANK_KIND
-    if config.num_labels == 1 and (is_trained_reranker or activation_of(source, config)):
+    has_scores = is_trained_reranker or is_cross_encoder(source) or activation_of(source, config)
+    if config.num_labels == 1 and has_scores:
         return RERANK_KIND
     if config.num_labels == 1 and config.problem_type is None:
         return "score"

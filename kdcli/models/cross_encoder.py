@@ -4,13 +4,16 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from kdcli.errors import UsageError
 from kdcli.models.embedding_format import (
+    CROSS_ENCODER,
     GENERAL_SETTINGS,
     PROMPTS_FILE,
     READ,
     SHARED_SETTINGS,
+    check_requirements,
     check_settings,
     json_file,
     read_length,
+    read_prompts,
 )
 from kdcli.models.files import MODULES_FILE, module_kind
 
@@ -20,7 +23,11 @@ ACTIVATION_CLASSES = {
 }
 """The activations that kdcli writes, by name."""
 
-SCORE_SETTINGS = {"activation_fn": READ, "keep_in_fp32_modules": READ}
+SCORE_SETTINGS = {
+    "activation_fn": READ,
+    "keep_in_fp32_modules": READ,
+    "model_type": (CROSS_ENCODER,),
+}
 SCORER_SETTINGS = SHARED_SETTINGS | {
     "transformer_task": ("sequence-classification",),
     "modality_config": ({"text": {"method": "forward", "method_output_name": "logits"}},),
@@ -29,12 +36,38 @@ SCORER_SETTINGS = SHARED_SETTINGS | {
 
 
 def activation_of(source: str, config: PreTrainedConfig) -> str | None:
-    """Read a cross-encoder's activation from its files, under any current or former key."""
-    name = (json_file(source, PROMPTS_FILE) or {}).get("activation_fn")
+    """Read a cross-encoder's activation from its files, under any current or former key.
+
+    Returns:
+        None if the files name none. sentence-transformers ignores classes that are not torch's.
+
+    Raises:
+        UsageError: They name an activation that kdcli does not compute.
+    """
     section = getattr(config, "sentence_transformers", None)
-    name = name or (section.get("activation_fn") if isinstance(section, dict) else None)
-    name = name or getattr(config, "sbert_ce_default_activation_function", None)
-    return name if isinstance(name, str) else None
+    names = (
+        (json_file(source, PROMPTS_FILE) or {}).get("activation_fn"),
+        section.get("activation_fn") if isinstance(section, dict) else None,
+        getattr(config, "sbert_ce_default_activation_function", None),
+    )
+    trusted = (name for name in names if isinstance(name, str) and name.startswith("torch."))
+    if (activation := next(trusted, None)) is None:
+        return None
+    if (kind := activation.rsplit(".", 1)[-1]) not in ACTIVATION_CLASSES:
+        raise UsageError(
+            f"{source} applies {kind} to its scores; supported are "
+            f"{' and '.join(ACTIVATION_CLASSES)}",
+            "use .model, which is a CrossEncoder",
+        )
+    return activation
+
+
+def is_cross_encoder(source: str) -> bool:
+    """Return whether sentence-transformers saved a model as a cross-encoder."""
+    general = json_file(source, PROMPTS_FILE) or {}
+    return general.get("model_type") == CROSS_ENCODER and (
+        json_file(source, MODULES_FILE, list) is not None
+    )
 
 
 def read_scorer(source: str) -> int | None:
@@ -46,10 +79,9 @@ def read_scorer(source: str) -> int | None:
     Raises:
         UsageError: They have a setting that changes the scores and that kdcli does not compute.
     """
-    modules = json_file(source, MODULES_FILE, list)
-    general = json_file(source, PROMPTS_FILE) or {}
-    if modules is None or general.get("model_type") != "CrossEncoder":
+    if not is_cross_encoder(source):
         return None
+    modules, general = json_file(source, MODULES_FILE, list), json_file(source, PROMPTS_FILE)
     kinds = [module_kind(module) for module in modules if isinstance(module, dict)]
     if kinds != ["Transformer"]:
         raise UsageError(
@@ -58,10 +90,12 @@ def read_scorer(source: str) -> int | None:
             "supported: an encoder with a head for sequence classification",
         )
     check_settings(source, PROMPTS_FILE, general, GENERAL_SETTINGS | SCORE_SETTINGS)
-    default = (general.get("prompts") or {}).get(general.get("default_prompt_name"))
-    if default:
+    check_requirements(source, general)
+    prompts, default = read_prompts(source, general)
+    if default is not None and prompts[default]:
         raise UsageError(
-            f"{source} puts a prompt before its queries ({default!r}), which kdcli does not do",
+            f"{source} puts a prompt before its queries ({prompts[default]!r}), which kdcli does "
+            "not do",
             "put the prompt into the queries of a copy of the data, and remove "
             f"default_prompt_name from {PROMPTS_FILE} in a copy of the model",
         )

@@ -7,6 +7,7 @@ and `Pool` computes it. The files are read here rather than by sentence-transfor
 pickled weights, replaces foreign activations and takes a second to import (docs/results.md).
 """
 
+import importlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from kdcli.disk import disk_errors, read_json, write_atomic
-from kdcli.errors import UsageError, did_you_mean
+from kdcli.errors import UsageError, did_you_mean, one_line
 from kdcli.models.custom_class import custom_class
 from kdcli.models.files import (
     CONFIG_FILE,
@@ -32,6 +33,7 @@ from kdcli.models.files import (
     module_kind,
 )
 from kdcli.models.load import (
+    AS_LOADED,
     check_case,
     encoder_settings,
     load_config,
@@ -48,6 +50,8 @@ from kdcli.models.training_rows import NO_ROWS
 from kdcli.types import RowHashes
 
 PROMPTS_FILE = "config_sentence_transformers.json"
+CROSS_ENCODER = "CrossEncoder"
+"""The `model_type` in `PROMPTS_FILE` of models that score pairs."""
 POOLING_FOLDER = "1_Pooling"
 POOLS = {"Transformer": True, "StaticEmbedding": False}
 """First module of a model -> whether a module that pools follows."""
@@ -59,17 +63,17 @@ POOLING_KEYS = {
     "mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
 }
 """Name of a pooling -> the suffix of its key in 1_Pooling/config.json."""
-FLAGS = tuple(
-    f"pooling_mode_{suffix}" for suffix in (*POOLING_KEYS.values(), "weightedmean_tokens")
-)
-"""Keys of 1_Pooling/config.json that earlier versions wrote, one for each pooling."""
+MODES = {"lasttoken" if name == "last" else name: name for name in POOLING_KEYS}
+"""Name of a pooling in sentence-transformers -> its name here."""
+FLAGS = {f"pooling_mode_{POOLING_KEYS[name]}": mode for mode, name in MODES.items()}
+FLAGS |= {"pooling_mode_weightedmean_tokens": "weightedmean"}
+"""Keys of 1_Pooling/config.json that earlier versions wrote -> the name of their pooling."""
 READ: tuple[object, ...] = ()
 """Stands for all values of a setting, because kdcli obeys the setting."""
 TEXT = (None, "sentence_embedding")
 GENERAL_SETTINGS = dict.fromkeys(
     (
         "__version__",
-        "model_type",
         "requirements",
         "prompts",
         "default_prompt_name",
@@ -77,7 +81,7 @@ GENERAL_SETTINGS = dict.fromkeys(
         "truncate_dim",
     ),
     READ,
-)
+) | {"model_type": (None, "SentenceTransformer")}
 POOLING_SETTINGS = dict.fromkeys(
     ("word_embedding_dimension", "embedding_dimension", "pooling_mode", "include_prompt", *FLAGS),
     READ,
@@ -91,7 +95,23 @@ DENSE_SETTINGS = {
     "module_output_name": TEXT,
     "use_residual": (False,),
 }
-LOADING: tuple[object, ...] = (None, {}, {"trust_remote_code": True}, {"trust_remote_code": False})
+LOADING = {
+    f"{part}_{suffix}": file
+    for suffix in ("args", "kwargs")
+    for part, file in (
+        ("model", None),
+        ("tokenizer", "tokenizer_config.json"),
+        ("processor", "tokenizer_config.json"),
+        ("config", CONFIG_FILE),
+    )
+}
+"""Arguments with which sentence-transformers loads an encoder -> the file where they belong."""
+NEUTRAL_ARGUMENTS = {
+    # kdcli allows code on the command line, computes in float32, and no vector needs a pooler.
+    *("trust_remote_code", "dtype", "torch_dtype", "attn_implementation", "add_pooling_layer"),
+    *("low_cpu_mem_usage", "device_map", "use_safetensors"),
+}
+MODALITIES = dict.fromkeys(("common", "text", "audio", "image", "video", "chat_template"), READ)
 SHARED_SETTINGS: dict[str, Sequence[object]] = {
     "max_seq_length": READ,
     "processing_kwargs": READ,
@@ -99,8 +119,7 @@ SHARED_SETTINGS: dict[str, Sequence[object]] = {
     "do_lower_case": READ,
     "unpad_inputs": READ,
     **dict.fromkeys(("query_length", "document_length", "query_expansion"), (None,)),
-    **dict.fromkeys(("model_args", "tokenizer_args", "config_args"), LOADING),
-    **dict.fromkeys(("model_kwargs", "processor_kwargs", "config_kwargs"), LOADING),
+    **dict.fromkeys(LOADING, READ),
 }
 """Settings of an encoder in sentence_bert_config.json, for vectors and for scores."""
 ENCODER_SETTINGS = SHARED_SETTINGS | {
@@ -118,7 +137,6 @@ PROCESSING_SETTINGS: dict[str, Sequence[object]] = {
 }
 CHOICES = ("mean", "cls", "last")
 """Poolings that `--pooling` accepts."""
-ALIASES = {"lasttoken": "last", "mean_tokens": "mean", "cls_token": "cls", "max_tokens": "max"}
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 
@@ -236,7 +254,7 @@ def read_format(source: str) -> EmbeddingFormat | None:
     """
     modules = json_file(source, MODULES_FILE, list)
     general = json_file(source, PROMPTS_FILE) or {}
-    if modules is None or general.get("model_type") == "CrossEncoder":
+    if modules is None or general.get("model_type") == CROSS_ENCODER:
         return None
     if (json_file(source, CONFIG_FILE) or {}).get("architectures") == [CLASSIFIER]:
         return None
@@ -247,6 +265,13 @@ def read_format(source: str) -> EmbeddingFormat | None:
     encoder = module_kind(modules[0]) if modules else ""
     encoder = encoder if encoder in POOLS else "Transformer"
     pools = POOLS[encoder]
+    check_settings(source, PROMPTS_FILE, general, GENERAL_SETTINGS)
+    check_requirements(source, general)
+    if len({str(module.get("name")) for module in modules}) != len(modules):
+        raise UsageError(
+            f"{source}/{MODULES_FILE} must give each module a name of its own",
+            "sentence-transformers keeps only the last of the modules with one name",
+        )
     for place, module in enumerate(modules):
         kind, path = module_kind(module), str(module.get("path", ""))
         if (kind == encoder) != (place == 0) or (kind == "Pooling") != (place == 1 and pools):
@@ -261,15 +286,10 @@ def read_format(source: str) -> EmbeddingFormat | None:
             fmt = replace(fmt, normalize=True)
         elif place > pools:
             raise _not_computed(source, f"module {place} is {kind or 'unnamed'}")
-    check_settings(source, PROMPTS_FILE, general, GENERAL_SETTINGS)
     width = general.get("truncate_dim")
-    if not isinstance(width, int | None) or (width is not None and width < 1):
+    if width is not None and (type(width) is not int or width < 1):
         raise UsageError(f"{source}/{PROMPTS_FILE}: truncate_dim must be at least 1, got {width!r}")
-    entries = general.get("prompts") or {}
-    if not isinstance(entries, dict):
-        raise UsageError(f"{source}/{PROMPTS_FILE}: prompts must be a JSON object, got {entries!r}")
-    prompts = {str(name): str(text or "") for name, text in entries.items()}
-    default = str(general.get("default_prompt_name"))
+    prompts, default = read_prompts(source, general, empty=("query", "document"))
     similarity = general.get("similarity_fn_name") or "cosine"
     if similarity not in SIMILARITIES:
         known = ", ".join(SIMILARITIES)
@@ -279,12 +299,63 @@ def read_format(source: str) -> EmbeddingFormat | None:
     return replace(
         fmt,
         prompts=prompts,
-        # A default prompt that is missing here is empty.
         default_prompt=default if default in prompts else None,
         similarity=similarity,
-        max_length=read_length(source, ENCODER_SETTINGS),
+        # A table has no settings of its own.
+        max_length=read_length(source, ENCODER_SETTINGS) if pools else None,
         truncate_dim=width,
     )
+
+
+def check_requirements(source: str, general: Mapping[str, Any]) -> None:
+    """Check the packages that a model's `PROMPTS_FILE` requires, as sentence-transformers does.
+
+    Raises:
+        UsageError: A package is missing or has another version.
+    """
+    if not general.get("requirements"):
+        return
+    # The library takes a second to import, and few models have requirements.
+    environment = importlib.import_module("sentence_transformers.util.environment")
+    # Versions before 6 do not read them.
+    check = getattr(environment, "check_version_requirements", lambda *arguments: None)
+    try:
+        check(general["requirements"], source)
+    except ImportError as error:
+        raise UsageError(
+            f"{source} requires packages that are not installed: {one_line(error)}",
+            f"install them; the requirements are in {PROMPTS_FILE}",
+        ) from None
+
+
+def read_prompts(
+    source: str, general: Mapping[str, Any], *, empty: Sequence[str] = ()
+) -> tuple[dict[str, str], str | None]:
+    """Read a model's prompts and the name of its default prompt.
+
+    Args:
+        source: The model.
+        general: The content of `PROMPTS_FILE`.
+        empty: The names of prompts that every such model has, and that are empty by default.
+
+    Raises:
+        UsageError: The prompts are not texts, or the default prompt is not one of them.
+    """
+    entries, default = general.get("prompts", {}), general.get("default_prompt_name")
+    if not isinstance(entries, dict) or not all(
+        isinstance(text, str | None) for text in entries.values()
+    ):
+        raise UsageError(
+            f"{source}/{PROMPTS_FILE}: prompts must be a JSON object of texts, got {entries!r}"
+        )
+    prompts = {name: text or "" for name, text in entries.items()}
+    if default is not None and default not in (*empty, *prompts):
+        raise UsageError(
+            f"{source}/{PROMPTS_FILE} has no prompt of the name {default!r}, which its "
+            "default_prompt_name gives",
+            f"its prompts: {', '.join((*empty, *prompts)) or 'none'}",
+        )
+    return prompts, default
 
 
 def read_length(source: str, known: Mapping[str, Sequence[object]]) -> int | None:
@@ -302,18 +373,45 @@ def read_length(source: str, known: Mapping[str, Sequence[object]]) -> int | Non
     """
     name, settings = encoder_settings(source)
     check_settings(source, name, settings, known)
+    for section, belongs in LOADING.items():
+        _check_loading(source, name, section, settings.get(section) or {}, belongs)
     length = settings.get("max_seq_length")
     parts = settings.get("processing_kwargs") or {}
     if not isinstance(parts, dict) or not all(isinstance(p, dict) for p in parts.values()):
         raise UsageError(f"{source}/{name}: processing_kwargs must hold JSON objects by modality")
-    for part in parts.values():
+    check_settings(source, f"{name}: processing_kwargs", parts, MODALITIES)
+    # sentence-transformers lets the common settings win.
+    for part in (parts.get("text", {}), parts.get("common", {})):
         check_settings(source, name, part, PROCESSING_SETTINGS)
-        length = part.get("max_length", length)
+        length = part.get("max_length") or length
     if not isinstance(length, int | None) or (length is not None and length < 3):
         raise UsageError(
             f"{source}/{name}: max_seq_length must be a number of tokens, got {length!r}"
         )
     return length
+
+
+def _check_loading(
+    source: str, name: str, section: str, settings: object, belongs: str | None
+) -> None:
+    """Check that arguments with which sentence-transformers loads an encoder change no output.
+
+    Args:
+        source: The model.
+        name: The file of the settings.
+        section: The key of the arguments.
+        settings: The arguments.
+        belongs: The file in which every library reads the same keys, or None.
+    """
+    if not isinstance(settings, dict):
+        raise UsageError(f"{source}/{name}: {section} must be a JSON object, got {settings!r}")
+    if others := sorted(settings.keys() - NEUTRAL_ARGUMENTS):
+        raise UsageError(
+            f"{source}/{name}: {section} has {', '.join(others)}, which kdcli does not pass on",
+            f"in a copy of the model, write it into {belongs}, which every library reads"
+            if belongs
+            else "if it changes no output, remove it from a copy of the model",
+        )
 
 
 def check_settings(
@@ -399,8 +497,11 @@ def _load_encoder(source: str, *, compacted: bool) -> Model:
             "its own --task",
         )
     if is_static(config):
-        tokenizer = load_tokenizer(source)
-        return Model(load_weights(source, AutoModel).eval(), bare_tokenizer(tokenizer), source)
+        tokenizer = bare_tokenizer(loaded := load_tokenizer(source, of_table=True))
+        if (truncation := getattr(loaded, AS_LOADED)[0]) is not None:
+            tokenizer.model_max_length = truncation["max_length"]
+            tokenizer.truncation_side = truncation["direction"].lower()
+        return Model(load_weights(source, AutoModel).eval(), tokenizer, source)
     if (model_class := custom_class(config)) is None:
         return load_encoder(source)
     tokenizer = load_tokenizer(source)
@@ -519,19 +620,14 @@ def _with_pooling(fmt: EmbeddingFormat, source: str, name: str) -> EmbeddingForm
 def _pooling(source: str, settings: Mapping[str, object]) -> str:
     """Return the pooling of a Pooling module, whose settings may have the old keys or the new
     one."""
-    modes = settings.get("pooling_mode")
-    if modes is None:
-        modes = [
-            key.removeprefix("pooling_mode_")
-            for key, on in settings.items()
-            if on is True and "pooling_" in key
-        ]
-    elif not isinstance(modes, list):
-        modes = [modes]
-    known = [ALIASES.get(str(mode), str(mode)) for mode in modes]
-    if len(known) != 1 or known[0] not in POOLING_KEYS:
-        raise _not_computed(source, f"it pools by {' and '.join(map(str, modes)) or 'nothing'}")
-    return known[0]
+    modes = settings.get("pooling_mode", [])
+    if "pooling_mode" not in settings:
+        # sentence-transformers pools by the mean if no flag is on.
+        modes = [mode for flag, mode in FLAGS.items() if settings.get(flag)] or ["mean"]
+    modes = list(map(str, modes if isinstance(modes, list) else [modes]))
+    if len(modes) != 1 or modes[0] not in MODES:
+        raise _not_computed(source, f"it pools by {' and '.join(modes) or 'nothing'}")
+    return MODES[modes[0]]
 
 
 def _dense(source: str, path: str) -> DenseLayer:
@@ -551,13 +647,21 @@ def _dense(source: str, path: str) -> DenseLayer:
     if tensors.keys() - {"linear.weight", "linear.bias"} or "linear.weight" not in tensors:
         held = ", ".join(sorted(tensors))
         raise UsageError(f"{file} must hold linear.weight and optionally linear.bias, not {held}")
+    declared = settings.get("out_features"), settings.get("in_features")
+    shape = tuple(tensors["linear.weight"].shape)
+    if declared != shape or settings.get("bias", True) != ("linear.bias" in tensors):
+        raise UsageError(
+            f"{file} does not fit {path}/{CONFIG_FILE}, which declares in_features={declared[1]}, "
+            f"out_features={declared[0]} and bias={settings.get('bias', True)}",
+            "copy both files again from the original directory",
+        )
     bias = tensors["linear.bias"].float() if "linear.bias" in tensors else None
     tanh = settings.get("activation_function", ACTIVATIONS[0]) == ACTIVATIONS[0]
     return DenseLayer(tensors["linear.weight"].float(), bias, tanh)
 
 
 def _not_computed(source: str, reason: str, hint: str | None = None) -> UsageError:
-    poolings = ", ".join(POOLING_KEYS)
+    poolings = ", ".join(MODES)
     return UsageError(
         f"{source} is an embedding model that kdcli cannot compute: {reason}",
         hint or f"supported: an encoder, a pooling ({poolings}), at most one Dense, Normalize",

@@ -131,14 +131,27 @@ def module_kind(module: Mapping[str, object]) -> str:
     return kind.rsplit(".", 1)[-1] if kind.startswith(LIBRARY) else kind
 
 
+def encoder_path(file: Path) -> str:
+    """Return the path of the encoder, relative to the `MODULES_FILE` that names it.
+
+    It is empty unless the encoder has a directory of its own.
+    """
+    return str(_first_module(file).get("path") or "")
+
+
 def encoder_folder(folder: Path) -> Path:
     """Return the directory of the encoder in a directory of sentence-transformers.
 
-    Its early versions gave the encoder a directory of its own.
+    Raises UsageError if `MODULES_FILE` names a directory outside the model, or none.
     """
-    name = _first_module(folder / MODULES_FILE).get("path")
-    is_below = isinstance(name, str) and name not in (".", "..") and "/" not in name
-    return folder / str(name) if is_below and (folder / str(name)).is_dir() else folder
+    inside = Path(encoder_path(folder / MODULES_FILE))
+    if inside.is_absolute() or ".." in inside.parts or not (folder / inside).is_dir():
+        raise UsageError(
+            f"{folder / MODULES_FILE} says that the encoder is in '{inside}', which is no "
+            "directory of the model",
+            "copy the complete model again; the path of an encoder next to the file is empty",
+        )
+    return folder / inside
 
 
 def holds_table(source: str) -> bool:
@@ -201,6 +214,10 @@ def check_config(raw: Mapping[str, Any], source: object) -> None:
             raise UsageError(f"{source}: '{name}' is not a setting", "remove the key")
     if raw.get("chunk_size_feed_forward") not in (None, 0):
         refuse("chunk_size_feed_forward", "0, because other values fail for some batch lengths")
+    if raw.get("return_dict") is False:
+        refuse("return_dict", "true, because outputs are read by name")
+    if raw.get("is_causal") is True:
+        refuse("is_causal", "false, because a token must see the whole text")
     for name in ("attn_implementation", "_attn_implementation"):
         if raw.get(name) not in ATTENTION:
             refuse(name, "absent, eager or sdpa, because others may download code")

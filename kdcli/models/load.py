@@ -9,7 +9,7 @@ import json
 import re
 import shutil
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,11 @@ import transformers
 from huggingface_hub import list_repo_files, snapshot_download
 from huggingface_hub.errors import GatedRepoError
 from safetensors import SafetensorError
+from tokenizers import Tokenizer
 from transformers import (
     AutoModel,
     AutoTokenizer,
+    BatchEncoding,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -49,7 +51,9 @@ from kdcli.models.files import (
     HUB_ERRORS,
     LENGTH_FILE,
     LENGTH_FILES,
+    MODULES_FILE,
     TASK_KEY,
+    TOKENIZER_FILES,
     WEIGHT_FILES,
     ModelClass,
     check_config,
@@ -57,16 +61,17 @@ from kdcli.models.files import (
     check_tokenizer,
     config_errors,
     encoder_folder,
+    encoder_path,
     file_beside,
     file_of,
     holds_table,
     weight_files,
 )
 from kdcli.models.layout import LAYOUTS, layout_for, layout_of_type
-from kdcli.models.model import Model
+from kdcli.models.model import TYPE_IDS, Model
 from kdcli.models.shape import longest_input
 from kdcli.models.source import check_source
-from kdcli.models.static import CLASSIFIER, StaticConfig, is_static, load_static, read_sizes
+from kdcli.models.static import MODEL_TYPE, StaticConfig, is_static, load_static, read_sizes
 from kdcli.models.temperature import TEMPERATURE
 from kdcli.models.training_rows import NO_ROWS, training_rows, write_training_rows
 from kdcli.types import RowHashes
@@ -80,6 +85,7 @@ PINNED = re.compile(r"((?:[\w.-]+/)?[\w.-]+)@([\w./-]+)")
 SNAPSHOT_FILES = ["*.json", "*.txt", "*.model", "*.safetensors", "*.py", "*.md", "*.npy"]
 OTHER_FILES = ["onnx/*", "openvino/*", "checkpoints/*"]
 LISTED_TOKENS = 5
+TEMPLATE_HINT = "correct the post_processor in the tokenizer.json of a copy of the model"
 # Attribute of a tokenizer that holds truncation and padding before any call.
 AS_LOADED = "kdcli_as_loaded"
 # Configuration keys that describe the source of a model and not the model: a key of earlier
@@ -100,7 +106,7 @@ def location(source: str) -> str:
         UsageError: The revision does not exist, or the user's directory is unknown.
     """
     root = root_of(source)
-    return str(encoder_folder(Path(root))) if Path(root).is_dir() else root
+    return str(encoder_folder(Path(root))) if Path(root).is_dir() else _location_on_hub(root)
 
 
 def root_of(source: str) -> str:
@@ -123,6 +129,15 @@ def commit_of(source: str) -> str | None:
         # The source is a shape, or a model that this run made.
         return None
     return commit
+
+
+@functools.cache
+def _location_on_hub(name: str) -> str:
+    """Return the hub id, or the encoder's directory in a snapshot if it has one of its own."""
+    modules = file_beside(name, MODULES_FILE) if PINNED.fullmatch(f"{name}@main") else None
+    if modules is None or not encoder_path(modules):
+        return name
+    return str(encoder_folder(Path(_snapshot(name, "main"))))
 
 
 @functools.cache
@@ -270,7 +285,7 @@ def save_tokenizer(
     as_loaded = getattr(tokenizer, AS_LOADED, None)
     static = model is not None and is_static(model.config)
     if tokenizer.is_fast and model is not None and static:
-        as_loaded = _truncation_of_static(tokenizer, model), None
+        as_loaded = _truncation_of_static(tokenizer), None
     if as_loaded is not None:
         (truncation, padding), backend = as_loaded, tokenizer.backend_tokenizer
         if not static and truncation is not None:
@@ -299,16 +314,14 @@ def _keep_one_length(
     return length
 
 
-def _truncation_of_static(
-    tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel
-) -> dict[str, int | str] | None:
+def _truncation_of_static(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | str] | None:
     """Return the truncation of a static model's texts; None for texts of any length.
 
     A classifier must read as much of a text as in its training. sentence-transformers tokenises
     without special tokens, so the length does not count them.
     """
     length = tokenizer.model_max_length
-    if type(model).__name__ != CLASSIFIER or length >= VERY_LARGE_INTEGER:
+    if length >= VERY_LARGE_INTEGER:
         return None
     words = max(1, length - tokenizer.num_special_tokens_to_add())
     return {"max_length": words, "direction": tokenizer.truncation_side}
@@ -380,10 +393,17 @@ def _read_config(
             raise custom_code if "trust_remote_code" in str(error) else error from None
 
 
-def load_tokenizer(source: str, **settings: object) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    source: str, *, of_table: bool = False, **settings: object
+) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model.
 
-    `settings` are passed to `from_pretrained`. Raises UsageError if there is no readable tokenizer.
+    Args:
+        source: Hub id, directory or `demo`.
+        of_table: Read tokenizer.json alone, as sentence-transformers does for a `StaticEmbedding`.
+        settings: Further arguments of `from_pretrained`.
+
+    Raises UsageError if there is no readable tokenizer, or if it makes ids that the model lacks.
     """
     hint = "put the tokenizer's files (tokenizer.json ...) into the model's directory"
     where = location(source)
@@ -392,13 +412,17 @@ def load_tokenizer(source: str, **settings: object) -> PreTrainedTokenizerBase:
     try:
         with _quietly():
             check_tokenizer(where)
-            tokenizer = tokenizer_class.from_pretrained(
-                where, trust_remote_code=custom_code_allowed(), **settings
-            )
+            if of_table:
+                file = file_of(where, TOKENIZER_FILES[0], needed=True)
+                tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_file(str(file)))
+            else:
+                tokenizer = tokenizer_class.from_pretrained(
+                    where, trust_remote_code=custom_code_allowed(), **settings
+                )
             if tokenizer.is_fast:
                 backend = tokenizer.backend_tokenizer
                 setattr(tokenizer, AS_LOADED, (backend.truncation, backend.padding))
-            tokenizer("a", truncation=True, max_length=8)
+            probes = [tokenizer(*["a"] * count, return_token_type_ids=True) for count in (1, 2)]
             if tokenizer.is_fast:
                 # The truncation of the call above would be saved.
                 tokenizer.backend_tokenizer.no_truncation()
@@ -414,7 +438,10 @@ def load_tokenizer(source: str, **settings: object) -> PreTrainedTokenizerBase:
     vocabulary = tokenizer.get_vocab()
     if not set(vocabulary) - set(tokenizer.all_special_tokens):
         raise UsageError(f"{source} has no tokenizer", hint)
-    _check_tokens(vocabulary, source, where)
+    sizes = _sizes(source, where)
+    if "vocab_size" in sizes:
+        _check_tokens(vocabulary, probes, source, sizes["vocab_size"])
+    _check_templates(tokenizer, probes, source, sizes)
     return tokenizer
 
 
@@ -430,15 +457,19 @@ def encoder_settings(source: str) -> tuple[str, dict[str, Any]]:
 
 
 def check_case(tokenizer: PreTrainedTokenizerBase, source: str) -> None:
-    """Check that an embedding model's tokenizer lowercases if sentence-transformers does it before.
+    """Check that a model's tokenizer lowercases if sentence-transformers does it before.
 
     kdcli does not lowercase, because many tokenizers of transformers cannot save this.
     """
     name, settings = encoder_settings(source)
     if not settings.get("do_lower_case"):
         return
-    letters = " ".join(string.ascii_uppercase)
-    if tokenizer.tokenize(letters) != tokenizer.tokenize(letters.lower()):
+    letters, normalize = " ".join(string.ascii_uppercase), tokenizer.tokenize
+    if tokenizer.is_fast:
+        # A vocabulary without single letters hides the case from `tokenize`.
+        normalizer = tokenizer.backend_tokenizer.normalizer
+        normalize = str if normalizer is None else normalizer.normalize_str
+    if normalize(letters) != normalize(letters.lower()):
         raise UsageError(
             f"sentence-transformers lowercases the texts of {source} (do_lower_case in its "
             f"{name}), but its tokenizer does not",
@@ -446,15 +477,27 @@ def check_case(tokenizer: PreTrainedTokenizerBase, source: str) -> None:
         )
 
 
-def _check_tokens(vocabulary: Mapping[str, int], source: str, where: str) -> None:
+def _sizes(source: str, where: str) -> dict[str, int]:
+    """Return the sizes that a model's files declare, by their keys in config.json."""
+    file = file_beside(where, CONFIG_FILE)
+    raw = {} if file is None else read_json(file)
+    sizes = {key: value for key, value in raw.items() if isinstance(value, int)}
+    is_table = holds_table(root_of(source)) if file is None else raw.get("model_type") == MODEL_TYPE
+    if is_table and (weights := file_beside(where, WEIGHT_FILES[0])) is not None:
+        table = StaticConfig()
+        read_sizes(table, weights)
+        sizes["vocab_size"] = table.vocab_size
+    return sizes
+
+
+def _check_tokens(
+    vocabulary: Mapping[str, int], probes: Sequence[BatchEncoding], source: str, size: int
+) -> None:
     """Check that the model has an embedding for every token of the tokenizer.
 
-    transformers gives a new id to a special token that is not in the vocabulary.
+    transformers gives a new id to a special token that is not in the vocabulary, and the templates
+    of tokenizer.json name ids apart from the vocabulary.
     """
-    file = file_beside(where, CONFIG_FILE)
-    size = read_json(file).get("vocab_size") if file is not None else None
-    if not isinstance(size, int):
-        return
     beyond = [token for token, number in vocabulary.items() if number >= size]
     if beyond:
         raise UsageError(
@@ -463,6 +506,39 @@ def _check_tokens(vocabulary: Mapping[str, int], source: str, where: str) -> Non
             f"{' ...' if len(beyond) > LISTED_TOKENS else ''}",
             "add them to a copy of the model with resize_token_embeddings and train it, or remove "
             "them from its tokenizer",
+        )
+    number = max(n for probe in probes for n in (0, *probe["input_ids"]))
+    if number >= size:
+        raise UsageError(
+            f"the tokenizer of {source} puts the token {number:,} around texts, but the model has "
+            f"only {size:,} tokens",
+            TEMPLATE_HINT,
+        )
+
+
+def _check_templates(
+    tokenizer: PreTrainedTokenizerBase,
+    probes: Sequence[BatchEncoding],
+    source: str,
+    sizes: Mapping[str, int],
+) -> None:
+    """Check the token types, and the number of tokens, that a tokenizer puts around a text."""
+    types = sizes.get("type_vocab_size", 0)
+    number = max(n for probe in probes for n in (0, *probe.get(TYPE_IDS, ())))
+    if TYPE_IDS in tokenizer.model_input_names and number >= types > 1:
+        raise UsageError(
+            f"the tokenizer of {source} gives the token type {number}, but the model has only "
+            f"{types} types",
+            TEMPLATE_HINT,
+        )
+    positions = sizes.get("max_position_embeddings", -1)
+    lengths = [tokenizer.model_max_length, positions if positions > 0 else VERY_LARGE_INTEGER]
+    added = tokenizer.num_special_tokens_to_add()
+    if added > min(lengths):
+        raise UsageError(
+            f"the tokenizer of {source} adds {added:,} special tokens to a text, but the model "
+            f"reads only {min(lengths):,} tokens",
+            TEMPLATE_HINT,
         )
 
 

@@ -156,11 +156,14 @@ def check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
 def bare_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerFast:
     """Return a copy of a tokenizer that adds no special tokens to a text and truncates nothing.
 
+    A tokenizer that is bare already keeps its length.
+
     Raises:
         UsageError: The tokenizer is not a fast one, which a static model needs.
     """
     check_fast(tokenizer)
     backend = copy.deepcopy(tokenizer.backend_tokenizer)
+    is_bare = backend.post_processor is None
     backend.post_processor = None
     backend.no_truncation()
     backend.no_padding()
@@ -172,4 +175,8 @@ def bare_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerFas
         names = [added[number].content for number in sorted(added) if added[number].special]
         names += [special.get("unk_token"), getattr(backend.model, "unk_token", None)]
         special["pad_token"] = next(filter(None, names), backend.id_to_token(0))
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+    length = {"model_max_length": tokenizer.model_max_length} if is_bare else {}
+    side = tokenizer.truncation_side
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, truncation_side=side, **length, **special
+    )

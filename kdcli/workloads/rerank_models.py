@@ -8,11 +8,12 @@ from kdcli.data.labelled.lists import RERANK_TASK
 from kdcli.models.cross_encoder import (
     ACTIVATION_CLASSES,
     activation_of,
+    is_cross_encoder,
     read_scorer,
     set_activation,
 )
-from kdcli.models.heads import load_for_task
-from kdcli.models.load import load_config
+from kdcli.models.heads import kind_of_head, load_for_task
+from kdcli.models.load import check_case, load_config
 from kdcli.models.model import Model
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.task_models import load_scored
@@ -38,7 +39,16 @@ def load_cross_encoder(
 
 
 def with_own_length(model: Model) -> Model:
-    """Return a cross-encoder that reads the length in its sentence-transformers files, if any."""
+    """Return a cross-encoder that reads the length in its sentence-transformers files, if any.
+
+    Raises:
+        UsageError: The files have a setting that changes the scores and that kdcli does not
+            compute.
+    """
+    if is_cross_encoder(model.source):
+        check_case(model.tokenizer, model.source)
+    # Refuse an activation that would order the candidates differently.
+    activation_of(model.source, model.model.config)
     length = read_scorer(model.source)
     return model if length is None else replace(model, tuned_length=length)
 
@@ -77,4 +87,4 @@ def is_reranker(
     """
     config = load_config(source, weights=False, compacted=True)
     names = config.architectures or ()
-    return config.num_labels == 1 and any("ForSequenceClassification" in n for n in names)
+    return config.num_labels == 1 and any(kind_of_head(config, n) == "class" for n in names)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from encoders import tiny_encoder, tiny_tokenizer
+from hub_server import hub  # noqa: F401
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.models import Normalize, StaticEmbedding
@@ -140,15 +141,49 @@ def test_settings_of_the_files_are_obeyed(name, saved, session, tmp_path_factory
 
 
 @pytest.mark.parametrize("name", ["sentence_bert_config.json", "sentence_roberta_config.json"])
-def test_an_encoder_in_a_directory_of_its_own_is_read(name, saved, session):
+@pytest.mark.parametrize("inside", ["0_Transformer", "parts/encoder"])
+def test_an_encoder_in_a_directory_of_its_own_is_read(name, inside, saved, session):
     folder = saved(EmbeddingFormat("cls", max_length=5))
-    inside = folder / "0_Transformer"
-    inside.mkdir()
+    (folder / inside).mkdir(parents=True)
     for file in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
-        shutil.move(folder / file, inside / file)
-    shutil.move(folder / "sentence_bert_config.json", inside / name)
-    change(folder, "modules.json", [module("Transformer", "0_Transformer", 0), FIRST[1]])
+        shutil.move(folder / file, folder / inside / file)
+    shutil.move(folder / "sentence_bert_config.json", folder / inside / name)
+    change(folder, "modules.json", [module("Transformer", inside, 0), FIRST[1]])
     same_vectors(folder, session)
+    shutil.rmtree(folder / inside)
+    message = f"modules.json says that the encoder is in '{inside}', which is no directory"
+    with pytest.raises(UsageError, match=message):
+        Embedder.open(str(folder))
+
+
+def test_a_table_in_a_directory_of_its_own_on_the_hub_is_read(hub, session, tmp_path):  # noqa: F811
+    torch.manual_seed(0)
+    folder = tmp_path / "table"
+    inside = folder / "0_StaticEmbedding"
+    inside.mkdir(parents=True)
+    tiny_tokenizer().backend_tokenizer.save(str(inside / "tokenizer.json"))
+    save_file({"embedding.weight": torch.randn(64, 12)}, inside / "model.safetensors")
+    change(folder, "modules.json", [module("StaticEmbedding", "0_StaticEmbedding", 0)])
+    same_vectors(folder, session)
+    hub.add("someone/table", folder)
+    with hub.known(tmp_path):
+        of_hub = Embedder.open_scored("someone/table").vectors(TEXTS, "", session)
+    of_folder = Embedder.open_scored(str(folder)).vectors(TEXTS, "", session)
+    np.testing.assert_array_equal(of_hub, of_folder)
+
+
+def test_a_table_keeps_the_length_of_its_texts(session, tmp_path):
+    torch.manual_seed(0)
+    backend = tiny_tokenizer().backend_tokenizer
+    backend.enable_truncation(4)
+    table = StaticEmbedding(backend, embedding_dim=12)
+    SentenceTransformer(modules=[table], device="cpu").save(str(tmp_path / "theirs"))
+    same_vectors(tmp_path / "theirs", session)
+    opened = Embedder.open_scored(str(tmp_path / "theirs"))
+    save_embedder(opened.model, opened.tokenizer, opened.format, tmp_path / "ours")
+    same_vectors(tmp_path / "ours", session)
+    long = opened.vectors([" ".join(f"w{n}" for n in range(9)), "w0 w1 w2 w3"], "", session)
+    np.testing.assert_array_equal(long[0], long[1])
 
 
 @pytest.mark.parametrize("normalised", [True, False])
@@ -235,7 +270,7 @@ FIRST = [module("Transformer", "", 0), module("Pooling", "1_Pooling", 1)]
         (
             "1_Pooling/config.json",
             {"pooling_mode_weightedmean_tokens": True},
-            "pools by weightedmean_tokens",
+            "pools by weightedmean",
         ),
         ("1_Pooling/config.json", {"pooling_mode": ["cls", "mean"]}, "pools by cls and mean"),
         ("1_Pooling/config.json", [], "must hold a JSON object"),
