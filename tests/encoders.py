@@ -19,6 +19,18 @@ OF_TYPE = {
     "convbert": {"embedding_size": 32},
     "eurobert": {"num_key_value_heads": 2},
     "esm": {"position_embedding_type": "rotary", "token_dropout": False},
+    "jina_embeddings_v3": {"type_vocab_size": 1},
+    "gemma3_text": {
+        "head_dim": 16,
+        "num_key_value_heads": 2,
+        "use_bidirectional_attention": True,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "qwen3": {"head_dim": 16, "num_key_value_heads": 2},
+    "luke": {"entity_vocab_size": 16, "entity_emb_size": 16},
+    "big_bird": {"attention_type": "original_full"},
+    "roc_bert": {"pronunciation_embed_dim": 8, "shape_embed_dim": 8},
     "mobilebert": {"embedding_size": 16, "true_hidden_size": 32, "intra_bottleneck_size": 32},
     "modernbert": {"num_hidden_layers": 4, "local_attention": 8},
     "deberta": {
@@ -32,6 +44,9 @@ OF_TYPE = {
         "max_relative_positions": 32,
     },
 }
+
+DERIVED = ("big_bird", "esmc", "gte", "jina_embeddings_v3", "luke", "roc_bert", "ultrabert")
+"""Bidirectional types without a row."""
 
 NAMES, WORDS = ("entailment", "neutral", "contradiction"), ("w7", "w3", "w11")
 TASKS: dict[Kind, Task] = {

@@ -34,6 +34,18 @@ def prepare_libraries(quiet: bool, verbose: bool) -> None:
 
     Progress.console.quiet = quiet
     watch_hub()
+    models = logging.getLogger("kdcli.models")
+    models.setLevel(logging.INFO)
+    models.handlers, models.propagate = [_ToProgress()], False
+
+
+class _ToProgress(logging.Handler):
+    """Prints what the folder `models` logs, once within a run."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from kdcli.engine.progress import Progress
+
+        Progress.log_fact(record.getMessage())
 
 
 class _HubRetries(logging.Filter):

@@ -24,7 +24,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_outputs import BaseModelOutput
 
-from kdcli.models.layout import layout_for
+from kdcli.errors import UsageError
+from kdcli.models.layout import Layout, layout_for
 from kdcli.models.modeling_unilm import mask_argument
 from kdcli.types import Batch, Needs, Signals, labelled_places
 
@@ -95,18 +96,26 @@ class Capture(nn.Module):
     * `needs`: the signals to record. Layers are numbered 1 ... N; `hidden` also accepts 0, the
       embedding output.
     * `pool`: a module that maps the last hidden states and the mask to vectors, for `needs.pooled`.
+    * `layout`: the model's layout, if its type is not looked up.
 
-    Raises UsageError if the model type has no row in `kdcli.models.layout`. Raises ValueError if
-    the model lacks a needed layer, or if logits are needed from a model without a head.
+    Raises UsageError if the model has no layout, or if it is causal and q, k or v are needed.
+    Raises ValueError if the model lacks a needed layer, or if logits are needed from a model
+    without a head.
     """
 
-    def __init__(self, model: PreTrainedModel, needs: Needs, pool: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        needs: Needs,
+        pool: nn.Module | None = None,
+        layout: Layout | None = None,
+    ) -> None:
         super().__init__()
         config = model.config
         if needs.pooled:
             assert pool is not None, "pooled vectors need a pooling module"
             needs = replace(needs, hidden=needs.hidden | {int(config.num_hidden_layers)})
-        self.layout = layout_for(config)
+        self.layout = layout or layout_for(config)
         self.model = model
         self.needs = needs
         self.pool = pool
@@ -115,6 +124,12 @@ class Capture(nn.Module):
         # occurs several times.
         self.layers = self.layout.modules(encoder)
         vectors = needs.q | needs.k | needs.v
+        if layout is None and self.layout.causal and vectors:
+            raise UsageError(
+                f"{config.model_type} is causal: its tokens attend to earlier ones only, but "
+                "losses on q, k and v compare all tokens",
+                "distil its vectors: --method embedding",
+            )
         wrong = sorted(n for n in vectors | needs.hidden if not 0 <= n <= len(self.layers)) + [
             0
         ] * (0 in vectors)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
+from kdcli.custom_code import custom_code_allowed
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.models.modeling_kdcli import layer_paths
 from kdcli.models.static import MODEL_TYPE as STATIC_TYPE
@@ -52,6 +53,10 @@ class Layout:
     positions: str | None = None
     # A term that is added to q·k before the softmax, so that q·k alone is not the attention.
     other_term: str | None = None
+    # A token attends to itself and to earlier tokens only.
+    causal: bool = False
+    # The attribute of the attention, or of its configuration, with its number of heads.
+    head_count: str = "num_attention_heads"
     # All layers are one module.
     shared: bool = False
     # The configuration key of the feed-forward width.
@@ -95,7 +100,7 @@ class Layout:
         says.
         """
         owner = self.attention(layer)
-        return int(getattr(owner, "num_attention_heads", 0) or owner.config.num_attention_heads)
+        return int(getattr(owner, self.head_count, 0) or getattr(owner.config, self.head_count))
 
 
 _POOLER, _DENSE = ("{base}.pooler.dense", "tanh"), ("classifier.dense", "tanh")
@@ -237,16 +242,20 @@ COMPACT_PATHS = {kind: layer_paths(kind) for kind, row in LAYOUTS.items() if row
 
 
 def layout_for(config: PreTrainedConfig) -> Layout:
-    """Return the row of a configuration's model type.
+    """Return the row of a configuration's model type, or derive one from the network.
 
-    Raises UsageError if the model is a decoder, or if its type has no row. The message lists the
-    known types.
+    Raises UsageError if the model is a decoder, or if no layout can be derived.
     """
     kind = str(config.model_type)
-    row = layout_of_type(
+    check_type(
         kind,
         decodes=any(getattr(config, name, False) for name in ("is_decoder", "is_encoder_decoder")),
     )
+    if kind == STATIC_TYPE:
+        return STATIC
+    if kind not in LAYOUTS:
+        return _derived(config)
+    row = LAYOUTS[kind]
     if kind == "esm" and getattr(config, "position_embedding_type", None) != "rotary":
         return replace(row, rotary=None)
     if kind == "roformer":
@@ -256,6 +265,20 @@ def layout_for(config: PreTrainedConfig) -> Layout:
             "ALBERT with several layer groups is not supported: only one layer shared by all"
         )
     return row
+
+
+def _derived(config: PreTrainedConfig) -> Layout:
+    # The derivation runs the modules that read layouts.
+    from kdcli.models.derived_layout import NotDerivedError, derived_layout
+
+    try:
+        return derived_layout(config)
+    except NotDerivedError as error:
+        raise UsageError(
+            f"kdcli cannot train, prune or distil a model of type '{config.model_type}': {error}",
+            "the documentation's page 'Add a model type' lists what a network needs, and the types "
+            "that have it",
+        ) from None
 
 
 def check_packing(config: PreTrainedConfig, *, isolated: bool) -> None:
@@ -270,42 +293,33 @@ def check_packing(config: PreTrainedConfig, *, isolated: bool) -> None:
         )
 
 
-def layout_of_type(kind: str, *, decodes: bool) -> Layout:
-    """Return the row of a model type; `decodes` means that its configuration describes a decoder.
+def check_type(kind: str, *, decodes: bool) -> None:
+    """Check that models of a type can be text encoders.
 
-    Raises UsageError if the model is a decoder, or if its type has no row.
+    `decodes` means that the configuration describes a decoder. Raises UsageError otherwise.
     """
-    if kind == STATIC_TYPE:
-        return STATIC
-    if kind in LAYOUTS and not decodes:
-        return LAYOUTS[kind]
+    if kind in (STATIC_TYPE, *LAYOUTS) and not decodes:
+        return
     from transformers.models.auto import modeling_auto as auto
 
-    known = ", ".join(sorted(LAYOUTS))
-    # These types have causal or sequence-to-sequence models in transformers, but no masked one.
-    causal = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    masked = auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    only_decodes = kind in auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES or (
-        kind in causal and kind not in masked
-    )
-    if decodes or only_decodes:
+    if decodes or kind in auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
         raise UsageError(
             f"'{kind}' is a decoder or an encoder-decoder; kdcli compresses encoders only",
-            f"supported types: {known}",
+            f"supported types: {', '.join(sorted(LAYOUTS))}",
         )
     of_images = kind in auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
     if of_images or kind in auto.MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES:
         raise UsageError(
             f"'{kind}' is a model of {'images' if of_images else 'audio'}; kdcli compresses text "
             "encoders only",
-            f"supported types: {known}",
+            f"supported types: {', '.join(sorted(LAYOUTS))}",
         )
-    raise UsageError(
-        f"unknown model type '{kind}'{did_you_mean(kind, LAYOUTS)}; kdcli compresses text encoders "
-        "only",
-        f"supported types: {known}; the documentation's page 'Add a model type' shows how to add "
-        "another text encoder",
-    )
+    if kind not in auto.MODEL_MAPPING_NAMES and not custom_code_allowed():
+        raise UsageError(
+            f"unknown model type '{kind}'{did_you_mean(kind, auto.MODEL_MAPPING_NAMES)}; "
+            "transformers has no such model",
+            "check the model_type in its config.json; a newer version of transformers may have it",
+        )
 
 
 Rows = slice | Tensor  # rows of a linear that belong to a matrix: a slice or indices

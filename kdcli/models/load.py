@@ -67,7 +67,7 @@ from kdcli.models.files import (
     holds_table,
     weight_files,
 )
-from kdcli.models.layout import LAYOUTS, layout_for, layout_of_type
+from kdcli.models.layout import LAYOUTS, check_type, layout_for
 from kdcli.models.model import TYPE_IDS, Model
 from kdcli.models.shape import longest_input
 from kdcli.models.source import check_source
@@ -383,7 +383,7 @@ def _read_config(
         )
     if kind not in LAYOUTS and "auto_map" in raw and not custom_code_allowed():
         raise custom_code
-    layout_of_type(kind, decodes=bool(raw.get("is_decoder") or raw.get("is_encoder_decoder")))
+    check_type(kind, decodes=bool(raw.get("is_decoder") or raw.get("is_encoder_decoder")))
     with config_errors(f"the {CONFIG_FILE} of {source}"):
         try:
             return transformers.AutoConfig.from_pretrained(

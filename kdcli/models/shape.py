@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from kdcli.errors import UsageError
 from kdcli.models.fit import tokens_to_fit
 from kdcli.models.grammar import short_name
-from kdcli.models.layout import LAYOUTS, layout_for
+from kdcli.models.layout import LAYOUTS, Layout, layout_for
 from kdcli.models.reduce import copy_reduced
 from kdcli.models.sample import SAMPLE_TOKENS, sample_of
 from kdcli.models.static import as_static
@@ -58,14 +58,19 @@ def longest_input(config: PreTrainedConfig) -> int | None:
 
 
 def student_config(
-    teacher: PreTrainedConfig, shape: ModelShape, layers: list[int] | None = None
+    teacher: PreTrainedConfig,
+    shape: ModelShape,
+    layers: list[int] | None = None,
+    layout: Layout | None = None,
 ) -> PreTrainedConfig:
     """Return the teacher's configuration with the student's sizes.
 
     `layers` names the teacher layer (1 ... N) that each student layer is copied from; None selects
-    evenly spaced layers. Raises UsageError if a head has an odd width under rotary embeddings, or
-    if the heads do not divide MobileBERT's fixed width.
+    evenly spaced layers. `layout` is the teacher's, if its type is not looked up. Raises UsageError
+    if a head has an odd width under rotary embeddings, or if the heads do not divide MobileBERT's
+    fixed width.
     """
+    layout = layout or layout_for(teacher)
     inner = getattr(teacher, "true_hidden_size", shape.hidden)
     if inner % shape.heads:
         raise UsageError(
@@ -73,7 +78,7 @@ def student_config(
             f"{shape.heads} heads do not divide",
             f"write {shape.layers}x{shape.hidden}@{teacher.num_attention_heads}",
         )
-    if layout_for(teacher).rotary and shape.hidden // shape.heads % 2:
+    if layout.rotary and shape.hidden // shape.heads % 2:
         raise UsageError(
             f"student {shape}: {teacher.model_type} rotates pairs of dimensions (rotary "
             f"positions), so a head cannot have the odd width {shape.hidden // shape.heads}",
@@ -83,7 +88,7 @@ def student_config(
     config.num_hidden_layers = shape.layers
     config.hidden_size = shape.hidden
     config.num_attention_heads = shape.heads
-    setattr(config, layout_for(teacher).ffn, shape.ffn)
+    setattr(config, layout.ffn, shape.ffn)
     for name in ("embedding_size", "pooler_hidden_size"):
         if getattr(teacher, name, None) == teacher.hidden_size:
             setattr(config, name, shape.hidden)

@@ -1,0 +1,146 @@
+"""Layouts are derived from networks: the same as those written by hand, verified, or refused with
+the step that failed."""
+
+import logging
+import subprocess
+import sys
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from encoders import DERIVED, padded_batch, tiny_config, tiny_encoder
+from transformers import BertConfig, GPT2Config
+
+from kdcli.errors import UsageError
+from kdcli.models.capture import capture
+from kdcli.models.derived_layout import NotDerivedError, derive
+from kdcli.models.layout import LAYOUTS, Layout, layout_for
+from kdcli.types import Needs
+
+WRITTEN = {"autocast", "compact", "head", "head_norm", "pooling"}
+"""Fields that no forward pass shows."""
+IN_WORDS = {"leaks", "other_term"}
+"""Fields with a reason, which is written by hand or derived in other words."""
+LLAMA = {
+    "layers": "layers",
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "up": "mlp.up_proj",
+    "gate": "mlp.gate_proj",
+    "down": "mlp.down_proj",
+    "rotary": "halves",
+    "embeddings": ("embed_tokens.",),
+}
+ROWS = {
+    "gte": LLAMA | {"embeddings": ("embeddings.",)},
+    "jina_embeddings_v3": LLAMA
+    | {"embeddings": ("embeddings.",), "up": "mlp.fc1", "gate": None, "down": "mlp.fc2"},
+    "esmc": LLAMA | {"final_norm": "norm"},
+    "ultrabert": LLAMA | {"final_norm": "norm", "local": True, "leaks": True},
+    "gemma3_text": LLAMA | {"final_norm": "norm", "local": True, "leaks": True},
+    "qwen3": LLAMA | {"final_norm": "norm", "causal": True, "leaks": True},
+    "roc_bert": {"embeddings": ("embeddings.",)},
+    "big_bird": {"embeddings": ("embeddings.",), "interface": False},
+    "luke": {"embeddings": ("embeddings.",), "interface": False, "position_offset": True},
+}
+"""Layouts of types that have no row, where they differ from the defaults."""
+
+
+def values_of(row: Layout) -> dict[str, object]:
+    values = {f.name: getattr(row, f.name) for f in fields(row) if f.name not in WRITTEN}
+    return values | {name: bool(values[name]) for name in IN_WORDS}
+
+
+@pytest.mark.parametrize("kind", sorted(LAYOUTS))
+def test_the_derived_layout_is_the_one_written_by_hand(kind):
+    config = tiny_config(kind)
+    derived, by_hand = derive(config), layout_for(config)
+    if kind == "esm":
+        # Rotary embeddings read no position ids, so nothing shows where these begin.
+        by_hand = replace(by_hand, position_offset=False)
+    names = [name for name, _ in tiny_encoder(kind).named_parameters()]
+    of_embeddings = [
+        [name for name in names if name.startswith(row.embeddings)] for row in (derived, by_hand)
+    ]
+    assert of_embeddings[0] == of_embeddings[1]
+    by_hand = replace(by_hand, embeddings=derived.embeddings)
+    assert values_of(derived) == values_of(by_hand)
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_a_type_without_a_row_gets_one(kind):
+    assert set(DERIVED) < set(ROWS)
+    row = values_of(layout_for(tiny_config(kind)))
+    assert row == values_of(Layout()) | ROWS[kind]
+
+
+def test_a_derived_layout_is_logged_once(caplog):
+    caplog.set_level(logging.INFO, "kdcli.models")
+    config = tiny_config("gte", intermediate_size=72)
+    assert layout_for(config) is layout_for(config)
+    assert [record.getMessage() for record in caplog.records] == [
+        "gte: derived its layout from the network and verified it (layers layers, "
+        "q self_attn.q_proj, k self_attn.k_proj, v self_attn.v_proj, o self_attn.o_proj, "
+        "up mlp.up_proj, down mlp.down_proj)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("config", "step"),
+    [
+        (GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64), "no linear that makes q"),
+        (tiny_config("fnet"), "no softmax over all tokens"),
+        (tiny_config("longformer", attention_window=8), "no softmax over all tokens"),
+        (tiny_config("flaubert", emb_dim=32, n_layers=2, n_heads=4), "no feed-forward block"),
+        (tiny_config("phi3", num_key_value_heads=2), "the rows of its q, k and v are in an order"),
+        (tiny_config("gpt_neox"), "its rotary embedding turns only a part of each head"),
+        (tiny_config("dpr"), "its output has no hidden state for each token"),
+        (tiny_config("bros"), "a small copy of it fails: ValueError: You have to specify bbox"),
+    ],
+    ids=lambda value: getattr(value, "model_type", ""),
+)
+def test_a_network_that_kdcli_cannot_use_is_refused_with_the_step(config, step):
+    with pytest.raises(UsageError, match=step) as caught:
+        layout_for(config)
+    assert f"of type '{config.model_type}'" in str(caught.value)
+    assert "Add a model type" in (caught.value.hint or "")
+
+
+def test_relations_of_a_causal_teacher_are_refused_but_its_states_are_not():
+    model = tiny_encoder("qwen3")
+    first = frozenset({1})
+    with pytest.raises(UsageError, match="qwen3 is causal") as caught:
+        capture(model, Needs(q=first))
+    assert "--method embedding" in (caught.value.hint or "")
+    states = capture(model, Needs(hidden=frozenset({2})))(padded_batch(model)).hidden[2]
+    assert states.shape == (2, 10, 32)
+
+
+def test_deriving_changes_no_random_numbers():
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    derive(tiny_config("gte"))
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_an_encoder_whose_own_code_fails_is_refused():
+    config = tiny_config("gte", rope_parameters={"rope_type": "unknown", "rope_theta": 1.0})
+    with pytest.raises(NotDerivedError, match="a small copy of it fails: KeyError: 'unknown'"):
+        derive(config)
+
+
+@pytest.mark.slow
+def test_bert_base_takes_five_seconds_at_most():
+    program = (
+        "import time; from transformers import BertConfig as C; "
+        "from kdcli.models.derived_layout import derive; start = time.process_time(); "
+        "derive(C()); print(time.process_time() - start)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert BertConfig().hidden_size == 768
+    assert float(done.stdout) < 5
