@@ -16,6 +16,7 @@ from kdcli.data.labelled.partition import DividedRows, Partition, Pools, text_ha
 from kdcli.data.sources import open_source
 from kdcli.data.storage import content_hash
 from kdcli.disk import HASHES
+from kdcli.engine.progress import Progress
 from kdcli.engine.session import Session
 from kdcli.errors import UsageError
 from kdcli.metrics.retrieval import rank_documents, ranking_metrics
@@ -40,13 +41,20 @@ class Retrieval(DividedRows):
         name: The directory's name.
         documents: id -> text.
         queries: id -> text.
-        relevance: query -> document -> relevance.
+        relevance: query -> document -> relevance. It may name documents that the corpus lacks,
+            which no model finds, as in BEIR.
+        note: The relevant documents that the corpus lacks; empty if it has them all.
     """
 
     name: str
     documents: dict[str, str]
     queries: dict[str, str]
     relevance: dict[str, dict[str, float]]
+    note: str = ""
+
+    def notes(self) -> list[str]:
+        """Return a note on the relevant documents that the corpus lacks, if there are any."""
+        return [self.note] if self.note else []
 
     def pools(self, trained: RowHashes) -> Pools:
         """Return the hashes of the queries, which are all there for evaluation."""
@@ -94,8 +102,8 @@ def read_retrieval(source: str) -> Retrieval:
 
     Raises:
         UsageError: A file is missing or malformed, an id occurs twice, a relevance is given for an
-            unknown query or document, two relevances contradict each other, a query has no text, or
-            no query has a relevant document.
+            unknown query, two relevances contradict each other, a query has no text, no query has a
+            relevant document, or the corpus has none of the relevant documents.
     """
     folder = Path(source).expanduser()
     qrels = next(
@@ -109,6 +117,7 @@ def read_retrieval(source: str) -> Retrieval:
         )
     documents, queries = (_by_id(folder, name) for name in ("corpus", "queries"))
     relevance: dict[str, dict[str, float]] = {}
+    absent: list[str] = []
     HASHES[str(qrels)] = content_hash(qrels)
     with qrels.open(encoding="utf-8", newline="") as file:
         for number, row in enumerate(csv.reader(file, delimiter="\t"), 1):
@@ -119,12 +128,13 @@ def read_retrieval(source: str) -> Retrieval:
                     f"{qrels}:{number} must have query, document and relevance, separated by tabs"
                 )
             query, document, grade = row[0], row[1], float(row[2])
-            if query not in queries or document not in documents:
-                unknown = f"query {query}" if query not in queries else f"document {document}"
+            if query not in queries:
                 raise UsageError(
-                    f"{qrels}:{number} refers to {unknown}, which does not exist",
+                    f"{qrels}:{number} refers to query {query}, which does not exist",
                     "add it, or remove the line",
                 )
+            if grade > 0 and document not in documents:
+                absent.append(f"{qrels}:{number}, document {document}")
             if relevance.setdefault(query, {}).setdefault(document, grade) != grade:
                 raise UsageError(
                     f"{qrels}:{number} gives document {document} a second, different relevance for "
@@ -138,7 +148,19 @@ def read_retrieval(source: str) -> Retrieval:
         raise UsageError(
             f"query {blank} of {folder} has no text", f"add a text, or remove it from {qrels.name}"
         )
-    return Retrieval(folder.name, documents, used, relevance)
+    if not any(grades.keys() & documents.keys() for grades in relevance.values()):
+        raise UsageError(
+            f"the corpus has none of the documents in {qrels}, for example {absent[0]}",
+            "give the corpus and the relevances of one data set",
+        )
+    note = ""
+    if absent:
+        note = (
+            f"{len(absent):,} relevant documents are not in the corpus and count as not found, the "
+            f"first in {absent[0]}"
+        )
+        Progress.log_fact(note)
+    return Retrieval(folder.name, documents, used, relevance, note)
 
 
 def retrieval_scores(

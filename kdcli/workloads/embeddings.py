@@ -489,7 +489,8 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> EmbeddingWo
             texts = list(data.documents.values())
             index = open_index(source, texts, request.pooling, session, max_length)
         eval_set = RetrievalEvaluation(data, session, index=index, max_length=max_length)
-        notes = [f"{len(data.queries):,} queries, {len(data.documents):,} documents"]
+        size = f"{len(data.queries):,} queries, {len(data.documents):,} documents"
+        notes = [size, *data.notes()]
         if max_length is not None:
             notes.append(f"longer texts were cut at {max_length} tokens (data.max_length)")
     else:
