@@ -16,7 +16,7 @@ import shlex
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -30,6 +30,7 @@ from kdcli.errors import UsageError, one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 FORMATS = ("txt", "jsonl", "ndjson", "json", "csv", "tsv", "parquet", "arrow", *conll.ENDINGS)
 PACKED = {"gz": "gzip", "bz2": "bzip2", "xz": "xz", "zst": "zstd"}
@@ -39,6 +40,13 @@ TABLE_ROWS = 128  # Rows to decode at once.
 UNPACK_BYTES = 1 << 20  # Bytes to unpack at once.
 MAX_LINE_BYTES = 1 << 25  # A gzip file of 100 kB may hold a line of 100 MB.
 MAX_JSON_BYTES = 1 << 28  # Of a JSON file that is one value.
+# A small packed file may hold gigabytes. Text packs to a tenth of its size, rarely to a hundredth.
+MAX_RATIO = 200
+MAX_UNPACKED = 1 << 23  # Up to this size, files may pack as well as they do.
+MAX_DECODED = 1 << 30  # The same for tables, whose dictionaries hold each long value once.
+VALUE_BYTES = 16  # Of a value in memory, at least.
+MAX_BATCH_BYTES = 1 << 28  # Of the values of a dictionary, which are repeated in each row.
+UNPACK_HINT = "if this is right, save the rows as .jsonl"
 
 
 class FileFormat(NamedTuple):
@@ -107,7 +115,7 @@ def rows_in(
     form = format_of(base_name(piece.name))
     assert form is not None
     try:
-        unpacked = _unpacked(file, form.packed)
+        unpacked = _unpacked(piece.name, file, form.packed)
         if form.name in TABLES:
             yield from _read_table(piece, unpacked, form)
         elif form.name == "json":
@@ -123,19 +131,55 @@ def rows_in(
         raise UsageError(f"{piece.name} is not a whole {kind} file: {one_line(error)}") from None
 
 
-def _unpacked(file: IO[bytes], packed: str) -> IO[bytes]:
+def _unpacked(name: str, file: IO[bytes], packed: str) -> IO[bytes]:
     """Open the content of a packed file."""
-    if packed == "gz":
-        return cast(IO[bytes], gzip.GzipFile(fileobj=file))
-    if packed == "bz2":
-        return bz2.BZ2File(file)
-    if packed == "xz":
-        return lzma.LZMAFile(file)
-    if packed == "zst":
-        import pyarrow as pa
+    if not packed:
+        return file
+    return io.BufferedReader(_Unpacked(name, file, _OPENERS[packed](file)), UNPACK_BYTES)
 
-        return io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd"))
-    return file
+
+def _open_zstd(file: IO[bytes]) -> Any:
+    import pyarrow as pa
+
+    return pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd")
+
+
+_OPENERS: Mapping[str, Callable[[IO[bytes]], Any]] = {
+    "gz": lambda file: gzip.GzipFile(fileobj=file),
+    "bz2": bz2.BZ2File,
+    "xz": lzma.LZMAFile,
+    "zst": _open_zstd,
+}
+
+
+class _Unpacked(io.RawIOBase):
+    """The content of a packed file, as long as it is not much larger than the file."""
+
+    def __init__(self, name: str, packed: IO[bytes], content: Any) -> None:
+        self.name, self.packed, self.content = name, packed, content
+        self.size = 0
+
+    def readable(self) -> bool:
+        """Return true, as `io.BufferedReader` requires."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Unpack the next bytes into a buffer."""
+        data = self.content.read(len(buffer))
+        buffer[: len(data)] = data
+        self.size += len(data)
+        check_size(self.name, self.packed.tell(), self.size)
+        return len(data)
+
+
+def check_size(name: str, size: int, unpacked: int, limit: int = MAX_UNPACKED) -> None:
+    """Raise a UsageError if a file of `size` bytes unpacks to many more bytes, above a limit."""
+    if unpacked > max(limit, MAX_RATIO * size):
+        raise UsageError(
+            f"{name} unpacks to more than {MAX_RATIO} times its size: {size:,} bytes become at "
+            f"least {unpacked:,}",
+            UNPACK_HINT,
+        )
 
 
 def _read_lines(
@@ -316,11 +360,16 @@ def _read_table(piece: Piece, file: IO[bytes], form: FileFormat) -> Iterator[Row
                 shutil.copyfileobj(file, unpacked, UNPACK_BYTES)
                 unpacked.seek(0)
                 file = cast(IO[bytes], unpacked)
-            number, schema, batches = read(piece, file)
+            size, decoded = file.seek(0, io.SEEK_END), 0
+            file.seek(0)
+            number, schema, batches = read(piece, file, size)
+            _check_names(piece.name, schema.names)
             classes = ClassNames.of_schema(schema, piece.name)
             for batch in batches:
                 for values in batch.to_pylist():
                     number += 1
+                    decoded += sum(len(text) for text in values.values() if isinstance(text, str))
+                    check_size(piece.name, size, decoded, MAX_DECODED)
                     yield classes.name_row(Row(f"{piece.name}:{number}", values))
     except UnicodeDecodeError:
         rows = f"one of the rows {number + 1} to {number + TABLE_ROWS}"
@@ -331,18 +380,36 @@ _Batches = tuple[int, "pa.Schema", Iterator["pa.RecordBatch"]]
 """The number of rows before a piece, the schema, and the piece's rows in parts."""
 
 
-def _parquet_batches(piece: Piece, file: IO[bytes]) -> _Batches:
+def _parquet_batches(piece: Piece, file: IO[bytes], size: int) -> _Batches:
     import pyarrow.parquet as pq
 
     table = pq.ParquetFile(file)
-    groups = range(table.num_row_groups)
-    before = sum(table.metadata.row_group(n).num_rows for n in groups[: piece.begin])
-    chosen = groups[piece.begin : piece.end]
-    batches = table.iter_batches(batch_size=TABLE_ROWS, row_groups=chosen)
-    return before, table.schema_arrow, batches
+    groups = [table.metadata.row_group(n) for n in range(table.num_row_groups)]
+    before = sum(group.num_rows for group in groups[: piece.begin])
+    chosen = range(len(groups))[piece.begin : piece.end]
+    columns = [groups[g].column(n) for g in chosen for n in range(groups[g].num_columns)]
+    check_size(piece.name, size, VALUE_BYTES * sum(column.num_values for column in columns))
+    check_size(piece.name, size, sum(column.total_uncompressed_size for column in columns))
+    longest = max(map(_dictionary_bytes, columns), default=0)
+    rows = min(TABLE_ROWS, 1 + MAX_BATCH_BYTES // (longest + 1))
+    return before, table.schema_arrow, table.iter_batches(batch_size=rows, row_groups=chosen)
 
 
-def _arrow_batches(piece: Piece, file: IO[bytes]) -> _Batches:
+def _dictionary_bytes(column: "pq.ColumnChunkMetaData") -> int:
+    """Estimate the size of the dictionary of a column, and thereby of its longest value."""
+    if not column.has_dictionary_page or not column.total_compressed_size:
+        return 0
+    packed = max(0, column.data_page_offset - (column.dictionary_page_offset or 0))
+    return int(packed * column.total_uncompressed_size / column.total_compressed_size)
+
+
+def _check_names(name: str, columns: list[str]) -> None:
+    """Raise a UsageError if two columns of a table have one name, of which only one would stay."""
+    if twice := next((column for column in columns if columns.count(column) > 1), None):
+        raise UsageError(f"{name} has two columns '{twice}'", "rename one of them")
+
+
+def _arrow_batches(piece: Piece, file: IO[bytes], size: int) -> _Batches:
     """Read the file format or the stream format, which `datasets` writes."""
     import pyarrow as pa
 
@@ -353,12 +420,18 @@ def _arrow_batches(piece: Piece, file: IO[bytes]) -> _Batches:
         whole = map(opened.get_batch, range(opened.num_record_batches))
     else:
         opened = whole = pa.ipc.open_stream(file)
-    parts = (
-        batch.slice(begin, TABLE_ROWS)
-        for batch in whole
-        for begin in range(0, len(batch), TABLE_ROWS)
-    )
-    return 0, opened.schema, parts
+    return 0, opened.schema, _slices(piece.name, size, whole)
+
+
+def _slices(
+    name: str, size: int, batches: Iterable["pa.RecordBatch"]
+) -> Iterator["pa.RecordBatch"]:
+    """Cut the batches of an Arrow file into small ones."""
+    for batch in batches:
+        # Null values take no space, so there may be any number of them.
+        check_size(name, size, VALUE_BYTES * batch.num_rows)
+        for begin in range(0, len(batch), TABLE_ROWS):
+            yield batch.slice(begin, TABLE_ROWS)
 
 
 def table_share(piece: Piece, rows: int) -> float:

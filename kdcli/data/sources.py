@@ -23,7 +23,7 @@ from kdcli.data.class_names import INFOS, ClassNames
 from kdcli.data.demo import DOCUMENTS, demo_documents, demo_identity
 from kdcli.data.documents import Sample, first_texts, read_documents, sample_documents, texts_of
 from kdcli.data.hub import DATA_SET_ID, HubId, clone_files, hub_rows, hub_size, hub_splits
-from kdcli.data.readers import FORMATS, PACKED, cut_file, format_of, read_rows
+from kdcli.data.readers import FORMATS, PACKED, check_size, cut_file, format_of, read_rows
 from kdcli.data.rows import OnBadRow, Piece, Row, raise_bad_row
 from kdcli.data.storage import (
     File,
@@ -360,7 +360,10 @@ def _remote_files(url: str) -> dict[str, tuple[File, ...]]:
             entries = _inside(system.ls(path, detail=True))
             if len(entries) == 1 and entries[0]["type"] == "directory":
                 entries = _inside(system.ls(entries[0]["name"], detail=True))
-            inner = [entry["name"] for entry in entries if entry["type"] == "file"]
+            members = [entry for entry in entries if entry["type"] == "file"]
+            for member in members:
+                check_size(base_name(member["name"]), member["compress_size"], member["size"])
+            inner = [member["name"] for member in members]
             content = list_names(sorted(map(base_name, inner)))
             return _by_split(url, {base_name(p): f"zip://{p}{archive}" for p in inner}, content)
         system, path = fsspec.core.url_to_fs(url)

@@ -1,11 +1,16 @@
 """The same rows give the same examples in every form, and any other form is refused with words."""
 
+import bz2
 import gzip
 import json
+import lzma
 import shlex
 import subprocess
+import zipfile
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from reading import read_task
 
@@ -542,3 +547,64 @@ def test_each_split_may_have_a_directory(tmp_path):
     opened = open_source(str(tmp_path))
     assert list(opened.documents("train", None)) == ["w1", "w4"]
     assert list(opened.documents("validation", None)) == ["w2"]
+
+
+# Small files that hold gigabytes.
+
+
+def constant(rows, value):
+    """A column that holds one value, which Parquet stores once."""
+    return pa.table(
+        {"text": pa.DictionaryArray.from_arrays(pa.array([0] * rows), pa.array([value]))}
+    )
+
+
+def write_parquet(file, table, **how):
+    pq.write_table(table, file, compression="zstd", dictionary_pagesize_limit=1 << 30, **how)
+
+
+def write_zip(file, content):
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("train.txt", content)
+
+
+BLANK = (b" " * 999 + b"\n") * 20_000
+BOMBS = {
+    "blank.jsonl.gz": lambda file: file.write_bytes(gzip.compress(BLANK)),
+    "blank.txt.xz": lambda file: file.write_bytes(lzma.compress(BLANK)),
+    "columns.csv.bz2": lambda file: file.write_bytes(bz2.compress(b"," * 20_000_000)),
+    "objects.json.gz": lambda file: file.write_bytes(gzip.compress(b"[" + b"{}," * 7_000_000)),
+    "blank.zip": lambda file: write_zip(file, BLANK),
+    "rows.parquet": lambda file: write_parquet(file, constant(1_000_000, "a")),
+    "dictionary.parquet": lambda file: write_parquet(file, constant(1000, "x" * (1 << 24))),
+    "page.parquet": lambda file: write_parquet(file, pa.table({"text": ["x" * (1 << 24)]})),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_small_file_that_unpacks_to_a_large_one_is_refused(tmp_path, name):
+    BOMBS[name](tmp_path / name)
+    assert (tmp_path / name).stat().st_size < 60_000
+    with pytest.raises(UsageError, match="unpacks to more than 200 times its size") as caught:
+        list(open_source(str(tmp_path / name)).documents("train", None))
+    assert "save the rows as .jsonl" in caught.value.hint
+
+
+def test_too_many_columns_are_refused(tmp_path):
+    (tmp_path / "a.csv").write_text("a," * 20_000, "utf-8")
+    with pytest.raises(UsageError, match=r"a\.csv:1: there are 20,001 columns, more than 10,000"):
+        list(open_source(str(tmp_path / "a.csv")).documents("train", None))
+
+
+def test_tables_may_repeat_long_values(tmp_path):
+    text = "".join(map(chr, range(40, 120))) * 20
+    write_parquet(tmp_path / "a.parquet", constant(20_000, text))
+    assert len(list(open_source(str(tmp_path / "a.parquet")).documents("train", None))) == 20_000
+
+
+def test_two_columns_of_a_table_have_two_names(tmp_path):
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(UsageError, match=r"a\.arrow has two columns 'text'"):
+        list(open_source(str(tmp_path / "a.arrow")).documents("train", None))
