@@ -12,6 +12,7 @@ scores in memory.
 """
 
 import functools
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -256,10 +257,14 @@ def computed_by(kernel: str) -> Iterator[None]:
 def _by_triton(student_x: Tensor, teacher_x: Tensor) -> bool:
     """Return whether to use the Triton kernels.
 
-    Raises UsageError if the user asked for them and the heads are too wide.
+    Raises:
+        UsageError: The user asked for them, and the heads are too wide.
     """
     kernel = KERNEL.get()
-    if kernel == "torch" or (kernel == "auto" and not student_x.is_cuda):
+    # Students are still on the CPU when the weights that no loss reaches are frozen. Only Triton's
+    # interpreter runs there.
+    can_run = student_x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    if kernel == "torch" or not can_run:
         return False
     from kdcli.losses.relation_triton import max_width
 

@@ -62,6 +62,9 @@ def per_class(
     elif task.kind == "class":
         for numbers in (predictions, references):
             _numbers(numbers, len(names))
+    elif len(names) == 1:
+        # scikit-learn reads a single column of indicators as the classes 0 and 1.
+        classes = [1]
     *scores, support = precision_recall_fscore_support(
         np.asarray(references), np.asarray(predictions), labels=classes, zero_division=0
     )

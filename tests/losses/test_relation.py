@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from references import PADDED, kl_of_row, mse_of_row, normal, relation_reference
 
 from kdcli.losses import relation
-from kdcli.losses.relation import regroup, relation_kl, score_mse
+from kdcli.losses.relation import computed_by, regroup, relation_kl, score_mse
 
 LOSSES = [(relation_kl, kl_of_row), (score_mse, mse_of_row)]
 EACH = pytest.mark.parametrize(("loss", "of_row"), LOSSES, ids=["kl", "mse"])
@@ -65,6 +65,14 @@ def test_bf16_signals_are_compared_in_float32(loss, of_row):
     assert (value.dtype, sx.grad.dtype) == (torch.float32, torch.bfloat16)
     expected = relation_reference(of_row, tx, ty, sx.detach(), sy, None)
     torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@EACH
+def test_models_on_the_cpu_are_compared_without_triton(loss, of_row):
+    tx, ty, sx, sy = vectors()
+    with computed_by("triton"):
+        value = loss(tx, ty, sx, sy, None)
+    assert value == loss(tx, ty, sx, sy, None)
 
 
 @EACH

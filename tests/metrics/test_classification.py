@@ -117,6 +117,13 @@ def test_scores_of_each_class_are_those_of_scikit_learn(kind):
         assert type(found[name]["support"]) is int
 
 
+def test_a_single_label_is_scored_where_it_is_set():
+    task = Task("t", "multi", ("text",), (), labels=("urgent",))
+    assert per_class(task, [[1], [0], [1], [0]], [[1], [0], [0], [0]]) == {
+        "urgent": {"precision": 0.5, "recall": 1.0, "f1": pytest.approx(2 / 3), "support": 1}
+    }
+
+
 def test_scores_and_spans_have_no_classes():
     assert per_class(Task("t", "score", ("text",), ()), [1.0], [2.0]) == {}
 
