@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kdcli.data.rows import BadRow, OnBadRow, Row, RowValues, names_in, take_first
+from kdcli.errors import UsageError
 
 WORD = re.compile(r"\w+|[^\w\s]")
 STARTS, ENDS = ("start", "start_offset", "begin"), ("end", "end_offset")
@@ -220,22 +221,47 @@ def _results(task: RowValues) -> list[dict[str, list[Any]]]:
     return found
 
 
-def rows_of_json(values: Any) -> list[Any]:
-    """Return the rows in a JSON value: a list of rows, an object that holds one, or a row.
+def rows_of_json(name: str, values: Any) -> list[Any]:
+    """Return the rows in a JSON value, of the file `name`.
 
-    SQuAD's articles become questions, and the pairs of spaCy become objects.
+    The value is a list of rows, an object that holds one list of rows, an object of columns or of
+    rows by their names, as pandas writes, or a row. SQuAD's articles become questions, and the
+    pairs of spaCy become objects.
+
+    Raises:
+        UsageError: There are several lists of rows, or articles have another form.
     """
     if isinstance(values, dict):
-        lists = [v for v in values.values() if isinstance(v, list) and any(map(_is_row, v))]
-        values = lists[0] if len(lists) == 1 else [values]
-    if not isinstance(values, list):
-        return [values]
+        values = _rows_of_object(name, values)
     if values and all(isinstance(value, dict) and "paragraphs" in value for value in values):
-        return [row for article in values for row in _questions(article)]
+        try:
+            return [row for article in values for row in _questions(article)]
+        except (KeyError, TypeError) as error:
+            raise UsageError(f"{name} is not in the form of SQuAD: no {error}") from None
     return [
         {"text": value[0], **value[1]} if isinstance(value, list) and _is_row(value) else value
         for value in values
     ]
+
+
+def _rows_of_object(name: str, values: Mapping[str, Any]) -> list[Any]:
+    """Return the rows in a JSON object."""
+    parts = list(values.values())
+    lists = {key: v for key, v in values.items() if isinstance(v, list) and any(map(_is_row, v))}
+    if len(lists) > 1:
+        raise UsageError(
+            f"{name} holds several lists of rows: {', '.join(lists)}",
+            f"save each as a file, for example: jq .{next(iter(lists))} FILE",
+        )
+    if lists:
+        return list(*lists.values())
+    if len(parts) > 1 and all(isinstance(v, list) and len(v) == len(parts[0]) for v in parts):
+        return [dict(zip(values, row, strict=True)) for row in zip(*parts, strict=True)]
+    if len(parts) > 1 and all(isinstance(v, dict) and v.keys() == parts[0].keys() for v in parts):
+        if [*parts[0]] == [str(number) for number in range(len(parts[0]))]:
+            return [{column: values[column][key] for column in values} for key in parts[0]]
+        return parts
+    return [values]
 
 
 def _is_row(value: Any) -> bool:

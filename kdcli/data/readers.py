@@ -46,6 +46,23 @@ MAX_UNPACKED = 1 << 23  # Up to this size, files may pack as well as they do.
 MAX_DECODED = 1 << 30  # The same for tables, whose dictionaries hold each long value once.
 VALUE_BYTES = 16  # Of a value in memory, at least.
 MAX_BATCH_BYTES = 1 << 28  # Of the values of a dictionary, which are repeated in each row.
+JSON_HINT = (
+    'write an object such as {"text": "..."} on each line of a .jsonl file (jq -c . FILE does); a '
+    "file that is one list ends in .json"
+)
+SIGNATURE_BYTES = 32
+# The first bytes of files -> the format, and what to do if the name of the file has another one.
+SIGNATURES = {
+    b"version https://git-lfs": ("a git-lfs pointer", "run git lfs pull in its directory"),
+    b"<!DOCTYPE html": ("a web page", "download the file itself, not the page that shows it"),
+    b"PK\x03\x04": ("a zip file", "end its name in .zip; save a spreadsheet as .csv"),
+    b"\x1f\x8b": ("gzip", "end its name in .gz"),
+    b"BZh91AY": ("bzip2", "end its name in .bz2"),
+    b"\xfd7zXZ": ("xz", "end its name in .xz"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "end its name in .zst"),
+    b"PAR1": ("parquet", "end its name in .parquet"),
+    b"ARROW1": ("arrow", "end its name in .arrow"),
+}
 UNPACK_HINT = "if this is right, save the rows as .jsonl"
 
 
@@ -57,10 +74,13 @@ class FileFormat(NamedTuple):
 
 
 def format_of(name: str) -> FileFormat | None:
-    """Return the format of a file by the ending of its name; None if it is not in `FORMATS`."""
-    rest, dot, packed = name.rpartition(".")
+    """Return the format of a file by the ending of its name, in upper or lower case.
+
+    The result is None if the format is not in `FORMATS`.
+    """
+    rest, dot, packed = name.lower().rpartition(".")
     if packed not in PACKED:
-        rest, packed = name, ""
+        rest, packed = name.lower(), ""
     _, dot, ending = rest.rpartition(".")
     return FileFormat(ending, packed) if dot and ending in FORMATS else None
 
@@ -114,6 +134,7 @@ def rows_in(
     """Read the rows of a piece of an open file; see `read_rows`."""
     form = format_of(base_name(piece.name))
     assert form is not None
+    _check_signature(piece, file, form)
     try:
         unpacked = _unpacked(piece.name, file, form.packed)
         if form.name in TABLES:
@@ -129,6 +150,16 @@ def rows_in(
             raise
         kind = PACKED[form.packed]
         raise UsageError(f"{piece.name} is not a whole {kind} file: {one_line(error)}") from None
+
+
+def _check_signature(piece: Piece, file: IO[bytes], form: FileFormat) -> None:
+    """Raise a UsageError if a file begins as one of another format does."""
+    if piece.begin or not isinstance(file, io.BufferedReader):
+        return
+    begin = file.peek(SIGNATURE_BYTES)
+    for signature, (kind, hint) in SIGNATURES.items():
+        if begin.startswith(signature) and kind not in (form.name, PACKED.get(form.packed)):
+            raise UsageError(f"{piece.name} is {kind}, as its first bytes show", hint)
 
 
 def _unpacked(name: str, file: IO[bytes], packed: str) -> IO[bytes]:
@@ -200,7 +231,8 @@ def _read_lines(
 
 def count_lines_before(piece: Piece) -> int:
     """Count a file's lines before a piece; 0 for parquet, whose rows know their number."""
-    if piece.name.endswith(".parquet"):
+    form = format_of(base_name(piece.name))
+    if form is not None and form.name in TABLES:
         return 0
     with open_binary(as_file(piece.name)) as file:
         return sum(1 for _ in _raw_lines(piece._replace(begin=0, end=piece.begin), file))
@@ -289,7 +321,7 @@ def _read_jsonl(name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow) -
         try:
             values = _parse_json(line)
         except (ValueError, RecursionError) as error:
-            on_bad(BadRow(where, "not JSON", f": {error}"))
+            on_bad(BadRow(where, "not JSON", f": {error}", JSON_HINT))
             continue
         yield from _object_row(where, values, on_bad)
 
@@ -316,7 +348,7 @@ def _object_row(where: str, values: object, on_bad: OnBadRow) -> Iterator[Row]:
         yield Row(where, values)
     else:
         kind = type(values).__name__
-        on_bad(BadRow(where, "a row must be a JSON object", f", got {kind}"))
+        on_bad(BadRow(where, "a row must be a JSON object", f", got {kind}", JSON_HINT))
 
 
 def _read_json(name: str, file: IO[bytes], form: FileFormat, on_bad: OnBadRow) -> Iterator[Row]:
@@ -341,10 +373,7 @@ def _read_json(name: str, file: IO[bytes], form: FileFormat, on_bad: OnBadRow) -
         return
     if not isinstance(values, list | dict):
         raise UsageError(f"{name} holds {type(values).__name__}, not a list of rows")
-    try:
-        rows = rows_of_json(values)
-    except (KeyError, TypeError) as error:
-        raise UsageError(f"{name} is not in SQuAD's form: {one_line(error)}") from None
+    rows = rows_of_json(name, values)
     for number, row in enumerate(rows, 1):
         yield from _object_row(f"{name}:{number}", row, on_bad)
 

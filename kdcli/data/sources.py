@@ -47,6 +47,13 @@ SOURCE_HINT = (
 )
 FORMAT_ENDINGS = ", ".join(f".{name}" for name in FORMATS)
 PACKED_ENDINGS = ", ".join(f".{name}" for name in PACKED)
+OTHER_ENDINGS = {
+    **dict.fromkeys(("xlsx", "xls", "ods"), "save the sheet as CSV UTF-8 (.csv)"),
+    **dict.fromkeys(("pkl", "pickle", "pt", "spacy"), "save the rows as .parquet or .jsonl"),
+    "feather": "end its name in .arrow",
+    "tab": "end its name in .tsv",
+    **dict.fromkeys(("tar", "tgz", "rar", "7z"), "unpack it, or pack it as .zip"),
+}
 SPLIT = re.compile(r"(train|validation|valid|val|dev|test)(_[a-z]+)?(_\d+)?")
 PART_NUMBER = re.compile(r"[-_]\d+(-of-\d+)?(-[0-9a-f]{16})?(?=\.|$)")  # Of a split's files.
 OTHER_NAMES = {"valid": "validation", "val": "validation", "dev": "validation"}
@@ -228,7 +235,7 @@ def open_source(source: str) -> Source:
         use_entry(path)
     if path.is_file():
         _remember_hash(source, lambda: content_hash(path))
-        if path.name.endswith(ZIP):
+        if path.name.lower().endswith(ZIP):
             return FileSource(source, _remote_files(str(path)))
         _check_format(path, path.name)
         return FileSource(source, {"train": (path,)})
@@ -297,7 +304,8 @@ def _check_format(file: File, name: str) -> None:
     if not format_of(name):
         raise UsageError(
             f"{file} has no known format; known: {FORMAT_ENDINGS}, each also packed as one of "
-            f"{PACKED_ENDINGS}, and {ZIP}"
+            f"{PACKED_ENDINGS}, and {ZIP}",
+            OTHER_ENDINGS.get(name.rpartition(".")[2].lower()),
         )
 
 
@@ -353,7 +361,7 @@ def _remote_files(url: str) -> dict[str, tuple[File, ...]]:
     """Find the files at the URL of a file, a directory or a zip file, by split."""
     import fsspec
 
-    archive = f"::{url}" if url.split("?")[0].endswith(ZIP) else ""
+    archive = f"::{url}" if url.split("?")[0].lower().endswith(ZIP) else ""
     with remote_errors(url):
         if archive:
             system, path = fsspec.core.url_to_fs(f"zip://{archive}")
@@ -395,7 +403,7 @@ def _by_split(folder: File, files: Mapping[str, File], content: str) -> dict[str
         hint = f"it should hold train.* and perhaps validation.* with one of {FORMAT_ENDINGS}"
         raise NotFound(message, hint)
     # Without a split, a .json or .arrow file next to others is a description or a cache.
-    rows = [name for name in names if not name.endswith((".json", ".arrow"))] or names
+    rows = [name for name in names if not name.lower().endswith((".json", ".arrow"))] or names
     by_split = names_by_split(names, str(folder))
     if not by_split:
         _check_twins(rows, str(folder))
@@ -418,7 +426,7 @@ def _check_twins(names: Sequence[str], folder: str) -> None:
 def _unpacked_name(name: str) -> str:
     """Return the name that a file has after it is unpacked."""
     form = format_of(name)
-    return name.removesuffix(f".{form.packed}") if form is not None else name
+    return name.rpartition(".")[0] if form is not None and form.packed else name
 
 
 def names_by_split(names: Iterable[str], where: str) -> dict[str, list[str]]:

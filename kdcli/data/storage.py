@@ -130,7 +130,8 @@ def remote_errors(url: str) -> Iterator[None]:
         raise NotFound(f"no data at {url}", LOGIN_HINT) from None
     except Exception as error:  # noqa: BLE001  # Each file system raises its own classes.
         reason = one_line(error) or type(error).__name__
-        raise UsageError(f"{url} cannot be read: {reason}", LOGIN_HINT) from None
+        hint = LOGIN_HINT if "://" in url else None
+        raise UsageError(f"{url} cannot be read: {reason}", hint) from None
 
 
 def list_names(names: list[str]) -> str:

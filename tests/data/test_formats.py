@@ -608,3 +608,59 @@ def test_two_columns_of_a_table_have_two_names(tmp_path):
         writer.write_table(table)
     with pytest.raises(UsageError, match=r"a\.arrow has two columns 'text'"):
         list(open_source(str(tmp_path / "a.arrow")).documents("train", None))
+
+
+# Other forms of JSON, and files whose name tells another format.
+
+JSON_FORMS = {
+    "columns": {"text": ["a", "b"], "label": [1, 2]},
+    "pandas": {"text": {"0": "a", "1": "b"}, "label": {"0": 1, "1": 2}},
+    "by id": {"x": {"text": "a", "label": 1}, "y": {"text": "b", "label": 2}},
+    "list": [{"text": "a", "label": 1}, {"text": "b", "label": 2}],
+    "in an object": {"version": 1, "rows": [{"text": "a", "label": 1}, {"text": "b", "label": 2}]},
+}
+
+
+@pytest.mark.parametrize("form", JSON_FORMS)
+def test_json_has_many_forms(tmp_path, form):
+    (tmp_path / "A.JSON").write_text(json.dumps(JSON_FORMS[form]), "utf-8")
+    rows = [row for _, row in next(open_source(str(tmp_path / "A.JSON")).tables("train")).rows]
+    assert rows == JSON_FORMS["list"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.parquet", b"version https://git-lfs.github.com/spec/v1\n", ["pointer", "git lfs pull"]),
+        ("a.csv", b"<!DOCTYPE html>\n<html>", ["is a web page"]),
+        ("a.csv", b"PK\x03\x04", ["is a zip file", "save a spreadsheet as .csv"]),
+        ("a.jsonl", gzip.compress(b"{}"), ["is gzip", "end its name in .gz"]),
+        ("a.xlsx", b"PK\x03\x04", ["no known format", "save the sheet as CSV"]),
+        ("a.pkl", b"", ["no known format", "save the rows as .parquet"]),
+        (
+            "a.jsonl",
+            b'[{"text": "a"},\n{"text": "b"}]',
+            ["1: not JSON", "is one list ends in .json"],
+        ),
+        ("a.jsonl", b'{\n"text": "a"}', ["1: not JSON", "jq -c . FILE"]),
+        (
+            "a.json",
+            b'{"train": [{"text": "a"}], "test": [{"text": "b"}]}',
+            ["holds several lists of rows: train, test", "jq .train FILE"],
+        ),
+        ("a.json", b'[{"paragraphs": [{"text": "a"}]}]', ["not in the form of SQuAD: no 'qas'"]),
+    ],
+)
+def test_files_of_other_formats_are_refused_with_words(tmp_path, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        list(open_source(str(tmp_path / name)).documents("train", None))
+    for word in words:
+        assert word in f"{caught.value.message}\n{caught.value.hint}"
+
+
+def test_equal_texts_are_counted_where_they_are_too_few(tmp_path):
+    rows = [{"text": "same", "label": "ab"[n % 2]} for n in range(400)]
+    (tmp_path / "a.jsonl").write_text(lines(rows), "utf-8")
+    with pytest.raises(UsageError, match="400 examples with 1 different texts are too few"):
+        read_task("own", tmp_path / "a.jsonl")

@@ -148,7 +148,7 @@ def test_without_a_validation_split_a_tenth_is_held_back(encoder, session, data,
     assert (task.data.split, len(task.evaluator.features.examples)) == ("held back from train", 8)
     assert "evaluated on held back from train" in task.notes
     few = write(tmp_path / "few" / "train.jsonl", own_files.rows("class", 2))
-    with pytest.raises(UsageError, match="too few to hold some back"):
+    with pytest.raises(UsageError, match="2 different texts are too few to hold"):
         checked(recipe_of(encoder, "own", few), session)
 
 

@@ -336,7 +336,9 @@ def _hold_out(
     held = held_back(task, examples, seed)
     if held.all() or not held.any():
         raise UsageError(
-            f"{len(examples)} examples are too few to hold some back", "give a validation split"
+            f"{len(examples)} examples with {len({e.texts for e in examples})} different texts are "
+            "too few to hold some back",
+            "give a validation split",
         )
     pairs = list(zip(examples, held, strict=True))
     return [e for e, is_held in pairs if not is_held], [e for e, is_held in pairs if is_held]
