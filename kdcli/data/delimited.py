@@ -184,7 +184,7 @@ def _tab_separated_cells(line: str, reread: "_RereadLines", columns: Sequence[st
 
 
 class _UsualCells:
-    """What the cells of a column have in common: all are numbers, or there are few of them."""
+    """The usual form of a column's cells: all are numbers, or there are few different values."""
 
     def __init__(self) -> None:
         self.values: set[str] = set()

@@ -438,7 +438,7 @@ def names_by_split(names: Iterable[str], where: str) -> dict[str, list[str]]:
 
     Args:
         names: The names.
-        where: What holds the files or splits, for the error.
+        where: The directory or data set that holds the names, for the error.
 
     Raises:
         UsageError: One split has two names, such as `dev` and `validation`, or files of two

@@ -101,7 +101,7 @@ class Diagnosis:
     """The result of `examine`, as JSON and as a block of Markdown.
 
     Attributes:
-        facts: What `--json` prints.
+        facts: The values that `--json` prints.
         rows: The names and values of the block.
     """
 

@@ -131,7 +131,7 @@ class Predictor:
 
     Attributes:
         source: The directory of the model or export.
-        kind: What it predicts: a kind of task, `embedding` or `rerank`.
+        kind: The kind of task that it predicts, or `embedding` or `rerank`.
         config: The model's configuration.
         tokenizer: The model's tokenizer.
         runner: Computes the outputs; None for a model that generates texts.

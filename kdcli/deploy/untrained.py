@@ -310,7 +310,7 @@ class _Timed:
         goal: The goal.
         full: The teacher's shape.
         measure: Measures untrained students.
-        times: What was measured, by name.
+        times: The measured times by name.
     """
 
     goal: SpeedGoal

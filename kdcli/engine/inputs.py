@@ -127,7 +127,7 @@ def check_not_input(place: Path, sources: Iterable[str], option: str) -> None:
     Args:
         place: The file or directory.
         sources: The models and data of the command.
-        option: What writes or deletes the place, for the message.
+        option: The option that writes or deletes the place, for the message.
 
     Raises:
         UsageError: A source has a file at the place or below it.

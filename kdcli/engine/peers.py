@@ -69,7 +69,8 @@ class RunFailure:
     Attributes:
         rank: The process that may print the error, besides the main one; None for no other.
         code: The exit code of all processes.
-        message, hint: What is printed.
+        message: The error.
+        hint: The advice that is printed after it.
         lost: Whether a process has ended without reporting an error. If kdcli started the
             processes, their parent prints which one it was.
     """

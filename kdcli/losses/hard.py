@@ -18,7 +18,7 @@ def hard_loss(kind: Kind, logits: Tensor, labels: Tensor, mask_BL: Tensor | None
     cross-entropies of the first and the last token.
 
     Args:
-        kind: What the task predicts.
+        kind: The kind of task.
         logits: [B, C] for `class` and `multi`; [B, 1] for `score`; [B, L, C] for `tokens`;
             [B, L, 2] for `span`.
         labels: As described at `kdcli.types.Kind`.

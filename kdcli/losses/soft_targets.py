@@ -49,7 +49,7 @@ def soft_loss(
     reaches the teacher.
 
     Args:
-        kind: What the task predicts.
+        kind: The kind of task.
         teacher, student: Logits, with the shapes that `kdcli.losses.hard.hard_loss` takes.
         labels: Read for `tokens` only, to select the labelled words.
         mask_BL: 1 for real tokens.

@@ -11,7 +11,7 @@ def check_finite(values: Array, what: str) -> None:
 
     Args:
         values: Any shape.
-        what: What the values are, in the plural.
+        what: The name of the values in the error, in the plural.
     """
     if bad := int((~np.isfinite(values)).sum()):
         raise UsageError(

@@ -99,7 +99,7 @@ class Call:
 
 @dataclass
 class Trace:
-    """What happened in one forward pass: calls in order, and runs of layers with their outputs."""
+    """A record of one forward pass: calls in order, and runs of layers with their outputs."""
 
     calls: list[Call] = field(default_factory=list)
     runs: list[tuple[nn.Module, Tensor]] = field(default_factory=list)

@@ -90,7 +90,7 @@ def is_static(config: PreTrainedConfig) -> bool:
 
 
 def read_sizes(config: StaticConfig, weights: Path) -> None:
-    """Set the sizes of a configuration to those of the stored table.
+    """Set the sizes of a configuration to the sizes of the stored table.
 
     model2vec's own configurations lack the number of tokens.
 

@@ -75,7 +75,7 @@ def front_of(points: dict[str, tuple[float, float]]) -> list[str]:
 
     Args:
         points: The cost and quality of each model by name. A model is on the front if its quality
-            is higher than that of every cheaper model.
+            is higher than the quality of every cheaper model.
     """
     front: list[str] = []
     for name in sorted(points, key=lambda name: (points[name][0], -points[name][1])):

@@ -59,7 +59,7 @@ def read_npy(file: Path, count: int, of: str) -> Array:
     Args:
         file: The file.
         count: The number of texts.
-        of: What a text is called in messages.
+        of: The word for a text in messages.
 
     Raises:
         UsageError: The file has the wrong format, number of rows or kind of values, or a vector is

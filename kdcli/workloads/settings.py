@@ -152,7 +152,7 @@ class LabelledSettings(Section):
         """Raise a UsageError if a key chooses among rows that are all read.
 
         Args:
-            rows: What is read, for the message.
+            rows: The name of the rows that are read, for the message.
             allowed: The keys that these rows have.
         """
         keys = {"columns", "train", "train_rows", "judged_rows", "skip_bad"} - set(allowed)

@@ -109,7 +109,7 @@ def warn_of_cut(share: float, rows: str, max_length: int) -> None:
 
     Args:
         share: The share of the rows that were cut.
-        rows: What they are called.
+        rows: The name of the rows in the message.
         max_length: The number of tokens at which they were cut.
     """
     if share > MAX_CUT_SHARE:

@@ -57,7 +57,7 @@ def own_task(
             The key `kind` holds the kind of the task rather than a column.
         log: Called with one sentence that describes the task.
         on_bad: Called with each row whose label cannot be read. Such rows are ignored.
-        head: What the head of the model predicts; None if there is no head.
+        head: The labels and kind of the model's head; None if there is no head.
         trains: Whether a model learns from the rows. Rows that only evaluate a head may all have
             one label.
         ignores_labels: Whether the rows count as unlabelled, whatever columns they have.
@@ -162,7 +162,7 @@ def _classes_of_head(
     Args:
         names: The labels of the data.
         class_numbers: The numbers of the labels whose source numbers them.
-        head: What the head predicts; None if there is no head.
+        head: The labels and kind of the model's head; None if there is no head.
         log: Called with the classes if the numbers decide.
     """
     if head is None or not head.named or not names:

@@ -73,7 +73,7 @@ class Partition:
         Args:
             splits: The hashes of the rows of each split.
             split: See `is_evaluated`.
-            rows: What a row is called in the error.
+            rows: The word for a row in the error, such as `query`.
 
         Raises:
             UsageError: No split has such a row.

@@ -111,7 +111,7 @@ def describe_repeats(task: Task, examples: Sequence[Example], rows: str) -> str:
     Args:
         task: The task.
         examples: The rows.
-        rows: What they are called in the line.
+        rows: The name of the rows in the line.
 
     Returns:
         The line; empty if no text is repeated.

@@ -27,7 +27,7 @@ class Front:
 
     Attributes:
         folder: The directory of the run.
-        compression: What was tried.
+        compression: The goal, the candidates and the chosen one.
         fast: The candidates that no faster one matches.
         small: The candidates that no smaller one matches. Neither list has a candidate that the
             choice did not consider.

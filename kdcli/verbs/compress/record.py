@@ -1,4 +1,4 @@
-"""What a compression must remember besides its steps: the seconds, the looks and the questions.
+"""The record of a compression next to its steps: the seconds, the looks and the questions.
 
 Each line of log.jsonl is one of the classes below.
 """
@@ -23,7 +23,7 @@ class Attempt:
 
     Attributes:
         place: The step's directory below `steps/`.
-        seconds: What the call took.
+        seconds: The duration of the call.
         until: The optimiser steps after which the call paused a training; None for its end.
         error: Why the step fails whenever it is called; empty if it does not.
     """

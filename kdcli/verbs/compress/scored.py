@@ -168,7 +168,7 @@ def read(
     Args:
         report: The report, which names the teacher first.
         folders: The directories of its models.
-        goal: What the candidates are for.
+        goal: The goal that the candidates should meet.
         price_per_hour: The price of the machine.
 
     Raises:

@@ -99,7 +99,7 @@ class Search:
 
     @functools.cached_property
     def machine(self) -> list[object]:
-        """What latencies depend on besides the models: the machine, and how long it measures."""
+        """The facts that latencies depend on besides the models: the machine and the protocol."""
         machine, measure = describe_environment(), self.recipe.measure
         facts = [machine["cpu"], machine["gpus"], machine["latency_threads"]]
         device = str(choose_device(self.steps.options.device))

@@ -185,11 +185,10 @@ def _comparison(search: Search, partition: Partition, loaded: Model) -> Compare:
 
 
 def _listed_shapes(search: Search, model: str, loaded: Model) -> list[ModelShape]:
-    """Return the shapes in `plan.shapes`, or those that are tried if it is empty, the largest
-    first.
+    """Return the shapes in `plan.shapes`, or the default shapes, the largest first.
 
-    The latter have two thirds, half and a third of the teacher's layers, and half and a third of
-    the layers at half the width.
+    The default shapes have two thirds, half and a third of the teacher's layers, and half and a
+    third of the layers at half the width.
 
     Raises:
         UsageError: A shape that cannot be made from the model.

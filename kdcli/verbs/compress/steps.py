@@ -101,7 +101,7 @@ class Steps:
         options: The options of the run.
         budget: The seconds that the steps may take together; infinity without a budget.
         stop: Whether the user asked the compression to stop.
-        record: What was spent and looked at.
+        record: The time spent, and the looks at the verification rows.
         clock: The seconds from which durations are computed.
         claim_run: Claims the directory.
         passed: The directories of the steps on the way to this answer, and the optimiser steps
@@ -123,7 +123,7 @@ class Steps:
 
     @property
     def seconds(self) -> float:
-        """The seconds of the steps so far, with those of the step that runs."""
+        """The seconds of the steps so far, including the step that is running."""
         running = 0.0 if self.began is None else self.clock() - self.began
         return self.record.seconds(self.passed) + running
 

@@ -92,8 +92,8 @@ class VerbSteps:
 
     Attributes:
         recipe: The recipe of the compression, with its `data.partition`.
-        verbs: What the steps call.
-        reads: What students learn from. Models with a head learn from the rows of a task, embedding
+        verbs: The functions that the steps call.
+        reads: The data of the students. Models with a head learn from the rows of a task, embedding
             models from text, and rerankers from lists of candidates.
     """
 

@@ -85,7 +85,7 @@ def save_router(folder: Path, queries: Embedder, documents: Embedder) -> None:
 def _save_route(folder: Path, route: str, model: Embedder) -> Iterator[tuple[str, str]]:
     """Save the modules of a model, each in a directory of its own, and yield their names and types.
 
-    The prompts of the documents' model, which is saved last, are those of the whole.
+    The prompts of the documents' model, which is saved last, become the prompts of the router.
     """
     with tempfile.TemporaryDirectory() as temporary:
         whole = Path(temporary)

@@ -31,8 +31,8 @@ from kdcli.workloads.settings import (
 )
 
 Kind = Literal["text", "embedding", "rows", "outputs"]
-"""What a student learns from: blocks of text, the vectors of texts, the labelled rows of a task, or
-the outputs on data of another kind."""
+"""The data that a student learns from: blocks of text, the vectors of texts, the labelled rows of a
+task, or a teacher's outputs on data of another kind."""
 EMBEDDING, SOFT_TARGETS = "embedding", "soft-targets"
 EMBEDDING_DEFAULTS: Mapping[str, object] = {"train.batch_size": 64, "train.epochs": 1.0}
 EMBEDDING_RATE = 5e-4

@@ -203,7 +203,7 @@ class OutputDistillation(Distillation):
         return [Entry.without_distillation(STUDENT)] if self.recipe.train.trains else []
 
     def notes(self) -> list[str]:
-        """Return the notes of the report, besides those of the data."""
+        """Return the notes of the report, besides the notes on the data."""
         return shape_notes(self.recipe.student)
 
     def report(self) -> None:

@@ -34,7 +34,7 @@ class FileComparison:
         scores: The scores of both on each set of a workload.
         comparisons: The paired differences between these scores.
         drop: The points (hundredths) of the first metric that the file loses on its worst set.
-        points_per_row: What one row of the largest set is worth, in points, if every row counts 0
+        points_per_row: The weight of one row of the largest set, in points, if every row counts 0
             or 1; else 0.
     """
 

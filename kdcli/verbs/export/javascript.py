@@ -79,7 +79,7 @@ def default_dtype(precisions: Sequence[str]) -> str | None:
 
 @dataclass(frozen=True)
 class JsModel:
-    """What decides how transformers.js runs an export.
+    """The facts that decide how transformers.js runs an export.
 
     Attributes:
         kind: The kind of the head; `embedding` for vectors, None for an encoder without a head.

@@ -72,7 +72,7 @@ class BoundedVocabulary:
     Attributes:
         kept: The ids of its tokens.
         trimming: The share of the training rows that they cover.
-        notes: What they cover, and what they lose on the verification rows.
+        notes: Sentences on the rows that they cover and the points lost on the verification rows.
         result: The scores on the verification rows.
         missed: Why the verification rows miss the bound; None if they keep it.
     """
