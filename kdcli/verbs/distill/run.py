@@ -37,7 +37,7 @@ OPEN: Mapping[Kind, Callable[[RunContext[DistillRecipe]], Run]] = {
     "rows": lambda context: open_task(context).run,
     "outputs": lambda context: open_outputs(context).run,
 }
-"""Checks everything and opens models and data, by what the student learns from."""
+"""The function that checks and opens the models and the data, for each kind of data."""
 
 
 def distill(resolved: Resolved[DistillRecipe], options: RunOptions) -> RunResult | Estimate | None:

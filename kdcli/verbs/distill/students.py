@@ -54,38 +54,20 @@ def plan(recipe: DistillRecipe, config: PretrainedConfig) -> dict[str, Planned]:
     """
     check_packing(config, isolated=recipe.data.pack_isolated)
     teacher = shape_of(config)
-    shapes, variants, planned = (
-        student_shapes(recipe, teacher),
-        variants_of(recipe),
-        dict[str, Planned](),
-    )
+    shapes, variants = student_shapes(recipe, teacher), variants_of(recipe)
+    planned: dict[str, Planned] = {}
     for variant, own in variants.items():
         assistant = assistant_shape(own, teacher, shapes)
         if assistant is not None:
-            try:
-                build_objective(recipe.method, recipe.loss, teacher, assistant)
-            except UsageError as error:
-                raise error.of(
-                    f"the teacher assistant {assistant}", "--assistant none omits it"
-                ) from None
+            _check_assistant(recipe, assistant, teacher, shapes)
         for like, shape in shapes.items():
-            if assistant is not None and (
-                shape.layers > assistant.layers or shape.hidden > assistant.hidden
-            ):
-                raise UsageError(
-                    f"student '{like}' ({shape}) is larger than its teacher assistant {assistant}",
-                    "give an --assistant that is at least as deep and wide, or --assistant none",
-                )
             build_objective(own.method, own.loss, assistant or teacher, shape)
             one = Planned(like, shape, own, assistant, variant or None)
-            if any(
-                replace(other, recipe=own) == one and _trains_as(other.recipe, own)
-                for other in planned.values()
-            ):
+            if any(_trains_as(other, one) for other in planned.values()):
                 continue
-            name = (
-                (variant if len(shapes) == 1 else f"{variant} {like}") if recipe.variants else like
-            )
+            name = like
+            if recipe.variants:
+                name = variant if len(shapes) == 1 else f"{variant} {like}"
             planned[name] = one
     if len({masks_text(own.method, own.loss) for own in variants.values()}) > 1:
         raise UsageError(
@@ -94,9 +76,36 @@ def plan(recipe: DistillRecipe, config: PretrainedConfig) -> dict[str, Planned]:
     return planned
 
 
-def _trains_as(one: DistillRecipe, other: DistillRecipe) -> bool:
-    """Return whether two recipes have the same method with the same settings."""
-    settings = [(own.method, check_settings(own.method, own.loss)) for own in (one, other)]
+def _check_assistant(
+    recipe: DistillRecipe,
+    assistant: ModelShape,
+    teacher: ModelShape,
+    students: Mapping[str, ModelShape],
+) -> None:
+    """Check that an assistant can learn from the teacher and can teach the students.
+
+    Raises:
+        UsageError: The method cannot train the assistant, or a student is larger.
+    """
+    try:
+        build_objective(recipe.method, recipe.loss, teacher, assistant)
+    except UsageError as error:
+        raise error.of(f"the teacher assistant {assistant}", "--assistant none omits it") from None
+    for like, shape in students.items():
+        if shape.layers > assistant.layers or shape.hidden > assistant.hidden:
+            raise UsageError(
+                f"student '{like}' ({shape}) is larger than its teacher assistant {assistant}",
+                "give an --assistant that is at least as deep and wide, or --assistant none",
+            )
+
+
+def _trains_as(one: Planned, other: Planned) -> bool:
+    """Return whether two students have the same shapes, and the same method and settings."""
+    if replace(one, recipe=other.recipe) != other:
+        return False
+    settings = [
+        (own.method, check_settings(own.method, own.loss)) for own in (one.recipe, other.recipe)
+    ]
     return settings[0] == settings[1]
 
 
