@@ -11,6 +11,7 @@ import itertools
 import re
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from kdcli.data.rows import BadRow, OnBadRow, Row
@@ -19,6 +20,7 @@ from kdcli.errors import UsageError
 MAX_USUAL_CELLS = 50  # A column with more different cells is no column of labels.
 MAX_COLUMNS = 10_000
 MANY_LINES = 8
+WHOLE_SHARE = 0.8
 FIRST_LINES = 100
 SEPARATORS = {"csv": ",", "tsv": "\t"}
 KNOWN_SEPARATORS = ",;\t|"
@@ -31,11 +33,19 @@ HINTS = {
 
 
 class _Header(NamedTuple):
-    """The names of the columns, their separator, and whether spaces follow it."""
+    """How a file is read.
+
+    Attributes:
+        columns: The names of the columns.
+        separator: What separates them.
+        spaces: Whether a space follows each separator.
+        quotes: Whether the first lines quote cells, by all rules of CSV.
+    """
 
     columns: list[str]
     separator: str
     spaces: bool = False
+    quotes: bool = False
 
 
 def read_delimited(
@@ -55,7 +65,9 @@ def read_delimited(
     reread = _RereadLines(lines)
     header = _read_header(kind, name, reread)
     columns = header.columns
-    usual = _usual_cells(header, reread)
+    first = reread.look_ahead(FIRST_LINES)
+    header = header._replace(quotes=_are_quoted(first, header))
+    usual = _usual_cells(first, header)
     for number, line in reread:
         reread.taken.clear()
         where = f"{name}:{number}"
@@ -147,7 +159,7 @@ def _cells(
         csv.Error: Lines are joined that look like rows, or are not strictly CSV.
     """
     if header.separator == "\t":
-        return _tab_separated_cells(line, reread, header.columns)
+        return _tab_separated_cells(line, reread, header, usual)
     reader = functools.partial(
         csv.reader, delimiter=header.separator, skipinitialspace=header.spaces
     )
@@ -160,13 +172,16 @@ def _cells(
     return cells
 
 
-def _tab_separated_cells(line: str, reread: "_RereadLines", columns: Sequence[str]) -> list[str]:
+def _tab_separated_cells(
+    line: str, reread: "_RereadLines", header: _Header, usual: "Sequence[_UsualCells]"
+) -> list[str]:
     """Return the cells of a row that is separated by tabs. They may be quoted.
 
     Many corpora, such as GLUE's files, quote nothing. pandas and spreadsheets quote cells with a
     quote, a tab or a line break. Only a tab or a line break changes the number of cells in a line.
     So a line with a cell for each column is a row, in which a cell is quoted if it also ends in a
-    quote. Any other line is read as CSV.
+    quote. Any other line is read as CSV. So are lines that a quote joins, if the first lines of the
+    file quote cells as CSV does, and if the joined lines do not look like rows.
 
     Raises:
         csv.Error: The line is not strictly CSV.
@@ -174,12 +189,21 @@ def _tab_separated_cells(line: str, reread: "_RereadLines", columns: Sequence[st
     cells = line.rstrip("\r\n").split("\t")
     if cells == [""]:
         return []
-    if len(cells) != len(columns):
-        texts = itertools.chain([line], (after for _, after in reread))
-        return next(csv.reader(texts, "excel-tab", strict=True))
-    if len(columns) == 1 and cells[0].startswith('"') and _unquoted(cells[0]) == cells[0]:
+    texts = itertools.chain([line], (after for _, after in reread))
+    quoted = csv.reader(texts, "excel-tab", strict=True)
+    if len(cells) != len(header.columns):
+        return next(quoted)
+    is_open = any(map(_is_open, cells))
+    if is_open and len(cells) == 1:
         # With one column, the number of cells does not tell whether the next line belongs here.
         raise csv.Error("the row begins with a quote that does not close")
+    if is_open and header.quotes:
+        with suppress(csv.Error):
+            whole = next(quoted)
+            joined = [line, *(after for _, after in reread.taken)]
+            if len(whole) == len(cells) and not _look_like_rows(joined, header, usual):
+                return whole
+        reread.put_back()
     return [_unquoted(cell) for cell in cells]
 
 
@@ -203,34 +227,53 @@ class _UsualCells:
         return self.are_numbers and _is_number(cell)
 
 
-def _usual_cells(header: _Header, reread: "_RereadLines") -> list[_UsualCells]:
-    """Look at the cells of the first lines that hold no quote, without taking these lines."""
+def _are_quoted(lines: Sequence[str], header: _Header) -> bool:
+    """Whether some of the first lines have quoted cells, and all are strictly CSV."""
+    if not any('"' in line for line in lines):
+        return False
+    with suppress(csv.Error):
+        rows = csv.reader(lines, delimiter=header.separator, strict=True)
+        return all(len(cells) in (0, len(header.columns)) for cells in rows)
+    return False
+
+
+def _usual_cells(lines: Sequence[str], header: _Header) -> list[_UsualCells]:
+    """Return the cells of the first lines, except for lines with a quote."""
     usual = [_UsualCells() for _ in header.columns]
-    reread.taken.clear()
-    for _, line in itertools.islice(reread, FIRST_LINES):
+    for line in lines:
         cells = line.rstrip("\r\n").split(header.separator)
         if '"' not in line and len(cells) == len(usual):
             for cell, of_column in zip(cells, usual, strict=True):
                 of_column.add(cell.lstrip() if header.spaces else cell)
-    reread.put_back()
     return usual
 
 
 def _look_like_rows(lines: Sequence[str], header: _Header, usual: Sequence[_UsualCells]) -> bool:
     """Whether lines that a quote joins look like rows of their own.
 
-    Each has the right number of cells, and most cells of a column, for example of the labels, are
-    like the usual ones. The last line of a text in quotes ends in such a cell too.
+    Nearly all have the right number of cells, and most cells of a column, for example of the
+    labels, are like the usual ones. Cells before the quote and after the end of the text do not
+    count, because they belong to the row in any case.
     """
     around = ' "' if header.spaces else '"'
-    split = (line.rstrip("\r\n").split(header.separator) for line in lines)
+    split = [line.rstrip("\r\n").split(header.separator) for line in lines]
     rows = [[cell.strip(around) for cell in cells] for cells in split]
-    if len(usual) < 2 or any(len(row) != len(usual) for row in rows):
+    whole = [cells for cells in rows if len(cells) == len(usual)]
+    if len(usual) < 2 or len(whole) < WHOLE_SHARE * len(rows):
         return False
-    if len(rows) >= MANY_LINES:
+    if len(whole) == len(rows) >= MANY_LINES:
         # A text of so many lines hardly has the same number of commas in each.
         return True
-    counts = [sum(map(usual[n].has, cells)) for n, cells in enumerate(zip(*rows[:-1], strict=True))]
+    opens = (n for n, cell in enumerate(split[0]) if _is_open(cell.lstrip()))
+    quoted = next(opens, 0)
+    counts = [
+        sum(
+            of_column.has(cells[n])
+            for cells in rows[n <= quoted : len(rows) - (n >= quoted)]
+            if len(cells) == len(usual)
+        )
+        for n, of_column in enumerate(usual)
+    ]
     return 2 * max(counts) >= len(rows) - 1
 
 
@@ -260,10 +303,22 @@ class _RereadLines(Iterator[tuple[int, str]]):
         self.taken.append(line)
         return line
 
+    def look_ahead(self, count: int) -> list[str]:
+        """Return the next lines, which are read again."""
+        self.taken.clear()
+        lines = [line for _, line in itertools.islice(self, count)]
+        self.put_back()
+        return lines
+
     def put_back(self) -> None:
         """Read the taken lines again."""
         self._unread.extendleft(reversed(self.taken))
         self.taken.clear()
+
+
+def _is_open(cell: str) -> bool:
+    """Whether a cell begins with a quote that does not close at its end."""
+    return cell.startswith('"') and _unquoted(cell) == cell
 
 
 def _unquoted(cell: str) -> str:

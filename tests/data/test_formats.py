@@ -10,10 +10,13 @@ import zipfile
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from reading import read_task
 
+from kdcli.data.objects import write_object
 from kdcli.data.sources import open_source
 from kdcli.errors import UsageError
 from kdcli.types import Answer, Head
@@ -50,6 +53,59 @@ FORMS = {
 }
 
 
+def classes():
+    """Numbers with names, in another order than the alphabet's."""
+    names = ["mild", "bad", "good"]
+    features = Features({"text": Value("string"), "label": ClassLabel(names=names)})
+    return Dataset.from_list(ROWS, features=features)
+
+
+def save(folder, name, content):
+    """Save rows in a directory, and return what `--data` takes."""
+    file = folder / name
+    if isinstance(content, str):
+        file.write_text(content, "utf-8", newline="")
+    elif isinstance(content, bytes):
+        file.write_bytes(content)
+    else:
+        return content(file) or file
+    return file
+
+
+def save_zip(file):
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("rows/train.csv", FORMS["a.csv"])
+
+
+def save_card(folder):
+    folder.mkdir()
+    card = {"dataset_info": [{"features": classes().features._to_yaml_list()}]}
+    (folder / "README.md").write_text(f"---\n{json.dumps(card)}\n---\n", "utf-8")
+    numbers = TABLE.replace({"label": {"mild": 0, "bad": 1, "good": 2}})
+    numbers.to_csv(folder / "train.csv", index=False)
+
+
+FORMS |= {
+    "a.jsonl.gz": gzip.compress(FORMS["a.jsonl"].encode()),
+    "a.jsonl.bz2": bz2.compress(FORMS["a.jsonl"].encode()),
+    "a.csv.xz": lzma.compress(FORMS["a.csv"].encode()),
+    "a.tsv.zst": pa.Codec("zstd").compress(FORMS["a.tsv"].encode(), asbytes=True),
+    "columns.json": TABLE.to_json(),
+    "records.json": TABLE.to_json(orient="records"),
+    "a.parquet": lambda file: TABLE.to_parquet(file),
+    "categories.parquet": lambda file: TABLE.astype({"label": "category"}).to_parquet(file),
+    "a.arrow": lambda file: feather.write_feather(TABLE, file),
+    "classes.parquet": lambda file: classes().to_parquet(file) and None,
+    "classes": lambda folder: classes().save_to_disk(folder),
+    "splits": lambda folder: DatasetDict(train=classes()).save_to_disk(folder),
+    "a.zip": save_zip,
+    "card": save_card,
+    "Dataset": lambda file: write_object(classes(), print),
+    "DataFrame": lambda file: write_object(TABLE, print),
+    "list": lambda file: write_object(ROWS, print),
+}
+
+
 def examples(path):
     data = read_task("own", path)
     found = [*data.train, *data.sets[""]]
@@ -60,9 +116,8 @@ EXPECTED = sorted(((row["text"],), row["label"]) for row in ROWS)
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_the_same_rows_give_the_same_examples(tmp_path, name):
-    (tmp_path / name).write_text(FORMS[name], "utf-8", newline="")
-    assert examples(tmp_path / name) == EXPECTED
+def test_the_same_rows_give_the_same_examples(tmp_path, cache, name):
+    assert examples(save(tmp_path, name, FORMS[name])) == EXPECTED
 
 
 def test_a_sign_in_names_of_two_columns_is_no_separator(tmp_path):

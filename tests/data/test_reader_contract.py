@@ -153,18 +153,14 @@ def test_tsv_with_quoting_is_read_as_it_was_written(tmp_path, quoting):
     given = pd.DataFrame({"text": [*QUOTED, "w1\nw2", '"w1"\n\n\tw2'], "label": "1"})
     given.to_csv(tmp_path / "a.tsv", sep="\t", index=False, quoting=quoting)
     assert [row for _, row in rows(tmp_path / "a.tsv", "train")] == given.to_dict("records")
-    # In the last column, a line break cannot be told from a quote that opens nothing.
-    given = pd.DataFrame({"label": "1", "text": QUOTED})
+    given = pd.DataFrame({"label": "1", "text": [*QUOTED, "w1\nw2", '"w1"\n\nw2']})
     given.to_csv(tmp_path / "b.tsv", sep="\t", index=False, quoting=quoting)
     assert [row for _, row in rows(tmp_path / "b.tsv", "train")] == given.to_dict("records")
 
 
-@pytest.mark.parametrize(
-    ("content", "line"), [('label\ttext\n1\t"w1\nw2"\n', 3), ('text\n"w1\nw2"\n', 2)]
-)
-def test_a_line_break_in_the_last_column_of_tsv_is_refused(tmp_path, content, line):
-    (tmp_path / "a.tsv").write_text(content, "utf-8")
-    with pytest.raises(UsageError, match=rf"a\.tsv:{line}: ") as caught:
+def test_a_line_break_in_the_only_column_of_tsv_is_refused(tmp_path):
+    (tmp_path / "a.tsv").write_text('text\n"w1\nw2"\n', "utf-8")
+    with pytest.raises(UsageError, match=r"a\.tsv:2: ") as caught:
         rows(tmp_path / "a.tsv", "train")
     assert "save the rows as .csv or .jsonl" in caught.value.hint
 
@@ -205,6 +201,7 @@ def csv_file(folder, lines):
         ({0: '"film 0 was dull,bad', 9: 'film 9 was dull",good'}, 2, JOINED),
         # A label that no row before has.
         ({20: '"film 20 was dull,bad', 21: "a,new", 22: 'film 25 was dull",good'}, 22, JOINED),
+        ({0: '"film 0 was dull,bad', 1: 'film 1 was dull",good'}, 2, JOINED),
         ({20: '"film 20 was dull,bad', 25: 'film 25 was "dull",good'}, 22, "not CSV"),
         ({20: '"film 20 was dull,bad', 25: '"film 25, was dull",good'}, 22, "not CSV"),
         ({20: '"film 20 was dull,bad'}, 22, "not CSV"),
@@ -219,6 +216,16 @@ def test_a_quote_of_csv_that_never_closes_takes_no_row_after_it(tmp_path, change
     assert problem in bad[0].message
     assert len(good) == 39
     assert {row.values["label"] for row in good} <= {"bad", "good", "new"}
+
+
+def test_a_bad_line_does_not_hide_that_a_quote_never_closes(tmp_path):
+    lines = LINES_OF_CSV.copy()
+    lines[20], lines[22] = '"film 20 was dull,bad', "film 22 was, was dull,bad"
+    lines[26] = 'film 26 was dull",good'
+    bad: list[BadRow] = []
+    good = list(read_rows(csv_file(tmp_path, lines), bad.append))
+    assert [row.where for row in bad] == [f"{tmp_path}/a.csv:{line}" for line in (22, 24)]
+    assert len(good) == 38
 
 
 @pytest.mark.parametrize(
