@@ -108,6 +108,25 @@ def task_title(name: str) -> str:
 
 
 @dataclass(frozen=True)
+class LabelAccount:
+    """What the classes of a task are, and how the labels of the data were read as classes.
+
+    Attributes:
+        classes: The classes, in the order of their numbers.
+        names_from: What named them: the `schema` of the data, the `head` of the model, the `values`
+            of the labels, or the `task`.
+        mapping: Whether labels were read by `name`, by `number`, or by the `order` of the names if
+            those of the model are unknown; `none` if no labels are read.
+        numbers: The class of each number, if numbers without names were read by a head with names.
+    """
+
+    classes: tuple[str, ...]
+    names_from: Literal["schema", "head", "values", "task"]
+    mapping: Literal["name", "number", "order", "none"]
+    numbers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Task:
     """A labelled task: its columns, labels and metrics, and the location of its data.
 
@@ -131,6 +150,7 @@ class Task:
         words: Label words (SMP), one per output of the head: in the order of `labels`, one for
             `score`, and start and end for `span`.
         rows_of_labels: The first row of each of the `labels` of a user's own rows, for messages.
+        account: Where the `labels` of a user's own rows come from.
     """
 
     name: str
@@ -149,6 +169,7 @@ class Task:
     max_length: int = 128
     words: tuple[str, ...] = ()
     rows_of_labels: tuple[str, ...] = field(default=(), compare=False)
+    account: LabelAccount | None = field(default=None, compare=False)
 
     @property
     def title(self) -> str:

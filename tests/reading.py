@@ -16,4 +16,11 @@ def read_task(task, source, log=None, **how) -> Labelled:
     source = None if source is None else str(source)
     request = RowsRequest(task, source, **{k: v for k, v in how.items() if k in REQUESTED})
     rest = {k: v for k, v in how.items() if k not in REQUESTED}
-    return open_labelled(request, log=([] if log is None else log).append, **rest)
+    messages = [] if log is None else log
+
+    def add(message: str) -> None:
+        """Append a message, except for the classes of a benchmark."""
+        if not message.startswith("classes of task "):
+            messages.append(message)
+
+    return open_labelled(request, log=add, **rest)

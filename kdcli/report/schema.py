@@ -157,6 +157,21 @@ class TrivialAnswer(SchemaPart):
     is_beaten: bool
 
 
+class Classes(SchemaPart):
+    """What the classes of a task are, and how the labels of the rows were read as classes.
+
+    `names_from` is what named the classes: the `schema` of the data, the `head` of the model, the
+    `values` of the labels, or the `task`. Labels were read by `name`, by `number`, or by the
+    `order` of the names if the model's classes have none; `none` if no labels were read. `numbers`
+    has the class of each number, if numbers without names were read by a model with names.
+    """
+
+    names: list[str]
+    names_from: Literal["schema", "head", "values", "task"]
+    mapping: Literal["name", "number", "order", "none"]
+    numbers: dict[str, str] = Field(default_factory=dict)
+
+
 class Evaluation(SchemaPart):
     """The scores of one model on one set of a task.
 
@@ -181,6 +196,7 @@ class Evaluation(SchemaPart):
     seeds: int = 1
     deviations: dict[str, float] = Field(default_factory=dict)
     trivial: TrivialAnswer | None = None
+    classes: Classes | None = None
 
 
 class Comparison(SchemaPart):

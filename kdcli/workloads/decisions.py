@@ -342,7 +342,7 @@ def _differing(pair: _Pair, limit: int) -> list[DifferingRow]:
 
 def _differ(ours: Prediction, theirs: Prediction) -> list[bool]:
     """Tell for every word of a sentence whether the models give it different labels."""
-    return [a != b for a, b in zip(ours.value, theirs.value, strict=True)]
+    return [a != b for a, b in zip(ours.shown, theirs.shown, strict=True)]
 
 
 def _tagged(words: Sequence[str], tags: Sequence[str], chosen: Sequence[bool]) -> str:

@@ -197,7 +197,8 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> LabelledWor
     data = open_labelled(
         request.data.rows_request(request.task),
         training=False,
-        head=head_of(config),
+        # With a map of labels, the classes are the data's.
+        head=head_of(config) if request.label_map is None else None,
         trained=request.trained,
         withheld=request.data.labels == "teacher",
         log=Progress.log_fact,

@@ -24,9 +24,9 @@ from kdcli.metrics import scorer
 from kdcli.metrics.bootstrap import Scorer
 from kdcli.metrics.classification import confusion, per_class
 from kdcli.metrics.spans import score_answer
-from kdcli.report.schema import ClassScore, Evaluation, Mistake
+from kdcli.report.schema import Classes, ClassScore, Evaluation, Mistake
 from kdcli.report.schema_decisions import Confusion
-from kdcli.types import Answer, Array, Example, Task
+from kdcli.types import IGNORED, Answer, Array, Example, Task
 
 if TYPE_CHECKING:
     from kdcli.metrics.library import LibraryMetric
@@ -42,6 +42,7 @@ class Prediction:
 
     Attributes:
         value: The prediction in the format of the task's metrics, see `kdcli.metrics.scorer`.
+            Without the words that metrics ignore.
         shown: The prediction in the format of reports and prediction files.
         scores: Class probabilities if the task has classes; for `span`, how much higher "no
             answer" scores than the best span.
@@ -181,11 +182,12 @@ class Features:
             score = float(output[0])
             return Prediction(score, score, [], 0.0 if label is None else abs(score - float(label)))
         tags = self._tags(example, row, output)
-        if label is not None:
-            error = sum(a != b for a, b in zip(tags, reference(task, example), strict=True)) / len(
-                label
-            )
-        return Prediction(tags, tags, [], error)
+        if label is None:
+            return Prediction(tags, tags, [])
+        value = [tag for tag, number in zip(tags, label, strict=True) if number != IGNORED]
+        truth = reference(task, example)
+        error = sum(a != b for a, b in zip(value, truth, strict=True)) / max(1, len(truth))
+        return Prediction(value, tags, [], error)
 
     def _tags(self, example: Example, row: int, output_LC: Array) -> list[str]:
         """Return one label per word.
@@ -348,9 +350,23 @@ class Evaluator:
                     per_class={k: ClassScore.model_validate(v) for k, v in classes.items()},
                     worst=mistakes,
                     rows_sha256=_sha256([example for example, _ in pairs]),
+                    classes=_classes(self.task),
                 )
             )
         return rows
+
+
+def _classes(task: Task) -> Classes | None:
+    """Return the label account of a task for the report."""
+    account = task.account
+    if account is None:
+        return None
+    return Classes(
+        names=list(account.classes),
+        names_from=account.names_from,
+        mapping=account.mapping,
+        numbers=dict(account.numbers),
+    )
 
 
 def _sha256(examples: Sequence[Example]) -> str:
@@ -478,14 +494,17 @@ def summed_up(by_set: Mapping[str, Mapping[str, float]], choose_on: str | None) 
 
 
 def reference(task: Task, example: Example) -> Any:
-    """Return an example's label in the format of the task's metrics; None if it is withheld."""
+    """Return an example's label in the format of the task's metrics; None if it is withheld.
+
+    Words that metrics ignore have no label in it.
+    """
     label: Any = example.label
     if label is None or task.kind in ("class", "score", "text"):
         return label
     if task.kind == "multi":
         return [int(i in label) for i in range(len(task.labels))]
     if task.kind == "tokens":
-        return [task.labels[i] for i in label]
+        return [task.labels[i] for i in label if i != IGNORED]
     return {"id": example.id, "answers": [answer.text for answer in label]}
 
 
@@ -496,7 +515,9 @@ def shown_label(task: Task, example: Example) -> Any:
         return label
     if task.kind == "span":
         return [answer.text for answer in label]
-    return task.labels[label] if task.kind == "class" else [task.labels[i] for i in label]
+    if task.kind == "class":
+        return task.labels[label]
+    return [None if i == IGNORED else task.labels[i] for i in label]
 
 
 def readable(task: Task, example: Example, value: Any, other: Any) -> str:
@@ -506,7 +527,9 @@ def readable(task: Task, example: Example, value: Any, other: Any) -> str:
     """
     if task.kind == "tokens":
         return ", ".join(
-            f"{w} {v}" for w, v, o in zip(example.texts, value, other, strict=True) if v != o
+            f"{word} {tag}"
+            for word, tag, o in zip(example.texts, value, other, strict=True)
+            if tag != o and None not in (tag, o)
         )
     if isinstance(value, list):
         return ", ".join(dict.fromkeys(map(str, value))) or "(none)"

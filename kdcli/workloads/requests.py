@@ -65,6 +65,7 @@ class EvaluationRequest:
             own.
         divided: Whether plain text that no partition divides comes from the split of `data`, if
             there is one. If False, it is the training split.
+        label_map: The data's number for each class of the models, if their orders differ.
     """
 
     task: str
@@ -76,3 +77,4 @@ class EvaluationRequest:
     by_head: bool = False
     documents: str | None = None
     divided: bool = False
+    label_map: Sequence[int] | None = None

@@ -154,10 +154,10 @@ def test_half_a_surrogate_is_no_answer_and_no_name_either():
         "nan",
         True,
         False,
-        "Acceptable",
+        "acceptably",
         "",
-        " 1",
-        "1.0",
+        " 2",
+        "1.5",
         [1],
         {},
     ],
@@ -171,18 +171,44 @@ def test_a_label_that_is_no_class_gets_the_classes_that_are(label):
 def test_where_names_are_numbers_a_number_is_a_name():
     assert [read(STARS, {"text": "w1", "label": x}).label for x in (1, 2, 5, "5")] == [0, 1, 2, 2]
     # 0 is no star, though there is a class of that number.
-    for wrong in (0, "0", 3, "1.0"):
+    for wrong in (0, "0", 3, "1.5"):
         assert "must be one of 1, 2, 5, got" in refused(STARS, {"text": "w1", "label": wrong})
 
 
 @pytest.mark.parametrize("names", [("1.0", "2.0"), ("-1", "1"), ("+1", "+2"), ("1e0", "2e0")])
-def test_a_number_is_never_the_place_of_a_name_that_spells_another(names):
-    """A validation file that spells 1.0 as 1 must not be judged by the second class."""
+def test_a_number_is_the_name_that_spells_it_and_never_a_place(names):
+    """A validation file that spells 1.0 as 1 must not be scored with the second class."""
     task = Task("own", "class", ("text",), ("accuracy",), names)
-    label = "0" if "1" in names else "1"
-    assert f"must be one of {', '.join(names)}, got" in refused(
-        task, {"text": "w1", "label": label}
+    assert read(task, {"text": "w1", "label": "1"}).label == names.index(
+        next(name for name in names if float(name) == 1)
     )
+    assert f"must be one of {', '.join(names)}, got" in refused(task, {"text": "w1", "label": "0"})
+
+
+SAME = [
+    (("negative", "Positive"), ["Positive", " Positive ", "POSITIVE", "positive\u200b"]),
+    (("True", "False"), [True, "true", "TRUE"]),
+    (("caf\u00e9", "bar"), ["cafe\u0301", "Caf\u00c9"]),
+    (("not_entailment", "entailment"), ["not-entailment", "Not Entailment"]),
+    (("1", "0"), [1, 1.0, "1.0", "1", "01"]),
+    (("it", "IT"), ["it", " it "]),
+]
+
+
+@pytest.mark.parametrize(("names", "spellings"), SAME)
+def test_spellings_of_a_class_are_one_class(names, spellings):
+    task = Task("own", "class", ("text",), ("accuracy",), names)
+    place = {"negative": 1, "it": 0}.get(names[0], 0)
+    assert {read(task, {"text": "w1", "label": each}).label for each in spellings} == {place}
+
+
+@pytest.mark.parametrize(
+    ("names", "label"),
+    [(("A", "B"), "A-"), (("it", "IT"), "It"), (("C", "Java"), "C++"), (("12", "3"), "1-2")],
+)
+def test_what_may_be_another_class_is_refused(names, label):
+    task = Task("own", "class", ("text",), ("accuracy",), names)
+    assert f"got {label!r}" in refused(task, {"text": "w1", "label": label})
 
 
 def test_of_many_classes_only_some_are_listed():
@@ -238,7 +264,7 @@ NO_NUMBERS = [
     ("kind", "label", "message"),
     [
         *(("score", label, "must be a finite number, got") for label in NO_NUMBERS),
-        ("multi", "sport", "must hold a list of labels, got 'sport'"),
+        ("multi", "sports", "must be one of 0 (sport), 1 (art), 2 (war), got 'sports'"),
         ("multi", 1, "must hold a list of labels, got 1"),
         ("multi", [3], "must be one of 0 (sport), 1 (art), 2 (war), got 3"),
         *(("multi", [0, wrong], f"got {wrong}") for wrong in (True, None, math.nan)),
@@ -251,7 +277,7 @@ NO_NUMBERS = [
             for wrong in ("B-PER", 1)
         ),
         ("tokens", [1, 3], "must be one of 0 (O), 1 (B-PER), 2 (I-PER), got 3"),
-        *(("tokens", [1, wrong], f"got {wrong}") for wrong in (-100, None)),
+        *(("tokens", [1, wrong], f"got {wrong}") for wrong in (-1, None)),
     ],
 )
 def test_a_label_that_does_not_fit_is_refused(kind, label, message):

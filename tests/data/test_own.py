@@ -7,7 +7,7 @@ import json
 import pytest
 from reading import read_task
 
-from kdcli.data.labelled.examples import number_of
+from kdcli.data.labelled.label_values import number_of
 from kdcli.data.labelled.labels import MANY_ROWS, MAX_CLASSES
 from kdcli.data.labelled.own import own_task
 from kdcli.data.rows import FIRST_ROWS
@@ -386,7 +386,7 @@ def test_unclear_columns_are_named_with_the_option(rows, columns, message, hint)
         ),
         (labelled(0, None), "2: the label 'label' is missing"),
         (labelled("a", " "), "2: the label 'label' is missing"),
-        (labelled(0.5, float("nan")), "2: the label in 'label' is not a finite number"),
+        (labelled(0.5, float("nan")), "2: the label 'label' is missing"),
         (labelled(1, 10**400), "2: the label in 'label' is not a finite number"),
         (
             [*labelled(0, 1), {"text": "a"}],
@@ -446,7 +446,7 @@ def test_labels_that_are_no_task_are_named(rows, message):
         (
             labelled("a;b"),
             {"kind": "multi"},
-            "1: the label 'label' is a string, 'a;b'; kind multi takes a",
+            "1: from here on every example has the label a, b in 'label': nothing to learn",
         ),
     ],
 )

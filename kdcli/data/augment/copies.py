@@ -26,7 +26,7 @@ from kdcli.data.augment.neighbours import Neighbours
 from kdcli.data.augment.words import Word, tokenize_words, words_in
 from kdcli.data.sources import LOG_SECONDS, Log
 from kdcli.disk import cache_key, disk_errors, use_entry, write_atomic
-from kdcli.types import Example, Task
+from kdcli.types import IGNORED, Example, Task
 
 # Texts whose candidates are computed and cached together. A killed run loses at most this many.
 TEXTS_PER_FILE = 512
@@ -258,5 +258,6 @@ def rows(task: Task, examples: Sequence[Example]) -> Iterator[Mapping[str, objec
         if label is not None and task.kind == "span":
             label = {"text": [a.text for a in label], "answer_start": [a.start for a in label]}
         elif label is not None and task.kind != "score":
-            label = classes[label] if task.kind == "class" else [classes[n] for n in label]
+            names = dict(enumerate(classes)) | {IGNORED: IGNORED}
+            label = names[label] if task.kind == "class" else [names[n] for n in label]
         yield {"id": example.id, **dict(zip(task.texts, texts, strict=True)), task.label: label}

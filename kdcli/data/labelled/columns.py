@@ -9,7 +9,7 @@ from typing import NoReturn, get_args
 
 from kdcli.data import conll
 from kdcli.data.class_names import ClassName
-from kdcli.data.labelled.examples import number_of
+from kdcli.data.labelled.label_values import number_of
 from kdcli.data.readers import format_of
 from kdcli.data.rows import Row, columns_in, names_in
 from kdcli.data.storage import base_name

@@ -1,7 +1,6 @@
 """Convert a row of a labelled data set to an `Example`, or tell what is wrong with it."""
 
 import math
-import re
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -9,8 +8,16 @@ from typing import Any
 
 from kdcli.data.annotations import WORD
 from kdcli.data.class_names import ClassName
+from kdcli.data.labelled.label_values import (
+    IGNORED_WORD,
+    NO_LABEL_NUMBERS,
+    class_number,
+    labels_in,
+    may_be_no_label,
+    number_of,
+)
 from kdcli.data.rows import BadRow, Row, RowValues, check_encodable, columns_in
-from kdcli.types import Answer, Example, Kind, Task
+from kdcli.types import IGNORED, Answer, Example, Kind, Task
 
 IDS = ("id", "idx", "guid")  # Columns that may hold the id of an example.
 CLASSES_LISTED = 12
@@ -20,19 +27,6 @@ _LABEL_HINT = (
     f"{_COLUMN_HINT}; if the rows have no labels, give a fine-tuned model without --task: its own "
     "predictions are then the reference"
 )
-_INTEGER = re.compile(r"[+-]?[0-9]+")
-_NUMBER = re.compile(
-    r"[+-]?(([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?|nan|inf|infinity)", re.IGNORECASE
-)
-_MAX_DIGITS = 40
-
-
-def number_of(text: str) -> int | float | None:
-    """Parse a number, including infinity and NaN; None if the string is not a number."""
-    text = text.strip()
-    if len(text) > _MAX_DIGITS or not _NUMBER.fullmatch(text):
-        return None
-    return int(text) if _INTEGER.fullmatch(text) else float(text)
 
 
 def example_of(task: Task, row: Row, number: int, *, withheld: bool = False) -> Example:
@@ -105,19 +99,14 @@ def _class(task: Task, where: str, label: object, texts: tuple[str, ...]) -> int
 
     In a CSV file, numbers are strings. In a user's own files, numbers are names.
     """
-    if str(label) in task.labels:
-        return task.labels.index(str(label))
+    if (by_name := class_number(task.labels, str(label))) is not None:
+        return by_name
     if isinstance(label, ClassName) and str(label.number) in task.labels:
         return task.labels.index(str(label.number))
-    number = int(label) if isinstance(label, str) and label.isdecimal() else label
+    number = number_of(str(label)) if isinstance(label, str | int | float) else None
     # If any name is a number, numbers are names.
     takes_numbers = all(number_of(name) is None for name in task.labels)
-    if (
-        takes_numbers
-        and not isinstance(number, bool)
-        and isinstance(number, int | float)
-        and number in range(len(task.labels))
-    ):
+    if takes_numbers and number is not None and number in range(len(task.labels)):
         return int(number)
     allowed = ", ".join(
         f"{i} ({name})" if takes_numbers else name
@@ -125,10 +114,15 @@ def _class(task: Task, where: str, label: object, texts: tuple[str, ...]) -> int
     )
     more = "" if len(task.labels) <= CLASSES_LISTED else f" ... {len(task.labels)} in all"
     problem = f"'{task.label}' of {task.title} must be one of {allowed}{more}"
-    raise BadRow(where, problem, f", got {_short(label)}")
+    hint = None
+    if may_be_no_label(str(label)) or number in NO_LABEL_NUMBERS:
+        hint = f"{_short(label)} looks like a missing label: remove the rows without a label"
+    raise BadRow(where, problem, f", got {_short(label)}", hint)
 
 
 def _classes(task: Task, where: str, label: object, texts: tuple[str, ...]) -> tuple[int, ...]:
+    if isinstance(label, str):
+        label = labels_in(label, task.labels)
     if not isinstance(label, list | tuple):
         raise BadRow(where, f"'{task.label}' must hold a list of labels", f", got {_short(label)}")
     return tuple(sorted({_class(task, where, name, texts) for name in label}))
@@ -158,7 +152,14 @@ def _word_labels(task: Task, where: str, label: object, texts: tuple[str, ...]) 
             f"'{task.label}' must hold a label for each",
             f" of the {len(texts)} words, got {got}",
         )
-    return tuple(_class(task, where, name, texts) for name in label)
+    return tuple(
+        IGNORED if _is_ignored(task, name) else _class(task, where, name, texts) for name in label
+    )
+
+
+def _is_ignored(task: Task, label: object) -> bool:
+    """Whether a word's label says that losses and metrics ignore the word."""
+    return str(label) == IGNORED_WORD and IGNORED_WORD not in task.labels
 
 
 def _answers(task: Task, where: str, label: object, texts: tuple[str, ...]) -> tuple[Answer, ...]:

@@ -1,11 +1,25 @@
 """Decide the kind and the classes of a user's own task by the labels of its training rows."""
 
+import math
 import reprlib
 import sys
+from collections import Counter
 from collections.abc import Mapping
 
 from kdcli.data.class_names import ClassName
-from kdcli.data.labelled.examples import number_of
+from kdcli.data.labelled.label_values import (
+    IGNORED_WORD,
+    NO_ANSWER,
+    Number,
+    form_of_lists,
+    has_decimal_comma,
+    may_be_no_label,
+    missing_labels,
+    number_of,
+    parse_list,
+    separator_in,
+    spelling,
+)
 from kdcli.data.rows import BadRow, check_encodable
 from kdcli.errors import UsageError
 from kdcli.types import Kind
@@ -32,21 +46,24 @@ class TrainingLabels:
     Attributes:
         rows: The number of labels.
         empty: The number of labels without a class or an answer.
+        ignored: The number of words that losses and metrics ignore.
+        notes: What the labels may mean, for the log; filled by `decide`.
     """
 
     def __init__(self, column: str, kind: Kind | None) -> None:
         self.column, self.kind = column, kind
-        self.rows = self.empty = 0
+        self.rows = self.empty = self.ignored = 0
+        self.notes: list[str] = []
         self._first_at = ""
         # Label as a string -> the number it spells and the first place where it occurs. At most
         # MAX_CLASSES + 1 labels are kept.
-        self._seen: dict[str, tuple[int | float | None, str]] = {}
+        self._seen: dict[str, tuple[Number, str]] = {}
+        self._counts: Counter[str] = Counter()
         # Name -> number, for labels whose source numbers them.
         self.class_numbers: dict[str, int] = {}
         self._types: dict[bool, tuple[str, str]] = {}
         self._first_set: frozenset[str] | None = None
-        self._sets_differ = self._has_word = self._has_fraction = False
-        self._infinite_at = ""
+        self._sets_differ = self._has_fraction = False
 
     def add(self, where: str, label: object) -> None:
         """Add a row's label.
@@ -65,6 +82,10 @@ class TrainingLabels:
         if not isinstance(label, list):
             self._name(where, label)
             return
+        if self.kind == "tokens":
+            labelled = [each for each in label if str(each) != IGNORED_WORD]
+            self.ignored += len(label) - len(labelled)
+            label = labelled
         for element in label:
             self._check_type(where, element, in_list=True)
         names = [self._name(where, element) for element in label]
@@ -84,13 +105,17 @@ class TrainingLabels:
         """Return the place of the first row with a label, which is one of the names of `decide`."""
         return self._seen[name][1]
 
-    def decide(self, *, one_is_enough: bool = False) -> tuple[Kind, tuple[str, ...]]:
+    def decide(
+        self, *, one_is_enough: bool = False, of_head: Kind | None = None
+    ) -> tuple[Kind, tuple[str, ...]]:
         """Return the kind of the task and the names of its classes.
 
         Numbers are ordered by size and other names alphabetically. For `tokens`, `O` comes first.
+        Labels that stand for no label are no classes.
 
         Args:
             one_is_enough: Whether all rows may have the same label.
+            of_head: The kind of a head that predicts these labels, if there is one.
 
         Raises:
             UsageError: There is only one label or too many, a label is not finite, or two labels
@@ -104,34 +129,102 @@ class TrainingLabels:
                     f"{self._first_at}: from here on no example has an answer in '{self.column}'"
                 )
             return "span", ()
-        in_schema = self._seen.keys() == self.class_numbers.keys()
-        is_score = self._has_fraction and not self._has_word and not in_schema
-        by_labels: Kind = "score" if is_score else "class"
-        kind = self.kind or ("multi" if self._first_set is not None else by_labels)
-        if kind in ("class", "score") and self._infinite_at and not self._has_word:
+        several = "multi" in (self.kind, of_head)
+        holds_lists = self._first_set is not None or self._split_lists(several=several)
+        in_schema = bool(self._seen) and self._seen.keys() == self.class_numbers.keys()
+        if not in_schema:
+            self._drop_missing()
+        numbers = {name: number for name, (number, _) in self._seen.items()}
+        has_word = None in numbers.values()
+        is_score = not has_word and not in_schema and (self._has_fraction or of_head == "score")
+        kind: Kind = self.kind or ("multi" if holds_lists else "score" if is_score else "class")
+        infinite = [name for name, number in numbers.items() if not _is_finite(number)]
+        if kind in ("class", "score") and not has_word and infinite:
             raise UsageError(
-                f"{self._infinite_at}: the label in '{self.column}' is not a finite number"
+                f"{self.first_row(infinite[0])}: the label in '{self.column}' is not a finite "
+                "number"
             )
-        # The identity of a label: its number if all labels are numbers, otherwise its name without
-        # surrounding white space.
+        # The identity of a label: its number if all labels are numbers, otherwise what is visible
+        # of its name.
         keys: dict[str, str | int | float] = {
-            name: name.strip() if number is None or self._has_word else number
-            for name, (number, _) in self._seen.items()
+            name: spelling(name) if number is None or has_word else number
+            for name, number in numbers.items()
         }
         if not one_is_enough:
             self._check_several(kind, keys)
         if kind == "score":
             return kind, ()
-        self._check_count(kind, len(keys), in_schema=in_schema)
+        self._check_count(kind, len(keys), in_schema=in_schema, has_word=has_word)
         self._check_spellings(keys)
         if in_schema:
             names = sorted(keys, key=self.class_numbers.__getitem__)
-        elif self._has_word:
+        elif has_word:
             names = sorted(keys, key=lambda name: (kind == "tokens" and name != "O", name))
         else:
-            numbers = {n: number for n, (number, _) in self._seen.items() if number is not None}
-            names = sorted(numbers, key=numbers.__getitem__)
+            names = sorted(numbers, key=lambda name: numbers[name] or 0)
         return kind, tuple(names)
+
+    def _split_lists(self, *, several: bool) -> bool:
+        """Whether the labels are strings that list labels. If so, keep their parts instead.
+
+        Raises:
+            UsageError: The labels may be numbers with a decimal comma.
+        """
+        first_type, _ = self._types.get(False, ("", ""))
+        texts = [name for name in self._seen if name.strip().casefold() not in NO_ANSWER]
+        if first_type != "a string" or self.kind not in (None, "multi") or self.class_numbers:
+            return False
+        commas = [text for text in texts if has_decimal_comma(text)]
+        are_numbers = all(each in commas or number_of(each) is not None for each in texts)
+        if commas and are_numbers and not several:
+            raise UsageError(
+                f"{self.first_row(commas[0])}: the label '{commas[0]}' in '{self.column}' may be a "
+                "number with a decimal comma, or two labels",
+                "write a point instead; for several labels, give --set data.columns.kind=multi",
+            )
+        form = form_of_lists(texts, several=several)
+        if form is None:
+            separator = separator_in(texts)
+            if separator is not None and not several:
+                self.notes.append(
+                    f"labels that contain '{separator}' are each read as one class; if they are "
+                    "lists of labels, give --set data.columns.kind=multi"
+                )
+            return several
+        seen: dict[str, tuple[Number, str]] = {}
+        for text in texts:
+            where = self.first_row(text)
+            parts = parse_list(text, form)
+            for part in [text] if parts is None else parts:
+                seen.setdefault(part, (number_of(part), where))
+        shown = "in brackets" if form == "[]" else f"separated by '{form}'"
+        self.notes.append(
+            f"'{self.column}' holds lists of labels {shown}; if each one is a single class, give "
+            "--set data.columns.kind=class"
+        )
+        self._seen, self._sets_differ = seen, len(texts) > 1
+        return True
+
+    def _drop_missing(self) -> None:
+        """Forget the labels that stand for no label. Their rows are refused or skipped later."""
+        numbers = {name: number for name, (number, _) in self._seen.items()}
+        missing = missing_labels(numbers, signed=self.kind != "tokens")
+        if self.kind == "score" or self._has_fraction:
+            # A score may be any number.
+            missing = {name for name in missing if not _is_finite(numbers[name])}
+            suspects = {name for name in numbers if may_be_no_label(name)} - missing
+            for name in sorted(suspects):
+                self.notes.append(f"score {self._suspect(name)}; if so, remove these rows")
+        for name in sorted(missing):
+            self.notes.append(f"label {self._suspect(name)}, so it is no class")
+            if self._first_set is None:
+                self.rows -= self._counts[name]
+            del self._seen[name]
+
+    def _suspect(self, name: str) -> str:
+        _, where = self._seen[name]
+        count = self._counts[name]
+        return f"{name!r} ({count:,} times, first in {where}) looks like a missing label"
 
     def _check_several(self, kind: Kind, keys: Mapping[str, str | int | float]) -> None:
         """Raise a UsageError if all rows have the same label."""
@@ -149,7 +242,7 @@ class TrainingLabels:
             _LABEL_HINT,
         )
 
-    def _check_count(self, kind: Kind, count: int, *, in_schema: bool) -> None:
+    def _check_count(self, kind: Kind, count: int, *, in_schema: bool, has_word: bool) -> None:
         """Raise a UsageError if there are too many labels for classes."""
         beyond = count > MAX_CLASSES
         mostly_differ = self.rows >= MANY_ROWS and 2 * count > self.rows and not in_schema
@@ -161,7 +254,7 @@ class TrainingLabels:
             f"{self.rows} examples, too many for classes"
         )
         hint = _LABEL_HINT
-        if not self._has_word:
+        if not has_word:
             hint += "; if the numbers are scores, --set data.columns.kind=score"
         if not beyond:
             hint += "; if they are classes, --set data.columns.kind=class"
@@ -181,7 +274,8 @@ class TrainingLabels:
 
     def _check_type(self, where: str, value: object, *, in_list: bool) -> None:
         """Raise a BadRow if a label, or an element of one, is missing or has the wrong type."""
-        if value is None or (isinstance(value, str) and not value.strip()):
+        is_nan = isinstance(value, float) and math.isnan(value)
+        if value is None or is_nan or (isinstance(value, str) and not value.strip()):
             raise BadRow(
                 where,
                 f"the label '{self.column}' is missing",
@@ -194,7 +288,8 @@ class TrainingLabels:
             type_name = "a number with a point" if isinstance(value, float) else type_name
             allowed = allowed[:2]
         elif self.kind:
-            allowed = allowed[3:] if self.kind in ("multi", "tokens") else allowed[:3]
+            in_rows = {"multi": ["a string", "a list"], "tokens": ["a list"]}
+            allowed = in_rows.get(self.kind, allowed[:3])
         subject = "an element of" if in_list else "the label"
         problem = f"{subject} '{self.column}' is {type_name}"
         value_text = f", {reprlib.repr(value)}"
@@ -221,24 +316,25 @@ class TrainingLabels:
             value = value.number
         name = str(value)
         if name in self._seen:
+            self._counts[name] += 1
             return name
         if isinstance(value, ClassName) and len(self.class_numbers) <= MAX_CLASSES:
             self.class_numbers[name] = value.number
-        number: int | float | None = None
+        number: Number = None
         if isinstance(value, str):
             number = number_of(value)
         elif isinstance(value, int | float) and not isinstance(value, bool):
             number = value
-        if number is None:
-            self._has_word = True
-            if self.kind == "score":
-                raise BadRow(
-                    where, f"the score '{self.column}' is not a number", f": {reprlib.repr(value)}"
-                )
-        elif not abs(number) <= sys.float_info.max:
-            self._infinite_at = self._infinite_at or where
-        else:
-            self._has_fraction |= number != int(number)
+        if number is None and self.kind == "score":
+            raise BadRow(
+                where, f"the score '{self.column}' is not a number", f": {reprlib.repr(value)}"
+            )
+        self._has_fraction |= number is not None and _is_finite(number) and number != int(number)
         if len(self._seen) <= MAX_CLASSES:
             self._seen[check_encodable(where, self.column, name)] = number, where
+            self._counts[name] = 1
         return name
+
+
+def _is_finite(number: Number) -> bool:
+    return number is not None and abs(number) <= sys.float_info.max

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from kdcli.data.labelled.columns import Columns, parse_columns
-from kdcli.data.labelled.examples import number_of
+from kdcli.data.labelled.label_values import IGNORED_WORD, class_number, number_of
 from kdcli.data.labelled.labels import TrainingLabels
 from kdcli.data.labelled.tags import describe_unknown_scheme
 from kdcli.data.rows import FIRST_ROWS, BadRow, OnBadRow, Row, columns_in, raise_bad_row
 from kdcli.data.sources import Log
 from kdcli.data.tasks.squad import IMPOSSIBLE_METRICS
 from kdcli.errors import UsageError
-from kdcli.types import OWN, Head, Kind, Task
+from kdcli.types import OWN, Head, Kind, LabelAccount, Task
 
 MAX_LISTED_CLASSES = 10
 # Maximum number of tokens per row. A `span` window has the length used for SQuAD, because it must
@@ -86,16 +86,29 @@ def own_task(
             labels.rows += 1
         except BadRow as error:
             on_bad(error)
-    kind, names = labels.decide(one_is_enough=head is not None and not trains)
+    # A new head learns the labels of the data, whatever the model's own head predicts.
+    decides = head is not None and (head.named or not trains)
+    kind, names = labels.decide(
+        one_is_enough=head is not None and not trains,
+        of_head=head.kind if head is not None and decides else None,
+    )
     impossible = kind == "span" and labels.empty > 0
     log(_description(labels, kind, names, texts, label) + by_name.unused(*texts, label))
-    labels_of_task = _classes_of_head(names, labels.class_numbers, head, log)
-    rows_of_labels = tuple(map(labels.first_row, names)) if labels_of_task == names else ()
-    task = _task(by_name, kind, texts, label, labels_of_task, log)
+    for note in labels.notes:
+        log(note)
+    account = _account(names, labels.class_numbers, head if decides else None)
+    rows_of_labels = tuple(map(labels.first_row, names)) if account.classes == names else ()
+    task = _task(by_name, kind, texts, label, account.classes, log)
     metrics = IMPOSSIBLE_METRICS if impossible else task.metrics
-    if kind == "class" and len(labels_of_task) == 2:
+    if kind == "class" and len(account.classes) == 2:
         metrics = _METRICS_OF_TWO
-    return replace(task, metrics=metrics, impossible=impossible, rows_of_labels=rows_of_labels)
+    return replace(
+        task,
+        metrics=metrics,
+        impossible=impossible,
+        rows_of_labels=rows_of_labels,
+        account=account if names else None,
+    )
 
 
 def _task(
@@ -127,6 +140,8 @@ def _description(
         message += f" ({', '.join(names)})" if len(names) <= MAX_LISTED_CLASSES else ""
     if kind == "span" and labels.empty:
         message += f", {labels.empty} without an answer"
+    if labels.ignored:
+        message += f", {labels.ignored:,} words with the label {IGNORED_WORD} are ignored"
     return message
 
 
@@ -151,35 +166,38 @@ def _unlabelled_task(columns: Columns, kind: Kind | None, head: Head, log: Log) 
         f"{kind}){columns.unused(*texts)}"
     )
     task = _task(columns, kind, texts, "", head.labels, log)
-    return replace(task, impossible=kind == "span")
+    account = LabelAccount(head.labels, "head", "none") if head.labels else None
+    return replace(task, impossible=kind == "span", account=account)
 
 
-def _classes_of_head(
-    names: tuple[str, ...], class_numbers: Mapping[str, int], head: Head | None, log: Log
-) -> tuple[str, ...]:
-    """Return the class names of a head if the labels are among them, by name or by number.
+def _account(
+    names: tuple[str, ...], class_numbers: Mapping[str, int], head: Head | None
+) -> LabelAccount:
+    """Return the classes of the data, or of a head whose classes they are, by name or by number.
 
     Args:
         names: The labels of the data.
         class_numbers: The numbers of the labels whose source numbers them.
-        head: The labels and kind of the model's head; None if there is no head.
-        log: Called with the classes if the numbers decide.
+        head: The labels and kind of the model's head; None if the data decides.
     """
-    if head is None or not head.named or not names:
-        return names
-    if set(names) <= set(head.labels):
-        return head.labels
+    own = LabelAccount(names, "schema" if class_numbers else "values", "name")
+    if head is None or not head.labels or not names:
+        return own
+    of_head = LabelAccount(head.labels, "head" if head.named else "values", "name")
+    places = [class_number(head.labels, name) for name in names]
+    if None not in places and len(set(places)) == len(names):
+        return of_head
     by_number = {class_numbers.get(name, number_of(name)): name for name in names}
     # Numbers that begin with 1 may count the labels from 1, for example ratings from 1 to 5.
     fit = 0 in by_number and by_number.keys() <= set(range(len(head.labels)))
-    # A head has numbers if it was trained on numbers without names.
-    both_named = bool(class_numbers) and any(number_of(name) is None for name in head.labels)
-    if not fit or both_named:
-        return names
-    pairs = [f"{name} is {head.labels[int(n or 0)]}" for n, name in sorted(by_number.items())]
-    listed = ", ".join(pairs[:MAX_LISTED_CLASSES]) + (" ..." if pairs[MAX_LISTED_CLASSES:] else "")
-    log(
-        "the data and the model have no names of classes in common, so their numbers decide: "
-        f"{listed}; if this is wrong, write names into the data, or set head.label_map"
-    )
-    return head.labels
+    if not fit:
+        return own if head.named else replace(own, mapping="order")
+    if not head.named:
+        # The classes of a head without names are called as in the data.
+        classes = [by_number.get(n, str(n)) for n in range(len(head.labels))]
+        return replace(own, classes=tuple(classes), mapping="number")
+    # A head has numbers for names if it was trained on numbers without names.
+    if class_numbers and any(number_of(name) is None for name in head.labels):
+        return own
+    pairs = {name: head.labels[int(n or 0)] for n, name in sorted(by_number.items())}
+    return replace(of_head, mapping="number", numbers=pairs)

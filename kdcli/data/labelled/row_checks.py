@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from kdcli.data.labelled.label_values import may_be_no_label
 from kdcli.data.labelled.partition import text_groups
 from kdcli.data.rows import BadRow
 from kdcli.errors import UsageError
@@ -15,9 +16,6 @@ from kdcli.types import OWN, Example, Task
 
 MAX_LISTED_PROBLEMS = 10  # Bad rows and classes that a message lists.
 MIN_CLASS_ROWS = 10  # A class with fewer rows is reported as small.
-NO_ANSWER = frozenset(
-    ["n/a", "na", "none", "null", "nan", "nil", "unknown", "undefined", "-", "--", "?", "#n/a"]
-)
 CONTRADICTING = ("class", "multi", "tokens")
 """Kinds of task for which a text has one right label."""
 SKIP = "to skip these rows, give --set data.skip_bad=true"
@@ -156,7 +154,7 @@ def _label_warnings(counts: dict[str, int], examples: Sequence[Example], task: T
     lines += [
         f"class {name!r} looks like a missing label: {_places(examples, task, name)}"
         for name in counts
-        if name.strip().casefold() in NO_ANSWER
+        if may_be_no_label(name)
     ]
     small = {name: count for name, count in counts.items() if count < MIN_CLASS_ROWS}
     if small and task.kind in ("class", "multi"):

@@ -3,14 +3,14 @@
 Evaluation sets hold no rows that a model was trained on.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
 from kdcli.data.labelled.kept import kept_rows
-from kdcli.data.labelled.own import own_task
+from kdcli.data.labelled.own import MAX_LISTED_CLASSES, own_task
 from kdcli.data.labelled.partition import (
     VERIFICATION,
     Partition,
@@ -30,12 +30,18 @@ from kdcli.data.sources import Log, open_source
 from kdcli.data.storage import NotFound
 from kdcli.data.tasks import task_of
 from kdcli.errors import UsageError
-from kdcli.types import OWN, Example, Head, RowHashes, Task
+from kdcli.types import OWN, Example, Head, LabelAccount, RowHashes, Task
 
 THIS_RUN = "this run"
 # Names of the split if the files have none.
 HELD_OUT_SPLIT = "held back from train"
 ALL_ROWS = "all rows"
+_NAMED_BY = {
+    "schema": "the schema of the data",
+    "head": "the model",
+    "values": "the labels in the data",
+    "task": "the task",
+}
 MIN_EVALUATION_ROWS = 20  # Rows that must remain for an evaluation after training rows are skipped.
 # Share of a benchmark's own validation split that may also be in its training split.
 MAX_DUPLICATES = 0.05
@@ -130,6 +136,9 @@ def open_labelled(
                     f"{', '.join(task.texts)}, {task.label}"
                 )
         has_labels = bool(task.label) and not withheld
+        task = replace(task, account=task.account or _account_of(task, has_labels=has_labels))
+        for line in describe_account(task):
+            log(line)
         rows = TaskSource(
             task, request.source, request.train_source, bad_rows, withheld=not has_labels, log=log
         )
@@ -164,6 +173,39 @@ def open_labelled(
         log(note)
         data.notes.append(note)
     return data
+
+
+def _account_of(task: Task, *, has_labels: bool) -> LabelAccount | None:
+    """Return the label account of a task with a name."""
+    if not task.labels:
+        return None
+    return LabelAccount(task.labels, "task", "name" if has_labels else "none")
+
+
+def describe_account(task: Task) -> list[str]:
+    """Return a line that says what the classes are, where their names come from, and how labels
+    were read as classes. A task without classes has none."""
+    account = task.account
+    if account is None:
+        return []
+    listed = _first([f"{n} {name}" for n, name in enumerate(account.classes)])
+    source = _NAMED_BY[account.names_from]
+    line = f"classes of {task.title}: {listed}; their names are from {source}"
+    if account.numbers:
+        read = _first([f"{number} is {name}" for number, name in account.numbers.items()])
+        line += (
+            "; the data and the model have no names of classes in common, so their numbers decide: "
+            f"{read}; if this is wrong, write names into the data, or set head.label_map"
+        )
+    elif account.mapping in ("number", "order"):
+        line += "; the model's classes have no names, so its outputs are taken in this order"
+    return [line]
+
+
+def _first(items: Sequence[str]) -> str:
+    """List the first items."""
+    more = " ..." if len(items) > MAX_LISTED_CLASSES else ""
+    return ", ".join(items[:MAX_LISTED_CLASSES]) + more
 
 
 def _choose_evaluated(

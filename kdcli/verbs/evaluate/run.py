@@ -194,6 +194,7 @@ def _request(recipe: EvaluateRecipe) -> EvaluationRequest:
         by_head=bool(recipe.masks),
         documents=recipe.documents,
         divided=True,
+        label_map=recipe.head.label_map,
     )
 
 

@@ -1,0 +1,211 @@
+"""Read the values of labels: spellings of a class, lists in a string, and values for "no label"."""
+
+import ast
+import functools
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+Number = int | float | None
+"""The number that a label spells, or None if it is a word."""
+
+NO_ANSWER = frozenset(
+    ["n/a", "na", "none", "null", "nan", "nil", "unknown", "undefined", "-", "--", "?", "#n/a"]
+)
+EMPTY_LISTS = frozenset(["none", "nil", "-", "--"])
+"""Words for an empty list of labels. The other words mean that nobody knows the labels."""
+NO_LABEL_NUMBERS = frozenset(
+    [-1, -9, -99, -100, -999, -9999, 99, 255, 999, 9999]
+    + [sign * 2**bits - (sign > 0) for bits in (15, 16, 31, 32, 63, 64) for sign in (1, -1)]
+)
+"""Numbers that data sets write for "no label": survey codes, `ignore_index`, and -1 as an unsigned
+integer."""
+IGNORED_WORD = "-100"
+"""The label of words that losses ignore, in the scripts of transformers."""
+BRACKETS = "[]"
+LIST_FORMS = (BRACKETS, "|", ";", ",")
+"""Forms of a list of labels in a string: in brackets, or with a separator."""
+
+_BRACKETED = re.compile(r"\[(.*)\]|\((.*)\)|\{(.*)\}", re.DOTALL)
+_QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+_SEPARATED = re.compile(r"(?<=[^\W\d])[\s_-]+(?=[^\W\d])")  # Spaces and hyphens between letters.
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_NUMBER = re.compile(
+    r"[+-]?(([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?|nan|inf|infinity)", re.IGNORECASE
+)
+_MAX_DIGITS = 40
+
+
+def number_of(text: str) -> Number:
+    """Parse a number, including infinity and NaN; None if the string is not a number."""
+    text = text.strip()
+    if len(text) > _MAX_DIGITS or not _NUMBER.fullmatch(text):
+        return None
+    return int(text) if _INTEGER.fullmatch(text) else float(text)
+
+
+def has_decimal_comma(text: str) -> bool:
+    """Whether a string may be a number with a decimal comma."""
+    return _DECIMAL_COMMA.fullmatch(text.strip()) is not None
+
+
+def may_be_no_label(name: str) -> bool:
+    """Whether a label looks like a missing one, if nothing is known of the other labels."""
+    number = number_of(name)
+    return name.strip().casefold() in NO_ANSWER or (
+        number is not None and number < 0 and number in NO_LABEL_NUMBERS
+    )
+
+
+def missing_labels(numbers: Mapping[str, Number], *, signed: bool) -> set[str]:
+    """Return the labels that stand for no label, by what the other labels are.
+
+    * Words such as `N/A` do if all other labels are numbers.
+    * Numbers such as -1 or 255 do if the others count the classes from 0 or 1, and are much smaller
+      than 255. `{-1, 1}` are two classes.
+
+    Args:
+        numbers: All labels, each with the number that it spells.
+        signed: Whether `{-1, 0, 1}` are three classes, as of sentiments, and not two.
+    """
+    # NaN differs from itself.
+    rest = {
+        name: number for name, number in numbers.items() if number is not None and number == number
+    }
+    words = numbers.keys() - rest.keys()
+    if any(word.strip().casefold() not in NO_ANSWER for word in words) or len(rest) < 2:
+        return set()
+    codes = {name for name, number in rest.items() if number in NO_LABEL_NUMBERS}
+    classes = sorted(number for name, number in rest.items() if name not in codes)
+    found = {rest[name] for name in codes}
+    is_sign = signed and found == {-1} and classes == [0, 1]
+    counts_classes = len(classes) > 1 and classes[0] in (0, 1)
+    apart = counts_classes and all(code < 0 or code > 2 * classes[-1] for code in found)
+    return words | (codes if apart and not is_sign else set())
+
+
+def spelling(name: str) -> str:
+    """Remove what nobody sees: forms of Unicode, invisible characters, and white space around."""
+    if name.isascii():
+        return " ".join(name.split())
+    visible = (c for c in unicodedata.normalize("NFC", name) if unicodedata.category(c) != "Cf")
+    return " ".join("".join(visible).split())
+
+
+def _number_key(name: str) -> object:
+    number = number_of(name)
+    return name if number is None else number
+
+
+def _without_case(name: str) -> str:
+    return spelling(name).casefold()
+
+
+def _without_separators(name: str) -> str:
+    return _SEPARATED.sub("", _without_case(name))
+
+
+_KEYS: tuple[Callable[[str], object], ...] = (
+    str,
+    spelling,
+    _number_key,
+    _without_case,
+    _without_separators,
+)
+"""What of a label counts, from strict to lenient."""
+
+
+@functools.lru_cache(maxsize=64)
+def _numbers_by_key(labels: tuple[str, ...]) -> list[dict[object, int]]:
+    """Return the classes by each of the `_KEYS` that tells all of them apart."""
+    tables = []
+    for key_of in _KEYS:
+        table = {key_of(name): number for number, name in enumerate(labels)}
+        usable = len(table) == len(labels) and all(str(key) for key in table)
+        tables.append(table if usable else {})
+    return tables
+
+
+def class_number(labels: tuple[str, ...], name: str) -> int | None:
+    """Return the number of the class with a name, which may be spelled in another way.
+
+    `1` is `1.0`, and `positive` is `POSITIVE` unless the task has both as classes.
+    """
+    for key_of, table in zip(_KEYS, _numbers_by_key(labels), strict=True):
+        if table and (number := table.get(key_of(name))) is not None:
+            return number
+    return None
+
+
+def parse_list(text: str, form: str) -> list[str] | None:
+    """Read a list of labels from a string; None if it is not in one of the `LIST_FORMS`."""
+    if form != BRACKETS:
+        return [part for each in text.split(form) if (part := each.strip())]
+    match = _BRACKETED.fullmatch(text.strip())
+    if match is None:
+        return None
+    inner = next(group for group in match.groups() if group is not None).strip()
+    if not _is_quoted(text):
+        parts = inner.split(",") if "," in inner else inner.split()
+        return [part for each in parts if (part := each.strip())]
+    # JSON and Python's repr have commas, and NumPy's repr has none.
+    if _QUOTED.sub("", inner).strip(", \n"):
+        return None
+    try:
+        return [str(ast.literal_eval(each)) for each in _QUOTED.findall(inner)]
+    except (SyntaxError, ValueError):
+        return None
+
+
+def _is_quoted(text: str) -> bool:
+    """Whether the first element of a list in brackets is in quotes."""
+    return text.strip()[1:].lstrip().startswith(("'", '"'))
+
+
+def labels_in(text: str, labels: tuple[str, ...]) -> list[str]:
+    """Return the labels in a string, in the form for which all of them are classes."""
+    if class_number(labels, text) is not None:
+        return [text]
+    for form in LIST_FORMS:
+        parts = parse_list(text, form)
+        if parts is not None and all(class_number(labels, each) is not None for each in parts):
+            return parts
+    return [] if text.strip().casefold() in EMPTY_LISTS else [text]
+
+
+def form_of_lists(texts: Sequence[str], *, several: bool) -> str | None:
+    """Return the form in which strings list labels, or None if each string is a label.
+
+    A separator counts if the labels recur: there are fewer of them than different strings, and each
+    one of a list occurs in another string too.
+
+    Args:
+        texts: The different strings.
+        several: Whether it is known that a text has several labels.
+    """
+    bracketed = [text for text in texts if parse_list(text, BRACKETS) is not None]
+    several_in_brackets = any(len(parse_list(text, BRACKETS) or ()) != 1 for text in bracketed)
+    if any(map(_is_quoted, bracketed)) or (
+        bracketed and len(bracketed) == len(texts) and (several or several_in_brackets)
+    ):
+        return BRACKETS
+    for form in LIST_FORMS[1:]:
+        lists = [parse_list(text, form) or [] for text in texts]
+        counts = Counter(part for parts in lists for part in dict.fromkeys(parts))
+        long = [parts for parts in lists if len(parts) > 1]
+        recur = len(counts) < len(lists) and all(counts[part] > 1 for ps in long for part in ps)
+        if long and (several or recur):
+            return form
+    return None
+
+
+def separator_in(texts: Sequence[str]) -> str | None:
+    """Return the separator of strings that may be lists, because a part of them recurs."""
+    for form in LIST_FORMS[1:]:
+        lists = [parse_list(text, form) or [] for text in texts]
+        counts = Counter(part for parts in lists for part in dict.fromkeys(parts))
+        if any(len(parts) > 1 and max(map(counts.__getitem__, parts)) > 1 for parts in lists):
+            return form
+    return None

@@ -1,0 +1,227 @@
+"""What the values of a label column mean: a class, several classes, or no label."""
+
+import csv
+import json
+
+import pytest
+from reading import read_task
+
+import kdcli
+from kdcli.data.demo import demo_task
+from kdcli.errors import UsageError
+from kdcli.types import Head
+
+QUIET = {"measure": {"latency": False}}
+SETS = [["food"], ["price", "room"], ["food", "staff"], ["room"], ["staff"], ["price"]]
+
+
+def write(folder, labels, name="train.csv"):
+    """Write a row for each label, as CSV or as JSON."""
+    file = folder / name
+    rows = [{"text": f"words {n}", "label": label} for n, label in enumerate(labels)]
+    if name.endswith("csv"):
+        with file.open("w", encoding="utf-8", newline="") as opened:
+            writer = csv.DictWriter(opened, ["text", "label"])
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        file.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    return file
+
+
+# The labels, the classes that remain, and the value that is no class.
+MISSING = {
+    "-1 of SNLI": ([0, 1, 2] * 20 + [-1], "0 1 2", "-1"),
+    "ratings from 1": ([1, 2, 3, 4, 5] * 12 + [-1], "1 2 3 4 5", "-1"),
+    "ignore_index": ([0, 1] * 30 + [-100], "0 1", "-100"),
+    "an unsigned byte": ([0, 1, 2] * 20 + [255], "0 1 2", "255"),
+    "a survey's code": ([1, 2, 3] * 20 + [99], "1 2 3", "99"),
+    "an unsigned integer": ([0, 1, 2] * 20 + [2**64 - 1], "0 1 2", str(2**64 - 1)),
+    "two codes": ([0, 1, 2] * 20 + [-9, -99], "0 1 2", "-9"),
+    "a word among numbers": (["0", "1"] * 30 + ["N/A"], "0 1", "N/A"),
+    "nan among numbers": (["0", "1", "2"] * 20 + ["NaN"], "0 1 2", "NaN"),
+    "null among numbers": (["0", "1"] * 30 + ["null"], "0 1", "null"),
+    "unknown among numbers": (["1", "2", "3"] * 20 + ["unknown"], "1 2 3", "unknown"),
+}
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+@pytest.mark.parametrize(("labels", "classes", "missing"), MISSING.values(), ids=MISSING)
+def test_a_value_that_stands_for_no_label_is_no_class(tmp_path, labels, classes, missing, suffix):
+    file = write(tmp_path, labels, f"train.{suffix}")
+    with pytest.raises(UsageError) as error:
+        read_task("own", file)
+    place = str(next(n for n, label in enumerate(labels) if str(label) == missing))
+    line = int(place) + (2 if suffix == "csv" else 1)
+    assert f"{file}:{line}: 'label' of your data must be one of" in error.value.message
+    assert "looks like a missing label" in error.value.hint
+    assert "data.skip_bad=true" in error.value.hint
+    log = []
+    data = read_task("own", file, log, skip_bad=True)
+    assert data.task.labels == tuple(classes.split())
+    assert any(line.startswith(f"label {missing!r} (1 times, first in {file}:") for line in log)
+    assert any(line.startswith("skipped ") for line in log)
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        ([-1, 1] * 30, "-1 1"),
+        ([-1, 0, 1] * 20, "-1 0 1"),
+        ([-2, -1, 0, 1, 2] * 12, "-2 -1 0 1 2"),
+        ([0, 255] * 30, "0 255"),
+        (list(range(120)) * 4, " ".join(map(str, range(120)))),
+        (["none", "some", "all"] * 20, "all none some"),
+        (["nan", "deu"] * 30, "deu nan"),
+    ],
+)
+def test_a_value_that_may_be_a_class_is_one(tmp_path, labels, classes):
+    assert read_task("own", write(tmp_path, labels)).task.labels == tuple(classes.split())
+
+
+def test_an_empty_cell_and_nan_are_missing_labels(tmp_path):
+    for n, value in enumerate((None, float("nan"), "")):
+        labels = ["0", "1"] * 30 if value == "" else [0.0, 1.0] * 30
+        file = write(tmp_path, [*labels, value], f"rows{n}.jsonl")
+        with pytest.raises(UsageError, match=f"rows{n}.jsonl:61: the label 'label' is missing"):
+            read_task("own", file)
+
+
+def test_a_score_that_may_be_missing_is_a_warning(tmp_path):
+    log = []
+    labels = [0.5, 1.5, 2.5, 3.0] * 20 + [-1.0]
+    data = read_task("own", write(tmp_path, labels, "train.jsonl"), log)
+    assert data.task.kind == "score"
+    assert any(line.startswith("score '-1.0' (1 times, first in ") for line in log)
+
+
+def test_words_with_the_label_to_ignore_are_neither_learned_nor_scored(tmp_path):
+    tags = [["O", "B-A", -100], [-100, "O", "O"]] * 20
+    rows = [{"tokens": ["a", "b", f"w{n}"], "tags": each} for n, each in enumerate(tags)]
+    file = tmp_path / "train.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    log = []
+    data = read_task("own", file, log)
+    assert data.task.labels == ("O", "B-A")
+    assert {e.label for e in data.train} == {(0, 1, -100), (-100, 0, 0)}
+    assert "40 words with the label -100 are ignored" in log[0]
+
+
+FORMS = {
+    "Python's repr": repr,
+    "a tuple": lambda names: repr(tuple(names)),
+    "JSON": json.dumps,
+    "NumPy's repr": lambda names: "[" + " ".join(map(repr, names)) + "]",
+    "no quotes": lambda names: "[" + ", ".join(names) + "]",
+    "a set": lambda names: "{" + ", ".join(map(repr, names)) + "}",
+    "a bar": "|".join,
+    "a bar and spaces": " | ".join,
+    "a semicolon": "; ".join,
+    "a comma": ",".join,
+    "a comma and a space": ", ".join,
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_list_of_labels_in_a_cell_is_several_labels(tmp_path, form):
+    sets = SETS * 10
+    log = []
+    data = read_task("own", write(tmp_path, map(form, sets)), log, training=False)
+    assert (data.task.kind, data.task.labels) == ("multi", ("food", "price", "room", "staff"))
+    names = [sorted(data.task.labels[n] for n in e.label) for e in data.sets[""]]
+    assert names == sets
+    assert any(line.startswith("'label' holds lists of labels ") for line in log)
+
+
+@pytest.mark.parametrize(("form", "nothing"), [(FORMS["a bar"], "none"), (repr, "[]")])
+def test_an_empty_list_in_a_cell_is_no_class(tmp_path, form, nothing):
+    data = read_task("own", write(tmp_path, [*map(form, SETS * 10), nothing]), training=False)
+    assert data.task.labels == ("food", "price", "room", "staff")
+    assert data.sets[""][-1].label == ()
+
+
+@pytest.mark.parametrize(
+    "labels", [["Paris, FR", "Bonn, DE", "Rome, IT"], ["a|b", "c|d"], ["C", "C++", "(other)"]]
+)
+def test_names_with_separators_are_one_class_each(tmp_path, labels):
+    data = read_task("own", write(tmp_path, labels * 20))
+    assert (data.task.kind, set(data.task.labels)) == ("class", set(labels))
+
+
+def test_the_kind_decides_whether_a_cell_is_a_list(tmp_path):
+    several = {"columns": {"kind": "multi"}}
+    file = write(tmp_path, ["a|b", "c|d", "a"] * 20)
+    assert read_task("own", file, **several).task.labels == ("a", "b", "c", "d")
+    assert read_task("own", file).task.kind == "class"
+    one = {"columns": {"kind": "class"}}
+    file = write(tmp_path, map("|".join, SETS * 10))
+    assert "price|room" in read_task("own", file, **one).task.labels
+
+
+def test_numbers_with_a_decimal_comma_are_refused(tmp_path):
+    file = write(tmp_path, ["0,5", "1,5", "2", "3,5"] * 20)
+    with pytest.raises(UsageError, match=r"train.csv:2: the label '0,5' in 'label' may be a num"):
+        read_task("own", file)
+
+
+@pytest.mark.parametrize("other", ["pos\u200b", "pos ", "pos\u00a0"])
+def test_labels_that_look_the_same_are_named(tmp_path, other):
+    file = write(tmp_path, ["pos", "neg", other] * 20)
+    with pytest.raises(UsageError, match="is spelled 'pos' at "):
+        read_task("own", file)
+
+
+def test_a_file_follows_the_spelling_of_the_training_file(tmp_path):
+    write(tmp_path, [1.0, 0.0] * 30, "train.jsonl")
+    rows = "".join(f"other {n},{1 - n % 2}\n" for n in range(10))
+    (tmp_path / "validation.csv").write_text("text,label\n" + rows, "utf-8")
+    data = read_task("own", tmp_path)
+    assert data.task.labels == ("0.0", "1.0")
+    assert [e.label for e in data.sets[""]] == [1, 0] * 5
+
+
+# The classes of a model decide, whichever of them a file has.
+HEAD = Head("class", ("NEGATIVE", "NEUTRAL", "POSITIVE"))
+UNNAMED = Head("class", ("LABEL_0", "LABEL_1", "LABEL_2"), named=False)
+
+
+@pytest.mark.parametrize(
+    ("labels", "head", "classes", "account"),
+    [
+        (["positive", "negative"], HEAD, HEAD.labels, ("head", "name", {})),
+        (["POSITIVE", "POSITIVE"], HEAD, HEAD.labels, ("head", "name", {})),
+        ([0, 2], HEAD, HEAD.labels, ("head", "number", {"0": "NEGATIVE", "2": "POSITIVE"})),
+        ([0, 1], UNNAMED, ("0", "1", "2"), ("values", "number", {})),
+        (["a", "b", "c"], UNNAMED, ("a", "b", "c"), ("values", "order", {})),
+        (["a", "b"], None, ("a", "b"), ("values", "name", {})),
+    ],
+)
+def test_the_account_of_the_labels(tmp_path, labels, head, classes, account):
+    log = []
+    file = write(tmp_path, labels * 20, "rows.jsonl")
+    task = read_task("own", file, log, training=False, head=head).task
+    assert task.labels == classes
+    found = task.account
+    assert (found.names_from, found.mapping, dict(found.numbers)) == account
+    (line,) = [line for line in log if line.startswith("classes of your data: ")]
+    assert all(name in line for name in classes)
+
+
+def test_a_report_has_the_account_of_the_labels(tmp_path):
+    examples = demo_task("demo-topic", "validation")[:40]
+    rows = [{"text": e.text, "label": e.label} for e in examples]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    result = kdcli.evaluate("demo-classifier", data=file, config=QUIET, output_dir=tmp_path / "out")
+    (evaluation,) = result.report.evaluations
+    classes = evaluation.classes
+    assert classes.names == [f"topic-{n}" for n in range(6)]
+    assert (classes.names_from, classes.mapping) == ("head", "number")
+    assert classes.numbers == {str(n): f"topic-{n}" for n in range(6)}
+    assert list(evaluation.metrics) == ["accuracy", "macro_f1"]
+
+
+def test_whole_numbers_are_scores_for_a_model_that_predicts_scores(tmp_path):
+    file = write(tmp_path, [0, 1, 2, 3, 4, 5] * 10, "rows.jsonl")
+    task = read_task("own", file, training=False, head=Head("score")).task
+    assert (task.kind, task.metrics) == ("score", ("pearson", "spearman", "mse"))
