@@ -185,7 +185,8 @@ def fitted_table(
         origin: The model that gives the vectors of single tokens.
         session: The device.
 
-    Returns the table, whose means are fitted to targets of length 1, and a note.
+    Returns:
+        The table, whose means are fitted to targets of length 1, and a note.
     """
     vocab_size = int(origin.model.config.vocab_size)
     ids, shares = _words(rows, numbers, left_out.numpy())

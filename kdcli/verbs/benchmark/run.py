@@ -96,8 +96,9 @@ def benchmark(resolved: Resolved[BenchmarkRecipe], options: RunOptions) -> RunRe
     """Measure every model on every backend and report.
 
     Raises:
-        Interrupted: The user pressed Ctrl-C; the report has the finished cells. Raises KdcliError:
-            the run fails. If the recipe, a model or the device cannot be used, nothing is written.
+        Interrupted: The user pressed Ctrl-C; the report has the finished cells.
+        KdcliError: The run fails. If the recipe, a model or the device cannot be used, nothing is
+            written.
     """
     sources, cells = models_and_cells(resolved.recipe)
     resolved = as_trained(resolved, sources[0], task=False, trains=False)
@@ -153,8 +154,9 @@ def _check_outputs(
     """Check that the measurement is complete, and that every backend gives correct output.
 
     Raises:
-        Interrupted: The user pressed Ctrl-C. Raises GateError: a backend is less accurate than
-            allowed. Raises MachineError: the output of a backend is wrong.
+        Interrupted: The user pressed Ctrl-C.
+        GateError: A backend is less accurate than allowed.
+        MachineError: The output of a backend is wrong.
     """
     if latency.interrupted:
         raise Interrupted("interrupted", f"finished cells are in {folder}")
@@ -363,8 +365,8 @@ def parse_backends(
     """Parse and check the backends of a recipe. The default precision is the recipe's `dtype`.
 
     Raises:
-        UsageError: An unknown backend or precision, or a compacted model on `sparse`. Raises
-            MachineError: a library is missing, or the device lacks the precision.
+        UsageError: An unknown backend or precision, or a compacted model on `sparse`.
+        MachineError: A library is missing, or the device lacks the precision.
     """
     backends = [
         (name, precision or recipe.dtype)

@@ -27,7 +27,8 @@ MIN_ROWS = 100
 def divide_rows(recipe: CompressRecipe, steps: Steps) -> tuple[Partition, list[str]]:
     """Choose the selection and verification rows, unless the recipe or an earlier process did.
 
-    Returns them with notes for the log and the report.
+    Returns:
+        The partition, and notes for the log and the report.
 
     Raises:
         UsageError: There are too few rows.

@@ -89,8 +89,8 @@ def measure_untrained(search: Search, partition: Partition) -> Untrained:
             of the other rows.
 
     Raises:
-        UsageError: A shape that cannot be made from the model, or the budget ended. Raises
-            GateError: no shape is as fast as `plan.shapes` asks for.
+        UsageError: A shape that cannot be made from the model, or the budget ended.
+        GateError: No shape is as fast as `plan.shapes` asks for.
     """
     recipe, backends = search.recipe, search.backends
     model = str(recipe.model)

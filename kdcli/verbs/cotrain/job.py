@@ -126,7 +126,8 @@ def pair_job(
 ) -> tuple[Job, Schedule, float]:
     """Build the job that trains both models.
 
-    Returns the job, its schedule, and the number of steps in one pass over the examples.
+    Returns:
+        The job, its schedule, and the number of steps in one pass over the examples.
     """
     frozen = pair.community
     community = None

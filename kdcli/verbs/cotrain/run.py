@@ -65,7 +65,8 @@ from kdcli.workloads.workload import Workload
 def cotrain(resolved: Resolved[CotrainRecipe], options: RunOptions) -> RunResult | Estimate | None:
     """Co-train on text or on a task; then measure and report.
 
-    Returns the report, or the estimate of a dry run. Returns None in a process that prints nothing.
+    Returns:
+        The report, or the estimate of a dry run. None in a process that prints nothing.
 
     Raises:
         KdcliError: The run fails. If the recipe, a model or the data cannot be used, nothing is

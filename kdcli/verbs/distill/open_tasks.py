@@ -151,7 +151,8 @@ def _student_shape(
 ) -> tuple[ModelShape, LabelledWorkload, Model]:
     """Find out the student's shape, and tokenise the task for the student.
 
-    Returns the shape, the workload in the student's tokens, and the model whose tokenizer it uses.
+    Returns:
+        The shape, the workload in the student's tokens, and the model whose tokenizer it uses.
 
     Raises:
         UsageError: The student has other tokens than the teacher, and the method or the kind of
@@ -216,7 +217,8 @@ def write_copies(
 ) -> Copies | None:
     """Write the copies that `--augment` would train on, as jsonl in the task's columns.
 
-    Returns None in a process that prints nothing.
+    Returns:
+        The file and the number of copies; None in a process that prints nothing.
 
     Raises:
         KdcliError: The recipe, the teacher or the data cannot be used, or the file exists and

@@ -190,7 +190,8 @@ def _check_static_vectors(recipe: DistillRecipe, teacher: Embedder) -> None:
     """Check that a static student can learn from a teacher.
 
     Raises:
-        UsageError: It cannot.
+        UsageError: The recipe gives the student layers or an encoder, or the teacher's vectors have
+            a length that counts.
     """
     check_static_start(recipe.student)
     fmt = teacher.format
@@ -232,7 +233,7 @@ def check_teacher(recipe: DistillRecipe) -> None:
     """Check that a recipe has a teacher and a task.
 
     Raises:
-        UsageError: It does not, or the soft labels contradict other keys.
+        UsageError: The teacher or the task is missing, or the soft labels contradict other keys.
     """
     if recipe.soft_labels is not None:
         _check_soft_labels(recipe)
@@ -295,7 +296,7 @@ def check_one_student(recipe: DistillRecipe) -> None:
     """Check that a recipe on a task has one student.
 
     Raises:
-        UsageError: It has none or several.
+        UsageError: The recipe has no student or several.
     """
     if len(recipe.student.to) > 1:
         raise UsageError(

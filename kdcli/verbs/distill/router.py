@@ -34,7 +34,7 @@ def check_router(
         teacher_width: The number of components of the teacher's vectors.
 
     Raises:
-        UsageError: They lie in another space.
+        UsageError: The student's vectors lie in another space.
     """
     if not vector_settings(recipe).router:
         return

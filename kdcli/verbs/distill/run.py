@@ -87,11 +87,10 @@ def distill_variants(
 ) -> RunResult | None:
     """Distil on a task once for each variant, and compare the students.
 
-    Each variant has its own directory. Returns the report that compares the students; None in a
-    process that prints nothing.
+    Each variant has its own directory.
 
-    Raises:
-        KdcliError: A recipe, a model or the data cannot be used, or a run fails.
+    Returns:
+        The report that compares the students; None in a process that prints nothing.
     """
     variants = {name: complete(resolved) for name, resolved in variants.items()}
     for resolved in variants.values():

@@ -510,7 +510,8 @@ def prediction_job(
             own tokenizer.
         dry_run: Only measure, and compute no signals in advance.
 
-    Returns the job and its schedule.
+    Returns:
+        The job and its schedule.
     """
     needs, projections = Needs(), None
     if objective is not None:

@@ -80,7 +80,8 @@ def evaluate(
 ) -> RunResult | None:
     """Evaluate every model and compare the later ones with the first.
 
-    Returns None in a process that prints nothing.
+    Returns:
+        The report; None in a process that prints nothing.
     """
     recipe = resolved.recipe
     first = next(iter(recipe.models), None)

@@ -372,7 +372,8 @@ def _load_head(
 def limit_tokens(tokenizer: PreTrainedTokenizerBase, length: int) -> int | None:
     """Make a tokenizer cut texts at a number of tokens, which the card states too.
 
-    Returns the number; None if it stands for texts of any length.
+    Returns:
+        The number; None if it stands for texts of any length.
     """
     tokenizer.model_max_length = length
     return length if length < VERY_LARGE_INTEGER else None

@@ -42,8 +42,9 @@ def finetune(
 ) -> RunResult | Estimate | None:
     """Fine-tune, evaluate and report.
 
-    Returns the report, or the estimate of a dry run. With several runs, this is the report of the
-    chosen run. Returns None in a process that prints nothing.
+    Returns:
+        The report, or the estimate of a dry run. With several runs, this is the report of the
+        chosen run. None in a process that prints nothing.
 
     Raises:
         KdcliError: The run fails. If the recipe, the model or the data cannot be used, nothing is

@@ -233,7 +233,8 @@ def _open(
 ) -> tuple[MaskFile, PreTrainedModel, str]:
     """Open a mask and the encoder that it masks, and check them against each other.
 
-    Returns the mask, the encoder, and the encoder's source.
+    Returns:
+        The mask, the encoder, and the encoder's source.
     """
     if file.suffix == PUBLISHED:
         if base is None:
