@@ -45,14 +45,6 @@ LENGTH_FILES = (
 TASK_KEY = "kdcli_task"
 """Configuration key with the name of the task on which kdcli fine-tuned the model."""
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-)
-TOKENIZER_BYTES = 100_000_000
 CONFIG_TYPES: dict[str, type] = {
     "architectures": list,
     "auto_map": dict,
@@ -243,16 +235,6 @@ def config_errors(source: object) -> Iterator[None]:
         explains = isinstance(error, ValueError | StrictDataclassError)
         kind = "" if explains else f"{type(error).__name__}: "
         raise UsageError(f"{source} cannot be used: {kind}{one_line(error)}") from None
-
-
-def check_tokenizer(source: str) -> None:
-    """Check a tokenizer's JSON files.
-
-    Raises UsageError if a file is damaged, too large or nested too deeply.
-    """
-    for name in TOKENIZER_FILES:
-        if (file := file_of(source, name)) is not None:
-            read_json(file, max_bytes=TOKENIZER_BYTES)
 
 
 def weight_files(source: str, revision: str | None) -> list[Path]:

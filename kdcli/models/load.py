@@ -9,7 +9,7 @@ import json
 import re
 import shutil
 import string
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from tokenizers import Tokenizer
 from transformers import (
     AutoModel,
     AutoTokenizer,
-    BatchEncoding,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -53,12 +52,10 @@ from kdcli.models.files import (
     LENGTH_FILES,
     MODULES_FILE,
     TASK_KEY,
-    TOKENIZER_FILES,
     WEIGHT_FILES,
     ModelClass,
     check_config,
     check_declared,
-    check_tokenizer,
     config_errors,
     encoder_folder,
     encoder_path,
@@ -68,11 +65,12 @@ from kdcli.models.files import (
     weight_files,
 )
 from kdcli.models.layout import LAYOUTS, check_type, layout_for
-from kdcli.models.model import TYPE_IDS, Model
+from kdcli.models.model import Model
 from kdcli.models.shape import longest_input
 from kdcli.models.source import check_source
 from kdcli.models.static import MODEL_TYPE, StaticConfig, is_static, load_static, read_sizes
 from kdcli.models.temperature import TEMPERATURE
+from kdcli.models.tokenizer_files import PROBE, TOKENIZER_FILE, check_ids, check_tokenizer
 from kdcli.models.training_rows import NO_ROWS, training_rows, write_training_rows
 from kdcli.types import RowHashes
 
@@ -84,8 +82,7 @@ MODEL_CARD = "README.md"
 PINNED = re.compile(r"((?:[\w.-]+/)?[\w.-]+)@([\w./-]+)")
 SNAPSHOT_FILES = ["*.json", "*.txt", "*.model", "*.safetensors", "*.py", "*.md", "*.npy"]
 OTHER_FILES = ["onnx/*", "openvino/*", "checkpoints/*"]
-LISTED_TOKENS = 5
-TEMPLATE_HINT = "correct the post_processor in the tokenizer.json of a copy of the model"
+PROBED = {"return_token_type_ids": True, "verbose": False}
 # Attribute of a tokenizer that holds truncation and padding before any call.
 AS_LOADED = "kdcli_as_loaded"
 # Configuration keys that describe the source of a model and not the model: a key of earlier
@@ -413,7 +410,7 @@ def load_tokenizer(
         with _quietly():
             check_tokenizer(where)
             if of_table:
-                file = file_of(where, TOKENIZER_FILES[0], needed=True)
+                file = file_of(where, TOKENIZER_FILE, needed=True)
                 tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_file(str(file)))
             else:
                 tokenizer = tokenizer_class.from_pretrained(
@@ -422,7 +419,7 @@ def load_tokenizer(
             if tokenizer.is_fast:
                 backend = tokenizer.backend_tokenizer
                 setattr(tokenizer, AS_LOADED, (backend.truncation, backend.padding))
-            probes = [tokenizer(*["a"] * count, return_token_type_ids=True) for count in (1, 2)]
+            probes = [tokenizer(*texts, **PROBED) for texts in ((PROBE,), (PROBE, PROBE))]
             if tokenizer.is_fast:
                 # The truncation of the call above would be saved.
                 tokenizer.backend_tokenizer.no_truncation()
@@ -430,18 +427,17 @@ def load_tokenizer(
                 raise ValueError("its model_max_length must be at least 1")
     except UsageError:
         raise
-    except Exception as error:  # noqa: BLE001  # The library tokenizers raises this class.
+    except BaseException as error:
+        # The library tokenizers raises Exception, or a class that it does not export.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise UsageError(
             f"the tokenizer of {source} cannot be loaded: {first_line(error)}", hint
         ) from None
     # Without any files, transformers makes a tokenizer that has special tokens only.
-    vocabulary = tokenizer.get_vocab()
-    if not set(vocabulary) - set(tokenizer.all_special_tokens):
+    if not tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens):
         raise UsageError(f"{source} has no tokenizer", hint)
-    sizes = _sizes(source, where)
-    if "vocab_size" in sizes:
-        _check_tokens(vocabulary, probes, source, sizes["vocab_size"])
-    _check_templates(tokenizer, probes, source, sizes)
+    check_ids(tokenizer, probes, source, _sizes(source, where))
     return tokenizer
 
 
@@ -488,58 +484,6 @@ def _sizes(source: str, where: str) -> dict[str, int]:
         read_sizes(table, weights)
         sizes["vocab_size"] = table.vocab_size
     return sizes
-
-
-def _check_tokens(
-    vocabulary: Mapping[str, int], probes: Sequence[BatchEncoding], source: str, size: int
-) -> None:
-    """Check that the model has an embedding for every token of the tokenizer.
-
-    transformers gives a new id to a special token that is not in the vocabulary, and the templates
-    of tokenizer.json name ids apart from the vocabulary.
-    """
-    beyond = [token for token, number in vocabulary.items() if number >= size]
-    if beyond:
-        raise UsageError(
-            f"the tokenizer of {source} has {len(vocabulary):,} tokens, but the model has only "
-            f"{size:,}: it lacks {', '.join(map(repr, sorted(beyond)[:LISTED_TOKENS]))}"
-            f"{' ...' if len(beyond) > LISTED_TOKENS else ''}",
-            "add them to a copy of the model with resize_token_embeddings and train it, or remove "
-            "them from its tokenizer",
-        )
-    number = max(n for probe in probes for n in (0, *probe["input_ids"]))
-    if number >= size:
-        raise UsageError(
-            f"the tokenizer of {source} puts the token {number:,} around texts, but the model has "
-            f"only {size:,} tokens",
-            TEMPLATE_HINT,
-        )
-
-
-def _check_templates(
-    tokenizer: PreTrainedTokenizerBase,
-    probes: Sequence[BatchEncoding],
-    source: str,
-    sizes: Mapping[str, int],
-) -> None:
-    """Check the token types, and the number of tokens, that a tokenizer puts around a text."""
-    types = sizes.get("type_vocab_size", 0)
-    number = max(n for probe in probes for n in (0, *probe.get(TYPE_IDS, ())))
-    if TYPE_IDS in tokenizer.model_input_names and number >= types > 1:
-        raise UsageError(
-            f"the tokenizer of {source} gives the token type {number}, but the model has only "
-            f"{types} types",
-            TEMPLATE_HINT,
-        )
-    positions = sizes.get("max_position_embeddings", -1)
-    lengths = [tokenizer.model_max_length, positions if positions > 0 else VERY_LARGE_INTEGER]
-    added = tokenizer.num_special_tokens_to_add()
-    if added > min(lengths):
-        raise UsageError(
-            f"the tokenizer of {source} adds {added:,} special tokens to a text, but the model "
-            f"reads only {min(lengths):,} tokens",
-            TEMPLATE_HINT,
-        )
 
 
 def load_weights(

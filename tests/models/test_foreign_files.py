@@ -116,6 +116,126 @@ def test_a_tokenizer_that_does_not_work_is_refused(case, model_dir):
         load_encoder(str(model_dir))
 
 
+def replaces(pattern, content):
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def splits(pattern):
+    step = {"type": "Split", "pattern": {"Regex": pattern}}
+    return step | {"behavior": "Isolated", "invert": False}
+
+
+def sequence(key, *steps):
+    return {"type": "Sequence", key: list(steps)}
+
+
+def template(pieces, ids=(2,)):
+    token = {"id": "[CLS]", "ids": list(ids), "tokens": ["[CLS]"] * len(ids)}
+    tokens = {"type": "TemplateProcessing", "special_tokens": {"[CLS]": token}}
+    return tokens | {
+        "single": list(pieces),
+        "pair": [TEXT, {"Sequence": {"id": "B", "type_id": 0}}],
+    }
+
+
+CLS, TEXT = (
+    {"SpecialToken": {"id": "[CLS]", "type_id": 0}},
+    {"Sequence": {"id": "A", "type_id": 0}},
+)
+WORDS = {"type": "WordPiece", "unk_token": "[UNK]", "vocab": {"[UNK]": 1}}
+WORDS |= {"continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+GROWS = "makes some texts more than 100 times as long"
+STEPS = {
+    "a letter doubled": (
+        "normalizer",
+        sequence("normalizers", *[replaces({"String": "w"}, "ww")] * 40),
+        GROWS,
+    ),
+    "any character doubled": (
+        "normalizer",
+        sequence("normalizers", *[replaces({"Regex": "."}, "xx")] * 40),
+        GROWS,
+    ),
+    "an empty pattern": ("normalizer", replaces({"String": ""}, "x" * 999), GROWS),
+    "bytes of bytes": (
+        "pre_tokenizer",
+        sequence(
+            "pretokenizers",
+            *[
+                {
+                    "type": "ByteLevel",
+                    "add_prefix_space": True,
+                    "trim_offsets": True,
+                    "use_regex": True,
+                }
+            ]
+            * 40,
+        ),
+        GROWS,
+    ),
+    "a long prefix": (
+        "normalizer",
+        {"type": "Prepend", "prepend": "w" * 1001},
+        "prepend has 1,001 characters, at most 1,000 are allowed",
+    ),
+    "many steps": (
+        "normalizer",
+        sequence("normalizers", *[{"type": "NFC"}] * 1001),
+        "has 1,001 steps in a row, at most 1,000 are allowed",
+    ),
+    "a long prefix of pieces": (
+        "model",
+        WORDS | {"continuing_subword_prefix": "#" * 5000},
+        "continuing_subword_prefix has 5,000 characters",
+    ),
+    "words of any length": (
+        "model",
+        WORDS | {"max_input_chars_per_word": 10**12},
+        "max_input_chars_per_word must be at most 10,000, got 1,000,000,000,000",
+    ),
+    "random pieces": (
+        "model",
+        {"type": "BPE", "vocab": {"[UNK]": 1}, "merges": [], "dropout": 0.5},
+        r"tokenises at random \(dropout=0.5\)",
+    ),
+    "a template of many tokens": (
+        "post_processor",
+        template([*[CLS] * 50, TEXT], ids=[2] * 100),
+        "'single' of its post_processor adds 5,000 tokens, at most 1,000 are allowed",
+    ),
+    "a template that repeats the text": (
+        "post_processor",
+        sequence("processors", *[template([TEXT, TEXT])] * 40),
+        "may contain the texts A once each, got A, A",
+    ),
+    "a template without a second text": (
+        "post_processor",
+        template([{"Sequence": {"id": "B", "type_id": 0}}]),
+        "may contain the texts A once each, got B",
+    ),
+    "a pattern that takes forever": ("pre_tokenizer", splits("(w+)+$"), "cannot be loaded"),
+    "pieces of no length": (
+        "pre_tokenizer",
+        {"type": "FixedLength", "length": 0},
+        "cannot be loaded",
+    ),
+    "a damaged table": (
+        "normalizer",
+        {"type": "Precompiled", "precompiled_charsmap": "AAAA////AAAA"},
+        "cannot be loaded: its precompiled_charsmap is damaged",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STEPS)
+def test_a_tokenizer_that_would_take_all_time_or_memory_is_refused(case, model_dir):
+    key, value, message = STEPS[case]
+    file = model_dir / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | {key: value}), "utf-8")
+    with pytest.raises(UsageError, match=message):
+        load_encoder(str(model_dir))
+
+
 @pytest.mark.parametrize("role", ["pad_token", "cls_token", "sep_token"])
 def test_a_special_token_without_an_embedding_is_refused(role, model_dir):
     file = model_dir / "tokenizer_config.json"
