@@ -14,7 +14,7 @@ from kdcli.errors import UsageError
 
 WORD = re.compile(r"\w+|[^\w\s]")
 STARTS, ENDS = ("start", "start_offset", "begin"), ("end", "end_offset")
-LABELS = ("label", "labels", "entity", "tag", "type")
+LABELS = ("label", "labels", "entity", "entity_group", "tag", "type")
 ANSWER = {"text", "answer_start"}
 ENTITIES = "entities"
 
@@ -40,7 +40,9 @@ def convert_annotations(rows: Iterable[Row], on_bad: OnBadRow) -> Iterator[Row]:
         first, rows = take_first(_task_rows(first, rows, on_bad))
     names = names_in(first)
     answers = [n for n in names if any(_are_answers(values.get(n)) for _, values in first)]
-    entities = [n for n in names if any(_entities(values.get(n)) for _, values in first)]
+    # Words have positions and tags too.
+    others = [name for name in names if name != "tokens"]
+    entities = [n for n in others if any(_entities(values.get(n)) for _, values in first)]
     texts = [n for n in names if any(isinstance(values.get(n), str) for _, values in first)]
     text = "text" if "text" in texts else texts[0] if len(texts) == 1 else None
     tags_words = len(entities) == 1 and text is not None

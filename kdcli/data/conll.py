@@ -17,6 +17,7 @@ UNIVERSAL_COLUMNS = 10
 def read_conll(name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow) -> Iterator[Row]:
     """Read sentences: `tokens` from the first column, `tags` from the last, and `column_2` ...
 
+    If the first column has the tags (BIO) and the last has none, they are exchanged.
     A first column that numbers the words is skipped. Of the ten columns of the Universal
     Dependencies, the words, `upos` and `xpos` are read.
 
@@ -64,5 +65,7 @@ def _row(
     if width > 2 and numbers == [str(number) for number in range(1, len(words) + 1)]:
         words = [cells[1:] for cells in words]
     tokens, *between, tags = map(list, zip(*words, strict=True))
+    if all(map(TAG.fullmatch, tokens)) and not any(map(TAG.fullmatch, tags)):
+        tokens, tags = tags, tokens
     others = {f"column_{number}": column for number, column in enumerate(between, 2)}
     yield Row(where, {"tokens": tokens, **others, "tags": tags})

@@ -25,8 +25,10 @@ FIRST_LINES = 100
 SEPARATORS = {"csv": ",", "tsv": "\t"}
 KNOWN_SEPARATORS = ",;\t|"
 SEPARATOR_LINE = re.compile(r"sep=(.)\s*", re.IGNORECASE)  # Of spreadsheets.
+ESCAPED_QUOTE = r"\""  # As Spark writes it. CSV doubles the quote.
 HINTS = {
-    "csv": "put the whole text in quotes and double the quotes in it, or save the rows as .jsonl; "
+    "csv": 'put the whole text in quotes and double the quotes in it ("", not \\"), or save the '
+    "rows as .jsonl; "
     "if another character separates the columns, name it in a line above the others: sep=;",
     "tsv": "if a text has line breaks, save the rows as .csv or .jsonl",
 }
@@ -78,7 +80,12 @@ def read_delimited(
             on_bad(BadRow(where, f"not {kind.upper()}", detail, HINTS[kind]))
             reread.put_back()
             continue
-        if len(columns) > 1 and _names(cells) == columns:
+        if len(columns) > 1 and sorted(names := _names(cells)) == sorted(columns):
+            if names != columns:
+                raise UsageError(
+                    f"{where}: from here on, the columns have another order: {', '.join(names)}",
+                    "if files were joined here, give the files in a directory",
+                )
             problem = "the row repeats the names of the columns"
             on_bad(BadRow(where, problem, hint="if files were joined here, remove the line"))
         elif len(cells) == len(columns):
@@ -165,8 +172,16 @@ def _cells(
     )
     cells = next(reader(itertools.chain([line], (after for _, after in reread))), [])
     joined = [line, *(after for _, after in reread.taken)]
-    if len(joined) > 1 or line.count('"') % 2:
-        next(reader(joined, strict=True))
+    try:
+        if '"' in line:
+            next(reader(joined, strict=True))
+    except csv.Error:
+        # The quotes of a single line may be a part of the text, in a file that quotes nothing.
+        cells = line.rstrip("\r\n").split(header.separator)
+        is_plain = len(joined) == 1 and line.count('"') % 2 == 0 and ESCAPED_QUOTE not in line
+        if not is_plain or len(cells) != len(header.columns):
+            raise
+        return [_unquoted(cell) for cell in cells]
     if len(joined) > 1 and _look_like_rows(joined, header, usual):
         raise csv.Error("the quote that opens here joins lines that look like rows")
     return cells

@@ -54,9 +54,13 @@ OTHER_ENDINGS = {
     "tab": "end its name in .tsv",
     **dict.fromkeys(("tar", "tgz", "rar", "7z"), "unpack it, or pack it as .zip"),
 }
-SPLIT = re.compile(r"(train|validation|valid|val|dev|test)(_[a-z]+)?(_\d+)?")
 PART_NUMBER = re.compile(r"[-_]\d+(-of-\d+)?(-[0-9a-f]{16})?(?=\.|$)")  # Of a split's files.
-OTHER_NAMES = {"valid": "validation", "val": "validation", "dev": "validation"}
+OTHER_NAMES = {
+    "training": "train",
+    **dict.fromkeys(("valid", "val", "dev", "eval", "evaluation"), "validation"),
+    "testing": "test",
+}
+SPLIT = re.compile(rf"(train|validation|test|{'|'.join(OTHER_NAMES)})(_[a-z]+)?(_\d+)?")
 ZIP = ".zip"
 HUB_FOLDER = "data"
 SAVED_DICT, SAVED_STATE = "dataset_dict.json", "state.json"  # Of `save_to_disk`.

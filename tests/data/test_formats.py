@@ -200,6 +200,7 @@ START_END = ("start", "end", "label")
 TAGGED = {
     "a.jsonl": lines({"tokens": w, "tags": t} for _, _, w, t in SENTENCES),
     "a.conll": conll("{1} {2}"),
+    "tags-first.bio": conll("{2}\t{1}"),
     "tabs.bio": conll("{1}\t{2}").replace("\n", "\r\n"),
     "conll-2003.conll": conll("{1} NN B-NP {2}", "-DOCSTART- -X- -X- O\n\n"),
     "germeval.iob2": "\n\n".join(
@@ -221,6 +222,10 @@ TAGGED = {
         }
     ),
     "prodigy.jsonl": lines(row | {"answer": 1} for row in objects("spans", START_END)),
+    "spacy-doc.jsonl": lines(
+        row | {"tokens": [{"id": 0, "start": 0, "end": 3, "tag": "NNP"}]}
+        for row in objects("ents", START_END)
+    ),
     "studio.json": json.dumps(tasks()),
     "studio-min.json": json.dumps(
         [
@@ -359,6 +364,14 @@ REFUSED = {
         f"\ufefftext,label\n{LINES}\ufefftext,label\n{LINES}",
         ["62: the row repeats the names"],
     ),
+    "turned.csv": (
+        f"text,label\n{LINES}label,text\nbad,it was dull\n",
+        ["62: from here on, the columns have another order: label, text"],
+    ),
+    "escaped.csv": (
+        'text,label\n"it said \\"hi\\"",1\nb,2\n',
+        ["2: not CSV", 'double the quotes in it ("", not \\")'],
+    ),
     "headless.csv": (LINES, ["1 looks like a row", "'bad'", "sed -i '1i text,label'"]),
     "headless-scores.tsv": (
         "".join(f"film {n} was dull\t{n / 7}\n" for n in range(1, 60)),
@@ -438,6 +451,13 @@ def test_the_line_that_converts_a_file_converts_it(tmp_path, ending, encoding):
     assert examples(file) == (sorted(expected) if encoding == "returns" else EXPECTED)
 
 
+def test_a_file_that_quotes_nothing_keeps_its_quotes(tmp_path):
+    content = 'text,label\n"Yes" and "no",1\n"" x,2\n"all",3\n'
+    (tmp_path / "a.csv").write_text(content, "utf-8")
+    documents = open_source(str(tmp_path / "a.csv")).documents("train", "text")
+    assert list(documents) == ['"Yes" and "no"', '"" x', "all"]
+
+
 def test_survey_questions_are_names_of_columns(tmp_path):
     (tmp_path / "a.csv").write_text(
         "What did you think of it?,How many stars do you give?\n"
@@ -495,6 +515,20 @@ def test_two_versions_of_a_split_are_refused(tmp_path, names, problem):
     with pytest.raises(UsageError, match="away, or") as caught:
         open_source(str(tmp_path))
     assert problem in caught.value.message
+
+
+def test_several_files_of_a_split_are_logged(tmp_path):
+    for number in (1, 2):
+        (tmp_path / f"part-{number}.csv").write_text(FORMS["a.csv"], "utf-8", newline="")
+    log = []
+    read_task("own", tmp_path, log)
+    assert "train is read from 2 files: part-1.csv, part-2.csv" in log
+
+
+def test_splits_have_other_names(tmp_path):
+    for name in ("training", "eval", "testing"):
+        (tmp_path / f"{name}.csv").write_text("text\nw\n", "utf-8")
+    assert sorted(open_source(str(tmp_path)).splits()) == ["test", "train", "validation"]
 
 
 @pytest.mark.parametrize(

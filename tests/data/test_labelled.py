@@ -186,7 +186,7 @@ def test_an_evaluation_needs_no_training_split_and_takes_a_single_file(tmp_path)
 
 def test_too_few_examples_cannot_be_held_back(tmp_path):
     put(tmp_path / "train.jsonl", sentences(2))
-    assert "2 examples are too few" in refused("cola", tmp_path).message
+    assert "2 examples with 2 different texts are too few" in refused("cola", tmp_path).message
 
 
 def test_a_test_split_is_not_made_up(tmp_path):

@@ -20,7 +20,7 @@ from kdcli.data.labelled.partition import (
 from kdcli.data.labelled.row_checks import describe_repeats
 from kdcli.data.rows import BadRow, OnBadRow, Row
 from kdcli.data.sources import DemoSource, FileSource, HubSource, Log, Source, open_source
-from kdcli.data.storage import NotFound, list_folder
+from kdcli.data.storage import NotFound, base_name, list_folder, list_names
 from kdcli.data.tasks import task_of
 from kdcli.disk import user_path
 from kdcli.errors import UsageError
@@ -138,6 +138,10 @@ class TaskSource:
         Raises:
             UsageError: There is no such split, or a file has no rows.
         """
+        files = source.files.get(split, ()) if isinstance(source, FileSource) else ()
+        if len(files) > 1:
+            names = list_names([base_name(file) for file in files])
+            self.log(f"{split} is read from {len(files)} files: {names}")
         examples, bad_rows = _read_examples(self.task, source, split, withheld=self.withheld)
         for row in bad_rows:
             self.on_bad(row)
