@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from kdcli.deploy.half import nodes_beyond_half
 from kdcli.deploy.products import Keys
 from kdcli.deploy.quantise import NO_ROUNDINGS, Roundings, quantise_onnx, quantise_openvino
 from kdcli.deploy.sessions import Caller, library, onnx_caller, openvino_caller
@@ -165,7 +166,7 @@ class Recorded:
         """
         names = [VECTORS] if VECTORS in self.outputs else self.outputs
         result = self.network(**{name: batch[name] for name in self.inputs if name in batch})
-        return _real(names, [result[name].float().cpu().numpy() for name in names], batch)
+        return without_padding(names, [result[name].float().cpu().numpy() for name in names], batch)
 
 
 @contextmanager
@@ -222,7 +223,10 @@ def export_model(
     cannot be written.
     """
     with recorded(model, folder, format, precision, pool=pool) as graph:
-        return graph.write()
+        if precision != "fp16":
+            return graph.write()
+        random = [_batch(model, graph.inputs, *shape) for shape in COMPARED_SHAPES]
+        return graph.write(nodes_beyond_half(graph.plain, random))
 
 
 def difference(reference: Array, other: Array) -> tuple[float, float]:
@@ -374,10 +378,10 @@ def _outputs_of(
     with torch.no_grad():
         result = network(**batch)
         by_torch = [result[name].float().cpu().numpy() for name in outputs]
-    return _real(outputs, by_torch, batch), _real(outputs, by_file, batch)
+    return without_padding(outputs, by_torch, batch), without_padding(outputs, by_file, batch)
 
 
-def _real(names: Sequence[str], arrays: Sequence[Array], batch: Batch) -> Array:
+def without_padding(names: Sequence[str], arrays: Sequence[Array], batch: Batch) -> Array:
     """Return outputs without padding, as one vector."""
     mask_BL = batch["attention_mask"].cpu().numpy().astype(bool)
     tokens = [name not in BY_ROW or x.ndim == 3 for name, x in zip(names, arrays, strict=True)]

@@ -13,6 +13,7 @@ from transformers import (
 
 from kdcli.deploy.export import GRAPH_OUTPUTS
 from kdcli.deploy.runners import Runner
+from kdcli.errors import UsageError
 from kdcli.verbs.export.export_check import ROWS, agreement_text, compare_outputs
 
 TEXTS = [f"w{i} w{i + 1} w{i + 2}"[: 4 + i % 9] for i in range(ROWS + 3)]
@@ -66,9 +67,15 @@ def test_changed_predictions_are_counted_by_text(kind):
     )
 
 
-@pytest.mark.parametrize("kind", ["class", "multi", "span", "tokens"])
-def test_nan_never_agrees(kind):
-    assert compare_outputs(*made(kind, lambda x: x * np.nan), kind, TEXTS)["same"] == 0.0
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+@pytest.mark.parametrize("kind", AUTO)
+def test_an_output_that_is_not_finite_is_refused(kind, wrong):
+    def change(x):
+        x[-1, 0] = wrong
+        return x
+
+    with pytest.raises(UsageError, match="outputs of the file for some texts are not finite"):
+        compare_outputs(*made(kind, change), kind, TEXTS)
 
 
 def test_labels_of_tokens_are_counted_without_padding():

@@ -54,7 +54,7 @@ def texts(tmp_path_factory):
 def test_integers_are_chosen_on_texts_with_prompts(embedder, prompts, default, expected):
     model = Embedder.open(str(embedder))
     model = replace(model, format=replace(FORMAT, prompts=prompts, default_prompt=default))
-    texts = CheckTexts([], [("w1 w2",)] * 16, "texts")
+    texts = CheckTexts([], "none", [("w1 w2",)] * 16, "texts")
     batches = ExportCheck(model, None, texts, None).calibration()
     firsts = torch.cat([batch["input_ids"][:, 0] for batch in batches])
     assert set(model.tokenizer.convert_ids_to_tokens(firsts.unique())) == expected

@@ -36,6 +36,10 @@ def test_repeated_texts_are_on_one_side():
     texts = divide(["a b"] * 40 + LINES * 2, 256, "texts")
     assert are_disjoint(texts)
     assert len(texts.compared) + len(texts.calibration) == len(LINES) + 1
+    # However often a text is repeated, in other case or spacing too, the others are found.
+    texts = divide(["a b", "A  b "] * 2000 + LINES, 8, "texts")
+    assert texts.compared == ["a b", *LINES[:7]]
+    assert [text for (text,) in texts.calibration] == LINES[7:]
 
 
 def test_without_data_the_texts_suit_the_tokenizer(embedder):
@@ -45,7 +49,7 @@ def test_without_data_the_texts_suit_the_tokenizer(embedder):
     ):
         texts = texts_of_package(load_tokenizer(source), 256)
         assert are_disjoint(texts)
-        assert (texts.origin, texts.from_package) == (origin, True)
+        assert (texts.calibration_from, texts.from_package) == (origin, True)
 
 
 def test_a_task_gives_its_training_rows_without_the_evaluated_ones(teacher_of, tmp_path):
@@ -60,6 +64,28 @@ def test_a_task_gives_its_training_rows_without_the_evaluated_ones(teacher_of, t
     alone = with_calibration(texts_of_task(request, LINES[30:]), load_tokenizer(source))
     assert (list(alone.compared), alone.from_package) == (LINES[30:], True)
     assert are_disjoint(alone)
+
+
+@pytest.mark.parametrize("kind", ["class", "span", "embedding"])
+def test_a_training_row_shares_no_text_with_the_evaluated_ones(tmp_path, kind):
+    """Of pairs for vectors, either text may be an evaluated one, also in other case or spacing."""
+    rows = [(f"w{n} a", f"w{n} b") for n in range(8)]
+    evaluated = {
+        "class": ["w1 a w1 b", "W2  A w2 B"],
+        "span": ["w1 a w1 b", "w2 b"],
+        "embedding": ["w1 a", "W2  b", "w30 w31"],
+    }[kind]
+    write(
+        tmp_path / "train.jsonl",
+        [{"sentence1": one, "sentence2": two, "label": n % 2} for n, (one, two) in enumerate(rows)],
+    )
+    write(
+        tmp_path / "validation.jsonl",
+        [{"sentence1": "w30", "sentence2": "w31", "label": n % 2} for n in range(2)],
+    )
+    request = EvaluationRequest("own", ["demo-classifier"], LabelledSettings(source=str(tmp_path)))
+    texts = texts_of_task(request, evaluated)
+    assert list(texts.calibration) == [rows[0], *rows[3:]]
 
 
 def test_the_printed_closeness_is_that_of_the_compared_texts(embedder, tmp_path):
@@ -93,6 +119,9 @@ def test_the_printed_closeness_is_that_of_the_compared_texts(embedder, tmp_path)
         "cosine": pytest.approx(cosines.mean(), abs=1e-6),
         "least": pytest.approx(cosines.min(), abs=1e-6),
     }
-    assert "its integers were chosen on 20 texts of " in " ".join(facts["notes"])
+    assert (facts["compared_on"], facts["calibrated_on"]) == ("20 texts of texts.txt",) * 2
+    sources = "compared with torch on 20 texts of texts.txt; its integers were chosen on 20 texts"
+    assert f"{sources} of texts.txt. No text is in both" in facts["notes"]
+    assert f"{sources} of texts.txt" in (folder / "README.md").read_text("utf-8")
     printed = " ".join(done.stdout.split())
     assert f"cosine of the vectors {cosines.mean():.4f} on 20 texts" in printed

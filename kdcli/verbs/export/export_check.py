@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kdcli.deploy.export import GRAPH_OUTPUTS, ModelFile
+from kdcli.deploy.export import GRAPH_OUTPUTS, ModelFile, without_padding
 from kdcli.deploy.exported import EMBEDDING_KIND
 from kdcli.deploy.runners import Runner, file_runner
 from kdcli.engine.progress import Progress
+from kdcli.metrics.finite import check_finite
 from kdcli.metrics.resolution import points_per_row
 from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
@@ -112,31 +113,35 @@ class ExportCheck:
         """Return rows on which integers are chosen, in padded batches."""
         batches: list[Batch] = []
         tokens = 0
-        for batch in self._texts_to_calibrate():
+        for batch in self._padded(chosen_rows(self.texts)):
             tokens += int(batch["attention_mask"].sum())
             if tokens > CALIBRATION_TOKENS and batches:
                 break
             batches.append(batch)
         return batches
 
-    def _texts_to_calibrate(self) -> Iterator[Batch]:
-        chosen = chosen_rows(self.texts)
-        if self.kind == "span" and all(len(row) == 1 for row in chosen):
-            chosen = _with_contexts([text for (text,) in chosen])
+    def batches(self) -> list[Batch]:
+        """Return the rows for calibration and the texts that are compared, in padded batches."""
+        compared = [(text,) for text in self.texts.compared]
+        return [*self.calibration(), *self._padded(compared)]
+
+    def _padded(self, rows: Sequence[TextRow]) -> Iterator[Batch]:
+        if self.kind == "span" and all(len(row) == 1 for row in rows):
+            rows = _with_contexts([text for (text,) in rows])
         # Few rows still are several batches.
-        size = min(ROWS, max(1, len(chosen) // ROWS))
+        size = min(ROWS, max(1, len(rows) // ROWS))
         if not isinstance(self.model, Embedder):
-            yield from tokenized_rows(self.model.model, self.model.tokenizer, chosen, size)
+            yield from tokenized_rows(self.model.model, self.model.tokenizer, rows, size)
             return
         roles = [""]
         if self.model.format.prompt_counts:
             # Every prompt that the model puts before a text takes part.
             by_prompt = {self.model.prompt(each): each for each in ("query", "document", "")}
             roles = list(by_prompt.values())
-        texts = [text for row in chosen for text in row]
-        rows = self.model.tokenize(texts, [roles[n % len(roles)] for n in range(len(texts))])
+        texts = [text for row in rows for text in row]
+        tokens = self.model.tokenize(texts, [roles[n % len(roles)] for n in range(len(texts))])
         for begin in range(0, len(texts), size):
-            yield rows.batch(np.arange(begin, min(begin + size, len(texts))))
+            yield tokens.batch(np.arange(begin, min(begin + size, len(texts))))
 
 
 def worst_drop(comparisons: Sequence[Comparison], metric: str) -> float:
@@ -164,18 +169,25 @@ def compare_outputs(
     * `score`: `mean` and `most`, the mean and the largest absolute difference.
     * `tokens`: `same`, the share of real tokens with equal predictions.
     * other kinds: `same`, the share of texts with equal predictions.
+
+    Raises:
+        UsageError: An output of the model or of the runner is NaN or infinite.
     """
     differences: list[Array] = []
     rows = _with_contexts(texts) if kind == "span" else [(text,) for text in texts]
     for batch in tokenized_rows(model, tokenizer, rows, ROWS):
         with torch.no_grad():
             outputs = model(**batch)
-        sides = (
-            [outputs[name].float().numpy() for name in GRAPH_OUTPUTS if name in outputs],
-            runner.output(runner.call(runner.prepare(batch))),
-        )
+        names = [name for name in GRAPH_OUTPUTS if name in outputs]
+        sides = {
+            "torch": [outputs[name].float().numpy() for name in names],
+            "the file": runner.output(runner.call(runner.prepare(batch))),
+        }
+        for name, side in sides.items():
+            # A most probable class, for example, can be the same although it is that of NaN.
+            check_finite(without_padding(names, side, batch), f"outputs of {name} for some texts")
         mask_BL = batch["attention_mask"].numpy().astype(bool)
-        predicted = [_predicted(side, kind, mask_BL) for side in sides]
+        predicted = [_predicted(side, kind, mask_BL) for side in sides.values()]
         differences.append(
             _cosine(*predicted) if kind is None else np.abs(predicted[0] - predicted[1])
         )
@@ -235,18 +247,13 @@ def _predicted(outputs: Sequence[Array], kind: Kind | None, mask_BL: Array) -> A
     if kind is None:
         return np.asarray((first * mask_BL[..., None]).sum(1) / mask_BL.sum(1, keepdims=True))
     if kind == "span":
-        ends = [_most_probable(np.where(mask_BL, side, -np.inf)) for side in outputs]
+        ends = [np.where(mask_BL, side, -np.inf).argmax(-1) for side in outputs]
         return np.stack(ends, -1)
     if kind == "tokens":
-        return _most_probable(first[mask_BL])
+        return np.asarray(first[mask_BL].argmax(-1))
     if kind == "class":
-        return _most_probable(first)
-    return np.where(np.isnan(first), np.nan, first > 0) if kind == "multi" else first[:, 0]
-
-
-def _most_probable(logits: Array) -> Array:
-    """Return the place of the largest logit of each row, or NaN, which never agrees."""
-    return np.where(np.isnan(logits).any(-1), np.nan, logits.argmax(-1))
+        return np.asarray(first.argmax(-1))
+    return (first > 0).astype(int) if kind == "multi" else first[:, 0]
 
 
 def _cosine(one_BD: Array, other_BD: Array) -> Array:

@@ -91,7 +91,10 @@ class GatedFile:
             excess is.
         attempts: The versions that were tried, in order.
         products: The products by their error, the largest first; empty if no error was measured.
-        calibrated_on: The texts on which its integers were chosen, none of which is compared.
+        compared_on: Describes the texts on which it was compared with torch.
+        calibrated_on: Describes the texts on which its integers were chosen, none of which is
+            compared; empty if it has no integers.
+        nodes_in_float: The number of nodes of a file in half precision that are in float32.
     """
 
     file: ModelFile
@@ -100,7 +103,9 @@ class GatedFile:
     tolerance: float = 0.0
     attempts: list[Attempt] = field(default_factory=list)
     products: list[Product] = field(default_factory=list)
+    compared_on: str = ""
     calibrated_on: str = ""
+    nodes_in_float: int = 0
 
 
 class Sums(SchemaPart):
@@ -119,6 +124,8 @@ class FileFacts(SchemaPart):
         max_abs: The largest difference of an output from torch's.
         relative: The norm of all differences, divided by the norm of torch's outputs.
         agreement: How closely the predictions or vectors of texts agree with torch's.
+        compared_on: These texts: their number and their source.
+        calibrated_on: The texts on which the integers were chosen. None of them was compared.
         limits: The largest errors that were allowed. JSON has no infinity.
         scores: The scores of torch and the file.
         comparisons: The paired differences between these scores.
@@ -135,6 +142,8 @@ class FileFacts(SchemaPart):
     max_abs: float
     relative: float
     agreement: dict[str, float]
+    compared_on: str
+    calibrated_on: str | None
     limits: dict[str, float]
     scores: list[FileScores] | None
     comparisons: list[Comparison] | None
@@ -157,6 +166,8 @@ class FileFacts(SchemaPart):
             max_abs=file.max_abs,
             relative=file.relative,
             agreement=comparison.agreement,
+            compared_on=gated.compared_on,
+            calibrated_on=gated.calibrated_on or None,
             limits={"max_abs": file.max_abs_limit, "relative": file.relative_limit},
             scores=comparison.scores or None,
             comparisons=comparison.comparisons if comparison.scores else None,

@@ -39,6 +39,9 @@ class FileCheck(Protocol):
     def calibration(self) -> Sequence[Batch]:
         """Return texts on which integers are chosen and the error of each product is measured."""
 
+    def batches(self) -> Sequence[Batch]:
+        """Return the texts for calibration and those that are compared."""
+
 
 def write_gated(
     graph: Recorded, check: FileCheck, max_drop: float | None, *, exact: bool = False
@@ -84,7 +87,8 @@ class _Search:
         if graph.precision in QUANTISED:
             self._calibrate()
         elif graph.precision == "fp16":
-            self.beyond_half = nodes_beyond_half(graph.plain, check.calibration())
+            # A CPU computes such a file in float32, so no comparison would show an overflow.
+            self.beyond_half = nodes_beyond_half(graph.plain, check.batches())
         self.latest: tuple[ModelFile, FileComparison] | None = None
 
     def holds(self, count: int) -> bool:
@@ -132,7 +136,9 @@ class _Search:
             self._tolerance(comparison),
             self.attempts,
             ranked,
+            f"{len(self.check.texts.compared)} {self.check.texts.compared_from}",
             self.calibrated_on,
+            len(self.beyond_half),
         )
 
     def _calibrate(self) -> None:
@@ -140,7 +146,7 @@ class _Search:
         graph = self.graph
         self.calibration = self.check.calibration()
         texts = sum(len(batch["input_ids"]) for batch in self.calibration)
-        self.calibrated_on = f"{texts} {self.check.texts.origin}"
+        self.calibrated_on = f"{texts} {self.check.texts.calibration_from}"
         Progress.log(f"choosing the integers on {self.calibrated_on}")
         if self.check.texts.from_package:
             Progress.log(

@@ -396,9 +396,8 @@ def _open_texts(
         by_head = pooling is None
         request = EvaluationRequest(task, [source], data, trained, pooling=pooling, by_head=by_head)
         workload = open_evaluation(request, cpu_session())
-        texts = texts_of_task(request, workload.texts_of_rows())
-        texts = replace(texts, compared=texts.compared[:most])
-        return with_calibration(texts, tokenizer), workload
+        texts = with_calibration(texts_of_task(request, workload.texts_of_rows()), tokenizer)
+        return replace(texts, compared=texts.compared[:most]), workload
     if data.source is None:
         return texts_of_package(tokenizer, most), None
     documents = open_source(data.source).documents("train", column_of_texts(data))
@@ -427,10 +426,15 @@ def _model_of_task(
 
 
 def _notes(gated: GatedFile) -> list[str]:
-    """Return notes on the loss of a file, and on its products in float32."""
-    notes = []
+    """Return notes on the texts and the loss of a file, and on what it computes in float32."""
+    notes = [f"compared with torch on {gated.compared_on}"]
     if gated.calibrated_on:
-        notes.append(f"its integers were chosen on {gated.calibrated_on}, which are not compared")
+        notes[0] += f"; its integers were chosen on {gated.calibrated_on}. No text is in both"
+    if gated.nodes_in_float:
+        notes.append(
+            f"{gated.nodes_in_float} nodes are in float32, because their values on some of these "
+            "texts are too large for half precision"
+        )
     for row in gated.comparison.comparisons:
         name = f"{task_name(row.task)} {row.set}".strip()
         between = f"95 % between {row.low:+.4f} and {row.high:+.4f}"

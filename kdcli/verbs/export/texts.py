@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kdcli.data.demo import demo_sentences
 from kdcli.data.labelled.lists import ListSplits
-from kdcli.data.labelled.partition import Partition
+from kdcli.data.labelled.partition import Partition, text_hashes
 from kdcli.data.labelled.splits import Splits
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
@@ -34,18 +34,20 @@ TextRow = tuple[str, ...]
 
 @dataclass(frozen=True)
 class CheckTexts:
-    """The texts of an export. No text is in both lists.
+    """The texts of an export. No text is in both lists, not even in other case or spacing.
 
     Attributes:
         compared: Texts on which each file is compared with torch.
+        compared_from: Describes these texts.
         calibration: Rows on which integers are chosen.
-        origin: Describes the calibration rows.
+        calibration_from: Describes these rows.
         from_package: Whether the calibration rows are not the user's.
     """
 
     compared: Sequence[str]
+    compared_from: str
     calibration: Sequence[TextRow]
-    origin: str
+    calibration_from: str
     from_package: bool = False
 
 
@@ -64,7 +66,7 @@ def texts_of_package(tokenizer: PreTrainedTokenizerBase, most_compared: int) -> 
         return replace(texts, from_package=True)
     rows = [(text,) for text in calibration]
     origin = "sentences that come with kdcli"
-    return CheckTexts(compared[:most_compared], rows, origin, from_package=True)
+    return CheckTexts(compared[:most_compared], origin, rows, origin, from_package=True)
 
 
 def _tokens_per_word(
@@ -92,21 +94,42 @@ def divide(texts: Iterable[str], most_compared: int, origin: str) -> CheckTexts:
     Raises:
         UsageError: There are no texts.
     """
-    different = itertools.islice(texts, 2 * (most_compared + CALIBRATION_TEXTS))
-    read = list(dict.fromkeys(different))[: most_compared + CALIBRATION_TEXTS]
+    different: dict[int, str] = {}
+    for text in texts:
+        different.setdefault(_hash(text), text)
+        if len(different) == most_compared + CALIBRATION_TEXTS:
+            break
+    read = list(different.values())
     if not read:
         raise UsageError("--data has no text to compare the file on", "give texts with words")
     count = min(most_compared, -(-len(read) // 2))
-    return CheckTexts(read[:count], [(text,) for text in read[count:]], origin)
+    return CheckTexts(read[:count], origin, [(text,) for text in read[count:]], origin)
+
+
+def _hash(text: str) -> int:
+    """Return a hash that does not depend on case and spacing."""
+    return int(text_hashes([text])[0])
 
 
 def texts_of_task(request: EvaluationRequest, evaluated: Sequence[str]) -> CheckTexts:
     """Return the evaluated texts, and training rows of the same data for calibration."""
-    known = set(evaluated)
-    rows = dict.fromkeys(_training_rows(request))
-    calibration = [row for row in rows if known.isdisjoint((" ".join(row), row[-1]))]
+    rows = list(dict.fromkeys(_training_rows(request)))
     source = short(request.data.source) if request.data.source else request.task
-    return CheckTexts(evaluated, calibration, f"training rows of {source}")
+    return CheckTexts(
+        evaluated,
+        f"evaluated texts of {source}",
+        _without(evaluated, rows),
+        f"training rows of {source}",
+    )
+
+
+def _without(evaluated: Sequence[str], rows: Sequence[TextRow]) -> list[TextRow]:
+    """Return the rows that share no text with the evaluated ones.
+
+    An evaluated text may be one text of a row, or all of its texts together.
+    """
+    known = set(text_hashes(evaluated).tolist())
+    return [row for row in rows if known.isdisjoint(map(_hash, (" ".join(row), *row)))]
 
 
 def _training_rows(request: EvaluationRequest) -> list[TextRow]:
@@ -139,14 +162,18 @@ def with_calibration(texts: CheckTexts, tokenizer: PreTrainedTokenizerBase) -> C
     if len(texts.calibration) >= MIN_CALIBRATION_TEXTS:
         return texts
     package = texts_of_package(tokenizer, 1)
-    compared = set(texts.compared)
-    calibration = [row for row in package.calibration if compared.isdisjoint(row)]
+    calibration = _without(texts.compared, package.calibration)
     if not calibration:
         raise UsageError(
             "no text is left for calibration: the file is compared on all texts of kdcli",
             "give other texts with --data",
         )
-    return replace(package, compared=texts.compared, calibration=calibration)
+    return replace(
+        package,
+        compared=texts.compared,
+        compared_from=texts.compared_from,
+        calibration=calibration,
+    )
 
 
 def chosen_rows(texts: CheckTexts) -> list[TextRow]:
