@@ -34,6 +34,8 @@ from kdcli.deploy.shapes import config_of
 from kdcli.deploy.sparse.loading import has_own_class, load
 from kdcli.engine.memory import is_out_of_memory, peak_of
 from kdcli.models.grammar import is_shape
+from kdcli.models.layout import base_class
+from kdcli.models.load import load_weights
 from kdcli.models.shape import longest_input
 from kdcli.types import Array, Batch
 
@@ -144,16 +146,12 @@ def _model(source: str) -> PreTrainedModel:
     model: PreTrainedModel
     if is_shape(source):
         torch.manual_seed(0)
-        model = AutoModel.from_config(config_of(source), dtype=torch.float32)
+        config = config_of(source)
+        model = base_class(config).from_config(config, dtype=torch.float32)
     elif has_own_class(source):
         model = load(source).base_model
     else:
-        model = AutoModel.from_pretrained(
-            source,
-            dtype=torch.float32,
-            use_safetensors=True,
-            trust_remote_code=custom_code_allowed(),
-        )
+        model = load_weights(source, AutoModel)
     return model.eval()
 
 

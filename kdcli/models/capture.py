@@ -122,20 +122,22 @@ class Capture(nn.Module):
         encoder = model.base_model
         # A plain list, because the layers are already submodules of the model, and a shared layer
         # occurs several times.
-        self.layers = self.layout.modules(encoder)
         vectors = needs.q | needs.k | needs.v
+        self.last = int(config.num_hidden_layers)
+        only_states = self.layout.missing is not None and vectors | needs.hidden <= {self.last}
+        self.layers = [] if only_states and not vectors else self.layout.modules(encoder)
         if layout is None and self.layout.causal and vectors:
             raise UsageError(
                 f"{config.model_type} is causal: its tokens attend to earlier ones only, but "
                 "losses on q, k and v compare all tokens",
                 "distil its vectors: --method embedding",
             )
-        wrong = sorted(n for n in vectors | needs.hidden if not 0 <= n <= len(self.layers)) + [
-            0
-        ] * (0 in vectors)
+        wrong = sorted(n for n in vectors | needs.hidden if not 0 <= n <= self.last) + [0] * (
+            0 in vectors
+        )
         if wrong:
             raise ValueError(
-                f"layers {wrong} are needed, but the model has layers 1 to {len(self.layers)}"
+                f"layers {wrong} are needed, but the model has layers 1 to {self.last}"
             )
         if (needs.logits or needs.masked_logits) and encoder is model:
             raise ValueError(f"{type(model).__name__} has no head on top, so it has no logits")
@@ -192,7 +194,7 @@ class Capture(nn.Module):
             )
         if self.needs.pooled:
             assert self.pool is not None
-            signals.pooled = self.pool(signals.hidden[len(self.layers)], signals.mask)
+            signals.pooled = self.pool(signals.hidden[self.last], signals.mask)
         return signals
 
     def _inputs(self, batch: Batch) -> dict[str, Tensor | dict[str, Tensor]]:
@@ -239,14 +241,14 @@ class Capture(nn.Module):
                 )
 
         def whole(module: nn.Module, args: object, output: BaseModelOutput) -> None:
-            recorder.record("hidden", 0, lambda: output.last_hidden_state)
+            recorder.record("hidden", self.last, lambda: output.last_hidden_state)
 
         def normed(module: nn.Module, args: object, output: Tensor) -> None:
             recorder.record("hidden", last, lambda: output)
 
         if not self.layers:
-            # The states of a static model are its output.
-            hooks.callback(self.model.register_forward_hook(whole).remove)
+            # Only the output of a static model, and of one with unknown layers, can be used.
+            hooks.callback(self.model.base_model.register_forward_hook(whole).remove)
             return
         hooks.callback(self.layers[0].register_forward_pre_hook(before, with_kwargs=True).remove)
         for layer in dict.fromkeys(self.layers):

@@ -29,13 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformers import (
-    MODEL_FOR_TEXT_ENCODING_MAPPING,
-    AutoModel,
-    AutoModelForTextEncoding,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from kdcli.custom_code import custom_code_allowed
@@ -44,7 +38,7 @@ from kdcli.errors import first_line
 from kdcli.models.capture import capture
 from kdcli.models.custom_class import forget_custom_classes
 from kdcli.models.files import FOREIGN_ERRORS, TASK_KEY
-from kdcli.models.layout import Layout
+from kdcli.models.layout import Layout, base_class
 from kdcli.models.reduce import copy_reduced
 from kdcli.models.shape import student_config
 from kdcli.types import Batch, ModelShape, Needs
@@ -54,7 +48,7 @@ ROWS, LENGTH = 3, 13
 VOCABULARY = 160
 WINDOW = 4
 MAX_KINDS = 4
-"""Lists in a configuration that are longer than this may have one item per layer."""
+"""A list of names in a configuration that is longer than this may have one for each layer."""
 PROBED_UNITS = 8
 CLOSE = 1e-4
 """Relative difference up to which two ways to compute the same numbers agree."""
@@ -73,7 +67,7 @@ class NotDerivedError(Exception):
     """A step of the derivation found nothing, or something that kdcli cannot use."""
 
 
-_DERIVED: dict[str, "Layout | NotDerivedError"] = {}
+_DERIVED: dict[str, Layout] = {}
 
 
 @dataclass
@@ -204,46 +198,78 @@ class _Recorder(TorchFunctionMode):
 
 
 def derived_layout(config: PreTrainedConfig) -> Layout:
-    """Return the layout of a configuration's base model.
+    """Return the layout of a configuration's base model, and log it.
 
-    Each configuration is derived once per process. Raises NotDerivedError,
-    with the step that failed, if kdcli cannot use the architecture.
+    If the layers cannot be used, the layout says why (`missing`). Each configuration is derived
+    once per process. Raises NotDerivedError if the model returns no hidden states.
     """
     settings = {name: x for name, x in config.to_dict().items() if name not in UNRELATED}
     key = cache_key(type(config).__name__, json.dumps(settings, sort_keys=True, default=str))
     if key not in _DERIVED:
+        kind = config.model_type
         try:
-            _DERIVED[key] = derive(config)
+            row = _DERIVED[key] = derive(config)
+            parts = asdict(row)
+            names = [f"{name} {parts[name]}" for name in ("layers", *"qkvo", "up", "down")]
+            LOG.info(
+                "%s: derived its layout from the network and verified it (%s)",
+                kind,
+                ", ".join(names),
+            )
         except NotDerivedError as reason:
-            _DERIVED[key] = reason
-    row = _DERIVED[key]
-    if isinstance(row, NotDerivedError):
-        raise row
-    return row
+            with _isolated():
+                _DERIVED[key] = _of_states(config, reason)
+            LOG.info("%s: only its last hidden states can be used: %s", kind, reason)
+    return _DERIVED[key]
 
 
-def derive(config: PreTrainedConfig) -> Layout:
-    """Return the layout of a configuration's base model, and log it.
-
-    Raises NotDerivedError, with the step that failed, if kdcli cannot use the architecture.
-    """
+@contextmanager
+def _isolated() -> Iterator[None]:
+    """Keep random numbers and modes as they are, and convert errors of the model's code."""
     with (
         torch.random.fork_rng(devices=[]),
         torch.inference_mode(False),
         torch.autocast("cpu", enabled=False),
     ):
         try:
-            row = _derive(_small_config(config))
+            yield
         except FOREIGN_ERRORS as error:
             raise NotDerivedError(
                 f"a small copy of it fails: {type(error).__name__}: {first_line(error)}"
             ) from error
-    parts = asdict(row)
-    LOG.info(
-        "%s: derived its layout from the network and verified it (%s)",
-        config.model_type,
-        ", ".join(f"{name} {parts[name]}" for name in ("layers", *"qkvo", "up", "down")),
-    )
+
+
+def derive(config: PreTrainedConfig) -> Layout:
+    """Return the layout of a configuration's base model.
+
+    Raises NotDerivedError, with the step that failed, if kdcli cannot use the architecture.
+    """
+    with _isolated():
+        return _derive(_small_config(config))
+
+
+@torch.no_grad()
+def _of_states(config: PreTrainedConfig, reason: NotDerivedError) -> Layout:
+    """Return the layout of a model whose layers cannot be used.
+
+    Raises NotDerivedError if it does not return a hidden state for each token either.
+    """
+    try:
+        small = _small_config(config)
+    except (NotImplementedError, NotDerivedError):
+        # Its number of layers cannot be set.
+        small = copy.deepcopy(config)
+    model = _small_model(small)
+    batch = _tokens(small)
+    _run(model, batch)
+    try:
+        offset = _position_offset(model, batch)
+    except NotDerivedError:
+        offset = False
+    message = f"kdcli cannot prune a '{config.model_type}' or make smaller ones of it: {reason}"
+    row = Layout(missing=message, position_offset=offset, interface=False)
+    with suppress(NotImplementedError):
+        row = replace(row, embeddings=(f"{_paths(model)[model.get_input_embeddings()]}.",))
     return row
 
 
@@ -283,8 +309,13 @@ def _small_config(config: PreTrainedConfig) -> PreTrainedConfig:
     kept = kept * 2 if len(kept) == 1 else kept
     first = _first_token(config)
     for name, value in list(vars(small).items()):
-        is_per_layer = name == "layer_types" or depth > MAX_KINDS
-        if is_per_layer and isinstance(value, list) and len(value) == depth:
+        if (
+            isinstance(value, list)
+            and len(value) == depth
+            and (
+                name == "layer_types" or depth > MAX_KINDS or all(isinstance(x, int) for x in value)
+            )
+        ):
             setattr(small, name, [value[n] for n in kept])
         if name.endswith("_token_id") and isinstance(value, int) and value >= first:
             setattr(small, name, 1)
@@ -314,22 +345,25 @@ def _small_model(config: PreTrainedConfig) -> PreTrainedModel:
 
 def base_model(config: PreTrainedConfig) -> PreTrainedModel:
     """Return a model of a configuration without a head; of an encoder-decoder, its encoder."""
-    encoder = getattr(config, "is_encoder_decoder", False)
-    encoder &= type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
-    auto_class = AutoModelForTextEncoding if encoder else AutoModel
-    model: PreTrainedModel = auto_class.from_config(config, trust_remote_code=custom_code_allowed())
+    model: PreTrainedModel = base_class(config).from_config(
+        config, trust_remote_code=custom_code_allowed()
+    )
     return model
 
 
 def _first_token(config: PreTrainedConfig) -> int:
     """Return the first id that is not special in the small model."""
-    return min(int(config.vocab_size), VOCABULARY) // 2
+    return _vocabulary(config) // 2
+
+
+def _vocabulary(config: PreTrainedConfig) -> int:
+    return min(int(getattr(config, "vocab_size", VOCABULARY)), VOCABULARY)
 
 
 def _tokens(config: PreTrainedConfig) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     ids_BL = torch.randint(
-        _first_token(config), config.vocab_size, (ROWS, LENGTH), generator=generator
+        _first_token(config), _vocabulary(config), (ROWS, LENGTH), generator=generator
     )
     return {"input_ids": ids_BL, "attention_mask": torch.ones_like(ids_BL)}
 
@@ -653,7 +687,7 @@ def _verified(row: Layout, model: PreTrainedModel, batch: Batch, trace: Trace) -
     """Complete the row with what only runs show, and compare it with the model."""
     row = replace(row, head_count=_head_count(row, model, trace))
     row = _captured(row, model, batch, trace)
-    row = replace(row, position_offset=_position_offset(row, model, batch))
+    row = replace(row, position_offset=_position_offset(model, batch))
     row = replace(row, leaks=_leaks(row, model, batch))
     _check_student(row, model, batch)
     return row
@@ -744,7 +778,7 @@ def _close(one: Tensor, other: Tensor) -> bool:
 
 
 @torch.no_grad()
-def _position_offset(row: Layout, model: PreTrainedModel, batch: Batch) -> bool:
+def _position_offset(model: PreTrainedModel, batch: Batch) -> bool:
     """Return whether position ids begin after the padding id."""
     if "position_ids" not in inspect.signature(model.forward).parameters:
         return False

@@ -10,13 +10,18 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
+from transformers import AutoModel, AutoModelForTextEncoding, PreTrainedConfig
+from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 from kdcli.custom_code import custom_code_allowed
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.models.modeling_kdcli import layer_paths
 from kdcli.models.static import MODEL_TYPE as STATIC_TYPE
 
+LAYERS_HINT = (
+    "evaluate, export and trim it, or distil its vectors: --to static:256, or --student MODEL; the "
+    "page 'Add a model type' of the documentation lists what smaller models need"
+)
 MATRICES = ("Q", "K", "V", "O", "U", "D")
 
 
@@ -69,6 +74,8 @@ class Layout:
     autocast: bool = True
     # Why neighbouring documents of a block see each other despite the mask.
     leaks: str | None = None
+    # Why nothing is known about its layers: only its last hidden states can be used.
+    missing: str | None = None
     # `modeling_kdcli.layer_paths` finds the parts of its layers.
     compact: bool = False
     # The linear before the text classifier, and its activation or the setting that names it.
@@ -82,12 +89,21 @@ class Layout:
     def modules(self, model: nn.Module) -> list[nn.Module]:
         """Return the encoder layers in the order in which they run.
 
-        A shared layer is repeated for every run.
+        A shared layer is repeated for every run. Raises UsageError if the layers are unknown.
         """
+        self.check_layers()
         layers = list(submodule(model, self.layers))
         if self.shared:
             return [layers[0]] * int(model.config.num_hidden_layers)  # type: ignore[union-attr,arg-type]
         return layers
+
+    def check_layers(self) -> None:
+        """Check that the layers are known.
+
+        Raises UsageError otherwise, with the step of the derivation that failed.
+        """
+        if self.missing is not None:
+            raise UsageError(self.missing, LAYERS_HINT)
 
     def attention(self, layer: nn.Module) -> Any:
         """Return the module of a layer that holds its q, k and v."""
@@ -274,11 +290,8 @@ def _derived(config: PreTrainedConfig) -> Layout:
     try:
         return derived_layout(config)
     except NotDerivedError as error:
-        raise UsageError(
-            f"kdcli cannot train, prune or distil a model of type '{config.model_type}': {error}",
-            "the documentation's page 'Add a model type' lists what a network needs, and the types "
-            "that have it",
-        ) from None
+        message = f"kdcli cannot use a model of type '{config.model_type}': {error}"
+        raise UsageError(message, "give a text encoder that needs only token ids") from None
 
 
 def check_packing(config: PreTrainedConfig, *, isolated: bool) -> None:
@@ -293,6 +306,22 @@ def check_packing(config: PreTrainedConfig, *, isolated: bool) -> None:
         )
 
 
+def has_encoder_class(kind: str) -> bool:
+    """Return whether a type is an encoder-decoder whose encoder has its own class, as in T5."""
+    from transformers.models.auto import modeling_auto as auto
+
+    return (
+        kind in auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+        and kind in auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
+    )
+
+
+def base_class(config: PreTrainedConfig) -> type[_BaseAutoModelClass]:
+    """Return the auto class of a configuration's base encoder."""
+    encoder: type[_BaseAutoModelClass] = AutoModelForTextEncoding
+    return encoder if has_encoder_class(str(config.model_type)) else AutoModel
+
+
 def check_type(kind: str, *, decodes: bool) -> None:
     """Check that models of a type can be text encoders.
 
@@ -302,10 +331,12 @@ def check_type(kind: str, *, decodes: bool) -> None:
         return
     from transformers.models.auto import modeling_auto as auto
 
+    if has_encoder_class(kind):
+        return
     if decodes or kind in auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
         raise UsageError(
             f"'{kind}' is a decoder or an encoder-decoder; kdcli compresses encoders only",
-            f"supported types: {', '.join(sorted(LAYOUTS))}",
+            "give a model whose transformers class is an encoder, such as bert, modernbert or t5",
         )
     of_images = kind in auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
     if of_images or kind in auto.MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES:

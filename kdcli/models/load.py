@@ -64,7 +64,7 @@ from kdcli.models.files import (
     holds_table,
     weight_files,
 )
-from kdcli.models.layout import LAYOUTS, check_type, layout_for
+from kdcli.models.layout import LAYOUTS, base_class, check_type, layout_for
 from kdcli.models.model import Model
 from kdcli.models.shape import longest_input
 from kdcli.models.source import check_source
@@ -512,6 +512,7 @@ def load_weights(
     config = load_config(source, compacted=True)
     # Check the same commit of the hub that is loaded.
     revision = None if Path(where).is_dir() else commit_of(source)
+    auto_class = base_class(config) if auto_class is AutoModel else auto_class
     with _weight_errors(source), _quietly(), torch.random.fork_rng(devices=[]):
         files = weight_files(where, revision)
         if not custom_code_allowed():
@@ -527,6 +528,9 @@ def load_weights(
     with suppress(*HUB_ERRORS):
         # Put the card into the cache, because models made from this one inherit its licence.
         file_of(where, MODEL_CARD, revision)
+    if config.model_type not in LAYOUTS:
+        # A decoder would return a table of keys and values.
+        model.config.use_cache = False
     if not is_custom(model):
         forget_custom_classes(model.config)
     # Under a head, the encoder's tensors have a prefix, and the pooler is required because the head

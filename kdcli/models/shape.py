@@ -15,10 +15,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from kdcli.errors import UsageError
 from kdcli.models.fit import tokens_to_fit
 from kdcli.models.grammar import short_name
-from kdcli.models.layout import LAYOUTS, Layout, layout_for
+from kdcli.models.layout import Layout, layout_for
 from kdcli.models.reduce import copy_reduced
 from kdcli.models.sample import SAMPLE_TOKENS, sample_of
-from kdcli.models.static import as_static
+from kdcli.models.static import as_static, is_static
 from kdcli.types import FITTED, Examples, ModelShape, Start
 
 
@@ -37,7 +37,8 @@ class InitializedStudent:
 
 def shape_of(config: PreTrainedConfig) -> ModelShape:
     """Return the shape of a model, given its configuration."""
-    ffn = getattr(config, layout_for(config).ffn)
+    # GPT-2 and others have no key for a width of four times the hidden width.
+    ffn = getattr(config, layout_for(config).ffn, None) or 4 * config.hidden_size
     return ModelShape(config.num_hidden_layers, config.hidden_size, ffn, config.num_attention_heads)
 
 
@@ -46,7 +47,11 @@ def positions_of(config: PreTrainedConfig) -> int | None:
 
     Returns None if it has no table or uses only distances.
     """
-    positions = getattr(config, "max_position_embeddings", None)
+    try:
+        positions = getattr(config, "max_position_embeddings", None)
+    except NotImplementedError:
+        # XLNet's configuration, which has no limit, raises this.
+        positions = None
     if positions is None or positions < 1 or layout_for(config).rotary:
         return None
     return int(positions) - (config.pad_token_id + 1 if layout_for(config).position_offset else 0)
@@ -54,7 +59,7 @@ def positions_of(config: PreTrainedConfig) -> int | None:
 
 def longest_input(config: PreTrainedConfig) -> int | None:
     """Return the number of tokens that a model of any type can read; None if it has no limit."""
-    return positions_of(config) if config.model_type in LAYOUTS else None
+    return None if is_static(config) else positions_of(config)
 
 
 def student_config(
@@ -71,6 +76,7 @@ def student_config(
     fixed width.
     """
     layout = layout or layout_for(teacher)
+    layout.check_layers()
     inner = getattr(teacher, "true_hidden_size", shape.hidden)
     if inner % shape.heads:
         raise UsageError(
@@ -78,10 +84,15 @@ def student_config(
             f"{shape.heads} heads do not divide",
             f"write {shape.layers}x{shape.hidden}@{teacher.num_attention_heads}",
         )
-    if layout.rotary and shape.hidden // shape.heads % 2:
+    head_width = shape.hidden // shape.heads
+    own_width = getattr(teacher, "head_dim", None)
+    if own_width not in (None, teacher.hidden_size // teacher.num_attention_heads):
+        # Keep a width that is not the heads' share of the hidden width, if there are no more heads.
+        head_width = min(own_width, own_width * teacher.num_attention_heads // shape.heads)
+    if layout.rotary and head_width % 2:
         raise UsageError(
             f"student {shape}: {teacher.model_type} rotates pairs of dimensions (rotary "
-            f"positions), so a head cannot have the odd width {shape.hidden // shape.heads}",
+            f"positions), so a head cannot have the odd width {head_width}",
             f"choose a width that is a multiple of {2 * shape.heads}, or another number of heads",
         )
     config = copy.deepcopy(teacher)
@@ -96,8 +107,8 @@ def student_config(
         # Use the teacher's ratio of query heads to key heads, or the next lower one that divides.
         limit = max(1, shape.heads * key_heads // teacher.num_attention_heads)
         config.num_key_value_heads = max(g for g in range(1, limit + 1) if shape.heads % g == 0)
-    if getattr(teacher, "head_dim", None) is not None:
-        config.head_dim = shape.hidden // shape.heads
+    if own_width is not None:
+        config.head_dim = head_width
     if getattr(teacher, "layer_types", None) is not None:
         # Each layer keeps the attention kind of the teacher layer from which it is copied.
         chosen = layers or evenly_spaced_layers(teacher.num_hidden_layers, shape.layers)

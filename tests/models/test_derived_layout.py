@@ -8,13 +8,23 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from encoders import DERIVED, padded_batch, tiny_config, tiny_encoder
-from transformers import BertConfig, GPT2Config
+from encoders import DERIVED, on_disk, padded_batch, tiny_config, tiny_encoder
+from transformers import (
+    AutoModel,
+    BertConfig,
+    GPT2Config,
+    PreTrainedModel,
+    T5Config,
+    T5Model,
+    XLNetConfig,
+)
 
 from kdcli.errors import UsageError
 from kdcli.models.capture import capture
 from kdcli.models.derived_layout import NotDerivedError, derive
 from kdcli.models.layout import LAYOUTS, Layout, layout_for
+from kdcli.models.load import load_encoder, save_model
+from kdcli.models.shape import build_student, shape_of
 from kdcli.types import Needs
 
 WRITTEN = {"autocast", "compact", "head", "head_norm", "pooling"}
@@ -87,25 +97,81 @@ def test_a_derived_layout_is_logged_once(caplog):
     ]
 
 
-@pytest.mark.parametrize(
-    ("config", "step"),
-    [
-        (GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64), "no linear that makes q"),
-        (tiny_config("fnet"), "no softmax over all tokens"),
-        (tiny_config("longformer", attention_window=8), "no softmax over all tokens"),
-        (tiny_config("flaubert", emb_dim=32, n_layers=2, n_heads=4), "no feed-forward block"),
-        (tiny_config("phi3", num_key_value_heads=2), "the rows of its q, k and v are in an order"),
-        (tiny_config("gpt_neox"), "its rotary embedding turns only a part of each head"),
-        (tiny_config("dpr"), "its output has no hidden state for each token"),
-        (tiny_config("bros"), "a small copy of it fails: ValueError: You have to specify bbox"),
-    ],
-    ids=lambda value: getattr(value, "model_type", ""),
-)
-def test_a_network_that_kdcli_cannot_use_is_refused_with_the_step(config, step):
+STATES = [
+    (GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64), "no linear that makes q"),
+    (XLNetConfig(vocab_size=64, d_model=32, n_layer=2, n_head=4), "no module between"),
+    (tiny_config("fnet"), "no softmax over all tokens"),
+    (tiny_config("longformer", attention_window=[8, 8]), "no softmax over all tokens"),
+    (tiny_config("flaubert", emb_dim=32, n_layers=2, n_heads=4), "no feed-forward block"),
+    (tiny_config("phi3", num_key_value_heads=2), "the rows of its q, k and v are in an order"),
+    (tiny_config("gpt_neox"), "its rotary embedding turns only a part of each head"),
+]
+"""Models with states that can be used, and why their layers cannot."""
+
+
+@pytest.mark.parametrize(("config", "step"), STATES, ids=[c.model_type for c, _ in STATES])
+def test_the_states_of_a_model_with_unknown_layers_can_be_used(config, step):
+    torch.manual_seed(0)
+    model = AutoModel.from_config(config).eval()
+    last = config.num_hidden_layers
+    batch = padded_batch(model) if config.pad_token_id is not None else ids_of(model)
+    run = capture(model, Needs(hidden=frozenset({last})))
+    with torch.no_grad():
+        torch.testing.assert_close(run(batch).hidden[last], model(**batch).last_hidden_state)
     with pytest.raises(UsageError, match=step) as caught:
-        layout_for(config)
-    assert f"of type '{config.model_type}'" in str(caught.value)
-    assert "Add a model type" in (caught.value.hint or "")
+        capture(model, Needs(hidden=frozenset({1})))
+    assert f"cannot prune a '{config.model_type}' or make smaller ones" in str(caught.value)
+    assert "--to static:256" in (caught.value.hint or "")
+    shape = shape_of(config)
+    assert (shape.layers, shape.hidden, shape.heads) == (2, 32, 4)
+    with pytest.raises(UsageError, match=step):
+        build_student(model, replace(shape, layers=1))
+
+
+def ids_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    return {"input_ids": torch.randint(5, 60, (2, 10), generator=torch.Generator().manual_seed(1))}
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("dpr", "its output has no hidden state for each token"),
+        ("bros", "a small copy of it fails: ValueError: You have to specify bbox"),
+    ],
+)
+def test_a_model_without_states_for_tokens_is_refused(kind, reason):
+    with pytest.raises(UsageError, match=f"'{kind}': {reason}"):
+        layout_for(tiny_config(kind))
+
+
+def test_the_encoder_of_t5_is_loaded_and_its_students_too(tmp_path):
+    sizes = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2}
+    config = T5Config(**sizes, num_heads=4, pad_token_id=0)
+    folder = on_disk(T5Model(config), tmp_path / "whole")
+    encoder = load_encoder(str(folder))
+    assert type(encoder.model).__name__ == "T5EncoderModel"
+    assert str(encoder.shape) == "2x32:64@4"
+    student = build_student(encoder.model, replace(encoder.shape, layers=1, hidden=16)).model
+    save_model(student, encoder.tokenizer, tmp_path / "student")
+    again = load_encoder(str(tmp_path / "student"))
+    batch = padded_batch(student)
+    with torch.no_grad():
+        own, reloaded = (m.eval()(**batch).last_hidden_state for m in (student, again.model))
+    torch.testing.assert_close(own, reloaded)
+
+
+def test_a_student_keeps_the_width_of_heads_that_is_its_own():
+    teacher = tiny_encoder("qwen3")
+    assert teacher.config.head_dim == 16
+    same = build_student(teacher, shape_of(teacher.config)).model.eval()
+    assert same.config.head_dim == 16
+    batch = padded_batch(teacher)
+    with torch.no_grad():
+        one, other = (m(**batch).last_hidden_state for m in (teacher, same))
+    torch.testing.assert_close(one, other)
+    narrow = build_student(teacher, replace(shape_of(teacher.config), hidden=16)).model
+    assert narrow.config.head_dim == 16
+    assert narrow.layers[0].self_attn.q_proj.weight.shape == (64, 16)
 
 
 def test_relations_of_a_causal_teacher_are_refused_but_its_states_are_not():

@@ -88,11 +88,11 @@ BAD = {
     ),
     "causal decoder": (
         lambda d: change(d, "config.json", model_type="gpt2"),
-        "of type 'gpt2': no linear that makes q",
+        "weights of .* are incomplete",
     ),
     "sequence to sequence": (
         lambda d: change(d, "config.json", model_type="t5"),
-        "'t5' is a decoder or an encoder-",
+        "cannot be used: Validation error for field 'classifier_dropout'",
     ),
     "bert as decoder": (lambda d: change(d, "config.json", is_decoder=True), "'bert' is a decoder"),
     "other width": (

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import AutoModel, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from kdcli.data.sources import open_source
 from kdcli.deploy.exported import is_export, open_export
@@ -37,6 +37,7 @@ from kdcli.errors import (
 )
 from kdcli.models.card import COUNTED_TOKENS, describe, describe_source
 from kdcli.models.grammar import is_shape
+from kdcli.models.layout import base_class
 from kdcli.models.load import load_encoder, load_tokenizer, location
 from kdcli.models.shape import longest_input
 from kdcli.recipe.resolve import Resolved
@@ -406,7 +407,7 @@ def _describe(model: str, options: RunOptions) -> tuple[Card, PreTrainedConfig]:
     """Describe a shape, an export or a model, and return its configuration."""
     if is_shape(model):
         config = config_of(model)
-        untrained = AutoModel.from_config(config, dtype=torch.float32).eval()
+        untrained = base_class(config).from_config(config, dtype=torch.float32).eval()
         embedding, transformer = paper_params(model)
         card = replace(
             describe(untrained, model, None),
@@ -509,11 +510,9 @@ def _estimate(models: Mapping[str, str], cards: Mapping[str, Card], protocol: Pr
     The estimate comes from one pass of the smallest shape and the multiply-adds of all shapes.
     """
     smallest = min(models, key=lambda name: cards[name].multiply_adds)
-    model = (
-        AutoModel.from_config(config_of(models[smallest]), dtype=torch.float32)
-        .eval()
-        .to(protocol.device)
-    )
+    config = config_of(models[smallest])
+    untrained = base_class(config).from_config(config, dtype=torch.float32)
+    model = untrained.eval().to(protocol.device)
     ids_BL = torch.ones((1, COUNTED_TOKENS), dtype=torch.long, device=protocol.device)
     with torch.inference_mode():
         first, second = (
