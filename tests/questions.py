@@ -115,3 +115,31 @@ def mixed(n=12) -> list[Example]:
         asking(c, "ran 0", name=str(i)) if i % 3 else asking(c, name=str(i))
         for i, c in enumerate(contexts)
     ]
+
+
+# Its offsets begin after the first letter of a word.
+ROBBERT = pre_tokenizers.Sequence(
+    [
+        pre_tokenizers.Whitespace(),
+        pre_tokenizers.ByteLevel(add_prefix_space=True),
+        pre_tokenizers.Punctuation(),
+    ]
+)
+PEOPLE = "Anna Berg flew from Amsterdam to New York on Monday with Carlos Ruiz ."
+
+
+def with_pre_tokenizer(before):
+    """A byte-level tokenizer for PEOPLE."""
+    backend = Tokenizer(models.BPE(unk_token="<unk>"))
+    backend.pre_tokenizer = before
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    backend.train_from_iterator(
+        [PEOPLE] * 9,
+        trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet),
+    )
+    backend.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    names = {"cls": "<s>", "sep": "</s>", "pad": "<pad>", "unk": "<unk>"}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, **{f"{key}_token": name for key, name in names.items()}
+    )

@@ -19,7 +19,7 @@ from scipy.special import expit, softmax
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from kdcli.data.labelled.answer_windows import decode_answers, windows
-from kdcli.data.labelled.features import TokenizedRows, encode_examples
+from kdcli.data.labelled.features import TokenizedRows, cover_letters, encode_examples
 from kdcli.data.labelled.tags import describe_unknown_scheme
 from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.export import VECTORS
@@ -374,8 +374,10 @@ class Predictor:
         encoded = self.tokenizer(
             item, add_special_tokens=False, return_offsets_mapping=True, verbose=False
         )
+        offsets = np.array(encoded["offset_mapping"], np.int32).reshape(-1, 2)
+        (offsets,) = cover_letters(item, [offsets])
         spans: dict[int, tuple[int, int]] = {}
-        for word, (begin, end) in zip(encoded.word_ids(), encoded["offset_mapping"], strict=True):
+        for word, (begin, end) in zip(encoded.word_ids(), offsets.tolist(), strict=True):
             first, last = spans.get(word, (begin, end))
             spans[word] = min(first, begin), max(last, end)
         # Some tokenizers count the space before a word.

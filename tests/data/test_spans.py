@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from questions import (
     CONTEXTS,
     KINDS,
+    PEOPLE,
+    ROBBERT,
     SPECIAL,
     asking,
     one_hot,
@@ -16,13 +18,14 @@ from questions import (
     row,
     tokenizer_of,
     windows_of,
+    with_pre_tokenizer,
 )
-from tokenizers import processors
+from tokenizers import Regex, pre_tokenizers, processors
 from transformers import CanineTokenizer, PreTrainedTokenizerFast
 
 from kdcli.data.labelled.answer_windows import Decoded, check_answers, decode_answers, windows
 from kdcli.errors import UsageError
-from kdcli.types import Example
+from kdcli.types import Answer, Example
 
 pytestmark = pytest.mark.slow
 
@@ -259,3 +262,35 @@ def test_without_a_span_there_is_no_text():
     logits[1][begin + 2, 0] = logits[1][begin, 1] = 9.0
     for decoded in decode_answers(found, logits, [empty, reversed_only], best=1):
         assert (decoded.text, decoded.score, decoded.no_answer) == ("", -np.inf, np.inf)
+
+
+PEOPLE_ANSWERS = ["Anna Berg", "Amsterdam", "New York", "Monday", "Carlos Ruiz"]
+
+
+def decoded_gold(context, answers, tokenizer):
+    """The answers that perfect logits give."""
+    examples = [
+        Example("r", str(n), ("Who ?", context), (Answer(text, context.index(text)),))
+        for n, text in enumerate(answers)
+    ]
+    found = windows(examples, tokenizer, max_length=32, stride=8, token_types=False)
+    logits = []
+    for length, (first, last) in zip(found.lengths, found.labels, strict=True):
+        logits.append(np.full((length, 2), -5.0))
+        logits[-1][first, 0] = logits[-1][last, 1] = 5.0
+    return [each.text for each in decode_answers(found, logits, examples)]
+
+
+@pytest.mark.parametrize("before", [ROBBERT, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+def test_offsets_that_miss_letters_do_not_cut_answers(before):
+    tokenizer = with_pre_tokenizer(before)
+    assert decoded_gold(PEOPLE, PEOPLE_ANSWERS, tokenizer) == PEOPLE_ANSWERS
+
+
+def test_a_tokenizer_that_loses_letters_of_the_answers_is_refused():
+    # No token stands for "York".
+    removed = pre_tokenizers.Split(Regex(" York "), "removed")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = with_pre_tokenizer(pre_tokenizers.Sequence([removed, byte_level]))
+    with pytest.raises(UsageError, match=r"loses letters of 1 of .*'New York' is decoded as 'New'"):
+        decoded_gold(PEOPLE, PEOPLE_ANSWERS, tokenizer)

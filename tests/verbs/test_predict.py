@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from encoders import on_disk, tiny_config, tiny_encoder, tiny_tokenizer
+from questions import PEOPLE, ROBBERT, with_pre_tokenizer
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from transformers import (
     AutoTokenizer,
@@ -88,6 +89,19 @@ def test_entities_are_the_ones_of_a_pipeline(tagger):
     found = [entity for each in ours for entity in each]
     assert {e.label for e in found} == {"PER", "LOC"}
     assert any(" " in e.text for e in found), "some entities have several words"
+
+
+def test_entities_have_all_letters_of_their_words(tmp_path):
+    tokenizer = with_pre_tokenizer(ROBBERT)
+    config = tiny_config("bert", vocab_size=len(tokenizer), id2label={0: "X", 1: "O"})
+    model = BertForTokenClassification(config).eval()
+    torch.nn.init.zeros_(model.classifier.weight)
+    model.classifier.bias.data[0] = 1.0
+    model.save_pretrained(tmp_path)
+    tokenizer.model_max_length = 64
+    tokenizer.save_pretrained(tmp_path)
+    ((entity,),) = Predictor.open(str(tmp_path)).predict([PEOPLE])
+    assert (entity.label, entity.text) == ("X", PEOPLE)
 
 
 @pytest.mark.parametrize(

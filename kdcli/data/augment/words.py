@@ -8,10 +8,12 @@ and none in "don't". In scripts without spaces, the words are the pieces of the 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import regex  # type: ignore[import-untyped]
 from tokenizers import decoders
 from transformers import PreTrainedTokenizerBase
 
+from kdcli.data.labelled.features import cover_letters
 from kdcli.errors import UsageError
 
 # Thai, Lao, Burmese, Khmer and Kana, then Han.
@@ -101,13 +103,14 @@ def tokenize_words(
         pieces = [""] * len(ids)
         if prefix and SPACELESS.search(text):
             pieces = tokenizer.convert_ids_to_tokens(ids)
+        (places,) = cover_letters(text, [np.array(offsets, np.int32).reshape(-1, 2)])
         tokens = [
             (
                 *_trimmed(text, begin, end),
                 bool(prefix) and piece.startswith(prefix),
                 i != tokenizer.unk_token_id,
             )
-            for (begin, end), piece, i in zip(offsets, pieces, ids, strict=True)
+            for (begin, end), piece, i in zip(places.tolist(), pieces, ids, strict=True)
         ]
         tokenized.append(TokenizedWords(ids, list(_words(text, tokens))))
     return tokenized

@@ -16,9 +16,17 @@ from typing import NamedTuple, Self, cast
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from kdcli.data.labelled.features import EXAMPLES_PER_CALL, TokenizedRows, pad_id
+from kdcli.data.labelled.features import (
+    EXAMPLES_PER_CALL,
+    TokenizedRows,
+    cover_letters,
+    pad_id,
+)
 from kdcli.errors import UsageError
 from kdcli.types import Answer, Array, Example
+
+MAX_LOST = 0.01
+"""Maximum share of the answers that the offsets of a tokenizer cut."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,10 +123,11 @@ def windows(
     Raises:
         UsageError: The tokenizer does not tell where its tokens come from or has no padding token,
             or next to the longest question a window would hold no more than `stride` tokens of the
-            context.
+            context, or the tokenizer loses letters of the answers.
     """
     _check_windows(tokenizer, max_length, stride)
     rows = list(_windows(examples, tokenizer, max_length, stride, token_types))
+    _check_decoded(examples, rows, tokenizer)
     chars_T2 = np.concatenate([np.empty((0, 2), dtype=np.int32), *(row.chars for row in rows)])
     types = [np.empty(0, dtype=np.int8), *(row.types for row in rows)]
     example = [row.example for row in rows]
@@ -212,6 +221,37 @@ def _check_windows(tokenizer: PreTrainedTokenizerBase, max_length: int, stride: 
         )
 
 
+def _check_decoded(
+    examples: Sequence[Example], rows: Sequence[_Window], tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Decode the gold answers from their tokens.
+
+    Raises:
+        UsageError: More than a few answers lack letters, so no model with this tokenizer can score
+            well.
+    """
+    count, lost = 0, []
+    for row in rows:
+        example, (first, last) = examples[row.example], row.label
+        if first == last == row.cls:
+            continue
+        count += 1
+        answer = cast(tuple[Answer, ...], example.label)[0].text
+        decoded = _text(example.texts[1], row.chars[first, 0], row.chars[last, 1])
+        if _letters(answer) not in _letters(decoded):
+            lost.append(f"{example.where}: '{answer}' is decoded as '{decoded}'")
+    if len(lost) > MAX_LOST * count:
+        raise UsageError(
+            f"the tokenizer ({type(tokenizer).__name__}) loses letters of {len(lost):,} of "
+            f"{count:,} answers: {lost[0]}",
+            "use a model with another tokenizer; the offsets of this one do not cover its tokens",
+        )
+
+
+def _letters(text: str) -> str:
+    return "".join(filter(str.isalnum, text))
+
+
 def _text(context: str, begin: int, end: int) -> str:
     """Return the text of a span of characters, without surrounding white space."""
     # If a tokenizer strips accents, its tokens exclude a combining mark at their end.
@@ -272,10 +312,14 @@ def _windows(
                 for row in rows
             ]
             texts = [encoded.sequence_ids(row) for row in rows]
-            chars = [
-                _characters(encoded["offset_mapping"][row], of_row)
-                for row, of_row in zip(rows, texts, strict=True)
-            ]
+            context = portion[number].texts[1]
+            chars = cover_letters(
+                context,
+                [
+                    _characters(encoded["offset_mapping"][row], of_row)
+                    for row, of_row in zip(rows, texts, strict=True)
+                ],
+            )
             # The position is 0 if the tokenizer adds no classification token.
             special = [[i for i, text in enumerate(of_row) if text is None] for of_row in texts]
             cls = [

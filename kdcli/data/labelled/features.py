@@ -244,6 +244,47 @@ def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
     return int(tokenizer.pad_token_id)
 
 
+def cover_letters(text: str, windows: Sequence[Array]) -> list[Array]:
+    """Add letters and digits that no token of any window covers to the token next to them.
+
+    The offsets of some tokenizers begin after the first letter of a word (RobBERT's) or end before
+    its last one, although the token stands for it.
+
+    Args:
+        text: The text.
+        windows: For each window of the text, the first character of each token and the one after
+            its last, [L, 2] int32; -1 for tokens of no character.
+
+    Returns:
+        The windows with these letters.
+    """
+    spans = np.concatenate(windows)
+    spans = spans[spans[:, 0] >= 0]
+    change = np.zeros(len(text) + 1, np.int32)
+    np.add.at(change, spans[:, 0], 1)
+    np.add.at(change, spans[:, 1], -1)
+    covered = np.cumsum(change) > 0
+    letters = np.fromiter(map(str.isalnum, text), bool, len(text))
+    missed = np.append(letters & ~covered[:-1], False)
+    if not missed.any():
+        return list(windows)
+    first, after = (np.arange(len(text) + 1) for _ in range(2))
+    for n in np.flatnonzero(missed):
+        first[n + 1] = first[n]
+    # A letter before a token belongs to this token, and otherwise to the token before it.
+    taken = np.zeros(len(missed), bool)
+    for begin in np.unique(spans[:, 0]):
+        taken[first[begin] : begin] = True
+    for n in np.flatnonzero(missed & ~taken)[::-1]:
+        after[n] = after[n + 1]
+    return [
+        np.where(
+            chars_L2 < 0, chars_L2, np.stack([first[chars_L2[:, 0]], after[chars_L2[:, 1]]], axis=1)
+        ).astype(np.int32)
+        for chars_L2 in windows
+    ]
+
+
 def _first_pieces(words: Sequence[int | None]) -> Array:
     """Return the number of each word at its first piece, and -1 at all other tokens."""
     before = [None, *words][: len(words)]
