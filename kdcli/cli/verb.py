@@ -36,7 +36,7 @@ HUB_MODEL = r"(\w[\w.-]*/)?\w[\w.-]*"
 PRINTING = ("json", "quiet", "verbose")
 LOADING = ("output_dir", "overwrite", "revision", "trust_remote_code", *PRINTING)
 SAVING = ("push_to_hub", *LOADING)
-SCORING = ("recipe", "sets", "device", *LOADING)
+SCORING = ("recipe", "sets", "device", "strict_data", *LOADING)
 TRAINING = ("processes", "resume", "dry_run", "report_to", "push_to_hub", *SCORING)
 
 
@@ -112,11 +112,13 @@ class Verb:
         Raises:
             UsageError: Options contradict each other, or a value is not allowed.
         """
+        from kdcli.data.accounts import ACCOUNTS
         from kdcli.disk import COMMITS, HASHES
 
         # Python may run several verbs in this process.
         COMMITS.clear()
         HASHES.clear()
+        ACCOUNTS.clear(strict=bool(values.get("strict_data", False)))
         given = Given(self, dict(values), arguments)
         prepare_libraries(given.values.get("quiet", False), given.values.get("verbose", False))
         if "processes" in given.values:

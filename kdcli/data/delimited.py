@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from kdcli.data.rows import BadRow, OnBadRow, Row
+from kdcli.data.rows import BadRow, BlankLine, OnBadRow, Row
 from kdcli.errors import UsageError
 
 MAX_USUAL_CELLS = 50  # A column with more different cells is no column of labels.
@@ -92,7 +92,9 @@ def read_delimited(
             for cell, of_column in zip(cells, usual, strict=True):
                 of_column.add(cell)
             yield Row(where, dict(zip(columns, cells, strict=True)))
-        elif cells:
+        elif not cells:
+            on_bad(BlankLine(where))
+        else:
             problem = f"the row does not have {len(columns)} columns"
             for bad in [number, *(after for after, _ in reread.taken)]:
                 on_bad(BadRow(f"{name}:{bad}", problem, hint=HINTS[kind]))

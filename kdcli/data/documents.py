@@ -32,7 +32,12 @@ class Sample(NamedTuple):
 
 
 def texts_of(rows: Iterable[Row], column: str | None) -> Iterator[str]:
-    """Yield the text of each row, except for rows with blank or null text.
+    """Yield the text of each row, except for rows with blank or null text; see `placed_texts`."""
+    return (text for _, text in placed_texts(rows, column) if text)
+
+
+def placed_texts(rows: Iterable[Row], column: str | None) -> Iterator[tuple[str, str]]:
+    """Yield the place and the text of each row; the text is "" if it is blank or null.
 
     Args:
         rows: Rows of one source.
@@ -55,7 +60,9 @@ def texts_of(rows: Iterable[Row], column: str | None) -> Iterator[str]:
             problem = f"column '{column}' holds {type(text).__name__}, not text"
             raise UsageError(f"{where}: {problem}", COLUMN_HINT)
         if text and not text.isspace():
-            yield check_encodable(where, column, text)
+            yield where, check_encodable(where, column, text)
+        else:
+            yield where, ""
 
 
 def text_column(rows: Sequence[Row]) -> str:

@@ -24,7 +24,7 @@ from kdcli.data import conll
 from kdcli.data.annotations import rows_of_json
 from kdcli.data.class_names import ClassNames
 from kdcli.data.delimited import read_delimited
-from kdcli.data.rows import BadRow, OnBadRow, Piece, Row, raise_bad_row
+from kdcli.data.rows import BadRow, BlankLine, OnBadRow, Piece, Row, raise_bad_row
 from kdcli.data.storage import File, as_file, base_name, file_stat, open_binary
 from kdcli.errors import UsageError, one_line
 
@@ -218,8 +218,7 @@ def _read_lines(
 ) -> Iterator[Row]:
     """Read the rows of a format with lines. The lines of a txt file are rows, except blank ones."""
     if kind == "txt":
-        texts = ((number, line.strip()) for number, line in lines)
-        return (Row(f"{name}:{number}", {"text": text}) for number, text in texts if text)
+        return _read_text(name, lines, on_bad)
     if kind in ("csv", "tsv"):
         # Without a limit, an open quote would read the rest of the file as one cell.
         csv.field_size_limit(MAX_LINE_BYTES)
@@ -227,6 +226,15 @@ def _read_lines(
     if kind in conll.ENDINGS:
         return conll.read_conll(name, lines, on_bad)
     return _read_jsonl(name, lines, on_bad)
+
+
+def _read_text(name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow) -> Iterator[Row]:
+    for number, line in lines:
+        where, text = f"{name}:{number}", line.strip()
+        if text:
+            yield Row(where, {"text": text})
+        else:
+            on_bad(BlankLine(where))
 
 
 def count_lines_before(piece: Piece) -> int:
@@ -315,9 +323,10 @@ def _conversion(name: str, form: FileFormat, command: str) -> str:
 
 def _read_jsonl(name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow) -> Iterator[Row]:
     for number, line in lines:
-        if not line.strip():
-            continue
         where = f"{name}:{number}"
+        if not line.strip():
+            on_bad(BlankLine(where))
+            continue
         try:
             values = _parse_json(line)
         except (ValueError, RecursionError) as error:

@@ -33,12 +33,20 @@ class BadRow(UsageError):
         self.where, self.problem = where, problem
 
 
+class BlankLine(BadRow):
+    """A line with nothing but white space. It is no row, and by itself no error."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(where, "the line is empty")
+
+
 OnBadRow = Callable[[BadRow], None]  # Raises the error, or records it and skips the row.
 
 
 def raise_bad_row(error: BadRow) -> None:
-    """Raise the error of the first bad row."""
-    raise error
+    """Raise the error of the first bad row. Empty lines are skipped."""
+    if not isinstance(error, BlankLine):
+        raise error
 
 
 class Piece(NamedTuple):

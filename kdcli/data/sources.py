@@ -18,10 +18,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kdcli.data.accounts import EMPTY, RowAccount
 from kdcli.data.annotations import convert_annotations
 from kdcli.data.class_names import INFOS, ClassNames
 from kdcli.data.demo import DOCUMENTS, demo_documents, demo_identity
-from kdcli.data.documents import Sample, first_texts, read_documents, sample_documents, texts_of
+from kdcli.data.documents import (
+    Sample,
+    first_texts,
+    placed_texts,
+    read_documents,
+    sample_documents,
+    texts_of,
+)
 from kdcli.data.hub import DATA_SET_ID, HubId, clone_files, hub_rows, hub_size, hub_splits
 from kdcli.data.readers import FORMATS, PACKED, check_size, cut_file, format_of, read_rows
 from kdcli.data.rows import OnBadRow, Piece, Row, raise_bad_row
@@ -119,8 +127,30 @@ class Source(ABC):
 
     def documents(self, split: str, column: str | None) -> Iterator[str]:
         """Yield the documents of a split. Raises UsageError if a file has no documents."""
-        for table in self.tables(split):
-            yield from _checked_documents(table, column)
+        account = RowAccount(self.name)
+        return (text for _, text in self.placed_documents(split, column, account))
+
+    def placed_documents(
+        self, split: str, column: str | None, account: RowAccount
+    ) -> Iterator[tuple[str, str]]:
+        """Yield the place and the text of each document of a split.
+
+        `account` counts the rows, and leaves out the empty ones.
+
+        Raises:
+            UsageError: A file has no documents.
+        """
+        for table in self.tables(split, account.on_bad):
+            is_empty = True
+            for where, text in placed_texts(table.rows, column):
+                account.read += 1
+                if text:
+                    is_empty = False
+                    yield where, text
+                else:
+                    account.leave_out(EMPTY, where)
+            if is_empty:
+                raise UsageError(f"{table.name} holds no text")
 
     def _check_split(self, split: str) -> None:
         if not self.has(split):

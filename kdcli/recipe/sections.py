@@ -310,6 +310,14 @@ class RunOptions:
         Option("--trust-remote-code", panel=RUN, rare=True),
         Field(description="Run code that comes with the model."),
     ] = False
+    strict_data: Annotated[
+        bool,
+        Option("--strict-data", panel=RUN, rare=True),
+        Field(
+            description="Refuse data of which rows are left out: empty, bad, repeated, or known to "
+            "a model."
+        ),
+    ] = False
     stop_after: int | None = None
     written: tuple[Path, ...] = ()
 

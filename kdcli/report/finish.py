@@ -5,13 +5,14 @@ from __future__ import annotations
 import datetime
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from markupsafe import escape
 from pydantic import ValidationError
 
+from kdcli.data.accounts import ACCOUNTS
 from kdcli.deploy.environment import describe_environment, versions
 from kdcli.deploy.latency import Latency
 from kdcli.deploy.usable import Usable
@@ -315,6 +316,7 @@ def _report(run: RunDir, contents: ReportContents) -> Report:
             "latency": [row.priced(contents.price_per_hour) for row in latency.rows],
             "failures": latency.failures,
             "agreements": latency.agreements,
+            "accounts": list(map(asdict, ACCOUNTS.by_key.values())),
             "published": published_for(models, recipe, embeds=contents.auto_class == EMBEDDER),
         }
     )

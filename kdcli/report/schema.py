@@ -426,6 +426,27 @@ class Compression(SchemaPart):
     steps: list[StepReport] = Field(default_factory=list)
 
 
+class RowsLeftOut(SchemaPart):
+    """Rows that were left out for one reason; `first` is the place of the first one."""
+
+    reason: str
+    count: int
+    first: str
+
+
+class DataAccount(SchemaPart):
+    """The account of a source: `read` is the sum of `kept` and of the rows that are left out.
+
+    `rows` is the name of what is counted: rows, sentences, pairs or queries.
+    """
+
+    source: str
+    rows: str
+    read: int
+    kept: int
+    left_out: list[RowsLeftOut]
+
+
 PARTS_OF_MODELS = (
     "latency",
     "evaluations",
@@ -499,6 +520,7 @@ class Report(SchemaPart):
     trimming: Trimming | None = None
     failures: list[Failure] = Field(default_factory=list)
     agreements: list[Agreement] = Field(default_factory=list)
+    accounts: list[DataAccount] = Field(default_factory=list)
     compression: Compression | None = None
 
     @model_validator(mode="after")

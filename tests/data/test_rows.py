@@ -167,7 +167,15 @@ def test_rows_in_train_and_validation_are_left_out_and_counted(tmp_path):
         "skipped 500 of 1,000 rows of validation: this run trains on them, so their scores would "
         "be too high; 500 rows remain"
     )
-    assert (found.notes, log[-1], len(judged(found))) == ([line], line, 400)
+    assert (found.notes, len(judged(found))) == ([line], 400)
+    # 100 of the other rows are not chosen.
+    first = next(e for e in log if "over the number" in e).rpartition(":")[2].rstrip(")")
+    places = f"(first: {tmp_path}/validation.jsonl:{{}})".format
+    account = (
+        f"rows of {tmp_path.name}: 3,000 read, 2,400 kept; left out: 500 trained a model "
+        f"{places(1)}, 100 over the number of rows asked for {places(first)}"
+    )
+    assert log[-2:] == [line, account]
     assert not set(hashes_of(judged(found)).tolist()) & set(found.rows.tolist())
 
 

@@ -18,6 +18,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kdcli.data.accounts import (
+    ACCOUNTS,
+    OTHER_PART,
+    REPEATED,
+    RowAccount,
+)
 from kdcli.data.class_names import ClassName
 from kdcli.data.labelled.partition import (
     DividedRows,
@@ -36,6 +42,7 @@ from kdcli.types import Array, Example, RowHashes, Task
 RERANK_TASK = Task("rerank", "score", ("query", "passage"), ("ndcg@10", "mrr@10"), max_length=256)
 QUERIES = ("query", "question", "anchor")
 PASSAGES = ("passage", "sentence", "document")
+UNSCORED = "without a label for each passage, or with labels of one kind"
 FORM_HINT = "a row holds query and passage, or query and passages, or query, positive and negative"
 
 
@@ -128,8 +135,18 @@ class ListSplits(DividedRows):
     @property
     def labelled(self) -> bool:
         """Whether any candidate has a label."""
+        return any(not np.isnan(part.labels).all() for part in self.parts)
+
+    @property
+    def count(self) -> int:
+        """The number of queries of all splits."""
+        return sum(map(len, self.parts))
+
+    @property
+    def parts(self) -> list[Lists]:
+        """The splits that there are."""
         parts = (self.train, self.validation, self.test)
-        return any(part is not None and not np.isnan(part.labels).all() for part in parts)
+        return [part for part in parts if part is not None]
 
     def pools(self, trained: RowHashes) -> Pools:
         """Return the hashes of the queries of each split. `trained` has the models' training
@@ -175,11 +192,17 @@ def read_list_splits(source: str, log: Log) -> ListSplits:
         raise UsageError(
             "the demo has no lists of candidates", f"give --data FILE_OR_DIRECTORY: {FORM_HINT}"
         )
+    account = RowAccount(source)
+
+    def read(split: str) -> Lists:
+        return _read(opened.tables(split, account.on_bad), account, log)
+
     validation, test = (
-        _read(opened.tables(split), log) if opened.has(split) else None
-        for split in ("validation", "test")
+        read(split) if opened.has(split) else None for split in ("validation", "test")
     )
-    return ListSplits(_read(opened.tables("train"), log), validation, test)
+    splits = ListSplits(read("train"), validation, test)
+    log(ACCOUNTS.close(account, account.used))
+    return splits
 
 
 def read_lists(
@@ -225,9 +248,13 @@ def read_lists(
             f"{source} has {len(train):,} queries, and none of them is held out for evaluation",
             "give more queries, a validation split, or another data.split_seed",
         )
+    account = RowAccount(source, "queries", splits.count)
+    if others := splits.count - len(train) - len(evaluated):
+        account.leave_out(OTHER_PART, "", others)
     if labelled is None:
         labelled = splits.labelled
     if not labelled:
+        log(ACCOUNTS.close(account, len(train) + len(evaluated)))
         train, evaluated = train.unlabelled(), evaluated.unlabelled()
         return ListData(train, evaluated, split, has_labels=False, notes=notes)
     can_score = evaluated.can_score
@@ -242,7 +269,10 @@ def read_lists(
             f"skipped {(~can_score).sum():,} of {len(evaluated):,} evaluation queries, because "
             "their passages are not all labelled or not both relevant and irrelevant"
         )
+        first = evaluated.queries[int(np.argmin(can_score))]
+        account.leave_out(UNSCORED, repr(first), int((~can_score).sum()))
     evaluated = evaluated.take(np.flatnonzero(can_score))
+    log(ACCOUNTS.close(account, len(train) + len(evaluated)))
     training = ""
     if len(train):
         passages = f"{train.sizes.mean():.1f} passages on average"
@@ -263,7 +293,7 @@ def _divided(
     train = splits.train
     if partition is not None:
         chosen = Partition.read(partition)
-        parts = [part for part in (train, splits.validation, splits.test) if part is not None]
+        parts = splits.parts
         at = chosen.evaluated_rows([part.query_hashes for part in parts], split, "query")
         evaluated = concatenate_lists(
             [part.take(np.flatnonzero(n)) for part, n in zip(parts, at, strict=True)]
@@ -306,7 +336,7 @@ ScoredPassage = tuple[str, float, float]
 """A passage, its label and its score."""
 
 
-def _read(tables: Iterator[tuple[str, Iterator[Row]]], log: Log) -> Lists:
+def _read(tables: Iterator[tuple[str, Iterator[Row]]], account: RowAccount, log: Log) -> Lists:
     """Read the lists of all files of a split."""
     conflicts = 0
     by_query: dict[str, dict[str, tuple[float, float]]] = {}
@@ -314,7 +344,10 @@ def _read(tables: Iterator[tuple[str, Iterator[Row]]], log: Log) -> Lists:
         where = ""
         for where, row in rows:
             query, candidates = _candidates(where, row)
+            account.read += 1
             by_passage = by_query.setdefault(query, {})
+            if candidates and all(passage in by_passage for passage, _, _ in candidates):
+                account.leave_out(REPEATED, where)
             for passage, label, score in candidates:
                 first_label, first_score = by_passage.setdefault(passage, (label, score))
                 if not _same(first_score, score):

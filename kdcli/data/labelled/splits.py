@@ -2,11 +2,12 @@
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from kdcli.data import demo
+from kdcli.data.accounts import BAD, EMPTY, LeftOut, RowAccount
 from kdcli.data.hub import HubId
 from kdcli.data.labelled.examples import example_of
 from kdcli.data.labelled.kept import kept_rows
@@ -18,7 +19,7 @@ from kdcli.data.labelled.partition import (
     hashes_of,
 )
 from kdcli.data.labelled.row_checks import describe_repeats
-from kdcli.data.rows import BadRow, OnBadRow, Row
+from kdcli.data.rows import BadRow, BlankLine, OnBadRow, Row
 from kdcli.data.sources import DemoSource, FileSource, HubSource, Log, Source, open_source
 from kdcli.data.storage import NotFound, base_name, list_folder, list_names
 from kdcli.data.tasks import task_of
@@ -38,6 +39,8 @@ class TaskSource:
         on_bad: Called with each row that does not fit the task.
         withheld: Whether rows may lack labels.
         log: Called with each message.
+        account: Counts the rows that are read.
+        examples: All examples that were read.
     """
 
     task: Task
@@ -46,6 +49,8 @@ class TaskSource:
     on_bad: OnBadRow
     withheld: bool
     log: Log
+    account: RowAccount = field(default_factory=lambda: RowAccount(""))
+    examples: list[Example] = field(default_factory=list)
 
     def training_split(self, *, needed: bool) -> tuple[Source, str]:
         """Return the source of the training examples and the name of their set.
@@ -142,9 +147,15 @@ class TaskSource:
         if len(files) > 1:
             names = list_names([base_name(file) for file in files])
             self.log(f"{split} is read from {len(files)} files: {names}")
-        examples, bad_rows = _read_examples(self.task, source, split, withheld=self.withheld)
+        examples, bad_rows, empty = _read_examples(self.task, source, split, withheld=self.withheld)
+        self.account.read += len(examples) + len(bad_rows) + empty.count
+        if empty.count:
+            self.account.leave_out(EMPTY, empty.first, empty.count)
+        if bad_rows:
+            self.account.leave_out(BAD, bad_rows[0].where, len(bad_rows))
         for row in bad_rows:
             self.on_bad(row)
+        self.examples.extend(examples)
         return examples
 
     def read_sets(self, places: Mapping[str, tuple[Source, str]]) -> dict[str, list[Example]]:
@@ -278,18 +289,27 @@ def _hub_source(where: tuple[str, str | None], name: str) -> Source:
 @kept_rows
 def _read_examples(
     task: Task, source: Source, split: str, *, withheld: bool
-) -> tuple[list[Example], list[BadRow]]:
-    """Return the examples of a split, and the rows that cannot be read."""
+) -> tuple[list[Example], list[BadRow], LeftOut]:
+    """Return the examples of a split, the rows that cannot be read, and the empty lines."""
     bad_rows: list[BadRow] = []
+    empty = LeftOut(EMPTY, 0, "")
     if isinstance(source, DemoSource):
-        return _demo_examples(task, split), bad_rows
+        return _demo_examples(task, split), bad_rows, empty
+
+    def on_bad(row: BadRow) -> None:
+        if isinstance(row, BlankLine):
+            empty.count += 1
+            empty.first = empty.first or row.where
+        else:
+            bad_rows.append(row)
+
     examples = []
-    for number, row in read_numbered_rows(source, split, bad_rows.append):
+    for number, row in read_numbered_rows(source, split, on_bad):
         try:
             examples.append(example_of(task, row, number, withheld=withheld))
         except BadRow as error:
             bad_rows.append(error)
-    return examples, bad_rows
+    return examples, bad_rows, empty
 
 
 def _demo_examples(task: Task, split: str) -> list[Example]:

@@ -3,12 +3,14 @@
 Evaluation sets hold no rows that a model was trained on.
 """
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
+from kdcli.data.accounts import ACCOUNTS, CUT, OTHER_PART, TRAINED, RowAccount
 from kdcli.data.labelled.kept import kept_rows
 from kdcli.data.labelled.own import MAX_LISTED_CLASSES, own_task
 from kdcli.data.labelled.partition import (
@@ -140,7 +142,13 @@ def open_labelled(
         for line in describe_account(task):
             log(line)
         rows = TaskSource(
-            task, request.source, request.train_source, bad_rows, withheld=not has_labels, log=log
+            task,
+            request.source,
+            request.train_source,
+            bad_rows,
+            withheld=not has_labels,
+            log=log,
+            account=RowAccount(request.source or request.task),
         )
         if chosen is not None:
             splits = read_splits(rows)
@@ -164,11 +172,16 @@ def open_labelled(
         notes=notes,
         has_labels=has_labels,
     )
+    used = division.train if training else []
+    evaluated_rows = itertools.chain.from_iterable(division.sets.values())
+    rows.account.leave_out_missing(OTHER_PART, rows.examples, [*used, *evaluated_rows])
+    rows.account.leave_out_missing(CUT, used, data.train)
     known = dict(trained or {})
     if training:
         known[THIS_RUN] = data.rows
     published = chosen is None and not is_own and data.split in ("validation", "test")
-    data = _choose_evaluated(data, request, known, published=published, log=log)
+    data = _choose_evaluated(data, request, known, rows.account, published=published, log=log)
+    log(ACCOUNTS.close(rows.account, len(data.train) + data.count))
     if is_own and (note := describe_repeats(data.task, data.sets[""], "evaluated rows")):
         log(note)
         data.notes.append(note)
@@ -212,6 +225,7 @@ def _choose_evaluated(
     data: Labelled,
     request: RowsRequest,
     trained: Mapping[str, RowHashes],
+    account: RowAccount,
     *,
     published: bool,
     log: Log,
@@ -222,6 +236,7 @@ def _choose_evaluated(
         data: The task with all examples of the evaluated split.
         request: Which rows to read.
         trained, published, log: See `_skip_trained_rows`.
+        account: Counts the rows that are left out.
 
     Raises:
         UsageError: Too few rows remain.
@@ -231,6 +246,9 @@ def _choose_evaluated(
     )
     sets = {name: choose_subset(rows, request.judged_rows) for name, rows in remaining.sets.items()}
     chosen = replace(remaining, sets=sets)
+    for reason, before, after in ((TRAINED, data, remaining), (CUT, remaining, chosen)):
+        for name, rows in before.sets.items():
+            account.leave_out_missing(reason, rows, after.sets[name])
     skipped = data.count - remaining.count
     return replace(chosen, split=_split_name(chosen, data.count, skipped, kept))
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import regex  # type: ignore[import-untyped]
 
+from kdcli.data.accounts import ACCOUNTS, CUT, REPEATED, RowAccount
 from kdcli.data.labelled.partition import DividedRows, Partition, Pools, text_hashes
 from kdcli.data.rows import (
     BadRow,
@@ -40,6 +41,7 @@ QUERY_COLUMNS = ("query", "anchor")
 POSITIVE_COLUMN = "positive"
 PAIR_HINT = "pairs have the columns query, positive and optionally negative"
 NEGATIVE_COLUMN = re.compile(r"negatives?(_\d+)?")
+SENTENCES = "sentences"
 MAX_HELD_OUT = 0.1  # Maximum share of the texts that are held out.
 
 
@@ -99,9 +101,10 @@ class Texts(DividedRows):
 
 
 class Unit(NamedTuple):
-    """A text as it is read, with its positive and its negatives."""
+    """A text as it is read, its place, and its positive and negatives."""
 
     text: str
+    where: str = ""
     role: str = ""
     positive: str | None = None
     negatives: tuple[str, ...] = ()
@@ -134,13 +137,16 @@ def read_texts(
             texts.
     """
     opened = open_source(source)
-    name, units = _read_units(opened, split, column, unit)
+    of_rows = RowAccount(source)
+    name, units = _read_units(opened, split, column, unit, of_rows)
+    of_texts = RowAccount(source, name) if name == SENTENCES else of_rows
     links: dict[str, Unit] = {}
     roles: dict[str, str] = {}
     positions: dict[str, int] = {}
     read = 0
     for one in units:
-        positions.setdefault(one.text, read)
+        if positions.setdefault(one.text, read) != read:
+            of_texts.leave_out(REPEATED, one.where)
         read += 1
         roles.setdefault(one.text, one.role)
         if one.positive is not None or one.text not in links:
@@ -149,12 +155,19 @@ def read_texts(
             if other is not None:
                 roles.setdefault(other, "document")
                 positive = one.text if other == one.positive else None
-                links.setdefault(other, Unit(other, positive=positive))
+                links.setdefault(other, Unit(other, one.where, positive=positive))
     if len(links) < 2:
         raise _too_few_texts(opened, split, column, len(links))
     taken = sorted(links, key=_hash)[: rows or len(links)]
     message = f"{read:,} {name}, {len(links):,} distinct texts"
     log(message + (f"; using {len(taken):,}" if rows else ""))
+    used = set(taken)
+    if unused := [text for text in positions if text not in used]:
+        of_texts.leave_out(CUT, links[unused[0]].where, len(unused))
+    if of_texts is not of_rows:
+        of_texts.read = read
+        log(ACCOUNTS.close(of_rows, of_rows.used))
+    log(ACCOUNTS.close(of_texts, len(positions) - len(unused)))
     texts = _link(taken, links, roles, positions, read)
     if paired and not texts.paired:
         raise UsageError(
@@ -224,33 +237,47 @@ def _link(
 
 
 def _read_units(
-    source: Source, split: str, column: str | None, unit: str
+    source: Source, split: str, column: str | None, unit: str, account: RowAccount
 ) -> tuple[str, Iterator[Unit]]:
-    """Read the texts of a source, and return them with their name for a message."""
+    """Read the texts of a source, and return them with their name for a message.
+
+    `account` counts the rows.
+    """
     tables = list(source.tables(split))
-    first, rows = take_first(row for table in tables for row in table.rows)
+    first, _ = take_first(row for table in tables for row in table.rows)
     if not first:
         part = "" if split == "train" else f"the {split} split of "
         raise UsageError(f"{part}{source.name} holds no text")
     names = names_in(first)
     queries = [name for name in QUERY_COLUMNS if name in names]
     if column is None and (queries or POSITIVE_COLUMN in names):
-        return "pairs", _read_pairs(rows, queries[0] if queries else "query")
-    documents = source.documents(split, column)
+        rows = (row for table in source.tables(split, account.on_bad) for row in table.rows)
+        return "pairs", _read_pairs(rows, queries[0] if queries else "query", account)
+    documents = source.placed_documents(split, column, account)
     if unit == "document":
-        return "documents", (Unit(document.strip()) for document in documents)
-    parts = itertools.chain.from_iterable(map(sentences, documents))
-    return "sentences", (Unit(sentence) for sentence in parts)
+        return "documents", (Unit(document.strip(), where) for where, document in documents)
+    return SENTENCES, _read_sentences(documents, account)
 
 
-def _read_pairs(rows: Iterator[Row], query: str) -> Iterator[Unit]:
+def _read_sentences(documents: Iterator[tuple[str, str]], account: RowAccount) -> Iterator[Unit]:
+    for where, document in documents:
+        is_used = False
+        for sentence in sentences(document):
+            is_used = True
+            yield Unit(sentence, where)
+        if not is_used:
+            account.leave_out(f"without a sentence of {MIN_WORDS} words", where)
+
+
+def _read_pairs(rows: Iterator[Row], query: str, account: RowAccount) -> Iterator[Unit]:
     for where, values in rows:
+        account.read += 1
         text, positive = (
             text_in(where, values, name, values.get(name), PAIR_HINT)
             for name in (query, POSITIVE_COLUMN)
         )
         negatives = negatives_in(where, values, PAIR_HINT)
-        yield Unit(text, "query", positive, tuple(negatives))
+        yield Unit(text, where, "query", positive, tuple(negatives))
 
 
 def negatives_in(where: str, values: RowValues, hint: str) -> list[str]:

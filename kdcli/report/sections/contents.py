@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 from kdcli.report.schema import Compression, Report
+from kdcli.report.sections.accounts import accounts_section
 from kdcli.report.sections.candidates import compression_section
 from kdcli.report.sections.curves import training_section
 from kdcli.report.sections.decision import decision_section
@@ -41,6 +42,7 @@ def sections(report: Report) -> list[ReportSection]:
         training_section(report),
         details(report),
         published(report),
+        accounts_section(report),
         ReportSection("Notes", items=[(note,) for note in report.notes]),
     ]
 
@@ -54,6 +56,7 @@ def _of_compression(report: Report, compression: Compression) -> list[ReportSect
         agreements(report),
         details(report),
         published(report),
+        accounts_section(report),
     ]
     least = View.MARKDOWN
     parts = [replace(part, open=False, least=max(part.least, least)) for part in folded]

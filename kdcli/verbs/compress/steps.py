@@ -16,6 +16,7 @@ from typing import TypeVar
 from accelerate.state import AcceleratorState, GradientState
 from pydantic import TypeAdapter
 
+from kdcli.data.accounts import ACCOUNTS
 from kdcli.deploy.exported import FACTS
 from kdcli.disk import COMMITS, as_directory, cache_key, disk_errors, read_json, write_atomic
 from kdcli.engine.memory import release_memory
@@ -408,13 +409,15 @@ def call_alone(step: Step, options: RunOptions) -> object:
     # Each verb chooses its own device and precision, and names the data it read itself.
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
-    before = dict(COMMITS)
+    before, accounts = dict(COMMITS), dict(ACCOUNTS.by_key)
     COMMITS.clear()
+    ACCOUNTS.by_key.clear()
     try:
         return step.call(options)
     finally:
         # The report of the compression names the data of all its steps.
         COMMITS.update(before)
+        ACCOUNTS.by_key.update(accounts)
         release_memory()
 
 

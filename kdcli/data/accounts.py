@@ -1,0 +1,146 @@
+"""Account for the rows of a source: how many are read, kept, and left out, and why.
+
+A command has one account for each source and part. The log shows it in one line, and the report has
+a table of all accounts. With `--strict-data`, a row that is left out is an error, unless the recipe
+asks for it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from kdcli.data.rows import BadRow, BlankLine
+from kdcli.data.storage import base_name
+from kdcli.errors import UsageError
+from kdcli.types import Example
+
+EMPTY, BAD, REPEATED = "empty", "bad", "repeated"
+TRAINED = "trained a model"  # Such rows are withheld from an evaluation.
+CUT = "over the number of rows asked for"
+OTHER_PART = "in another part of the data"
+CHOSEN = (CUT, OTHER_PART)
+"""Reasons that follow from the recipe, not from the data."""
+
+
+@dataclass
+class LeftOut:
+    """Rows that are left out for one reason.
+
+    Attributes:
+        reason: The reason.
+        count: The number of rows.
+        first: The place of the first one; "" if it has none.
+    """
+
+    reason: str
+    count: int
+    first: str
+
+    def __str__(self) -> str:
+        place = f" (first: {self.first})" if self.first else ""
+        return f"{self.count:,} {self.reason}{place}"
+
+
+@dataclass
+class RowAccount:
+    """The account of a source.
+
+    Attributes:
+        source: The source, as `--data` names it.
+        rows: What the account counts: rows, texts or queries.
+        read: The number of rows that were read, with empty lines.
+        kept: The number of rows that are used.
+        left_out: The other rows.
+    """
+
+    source: str
+    rows: str = "rows"
+    read: int = 0
+    kept: int = 0
+    left_out: list[LeftOut] = field(default_factory=list)
+
+    def leave_out(self, reason: str, first: str, count: int = 1) -> None:
+        """Count rows that are left out; `first` is the place of the first one."""
+        for one in self.left_out:
+            if one.reason == reason:
+                one.count += count
+                return
+        self.left_out.append(LeftOut(reason, count, first))
+
+    def leave_out_missing(
+        self, reason: str, before: Iterable[Example], after: Iterable[Example]
+    ) -> None:
+        """Count the examples of `before` that are not among the same examples in `after`."""
+        kept = set(map(id, after))
+        places = [example.where for example in before if id(example) not in kept]
+        if places:
+            self.leave_out(reason, places[0], len(places))
+
+    def on_bad(self, error: BadRow) -> None:
+        """Count an empty line; raise the error of any other line that is not a row."""
+        if not isinstance(error, BlankLine):
+            raise error
+        self.read += 1
+        self.leave_out(EMPTY, error.where)
+
+    @property
+    def used(self) -> int:
+        """The number of rows that are not left out so far."""
+        return self.read - sum(one.count for one in self.left_out)
+
+    @property
+    def line(self) -> str:
+        """The account as a line of the log."""
+        name = base_name(self.source) or self.source
+        left_out = f"; left out: {', '.join(map(str, self.left_out))}" if self.left_out else ""
+        return f"{self.rows} of {name}: {self.read:,} read, {self.kept:,} kept{left_out}"
+
+
+@dataclass
+class Accounts:
+    """The accounts of a command.
+
+    Attributes:
+        strict: Whether a row that the data is to blame for is an error.
+        by_key: The accounts, in the order in which they were closed.
+    """
+
+    strict: bool = False
+    by_key: dict[tuple[str, str, int], RowAccount] = field(default_factory=dict)
+
+    def clear(self, *, strict: bool) -> None:
+        """Begin another command."""
+        self.strict = strict
+        self.by_key.clear()
+
+    def close(self, account: RowAccount, kept: int) -> str:
+        """Complete an account.
+
+        Args:
+            account: The account.
+            kept: The number of rows that are used.
+
+        Returns:
+            The line for the log.
+
+        Raises:
+            UsageError: The account does not add up, or rows are left out and `strict` is set.
+        """
+        account.kept = kept
+        unexplained = account.used - kept
+        if unexplained:
+            raise UsageError(
+                f"{account.line}: {abs(unexplained):,} {account.rows} are not accounted for",
+                "please report this with the data; the result would not be reliable",
+            )
+        blamed = [one for one in account.left_out if one.reason not in CHOSEN]
+        if self.strict and blamed:
+            raise UsageError(
+                f"{account.line}",
+                "correct the data, or leave out --strict-data",
+            )
+        self.by_key[account.source, account.rows, account.read] = account
+        return account.line
+
+
+ACCOUNTS = Accounts()
+"""The accounts of the command that this process runs."""

@@ -1,0 +1,130 @@
+"""Every source has an account of its rows that adds up, in the log and in the report."""
+
+import json
+
+import pytest
+
+import kdcli
+from kdcli.data.accounts import ACCOUNTS, RowAccount
+from kdcli.errors import UsageError
+
+FAST = {"measure": {"latency": False}}
+
+
+def rows(count: int) -> list[str]:
+    return [
+        json.dumps({"text": f"row {n} says {'yes' if n % 2 else 'no'}", "label": "ab"[n % 2]})
+        for n in range(count)
+    ]
+
+
+def evaluated(tmp_path, lines, **options):
+    """Evaluate the demo's teacher on the lines of a file, and return the report's accounts."""
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    model = options.pop("model", "demo-classifier")
+    result = kdcli.evaluate(
+        [model], data=str(file), output_dir=tmp_path / "run", config=FAST, **options
+    )
+    return [
+        (one.rows, one.read, one.kept, [(o.reason, o.count, o.first) for o in one.left_out])
+        for one in result.report.accounts
+    ], str(file)
+
+
+def test_a_clean_file_is_kept_as_a_whole(tmp_path):
+    texts = [json.dumps({"text": f"row {n}"}) for n in range(40)]
+    accounts, _ = evaluated(tmp_path, texts)
+    assert accounts == [("rows", 40, 40, [])]
+
+
+def test_each_reason_is_counted_with_its_first_place(tmp_path, capsys):
+    texts = [json.dumps({"text": f"row {n}"}) for n in range(40)]
+    texts[3:3] = ["", "  "]
+    texts.insert(10, "{broken")
+    config = FAST | {"data": {"skip_bad": True, "judged_rows": 30}}
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(texts) + "\n", encoding="utf-8")
+    result = kdcli.evaluate(
+        ["demo-classifier"], data=str(file), output_dir=tmp_path / "run", config=config
+    )
+    (account,) = result.report.accounts
+    assert (account.read, account.kept) == (43, 30)
+    reasons = {one.reason: (one.count, one.first) for one in account.left_out}
+    assert reasons["empty"] == (2, f"{file}:4")
+    assert reasons["bad"] == (1, f"{file}:11")
+    assert reasons["over the number of rows asked for"][0] == 10
+    assert f"rows of {file.name}: 43 read, 30 kept; left out: 2 empty" in capsys.readouterr().err
+    text = (tmp_path / "run" / "report.md").read_text(encoding="utf-8")
+    assert "| rows.jsonl | rows | 43 | 30 | 2 | empty |" in text.replace(str(tmp_path) + "/", "")
+
+
+@pytest.mark.parametrize("blank", ["", "{broken"])
+def test_strict_data_refuses_what_would_be_left_out(tmp_path, blank):
+    texts = [json.dumps({"text": f"row {n}"}) for n in range(40)]
+    with pytest.raises(UsageError) as error:
+        evaluated(tmp_path, [*texts, blank, texts[0]], strict_data=True)
+    assert "rows.jsonl:41" in error.value.message
+    assert not (tmp_path / "run").exists()
+
+
+def test_strict_data_allows_what_the_recipe_asks_for(tmp_path):
+    config = FAST | {"data": {"judged_rows": 30}}
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(rows(40)), encoding="utf-8")
+    result = kdcli.finetune(
+        "demo",
+        task="own",
+        data=str(file),
+        output_dir=tmp_path / "run",
+        max_steps=1,
+        config=config | {"data": {"train_rows": 20}, "train": {"warmup_steps": 0}},
+        strict_data=True,
+    )
+    (account,) = result.report.accounts
+    assert [one.reason for one in account.left_out] == ["over the number of rows asked for"]
+
+
+def test_texts_and_their_sentences_have_accounts(tmp_path):
+    file = tmp_path / "texts.txt"
+    lines = ["A first sentence here. And one more.", "", "x", "A first sentence here."]
+    file.write_text("\n".join([*lines, *(f"Text {n} is long." for n in range(20))]))
+    result = kdcli.distill(
+        "demo",
+        data=str(file),
+        to="1x32",
+        method="embedding",
+        max_steps=1,
+        output_dir=tmp_path / "run",
+        config=FAST | {"train": {"warmup_steps": 0}},
+    )
+    texts, sentences = result.report.accounts
+    assert (texts.rows, texts.read, texts.kept) == ("rows", 24, 22)
+    assert [(o.reason, o.count, o.first) for o in texts.left_out] == [
+        ("empty", 1, f"{file}:2"),
+        ("without a sentence of 2 words", 1, f"{file}:3"),
+    ]
+    assert (sentences.rows, sentences.read, sentences.kept) == ("sentences", 23, 22)
+    assert [(o.reason, o.first) for o in sentences.left_out] == [("repeated", f"{file}:4")]
+
+
+def test_queries_and_their_rows_have_accounts(tmp_path):
+    file = tmp_path / "lists.jsonl"
+    lists = [
+        {"query": f"query {n}", "positive": f"good {n}", "negative": f"bad {n}"} for n in range(30)
+    ]
+    file.write_text("\n".join(map(json.dumps, [*lists, lists[0]])))
+    result = kdcli.evaluate(
+        ["demo"], task="rerank", data=str(file), output_dir=tmp_path / "run", config=FAST
+    )
+    of_rows, of_queries = result.report.accounts
+    assert (of_rows.read, of_rows.kept) == (31, 30)
+    assert [(o.reason, o.first) for o in of_rows.left_out] == [("repeated", f"{file}:31")]
+    assert (of_queries.rows, of_queries.read, of_queries.kept) == ("queries", 30, 30)
+
+
+def test_an_account_that_does_not_add_up_is_refused():
+    account = RowAccount("rows.csv", read=10)
+    account.leave_out("empty", "rows.csv:3")
+    with pytest.raises(UsageError, match="2 rows are not accounted for"):
+        ACCOUNTS.close(account, 7)
