@@ -56,6 +56,7 @@ def distill(
     resume: bool = False,
     overwrite: bool = False,
     trust_remote_code: bool = False,
+    strict_data: bool = False,
     report_to: str = "none",
     push_to_hub: str | None = None,
 ) -> RunResult:
@@ -112,6 +113,8 @@ def distill(
             runs/ with this recipe).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
+        strict_data: Refuse data of which rows are left out: empty, bad, repeated, or known to a
+            model.
         report_to: Experiment tracker that follows the run (none, all, aim, clearml, comet_ml,
             dvclive, mlflow, swanlab, tensorboard, trackio or wandb; default: none).
         push_to_hub: Repository to push the model to, private if it is new."""
@@ -142,6 +145,7 @@ def prune(
     resume: bool = False,
     overwrite: bool = False,
     trust_remote_code: bool = False,
+    strict_data: bool = False,
     report_to: str = "none",
     push_to_hub: str | None = None,
 ) -> RunResult:
@@ -182,6 +186,8 @@ def prune(
             runs/ with this recipe).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
+        strict_data: Refuse data of which rows are left out: empty, bad, repeated, or known to a
+            model.
         report_to: Experiment tracker that follows the run (none, all, aim, clearml, comet_ml,
             dvclive, mlflow, swanlab, tensorboard, trackio or wandb; default: none).
         push_to_hub: Repository to push the model to, private if it is new."""
@@ -215,6 +221,7 @@ def cotrain(
     resume: bool = False,
     overwrite: bool = False,
     trust_remote_code: bool = False,
+    strict_data: bool = False,
     report_to: str = "none",
 ) -> RunResult:
     """Train two models that learn from each other: on unlabelled text, or on a task with --task.
@@ -258,6 +265,8 @@ def cotrain(
             runs/ with this recipe).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
+        strict_data: Refuse data of which rows are left out: empty, bad, repeated, or known to a
+            model.
         report_to: Experiment tracker that follows the run (none, all, aim, clearml, comet_ml,
             dvclive, mlflow, swanlab, tensorboard, trackio or wandb; default: none)."""
 
@@ -284,6 +293,7 @@ def finetune(
     resume: bool = False,
     overwrite: bool = False,
     trust_remote_code: bool = False,
+    strict_data: bool = False,
     report_to: str = "none",
     push_to_hub: str | None = None,
 ) -> RunResult:
@@ -316,6 +326,8 @@ def finetune(
             runs/ with this recipe).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
+        strict_data: Refuse data of which rows are left out: empty, bad, repeated, or known to a
+            model.
         report_to: Experiment tracker that follows the run (none, all, aim, clearml, comet_ml,
             dvclive, mlflow, swanlab, tensorboard, trackio or wandb; default: none).
         push_to_hub: Repository to push the model to, private if it is new."""
@@ -342,6 +354,7 @@ def evaluate(
     device: str = "auto",
     overwrite: bool = False,
     trust_remote_code: bool = False,
+    strict_data: bool = False,
 ) -> RunResult:
     """Evaluate fine-tuned models on a labelled task, or embedding models, and compare them.
 
@@ -373,7 +386,9 @@ def evaluate(
         output_dir: Output directory (default: a new directory in runs/).
         device: Device: auto, cpu, cuda, mps, xpu or cuda:INDEX (default: auto).
         overwrite: Delete the run in the output directory first.
-        trust_remote_code: Run code that comes with the model."""
+        trust_remote_code: Run code that comes with the model.
+        strict_data: Refuse data of which rows are left out: empty, bad, repeated, or known to a
+            model."""
 
 def benchmark(
     models: Path | str | Sequence[Path | str] | None = None,
@@ -399,6 +414,7 @@ def benchmark(
     device: str = "auto",
     overwrite: bool = False,
     trust_remote_code: bool = False,
+    strict_data: bool = False,
     price_per_hour: float | None = None,
 ) -> RunResult:
     """Measure the latency of models or shapes next to a baseline, on several backends.
@@ -433,6 +449,8 @@ def benchmark(
         device: Device: auto, cpu, cuda, mps, xpu or cuda:INDEX (default: auto).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
+        strict_data: Refuse data of which rows are left out: empty, bad, repeated, or known to a
+            model.
         price_per_hour: Price of this machine per hour, in any currency; the report then gives the
             cost of a million texts."""
 
@@ -454,6 +472,7 @@ def export(
     output_dir: Path | str | None = None,
     overwrite: bool = False,
     trust_remote_code: bool = False,
+    strict_data: bool = False,
     push_to_hub: str | None = None,
 ) -> Exported:
     """Export a model to ONNX or OpenVINO, and compare its outputs with torch.
@@ -483,6 +502,8 @@ def export(
         output_dir: Output directory (default: a new directory in runs/).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
+        strict_data: Refuse data of which rows are left out: empty, bad, repeated, or known to a
+            model.
         push_to_hub: Repository to push the model to, private if it is new."""
 
 def trim(
@@ -500,6 +521,7 @@ def trim(
     device: str = "auto",
     overwrite: bool = False,
     trust_remote_code: bool = False,
+    strict_data: bool = False,
     push_to_hub: str | None = None,
 ) -> RunResult:
     """Remove the tokens that your text does not need from a model's vocabulary.
@@ -523,6 +545,8 @@ def trim(
         device: Device: auto, cpu, cuda, mps, xpu or cuda:INDEX (default: auto).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
+        strict_data: Refuse data of which rows are left out: empty, bad, repeated, or known to a
+            model.
         push_to_hub: Repository to push the model to, private if it is new."""
 
 @overload
@@ -550,6 +574,7 @@ def compress(
     resume: bool = False,
     overwrite: bool = False,
     trust_remote_code: bool = False,
+    strict_data: bool = False,
     price_per_hour: float | None = None,
 ) -> Front:
     """Distill, prune and export a model until it is small and fast enough for a goal.
@@ -585,6 +610,8 @@ def compress(
             runs/ with this recipe).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
+        strict_data: Refuse data of which rows are left out: empty, bad, repeated, or known to a
+            model.
         price_per_hour: Price of this machine per hour, in any currency; the report then gives the
             cost of a million texts."""
 
@@ -613,6 +640,7 @@ def compress(
     resume: bool = False,
     overwrite: bool = False,
     trust_remote_code: bool = False,
+    strict_data: bool = False,
     price_per_hour: float | None = None,
 ) -> RunResult:
     """Distill, prune and export a model until it is small and fast enough for a goal.
@@ -648,6 +676,8 @@ def compress(
             runs/ with this recipe).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
+        strict_data: Refuse data of which rows are left out: empty, bad, repeated, or known to a
+            model.
         price_per_hour: Price of this machine per hour, in any currency; the report then gives the
             cost of a million texts."""
 

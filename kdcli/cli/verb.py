@@ -35,7 +35,7 @@ HUB_MODEL = r"(\w[\w.-]*/)?\w[\w.-]*"
 
 PRINTING = ("json", "quiet", "verbose")
 LOADING = ("output_dir", "overwrite", "revision", "trust_remote_code", *PRINTING)
-SAVING = ("push_to_hub", *LOADING)
+SAVING = ("push_to_hub", "strict_data", *LOADING)
 SCORING = ("recipe", "sets", "device", "strict_data", *LOADING)
 TRAINING = ("processes", "resume", "dry_run", "report_to", "push_to_hub", *SCORING)
 

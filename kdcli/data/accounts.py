@@ -5,7 +5,7 @@ a table of all accounts. With `--strict-data`, a row that is left out is an erro
 asks for it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from kdcli.data.rows import BadRow, BlankLine
@@ -112,15 +112,13 @@ class Accounts:
         self.strict = strict
         self.by_key.clear()
 
-    def close(self, account: RowAccount, kept: int) -> str:
-        """Complete an account.
+    def close(self, account: RowAccount, kept: int, log: Callable[[str], None]) -> None:
+        """Complete an account, and log it unless the same one was logged before.
 
         Args:
             account: The account.
             kept: The number of rows that are used.
-
-        Returns:
-            The line for the log.
+            log: Called with the line.
 
         Raises:
             UsageError: The account does not add up, or rows are left out and `strict` is set.
@@ -134,12 +132,11 @@ class Accounts:
             )
         blamed = [one for one in account.left_out if one.reason not in CHOSEN]
         if self.strict and blamed:
-            raise UsageError(
-                f"{account.line}",
-                "correct the data, or leave out --strict-data",
-            )
-        self.by_key[account.source, account.rows, account.read] = account
-        return account.line
+            raise UsageError(account.line, "correct the data, or leave out --strict-data")
+        key = account.source, account.rows, account.read
+        if self.by_key.get(key) != account:
+            log(account.line)
+        self.by_key[key] = account
 
 
 ACCOUNTS = Accounts()

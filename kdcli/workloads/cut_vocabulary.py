@@ -16,9 +16,11 @@ import torch
 from safetensors.numpy import load_file, save
 from transformers import PreTrainedTokenizerBase
 
+from kdcli.data.accounts import ACCOUNTS, RowAccount
 from kdcli.data.sources import HubSource, Source, open_source
 from kdcli.data.text.shards import tokenizer_hash
 from kdcli.disk import cache_dir, cache_key, lock_entry, use_entry, write_atomic
+from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
@@ -369,15 +371,19 @@ def _texts(source: Source, split: str, column: str | None) -> Iterator[str]:
 
     Without `column`, all columns of a row are read, and every word of a list is a text.
     """
+    account = RowAccount(source.name)
     if column is not None:
-        yield from source.documents(split, column)
+        yield from (text for _, text in source.placed_documents(split, column, account))
+        ACCOUNTS.close(account, account.used, Progress.log_fact)
         return
-    for name, rows in source.tables(split):
+    for name, rows in source.tables(split, account.on_bad):
         text = None
         for _, values in rows:
+            account.read += 1
             for value in values.values():
                 for text in value if isinstance(value, list) else [value]:
                     if isinstance(text, str):
                         yield text
         if text is None:
             raise UsageError(f"{name} holds no text")
+    ACCOUNTS.close(account, account.used, Progress.log_fact)

@@ -8,14 +8,13 @@ import kdcli
 from kdcli.data.accounts import ACCOUNTS, RowAccount
 from kdcli.errors import UsageError
 
+CLASSES = ("topic-0", "topic-1")
 FAST = {"measure": {"latency": False}}
 
 
-def rows(count: int) -> list[str]:
-    return [
-        json.dumps({"text": f"row {n} says {'yes' if n % 2 else 'no'}", "label": "ab"[n % 2]})
-        for n in range(count)
-    ]
+def labelled(number: int) -> str:
+    """Return a row with one of the two first classes of the demo's classifier."""
+    return json.dumps({"text": f"row {number} has words", "label": CLASSES[number % 2]})
 
 
 def evaluated(tmp_path, lines, **options):
@@ -33,13 +32,13 @@ def evaluated(tmp_path, lines, **options):
 
 
 def test_a_clean_file_is_kept_as_a_whole(tmp_path):
-    texts = [json.dumps({"text": f"row {n}"}) for n in range(40)]
+    texts = [labelled(n) for n in range(40)]
     accounts, _ = evaluated(tmp_path, texts)
     assert accounts == [("rows", 40, 40, [])]
 
 
 def test_each_reason_is_counted_with_its_first_place(tmp_path, capsys):
-    texts = [json.dumps({"text": f"row {n}"}) for n in range(40)]
+    texts = [labelled(n) for n in range(40)]
     texts[3:3] = ["", "  "]
     texts.insert(10, "{broken")
     config = FAST | {"data": {"skip_bad": True, "judged_rows": 30}}
@@ -61,7 +60,7 @@ def test_each_reason_is_counted_with_its_first_place(tmp_path, capsys):
 
 @pytest.mark.parametrize("blank", ["", "{broken"])
 def test_strict_data_refuses_what_would_be_left_out(tmp_path, blank):
-    texts = [json.dumps({"text": f"row {n}"}) for n in range(40)]
+    texts = [labelled(n) for n in range(40)]
     with pytest.raises(UsageError) as error:
         evaluated(tmp_path, [*texts, blank, texts[0]], strict_data=True)
     assert "rows.jsonl:41" in error.value.message
@@ -71,7 +70,7 @@ def test_strict_data_refuses_what_would_be_left_out(tmp_path, blank):
 def test_strict_data_allows_what_the_recipe_asks_for(tmp_path):
     config = FAST | {"data": {"judged_rows": 30}}
     file = tmp_path / "rows.jsonl"
-    file.write_text("\n".join(rows(40)), encoding="utf-8")
+    file.write_text("\n".join(labelled(n) for n in range(40)), encoding="utf-8")
     result = kdcli.finetune(
         "demo",
         task="own",
@@ -127,4 +126,4 @@ def test_an_account_that_does_not_add_up_is_refused():
     account = RowAccount("rows.csv", read=10)
     account.leave_out("empty", "rows.csv:3")
     with pytest.raises(UsageError, match="2 rows are not accounted for"):
-        ACCOUNTS.close(account, 7)
+        ACCOUNTS.close(account, 7, print)

@@ -201,7 +201,7 @@ def read_list_splits(source: str, log: Log) -> ListSplits:
         read(split) if opened.has(split) else None for split in ("validation", "test")
     )
     splits = ListSplits(read("train"), validation, test)
-    log(ACCOUNTS.close(account, account.used))
+    ACCOUNTS.close(account, account.used, log)
     return splits
 
 
@@ -254,7 +254,7 @@ def read_lists(
     if labelled is None:
         labelled = splits.labelled
     if not labelled:
-        log(ACCOUNTS.close(account, len(train) + len(evaluated)))
+        ACCOUNTS.close(account, len(train) + len(evaluated), log)
         train, evaluated = train.unlabelled(), evaluated.unlabelled()
         return ListData(train, evaluated, split, has_labels=False, notes=notes)
     can_score = evaluated.can_score
@@ -272,7 +272,7 @@ def read_lists(
         first = evaluated.queries[int(np.argmin(can_score))]
         account.leave_out(UNSCORED, repr(first), int((~can_score).sum()))
     evaluated = evaluated.take(np.flatnonzero(can_score))
-    log(ACCOUNTS.close(account, len(train) + len(evaluated)))
+    ACCOUNTS.close(account, len(train) + len(evaluated), log)
     training = ""
     if len(train):
         passages = f"{train.sizes.mean():.1f} passages on average"

@@ -181,7 +181,7 @@ def open_labelled(
         known[THIS_RUN] = data.rows
     published = chosen is None and not is_own and data.split in ("validation", "test")
     data = _choose_evaluated(data, request, known, rows.account, published=published, log=log)
-    log(ACCOUNTS.close(rows.account, len(data.train) + data.count))
+    ACCOUNTS.close(rows.account, len(data.train) + data.count, log)
     if is_own and (note := describe_repeats(data.task, data.sets[""], "evaluated rows")):
         log(note)
         data.notes.append(note)

@@ -166,8 +166,8 @@ def read_texts(
         of_texts.leave_out(CUT, links[unused[0]].where, len(unused))
     if of_texts is not of_rows:
         of_texts.read = read
-        log(ACCOUNTS.close(of_rows, of_rows.used))
-    log(ACCOUNTS.close(of_texts, len(positions) - len(unused)))
+        ACCOUNTS.close(of_rows, of_rows.used, log)
+    ACCOUNTS.close(of_texts, len(positions) - len(unused), log)
     texts = _link(taken, links, roles, positions, read)
     if paired and not texts.paired:
         raise UsageError(
