@@ -37,6 +37,7 @@ from kdcli.disk import EMBEDDED, cached_file, fill_dir, read_json, user_path
 from kdcli.errors import UsageError, first_line
 from kdcli.models.custom_class import (
     COMPACT_KEY,
+    CUSTOM_KEYS,
     HEADS,
     LABEL_WORDS_KEY,
     UNILM_KEY,
@@ -89,6 +90,8 @@ AS_LOADED = "kdcli_as_loaded"
 # versions of transformers and kdcli, and defaults for ONNX files.
 INHERITED_KEYS = ("finetuning_task", "transformers.js_config")
 LABELS = ("id2label", "label2id", "problem_type")
+# Types whose models on the hub bring the code that transformers has had since.
+EQUAL_TO_STOCK = ("eurobert", "nomic_bert")
 # Tensors that a base model's checkpoint may lack.
 OPTIONAL_TENSORS = ("pooler.", "contact_head.", "embeddings.position_ids")
 
@@ -355,7 +358,11 @@ def _read_config(
     where: str,
 ) -> PreTrainedConfig:
     hint = "read the code, then add --trust-remote-code"
-    custom_code = UsageError(f"{source} brings code of its own, which is not run by default", hint)
+    custom_code = UsageError(
+        f"{source} brings code of its own, which is not run by default; a model of transformers "
+        "with the same weights may be another network",
+        hint,
+    )
     try:
         file = file_of(where, CONFIG_FILE, needed=True)
     except (*HUB_ERRORS, ValueError) as error:
@@ -378,7 +385,11 @@ def _read_config(
             f"the config.json of {source} has no model_type",
             "give a model that transformers can load",
         )
-    if kind not in LAYOUTS and "auto_map" in raw and not custom_code_allowed():
+    own_network = any(
+        name.startswith(("AutoConfig", "AutoModel")) for name in raw.get("auto_map") or ()
+    )
+    known = kind in EQUAL_TO_STOCK or any(key in raw for key in CUSTOM_KEYS)
+    if own_network and not known and not custom_code_allowed():
         raise custom_code
     check_type(kind, decodes=bool(raw.get("is_decoder") or raw.get("is_encoder_decoder")))
     with config_errors(f"the {CONFIG_FILE} of {source}"):

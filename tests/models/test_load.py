@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from encoders import assert_same_state, tiny_config, tiny_encoder, tiny_tokenizer
+from encoders import assert_same_state, on_disk, tiny_config, tiny_encoder, tiny_tokenizer
 from hub_server import COMMIT, hub  # noqa: F401
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -184,10 +184,21 @@ def test_code_that_comes_with_a_model_is_not_run_by_default(model_dir, tmp_path)
     assert marker.exists()
 
 
-def test_code_beside_a_known_type_is_passed_over(model_dir, tmp_path):
+def test_code_beside_a_known_type_is_not_ignored(model_dir, tmp_path):
+    """Decoders of known types are made bidirectional by such code."""
     with_code(model_dir, tmp_path / "it-ran", "bert")
-    assert type(load_encoder(str(model_dir)).model) is BertModel
+    with pytest.raises(UsageError, match="brings code of its own") as caught:
+        load_encoder(str(model_dir))
+    assert "--trust-remote-code" in caught.value.hint
     assert not (tmp_path / "it-ran").exists()
+    change(model_dir, "config.json", auto_map={"AutoTokenizer": "tokenization_mine.Mine"})
+    assert type(load_encoder(str(model_dir)).model) is BertModel
+
+
+def test_code_that_transformers_has_had_since_is_not_needed(tmp_path):
+    folder = on_disk(tiny_encoder("nomic_bert"), tmp_path / "model")
+    change(folder, "config.json", auto_map={"AutoModel": "modeling_hf_nomic_bert.NomicBertModel"})
+    assert type(load_encoder(str(folder)).model).__module__.startswith("transformers.")
 
 
 def test_weights_are_float32_and_eval_whatever_the_checkpoint_holds(tmp_path):
