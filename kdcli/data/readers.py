@@ -100,10 +100,10 @@ def cut_file(file: File, max_bytes: int) -> list[Piece]:
     elif form is None or form.packed or form.name not in CUT_ANYWHERE:
         count = 1
     if count < 2:
-        return [Piece(str(file), size=size, version=str(version))]
+        return [Piece(str(file), size=size, version=version)]
     ends = [total * n // count for n in range(count + 1)]
     return [
-        Piece(str(file), begin, end, size // count, str(version))
+        Piece(str(file), begin, end, size // count, version)
         for begin, end in itertools.pairwise(ends)
     ]
 

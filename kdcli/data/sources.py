@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from kdcli.data.accounts import EMPTY, RowAccount
 from kdcli.data.annotations import convert_annotations
-from kdcli.data.class_names import INFOS, ClassNames
+from kdcli.data.class_names import CARD, INFOS, ClassNames
 from kdcli.data.demo import DOCUMENTS, demo_documents, demo_identity
 from kdcli.data.documents import (
     Sample,
@@ -276,6 +276,8 @@ def open_source(source: str) -> Source:
     if path.is_dir():
         opened = _open_folder(source, path)
         read = {Path(file) for of_split in opened.files.values() for file in of_split}
+        if opened.classes.columns:
+            read |= {path / name for name in (CARD, INFOS) if (path / name).is_file()}
         _remember_hash(source, lambda: folder_hash(sorted(read)))
         return opened
     return HubSource(source, _hub_id(source))

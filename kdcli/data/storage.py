@@ -35,11 +35,15 @@ class NotFound(UsageError):
 
 
 class FileStat(NamedTuple):
-    """A file's full name, its size in bytes (0 if unknown), and a version of its content."""
+    """A file's full name, its size in bytes (0 if unknown), and a version of its content.
+
+    The version of a local file is the hash of its content, because a copy may keep the time stamp
+    of another file. The version of a remote file is the one that its server reports.
+    """
 
     name: str
     size: int
-    version: str | int
+    version: str
 
 
 def as_file(name: str) -> File:
@@ -56,22 +60,29 @@ def base_name(file: File) -> str:
 
 
 def file_stat(file: File) -> FileStat:
-    """Look up a file's name, size and version. Raises UsageError if a URL cannot be read."""
+    """Look up a file's name, size and version. Raises UsageError if it cannot be read."""
     if isinstance(file, Path):
-        stat = file.stat()
-        return FileStat(str(file.resolve()), stat.st_size, stat.st_mtime_ns)
+        try:
+            return FileStat(str(file.resolve()), file.stat().st_size, content_hash(file))
+        except OSError as error:
+            raise UsageError(f"{file} cannot be read: {one_line(error)}") from None
     import fsspec
+    from fsspec.implementations.local import LocalFileSystem
 
     with remote_errors(file):
         system, path = fsspec.core.url_to_fs(file)
         info = system.info(path)
+    if isinstance(system, LocalFileSystem):
+        return file_stat(Path(path))
     version = next((str(info[key]) for key in VERSION_KEYS if info.get(key)), "")
     return FileStat(file, info.get("size") or 0, version)
 
 
 def content_hash(path: Path) -> str:
     """Return the sha256 of a file. A file that has not changed is read once in each process."""
-    return _sha256(*file_stat(path))
+    stat = path.stat()
+    times = stat.st_mtime_ns, stat.st_ctime_ns  # A program can set the first, but not the second.
+    return _sha256(str(path.resolve()), stat.st_ino, stat.st_size, times)
 
 
 def folder_hash(files: Sequence[Path]) -> str | None:
@@ -91,7 +102,7 @@ def folder_hash(files: Sequence[Path]) -> str | None:
 
 
 @functools.cache
-def _sha256(name: str, size: int, version: str | int) -> str:
+def _sha256(name: str, inode: int, size: int, times: tuple[int, int]) -> str:
     with Path(name).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

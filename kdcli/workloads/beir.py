@@ -14,7 +14,7 @@ import numpy as np
 
 from kdcli.data.labelled.partition import DividedRows, Partition, Pools, text_hashes
 from kdcli.data.sources import open_source
-from kdcli.data.storage import content_hash
+from kdcli.data.storage import folder_hash
 from kdcli.disk import HASHES
 from kdcli.engine.progress import Progress
 from kdcli.engine.session import Session
@@ -27,6 +27,7 @@ from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.vector_index import Index, document_scorer
 
 RETRIEVAL = "retrieval"
+TEXT_FILES = ("corpus", "queries")
 TOP = 100
 """Number of documents that are ranked for each query."""
 QUERIES_AT_ONCE = 256
@@ -115,10 +116,12 @@ def read_retrieval(source: str) -> Retrieval:
             "give a directory with corpus.jsonl, queries.jsonl and qrels/test.tsv in BEIR's format "
             "(--data, or eval.source for --eval-task)",
         )
-    documents, queries = (_by_id(folder, name) for name in ("corpus", "queries"))
+    documents, queries = (_by_id(folder, name) for name in TEXT_FILES)
     relevance: dict[str, dict[str, float]] = {}
     absent: list[str] = []
-    HASHES[str(qrels)] = content_hash(qrels)
+    text_files = [file for name in TEXT_FILES for file in folder.glob(f"{name}.jsonl*")]
+    if (digest := folder_hash([*sorted(text_files), qrels])) is not None:
+        HASHES[source] = digest
     with qrels.open(encoding="utf-8", newline="") as file:
         for number, row in enumerate(csv.reader(file, delimiter="\t"), 1):
             if number == 1 and row and not row[-1].strip().lstrip("-").isdigit():

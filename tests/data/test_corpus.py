@@ -5,6 +5,7 @@ import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -114,6 +115,22 @@ def test_a_damaged_cache_is_made_again(text, cache, damage):
     else:
         os.truncate(stream, 0 if damage == "emptied" else stream.stat().st_size - 2)
     assert tokens(corpus(text)).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("spelling", [str, Path.as_uri, lambda path: str(path.parent)])
+def test_a_text_of_the_same_size_and_time_stamp_is_another_text(spelling, tmp_path):
+    """Tools that copy files keep their time stamps."""
+    text = tmp_path / "text" / "train.txt"
+    for lines in (DOCUMENTS, DOCUMENTS[::-1]):
+        write(text, lines)
+        os.utime(text, (1e9, 1e9))
+        expected = tiny_tokenizer()(lines[0], add_special_tokens=False)["input_ids"][:3]
+        assert tokens(corpus(spelling(text)))[:3].tolist() == expected
+    # The same text with another time stamp is not tokenised again.
+    log = []
+    os.utime(text, (2e9, 2e9))
+    corpus(spelling(text), log=log.append)
+    assert log == []
 
 
 def test_of_two_processes_the_second_waits_and_reads(text, tmp_path, cache):

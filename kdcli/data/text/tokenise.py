@@ -77,7 +77,9 @@ def tokenise(
             return previous
         meta = TokenShards.plan(source, tokenizer, frame, column)
         if previous and not meta.has_origin_of(previous):
-            raise _other_origin(folder, meta, previous)
+            if not cached:
+                raise _other_origin(folder, meta, previous)
+            previous = None  # The same content under another name.
         missing = meta.missing(folder, previous)
         if previous and previous.complete and not missing:
             log(f"{folder} is done already")

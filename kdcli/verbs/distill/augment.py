@@ -11,6 +11,7 @@ from pathlib import Path
 from kdcli.data.augment.copies import Augmented, augment, words_of
 from kdcli.data.augment.masked_words import MaskedWords
 from kdcli.data.augment.neighbours import Neighbours
+from kdcli.data.storage import content_hash
 from kdcli.disk import cache_dir, cache_key
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
@@ -66,7 +67,7 @@ def open_words(
     if settings.glove is not None:
         path = Path(settings.glove)
         neighbours = Neighbours.of_glove(path, words_of(task.data.task, task.data.train))
-        hashed.append(f"{path.resolve()} {path.stat().st_size} {path.stat().st_mtime_ns}")
+        hashed.append(content_hash(path))
     else:
         neighbours = Neighbours.of_embeddings(teacher.model, teacher.tokenizer)
         hashed.append(weights_hash(teacher.model))
