@@ -514,6 +514,20 @@ def test_two_processes_are_one_with_the_same_global_batch(given, tmp_path):
             assert other["loss"] == pytest.approx(one["loss"], rel=1e-3)
 
 
+@pytest.mark.parametrize("kind", ["convbert", "gte", "gemma3_text"])
+def test_the_report_of_a_pruned_model_of_another_type_names_each_head(kind, task, tmp_path):
+    """ConvBERT's attention output also reads a convolution; Gemma's heads share keys and values."""
+    torch.manual_seed(0)
+    folder = on_disk(AutoModel.from_config(tiny_config(kind)), tmp_path / "model")
+    method = ("--method", "magnitude", "--sparsity", "0.5", "--max-steps", "2")
+    succeeds("prune", folder, *task, *method, *QUICK, "-o", tmp_path / "out")
+    (pruning,) = report_of(tmp_path / "out").pruning
+    assert pruning.density == pytest.approx(0.5, abs=0.01)
+    heads = 2 if kind == "convbert" else 4
+    assert [len(layer) for layer in pruning.heads] == [heads, heads]
+    assert all(0 < share < 1 for layer in pruning.heads for share in layer)
+
+
 @pytest.mark.parametrize("method", ["smp", "magnitude", "movement", "cap"])
 def test_the_best_weights_have_the_density_asked_for(given, tmp_path, method):
     """Before the density is reached the model is larger and scores better."""

@@ -299,10 +299,12 @@ def _kept_by_head(masks: Mapping[str, Tensor], layer: int, heads: int) -> list[f
 
     A head has rows of Q, K and V, and columns of O. K and V that heads share count for each head.
     """
-    width = len(masks[f"{layer}.Q"]) // heads
+    size = len(masks[f"{layer}.Q"])
     shares = []
     for kind in "QKVO":
         mask = masks[f"{layer}.{kind}"]
-        by_group = (mask.T if kind == "O" else mask).float().mean(1).view(-1, width).mean(1)
+        # ConvBERT's O also reads a convolution, whose outputs come after the heads.
+        rows = mask.T[:size] if kind == "O" else mask
+        by_group = rows.float().mean(1).view(-1, size // heads).mean(1)
         shares.append(by_group.repeat_interleave(heads // len(by_group)))
     return torch.stack(shares).mean(0).tolist()
