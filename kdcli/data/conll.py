@@ -9,6 +9,8 @@ ENDINGS = ("conll", "conllu", "bio", "iob", "iob2")
 TAG = re.compile(r"O|[BIESLUMW]-\S+")
 LINE = re.compile(rf"-DOCSTART-.*|\S+(?:[ \t]+\S+)*[ \t]+(?:{TAG.pattern})")
 RENAME_HINT = "rename the file, so that its name ends in .conll"
+FORM_HINT = "give each word a tag on its line, and each sentence an empty line after it"
+MAX_WORDS = 10_000
 BOUNDARY = "-DOCSTART-"
 UNIVERSAL_COLUMNS = 10
 """Columns of the Universal Dependencies: number, word, lemma, UPOS, XPOS and more."""
@@ -26,12 +28,17 @@ def read_conll(name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow) ->
         lines: The numbered lines.
         on_bad: Called with the first bad line of a sentence, which is then skipped.
     """
-    width = 0
+    width = previous = 0
+    is_whole = True
     sentence: list[tuple[int, list[str]]] = []
     for number, line in lines:
+        # A line that is missing was reported as bad.
+        is_whole = is_whole and number == previous + 1
+        previous = number
         if not line.strip() or line.startswith(BOUNDARY):
-            yield from _row(name, sentence, width, on_bad)
-            sentence = []
+            if is_whole:
+                yield from _row(name, sentence, width, on_bad)
+            sentence, is_whole = [], True
             continue
         cells = line.rstrip().split("\t" if "\t" in line else None)
         if line.startswith("#") and not (TAG.fullmatch(cells[-1]) or (sentence and len(cells) > 1)):
@@ -39,7 +46,8 @@ def read_conll(name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow) ->
             continue
         width = width or len(cells)
         sentence.append((number, cells))
-    yield from _row(name, sentence, width, on_bad)
+    if is_whole:
+        yield from _row(name, sentence, width, on_bad)
 
 
 def _row(
@@ -48,11 +56,14 @@ def _row(
     """Yield the row of a sentence, unless it is empty or bad."""
     if not sentence:
         return
+    if len(sentence) > MAX_WORDS:
+        problem = f"the sentence has more than {MAX_WORDS:,} words"
+        on_bad(BadRow(f"{name}:{sentence[0][0]}", problem, hint=FORM_HINT))
+        return
     for number, cells in sentence:
         if len(cells) != width or width < 2:
             problem = f"the line does not have {max(width, 2)} columns"
-            hint = "give each word a tag on its line, and each sentence an empty line after it"
-            on_bad(BadRow(f"{name}:{number}", problem, hint=hint))
+            on_bad(BadRow(f"{name}:{number}", problem, hint=FORM_HINT))
             return
     where, words = f"{name}:{sentence[0][0]}", [cells for _, cells in sentence]
     numbers = [cells[0] for cells in words]

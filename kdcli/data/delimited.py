@@ -9,6 +9,7 @@ import csv
 import functools
 import itertools
 import re
+import shlex
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -80,6 +81,9 @@ def read_delimited(
             on_bad(BadRow(where, f"not {kind.upper()}", detail, HINTS[kind]))
             reread.put_back()
             continue
+        if reread.taken and reread.taken[-1][0] != number + len(reread.taken):
+            # A line of the row was reported as bad, and is missing.
+            continue
         if len(columns) > 1 and sorted(names := _names(cells)) == sorted(columns):
             if names != columns:
                 raise UsageError(
@@ -137,6 +141,13 @@ def _read_header(kind: str, name: str, reread: "_RereadLines") -> _Header:
         spaces = len(cells) > 1 and all(cell.startswith(" ") for cell in cells[1:])
         if spaces:
             cells = next(csv.reader([line], delimiter=separator, skipinitialspace=True))
+        if len(cells) == 1 and any(mark in cells[0] for mark in KNOWN_SEPARATORS):
+            script = r"""'s/^"//; s/"\r*$//; s/""/"/g'"""
+            raise UsageError(
+                f"{where}: the only column has the name {cells[0]!r}",
+                "if quotes around whole lines join several columns, remove them: "
+                f"sed -i {script} {shlex.quote(name)}; otherwise rename the column",
+            )
         _check_names(where, names := _names(cells))
         return _Header(names, separator, spaces)
     return _Header([], separator)

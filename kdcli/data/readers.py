@@ -430,7 +430,21 @@ def _parquet_batches(piece: Piece, file: IO[bytes], size: int) -> _Batches:
     check_size(piece.name, size, sum(column.total_uncompressed_size for column in columns))
     longest = max(map(_dictionary_bytes, columns), default=0)
     rows = min(TABLE_ROWS, 1 + MAX_BATCH_BYTES // (longest + 1))
-    return before, table.schema_arrow, table.iter_batches(batch_size=rows, row_groups=chosen)
+    batches = table.iter_batches(batch_size=rows, row_groups=chosen)
+    total = sum(groups[number].num_rows for number in chosen)
+    return before, table.schema_arrow, _counted(piece.name, batches, total)
+
+
+def _counted(
+    name: str, batches: Iterable["pa.RecordBatch"], total: int
+) -> Iterator["pa.RecordBatch"]:
+    """Check that batches have as many rows as their file says. A damaged page may have fewer."""
+    count = 0
+    for batch in batches:
+        count += len(batch)
+        yield batch
+    if count != total:
+        raise UsageError(f"{name} is damaged: {count:,} of its {total:,} rows can be read")
 
 
 def _dictionary_bytes(column: "pq.ColumnChunkMetaData") -> int:

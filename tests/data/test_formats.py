@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import io
 import json
 import lzma
 import shlex
@@ -17,6 +18,8 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from reading import read_task
 
 from kdcli.data.objects import write_object
+from kdcli.data.readers import read_rows
+from kdcli.data.rows import Piece
 from kdcli.data.sources import open_source
 from kdcli.errors import UsageError
 from kdcli.types import Answer, Head
@@ -254,6 +257,34 @@ def test_the_same_tagged_words_give_the_same_examples(tmp_path, name):
     assert sorted(found) == sorted((tuple(w), tuple(t)) for _, _, w, t in SENTENCES)
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.conll", b"w1 O\nw2 O\n\nw3 O\n\xff B-X\nw4 O\n\nw5 O\n"),
+        ("a.csv", b"tokens,tags\n\"['w1', 'w2']\",1\n\"w3\n\xff\nw4\",2\nw5,3\n"),
+    ],
+)
+def test_a_line_that_is_not_utf8_takes_its_row_along(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    bad = []
+    rows = list(read_rows(Piece(str(tmp_path / name)), bad.append))
+    assert len(rows) == 2
+    assert "w3" not in str(rows)
+    assert [error.problem for error in bad] == ["not UTF-8"]
+
+
+def test_quotes_around_whole_lines_can_be_removed(tmp_path):
+    quoted = "".join(
+        f'"{line.replace(chr(34), 2 * chr(34))}"\n' for line in f"text,label\n{LINES}".splitlines()
+    )
+    (tmp_path / "a.csv").write_text(quoted, "utf-8")
+    with pytest.raises(UsageError) as caught:
+        read_task("own", tmp_path / "a.csv")
+    command = caught.value.hint.partition(": ")[2].rpartition("; ")[0]
+    subprocess.run(["bash", "-c", command], check=True)
+    assert len(examples(tmp_path / "a.csv")) == 60
+
+
 def test_universal_dependencies_have_their_own_columns(tmp_path):
     content = "".join(
         f"# sent_id = {n}\n# text = vámonos\n"
@@ -372,6 +403,11 @@ REFUSED = {
         'text,label\n"it said \\"hi\\"",1\nb,2\n',
         ["2: not CSV", 'double the quotes in it ("", not \\")'],
     ),
+    "wrapped.csv": (
+        '"text,label"\n"it was, well, dull,bad"\n',
+        ["1: the only column has the name 'text,label'", "sed -i 's/^\"//;"],
+    ),
+    "endless.conll": ("Ann B-PER\n" * 10_001, ["1: the sentence has more than 10,000 words"]),
     "headless.csv": (LINES, ["1 looks like a row", "'bad'", "sed -i '1i text,label'"]),
     "headless-scores.tsv": (
         "".join(f"film {n} was dull\t{n / 7}\n" for n in range(1, 60)),
@@ -683,6 +719,24 @@ def test_too_many_columns_are_refused(tmp_path):
     (tmp_path / "a.csv").write_text("a," * 20_000, "utf-8")
     with pytest.raises(UsageError, match=r"a\.csv:1: there are 20,001 columns, more than 10,000"):
         list(open_source(str(tmp_path / "a.csv")).documents("train", None))
+
+
+def test_a_damaged_page_takes_no_row_without_a_word(tmp_path):
+    whole = io.BytesIO()
+    pq.write_table(pa.table({"text": [f"w{n % 7}" for n in range(300)]}), whole)
+    content, refused = whole.getvalue(), 0
+    footer = int.from_bytes(content[-8:-4], "little")
+    for at in range(4, len(content) - 8 - footer):
+        for value in (0, 1, 0x7F, 0xFF):
+            damaged = content[:at] + bytes([value]) + content[at + 1 :]
+            (tmp_path / "a.parquet").write_bytes(damaged)
+            try:
+                rows = list(read_rows(Piece(str(tmp_path / "a.parquet"))))
+            except UsageError:
+                refused += 1
+            else:
+                assert len(rows) == 300, (at, value)
+    assert refused > 100
 
 
 def test_tables_may_repeat_long_values(tmp_path):
