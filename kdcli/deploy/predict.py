@@ -390,6 +390,12 @@ class Predictor:
     def _answers(self, items: Sequence[Text]) -> list[AnswerSpan]:
         """Return the answers to pairs of a question and a context."""
         pairs = [_checked(item, n, (2,)) for n, item in enumerate(items)]
+        for number, (question, context) in enumerate(pairs):
+            if not question.strip() or not context.strip():
+                raise UsageError(
+                    f"item {number} has an empty {'context' if question.strip() else 'question'}",
+                    "give a question and a context with text",
+                )
         examples = [Example("", str(n), pair, ()) for n, pair in enumerate(pairs)]
         length = self.max_length
         room = length - length // 2 - self.tokenizer.num_special_tokens_to_add(pair=True)

@@ -36,6 +36,7 @@ from kdcli.models.load import (
     AS_LOADED,
     check_case,
     encoder_settings,
+    is_known_class,
     load_config,
     load_encoder,
     load_tokenizer,
@@ -489,7 +490,8 @@ def load_embedder(source: str, *, compacted: bool = False) -> Model:
 
 def _load_encoder(source: str, *, compacted: bool) -> Model:
     config = load_config(source, compacted=compacted)
-    scores = any("ForSequenceClassification" in name for name in config.architectures or ())
+    classes = filter(is_known_class, config.architectures or ())
+    scores = any("ForSequenceClassification" in name for name in classes)
     if scores and read_format(source) is None:
         raise UsageError(
             f"{source} scores texts ({config.architectures[0]}) and has no vectors",

@@ -185,6 +185,11 @@ def check_config(raw: Mapping[str, Any], source: object) -> None:
         isinstance(words.get("ids"), list) and isinstance(words.get("auto_class"), str)
     ):
         refuse(LABEL_WORDS_KEY, "a JSON object with ids and auto_class")
+    if not all(map(_is_compact_layer, raw.get(COMPACT_KEY) or ())):
+        refuse(
+            COMPACT_KEY,
+            "a list of JSON objects with heads and the four sizes of Q, K, V, O, U and D",
+        )
     # An interface of True passes, because bool is a subclass of int.
     if (unilm := raw.get(UNILM_KEY)) is not None and not all(
         isinstance(unilm.get(key), int) for key in ("mask_token_id", "position_offset", "interface")
@@ -220,6 +225,20 @@ def check_config(raw: Mapping[str, Any], source: object) -> None:
                 f"{WEIGHT_FILES[0]} only",
                 f"save the model as {WEIGHT_FILES[0]}",
             )
+
+
+def _is_compact_layer(layer: object) -> bool:
+    """Return whether an item of `COMPACT_KEY` has sizes with which a layer can compute."""
+    if not isinstance(layer, dict):
+        return False
+    heads, given = layer.get("heads"), [layer.get(letter) for letter in "QKVOUD"]
+    sizes = [size for size in given if isinstance(size, list) and len(size) == 4]
+    if len(sizes) != len(given) or type(heads) is not int or heads < 1:
+        return False
+    numbers = [number for size in sizes for number in size]
+    if not all(type(number) is int and 0 <= number <= MAX_SIZE for number in numbers):
+        return False
+    return all(size[1] % heads == 0 for size in sizes[:3])
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import json
 import re
 import shutil
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from kdcli.models.custom_class import (
     HEADS,
     LABEL_WORDS_KEY,
     UNILM_KEY,
+    class_named,
     code_of,
     describe_code,
     forget_custom_classes,
@@ -69,7 +70,14 @@ from kdcli.models.layout import LAYOUTS, base_class, check_type, layout_for
 from kdcli.models.model import Model
 from kdcli.models.shape import longest_input
 from kdcli.models.source import check_source
-from kdcli.models.static import MODEL_TYPE, StaticConfig, is_static, load_static, read_sizes
+from kdcli.models.static import (
+    CLASSIFIER,
+    MODEL_TYPE,
+    StaticConfig,
+    is_static,
+    load_static,
+    read_sizes,
+)
 from kdcli.models.temperature import TEMPERATURE
 from kdcli.models.tokenizer_files import PROBE, TOKENIZER_FILE, check_ids, check_tokenizer
 from kdcli.models.training_rows import NO_ROWS, training_rows, write_training_rows
@@ -542,6 +550,7 @@ def load_weights(
     if config.model_type not in LAYOUTS:
         # A decoder would return a table of keys and values.
         model.config.use_cache = False
+    _check_used(source, config, info["unexpected_keys"])
     if not is_custom(model):
         forget_custom_classes(model.config)
     # Under a head, the encoder's tensors have a prefix, and the pooler is required because the head
@@ -556,6 +565,28 @@ def load_weights(
         raise UsageError(f"the weights of {source} are incomplete: {reason}")
     loaded: PreTrainedModel = model
     return loaded
+
+
+def is_known_class(name: str) -> bool:
+    """Return whether transformers or kdcli has a network class of a name."""
+    return name == CLASSIFIER or class_named(name) is not None or hasattr(transformers, name)
+
+
+def _check_used(source: str, config: PreTrainedConfig, unused: Sequence[str]) -> None:
+    """Check that no tensors of a class that transformers does not have are ignored.
+
+    A known class may have a head, which an encoder does without.
+    """
+    names = config.architectures or ()
+    unknown = next((name for name in names if not is_known_class(name)), None)
+    if unknown is None or not unused:
+        return
+    raise UsageError(
+        f"{source} is a {unknown}, a class that transformers does not have; {len(unused)} of its "
+        f"tensors would be ignored, for example {min(unused)}",
+        "correct 'architectures' in the config.json of a copy of the model, or save only its "
+        f"encoder: AutoModel.from_pretrained('{source}').save_pretrained(...)",
+    )
 
 
 @contextmanager

@@ -3,7 +3,10 @@ loaded."""
 
 import ast
 import copy
+import functools
 import itertools
+import json
+import operator
 import shutil
 import sys
 from pathlib import Path
@@ -288,6 +291,32 @@ def test_its_code_needs_torch_and_transformers_only():
         "torch",
         "transformers",
     }
+
+
+SIZES = {
+    "no heads": (["heads"], 0),
+    "heads that do not divide": (["heads"], 7),
+    "a size that is text": (["Q", 1], "32"),
+    "a negative size": (["D", 3], -1),
+    "three sizes": (["U"], [32, 48, 32]),
+    "other rows": (["O", 3], 7),
+    "huge rows": (["V", 1], 10**9),
+}
+
+
+@pytest.mark.parametrize("case", SIZES)
+def test_sizes_that_no_layer_can_have_are_refused(case, tmp_path):
+    path, value = SIZES[case]
+    model = fresh().float()
+    apply_masks(model, structured_masks(model))
+    save_model(compact_model(model), tiny_tokenizer(), tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text("utf-8"))
+    inside = functools.reduce(operator.getitem, path[:-1], config["compact_layers"][0])
+    inside[path[-1]] = value
+    file.write_text(json.dumps(config), "utf-8")
+    with pytest.raises(UsageError, match=r"compact_layers|tensors have other sizes"):
+        load(tmp_path)
 
 
 def test_config_that_names_no_class_of_ours_is_refused(saved, tmp_path):

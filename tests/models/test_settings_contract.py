@@ -394,7 +394,11 @@ REFUSED = {
     ("scorer", "modules.json"): {"0/path": ["0_Transformer"], "0/type": ["mine.Transformer"]},
     ("table", PROMPTS): {"model_type": ["other"], "no_such_setting": [1]},
     ("table", "modules.json"): {"0/path": ["0_StaticEmbedding"]},
-    ("classifier", "config.json"): {"problem_type": ["regression"]},
+    ("scorer", "config.json"): {"architectures": [["MyBertForSequenceClassification"]]},
+    ("classifier", "config.json"): {
+        "problem_type": ["regression"],
+        "architectures": [["MyBertForSequenceClassification"], ["HF_ColBERT"]],
+    },
 }
 for kind in SAVED:
     REFUSED[kind, "tokenizer.json"] = {"model/vocab/w3": [48, 500]}

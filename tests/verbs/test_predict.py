@@ -14,6 +14,7 @@ from questions import PEOPLE, ROBBERT, with_pre_tokenizer
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from transformers import (
     AutoTokenizer,
+    BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
     BertTokenizerFast,
@@ -42,6 +43,15 @@ def test_texts_mixed_with_pairs_are_refused(tmp_path):
         predictor.predict(["w1", "w2", ("w3", "w4")])
     with pytest.raises(UsageError, match=r"item 1 is a text, but item 0 is a pair of texts"):
         predictor.predict([("w3", "w4"), "w1"])
+
+
+def test_questions_and_contexts_without_text_are_refused(tmp_path):
+    folder = on_disk(BertForQuestionAnswering(tiny_config("bert")), tmp_path)
+    predictor = Predictor.open(str(folder))
+    with pytest.raises(UsageError, match="item 1 has an empty context"):
+        predictor.predict([("w1", "w2 w3"), ("w1", " ")])
+    with pytest.raises(UsageError, match="item 0 has an empty question"):
+        predictor.predict([("", "")])
 
 
 @pytest.fixture(scope="module")
