@@ -225,9 +225,11 @@ def tokenise_generated(file: str, tokenizer: str, out: Path) -> int:
 def _generated(pieces: list[Piece], writer: ShardWriter) -> Iterator[dict[str, Array]]:
     import numpy as np
 
+    from kdcli.data.accounts import RowAccount
     from kdcli.data.text.tokenise import calls_of
 
-    documents = (writer.source.documents_in("train", piece, None) for piece in pieces)
+    account = RowAccount(writer.source.name)
+    documents = (writer.source.documents_in("train", piece, None, account) for piece in pieces)
     for texts, ends in calls_of(itertools.chain.from_iterable(documents)):
         ids = zip(writer.encode(texts), ends, strict=True)
         rows = [np.asarray([*row, writer.sep_id] if end else row, writer.dtype) for row, end in ids]

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from kdcli.data.accounts import EMPTY, RowAccount
 from kdcli.data.class_names import ClassName
 from kdcli.data.readers import (
     TABLES,
@@ -65,6 +66,18 @@ def placed_texts(rows: Iterable[Row], column: str | None) -> Iterator[tuple[str,
             yield where, ""
 
 
+def counted_documents(
+    rows: Iterable[Row], column: str | None, account: RowAccount
+) -> Iterator[tuple[str, str]]:
+    """Yield the place and the text of each row that is not empty; `account` counts the rows."""
+    for where, text in placed_texts(rows, column):
+        account.read += 1
+        if text:
+            yield where, text
+        else:
+            account.leave_out(EMPTY, where)
+
+
 def text_column(rows: Sequence[Row]) -> str:
     """Choose the column of the text: `text`, or the only column that holds a string."""
     strings = [
@@ -83,14 +96,15 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and not isinstance(value, ClassName)
 
 
-def read_documents(piece: Piece, column: str | None) -> Iterator[str]:
-    """Yield the documents of a piece that was cut from a file."""
+def read_documents(piece: Piece, column: str | None, account: RowAccount) -> Iterator[str]:
+    """Yield the documents of a piece that was cut from a file; `account` counts the rows."""
     if column is None:
         # The first rows of a piece may have other null columns than the first rows of the file.
         first, _ = take_first(read_rows(Piece(piece.name)))
         column = text_column(first) if first else None
     try:
-        yield from texts_of(read_rows(piece), column)
+        rows = read_rows(piece, account.on_bad)
+        yield from (text for _, text in counted_documents(rows, column, account))
     except UsageError:
         # The error needs the number of the line in the file, so read the piece again with it.
         rows = read_rows(piece, lines_before=count_lines_before(piece))

@@ -166,7 +166,7 @@ def _unpacked(name: str, file: IO[bytes], packed: str) -> IO[bytes]:
     """Open the content of a packed file."""
     if not packed:
         return file
-    return io.BufferedReader(_Unpacked(name, file, _OPENERS[packed](file)), UNPACK_BYTES)
+    return io.BufferedReader(_Unpacked(name, file, _OPENERS[packed](file)))
 
 
 def _open_zstd(file: IO[bytes]) -> Any:

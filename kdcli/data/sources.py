@@ -18,17 +18,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kdcli.data.accounts import EMPTY, RowAccount
+from kdcli.data.accounts import RowAccount
 from kdcli.data.annotations import convert_annotations
 from kdcli.data.class_names import CARD, INFOS, ClassNames
 from kdcli.data.demo import DOCUMENTS, demo_documents, demo_identity
 from kdcli.data.documents import (
     Sample,
+    counted_documents,
     first_texts,
-    placed_texts,
     read_documents,
     sample_documents,
-    texts_of,
 )
 from kdcli.data.hub import DATA_SET_ID, HubId, clone_files, hub_rows, hub_size, hub_splits
 from kdcli.data.readers import FORMATS, PACKED, check_size, cut_file, format_of, read_rows
@@ -113,12 +112,14 @@ class Source(ABC):
         """Cut a split into pieces of about `max_bytes`; some formats are not cut."""
 
     @abstractmethod
-    def documents_in(self, split: str, piece: Piece, column: str | None) -> Iterator[str]:
-        """Yield the documents of one of the `pieces`."""
+    def documents_in(
+        self, split: str, piece: Piece, column: str | None, account: RowAccount
+    ) -> Iterator[str]:
+        """Yield the documents of one of the `pieces`; `account` counts the rows."""
 
     def sample(self, split: str, piece: Piece, column: str | None) -> Sample:
         """Take documents from the beginning of one of the `pieces`."""
-        texts, size = first_texts(self.documents_in(split, piece, column))
+        texts, size = first_texts(self.documents_in(split, piece, column, RowAccount(self.name)))
         return Sample(texts, min(piece.size, size))
 
     def has(self, split: str) -> bool:
@@ -141,16 +142,7 @@ class Source(ABC):
             UsageError: A file has no documents.
         """
         for table in self.tables(split, account.on_bad):
-            is_empty = True
-            for where, text in placed_texts(table.rows, column):
-                account.read += 1
-                if text:
-                    is_empty = False
-                    yield where, text
-                else:
-                    account.leave_out(EMPTY, where)
-            if is_empty:
-                raise UsageError(f"{table.name} holds no text")
+            yield from _checked_documents(table, column, account)
 
     def _check_split(self, split: str) -> None:
         if not self.has(split):
@@ -186,10 +178,14 @@ class FileSource(Source):
         self._check_split(split)
         return [piece for file in self.files[split] for piece in cut_file(file, max_bytes)]
 
-    def documents_in(self, split: str, piece: Piece, column: str | None) -> Iterator[str]:
+    def documents_in(
+        self, split: str, piece: Piece, column: str | None, account: RowAccount
+    ) -> Iterator[str]:
         if piece.end is not None:
-            return read_documents(piece, column)
-        return _checked_documents(SourceFile(piece.name, self._rows(piece)), column)
+            return read_documents(piece, column, account)
+        rows = self._rows(piece, account.on_bad)
+        table = SourceFile(piece.name, rows)
+        return (text for _, text in _checked_documents(table, column, account))
 
     def sample(self, split: str, piece: Piece, column: str | None) -> Sample:
         return sample_documents(piece, column)
@@ -219,8 +215,11 @@ class HubSource(Source):
         shards, size = hub_size(self.hub, split)
         return [Piece(f"{self.name} {split}", n, n + 1, size // shards) for n in range(shards)]
 
-    def documents_in(self, split: str, piece: Piece, column: str | None) -> Iterator[str]:
-        return texts_of(hub_rows(self.hub, split, piece.begin), column)
+    def documents_in(
+        self, split: str, piece: Piece, column: str | None, account: RowAccount
+    ) -> Iterator[str]:
+        rows = hub_rows(self.hub, split, piece.begin)
+        return (text for _, text in counted_documents(rows, column, account))
 
 
 @dataclass(frozen=True)
@@ -248,8 +247,12 @@ class DemoSource(Source):
         self._check_split(split)
         return [Piece("demo", version=demo_identity())]
 
-    def documents_in(self, split: str, piece: Piece, column: str | None) -> Iterator[str]:
-        return demo_documents(split)
+    def documents_in(
+        self, split: str, piece: Piece, column: str | None, account: RowAccount
+    ) -> Iterator[str]:
+        for document in demo_documents(split):
+            account.read += 1
+            yield document
 
 
 def open_source(source: str) -> Source:
@@ -328,11 +331,15 @@ def _hub_id(source: str) -> HubId:
     return HubId(hub[1], hub[2] or None, hub[3], hub[4])
 
 
-def _checked_documents(table: SourceFile, column: str | None) -> Iterator[str]:
-    text = None
-    for text in texts_of(table.rows, column):
-        yield text
-    if text is None:
+def _checked_documents(
+    table: SourceFile, column: str | None, account: RowAccount
+) -> Iterator[tuple[str, str]]:
+    """Yield the place and the text of each document. Raises UsageError if there is none."""
+    is_empty = True
+    for document in counted_documents(table.rows, column, account):
+        is_empty = False
+        yield document
+    if is_empty:
         raise UsageError(f"{table.name} holds no text")
 
 

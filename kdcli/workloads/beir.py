@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kdcli.data.accounts import ACCOUNTS, RowAccount
 from kdcli.data.labelled.partition import DividedRows, Partition, Pools, text_hashes
 from kdcli.data.sources import open_source
 from kdcli.data.storage import folder_hash
@@ -156,6 +157,12 @@ def read_retrieval(source: str) -> Retrieval:
             f"the corpus has none of the documents in {qrels}, for example {absent[0]}",
             "give the corpus and the relevances of one data set",
         )
+    of_documents = RowAccount(source, "documents", len(documents))
+    ACCOUNTS.close(of_documents, len(documents), Progress.log_fact)
+    of_queries = RowAccount(source, "queries", len(queries))
+    if unused := [query for query in queries if query not in used]:
+        of_queries.leave_out("without a relevant document", f"query {unused[0]}", len(unused))
+    ACCOUNTS.close(of_queries, len(used), Progress.log_fact)
     note = ""
     if absent:
         note = (

@@ -7,8 +7,10 @@ import pytest
 import kdcli
 from kdcli.data.accounts import ACCOUNTS, RowAccount
 from kdcli.errors import UsageError
+from kdcli.workloads.beir import read_retrieval
 
 CLASSES = ("topic-0", "topic-1")
+COUNTED = (("documents", 5), ("queries", 3))
 FAST = {"measure": {"latency": False}}
 
 
@@ -127,3 +129,37 @@ def test_an_account_that_does_not_add_up_is_refused():
     account.leave_out("empty", "rows.csv:3")
     with pytest.raises(UsageError, match="2 rows are not accounted for"):
         ACCOUNTS.close(account, 7, print)
+
+
+def test_tokenised_text_has_an_account_also_from_the_cache(tmp_path, capsys):
+    file = tmp_path / "texts.txt"
+    texts = [f"Text number {n} is long enough to fill some of a block." for n in range(200)]
+    file.write_text("\n".join([texts[0], "", *texts[1:], " "]))
+    for run in ("first", "again"):
+        result = kdcli.distill(
+            "demo",
+            data=str(file),
+            to="1x32",
+            max_steps=1,
+            output_dir=tmp_path / run,
+            config=FAST | {"train": {"warmup_steps": 0}, "data": {"max_length": 16}},
+        )
+        (account,) = result.report.accounts
+        assert (account.read, account.kept) == (202, 200)
+        assert [(o.reason, o.count, o.first) for o in account.left_out] == [
+            ("empty", 2, f"{file}:2")
+        ]
+        line = "rows of texts.txt: 202 read, 200 kept; left out: 2 empty"
+        assert capsys.readouterr().err.count(line) == 1
+
+
+def test_documents_and_queries_of_a_retrieval_task_have_accounts(tmp_path):
+    lines = "\n".join(json.dumps({"_id": f"d{n}", "text": f"text {n}"}) for n in range(5))
+    (tmp_path / "corpus.jsonl").write_text(lines)
+    queries = "\n".join(json.dumps({"_id": f"q{n}", "text": f"text {n}"}) for n in range(3))
+    (tmp_path / "queries.jsonl").write_text(queries)
+    (tmp_path / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td0\t1\nq2\td3\t1\n")
+    read_retrieval(str(tmp_path))
+    documents, queries = (ACCOUNTS.by_key[str(tmp_path), name, n] for name, n in COUNTED)
+    assert (documents.kept, queries.kept) == (5, 2)
+    assert [(o.count, o.first) for o in queries.left_out] == [(1, "query q1")]

@@ -777,7 +777,7 @@ def test_json_has_many_forms(tmp_path, form):
         ("a.parquet", b"version https://git-lfs.github.com/spec/v1\n", ["pointer", "git lfs pull"]),
         ("a.csv", b"<!DOCTYPE html>\n<html>", ["is a web page"]),
         ("a.csv", b"PK\x03\x04", ["is a zip file", "save a spreadsheet as .csv"]),
-        ("a.jsonl", gzip.compress(b"{}"), ["is gzip", "end its name in .gz"]),
+        ("a.jsonl", gzip.compress(b"{}", mtime=0), ["is gzip", "end its name in .gz"]),
         ("a.xlsx", b"PK\x03\x04", ["no known format", "save the sheet as CSV"]),
         ("a.pkl", b"", ["no known format", "save the rows as .parquet"]),
         (

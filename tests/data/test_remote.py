@@ -13,11 +13,17 @@ import pytest
 from hub_server import COMMIT, hub  # noqa: F401
 from texts import DOCUMENTS, corpus, tokens, write
 
+from kdcli.data.accounts import RowAccount
 from kdcli.data.hub import HubId
 from kdcli.data.sources import open_source
 from kdcli.errors import UsageError
 
 NAME = "someone/some-text"
+
+
+def documents_in(source, pieces):
+    account = RowAccount(source.name)
+    return [d for piece in pieces for d in source.documents_in("train", piece, None, account)]
 
 
 @pytest.fixture
@@ -39,7 +45,9 @@ def test_a_large_file_is_read_in_pieces(served):
     source = open_source(served("train.txt"))
     pieces = source.pieces("train", 700)
     assert len(pieces) > 5
-    assert [d for piece in pieces for d in source.documents_in("train", piece, None)] == DOCUMENTS
+    assert [
+        d for piece in pieces for d in source.documents_in("train", piece, None, RowAccount(""))
+    ] == DOCUMENTS
 
 
 def test_another_content_is_another_source(served, hub):  # noqa: F811
@@ -155,7 +163,9 @@ def test_the_hub_by_id_and_by_address(hub, tmp_path, cache):  # noqa: F811
     def read(name):
         source = open_source(name)
         pieces = source.pieces("train", 1 << 20)
-        return len(pieces), [d for p in pieces for d in source.documents_in("train", p, None)]
+        return len(pieces), [
+            d for p in pieces for d in source.documents_in("train", p, None, RowAccount(""))
+        ]
 
     with hub.known(tmp_path / "hf"):
         # A shard of the data set is a piece.

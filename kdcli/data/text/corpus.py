@@ -145,6 +145,7 @@ def _open_tokens(
         return open_datatrove(folder, tokenizer, frame, log)
     shards = TokenShards.read(folder)
     shards.check(folder, tokenizer, frame)
+    shards.close_account(log)
     return streams_of(folder, shards)
 
 
@@ -161,4 +162,5 @@ def _open_cached(
         folder = entry_at_commit(folder, opened.hub, about, is_complete, META)
     use_entry(folder, about)
     shards = tokenise(opened, tokenizer, column, folder, log=log, cached=True)
+    shards.close_account(log)
     return streams_of(folder, shards)

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
+from kdcli.data.accounts import ACCOUNTS, EMPTY, RowAccount
 from kdcli.data.rows import Piece
-from kdcli.data.sources import Source
+from kdcli.data.sources import Log, Source
 from kdcli.disk import MAX_REPORT_BYTES, cache_key, read_json, write_atomic
 from kdcli.errors import UsageError
 
@@ -59,7 +60,8 @@ class Frame:
 class Shard:
     """A file of tokens, and the pieces of text that it is made from.
 
-    `tokens` is None until all shards are written.
+    `tokens` is None until all shards are written. `rows` is None for shards that a stopped run
+    wrote; `empty` of them have no text, the first at `first_empty`.
     """
 
     # A foreign name could point outside the directory.
@@ -67,6 +69,9 @@ class Shard:
     split: str
     pieces: tuple[Piece, ...]
     tokens: int | None = None
+    rows: int | None = None
+    empty: int = 0
+    first_empty: str = ""
 
     @property
     def size(self) -> int:
@@ -146,6 +151,17 @@ class TokenShards:
     def tokens_of(self, split: str) -> int:
         """Count the tokens of a split."""
         return sum(shard.tokens or 0 for shard in self.shards if shard.split == split)
+
+    def close_account(self, log: Log) -> None:
+        """Close the account of the text's rows, unless a stopped run did not count them."""
+        account = RowAccount(self.source)
+        for shard in self.shards:
+            if shard.rows is None:
+                return
+            account.read += shard.rows
+            if shard.empty:
+                account.leave_out(EMPTY, shard.first_empty, shard.empty)
+        ACCOUNTS.close(account, account.used, log)
 
     def bytes_of(self, shard: Shard) -> int:
         """Return the length of a shard's file."""

@@ -22,6 +22,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from tokenizers import Tokenizer
 
+from kdcli.data.accounts import EMPTY, LeftOut, RowAccount
 from kdcli.data.sources import LOG_SECONDS, Log, Source
 from kdcli.data.text.shards import META, Frame, Shard, TokenShards
 from kdcli.disk import atomic_file, disk_errors, remove
@@ -86,10 +87,13 @@ def tokenise(
             return previous
         writer = ShardWriter.of(source, tokenizer, meta, folder)
         with _clean_after_errors(folder, meta, missing, keeps_errors=not cached):
-            _write_shards(writer, missing, len(meta.shards), workers, log)
+            written = _write_shards(writer, missing, len(meta.shards), workers, log)
+        known = {shard.file: shard for shard in previous.shards} if previous else {}
+        known |= {shard.file: shard for shard in written}
         with disk_errors(folder):
             counted = tuple(
-                replace(shard, tokens=writer.count_tokens(shard)) for shard in meta.shards
+                replace(known.get(shard.file, shard), tokens=writer.count_tokens(shard))
+                for shard in meta.shards
             )
         meta = replace(meta, shards=counted)
         meta.write(folder)
@@ -121,11 +125,12 @@ class ShardWriter:
             encoder.no_padding()
         return cls(source, encoder, meta.sep_id, meta.column, meta.dtype, folder)
 
-    def write(self, shard: Shard, log: Log = lambda _: None) -> int:
-        """Write a shard completely or not at all, and return its number of tokens."""
+    def write(self, shard: Shard, log: Log = lambda _: None) -> Shard:
+        """Write a shard completely or not at all, and return it with its counts."""
         total, logged = 0, time.monotonic()
+        account = RowAccount(self.source.name)
         with atomic_file(self.folder / shard.file) as file:
-            for texts, ends in calls_of(self._documents(shard)):
+            for texts, ends in calls_of(self._documents(shard, account)):
                 for ids, is_end in zip(self.encode(texts), ends, strict=True):
                     tokens = [*ids, self.sep_id] if is_end else ids
                     file.write(np.asarray(tokens, dtype=self.dtype).tobytes())
@@ -133,7 +138,10 @@ class ShardWriter:
                 if time.monotonic() - logged > LOG_SECONDS:
                     logged = time.monotonic()
                     log(f"{total:,} tokens of {shard.file} so far")
-        return total
+        (empty, *_) = account.left_out or [LeftOut(EMPTY, 0, "")]
+        return replace(
+            shard, tokens=total, rows=account.read, empty=empty.count, first_empty=empty.first
+        )
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Tokenise texts without special tokens."""
@@ -149,9 +157,9 @@ class ShardWriter:
         """Count the tokens of a written shard by the length of its file."""
         return (self.folder / shard.file).stat().st_size // np.dtype(self.dtype).itemsize
 
-    def _documents(self, shard: Shard) -> Iterator[str]:
+    def _documents(self, shard: Shard, account: RowAccount) -> Iterator[str]:
         for piece in shard.pieces:
-            yield from self.source.documents_in(shard.split, piece, self.column)
+            yield from self.source.documents_in(shard.split, piece, self.column, account)
 
 
 def calls_of(documents: Iterator[str]) -> Iterator[tuple[list[str], list[bool]]]:
@@ -257,8 +265,12 @@ def _clean_after_errors(
 
 def _write_shards(
     writer: ShardWriter, missing: Sequence[Shard], count: int, workers: int | None, log: Log
-) -> None:
-    """Write shards in this process or in workers, and log the progress."""
+) -> list[Shard]:
+    """Write shards in this process or in workers, and log the progress.
+
+    Returns:
+        The shards with their counts.
+    """
     began = time.monotonic()
     logged = 0.0
     done = 0
@@ -266,14 +278,16 @@ def _write_shards(
     size = sum(shard.size for shard in missing)
     megabytes = f" ({size / 1e6:,.1f} MB)" if size else ""
     log(f"tokenising {writer.source.name}{megabytes}: {len(missing)} of {count} shards")
-    written = (
-        ((shard, writer.write(shard, log)) for shard in missing)
+    writes = (
+        (writer.write(shard, log) for shard in missing)
         if workers is None
         else _write_in_workers(writer, missing, workers)
     )
-    for number, (shard, shard_tokens) in enumerate(written, 1):
+    written: list[Shard] = []
+    for number, shard in enumerate(writes, 1):
+        written.append(shard)
         done += shard.size
-        tokens += shard_tokens
+        tokens += shard.tokens or 0
         now = time.monotonic()
         if now - logged <= LOG_SECONDS and number < len(missing):
             continue
@@ -284,21 +298,23 @@ def _write_shards(
             if number < len(missing):
                 line += f", {(size - done) / rate / 3600:.2f} h left"
         log(line)
+    return written
 
 
 def _write_in_workers(
     writer: ShardWriter, missing: Sequence[Shard], workers: int
-) -> Iterator[tuple[Shard, int]]:
-    """Write shards in other processes, and yield each with its tokens when it is finished."""
+) -> Iterator[Shard]:
+    """Write shards in other processes, and yield each with its counts when it is finished."""
     count = min(workers, len(missing)) or 1
     # The threads of tokenizers and file systems do not survive a fork.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(count, context, _begin_worker, (writer,))
     try:
-        waiting = {pool.submit(_write_in_worker, shard): shard for shard in missing}
+        waiting = {pool.submit(_write_in_worker, shard) for shard in missing}
         while waiting:
-            for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-                yield waiting.pop(future), future.result()
+            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield future.result()
     except BrokenProcessPool:
         message = "a worker was killed from outside, often for lack of memory"
         hint = "run the same command again to continue; fewer --workers need less memory"
@@ -330,7 +346,7 @@ def _begin_worker(writer: ShardWriter) -> None:
     threading.Thread(target=exit_with_parent, daemon=True).start()
 
 
-def _write_in_worker(shard: Shard) -> int:
+def _write_in_worker(shard: Shard) -> Shard:
     try:
         return _writer.write(shard)
     except UsageError as error:

@@ -119,6 +119,7 @@ def tokenize(
     assert output_dir is not None
     with _stopping_on_signals():
         meta = tokenise(opened, loaded, column, output_dir, log=Progress.log, workers=workers)
+    meta.close_account(Progress.log)
     return TokenizedDirectory(
         directory=str(output_dir),
         tokenizer=meta.name,
