@@ -28,6 +28,8 @@ EMBEDDED = {"demo": "demo_teacher", "demo-classifier": "demo_classifier"}
 """Name of each model inside the package -> its directory in kdcli/data."""
 RECIPE_FILE, LOG_FILE, REPORT_FILE = "recipe.yaml", "log.jsonl", "report.json"
 """Files in the directory of a run. The report is the last one."""
+LOCK = ".lock"
+"""The lock of an output directory. A killed process leaves the file, which then locks nothing."""
 COMMITS: dict[str, str] = {}
 """Name of each hub data set that this run read -> the commit that was current."""
 HASHES: dict[str, str] = {}
@@ -472,7 +474,7 @@ def fill_dir(path: Path, *, last: str, clear: bool = False) -> Iterator[Path]:
             yield aside
         with disk_errors(path):
             for inside in path.iterdir() if clear else ():
-                if inside != staged:
+                if inside.name not in (STAGED, LOCK):
                     remove(inside)
             for file in sorted(staged.iterdir(), key=lambda file: (file.name == last, file.name)):
                 if (path / file.name).is_dir():
@@ -497,12 +499,10 @@ def is_half_filled(path: Path, last: str) -> bool:
 
 
 def content_of(path: Path) -> list[Path]:
-    """Return the content of a directory, without the remains of a killed `fill_dir`."""
-    return [
-        inside
-        for inside in path.iterdir()
-        if inside.name not in (STAGED, f".{STAGED}.part", f".{STAGED}.old")
-    ]
+    """Return the content of a directory, without its lock and the remains of a killed
+    `fill_dir`."""
+    unfinished = (LOCK, STAGED, f".{STAGED}.part", f".{STAGED}.old")
+    return [inside for inside in path.iterdir() if inside.name not in unfinished]
 
 
 def remove(path: Path) -> None:

@@ -12,7 +12,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from kdcli.disk import (
     COMMITS,
+    LOCK,
     LOG_FILE,
     MAX_REPORT_BYTES,
     RECIPE_FILE,
@@ -52,7 +54,6 @@ NUMBER = re.compile(r"[2-9]|[1-9][0-9]+")
 CHECKPOINTS = "checkpoints"
 INPUTS = f"{CHECKPOINTS}/inputs.json"
 BEST_WEIGHTS = "best.safetensors"
-LOCK = ".lock"
 NOT_SET, NULL = "not set", json.dumps(None)
 MEASURED = json.dumps("measured")
 """Value of `student.layers` before a run has chosen the layers and written them down."""
@@ -479,6 +480,28 @@ class RunDir:
 
     def _checkpoints(self) -> list[Path]:
         return sorted((self.path / CHECKPOINTS).glob("step-*"))
+
+
+@contextmanager
+def lock_directory(path: Path) -> Iterator[None]:
+    """Lock an output directory that is not a run against other processes, and create it.
+
+    It is removed if it was created and is still empty at the end.
+
+    Raises:
+        UsageError: Another process uses the directory.
+        MachineError: The directory cannot be written.
+    """
+    run, is_new = RunDir(path), not path.exists()
+    with disk_errors(path):
+        path.mkdir(parents=True, exist_ok=True)
+    run._lock()
+    try:
+        yield
+    finally:
+        run.release()
+        if is_new and path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
 
 
 def numbered(name: str, *, taken: bool) -> Path:

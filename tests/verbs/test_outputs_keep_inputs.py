@@ -1,9 +1,12 @@
 """No verb deletes or overwrites an input, or a file that kdcli did not write."""
 
+import itertools
 import shutil
 
 import own_files
 import pytest
+from filelock import FileLock
+from forked import killed
 from own_files import QUICK
 
 OWN = ("--task", "own", "--data")
@@ -178,14 +181,18 @@ def test_other_writers_keep_their_inputs(inside, tmp_path):
         assert content(tmp_path) == before, name
 
 
-def test_a_mask_is_not_applied_over_a_model(tuned, tmp_path):
-    """A directory that a killed command left half filled can be completed; no other."""
-    pruned = tmp_path / "pruned"
+@pytest.fixture(scope="module")
+def mask(tuned):
+    pruned = tuned / "pruned"
     own_files.succeeds(
         *("prune", tuned / "run", *OWN, tuned / "data", *STEP),
         *("--method", "smp", "--sparsity", "0.5", "-o", pruned),
     )
-    mask = pruned / "mask" / "mask.safetensors"
+    return pruned / "mask" / "mask.safetensors"
+
+
+def test_a_mask_is_not_applied_over_a_model(tuned, mask, tmp_path):
+    """A directory that a killed command left half filled can be completed; no other."""
     model = shutil.copytree(tuned / "run", tmp_path / "model")
     (model / ".staged").mkdir()
     before = content(model)
@@ -193,3 +200,38 @@ def test_a_mask_is_not_applied_over_a_model(tuned, tmp_path):
     assert result.exit_code == 2, result.output
     assert "is not empty" in result.stderr
     assert content(model) == before
+
+
+def test_a_mask_that_is_killed_anywhere_is_applied_by_the_same_command(mask, tmp_path):
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    apply = ("mask", "apply", mask, "-o")
+    own_files.succeeds(*apply, whole)
+    for kill_at in itertools.count(1):
+        shutil.rmtree(out, ignore_errors=True)
+        if not killed(kill_at, lambda: own_files.kdcli(*apply, out)):
+            break
+        is_complete = out.is_dir() and content(out).keys() >= content(whole).keys()
+        result = own_files.succeeds(*apply, out)
+        assert {p.relative_to(out): c for p, c in content(out).items()} == {
+            p.relative_to(whole): c for p, c in content(whole).items()
+        }
+        assert ("is done already" in result.stderr) or not is_complete
+    assert kill_at > 10
+    assert own_files.kdcli("mask", "compact", mask, "-o", out).exit_code == 2
+    (out / "notes.txt").write_text("precious")
+    assert own_files.kdcli(*apply, out).exit_code == 2
+
+
+@pytest.mark.parametrize("verb", ["mask", "export"])
+def test_two_processes_do_not_write_one_directory(verb, tuned, mask, tmp_path):
+    commands = {
+        "mask": ("mask", "apply", mask),
+        "export": ("export", tuned / "run", *ONNX),
+    }
+    (tmp_path / "out").mkdir()
+    with FileLock(tmp_path / "out" / ".lock"):
+        result = own_files.kdcli(*commands[verb], "-o", tmp_path / "out")
+    assert (result.exit_code, "another process uses" in result.stderr) == (2, True), result.output
+    assert not [path for path in content(tmp_path) if path.name != ".lock"]
+    own_files.succeeds(*commands[verb], "-o", tmp_path / "out")
+    assert not (tmp_path / "out" / ".lock").exists()

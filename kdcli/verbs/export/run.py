@@ -26,7 +26,7 @@ from kdcli.deploy.sessions import library
 from kdcli.disk import STAGED, check_writable, content_of, fill_dir, read_json, write_atomic
 from kdcli.engine.inputs import check_no_foreign_files, check_not_input, texts_in
 from kdcli.engine.progress import Progress
-from kdcli.engine.run_dir import numbered
+from kdcli.engine.run_dir import lock_directory, numbered
 from kdcli.errors import UsageError
 from kdcli.models.card import describe
 from kdcli.models.cross_encoder import activation_of, set_activation
@@ -132,13 +132,16 @@ def export(
     load = _load_vectors if pooling is not None or read_format(source) is not None else _load_head
     loaded = load(source, data, pooling, task)
     Progress.log(f"exporting {short(source)} to {format}, {', '.join(precisions)}")
-    with fill_dir(folder, last=FACTS, clear=True) as staged:
-        files = _write_files(loaded, staged, format, precisions, max_drop, exact=exact)
-        facts = _facts(loaded, source, format, files, staged)
-        if task is not None:
-            rows = data.source and short(data.source)
-            facts = facts.model_copy(update={"task": task, "data": rows})
-        _write_rest(loaded, facts, source, staged, weights)
+    with lock_directory(folder):
+        # Another process may have written here since the first check.
+        check_folder(folder, overwrite, sources)
+        with fill_dir(folder, last=FACTS, clear=True) as staged:
+            files = _write_files(loaded, staged, format, precisions, max_drop, exact=exact)
+            facts = _facts(loaded, source, format, files, staged)
+            if task is not None:
+                rows = data.source and short(data.source)
+                facts = facts.model_copy(update={"task": task, "data": rows})
+            _write_rest(loaded, facts, source, staged, weights)
     return Exported(facts, folder)
 
 

@@ -1,9 +1,11 @@
 """`kdcli mask`: show a mask file, compare two files, or save the masked or compacted model."""
 
+import filecmp
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 import torch
@@ -22,10 +24,10 @@ from kdcli.deploy.sparse.mask_file import (
     open_mask,
     read_mask,
 )
-from kdcli.disk import check_writable, content_of, is_half_filled
+from kdcli.disk import STAGED, check_writable, content_of, fill_dir, is_half_filled, remove
 from kdcli.engine.inputs import check_not_input
 from kdcli.engine.progress import Progress
-from kdcli.engine.run_dir import numbered
+from kdcli.engine.run_dir import lock_directory, numbered
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import is_custom
 from kdcli.models.embedding_format import EmbeddingFormat, read_format, save_embedder
@@ -160,8 +162,8 @@ def apply(own: ApplyOptions, sets: Sequence[str], output_dir: Path | None) -> Ma
     folder = output_dir or numbered(f"mask-{file.stem}", taken=False)
     check_writable(folder, directory=True)
     check_not_input(folder, [str(file), *([base] if base is not None else [])], "-o")
-    if folder.is_dir() and content_of(folder) and not is_half_filled(folder, CONFIG_FILE):
-        raise UsageError(f"output directory {folder} is not empty", "choose another with -o")
+    if _is_occupied(folder) and not (folder / CONFIG_FILE).is_file():
+        raise _not_empty(folder)
     mask, model, source = _open(file, base, own.task, sets)
     masks = mask.masks
     if own.sparsity is not None:
@@ -176,13 +178,54 @@ def apply(own: ApplyOptions, sets: Sequence[str], output_dir: Path | None) -> Ma
         whole = compact_model(whole, drop_rows_below=own.drop_rows_below)
     rows = all_rows(mask.rows, training_rows(location(source)))
     stored = EmbeddingFormat(mask.info.pooling) if mask.info.pooling else None
-    if mask.info.architecture is None and (fmt := read_format(source) or stored) is not None:
+    fmt = None if mask.info.architecture is not None else read_format(source) or stored
+    if fmt is not None:
         check_case(tokenizer, source)
-        save_embedder(whole, tokenizer, fmt, folder, rows)
-    else:
-        save_model(whole, tokenizer, folder, rows)
+
+    def save(place: Path) -> None:
+        if fmt is not None:
+            save_embedder(whole, tokenizer, fmt, place, rows)
+        else:
+            save_model(whole, tokenizer, place, rows)
+
+    with lock_directory(folder):
+        if not _is_occupied(folder):
+            with fill_dir(folder, last=CONFIG_FILE) as staged:
+                save(staged)
+        elif _holds(folder, save):
+            # A killed command may have left this directory after it moved the last file.
+            remove(folder / STAGED)
+            Progress.log(f"{folder} is done already")
+        else:
+            raise _not_empty(folder)
     Progress.log(f"{source} under {file}", *down_to_one(masks))
     return _applied(file, mask, masks, whole, folder)
+
+
+def _is_occupied(folder: Path) -> bool:
+    """Whether a directory holds anything else than what a killed command left half filled."""
+    is_filled = folder.is_dir() and bool(content_of(folder))
+    return is_filled and not is_half_filled(folder, CONFIG_FILE)
+
+
+def _not_empty(folder: Path) -> UsageError:
+    return UsageError(f"output directory {folder} is not empty", "choose another with -o")
+
+
+def _holds(folder: Path, save: Callable[[Path], None]) -> bool:
+    """Whether a directory holds exactly the files that `save` writes."""
+    with TemporaryDirectory() as aside:
+        save(Path(aside))
+        saved = [file.relative_to(aside) for file in Path(aside).rglob("*") if file.is_file()]
+        held = [
+            file.relative_to(folder)
+            for inside in content_of(folder)
+            for file in (inside, *inside.rglob("*"))
+            if file.is_file()
+        ]
+        return sorted(saved) == sorted(held) and all(
+            filecmp.cmp(folder / name, Path(aside, name), shallow=False) for name in saved
+        )
 
 
 def _applied(
