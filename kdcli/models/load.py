@@ -98,6 +98,7 @@ AS_LOADED = "kdcli_as_loaded"
 # versions of transformers and kdcli, and defaults for ONNX files.
 INHERITED_KEYS = ("finetuning_task", "transformers.js_config")
 LABELS = ("id2label", "label2id", "problem_type")
+GLINER_FILE = "gliner_config.json"
 # Types whose models on the hub bring the code that transformers has had since.
 EQUAL_TO_STOCK = ("eurobert", "nomic_bert")
 # Tensors that a base model's checkpoint may lack.
@@ -195,7 +196,7 @@ def load_config(source: str, *, weights: bool = True, compacted: bool = False) -
     # sentence-transformers writes no configuration for a table.
     is_table = file_beside(where, CONFIG_FILE) is None and holds_table(root_of(source))
     if is_folder and not is_table and not (folder / CONFIG_FILE).is_file():
-        raise UsageError(f"{folder} has no {CONFIG_FILE}, so it is not a model directory")
+        raise _no_config(folder)
     config = StaticConfig() if is_table else _read_config(source, where)
     if hasattr(config, COMPACT_KEY) and not compacted:
         raise UsageError(
@@ -348,13 +349,29 @@ def _check_repository(source: str) -> None:
         raise _no_safetensors(source, [name for name in files if name.endswith(".bin")])
 
 
+def _no_config(folder: Path) -> UsageError:
+    if (folder / GLINER_FILE).is_file():
+        return UsageError(
+            f"{folder} is a GLiNER model, whose layers above its encoder kdcli does not have",
+            f"give its encoder, which {GLINER_FILE} names as model_name; or label your texts with "
+            "GLiNER, and train a tagger on them: kdcli finetune",
+        )
+    return UsageError(f"{folder} has no {CONFIG_FILE}, so it is not a model directory")
+
+
 def _no_safetensors(source: str, pickles: list[str]) -> UsageError:
     if not pickles:
         return UsageError(f"{source} has no {WEIGHT_FILES[0]}")
+    on_hub = (
+        ""
+        if Path(source).is_dir()
+        else "the hub often has a conversion as a pull request 'Adding safetensors': if it has the "
+        f"number N, give {source}@refs/pr/N; or, "
+    )
     return UsageError(
         f"{source} has its weights as a pickle ({pickles[0]}), which can run code when it is "
         "opened; kdcli reads safetensors only",
-        "if you trust it, convert it once: python -c "
+        f"{on_hub}if you trust it, convert it once: python -c "
         '"from transformers import AutoModelForMaskedLM as M; '
         f"M.from_pretrained('{source}', use_safetensors=False).save_pretrained('converted')\" "
         "and copy the tokenizer's files to the new directory",
@@ -562,7 +579,11 @@ def load_weights(
     allowed = tuple(prefix + name for name in optional)
     if missing := sorted(name for name in info["missing_keys"] if not name.startswith(allowed)):
         reason = f"{len(missing)} tensors are missing, for example {missing[0]}"
-        raise UsageError(f"the weights of {source} are incomplete: {reason}")
+        raise UsageError(
+            f"the weights of {source} are incomplete: {reason}",
+            f"they may be of another network, with code of its own, than transformers' "
+            f"{config.model_type}; or download them again",
+        )
     loaded: PreTrainedModel = model
     return loaded
 

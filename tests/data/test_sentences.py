@@ -101,6 +101,7 @@ def test_too_few_texts_are_told_with_the_columns(tmp_path):
     with pytest.raises(UsageError) as caught:
         read_texts(str(file), column=None, unit="sentence", rows=None, log=print)
     assert f"no row of {file} holds a sentence of at least 2 words" in caught.value.message
+    assert "--set workload.unit=document" in caught.value.hint
     assert caught.value.message.endswith("the only column is price")
 
 

@@ -143,6 +143,13 @@ def test_a_directory_that_is_not_there(source):
     assert "demo" in caught.value.hint
 
 
+def test_a_gliner_directory_is_named(model_dir):
+    (model_dir / "config.json").rename(model_dir / "gliner_config.json")
+    with pytest.raises(UsageError, match="is a GLiNER model") as caught:
+        load_encoder(str(model_dir))
+    assert "model_name" in (caught.value.hint or "")
+
+
 def test_the_command_in_the_hint_converts_a_pickle(model_dir, tmp_path):
     before = load_encoder(str(model_dir)).model.state_dict()
     pickled(model_dir)
@@ -321,8 +328,10 @@ def test_a_hub_gives_a_model_once_or_one_error(hub, model_dir, tmp_path):  # noq
     with hub.known(tmp_path):
         first = load_encoder("someone/tiny-bert")
         for name, message in cases.items():
-            with pytest.raises(UsageError, match=f"^{message}"):
+            with pytest.raises(UsageError, match=f"^{message}") as caught:
                 load_encoder(f"someone/{name}")
+            at_pull_request = f"give someone/{name}@refs/pr/N" in (caught.value.hint or "")
+            assert at_pull_request == (name == "pickled")
     assert_same_state(first.model, load_encoder(str(model_dir)).model)
     assert (str(first.shape), len(first.tokenizer)) == ("4x32:128@4", 64)
     assert ("GET", f"/someone/tiny-bert/resolve/{COMMIT}/model.safetensors") in hub.asked

@@ -207,7 +207,8 @@ def _too_few_texts(source: Source, split: str, column: str | None, count: int) -
     return UsageError(
         f"no row of {source.name} holds a sentence of at least {MIN_WORDS} words, with a letter"
         f"{where}; {columns_in(names_in(first))}",
-        f"give texts of at least {MIN_WORDS} words",
+        f"give texts of at least {MIN_WORDS} words, or keep texts whole, such as proteins: --set "
+        "workload.unit=document",
     )
 
 
