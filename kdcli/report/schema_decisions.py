@@ -112,7 +112,8 @@ class LabelThresholds(SchemaPart):
 
     `baseline` and `model` are both models at 0.5; null if the model predicts nothing there.
     `same_precision` reaches the baseline's precision with the highest recall, and `same_recall`
-    reaches its recall with the highest precision. They are null if no threshold does.
+    reaches its recall with the highest precision. They are null if no threshold does, or if the
+    one that other rows chose predicts nothing here.
     """
 
     label: str
@@ -131,7 +132,7 @@ class Decision(SchemaPart):
     rows, or words, for which both models predict the same. `confusion` has the baseline's classes
     as rows and the model's as columns, for at most 40 classes; `confused` lists its largest cells
     off the diagonal. `calibration` is by model. `thresholds_on` names the rows that chose the
-    thresholds and gave their precision and recall, if these are other rows.
+    thresholds, if these are other rows than the ones that gave their precision and recall.
     `chosen_on_these_rows` is as in `Comparison`.
     """
 

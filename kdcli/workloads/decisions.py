@@ -7,6 +7,7 @@ trusted, and the thresholds at which the model reaches the baseline's precision 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -102,6 +103,7 @@ def decisions(
     baselines: Mapping[str, str] | None = None,
     *,
     chosen: Collection[str] = (),
+    thresholds_from: Sequence[Decision] = (),
     max_class_drop: float | None = None,
     differing: int = MAX_DIFFERING,
     resamples: int = RESAMPLES,
@@ -112,6 +114,8 @@ def decisions(
         scores: model -> its scores.
         baselines: model -> the model it is compared with; None compares all models with the first.
         chosen: Models whose step or settings were selected on the same rows.
+        thresholds_from: Comparisons on the rows that chose the thresholds, which their
+            `thresholds_on` names. By default, and for other models or sets, these rows choose.
         max_class_drop: The limit that `class_drop_misses` will check, in points. It raises the
             number of examples that a class needs; see `min_count`.
         differing: Number of rows to list on which the models differ most, at most 20.
@@ -134,6 +138,8 @@ def decisions(
             predictions = {baseline: pair.baseline, model: pair.model}
             matrix = _confusion(pair)
             has_probs = task.kind in ("class", "multi")
+            key = model, evaluation.set
+            origin = next((d for d in thresholds_from if (d.model, d.set) == key), None)
             all_decisions.append(
                 Decision(
                     model=model,
@@ -150,7 +156,8 @@ def decisions(
                     confused=_confused(matrix),
                     differing=_differing(pair, min(differing, MAX_DIFFERING)),
                     calibration=_calibrations(pair, predictions, scores) if has_probs else {},
-                    thresholds=_thresholds(pair) if has_probs else [],
+                    thresholds=_thresholds(pair, origin) if has_probs else [],
+                    thresholds_on=origin.thresholds_on if origin else "",
                     chosen_on_these_rows=model in chosen,
                 )
             )
@@ -390,9 +397,10 @@ def _calibration(
     )
 
 
-def _thresholds(pair: _Pair) -> list[LabelThresholds]:
+def _thresholds(pair: _Pair, origin: Decision | None) -> list[LabelThresholds]:
     """Compute thresholds for the second of two classes, or for each of several labels.
 
+    With `origin`, its thresholds are taken, with their precision and recall on these rows.
     Labels are skipped if the baseline's precision or recall at 0.5 is undefined.
     """
     task = pair.task
@@ -410,14 +418,22 @@ def _thresholds(pair: _Pair) -> list[LabelThresholds]:
         baseline = point_at(theirs_NC[:, c], labels_N, DEFAULT_THRESHOLD)
         if baseline is None:
             continue
-        curve = precision_recall_curve(ours_NC[:, c], labels_N)
+        at = functools.partial(point_at, ours_NC[:, c], labels_N)
+        if origin is None:
+            curve = precision_recall_curve(ours_NC[:, c], labels_N)
+            same_precision = reaching_precision(curve, baseline.precision)
+            same_recall = reaching_recall(curve, baseline.recall)
+        else:
+            known = next((row for row in origin.thresholds if row.label == task.labels[c]), None)
+            points = (known.same_precision, known.same_recall) if known else (None, None)
+            same_precision, same_recall = (at(p.threshold) if p else None for p in points)
         rows.append(
             LabelThresholds(
                 label=task.labels[c],
                 baseline=OperatingPoint(**baseline._asdict()),
-                model=_reported(point_at(ours_NC[:, c], labels_N, DEFAULT_THRESHOLD)),
-                same_precision=_reported(reaching_precision(curve, baseline.precision)),
-                same_recall=_reported(reaching_recall(curve, baseline.recall)),
+                model=_reported(at(DEFAULT_THRESHOLD)),
+                same_precision=_reported(same_precision),
+                same_recall=_reported(same_recall),
             )
         )
     return rows

@@ -16,8 +16,6 @@ from kdcli.report.schema_decisions import (
     Calibration,
     ClassChange,
     Decision,
-    LabelThresholds,
-    OperatingPoint,
 )
 from kdcli.report.sections.repeat import repeat_command
 from kdcli.verbs.compress.divide import goal_notes, row_notes
@@ -28,7 +26,6 @@ from kdcli.verbs.compress.ship import (
     measured_file,
     never_predicted,
     with_summary,
-    with_thresholds,
     without_command,
     without_scores,
 )
@@ -171,29 +168,6 @@ def test_the_note_on_the_temperature_names_the_first_of_several_sets(tmp_path):
 def test_without_a_stored_temperature_there_is_nothing_to_check(tmp_path):
     found = decision(calibration={"int8": calibration(1.2)})
     assert check_temperature(tmp_path, [found], "int8") == []
-
-
-def thresholds(threshold):
-    point = OperatingPoint(threshold=threshold, precision=0.9, recall=0.8)
-    return [
-        LabelThresholds(
-            label="yes", baseline=point, model=point, same_precision=point, same_recall=None
-        )
-    ]
-
-
-def test_thresholds_come_from_the_selection_rows():
-    verified = decision(thresholds=thresholds(0.5))
-    selected = [
-        decision(model="other", thresholds=thresholds(0.1)),
-        decision(thresholds=thresholds(0.7)),
-    ]
-    found = with_thresholds(verified, selected)
-    assert (found.model, found.thresholds) == ("int8", thresholds(0.7))
-    assert found.thresholds_on == "selection"
-    of_another_set = with_thresholds(verified.model_copy(update={"set": "mismatched"}), selected)
-    assert of_another_set.thresholds == thresholds(0.5)
-    assert of_another_set.thresholds_on == ""
 
 
 def of_class(name, both, only_baseline, only_model):

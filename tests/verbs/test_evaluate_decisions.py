@@ -9,6 +9,10 @@ import pytest
 from own_files import NAMES, QUICK, lines_of, refused, report_of, said_by, write
 
 from kdcli.models.temperature import store_temperature
+from kdcli.recipe.resolve import resolve
+from kdcli.recipe.sections import RunOptions
+from kdcli.verbs.evaluate import run as evaluate_run
+from kdcli.verbs.evaluate.settings import EvaluateRecipe
 
 LABELS = tuple(sorted(NAMES))
 
@@ -178,17 +182,44 @@ def error_of(probs, true):
     return error
 
 
+def at(rows, threshold):
+    """Precision and recall of the second class above a threshold."""
+    hits = sum(r["scores"][1] > threshold and r["label"] == LABELS[1] for r in rows)
+    predicted = sum(r["scores"][1] > threshold for r in rows)
+    return hits / predicted, hits / share(rows, label=LABELS[1])
+
+
+def test_precision_and_recall_of_a_threshold_are_not_of_the_rows_that_chose_it(
+    judged, models, tmp_path
+):
+    chosen = judged[1].model_copy(update={"thresholds_on": "selection"})
+    write(tmp_path / "data" / "validation.jsonl", own_files.rows("class", 60, seed=2))
+    values = {"models": list(map(str, models)), "data.source": str(tmp_path / "data")}
+    evaluate_run.evaluate(
+        resolve(EvaluateRecipe, recipe=None, options=values | {"task": "own"}),
+        RunOptions(output_dir=tmp_path / "out"),
+        evaluate_run.Extras(tmp_path / "predictions.jsonl", thresholds_from=[chosen]),
+    )
+    report = report_of(tmp_path / "out")
+    (decision,) = report.decisions
+    theirs, ours = predictions_of(tmp_path / "predictions.jsonl").values()
+    (before,), (now,) = chosen.thresholds, decision.thresholds
+    assert (now.baseline.precision, now.baseline.recall) == at(theirs, 0.5)
+    assert (now.model.precision, now.model.recall) == at(ours, 0.5)
+    assert now.same_recall.threshold == before.same_recall.threshold
+    assert (now.same_recall.precision, now.same_recall.recall) == at(
+        ours, before.same_recall.threshold
+    )
+    assert now.same_recall != before.same_recall
+    origin = "chosen on the selection rows, and precision and recall come from these rows."
+    assert origin in (tmp_path / "out" / "report.md").read_text("utf-8")
+
+
 def test_thresholds_reach_the_precision_and_recall_of_the_baseline(judged):
     _, decision, predictions, _ = judged
     (thresholds,) = decision.thresholds
     assert thresholds.label == LABELS[1]
     theirs, ours = predictions.values()
-
-    def at(rows, threshold):
-        hits = sum(r["scores"][1] > threshold and r["label"] == LABELS[1] for r in rows)
-        predicted = sum(r["scores"][1] > threshold for r in rows)
-        return hits / predicted, hits / share(rows, label=LABELS[1])
-
     assert (thresholds.baseline.precision, thresholds.baseline.recall) == at(theirs, 0.5)
     assert (thresholds.model.precision, thresholds.model.recall) == at(ours, 0.5)
     every = [at(ours, r["scores"][1] - 1e-9) for r in ours]

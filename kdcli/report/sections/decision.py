@@ -269,12 +269,13 @@ def _thresholds(decision: Decision) -> ReportSection:
         }
         for each in d.thresholds
     ]
-    origin = f"the {d.thresholds_on} rows" if d.thresholds_on else "these rows"
+    origin = "these rows, and precision and recall come from the same rows, so they are optimistic"
+    if d.thresholds_on:
+        origin = f"the {d.thresholds_on} rows, and precision and recall come from these rows"
     note = (
         f"Precision / recall. The last two columns are thresholds at which {d.model} reaches the "
         f"precision or the recall of {d.baseline}, with its precision / recall there. They were "
-        f"chosen on {origin}, and precision and recall come from the same rows, so they are "
-        f"optimistic. {_reference(d)}"
+        f"chosen on {origin}. {_reference(d)}"
     )
     return filled("Thresholds", rows, note, style="tight classes", least=least_view(len(rows)))
 

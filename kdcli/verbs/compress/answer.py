@@ -29,7 +29,6 @@ from kdcli.verbs.compress.ship import (
     fill_best,
     fit_temperature,
     never_predicted,
-    with_thresholds,
 )
 from kdcli.verbs.compress.steps import OUTPUTS, PAGE, STEPS
 from kdcli.workloads.decisions import for_limit
@@ -263,7 +262,7 @@ def ship(search: Search) -> RunResult:
 def verify_decisions(
     search: Search, scores: CandidateScores, chosen: ScoredModel
 ) -> tuple[Verification, list[str]]:
-    """Verify the best candidate, with the temperature and thresholds of the selection rows.
+    """Verify the best candidate, with the temperature of the selection rows.
 
     Returns:
         The verification, and notes for the report.
@@ -273,10 +272,7 @@ def verify_decisions(
     verified = search.verify(chosen)
     # The rows may have been scored for another goal.
     limit = search.goal.max_class_drop
-    decisions = [
-        for_limit(with_thresholds(decision, selected), limit)
-        for decision in verified.report.decisions
-    ]
+    decisions = [for_limit(decision, limit) for decision in verified.report.decisions]
     report = verified.report.model_copy(update={"decisions": decisions})
     notes = check_temperature(chosen.folder, decisions, chosen.name)
     for warning in never_predicted(decisions):

@@ -264,8 +264,9 @@ class Search:
         return not missed and self.goal.is_bounded and self.scores.is_sure(chosen)
 
     def _verification(self, one: ScoredModel, confidence: float) -> Step:
+        assert self.scores is not None
         models = {TEACHER: self.teacher, one.name: str(one.folder)}
-        return self.make.verify(models, confidence)
+        return self.make.verify(models, confidence, self.scores.report.decisions)
 
     def _look(self, one: ScoredModel) -> str:
         """Return the directory of the look at a candidate, as the record has it."""

@@ -1,8 +1,7 @@
-"""Fill best/, and store what the selection rows choose besides the model.
+"""Fill best/, and store the temperature that the selection rows choose.
 
-The selection rows choose a temperature and thresholds. A temperature is kept if it lowers the
-calibration error on the verification rows.
-Precision and recall at the thresholds come from the selection rows.
+The selection rows choose a temperature. It is kept if it lowers the calibration error on the
+verification rows.
 """
 
 import re
@@ -24,7 +23,6 @@ from kdcli.report.schema_decisions import Calibration, Decision
 from kdcli.report.sections.repeat import repeat_command
 from kdcli.report.text import fenced
 
-SELECTION = "selection"
 FRONT = re.compile(r"---\n(.*?)\n---\n", re.DOTALL)
 """The front matter of a model card."""
 SCORE_KEYS = ("model-index", "metrics")
@@ -155,20 +153,6 @@ def _calibration(decisions: Sequence[Decision], model: str) -> tuple[Calibration
         if decision.reference == "labels":
             return decision.calibration.get(model), decision.set if len(own) > 1 else ""
     return None, ""
-
-
-def with_thresholds(decision: Decision, chosen_on: Sequence[Decision]) -> Decision:
-    """Return a decision of the verification rows with the thresholds of the selection rows.
-
-    Args:
-        decision: The comparison on the verification rows.
-        chosen_on: The comparisons on the selection rows.
-    """
-    for other in chosen_on:
-        if (other.model, other.set) == (decision.model, decision.set):
-            update = {"thresholds": other.thresholds, "thresholds_on": SELECTION}
-            return decision.model_copy(update=update)
-    return decision
 
 
 def never_predicted(decisions: Sequence[Decision]) -> list[str]:

@@ -6,7 +6,7 @@ compression.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,6 +21,7 @@ from kdcli.recipe.resolve import recipe_keys, resolve
 from kdcli.recipe.sections import RecipeValues, RunOptions
 from kdcli.report.finish import RunResult
 from kdcli.report.front import EMBEDDER
+from kdcli.report.schema_decisions import Decision
 from kdcli.report.titles import SELECTION
 from kdcli.types import Kind
 from kdcli.verbs.compress.scored import latency_rows
@@ -251,17 +252,27 @@ class VerbSteps:
         values: dict[str, object] = {"models": dict(sorted(models.items())), "machine": machine}
         return Step(SELECTION, "evaluate", values, call)
 
-    def verify(self, models: Mapping[str, str], confidence: float) -> Step:
-        """Score the teacher and the chosen model, given by name, on the verification rows."""
+    def verify(
+        self, models: Mapping[str, str], confidence: float, selected: Sequence[Decision]
+    ) -> Step:
+        """Score the teacher and the chosen model, given by name, on the verification rows.
+
+        `selected` are the comparisons on the selection rows, which choose the thresholds.
+        """
         # The ends of wider intervals need more resamples.
         resamples = min(round(RESAMPLES * 0.05 / (1 - confidence)), MAX_RESAMPLES)
         keys: RecipeValues = {"data.split": VERIFICATION}
-        call = self._evaluate(models, keys | {"confidence": confidence, "resamples": resamples})
+        chosen = [one.model_copy(update={"thresholds_on": SELECTION}) for one in selected]
+        keys |= {"confidence": confidence, "resamples": resamples}
+        call = self._evaluate(models, keys, chosen)
         name = f"{VERIFICATION}-{list(models)[-1]}"
         return Step(name, "evaluate", {"models": dict(models)}, call, is_look=True)
 
     def _evaluate(
-        self, models: Mapping[str, str], keys: RecipeKeys
+        self,
+        models: Mapping[str, str],
+        keys: RecipeKeys,
+        thresholds_from: Sequence[Decision] = (),
     ) -> Callable[[RunOptions], RunResult]:
         recipe = self.recipe
 
@@ -269,7 +280,8 @@ class VerbSteps:
             values = self.task_data() | {"models": list(models.values()), "task": recipe.task}
             values |= {"pooling": recipe.pooling, "max_class_drop": recipe.goal.max_class_drop}
             resolved = resolve(EvaluateRecipe, recipe=None, options=values | dict(keys))
-            result = self.verbs.evaluate(resolved, options, Extras(names=list(models)))
+            extras = Extras(names=list(models), thresholds_from=thresholds_from)
+            result = self.verbs.evaluate(resolved, options, extras)
             assert result is not None, "a step runs in a single process"
             return result
 

@@ -29,6 +29,7 @@ from kdcli.recipe.sections import RunOptions
 from kdcli.report.entry import Entry, with_baseline
 from kdcli.report.finish import RunResult
 from kdcli.report.own_data import directory_word
+from kdcli.report.schema_decisions import Decision
 from kdcli.report.views import short
 from kdcli.run.context import RunContext, open_run
 from kdcli.types import RowHashes, Task, task_title
@@ -67,12 +68,14 @@ class Extras:
         submission: A directory of files for the GLUE server, from the test split.
         gates: The minimum value of each metric, for every model.
         names: The models' names in the report; None takes their short names.
+        thresholds_from: Comparisons on the rows that chose thresholds; see `decisions`.
     """
 
     predictions: Path | None = None
     submission: Path | None = None
     gates: Mapping[str, float] = field(default_factory=dict)
     names: Sequence[str] | None = None
+    thresholds_from: Sequence[Decision] = ()
 
 
 def evaluate(
@@ -130,7 +133,7 @@ def evaluate(
         predicted = workload.predicted
         assert predicted is not None
         _write_predictions(extras.predictions, predicted, scores)
-    return _report(context, workload, models, scores)
+    return _report(context, workload, models, scores, extras.thresholds_from)
 
 
 def _check_compared(recipe: EvaluateRecipe, extras: Extras, models: Sequence[str]) -> None:
@@ -349,6 +352,7 @@ def _report(
     workload: Workload,
     models: Mapping[str, Model],
     scores: Mapping[str, ModelScores],
+    thresholds_from: Sequence[Decision],
 ) -> RunResult:
     recipe = context.recipe
     result = workload.compare(scores, resamples=recipe.resamples, confidence=recipe.confidence)
@@ -359,6 +363,7 @@ def _report(
     )
     contents.decisions = decisions(
         scores,
+        thresholds_from=thresholds_from,
         max_class_drop=recipe.max_class_drop,
         differing=recipe.worst,
         resamples=recipe.resamples,
