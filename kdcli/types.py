@@ -151,6 +151,7 @@ class Task:
             `score`, and start and end for `span`.
         rows_of_labels: The first row of each of the `labels` of a user's own rows, for messages.
         account: Where the `labels` of a user's own rows come from.
+        score_name: The name of a `score`, if the model has one, such as `toxicity`.
     """
 
     name: str
@@ -170,6 +171,7 @@ class Task:
     words: tuple[str, ...] = ()
     rows_of_labels: tuple[str, ...] = field(default=(), compare=False)
     account: LabelAccount | None = field(default=None, compare=False)
+    score_name: str = field(default="", compare=False)
 
     @property
     def title(self) -> str:
@@ -185,11 +187,13 @@ class Head:
         kind: The kind of its predictions.
         labels: Class names in the order of its outputs; empty for `span` and for regression.
         named: Whether the names are the model's own, not `LABEL_0` ...
+        score_name: The name of a regression's output; empty without one.
     """
 
     kind: Kind
     labels: tuple[str, ...] = ()
     named: bool = True
+    score_name: str = ""
 
 
 @dataclass(frozen=True)

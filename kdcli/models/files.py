@@ -157,6 +157,21 @@ def _first_module(file: Path) -> dict[str, Any]:
     return modules[0] if modules and isinstance(modules[0], dict) else {}
 
 
+def _check_label_numbers(raw: Mapping[str, Any], source: object) -> None:
+    """Raise a UsageError if `label2id` gives the classes of `id2label` other numbers."""
+    names = {str(name): str(number) for number, name in (raw.get("id2label") or {}).items()}
+    numbers = {str(name): str(number) for name, number in (raw.get("label2id") or {}).items()}
+    # Many models have label2id of another task, which no library reads.
+    if names.keys() != numbers.keys() or names == numbers:
+        return
+    name = next(name for name, number in names.items() if numbers[name] != number)
+    raise UsageError(
+        f"{source}: class '{name}' is number {names[name]} in 'id2label', but {numbers[name]} in "
+        "'label2id'",
+        "correct one in a copy of the model; id2label is in the order of the head's outputs",
+    )
+
+
 def check_config(raw: Mapping[str, Any], source: object) -> None:
     """Check the values of a configuration that transformers trusts.
 
@@ -180,6 +195,7 @@ def check_config(raw: Mapping[str, Any], source: object) -> None:
             f"{shortened(', '.join(map(str, numbers)), 60)}",
             "number them from 0 in a copy of the model, in the order of the head's outputs",
         )
+    _check_label_numbers(raw, source)
     words = raw.get(LABEL_WORDS_KEY)
     if words is not None and not (
         isinstance(words.get("ids"), list) and isinstance(words.get("auto_class"), str)

@@ -200,7 +200,9 @@ def head_of(config: PreTrainedConfig) -> Head | None:
     elif kind == "class":
         kind = next((k for k, problem in PROBLEM.items() if problem == config.problem_type), kind)
     is_regression = kind == "score" and config.problem_type is not None
-    if kind is None or kind == "span" or is_regression:
+    if is_regression:
+        return Head("score", score_name=_score_name(config))
+    if kind is None or kind == "span":
         return None if kind is None else Head(kind)
     labels = tuple(str(config.id2label[i]) for i in range(config.num_labels))
     return Head(kind, labels, named=not all(map(GENERIC.fullmatch, labels)))
@@ -291,12 +293,20 @@ def _numbered(names: Sequence[str]) -> str:
     return listed if len(names) <= 10 else f"{listed} ... ({len(names)} in total)"
 
 
+def _score_name(config: PreTrainedConfig) -> str:
+    """Return the name that a configuration gives its only output; empty if it has none."""
+    name = str(config.id2label.get(0, "")) if config.num_labels == 1 else ""
+    return "" if GENERIC.fullmatch(name) else name
+
+
 def describe_task(config: PreTrainedConfig, task: Task) -> None:
     """Write a task and its labels into a configuration, which `transformers.pipeline` reads.
 
-    A score that has a label is a detector's: its output is the logit of a probability.
+    A score that has a label is a detector's: its output is the logit of a probability. Other scores
+    keep the name that the model gives them, such as `toxicity`.
     """
-    names = ("start", "end") if task.kind == "span" else task.labels or ("score",)
+    score_name = task.score_name or _score_name(config) or "score"
+    names = ("start", "end") if task.kind == "span" else task.labels or (score_name,)
     setattr(config, TASK_KEY, task.name)
     if task.kind == "span":
         config.num_labels = len(names)

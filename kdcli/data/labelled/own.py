@@ -108,6 +108,7 @@ def own_task(
         impossible=impossible,
         rows_of_labels=rows_of_labels,
         account=account if names else None,
+        score_name=head.score_name if head is not None and decides else "",
     )
 
 
@@ -167,7 +168,7 @@ def _unlabelled_task(columns: Columns, kind: Kind | None, head: Head, log: Log) 
     )
     task = _task(columns, kind, texts, "", head.labels, log)
     account = LabelAccount(head.labels, "head", "none") if head.labels else None
-    return replace(task, impossible=kind == "span", account=account)
+    return replace(task, impossible=kind == "span", account=account, score_name=head.score_name)
 
 
 def _account(
