@@ -30,7 +30,7 @@ ESCAPED_QUOTE = r"\""  # As Spark writes it. CSV doubles the quote.
 HINTS = {
     "csv": 'put the whole text in quotes and double the quotes in it ("", not \\"), or save the '
     "rows as .jsonl; "
-    "if another character separates the columns, name it in a line above the others: sep=;",
+    "if another character separates the columns, put a line such as 'sep=;' above the others",
     "tsv": "if a text has line breaks, save the rows as .csv or .jsonl",
 }
 
