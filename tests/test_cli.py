@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 import kdcli
 from kdcli import errors
 from kdcli.cli import app, main
-from kdcli.cli.app import Verbs
+from kdcli.cli.app import FEW_FILES, LITTLE_MEMORY, Verbs
 from kdcli.cli.libraries import prepare_libraries
 from kdcli.cli.values import VALUES
 from kdcli.cli.verb import pinned
@@ -252,10 +252,18 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
         (of_file("EROFS"), 3, UNUSABLE),
         (of_file("ENAMETOOLONG"), 2, UNUSABLE),
         (of_file("ENOTDIR"), 2, UNUSABLE),
+        (of_file("EMFILE"), 3, f"{UNUSABLE}{FEW_FILES}\n"),
+        (of_file("ENOMEM"), 3, UNUSABLE),
+        (MemoryError(), 3, f"error: out of memory\n{LITTLE_MEMORY}\n"),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes"),
+            3,
+            "error: out of memory: [enforce fail] DefaultCPUAllocator: can't allocate memory: 9 "
+            f"bytes\n{LITTLE_MEMORY}\n",
+        ),
         (FULL, 3, "error: a file cannot be used: No space left on device\n"),
         # kdcli may have caused these faults, so they stay bugs with a traceback.
         (of_file("ENOENT"), 1, ""),
-        (of_file("EMFILE"), 1, ""),
         (PermissionError(errno.EPERM, "Operation not permitted"), 1, ""),
         (NotADirectoryError(errno.ENOTDIR, "Not a directory"), 1, ""),
     ],

@@ -7,14 +7,26 @@ from typing import Annotated, Any
 import typer
 
 from kdcli.cli.help import MAX_WIDTH, Group
-from kdcli.errors import Interrupted, KdcliError, MachineError, Stopped, UsageError, shortened
+from kdcli.errors import (
+    Interrupted,
+    KdcliError,
+    MachineError,
+    Stopped,
+    UsageError,
+    first_line,
+    shortened,
+)
 from kdcli.version import full_version
 
-# Errors of a file system that a bug in kdcli cannot cause. A missing file, a full table of file
-# descriptors, or a permission error without a file would be a bug.
-OF_DISK = ("EROFS", "EIO", "ENOSPC", "EDQUOT", "ENFILE")
+# Errors of a machine that a bug in kdcli cannot cause. A missing file, or a permission error
+# without a file would be a bug.
+OF_MACHINE = ("EROFS", "EIO", "ENOSPC", "EDQUOT", "ENFILE", "EMFILE", "ENOMEM")
 OF_PERMISSION = ("EACCES", "EPERM")
 OF_PATH = ("ENAMETOOLONG", "ENOTDIR", "ELOOP")  # Only a path from the user causes these.
+FEW_FILES = "this process may open too few files: raise the limit, for example ulimit -n 1024"
+LITTLE_MEMORY = (
+    "use a smaller model, batch or file, close other programs, or raise the limit (ulimit -v)"
+)
 RESUME_AUTO = ("--resume", "auto")
 MAX_ARGUMENT = 4_096
 """Maximum number of characters of an argument. No path is longer."""
@@ -50,16 +62,25 @@ class Verbs(Group):
                 _tell_bug(caught)
                 raise
             name = shortened(str(caught.filename or "a file"), 200)
-            error = kind(f"{name} cannot be used: {caught.strerror}")
+            hint = FEW_FILES if caught.errno == errno.EMFILE else None
+            error = kind(f"{name} cannot be used: {caught.strerror}", hint)
+        except MemoryError:
+            error = MachineError("out of memory", LITTLE_MEMORY)
+        except typer.Exit:  # A RuntimeError, after which torch need not be loaded.
+            raise
         except RuntimeError as caught:
+            from kdcli.engine.memory import is_out_of_memory
             from kdcli.engine.processes import lost_another
 
-            if not lost_another(caught):
+            if is_out_of_memory(caught):
+                error = MachineError(f"out of memory: {first_line(caught)}", LITTLE_MEMORY)
+            elif lost_another(caught):
+                from kdcli.engine.peers import Lost
+
+                error = Lost()
+            else:
                 _tell_bug(caught)
                 raise
-            from kdcli.engine.peers import Lost
-
-            error = Lost()
         except Exception as caught:
             _tell_bug(caught)
             raise
@@ -70,7 +91,7 @@ class Verbs(Group):
 def _kind_of(error: OSError) -> type[KdcliError] | None:
     """Return the class of error that the user sees; None if the error is a bug in kdcli."""
     name = errno.errorcode.get(error.errno or 0)
-    if name in OF_DISK or (name in OF_PERMISSION and error.filename is not None):
+    if name in OF_MACHINE or (name in OF_PERMISSION and error.filename is not None):
         return MachineError
     return UsageError if name in OF_PATH and error.filename is not None else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -182,6 +183,14 @@ def checked_report(raw: Mapping[str, object], file: Path) -> Report:
             f"{file} is a report of schema {schema}; this version of kdcli reads schema {SCHEMA}",
             "run its recipe.yaml again, or read it with the version of kdcli that wrote it",
         )
+    try:
+        # JSON has no such numbers, but Python reads them.
+        json.dumps(raw, allow_nan=False)
+    except ValueError:
+        raise UsageError(
+            f"{file} holds a number that is NaN or infinite, which no report of kdcli has",
+            "copy it again, or run its recipe.yaml again",
+        ) from None
     try:
         return Report.model_validate(raw)
     except ValidationError as error:

@@ -138,6 +138,7 @@ def of_kdcli(folder, text):
         ("longer", r"train-00001\.bin is cut"),
         ("meta", r"meta\.json was not written by this kdcli"),
         ("json", r"meta\.json is not valid JSON"),
+        ("key", r"meta\.json was not written by this kdcli"),
         ("outside", r"meta\.json was not written by this kdcli"),
     ],
 )
@@ -150,6 +151,9 @@ def test_damaged_shards_are_named(text, tmp_path, damage, message):
         meta.write_text("{}", "utf-8")
     elif damage == "outside":
         meta.write_text(meta.read_text("utf-8").replace("train-00001", "../train-00001"), "utf-8")
+    elif damage == "key":
+        known = json.loads(meta.read_text("utf-8"))
+        meta.write_text(json.dumps(known | {"reversed": True}), "utf-8")
     elif damage == "json":
         meta.write_bytes(meta.read_bytes()[:-9])
     else:

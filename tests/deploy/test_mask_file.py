@@ -308,6 +308,12 @@ ALTERED = {
 }
 
 
+def test_a_header_of_many_megabytes_is_refused_before_it_is_parsed(written):
+    signed(written, lambda p: p["info"].update(config={"a": [0] * 4_000_000}), {})
+    with pytest.raises(UsageError, match=r"its header has .* at most 10,000,000"):
+        read_mask(written)
+
+
 @pytest.mark.parametrize("case", ALTERED)
 def test_an_altered_header_with_a_right_hash_is_refused_and_allocates_little(base, written, case):
     signed(written, *ALTERED[case])

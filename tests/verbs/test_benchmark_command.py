@@ -406,6 +406,11 @@ def test_a_damaged_report_is_named(tmp_path):
     assert "is not a report of kdcli" in run(
         "--compare", tmp_path, "-o", tmp_path / "out"
     ).stderr.replace("\n", "")
+    for value in ("NaN", "-Infinity", "1e400"):
+        text = '{"models": [], "command": "x", "price_per_hour": ' + value + "}"
+        (tmp_path / "report.json").write_text(text, "utf-8")
+        result = run("--compare", tmp_path, "-o", tmp_path / "out")
+        assert (result.exit_code, "is NaN or infinite" in result.stderr) == (2, True)
 
 
 @pytest.fixture

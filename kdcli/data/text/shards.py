@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from kdcli.data.accounts import ACCOUNTS, EMPTY, RowAccount
 from kdcli.data.rows import Piece
@@ -28,6 +28,8 @@ SHARD_FORMAT: Literal[2] = 2  # Raise it when the meaning of the files changes.
 # Bytes of text per shard. A killed worker loses at most the half minute that it takes for a shard.
 SHARD_BYTES = 1 << 26
 SPLITS = ("train", "validation")
+# Keys of `meta.json` that this version does not know may change what the numbers mean.
+NO_OTHER_KEYS = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,8 @@ class TokenShards:
         sep_id: The token after each document.
         dtype: The type of the numbers, `<u2` or `<u4`.
     """
+
+    __pydantic_config__ = NO_OTHER_KEYS
 
     source: str
     column: str | None

@@ -33,7 +33,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kdcli.deploy.sparse.coding import decode_mask, encode_mask, inflate
-from kdcli.disk import disk_errors, parse_json, user_path, write_atomic
+from kdcli.disk import MAX_BYTES, disk_errors, parse_json, user_path, write_atomic
 from kdcli.errors import UsageError
 from kdcli.models.matrices import matrices
 from kdcli.models.training_rows import NO_ROWS, all_rows
@@ -317,6 +317,12 @@ def open_mask(path: Path) -> CodedMask:
     except OSError as error:
         raise UsageError(f"the mask file {path} cannot be read: {error.strerror}") from None
     size = struct.unpack("<Q", data[:8])[0] if len(data) >= 8 else len(data)
+    if MAX_BYTES < size <= len(data):
+        raise UsageError(
+            f"{path} is not a mask file of kdcli: its header has {size:,} bytes, and at most "
+            f"{MAX_BYTES:,} are allowed",
+            COPY_AGAIN,
+        )
     if (digest := DIGEST.search(data, 8, min(8 + size, len(data)))) is None:
         raise UsageError(
             f"{path} is not a mask file of kdcli, or is damaged: its header has no hash",
@@ -336,7 +342,7 @@ def open_mask(path: Path) -> CodedMask:
         info = MaskInfo.model_validate_json(header.info)
         head = _HEAD.validate_python(parse_json(header.head.encode(), f"the header of {path}"))
         coded = CodedMask(info, path, load_tensors(data), head)
-    except (ValidationError, SafetensorError, KeyError) as error:
+    except (ValidationError, SafetensorError, KeyError, UnicodeError) as error:
         reason = (
             error.errors(include_url=False)[0]["msg"]
             if isinstance(error, ValidationError)
