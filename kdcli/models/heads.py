@@ -110,7 +110,9 @@ def load_for_task(
         )
     misfit = misfit_of(source, config, task, label_map) if own_head else "a new one was requested"
     if misfit is not None and not new_head:
-        raise _unfit(source, task, misfit)
+        count = len(task.labels)
+        same_count = count > 1 and config.num_labels == count and label_map is None
+        raise _unfit(source, task, misfit, label_count=count if same_count else None)
     if misfit is not None and label_map is not None:
         raise UsageError(
             f"head.label_map has no head to reorder, because {source} gets a new one: {misfit}",
@@ -146,13 +148,23 @@ def check_head(source: str, config: PreTrainedConfig, task: Task) -> None:
         raise _unfit(source, task, misfit)
 
 
-def _unfit(source: str, task: Task, misfit: str) -> UsageError:
+def _unfit(source: str, task: Task, misfit: str, *, label_count: int | None = None) -> UsageError:
+    """Return the error for a head that cannot serve a task.
+
+    `label_count` is the number of labels if the model and the task have as many of them.
+    """
     pairs = task.kind == "score" and len(task.texts) == 2
     vectors = ", or evaluate its vectors: kdcli evaluate --pooling mean" if pairs else ""
+    mapped = ""
+    if label_count is not None and "it predicts" in misfit:
+        mapped = (
+            "; or, if both name the same classes, give the data's number of each of the model's: "
+            f"--set head.label_map='{list(range(label_count))}'"
+        )
     return UsageError(
         f"the head of {source} does not fit {task.title}: {misfit}",
         f"fine-tune it first: kdcli finetune{vectors}; or ignore the labels: --set "
-        "data.labels=teacher",
+        f"data.labels=teacher{mapped}",
     )
 
 

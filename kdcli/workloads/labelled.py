@@ -62,6 +62,7 @@ from kdcli.workloads.predictions import (
     Prediction,
     RowFormat,
     as_label,
+    doubt_of_order,
     trivial_predictions,
 )
 from kdcli.workloads.runner_outputs import runner_outputs
@@ -446,6 +447,14 @@ class LabelledWorkload(Workload[Model]):
         Progress.log_fact(*warnings)
         notes = [note + unknown, *warnings]
         scores = scores_of(evaluator, self.split, predictions, worst, notes)
+        doubts = [
+            doubt
+            for each in scores.evaluations
+            if (doubt := doubt_of_order(self.data.task, each)) is not None
+        ]
+        if doubts and self.reference is None:
+            Progress.log_fact(*doubts)
+            scores = replace(scores, notes=[*scores.notes, *doubts])
         scores = replace(scores, temperature=stored_temperature(model.model.config))
         if self.reference is None:
             return scores

@@ -35,6 +35,9 @@ MAX_TRIVIAL_ROWS, MAX_TRIVIAL_ANSWERS = 2000, 10
 """Maximum number of training rows, and of labels and of sets of labels, that are tried to find the
 best answer to every text."""
 
+MUCH_BETTER = 0.3
+"""From this gain in accuracy on, a warning says that the labels may be in another order."""
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -366,6 +369,30 @@ def _classes(task: Task) -> Classes | None:
         names_from=account.names_from,
         mapping=account.mapping,
         numbers=dict(account.numbers),
+    )
+
+
+def doubt_of_order(task: Task, evaluation: Evaluation) -> str | None:
+    """Return a warning if another order of the classes would score much better.
+
+    It is only possible if labels were not read by their names.
+    """
+    account = task.account
+    if account is None or account.mapping not in ("number", "order") or not evaluation.confusion:
+        return None
+    # SciPy takes long to import.
+    from scipy.optimize import linear_sum_assignment
+
+    counts_CC = np.array(evaluation.confusion.counts)
+    _, best_C = linear_sum_assignment(-counts_CC)
+    accuracy = counts_CC.trace() / counts_CC.sum()
+    best = counts_CC[np.arange(len(best_C)), best_C].sum() / counts_CC.sum()
+    if best - accuracy < MUCH_BETTER:
+        return None
+    label_map = np.argsort(best_C).tolist()
+    return (
+        f"the labels of {task.title} may be in another order than the model's: with "
+        f"head.label_map='{label_map}' the accuracy would be {best:.3f} instead of {accuracy:.3f}"
     )
 
 

@@ -225,3 +225,30 @@ def test_whole_numbers_are_scores_for_a_model_that_predicts_scores(tmp_path):
     file = write(tmp_path, [0, 1, 2, 3, 4, 5] * 10, "rows.jsonl")
     task = read_task("own", file, training=False, head=Head("score")).task
     assert (task.kind, task.metrics) == ("score", ("pearson", "spearman", "mse"))
+
+
+def test_numbers_in_another_order_are_a_warning_with_the_map_that_helps(tmp_path):
+    order = [2, 0, 1, 5, 3, 4]
+    examples = demo_task("demo-topic", "validation")[:120]
+    rows = [{"text": e.text, "label": order[e.label]} for e in examples]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    options = {"data": file, "output_dir": tmp_path / "out", "overwrite": True}
+    report = kdcli.evaluate("demo-classifier", config=QUIET, **options).report
+    assert report.evaluations[0].metrics["accuracy"] < 0.5
+    (note,) = [note for note in report.notes if "may be in another order" in note]
+    assert f"with head.label_map='{order}' the accuracy would be 1.000" in note
+    with_map = QUIET | {"head": {"label_map": order}}
+    report = kdcli.evaluate("demo-classifier", config=with_map, **options).report
+    assert report.evaluations[0].metrics["accuracy"] == 1.0
+    assert report.evaluations[0].classes.names == [str(n) for n in range(6)]
+
+
+def test_other_names_are_refused_with_both_and_the_map(tmp_path):
+    examples = demo_task("demo-topic", "validation")[:60]
+    rows = [{"text": e.text, "label": f"t{e.label}"} for e in examples]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    with pytest.raises(UsageError, match=r"it predicts topic-0, .*, but your data has t0") as error:
+        kdcli.evaluate("demo-classifier", data=file, config=QUIET, output_dir=tmp_path / "out")
+    assert "--set head.label_map='[0, 1, 2, 3, 4, 5]'" in error.value.hint

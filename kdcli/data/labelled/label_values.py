@@ -29,7 +29,8 @@ LIST_FORMS = (BRACKETS, "|", ";", ",")
 
 _BRACKETED = re.compile(r"\[(.*)\]|\((.*)\)|\{(.*)\}", re.DOTALL)
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
-_SEPARATED = re.compile(r"(?<=[^\W\d])[\s_-]+(?=[^\W\d])")  # Spaces and hyphens between letters.
+# Spaces and hyphens within a name, but not between two digits.
+_SEPARATED = re.compile(r"(?<=[^\W\d])[\s_-]+(?=\w)|(?<=\w)[\s_-]+(?=[^\W\d])")
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(
