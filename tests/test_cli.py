@@ -36,52 +36,51 @@ OPTIONS = {
     "compress": (
         "--budget --data --device --front --max-class-drop --max-drop --max-latency-ms --max-mb "
         "-o --output-dir --overwrite --pooling --price-per-hour -r --recipe --resume --revision "
-        "--seed --set --speedup --strict --task --trust-remote-code"
+        "--seed --set --speedup --strict --strict-data --task --trust-remote-code"
     ),
     "distill": (
         "--ablate --also-teacher --assistant --augment --augment-model --augment-only --backend "
         "--batch-size --corpus --data --device --dry-run --dtype --epochs --eval-task --general "
         "--glove --lr --max-steps --method --no-augment -o --output-dir --overwrite --pooling "
         "--processes --push-to-hub -r --recipe --report-to --resume --revision --seed --set "
-        "--soft-labels --student --task --teacher-vectors --to --trust-remote-code"
+        "--soft-labels --strict-data --student --task --teacher-vectors --to --trust-remote-code"
     ),
     "prune": (
         "--batch-size --data --device --dry-run --dtype --epochs --eval-task --lr --masking "
         "--max-steps --method -o --output-dir --overwrite --pooling --processes --push-to-hub -r "
-        "--recipe --report-to --resume --revision --seed --set --sparsity --task --teacher "
-        "--trust-remote-code"
+        "--recipe --report-to --resume --revision --seed --set --sparsity --strict-data --task "
+        "--teacher --trust-remote-code"
     ),
     "cotrain": (
         "--base --batch-size --community --data --device --dry-run --dtype --epochs --eval-task "
         "--lr --max-steps --mode --no-standalone -o --output-dir --overwrite --processes -r "
-        "--recipe --report-to --resume --revision --seed --set --standalone --task --temperature "
-        "--trust-remote-code --vocab-size --weights"
+        "--recipe --report-to --resume --revision --seed --set --standalone --strict-data --task "
+        "--temperature --trust-remote-code --vocab-size --weights"
     ),
     "finetune": (
         "--batch-size --data --device --dry-run --dtype --epochs --grid --lr --max-steps --metric "
         "-o --output-dir --overwrite --processes --push-to-hub -r --recipe --report-to --resume "
-        "--revision --seed --seeds --set --task --trust-remote-code"
+        "--revision --seed --seeds --set --strict-data --task --trust-remote-code"
     ),
     "evaluate": (
         "--data --device --documents --dtype --mask --max-class-drop --metric --min-metric -o "
-        "--output-dir --overwrite --pooling --predictions --processes -r --recipe --revision --set "
-        "--submission --task --trust-remote-code"
+        "--output-dir --overwrite --pooling --predictions --processes -r --recipe --revision "
+        "--set --strict-data --submission --task --trust-remote-code"
     ),
     "benchmark": (
         "--backend --baseline --batch-size --compare --data --device --dtype --max-latency-ms "
-        "--min-speedup -o --output-dir --overwrite --padding --portable --preset "
-        "--price-per-hour -r --recipe --revision --seq-len --set --strict --task "
-        "--trust-remote-code"
+        "--min-speedup -o --output-dir --overwrite --padding --portable --preset --price-per-hour "
+        "-r --recipe --revision --seq-len --set --strict --strict-data --task --trust-remote-code"
     ),
     "export": (
         "--data --format --fp16 --int8 --max-drop -o --output-dir --overwrite --pooling "
-        "--push-to-hub --q4 --revision --set --task --trust-remote-code --weights"
+        "--push-to-hub --q4 --revision --set --strict-data --task --trust-remote-code --weights"
     ),
     "tokenize": "--column --dry-run -o --output-dir --tokenizer --trust-remote-code --workers",
     "push": "--dry-run --public --with-report",
     "trim": (
-        "--data --device --max-drop -o --output-dir --overwrite --pooling --push-to-hub --revision "
-        "--set --task --trust-remote-code --vocab-size"
+        "--data --device --max-drop -o --output-dir --overwrite --pooling --push-to-hub "
+        "--revision --set --strict-data --task --trust-remote-code --vocab-size"
     ),
 }
 OF_ALL = {"--json", "--quiet", "-q", "--verbose", "-v"}
