@@ -226,6 +226,18 @@ def test_the_documentation_lists_every_model_type():
     assert re.split(r",\s+", listed[1]) == sorted(LAYOUTS)
 
 
+def test_the_documentation_lists_the_types_that_were_tried():
+    text = (ROOT / "docs" / "add-a-model-type.md").read_text("utf-8")
+    tried = json.loads((ROOT / "tests" / "models" / "every_type.json").read_text("utf-8"))
+    without = ("states:", "refused:", "no tiny configuration:")
+    derived = [k for k, v in tried.items() if not v.startswith(without) and k not in LAYOUTS]
+    states = [kind for kind, value in tried.items() if value.startswith("states:")]
+    for heading, types in (("and verified", derived), ("hidden states can be used", states)):
+        listed = re.search(rf"{heading}:\n\n(.*?)\.\n\n", text, re.DOTALL)
+        assert listed
+        assert re.split(r",\s+", listed[1]) == types
+
+
 def test_every_page_is_reached_from_the_navigation():
     site = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
     reached = set(re.findall(r"[\w/-]+\.md", json.dumps(site["nav"])))

@@ -217,6 +217,8 @@ def derived_layout(config: PreTrainedConfig) -> Layout:
                 ", ".join(names),
             )
         except NotDerivedError as reason:
+            if _has_parts(config):
+                raise
             with _isolated():
                 _DERIVED[key] = _of_states(config, reason)
             LOG.info("%s: only its last hidden states can be used: %s", kind, reason)
@@ -296,8 +298,14 @@ def _derive(config: PreTrainedConfig) -> Layout:
     return _verified(row, model, batch, trace)
 
 
+def _has_parts(config: PreTrainedConfig) -> bool:
+    return any(getattr(config, name, None) is not None for name in config.sub_configs)
+
+
 def _small_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """Return a copy of a configuration with few layers and tokens."""
+    if _has_parts(config):
+        raise NotDerivedError("it has parts with configurations of their own, as for images")
     small = copy.deepcopy(config)
     forget_custom_classes(small)
     depth = int(getattr(config, "num_hidden_layers", 0) or 0)
@@ -546,9 +554,10 @@ def _source(name: str, x_BALK: Tensor, layer: nn.Module, calls: list[Call]) -> _
         if gradient.any(1).nonzero().flatten().tolist() != [1]:
             raise NotDerivedError(f"{name} of a token reads other tokens")
         found = gradient[1].nonzero().flatten().tolist()
-        if len(found) == heads * each == gradient.shape[1]:
+        if len(found) == gradient.shape[1] and heads * each % len(found) == 0:
             # A norm over all heads mixes their numbers.
-            found = found[head * each : (head + 1) * each]
+            group = head * len(found) // (heads * each)
+            found = found[group * each : (group + 1) * each]
         rows.append(found)
     if any(len(found) != each for found in rows):
         raise NotDerivedError(f"the heads of {name} are not rows of one linear")

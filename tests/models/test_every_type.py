@@ -1,0 +1,111 @@
+"""The layout of each text encoder type of the installed transformers is what it was: a release that
+moves things is seen here."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from encoders import DERIVED, OF_TYPE, SIZES, tiny_config
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers.models.auto import modeling_auto as auto
+
+from kdcli.errors import UsageError
+from kdcli.models.layout import LAYOUTS, layout_for
+
+pytestmark = pytest.mark.long
+
+TABLE = Path(__file__).with_name("every_type.json")
+DECODERS = [
+    *("cohere", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "granite", "lfm2", "llama"),
+    *("ministral3", "mistral", "modernbert-decoder", "olmo2", "opt", "phi", "phi3", "qwen2"),
+    *("qwen3", "qwen3_5_text", "smollm3"),
+]
+"""Types of which embedding models are made."""
+
+
+def has_parts(kind: str) -> bool:
+    """Whether a type has configurations for several networks, as for texts and images."""
+    config = CONFIG_MAPPING[kind]
+    return bool(config.sub_configs) and any(
+        getattr(config(), name, None) is not None for name in config.sub_configs
+    )
+
+
+TYPES = sorted(
+    {
+        kind
+        for kind in (
+            *auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+            *auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES,
+            *DECODERS,
+            "umt5",
+        )
+        if kind in CONFIG_MAPPING
+        and kind not in auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
+        and not has_parts(kind)
+        and kind not in auto.MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES
+    }
+)
+MORE_SIZES = {
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "d_ff": 128,
+    "d_kv": 8,
+    "ffn_dim": 128,
+    "word_embed_proj_dim": 32,
+    "d_inner": 128,
+    "attention_window": 8,
+    "embedding_size": 32,
+    "num_experts": 2,
+    "num_local_experts": 2,
+}
+SHOWN = ("layers", *"qkvo", "up", "gate", "down")
+
+
+def small_config(kind: str) -> PreTrainedConfig:
+    """A tiny configuration with each size that the type knows and accepts."""
+    if kind in (*LAYOUTS, *DERIVED):
+        return tiny_config(kind)
+    known = CONFIG_MAPPING[kind]()
+    sizes = {n: x for n, x in MORE_SIZES.items() if isinstance(getattr(known, n, None), int)}
+    if hasattr(known, "num_key_value_heads") and not isinstance(known.num_key_value_heads, int):
+        sizes["num_key_value_heads"] = 2
+    sizes |= SIZES | OF_TYPE.get(kind, {})
+    while True:
+        try:
+            return CONFIG_MAPPING[kind](**sizes)
+        except Exception as error:
+            refused = [name for name in sizes if name in str(error)]
+            if not refused:
+                # A check that names no size, such as ESM C's.
+                refused = [name for name in sizes if name in MORE_SIZES]
+            if not refused:
+                raise
+            for name in refused:
+                del sizes[name]
+
+
+def outcome(kind: str) -> str:
+    """The layout in one line, or why there is none."""
+    try:
+        row = layout_for(small_config(kind))
+    except UsageError as error:
+        return f"refused: {error.message}"
+    except Exception as error:
+        return f"no tiny configuration: {type(error).__name__}"
+    if row.missing:
+        return "states: " + row.missing.partition("of it: ")[2]
+    paths = " ".join(str(getattr(row, name)) for name in SHOWN)
+    flags = [n for n in ("fused", "rotary", "other_term", "causal", "shared") if getattr(row, n)]
+    return f"{paths} {' '.join(flags)}".strip()
+
+
+def test_the_layout_of_each_type_is_what_it_was():
+    now = {kind: re.sub(r"\s+", " ", outcome(kind)) for kind in TYPES}
+    if os.environ.get("KDCLI_WRITE_TYPES"):
+        TABLE.write_text(json.dumps(now, indent=1) + "\n", "utf-8")
+    before = json.loads(TABLE.read_text("utf-8"))
+    changed = {k: (before.get(k), now.get(k)) for k in before | now if before.get(k) != now.get(k)}
+    assert changed == {}
