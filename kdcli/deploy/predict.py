@@ -249,7 +249,7 @@ class Predictor:
     def max_length(self) -> int:
         """The number of tokens at which a text is cut."""
         own = None if self.format is None else self.format.max_length
-        if self.kind == RERANK_KIND:
+        if is_cross_encoder(self.source):
             own = read_scorer(self.source)
         length = own or self.tokenizer.model_max_length
         return int(min(length, positions_of(self.config) or 1 << 30))

@@ -1,5 +1,7 @@
 """Cross-encoders in the format of sentence-transformers: models that score pairs of texts."""
 
+from dataclasses import replace
+
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from kdcli.errors import UsageError
@@ -16,6 +18,8 @@ from kdcli.models.embedding_format import (
     read_prompts,
 )
 from kdcli.models.files import MODULES_FILE, module_kind
+from kdcli.models.load import check_case
+from kdcli.models.model import Model
 
 ACTIVATION_CLASSES = {
     "Sigmoid": "torch.nn.modules.activation.Sigmoid",
@@ -100,6 +104,20 @@ def read_scorer(source: str) -> int | None:
             f"default_prompt_name from {PROMPTS_FILE} in a copy of the model",
         )
     return read_length(source, SCORER_SETTINGS)
+
+
+def with_own_settings(model: Model) -> Model:
+    """Return a model that reads the length in the files of a cross-encoder, if it is one.
+
+    Raises:
+        UsageError: The files have a setting that changes the scores and that kdcli does not
+            compute.
+    """
+    if not is_cross_encoder(model.source):
+        return model
+    check_case(model.tokenizer, model.source)
+    length = read_scorer(model.source)
+    return model if length is None else replace(model, tuned_length=length)
 
 
 def set_activation(model: PreTrainedModel, name: str) -> None:

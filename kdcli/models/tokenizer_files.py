@@ -21,15 +21,24 @@ from kdcli.models.files import file_of
 from kdcli.models.model import TYPE_IDS
 
 TOKENIZER_FILE = "tokenizer.json"
+ADDED_FILE = "added_tokens.json"
 TOKENIZER_FILES = (
     TOKENIZER_FILE,
     "tokenizer_config.json",
     "special_tokens_map.json",
-    "added_tokens.json",
+    ADDED_FILE,
     "vocab.json",
 )
 TOKENIZER_BYTES = 100_000_000
-MAX_ADDED_TOKENS = 100_000
+ADDED_KEYS = (
+    "added_tokens",
+    "added_tokens_decoder",
+    "extra_special_tokens",
+    "additional_special_tokens",
+)
+"""Keys of lists and tables of added tokens."""
+MAX_ADDED_TOKENS = 20_000
+"""transformers needs time quadratic in them."""
 MAX_STEPS = 1_000
 """Maximum number of steps in a normalizer or a pre-tokenizer, and of pieces in a template."""
 MAX_TEXT = 1_000
@@ -49,6 +58,7 @@ PROBE = f"{string.printable} \u00e9\u00df\u4e2d\u6587\U0001f600 {RUNS}"
 """A text with characters of many kinds, on which a tokenizer is tried. Long runs of a letter show
 patterns that take forever."""
 LISTED_TOKENS = 5
+ORIGINAL_HINT = "use the tokenizer of the original model"
 TEMPLATE_HINT = "correct the post_processor in the tokenizer.json of a copy of the model"
 
 
@@ -61,6 +71,13 @@ def check_tokenizer(source: str) -> None:
     for name in TOKENIZER_FILES:
         if (file := file_of(source, name)) is not None:
             tree = read_json(file, max_bytes=TOKENIZER_BYTES)
+            for tokens in (tree if name == ADDED_FILE else (), *map(tree.get, ADDED_KEYS)):
+                if isinstance(tokens, dict | list) and len(tokens) > MAX_ADDED_TOKENS:
+                    raise UsageError(
+                        f"{file} has {len(tokens):,} added tokens, at most {MAX_ADDED_TOKENS:,} "
+                        "are allowed",
+                        ORIGINAL_HINT,
+                    )
             if name == TOKENIZER_FILE:
                 _check_steps(tree, file)
 
@@ -69,7 +86,7 @@ def _check_steps(tree: Mapping[str, Any], file: Path) -> None:
     """Check what tokenizer.json does with texts. The library reports values of a wrong type."""
 
     def refuse(reason: str) -> NoReturn:
-        raise UsageError(f"{file}: {reason}", "use the tokenizer of the original model")
+        raise UsageError(f"{file}: {reason}", ORIGINAL_HINT)
 
     model = tree.get("model")
     steps = {key: _steps(tree.get(key)) for key in ("normalizer", "pre_tokenizer")}
@@ -83,9 +100,6 @@ def _check_steps(tree: Mapping[str, Any], file: Path) -> None:
         refuse(f"max_input_chars_per_word must be at most {MAX_WORD:,}, got {longest:,}")
     if isinstance(model, dict) and model.get("dropout"):
         refuse(f"its model tokenises at random (dropout={model['dropout']})")
-    added = tree.get("added_tokens")
-    if isinstance(added, list) and len(added) > MAX_ADDED_TOKENS:
-        refuse(f"it has {len(added):,} added tokens, at most {MAX_ADDED_TOKENS:,} are allowed")
     for each in (*steps.values(), processors):
         if len(each) > MAX_STEPS:
             refuse(f"it has {len(each):,} steps in a row, at most {MAX_STEPS:,} are allowed")

@@ -8,12 +8,11 @@ from kdcli.data.labelled.lists import RERANK_TASK
 from kdcli.models.cross_encoder import (
     ACTIVATION_CLASSES,
     activation_of,
-    is_cross_encoder,
-    read_scorer,
     set_activation,
+    with_own_settings,
 )
 from kdcli.models.heads import kind_of_head, load_for_task
-from kdcli.models.load import check_case, load_config
+from kdcli.models.load import load_config
 from kdcli.models.model import Model
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.task_models import load_scored
@@ -31,26 +30,11 @@ def load_cross_encoder(
     Raises:
         UsageError: The model cannot be loaded, or cannot have such a head.
     """
-    model = with_own_length(load_for_task(source, RERANK_TASK, new_head=True, seed=seed))
+    model = with_own_settings(load_for_task(source, RERANK_TASK, new_head=True, seed=seed))
     activation = activation_of(model.source, model.model.config)
     if activation is not None:
         set_activation(model.model, activation)
     return model
-
-
-def with_own_length(model: Model) -> Model:
-    """Return a cross-encoder that reads the length in its sentence-transformers files, if any.
-
-    Raises:
-        UsageError: The files have a setting that changes the scores and that kdcli does not
-            compute.
-    """
-    if is_cross_encoder(model.source):
-        check_case(model.tokenizer, model.source)
-    # Refuse an activation that would order the candidates differently.
-    activation_of(model.source, model.model.config)
-    length = read_scorer(model.source)
-    return model if length is None else replace(model, tuned_length=length)
 
 
 def activation_taught_by(teacher: Model) -> str:
@@ -72,7 +56,10 @@ def open_reranker(source: str, *, pooling: str | None = None) -> Model:
         UsageError: The model cannot be loaded, or is neither.
     """
     if pooling is None and is_reranker(source):
-        return with_own_length(load_scored(source, RERANK_TASK))
+        model = load_scored(source, RERANK_TASK)
+        # Refuse an activation that would order the candidates differently.
+        activation_of(source, model.model.config)
+        return model
     embedder = Embedder.open_scored(source, pooling=pooling)
     return replace(embedder, note=f"cosines of its vectors; {embedder.note}")
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from kdcli.deploy.exported import is_export, open_export
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
+from kdcli.models.cross_encoder import with_own_settings
 from kdcli.models.heads import check_head, load_for_task, tokenizer_for, tuned_length
 from kdcli.models.label_words import load_with_label_words
 from kdcli.models.model import Model
@@ -57,7 +58,8 @@ def load_scored(
             `label_map` is set for an export.
     """
     if not is_export(source):
-        return load_for_task(source, task, label_map=label_map, new_head=False, compacted=True)
+        model = load_for_task(source, task, label_map=label_map, new_head=False, compacted=True)
+        return with_own_settings(model)
     export = open_export(source)
     if label_map is not None:
         raise UsageError(

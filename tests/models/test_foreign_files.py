@@ -236,6 +236,23 @@ def test_a_tokenizer_that_would_take_all_time_or_memory_is_refused(case, model_d
         load_encoder(str(model_dir))
 
 
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("added_tokens.json", None),
+        ("tokenizer_config.json", "extra_special_tokens"),
+        ("tokenizer.json", "added_tokens"),
+    ],
+)
+def test_more_added_tokens_than_any_tokenizer_has_are_refused(name, key, model_dir):
+    tokens = [f"x{n}" for n in range(20_001)]
+    file = model_dir / name
+    tree = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    file.write_text(json.dumps(tree | ({key: tokens} if key else dict.fromkeys(tokens, 70))))
+    with pytest.raises(UsageError, match=rf"{name} has 20,001 added tokens, at most 20,000"):
+        load_encoder(str(model_dir))
+
+
 @pytest.mark.parametrize("role", ["pad_token", "cls_token", "sep_token"])
 def test_a_special_token_without_an_embedding_is_refused(role, model_dir):
     file = model_dir / "tokenizer_config.json"

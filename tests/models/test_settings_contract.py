@@ -91,6 +91,12 @@ def save_scorer(folder):
     shutil.rmtree(folder / "model")
 
 
+def save_relations(folder):
+    save_stock(transformers.BertForSequenceClassification(config(num_labels=3)), folder / "model")
+    CrossEncoder(str(folder / "model"), device="cpu").save(str(folder))
+    shutil.rmtree(folder / "model")
+
+
 def save_classifier(folder):
     save_stock(transformers.BertForSequenceClassification(config(num_labels=3)), folder)
 
@@ -104,6 +110,7 @@ SAVED = {
     "embedder": save_embedder,
     "table": save_table,
     "scorer": save_scorer,
+    "relations": save_relations,
     "classifier": save_classifier,
     "tagger": save_tagger,
 }
@@ -137,6 +144,15 @@ def scores_of_kdcli(folder, session):
     return np.array(Predictor.open(folder).predict(PAIRS))
 
 
+def relations_of_owner(folder):
+    model = CrossEncoder(folder, device="cpu")
+    return np.stack([model.predict([pair], apply_softmax=True)[0] for pair in PAIRS])
+
+
+def relations_of_kdcli(folder, session):
+    return np.array([list(each.scores.values()) for each in Predictor.open(folder).predict(PAIRS)])
+
+
 def classes_of_owner(folder):
     pipe = transformers.pipeline("text-classification", model=folder, device="cpu")
     pairs = [{"text": one, "text_pair": other} for one, other in PAIRS]
@@ -163,6 +179,7 @@ OUTPUTS = {
     "embedder": (vectors_of_owner, vectors_of_kdcli),
     "table": (vectors_of_owner, vectors_of_kdcli),
     "scorer": (scores_of_owner, scores_of_kdcli),
+    "relations": (relations_of_owner, relations_of_kdcli),
     "classifier": (classes_of_owner, classes_of_kdcli),
     "tagger": (tags_of_owner, tags_of_kdcli),
 }
@@ -265,6 +282,10 @@ OBEYED = {
         "sbert_ce_default_activation_function": ["torch.nn.modules.linear.Identity"],
         "sentence_transformers": [{"activation_fn": "mine.Identity"}, {"version": "5"}],
         "problem_type": ["regression", "multi_label_classification"],
+    },
+    ("relations", SETTINGS): {
+        "max_seq_length": [6],
+        "processing_kwargs": [{"text": {"max_length": 6}}],
     },
     ("table", PROMPTS): {"prompts": [{"query": "w3 "}], "truncate_dim": [3]},
     ("table", SETTINGS): {"max_seq_length": [4]},
@@ -391,6 +412,8 @@ REFUSED = {
         "tokenizer_args": [{"model_max_length": 6}],
         "transformer_task": ["feature-extraction"],
     },
+    ("relations", SETTINGS): {"do_lower_case": [True], "query_length": [6]},
+    ("relations", PROMPTS): {"default_prompt_name": ["query"], "no_such_setting": [1]},
     ("scorer", "modules.json"): {"0/path": ["0_Transformer"], "0/type": ["mine.Transformer"]},
     ("table", PROMPTS): {"model_type": ["other"], "no_such_setting": [1]},
     ("table", "modules.json"): {"0/path": ["0_StaticEmbedding"]},
