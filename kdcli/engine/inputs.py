@@ -7,11 +7,13 @@ verb that empties a directory also asks `foreign_files`.
 from __future__ import annotations
 
 import fnmatch
+import functools
 import glob
 import hashlib
 import itertools
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from fsspec.implementations.local import LocalFileSystem
@@ -112,11 +114,21 @@ def input_at(place: Path, sources: Iterable[str]) -> str | None:
         sources: The models and data of the command.
     """
     real = place.resolve()
+    if not real.exists():
+        return None
+
+    # The file system may know the place under several names, in upper and in lower case.
+    @functools.cache
+    def is_place(path: Path) -> bool:
+        with suppress(OSError):
+            return path.samefile(real)
+        return False
+
     for source in sources:
         for path in local_paths(source):
             own_place = path.absolute().parent.resolve() / path.name
             places = itertools.chain([own_place], _real_places(path, real, set()))
-            if any(at.is_relative_to(real) for at in places):
+            if any(is_place(above) for at in places for above in (at, *at.parents)):
                 return source
     return None
 

@@ -1,6 +1,7 @@
 """No verb deletes or overwrites an input, or a file that kdcli did not write."""
 
 import itertools
+import os
 import shutil
 
 import own_files
@@ -21,6 +22,16 @@ def tuned(tmp_path_factory):
     base, data = own_files.encoder(folder / "base"), own_files.own(folder / "data", "class")
     own_files.succeeds("finetune", base, *OWN, data, *STEP, "-o", folder / "run")
     return folder
+
+
+@pytest.fixture(scope="module")
+def mask(tuned):
+    pruned = tuned / "pruned"
+    own_files.succeeds(
+        *("prune", tuned / "run", *OWN, tuned / "data", *STEP),
+        *("--method", "smp", "--sparsity", "0.5", "-o", pruned),
+    )
+    return pruned / "mask" / "mask.safetensors"
 
 
 @pytest.fixture
@@ -49,39 +60,88 @@ def link(data, aside):
     return aside / "link"
 
 
-SPELLINGS = {
-    "plain": lambda data, aside: data,
-    "file url": lambda data, aside: f"file://{data}",
-    "local url": lambda data, aside: f"local://{data}",
-    "one file": lambda data, aside: f"file://{data}/train.jsonl",
-    "directory of links": lambda data, aside: links(aside / "linked", data),
-    "link to the directory": link,
-    "relative": lambda data, aside: data.parent / ".." / "in" / "data",
+PATHS = {
+    "plain": lambda place, aside: place,
+    "relative": lambda place, aside: os.path.relpath(place),
+    "through its parent": lambda place, aside: place.parent / ".." / "in" / place.name,
+    "link": link,
+    "directory of links": lambda place, aside: links(aside / "linked", place),
+    "upper case": lambda place, aside: place.with_name(place.name.upper()),
 }
+"""Spellings of a model or of data."""
+SOURCES = PATHS | {
+    "file url": lambda place, aside: f"file://{place}",
+    "local url": lambda place, aside: f"local://{place}",
+    "one file": lambda place, aside: f"file://{place}/train.jsonl",
+    "pattern": lambda place, aside: f"{place}/tr*.jsonl",
+    "revision": lambda place, aside: f"{place}@main",
+}
+"""Spellings of data. The last ones are of no data, but may name a file in the directory."""
+VERBS = {
+    "finetune": ("finetune", "{model}", *OWN, "{data}", *STEP, "--overwrite"),
+    "distill": ("distill", "{model}", *OWN, "{data}", "--to", "1x16", *STEP, "--overwrite"),
+    "distill text": (
+        "distill",
+        "{model}",
+        "--data",
+        "{data}",
+        "--to",
+        "1x16",
+        *STEP,
+        "--overwrite",
+    ),
+    "prune": ("prune", "{model}", *OWN, "{data}", *STEP, "--method", "smp", "--overwrite"),
+    "cotrain": ("cotrain", "{model}", "1x32", *OWN, "{data}", *STEP, "--overwrite"),
+    "evaluate": ("evaluate", "{model}", *OWN, "{data}", "--overwrite"),
+    "evaluate a list": (*("evaluate", "{first}", "{model}", *OWN, "{data}", "--overwrite"),),
+    "evaluate a mask": (
+        *("evaluate", "{model}", *OWN, "{data}", "--mask", "{mask}", "--overwrite"),
+    ),
+    "trim": ("trim", "{model}", "--data", "{data}", "--overwrite"),
+    "benchmark": ("benchmark", "{model}", "--backend", "torch", "--overwrite"),
+    "compress": ("compress", "{model}", "--data", "{data}", "--max-drop", "1", "--overwrite"),
+    "export": ("export", "{model}", *ONNX, *OWN, "{data}", "--overwrite"),
+    "tokenize": ("tokenize", "{data}", "--tokenizer", "{model}"),
+    "mask": ("mask", "apply", "{mask}", "--base", "{model}"),
+}
+SPELLED = {"model": PATHS, "data": SOURCES, "mask": {"plain": PATHS["plain"], "link": link}}
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
-def test_data_in_the_output_directory_is_not_deleted(inside, spelling):
-    before = content(inside / "run")
-    data = SPELLINGS[spelling](inside / "run" / "in" / "data", inside)
-    result = own_files.kdcli(
-        "finetune", inside / "base", *OWN, data, *STEP, "-o", inside / "run", "--overwrite"
-    )
+@pytest.mark.parametrize("verb", VERBS)
+def test_an_input_in_the_output_directory_is_not_deleted(verb, tuned, mask, tmp_path, monkeypatch):
+    run = shutil.copytree(tuned / "run", tmp_path / "run")
+    shutil.copytree(tuned / "data", run / "in" / "data")
+    shutil.copytree(tuned / "run", run / "in" / "model")
+    shutil.copy(mask, run / "in" / "mask")
+    given = {"first": tuned / "run", "model": tuned / "run", "data": tuned / "data", "mask": mask}
+    before = content(run)
+    monkeypatch.chdir(tmp_path)
+    for name, spellings in SPELLED.items():
+        if f"{{{name}}}" not in VERBS[verb]:
+            continue
+        for spelling, spelled in spellings.items():
+            aside = tmp_path / f"{name} {spelling}"
+            aside.mkdir()
+            sources = given | {name: spelled(run / "in" / name, aside)}
+            if spelling == "upper case" and not sources[name].exists():
+                continue  # This file system tells upper case from lower case.
+            command = [word.format(**sources) for word in VERBS[verb]]
+            result = own_files.kdcli(*command, "-o", run)
+            assert result.exit_code == 2, (name, spelling, result.output, result.exception)
+            # A pattern or a revision may be refused because it is no data.
+            is_told = f"{sources[name]}, which this command reads" in own_files.said_by(result)
+            assert is_told or spelling in ("pattern", "revision"), (name, spelling, result.output)
+            assert content(run) == before, (name, spelling)
+
+
+def test_a_text_that_a_list_names_is_an_input(tuned, tmp_path):
+    run = shutil.copytree(tuned / "run", tmp_path / "run")
+    shutil.copy(tuned / "data" / "train.jsonl", run / "training-text.jsonl")
+    (tmp_path / "languages.yaml").write_text(f"de: {run / 'training-text.jsonl'}\n")
+    trim = ("trim", tuned / "run", "--data", tmp_path / "languages.yaml", "--vocab-size", "50")
+    result = own_files.kdcli(*trim, "-o", run, "--overwrite")
     assert result.exit_code == 2
-    assert "--overwrite would delete" in result.stderr
-    assert content(inside / "run") == before
-
-
-@pytest.mark.parametrize("spelling", ["plain", "directory of links"])
-def test_a_model_in_the_output_directory_is_not_deleted(inside, spelling):
-    before = content(inside / "run")
-    model = SPELLINGS[spelling](inside / "run" / "in" / "base", inside)
-    result = own_files.kdcli(
-        "finetune", model, *OWN, inside / "data", *STEP, "-o", inside / "run", "--overwrite"
-    )
-    assert result.exit_code == 2
-    assert "--overwrite would delete" in result.stderr
-    assert content(inside / "run") == before
+    assert "training-text.jsonl, which this command reads" in own_files.said_by(result)
 
 
 def test_data_that_holds_the_output_directory_is_no_obstacle(tuned, tmp_path):
@@ -179,16 +239,6 @@ def test_other_writers_keep_their_inputs(inside, tmp_path):
         result = own_files.kdcli(*command)
         assert result.exit_code == 2, (name, result.output)
         assert content(tmp_path) == before, name
-
-
-@pytest.fixture(scope="module")
-def mask(tuned):
-    pruned = tuned / "pruned"
-    own_files.succeeds(
-        *("prune", tuned / "run", *OWN, tuned / "data", *STEP),
-        *("--method", "smp", "--sparsity", "0.5", "-o", pruned),
-    )
-    return pruned / "mask" / "mask.safetensors"
 
 
 def test_a_mask_is_not_applied_over_a_model(tuned, mask, tmp_path):

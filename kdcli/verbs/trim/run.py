@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kdcli.deploy.sparse.loading import load
+from kdcli.engine.inputs import check_not_input
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, UsageError
@@ -22,7 +23,7 @@ from kdcli.report.text import short
 from kdcli.run.context import open_run
 from kdcli.verbs.trim.bound import AFTER, BEFORE, smallest_vocabulary
 from kdcli.verbs.trim.settings import TrimRecipe
-from kdcli.workloads.cut_vocabulary import cut, trimmed
+from kdcli.workloads.cut_vocabulary import cut, sources_of, trimmed
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> TrimResult | No
     if context is None:
         return None
     folder = context.folder
+    texts = list(sources_of(recipe.data.source).values())
+    check_not_input(folder, texts, "--overwrite")
     tokenizer = load_tokenizer(source)
     model, fmt = load(source), read_format(source)
     if fmt is not None:
