@@ -117,6 +117,9 @@ def test_the_directory_is_one_of_sentence_transformers(embedder, exported, tmp_p
     first = SentenceTransformer(str(embedder), device="cpu")
     assert (theirs.prompts["query"], theirs.max_seq_length) == ("w30 ", 20)
     np.testing.assert_allclose(theirs.encode(TEXTS), first.encode(TEXTS), atol=1e-6)
+    # Optimum does not install next to kdcli, so its lines are not run here.
+    lines = f'SentenceTransformer(".", backend="onnx", model_kwargs={{"file_name": "{file}"}})'
+    assert (lines in (folder / "README.md").read_text("utf-8")) == (options[0] == "onnx")
     known = first.encode(EXAMPLES)
     code, printed = run_card(folder)
     assert code.endswith("# cosines\n")

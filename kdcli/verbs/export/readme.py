@@ -6,6 +6,7 @@ from transformers import PreTrainedModel
 
 from kdcli.deploy.exported import EMBEDDING_KIND
 from kdcli.models.heads import AUTO_CLASS
+from kdcli.models.static import is_static
 from kdcli.report.front import EMBEDDER, PIPELINES, Score, front_matter, template
 from kdcli.verbs.export.export_check import agreement_text
 from kdcli.verbs.export.facts import ExportFacts, FileFacts
@@ -65,6 +66,7 @@ def readme(
         facts=facts,
         precisions=precisions,
         js=js,
+        has_encoder=js.format is not None and not is_static(model.config),
         max_length=max_length,
         difference_text=difference_text,
     )
