@@ -41,6 +41,8 @@ MISSING = {
     "a word among numbers": (["0", "1"] * 30 + ["N/A"], "0 1", "N/A"),
     "nan among numbers": (["0", "1", "2"] * 20 + ["NaN"], "0 1 2", "NaN"),
     "null among numbers": (["0", "1"] * 30 + ["null"], "0 1", "null"),
+    "pandas' word among numbers": (["0", "1"] * 30 + ["<NA>"], "0 1", "<NA>"),
+    "-1 among words": (["bad", "good"] * 30 + ["-1"], "bad good", "-1"),
     "unknown among numbers": (["1", "2", "3"] * 20 + ["unknown"], "1 2 3", "unknown"),
 }
 
@@ -112,6 +114,8 @@ FORMS = {
     "a tuple": lambda names: repr(tuple(names)),
     "JSON": json.dumps,
     "NumPy's repr": lambda names: "[" + " ".join(map(repr, names)) + "]",
+    "pandas' repr": lambda names: f"array({names!r}, dtype=object)",
+    "a frozen set": lambda names: repr(frozenset(names)),
     "no quotes": lambda names: "[" + ", ".join(names) + "]",
     "a set": lambda names: "{" + ", ".join(map(repr, names)) + "}",
     "a bar": "|".join,

@@ -11,7 +11,11 @@ Number = int | float | None
 """The number that a label spells, or None if it is a word."""
 
 NO_ANSWER = frozenset(
-    ["n/a", "na", "none", "null", "nan", "nil", "unknown", "undefined", "-", "--", "?", "#n/a"]
+    [
+        *("n/a", "na", "none", "null", "nan", "nil", "unknown", "undefined", "-", "--", "?"),
+        *("#n/a", "<na>", "<null>", "n.a.", "nat", "missing", "no label", "unlabeled"),
+        "unlabelled",
+    ]
 )
 EMPTY_LISTS = frozenset(["none", "nil", "-", "--"])
 """Words for an empty list of labels. The other words mean that nobody knows the labels."""
@@ -27,7 +31,8 @@ BRACKETS = "[]"
 LIST_FORMS = (BRACKETS, "|", ";", ",")
 """Forms of a list of labels in a string: in brackets, or with a separator."""
 
-_BRACKETED = re.compile(r"\[(.*)\]|\((.*)\)|\{(.*)\}", re.DOTALL)
+# Also `array(['a'], dtype=object)` and `frozenset({'a'})`.
+_BRACKETED = re.compile(r"(?:\w+\()?(?:\[(.*)\]|\((.*)\)|\{(.*)\})(?:, dtype=[^)]*)?\)?", re.DOTALL)
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 # Spaces and hyphens within a name, but not between two digits.
 _SEPARATED = re.compile(r"(?<=[^\W\d])[\s_-]+(?=\w)|(?<=\w)[\s_-]+(?=[^\W\d])")
@@ -63,7 +68,7 @@ def may_be_no_label(name: str) -> bool:
 def missing_labels(numbers: Mapping[str, Number], *, signed: bool) -> set[str]:
     """Return the labels that stand for no label, by what the other labels are.
 
-    * Words such as `N/A` do if all other labels are numbers.
+    * Words such as `N/A` do if all other labels are numbers, and -1 does if all others are words.
     * Numbers such as -1 or 255 do if the others count the classes from 0 or 1, and are much smaller
       than 255. `{-1, 1}` are two classes.
 
@@ -76,7 +81,10 @@ def missing_labels(numbers: Mapping[str, Number], *, signed: bool) -> set[str]:
         name: number for name, number in numbers.items() if number is not None and number == number
     }
     words = numbers.keys() - rest.keys()
-    if any(word.strip().casefold() not in NO_ANSWER for word in words) or len(rest) < 2:
+    classes_in_words = {word for word in words if word.strip().casefold() not in NO_ANSWER}
+    if len(classes_in_words) > 1 and all(map(may_be_no_label, rest)):
+        return set(rest)
+    if classes_in_words or len(rest) < 2:
         return set()
     codes = {name for name, number in rest.items() if number in NO_LABEL_NUMBERS}
     classes = sorted(number for name, number in rest.items() if name not in codes)
@@ -162,7 +170,7 @@ def parse_list(text: str, form: str) -> list[str] | None:
 
 def _is_quoted(text: str) -> bool:
     """Whether the first element of a list in brackets is in quotes."""
-    return text.strip()[1:].lstrip().startswith(("'", '"'))
+    return re.match(r"(?:\w+\()?[\[({]\s*['\"]", text.strip()) is not None
 
 
 def labels_in(text: str, labels: tuple[str, ...]) -> list[str]:
