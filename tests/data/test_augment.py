@@ -16,6 +16,7 @@ from kdcli.data.augment.words import words_in
 from kdcli.data.labelled.answer_windows import misplaced
 from kdcli.data.labelled.examples import example_of
 from kdcli.data.tasks import task_of
+from kdcli.errors import MachineError
 from kdcli.types import Answer, Example, Task
 
 SINGLE = Task("t", "class", ("text",), ("accuracy",), ("a", "b"))
@@ -179,6 +180,20 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path, files):
     assert len(cached(tmp_path)) == files
     source.stop_after = None
     assert (augmented(tmp_path, SINGLE, examples(texts), source), source.texts) == (whole, texts)
+
+
+def test_damaged_candidates_are_computed_again(tmp_path):
+    whole = augmented(tmp_path, SINGLE, examples(["the cat sat"]))
+    (file,) = cached(tmp_path)
+    for damage in ("", "[", "{}", "[]", "\x00"):
+        file.write_text(damage, "utf-8")
+        assert augmented(tmp_path, SINGLE, examples(["the cat sat"])) == whole
+
+
+def test_a_cache_of_candidates_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "candidates").touch()
+    with pytest.raises(MachineError, match="candidates"):
+        augmented(tmp_path, SINGLE, examples(["the cat sat"]))
 
 
 def test_without_a_masked_language_model_neighbours_serve_for_all(tmp_path):

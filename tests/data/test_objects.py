@@ -15,7 +15,7 @@ from reading import read_task
 from kdcli.data.objects import write_object
 from kdcli.data.sources import open_source
 from kdcli.disk import USED
-from kdcli.errors import UsageError
+from kdcli.errors import MachineError, UsageError
 
 ROWS = [{"text": f"w{n} w{n % 7}", "label": ("calm", "brisk")[n % 2]} for n in range(60)]
 NESTED = [{"tokens": [f"w{n}", "w1"], "ner_tags": ["B-LOC", "O"]} for n in range(60)]
@@ -205,3 +205,12 @@ def test_only_an_object_gets_a_note(monkeypatch, tmp_path, folder, used):
     (tmp_path / folder / "rows.jsonl").write_text('{"text": "w1"}\n')
     open_source(str(tmp_path / folder / "rows.jsonl"))
     assert (tmp_path / folder / f".rows{USED}").is_file() == used
+
+
+@pytest.mark.parametrize("value", [["a text"], [{"text": "a", "label": 1}]])
+def test_a_cache_that_cannot_be_written_is_named(value, monkeypatch, tmp_path):
+    (tmp_path / "cache").touch()
+    monkeypatch.setenv("KDCLI_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(MachineError, match="cache") as caught:
+        write_object(value, lambda _: None)
+    assert caught.value.hint == "set KDCLI_CACHE to a directory that can be written"

@@ -3,6 +3,7 @@ never deleted."""
 
 import fcntl
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -320,6 +321,22 @@ def test_a_claim_that_was_killed_anywhere_can_be_claimed_again(how, tmp_path):
         assert "--overwrite" in caught.value.hint
 
 
+def test_a_run_that_came_between_check_and_lock_is_not_deleted(tmp_path):
+    place, waiting = tmp_path / "run", [True]
+
+    def other_process(event, arguments):
+        if waiting and event == "open" and str(arguments[0]) == str(place / LOCK):
+            waiting.clear()
+            (place / RECIPE_FILE).write_text(recipe("train.lr=1e-2"), "utf-8")
+            (place / LOG_FILE).write_text('{"step": 1}\n', "utf-8")
+
+    sys.addaudithook(other_process)  # It cannot be removed again, and does nothing later.
+    with pytest.raises(UsageError, match="is not empty"):
+        RunDir.claim(place, recipe())
+    assert not waiting
+    assert (place / LOG_FILE).read_text("utf-8") == '{"step": 1}\n'
+
+
 class TestNumbered:
     @pytest.fixture(autouse=True)
     def somewhere(self, tmp_path, monkeypatch):
@@ -394,6 +411,12 @@ class TestRunToContinue:
 
     def continued(self, *sets, free_keys=()):
         return run_to_continue("distill-x", recipe(*sets), free_keys)
+
+    def test_a_damaged_report_blocks_no_other_run(self):
+        self.start(1)
+        damaged = self.start(2, done=True)
+        (damaged / REPORT_FILE).write_text('{"status": ', "utf-8")
+        assert self.continued() == Path("runs/distill-x")
 
     def test_it_is_the_newest_unfinished_run_of_the_recipe(self):
         self.start(1)

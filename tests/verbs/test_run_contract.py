@@ -297,16 +297,21 @@ def test_killed_at_a_random_step_it_resumes_to_the_same_bits(
 
 
 def change(source: Path) -> None:
-    """Change a byte of a model's last weight, or drop the last row or line of data."""
-    if source.is_file() or (source / "train.jsonl").is_file():
-        file = source if source.is_file() else source / "train.jsonl"
-        lines = file.read_text("utf-8").splitlines(keepends=True)
-        file.write_text("".join(lines[:-1]), "utf-8")
-    else:
-        weights = source / "model.safetensors"
-        content = bytearray(weights.read_bytes())
+    """Change a byte of a model's last weight, or the order of the rows or lines of data.
+
+    The size and the time stamp stay the same.
+    """
+    file = source / "train.jsonl" if (source / "train.jsonl").is_file() else source
+    if source.is_dir() and file == source:
+        file = source / "model.safetensors"
+    content, stamp = bytearray(file.read_bytes()), file.stat().st_mtime_ns
+    if file.suffix == ".safetensors":
         content[-2] ^= 1
-        weights.write_bytes(content)
+    else:
+        content[:] = b"\n".join([*content.splitlines()[::-1], b""])[: len(content)]
+    assert content != file.read_bytes()
+    file.write_bytes(content)
+    os.utime(file, ns=(stamp, stamp))
 
 
 @pytest.mark.parametrize(
@@ -337,6 +342,8 @@ def test_a_stopped_run_does_not_go_on_with_other_inputs(name, places, tmp_path, 
         shutil.rmtree(source) if source.is_dir() else source.unlink()
         # The same content with other time stamps is the same input.
         before.rename(source)
+        for file in (source, *source.rglob("*")):
+            os.utime(file, (1e9, 1e9))
         assert key in used
     succeeds(*command, "-o", out, "--resume")
 

@@ -133,7 +133,7 @@ def _cached_choices(
         file = folder / f"{begin:09d}.json"
         with disk_errors(file):
             file.parent.mkdir(parents=True, exist_ok=True)
-            cached = json.loads(file.read_text("utf-8")) if file.exists() else None
+            cached = _read_choices(file, len(portion)) if file.exists() else None
         if cached is None:
             cached = choose(portion)
             write_atomic(file, json.dumps(cached))
@@ -142,6 +142,15 @@ def _cached_choices(
             logged = time.monotonic()
             log(f"candidates for the words of {len(choices_of):,} of {len(texts):,} texts")
     return choices_of
+
+
+def _read_choices(file: Path, count: int) -> list[Choices] | None:
+    """Read the choices of a number of texts. Returns None if the file is damaged."""
+    try:
+        choices: list[Choices] = json.loads(file.read_text("utf-8"))
+    except ValueError:
+        return None
+    return choices if isinstance(choices, list) and len(choices) == count else None
 
 
 def _texts(task: Task, example: Example) -> tuple[str, ...]:
