@@ -27,6 +27,7 @@ SEPARATORS = {"csv": ",", "tsv": "\t"}
 KNOWN_SEPARATORS = ",;\t|"
 SEPARATOR_LINE = re.compile(r"sep=(.)\s*", re.IGNORECASE)  # Of spreadsheets.
 ESCAPED_QUOTE = r"\""  # As Spark writes it. CSV doubles the quote.
+UNCLEAR_QUOTE = "the quote that opens here joins lines that look like rows"
 HINTS = {
     "csv": 'put the whole text in quotes and double the quotes in it ("", not \\"), or save the '
     "rows as .jsonl; "
@@ -69,8 +70,8 @@ def read_delimited(
     header = _read_header(kind, name, reread)
     columns = header.columns
     first = reread.look_ahead(FIRST_LINES)
-    header = header._replace(quotes=_are_quoted(first, header))
     usual = _usual_cells(first, header)
+    header = header._replace(quotes=_are_quoted(first, header, usual))
     for number, line in reread:
         reread.taken.clear()
         where = f"{name}:{number}"
@@ -196,7 +197,7 @@ def _cells(
             raise
         return [_unquoted(cell) for cell in cells]
     if len(joined) > 1 and _look_like_rows(joined, header, usual):
-        raise csv.Error("the quote that opens here joins lines that look like rows")
+        raise csv.Error(UNCLEAR_QUOTE)
     return cells
 
 
@@ -212,7 +213,8 @@ def _tab_separated_cells(
     file quote cells as CSV does, and if the joined lines do not look like rows.
 
     Raises:
-        csv.Error: The line is not strictly CSV.
+        csv.Error: The line is not strictly CSV, or a quote joins a few lines that look like rows in
+            a file that quotes cells.
     """
     cells = line.rstrip("\r\n").split("\t")
     if cells == [""]:
@@ -226,11 +228,15 @@ def _tab_separated_cells(
         # With one column, the number of cells does not tell whether the next line belongs here.
         raise csv.Error("the row begins with a quote that does not close")
     if is_open and header.quotes:
+        whole: list[str] = []
         with suppress(csv.Error):
             whole = next(quoted)
-            joined = [line, *(after for _, after in reread.taken)]
-            if len(whole) == len(cells) and not _look_like_rows(joined, header, usual):
+        joined = [line, *(after for _, after in reread.taken)]
+        if len(whole) == len(cells):
+            if not _look_like_rows(joined, header, usual):
                 return whole
+            if len(joined) < MANY_LINES:
+                raise csv.Error(UNCLEAR_QUOTE)
         reread.put_back()
     return [_unquoted(cell) for cell in cells]
 
@@ -255,14 +261,23 @@ class _UsualCells:
         return self.are_numbers and _is_number(cell)
 
 
-def _are_quoted(lines: Sequence[str], header: _Header) -> bool:
+def _are_quoted(lines: Sequence[str], header: _Header, usual: "Sequence[_UsualCells]") -> bool:
     """Whether some of the first lines have quoted cells, and all are strictly CSV."""
     if not any('"' in line for line in lines):
         return False
-    with suppress(csv.Error):
-        rows = csv.reader(lines, delimiter=header.separator, strict=True)
-        return all(len(cells) in (0, len(header.columns)) for cells in rows)
-    return False
+    rows = csv.reader(lines, delimiter=header.separator, strict=True)
+    end = 0
+    try:
+        for cells in rows:
+            if len(cells) not in (0, len(header.columns)):
+                return False
+            end = rows.line_num
+    except csv.Error as error:
+        # The first lines may end within a quoted cell, or a quote may never close.
+        whole, cut = lines[:end], lines[end:]
+        is_cut = str(error) == "unexpected end of data" and any('"' in line for line in whole)
+        return is_cut and (len(cut) == 1 or not _look_like_rows(cut, header, usual))
+    return True
 
 
 def _usual_cells(lines: Sequence[str], header: _Header) -> list[_UsualCells]:

@@ -807,3 +807,37 @@ def test_equal_texts_are_counted_where_they_are_too_few(tmp_path):
     (tmp_path / "a.jsonl").write_text(lines(rows), "utf-8")
     with pytest.raises(UsageError, match="400 examples with 1 different texts are too few"):
         read_task("own", tmp_path / "a.jsonl")
+
+
+def test_answers_that_are_objects_may_be_a_column_of_json(tmp_path):
+    columns = {
+        "question": ["who left?", "who came?"],
+        "context": ["Ann left.", "Bob left."],
+        "answers": [{"text": ["Ann"], "answer_start": [0]}, {"text": [], "answer_start": []}],
+    }
+    (tmp_path / "a.json").write_text(json.dumps(columns), "utf-8")
+    rows = [row for _, row in next(open_source(str(tmp_path / "a.json")).tables("train")).rows]
+    assert rows == [
+        dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("ending", ["tsv", "csv"])
+@pytest.mark.parametrize("place", range(97, 101))
+def test_quoted_cells_are_read_wherever_the_first_lines_end(ending, place, tmp_path):
+    # The hundredth line may be any line of the text, or the last one before it.
+    texts = ["a\tb", *(f"w{n}" for n in range(place - 2)), "one\ntwo\nthree", "a\nb", "c\td"]
+    table = pd.DataFrame(
+        {"text": texts, "label": ["bad", "good"] * (len(texts) // 2) + ["bad"] * (len(texts) % 2)}
+    )
+    table.to_csv(tmp_path / f"a.{ending}", sep="\t", index=False)
+    rows = [row for _, row in next(open_source(str(tmp_path / f"a.{ending}")).tables("train")).rows]
+    assert rows == table.to_dict("records")
+
+
+def test_quoted_lines_of_tabs_that_look_like_rows_are_refused(tmp_path):
+    rows = [f'"w{n}"\t{n}.5\n' for n in range(60)]
+    text = "".join(["text\tscore\n", *rows, '"it was\t-3\nor so"\t4.5\n'])
+    (tmp_path / "a.tsv").write_text(text, "utf-8")
+    with pytest.raises(UsageError, match=r"a.tsv:62: not TSV: the quote that opens here joins"):
+        list(next(open_source(str(tmp_path / "a.tsv")).tables("train")).rows)
