@@ -200,6 +200,7 @@ def test_predictions_replace_no_input_and_no_other_file_unasked(tuned, tmp_path)
         (data / "validation.jsonl", ["--overwrite"]),
         (f"{data}/../data/validation.jsonl", ["--overwrite"]),
         (tmp_path / "notes.jsonl", []),
+        (tmp_path / "out" / "report.json", ["--overwrite"]),
     ):
         result = own_files.kdcli(*evaluate, file, *overwrites)
         assert result.exit_code == 2, result.output

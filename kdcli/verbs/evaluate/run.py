@@ -15,7 +15,14 @@ from kdcli.data.labelled.request import RowsRequest
 from kdcli.data.labelled.task_data import Labelled, open_labelled
 from kdcli.deploy.sparse.loading import describe_head, load, published_mask, with_head
 from kdcli.deploy.sparse.mask_file import PUBLISHED, apply_masks, open_mask
-from kdcli.disk import check_writable, disk_errors, write_atomic
+from kdcli.disk import (
+    LOG_FILE,
+    RECIPE_FILE,
+    REPORT_FILE,
+    check_writable,
+    disk_errors,
+    write_atomic,
+)
 from kdcli.engine.inputs import check_output_file, texts_in
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
@@ -49,6 +56,9 @@ from kdcli.workloads.requests import EvaluationRequest
 from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.settings import TaskHeadSettings
 from kdcli.workloads.workload import Workload
+
+OF_RUN = (RECIPE_FILE, LOG_FILE, REPORT_FILE, "report.md", "report.html", "latency.csv")
+"""The files of a run, which no other file may replace."""
 
 
 def predicts_rows(task: str | None) -> bool:
@@ -100,6 +110,16 @@ def evaluate(
     context = open_run(resolved, options, name, dtype=recipe.dtype, evaluates=True)
     if context is None:
         return None
+    file = extras.predictions
+    if (
+        file is not None
+        and file.name in OF_RUN
+        and file.resolve().parent == context.folder.resolve()
+    ):
+        raise UsageError(
+            f"--predictions {file}: the run writes its own {file.name} there",
+            "give it another name",
+        )
     workload = open_evaluation(_request(recipe), context.session)
     labelled = workload if isinstance(workload, LabelledWorkload) else None
     _check_workload(recipe, extras, workload, options)
