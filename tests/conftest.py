@@ -7,6 +7,7 @@ import gc
 import os
 import shutil
 import ssl
+import sys
 import tempfile
 from pathlib import Path
 
@@ -150,6 +151,24 @@ def full_disk(monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     return lambda *place: monkeypatch.setattr(*place, fail)
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """`without("onnx")`: from now on this library is not installed."""
+
+    def remove(library):
+        parts = [name for name in sys.modules if name.startswith(f"{library}.")]
+        for name in [library, *parts]:
+            monkeypatch.setitem(sys.modules, name, None)
+
+    return remove
+
+
+@pytest.fixture
+def demo_examples(monkeypatch):
+    """`demo_examples(200)`: from now on the demo's tasks have this many examples."""
+    return functools.partial(monkeypatch.setattr, "kdcli.data.demo.EXAMPLES")
 
 
 @pytest.fixture

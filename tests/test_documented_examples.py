@@ -78,8 +78,8 @@ def test_the_documented_verb_and_recipe_are_found(ran):
     assert "imdb" in printed.split("kdcli recipes validate")[1].splitlines()[2]
 
 
-def test_the_page_about_python_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr("kdcli.data.demo.EXAMPLES", 200)
+def test_the_page_about_python_runs(tmp_path, monkeypatch, demo_examples):
+    demo_examples(200)
     workers_are_forked(monkeypatch)
     with contextlib.chdir(tmp_path):
         run_pages([ROOT / "docs" / "python.md"])

@@ -20,14 +20,11 @@ from tools import gpu, gpu_pieces  # noqa: E402
 
 
 @pytest.fixture
-def main(tmp_path, monkeypatch):
+def main(tmp_path):
     """Runs the command in this process, which starts one for each piece."""
 
     def call(*arguments):
-        monkeypatch.setattr(
-            sys, "argv", ["gpu", *arguments, "--tiny", "--out", str(tmp_path / "gpu")]
-        )
-        return gpu.main()
+        return gpu.main([*arguments, "--tiny", "--out", str(tmp_path / "gpu")])
 
     return call
 
@@ -71,21 +68,20 @@ def test_a_machine_without_a_gpu_is_told_so_and_nothing_is_recorded(main, tmp_pa
 
 
 @pytest.fixture
-def recorded(tmp_path, monkeypatch):
+def recorded(tmp_path):
     """Runs pieces by name, as `machine` and others do."""
-    pieces = {
+    pieces = gpu.PIECES | {
         "fails": lambda bench: [][0],
         "dies": lambda bench: os.kill(os.getpid(), 9),
         "waits": lambda bench: time.sleep(600),
         "works": lambda bench: [("this", "1 | 2")],
     }
-    for name, piece in pieces.items():
-        monkeypatch.setitem(gpu.PIECES, name, piece)
     bench = gpu.Bench(torch.device("cpu"), True, tmp_path)
 
     def run(*names, minutes=1.0):
         record = gpu.Record(tmp_path, "here")
-        left = gpu.run(["machine", *names], record, bench, minutes)
+        asked = {name: pieces[name] for name in ("machine", *names)}
+        left = gpu.run(asked, record, bench, minutes)
         return left, gpu.Record(tmp_path, "here")
 
     return run

@@ -25,6 +25,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
@@ -83,11 +84,11 @@ class Record:
         return "\n".join(lines) + "\n"
 
 
-def run(names: list[str], record: Record, bench: Bench, minutes: float) -> list[str]:
+def run(pieces: Mapping[str, Piece], record: Record, bench: Bench, minutes: float) -> list[str]:
     """Run pieces one after the other, each in its own process.
 
     Args:
-        names: The pieces.
+        pieces: The pieces by name.
         record: Where the results are added.
         bench: The settings of all measurements.
         minutes: The time limit for all pieces together.
@@ -95,10 +96,10 @@ def run(names: list[str], record: Record, bench: Bench, minutes: float) -> list[
     Returns:
         The pieces that remain for the next call.
     """
-    end, left = time.monotonic() + 60 * minutes, list(names)
-    for number, name in enumerate(names):
+    end, left = time.monotonic() + 60 * minutes, list(pieces)
+    for number, (name, piece) in enumerate(pieces.items()):
         began = time.monotonic()
-        result = run_alone(name, bench, end - began)
+        result = run_alone(name, piece, bench, end - began)
         if result is None and number:
             break  # This piece only had the rest of the time. The next call starts with it.
         result = result or PieceResult([], f"it takes more than {minutes:g} minutes")
@@ -111,7 +112,7 @@ def run(names: list[str], record: Record, bench: Bench, minutes: float) -> list[
     return left
 
 
-def run_alone(name: str, bench: Bench, seconds: float) -> PieceResult | None:
+def run_alone(name: str, piece: Piece, bench: Bench, seconds: float) -> PieceResult | None:
     """Run a piece in a process of its own.
 
     Returns:
@@ -122,7 +123,7 @@ def run_alone(name: str, bench: Bench, seconds: float) -> PieceResult | None:
     # fork cannot share its state.
     context, log = multiprocessing.get_context("fork"), bench.folder / f"{name}.log"
     read, write = context.Pipe(duplex=False)
-    child = context.Process(target=_answer, args=(PIECES[name], bench, log, write))
+    child = context.Process(target=_answer, args=(piece, bench, log, write))
     child.start()
     assert child.pid is not None
     write.close()
@@ -149,7 +150,7 @@ def _answer(piece: Piece, bench: Bench, log: Path, write: Connection) -> None:
     write.send(piece(bench))
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -159,7 +160,7 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="repeat the pieces that failed")
     parser.add_argument("--tiny", action="store_true", help="small shapes, to test the script")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"))
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     names = [MACHINE, *options.only.split(",")] if options.only else list(PIECES)
     if unknown := set(names) - set(PIECES):
         parser.error(f"unknown pieces {', '.join(sorted(unknown))}; known: {', '.join(PIECES)}")
@@ -170,7 +171,7 @@ def main() -> int:
     missing = [name for name in names if name not in record.pieces]
     repeated = [name for name in names if options.again and record.failed(name)]
     due = [name for name in names if name in (*missing, *repeated)]
-    left = run(due, record, bench, options.minutes)
+    left = run({name: PIECES[name] for name in due}, record, bench, options.minutes)
     if os.environ.get("OUT"):
         for file in (record.file, record.file.with_suffix(".md")):
             shutil.copy(file, os.environ["OUT"])

@@ -134,6 +134,15 @@ def test_a_copy_of_a_pair_changes_one_text_in_turn(tmp_path):
     assert all(c.texts == ("1872", "?") for c in of_third)
 
 
+def test_copies_do_not_depend_on_the_order_of_the_rows(tmp_path):
+    given = examples(TEXTS, [0, 1, 1, 0])
+    first = augmented(tmp_path / "a", SINGLE, given).examples
+    turned = augmented(tmp_path / "b", SINGLE, given[::-1]).examples
+    copies = {f"{each.id}+{n}" for each in given for n in range(1, 7)}
+    assert {each.id for each in first[4:]} == copies
+    assert {each.id: each for each in turned} == {each.id: each for each in first}
+
+
 @given(CONTEXTS, st.integers(0, 99))
 @settings(max_examples=20)
 def test_of_a_question_answers_stay_where_they_are(tmp_path_factory, words, at):

@@ -70,8 +70,8 @@ def test_train_and_validation_share_no_content_word(task):
     assert max(labels.count(x) for x in set(labels)) < 0.56 * len(labels)
 
 
-def test_the_teacher_has_learnt_the_language(monkeypatch):
-    monkeypatch.setattr("kdcli.data.demo.EXAMPLES", 400)
+def test_the_teacher_has_learnt_the_language(demo_examples):
+    demo_examples(400)
     teacher = load_encoder("demo")
     found = probe_demo(teacher.model, teacher.tokenizer)
     assert found["demo-topic"]["accuracy"] > 0.85

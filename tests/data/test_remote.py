@@ -4,7 +4,6 @@ would here."""
 import gzip
 import json
 import os
-import sys
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -88,8 +87,8 @@ def test_a_web_server_that_refuses_is_named(served, hub):  # noqa: F811
         corpus("http://127.0.0.1:9/train.txt")
 
 
-def test_a_missing_library_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "s3fs", None)
+def test_a_missing_library_is_named(without):
+    without("s3fs")
     with pytest.raises(UsageError, match="s3fs is not installed") as caught:
         open_source("s3://bucket/train.jsonl")
     assert caught.value.hint == "pip install s3fs"

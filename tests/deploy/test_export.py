@@ -1,7 +1,6 @@
 """Exported files compute what torch does, at any size; a wrong file is refused."""
 
 import logging
-import sys
 
 import numpy as np
 import onnx
@@ -193,8 +192,8 @@ def test_a_single_token_type_is_no_input_and_few_positions_are_not_exceeded(tmp_
 
 
 @pytest.mark.parametrize(("engine", "lacking"), [("onnx", "onnxruntime"), ("openvino", "onnx")])
-def test_missing_library_names_the_line_that_installs_it(engine, lacking, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, lacking, None)
+def test_missing_library_names_the_line_that_installs_it(engine, lacking, tmp_path, without):
+    without(lacking)
     with pytest.raises(MachineError, match=lacking) as caught:
         export_model(tiny_encoder("bert", **small("bert")), tmp_path / "export", engine)
     assert caught.value.hint == f"pip install 'kdcli[{engine}]'"

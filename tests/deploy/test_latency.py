@@ -1,6 +1,7 @@
 """The worker process and its protocol; no test asserts a time."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -17,7 +18,6 @@ from kdcli.deploy import latency as latency_file
 from kdcli.deploy import worker
 from kdcli.deploy.environment import describe_environment, latency_threads, versions
 from kdcli.deploy.latency import Latency, Protocol, Subject, measure_latency
-from kdcli.deploy.old_machines import measure_encoders
 from kdcli.errors import MachineError
 
 pytestmark = pytest.mark.slow
@@ -125,10 +125,8 @@ SHAPES = (Subject(LARGE, LARGE), Subject(SMALL, SMALL))
 
 
 @pytest.fixture
-def served(monkeypatch, tmp_path):
+def served(at_once, tmp_path):
     """A function that measures subjects in this process."""
-    monkeypatch.setattr(measure_encoders, "WARM_SECONDS", 0.0)
-    monkeypatch.setattr(measure_encoders, "WARM_RUNS", 1)
 
     def serve(subjects=SHAPES, cells=((1, 16), (2, 8))):
         protocol, found = replace(FEW, min_runs=3, min_seconds=0.0, cells=cells), Latency()
@@ -147,26 +145,9 @@ def test_shapes_need_no_weights(served):
 STEADY, WILD = [0.004] * 30, 6 * [0.001, 0.001, 0.002, 0.004, 0.004]  # seconds
 
 
-@pytest.fixture
-def times(monkeypatch):
-    """A function that replaces the runs by given seconds of each subject, and counts the calls."""
-
-    def give(*measurements):
-        asked = []
-
-        def interleaved(calls, *settings, **options):
-            asked.append(calls)
-            return dict(enumerate(measurements[len(asked) - 1]))
-
-        monkeypatch.setattr(measure_encoders, "interleaved", interleaved)
-        return asked
-
-    return give
-
-
 @pytest.mark.parametrize(("baseline", "candidate"), [(STEADY, WILD), (WILD, STEADY)])
 def test_what_stays_unstable_is_stated_by_its_worse_end(served, times, baseline, candidate):
-    asked = times(*[(baseline, candidate)] * 3)
+    asked = times(*[{0: baseline, 1: candidate}] * 3)
     rows = served(cells=[(1, 16)]).rows
     assert len(asked) == 3
     ratio = rows[1].speedup
@@ -258,6 +239,11 @@ def test_environment_names_nobody():
     assert set(versions()) >= {"kdcli", "torch", "transformers"}
 
 
-def test_latency_keeps_to_the_cores_it_may_use(monkeypatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {3}, raising=False)
-    assert latency_threads() == 1
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux binds processes")
+def test_latency_keeps_to_the_cores_it_may_use():
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})
+    try:
+        assert latency_threads() == 1
+    finally:
+        os.sched_setaffinity(0, cores)

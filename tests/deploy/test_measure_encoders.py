@@ -212,12 +212,6 @@ def test_random_padding_is_real_padding_and_the_same_each_time():
     assert all(map(torch.equal, (ids_BL, mask_BL), there.inputs((16, 32), 1000, "random", CPU)))
 
 
-@pytest.fixture
-def at_once(monkeypatch):
-    """Nothing is warmed up by time."""
-    monkeypatch.setattr(there, "WARM_SECONDS", 0.0)
-
-
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 10, 51, 100, 357])
 def test_percentiles_are_those_of_numpy(count):
     values = np.random.Generator(np.random.PCG64(count)).lognormal(size=count).tolist()
@@ -331,17 +325,11 @@ STEADY, NOISY, WILD = (
 
 
 @pytest.fixture
-def scripted(monkeypatch):
+def scripted(times):
     """A function that measures `a` and `b` with given results, and records what was asked for."""
 
     def measure(*results, min_runs=5, min_seconds=1.0):
-        asked, remaining = [], iter(results)
-
-        def interleaved(calls, device, runs, seconds, is_warm=False):
-            asked.append((list(calls), runs, seconds, is_warm))
-            return next(remaining)
-
-        monkeypatch.setattr(there, "interleaved", interleaved)
+        asked = times(*results)
         calls = dict.fromkeys("ab", lambda: None)
         return there.measure(calls, CPU, min_runs, min_seconds), asked
 

@@ -74,11 +74,23 @@ def test_an_unknown_device_names_the_known(capsys, wanted):
     assert "allowed: auto, cpu, cuda, cuda:INDEX" in refused(capsys, 2, wanted)
 
 
-def test_without_a_card(monkeypatch, capsys, tmp_path):
+@pytest.fixture
+def no_card(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def test_without_a_card(no_card, monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert (there.choose_device("auto", INSTALL), capsys.readouterr().err) == (CPU, "")
     assert "no CUDA device here" in refused(capsys, 3, "cuda")
+
+
+def nvidia_smi(monkeypatch, folder, script):
+    """Let a script be the only program on the path."""
+    monkeypatch.setenv("PATH", str(folder))
+    if script:
+        (folder / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+        (folder / "nvidia-smi").chmod(0o755)
 
 
 DRIVERS = [
@@ -89,15 +101,11 @@ DRIVERS = [
 
 @pytest.mark.parametrize(("script", "version"), [*DRIVERS, ("exit 0", None), (None, None)])
 def test_the_driver_comes_from_nvidia_smi(monkeypatch, tmp_path, script, version):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    if script:
-        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / "nvidia-smi").chmod(0o755)
+    nvidia_smi(monkeypatch, tmp_path, script)
     assert there.driver() == version
 
 
-def test_a_card_that_torch_does_not_see_is_reported(monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(there, "driver", lambda: "340.1")
+def test_a_card_that_torch_does_not_see_is_reported(no_card, monkeypatch, capsys, tmp_path):
+    nvidia_smi(monkeypatch, tmp_path, "echo 340.1")
     assert there.choose_device("auto", INSTALL) == CPU
     assert "driver 340.1 sees no CUDA device" in capsys.readouterr().err

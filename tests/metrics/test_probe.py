@@ -2,13 +2,14 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from transformers import AutoTokenizer
 
 from kdcli.data.demo import TASKS, TOPICS, _lexicon
-from kdcli.metrics.probe import _means, probe_demo
+from kdcli.metrics.probe import BATCH, _means, probe_demo
 from kdcli.models.load import location
 
 pytestmark = pytest.mark.slow
@@ -79,13 +80,10 @@ def test_padding_is_not_part_of_the_mean(tokenizer):
     )
 
 
-def test_batches_do_not_change_the_features(tokenizer, monkeypatch):
-    texts = [f"the {'a ' * (i % 9)}near" for i in range(20)]
+def test_batches_do_not_change_the_features(tokenizer):
+    texts = [f"the {'a ' * (i % 9)}near" for i in range(2 * BATCH + 20)]
     torch.manual_seed(0)
     model = Table(torch.randn(len(tokenizer), 8))
     whole = _means(model, tokenizer, texts)
-    monkeypatch.setattr("kdcli.metrics.probe.BATCH", 3)
-    assert (whole, whole.shape) == (
-        pytest.approx(_means(model, tokenizer, texts), abs=1e-6),
-        (20, 8),
-    )
+    parts = np.concatenate([_means(model, tokenizer, [text]) for text in texts])
+    assert (whole, whole.shape) == (pytest.approx(parts, abs=1e-6), (len(texts), 8))

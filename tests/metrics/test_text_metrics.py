@@ -1,8 +1,6 @@
 """Metrics of generated texts: as sacrebleu and rouge-score give them for a whole set, on any choice
 of examples."""
 
-import sys
-
 import numpy as np
 import pytest
 from rouge_score.rouge_scorer import RougeScorer
@@ -75,8 +73,8 @@ def test_intervals_come_from_resampled_sets():
 
 
 @pytest.mark.parametrize("module", ["sacrebleu.metrics.bleu", "rouge_score.rouge_scorer"])
-def test_a_missing_library_names_the_extra(module, monkeypatch):
-    monkeypatch.setitem(sys.modules, module, None)
+def test_a_missing_library_names_the_extra(module, without):
+    without(module)
     with pytest.raises(
         MachineError, match="BLEU and ROUGE need sacrebleu and rouge-score"
     ) as error:

@@ -4,7 +4,6 @@ refused."""
 import json
 import shutil
 import string
-import sys
 
 import numpy as np
 import pytest
@@ -375,11 +374,9 @@ def test_lowercasing_that_only_the_library_does_is_refused(saved, session, lower
     )
 
 
-def test_reading_and_computing_do_not_import_sentence_transformers(saved, monkeypatch):
+def test_reading_and_computing_do_not_import_sentence_transformers(saved, without):
     folder = str(saved(EmbeddingFormat(dense=DENSE)))
-    for name in [name for name in sys.modules if name.startswith("sentence_transformers.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    without("sentence_transformers")
     load_embedder(folder)
     Pool(read_format(folder))(torch.ones(1, 2, 32), None)
 

@@ -25,7 +25,7 @@ import kdcli
 from kdcli.data.tasks import named_tasks
 from kdcli.errors import UsageError
 from kdcli.models.heads import AUTO_CLASS, load_for_task
-from kdcli.models.label_words import label_word_ids, load_with_label_words
+from kdcli.models.label_words import SMOOTH_ACTIVATIONS, label_word_ids, load_with_label_words
 from kdcli.models.layout import LAYOUTS
 from kdcli.models.load import location, save_model
 from kdcli.types import Kind
@@ -112,11 +112,11 @@ def assert_same_model(one, other, batch):
     torch.testing.assert_close(logits_of(one, batch), logits_of(other, batch), **RECOMPUTED)
 
 
-@torch.no_grad()
 def dot_products(model, words, batch) -> torch.Tensor:
-    """[B, L, C]: each token's last state times the embeddings of the words."""
+    """[B, L, C]: each token's last state times the embeddings of the words, which are constant."""
     ids = tiny_tokenizer().convert_tokens_to_ids(list(words))
-    return model.base_model(**batch).last_hidden_state @ model.get_input_embeddings().weight[ids].T
+    words_CD = model.get_input_embeddings().weight[ids].detach()
+    return model.base_model(**batch).last_hidden_state @ words_CD.T
 
 
 @pytest.mark.parametrize("model_type", OF_TEXTS)
@@ -153,6 +153,31 @@ def test_logits_of_texts_are_dot_products_and_stay_so_when_saved(encoder_dir, tm
         if k in ("classifier_dropout", "pooler_dropout")
     }
     assert not rates - {0.0}
+
+
+@pytest.mark.parametrize("model_type", OF_TEXTS)
+def test_gradients_reach_the_encoder_as_those_of_dot_products(encoder_dir, model_type):
+    model = load(encoder_dir(model_type)).model
+    batch = batch_of(model)
+    place = next(p for n, p in model.named_parameters() if "layer" in n and p.dim() == 2)
+    (gradient,) = torch.autograd.grad(model(**batch).logits[:, 1].sum(), place)
+    (expected,) = torch.autograd.grad(dot_products(model, WORDS, batch)[:, 0, 1].sum(), place)
+    assert expected.abs().max() > 0
+    assert (gradient - expected).norm() < 2e-3 * expected.norm()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        *(("deberta-v2", {"pooler_hidden_act": name}) for name in (*SMOOTH_ACTIVATIONS, "relu")),
+        ("modernbert", {"norm_bias": True}),
+    ],
+)
+def test_every_transform_is_made_the_identity(encoder_dir, model_type, changes):
+    model = load(encoder_dir(model_type, **changes)).model
+    batch = batch_of(model)
+    expected = dot_products(model, WORDS, batch)[:, 0]
+    torch.testing.assert_close(logits_of(model, batch), expected, **CLOSE)
 
 
 @pytest.mark.parametrize(
@@ -248,6 +273,33 @@ def test_mlm_gives_the_whole_heads_logits_of_the_words(masked_dir, tmp_path, mod
     assert not type(stock).__name__.startswith("LabelWords")
     kept, own = stock.state_dict(), model.base_model.state_dict()
     assert all(torch.equal(kept[name], own[name]) for name in set(kept) & set(own))
+
+
+@pytest.mark.parametrize("kind", sorted(TASKS))
+def test_mlm_of_every_kind_of_task(masked_dir, tmp_path, kind):
+    folder, task = masked_dir("roberta"), TASKS[kind]
+    headed = load(folder, kind, head="mlm")
+    batch = batch_of(headed.model)
+    expected = of_whole(folder, task.words, batch)
+    logits = logits_of(headed.model, batch)
+    torch.testing.assert_close(logits, expected if kind in ("tokens", "span") else expected[:, 0])
+    again = load_for_task(saved(headed, tmp_path), task, new_head=False).model
+    assert_same_model(again, headed.model, batch)
+    other: Kind = "class" if kind in ("tokens", "span") else "span"
+    with pytest.raises(UsageError, match="LabelWordsRobertaForMaskedLM has no head for"):
+        load_for_task(str(tmp_path), TASKS[other], new_head=False)
+
+
+def test_another_head_on_its_encoder_leaves_nothing_of_the_words(masked_dir, tmp_path):
+    source = saved(load(masked_dir("bert"), head="mlm"), tmp_path / "first")
+    headed = load_for_task(source, TASKS["tokens"], new_head=True, seed=0)
+    folder = tmp_path / "second"
+    saved(headed, folder)
+    written = (folder / "config.json").read_text("utf-8")
+    assert "label_words" not in written
+    assert "auto_map" not in written
+    assert not list(folder.glob("*.py"))
+    assert type(kdcli.load(folder)) is type(headed.model)
 
 
 def test_mlm_is_read_elsewhere_with_the_code_beside_it(masked_dir, tmp_path):

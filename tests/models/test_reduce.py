@@ -10,6 +10,7 @@ from kdcli.models import reduce
 from kdcli.models.capture import capture
 from kdcli.models.grammar import parse_shape
 from kdcli.models.layout import LAYOUTS, layout_for, linears
+from kdcli.models.sample import sample_of
 from kdcli.models.shape import build_student, shape_of
 from kdcli.types import Needs, Start
 
@@ -125,6 +126,59 @@ def test_rotary_heads_keep_the_pairs_whose_frequencies_the_student_has(kind):
     torch.testing.assert_close(
         student(**batch).last_hidden_state, teacher(**batch).last_hidden_state, **CLOSE
     )
+
+
+@pytest.mark.parametrize("shape", ["2x32:96@4", "2x16:96@2"])
+@torch.no_grad()
+def test_what_is_left_out_keeps_its_mean(shape):
+    torch.manual_seed(0)
+    teacher = tiny_encoder("bert", initializer_range=0.3).eval()
+    for layer in teacher.encoder.layer:
+        # Units with a large constant part and hardly any variance, and two heads like them.
+        layer.intermediate.dense.weight[::4] *= 1e-3
+        layer.intermediate.dense.bias[::4] = 3.0
+        for rows in (slice(0, 8), slice(16, 24)):
+            layer.attention.self.value.weight[rows] *= 1e-3
+            layer.attention.self.value.bias[rows] = 0.3
+    sample = sample_of(None, teacher.config, None)
+    real = sample["attention_mask"].bool()
+    to = parse_shape(shape, shape_of(teacher.config))
+    built = build_student(teacher, to, Start(init="copied"))
+    basis_DN = torch.eye(32).double() if built.basis_DN is None else built.basis_DN
+    kept_E = torch.ones(32).bool()
+    if shape.endswith("@2"):
+        kept_E[:8] = kept_E[16:24] = False
+    kept_F = torch.arange(128) % 4 > 0
+    inputs = {}
+    for wide in teacher.encoder.layer:
+        for linear in (wide.attention.output.dense, wide.output.dense):
+            linear.register_forward_hook(lambda one, args, _: inputs.update({one: args[0][real]}))
+    teacher(**sample)
+    for wide, narrow in zip(teacher.encoder.layer, built.model.encoder.layer, strict=True):
+        for one, other, kept in (
+            (wide.attention.output.dense, narrow.attention.output.dense, kept_E),
+            (wide.output.dense, narrow.output.dense, kept_F),
+        ):
+            lost_D = one.weight[:, ~kept].double() @ inputs[one].double().mean(0)[~kept]
+            expected_N = basis_DN.T @ (one.bias.double() + lost_D)
+            torch.testing.assert_close(other.bias.double(), expected_N, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_a_layer_without_biases_keeps_the_units_that_are_large():
+    torch.manual_seed(0)
+    teacher = tiny_encoder("modernbert", initializer_range=0.3, mlp_bias=False).eval()
+    down_DF = [layer.mlp.Wo.weight.double() for layer in teacher.layers]
+    shape = parse_shape("4x32:96", shape_of(teacher.config))
+    student = build_student(teacher, shape, Start(init="copied")).model
+    inputs = []
+    for layer in teacher.layers:
+        layer.mlp.Wo.register_forward_hook(lambda _, args, __: inputs.append(args[0]))
+    teacher(**sample_of(None, teacher.config, None))
+    for weight_DF, x_BLF, narrow in zip(down_DF, inputs, student.layers, strict=True):
+        size_F = x_BLF.double().flatten(0, -2).square().mean(0) * weight_DF.square().sum(0)
+        kept = size_F.topk(96).indices.sort().values
+        assert torch.equal(narrow.mlp.Wo.weight.double(), weight_DF[:, kept])
 
 
 @pytest.mark.parametrize("kind", sorted(LAYOUTS))

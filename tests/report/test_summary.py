@@ -22,6 +22,7 @@ from reports import (
 
 from kdcli.data import sources, storage
 from kdcli.deploy.measurements import LatencyRow
+from kdcli.disk import HASHES
 from kdcli.recipe.sections import RunOptions
 from kdcli.report import finish
 from kdcli.report.finish import RunResult, frame
@@ -215,8 +216,6 @@ def test_the_block_repeats_the_run(compressed):
 
 
 def test_the_hash_of_a_file_is_of_what_the_run_opened(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "HASHES", hashes := {})
-    monkeypatch.setattr(finish, "HASHES", hashes)
     monkeypatch.setattr(finish, "COMMITS", {"owner/text": "abc"})
     file, text = tmp_path / "rows.csv", tmp_path / "text.txt"
     file.write_text("text\nw1\n")
@@ -233,8 +232,7 @@ def test_the_hash_of_a_file_is_of_what_the_run_opened(tmp_path, monkeypatch):
     }
 
 
-def test_the_hash_of_a_directory_is_of_the_files_that_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "HASHES", hashes := {})
+def test_the_hash_of_a_directory_is_of_the_files_that_are_read(tmp_path):
     for name in ("validation.csv", "train.csv", "notes.md"):
         (tmp_path / name).write_text(f"text\n{name}\n")
     # What `sha256sum train.csv validation.csv | sha256sum` prints.
@@ -245,11 +243,11 @@ def test_the_hash_of_a_directory_is_of_the_files_that_are_read(tmp_path, monkeyp
     ]
     expected = hashlib.sha256("".join(lines).encode()).hexdigest()
     sources.open_source(str(tmp_path))
-    assert hashes == {str(tmp_path): expected}
-    hashes.clear()
-    monkeypatch.setattr(storage, "MAX_HASHED_BYTES", 9)
+    assert HASHES.pop(str(tmp_path)) == expected
+    for number in range(storage.MAX_HASHED_FILES):
+        (tmp_path / f"train-{number}.csv").write_text("text\nw1\n")
     sources.open_source(str(tmp_path))
-    assert hashes == {}
+    assert str(tmp_path) not in HASHES
 
 
 def test_a_gain_or_loss_of_nothing_has_no_sign():

@@ -10,10 +10,12 @@ from filelock import FileLock
 from forked import workers_are_forked
 
 from kdcli.data import demo
+from kdcli.deploy import untrained
 from kdcli.metrics.bootstrap import paired_bootstrap
 from kdcli.models import card
 from kdcli.models.card import multiply_adds
 from kdcli.report import views
+from kdcli.verbs.benchmark import run as benchmark
 from kdcli.workloads import scores
 
 DRAWN = views.drawn
@@ -35,11 +37,22 @@ def whole(request, monkeypatch):
 
 
 @pytest.fixture
-def short_demo(cache, monkeypatch):
+def answered_by(monkeypatch):
+    """Answer every request to a latency worker by a function of its subjects and its protocol."""
+
+    def answer(measured):
+        for module in (benchmark, untrained):
+            monkeypatch.setattr(module, "measure_latency", measured)
+
+    return answer
+
+
+@pytest.fixture
+def short_demo(cache, monkeypatch, demo_examples):
     """The demo has so little text and so few examples that reading them takes no time."""
     for split, documents in (("train", 600), ("validation", 300)):
         monkeypatch.setitem(demo.DOCUMENTS, split, documents)
-    monkeypatch.setattr(demo, "EXAMPLES", 100)
+    demo_examples(100)
 
 
 @pytest.fixture(scope="session")

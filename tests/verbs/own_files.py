@@ -6,6 +6,7 @@ import os
 import random
 import shlex
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -196,7 +197,12 @@ def teacher(folder: Path, kind: str) -> Path:
 
 def kdcli(*arguments: object):
     """Run a command in this process, in a fresh state of accelerate."""
-    result = CliRunner().invoke(app, list(map(str, arguments)))
+    words, outer = list(map(str, arguments)), sys.argv
+    sys.argv = ["kdcli", *words]
+    try:
+        result = CliRunner().invoke(app, words)
+    finally:
+        sys.argv = outer
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
     return result

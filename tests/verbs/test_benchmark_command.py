@@ -27,12 +27,6 @@ run, succeeds = (functools.partial(of, "benchmark") for of in (own_files.kdcli, 
 
 
 @pytest.fixture
-def answered_by(monkeypatch):
-    """Answer every request to a worker by a function of its subjects and its protocol."""
-    return functools.partial(monkeypatch.setattr, command, "measure_latency")
-
-
-@pytest.fixture
 def requests(answered_by):
     """Every request to a worker; each subject takes half as long as the one before, the first 8
     ms."""

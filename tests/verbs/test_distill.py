@@ -306,7 +306,6 @@ def test_two_processes_are_one_with_the_same_global_batch(given, tmp_path, monke
     monkeypatch.setattr(fan_out, "subprocess", SimpleNamespace(Popen=fork_command))
     monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
     asked = ["distill", *map(str, plain), "-o", str(tmp_path / "two"), "--processes", "2"]
-    monkeypatch.setattr(sys, "argv", ["kdcli", *asked])
     own_files.succeeds(*asked)
     assert capfd.readouterr().out.count("model and report in") == 1
     own_files.same_logs(tmp_path / "one", tmp_path / "two", rel=1e-5, abs=1e-5)

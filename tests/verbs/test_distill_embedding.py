@@ -1,7 +1,6 @@
 """`kdcli distill --method embedding` and `kdcli evaluate` of embedding models, from end to end on
 tiny models."""
 
-import itertools
 import shlex
 from types import SimpleNamespace
 
@@ -23,7 +22,6 @@ from own_files import (
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel
 
-from kdcli.data.demo import demo_documents
 from kdcli.engine.session import Session, start
 from kdcli.models.embedding_format import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
@@ -426,10 +424,9 @@ def test_mistakes_are_refused(given, tmp_path, more, message):
     assert message.replace("reads? ", "read ") in said, said
 
 
-def test_the_demo_is_distilled_as_an_embedding_model(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("short_demo")
+def test_the_demo_is_distilled_as_an_embedding_model(tmp_path):
     few = ["--set", "embedding.rows=300"]
-    documents = list(itertools.islice(demo_documents("train"), 100))
-    monkeypatch.setattr("kdcli.data.sources.demo_documents", lambda split: documents)
     succeeds(
         "distill",
         "demo",

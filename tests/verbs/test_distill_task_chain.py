@@ -3,7 +3,6 @@ several variants."""
 
 import json
 import shlex
-import sys
 
 import pytest
 import torch
@@ -274,7 +273,6 @@ def test_stopped_variants_name_the_command_that_continues(asked, tmp_path, monke
 
     words = [*map(str, asked()), "--ablate", "tinybert", "-o", str(tmp_path / "out")]
     monkeypatch.setattr(distill_run, "run_stages", stop)
-    monkeypatch.setattr(sys, "argv", ["kdcli", *words])
     done = kdcli(*words)
     assert done.exit_code == Stopped.exit_code, done.output
     command = shlex.join(["kdcli", *words, "--resume"])

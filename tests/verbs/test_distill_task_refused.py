@@ -14,7 +14,7 @@ from kdcli.errors import UsageError
 from kdcli.recipe.resolve import resolve
 from kdcli.recipe.sections import RunOptions
 from kdcli.verbs.distill.recipe_checks import check_task
-from kdcli.verbs.distill.run import distill
+from kdcli.verbs.distill.run import complete, distill
 from kdcli.verbs.distill.settings import DistillRecipe
 
 LABELS = tuple(sorted(NAMES))
@@ -307,12 +307,7 @@ def test_a_workload_that_learns_outputs_refuses_the_keys_of_rows(keys, message):
         distill(resolved, RunOptions())
 
 
-def test_a_workload_that_learns_outputs_reports_no_method_of_rows(monkeypatch):
-    started = []
-    monkeypatch.setattr(
-        "kdcli.verbs.distill.run.run_command", lambda resolved, *_: started.append(resolved)
-    )
+def test_a_workload_that_learns_outputs_reports_no_method_of_rows():
     options = {"task": "embedding", "teacher": "demo", "student.to": ["2x64"]}
-    distill(resolve(DistillRecipe, recipe=None, options=options), RunOptions())
-    (resolved,) = started
+    resolved = complete(resolve(DistillRecipe, recipe=None, options=options))
     assert (resolved.recipe.method, resolved.recipe.kd.weight) == ("soft-targets", 0.5)

@@ -313,8 +313,8 @@ def test_texts_without_words_are_refused(saved, tmp_path):
         exported(saved("none"), tmp_path / "out", data=data, pooling="mean")
 
 
-def test_missing_library_is_reported_before_anything_is_loaded(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+def test_missing_library_is_reported_before_anything_is_loaded(tmp_path, without):
+    without("onnxruntime")
     with pytest.raises(MachineError, match="onnxruntime") as caught:
         exported("nowhere", tmp_path / "out")
     assert caught.value.hint == "pip install 'kdcli[onnx]'"

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from kdcli.data import demo
-
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "notebook.ipynb"
 EXAMPLES = 200
 """Each candidate is scored on all held-out examples, so the demo has fewer of them."""
@@ -55,11 +53,11 @@ def test_the_stored_outputs_are_complete_and_name_no_machine(book):
 
 
 @pytest.mark.drawn
-def test_the_cells_run(book, tmp_path, monkeypatch):
+def test_the_cells_run(book, tmp_path, demo_examples):
     """In this process, whose libraries are imported."""
     shells = pytest.importorskip("IPython.core.interactiveshell")
     capture_output = pytest.importorskip("IPython.utils.capture").capture_output
-    monkeypatch.setattr(demo, "EXAMPLES", EXAMPLES)
+    demo_examples(EXAMPLES)
     shell, shown = shells.InteractiveShell(), []
     shell.history_manager.enabled = False
     with contextlib.chdir(tmp_path):
