@@ -17,7 +17,7 @@ from kdcli.models.embedding_format import (
     read_length,
     read_prompts,
 )
-from kdcli.models.files import MODULES_FILE, module_kind
+from kdcli.models.files import MODULES_FILE, check_modules, module_kind
 from kdcli.models.load import check_case
 from kdcli.models.model import Model
 
@@ -86,7 +86,8 @@ def read_scorer(source: str) -> int | None:
     if not is_cross_encoder(source):
         return None
     modules, general = json_file(source, MODULES_FILE, list), json_file(source, PROMPTS_FILE)
-    kinds = [module_kind(module) for module in modules if isinstance(module, dict)]
+    check_modules(source, modules)
+    kinds = [module_kind(module) for module in modules]
     if kinds != ["Transformer"]:
         raise UsageError(
             f"{source} is a cross-encoder that kdcli cannot compute: its modules are "

@@ -29,6 +29,7 @@ from kdcli.models.files import (
     LENGTH_FILE,
     LIBRARY,
     MODULES_FILE,
+    check_modules,
     file_beside,
     module_kind,
 )
@@ -259,8 +260,7 @@ def read_format(source: str) -> EmbeddingFormat | None:
         return None
     if (json_file(source, CONFIG_FILE) or {}).get("architectures") == [CLASSIFIER]:
         return None
-    if not all(isinstance(m, dict) for m in modules):
-        raise UsageError(f"{source}/{MODULES_FILE} must hold a list of modules")
+    check_modules(source, modules)
     fmt = EmbeddingFormat(normalize=False)
     # A static model computes the mean itself.
     encoder = module_kind(modules[0]) if modules else ""
@@ -268,11 +268,6 @@ def read_format(source: str) -> EmbeddingFormat | None:
     pools = POOLS[encoder]
     check_settings(source, PROMPTS_FILE, general, GENERAL_SETTINGS)
     check_requirements(source, general)
-    if len({str(module.get("name")) for module in modules}) != len(modules):
-        raise UsageError(
-            f"{source}/{MODULES_FILE} must give each module a name of its own",
-            "sentence-transformers keeps only the last of the modules with one name",
-        )
     for place, module in enumerate(modules):
         kind, path = module_kind(module), str(module.get("path", ""))
         if (kind == encoder) != (place == 0) or (kind == "Pooling") != (place == 1 and pools):

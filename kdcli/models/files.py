@@ -6,7 +6,7 @@ name only safetensors files in its own directory, so that nothing is unpickled.
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,18 @@ def file_beside(source: str, name: str) -> Path | None:
     except HUB_ERRORS:
         return None
     return path if path is not None and path.is_file() else None
+
+
+def check_modules(source: str, modules: Sequence[Any]) -> None:
+    """Raise a UsageError unless each module has a path, and a name that no other one has."""
+    if not all(isinstance(m, dict) and isinstance(m.get("path"), str) for m in modules):
+        raise UsageError(f"{source}/{MODULES_FILE} must hold a list of modules with paths")
+    names = {module.get("name") for module in modules if isinstance(module.get("name"), str)}
+    if len(names) != len(modules) or any(not name or "." in name for name in names):
+        raise UsageError(
+            f"{source}/{MODULES_FILE} must give each module a name of its own, without dots",
+            "sentence-transformers keeps only the last of the modules with one name",
+        )
 
 
 def module_kind(module: Mapping[str, object]) -> str:

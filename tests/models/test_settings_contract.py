@@ -398,7 +398,7 @@ REFUSED = {
         "0/type": ["mine.Transformer"],
         "1/path": ["elsewhere"],
         "2/type": ["sentence_transformers.models.Dropout", GONE],
-        "3/name": ["2"],
+        "3/name": ["2", "", "a.b", None],
     },
     ("scorer", PROMPTS): {
         "activation_fn": ["torch.nn.modules.activation.Tanh", "torch.nn.functional.sigmoid"],

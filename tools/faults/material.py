@@ -31,8 +31,9 @@ VERBS = ("benchmark", "cotrain", "distill", "evaluate", "export", "finetune", "m
 
 
 def code_hash() -> str:
-    """Return a hash of the package, the recipes and this tool."""
-    folders = (ROOT / "kdcli", ROOT / "recipes", ROOT / "tools" / "faults")
+    """Return a hash of the package, the recipes, this tool and the tables of settings."""
+    names = ("kdcli", "recipes", "tools/faults", "tests/models")
+    folders = [ROOT / name for name in names]
     files = sorted(
         p
         for folder in folders
