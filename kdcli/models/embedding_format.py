@@ -72,7 +72,8 @@ FLAGS |= {"pooling_mode_weightedmean_tokens": "weightedmean"}
 """Keys of 1_Pooling/config.json that earlier versions wrote -> the name of their pooling."""
 READ: tuple[object, ...] = ()
 """Stands for all values of a setting, because kdcli obeys the setting."""
-TEXT = (None, "sentence_embedding")
+INPUT = ("sentence_embedding",)
+TEXT = (None, *INPUT)
 GENERAL_SETTINGS = dict.fromkeys(
     (
         "__version__",
@@ -88,12 +89,12 @@ POOLING_SETTINGS = dict.fromkeys(
     ("word_embedding_dimension", "embedding_dimension", "pooling_mode", "include_prompt", *FLAGS),
     READ,
 )
-NORMALIZE_SETTINGS = {"module_input_name": TEXT, "module_output_name": TEXT}
+NORMALIZE_SETTINGS = {"module_input_name": INPUT, "module_output_name": TEXT}
 ACTIVATIONS = ("torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity")
 DENSE_SETTINGS = {
     **dict.fromkeys(("in_features", "out_features", "bias"), READ),
     "activation_function": ACTIVATIONS,
-    "module_input_name": TEXT,
+    "module_input_name": INPUT,
     "module_output_name": TEXT,
     "use_residual": (False,),
 }

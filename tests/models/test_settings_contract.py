@@ -385,12 +385,12 @@ REFUSED = {
         "in_features": [8],
         "out_features": [8],
         "use_residual": [True],
-        "module_input_name": ["token_embeddings"],
+        "module_input_name": ["token_embeddings", None],
         "module_output_name": ["other"],
         "no_such_setting": [1],
     },
     ("embedder", "3_Normalize/config.json"): {
-        "module_input_name": ["token_embeddings"],
+        "module_input_name": ["token_embeddings", None],
         "no_such_setting": [1],
     },
     ("embedder", "modules.json"): {
