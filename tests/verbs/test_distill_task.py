@@ -219,7 +219,8 @@ KINDS: dict[str, Kind] = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "method"), zip(KINDS, ["pkd", "tinybert", "pkd", "tinybert", "tinybert"], strict=True)
+    ("kind", "method"),
+    [*zip(KINDS, ["pkd", "tinybert", "pkd", "tinybert", "tinybert"], strict=True)],
 )
 def test_every_kind_of_task_is_learned(asked, tmp_path, kind, method):
     out = tmp_path / "out"
