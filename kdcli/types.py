@@ -107,6 +107,15 @@ def task_title(name: str) -> str:
     return task_name(name) if name == OWN else f"task {name}"
 
 
+NAMED_BY = {
+    "schema": "the schema of the data",
+    "head": "the model",
+    "values": "the labels in the data",
+    "task": "the task",
+}
+"""The sources of the names of classes, in words."""
+
+
 @dataclass(frozen=True)
 class LabelAccount:
     """What the classes of a task are, and how the labels of the data were read as classes.

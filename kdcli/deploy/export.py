@@ -301,8 +301,7 @@ def _write_onnx(network: _Network, file: Path) -> tuple[tuple[str, ...], tuple[s
             raise UsageError(
                 f"torch cannot export {type(model).__name__} ({model.config.model_type}) to ONNX: "
                 f"{_root_cause(error)}",
-                "every type in kdcli/models/layout.py can be exported; custom model code often "
-                "cannot",
+                "encoders of transformers can be exported; custom model code often cannot",
             ) from None
         assert program is not None
         simplify(program.model)

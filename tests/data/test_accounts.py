@@ -58,6 +58,10 @@ def test_each_reason_is_counted_with_its_first_place(tmp_path, capsys):
     assert f"rows of {file.name}: 43 read, 30 kept; left out: 2 empty" in capsys.readouterr().err
     text = (tmp_path / "run" / "report.md").read_text(encoding="utf-8")
     assert "| rows.jsonl | rows | 43 | 30 | 2 | empty |" in text.replace(str(tmp_path) + "/", "")
+    assert (
+        "0 topic-0, 1 topic-1, 2 topic-2, 3 topic-3, 4 topic-4, 5 topic-5 | the model | name"
+        in text
+    )
 
 
 @pytest.mark.parametrize("blank", ["", "{broken"])

@@ -32,18 +32,12 @@ from kdcli.data.sources import Log, open_source
 from kdcli.data.storage import NotFound
 from kdcli.data.tasks import task_of
 from kdcli.errors import UsageError
-from kdcli.types import OWN, Example, Head, LabelAccount, RowHashes, Task
+from kdcli.types import NAMED_BY, OWN, Example, Head, LabelAccount, RowHashes, Task
 
 THIS_RUN = "this run"
 # Names of the split if the files have none.
 HELD_OUT_SPLIT = "held back from train"
 ALL_ROWS = "all rows"
-_NAMED_BY = {
-    "schema": "the schema of the data",
-    "head": "the model",
-    "values": "the labels in the data",
-    "task": "the task",
-}
 MIN_EVALUATION_ROWS = 20  # Rows that must remain for an evaluation after training rows are skipped.
 # Share of a benchmark's own validation split that may also be in its training split.
 MAX_DUPLICATES = 0.05
@@ -202,7 +196,7 @@ def describe_account(task: Task) -> list[str]:
     if account is None:
         return []
     listed = _first([f"{n} {name}" for n, name in enumerate(account.classes)])
-    source = _NAMED_BY[account.names_from]
+    source = NAMED_BY[account.names_from]
     line = f"classes of {task.title}: {listed}; their names are from {source}"
     if account.numbers:
         read = _first([f"{number} is {name}" for number, name in account.numbers.items()])

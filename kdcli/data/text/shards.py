@@ -161,6 +161,7 @@ class TokenShards:
         account = RowAccount(self.source)
         for shard in self.shards:
             if shard.rows is None:
+                log(f"the rows of {self.source} are not counted: a stopped run read some of them")
                 return
             account.read += shard.rows
             if shard.empty:
