@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator
 
-from kdcli.data.labelled.lists import RERANK_TASK
+from kdcli.data.labelled.lists import QUERIES, RERANK_TASK
 from kdcli.data.labelled.own import own_task
 from kdcli.data.readers import format_of
 from kdcli.data.rows import FIRST_ROWS, Row, names_in, take_first
@@ -56,7 +56,8 @@ def known_task(
       lacks the columns of that task's texts.
     * An embedding model, or an encoder with `pooling`: scored pairs or retrieval if the data are
       such, else agreement of its vectors on texts.
-    * A cross-encoder: `rerank`. Any other head: the user's own rows.
+    * A cross-encoder: `rerank`, unless the data have no queries. Any other head: the user's own
+      rows.
 
     Args:
         model: The model.
@@ -76,7 +77,8 @@ def known_task(
         return None
     is_scorer = head.kind == "score" and config.problem_type != "regression"
     if is_scorer or activation_of(model, config) is not None:
-        return RERANK_TASK.name
+        # A head with one output may also be a detector, or score pairs.
+        return RERANK_TASK.name if _may_be_lists(data) else OWN
     return OWN
 
 
@@ -129,6 +131,17 @@ def _has_texts_of(task: str, data: str | None) -> bool:
     except (NotFound, UsageError):
         return True
     return named is None or not first or set(named.texts) <= set(names_in(first))
+
+
+def _may_be_lists(data: str | None) -> bool:
+    """Whether the first rows have queries; also true if they cannot be read."""
+    if data is None:
+        return True
+    try:
+        first, _ = take_first(_rows(data))
+    except (NotFound, UsageError):
+        return True
+    return not set(QUERIES).isdisjoint(names_in(first))
 
 
 def _rows(data: str) -> Iterator[Row]:

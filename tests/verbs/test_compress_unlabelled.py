@@ -360,3 +360,19 @@ def test_a_model_is_not_compared_with_itself(tmp_path):
     file = tmp_path / "predictions.jsonl"
     succeeds(*alone, "--predictions", file, "-o", tmp_path / "out")
     assert len(lines_of(file)) == len(lines_of(data))
+
+
+@pytest.mark.parametrize(
+    ("row", "task"),
+    [
+        ({"text": "buy now", "label": ["SPAM"]}, "own"),
+        ({"sentence1": "one", "sentence2": "two", "score": 0.5}, "own"),
+        ({"query": "who", "passage": "she", "label": 1}, "rerank"),
+    ],
+)
+def test_a_model_with_one_output_is_a_reranker_if_the_rows_have_queries(tmp_path, row, task):
+    model = str(headed(tmp_path / "model", num_labels=1))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps(row), encoding="utf-8")
+    assert known_task(model, str(rows)) == task
+    assert known_task(model, None) == "rerank"
