@@ -6,14 +6,14 @@ import datetime
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from markupsafe import escape
 from pydantic import ValidationError
 
-from kdcli.data.accounts import ACCOUNTS
+from kdcli.data.accounts import ACCOUNTS, RowAccount
 from kdcli.deploy.environment import describe_environment, versions
 from kdcli.deploy.latency import Latency
 from kdcli.deploy.usable import Usable
@@ -36,10 +36,12 @@ from kdcli.report.schema import (
     Comparison,
     Compression,
     CurvePoint,
+    DataAccount,
     Evaluation,
     Pruning,
     Quality,
     Report,
+    RowsLeftOut,
     Selection,
     Training,
     Trimming,
@@ -325,10 +327,31 @@ def _report(run: RunDir, contents: ReportContents) -> Report:
             "latency": [row.priced(contents.price_per_hour) for row in latency.rows],
             "failures": latency.failures,
             "agreements": latency.agreements,
-            "accounts": list(map(asdict, ACCOUNTS.by_key.values())),
+            "accounts": [_stored(account) for account in ACCOUNTS.by_key.values()],
             "published": published_for(models, recipe, embeds=contents.auto_class == EMBEDDER),
         }
     )
+
+
+def _stored(account: RowAccount) -> DataAccount:
+    """Return an account without directories of this machine."""
+    left_out = [
+        RowsLeftOut(reason=one.reason, count=one.count, first=_short_place(one.first))
+        for one in account.left_out
+    ]
+    return DataAccount(
+        source=short(account.source),
+        rows=account.rows,
+        read=account.read,
+        kept=account.kept,
+        left_out=left_out,
+    )
+
+
+def _short_place(place: str) -> str:
+    """Shorten the file of a place such as `data/rows.csv:3`."""
+    file, colon, line = place.rpartition(":")
+    return f"{short(file)}{colon}{line}" if colon else place
 
 
 def _data_versions(recipe: Mapping[str, object]) -> dict[str, str]:

@@ -52,12 +52,12 @@ def test_each_reason_is_counted_with_its_first_place(tmp_path, capsys):
     (account,) = result.report.accounts
     assert (account.read, account.kept) == (43, 30)
     reasons = {one.reason: (one.count, one.first) for one in account.left_out}
-    assert reasons["empty"] == (2, f"{file}:4")
-    assert reasons["bad"] == (1, f"{file}:11")
+    assert reasons["empty"] == (2, f"{file.name}:4")
+    assert reasons["bad"] == (1, f"{file.name}:11")
     assert reasons["over the number of rows asked for"][0] == 10
     assert f"rows of {file.name}: 43 read, 30 kept; left out: 2 empty" in capsys.readouterr().err
     text = (tmp_path / "run" / "report.md").read_text(encoding="utf-8")
-    assert "| rows.jsonl | rows | 43 | 30 | 2 | empty |" in text.replace(str(tmp_path) + "/", "")
+    assert "| rows.jsonl | rows | 43 | 30 | 2 | empty |" in text
     assert (
         "0 topic-0, 1 topic-1, 2 topic-2, 3 topic-3, 4 topic-4, 5 topic-5 | the model | name"
         in text
@@ -106,11 +106,11 @@ def test_texts_and_their_sentences_have_accounts(tmp_path):
     texts, sentences = result.report.accounts
     assert (texts.rows, texts.read, texts.kept) == ("rows", 24, 22)
     assert [(o.reason, o.count, o.first) for o in texts.left_out] == [
-        ("empty", 1, f"{file}:2"),
-        ("without a sentence of 2 words", 1, f"{file}:3"),
+        ("empty", 1, f"{file.name}:2"),
+        ("without a sentence of 2 words", 1, f"{file.name}:3"),
     ]
     assert (sentences.rows, sentences.read, sentences.kept) == ("sentences", 23, 22)
-    assert [(o.reason, o.first) for o in sentences.left_out] == [("repeated", f"{file}:4")]
+    assert [(o.reason, o.first) for o in sentences.left_out] == [("repeated", f"{file.name}:4")]
 
 
 def test_queries_and_their_rows_have_accounts(tmp_path):
@@ -124,7 +124,7 @@ def test_queries_and_their_rows_have_accounts(tmp_path):
     )
     of_rows, of_queries = result.report.accounts
     assert (of_rows.read, of_rows.kept) == (31, 30)
-    assert [(o.reason, o.first) for o in of_rows.left_out] == [("repeated", f"{file}:31")]
+    assert [(o.reason, o.first) for o in of_rows.left_out] == [("repeated", f"{file.name}:31")]
     assert (of_queries.rows, of_queries.read, of_queries.kept) == ("queries", 30, 30)
 
 
@@ -151,7 +151,7 @@ def test_tokenised_text_has_an_account_also_from_the_cache(tmp_path, capsys):
         (account,) = result.report.accounts
         assert (account.read, account.kept) == (202, 200)
         assert [(o.reason, o.count, o.first) for o in account.left_out] == [
-            ("empty", 2, f"{file}:2")
+            ("empty", 2, f"{file.name}:2")
         ]
         line = "rows of texts.txt: 202 read, 200 kept; left out: 2 empty"
         assert capsys.readouterr().err.count(line) == 1

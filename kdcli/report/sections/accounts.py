@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from kdcli.report.schema import Classes, DataAccount, Report
 from kdcli.report.sections.evaluations import set_name
-from kdcli.report.text import ReportSection, View, filled, short
+from kdcli.report.text import ReportSection, View, filled
 from kdcli.types import NAMED_BY
 
 MOST_NAMES = 12
@@ -48,7 +48,7 @@ def _row_of_classes(classes: Classes) -> dict[str, str]:
 def _rows(account: DataAccount) -> list[dict[str, str]]:
     """Return a row with the totals of an account, and one for each reason."""
     totals = {
-        "data": short(account.source),
+        "data": account.source,
         "counted": account.rows,
         "read": f"{account.read:,}",
         "kept": f"{account.kept:,}",
