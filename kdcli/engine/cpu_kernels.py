@@ -12,11 +12,14 @@ docs/results.md has the measurements.
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from kdcli.attention import AttentionCall
 
 LEVELS = 1 << 16
 SHORT = 256
@@ -71,38 +74,21 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
     return input * keep_mask(input.shape, p, input.dtype)
 
 
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    drops = _drops(query, dropout_p)
+def _attention(*args: Any, **kwargs: Any) -> Tensor:
+    call = AttentionCall(*args, **kwargs)
+    query, key = call.query, call.key
+    drops = _drops(query, call.dropout_p)
     short = key.shape[-2] <= SHORT and query.dtype == torch.bfloat16 and query.device.type == "cpu"
     backward = torch.is_grad_enabled() and query.requires_grad
-    if is_causal or enable_gqa or not (drops or (short and backward)):
-        return F.scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-    scores = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.transpose(-1, -2)
-    if attn_mask is not None:
-        # The lowest finite number, not -inf, keeps a row without visible tokens finite.
-        low = torch.finfo(scores.dtype).min
-        scores = (
-            scores.masked_fill(~attn_mask, low)
-            if attn_mask.dtype == torch.bool
-            else scores + attn_mask
-        )
+    if call.is_causal or call.enable_gqa or not (drops or (short and backward)):
+        return F.scaled_dot_product_attention(*args, **kwargs)
+    scores = call.masked((query * call.factor) @ key.transpose(-1, -2))
     probabilities = scores.softmax(-1)
     if drops:
         probabilities = probabilities * keep_mask(
-            probabilities.shape, dropout_p, probabilities.dtype
+            probabilities.shape, call.dropout_p, probabilities.dtype
         )
-    return probabilities @ value
+    return probabilities @ call.value
 
 
 _KERNELS: Mapping[Callable[..., object], Callable[..., object]] = {

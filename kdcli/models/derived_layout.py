@@ -32,6 +32,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from kdcli.attention import AttentionCall
 from kdcli.custom_code import custom_code_allowed
 from kdcli.disk import cache_key
 from kdcli.errors import first_line
@@ -131,7 +132,7 @@ class _Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name == "scaled_dot_product_attention":
-            return self.attention(*args, **kwargs)
+            return self.attention(AttentionCall(*args, **kwargs))
         output = func(*args, **kwargs)
         if name == "softmax" and isinstance(output, Tensor):
             return self.add("softmax", args[0] if args else kwargs["input"], output=output)
@@ -140,30 +141,18 @@ class _Recorder(TorchFunctionMode):
             return self.add("product", *tensors[-2:], output=output)
         return output
 
-    def attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
+    def attention(self, call: AttentionCall) -> Tensor:
         """Compute `scaled_dot_product_attention` in the steps that are recorded."""
-        if enable_gqa:
+        query, key, value = call.query, call.key, call.value
+        if call.enable_gqa:
             groups = query.shape[1] // key.shape[1]
             key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
         across = key.transpose(-1, -2)
-        scores = self.add("product", query, across, output=query @ across)
-        scores = scores * (scale or query.shape[-1] ** -0.5)
-        if is_causal:
-            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-        if attn_mask is not None and attn_mask.dtype == torch.bool:
-            scores = scores.masked_fill(~attn_mask, torch.finfo(scores.dtype).min)
-        elif attn_mask is not None:
-            scores = scores + attn_mask
+        scores = self.add("product", query, across, output=query @ across) * call.factor
+        if call.is_causal:
+            causal = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+            call = replace(call, attn_mask=causal)
+        scores = call.masked(scores)
         weights = self.add("softmax", scores, output=scores.softmax(-1))
         return self.add("product", weights, value, output=weights @ value)
 
