@@ -102,7 +102,7 @@ def _key(module: nn.Module, options: Mapping[str, Any]) -> str:
     config = json.loads(network.model.config.to_json_string())
     kept = {k: v for k, v in config.items() if k not in NAMES and not k.startswith("kdcli_")}
     pool = network.pool
-    pooled = pool and (pool.pooling, pool.normalize, pool.tanh)
+    pooled = pool and (pool.poolings, pool.normalize, repr(pool.layers))
     shapes = tuple((name, tuple(weight.shape)) for name, weight in _weights(module).items())
     names = *options["input_names"], *options["output_names"]
     kind = type(network.model)

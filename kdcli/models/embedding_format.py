@@ -2,22 +2,22 @@
 vector.
 
 A directory of sentence-transformers lists its modules in `modules.json`: an encoder, a pooling, and
-optionally a dense layer and a normalisation. `read_format` reads the list, `save_format` writes it,
-and `Pool` computes it. The files are read here rather than by sentence-transformers, which reads
-pickled weights, replaces foreign activations and takes a second to import (docs/results.md).
+optionally dense layers, layer norms and a normalisation. `read_format` reads the list,
+`save_format` writes it, and `Pool` computes it. Layers are modules of sentence-transformers itself,
+which is imported only for them, because that takes a second.
 """
 
+import copy
 import importlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -58,22 +58,23 @@ POOLING_FOLDER = "1_Pooling"
 POOLS = {"Transformer": True, "StaticEmbedding": False}
 """First module of a model -> whether a module that pools follows."""
 POOLING_KEYS = {
-    "mean": "mean_tokens",
     "cls": "cls_token",
-    "last": "lasttoken",
     "max": "max_tokens",
+    "mean": "mean_tokens",
     "mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "weightedmean": "weightedmean_tokens",
+    "last": "lasttoken",
 }
-"""Name of a pooling -> the suffix of its key in 1_Pooling/config.json."""
+"""Name of a pooling -> the suffix of its key in 1_Pooling/config.json, in the order in which
+sentence-transformers joins the vectors of several poolings."""
 MODES = {"lasttoken" if name == "last" else name: name for name in POOLING_KEYS}
 """Name of a pooling in sentence-transformers -> its name here."""
 FLAGS = {f"pooling_mode_{POOLING_KEYS[name]}": mode for mode, name in MODES.items()}
-FLAGS |= {"pooling_mode_weightedmean_tokens": "weightedmean"}
 """Keys of 1_Pooling/config.json that earlier versions wrote -> the name of their pooling."""
 READ: tuple[object, ...] = ()
 """Stands for all values of a setting, because kdcli obeys the setting."""
-INPUT = ("sentence_embedding",)
-TEXT = (None, *INPUT)
+INPUT = "sentence_embedding"
+"""Name of the vectors between two modules of sentence-transformers."""
 GENERAL_SETTINGS = dict.fromkeys(
     (
         "__version__",
@@ -89,15 +90,18 @@ POOLING_SETTINGS = dict.fromkeys(
     ("word_embedding_dimension", "embedding_dimension", "pooling_mode", "include_prompt", *FLAGS),
     READ,
 )
-NORMALIZE_SETTINGS = {"module_input_name": INPUT, "module_output_name": TEXT}
-ACTIVATIONS = ("torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity")
-DENSE_SETTINGS = {
-    **dict.fromkeys(("in_features", "out_features", "bias"), READ),
-    "activation_function": ACTIVATIONS,
-    "module_input_name": INPUT,
-    "module_output_name": TEXT,
-    "use_residual": (False,),
+LAYER_SETTINGS: dict[str, dict[str, Sequence[object]]] = {
+    "Dense": {
+        **dict.fromkeys(("in_features", "out_features", "bias", "use_residual"), READ),
+        "activation_function": READ,
+        "module_input_name": (INPUT,),
+        "module_output_name": (None, INPUT),
+    },
+    "LayerNorm": {"dimension": READ},
+    "Normalize": {"module_input_name": (INPUT,), "module_output_name": (None, INPUT)},
+    "Dropout": {"dropout": READ},
 }
+"""Modules that may follow the pooling -> their settings."""
 LOADING = {
     f"{part}_{suffix}": file
     for suffix in ("args", "kwargs")
@@ -138,18 +142,14 @@ PROCESSING_SETTINGS: dict[str, Sequence[object]] = {
     "padding": (True, "longest"),
     "return_tensors": ("pt",),
 }
+LAYER_ERRORS = (
+    *(SafetensorError, RuntimeError, ImportError, AttributeError),
+    *(TypeError, ValueError, KeyError),
+)
+"""What sentence-transformers raises for the files of a layer that it cannot load."""
 CHOICES = ("mean", "cls", "last")
 """Poolings that `--pooling` accepts."""
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
-
-
-class DenseLayer(NamedTuple):
-    """A linear layer after the pooling: weight [out, in], bias [out], and whether a tanh
-    follows."""
-
-    weight: Tensor
-    bias: Tensor | None
-    tanh: bool
 
 
 @dataclass(frozen=True)
@@ -157,9 +157,9 @@ class EmbeddingFormat:
     """How an embedding model turns token states into vectors, and how its vectors are used.
 
     Attributes:
-        pooling: A key of `POOLING_KEYS`.
+        pooling: A key of `POOLING_KEYS`, or several joined by "+".
         normalize: Whether vectors have length 1.
-        dense: The dense layer after the pooling, or None.
+        layers: Modules of sentence-transformers between the pooling and the normalisation.
         prompts: name -> text that is put before a text.
         default_prompt: Name of the prompt of texts that are neither queries nor documents.
         similarity: One of `SIMILARITIES`.
@@ -171,7 +171,7 @@ class EmbeddingFormat:
 
     pooling: str = "mean"
     normalize: bool = True
-    dense: DenseLayer | None = None
+    layers: tuple[nn.Module, ...] = ()
     prompts: dict[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
     similarity: str = "cosine"
@@ -179,9 +179,16 @@ class EmbeddingFormat:
     prompt_counts: bool = True
     truncate_dim: int | None = None
 
+    @property
+    def poolings(self) -> list[str]:
+        """The keys of `POOLING_KEYS` whose vectors are joined."""
+        return self.pooling.split("+")
+
     def width(self, hidden: int) -> int:
         """Return the width of the vectors for an encoder of width `hidden`."""
-        width = hidden if self.dense is None else len(self.dense.weight)
+        width = hidden * len(self.poolings)
+        for layer in self.layers:
+            width = getattr(layer, "out_features", width)
         return min(width, self.truncate_dim or width)
 
 
@@ -193,15 +200,9 @@ class Pool(nn.Module):
 
     def __init__(self, fmt: EmbeddingFormat) -> None:
         super().__init__()
-        self.pooling, self.normalize = fmt.pooling, fmt.normalize
+        self.poolings, self.normalize = fmt.poolings, fmt.normalize
         self.truncate_dim = fmt.truncate_dim
-        self.dense: nn.Linear | None = None
-        self.tanh = False
-        if fmt.dense is not None:
-            weight, bias, self.tanh = fmt.dense
-            self.dense = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
-            tensors = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-            self.dense.load_state_dict(tensors)
+        self.layers = nn.Sequential(*copy.deepcopy(fmt.layers))
 
     def forward(self, states_BLD: Tensor, mask_BL: Tensor | None) -> Tensor:
         with torch.autocast(states_BLD.device.type, enabled=False):
@@ -209,37 +210,30 @@ class Pool(nn.Module):
 
     def compute(self, states_BLD: Tensor, mask_BL: Tensor | None) -> Tensor:
         """Compute vectors from float32 states, without autocast, which no exporter records."""
-        x_BE = self._pooled(states_BLD, mask_BL)
-        if self.dense is not None:
-            x_BE = F.linear(x_BE, self.dense.weight.float(), self.dense.bias)
-            x_BE = x_BE.tanh() if self.tanh else x_BE
+        if mask_BL is None:
+            mask_BL = states_BLD.new_ones(states_BLD.shape[:2])
+        pooled = [self._pooled(name, states_BLD, mask_BL) for name in self.poolings]
+        joined_BE = torch.cat(pooled, -1) if len(pooled) > 1 else pooled[0]
+        x_BE: Tensor = self.layers({INPUT: joined_BE})[INPUT]
         x_BE = F.normalize(x_BE, dim=-1) if self.normalize else x_BE
         return x_BE if self.truncate_dim is None else x_BE[:, : self.truncate_dim]
 
-    def _pooled(self, x_BLD: Tensor, mask_BL: Tensor | None) -> Tensor:
-        if mask_BL is None:
-            real_BL1 = x_BLD.new_ones(*x_BLD.shape[:2], 1)
-        else:
-            real_BL1 = mask_BL[..., None].to(x_BLD.dtype)
-        if self.pooling == "cls":
+    def _pooled(self, pooling: str, x_BLD: Tensor, mask_BL: Tensor) -> Tensor:
+        real_BL1 = mask_BL[..., None].to(x_BLD.dtype)
+        if pooling == "cls":
             # Take the first real token, because some tokenizers pad on the left.
             return x_BLD[torch.arange(len(x_BLD), device=x_BLD.device), real_BL1[..., 0].argmax(1)]
-        if self.pooling == "last":
+        if pooling == "last":
             last_B = x_BLD.shape[1] - 1 - real_BL1[..., 0].flip(1).argmax(1)
             return x_BLD[torch.arange(len(x_BLD), device=x_BLD.device), last_B]
-        if self.pooling == "max":
+        if pooling == "max":
             return x_BLD.masked_fill(real_BL1 == 0, -1e9).amax(1)
+        if pooling == "weightedmean":
+            # The first real token has the weight 1, the second the weight 2, and so on.
+            real_BL1 = real_BL1.cumsum(1) * real_BL1
         counts_B1 = real_BL1.sum(1).clamp(min=1e-9)
-        divisor_B1 = counts_B1 if self.pooling == "mean" else counts_B1.sqrt()
+        divisor_B1 = counts_B1.sqrt() if pooling == "mean_sqrt_len_tokens" else counts_B1
         return (x_BLD * real_BL1).sum(1) / divisor_B1
-
-    @property
-    def format_of_dense(self) -> DenseLayer | None:
-        """The dense layer, in the form that `EmbeddingFormat` has."""
-        if self.dense is None:
-            return None
-        bias = None if self.dense.bias is None else self.dense.bias.detach().cpu().float()
-        return DenseLayer(self.dense.weight.detach().cpu().float(), bias, self.tanh)
 
 
 def read_format(source: str) -> EmbeddingFormat | None:
@@ -275,13 +269,9 @@ def read_format(source: str) -> EmbeddingFormat | None:
             raise _not_computed(source, f"its modules are {', '.join(map(module_kind, modules))}")
         if kind == "Pooling":
             fmt = _with_pooling(fmt, source, f"{path}/{CONFIG_FILE}")
-        elif kind == "Dense" and fmt.dense is None and not fmt.normalize:
-            fmt = replace(fmt, dense=_dense(source, path))
-        elif kind == "Normalize":
-            name = f"{path}/{CONFIG_FILE}"
-            check_settings(source, name, json_file(source, name) or {}, NORMALIZE_SETTINGS)
-            fmt = replace(fmt, normalize=True)
-        elif place > pools:
+        elif place and kind in LAYER_SETTINGS:
+            fmt = _with_layer(fmt, source, kind, path)
+        elif place:
             raise _not_computed(source, f"module {place} is {kind or 'unnamed'}")
     width = general.get("truncate_dim")
     if width is not None and (type(width) is not int or width < 1):
@@ -457,11 +447,7 @@ def format_for(
         if pooling not in (None, fmt.pooling):
             hint = f"omit --pooling, or delete {MODULES_FILE} from a copy of the model"
             raise UsageError(f"{source} pools by {fmt.pooling}, not by {pooling}", hint)
-        if fmt.dense is not None and fmt.dense.weight.shape[1] != config.hidden_size:
-            raise UsageError(
-                f"the dense layer of {source} takes vectors of width {fmt.dense.weight.shape[1]}, "
-                f"but its encoder has width {config.hidden_size}"
-            )
+        _check_widths(source, fmt, config.hidden_size)
         norm = ", normalised" if fmt.normalize else ""
         return fmt, f"{fmt.pooling} pooling{norm}, as its {MODULES_FILE} says"
     if pooling is not None:
@@ -537,17 +523,25 @@ def save_format(fmt: EmbeddingFormat, hidden: int, folder: Path, *, static: bool
     They have the form that all versions of the library can read.
     """
     modules = {"": "StaticEmbedding"} if static else {"": "Transformer", POOLING_FOLDER: "Pooling"}
-    dense, normalize = (f"{len(modules)}_Dense", f"{len(modules) + bool(fmt.dense)}_Normalize")
-    modules |= {dense: "Dense"} if fmt.dense else {}
-    modules |= {normalize: "Normalize"} if fmt.normalize else {}
+    layers = {f"{n}_{type(x).__name__}": x for n, x in enumerate(fmt.layers, len(modules))}
+    modules |= {path: path.partition("_")[2] for path in layers}
+    modules |= {f"{len(modules)}_Normalize": "Normalize"} if fmt.normalize else {}
     for path in modules:
         with disk_errors(folder / path):
             (folder / path).mkdir(exist_ok=True)
-    if fmt.dense is not None:
-        write_dense(fmt.dense, folder / dense)
+    for path, layer in layers.items():
+        save_layer(layer, folder / path)
     files: dict[str, object] = {}
     if not static:
-        flags = {f"pooling_mode_{key}": name == fmt.pooling for name, key in POOLING_KEYS.items()}
+        flags: dict[str, object] = {
+            flag: MODES[mode] in fmt.poolings for flag, mode in FLAGS.items()
+        }
+        if fmt.poolings != [name for name in POOLING_KEYS if name in fmt.poolings]:
+            flags = {
+                "pooling_mode": [
+                    mode for name in fmt.poolings for mode in MODES if MODES[mode] == name
+                ]
+            }
         files[f"{POOLING_FOLDER}/config.json"] = {
             "word_embedding_dimension": hidden,
             **flags,
@@ -577,21 +571,36 @@ def module_list(modules: Mapping[str, str]) -> list[dict[str, object]]:
     ]
 
 
-def write_dense(dense: DenseLayer, folder: Path) -> None:
-    """Write a dense layer as a module of sentence-transformers."""
-    tensors = {"linear.weight": dense.weight.contiguous()}
-    if dense.bias is not None:
-        tensors["linear.bias"] = dense.bias
-    config = {
-        "in_features": dense.weight.shape[1],
-        "out_features": dense.weight.shape[0],
-        "bias": dense.bias is not None,
-        "activation_function": ACTIVATIONS[not dense.tanh],
-    }
+def dense_layer(
+    weight: Tensor, bias: Tensor | None = None, activation: str = "Identity"
+) -> nn.Module:
+    """Return a dense layer of sentence-transformers.
+
+    Args:
+        weight: Its matrix, [out, in].
+        bias: Its bias, [out].
+        activation: The class of its activation in `torch.nn`.
+    """
+    layer: nn.Module = _library_class("Dense")(
+        weight.shape[1],
+        weight.shape[0],
+        bias=bias is not None,
+        activation_function=getattr(nn, activation)(),
+        init_weight=weight,
+        init_bias=bias,
+    )
+    return layer
+
+
+def save_layer(layer: Any, folder: Path) -> None:
+    """Save a module of sentence-transformers, without settings that its first versions lack."""
     with disk_errors(folder):
         folder.mkdir(exist_ok=True)
-    write_atomic(folder / "model.safetensors", save(tensors))
-    write_atomic(folder / "config.json", json.dumps(config, indent=2))
+        layer.save(str(folder))
+        settings = read_json(folder / CONFIG_FILE)
+        for name in ("module_input_name", "module_output_name"):
+            settings.pop(name, None)
+        write_atomic(folder / CONFIG_FILE, json.dumps(settings, indent=2))
 
 
 def json_file(source: str, name: str, kind: type = dict) -> Any:
@@ -623,44 +632,67 @@ def _pooling(source: str, settings: Mapping[str, object]) -> str:
         # sentence-transformers pools by the mean if no flag is on.
         modes = [mode for flag, mode in FLAGS.items() if settings.get(flag)] or ["mean"]
     modes = list(map(str, modes if isinstance(modes, list) else [modes]))
-    if len(modes) != 1 or modes[0] not in MODES:
+    if not modes or not set(modes) <= MODES.keys():
         raise _not_computed(source, f"it pools by {' and '.join(modes) or 'nothing'}")
-    return MODES[modes[0]]
+    return "+".join(MODES[mode] for mode in modes)
 
 
-def _dense(source: str, path: str) -> DenseLayer:
-    settings = _required(source, f"{path}/{CONFIG_FILE}")
-    check_settings(source, f"{path}/{CONFIG_FILE}", settings, DENSE_SETTINGS)
+def _with_layer(fmt: EmbeddingFormat, source: str, kind: str, path: str) -> EmbeddingFormat:
+    """Return the format with a module that follows the pooling."""
+    name = f"{path}/{CONFIG_FILE}"
+    settings = json_file(source, name) or {}
+    check_settings(source, name, settings, LAYER_SETTINGS[kind])
+    if kind == "Dropout":
+        # No text is encoded with dropout.
+        return fmt
+    if fmt.normalize:
+        # A normalisation that is not the last module is a layer.
+        fmt = replace(fmt, normalize=False, layers=(*fmt.layers, _library_class("Normalize")()))
+    if kind == "Normalize":
+        return replace(fmt, normalize=True)
+    activation = str(settings.get("activation_function", "torch."))
+    if not activation.startswith("torch."):
+        raise UsageError(
+            f"{source}/{name}: kdcli cannot compute activation_function={activation!r}",
+            "known: the classes of torch.nn",
+        )
+    _required(source, name)
     if (file := file_beside(root_of(source), f"{path}/model.safetensors")) is None:
         raise UsageError(
             f"{source} has no {path}/model.safetensors",
-            "a dense layer is read from safetensors only",
+            "a layer is read from safetensors only",
         )
     try:
-        tensors = load(file.read_bytes())
-    except SafetensorError as error:
+        layer = _library_class(kind).load(str(file.parent)).float()
+    except LAYER_ERRORS as error:
         raise UsageError(
-            f"{file} is damaged: {error}", "copy the model again from the original directory"
-        ) from None
-    if tensors.keys() - {"linear.weight", "linear.bias"} or "linear.weight" not in tensors:
-        held = ", ".join(sorted(tensors))
-        raise UsageError(f"{file} must hold linear.weight and optionally linear.bias, not {held}")
-    declared = settings.get("out_features"), settings.get("in_features")
-    shape = tuple(tensors["linear.weight"].shape)
-    if declared != shape or settings.get("bias", True) != ("linear.bias" in tensors):
-        raise UsageError(
-            f"{file} does not fit {path}/{CONFIG_FILE}, which declares in_features={declared[1]}, "
-            f"out_features={declared[0]} and bias={settings.get('bias', True)}",
+            f"sentence-transformers cannot load {file.parent}: {one_line(error)}",
             "copy both files again from the original directory",
-        )
-    bias = tensors["linear.bias"].float() if "linear.bias" in tensors else None
-    tanh = settings.get("activation_function", ACTIVATIONS[0]) == ACTIVATIONS[0]
-    return DenseLayer(tensors["linear.weight"].float(), bias, tanh)
+        ) from None
+    return replace(fmt, layers=(*fmt.layers, layer))
+
+
+def _library_class(name: str) -> Any:
+    """Return the class of a module of sentence-transformers, which takes a second to import."""
+    return getattr(importlib.import_module("sentence_transformers.models"), name)
+
+
+def _check_widths(source: str, fmt: EmbeddingFormat, hidden: int) -> None:
+    """Check that each layer takes vectors of the width that the module before it gives."""
+    width = hidden * len(fmt.poolings)
+    for layer in fmt.layers:
+        takes = getattr(layer, "in_features", getattr(layer, "dimension", width))
+        if takes != width:
+            raise UsageError(
+                f"the {type(layer).__name__} of {source} takes vectors of width {takes}, but "
+                f"those before it have width {width}"
+            )
+        width = getattr(layer, "out_features", width)
 
 
 def _not_computed(source: str, reason: str, hint: str | None = None) -> UsageError:
     poolings = ", ".join(MODES)
     return UsageError(
         f"{source} is an embedding model that kdcli cannot compute: {reason}",
-        hint or f"supported: an encoder, a pooling ({poolings}), at most one Dense, Normalize",
+        hint or f"supported: an encoder, a pooling ({poolings}), {', '.join(LAYER_SETTINGS)}",
     )

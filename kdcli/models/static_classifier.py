@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from kdcli.models.embedding_format import DenseLayer, module_list, write_dense
+from kdcli.models.embedding_format import dense_layer, module_list, save_layer
 from kdcli.models.files import MODULES_FILE
 from kdcli.models.static import StaticConfig, StaticModel
 
@@ -73,8 +73,10 @@ class StaticForSequenceClassification(PreTrainedModel):  # type: ignore[misc]
         own = self.state_dict() if state_dict is None else state_dict
         tensors = {name.removeprefix("static."): x for name, x in own.items()}
         super().save_pretrained(folder, state_dict=tensors, **settings)
-        for number, (layer, tanh) in enumerate((("hidden", True), ("classifier", False)), 1):
+        for number, (layer, activation) in enumerate(
+            (("hidden", "Tanh"), ("classifier", "Identity")), 1
+        ):
             weight, bias = (own[f"{layer}.{part}"].cpu().float() for part in ("weight", "bias"))
-            write_dense(DenseLayer(weight, bias, tanh), Path(folder) / f"{number}_Dense")
+            save_layer(dense_layer(weight, bias, activation), Path(folder) / f"{number}_Dense")
         modules = module_list({"": "StaticEmbedding", "1_Dense": "Dense", "2_Dense": "Dense"})
         (Path(folder) / MODULES_FILE).write_text(json.dumps(modules, indent=2), "utf-8")

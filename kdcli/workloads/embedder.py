@@ -122,16 +122,12 @@ class Embedder(Model):
     @property
     def fingerprint(self) -> str:
         """Hash of everything that the vectors depend on, except the texts and their prompts."""
-        dense = (
-            []
-            if self.format.dense is None
-            else [t.numpy().tobytes() for t in self.format.dense[:2] if t is not None]
-        )
-        settings = replace(self.format, dense=None, prompts={}, default_prompt=None)
+        layers = [x for layer in self.format.layers for x in layer.state_dict().values()]
+        settings = replace(self.format, prompts={}, default_prompt=None)
         return cache_key(
             weights_hash(self.model),
             repr(settings),
-            [hashlib.sha256(part).hexdigest() for part in dense],
+            [hashlib.sha256(x.numpy().tobytes()).hexdigest() for x in layers],
         )
 
     def captured(self) -> Capture:

@@ -256,11 +256,14 @@ OBEYED = {
         "requirements": [{"torch": ">=1"}],
     },
     ("embedder", POOLING): {
-        "pooling_mode": ["cls", "lasttoken", "max", ["cls"], GONE],
+        "pooling_mode": ["cls", "lasttoken", "max", "weightedmean", ["cls"], GONE],
         "pooling_mode_cls_token": [True],
     },
     ("embedder", "2_Dense/config.json"): {
-        "activation_function": ["torch.nn.modules.linear.Identity", GONE]
+        "activation_function": [
+            *("torch.nn.modules.linear.Identity", "torch.nn.modules.activation.ReLU", GONE),
+            *("torch.nn.modules.activation.GELU", "torch.nn.SiLU"),
+        ]
     },
     ("embedder", "modules.json"): {"1/type": ["sentence_transformers.models.Pooling"]},
     ("scorer", PROMPTS): {
@@ -375,12 +378,12 @@ REFUSED = {
         "no_such_setting": [1],
     },
     ("embedder", POOLING): {
-        "pooling_mode": ["weightedmean", "last", "mean_tokens", ["cls", "mean"], [], None],
+        "pooling_mode": ["last", "mean_tokens", ["cls", "mean"], [], None],
         "include_prompt": [False],
         "no_such_setting": [1],
     },
     ("embedder", "2_Dense/config.json"): {
-        "activation_function": ["torch.nn.modules.activation.ReLU", "mine.Tanh"],
+        "activation_function": ["torch.nn.functional.tanh", "torch.nn.NoSuch", "mine.Tanh", 5],
         "bias": [False],
         "in_features": [8],
         "out_features": [8],

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from kdcli.cli import app
 from kdcli.engine.run_dir import RunDir
-from kdcli.models.embedding_format import DenseLayer, EmbeddingFormat, save_embedder
+from kdcli.models.embedding_format import EmbeddingFormat, dense_layer, save_embedder
 from kdcli.models.load import load_encoder
 from kdcli.report.schema import Report
 
@@ -31,8 +31,8 @@ QUICK = shlex.split(
     "--set train.checkpoint_every=10 --set measure.latency=false"
 )
 NAMES = ("calm", "brisk")
-DENSE = DenseLayer(
-    torch.randn(8, 32, generator=torch.Generator().manual_seed(1)), torch.ones(8) / 7, True
+DENSE = dense_layer(
+    torch.randn(8, 32, generator=torch.Generator().manual_seed(1)), torch.ones(8) / 7, "Tanh"
 )
 FEW = 6  # words of each class: w0 ... and w20 ...
 REPORT = {"recipe.yaml", "report.json", "report.md", "report.html", "latency.csv", "log.jsonl"}

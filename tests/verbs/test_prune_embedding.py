@@ -11,11 +11,11 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModel
 
 from kdcli.deploy.sparse.mask_file import read_mask
-from kdcli.models.embedding_format import DenseLayer, EmbeddingFormat
+from kdcli.models.embedding_format import EmbeddingFormat, dense_layer
 from kdcli.models.training_rows import training_rows, write_training_rows
 
-DENSE = DenseLayer(torch.randn(8, 32, generator=torch.Generator().manual_seed(1)), None, False)
-FORMAT = EmbeddingFormat("cls", dense=DENSE, prompts={"query": "w30 "}, max_length=20)
+DENSE = dense_layer(torch.randn(8, 32, generator=torch.Generator().manual_seed(1)))
+FORMAT = EmbeddingFormat("cls", layers=(DENSE,), prompts={"query": "w30 "}, max_length=20)
 TEXTS = ["w1 w2 w3", "w4 w9", "w5 w6 w7 w8 w9 w10 w11"]
 QUICK = shlex.split(
     "--task embedding --max-steps 6 --batch-size 8 --dtype fp32 "

@@ -7,7 +7,7 @@ import torch
 from own_files import refused, succeeds
 from sentence_transformers import SentenceTransformer
 
-from kdcli.models.embedding_format import DenseLayer, EmbeddingFormat
+from kdcli.models.embedding_format import EmbeddingFormat, dense_layer
 
 TEXTS = ["w1 w2", "w3 w4 w5"]
 
@@ -38,7 +38,7 @@ def test_queries_are_encoded_by_the_student_and_documents_by_the_teacher(given, 
 
 
 def test_a_student_keeps_its_teachers_dense_layer(given, tmp_path):
-    fmt = EmbeddingFormat("mean", dense=DenseLayer(torch.eye(32)[:8], None, False))
+    fmt = EmbeddingFormat("mean", layers=(dense_layer(torch.eye(32)[:8]),))
     given[1] = own_files.embedder(tmp_path / "dense", fmt, base=tmp_path / "base")
     succeeds(*given, "--to", "2x32", "-o", tmp_path / "out")
     both = SentenceTransformer(str(tmp_path / "out" / "router"), device="cpu")

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from kdcli.deploy.predict import Predictor
-from kdcli.models.embedding_format import DenseLayer, EmbeddingFormat
+from kdcli.models.embedding_format import EmbeddingFormat, dense_layer
 from kdcli.run.context import cpu_session
 from kdcli.workloads.embedder import Embedder
 
@@ -140,8 +140,8 @@ def test_special_tokens_of_a_published_model_do_not_count(student, teacher, tmp_
 
 def test_the_width_is_that_of_the_teachers_vectors(teacher, texts, tmp_path):
     """A dense layer turns states of 32 numbers into vectors of 12."""
-    dense = DenseLayer(torch.eye(32)[:12], None, False)
-    own_files.embedder(tmp_path / "dense", EmbeddingFormat("mean", dense=dense), base=teacher)
+    dense = dense_layer(torch.eye(32)[:12])
+    own_files.embedder(tmp_path / "dense", EmbeddingFormat("mean", layers=(dense,)), base=teacher)
     given = ["distill", tmp_path / "dense", "--data", texts, "--set", "measure.latency=false"]
     assert "choose a width from 1 to 12" in refused(tmp_path, *given, "--to", "static:13")
     result = succeeds(*given, "--to", "static", "--max-steps", "0", "-o", tmp_path / "out")

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from kdcli.engine.progress import Progress
 from kdcli.engine.session import Session
-from kdcli.models.embedding_format import DenseLayer, EmbeddingFormat
+from kdcli.models.embedding_format import EmbeddingFormat, dense_layer
 from kdcli.models.reduce import components
 from kdcli.recipe.methods import own_settings
 from kdcli.targets.targets import Vectors
@@ -60,14 +60,14 @@ def is_foreign(recipe: DistillRecipe, origin: Embedder) -> bool:
     if vector_settings(recipe).vectors is not None or recipe.student.source is not None:
         return True
     # The dense layer of the first of several teachers leads to its own vectors alone.
-    return bool(recipe.more_teachers) and origin.format.dense is not None
+    return bool(recipe.more_teachers) and bool(origin.format.layers)
 
 
 def student_format(recipe: DistillRecipe, origin: Embedder, to: ModelShape) -> EmbeddingFormat:
     """Return how a student with layers makes vectors, before it gets a dense layer of its own."""
     other_space = is_foreign(recipe, origin) or recipe.loss.get("dimensions")
     if to.hidden != origin.shape.hidden or other_space:
-        return replace(origin.format, dense=None, truncate_dim=None)
+        return replace(origin.format, layers=(), truncate_dim=None)
     return origin.format
 
 
@@ -118,7 +118,7 @@ class VectorSpace:
             return fmt, basis_ED @ rotation_ED
         # If the components will be cut, or the space is another model's, the targets must not be
         # rotated. A dense layer rotates the student's vectors instead.
-        return replace(fmt, dense=DenseLayer(torch.from_numpy(rotation_ED), None, False)), basis_ED
+        return replace(fmt, layers=(dense_layer(torch.from_numpy(rotation_ED)),)), basis_ED
 
     def of_static(self, to: ModelShape) -> tuple[EmbeddingFormat, Array | None]:
         """Return how a static student makes vectors, and the basis of its targets."""
@@ -127,7 +127,7 @@ class VectorSpace:
             self.origin.format,
             pooling="mean",
             normalize=True,
-            dense=None,
+            layers=(),
             max_length=None,
             truncate_dim=None,
         )

@@ -164,7 +164,7 @@ class VectorDistillation(Distillation):
         for name, student in students.items() if self.context.is_main else ():
             pool = student.captured.pool
             assert isinstance(pool, Pool)
-            fmt = replace(formats[name], dense=pool.format_of_dense)
+            fmt = replace(formats[name], layers=tuple(copy.deepcopy(pool.layers).cpu()))
             tokenizer, folder = self.origin.tokenizer, self.model_folder(name)
             save_embedder(student.encoder, tokenizer, fmt, folder, self.rows)
             if vector_settings(self.recipe).router:
@@ -235,7 +235,7 @@ class VectorDistillation(Distillation):
             else:
                 fmt = self.origin.format
                 if planned.shape.hidden != self.origin.shape.hidden:
-                    fmt = replace(fmt, dense=None)
+                    fmt = replace(fmt, layers=())
                 copied = starts[name].eval()
                 untrained = Embedder(copied, self.origin.tokenizer, "", format=fmt)
             scored[name + UNDISTILLED] = untrained
@@ -403,7 +403,7 @@ def _origin(recipe: DistillRecipe, teacher: Embedder) -> Embedder:
         max_length = teacher.format.max_length
         if max_length is not None:
             max_length = min(max_length, origin.max_length)
-        fmt = replace(teacher.format, dense=None, max_length=max_length)
+        fmt = replace(teacher.format, layers=(), max_length=max_length)
         origin = replace(origin, format=fmt, note=f"{fmt.pooling} pooling, as its teacher has")
     Progress.log_fact(f"{source}: {origin.note}")
     return origin

@@ -116,7 +116,7 @@ class JsModel:
         if self.kind == "score" or not self.has_pipeline:
             return False
         way = self.format
-        return way is None or (way.dense is None and way.pooling in JS_POOLINGS)
+        return way is None or (not way.layers and way.pooling in JS_POOLINGS)
 
     def code(self, precision: str) -> str:
         """Return code that loads the file of a precision and runs it on example texts.
