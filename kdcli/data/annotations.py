@@ -17,6 +17,8 @@ STARTS, ENDS = ("start", "start_offset", "begin"), ("end", "end_offset")
 LABELS = ("label", "labels", "entity", "entity_group", "tag", "type")
 ANSWER = {"text", "answer_start"}
 ENTITIES = "entities"
+SPLIT_KEYS = {"columns", "index", "data"}
+PRODIGY_COLUMN, ANSWER_COLUMN, ACCEPT = "_input_hash", "answer", "accept"
 
 
 class Entity(NamedTuple):
@@ -58,6 +60,23 @@ def convert_annotations(rows: Iterable[Row], on_bad: OnBadRow) -> Iterator[Row]:
                 on_bad(error)
                 continue
         yield row
+
+
+def check_accepted(where: str, values: RowValues, label: str) -> None:
+    """Check that an annotator accepted the row in Prodigy, unless the answer is the label.
+
+    Raises:
+        BadRow: The annotator rejected or skipped the row.
+    """
+    answer = values.get(ANSWER_COLUMN, ACCEPT)
+    if label != ANSWER_COLUMN and PRODIGY_COLUMN in values and answer != ACCEPT:
+        raise BadRow(
+            where,
+            f"the annotator's answer is not '{ACCEPT}'",
+            f", but {answer!r}",
+            f"remove such rows; if the answer is the label, give --set data.columns.label="
+            f"{ANSWER_COLUMN}",
+        )
 
 
 def _are_answers(value: Any) -> bool:
@@ -234,7 +253,7 @@ def rows_of_json(name: str, values: Any) -> list[Any]:
         UsageError: There are several lists of rows, or articles have another form.
     """
     if isinstance(values, dict):
-        values = _rows_of_object(name, values)
+        values = _split_rows(values) or _rows_of_object(name, values)
     if values and all(isinstance(value, dict) and "paragraphs" in value for value in values):
         try:
             return [row for article in values for row in _questions(article)]
@@ -244,6 +263,16 @@ def rows_of_json(name: str, values: Any) -> list[Any]:
         {"text": value[0], **value[1]} if isinstance(value, list) and _is_row(value) else value
         for value in values
     ]
+
+
+def _split_rows(values: Mapping[str, Any]) -> list[Any]:
+    """Return the rows that pandas writes apart from the names of their columns."""
+    names, rows = values.get("columns"), values.get("data")
+    if not isinstance(names, list) or not isinstance(rows, list) or values.keys() - SPLIT_KEYS:
+        return []
+    if not all(isinstance(row, list) and len(row) == len(names) for row in rows):
+        return []
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def _rows_of_object(name: str, values: Mapping[str, Any]) -> list[Any]:

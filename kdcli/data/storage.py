@@ -53,8 +53,8 @@ def as_file(name: str) -> File:
 
 def base_name(file: File) -> str:
     """Return the last part of a path or URL."""
-    if isinstance(file, Path):
-        return file.name
+    if isinstance(file, Path) or "://" not in file:
+        return Path(file).name
     # A file in a zip file has the URL `zip://NAME::URL`.
     return file.split("::")[0].split("?")[0].rstrip("/").rsplit("/", 1)[-1]
 

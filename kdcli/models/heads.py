@@ -217,7 +217,19 @@ def head_of(config: PreTrainedConfig) -> Head | None:
     if kind is None or kind == "span":
         return None if kind is None else Head(kind)
     labels = tuple(str(config.id2label[i]) for i in range(config.num_labels))
+    check_distinct_labels(labels)
     return Head(kind, labels, named=not all(map(GENERIC.fullmatch, labels)))
+
+
+def check_distinct_labels(labels: Sequence[str]) -> None:
+    """Raise a UsageError if two outputs of a head have the same name."""
+    for number, name in enumerate(labels):
+        if (first := labels.index(name)) < number:
+            raise UsageError(
+                f"id2label in the model's config.json gives outputs {first} and {number} the same "
+                f"name, '{name}'",
+                "give each output a name of its own in config.json",
+            )
 
 
 def _head_name(kind: Kind) -> str:

@@ -758,6 +758,11 @@ def test_two_columns_of_a_table_have_two_names(tmp_path):
 JSON_FORMS = {
     "columns": {"text": ["a", "b"], "label": [1, 2]},
     "pandas": {"text": {"0": "a", "1": "b"}, "label": {"0": 1, "1": 2}},
+    "pandas in parts": {
+        "columns": ["text", "label"],
+        "index": [0, 1],
+        "data": [["a", 1], ["b", 2]],
+    },
     "by id": {"x": {"text": "a", "label": 1}, "y": {"text": "b", "label": 2}},
     "list": [{"text": "a", "label": 1}, {"text": "b", "label": 2}],
     "in an object": {"version": 1, "rows": [{"text": "a", "label": 1}, {"text": "b", "label": 2}]},

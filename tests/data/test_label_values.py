@@ -2,6 +2,8 @@
 
 import csv
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 from reading import read_task
@@ -150,6 +152,125 @@ def test_an_empty_list_in_a_cell_is_no_class(tmp_path, form, nothing):
 def test_names_with_separators_are_one_class_each(tmp_path, labels):
     data = read_task("own", write(tmp_path, labels * 20))
     assert (data.task.kind, set(data.task.labels)) == ("class", set(labels))
+
+
+@pytest.mark.parametrize("separator", ["/", " & ", "+", "\n", "\t"])
+def test_a_separator_that_names_may_hold_is_a_warning_with_the_way_to_lists(tmp_path, separator):
+    file = write(tmp_path, map(separator.join, SETS * 10))
+    log = []
+    data = read_task("own", file, log)
+    assert (data.task.kind, len(data.task.labels)) == ("class", len(SETS))
+    warning = f"20 labels that contain {separator.strip(' ')!r} are each read as one class; if "
+    (line,) = [line for line in log if line.startswith(warning)]
+    assert "data.columns.kind=multi" in line
+    data = read_task("own", file, training=False, columns={"kind": "multi"})
+    names = [sorted(data.task.labels[n] for n in e.label) for e in data.sets[""]]
+    assert names == SETS * 10
+
+
+def test_names_with_separators_stay_whole_among_several_labels(tmp_path):
+    labels = [["R&B"], ["R&B", "AC/DC"], ["AC/DC"], ["C++"]]
+    file = write(tmp_path, map("|".join, labels * 15))
+    assert read_task("own", file).task.labels == ("AC/DC", "C++", "R&B")
+    log = []
+    file = write(tmp_path, ["news/world", "news/local", "sport/ball", "C++"] * 15)
+    assert read_task("own", file, log).task.kind == "class"
+    assert not any("are each read as one class" in line for line in log)
+
+
+@pytest.mark.parametrize("form", [list, json.dumps, repr])
+def test_a_0_or_1_for_each_class_is_no_list_of_classes(tmp_path, form):
+    labels = [form([n % 2, int(n % 3 == 0), int(n % 5 == 0)]) for n in range(60)]
+    file = write(tmp_path, labels, "rows.jsonl")
+    with pytest.raises(UsageError, match=r"rows.jsonl:1: 'label' holds a class twice") as error:
+        read_task("own", file)
+    assert "not a 0 or 1 for each class" in error.value.hint
+
+
+def test_each_text_may_have_one_of_several_labels(tmp_path):
+    file = write(tmp_path, ["a", "b"] * 30)
+    data = read_task("own", file, columns={"kind": "multi"})
+    assert {e.label for e in data.train} == {(0,), (1,)}
+
+
+def test_equal_lists_in_strings_teach_nothing(tmp_path):
+    file = write(tmp_path, ["['a', 'b']", "['b', 'a']"] * 30)
+    with pytest.raises(UsageError, match="nothing to learn"):
+        read_task("own", file)
+
+
+def test_percentages_are_refused(tmp_path):
+    file = write(tmp_path, ["0%", "50 %", "99.5%"] * 20)
+    with pytest.raises(UsageError, match=r"train.csv:2: the label '0%' in 'label' may be a number"):
+        read_task("own", file)
+    assert read_task("own", file, columns={"kind": "class"}).task.kind == "class"
+
+
+# A head with one output cannot tell which of two labels its output stands for.
+DETECTOR = Head("score", ("spam",))
+TWO_LABELS = ([0, 1], ["0", "1"], [0.0, 1.0], [-1, 1], ["ham", "spam"], [True, False])
+
+
+@pytest.mark.parametrize("head", [DETECTOR, Head("score"), Head("multi", ("spam",))])
+@pytest.mark.parametrize("labels", TWO_LABELS, ids=repr)
+def test_one_output_does_not_decide_between_two_labels(tmp_path, labels, head):
+    file = write(tmp_path, labels * 30, "rows.jsonl")
+    places = rf"two labels: .* \({file}:1\) and .* \({file}:2\)"
+    for training in (True, False):
+        with pytest.raises(UsageError, match=places) as error:
+            read_task("own", file, training=training, head=head)
+        assert ('[] or ["spam"]' in error.value.hint) == bool(head.labels)
+        assert ("data.columns.kind=score" in error.value.hint) == (head.kind == "score")
+
+
+def test_a_detector_decides_what_lists_hold_and_scores_what_numbers_say(tmp_path):
+    lists = write(tmp_path, [[], ["spam"]] * 30, "lists.jsonl")
+    task = read_task("own", lists, training=False, head=DETECTOR).task
+    assert (task.kind, task.labels) == ("multi", ("spam",))
+    numbers = write(tmp_path, [0, 1] * 30, "numbers.jsonl")
+    as_score = {"columns": {"kind": "score"}, "training": False, "head": DETECTOR}
+    assert read_task("own", numbers, **as_score).task.kind == "score"
+
+
+def test_two_outputs_with_one_name_are_refused(tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(Path(kdcli.__file__).parent / "data" / "demo_classifier", model)
+    config = json.loads((model / "config.json").read_text("utf-8"))
+    config["id2label"]["2"] = "topic-0"
+    (model / "config.json").write_text(json.dumps(config), "utf-8")
+    file = write(tmp_path, ["topic-0", "topic-1"] * 30)
+    with pytest.raises(UsageError, match="outputs 0 and 2 the same name, 'topic-0'") as error:
+        kdcli.evaluate(model, data=file, config=QUIET, output_dir=tmp_path / "out")
+    assert "config.json" in error.value.hint
+    assert not (tmp_path / "out").exists()
+
+
+def test_rows_that_an_annotator_did_not_accept_are_bad(tmp_path):
+    answers = ["accept", "reject", "ignore"]
+    rows = [
+        {"text": f"words {n}", "label": "ab"[n // 3 % 2], "answer": answers[n % 3]}
+        for n in range(60)
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(json.dumps(row | {"_input_hash": 7}) for row in rows), "utf-8")
+    with pytest.raises(UsageError, match="40 of 60 rows cannot be used") as error:
+        read_task("own", file)
+    assert f"{file}:2: the annotator's answer is not 'accept', but 'reject'" in error.value.message
+    data = read_task("own", file, training=False, skip_bad=True)
+    assert len(data.sets[""]) == 20
+    columns = {"label": "answer"}
+    assert read_task("own", file, columns=columns).task.labels == ("accept", "ignore", "reject")
+    file.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    assert len(read_task("own", file, training=False).sets[""]) == 60
+
+
+def test_a_column_of_splits_is_a_warning(tmp_path):
+    rows = "".join(f"words {n},{'ab'[n % 2]},{('Train', 'dev')[n % 3 == 0]}\n" for n in range(60))
+    file = tmp_path / "rows.csv"
+    file.write_text(f"text,label,part\n{rows}", "utf-8")
+    log = []
+    read_task("own", file, log)
+    assert any(line.startswith("column 'part' holds dev, Train, but all rows are") for line in log)
 
 
 def test_the_kind_decides_whether_a_cell_is_a_list(tmp_path):

@@ -12,6 +12,7 @@ from kdcli.data.class_names import ClassName
 from kdcli.data.labelled.label_values import number_of
 from kdcli.data.readers import format_of
 from kdcli.data.rows import Row, columns_in, names_in
+from kdcli.data.sources import SPLIT
 from kdcli.data.storage import base_name
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.types import Head, Kind
@@ -223,6 +224,19 @@ class Columns:
         """List the columns that are not used, for a message."""
         unused = [c for c in self.names if c not in used]
         return f"; unused columns: {', '.join(unused)}" if unused else ""
+
+    def describe_splits(self, *used: str) -> str | None:
+        """Return a warning if an unused column tells which split a row belongs to."""
+        for column in self.names:
+            values = dict.fromkeys(str(row.get(column)) for _, row in self.head)
+            are_splits = all(SPLIT.fullmatch(value.lower()) for value in values)
+            if column not in used and are_splits:
+                return (
+                    f"column '{column}' holds {', '.join(values)}, but all rows are read as one "
+                    "split; to divide them, save each split as a file with its name, such as "
+                    "train.csv and test.csv, and give their directory"
+                )
+        return None
 
     def longer_text(self, kind: Kind, texts: tuple[str, ...], label: str = "") -> str | None:
         """Return a warning if an unused column holds much longer text than the chosen ones.

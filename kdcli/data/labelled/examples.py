@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kdcli.data.annotations import WORD
+from kdcli.data.annotations import WORD, check_accepted
 from kdcli.data.class_names import ClassName
 from kdcli.data.labelled.label_values import (
     IGNORED_WORD,
@@ -43,6 +43,7 @@ def example_of(task: Task, row: Row, number: int, *, withheld: bool = False) -> 
         BadRow: A column is missing or has the wrong type, or the label does not belong to the task.
     """
     where, values = row
+    check_accepted(where, values, task.label)
     example_id = next((values[c] for c in IDS if values.get(c) is not None), number)
     read = _words if task.kind == "tokens" else _texts
     texts = read(task, where, values)

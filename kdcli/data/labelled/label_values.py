@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 Number = int | float | None
 """The number that a label spells, or None if it is a word."""
@@ -14,7 +15,7 @@ NO_ANSWER = frozenset(
     [
         *("n/a", "na", "none", "null", "nan", "nil", "unknown", "undefined", "-", "--", "?"),
         *("#n/a", "<na>", "<null>", "n.a.", "nat", "missing", "no label", "unlabeled"),
-        "unlabelled",
+        *("unlabelled", "todo", "tbd", "skip", "skipped"),
     ]
 )
 EMPTY_LISTS = frozenset(["none", "nil", "-", "--"])
@@ -28,7 +29,9 @@ integer."""
 IGNORED_WORD = "-100"
 """The label of words that losses ignore, in the scripts of transformers."""
 BRACKETS = "[]"
-LIST_FORMS = (BRACKETS, "|", ";", ",")
+PARTS_OF_NAMES = ("/", "&", "+", "\n", "\t")
+"""Separators that also occur in names, such as `R&B`. They count only if all parts recur."""
+LIST_FORMS = (BRACKETS, "|", ";", ",", *PARTS_OF_NAMES)
 """Forms of a list of labels in a string: in brackets, or with a separator."""
 
 # Also `array(['a'], dtype=object)` and `frozenset({'a'})`.
@@ -37,6 +40,7 @@ _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 # Spaces and hyphens within a name, but not between two digits.
 _SEPARATED = re.compile(r"(?<=[^\W\d])[\s_-]+(?=\w)|(?<=\w)[\s_-]+(?=[^\W\d])")
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+_PERCENTAGE = re.compile(r"[+-]?\d+([.,]\d+)?\s*%")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(
     r"[+-]?(([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?|nan|inf|infinity)", re.IGNORECASE
@@ -57,11 +61,18 @@ def has_decimal_comma(text: str) -> bool:
     return _DECIMAL_COMMA.fullmatch(text.strip()) is not None
 
 
+def is_percentage(text: str) -> bool:
+    """Whether a string is a number with a percent sign."""
+    return _PERCENTAGE.fullmatch(text.strip()) is not None
+
+
 def may_be_no_label(name: str) -> bool:
     """Whether a label looks like a missing one, if nothing is known of the other labels."""
     number = number_of(name)
-    return name.strip().casefold() in NO_ANSWER or (
-        number is not None and number < 0 and number in NO_LABEL_NUMBERS
+    return (
+        name.strip().casefold() in NO_ANSWER
+        or parse_list(name, BRACKETS) == []
+        or (number is not None and number < 0 and number in NO_LABEL_NUMBERS)
     )
 
 
@@ -188,7 +199,8 @@ def form_of_lists(texts: Sequence[str], *, several: bool) -> str | None:
     """Return the form in which strings list labels, or None if each string is a label.
 
     A separator counts if the labels recur: there are fewer of them than different strings, and each
-    one of a list occurs in another string too.
+    one of a list occurs in another string too. If it is known that a text has several labels, this
+    is required of `PARTS_OF_NAMES` alone; otherwise they do not count.
 
     Args:
         texts: The different strings.
@@ -201,20 +213,53 @@ def form_of_lists(texts: Sequence[str], *, several: bool) -> str | None:
     ):
         return BRACKETS
     for form in LIST_FORMS[1:]:
-        lists = [parse_list(text, form) or [] for text in texts]
-        counts = Counter(part for parts in lists for part in dict.fromkeys(parts))
-        long = [parts for parts in lists if len(parts) > 1]
-        recur = len(counts) < len(lists) and all(counts[part] > 1 for ps in long for part in ps)
-        if long and (several or recur):
+        lists = _Lists.of(texts, form)
+        in_names = form in PARTS_OF_NAMES
+        counts = several and lists.all_recur if in_names else several or lists.all_recur
+        if lists.long and counts:
             return form
     return None
 
 
 def separator_in(texts: Sequence[str]) -> str | None:
-    """Return the separator of strings that may be lists, because a part of them recurs."""
+    """Return the separator of strings that may be lists, because a part of them recurs.
+
+    Of `PARTS_OF_NAMES`, all parts recur.
+    """
     for form in LIST_FORMS[1:]:
-        lists = [parse_list(text, form) or [] for text in texts]
-        counts = Counter(part for parts in lists for part in dict.fromkeys(parts))
-        if any(len(parts) > 1 and max(map(counts.__getitem__, parts)) > 1 for parts in lists):
+        lists = _Lists.of(texts, form)
+        if lists.long and (lists.all_recur if form in PARTS_OF_NAMES else lists.some_recur):
             return form
     return None
+
+
+class _Lists(NamedTuple):
+    """Lists of labels in strings.
+
+    Attributes:
+        long: The lists of several labels.
+        counts: The number of lists of each label.
+        total: The number of all lists.
+    """
+
+    long: list[list[str]]
+    counts: Counter[str]
+    total: int
+
+    @classmethod
+    def of(cls, texts: Sequence[str], separator: str) -> "_Lists":
+        """Read different strings with a separator."""
+        lists = [parse_list(text, separator) or [] for text in texts]
+        counts = Counter(part for parts in lists for part in dict.fromkeys(parts))
+        return cls([parts for parts in lists if len(parts) > 1], counts, len(lists))
+
+    @property
+    def all_recur(self) -> bool:
+        """Whether each label of a long list is in another list, too, and there are few labels."""
+        parts = (part for parts in self.long for part in parts)
+        return len(self.counts) < self.total and all(self.counts[part] > 1 for part in parts)
+
+    @property
+    def some_recur(self) -> bool:
+        """Whether a label of a long list is in another list, too."""
+        return any(self.counts[part] > 1 for parts in self.long for part in parts)

@@ -4,15 +4,17 @@ import math
 import reprlib
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from kdcli.data.class_names import ClassName
 from kdcli.data.labelled.label_values import (
+    BRACKETS,
     IGNORED_WORD,
     NO_ANSWER,
     Number,
     form_of_lists,
     has_decimal_comma,
+    is_percentage,
     may_be_no_label,
     missing_labels,
     number_of,
@@ -22,7 +24,7 @@ from kdcli.data.labelled.label_values import (
 )
 from kdcli.data.rows import BadRow, check_encodable
 from kdcli.errors import UsageError
-from kdcli.types import Kind
+from kdcli.types import Head, Kind
 
 MAX_CLASSES = 1000
 MANY_ROWS = 50  # From this number on, labels that mostly differ are not accepted as classes.
@@ -36,6 +38,10 @@ _TYPES = {
     dict: "an object",
 }
 _LABEL_HINT = "if the label is in another column, give --set data.columns.label=NAME"
+_LIST_HINT = (
+    "list the names or numbers of the classes that apply, not a 0 or 1 for each class; for one "
+    "label per word, give the words' column (--set data.columns.words=NAME)"
+)
 
 
 class TrainingLabels:
@@ -89,17 +95,17 @@ class TrainingLabels:
         for element in label:
             self._check_type(where, element, in_list=True)
         names = [self._name(where, element) for element in label]
-        if self.kind != "tokens" and len(set(names)) < len(names):
-            raise BadRow(
-                where,
-                f"'{self.column}' holds a class twice",
-                f": {reprlib.repr(label)}",
-                "list the names or numbers of the classes that apply, not a 0 or 1 for each class; "
-                "for one label per word, give the words' column (--set data.columns.words=NAME)",
-            )
+        if self.kind != "tokens":
+            self._check_distinct(where, label, names)
         self.empty += not names
         self._first_set = frozenset(names) if self._first_set is None else self._first_set
         self._sets_differ |= self._first_set != frozenset(names)
+
+    def _check_distinct(self, where: str, label: object, names: Sequence[str]) -> None:
+        """Raise a BadRow if a label is a list that holds a name twice."""
+        if len(set(names)) < len(names):
+            detail = f": {reprlib.repr(label)}"
+            raise BadRow(where, f"'{self.column}' holds a class twice", detail, _LIST_HINT)
 
     def first_row(self, name: str) -> str:
         """Return the place of the first row with a label, which is one of the names of `decide`."""
@@ -164,6 +170,32 @@ class TrainingLabels:
             names = sorted(numbers, key=lambda name: numbers[name] or 0)
         return kind, tuple(names)
 
+    def check_outputs(self, head: Head) -> None:
+        """Check that a head with one output has no two labels to decide between.
+
+        Raises:
+            UsageError: It is unclear which label a high output stands for.
+        """
+        has_one_output = head.kind in ("score", "multi") and len(head.labels) <= 1
+        if not has_one_output or self._first_set is not None or len(self._seen) != 2:
+            return
+        (_, first_at), (_, second_at) = self._seen.values()
+        first, second = self._seen
+        hints = []
+        if head.labels:
+            name = head.labels[0] if head.named else second
+            hints.append(f'for a yes or no decision, write the label as a list, [] or ["{name}"]')
+        if head.kind == "score":
+            hints.append(
+                "to compare the output with numbers, write numbers and give --set "
+                "data.columns.kind=score"
+            )
+        raise UsageError(
+            f"the model has one output, but '{self.column}' holds two labels: {first!r} "
+            f"({first_at}) and {second!r} ({second_at})",
+            "; ".join(hints),
+        )
+
     def _split_lists(self, *, several: bool) -> bool:
         """Whether the labels are strings that list labels. If so, keep their parts instead.
 
@@ -182,27 +214,39 @@ class TrainingLabels:
                 "number with a decimal comma, or two labels",
                 "write a point instead; for several labels, give --set data.columns.kind=multi",
             )
+        if texts and self.kind is None and all(map(is_percentage, texts)):
+            raise UsageError(
+                f"{self.first_row(texts[0])}: the label '{texts[0]}' in '{self.column}' may be a "
+                "number",
+                "leave out the percent signs; for classes, give --set data.columns.kind=class",
+            )
         form = form_of_lists(texts, several=several)
         if form is None:
             separator = separator_in(texts)
             if separator is not None and not several:
+                count = sum(self._counts[text] for text in texts if separator in text)
                 self.notes.append(
-                    f"labels that contain '{separator}' are each read as one class; if they are "
-                    "lists of labels, give --set data.columns.kind=multi"
+                    f"{count:,} labels that contain {separator!r} are each read as one class; if "
+                    "they are lists of labels, give --set data.columns.kind=multi"
                 )
+            self._sets_differ = len(self._seen) > 1
             return several
         seen: dict[str, tuple[Number, str]] = {}
+        sets = set()
         for text in texts:
             where = self.first_row(text)
             parts = parse_list(text, form)
-            for part in [text] if parts is None else parts:
+            parts = [text] if parts is None else parts
+            self._check_distinct(where, text, parts)
+            sets.add(frozenset(parts))
+            for part in parts:
                 seen.setdefault(part, (number_of(part), where))
-        shown = "in brackets" if form == "[]" else f"separated by '{form}'"
+        shown = "in brackets" if form == BRACKETS else f"separated by {form!r}"
         self.notes.append(
             f"'{self.column}' holds lists of labels {shown}; if each one is a single class, give "
             "--set data.columns.kind=class"
         )
-        self._seen, self._sets_differ = seen, len(texts) > 1
+        self._seen, self._sets_differ = seen, len(sets) > 1 or len(texts) < len(self._seen)
         return True
 
     def _drop_missing(self) -> None:

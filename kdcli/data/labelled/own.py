@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from kdcli.data.annotations import check_accepted
 from kdcli.data.labelled.columns import Columns, parse_columns
 from kdcli.data.labelled.label_values import IGNORED_WORD, class_number, number_of
 from kdcli.data.labelled.labels import TrainingLabels
@@ -80,6 +81,7 @@ def own_task(
     labels = TrainingLabels(label, kind)
     for where, row in itertools.chain(first_rows, rest):
         try:
+            check_accepted(where, row, label)
             if label not in row:
                 raise BadRow(where, f"there is no column '{label}'; {columns_in(row)}")
             labels.add(where, row[label])
@@ -92,6 +94,8 @@ def own_task(
         one_is_enough=head is not None and not trains,
         of_head=head.kind if head is not None and decides else None,
     )
+    if head is not None and decides and "kind" not in columns:
+        labels.check_outputs(head)
     impossible = kind == "span" and labels.empty > 0
     log(_description(labels, kind, names, texts, label) + by_name.unused(*texts, label))
     for note in labels.notes:
@@ -124,6 +128,7 @@ def _task(
     warnings = [
         columns.longer_text(kind, texts, label),
         describe_unknown_scheme(labels) if kind == "tokens" else None,
+        columns.describe_splits(*texts, label),
     ]
     for warning in filter(None, warnings):
         log(warning)
