@@ -1,11 +1,20 @@
 """Tiny random encoders of every supported type, a tokenizer and tasks for them."""
 
+import json
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import CONFIG_MAPPING, AutoModel, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModel,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from kdcli.types import Kind, Task
 
@@ -155,3 +164,29 @@ class CountingRows:
         ids_BL = torch.as_tensor(indices)[:, None] % 50 + torch.arange(self.width)
         real_BL = torch.arange(self.width) < torch.as_tensor(indices % 7 + 1)[:, None]
         return {"input_ids": ids_BL % 55 + 3, "attention_mask": real_BL.long(), "labels": ids_BL}
+
+
+OWN_CODE_FILES = Path(__file__).parent / "own_code"
+OWN_CODE = {"pairs": "Pairs", "slopes": "Slopes", "blocks": "New"}
+"""Models with code of their own (tests/own_code), and how the names of their classes begin."""
+
+
+def write_own_code(kind: str, folder: Path, **settings: object) -> Path:
+    """Write a random model with its code and a tokenizer, as a person downloads it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in OWN_CODE_FILES.glob(f"*_{kind}.py"):
+        shutil.copy(file, folder)
+    name = OWN_CODE[kind]
+    configuration = "configuration" if (folder / f"configuration_{kind}.py").exists() else "modeling"
+    auto_map = {"AutoConfig": f"{configuration}_{kind}.{name}Config"} | {
+        auto: f"modeling_{kind}.{name}{auto.removeprefix('AutoModel') or 'Model'}"
+        for auto in ("AutoModel", "AutoModelForSequenceClassification")
+    }
+    config = {"model_type": f"{kind}_encoder", "architectures": [f"{name}Model"]} | settings
+    (folder / "config.json").write_text(json.dumps(config | {"auto_map": auto_map}), "utf-8")
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    model = AutoModel.from_config(config, trust_remote_code=True)
+    save_file(model.state_dict(), folder / "model.safetensors", {"format": "pt"})
+    tiny_tokenizer().save_pretrained(folder)
+    return folder

@@ -4,9 +4,10 @@
 after the last one.
 
 A model that supports transformers' attention interface gets the attention function `kd_capture`,
-which is sdpa that records its inputs. Other models get forward hooks on their projections. Both
-record q, k and v as the model's own softmax sees them, after any rotary embedding, and scaled so
-that attention is softmax(q·k/√K).
+which is sdpa that records its inputs. Other models get forward hooks on their projections, or are
+watched where they compute their attention (`kdcli.models.attention_products`). All of these record
+q, k and v as the model's own softmax sees them, after any rotary embedding, and scaled so that
+attention is softmax(q·k/√K).
 """
 
 import inspect
@@ -25,6 +26,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_outputs import BaseModelOutput
 
 from kdcli.errors import UsageError
+from kdcli.models.attention_products import AttentionProducts, Scores, by_head
 from kdcli.models.layout import Layout, layout_for
 from kdcli.models.modeling_unilm import mask_argument
 from kdcli.types import Batch, Needs, Signals, labelled_places
@@ -44,12 +46,20 @@ class _Recorder:
         self.signals = signals
         self.needs_logits = needs.logits or needs.masked_logits
         self.attentions = 0
+        self.scores: dict[int, Scores] = {}
+        self.with_grad = torch.is_grad_enabled()
         self.missing = {
             (kind, n) for kind in ("q", "k", "v", "hidden") for n in getattr(needs, kind)
         }
 
     def record(self, kind: str, layer: int, make: Callable[[], Tensor]) -> None:
         if (kind, layer) in self.missing:
+            if self.with_grad and not torch.is_grad_enabled():
+                raise UsageError(
+                    "the network runs its layers without gradients, as with reentrant "
+                    "checkpointing, so its signals cannot be trained",
+                    "turn gradient checkpointing off, or use use_reentrant=False",
+                )
             getattr(self.signals, kind)[layer] = make()
             self.missing.discard((kind, layer))
             if not self.missing and not self.needs_logits:
@@ -172,7 +182,9 @@ class Capture(nn.Module):
                     )
                 signals.labelled = labelled_places(batch)
                 self._hook_labelled(signals.labelled, hooks)
-            if not self.layout.interface:
+            if self.layout.products:
+                self._watch_products(recorder, hooks)
+            elif not self.layout.interface:
                 self._hook_projections(recorder, hooks)
             if not self.layout.autocast:
                 hooks.enter_context(torch.autocast(batch["input_ids"].device.type, enabled=False))
@@ -192,6 +204,16 @@ class Capture(nn.Module):
                 f"the forward pass did not reach {sorted(recorder.missing)}: check the row of "
                 f"{self.model.config.model_type} in kdcli/models/layout.py"
             )
+        for n, scores in recorder.scores.items():
+            # The captured q expects 1/√K.
+            factor = scores.scale * scores.q.shape[-1] ** 0.5
+            if isinstance(factor, Tensor) or abs(factor - 1.0) > 1e-6:
+                signals.q |= {n: signals.q[n] * factor} if n in signals.q else {}
+            rows = len(batch["input_ids"])
+            for kind in ("q", "k", "v"):
+                found = getattr(signals, kind)
+                if n in found:
+                    found[n] = by_head(found[n], scores.q, rows)
         if self.needs.pooled:
             assert self.pool is not None
             signals.pooled = self.pool(signals.hidden[self.last], signals.mask)
@@ -271,6 +293,29 @@ class Capture(nn.Module):
             return output
 
         hooks.callback(self.model.base_model.register_forward_hook(after).remove)
+
+    def _watch_products(self, recorder: _Recorder, hooks: ExitStack) -> None:
+        run = 0
+
+        def on_scores(scores: Scores) -> None:
+            recorder.scores.setdefault(run, scores)
+            recorder.record("q", run, lambda: scores.q)
+            recorder.record("k", run, lambda: scores.k)
+
+        def before(module: object, args: object) -> None:
+            nonlocal run
+            run += 1
+            products.watch(in_layer=True)
+
+        products = AttentionProducts(
+            on_scores, lambda value: recorder.record("v", run, lambda: value)
+        )
+        for layer in dict.fromkeys(self.layers):
+            hooks.callback(layer.register_forward_pre_hook(before).remove)
+            hooks.callback(
+                layer.register_forward_hook(lambda *_: products.watch(in_layer=False)).remove
+            )
+        hooks.enter_context(products)
 
     def _hook_projections(self, recorder: _Recorder, hooks: ExitStack) -> None:
         table: list[Tensor] = []

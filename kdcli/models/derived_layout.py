@@ -706,7 +706,8 @@ def _head_count(row: Layout, model: PreTrainedModel, trace: Trace) -> str:
 
 def _captured(row: Layout, model: PreTrainedModel, batch: Batch, trace: Trace) -> Layout:
     """Return the row with the way in which q, k and v can be recorded."""
-    ways = [replace(row, interface=True), replace(row, interface=False)]
+    ways = [replace(row, interface=interface) for interface in (True, False)]
+    ways.append(replace(row, interface=False, products=True))
     if row.rotary is not None:
         tables = [
             call
@@ -722,7 +723,7 @@ def _captured(row: Layout, model: PreTrainedModel, batch: Batch, trace: Trace) -
             return _compared(way, model, batch, trace)
         except NotDerivedError as reason:
             error = reason
-        except (ValueError, RuntimeError, ImportError, AttributeError) as reason:
+        except FOREIGN_ERRORS as reason:
             error = NotDerivedError(f"its q, k and v could not be recorded: {first_line(reason)}")
         finally:
             model.set_attn_implementation("eager")

@@ -44,6 +44,8 @@ class Layout:
     embeddings: tuple[str, ...] = ("embeddings.", "embeddings_project.")
     # Attention goes through transformers' attention interface; otherwise the linears are hooked.
     interface: bool = True
+    # Its q, k and v are found where its own code computes attention.
+    products: bool = False
     # Row order of a fused q/k/v linear: [3, A, K] or [A, 3, K].
     fused: Literal["blocks", "heads"] | None = None
     # Other linears whose rows are dimensions of q. Some configurations lack them.

@@ -1,0 +1,196 @@
+"""A post-norm encoder: q, k and v are three blocks of one linear, rotary embeddings of halves, and
+a packed GeGLU with the up projection first. It can leave padding out of its linears."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPooling, SequenceClassifierOutput
+
+
+class NewConfig(PreTrainedConfig):
+    model_type = "blocks_encoder"
+
+    def __init__(
+        self,
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=160,
+        type_vocab_size=1,
+        pad_token_id=0,
+        layer_norm_eps=1e-12,
+        rope_theta=10_000.0,
+        rope_scaling=None,
+        unpad_inputs=False,
+        hidden_dropout_prob=0.1,
+        attention_probs_dropout_prob=0.0,
+        classifier_dropout=None,
+        **more,
+    ):
+        super().__init__(pad_token_id=pad_token_id, **more)
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.num_hidden_layers = num_hidden_layers
+        self.num_attention_heads = num_attention_heads
+        self.intermediate_size = intermediate_size
+        self.max_position_embeddings = max_position_embeddings
+        self.type_vocab_size = type_vocab_size
+        self.layer_norm_eps = layer_norm_eps
+        self.rope_theta = rope_theta
+        self.rope_scaling = rope_scaling
+        self.unpad_inputs = unpad_inputs
+        self.hidden_dropout_prob = hidden_dropout_prob
+        self.attention_probs_dropout_prob = attention_probs_dropout_prob
+        self.classifier_dropout = classifier_dropout
+
+
+class Rotation(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        width = config.hidden_size // config.num_attention_heads
+        theta, scaling = config.rope_theta, config.rope_scaling or {"factor": 1.0}
+        speeds = (theta * scaling["factor"]) ** -(torch.arange(0, width, 2) / width)
+        speeds = speeds / scaling["factor"] ** (2 / width)
+        self.register_buffer("inv_freq", speeds, persistent=False)
+
+    def forward(self, x):
+        angles = torch.arange(x.shape[1], device=x.device)[:, None] * self.inv_freq.float()
+        angles = torch.cat([angles, angles], dim=-1)
+        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+
+class Embeddings(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        width = config.hidden_size
+        self.word_embeddings = nn.Embedding(config.vocab_size, width, config.pad_token_id)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, width)
+        self.LayerNorm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.rotary_emb = Rotation(config)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, input_ids):
+        states = self.word_embeddings(input_ids)
+        states = states + self.token_type_embeddings(torch.zeros_like(input_ids))
+        return self.dropout(self.LayerNorm(states)), self.rotary_emb(states)
+
+
+def rotate(x, turn):
+    cos, sin = (part[:, None] for part in turn)
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+class Attention(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.qkv_proj = nn.Linear(config.hidden_size, 3 * config.hidden_size)
+        self.o_proj = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, x, mask, turn, real):
+        each = self.config.hidden_size // self.config.num_attention_heads
+        parts = self.qkv_proj(x).split(self.config.hidden_size, dim=-1)
+        q, k, v = (padded(part, real).unflatten(-1, (-1, each)) for part in parts)
+        q, k = rotate(q, turn).transpose(1, 2), rotate(k, turn).transpose(1, 2)
+        dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
+        context = F.scaled_dot_product_attention(
+            q, k, v.transpose(1, 2), attn_mask=mask, dropout_p=dropout
+        )
+        context = context.transpose(1, 2).flatten(2)
+        return self.o_proj(context if real is None else context[real])
+
+
+def padded(x, real):
+    """Put the vectors of real tokens back into rows of equal length."""
+    if real is None:
+        return x
+    rows = x.new_zeros(*real.shape, x.shape[-1])
+    rows[real] = x
+    return rows
+
+
+class GatedUnits(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        width, inner = config.hidden_size, config.intermediate_size
+        self.intermediate_size = inner
+        self.up_gate_proj = nn.Linear(width, 2 * inner, bias=False)
+        self.down_proj = nn.Linear(inner, width)
+        self.hidden_dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, x):
+        up, gate = self.up_gate_proj(x).split(self.intermediate_size, dim=-1)
+        return self.down_proj(self.hidden_dropout(F.gelu(gate) * up))
+
+
+class NewLayer(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.attention = Attention(config)
+        self.mlp = GatedUnits(config)
+        self.attn_ln = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.mlp_ln = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.hidden_dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, x, mask, turn, real):
+        x = self.attn_ln(x + self.hidden_dropout(self.attention(x, mask, turn, real)))
+        return self.mlp_ln(x + self.hidden_dropout(self.mlp(x)))
+
+
+class Encoder(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.layer = nn.ModuleList(NewLayer(config) for _ in range(config.num_hidden_layers))
+
+    def forward(self, x, mask, turn, real):
+        states = [x]
+        for layer in self.layer:
+            x = layer(x, mask, turn, real)
+            states.append(x)
+        return x, states
+
+
+class NewPreTrainedModel(PreTrainedModel):
+    config_class = NewConfig
+    base_model_prefix = "new"
+    _supports_sdpa = True
+
+
+class NewModel(NewPreTrainedModel):
+    def __init__(self, config):
+        super().__init__(config)
+        self.embeddings = Embeddings(config)
+        self.encoder = Encoder(config)
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.embeddings.word_embeddings
+
+    def set_input_embeddings(self, value):
+        self.embeddings.word_embeddings = value
+
+    def forward(self, input_ids, attention_mask=None, output_hidden_states=False, **_):
+        x, turn = self.embeddings(input_ids)
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        real = mask.bool() if self.config.unpad_inputs else None
+        added = (1 - mask[:, None, None].to(x.dtype)) * torch.finfo(x.dtype).min
+        x, states = self.encoder(x if real is None else x[real], added, turn, real)
+        x, states = padded(x, real), tuple(padded(state, real) for state in states)
+        return BaseModelOutputWithPooling(x, None, states if output_hidden_states else None)
+
+
+class NewForSequenceClassification(NewPreTrainedModel):
+    def __init__(self, config):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.new = NewModel(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    def forward(self, input_ids, attention_mask=None, **_):
+        first = self.new(input_ids, attention_mask).last_hidden_state[:, 0]
+        return SequenceClassifierOutput(logits=self.classifier(first))

@@ -1,0 +1,190 @@
+"""A post-norm encoder without positions: the scores fall with the distance of two tokens, by a
+slope of each head, and the softmax is written out. The feed-forward is a gated linear unit."""
+
+import math
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOutput
+
+
+class SlopesConfig(PreTrainedConfig):
+    model_type = "slopes_encoder"
+
+    def __init__(
+        self,
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=160,
+        type_vocab_size=2,
+        pad_token_id=0,
+        layer_norm_eps=1e-12,
+        attention_probs_dropout_prob=0.1,
+        hidden_dropout_prob=0.1,
+        **more,
+    ):
+        super().__init__(pad_token_id=pad_token_id, **more)
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.num_hidden_layers = num_hidden_layers
+        self.num_attention_heads = num_attention_heads
+        self.intermediate_size = intermediate_size
+        self.max_position_embeddings = max_position_embeddings
+        self.type_vocab_size = type_vocab_size
+        self.layer_norm_eps = layer_norm_eps
+        self.attention_probs_dropout_prob = attention_probs_dropout_prob
+        self.hidden_dropout_prob = hidden_dropout_prob
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.num_attention_heads = config.num_attention_heads
+        width = config.hidden_size
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.dropout = nn.Dropout(config.attention_probs_dropout_prob)
+
+    def forward(self, x, mask, slopes):
+        q, k, v = (self.by_head(part(x)) for part in (self.query, self.key, self.value))
+        scores = torch.matmul(q, k.transpose(-1, -2)) / math.sqrt(q.shape[-1])
+        scores = scores + mask
+        weights = nn.functional.softmax(scores + slopes.to(scores.dtype), dim=-1)
+        context = torch.matmul(self.dropout(weights), v).permute(0, 2, 1, 3)
+        return context.reshape(x.shape), weights
+
+    def by_head(self, x):
+        return x.view(*x.shape[:2], self.num_attention_heads, -1).permute(0, 2, 1, 3)
+
+
+class SelfOutput(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, x, residual):
+        return self.LayerNorm(self.dropout(self.dense(x)) + residual)
+
+
+class Attention(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.self = SelfAttention(config)
+        self.output = SelfOutput(config)
+
+    def forward(self, x, mask, slopes):
+        context, weights = self.self(x, mask, slopes)
+        return self.output(context, x), weights
+
+
+class GatedUnits(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.gated_layers = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.act = nn.GELU()
+        self.wo = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, x):
+        gate, up = self.gated_layers(x).chunk(2, dim=-1)
+        return self.layernorm(x + self.wo(self.dropout(self.act(gate) * up)))
+
+
+class SlopesLayer(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.attention = Attention(config)
+        self.mlp = GatedUnits(config)
+
+    def forward(self, x, mask, slopes):
+        x, weights = self.attention(x, mask, slopes)
+        return self.mlp(x), weights
+
+
+class Embeddings(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        width = config.hidden_size
+        self.word_embeddings = nn.Embedding(config.vocab_size, width, config.pad_token_id)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, width)
+        self.LayerNorm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, input_ids, token_type_ids):
+        types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        states = self.word_embeddings(input_ids) + self.token_type_embeddings(types)
+        return self.dropout(self.LayerNorm(states))
+
+
+class Encoder(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.heads = config.num_attention_heads
+        self.layer = nn.ModuleList(SlopesLayer(config) for _ in range(config.num_hidden_layers))
+
+    def forward(self, x, mask):
+        places = torch.arange(x.shape[1], device=x.device)
+        distances = (places[:, None] - places).abs()
+        numbers = torch.arange(1, self.heads + 1, device=x.device)
+        slopes = -(2.0 ** (-8 * numbers / self.heads))[:, None, None] * distances
+        states, maps = [x], []
+        for layer in self.layer:
+            x, weights = layer(x, mask, slopes[None])
+            states.append(x)
+            maps.append(weights)
+        return x, tuple(states), tuple(maps)
+
+
+class SlopesPreTrainedModel(PreTrainedModel):
+    config_class = SlopesConfig
+    base_model_prefix = "bert"
+
+
+class SlopesModel(SlopesPreTrainedModel):
+    def __init__(self, config):
+        super().__init__(config)
+        self.embeddings = Embeddings(config)
+        self.encoder = Encoder(config)
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.embeddings.word_embeddings
+
+    def set_input_embeddings(self, value):
+        self.embeddings.word_embeddings = value
+
+    def forward(
+        self,
+        input_ids,
+        attention_mask=None,
+        token_type_ids=None,
+        output_hidden_states=False,
+        output_attentions=False,
+        **_,
+    ):
+        x = self.embeddings(input_ids, token_type_ids)
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        mask = (1 - mask[:, None, None].to(x.dtype)) * torch.finfo(x.dtype).min
+        x, states, maps = self.encoder(x, mask)
+        return BaseModelOutput(
+            x, states if output_hidden_states else None, maps if output_attentions else None
+        )
+
+
+class SlopesForSequenceClassification(SlopesPreTrainedModel):
+    def __init__(self, config):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.bert = SlopesModel(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    def forward(self, input_ids, attention_mask=None, token_type_ids=None, **_):
+        states = self.bert(input_ids, attention_mask, token_type_ids).last_hidden_state
+        return SequenceClassifierOutput(logits=self.classifier(states[:, 0]))
