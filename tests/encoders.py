@@ -177,7 +177,9 @@ def write_own_code(kind: str, folder: Path, **settings: object) -> Path:
     for file in OWN_CODE_FILES.glob(f"*_{kind}.py"):
         shutil.copy(file, folder)
     name = OWN_CODE[kind]
-    configuration = "configuration" if (folder / f"configuration_{kind}.py").exists() else "modeling"
+    configuration = (
+        "configuration" if (folder / f"configuration_{kind}.py").exists() else "modeling"
+    )
     auto_map = {"AutoConfig": f"{configuration}_{kind}.{name}Config"} | {
         auto: f"modeling_{kind}.{name}{auto.removeprefix('AutoModel') or 'Model'}"
         for auto in ("AutoModel", "AutoModelForSequenceClassification")

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from kdcli.attention import AttentionCall
 
 MULTIPLY = ("mul", "mul_", "multiply", "multiply_")
 DIVIDE = ("div", "div_", "divide", "divide_", "true_divide", "true_divide_")
@@ -63,7 +64,9 @@ class AttentionProducts(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if self.in_layer and name == "scaled_dot_product_attention":
-            self._fused(*args, **kwargs)
+            call = AttentionCall(*args, **kwargs)
+            self.on_scores(Scores(call.query, call.key, call.factor))
+            self.on_value(call.value)
             return func(*args, **kwargs)
         output = func(*args, **kwargs)
         if self.in_layer and isinstance(output, Tensor):
@@ -72,12 +75,6 @@ class AttentionProducts(TorchFunctionMode):
             else:
                 self._follow(name, args, kwargs, output)
         return output
-
-    def _fused(
-        self, query: Tensor, key: Tensor, value: Tensor, *_: Any, scale: float | None = None, **__: Any
-    ) -> None:
-        self.on_scores(Scores(query, key, query.shape[-1] ** -0.5 if scale is None else scale))
-        self.on_value(value)
 
     def _product(
         self, args: tuple[Any, ...], left: Tensor, right: Tensor, scale: float, output: Tensor
@@ -114,7 +111,7 @@ def _scaled(
     """
     if name not in MULTIPLY + DIVIDE or len(args) < 2:
         return scale
-    factor = args[1] if args[0] is scores else args[0]
+    factor: Tensor | float = args[1] if args[0] is scores else args[0]
     if isinstance(factor, Tensor) and factor.dim() > 0 and factor.shape[-2:].numel() > 1:
         return scale
     return scale * factor if name in MULTIPLY else scale / factor
@@ -144,8 +141,10 @@ def _einsum_sides(equation: str, tensors: list[Tensor]) -> tuple[Tensor, Tensor,
     left, right = names
     both = [name for name in output if name in left and name in right]
     summed = [name for name in left if name in right and name not in output]
-    rows, columns = ([name for name in side if name not in other]
-                     for side, other in ((left, right), (right, left)))
+    rows, columns = (
+        [name for name in side if name not in other]
+        for side, other in ((left, right), (right, left))
+    )
     if not len(rows) == len(columns) == len(summed) == 1:
         return None
     return (

@@ -1,13 +1,23 @@
-"""Load and save models of the classes that `modeling_*.py` define and transformers lacks."""
+"""Load and save models of classes that transformers lacks.
+
+kdcli's own `modeling_*.py` define some. Others come with a model, as code that the user trusts.
+"""
 
 import inspect
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.dynamic_module_utils import get_relative_import_files
+from transformers.initialization import no_init_weights
+from transformers.utils import TRANSFORMERS_DYNAMIC_MODULE_NAME
 
+from kdcli.custom_code import custom_code_allowed
 from kdcli.errors import UsageError
 from kdcli.models import modeling_kdcli, modeling_unilm
 
@@ -63,6 +73,19 @@ def is_custom(model: PreTrainedModel) -> bool:
     return class_named(type(model).__name__) is not None
 
 
+def runs_own_code(config: PreTrainedConfig) -> bool:
+    """Return whether a configuration's network is code that comes with the model."""
+    if any(hasattr(config, key) for key in CUSTOM_KEYS):
+        return False
+    return custom_code_allowed() and "AutoModel" in (getattr(config, "auto_map", None) or {})
+
+
+def has_own_code(thing: PreTrainedModel | PreTrainedConfig) -> bool:
+    """Return whether the class of a model or a configuration came with the model."""
+    package: str = type(thing).__module__.split(".")[0]
+    return bool(package == TRANSFORMERS_DYNAMIC_MODULE_NAME)
+
+
 def empty_model(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
     """Make a model whose tensors take no memory. Fill it with `load_tensors`."""
     with torch.device("meta"):
@@ -85,6 +108,78 @@ def load_tensors(
         if path in modules and leaf in modules[path]._buffers:
             modules[path]._buffers[leaf] = buffer
     return model.eval()
+
+
+def fill_buffers(model: PreTrainedModel) -> list[str]:
+    """Compute the buffers of own code that are not saved, such as tables of positions.
+
+    transformers builds a model without memory before it loads the weights, so these buffers are
+    empty unless the code's `_init_weights` fills them. Returns the names of those that were empty.
+    """
+    with no_init_weights(), torch.random.fork_rng(devices=[]):
+        fresh = dict(type(model)(model.config).named_modules())
+    changed = []
+    for path, module in model.named_modules():
+        for name in module._non_persistent_buffers_set:
+            own, new = module._buffers[name], fresh[path]._buffers[name]
+            if own is not None and new is not None and not torch.equal(own, new.to(own.dtype)):
+                module._buffers[name] = new
+                changed.append(f"{path}.{name}".lstrip("."))
+    return changed
+
+
+def save_network(model: PreTrainedModel, folder: Path, *, weights: bool = True) -> None:
+    """Save a model's configuration and weights, and the code of a class that transformers lacks."""
+    # Each of several processes may save its own model, but transformers writes in the first only.
+    model.should_save_on_this_rank = lambda is_main_process: True
+    if is_custom(model) and weights:
+        describe_code(model)
+        shutil.copy(code_of(model), folder)
+    if has_own_code(model):
+        _save_code(model, folder)
+    with _any_setting(model.config):
+        (model if weights else model.config).save_pretrained(folder)
+
+
+def _save_code(model: PreTrainedModel, folder: Path) -> None:
+    """Copy the code of all classes of a model, so that the directory needs no other place."""
+    named = code_of(model).parent, Path(model.config.name_or_path)
+    kept: dict[str, object] = {}
+    for auto, names in (getattr(model.config, "auto_map", None) or {}).items():
+        # A tokenizer has two names. A model of the hub's cache names its repository too.
+        local = [name and name.rpartition("--")[2] for name in _listed(names)]
+        files = [Path(f"{name.partition('.')[0]}.py") for name in local if name]
+        found = [next((p / f for p in named if (p / f).is_file()), None) for f in files]
+        if None in found:
+            # It still loads from the repository that it names, but not from nowhere.
+            kept |= {auto: names} if all("--" in name for name in _listed(names) if name) else {}
+            continue
+        kept[auto] = local if isinstance(names, list | tuple) else local[0]
+        for file in filter(None, found):
+            for part in (file, *map(Path, get_relative_import_files(file))):
+                shutil.copy(part, folder)
+    model.config.auto_map = kept
+
+
+def _listed(names: object) -> list[str | None]:
+    return list(names) if isinstance(names, list | tuple) else [str(names)]
+
+
+@contextmanager
+def _any_setting(config: PreTrainedConfig) -> Iterator[None]:
+    """Let own code have settings with the names of generation settings, such as `max_length`.
+
+    transformers would refuse to save them.
+    """
+    if not has_own_code(config):
+        yield
+        return
+    kind: Any = type(config)
+    kind._get_generation_parameters = lambda self: {}
+    try:
+        yield
+    finally:
+        del kind._get_generation_parameters
 
 
 def forget_custom_classes(config: PreTrainedConfig) -> None:

@@ -23,6 +23,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -37,7 +38,12 @@ from kdcli.custom_code import custom_code_allowed
 from kdcli.disk import cache_key
 from kdcli.errors import first_line
 from kdcli.models.capture import capture
-from kdcli.models.custom_class import forget_custom_classes
+from kdcli.models.custom_class import (
+    fill_buffers,
+    forget_custom_classes,
+    has_own_code,
+    save_network,
+)
 from kdcli.models.files import FOREIGN_ERRORS, TASK_KEY
 from kdcli.models.layout import Layout, base_class
 from kdcli.models.reduce import copy_reduced
@@ -833,8 +839,10 @@ def _check_student(row: Layout, model: PreTrainedModel, batch: Batch) -> None:
         copy_reduced(model, student, row, [1], batch, fit=False)
         own = _run(student, batch)
         with tempfile.TemporaryDirectory() as folder:
-            student.save_pretrained(folder)
+            save_network(student, Path(folder))
             again = type(model).from_pretrained(folder).eval()
+            if has_own_code(again):
+                fill_buffers(again)
         same = _close(_run(again, batch), own)
     except NotDerivedError:
         raise

@@ -15,6 +15,7 @@ from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 from kdcli.custom_code import custom_code_allowed
 from kdcli.errors import UsageError, did_you_mean
+from kdcli.models.custom_class import runs_own_code
 from kdcli.models.modeling_kdcli import layer_paths
 from kdcli.models.static import MODEL_TYPE as STATIC_TYPE
 
@@ -271,7 +272,7 @@ def layout_for(config: PreTrainedConfig) -> Layout:
     )
     if kind == STATIC_TYPE:
         return STATIC
-    if kind not in LAYOUTS:
+    if kind not in LAYOUTS or runs_own_code(config):
         return _derived(config)
     row = LAYOUTS[kind]
     if kind == "esm" and getattr(config, "position_embedding_type", None) != "rotary":

@@ -6,8 +6,8 @@ A source is a hub id, a directory, or a model inside the package: `demo` or `dem
 import functools
 import importlib.resources
 import json
+import logging
 import re
-import shutil
 import string
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -42,10 +42,12 @@ from kdcli.models.custom_class import (
     LABEL_WORDS_KEY,
     UNILM_KEY,
     class_named,
-    code_of,
-    describe_code,
+    fill_buffers,
     forget_custom_classes,
+    has_own_code,
     is_custom,
+    runs_own_code,
+    save_network,
 )
 from kdcli.models.files import (
     CONFIG_FILE,
@@ -83,6 +85,7 @@ from kdcli.models.tokenizer_files import PROBE, TOKENIZER_FILE, check_ids, check
 from kdcli.models.training_rows import NO_ROWS, training_rows, write_training_rows
 from kdcli.types import RowHashes
 
+LOG = logging.getLogger("kdcli.models")
 # The progress bars of transformers would break the ones of kdcli.
 transformers_logging.disable_progress_bar()
 
@@ -237,7 +240,7 @@ def save_model(
     if hasattr(model.config, TEMPERATURE):
         delattr(model.config, TEMPERATURE)
     with fill_dir(folder, last=CONFIG_FILE) as aside:
-        save_weights(model, aside)
+        save_network(model, aside)
         tidy_config(model, aside / CONFIG_FILE)
         save_tokenizer(tokenizer, aside, model)
         write_training_rows(aside, rows)
@@ -245,16 +248,6 @@ def save_model(
         for file in filter(Path.is_file, aside.rglob("*")):
             # safetensors creates files that only the owner can read.
             file.chmod(mode)
-
-
-def save_weights(model: PreTrainedModel, folder: Path) -> None:
-    """Save a model's configuration and weights, and the code of a custom class."""
-    # Each of several processes may save its own model, but transformers writes in the first only.
-    model.should_save_on_this_rank = lambda is_main_process: True
-    if is_custom(model):
-        describe_code(model)
-        shutil.copy(code_of(model), folder)
-    model.save_pretrained(folder)
 
 
 def tidy_config(
@@ -564,9 +557,17 @@ def load_weights(
     with suppress(*HUB_ERRORS):
         # Put the card into the cache, because models made from this one inherit its licence.
         file_of(where, MODEL_CARD, revision)
-    if config.model_type not in LAYOUTS:
+    if config.model_type not in LAYOUTS or runs_own_code(config):
         # A decoder would return a table of keys and values.
         model.config.use_cache = False
+    if has_own_code(model) and (names := fill_buffers(model)):
+        LOG.warning(
+            "transformers leaves buffers of %s empty, for example %s, because its code computes "
+            "them only when it builds the network; kdcli computes them again, but other programs "
+            "get other states from this model and from models made from it",
+            source,
+            names[0],
+        )
     _check_used(source, config, info["unexpected_keys"])
     if not is_custom(model):
         forget_custom_classes(model.config)

@@ -3,11 +3,20 @@ reload."""
 
 import pytest
 import torch
-from encoders import DERIVED, padded_batch, tiny_encoder, tiny_tokenizer
+from encoders import (
+    DERIVED,
+    OWN_CODE,
+    padded_batch,
+    tiny_encoder,
+    tiny_tokenizer,
+    write_own_code,
+)
 from transformers import AutoModel, AutoModelForSequenceClassification
 
+from kdcli.custom_code import custom_code
 from kdcli.losses import build_objective
 from kdcli.models.capture import capture, params_without_grad, prepare_teacher
+from kdcli.models.custom_class import save_network
 from kdcli.models.grammar import parse_shape
 from kdcli.models.layout import LAYOUTS, layout_for, linears
 from kdcli.models.load import load_encoder, save_model
@@ -16,7 +25,7 @@ from kdcli.types import Needs
 
 pytestmark = pytest.mark.slow
 
-TYPES = [*sorted(LAYOUTS), *DERIVED, "gemma3_text"]
+TYPES = [*sorted(LAYOUTS), *DERIVED, "gemma3_text", *OWN_CODE]
 CLOSE = {"atol": 1e-5, "rtol": 1e-4}
 
 
@@ -26,9 +35,14 @@ def needs_of(*layers: int, hidden: tuple[int, ...] = ()) -> Needs:
 
 
 @pytest.fixture(params=TYPES)
-def model(request):
+def model(request, tmp_path_factory):
     torch.manual_seed(0)
-    return tiny_encoder(request.param)
+    if request.param not in OWN_CODE:
+        yield tiny_encoder(request.param)
+        return
+    folder = write_own_code(request.param, tmp_path_factory.mktemp("own"))
+    with custom_code(allowed=True):
+        yield load_encoder(str(folder)).model
 
 
 @torch.no_grad()
@@ -201,11 +215,11 @@ def test_students_of_many_shapes_run_and_take_a_head(model, text, tmp_path):
         own = built.model.eval()(**padded_batch(model)).last_hidden_state
     assert own.isfinite().all()
     assert own.shape[-1] == shape.hidden
-    built.model.save_pretrained(tmp_path)
+    save_network(built.model, tmp_path)
     if model.config.model_type == "splinter":
         return
     headed, info = AutoModelForSequenceClassification.from_pretrained(
-        tmp_path, output_loading_info=True
+        tmp_path, output_loading_info=True, trust_remote_code=True
     )
     assert headed.eval()(**padded_batch(model)).logits.shape == (2, 2)
     assert not [
@@ -242,7 +256,7 @@ def test_one_step_lowers_the_loss_and_the_student_reloads(model, tmp_path):
     assert before > 0.01
     assert before - loss() > 1e-4
     save_model(student, tiny_tokenizer(), tmp_path)
-    again = AutoModel.from_pretrained(tmp_path).eval()
+    again = AutoModel.from_pretrained(tmp_path, trust_remote_code=True).eval()
     assert shape_of(again.config) == shape
     own = student(**batch).last_hidden_state
     torch.testing.assert_close(again(**batch).last_hidden_state, own, **CLOSE)

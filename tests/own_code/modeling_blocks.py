@@ -50,11 +50,14 @@ class NewConfig(PreTrainedConfig):
 class Rotation(nn.Module):
     def __init__(self, config):
         super().__init__()
-        width = config.hidden_size // config.num_attention_heads
-        theta, scaling = config.rope_theta, config.rope_scaling or {"factor": 1.0}
-        speeds = (theta * scaling["factor"]) ** -(torch.arange(0, width, 2) / width)
-        speeds = speeds / scaling["factor"] ** (2 / width)
-        self.register_buffer("inv_freq", speeds, persistent=False)
+        self.width = config.hidden_size // config.num_attention_heads
+        self.theta, self.scaling = config.rope_theta, config.rope_scaling or {"factor": 1.0}
+        self.register_buffer("inv_freq", self.speeds(), persistent=False)
+
+    def speeds(self):
+        factor = self.scaling["factor"]
+        speeds = (self.theta * factor) ** -(torch.arange(0, self.width, 2) / self.width)
+        return speeds / factor ** (2 / self.width)
 
     def forward(self, x):
         angles = torch.arange(x.shape[1], device=x.device)[:, None] * self.inv_freq.float()
@@ -91,11 +94,13 @@ class Attention(nn.Module):
         self.qkv_proj = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.o_proj = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, x, mask, turn, real):
+    def forward(self, x, mask, turn, real, maps=None):
         each = self.config.hidden_size // self.config.num_attention_heads
         parts = self.qkv_proj(x).split(self.config.hidden_size, dim=-1)
         q, k, v = (padded(part, real).unflatten(-1, (-1, each)) for part in parts)
         q, k = rotate(q, turn).transpose(1, 2), rotate(k, turn).transpose(1, 2)
+        if maps is not None:
+            maps.append((q @ k.transpose(-1, -2) / each**0.5 + mask).softmax(-1))
         dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
         context = F.scaled_dot_product_attention(
             q, k, v.transpose(1, 2), attn_mask=mask, dropout_p=dropout
@@ -136,8 +141,9 @@ class NewLayer(nn.Module):
         self.mlp_ln = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.hidden_dropout = nn.Dropout(config.hidden_dropout_prob)
 
-    def forward(self, x, mask, turn, real):
-        x = self.attn_ln(x + self.hidden_dropout(self.attention(x, mask, turn, real)))
+    def forward(self, x, mask, turn, real, maps=None):
+        context = self.attention(x, mask, turn, real, maps)
+        x = self.attn_ln(x + self.hidden_dropout(context))
         return self.mlp_ln(x + self.hidden_dropout(self.mlp(x)))
 
 
@@ -146,10 +152,10 @@ class Encoder(nn.Module):
         super().__init__()
         self.layer = nn.ModuleList(NewLayer(config) for _ in range(config.num_hidden_layers))
 
-    def forward(self, x, mask, turn, real):
+    def forward(self, x, mask, turn, real, maps):
         states = [x]
         for layer in self.layer:
-            x = layer(x, mask, turn, real)
+            x = layer(x, mask, turn, real, maps)
             states.append(x)
         return x, states
 
@@ -158,6 +164,11 @@ class NewPreTrainedModel(PreTrainedModel):
     config_class = NewConfig
     base_model_prefix = "new"
     _supports_sdpa = True
+
+    def _init_weights(self, module):
+        super()._init_weights(module)
+        if isinstance(module, Rotation):
+            module.inv_freq.copy_(module.speeds())
 
 
 class NewModel(NewPreTrainedModel):
@@ -173,14 +184,22 @@ class NewModel(NewPreTrainedModel):
     def set_input_embeddings(self, value):
         self.embeddings.word_embeddings = value
 
-    def forward(self, input_ids, attention_mask=None, output_hidden_states=False, **_):
+    def forward(
+        self,
+        input_ids,
+        attention_mask=None,
+        output_hidden_states=False,
+        output_attentions=False,
+        **_,
+    ):
         x, turn = self.embeddings(input_ids)
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         real = mask.bool() if self.config.unpad_inputs else None
         added = (1 - mask[:, None, None].to(x.dtype)) * torch.finfo(x.dtype).min
-        x, states = self.encoder(x if real is None else x[real], added, turn, real)
+        maps = [] if output_attentions else None
+        x, states = self.encoder(x if real is None else x[real], added, turn, real, maps)
         x, states = padded(x, real), tuple(padded(state, real) for state in states)
-        return BaseModelOutputWithPooling(x, None, states if output_hidden_states else None)
+        return BaseModelOutputWithPooling(x, None, states if output_hidden_states else None, maps)
 
 
 class NewForSequenceClassification(NewPreTrainedModel):

@@ -27,7 +27,7 @@ class PairsLayer(nn.Module):
         self.w12 = nn.Linear(width, 2 * inner, bias=False)
         self.w3 = nn.Linear(inner, width, bias=False)
 
-    def forward(self, x, mask, turns):
+    def forward(self, x, mask, turns, maps):
         rows, length, width = x.shape
         qkv = self.qkv(self.attention_norm(x)).view(rows, length, self.heads, -1)
         q, k, v = qkv.chunk(3, dim=-1)
@@ -36,6 +36,9 @@ class PairsLayer(nn.Module):
             context = flash_attn_func(q, k, v)
         else:
             q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+            if maps is not None:
+                scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+                maps.append((scores if mask is None else scores + mask).softmax(-1))
             context = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
         x = x + self.wo(context.reshape(rows, length, width))
         gate, up = self.w12(self.ffn_norm(x)).chunk(2, dim=-1)
@@ -70,7 +73,14 @@ class PairsModel(PairsPreTrainedModel):
     def set_input_embeddings(self, value):
         self.encoder = value
 
-    def forward(self, input_ids, attention_mask=None, output_hidden_states=False, **_):
+    def forward(
+        self,
+        input_ids,
+        attention_mask=None,
+        output_hidden_states=False,
+        output_attentions=False,
+        **_,
+    ):
         x, mask = self.encoder(input_ids), None
         if attention_mask is not None:
             mask = torch.zeros(attention_mask.shape, dtype=x.dtype, device=x.device)
@@ -79,12 +89,12 @@ class PairsModel(PairsPreTrainedModel):
         speeds = 10_000.0 ** -(torch.arange(half, device=x.device) / half)
         angles = torch.arange(x.shape[1], device=x.device)[:, None] * speeds
         turns = torch.polar(torch.ones_like(angles), angles)
-        states = [x]
+        states, maps = [x], [] if output_attentions else None
         for layer in self.transformer_encoder:
-            x = layer(x, mask, turns)
+            x = layer(x, mask, turns, maps)
             states.append(x)
         states[-1] = x = self.layer_norm(x)
-        return BaseModelOutput(x, tuple(states) if output_hidden_states else None)
+        return BaseModelOutput(x, tuple(states) if output_hidden_states else None, maps)
 
 
 class PairsForSequenceClassification(PairsPreTrainedModel):

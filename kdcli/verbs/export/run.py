@@ -30,7 +30,7 @@ from kdcli.engine.run_dir import lock_directory, numbered
 from kdcli.errors import UsageError
 from kdcli.models.card import describe
 from kdcli.models.cross_encoder import activation_of, set_activation
-from kdcli.models.custom_class import custom_class
+from kdcli.models.custom_class import custom_class, save_network
 from kdcli.models.embedding_format import EmbeddingFormat, Pool, read_format, save_format
 from kdcli.models.files import CONFIG_FILE
 from kdcli.models.heads import AUTO_CLASS, check_head, head_of, tokenizer_for, tuned_length
@@ -40,7 +40,6 @@ from kdcli.models.load import (
     load_weights,
     location,
     save_tokenizer,
-    save_weights,
     tidy_config,
 )
 from kdcli.models.model import TYPE_IDS, Model
@@ -210,10 +209,7 @@ def _write_rest(
     """Write the files next to the model files. export.json comes last."""
     model = loaded.model
     add_second_names(staged)
-    if weights:
-        save_weights(model, staged)
-    else:
-        model.config.save_pretrained(staged)
+    save_network(model, staged, weights=weights)
     dtype = default_dtype([file.precision for file in facts.by_file])
     defaults = {CONFIG_KEY: {"dtype": dtype}} if facts.format == "onnx" and dtype else {}
     tidy_config(model, staged / CONFIG_FILE, defaults)
