@@ -70,10 +70,9 @@ def evaluated_texts(request: EvaluationRequest) -> tuple[Texts, str]:
     """
     if (file := request.data.partition) is None:
         split = _split_of(request)
-        texts = read_all(request, split)
-        # The texts are ordered by hash, so this is a random sample.
-        count = min(len(texts), request.data.judged_rows or MAX_EVALUATED)
-        return texts.take(np.arange(count)), "all texts" if split == "train" else split
+        # Texts are chosen by their hashes, so this is a random sample.
+        texts = read_all(request, split, rows=request.data.judged_rows or MAX_EVALUATED)
+        return texts, "all texts" if split == "train" else split
     texts, split = read_all(request), request.data.split
     chosen = Partition.read(file).is_evaluated(text_hashes(texts.texts), split)
     if not chosen.any():
@@ -114,8 +113,8 @@ def column_of_texts(data: LabelledSettings) -> str | None:
     return columns[0] if columns else None
 
 
-def read_all(request: EvaluationRequest, split: str = "train") -> Texts:
-    """Read the texts of a request.
+def read_all(request: EvaluationRequest, split: str = "train", *, rows: int | None = None) -> Texts:
+    """Read the texts of a request, at most `rows` of them.
 
     Raises:
         UsageError: There are no texts, or no such split.
@@ -127,7 +126,7 @@ def read_all(request: EvaluationRequest, split: str = "train") -> Texts:
         request.data.source,
         column=column_of_texts(request.data),
         unit="sentence",
-        rows=None,
+        rows=rows,
         log=Progress.log_fact,
         split=split,
     )

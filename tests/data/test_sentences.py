@@ -1,11 +1,15 @@
 """Texts for embedding models: cut, distinct, in an order of their own, linked in pairs."""
 
 import json
+import tracemalloc
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kdcli.data.accounts import ACCOUNTS
+from kdcli.data.text.choice import DistinctHashes
 from kdcli.data.text.sentences import held_out_count, read_texts, sentences
 from kdcli.errors import UsageError
 
@@ -75,6 +79,58 @@ def test_pairs_and_triples_are_linked(tmp_path):
     assert texts.negatives[at["where is it"]].tolist() == [-1, -1]
     assert texts.positive[at["it is that"]] == -1
     assert (texts.roles[at["who is it"]], texts.roles[at["it is me"]]) == ("query", "document")
+
+
+def test_a_few_of_many_pairs_are_those_that_begin_all_of_them(tmp_path):
+    """Queries, positives and negatives are repeated, also those that were dropped long before."""
+    numbers = np.random.default_rng(0).integers(0, 3000, (9000, 3))
+    rows = [
+        {"query": f"what is {q}", "positive": f"it is {p}", "negative": f"it is {n}"}
+        for q, p, n in numbers.tolist()
+    ]
+    lines = {None: [], 1000: []}
+    whole, few = (
+        texts_of(tmp_path, rows, rows=count, log=said.append) for count, said in lines.items()
+    )
+    assert few.texts == whole.texts[:1000]
+    assert few.roles == whole.roles[:1000]
+    assert few.rows.tolist() == whole.rows[:1000].tolist()
+    assert few.read == whole.read == 9000
+    for links, all_links in ((few.positive, whole.positive), (few.negatives, whole.negatives)):
+        assert links.tolist() == np.where(all_links[:1000] < 1000, all_links[:1000], -1).tolist()
+    assert sum(few.positive >= 0) > 0
+    distinct = len(set(numbers[:, 0].tolist()))
+    assert lines[None][0] == f"9,000 pairs, {len(whole):,} distinct texts"
+    assert lines[1000][0] == f"9,000 pairs, {len(whole):,} distinct texts; using 1,000"
+    [account] = [one for one in ACCOUNTS.by_key.values() if one.read == 9000]
+    repeated, cut = account.left_out
+    kept = sum(few.rows >= 0)
+    assert (account.kept, repeated.count, cut.count) == (kept, 9000 - distinct, distinct - kept)
+    first = next(n for n in range(9000) if numbers[n, 0] in numbers[:n, 0])
+    assert repeated.first == f"{tmp_path / 'train.jsonl'}:{first + 1}"
+
+
+def test_memory_is_needed_for_the_chosen_texts_only(tmp_path):
+    file = tmp_path / "many.txt"
+    with file.open("w") as opened:
+        opened.writelines(f"{n} is a text of {'many ' * 40}words\n" for n in range(60_000))
+    assert file.stat().st_size > 13_000_000
+    tracemalloc.start()
+    texts = read_texts(str(file), column=None, unit="document", rows=100, log=lambda line: None)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(texts) == 100
+    assert peak < 9_000_000  # 60,000 hashes take half of it
+
+
+def test_distinct_hashes_on_disk_are_counted():
+    values = np.random.default_rng(0).integers(0, 1 << 64, 1_100_000, np.uint64)
+    values[600_000:] = values[:500_000]
+    hashes = DistinctHashes()
+    for value in (*values.tolist(), 0, (1 << 64) - 1, 0):
+        hashes.add(value)
+    assert hashes.spilled
+    assert hashes.count() == 600_002
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,15 @@ Any other source holds documents, which are split into sentences after `.`, `!`,
 counterparts, and at the ends of lines. Duplicate texts are removed.
 """
 
-import hashlib
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import regex  # type: ignore[import-untyped]
 
-from kdcli.data.accounts import ACCOUNTS, CUT, REPEATED, RowAccount
+from kdcli.data.accounts import ACCOUNTS, CUT, RowAccount
 from kdcli.data.labelled.partition import DividedRows, Partition, Pools, text_hashes
 from kdcli.data.rows import (
     BadRow,
@@ -27,13 +25,13 @@ from kdcli.data.rows import (
     take_first,
 )
 from kdcli.data.sources import Log, Source, open_source
+from kdcli.data.text.choice import Candidate, TextChoice, Unit
 from kdcli.errors import UsageError
 from kdcli.types import Array, RowHashes
 
 # Closing quotes and brackets belong to the sentence. No space follows CJK marks.
-ENDS = regex.compile(
-    r"""(?<=[.!?]["'”’)\]]*)\s+|(?<=[。！？])(?![”’」』）])|(?<=[。！？][”’」』）])|[\r\n]+"""
-)
+SPACE = r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
+ENDS = re.compile(rf"""[.!?]["'”’)\]]*(?={SPACE})|[。！？][”’」』）]?|[\r\n]+""")
 MIN_WORDS = 2  # Minimum number of words per sentence. CJK characters count as words.
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+")
 LETTER = regex.compile(r"\p{L}")  # Numbers alone are no sentence.
@@ -41,7 +39,7 @@ QUERY_COLUMNS = ("query", "anchor")
 POSITIVE_COLUMN = "positive"
 PAIR_HINT = "pairs have the columns query, positive and optionally negative"
 NEGATIVE_COLUMN = re.compile(r"negatives?(_\d+)?")
-SENTENCES = "sentences"
+SENTENCES, PAIRS = "sentences", "pairs"
 MAX_HELD_OUT = 0.1  # Maximum share of the texts that are held out.
 
 
@@ -100,16 +98,6 @@ class Texts(DividedRows):
         )
 
 
-class Unit(NamedTuple):
-    """A text as it is read, its place, and its positive and negatives."""
-
-    text: str
-    where: str = ""
-    role: str = ""
-    positive: str | None = None
-    negatives: tuple[str, ...] = ()
-
-
 def read_texts(
     source: str,
     *,
@@ -140,35 +128,21 @@ def read_texts(
     of_rows = RowAccount(source)
     name, units = _read_units(opened, split, column, unit, of_rows)
     of_texts = RowAccount(source, name) if name == SENTENCES else of_rows
-    links: dict[str, Unit] = {}
-    roles: dict[str, str] = {}
-    positions: dict[str, int] = {}
-    read = 0
+    choice = TextChoice(rows, of_texts, paired=name == PAIRS)
     for one in units:
-        if positions.setdefault(one.text, read) != read:
-            of_texts.leave_out(REPEATED, one.where)
-        read += 1
-        roles.setdefault(one.text, one.role)
-        if one.positive is not None or one.text not in links:
-            links[one.text] = one
-        for other in (one.positive, *one.negatives):
-            if other is not None:
-                roles.setdefault(other, "document")
-                positive = one.text if other == one.positive else None
-                links.setdefault(other, Unit(other, one.where, positive=positive))
-    if len(links) < 2:
-        raise _too_few_texts(opened, split, column, len(links))
-    taken = sorted(links, key=_hash)[: rows or len(links)]
-    message = f"{read:,} {name}, {len(links):,} distinct texts"
+        choice.add(one)
+    taken = choice.close()
+    if choice.distinct < 2:
+        raise _too_few_texts(opened, split, column, choice.distinct)
+    message = f"{choice.read:,} {name}, {choice.distinct:,} distinct texts"
     log(message + (f"; using {len(taken):,}" if rows else ""))
-    used = set(taken)
-    if unused := [text for text in positions if text not in used]:
-        of_texts.leave_out(CUT, links[unused[0]].where, len(unused))
+    if choice.cut:
+        of_texts.leave_out(CUT, choice.first_cut, choice.cut)
     if of_texts is not of_rows:
-        of_texts.read = read
+        of_texts.read = choice.read
         ACCOUNTS.close(of_rows, of_rows.used, log)
-    ACCOUNTS.close(of_texts, len(positions) - len(unused), log)
-    texts = _link(taken, links, roles, positions, read)
+    ACCOUNTS.close(of_texts, sum(one.position >= 0 for one in taken), log)
+    texts = _link(taken, choice.read)
     if paired and not texts.paired:
         raise UsageError(
             f"no text of {source} has a positive among the {len(texts):,} chosen texts, so there "
@@ -185,8 +159,11 @@ def held_out_count(texts: Sequence[str], wanted: int) -> int:
 
 def sentences(document: str) -> Iterator[str]:
     """Yield the sentences of a document that have at least `MIN_WORDS` words and a letter."""
-    for part in ENDS.split(document):
-        if part and len(WORD.findall(part)) >= MIN_WORDS and LETTER.search(part):
+    begin = 0
+    for end in (*(match.end() for match in ENDS.finditer(document)), len(document)):
+        part, begin = document[begin:end], end
+        words = itertools.islice(WORD.finditer(part), MIN_WORDS)
+        if sum(1 for _ in words) == MIN_WORDS and LETTER.search(part):
             yield part.strip()
 
 
@@ -212,27 +189,22 @@ def _too_few_texts(source: Source, split: str, column: str | None, count: int) -
     )
 
 
-def _link(
-    taken: list[str],
-    links: Mapping[str, Unit],
-    roles: Mapping[str, str],
-    positions: Mapping[str, int],
-    read: int,
-) -> Texts:
+def _link(taken: Sequence[Candidate], read: int) -> Texts:
     """Number the chosen texts, and their positives and negatives among them."""
-    numbers = {text: number for number, text in enumerate(taken)}
-    width = max((len(unit.negatives) for unit in links.values()), default=0)
-    positive_N = [numbers.get(links[text].positive or "", -1) for text in taken]
+    linked = {text for one in taken for text in (one.positive, *one.negatives)}
+    numbers = {one.text: number for number, one in enumerate(taken) if one.text in linked}
+    width = max(len(one.negatives) for one in taken)
     negatives_NM = np.full((len(taken), width), -1, dtype=np.int64)
-    for row_M, text in zip(negatives_NM, taken, strict=True):
-        negatives = [numbers.get(negative, -1) for negative in links[text].negatives]
+    for row_M, one in zip(negatives_NM, taken, strict=True):
+        negatives = [numbers.get(negative, -1) for negative in one.negatives]
         row_M[: len(negatives)] = negatives
+    positive_N = (numbers.get(one.positive or "", -1) for one in taken)
     return Texts(
-        texts=taken,
-        roles=[roles[text] for text in taken],
-        positive=np.array(positive_N, dtype=np.int64),
+        texts=[one.text for one in taken],
+        roles=[one.role for one in taken],
+        positive=np.fromiter(positive_N, np.int64, len(taken)),
         negatives=negatives_NM,
-        rows=np.array([positions.get(text, -1) for text in taken], dtype=np.int64),
+        rows=np.fromiter((one.position for one in taken), np.int64, len(taken)),
         read=read,
     )
 
@@ -253,7 +225,7 @@ def _read_units(
     queries = [name for name in QUERY_COLUMNS if name in names]
     if column is None and (queries or POSITIVE_COLUMN in names):
         rows = (row for table in source.tables(split, account.on_bad) for row in table.rows)
-        return "pairs", _read_pairs(rows, queries[0] if queries else "query", account)
+        return PAIRS, _read_pairs(rows, queries[0] if queries else "query", account)
     documents = source.placed_documents(split, column, account)
     if unit == "document":
         return "documents", (Unit(document.strip(), where) for where, document in documents)
@@ -305,7 +277,3 @@ def text_in(where: str, values: RowValues, name: str, text: object, hint: str) -
         detail = f", got {text!r:.60}; {columns_in(values)}"
         raise BadRow(where, f"'{name}' must be a text", detail, hint)
     return check_encodable(where, name, text).strip()
-
-
-def _hash(text: str) -> bytes:
-    return hashlib.blake2b(text.encode(), digest_size=8).digest()
