@@ -12,10 +12,10 @@ from kdcli.data.readers import (
     format_of,
     read_rows,
     rows_in,
-    table_share,
 )
 from kdcli.data.rows import Piece, Row, check_encodable, columns_in, names_in, take_first
 from kdcli.data.storage import as_file, base_name, open_binary
+from kdcli.data.tables import table_share
 from kdcli.errors import UsageError
 
 COLUMN_HINT = (

@@ -13,39 +13,25 @@ import itertools
 import json
 import lzma
 import shlex
-import shutil
-import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, Any, NamedTuple
 
 from kdcli.data import conll
 from kdcli.data.annotations import rows_of_json
-from kdcli.data.class_names import ClassNames
 from kdcli.data.delimited import read_delimited
 from kdcli.data.rows import BadRow, BlankLine, OnBadRow, Piece, Row, raise_bad_row
-from kdcli.data.storage import File, as_file, base_name, file_stat, open_binary
+from kdcli.data.storage import File, as_file, base_name, check_size, file_stat, open_binary
+from kdcli.data.tables import read_table, table_errors
 from kdcli.errors import UsageError, one_line
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
 FORMATS = ("txt", "jsonl", "ndjson", "json", "csv", "tsv", "parquet", "arrow", *conll.ENDINGS)
 PACKED = {"gz": "gzip", "bz2": "bzip2", "xz": "xz", "zst": "zstd"}
 TABLES = ("parquet", "arrow")
 CUT_ANYWHERE = ("txt", "jsonl", "ndjson")  # Files that can be cut at the end of any line.
-TABLE_ROWS = 128  # Rows to decode at once.
 UNPACK_BYTES = 1 << 20  # Bytes to unpack at once.
 MAX_LINE_BYTES = 1 << 25  # A gzip file of 100 kB may hold a line of 100 MB.
 MAX_JSON_BYTES = 1 << 28  # Of a JSON file that is one value.
-# A small packed file may hold gigabytes. Text packs to a tenth of its size, rarely to a hundredth.
-MAX_RATIO = 200
-MAX_UNPACKED = 1 << 23  # Up to this size, files may pack as well as they do.
-MAX_DECODED = 1 << 30  # The same for tables, whose dictionaries hold each long value once.
-VALUE_BYTES = 16  # Of a value in memory, at least.
-MAX_BATCH_BYTES = 1 << 28  # Of the values of a dictionary, which are repeated in each row.
 JSON_HINT = (
     'write an object such as {"text": "..."} on each line of a .jsonl file (jq -c . FILE does); a '
     "file that is one list ends in .json"
@@ -63,7 +49,6 @@ SIGNATURES = {
     b"PAR1": ("parquet", "end its name in .parquet"),
     b"ARROW1": ("arrow", "end its name in .arrow"),
 }
-UNPACK_HINT = "if this is right, save the rows as .jsonl"
 
 
 class FileFormat(NamedTuple):
@@ -138,7 +123,7 @@ def rows_in(
     try:
         unpacked = _unpacked(piece.name, file, form.packed)
         if form.name in TABLES:
-            yield from _read_table(piece, unpacked, form)
+            yield from read_table(piece, unpacked, form.name, packed=bool(form.packed))
         elif form.name == "json":
             yield from _read_json(piece.name, unpacked, form, on_bad)
         else:
@@ -201,16 +186,6 @@ class _Unpacked(io.RawIOBase):
         self.size += len(data)
         check_size(self.name, self.packed.tell(), self.size)
         return len(data)
-
-
-def check_size(name: str, size: int, unpacked: int, limit: int = MAX_UNPACKED) -> None:
-    """Raise a UsageError if a file of `size` bytes unpacks to many more bytes, above a limit."""
-    if unpacked > max(limit, MAX_RATIO * size):
-        raise UsageError(
-            f"{name} unpacks to more than {MAX_RATIO} times its size: {size:,} bytes become at "
-            f"least {unpacked:,}",
-            UNPACK_HINT,
-        )
 
 
 def _read_lines(
@@ -385,124 +360,3 @@ def _read_json(name: str, file: IO[bytes], form: FileFormat, on_bad: OnBadRow) -
     rows = rows_of_json(name, values)
     for number, row in enumerate(rows, 1):
         yield from _object_row(f"{name}:{number}", row, on_bad)
-
-
-def _read_table(piece: Piece, file: IO[bytes], form: FileFormat) -> Iterator[Row]:
-    """Read the rows of a Parquet or Arrow file."""
-    number = 0
-    read = _parquet_batches if form.name == "parquet" else _arrow_batches
-    try:
-        with tempfile.TemporaryFile() as unpacked, table_errors(piece.name, form.name):
-            if form.packed:
-                # Tables are read from the end, but a packed stream only from the beginning.
-                shutil.copyfileobj(file, unpacked, UNPACK_BYTES)
-                unpacked.seek(0)
-                file = cast(IO[bytes], unpacked)
-            size, decoded = file.seek(0, io.SEEK_END), 0
-            file.seek(0)
-            number, schema, batches = read(piece, file, size)
-            _check_names(piece.name, schema.names)
-            classes = ClassNames.of_schema(schema, piece.name)
-            for batch in batches:
-                for values in batch.to_pylist():
-                    number += 1
-                    decoded += sum(len(text) for text in values.values() if isinstance(text, str))
-                    check_size(piece.name, size, decoded, MAX_DECODED)
-                    yield classes.name_row(Row(f"{piece.name}:{number}", values))
-    except UnicodeDecodeError:
-        rows = f"one of the rows {number + 1} to {number + TABLE_ROWS}"
-        raise UsageError(f"{piece.name}: {rows} is not UTF-8") from None
-
-
-_Batches = tuple[int, "pa.Schema", Iterator["pa.RecordBatch"]]
-"""The number of rows before a piece, the schema, and the piece's rows in parts."""
-
-
-def _parquet_batches(piece: Piece, file: IO[bytes], size: int) -> _Batches:
-    import pyarrow.parquet as pq
-
-    table = pq.ParquetFile(file)
-    groups = [table.metadata.row_group(n) for n in range(table.num_row_groups)]
-    before = sum(group.num_rows for group in groups[: piece.begin])
-    chosen = range(len(groups))[piece.begin : piece.end]
-    columns = [groups[g].column(n) for g in chosen for n in range(groups[g].num_columns)]
-    check_size(piece.name, size, VALUE_BYTES * sum(column.num_values for column in columns))
-    check_size(piece.name, size, sum(column.total_uncompressed_size for column in columns))
-    longest = max(map(_dictionary_bytes, columns), default=0)
-    rows = min(TABLE_ROWS, 1 + MAX_BATCH_BYTES // (longest + 1))
-    batches = table.iter_batches(batch_size=rows, row_groups=chosen)
-    total = sum(groups[number].num_rows for number in chosen)
-    return before, table.schema_arrow, _counted(piece.name, batches, total)
-
-
-def _counted(
-    name: str, batches: Iterable["pa.RecordBatch"], total: int
-) -> Iterator["pa.RecordBatch"]:
-    """Check that batches have as many rows as their file says. A damaged page may have fewer."""
-    count = 0
-    for batch in batches:
-        count += len(batch)
-        yield batch
-    if count != total:
-        raise UsageError(f"{name} is damaged: {count:,} of its {total:,} rows can be read")
-
-
-def _dictionary_bytes(column: "pq.ColumnChunkMetaData") -> int:
-    """Estimate the size of the dictionary of a column, and thereby of its longest value."""
-    if not column.has_dictionary_page or not column.total_compressed_size:
-        return 0
-    packed = max(0, column.data_page_offset - (column.dictionary_page_offset or 0))
-    return int(packed * column.total_uncompressed_size / column.total_compressed_size)
-
-
-def _check_names(name: str, columns: list[str]) -> None:
-    """Raise a UsageError if two columns of a table have one name, of which only one would stay."""
-    if twice := next((column for column in columns if columns.count(column) > 1), None):
-        raise UsageError(f"{name} has two columns '{twice}'", "rename one of them")
-
-
-def _arrow_batches(piece: Piece, file: IO[bytes], size: int) -> _Batches:
-    """Read the file format or the stream format, which `datasets` writes."""
-    import pyarrow as pa
-
-    is_file = file.read(6) == b"ARROW1"
-    file.seek(0)
-    if is_file:
-        opened = pa.ipc.open_file(file)
-        whole = map(opened.get_batch, range(opened.num_record_batches))
-    else:
-        opened = whole = pa.ipc.open_stream(file)
-    return 0, opened.schema, _slices(piece.name, size, whole)
-
-
-def _slices(
-    name: str, size: int, batches: Iterable["pa.RecordBatch"]
-) -> Iterator["pa.RecordBatch"]:
-    """Cut the batches of an Arrow file into small ones."""
-    for batch in batches:
-        # Null values take no space, so there may be any number of them.
-        check_size(name, size, VALUE_BYTES * batch.num_rows)
-        for begin in range(0, len(batch), TABLE_ROWS):
-            yield batch.slice(begin, TABLE_ROWS)
-
-
-def table_share(piece: Piece, rows: int) -> float:
-    """Return the share that some rows have of a piece of a Parquet file."""
-    import pyarrow.parquet as pq
-
-    with open_binary(as_file(piece.name)) as file, table_errors(piece.name, "parquet"):
-        table = pq.ParquetFile(file)
-        groups = range(table.num_row_groups)[piece.begin : piece.end]
-        total = sum(int(table.metadata.row_group(group).num_rows) for group in groups)
-    return rows / max(1, total)
-
-
-@contextmanager
-def table_errors(name: object, kind: str) -> Iterator[None]:
-    """Turn an error of pyarrow into a UsageError that names the file."""
-    import pyarrow as pa
-
-    try:
-        yield
-    except pa.ArrowException as error:
-        raise UsageError(f"{name} is not a whole {kind} file: {one_line(error)}") from None

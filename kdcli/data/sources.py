@@ -30,13 +30,14 @@ from kdcli.data.documents import (
     sample_documents,
 )
 from kdcli.data.hub import DATA_SET_ID, HubId, clone_files, hub_rows, hub_size, hub_splits
-from kdcli.data.readers import FORMATS, PACKED, check_size, cut_file, format_of, read_rows
+from kdcli.data.readers import FORMATS, PACKED, cut_file, format_of, read_rows
 from kdcli.data.rows import OnBadRow, Piece, Row, raise_bad_row
 from kdcli.data.storage import (
     File,
     NotFound,
     as_file,
     base_name,
+    check_size,
     content_hash,
     file_stat,
     folder_hash,

@@ -27,6 +27,11 @@ LOGIN_HINT = (
     "`hf auth login` (hf://), AWS_ACCESS_KEY_ID ... (s3://)"
 )
 
+# A small packed file may hold gigabytes. Text packs to a tenth of its size, rarely to a hundredth.
+MAX_RATIO = 200
+MAX_UNPACKED = 1 << 23  # Up to this size, files may pack as well as they do.
+UNPACK_HINT = "if this is right, save the rows as .jsonl"
+
 File = Path | str  # A path on this machine, or a URL.
 
 
@@ -105,6 +110,16 @@ def folder_hash(files: Sequence[Path]) -> str | None:
 def _sha256(name: str, inode: int, size: int, times: tuple[int, int]) -> str:
     with Path(name).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_size(name: str, size: int, unpacked: int, limit: int = MAX_UNPACKED) -> None:
+    """Raise a UsageError if a file of `size` bytes unpacks to many more bytes, above a limit."""
+    if unpacked > max(limit, MAX_RATIO * size):
+        raise UsageError(
+            f"{name} unpacks to more than {MAX_RATIO} times its size: {size:,} bytes become at "
+            f"least {unpacked:,}",
+            UNPACK_HINT,
+        )
 
 
 @contextmanager

@@ -739,6 +739,23 @@ def test_a_damaged_page_takes_no_row_without_a_word(tmp_path):
     assert refused > 100
 
 
+def test_a_damaged_footer_does_not_end_the_process(tmp_path):
+    whole = io.BytesIO()
+    pq.write_table(pa.table({"text": ["w"] * 9, "tags": [[1, 2]] * 9}), whole)
+    content, file = whole.getvalue(), tmp_path / "a.parquet"
+    begin = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    messages = []
+    for at in range(begin, len(content) - 8):
+        for value in (0, 2, 4, 0xFF):
+            file.write_bytes(content[:at] + bytes([value]) + content[at + 1 :])
+            try:
+                list(read_rows(Piece(str(file))))
+            except UsageError as error:
+                messages.append(error.message)
+    # pyarrow's metadata of a column end the process here.
+    assert any("level histogram size mismatch" in message for message in messages)
+
+
 def test_tables_may_repeat_long_values(tmp_path):
     text = "".join(map(chr, range(40, 120))) * 20
     write_parquet(tmp_path / "a.parquet", constant(20_000, text))
