@@ -301,7 +301,8 @@ def _write_onnx(network: _Network, file: Path) -> tuple[tuple[str, ...], tuple[s
             raise UsageError(
                 f"torch cannot export {type(model).__name__} ({model.config.model_type}) to ONNX: "
                 f"{_root_cause(error)}",
-                "encoders of transformers can be exported; custom model code often cannot",
+                "its code reads the values of its inputs, which no graph can; distil its vectors "
+                "into a model that can be exported: --to static:256, or --student MODEL",
             ) from None
         assert program is not None
         simplify(program.model)

@@ -33,6 +33,7 @@ from kdcli.deploy.runners import ERROR_LIMITS, Runner, compare_states, runner
 from kdcli.deploy.shapes import config_of
 from kdcli.deploy.sparse.loading import has_own_class, load
 from kdcli.engine.memory import is_out_of_memory, peak_of
+from kdcli.errors import UsageError
 from kdcli.models.grammar import is_shape
 from kdcli.models.layout import base_class
 from kdcli.models.load import load_weights
@@ -125,14 +126,20 @@ def _load(
             references[source] = outputs.last_hidden_state.float().cpu().numpy()
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         began = time.perf_counter()
-        loaded_runner = runner(
-            model,
-            backend,
-            precision,
-            device=device,
-            threads=threads,
-            folder=folder / str(number),
-        )
+        try:
+            loaded_runner = runner(
+                model,
+                backend,
+                precision,
+                device=device,
+                threads=threads,
+                folder=folder / str(number),
+            )
+        except UsageError as error:
+            # The backend cannot run this model; the others can.
+            failure = {"model": spec.name, "backend": backend, "dtype": precision}
+            send({"failures": [failure | {"reason": error.message}], "prepared": [spec.name]})
+            continue
         subject = _Loaded(
             spec, model.config, loaded_runner, seconds + time.perf_counter() - began, weights
         )

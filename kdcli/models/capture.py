@@ -140,7 +140,8 @@ class Capture(nn.Module):
             raise UsageError(
                 f"{config.model_type} is causal: its tokens attend to earlier ones only, but "
                 "losses on q, k and v compare all tokens",
-                "distil its vectors: --method embedding",
+                "distil its vectors (--method embedding), or on a task its outputs (--method "
+                "soft-targets)",
             )
         wrong = sorted(n for n in vectors | needs.hidden if not 0 <= n <= self.last) + [0] * (
             0 in vectors

@@ -45,7 +45,7 @@ from kdcli.models.custom_class import (
     save_network,
 )
 from kdcli.models.files import FOREIGN_ERRORS, TASK_KEY
-from kdcli.models.layout import Layout, base_class
+from kdcli.models.layout import Layout, base_class, has_encoder_class, without_decoder
 from kdcli.models.reduce import copy_reduced
 from kdcli.models.shape import student_config
 from kdcli.types import Batch, ModelShape, Needs
@@ -251,13 +251,8 @@ def _of_states(config: PreTrainedConfig, reason: NotDerivedError) -> Layout:
 
     Raises NotDerivedError if it does not return a hidden state for each token either.
     """
-    try:
-        small = _small_config(config)
-    except (NotImplementedError, NotDerivedError):
-        # Its number of layers cannot be set.
-        small = copy.deepcopy(config)
-    model = _small_model(small)
-    batch = _tokens(small)
+    model = _shallow_model(config)
+    batch = _tokens(model.config)
     _run(model, batch)
     try:
         offset = _position_offset(model, batch)
@@ -271,6 +266,8 @@ def _of_states(config: PreTrainedConfig, reason: NotDerivedError) -> Layout:
 
 
 def _derive(config: PreTrainedConfig) -> Layout:
+    if not has_encoder_class(str(config.model_type)):
+        raise NotDerivedError("its encoder is part of a class with a decoder")
     model = _small_model(config)
     batch = _tokens(model.config)
     layers_path, layers = _layers(model, batch)
@@ -346,12 +343,19 @@ def _small_model(config: PreTrainedConfig) -> PreTrainedModel:
     return model
 
 
+def _shallow_model(config: PreTrainedConfig) -> PreTrainedModel:
+    """Return a random model with few layers, or with all if their number cannot be set alone."""
+    with suppress(NotDerivedError, *FOREIGN_ERRORS):
+        model = _small_model(_small_config(config))
+        model(**_tokens(model.config))
+        return model
+    return _small_model(copy.deepcopy(config))
+
+
 def base_model(config: PreTrainedConfig) -> PreTrainedModel:
     """Return a model of a configuration without a head; of an encoder-decoder, its encoder."""
-    model: PreTrainedModel = base_class(config).from_config(
-        config, trust_remote_code=custom_code_allowed()
-    )
-    return model
+    model = base_class(config).from_config(config, trust_remote_code=custom_code_allowed())
+    return without_decoder(model)
 
 
 def _first_token(config: PreTrainedConfig) -> int:

@@ -24,7 +24,13 @@ from kdcli.models.custom_class import (
     forget_custom_classes,
 )
 from kdcli.models.files import CONFIG_FILE, TASK_KEY, ModelClass, config_errors
-from kdcli.models.load import load_config, load_tokenizer, load_weights, location
+from kdcli.models.load import (
+    encoder_or_head,
+    load_config,
+    load_tokenizer,
+    load_weights,
+    location,
+)
 from kdcli.models.model import Model, return_token_types
 from kdcli.models.static import StaticConfig
 from kdcli.models.static_classifier import StaticForSequenceClassification
@@ -108,6 +114,7 @@ def load_for_task(
             f"{task.title} needs",
             "use a model of another type",
         )
+    encoder_or_head(source, config, auto)
     misfit = misfit_of(source, config, task, label_map) if own_head else "a new one was requested"
     if misfit is not None and not new_head:
         count = len(task.labels)

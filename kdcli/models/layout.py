@@ -10,7 +10,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, AutoModelForTextEncoding, PreTrainedConfig
+from transformers import (
+    AutoModel,
+    AutoModelForTextEncoding,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 from kdcli.custom_code import custom_code_allowed
@@ -20,7 +25,7 @@ from kdcli.models.modeling_kdcli import layer_paths
 from kdcli.models.static import MODEL_TYPE as STATIC_TYPE
 
 LAYERS_HINT = (
-    "evaluate, export and trim it, or distil its vectors: --to static:256, or --student MODEL; the "
+    "evaluate or export it, or distil its vectors: --to static:256, or --student MODEL; the "
     "page 'Add a model type' of the documentation lists what smaller models need"
 )
 MATRICES = ("Q", "K", "V", "O", "U", "D")
@@ -309,20 +314,33 @@ def check_packing(config: PreTrainedConfig, *, isolated: bool) -> None:
         )
 
 
-def has_encoder_class(kind: str) -> bool:
-    """Return whether a type is an encoder-decoder whose encoder has its own class, as in T5."""
+def has_decoder(kind: str) -> bool:
+    """Return whether a type is an encoder-decoder."""
     from transformers.models.auto import modeling_auto as auto
 
-    return (
-        kind in auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
-        and kind in auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
-    )
+    return kind in auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+
+
+def has_encoder_class(kind: str) -> bool:
+    """Return whether a type's encoder alone has a class, as of T5; BART's encoder has none."""
+    from transformers.models.auto import modeling_auto as auto
+
+    return not has_decoder(kind) or kind in auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
 
 
 def base_class(config: PreTrainedConfig) -> type[_BaseAutoModelClass]:
-    """Return the auto class of a configuration's base encoder."""
+    """Return the auto class of a configuration's base network; see `without_decoder`."""
     encoder: type[_BaseAutoModelClass] = AutoModelForTextEncoding
-    return encoder if has_encoder_class(str(config.model_type)) else AutoModel
+    kind = str(config.model_type)
+    return encoder if has_decoder(kind) and has_encoder_class(kind) else AutoModel
+
+
+def without_decoder(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the encoder of a base network, which is the whole network for most types."""
+    if has_encoder_class(str(model.config.model_type)):
+        return model
+    encoder: PreTrainedModel = model.get_encoder()
+    return encoder
 
 
 def check_type(kind: str, *, decodes: bool) -> None:
@@ -334,9 +352,9 @@ def check_type(kind: str, *, decodes: bool) -> None:
         return
     from transformers.models.auto import modeling_auto as auto
 
-    if has_encoder_class(kind):
+    if has_decoder(kind):
         return
-    if decodes or kind in auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
+    if decodes:
         raise UsageError(
             f"'{kind}' is a decoder or an encoder-decoder; kdcli compresses encoders only",
             "give a model whose transformers class is an encoder, such as bert, modernbert or t5",

@@ -58,6 +58,7 @@ from kdcli.models.files import (
     TASK_KEY,
     WEIGHT_FILES,
     ModelClass,
+    check_builds,
     check_config,
     check_declared,
     config_errors,
@@ -68,7 +69,14 @@ from kdcli.models.files import (
     holds_table,
     weight_files,
 )
-from kdcli.models.layout import LAYOUTS, base_class, check_type, layout_for
+from kdcli.models.layout import (
+    LAYOUTS,
+    base_class,
+    check_type,
+    has_decoder,
+    layout_for,
+    without_decoder,
+)
 from kdcli.models.model import Model
 from kdcli.models.shape import longest_input
 from kdcli.models.source import check_source
@@ -541,7 +549,7 @@ def load_weights(
     config = load_config(source, compacted=True)
     # Check the same commit of the hub that is loaded.
     revision = None if Path(where).is_dir() else commit_of(source)
-    auto_class = base_class(config) if auto_class is AutoModel else auto_class
+    auto_class = encoder_or_head(source, config, auto_class)
     with _weight_errors(source), _quietly(), torch.random.fork_rng(devices=[]):
         files = weight_files(where, revision)
         if not custom_code_allowed():
@@ -585,8 +593,28 @@ def load_weights(
             f"they may be of another network, with code of its own, than transformers' "
             f"{config.model_type}; or download them again",
         )
-    loaded: PreTrainedModel = model
-    return loaded
+    return without_decoder(model) if auto_class is base_class(config) else model
+
+
+def encoder_or_head(source: str, config: PreTrainedConfig, auto_class: ModelClass) -> ModelClass:
+    """Return the class that loads an encoder, or an encoder with a head.
+
+    This is `auto_class`, unless it has a decoder without a head. Raises UsageError if its head
+    reads a decoder's states.
+    """
+    if auto_class is AutoModel or not has_decoder(str(config.model_type)):
+        return base_class(config) if auto_class is AutoModel else auto_class
+    model = check_builds(source, config, auto_class)
+    name = type(model).__name__
+    if not hasattr(model.base_model, "decoder"):
+        return auto_class
+    if not any(name.endswith(f"For{head}") for head in HEADS):
+        return base_class(config)
+    raise UsageError(
+        f"the head of a {name} reads the states of its decoder; kdcli compresses encoders only",
+        "distil the vectors of its encoder (--method embedding); or let the model label your rows, "
+        "and train another encoder on them: kdcli finetune",
+    )
 
 
 def is_known_class(name: str) -> bool:

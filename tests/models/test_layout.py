@@ -6,7 +6,6 @@ import torch
 from encoders import tiny_config, tiny_encoder
 from torch import nn
 from transformers import (
-    BartConfig,
     BertConfig,
     BertModel,
     PreTrainedConfig,
@@ -33,7 +32,6 @@ DECODERS = [tiny_config("bert", is_decoder=True)]
     ("config", "message", "hint"),
     [
         *((config, "is a decoder or an encoder-decoder", "such as bert") for config in DECODERS),
-        (BartConfig(), "'bart' is a decoder or an encoder-decoder", "t5"),
         (ViTConfig(), "'vit' is a model of images; kdcli compresses text encoders only", "albert"),
         (WhisperConfig(), "'whisper' is a decoder or an encoder-decoder", "t5"),
         (Wav2Vec2Config(), "'wav2vec2' is a model of audio; kdcli compresses text", "albert, bert"),

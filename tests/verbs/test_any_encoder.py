@@ -2,22 +2,49 @@
 
 import pytest
 import torch
-from encoders import on_disk
-from own_files import refused, report_of, succeeds
+from encoders import on_disk, tiny_tokenizer
+from own_files import own, refused, report_of, succeeds
 from sentence_transformers import SentenceTransformer
-from transformers import AutoModel, GPT2Config
+from test_finetune import QUICK
+from transformers import (
+    AutoModel,
+    BartConfig,
+    BartForSequenceClassification,
+    BartModel,
+    GPT2Config,
+    LongformerConfig,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from kdcli.models.load import load_encoder
 
 TEXTS = [f"w{n % 11} w{n % 7} w{n % 5} w{n % 3}" for n in range(200)]
 SHORT = ("--max-steps", "2", "--set", "measure.latency=false", "--set", "eval.tasks=[]")
+FEW = ("--set", "measure.min_runs=2", "--set", "measure.min_seconds=0.0", "--seq-len", "16")
+ENDS = {"bos_token_id": 2, "eos_token_id": 3}
+BART = {
+    **ENDS,
+    **{"d_model": 32, "vocab_size": 64, "max_position_embeddings": 64, "pad_token_id": 0},
+    **{f"{part}_layers": 2 for part in ("encoder", "decoder")},
+    **{f"{part}_attention_heads": 4 for part in ("encoder", "decoder")},
+    **{f"{part}_ffn_dim": 64 for part in ("encoder", "decoder")},
+    "decoder_start_token_id": 2,
+}
+T5 = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 64}
 
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory):
     torch.manual_seed(0)
-    config = GPT2Config(
-        n_embd=32, n_layer=2, n_head=4, vocab_size=64, bos_token_id=2, eos_token_id=3
-    )
+    config = GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64, **ENDS)
     return on_disk(AutoModel.from_config(config), tmp_path_factory.mktemp("any") / "gpt2")
+
+
+@pytest.fixture(scope="module")
+def bart(tmp_path_factory):
+    torch.manual_seed(0)
+    return on_disk(BartModel(BartConfig(**BART)), tmp_path_factory.mktemp("any") / "bart")
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +56,13 @@ def texts(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("student", ["--to=static:8", "--student=demo"])
-def test_its_vectors_are_distilled(gpt2, texts, tmp_path, student):
-    folder = tmp_path / "out"
+@pytest.mark.parametrize("kind", ["gpt2", "bart"])
+def test_its_vectors_are_distilled(kind, texts, tmp_path, student, request):
+    folder, teacher = tmp_path / "out", request.getfixturevalue(kind)
     method = ("--method", "embedding", "--data", texts)
-    succeeds("distill", gpt2, student, *method, *SHORT, "-o", folder)
-    teacher = next(model for model in report_of(folder).models if model.role == "teacher")
-    assert teacher.card.model_type == "gpt2"
+    succeeds("distill", teacher, student, *method, *SHORT, "-o", folder)
+    card = next(model.card for model in report_of(folder).models if model.role == "teacher")
+    assert card.model_type == kind
     width = 8 if "static" in student else 32
     assert SentenceTransformer(str(folder), device="cpu").encode(TEXTS[:2]).shape == (2, width)
 
@@ -47,3 +75,84 @@ def test_a_smaller_one_of_it_is_refused_with_what_works(gpt2, texts, tmp_path):
     )
     assert "cannot prune a 'gpt2' or make smaller ones of it: no linear that makes q" in message
     assert "--to static:256, or --student MODEL" in message
+
+
+@torch.no_grad()
+def test_an_encoder_is_loaded_without_its_decoder(bart, tmp_path):
+    whole = BartModel.from_pretrained(bart).eval()
+    batch = tiny_tokenizer()(TEXTS[:2], return_tensors="pt", return_token_type_ids=False)
+    encoder = load_encoder(str(bart)).model
+    wanted = whole.encoder(**batch).last_hidden_state
+    torch.testing.assert_close(encoder(**batch).last_hidden_state, wanted)
+    assert [name for name, _ in encoder.named_parameters() if "decoder" in name] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        (lambda: BartForSequenceClassification(BartConfig(**BART)), "BartForSequence"),
+        (lambda: T5ForConditionalGeneration(T5Config(**T5, **ENDS)), "T5ForSequence"),
+    ],
+)
+def test_a_head_on_a_decoder_is_refused_with_the_reason(model, name, tmp_path):
+    folder, data = on_disk(model(), tmp_path / "model"), own(tmp_path / "data", "class", n=32)
+    task = ("--task", "own", "--data", data)
+    for verb in (("finetune", *QUICK), ("prune", *QUICK), ("evaluate",)):
+        message = refused(tmp_path, verb[0], folder, *task, *verb[1:])
+        if verb[0] != "evaluate" or name.startswith("Bart"):
+            reads = f"the head of a {name}Classification reads the states of its decoder"
+            assert reads in message
+            assert "--method embedding" in message
+
+
+@pytest.mark.slow
+def test_a_vocabulary_that_could_not_be_saved_is_not_trimmed(bart, texts, tmp_path):
+    message = refused(tmp_path, "trim", bart, "--data", texts)
+    assert (
+        "a trimmed bart cannot be saved: its encoder is part of a class with a decoder" in message
+    )
+
+
+@pytest.mark.slow
+def test_a_generator_is_trimmed_and_exported_as_its_encoder(texts, tmp_path):
+    model = on_disk(T5ForConditionalGeneration(T5Config(**T5, **ENDS)), tmp_path / "model")
+    succeeds("trim", model, "--data", texts, "-o", tmp_path / "trimmed")
+    words = ("--format", "onnx", "--pooling", "mean", "--data", texts)
+    succeeds("export", tmp_path / "trimmed", *words, "-o", tmp_path / "onnx")
+    one, two = (load_encoder(str(folder)) for folder in (model, tmp_path / "trimmed"))
+    assert two.model.config.architectures == ["T5EncoderModel"]
+    states = [
+        m.model(**m.tokenizer(TEXTS[0], return_tensors="pt", return_token_type_ids=False))
+        for m in (one, two)
+    ]
+    torch.testing.assert_close(*(s.last_hidden_state for s in states))
+
+
+@pytest.mark.slow
+def test_without_layers_compress_compares_exports(gpt2, texts, tmp_path):
+    given = ("compress", gpt2, "--pooling", "mean", "--data", texts, "--max-drop", "100", *FEW[:4])
+    plan = ("--set", "plan.backends=[onnx]", "--set", "data.max_length=24")
+    succeeds(*given, *plan, "-o", tmp_path / "out")
+    report = report_of(tmp_path / "out")
+    assert [c.name for c in report.compression.candidates] == ["teacher", "onnx"]
+    assert any("only exports of the model itself were tried" in note for note in report.notes)
+    for shape in ("1x16", "2x"):
+        message = refused(tmp_path, *given, *plan, "--set", f"plan.shapes=[{shape}]")
+        assert "cannot prune a 'gpt2' or make smaller ones of it" in message
+
+
+@pytest.mark.slow
+def test_a_backend_that_cannot_run_a_model_leaves_the_others(texts, tmp_path):
+    config = LongformerConfig(
+        attention_window=8, hidden_size=32, num_hidden_layers=1, num_attention_heads=4
+    )
+    config.update({"intermediate_size": 64, "vocab_size": 64, "pad_token_id": 0, **ENDS})
+    model = on_disk(AutoModel.from_config(config), tmp_path / "model")
+    words = ("--backend", "torch", "--backend", "onnx", "--batch-size", "1")
+    succeeds("benchmark", model, *words, *FEW, "-o", tmp_path / "out")
+    report = report_of(tmp_path / "out")
+    assert [row.backend for row in report.latency] == ["torch"]
+    (failure,) = report.failures
+    assert failure.backend == "onnx"
+    assert failure.reason.startswith("torch cannot export LongformerModel (longformer) to ONNX")

@@ -15,15 +15,19 @@ from kdcli.disk import RECIPE_FILE
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir, flatten_recipe
 from kdcli.models.grammar import is_static_shape
+from kdcli.models.layout import layout_for
 from kdcli.models.load import load_config
 from kdcli.recipe.resolve import flatten
 from kdcli.verbs.compress.limits import POINT, GoalSettings
 from kdcli.verbs.compress.search import Search
 from kdcli.verbs.compress.shape_timings import too_slow
 from kdcli.verbs.compress.steps import Step, TrainingCost
+from kdcli.verbs.compress.verb_steps import DISTILL
 
 NEVER = 10**9
 """An evaluation interval that no training reaches, so that it is evaluated only at the end."""
+OUTPUTS_ALONE = {"method": "soft-targets", "stage": "none"}
+"""The keys of a distillation that compares no states."""
 RUNGS = (1, 2)  # Quarters of the steps after which the worse half is stopped
 QUARTERS = 4
 
@@ -158,8 +162,12 @@ def distilling(search: Search, shape: str, keys: Mapping[str, object] | None = N
 
 def distill_keys(search: Search, shape: str) -> dict[str, object]:
     """Return the keys of a distillation that the plan does not give."""
-    width = load_config(search.teacher).hidden_size
-    return search.make.distill_defaults(shape, width, search.training_rows)
+    config = load_config(search.teacher)
+    keys = search.make.distill_defaults(shape, config.hidden_size, search.training_rows)
+    if keys.get("method") == DISTILL["method"] and layout_for(config).causal:
+        # That method compares the attention of all tokens.
+        keys |= OUTPUTS_ALONE
+    return keys
 
 
 def training(search: Search, shape: str, total: int | None) -> Step:
@@ -278,7 +286,7 @@ def train_without_teacher(search: Search, shape: str) -> None:
     schedule = {key: value for key, value in default.items() if key.startswith("train.")}
     own = {key: value for key, value in plan.distill.items() if key != "loss"}
     keys = {**schedule, **dict(flatten(own))}
-    keys |= {"method": "soft-targets", "stage": "none", "kd.weight": 0.0}
+    keys |= OUTPUTS_ALONE | {"kd.weight": 0.0}
     name = f"{shape}-undistilled"
     step = search.make.distill(name, search.teacher, keys, shape)
     if search.finishes(step):

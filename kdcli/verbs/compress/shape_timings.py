@@ -30,9 +30,10 @@ from kdcli.models.card import describe
 from kdcli.models.choose import LENGTH, SHAPE_ROWS, Comparison, mean_pooling
 from kdcli.models.embedding_format import Pool, read_format
 from kdcli.models.grammar import goal_of, parse_shape
+from kdcli.models.layout import layout_for
 from kdcli.models.load import load_encoder, location
 from kdcli.models.model import Model
-from kdcli.models.shape import positions_of
+from kdcli.models.shape import positions_of, student_config
 from kdcli.report.text import duration
 from kdcli.report.views import short
 from kdcli.types import ModelShape
@@ -95,6 +96,8 @@ def measure_untrained(search: Search, partition: Partition) -> Untrained:
     recipe, backends = search.recipe, search.backends
     model = str(recipe.model)
     loaded, goal = load_encoder(model), goal_of(recipe.plan.shapes)
+    if goal is not None:
+        layout_for(loaded.model.config).check_layers()
     shapes = [] if goal is not None else _listed_shapes(search, model, loaded)
     if len(backends) == 1 and len(shapes) == 1 and not search.goal.is_bounded:
         untrained_student(loaded, shapes[0], recipe.seed)
@@ -141,7 +144,7 @@ def measure_untrained(search: Search, partition: Partition) -> Untrained:
 
     def of_shapes() -> dict[str, UntrainedTimes]:
         if goal is None:
-            return measure({shape.short: shape for shape in shapes})
+            return measure({shape.short: shape for shape in shapes}) if shapes else {}
         chosen: FastShape = choose_shape(goal, loaded, measure, compare)
         Progress.log(*chosen.lines(goal))
         return {chosen.name: chosen.times[chosen.name]}
@@ -188,12 +191,12 @@ def _listed_shapes(search: Search, model: str, loaded: Model) -> list[ModelShape
     """Return the shapes in `plan.shapes`, or the default shapes, the largest first.
 
     The default shapes have two thirds, half and a third of the teacher's layers, and half and a
-    third of the layers at half the width.
+    third of the layers at half the width. A model whose layers are unknown has none.
 
     Raises:
         UsageError: A shape that cannot be made from the model.
     """
-    teacher = loaded.shape
+    teacher, config = loaded.shape, loaded.model.config
     layers, width = teacher.layers, teacher.hidden
     if given := search.recipe.plan.shapes:
         static_width = None
@@ -201,6 +204,12 @@ def _listed_shapes(search: Search, model: str, loaded: Model) -> list[ModelShape
             fmt = read_format(model)
             static_width = width if fmt is None else fmt.width(width)
         shapes = [parse_shape(text, teacher, static_width=static_width) for text in given]
+        for shape in shapes:
+            if not shape.is_static:
+                student_config(config, shape)
+    elif missing := layout_for(config).missing:
+        search.notes.append(f"only exports of the model itself were tried: {missing}")
+        return []
     else:
         texts = [f"{max(1, round(layers * share))}x{width}" for share in (2 / 3, 1 / 2, 1 / 3)]
         if width % (2 * teacher.heads) == 0:

@@ -10,6 +10,7 @@ from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, UsageError
 from kdcli.models.custom_class import HEADS
 from kdcli.models.embedding_format import read_format, save_embedder
+from kdcli.models.layout import has_encoder_class
 from kdcli.models.load import check_case, load_tokenizer, location, save_model
 from kdcli.models.model import Model
 from kdcli.models.training_rows import training_rows
@@ -66,6 +67,12 @@ def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> TrimResult | No
     check_not_input(folder, texts, "--overwrite")
     tokenizer = load_tokenizer(source)
     model, fmt = load(source), read_format(source)
+    if not has_encoder_class(str(model.config.model_type)):
+        raise UsageError(
+            f"a trimmed {model.config.model_type} cannot be saved: its encoder is part of a class "
+            "with a decoder",
+            "distil its vectors: --to static:256, or --student MODEL",
+        )
     if fmt is not None:
         check_case(tokenizer, source)
     whole = Model(model, tokenizer, source, "")
