@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+import encoders
 import torch
 import torch._subclasses.fake_tensor as fake
 from encoders import tiny_config
@@ -39,7 +40,6 @@ from kdcli.losses import build_objective, inputs_of, methods
 from kdcli.losses.ranking import label_loss, pad_lists, score_loss
 from kdcli.models.capture import capture, prepare_teacher
 from kdcli.models.embedding_format import EmbeddingFormat, Pool
-from kdcli.models.layout import LAYOUTS
 from kdcli.models.shape import shape_of
 from kdcli.pruners import build_pruner, cap
 from kdcli.pruners import methods as pruning_methods
@@ -381,7 +381,7 @@ def cases() -> dict[str, Callable[[], None]]:
         for method in methods():
             if inputs_of(method) & {"text", "masked"}:
                 found[f"{method} of {kind}"] = lambda m=method, k=kind: distilled(m, k)
-    for kind in LAYOUTS:
+    for kind in encoders.TYPES:
         found.setdefault(f"minilmv2 of {kind}", lambda k=kind: distilled("minilmv2", k))
     embedding = {
         "vectors": "mse",

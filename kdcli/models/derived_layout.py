@@ -17,12 +17,10 @@ smaller student of it runs and can be saved and reloaded.
 
 import copy
 import inspect
-import json
-import logging
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,7 +33,6 @@ from transformers.initialization import no_init_weights
 
 from kdcli.attention import AttentionCall
 from kdcli.custom_code import custom_code_allowed
-from kdcli.disk import cache_key
 from kdcli.errors import first_line
 from kdcli.models.capture import capture
 from kdcli.models.custom_class import (
@@ -44,7 +41,7 @@ from kdcli.models.custom_class import (
     has_own_code,
     save_network,
 )
-from kdcli.models.files import FOREIGN_ERRORS, TASK_KEY
+from kdcli.models.files import FOREIGN_ERRORS
 from kdcli.models.layout import Layout, base_class, has_encoder_class, without_decoder
 from kdcli.models.reduce import copy_reduced
 from kdcli.models.shape import student_config
@@ -63,18 +60,14 @@ PRODUCTS = ("matmul", "bmm", "baddbmm")
 OTHER_TERM = "a term of its own, or a bound on its scores"
 CAUSAL = "its tokens attend to earlier ones only"
 LEAKS = "its states depend on tokens that the mask hides"
-
-
-UNRELATED = ("architectures", "id2label", "label2id", "dtype", "problem_type", TASK_KEY)
-"""Settings that do not change a base model's network."""
-LOG = logging.getLogger("kdcli.models")
+HEADS, HEAD_WIDTH, FFN = 4, 16, 96
+"""Sizes of a small copy."""
+MAX_NUMBER = 32
+"""A larger number in a configuration is a width."""
 
 
 class NotDerivedError(Exception):
     """A step of the derivation found nothing, or something that kdcli cannot use."""
-
-
-_DERIVED: dict[str, Layout] = {}
 
 
 @dataclass
@@ -192,40 +185,14 @@ class _Recorder(TorchFunctionMode):
                 yield self.trace
 
 
-def derived_layout(config: PreTrainedConfig) -> Layout:
-    """Return the layout of a configuration's base model, and log it.
-
-    If the layers cannot be used, the layout says why (`missing`). Each configuration is derived
-    once per process. Raises NotDerivedError if the model returns no hidden states.
-    """
-    settings = {name: x for name, x in config.to_dict().items() if name not in UNRELATED}
-    key = cache_key(type(config).__name__, json.dumps(settings, sort_keys=True, default=str))
-    if key not in _DERIVED:
-        kind = config.model_type
-        try:
-            row = _DERIVED[key] = derive(config)
-            parts = asdict(row)
-            names = [f"{name} {parts[name]}" for name in ("layers", *"qkvo", "up", "down")]
-            LOG.info(
-                "%s: derived its layout from the network and verified it (%s)",
-                kind,
-                ", ".join(names),
-            )
-        except NotDerivedError as reason:
-            if _has_parts(config):
-                raise
-            with _isolated():
-                _DERIVED[key] = _of_states(config, reason)
-            LOG.info("%s: only its last hidden states can be used: %s", kind, reason)
-    return _DERIVED[key]
-
-
 @contextmanager
 def _isolated() -> Iterator[None]:
     """Keep random numbers and modes as they are, and convert errors of the model's code."""
     with (
         torch.random.fork_rng(devices=[]),
         torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.device("cpu"),
         torch.autocast("cpu", enabled=False),
     ):
         try:
@@ -236,38 +203,39 @@ def _isolated() -> Iterator[None]:
             ) from error
 
 
-def derive(config: PreTrainedConfig) -> Layout:
-    """Return the layout of a configuration's base model.
+def derive(small: PreTrainedConfig) -> Layout:
+    """Return the layout of a small copy of a configuration.
 
     Raises NotDerivedError, with the step that failed, if kdcli cannot use the architecture.
     """
     with _isolated():
-        return _derive(_small_config(config))
+        return _derive(small)
 
 
-@torch.no_grad()
-def _of_states(config: PreTrainedConfig, reason: NotDerivedError) -> Layout:
+def layout_of_states(small: PreTrainedConfig, reason: NotDerivedError) -> Layout:
     """Return the layout of a model whose layers cannot be used.
 
     Raises NotDerivedError if it does not return a hidden state for each token either.
     """
-    model = _shallow_model(config)
-    batch = _tokens(model.config)
-    _run(model, batch)
-    try:
-        offset = _position_offset(model, batch)
-    except NotDerivedError:
-        offset = False
-    message = f"kdcli cannot prune a '{config.model_type}' or make smaller ones of it: {reason}"
-    row = Layout(missing=message, position_offset=offset, interface=False)
-    with suppress(NotImplementedError):
-        row = replace(row, embeddings=(f"{_paths(model)[model.get_input_embeddings()]}.",))
-    return row
+    with _isolated(), torch.no_grad():
+        model, batch = _small_model(small), _tokens(small)
+        _run(model, batch)
+        try:
+            offset = _position_offset(model, batch)
+        except NotDerivedError:
+            offset = False
+        message = f"kdcli cannot prune a '{small.model_type}' or make smaller ones of it: {reason}"
+        row = Layout(missing=message, position_offset=offset, interface=False)
+        with suppress(NotImplementedError):
+            row = replace(row, embeddings=(f"{_paths(model)[model.get_input_embeddings()]}.",))
+        return row
 
 
 def _derive(config: PreTrainedConfig) -> Layout:
     if not has_encoder_class(str(config.model_type)):
         raise NotDerivedError("its encoder is part of a class with a decoder")
+    if not int(getattr(config, "num_hidden_layers", 0) or 0):
+        raise NotDerivedError("its configuration has no num_hidden_layers")
     model = _small_model(config)
     batch = _tokens(model.config)
     layers_path, layers = _layers(model, batch)
@@ -290,19 +258,54 @@ def _derive(config: PreTrainedConfig) -> Layout:
     return _verified(row, model, batch, trace)
 
 
-def _has_parts(config: PreTrainedConfig) -> bool:
-    return any(getattr(config, name, None) is not None for name in config.sub_configs)
+@_isolated()
+def small_copies(config: PreTrainedConfig) -> list[PreTrainedConfig]:
+    """Return copies of a configuration with few layers and tokens: with small widths, and with its
+    own.
 
-
-def _small_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return a copy of a configuration with few layers and tokens."""
-    if _has_parts(config):
+    The second one is for models whose widths depend on each other in a way that kdcli does not
+    know. Raises NotDerivedError for a model of several networks.
+    """
+    if any(getattr(config, name, None) is not None for name in config.sub_configs):
         raise NotDerivedError("it has parts with configurations of their own, as for images")
+    try:
+        shallow = _shallow(config)
+    except NotImplementedError:
+        # Its number of layers cannot be set.
+        return [copy.deepcopy(config)]
+    try:
+        return [_narrow(shallow), shallow]
+    except FOREIGN_ERRORS:
+        return [shallow]
+
+
+def _narrow(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Return a copy of a configuration with 4 heads and small widths."""
+    narrow = copy.deepcopy(config)
+    heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
+    for name, value in vars(config).items():
+        if type(value) is not int or name.endswith(("vocab_size", "_token_id")):
+            continue
+        if name == "head_dim":
+            setattr(narrow, name, HEAD_WIDTH * (1 if value * heads == hidden else 2))
+        elif value == hidden:
+            setattr(narrow, name, HEADS * HEAD_WIDTH)
+        elif value > MAX_NUMBER:
+            setattr(narrow, name, FFN)
+    narrow.num_attention_heads = HEADS
+    key_heads = getattr(config, "num_key_value_heads", None)
+    if key_heads is not None:
+        narrow.num_key_value_heads = HEADS if key_heads == heads else min(key_heads, HEADS // 2)
+    return narrow
+
+
+def _shallow(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Return a copy of a configuration with few layers and tokens."""
     small = copy.deepcopy(config)
     forget_custom_classes(small)
+    small.use_cache = False
+    small._attn_implementation = "eager"
     depth = int(getattr(config, "num_hidden_layers", 0) or 0)
-    if depth < 1:
-        raise NotDerivedError("its configuration has no num_hidden_layers")
     kinds = getattr(config, "layer_types", None) or [""]
     # One layer of each kind, and at least two.
     kept = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
@@ -324,9 +327,8 @@ def _small_config(config: PreTrainedConfig) -> PreTrainedConfig:
         if name == "sliding_window" and isinstance(value, int):
             # A mask that ends elsewhere than the model's own shows only within the window.
             setattr(small, name, min(value, WINDOW))
-    small.num_hidden_layers = len(kept)
-    small.use_cache = False
-    small._attn_implementation = "eager"
+    if depth:
+        small.num_hidden_layers = len(kept)
     return small
 
 
@@ -343,15 +345,6 @@ def _small_model(config: PreTrainedConfig) -> PreTrainedModel:
     return model
 
 
-def _shallow_model(config: PreTrainedConfig) -> PreTrainedModel:
-    """Return a random model with few layers, or with all if their number cannot be set alone."""
-    with suppress(NotDerivedError, *FOREIGN_ERRORS):
-        model = _small_model(_small_config(config))
-        model(**_tokens(model.config))
-        return model
-    return _small_model(copy.deepcopy(config))
-
-
 def base_model(config: PreTrainedConfig) -> PreTrainedModel:
     """Return a model of a configuration without a head; of an encoder-decoder, its encoder."""
     model = base_class(config).from_config(config, trust_remote_code=custom_code_allowed())
@@ -364,7 +357,7 @@ def _first_token(config: PreTrainedConfig) -> int:
 
 
 def _vocabulary(config: PreTrainedConfig) -> int:
-    return min(int(getattr(config, "vocab_size", VOCABULARY)), VOCABULARY)
+    return min(int(getattr(config, "vocab_size", None) or VOCABULARY), VOCABULARY)
 
 
 def _tokens(config: PreTrainedConfig) -> dict[str, Tensor]:
@@ -653,15 +646,14 @@ def _through_activation(units: Tensor, up: Call) -> bool:
     width, rows = units.shape[-1], up.output.shape[-1]
     if rows not in (width, 2 * width) or not _depends(units, up.output):
         return False
-    varies = False
     for unit in range(0, width, max(1, width // PROBED_UNITS)):
         gradient = _gradients(units[..., unit].sum(), [up.output])[0].reshape(-1, rows)
         # A unit with ReLU may be 0 for all tokens.
         read = gradient.any(0).nonzero().flatten().tolist()
         if not set(read) <= {unit, unit + width}:
             return False
-        varies |= any(gradient[:, n].std() > CLOSE * gradient[:, n].abs().max() for n in read)
-    return varies
+    slopes = _gradients(units.sum(), [up.output])[0].reshape(-1, rows)
+    return bool((slopes.std(0) > CLOSE * slopes.abs().amax(0)).any())
 
 
 def _bilinear_error(units: Tensor, factor: Tensor) -> float:

@@ -1,14 +1,15 @@
-"""Describe each architecture that kdcli knows, in one row per model type.
+"""Describe the parts of an encoder that distillation and pruning need: its layout.
 
-To support another type, add its row. Paths are relative to the base model (`AutoModel`), and paths
-of a layer's parts are relative to the layer. The six matrix types follow the pruning papers: Q, K,
-V, O, U (feed-forward up, together with its gate in gated units) and D (down).
+A layout is derived from the network (`kdcli.models.derived_layout`). The six matrix types follow
+the pruning papers: Q, K, V, O, U (feed-forward up, together with its gate in gated units) and D
+(down).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import (
     AutoModel,
@@ -19,8 +20,7 @@ from transformers import (
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 from kdcli.custom_code import custom_code_allowed
-from kdcli.errors import UsageError, did_you_mean
-from kdcli.models.custom_class import runs_own_code
+from kdcli.errors import UsageError
 from kdcli.models.modeling_kdcli import layer_paths
 from kdcli.models.static import MODEL_TYPE as STATIC_TYPE
 
@@ -28,12 +28,36 @@ LAYERS_HINT = (
     "evaluate or export it, or distil its vectors: --to static:256, or --student MODEL; the "
     "page 'Add a model type' of the documentation lists what smaller models need"
 )
+ENCODERS_HINT = (
+    "give a model whose transformers class is an encoder, such as bert, modernbert or t5"
+)
 MATRICES = ("Q", "K", "V", "O", "U", "D")
 
 
 @dataclass(frozen=True)
-class Layout:
-    """The row of one model type."""
+class Written:
+    """What a forward pass of a base model does not show, so that it is written in `WRITTEN`."""
+
+    # The linear before the text classifier, and its activation or the setting that names it.
+    # Label words make both the identity. `{base}` is the base model.
+    head: tuple[str, str] | None = None
+    # The heads of all tasks normalise after their activation.
+    head_norm: bool = False
+    # The `classifier_pooling` with which the head reads the first token's state.
+    pooling: str | None = None
+    # `modeling_kdcli.layer_paths` finds the parts of its layers.
+    compact: bool = False
+    # False if the model masks with the smallest float32 number, which no half type can hold.
+    autocast: bool = True
+
+
+@dataclass(frozen=True)
+class Layout(Written):
+    """The parts of an encoder, and how they work together.
+
+    Paths are relative to the base model (`AutoModel`), and paths of a layer's parts are relative to
+    the layer.
+    """
 
     layers: str = "encoder.layer"
     # Linears of a layer. Linears with the same name are one fused linear.
@@ -78,21 +102,10 @@ class Layout:
     position_offset: bool = False
     # Some layers attend within a window, so losses should choose a global layer.
     local: bool = False
-    # False if the model masks with the smallest float32 number, which no half type can hold.
-    autocast: bool = True
     # Why neighbouring documents of a block see each other despite the mask.
     leaks: str | None = None
     # Why nothing is known about its layers: only its last hidden states can be used.
     missing: str | None = None
-    # `modeling_kdcli.layer_paths` finds the parts of its layers.
-    compact: bool = False
-    # The linear before the text classifier, and its activation or the setting that names it.
-    # Label words make both the identity. `{base}` is the base model.
-    head: tuple[str, str] | None = None
-    # The heads of all tasks normalise after their activation.
-    head_norm: bool = False
-    # The `classifier_pooling` with which the head reads the first token's state.
-    pooling: str | None = None
 
     def modules(self, model: nn.Module) -> list[nn.Module]:
         """Return the encoder layers in the order in which they run.
@@ -128,147 +141,44 @@ class Layout:
 
 
 _POOLER, _DENSE = ("{base}.pooler.dense", "tanh"), ("classifier.dense", "tanh")
-_BERT = Layout(compact=True, head=_POOLER)
-_ROBERTA = replace(_BERT, position_offset=True, head=_DENSE)
-_HOOKED = Layout(interface=False)
-_LEAKS, _DISENTANGLED = (
-    "its embeddings take a mask of tokens only",
-    "disentangled position terms and their scale",
-)
-_LLAMA_LIKE = Layout(
-    layers="layers",
-    embeddings=("embed_tokens.", "embeddings."),
-    rotary="halves",
-    q="self_attn.q_proj",
-    k="self_attn.k_proj",
-    v="self_attn.v_proj",
-    o="self_attn.o_proj",
-    up="mlp.up_proj",
-    gate="mlp.gate_proj",
-    down="mlp.down_proj",
-)
+_ROBERTA = Written(head=_DENSE, compact=True)
 
-LAYOUTS: dict[str, Layout] = {
-    "bert": _BERT,
-    "electra": replace(_BERT, head=("classifier.dense", "gelu")),
-    "ernie": _BERT,
-    "splinter": _HOOKED,
-    "roberta": _ROBERTA,
-    "xlm-roberta": _ROBERTA,
-    "xlm-roberta-xl": replace(_ROBERTA, compact=False, final_norm="encoder.LayerNorm"),
+WRITTEN: dict[str, Written] = {
+    "albert": Written(head=("{base}.pooler", "tanh")),
+    "bert": Written(head=_POOLER, compact=True),
     "camembert": _ROBERTA,
+    "convbert": Written(head=("classifier.dense", "hidden_act")),
     "data2vec-text": _ROBERTA,
-    "roberta-prelayernorm": replace(_ROBERTA, compact=False, final_norm="LayerNorm"),
-    "esm": Layout(
-        rotary="halves",
-        position_offset=True,
-        leaks=_LEAKS,
-        head=_DENSE,
-        final_norm="encoder.emb_layer_norm_after",
-    ),
-    "mobilebert": Layout(leaks="its embeddings join each token with its neighbours"),
-    "albert": Layout(
-        layers="encoder.albert_layer_groups.0.albert_layers",
-        shared=True,
-        embeddings=("embeddings.", "encoder.embedding_hidden_mapping_in."),
-        head=("{base}.pooler", "tanh"),
-        q="attention.query",
-        k="attention.key",
-        v="attention.value",
-        o="attention.dense",
-        up="ffn",
-        down="ffn_output",
-    ),
-    "distilbert": Layout(
-        layers="transformer.layer",
-        ffn="hidden_dim",
-        compact=True,
-        head=("pre_classifier", "relu"),
-        q="attention.q_lin",
-        k="attention.k_lin",
-        v="attention.v_lin",
-        o="attention.out_lin",
-        up="ffn.lin1",
-        down="ffn.lin2",
-    ),
-    "modernbert": Layout(
-        layers="layers",
-        rotary="halves",
-        local=True,
-        head_norm=True,
-        pooling="cls",
-        fused="blocks",
-        q="attn.Wqkv",
-        k="attn.Wqkv",
-        v="attn.Wqkv",
-        o="attn.Wo",
-        up="mlp.Wi",
-        gate="mlp.Wi",
-        down="mlp.Wo",
-        final_norm="final_norm",
-    ),
-    "eurobert": replace(_LLAMA_LIKE, head=("dense", "gelu"), pooling="bos", final_norm="norm"),
-    "nomic_bert": replace(_LLAMA_LIKE, head=_POOLER),
-    "mpnet": replace(
-        _HOOKED,
-        position_offset=True,
-        other_term="relative position bias",
-        head=_DENSE,
-        q="attention.attn.q",
-        k="attention.attn.k",
-        v="attention.attn.v",
-        o="attention.attn.o",
-    ),
-    "deberta": replace(
-        _HOOKED,
-        autocast=False,
-        leaks=_LEAKS,
-        head=("pooler.dense", "pooler_hidden_act"),
-        fused="heads",
-        q="attention.self.in_proj",
-        k="attention.self.in_proj",
-        v="attention.self.in_proj",
-        like_q=("attention.self.pos_proj", "attention.self.pos_q_proj"),
-        other_term=_DISENTANGLED,
-        bias=("attention.self.q_bias", "attention.self.v_bias"),
-    ),
-    "deberta-v2": replace(
-        _HOOKED,
-        leaks=_LEAKS,
-        head=("pooler.dense", "pooler_hidden_act"),
-        q="attention.self.query_proj",
-        k="attention.self.key_proj",
-        v="attention.self.value_proj",
-        like_q=("attention.self.pos_key_proj", "attention.self.pos_query_proj"),
-        other_term=_DISENTANGLED,
-    ),
-    "roformer": replace(
-        _HOOKED,
-        rotary="pairs",
-        positions="encoder.embed_positions",
-        head=("classifier.dense", "hidden_act"),
-    ),
-    "convbert": replace(
-        _HOOKED,
-        leaks="its convolution runs over neighbouring tokens",
-        head=("classifier.dense", "hidden_act"),
-    ),
-    "megatron-bert": replace(_HOOKED, head=_POOLER, final_norm="encoder.ln"),
-    "rembert": replace(
-        _HOOKED, embeddings=("embeddings.", "encoder.embedding_hidden_mapping_in."), head=_POOLER
-    ),
+    "deberta": Written(head=("pooler.dense", "pooler_hidden_act"), autocast=False),
+    "deberta-v2": Written(head=("pooler.dense", "pooler_hidden_act")),
+    "distilbert": Written(head=("pre_classifier", "relu"), compact=True),
+    "electra": Written(head=("classifier.dense", "gelu"), compact=True),
+    "ernie": Written(head=_POOLER, compact=True),
+    "esm": Written(head=_DENSE),
+    "eurobert": Written(head=("dense", "gelu"), pooling="bos"),
+    "megatron-bert": Written(head=_POOLER),
+    "modernbert": Written(head_norm=True, pooling="cls"),
+    "mpnet": Written(head=_DENSE),
+    "nomic_bert": Written(head=_POOLER),
+    "rembert": Written(head=_POOLER),
+    "roberta": _ROBERTA,
+    "roberta-prelayernorm": Written(head=_DENSE),
+    "roformer": Written(head=("classifier.dense", "hidden_act")),
+    "xlm-roberta": _ROBERTA,
+    "xlm-roberta-xl": Written(head=_DENSE),
 }
+"""What is known of model types beyond the layout that their networks show."""
 # A static model has no layers, so it can be neither pruned nor distilled further.
 STATIC = Layout(layers="layers", interface=False, embeddings=("embeddings",))
 # Model types that can be compacted, with the paths of a layer's attention, attention output,
 # feed-forward up and feed-forward down.
-COMPACT_PATHS = {kind: layer_paths(kind) for kind, row in LAYOUTS.items() if row.compact}
+COMPACT_PATHS = {kind: layer_paths(kind) for kind, row in WRITTEN.items() if row.compact}
 
 
 def layout_for(config: PreTrainedConfig) -> Layout:
-    """Return the row of a configuration's model type, or derive one from the network.
+    """Return the layout of a configuration's base model, which is derived from its network.
 
-    Raises UsageError if the model is a decoder, or if no layout can be derived.
+    Raises UsageError if the model is a decoder, or if it has no states that kdcli can use.
     """
     kind = str(config.model_type)
     check_type(
@@ -277,28 +187,14 @@ def layout_for(config: PreTrainedConfig) -> Layout:
     )
     if kind == STATIC_TYPE:
         return STATIC
-    if kind not in LAYOUTS or runs_own_code(config):
-        return _derived(config)
-    row = LAYOUTS[kind]
-    if kind == "esm" and getattr(config, "position_embedding_type", None) != "rotary":
-        return replace(row, rotary=None)
-    if kind == "roformer":
-        return replace(row, rotary_value=config.rotary_value)
-    if kind == "albert" and (config.num_hidden_groups, config.inner_group_num) != (1, 1):
-        raise UsageError(
-            "ALBERT with several layer groups is not supported: only one layer shared by all"
-        )
-    return row
-
-
-def _derived(config: PreTrainedConfig) -> Layout:
     # The derivation runs the modules that read layouts.
-    from kdcli.models.derived_layout import NotDerivedError, derived_layout
+    from kdcli.models.derived_layout import NotDerivedError
+    from kdcli.models.layout_cache import cached_layout
 
     try:
-        return derived_layout(config)
+        return cached_layout(config)
     except NotDerivedError as error:
-        message = f"kdcli cannot use a model of type '{config.model_type}': {error}"
+        message = f"kdcli cannot use a model of type '{kind}': {error}"
         raise UsageError(message, "give a text encoder that needs only token ids") from None
 
 
@@ -348,28 +244,26 @@ def check_type(kind: str, *, decodes: bool) -> None:
 
     `decodes` means that the configuration describes a decoder. Raises UsageError otherwise.
     """
-    if kind in (STATIC_TYPE, *LAYOUTS) and not decodes:
-        return
     from transformers.models.auto import modeling_auto as auto
 
-    if has_decoder(kind):
+    if kind == STATIC_TYPE or has_decoder(kind):
         return
     if decodes:
         raise UsageError(
             f"'{kind}' is a decoder or an encoder-decoder; kdcli compresses encoders only",
-            "give a model whose transformers class is an encoder, such as bert, modernbert or t5",
+            ENCODERS_HINT,
         )
     of_images = kind in auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
     if of_images or kind in auto.MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES:
         raise UsageError(
             f"'{kind}' is a model of {'images' if of_images else 'audio'}; kdcli compresses text "
             "encoders only",
-            f"supported types: {', '.join(sorted(LAYOUTS))}",
+            ENCODERS_HINT,
         )
     if kind not in auto.MODEL_MAPPING_NAMES and not custom_code_allowed():
         raise UsageError(
-            f"unknown model type '{kind}'{did_you_mean(kind, auto.MODEL_MAPPING_NAMES)}; "
-            "transformers has no such model",
+            f"unknown model type '{kind}': transformers {transformers.__version__} has no such "
+            "model",
             "check the model_type in its config.json; a newer version of transformers may have it",
         )
 

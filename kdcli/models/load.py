@@ -46,7 +46,6 @@ from kdcli.models.custom_class import (
     forget_custom_classes,
     has_own_code,
     is_custom,
-    runs_own_code,
     save_network,
 )
 from kdcli.models.files import (
@@ -70,7 +69,6 @@ from kdcli.models.files import (
     weight_files,
 )
 from kdcli.models.layout import (
-    LAYOUTS,
     base_class,
     check_type,
     has_decoder,
@@ -565,9 +563,8 @@ def load_weights(
     with suppress(*HUB_ERRORS):
         # Put the card into the cache, because models made from this one inherit its licence.
         file_of(where, MODEL_CARD, revision)
-    if config.model_type not in LAYOUTS or runs_own_code(config):
-        # A decoder would return a table of keys and values.
-        model.config.use_cache = False
+    # A decoder would return a table of keys and values.
+    model.config.use_cache = False
     if has_own_code(model) and (names := fill_buffers(model)):
         LOG.warning(
             "transformers leaves buffers of %s empty, for example %s, because its code computes "

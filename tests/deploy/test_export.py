@@ -8,14 +8,13 @@ import onnxruntime
 import pytest
 import torch
 import transformers
-from encoders import tiny_config, tiny_encoder
+from encoders import TYPES, tiny_config, tiny_encoder
 from onnxruntime.quantization import quantize_dynamic
 
 from kdcli.deploy.export import EXACT, FILE_LIMITS, FILES, difference, export_model, recorded
 from kdcli.deploy.products import keys_of, products
 from kdcli.deploy.sessions import onnx_caller, openvino_caller
 from kdcli.errors import MachineError, UsageError
-from kdcli.models.layout import LAYOUTS
 
 pytestmark = pytest.mark.slow
 
@@ -75,7 +74,7 @@ def record_for_real(monkeypatch):
     monkeypatch.setattr(torch.onnx, "export", torch.onnx.export.__self__.record)
 
 
-LATER = [pytest.param("onnx", t, marks=pytest.mark.long) for t in sorted(set(LAYOUTS) - set(MAIN))]
+LATER = [pytest.param("onnx", t, marks=pytest.mark.long) for t in sorted(set(TYPES) - set(MAIN))]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from encoders import tiny_encoder
 from kdcli.losses import build_objective
 from kdcli.models import capture as module
 from kdcli.models.capture import capture, params_without_grad, prepare_teacher
-from kdcli.models.layout import LAYOUTS
+from kdcli.models.layout import layout_for
 from kdcli.models.shape import shape_of
 from kdcli.types import Needs
 
@@ -91,10 +91,11 @@ def test_what_a_model_does_not_have(needs, message):
         capture(tiny_encoder("bert"), needs)
 
 
-def test_a_row_with_the_wrong_interface_is_an_error(monkeypatch):
-    monkeypatch.setitem(LAYOUTS, "megatron-bert", replace(LAYOUTS["megatron-bert"], interface=True))
+def test_a_layout_with_the_wrong_interface_is_an_error():
+    model = tiny_encoder("megatron-bert")
+    layout = replace(layout_for(model.config), interface=True)
     with pytest.raises((RuntimeError, ValueError)):
-        capture(tiny_encoder("megatron-bert"), only(1))(BATCH)
+        capture(model, only(1), layout=layout)(BATCH)
 
 
 def test_a_prepared_teacher_is_frozen_in_the_compute_dtype():

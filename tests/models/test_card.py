@@ -4,11 +4,10 @@ import hashlib
 
 import pytest
 import torch
-from encoders import tiny_encoder, tiny_tokenizer
+from encoders import TYPES, tiny_encoder, tiny_tokenizer
 
 from kdcli.deploy.sparse.compact import compact_model
 from kdcli.models.card import describe, multiply_adds
-from kdcli.models.layout import LAYOUTS
 from kdcli.models.load import save_model
 
 LENGTH, WIDTH, FFN, WORDS = 128, 32, 128, 64
@@ -42,7 +41,7 @@ def test_multiply_adds_of_a_bert_by_hand(positions, length):
     )
 
 
-@pytest.mark.parametrize("kind", sorted(LAYOUTS))
+@pytest.mark.parametrize("kind", TYPES)
 def test_every_type_is_described_and_left_as_it_was(kind):
     model = tiny_encoder(kind).train()
     attention = model.config._attn_implementation

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from encoders import tiny_encoder
+from encoders import TYPES, tiny_encoder
 
 from kdcli.errors import UsageError
 from kdcli.models.choose import (
@@ -15,7 +15,6 @@ from kdcli.models.choose import (
     measured_layers,
     rows_to_compare,
 )
-from kdcli.models.layout import LAYOUTS
 from kdcli.models.shape import shape_of
 
 pytestmark = pytest.mark.slow
@@ -76,7 +75,7 @@ def test_a_search_changes_neither_the_teacher_nor_random_numbers():
     assert not teacher.training
 
 
-@pytest.mark.parametrize("kind", sorted(LAYOUTS))
+@pytest.mark.parametrize("kind", TYPES)
 def test_layers_are_chosen_in_every_model_type(kind):
     torch.manual_seed(0)
     teacher = tiny_encoder(kind, **({} if kind == "modernbert" else {"num_hidden_layers": 3}))

@@ -6,6 +6,7 @@ import torch
 from encoders import (
     DERIVED,
     OWN_CODE,
+    TYPES,
     padded_batch,
     tiny_encoder,
     tiny_tokenizer,
@@ -18,14 +19,14 @@ from kdcli.losses import build_objective
 from kdcli.models.capture import capture, params_without_grad, prepare_teacher
 from kdcli.models.custom_class import save_network
 from kdcli.models.grammar import parse_shape
-from kdcli.models.layout import LAYOUTS, layout_for, linears
+from kdcli.models.layout import layout_for, linears
 from kdcli.models.load import load_encoder, save_model
 from kdcli.models.shape import build_student, shape_of
 from kdcli.types import Needs
 
 pytestmark = pytest.mark.slow
 
-TYPES = [*sorted(LAYOUTS), *DERIVED, "gemma3_text", *OWN_CODE]
+CONTRACT = [*TYPES, *DERIVED, "gemma3_text", *OWN_CODE]
 CLOSE = {"atol": 1e-5, "rtol": 1e-4}
 
 
@@ -34,7 +35,7 @@ def needs_of(*layers: int, hidden: tuple[int, ...] = ()) -> Needs:
     return Needs(q=of, k=of, v=of, hidden=frozenset(hidden))
 
 
-@pytest.fixture(params=TYPES)
+@pytest.fixture(params=CONTRACT)
 def model(request, tmp_path_factory):
     torch.manual_seed(0)
     if request.param not in OWN_CODE:

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from encoders import byte_level, tiny_encoder, tiny_tokenizer
+from encoders import TYPES, byte_level, tiny_encoder, tiny_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
 
 from kdcli.errors import UsageError
-from kdcli.models.layout import LAYOUTS
 from kdcli.models.load import load_tokenizer
 from kdcli.models.trim import (
     check_trimmable,
@@ -176,7 +175,7 @@ def test_bpe_keeps_the_way_to_a_token_but_no_other_merge():
     assert (cut.tokenize("abcd"), cut.tokenize("bcd")) == (["abc", "d"], ["b", "c", "d"])
 
 
-@pytest.mark.parametrize("model_type", LAYOUTS)
+@pytest.mark.parametrize("model_type", TYPES)
 def test_a_model_gives_the_same_bits_for_kept_tokens(model_type):
     model = tiny_encoder(model_type)
     kept = np.array(sorted({0, 1, 2, 3, 4, 7, 11, 30, 58} | named_in(model.config)))

@@ -6,13 +6,14 @@ import os
 import re
 from pathlib import Path
 
+import encoders
 import pytest
 from encoders import DERIVED, OF_TYPE, SIZES, tiny_config
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.models.auto import modeling_auto as auto
 
 from kdcli.errors import UsageError
-from kdcli.models.layout import LAYOUTS, layout_for
+from kdcli.models.layout import layout_for
 
 pytestmark = pytest.mark.long
 
@@ -66,7 +67,7 @@ SHOWN = ("layers", *"qkvo", "up", "gate", "down")
 
 def small_config(kind: str) -> PreTrainedConfig:
     """A tiny configuration with each size that the type knows and accepts."""
-    if kind in (*LAYOUTS, *DERIVED):
+    if kind in (*encoders.TYPES, *DERIVED):
         return tiny_config(kind)
     known = CONFIG_MAPPING[kind]()
     sizes = {n: x for n, x in MORE_SIZES.items() if isinstance(getattr(known, n, None), int)}

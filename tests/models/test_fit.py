@@ -8,7 +8,7 @@ import torch
 from encoders import CountingRows, tiny_encoder
 
 from kdcli.models import fit
-from kdcli.models.layout import LAYOUTS, layout_for, linears
+from kdcli.models.layout import layout_for, linears
 from kdcli.models.least_squares import BIAS_RIDGE, LEAST_SHARE
 from kdcli.models.sample import sample_of
 from kdcli.models.shape import build_student, shape_of
@@ -21,7 +21,8 @@ from kdcli.types import Start
 def test_the_fit_reads_as_many_tokens_as_the_memory_holds(memory, tokens, monkeypatch):
     monkeypatch.setattr(fit, "FIT_BYTES", memory)
     # Two inputs of 32 numbers, a layer's 4 * 32 + 128 + 32 + 2 * 32 outputs, and 128 units.
-    found = fit.tokens_to_fit(tiny_encoder("bert"), LAYOUTS["bert"], 2)
+    teacher = tiny_encoder("bert")
+    found = fit.tokens_to_fit(teacher, layout_for(teacher.config), 2)
     assert found == tokens
 
 

@@ -11,6 +11,7 @@ import transformers as hf
 from encoders import (
     NAMES,
     TASKS,
+    TYPES,
     assert_same_state,
     logits_of,
     on_disk,
@@ -24,13 +25,11 @@ from tokenizers import normalizers
 from kdcli.errors import UsageError
 from kdcli.models.capture import capture
 from kdcli.models.heads import AUTO_CLASS, PROBLEM, load_for_task, misfit_of
-from kdcli.models.layout import LAYOUTS
 from kdcli.models.load import save_model
 from kdcli.types import Kind, Needs, Task
 
 pytestmark = pytest.mark.slow
 
-TYPES = sorted(LAYOUTS)
 OUTPUTS = {"class": 3, "multi": 3, "score": 1, "tokens": 3, "span": 2}
 WITHOUT = {("esm", "span"), ("eurobert", "span"), ("nomic_bert", "span")}
 WITHOUT |= {("splinter", kind) for kind in TASKS if kind != "span"}

@@ -12,6 +12,7 @@ import transformers as hf
 from encoders import (
     NAMES,
     TASKS,
+    TYPES,
     WORDS,
     assert_same_state,
     logits_of,
@@ -26,7 +27,7 @@ from kdcli.data.tasks import named_tasks
 from kdcli.errors import UsageError
 from kdcli.models.heads import AUTO_CLASS, load_for_task
 from kdcli.models.label_words import SMOOTH_ACTIVATIONS, label_word_ids, load_with_label_words
-from kdcli.models.layout import LAYOUTS
+from kdcli.models.layout import WRITTEN
 from kdcli.models.load import location, save_model
 from kdcli.types import Kind
 
@@ -35,12 +36,10 @@ pytestmark = pytest.mark.slow
 WIDE = {name: {"embedding_size": 32} for name in ("electra", "albert", "mobilebert")}
 WIDE["rembert"] = {"input_embedding_size": 32}
 """Embeddings as wide as the states."""
-OF_TEXTS = sorted(name for name, row in LAYOUTS.items() if row.head or row.head_norm)
+OF_TEXTS = sorted(name for name, row in WRITTEN.items() if row.head or row.head_norm)
 OF_SPANS = sorted({*OF_TEXTS, "mobilebert"} - {"esm", "eurobert", "nomic_bert"})
 WITH_MLM = [
-    kind
-    for kind in sorted(LAYOUTS)
-    if type(tiny_config(kind)) in hf.AutoModelForMaskedLM._model_mapping
+    kind for kind in TYPES if type(tiny_config(kind)) in hf.AutoModelForMaskedLM._model_mapping
 ]
 CLOSE = {"rtol": 1e-3, "atol": 1e-3}
 """Of logits whose size is some units (asserted)."""

@@ -3,13 +3,13 @@ teacher's head."""
 
 import pytest
 import torch
-from encoders import tiny_config, tiny_encoder, tiny_tokenizer
+from encoders import TYPES, tiny_config, tiny_encoder, tiny_tokenizer
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTraining
 
 from kdcli.errors import UsageError
 from kdcli.models.capture import capture, params_without_grad
 from kdcli.models.grammar import parse_shape
-from kdcli.models.layout import LAYOUTS, layout_for
+from kdcli.models.layout import layout_for
 from kdcli.models.load import save_model
 from kdcli.models.masked_head import load_masked_lm, student_with_head
 from kdcli.models.shape import build_student, shape_of
@@ -17,7 +17,7 @@ from kdcli.types import IGNORED, Needs, Start
 
 pytestmark = pytest.mark.slow
 
-TYPES = sorted(set(LAYOUTS) - {"splinter"})  # it was pre-trained to find spans
+WITH_HEAD = sorted(set(TYPES) - {"splinter"})  # it was pre-trained to find spans
 FRESH = {"mobilebert": ["cls.predictions.dense.weight"]}
 """Parts of a head without a subset of dimensions: MobileBERT widens the embeddings there."""
 LOGITS = Needs(masked_logits=True)
@@ -33,7 +33,7 @@ def tiny_masked_lm(kind, **changes):
     return model
 
 
-@pytest.fixture(params=TYPES)
+@pytest.fixture(params=WITH_HEAD)
 def model(request):
     return tiny_masked_lm(request.param)
 
@@ -77,8 +77,8 @@ def test_a_checkpoint_without_a_head_may_be_loaded_as_an_encoder(tmp_path, heade
 
 def test_these_are_the_types_with_a_head():
     assert [
-        k for k in sorted(LAYOUTS) if type(tiny_config(k)) in AutoModelForMaskedLM._model_mapping
-    ] == TYPES
+        k for k in TYPES if type(tiny_config(k)) in AutoModelForMaskedLM._model_mapping
+    ] == WITH_HEAD
 
 
 @torch.no_grad()

@@ -4,12 +4,12 @@ from itertools import cycle, islice
 
 import pytest
 import torch
-from encoders import CountingRows, assert_same_state, padded_batch, tiny_encoder
+from encoders import TYPES, CountingRows, assert_same_state, padded_batch, tiny_encoder
 
 from kdcli.models import reduce
 from kdcli.models.capture import capture
 from kdcli.models.grammar import parse_shape
-from kdcli.models.layout import LAYOUTS, layout_for, linears
+from kdcli.models.layout import layout_for, linears
 from kdcli.models.sample import sample_of
 from kdcli.models.shape import build_student, shape_of
 from kdcli.types import Needs, Start
@@ -181,14 +181,14 @@ def test_a_layer_without_biases_keeps_the_units_that_are_large():
         assert torch.equal(narrow.mlp.Wo.weight.double(), weight_DF[:, kept])
 
 
-@pytest.mark.parametrize("kind", sorted(LAYOUTS))
+@pytest.mark.parametrize("kind", TYPES)
 def test_a_student_of_the_same_shape_is_its_teacher(kind):
     teacher = tiny_encoder(kind)
     student = build_student(teacher, shape_of(teacher.config), text=CountingRows(width=8)).model
     assert_same_state(student, teacher)
 
 
-@pytest.mark.parametrize("kind", sorted(LAYOUTS))
+@pytest.mark.parametrize("kind", TYPES)
 @torch.no_grad()
 def test_a_narrower_student_starts_near_its_teacher_in_that_basis(kind):
     torch.manual_seed(1)
@@ -208,5 +208,5 @@ def test_a_narrower_student_starts_near_its_teacher_in_that_basis(kind):
         own = capture(model.eval(), needs)(batch).hidden[last].double()
         return float((own - target)[real].square().sum() / target[real].square().sum())
 
-    assert error(built.model) < (1.0 if LAYOUTS[kind].shared else 0.4)
+    assert error(built.model) < (1.0 if layout_for(teacher.config).shared else 0.4)
     assert error(built.model) < 0.5 * error(drawn.model)

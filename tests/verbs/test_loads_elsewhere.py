@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from clients import fastembed, node  # noqa: F401
-from encoders import on_disk, tiny_config
+from encoders import TYPES, on_disk, tiny_config
 from huggingface_hub import ModelCard
 from scipy.special import expit, softmax
 from sentence_transformers import SentenceTransformer
@@ -19,7 +19,6 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from kdcli.models.embedding_format import POOLING_KEYS, EmbeddingFormat
-from kdcli.models.layout import LAYOUTS
 from kdcli.verbs.export.javascript import TYPED_TOKENIZERS, UNKNOWN_TYPES, JsModel, default_dtype
 
 TEXTS = ["w1 w2 w3 w4", "w21 w22 w20", "w3 w21 w4 w5 w22 w1"]
@@ -310,7 +309,7 @@ def test_the_types_that_transformers_js_refuses(node, exported):  # noqa: F811
     code = f"""import * as library from "@huggingface/transformers";
 const tasks = {json.dumps(AUTO)};
 for (const [task, name] of Object.entries(tasks))
-  console.log(task, {json.dumps(list(LAYOUTS))}.filter((type) => !library[name].supports(type)));
+  console.log(task, {json.dumps(list(TYPES))}.filter((type) => !library[name].supports(type)));
 """
     refused = {task: set(types) for task, types in node(code, folder)}
     assert refused == UNKNOWN_TYPES

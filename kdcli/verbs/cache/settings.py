@@ -16,6 +16,7 @@ KINDS = {
     "candidates": "candidates for the words of texts, for augmentation",
     "vocabularies": "token counts of a text",
     "tokenizers": "tokenizers that were trained on a text",
+    "layouts": "the parts of model types",
     "measurements": "measurements of this processor",
     "objects": "data that Python functions were given as objects",
 }
