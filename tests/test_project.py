@@ -19,7 +19,7 @@ from packaging.version import Version
 import kdcli
 from kdcli import losses, pruners
 from kdcli.errors import KdcliError
-from kdcli.models.layout import LAYOUTS
+from tools.model_types import page
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +62,6 @@ def test_the_readme_begins_with_what_a_newcomer_types():
     head, first = readme.split("## ")[:2]
     assert "kdcli compress" in head
     assert re.search(r"make demo\b.*\n.*make test\b", first)
-    assert f"{len(LAYOUTS)} model types" in readme
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "recipes/README.md"])
@@ -219,23 +218,9 @@ def test_the_search_for_such_words_finds_them(line):
     assert FOREIGN.search(line)
 
 
-def test_the_documentation_lists_every_model_type():
-    text = (ROOT / "docs" / "add-a-model-type.md").read_text("utf-8")
-    listed = re.search(r"their task heads:\n\n(.*?)\.\n\n", text, re.DOTALL)
-    assert listed
-    assert re.split(r",\s+", listed[1]) == sorted(LAYOUTS)
-
-
-def test_the_documentation_lists_the_types_that_were_tried():
-    text = (ROOT / "docs" / "add-a-model-type.md").read_text("utf-8")
-    tried = json.loads((ROOT / "tests" / "models" / "every_type.json").read_text("utf-8"))
-    without = ("states:", "refused:", "no tiny configuration:")
-    derived = [k for k, v in tried.items() if not v.startswith(without) and k not in LAYOUTS]
-    states = [kind for kind, value in tried.items() if value.startswith("states:")]
-    for heading, types in (("and verified", derived), ("hidden states can be used", states)):
-        listed = re.search(rf"{heading}:\n\n(.*?)\.\n\n", text, re.DOTALL)
-        assert listed
-        assert re.split(r",\s+", listed[1]) == types
+def test_the_page_of_model_types_shows_what_the_test_found():
+    written = (ROOT / "docs" / "model-types.md").read_text("utf-8")
+    assert written == page(), "run: python -m tools.model_types > docs/model-types.md"
 
 
 def test_every_page_is_reached_from_the_navigation():

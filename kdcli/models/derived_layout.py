@@ -327,6 +327,7 @@ def _shallow(config: PreTrainedConfig) -> PreTrainedConfig:
         if name == "sliding_window" and isinstance(value, int):
             # A mask that ends elsewhere than the model's own shows only within the window.
             setattr(small, name, min(value, WINDOW))
+    small.vocab_size = VOCABULARY
     if depth:
         small.num_hidden_layers = len(kept)
     return small

@@ -20,15 +20,14 @@ from pydantic import TypeAdapter, ValidationError
 from transformers import PreTrainedConfig
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-from kdcli.custom_code import custom_code_allowed
 from kdcli.disk import cache_dir, cache_key, lock_entry, use_entry, write_atomic
-from kdcli.errors import MachineError
-from kdcli.models import capture, derived_layout, layout
+from kdcli.errors import KdcliError
+from kdcli.models import attention_products, capture, derived_layout, layout
+from kdcli.models.custom_class import runs_own_code
 from kdcli.models.derived_layout import NotDerivedError, derive, layout_of_states, small_copies
 from kdcli.models.files import TASK_KEY
 from kdcli.models.layout import WRITTEN, Layout, Written, base_class
 
-FOLDER = "layouts"
 UNRELATED = (
     *("architectures", "id2label", "label2id", "problem_type", TASK_KEY, "dtype"),
     *("return_dict", "output_hidden_states", "output_attentions"),
@@ -49,11 +48,18 @@ def cached_layout(config: PreTrainedConfig) -> Layout:
     kind, source = type(config).__qualname__, str(config.name_or_path)
     settings = {name: x for name, x in vars(config).items() if name[0] != "_"}
     # Callers ask often and have few configurations. A key of an entry takes ten times as long.
-    asked = json.dumps([kind, source, custom_code_allowed(), settings], default=str)
+    own_code = runs_own_code(config)
+    asked = json.dumps([kind, source, own_code, settings], default=str)
     if asked not in _BY_SETTINGS:
-        written = WRITTEN.get(config.model_type, Written())
+        written = Written() if own_code else WRITTEN.get(config.model_type, Written())
         _BY_SETTINGS[asked] = replace(_layout(config), **vars(written))
     return _BY_SETTINGS[asked]
+
+
+def forget() -> None:
+    """Forget the layouts of this process, but not those on disk."""
+    _BY_SETTINGS.clear()
+    _BY_KEY.clear()
 
 
 def _layout(config: PreTrainedConfig) -> Layout:
@@ -101,10 +107,10 @@ def _log(kind: str, row: Layout) -> None:
 def _code_of(config: PreTrainedConfig) -> str | None:
     """Return a hash of the code of a configuration's network, or None if it is in no file."""
     auto = base_class(config)
-    own = (getattr(config, "auto_map", None) or {}).get(auto.__name__)
     try:
-        if own and custom_code_allowed():
-            network = get_class_from_dynamic_module(own, config.name_or_path)
+        if runs_own_code(config):
+            name = config.auto_map[auto.__name__]
+            network = get_class_from_dynamic_module(name, config.name_or_path)
             files = sorted(Path(inspect.getfile(network)).parent.glob("*.py"))
         else:
             files = [Path(inspect.getfile(auto._model_mapping[type(config)]))]
@@ -119,7 +125,9 @@ def _hash(*files: Path) -> str:
 
 @cache
 def _derivation() -> str:
-    return _hash(*(Path(inspect.getfile(m)) for m in (derived_layout, layout, capture)))
+    return _hash(
+        *(Path(inspect.getfile(m)) for m in (derived_layout, layout, capture, attention_products))
+    )
 
 
 def _key(small: PreTrainedConfig, code: str | None) -> str:
@@ -134,23 +142,26 @@ def _key(small: PreTrainedConfig, code: str | None) -> str:
 
 
 def _path(key: str) -> Path:
-    return cache_dir() / FOLDER / f"{key}.json"
+    return cache_dir() / "layouts" / f"{key}.json"
 
 
 def _read(key: str) -> Layout | None:
     """Return an entry of the cache. None if there is none, or if it is damaged."""
     path = _path(key)
-    with suppress(OSError, MachineError, ValidationError):
+    with suppress(OSError, KdcliError, ValidationError):
         if path.is_file():
             use_entry(path)
-            return ENTRY.validate_json(path.read_bytes())
+            content = path.read_bytes()
+            row = ENTRY.validate_json(content)
+            # Validation accepts an object without any part of a layout.
+            return row if ENTRY.dump_json(row) == content else None
     return None
 
 
 def _write(key: str, row: Layout, about: str) -> None:
     """Write an entry, unless the cache cannot be written."""
     path = _path(key)
-    with suppress(OSError, MachineError):
+    with suppress(OSError, KdcliError):
         path.parent.mkdir(parents=True, exist_ok=True)
         use_entry(path, about)
         with lock_entry(path):

@@ -84,7 +84,7 @@ BAD = {
     ),
     "unknown type": (
         lambda d: change(d, "config.json", model_type="brt"),
-        "unknown model type 'brt'; did you mean",
+        "unknown model type 'brt': transformers",
     ),
     "causal decoder": (
         lambda d: change(d, "config.json", model_type="gpt2"),

@@ -1,0 +1,85 @@
+"""Print docs/model-types.md: what kdcli can do with each model type that a test tries.
+
+python -m tools.model_types > docs/model-types.md
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+TABLE = Path(__file__).parents[1] / "tests" / "models" / "every_type.json"
+"""What `tests/models/test_every_type.py` finds with the installed transformers."""
+STATES, REFUSED = "states: ", "refused: "
+HEAD = """\
+# Model types
+
+This page lists the model types that a test tries, each with a tiny random model. A type that is
+missing here usually works too: see [Add a model type](add-a-model-type.md).
+`python -m tools.model_types > docs/model-types.md` writes this page from the test's results.
+"""
+BOTH_WAYS = """\
+## Every verb
+
+{count} types, whose tokens attend to earlier and later ones:
+"""
+CAUSAL = """\
+## Every verb, without relation losses
+
+{count} causal types. `minilm` and `minilmv2` refuse them as teachers, because a token attends to
+earlier ones only; distil their vectors instead (`--method embedding`):
+"""
+ONLY_STATES = """\
+## Without smaller models of their own
+
+{count} types whose layers kdcli cannot use. It can evaluate, benchmark, trim and export them, and
+distil their vectors into a static student (`--to static:256`) or another model (`--student`).
+"""
+NOT_AT_ALL = """\
+## Refused
+
+{count} types.
+"""
+
+
+def page() -> str:
+    """Return the page."""
+    found: dict[str, str] = json.loads(TABLE.read_text("utf-8"))
+    states = {kind: text for kind, text in found.items() if text.startswith(STATES)}
+    refused = {kind: text for kind, text in found.items() if text.startswith(REFUSED)}
+    layouts = {
+        kind: text.split() for kind, text in found.items() if kind not in {*states, *refused}
+    }
+    causal = [kind for kind, words in layouts.items() if "causal" in words]
+    both_ways = [kind for kind in layouts if kind not in causal]
+    sections = [
+        HEAD,
+        BOTH_WAYS.format(count=len(both_ways)),
+        listed(both_ways),
+        CAUSAL.format(count=len(causal)),
+        listed(causal),
+        ONLY_STATES.format(count=len(states)),
+        table(states, STATES),
+        NOT_AT_ALL.format(count=len(refused)),
+        table(refused, REFUSED),
+    ]
+    return "\n".join(sections)
+
+
+def listed(kinds: Iterable[str]) -> str:
+    """Return model types as a paragraph of short lines."""
+    lines = [""]
+    for name in ", ".join(f"`{kind}`" for kind in kinds).split(" "):
+        if len(lines[-1]) + len(name) >= 100:
+            lines.append("")
+        lines[-1] += f" {name}" if lines[-1] else name
+    return "\n".join(lines) + ".\n"
+
+
+def table(reasons: dict[str, str], prefix: str) -> str:
+    """Return a table of model types and the reasons."""
+    rows = [f"| `{kind}` | {text.removeprefix(prefix)} |" for kind, text in reasons.items()]
+    return "\n".join(["| type | reason |", "|---|---|", *rows, ""])
+
+
+if __name__ == "__main__":
+    print(page(), end="")
