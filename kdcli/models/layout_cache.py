@@ -6,6 +6,7 @@ copy has sizes of its own, so one entry serves all sizes of a model type, and a 
 teacher's layout.
 """
 
+import copy
 import hashlib
 import inspect
 import json
@@ -90,7 +91,11 @@ def _derived(
             return derive(small), key
         except NotDerivedError as error:
             reason = error
-    return layout_of_states(copies[-1], reason), keys[-1]
+    try:
+        return layout_of_states(copies[-1], reason), keys[-1]
+    except NotDerivedError:
+        # Its number of layers may depend on other settings.
+        return layout_of_states(copy.deepcopy(config), reason), keys[-1]
 
 
 def _log(kind: str, row: Layout) -> None:
