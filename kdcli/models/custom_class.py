@@ -1,13 +1,17 @@
 """Load and save models of classes that transformers lacks.
 
-kdcli's own `modeling_*.py` define some. Others come with a model, as code that the user trusts.
+kdcli's own `modeling_*.py` in this folder define some: a further file is found by its name, and so
+are its classes. Others come with a model, as code that the user trusts.
 """
 
+import functools
+import importlib
 import inspect
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -19,7 +23,6 @@ from transformers.utils import TRANSFORMERS_DYNAMIC_MODULE_NAME
 
 from kdcli.custom_code import custom_code_allowed
 from kdcli.errors import UsageError
-from kdcli.models import modeling_kdcli, modeling_unilm
 
 COMPACT_KEY = "compact_layers"
 """Configuration key of a compacted model.
@@ -45,11 +48,28 @@ HEADS = (
 )
 
 
+@functools.cache
+def _modules() -> list[ModuleType]:
+    files = sorted(Path(__file__).parent.glob("modeling_*.py"))
+    return [importlib.import_module(f"{__package__}.{file.stem}") for file in files]
+
+
 def class_named(name: str) -> type[PreTrainedModel] | None:
     """Return the custom class with a name, or None."""
-    module = modeling_unilm if name.startswith("UniLM") else modeling_kdcli
-    custom: type[PreTrainedModel] | None = getattr(module, name, None)
-    return custom if isinstance(custom, type) and issubclass(custom, PreTrainedModel) else None
+    for module in _modules():
+        custom = getattr(module, name, None)
+        is_model = isinstance(custom, type) and issubclass(custom, PreTrainedModel)
+        if is_model and custom.__module__ == module.__name__:
+            return custom
+    return None
+
+
+def needs_custom_class(config: Mapping[str, Any]) -> bool:
+    """Return whether a configuration is of a model whose class is custom."""
+    if any(key in config for key in CUSTOM_KEYS):
+        return True
+    names = config.get("architectures")
+    return isinstance(names, list) and bool(names) and class_named(str(names[0])) is not None
 
 
 def custom_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
@@ -57,7 +77,7 @@ def custom_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
 
     Raises UsageError if the configuration needs a custom class but does not name a known one.
     """
-    if not any(hasattr(config, key) for key in CUSTOM_KEYS):
+    if not needs_custom_class(vars(config)):
         return None
     name = (config.architectures or [""])[0]
     if (custom := class_named(name)) is None:
@@ -75,7 +95,7 @@ def is_custom(model: PreTrainedModel) -> bool:
 
 def runs_own_code(config: PreTrainedConfig) -> bool:
     """Return whether a configuration's network is code that comes with the model."""
-    if any(hasattr(config, key) for key in CUSTOM_KEYS):
+    if needs_custom_class(vars(config)):
         return False
     return custom_code_allowed() and "AutoModel" in (getattr(config, "auto_map", None) or {})
 
@@ -184,7 +204,7 @@ def _any_setting(config: PreTrainedConfig) -> Iterator[None]:
 
 def forget_custom_classes(config: PreTrainedConfig) -> None:
     """Remove the keys of a custom class from a configuration that another class takes over."""
-    if any(hasattr(config, key) for key in CUSTOM_KEYS):
+    if needs_custom_class(vars(config)):
         for name in (*CUSTOM_KEYS, "auto_map"):
             config.__dict__.pop(name, None)
 

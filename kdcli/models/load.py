@@ -37,7 +37,6 @@ from kdcli.disk import EMBEDDED, cached_file, fill_dir, read_json, user_path
 from kdcli.errors import UsageError, first_line
 from kdcli.models.custom_class import (
     COMPACT_KEY,
-    CUSTOM_KEYS,
     HEADS,
     LABEL_WORDS_KEY,
     UNILM_KEY,
@@ -46,6 +45,7 @@ from kdcli.models.custom_class import (
     forget_custom_classes,
     has_own_code,
     is_custom,
+    needs_custom_class,
     save_network,
 )
 from kdcli.models.files import (
@@ -412,7 +412,7 @@ def _read_config(
     own_network = any(
         name.startswith(("AutoConfig", "AutoModel")) for name in raw.get("auto_map") or ()
     )
-    known = kind in EQUAL_TO_STOCK or any(key in raw for key in CUSTOM_KEYS)
+    known = kind in EQUAL_TO_STOCK or needs_custom_class(raw)
     if own_network and not known and not custom_code_allowed():
         raise custom_code
     check_type(kind, decodes=bool(raw.get("is_decoder") or raw.get("is_encoder_decoder")))

@@ -22,12 +22,19 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from kdcli.errors import UsageError
-from kdcli.models.custom_class import COMPACT_KEY, custom_class, empty_model, load_tensors
+from kdcli.models.custom_class import COMPACT_KEY, class_named, empty_model, load_tensors
 from kdcli.models.layout import COMPACT_PATHS, layout_for, linears
 
 # Minimum share of empty rows or columns for a matrix to skip them. Below it, selecting the other
 # rows costs as much as it saves.
 SKIP_ABOVE = 0.5
+
+
+def compact_class_of(model: PreTrainedModel) -> type[PreTrainedModel] | None:
+    """Return the class of a model's compact form, or None if it has none."""
+    if str(model.config.model_type) not in COMPACT_PATHS:
+        return None
+    return class_named(f"Compact{type(model).__name__}")
 
 
 def compact_model(model: PreTrainedModel, *, drop_rows_below: int = 0) -> PreTrainedModel:
@@ -41,9 +48,11 @@ def compact_model(model: PreTrainedModel, *, drop_rows_below: int = 0) -> PreTra
     Raises UsageError if the model type cannot be compacted, or if the model is already compacted.
     """
     kind = str(model.config.model_type)
-    if kind not in COMPACT_PATHS:
+    if (compact_class := compact_class_of(model)) is None:
+        what = type(model).__name__ if kind in COMPACT_PATHS else kind
         raise UsageError(
-            f"{kind} cannot be compacted", f"supported: {', '.join(sorted(COMPACT_PATHS))}"
+            f"{what} cannot be compacted",
+            f"supported: {', '.join(sorted(COMPACT_PATHS))}",
         )
     if hasattr(model.config, COMPACT_KEY):
         raise UsageError("the model is already compacted", "compact the masked model instead")
@@ -78,9 +87,7 @@ def compact_model(model: PreTrainedModel, *, drop_rows_below: int = 0) -> PreTra
         sizes.append(size)
     config = copy.deepcopy(model.config)
     config.compact_layers = sizes
-    config.architectures = [f"Compact{type(model).__name__}"]
-    compact_class = custom_class(config)
-    assert compact_class is not None
+    config.architectures = [compact_class.__name__]
     return load_tensors(empty_model(compact_class, config), state, base)
 
 

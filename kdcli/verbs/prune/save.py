@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from kdcli.deploy.environment import versions
 from kdcli.deploy.latency import Subject
-from kdcli.deploy.sparse.compact import compact_model
+from kdcli.deploy.sparse.compact import compact_class_of, compact_model
 from kdcli.deploy.sparse.loading import task_part
 from kdcli.deploy.sparse.mask_file import MaskInfo, base_facts, write_mask
 from kdcli.models.custom_class import is_custom
@@ -110,12 +110,14 @@ def save_pruned(
         loads += " with trust_remote_code, because its class lies next to it"
     note = f"masked: zeros in a model that is not faster and loads {loads}"
     forms = [_Form(masked, model, scores, note)]
-    if network.config.model_type in COMPACT_PATHS:
+    if compact_class_of(network) is not None:
         forms.append(_save_compact(context, workload, forms[0], recipe, folder / COMPACT, rows))
     notes += [form.note for form in forms]
     if len(forms) == 1:
         known = ", ".join(sorted(COMPACT_PATHS))
-        notes.append(f"no compact form: {network.config.model_type} has none ({known} have)")
+        kind = network.config.model_type
+        what = type(network).__name__ if kind in COMPACT_PATHS else kind
+        notes.append(f"no compact form: {what} has none ({known} have)")
     dense = Entry(DENSE, "baseline", built.dense, timed=Subject(DENSE, location(source)))
     entries = [dense, *(form.entry for form in forms)]
     if context.session.device.type == "cpu":
