@@ -118,10 +118,10 @@ NAMED_BY = {
 
 @dataclass(frozen=True)
 class LabelAccount:
-    """What the classes of a task are, and how the labels of the data were read as classes.
+    """The classes of a task, and how the labels of the data were read as classes.
 
     Attributes:
-        classes: The classes, in the order of their numbers.
+        names: The classes, in the order of their numbers.
         names_from: What named them: the `schema` of the data, the `head` of the model, the `values`
             of the labels, or the `task`.
         mapping: Whether labels were read by `name`, by `number`, or by the `order` of the names if
@@ -129,7 +129,7 @@ class LabelAccount:
         numbers: The class of each number, if numbers without names were read by a head with names.
     """
 
-    classes: tuple[str, ...]
+    names: tuple[str, ...]
     names_from: Literal["schema", "head", "values", "task"]
     mapping: Literal["name", "number", "order", "none"]
     numbers: Mapping[str, str] = field(default_factory=dict)

@@ -6,7 +6,7 @@ import datetime
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,12 +36,10 @@ from kdcli.report.schema import (
     Comparison,
     Compression,
     CurvePoint,
-    DataAccount,
     Evaluation,
     Pruning,
     Quality,
     Report,
-    RowsLeftOut,
     Selection,
     Training,
     Trimming,
@@ -187,14 +185,14 @@ def checked_report(raw: Mapping[str, object], file: Path) -> Report:
         )
     try:
         # JSON has no such numbers, but Python reads them.
-        json.dumps(raw, allow_nan=False)
+        text = json.dumps(raw, allow_nan=False)
     except ValueError:
         raise UsageError(
             f"{file} holds a number that is NaN or infinite, which no report of kdcli has",
             "copy it again, or run its recipe.yaml again",
         ) from None
     try:
-        return Report.model_validate(raw)
+        return Report.model_validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(map(str, first["loc"])) or "as a whole"
@@ -333,19 +331,10 @@ def _report(run: RunDir, contents: ReportContents) -> Report:
     )
 
 
-def _stored(account: RowAccount) -> DataAccount:
+def _stored(account: RowAccount) -> RowAccount:
     """Return an account without directories of this machine."""
-    left_out = [
-        RowsLeftOut(reason=one.reason, count=one.count, first=_short_place(one.first))
-        for one in account.left_out
-    ]
-    return DataAccount(
-        source=short(account.source),
-        rows=account.rows,
-        read=account.read,
-        kept=account.kept,
-        left_out=left_out,
-    )
+    left_out = [replace(one, first=_short_place(one.first)) for one in account.left_out]
+    return replace(account, source=short(account.source), left_out=left_out)
 
 
 def _short_place(place: str) -> str:

@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, Field, model_validator
 
+from kdcli.data.accounts import RowAccount
 from kdcli.deploy.measurements import Agreement, Failure, LatencyRow, Speedup
 from kdcli.report.schema_decisions import Confusion, Decision, SchemaPart
-from kdcli.types import Card
+from kdcli.types import Card, LabelAccount
 
 SCHEMA: Literal[2] = 2
 
@@ -39,32 +40,16 @@ Quality = dict[str, dict[str, dict[str, float]]]
 """Task and set, or another measure -> model -> metric -> value."""
 
 
-def _read_card(value: object) -> object:
-    """Make a card from its JSON object; pydantic checks the types of its fields afterwards."""
-    if not isinstance(value, dict):
-        return value
-    try:
-        return Card(**value)
-    except TypeError as error:
-        raise ValueError(str(error).removeprefix("Card.__init__() ")) from None
-
-
-CheckedCard = Annotated[Card, BeforeValidator(_read_card)]
-
-
 class ModelEntry(SchemaPart):
     """A model of the report.
 
     `card` is null for a model that has no files of its own, such as a student before its training.
     """
 
-    # Revalidation checks the types of the card's fields.
-    model_config = ConfigDict(revalidate_instances="always")
-
     name: str
     role: Role
     baseline: str | None = Field(None, description="The model that this one is compared with.")
-    card: CheckedCard | None = None
+    card: Card | None = None
     of: str | None = Field(
         None, description="The model whose checkpoint, form, or untrained start this one is."
     )
@@ -157,21 +142,6 @@ class TrivialAnswer(SchemaPart):
     is_beaten: bool
 
 
-class Classes(SchemaPart):
-    """What the classes of a task are, and how the labels of the rows were read as classes.
-
-    `names_from` is what named the classes: the `schema` of the data, the `head` of the model, the
-    `values` of the labels, or the `task`. Labels were read by `name`, by `number`, or by the
-    `order` of the names if the model's classes have none; `none` if no labels were read. `numbers`
-    has the class of each number, if numbers without names were read by a model with names.
-    """
-
-    names: list[str]
-    names_from: Literal["schema", "head", "values", "task"]
-    mapping: Literal["name", "number", "order", "none"]
-    numbers: dict[str, str] = Field(default_factory=dict)
-
-
 class Evaluation(SchemaPart):
     """The scores of one model on one set of a task.
 
@@ -196,7 +166,7 @@ class Evaluation(SchemaPart):
     seeds: int = 1
     deviations: dict[str, float] = Field(default_factory=dict)
     trivial: TrivialAnswer | None = None
-    classes: Classes | None = None
+    classes: LabelAccount | None = None
 
 
 class Comparison(SchemaPart):
@@ -426,27 +396,6 @@ class Compression(SchemaPart):
     steps: list[StepReport] = Field(default_factory=list)
 
 
-class RowsLeftOut(SchemaPart):
-    """Rows that were left out for one reason; `first` is the place of the first one."""
-
-    reason: str
-    count: int
-    first: str
-
-
-class DataAccount(SchemaPart):
-    """The account of a source: `read` is the sum of `kept` and of the rows that are left out.
-
-    `rows` is the name of what is counted: rows, sentences, pairs or queries.
-    """
-
-    source: str
-    rows: str
-    read: int
-    kept: int
-    left_out: list[RowsLeftOut]
-
-
 PARTS_OF_MODELS = (
     "latency",
     "evaluations",
@@ -520,7 +469,7 @@ class Report(SchemaPart):
     trimming: Trimming | None = None
     failures: list[Failure] = Field(default_factory=list)
     agreements: list[Agreement] = Field(default_factory=list)
-    accounts: list[DataAccount] = Field(default_factory=list)
+    accounts: list[RowAccount] = Field(default_factory=list)
     compression: Compression | None = None
 
     @model_validator(mode="after")

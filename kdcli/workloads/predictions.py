@@ -24,7 +24,7 @@ from kdcli.metrics import scorer
 from kdcli.metrics.bootstrap import Scorer
 from kdcli.metrics.classification import confusion, per_class
 from kdcli.metrics.spans import score_answer
-from kdcli.report.schema import Classes, ClassScore, Evaluation, Mistake
+from kdcli.report.schema import ClassScore, Evaluation, Mistake
 from kdcli.report.schema_decisions import Confusion
 from kdcli.types import IGNORED, Answer, Array, Example, Task
 
@@ -353,23 +353,10 @@ class Evaluator:
                     per_class={k: ClassScore.model_validate(v) for k, v in classes.items()},
                     worst=mistakes,
                     rows_sha256=_sha256([example for example, _ in pairs]),
-                    classes=_classes(self.task),
+                    classes=self.task.account,
                 )
             )
         return rows
-
-
-def _classes(task: Task) -> Classes | None:
-    """Return the label account of a task for the report."""
-    account = task.account
-    if account is None:
-        return None
-    return Classes(
-        names=list(account.classes),
-        names_from=account.names_from,
-        mapping=account.mapping,
-        numbers=dict(account.numbers),
-    )
 
 
 def doubt_of_order(task: Task, evaluation: Evaluation) -> str | None:

@@ -340,7 +340,7 @@ def test_a_report_has_the_account_of_the_labels(tmp_path):
     result = kdcli.evaluate("demo-classifier", data=file, config=QUIET, output_dir=tmp_path / "out")
     (evaluation,) = result.report.evaluations
     classes = evaluation.classes
-    assert classes.names == [f"topic-{n}" for n in range(6)]
+    assert list(classes.names) == [f"topic-{n}" for n in range(6)]
     assert (classes.names_from, classes.mapping) == ("head", "number")
     assert classes.numbers == {str(n): f"topic-{n}" for n in range(6)}
     assert list(evaluation.metrics) == ["accuracy", "macro_f1"]
@@ -366,7 +366,7 @@ def test_numbers_in_another_order_are_a_warning_with_the_map_that_helps(tmp_path
     with_map = QUIET | {"head": {"label_map": order}}
     report = kdcli.evaluate("demo-classifier", config=with_map, **options).report
     assert report.evaluations[0].metrics["accuracy"] == 1.0
-    assert report.evaluations[0].classes.names == [str(n) for n in range(6)]
+    assert list(report.evaluations[0].classes.names) == [str(n) for n in range(6)]
 
 
 def test_other_names_are_refused_with_both_and_the_map(tmp_path):

@@ -74,7 +74,7 @@ def made(values: dict[str, object], **changes: object) -> Report:
     models = values["models"]
     if isinstance(models, dict):
         models = [{"name": name} | entry for name, entry in models.items()]
-    return Report.model_validate(values | {"models": models})
+    return Report.model_validate_json(json.dumps(values | {"models": models}))
 
 
 def views(report: Report) -> list[str]:
@@ -149,7 +149,7 @@ def models_of(role: str, *shapes: str, **fields: object) -> list[ModelEntry]:
         layers, hidden = map(int, whole.split("x"))
         units = {"ffn": int(ffn)} if ffn else {}
         entry = model(role, layers=layers, hidden=hidden, **units, **fields)
-        models.append(ModelEntry.model_validate(entry | {"name": shape}))
+        models.append(ModelEntry.model_validate_json(json.dumps(entry | {"name": shape})))
     return models
 
 

@@ -101,10 +101,10 @@ def own_task(
     for note in labels.notes:
         log(note)
     account = _account(names, labels.class_numbers, head if decides else None)
-    rows_of_labels = tuple(map(labels.first_row, names)) if account.classes == names else ()
-    task = _task(by_name, kind, texts, label, account.classes, log)
+    rows_of_labels = tuple(map(labels.first_row, names)) if account.names == names else ()
+    task = _task(by_name, kind, texts, label, account.names, log)
     metrics = IMPOSSIBLE_METRICS if impossible else task.metrics
-    if kind == "class" and len(account.classes) == 2:
+    if kind == "class" and len(account.names) == 2:
         metrics = _METRICS_OF_TWO
     return replace(
         task,
@@ -201,7 +201,7 @@ def _account(
     if not head.named:
         # The classes of a head without names are called as in the data.
         classes = [by_number.get(n, str(n)) for n in range(len(head.labels))]
-        return replace(own, classes=tuple(classes), mapping="number")
+        return replace(own, names=tuple(classes), mapping="number")
     # A head has numbers for names if it was trained on numbers without names.
     if class_numbers and any(number_of(name) is None for name in head.labels):
         return own

@@ -195,7 +195,7 @@ def describe_account(task: Task) -> list[str]:
     account = task.account
     if account is None:
         return []
-    listed = _first([f"{n} {name}" for n, name in enumerate(account.classes)])
+    listed = _first([f"{n} {name}" for n, name in enumerate(account.names)])
     source = NAMED_BY[account.names_from]
     line = f"classes of {task.title}: {listed}; their names are from {source}"
     if account.numbers:

@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
-from kdcli.report.schema import Classes, DataAccount, Report
+from kdcli.data.accounts import RowAccount
+from kdcli.report.schema import Report
 from kdcli.report.sections.evaluations import set_name
 from kdcli.report.text import ReportSection, View, filled
-from kdcli.types import NAMED_BY
+from kdcli.types import NAMED_BY, LabelAccount
 
 MOST_NAMES = 12
 MAPPED_BY = {
@@ -35,7 +36,7 @@ def _classes(report: Report) -> ReportSection:
     return filled("Classes", rows, least=View.MARKDOWN)
 
 
-def _row_of_classes(classes: Classes) -> dict[str, str]:
+def _row_of_classes(classes: LabelAccount) -> dict[str, str]:
     names = [f"{number} {name}" for number, name in enumerate(classes.names[:MOST_NAMES])]
     more = f" ... {len(classes.names)} in all" if len(classes.names) > MOST_NAMES else ""
     return {
@@ -45,7 +46,7 @@ def _row_of_classes(classes: Classes) -> dict[str, str]:
     }
 
 
-def _rows(account: DataAccount) -> list[dict[str, str]]:
+def _rows(account: RowAccount) -> list[dict[str, str]]:
     """Return a row with the totals of an account, and one for each reason."""
     totals = {
         "data": account.source,
