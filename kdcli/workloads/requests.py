@@ -5,9 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from kdcli.errors import UsageError
 from kdcli.recipe.sections import RecipeValues
 from kdcli.types import RowHashes
 from kdcli.workloads.settings import DownstreamSettings, LabelledSettings, TaskHeadSettings
+
+
+def required_task(task: str | None) -> str:
+    """Check that a recipe has a task, and return it.
+
+    Raises:
+        UsageError: `task` is None.
+    """
+    if task is None:
+        raise UsageError(
+            "no task given", "add --task, for example --task sst2, or --task own for your own files"
+        )
+    return task
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+from pydantic_core import to_json
 from rich.console import Console
 
 from kdcli.report.published import published_for
@@ -74,7 +75,7 @@ def made(values: dict[str, object], **changes: object) -> Report:
     models = values["models"]
     if isinstance(models, dict):
         models = [{"name": name} | entry for name, entry in models.items()]
-    return Report.model_validate_json(json.dumps(values | {"models": models}))
+    return Report.model_validate_json(to_json(values | {"models": models}))
 
 
 def views(report: Report) -> list[str]:
@@ -149,7 +150,7 @@ def models_of(role: str, *shapes: str, **fields: object) -> list[ModelEntry]:
         layers, hidden = map(int, whole.split("x"))
         units = {"ffn": int(ffn)} if ffn else {}
         entry = model(role, layers=layers, hidden=hidden, **units, **fields)
-        models.append(ModelEntry.model_validate_json(json.dumps(entry | {"name": shape})))
+        models.append(ModelEntry.model_validate_json(to_json(entry | {"name": shape})))
     return models
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import reports
+from pydantic_core import to_json
 from reports import latency_row, made, model, ratio
 from rich.console import Console
 
@@ -88,7 +89,7 @@ def compressed() -> Report:
         ],
     }
     values = json.loads(distilled().to_json()) | {"command": "compress"}
-    return Report.model_validate_json(json.dumps(values | {"compression": compression}))
+    return Report.model_validate_json(to_json(values | {"compression": compression}))
 
 
 REPORTS = {
@@ -174,7 +175,7 @@ def test_the_fastest_model_is_chosen_by_what_is_stated():
     values = json.loads(report.to_json())
     values["latency"].insert(1, steady)
     values["models"].append(model("candidate", "12x768") | {"name": "6x384"})
-    assert "40.0×" in dict(facts(Report.model_validate_json(json.dumps(values))))
+    assert "40.0×" in dict(facts(Report.model_validate_json(to_json(values))))
 
 
 @pytest.mark.parametrize("unstable", [False, True])
@@ -206,7 +207,7 @@ def with_low(report: Report, low: float) -> Report:
     if values["compression"] is not None:
         values["compression"]["candidates"][1]["speedup"] |= {"low": low}
         values["compression"]["sentence"] = "3x384 is 6.3 times smaller."
-    return Report.model_validate_json(json.dumps(values))
+    return Report.model_validate_json(to_json(values))
 
 
 @pytest.mark.parametrize("kind", REPORTS)

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -268,11 +269,20 @@ def times(folder: Path) -> dict[Path, int]:
 
 def interrupted(monkeypatch, stage: str, step: int, *arguments: object):
     """Run a command and interrupt it after a step of the stage in this directory."""
+
+    def ends(folder: Path, logged: int) -> bool:
+        return (folder.name, logged) == (stage, step)
+
+    return interrupted_when(monkeypatch, ends, *arguments)
+
+
+def interrupted_when(monkeypatch, ends: Callable[[Path, int], bool], *arguments: object):
+    """Run a command and interrupt it once `ends` is true of a run's directory and logged step."""
     whole = RunDir.log
 
     def log(self, record):
         whole(self, record)
-        if (self.path.name, record["step"]) == (stage, step):
+        if ends(self.path, record["step"]):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

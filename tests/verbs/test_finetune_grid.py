@@ -1,16 +1,24 @@
 """`kdcli finetune --grid --seeds`: every run has its own directory; the best mean over seeds is
 chosen."""
 
+import itertools
 import math
 import shlex
 from dataclasses import replace
 
 import own_files
 import pytest
-from own_files import QUICK, kdcli, report_of, said_by, same_weights, succeeds, times
+from own_files import (
+    QUICK,
+    interrupted_when,
+    kdcli,
+    report_of,
+    said_by,
+    same_weights,
+    succeeds,
+    times,
+)
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-from kdcli.engine.run_dir import RunDir
 
 NAMES = [f"lr={lr},seed={seed}" for lr in ("0.0003", "0.003") for seed in (5, 6)]
 
@@ -141,18 +149,12 @@ def test_a_cut_grid_resumes_without_repeating_a_finished_run(
     given, whole, tmp_path, monkeypatch, cut
 ):
     """Cut while a record is logged: in the third run, or just before the end of the last one."""
-    log, seen = RunDir.log, [0]
-
-    def once(self, record):
-        log(self, record)
-        seen[0] += 1
-        if seen[0] == cut:
-            raise KeyboardInterrupt
-
+    records = itertools.count(1)
     out, each = tmp_path / "out", ["--set", "train.log_every=1"]
-    with monkeypatch.context() as patch:
-        patch.setattr(RunDir, "log", once)
-        assert kdcli(*given, *each, "-o", out).exit_code == 130
+    stopped = interrupted_when(
+        monkeypatch, lambda folder, step: next(records) == cut, *given, *each, "-o", out
+    )
+    assert stopped.exit_code == 130
     done = {p: t for r in (out / "runs").glob("*/report.json") for p, t in times(r.parent).items()}
     assert len({p.parent for p in done}) == cut // 11
     assert not (out / "report.json").exists()

@@ -1,7 +1,9 @@
 """Verify the best candidate, put it into best/, and write the report."""
 
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from kdcli.deploy.exported import FACTS
 from kdcli.deploy.latency import Latency
@@ -215,6 +217,16 @@ def ship(search: Search) -> RunResult:
     if following is not None:
         command = steps.options.changed_command("compress", steps.folder, {})
         described = outcome.describe_next(following, command)
+    verification = schema.Verified(
+        rows=verified.rows,
+        teacher=verified.teacher.score,
+        score=verified.chosen.score,
+        low=verified.chosen.low,
+        high=verified.chosen.high,
+        confidence=verified.confidence,
+        look=verified.look,
+        reference="labels" if search.has_labels else "teacher",
+    )
     compression = Compression(
         task=str(recipe.task),
         metric=scores.metric,
@@ -228,16 +240,7 @@ def ship(search: Search) -> RunResult:
         sentence=" ".join(filter(None, [answer, cost, described])),
         candidates=[*outcome.rows(), *skipped_rows(search)],
         steps=step_reports(search),
-        verification=schema.Verified(
-            rows=verified.rows,
-            teacher=verified.teacher.score,
-            score=verified.chosen.score,
-            low=verified.chosen.low,
-            high=verified.chosen.high,
-            confidence=verified.confidence,
-            look=verified.look,
-            reference="labels" if search.has_labels else "teacher",
-        ),
+        verification=verification,
     )
     held = "the candidate nearest to the goal" if missed else "the chosen model"
     notes = [
@@ -246,15 +249,23 @@ def ship(search: Search) -> RunResult:
         *verification_notes,
         *notes_on_search(search, scores, verified),
     ]
+    write = partial(_write, search, scores, verified, compression, notes)
+    return _replace_best(search, chosen.name, answer, write)
+
+
+def _replace_best(
+    search: Search, chosen: str, answer: str, write: Callable[[], RunResult]
+) -> RunResult:
+    """Put the chosen model into best/ with the answer in words, and write the report."""
+    steps, one = search.steps, search.candidates[chosen]
+    folders = steps.absolute(one.model), steps.absolute(one.folder)
     # A stop waits for the report, so that best/ holds the model that the report names.
     with stop_requests():
         with atomic_dir(steps.folder / BEST) as aside:
-            one = search.candidates[chosen.name]
-            folders = steps.absolute(one.model), steps.absolute(one.folder)
             fill_best(aside, folders, steps.options, answer)
             # A process that is killed from here on leaves no report, so the run is continued.
             (steps.folder / REPORT_FILE).unlink(missing_ok=True)
-        result = _write(search, scores, verified, compression, notes)
+        result = write()
         steps.record.add(Answer())
         return result
 

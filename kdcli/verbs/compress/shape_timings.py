@@ -105,11 +105,7 @@ def measure_untrained(search: Search, partition: Partition) -> Untrained:
         return Untrained(UNTIMED, {backends[0]: UNTIMED}, backends[0], times)
     values = [TIMINGS, backends, search.machine]
     if not search.steps.is_known(TIMINGS, values):
-        seconds = recipe.measure.min_seconds * (1 + len(backends))
-        if search.steps.left < seconds:
-            why = f"timing the backends takes {duration(seconds)} at least"
-            hint = "raise it, or give a fine-tuned model and fewer plan.shapes"
-            raise BudgetError(f"--budget is too small for any candidate: {why}", hint)
+        _check_time_of_backends(search)
     baseline = Subject(TEACHER, location(model))
     subjects = [subject_of(backend, location(model), backend) for backend in backends]
     total = len(subjects) + 1 + (len(shapes) + 1 if goal is None else SEARCHED)
@@ -154,6 +150,21 @@ def measure_untrained(search: Search, partition: Partition) -> Untrained:
         "timings-of-shapes", [*values, named], dict[str, UntrainedTimes], of_shapes
     )
     return Untrained(of_backends[TEACHER], measured, fastest, times)
+
+
+def _check_time_of_backends(search: Search) -> None:
+    """Check that the budget has time to measure the backends.
+
+    Raises:
+        BudgetError: It has not.
+    """
+    seconds = search.recipe.measure.min_seconds * (1 + len(search.backends))
+    if search.steps.left < seconds:
+        raise BudgetError(
+            "--budget is too small for any candidate: timing the backends takes "
+            f"{duration(seconds)} at least",
+            "raise it, or give a fine-tuned model and fewer plan.shapes",
+        )
 
 
 def _comparison(search: Search, partition: Partition, loaded: Model) -> Compare:

@@ -16,6 +16,7 @@ from kdcli.verbs.distill.settings import EMBEDDING, SOFT_TARGETS, DistillRecipe,
 from kdcli.verbs.distill.space import StudentVectors, vector_settings
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.embeddings import METHOD
+from kdcli.workloads.requests import required_task
 from kdcli.workloads.task_models import same_tokens
 
 LABELLED_KEYS = (
@@ -242,10 +243,7 @@ def check_teacher(recipe: DistillRecipe) -> None:
             "no teacher given",
             "kdcli distill TEACHER --task TASK --to LxH; TEACHER is fine-tuned on the task",
         )
-    if recipe.task is None:
-        raise UsageError(
-            "no task given", "add --task, for example --task sst2, or --task own for your own files"
-        )
+    required_task(recipe.task)
 
 
 def _check_soft_labels(recipe: DistillRecipe) -> None:

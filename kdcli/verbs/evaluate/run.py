@@ -110,16 +110,7 @@ def evaluate(
     context = open_run(resolved, options, name, dtype=recipe.dtype, evaluates=True)
     if context is None:
         return None
-    file = extras.predictions
-    if (
-        file is not None
-        and file.name in OF_RUN
-        and file.resolve().parent == context.folder.resolve()
-    ):
-        raise UsageError(
-            f"--predictions {file}: the run writes its own {file.name} there",
-            "give it another name",
-        )
+    _check_predictions_file(extras.predictions, context.folder)
     workload = open_evaluation(_request(recipe), context.session)
     labelled = workload if isinstance(workload, LabelledWorkload) else None
     _check_workload(recipe, extras, workload, options)
@@ -154,6 +145,21 @@ def evaluate(
         assert predicted is not None
         _write_predictions(extras.predictions, predicted, scores)
     return _report(context, workload, models, scores, extras.thresholds_from)
+
+
+def _check_predictions_file(file: Path | None, folder: Path) -> None:
+    """Refuse a file for predictions whose name the run needs in its directory.
+
+    Raises:
+        UsageError: The run would overwrite the file.
+    """
+    if file is None or file.name not in OF_RUN:
+        return
+    if file.resolve().parent == folder.resolve():
+        raise UsageError(
+            f"--predictions {file}: the run writes its own {file.name} there",
+            "give it another name",
+        )
 
 
 def _check_compared(recipe: EvaluateRecipe, extras: Extras, models: Sequence[str]) -> None:

@@ -24,6 +24,7 @@ from kdcli.types import Start
 from kdcli.workloads import open_workload
 from kdcli.workloads.finetuning import drop_weights, finetune_stage, request_of, selected_report
 from kdcli.workloads.predictions import summed_up
+from kdcli.workloads.requests import required_task
 from kdcli.workloads.settings import FinetuneRecipe, SmallerSettings
 from kdcli.workloads.workload import Workload
 
@@ -56,12 +57,9 @@ def finetune(
             "no model given",
             "kdcli finetune MODEL --task TASK; MODEL is a hub id, a directory or 'demo'",
         )
-    if recipe.task is None:
-        raise UsageError(
-            "no task given", "add --task, for example --task sst2, or --task own for your own files"
-        )
+    task = required_task(recipe.task)
     check_grid([values for values, _ in combinations(resolved)])
-    data = directory_word(recipe.task, recipe.data.source)
+    data = directory_word(task, recipe.data.source)
     name = f"finetune-{Path(recipe.model).name}-{data}"
     return run_command(resolved, options, name, _prepare)
 

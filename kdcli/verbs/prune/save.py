@@ -105,19 +105,12 @@ def save_pruned(
     )
     workload.save(model, folder, rows)
     masked = Entry.saved(MASKED, "pruned", network, folder, DENSE, made=made, source=source)
-    loads = "anywhere"
-    if is_custom(network):
-        loads += " with trust_remote_code, because its class lies next to it"
-    note = f"masked: zeros in a model that is not faster and loads {loads}"
-    forms = [_Form(masked, model, scores, note)]
+    forms = [_Form(masked, model, scores, f"masked: {_where_it_loads(network)}")]
     if compact_class_of(network) is not None:
         forms.append(_save_compact(context, workload, forms[0], recipe, folder / COMPACT, rows))
     notes += [form.note for form in forms]
     if len(forms) == 1:
-        known = ", ".join(sorted(COMPACT_PATHS))
-        kind = network.config.model_type
-        what = type(network).__name__ if kind in COMPACT_PATHS else kind
-        notes.append(f"no compact form: {what} has none ({known} have)")
+        notes.append(_no_compact_form(network))
     dense = Entry(DENSE, "baseline", built.dense, timed=Subject(DENSE, location(source)))
     entries = [dense, *(form.entry for form in forms)]
     if context.session.device.type == "cpu":
@@ -140,13 +133,38 @@ def save_pruned(
         own = [e for e in contents.evaluations if (e.model, e.reference) == (MASKED, "labels")]
         metrics = summed_up({e.set: e.metrics for e in own}, None) if own else {}
         head, info = _mask_info(workload, recipe, network, base, metrics)
-        write_mask(folder / MASK_FILE, info, masks, head=head, rows=rows)
-        if importance:
-            write_mask(folder / SCORES_FILE, info, masks, head=head, scores=importance, rows=rows)
-        size = bytes_of((folder / MASK_FILE).stat().st_size)
+        size = _write_masks(folder, info, masks, head, importance, rows)
         contents.notes.append(f"mask: {size} in addition to the base ({MASK_FILE})")
     contents.pruning = [facts]
     context.report(contents, recipe.measure, folder)
+
+
+def _where_it_loads(network: PreTrainedModel) -> str:
+    loads = "zeros in a model that is not faster and loads anywhere"
+    if is_custom(network):
+        loads += " with trust_remote_code, because its class lies next to it"
+    return loads
+
+
+def _no_compact_form(network: PreTrainedModel) -> str:
+    kind = network.config.model_type
+    what = type(network).__name__ if kind in COMPACT_PATHS else kind
+    return f"no compact form: {what} has none ({', '.join(sorted(COMPACT_PATHS))} have)"
+
+
+def _write_masks(
+    folder: Path,
+    info: MaskInfo,
+    masks: Mapping[str, Tensor],
+    head: Mapping[str, Tensor],
+    importance: Mapping[str, Tensor],
+    rows: RowHashes,
+) -> str:
+    """Write the masks, and the scores that chose them if there are any; return the masks' size."""
+    write_mask(folder / MASK_FILE, info, masks, head=head, rows=rows)
+    if importance:
+        write_mask(folder / SCORES_FILE, info, masks, head=head, scores=importance, rows=rows)
+    return bytes_of((folder / MASK_FILE).stat().st_size)
 
 
 def _chosen_step(workload: Workload, built: BuiltPruning, outcome: Outcome) -> list[str]:

@@ -3,13 +3,15 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from transformers import PreTrainedModel
+
 from kdcli.deploy.sparse.loading import load
 from kdcli.engine.inputs import check_not_input
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, UsageError
 from kdcli.models.custom_class import HEADS
-from kdcli.models.embedding_format import read_format, save_embedder
+from kdcli.models.embedding_format import EmbeddingFormat, read_format, save_embedder
 from kdcli.models.layout import has_encoder_class
 from kdcli.models.load import check_case, load_tokenizer, location, save_model
 from kdcli.models.model import Model
@@ -25,6 +27,7 @@ from kdcli.run.context import open_run
 from kdcli.verbs.trim.bound import AFTER, BEFORE, smallest_vocabulary
 from kdcli.verbs.trim.settings import TrimRecipe
 from kdcli.workloads.cut_vocabulary import cut, sources_of, trimmed
+from kdcli.workloads.scores import EvaluationResult
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,7 @@ def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> TrimResult | No
     folder = context.folder
     texts = list(sources_of(recipe.data.source).values())
     check_not_input(folder, texts, "--overwrite")
-    tokenizer = load_tokenizer(source)
-    model, fmt = load(source), read_format(source)
+    tokenizer, model, fmt = load_tokenizer(source), load(source), read_format(source)
     if not has_encoder_class(str(model.config.model_type)):
         raise UsageError(
             f"a trimmed {model.config.model_type} cannot be saved: its encoder is part of a class "
@@ -76,7 +78,8 @@ def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> TrimResult | No
     if fmt is not None:
         check_case(tokenizer, source)
     whole = Model(model, tokenizer, source, "")
-    bounded = None
+    result = EvaluationResult()
+    missed = None
     if recipe.max_drop is None:
         smaller, trimming, notes = trimmed(
             whole,
@@ -88,42 +91,39 @@ def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> TrimResult | No
     else:
         RunDir(folder).check(resolved.to_yaml(), resume=False, overwrite=options.overwrite)
         bounded = smallest_vocabulary(recipe, fmt, context.session)
-        smaller = cut(whole, bounded.kept)
-        trimming, notes = bounded.trimming, bounded.notes
+        smaller, trimming, notes = cut(whole, bounded.kept), bounded.trimming, bounded.notes
+        result, missed = bounded.result, bounded.missed
     RunDir.claim(folder, resolved.to_yaml(), overwrite=options.overwrite)
-    rows = training_rows(location(source))
-    if fmt is not None:
-        save_embedder(smaller.model, smaller.tokenizer, fmt, folder, rows)
-    else:
-        save_model(smaller.model, smaller.tokenizer, folder, rows)
-    head = next((h for h in HEADS if type(model).__name__.endswith(f"For{h}")), None)
+    _save(smaller, fmt, folder)
     for note in notes:
         Progress.log(note)
+    made = f"made from {short(source)} by {kept_tokens(recipe, trimming)}"
+    after = Entry.saved(AFTER, "trimmed", smaller.model, folder, BEFORE, made=made, source=source)
     contents = ReportContents(
         "trim",
         recipe,
-        [
-            Entry.loaded(BEFORE, "baseline", whole),
-            Entry.saved(
-                AFTER,
-                "trimmed",
-                smaller.model,
-                folder,
-                BEFORE,
-                made=f"made from {short(source)} by {kept_tokens(recipe, trimming)}",
-                source=source,
-            ),
-        ],
+        [Entry.loaded(BEFORE, "baseline", whole), after],
+        evaluations=result.evaluations,
+        comparisons=result.comparisons,
         notes=notes,
         trimming=trimming,
-        auto_class=EMBEDDER if fmt else f"AutoModelFor{head}" if head else "AutoModel",
+        auto_class=EMBEDDER if fmt else auto_class_of(model),
     )
-    if bounded is not None:
-        contents.evaluations = bounded.result.evaluations
-        contents.comparisons = bounded.result.comparisons
-    return TrimResult(
-        context.report(contents, recipe.measure), None if bounded is None else bounded.missed
-    )
+    return TrimResult(context.report(contents, recipe.measure), missed)
+
+
+def _save(model: Model, fmt: EmbeddingFormat | None, folder: Path) -> None:
+    rows = training_rows(location(model.source))
+    if fmt is not None:
+        save_embedder(model.model, model.tokenizer, fmt, folder, rows)
+    else:
+        save_model(model.model, model.tokenizer, folder, rows)
+
+
+def auto_class_of(model: PreTrainedModel) -> str:
+    """Return the name of the transformers class that loads a model with its head."""
+    head = next((h for h in HEADS if type(model).__name__.endswith(f"For{h}")), None)
+    return f"AutoModelFor{head}" if head else "AutoModel"
 
 
 def kept_tokens(recipe: TrimRecipe, trimming: Trimming) -> str:
