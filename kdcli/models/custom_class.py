@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.initialization import no_init_weights
+from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from transformers.utils import TRANSFORMERS_DYNAMIC_MODULE_NAME
 
 from kdcli.custom_code import custom_code_allowed
@@ -98,6 +99,25 @@ def runs_own_code(config: PreTrainedConfig) -> bool:
     if needs_custom_class(vars(config)):
         return False
     return custom_code_allowed() and "AutoModel" in (getattr(config, "auto_map", None) or {})
+
+
+def class_for(config: PreTrainedConfig, auto_class: type[_BaseAutoModelClass]) -> str | None:
+    """Return the name of the class that an auto class makes of a configuration, or None.
+
+    Own code has the heads that it names. A head of transformers would be on another network.
+    """
+    if runs_own_code(config):
+        name = config.auto_map.get(auto_class.__name__)
+        return None if name is None else str(name).rpartition(".")[2]
+    mapping = auto_class._model_mapping
+    return str(mapping[type(config)].__name__) if type(config) in mapping else None
+
+
+def classes_in_code(config: PreTrainedConfig) -> list[str]:
+    """Return the names of the classes in the code that comes with a model and may run."""
+    if not runs_own_code(config):
+        return []
+    return [str(name).rpartition(".")[2] for name in config.auto_map.values()]
 
 
 def has_own_code(thing: PreTrainedModel | PreTrainedConfig) -> bool:

@@ -472,7 +472,7 @@ def load_embedder(source: str, *, compacted: bool = False) -> Model:
 
 def _load_encoder(source: str, *, compacted: bool) -> Model:
     config = load_config(source, compacted=compacted)
-    classes = filter(is_known_class, config.architectures or ())
+    classes = [name for name in config.architectures or () if is_known_class(name, config)]
     scores = any("ForSequenceClassification" in name for name in classes)
     if scores and read_format(source) is None:
         raise UsageError(

@@ -19,9 +19,11 @@ from kdcli.custom_code import custom_code_allowed
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import (
     LABEL_WORDS_KEY,
+    class_for,
     class_named,
     custom_class,
     forget_custom_classes,
+    runs_own_code,
 )
 from kdcli.models.files import CONFIG_FILE, TASK_KEY, ModelClass, config_errors
 from kdcli.models.load import (
@@ -108,9 +110,10 @@ def load_for_task(
     config = load_config(source, compacted=compacted)
     auto = AUTO_CLASS[task.kind]
     custom = custom_class(config) if own_head else None
-    if custom is None and type(config) not in auto._model_mapping:
+    if custom is None and class_for(config, auto) is None:
+        place = "the code of the model" if runs_own_code(config) else "transformers"
         raise UsageError(
-            f"{config.model_type} has no head for {_head_name(task.kind)} in transformers, which "
+            f"{config.model_type} has no head for {_head_name(task.kind)} in {place}, which "
             f"{task.title} needs",
             "use a model of another type",
         )
@@ -201,11 +204,10 @@ def kind_of_head(config: PreTrainedConfig, name: str) -> Literal["class", "token
     names = {name} if custom is None else {parent.__name__ for parent in custom.__mro__}
     kinds: tuple[Literal["class", "tokens", "span"], ...] = ("class", "tokens", "span")
     for kind in kinds:
-        mapping = AUTO_CLASS[kind]._model_mapping
         if custom is not None and words is not None:
             if words["auto_class"] == AUTO_CLASS[kind].__name__:
                 return kind
-        elif type(config) in mapping and mapping[type(config)].__name__ in names:
+        elif class_for(config, AUTO_CLASS[kind]) in names:
             return kind
     return None
 

@@ -41,6 +41,7 @@ from kdcli.models.custom_class import (
     LABEL_WORDS_KEY,
     UNILM_KEY,
     class_named,
+    classes_in_code,
     fill_buffers,
     forget_custom_classes,
     has_own_code,
@@ -614,9 +615,10 @@ def encoder_or_head(source: str, config: PreTrainedConfig, auto_class: ModelClas
     )
 
 
-def is_known_class(name: str) -> bool:
-    """Return whether transformers or kdcli has a network class of a name."""
-    return name == CLASSIFIER or class_named(name) is not None or hasattr(transformers, name)
+def is_known_class(name: str, config: PreTrainedConfig) -> bool:
+    """Return whether transformers, kdcli or code that may run has a network class of a name."""
+    known = class_named(name) is not None or hasattr(transformers, name)
+    return name == CLASSIFIER or known or name in classes_in_code(config)
 
 
 def _check_used(source: str, config: PreTrainedConfig, unused: Sequence[str]) -> None:
@@ -625,7 +627,7 @@ def _check_used(source: str, config: PreTrainedConfig, unused: Sequence[str]) ->
     A known class may have a head, which an encoder does without.
     """
     names = config.architectures or ()
-    unknown = next((name for name in names if not is_known_class(name)), None)
+    unknown = next((name for name in names if not is_known_class(name, config)), None)
     if unknown is None or not unused:
         return
     raise UsageError(

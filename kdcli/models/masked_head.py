@@ -3,7 +3,9 @@
 import torch
 from transformers import AutoModelForMaskedLM, PreTrainedModel
 
+from kdcli.custom_code import custom_code_allowed
 from kdcli.errors import UsageError
+from kdcli.models.custom_class import class_for, runs_own_code
 from kdcli.models.load import (
     load_config,
     load_encoder,
@@ -31,11 +33,12 @@ def load_masked_lm(
     head. In the second case, the hint is `otherwise`.
     """
     config = load_config(source)
-    if type(config) not in AutoModelForMaskedLM._model_mapping:
+    expected = class_for(config, AutoModelForMaskedLM)
+    if expected is None:
+        place = "the code of the model" if runs_own_code(config) else "transformers"
         raise UsageError(
-            f"{config.model_type} has no masked-language-model head in transformers", otherwise
+            f"{config.model_type} has no masked-language-model head in {place}", otherwise
         )
-    expected = AutoModelForMaskedLM._model_mapping[type(config)].__name__
     architecture = (config.architectures or [expected])[0]
     # A `ForPreTraining` checkpoint has this head next to others (BERT) or another head instead
     # (ELECTRA). A model that generates text is a subclass.
@@ -75,12 +78,15 @@ def student_with_head(
     * `seed`: the seed of random weights.
     """
     encoder, headed = built.model, teacher.base_model is not teacher
-    model_class = (
-        type(teacher) if headed else AutoModelForMaskedLM._model_mapping[type(encoder.config)]
-    )
+    model: PreTrainedModel
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: PreTrainedModel = model_class(encoder.config).float()
+        if headed:
+            model = type(teacher)(encoder.config).float()
+        else:
+            model = AutoModelForMaskedLM.from_config(
+                encoder.config, dtype=torch.float32, trust_remote_code=custom_code_allowed()
+            )
     for name, _ in list(encoder.named_children()):
         if getattr(model.base_model, name, None) is None:
             setattr(encoder, name, None)
