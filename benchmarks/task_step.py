@@ -349,13 +349,14 @@ def kdcli_ways(
     listened = capture(
         prepare_teacher(copy.deepcopy(teacher), dtype).to(device), objective.teacher_needs
     )
+    AcceleratorState._reset_state()
     store = SignalStore.open(
         folder,
         rows,
         listened,
         needs=objective.teacher_needs,
         fingerprint=str(dtype),
-        device=device,
+        session=Session(start(device, dtype), device),
         limit_bytes=1 << 33,
         log=partial(print, file=sys.stderr),
     )

@@ -102,6 +102,12 @@ class Session:
             received[name] = broadcast(tensor.to(self.device)).cpu()
         return received
 
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all processes, in every process."""
+        if self.accelerator.num_processes == 1:
+            return [value]
+        return cast(list[T], gather_object([value]))
+
     def agree(self, facts: Mapping[str, Fact]) -> None:
         """Check that all processes have the same facts. Floats may differ by rounding.
 
@@ -111,7 +117,7 @@ class Session:
         """
         if self.accelerator.num_processes == 1:
             return
-        ranks: list[dict[str, Fact]] = gather_object([dict(facts)])
+        ranks = self.gather(dict(facts))
         differences = []
         for name in dict.fromkeys(name for rank in ranks for name in rank):
             values = [rank.get(name, "not set") for rank in ranks]

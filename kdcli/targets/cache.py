@@ -8,34 +8,41 @@ A store is a directory with three files:
   embedding model, it has the vector of every row in float16.
 * `index.json` has a hash of every block of these files.
 
-Rows are sorted by length. Computing them therefore only appends to the files, and a batch of rows
-of similar length reads one region.
+Rows are sorted by length, so a batch of rows of similar length reads one region. The files consist
+of shards, which the processes of a run divide among themselves. Each process writes its shards into
+the files of its directory. Processes whose directories are different, as on machines without a
+common one, then send each other what they lack. Groups of rows do not depend on the number of
+processes, so the bits do not either. A killed run leaves its complete shards for the next one.
 
 Reading a row always returns the same bits, whatever the batch. Compared with a float32 teacher, the
 relative error of a value is at most 1/256. Logits are exact.
 """
 
+import contextlib
 import hashlib
 import json
 import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import IO, NamedTuple, Self
 
 import numpy as np
 import torch
+from accelerate.utils import broadcast_object_list
 from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
 from kdcli.data.labelled.features import TokenizedRows
 from kdcli.data.sources import LOG_SECONDS
-from kdcli.disk import atomic_dir, cache_key, disk_errors, use_entry
+from kdcli.disk import cache_key, disk_errors, fsync, remove, use_entry, write_atomic
 from kdcli.engine.memory import is_out_of_memory
+from kdcli.engine.session import Session
 from kdcli.errors import MachineError
 from kdcli.types import Array, Batch, Needs, Signals
 
@@ -45,6 +52,10 @@ TOKENS_KEY, LOGITS_KEY = "teacher.tokens", "teacher.logits"  # keys of a batch
 HASHED_BYTES = 1 << 24  # size of a hashed block
 RESERVED_BYTES = 1 << 30  # disk space that stays free
 TEACHER_TOKENS = 8192  # in one forward pass of the teacher, including padding
+SHARDS, MAX_SHARD_GROUPS = 64, 16
+"""Shards of a small store, and maximum number of forward passes for a shard of a large one."""
+MAX_SHARD_BYTES = 1 << 28  # unless one forward pass makes more
+DONE = "shards"  # Directory of a note for each complete shard, with the hashes of its bytes.
 
 
 @dataclass(frozen=True)
@@ -136,13 +147,51 @@ class RecordLayout:
             return (0,)
         return len(rows.ids_T if self.logits_per_token else rows.ends), *self.logits
 
+    def record_sizes(self, rows: int, tokens: int) -> dict[str, int]:
+        """Return the number of bytes that some rows take in each file."""
+        width = self.columns[-1].end if self.columns else 0
+        values = 0 if self.logits is None else math.prod(self.logits)
+        values *= tokens if self.logits_per_token else rows
+        return {
+            TOKENS_FILE: 2 * width * tokens,
+            LOGITS_FILE: np.dtype(self.dtype).itemsize * values,
+        }
+
     def size(self, rows: TokenizedRows) -> int:
         """Return the number of bytes in a store.
 
         A value of a token's record takes two bytes, a logit four, and a vector component two.
         """
-        token_bytes = 2 * math.prod(self.tokens_shape(rows))
-        return token_bytes + np.dtype(self.dtype).itemsize * math.prod(self.logits_shape(rows))
+        return sum(self.record_sizes(len(rows.ends), len(rows.ids_T)).values())
+
+
+class Region(NamedTuple):
+    """The bytes of a shard in one of the files."""
+
+    begin: int
+    size: int
+
+
+@dataclass(frozen=True)
+class StoreShard:
+    """A part of a store that one process computes.
+
+    Attributes:
+        number: Its position in the store.
+        groups: The rows of each forward pass.
+        tokens: The number of tokens.
+        regions: Its bytes in each file.
+    """
+
+    number: int
+    groups: Sequence[Array]
+    tokens: int
+    regions: dict[str, Region]
+
+    @property
+    def size(self) -> int:
+        """The number of bytes in all files."""
+        return sum(region.size for region in self.regions.values())
 
 
 class SignalStore:
@@ -174,15 +223,16 @@ class SignalStore:
         *,
         needs: Needs,
         fingerprint: str,
-        device: torch.device,
+        session: Session,
         limit_bytes: int,
         log: Callable[[str], None],
         about: str | None = None,
     ) -> Self | None:
         """Open the store with a teacher's signals, or compute the signals and create it.
 
-        The hashes of an existing store are checked. A damaged or incomplete store is computed
-        again. If several processes open the same store, one computes it and the others wait.
+        The hashes of an existing store are checked, and a damaged store is computed again. All
+        processes of a run open the store together, and each computes a share. If several runs
+        open the same store, one computes it and the others wait.
 
         Args:
             folder: The directory of all stores.
@@ -190,7 +240,7 @@ class SignalStore:
             teacher: batch -> `Signals`, on `device`. It is put into eval mode.
             needs: The signals to store.
             fingerprint: Hash of the teacher's weights and configuration.
-            device: The device of the teacher.
+            session: The device of the teacher, and the processes of the run.
             limit_bytes: Maximum size of the store.
             log: Writes a log line.
             about: The teacher, for `kdcli cache`. None if the store is not in the cache.
@@ -204,7 +254,7 @@ class SignalStore:
             MachineError: The disk is full or not writable, or there is not enough memory for a
                 single row.
         """
-        layout = RecordLayout.of(teacher, rows, needs, device)
+        layout = RecordLayout.of(teacher, rows, needs, session.device)
         if (size := layout.size(rows)) > limit_bytes:
             log(
                 f"the teacher's signals are not cached: they would take {_mb(size)}, and the "
@@ -215,7 +265,8 @@ class SignalStore:
         store = cls(folder / key, rows, layout)
         if about is not None:
             use_entry(store.folder, f"{about}, {len(rows):,} rows")
-        if not store._is_whole(key) and not store._create(key, teacher, device, log):
+        is_whole = all(session.gather(store._is_whole(key)))
+        if not is_whole and not store._create(key, teacher, session, log):
             return None
         log(f"the teacher's signals are read from {store.folder} ({_mb(size)})")
         store.tokens = store._mapped(TOKENS_FILE, np.int16, layout.tokens_shape(rows))
@@ -297,70 +348,248 @@ class SignalStore:
             return False
 
     def _create(
-        self, key: str, teacher: nn.Module, device: torch.device, log: Callable[[str], None]
+        self, key: str, teacher: nn.Module, session: Session, log: Callable[[str], None]
     ) -> bool:
-        """Create the store, or wait until another process has created it.
+        """Create the store, or wait until another run has created it.
 
         Returns:
             False if there is not enough free disk space.
         """
-        folder = self.folder.parent
+        folder, rank = self.folder.parent, session.accelerator.process_index
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(folder / f".{key}.lock")
-            try:
-                held = lock.acquire(timeout=0)
-            except Timeout:
-                log("another process is computing the same signals: waiting for it")
-                held = lock.acquire()
-            with held:
-                return self._is_whole(key) or self._make(key, teacher, device, log)
+            leaders = _leaders(folder, key, session)
+            with contextlib.ExitStack() as stack:
+                if leaders[rank] == rank:
+                    stack.enter_context(_held(FileLock(folder / f".{key}.lock"), log))
+                return self._complete(key, teacher, leaders, session, log)
 
-    def _make(
-        self, key: str, teacher: nn.Module, device: torch.device, log: Callable[[str], None]
+    def _complete(
+        self,
+        key: str,
+        teacher: nn.Module,
+        leaders: Sequence[int],
+        session: Session,
+        log: Callable[[str], None],
     ) -> bool:
-        """Compute all signals and write the store. The caller must hold the lock.
+        """Compute the missing shards, together with the other processes.
+
+        Args:
+            key: The name of the store.
+            teacher: batch -> signals.
+            leaders: For each process, the first one with the same directory, which holds the lock.
+            session: The device and the processes.
+            log: Writes a log line.
 
         Returns:
             False if there is not enough free disk space.
         """
-        parent = self.folder.parent
+        rank, size = session.accelerator.process_index, session.accelerator.num_processes
+        shards, leads = self._shards(), leaders[rank] == rank
+        is_whole = leads and self._is_whole(key)
+        done: set[int] | None = set()
+        try:
+            if is_whole:
+                done = {shard.number for shard in shards}
+            elif leads:
+                done = self._begin(shards, log)
+            states = session.gather(done)
+            if None in states:
+                return False
+            has = {leader: set(states[leader] or ()) for leader in sorted(set(leaders))}
+            missing = [
+                s for s in shards if all(s.number not in numbers for numbers in has.values())
+            ]
+            if missing:
+                kept = len(shards) - len(missing)
+                log(
+                    f"computing the teacher's signals for {len(self.rows):,} rows, "
+                    f"{_mb(sum(shard.size for shard in missing))}"
+                    + (f"; {kept} of {len(shards)} shards are there" if kept else "")
+                )
+            self._write(missing[rank::size], teacher, session.device, log)
+            for number, shard in enumerate(missing):
+                has[leaders[number % size]].add(shard.number)
+            session.wait()
+            self._exchange(shards, has, rank)
+            if leads and not is_whole:
+                self._finish(key)
+            session.wait()
+        finally:
+            if leads and not any((self._part / DONE).glob("*")):
+                remove(self._part)
+        return True
+
+    @property
+    def _part(self) -> Path:
+        """The directory in which the store is written."""
+        return self.folder.parent / f".{self.folder.name}.part"
+
+    def _shards(self) -> list[StoreShard]:
+        """Divide the store into shards, which do not depend on the number of processes."""
+        groups = list(_groups(self.lengths, self.order))
+        group_bytes = self.layout.size(self.rows) // len(groups) + 1
+        step = min(MAX_SHARD_GROUPS, len(groups) // SHARDS, MAX_SHARD_BYTES // group_bytes)
+        shards = []
+        begins = dict.fromkeys((TOKENS_FILE, LOGITS_FILE), 0)
+        for number, first in enumerate(range(0, len(groups), max(1, step))):
+            of_shard = groups[first : first + max(1, step)]
+            tokens = sum(int(self.lengths[indices].sum()) for indices in of_shard)
+            sizes = self.layout.record_sizes(sum(map(len, of_shard)), tokens)
+            regions = {name: Region(begins[name], size) for name, size in sizes.items()}
+            shards.append(StoreShard(number, of_shard, tokens, regions))
+            begins = {name: begins[name] + size for name, size in sizes.items()}
+        return shards
+
+    def _begin(self, shards: Sequence[StoreShard], log: Callable[[str], None]) -> set[int] | None:
+        """Create the files, or keep the complete shards in them.
+
+        Returns:
+            The numbers of the complete shards; None if there is not enough free disk space.
+        """
         if self.folder.exists():
             log(f"the teacher's signals in {self.folder} are damaged and will be computed again")
-        # Delete a damaged store and leftovers of a killed process before measuring free space.
-        for old in (self.folder, parent / f".{key}.part"):
-            shutil.rmtree(old, ignore_errors=True)
-        size, free = self.layout.size(self.rows), shutil.disk_usage(parent).free
+            remove(self.folder)
+        done = {shard.number for shard in shards if self._is_done(shard)}
+        if not done:
+            remove(self._part)
+        size, parent = sum(s.size for s in shards if s.number not in done), self.folder.parent
+        free = shutil.disk_usage(parent).free
         if size > free - RESERVED_BYTES:
             log(
                 f"the teacher's signals are not cached: they would take {_mb(size)}, but {parent} "
                 f"has {_mb(free)} of free space, and {_mb(RESERVED_BYTES)} must stay free"
             )
+            return None
+        if not done:
+            (self._part / DONE).mkdir(parents=True)
+            for name in (TOKENS_FILE, LOGITS_FILE):
+                with (self._part / name).open("wb") as file:
+                    file.truncate(sum(shard.regions[name].size for shard in shards))
+        return done
+
+    def _is_done(self, shard: StoreShard) -> bool:
+        """Whether a killed run wrote a shard completely."""
+        try:
+            note = (self._part / DONE / str(shard.number)).read_text()
+            return note == self._note(shard)
+        except OSError:
             return False
-        log(f"computing the teacher's signals for {len(self.rows):,} rows, {_mb(size)}")
-        with atomic_dir(self.folder) as aside:
-            self._write(aside, teacher, device, log)
-            (aside / INDEX_FILE).write_bytes(_index(aside, key))
-        return True
+
+    def _note(self, shard: StoreShard) -> str:
+        """Return the hashes of a shard's bytes in each file."""
+        hashes = []
+        for name, (begin, size) in shard.regions.items():
+            digest = hashlib.sha256()
+            with (self._part / name).open("rb") as file:
+                file.seek(begin)
+                for left in range(size, 0, -HASHED_BYTES):
+                    digest.update(file.read(min(left, HASHED_BYTES)))
+            hashes.append(digest.hexdigest())
+        return " ".join(hashes)
+
+    def _read(self, shard: StoreShard) -> dict[str, bytes]:
+        """Read a shard's bytes from each file."""
+        folder = self.folder if self.folder.is_dir() else self._part
+        content = {}
+        for name, (begin, size) in shard.regions.items():
+            with (folder / name).open("rb") as file:
+                file.seek(begin)
+                content[name] = file.read(size)
+        return content
 
     def _write(
-        self, aside: Path, teacher: nn.Module, device: torch.device, log: Callable[[str], None]
+        self,
+        shards: Sequence[StoreShard],
+        teacher: nn.Module,
+        device: torch.device,
+        log: Callable[[str], None],
     ) -> None:
+        """Compute shards, and write each into its place."""
         start = logged = time.monotonic()
-        done, total = 0, len(self.rows.ids_T)
+        done, total = 0, sum(shard.tokens for shard in shards)
+        for shard in shards:
+            with self._open_shard(shard) as files:
+                for indices in shard.groups:
+                    for records in _records(teacher, self.rows, indices, self.layout, device):
+                        for file, array in zip(files, records, strict=True):
+                            file.write(array.tobytes())
+                    done += int(self.lengths[indices].sum())
+                    now = time.monotonic()
+                    if now - logged > LOG_SECONDS:
+                        logged, left = now, (now - start) / done * (total - done)
+                        log(f"{done:,} of {total:,} tokens, {left:.0f} s left")
+
+    @contextlib.contextmanager
+    def _open_shard(self, shard: StoreShard) -> Iterator[Sequence[IO[bytes]]]:
+        """Open both files at a shard's place, and note at the end that the shard is complete."""
         # With a memory map, a full disk would kill the process without an error message.
-        with (aside / TOKENS_FILE).open("wb") as tokens, (aside / LOGITS_FILE).open("wb") as logits:
-            for indices in _groups(self.lengths, self.order):
-                for token_records, logit_records in _records(
-                    teacher, self.rows, indices, self.layout, device
-                ):
-                    tokens.write(token_records.tobytes())
-                    logits.write(logit_records.tobytes())
-                done += int(self.lengths[indices].sum())
-                now = time.monotonic()
-                if now - logged > LOG_SECONDS:
-                    logged, left = now, (now - start) / done * (total - done)
-                    log(f"{done:,} of {total:,} tokens, {left:.0f} s left")
+        with contextlib.ExitStack() as stack:
+            files = []
+            for name, region in shard.regions.items():
+                files.append(stack.enter_context((self._part / name).open("r+b")))
+                files[-1].seek(region.begin)
+            yield files
+            for file in files:
+                file.flush()
+                os.fsync(file.fileno())
+        write_atomic(self._part / DONE / str(shard.number), self._note(shard))
+
+    def _exchange(self, shards: Sequence[StoreShard], has: dict[int, set[int]], rank: int) -> None:
+        """Send every shard to the directories that lack it.
+
+        Args:
+            shards: All shards.
+            has: The numbers of the shards in each directory, by its leader.
+            rank: The number of this process.
+        """
+        for shard in shards:
+            holder = next(leader for leader, numbers in has.items() if shard.number in numbers)
+            lacking = [leader for leader, numbers in has.items() if shard.number not in numbers]
+            if not lacking:
+                continue
+            content = self._read(shard) if rank == holder else None
+            (content,) = broadcast_object_list([content], from_process=holder)
+            if rank in lacking:
+                with self._open_shard(shard) as files:
+                    for file, name in zip(files, shard.regions, strict=True):
+                        file.write(content[name])
+
+    def _finish(self, key: str) -> None:
+        """Move the complete store into place."""
+        index = _index(self._part, key)
+        (self._part / INDEX_FILE).write_bytes(index)
+        fsync(self._part / INDEX_FILE)
+        self._part.rename(self.folder)
+        fsync(self.folder.parent)
+        remove(self.folder / DONE)
+
+
+def _leaders(folder: Path, key: str, session: Session) -> list[int]:
+    """Return for each process the first one that sees the same directory."""
+    size, rank = session.accelerator.num_processes, session.accelerator.process_index
+    if size == 1:
+        return [0]
+    # The name was never looked up before, so no file system answers from what it remembers.
+    (run, *_) = session.gather(uuid.uuid4().hex)
+    own, *names = (folder / f".{key}.{run}.{n}" for n in (rank, *range(size)))
+    own.touch()
+    session.wait()
+    leaders = session.gather(next(n for n, name in enumerate(names) if name.exists()))
+    own.unlink()
+    return leaders
+
+
+@contextlib.contextmanager
+def _held(lock: FileLock, log: Callable[[str], None]) -> Iterator[None]:
+    """Hold a lock, after a log line if another run holds it."""
+    try:
+        held = lock.acquire(timeout=0)
+    except Timeout:
+        log("another process is computing the same signals: waiting for it")
+        held = lock.acquire()
+    with held:
+        yield
 
 
 def _key(rows: TokenizedRows, layout: RecordLayout, fingerprint: str) -> str:

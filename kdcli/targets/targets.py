@@ -290,7 +290,7 @@ def stored_signals(
         captured,
         needs=needs,
         fingerprint=fingerprint,
-        device=session.device,
+        session=session,
         limit_bytes=place.limit_bytes,
         log=Progress.log,
         about=place.about,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from encoders import tiny_config
-from forked import Child, Forked
+from forked import Child, Forked, in_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -19,6 +19,7 @@ from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClas
 from transformers import AutoModelForTokenClassification as ForTokens
 
 from kdcli.data.labelled.features import TokenizedRows
+from kdcli.engine.session import Session, start
 from kdcli.errors import MachineError
 from kdcli.models.capture import capture, prepare_teacher
 from kdcli.targets import cache
@@ -72,7 +73,8 @@ def headed(kind="class", model_type="bert", dtype=torch.float32):
 def opened(
     folder, rows, needs=EVERYTHING, *, teacher=None, log=None, limit=1 << 30, fingerprint="f"
 ):
-    how = {"needs": needs, "fingerprint": fingerprint, "device": CPU, "limit_bytes": limit}
+    session = Session(start(CPU, torch.float32), CPU)
+    how = {"needs": needs, "fingerprint": fingerprint, "session": session, "limit_bytes": limit}
     log = [] if log is None else log
     return SignalStore.open(
         folder, rows, teacher or capture(headed(rows.kind), needs), **how, log=log.append
@@ -298,6 +300,88 @@ def test_what_a_killed_process_left_is_neither_read_nor_kept(tmp_path):
     assert logged(log, "computing")
     assert same(cached(store, range(8)), cached(opened(tmp_path / "other", rows_of()), range(8)))
     assert list(tmp_path.glob(".*.part")) == []
+
+
+class Shares(nn.Module):
+    """A teacher that counts the rows it reads, and is killed before it reads more than `most`."""
+
+    def __init__(self, most=10**6):
+        super().__init__()
+        self.read, self.most = 0, most
+
+    def forward(self, batch) -> Signals:
+        self.read += len(batch["input_ids"])
+        if self.read > self.most:
+            os.kill(os.getpid(), signal.SIGKILL)
+        ids = batch["input_ids"].float()
+        return Signals(hidden={0: ids[..., None]}, logits=ids.sum(1, keepdim=True) / 7)
+
+
+SHARED_NEEDS = Needs(hidden=frozenset({0}), logits=True)
+LONG_ROWS = (500,) * 320  # 20 groups of 16 rows
+
+
+def shared(folder, teacher):
+    """Open a store, and return what a process has read and finds in it."""
+    store = opened(folder, rows_of(LONG_ROWS), SHARED_NEEDS, teacher=teacher)
+    files = ("tokens.bin", "logits.bin", "index.json")
+    content = b"".join((store.folder / name).read_bytes() for name in files)
+    found = {"read": torch.tensor(teacher.read - 1)}
+    return found | {"content": torch.frombuffer(bytearray(content), dtype=torch.uint8)}
+
+
+@pytest.fixture(scope="module")
+def of_one_process(tmp_path_factory):
+    alone = shared(tmp_path_factory.mktemp("alone"), Shares())
+    assert alone["read"] == 320
+    return alone["content"]
+
+
+@pytest.mark.parametrize("common", [True, False])
+def test_processes_share_the_pass_and_find_the_bits_of_one(tmp_path, common, of_one_process):
+    """Each reads half of the rows, on one machine and on two without a common directory."""
+
+    def work():
+        return shared(tmp_path / ("all" if common else os.environ["RANK"]), Shares())
+
+    both = in_ranks(2, work)
+    assert [found["read"].item() for found in both] == [160, 160]
+    assert all(torch.equal(found["content"], of_one_process) for found in both)
+    left = [path.name for path in tmp_path.rglob(".*") if path.suffix != ".lock"]
+    assert left == []
+
+
+def test_a_machine_that_has_the_signals_gives_them_to_the_other(tmp_path, of_one_process):
+    shared(tmp_path / "1", Shares())
+    both = in_ranks(2, lambda: shared(tmp_path / os.environ["RANK"], Shares()))
+    assert [found["read"].item() for found in both] == [0, 0]
+    assert all(torch.equal(found["content"], of_one_process) for found in both)
+
+
+@pytest.mark.parametrize("common", [True, False])
+def test_of_a_killed_process_the_complete_shards_stay(tmp_path, common, of_one_process):
+    """Process 1 dies in its fourth shard. The other one has then computed its ten."""
+
+    def work(most=10**6):
+        return shared(tmp_path / ("all" if common else os.environ["RANK"]), Shares(most))
+
+    # One row is read to tell the widths.
+    killed = lambda: work(1 + 3 * 16 if os.environ["RANK"] == "1" else 10**6)  # noqa: E731
+    in_ranks(2, killed, ends=[1, -signal.SIGKILL])
+    both = in_ranks(2, work)
+    assert [found["read"].item() for found in both] == [4 * 16, 3 * 16]
+    assert all(torch.equal(found["content"], of_one_process) for found in both)
+
+
+def test_shards_of_a_killed_process_are_read_again_only_if_they_are_whole(tmp_path, of_one_process):
+    assert Child(lambda: shared(tmp_path, Shares(1 + 5 * 16))).wait() == -signal.SIGKILL
+    (tokens,) = tmp_path.glob(".*.part/tokens.bin")
+    with tokens.open("r+b") as file:
+        file.seek(3 * 16 * 500 * 2)
+        file.write(b"damaged")
+    found = shared(tmp_path, Shares())
+    assert found["read"] == 16 * 16
+    assert torch.equal(found["content"], of_one_process)
 
 
 class Aloud:
