@@ -8,12 +8,13 @@ asks for it.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from kdcli.data.rows import BadRow, BlankLine
+from kdcli.data.rows import BadRow, BlankLine, LineBreaks
 from kdcli.data.storage import base_name
 from kdcli.errors import UsageError
 from kdcli.types import Example
 
 EMPTY, BAD, REPEATED = "empty", "bad", "repeated"
+LINE_BREAKS = "line breaks in quoted cells"
 TRAINED = "trained a model"  # Such rows are withheld from an evaluation.
 CUT = "over the number of rows asked for"
 OTHER_PART = "in another part of the data"
@@ -50,6 +51,8 @@ class RowAccount:
         read: The number of rows that were read, with empty lines.
         kept: The number of rows that are used.
         left_out: The other rows.
+        line_breaks: The line breaks in quoted cells; None without any. With them, a file has more
+            lines than rows.
     """
 
     source: str
@@ -57,6 +60,15 @@ class RowAccount:
     read: int = 0
     kept: int = 0
     left_out: list[LeftOut] = field(default_factory=list)
+    line_breaks: LeftOut | None = None
+
+    def add(self, part: "RowAccount") -> None:
+        """Add the rows of a part of the source that were read and left out."""
+        self.read += part.read
+        for one in part.left_out:
+            self.leave_out(one.reason, one.first, one.count)
+        if part.line_breaks is not None:
+            self._add_line_breaks(part.line_breaks.first, part.line_breaks.count)
 
     def leave_out(self, reason: str, first: str, count: int = 1) -> None:
         """Count rows that are left out; `first` is the place of the first one."""
@@ -76,11 +88,18 @@ class RowAccount:
             self.leave_out(reason, places[0], len(places))
 
     def on_bad(self, error: BadRow) -> None:
-        """Count an empty line; raise the error of any other line that is not a row."""
-        if not isinstance(error, BlankLine):
+        """Count an empty line or line breaks; raise the error of a line that is not a row."""
+        if isinstance(error, LineBreaks):
+            self._add_line_breaks(error.where, error.count)
+        elif isinstance(error, BlankLine):
+            self.read += 1
+            self.leave_out(EMPTY, error.where)
+        else:
             raise error
-        self.read += 1
-        self.leave_out(EMPTY, error.where)
+
+    def _add_line_breaks(self, first: str, count: int) -> None:
+        self.line_breaks = self.line_breaks or LeftOut(LINE_BREAKS, 0, first)
+        self.line_breaks.count += count
 
     @property
     def used(self) -> int:
@@ -92,7 +111,8 @@ class RowAccount:
         """The account as a line of the log."""
         name = base_name(self.source) or self.source
         left_out = f"; left out: {', '.join(map(str, self.left_out))}" if self.left_out else ""
-        return f"{self.rows} of {name}: {self.read:,} read, {self.kept:,} kept{left_out}"
+        breaks = f"; {self.line_breaks}" if self.line_breaks else ""
+        return f"{self.rows} of {name}: {self.read:,} read, {self.kept:,} kept{left_out}{breaks}"
 
 
 @dataclass

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from kdcli.data.rows import BadRow, BlankLine, OnBadRow, Row
+from kdcli.data.rows import BadRow, BlankLine, LineBreaks, OnBadRow, Row
 from kdcli.errors import UsageError
 
 MAX_USUAL_CELLS = 50  # A column with more different cells is no column of labels.
@@ -44,12 +44,15 @@ class _Header(NamedTuple):
         separator: What separates them.
         spaces: Whether a space follows each separator.
         quotes: Whether the first lines quote cells, by all rules of CSV.
+        bare_quotes: Whether a cell of an earlier row has a quote, but is not in quotes itself. A
+            program that writes CSV would have quoted it.
     """
 
     columns: list[str]
     separator: str
     spaces: bool = False
     quotes: bool = False
+    bare_quotes: bool = False
 
 
 def read_delimited(
@@ -85,6 +88,8 @@ def read_delimited(
         if reread.taken and reread.taken[-1][0] != number + len(reread.taken):
             # A line of the row was reported as bad, and is missing.
             continue
+        if not reread.taken and _has_bare_quote(line, cells):
+            header = header._replace(bare_quotes=True)
         if len(columns) > 1 and sorted(names := _names(cells)) == sorted(columns):
             if names != columns:
                 raise UsageError(
@@ -96,6 +101,8 @@ def read_delimited(
         elif len(cells) == len(columns):
             for cell, of_column in zip(cells, usual, strict=True):
                 of_column.add(cell)
+            if reread.taken:
+                on_bad(LineBreaks(where, len(reread.taken)))
             yield Row(where, dict(zip(columns, cells, strict=True)))
         elif not cells:
             on_bad(BlankLine(where))
@@ -196,9 +203,15 @@ def _cells(
         if not is_plain or len(cells) != len(header.columns):
             raise
         return [_unquoted(cell) for cell in cells]
-    if len(joined) > 1 and _look_like_rows(joined, header, usual):
+    if len(joined) > 1 and (header.bare_quotes or _look_like_rows(joined, header, usual)):
         raise csv.Error(UNCLEAR_QUOTE)
     return cells
+
+
+def _has_bare_quote(line: str, cells: Sequence[str]) -> bool:
+    """Whether a cell of a line has a quote, but is not in quotes and does not double it."""
+    count = line.count('"')
+    return 0 < count < sum(2 * cell.count('"') + 2 for cell in cells if '"' in cell)
 
 
 def _tab_separated_cells(

@@ -33,11 +33,23 @@ class BadRow(UsageError):
         self.where, self.problem = where, problem
 
 
-class BlankLine(BadRow):
-    """A line with nothing but white space. It is no row, and by itself no error."""
+class Remark(BadRow):
+    """Something to count that is by itself no error."""
+
+
+class BlankLine(Remark):
+    """A line with nothing but white space. It is no row."""
 
     def __init__(self, where: str) -> None:
         super().__init__(where, "the line is empty")
+
+
+class LineBreaks(Remark):
+    """A row of several lines, whose quoted cells hold `count` line breaks."""
+
+    def __init__(self, where: str, count: int) -> None:
+        super().__init__(where, "a quoted cell holds a line break")
+        self.count = count
 
 
 OnBadRow = Callable[[BadRow], None]  # Raises the error, or records it and skips the row.
@@ -45,7 +57,7 @@ OnBadRow = Callable[[BadRow], None]  # Raises the error, or records it and skips
 
 def raise_bad_row(error: BadRow) -> None:
     """Raise the error of the first bad row. Empty lines are skipped."""
-    if not isinstance(error, BlankLine):
+    if not isinstance(error, Remark):
         raise error
 
 

@@ -1,11 +1,14 @@
 """Every source has an account of its rows that adds up, in the log and in the report."""
 
+import csv
 import json
+import random
 
 import pytest
 
 import kdcli
 from kdcli.data.accounts import ACCOUNTS, RowAccount
+from kdcli.data.sources import open_source
 from kdcli.errors import UsageError
 from kdcli.workloads.beir import read_retrieval
 
@@ -126,6 +129,41 @@ def test_queries_and_their_rows_have_accounts(tmp_path):
     assert (of_rows.read, of_rows.kept) == (31, 30)
     assert [(o.reason, o.first) for o in of_rows.left_out] == [("repeated", f"{file.name}:31")]
     assert (of_queries.rows, of_queries.read, of_queries.kept) == ("queries", 30, 30)
+
+
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+@pytest.mark.parametrize("delimiter", [",", "\t"])
+@pytest.mark.parametrize("columns", [1, 2])
+def test_rows_and_line_breaks_are_the_lines_of_a_file(tmp_path, columns, delimiter, quoting):
+    rng = random.Random(f"{columns} {delimiter} {quoting}")
+    texts = ["".join(rng.choices("ab \n,'", k=9)).strip() + "." for _ in range(60)]
+    if (columns, delimiter) == (1, "\t"):
+        # Such cells are refused, because nothing tells where they end.
+        texts = [text.replace("\n", " ") for text in texts]
+    file = tmp_path / ("rows.csv" if delimiter == "," else "rows.tsv")
+    with file.open("w", newline="") as opened:
+        writer = csv.writer(opened, delimiter=delimiter, quoting=quoting)
+        writer.writerows([text, f"{n}"][:columns] for n, text in enumerate(["text", *texts]))
+    account = RowAccount(str(file))
+    found = [text for _, text in open_source(str(file)).placed_documents("train", "text", account)]
+    assert found == texts
+    lines = len(file.read_bytes().splitlines())
+    breaks = account.line_breaks
+    assert account.read + (breaks.count if breaks else 0) + 1 == lines
+    if breaks:
+        first = next(n for n, text in enumerate(texts) if "\n" in text)
+        place = first + 2 + "".join(texts[:first]).count("\n")
+        assert (breaks.first, breaks.count) == (f"{file}:{place}", "".join(texts).count("\n"))
+        assert account.line.endswith(f"; {breaks}")
+
+
+def test_one_column_with_a_bare_quote_before_a_joined_cell_is_refused(tmp_path):
+    file = tmp_path / "rows.csv"
+    file.write_text('text\nhe said "no" to it\n"an open quote\na line\nthe end"\n', "utf-8")
+    with pytest.raises(UsageError, match=r"rows.csv:3: .*the quote that opens here joins lines"):
+        list(open_source(str(file)).documents("train", None))
+    file.write_text('text\nshe said no\n"an open quote\na line\nthe end"\n', "utf-8")
+    assert len(list(open_source(str(file)).documents("train", None))) == 2
 
 
 def test_an_account_that_does_not_add_up_is_refused():

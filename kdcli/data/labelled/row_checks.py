@@ -10,7 +10,7 @@ import numpy as np
 
 from kdcli.data.labelled.label_values import may_be_no_label
 from kdcli.data.labelled.partition import text_groups
-from kdcli.data.rows import BadRow, BlankLine
+from kdcli.data.rows import BadRow, Remark
 from kdcli.errors import UsageError
 from kdcli.types import OWN, Example, Task
 
@@ -33,8 +33,8 @@ class BadRows:
         self._counts: Counter[str] = Counter()
 
     def __call__(self, row: BadRow) -> None:
-        """Add a row. Empty lines are no rows."""
-        if isinstance(row, BlankLine) or row.where in self._places:
+        """Add a row, unless it is only to be counted."""
+        if isinstance(row, Remark) or row.where in self._places:
             return
         self._places.add(row.where)
         self._counts[row.problem] += 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kdcli.data import demo
-from kdcli.data.accounts import BAD, EMPTY, LeftOut, RowAccount
+from kdcli.data.accounts import BAD, RowAccount
 from kdcli.data.hub import HubId
 from kdcli.data.labelled.examples import example_of
 from kdcli.data.labelled.kept import kept_rows
@@ -19,7 +19,7 @@ from kdcli.data.labelled.partition import (
     hashes_of,
 )
 from kdcli.data.labelled.row_checks import describe_repeats
-from kdcli.data.rows import BadRow, BlankLine, OnBadRow, Row
+from kdcli.data.rows import BadRow, OnBadRow, Remark, Row
 from kdcli.data.sources import DemoSource, FileSource, HubSource, Log, Source, open_source
 from kdcli.data.storage import NotFound, base_name, list_folder, list_names
 from kdcli.data.tasks import task_of
@@ -147,12 +147,10 @@ class TaskSource:
         if len(files) > 1:
             names = list_names([base_name(file) for file in files])
             self.log(f"{split} is read from {len(files)} files: {names}")
-        examples, bad_rows, empty = _read_examples(self.task, source, split, withheld=self.withheld)
-        self.account.read += len(examples) + len(bad_rows) + empty.count
-        if empty.count:
-            self.account.leave_out(EMPTY, empty.first, empty.count)
-        if bad_rows:
-            self.account.leave_out(BAD, bad_rows[0].where, len(bad_rows))
+        examples, bad_rows, account = _read_examples(
+            self.task, source, split, withheld=self.withheld
+        )
+        self.account.add(account)
         for row in bad_rows:
             self.on_bad(row)
         self.examples.extend(examples)
@@ -289,27 +287,31 @@ def _hub_source(where: tuple[str, str | None], name: str) -> Source:
 @kept_rows
 def _read_examples(
     task: Task, source: Source, split: str, *, withheld: bool
-) -> tuple[list[Example], list[BadRow], LeftOut]:
-    """Return the examples of a split, the rows that cannot be read, and the empty lines."""
+) -> tuple[list[Example], list[BadRow], RowAccount]:
+    """Return the examples of a split, the rows that cannot be read, and the account of both."""
     bad_rows: list[BadRow] = []
-    empty = LeftOut(EMPTY, 0, "")
+    account = RowAccount(source.name)
     if isinstance(source, DemoSource):
-        return _demo_examples(task, split), bad_rows, empty
+        examples = _demo_examples(task, split)
+        account.read = len(examples)
+        return examples, bad_rows, account
 
     def on_bad(row: BadRow) -> None:
-        if isinstance(row, BlankLine):
-            empty.count += 1
-            empty.first = empty.first or row.where
-        else:
-            bad_rows.append(row)
+        if isinstance(row, Remark):
+            account.on_bad(row)
+            return
+        bad_rows.append(row)
+        account.read += 1
+        account.leave_out(BAD, row.where)
 
     examples = []
     for number, row in read_numbered_rows(source, split, on_bad):
         try:
             examples.append(example_of(task, row, number, withheld=withheld))
+            account.read += 1
         except BadRow as error:
-            bad_rows.append(error)
-    return examples, bad_rows, empty
+            on_bad(error)
+    return examples, bad_rows, account
 
 
 def _demo_examples(task: Task, split: str) -> list[Example]:

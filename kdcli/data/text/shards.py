@@ -6,7 +6,7 @@ does not depend on the number of shards.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from kdcli.data.accounts import ACCOUNTS, EMPTY, RowAccount
+from kdcli.data.accounts import ACCOUNTS, RowAccount
 from kdcli.data.rows import Piece
 from kdcli.data.sources import Log, Source
 from kdcli.disk import MAX_REPORT_BYTES, cache_key, read_json, write_atomic
@@ -62,8 +62,7 @@ class Frame:
 class Shard:
     """A file of tokens, and the pieces of text that it is made from.
 
-    `tokens` is None until all shards are written. `rows` is None for shards that a stopped run
-    wrote; `empty` of them have no text, the first at `first_empty`.
+    `tokens` and `account` are None until the shard is written.
     """
 
     # A foreign name could point outside the directory.
@@ -71,9 +70,7 @@ class Shard:
     split: str
     pieces: tuple[Piece, ...]
     tokens: int | None = None
-    rows: int | None = None
-    empty: int = 0
-    first_empty: str = ""
+    account: RowAccount | None = None
 
     @property
     def size(self) -> int:
@@ -142,6 +139,11 @@ class TokenShards:
         """Write `meta.json`."""
         write_atomic(folder / META, json.dumps(asdict(self), indent=1))
 
+    def finish(self, written: Iterable[Shard]) -> "TokenShards":
+        """Return the shards with the counts of those that were written."""
+        known = {shard.file: shard for shard in written}
+        return replace(self, shards=tuple(known.get(shard.file, shard) for shard in self.shards))
+
     @property
     def splits(self) -> list[str]:
         """The splits that have shards."""
@@ -157,15 +159,13 @@ class TokenShards:
         return sum(shard.tokens or 0 for shard in self.shards if shard.split == split)
 
     def close_account(self, log: Log) -> None:
-        """Close the account of the text's rows, unless a stopped run did not count them."""
+        """Close the account of the text's rows, unless an older version did not count them."""
         account = RowAccount(self.source)
         for shard in self.shards:
-            if shard.rows is None:
-                log(f"the rows of {self.source} are not counted: a stopped run read some of them")
+            if shard.account is None:
+                log(f"the rows of {self.source} are not counted: an older version wrote the tokens")
                 return
-            account.read += shard.rows
-            if shard.empty:
-                account.leave_out(EMPTY, shard.first_empty, shard.empty)
+            account.add(shard.account)
         ACCOUNTS.close(account, account.used, log)
 
     def bytes_of(self, shard: Shard) -> int:
@@ -184,7 +184,7 @@ class TokenShards:
             before, path = known.get(shard.file), folder / shard.file
             if before is None or before.pieces != shard.pieces or not path.is_file():
                 return False
-            return before.tokens is None or path.stat().st_size == self.bytes_of(before)
+            return before.tokens is not None and path.stat().st_size == self.bytes_of(before)
 
         return [shard for shard in self.shards if not is_done(shard)]
 

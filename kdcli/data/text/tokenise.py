@@ -22,7 +22,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from tokenizers import Tokenizer
 
-from kdcli.data.accounts import EMPTY, LeftOut, RowAccount
+from kdcli.data.accounts import RowAccount
 from kdcli.data.sources import LOG_SECONDS, Log, Source
 from kdcli.data.text.shards import META, Frame, Shard, TokenShards
 from kdcli.disk import atomic_file, disk_errors, remove
@@ -86,17 +86,14 @@ def tokenise(
             log(f"{folder} is done already")
             return previous
         writer = ShardWriter.of(source, tokenizer, meta, folder)
+        planned = {shard.file for shard in missing}
+        if previous:
+            meta = meta.finish(shard for shard in previous.shards if shard.file not in planned)
         with _clean_after_errors(folder, meta, missing, keeps_errors=not cached):
-            written = _write_shards(writer, missing, len(meta.shards), workers, log)
-        known = {shard.file: shard for shard in previous.shards} if previous else {}
-        known |= {shard.file: shard for shard in written}
-        with disk_errors(folder):
-            counted = tuple(
-                replace(known.get(shard.file, shard), tokens=writer.count_tokens(shard))
-                for shard in meta.shards
-            )
-        meta = replace(meta, shards=counted)
-        meta.write(folder)
+            for shard in _write_shards(writer, missing, len(meta.shards), workers, log):
+                # A shard is finished when its counts are written, too.
+                meta = meta.finish([shard])
+                meta.write(folder)
         return meta
 
 
@@ -138,10 +135,7 @@ class ShardWriter:
                 if time.monotonic() - logged > LOG_SECONDS:
                     logged = time.monotonic()
                     log(f"{total:,} tokens of {shard.file} so far")
-        (empty, *_) = account.left_out or [LeftOut(EMPTY, 0, "")]
-        return replace(
-            shard, tokens=total, rows=account.read, empty=empty.count, first_empty=empty.first
-        )
+        return replace(shard, tokens=total, account=account)
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Tokenise texts without special tokens."""
@@ -152,10 +146,6 @@ class ShardWriter:
             texts, add_special_tokens=False, return_attention_mask=False, verbose=False
         )
         return list(encodings["input_ids"])
-
-    def count_tokens(self, shard: Shard) -> int:
-        """Count the tokens of a written shard by the length of its file."""
-        return (self.folder / shard.file).stat().st_size // np.dtype(self.dtype).itemsize
 
     def _documents(self, shard: Shard, account: RowAccount) -> Iterator[str]:
         for piece in shard.pieces:
@@ -265,11 +255,11 @@ def _clean_after_errors(
 
 def _write_shards(
     writer: ShardWriter, missing: Sequence[Shard], count: int, workers: int | None, log: Log
-) -> list[Shard]:
+) -> Iterator[Shard]:
     """Write shards in this process or in workers, and log the progress.
 
-    Returns:
-        The shards with their counts.
+    Yields:
+        Each shard with its counts when it is written.
     """
     began = time.monotonic()
     logged = 0.0
@@ -283,9 +273,8 @@ def _write_shards(
         if workers is None
         else _write_in_workers(writer, missing, workers)
     )
-    written: list[Shard] = []
     for number, shard in enumerate(writes, 1):
-        written.append(shard)
+        yield shard
         done += shard.size
         tokens += shard.tokens or 0
         now = time.monotonic()
@@ -298,7 +287,6 @@ def _write_shards(
             if number < len(missing):
                 line += f", {(size - done) / rate / 3600:.2f} h left"
         log(line)
-    return written
 
 
 def _write_in_workers(
