@@ -27,6 +27,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from kdcli.errors import UsageError
 from kdcli.models.attention_products import AttentionProducts, Scores, by_head
+from kdcli.models.files import LIBRARY_TYPE
 from kdcli.models.layout import Layout, layout_for
 from kdcli.models.modeling_unilm import mask_argument
 from kdcli.types import Batch, Needs, Signals, labelled_places
@@ -369,6 +370,9 @@ def _repeated(x_BGLK: Tensor, heads: int) -> Tensor:
 def prepare_teacher(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     """Freeze a model in eval mode and convert its weights to the compute dtype."""
     model.eval().requires_grad_(False)
+    if model.config.model_type == LIBRARY_TYPE:
+        # Modules of sentence-transformers expect one dtype, which not all of them take over.
+        return model
     # Keep the precision of buffers: a rotary table in bfloat16 would shift every position.
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)

@@ -21,10 +21,12 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from kdcli.custom_code import custom_code_allowed
 from kdcli.disk import disk_errors, read_json, write_atomic
 from kdcli.errors import UsageError, did_you_mean, one_line
 from kdcli.models.custom_class import custom_class
 from kdcli.models.files import (
+    BY_LIBRARY,
     CONFIG_FILE,
     LENGTH_FILE,
     LIBRARY,
@@ -33,6 +35,7 @@ from kdcli.models.files import (
     file_beside,
     module_kind,
 )
+from kdcli.models.library_model import ROLE_TOKENS, custom_code_refused, load_library_model
 from kdcli.models.load import (
     AS_LOADED,
     check_case,
@@ -52,9 +55,10 @@ from kdcli.models.training_rows import NO_ROWS
 from kdcli.types import RowHashes
 
 PROMPTS_FILE = "config_sentence_transformers.json"
-CROSS_ENCODER = "CrossEncoder"
-"""The `model_type` in `PROMPTS_FILE` of models that score pairs."""
+SPARSE, MULTI_VECTOR, CROSS_ENCODER = "SparseEncoder", "MultiVectorEncoder", "CrossEncoder"
+"""The `model_type` in `PROMPTS_FILE` of models without one short vector for a text."""
 POOLING_FOLDER = "1_Pooling"
+SETFIT_HEAD = "model_head.pkl"
 POOLS = {"Transformer": True, "StaticEmbedding": False}
 """First module of a model -> whether a module that pools follows."""
 POOLING_KEYS = {
@@ -167,6 +171,7 @@ class EmbeddingFormat:
             tokenizer's.
         prompt_counts: Whether the prompt's tokens take part in the pooling.
         truncate_dim: Number of leading components that a vector has; None keeps all.
+        library: Whether sentence-transformers computes the vectors; see `load_by_library`.
     """
 
     pooling: str = "mean"
@@ -178,6 +183,7 @@ class EmbeddingFormat:
     max_length: int | None = None
     prompt_counts: bool = True
     truncate_dim: int | None = None
+    library: bool = False
 
     @property
     def poolings(self) -> list[str]:
@@ -236,6 +242,74 @@ class Pool(nn.Module):
         return (x_BLD * real_BL1).sum(1) / divisor_B1
 
 
+def left_to_library(source: str) -> str | None:
+    """Return why only sentence-transformers computes an embedding model, or None.
+
+    Raises:
+        UsageError: The list of modules is damaged, or the model has no single vector of a text.
+    """
+    if (modules := _modules(source)) is None:
+        return None
+    model_class = (json_file(source, PROMPTS_FILE) or {}).get("model_type")
+    if model_class == MULTI_VECTOR:
+        raise UsageError(
+            f"{source} is a {MULTI_VECTOR}: it has a vector for each token, and a text has no "
+            "single one",
+            "give an embedding model with one vector for a text, or a reranker",
+        )
+    if model_class == SPARSE:
+        return f"it is a {SPARSE}"
+    first, *others = list(map(module_kind, modules)) or [""]
+    if first not in POOLS:
+        return f"its first module is {first or 'unnamed'}"
+    if POOLS[first] and (not others or others.pop(0) != "Pooling"):
+        return f"its {first} is not followed by a Pooling"
+    unknown = [kind or "unnamed" for kind in others if kind not in LAYER_SETTINGS]
+    return f"it has a module {unknown[0]}" if unknown else None
+
+
+def _modules(source: str) -> list[dict[str, object]] | None:
+    """Return the list of modules of an embedding model, or None for other models."""
+    modules: list[dict[str, object]] | None = json_file(source, MODULES_FILE, list)
+    model_class = (json_file(source, PROMPTS_FILE) or {}).get("model_type")
+    architectures = (json_file(source, CONFIG_FILE) or {}).get("architectures")
+    if modules is None or model_class == CROSS_ENCODER or architectures == [CLASSIFIER]:
+        return None
+    check_modules(source, modules)
+    return modules
+
+
+def is_embedder(source: str) -> bool:
+    """Return whether a model's files make it an embedding model, whoever computes it."""
+    return left_to_library(source) is not None or read_format(source) is not None
+
+
+def load_by_library(source: str, reason: str) -> tuple[Model, EmbeddingFormat]:
+    """Load an embedding model that only sentence-transformers computes.
+
+    Args:
+        source: The model.
+        reason: What `left_to_library` returned for it.
+
+    Raises:
+        UsageError: The library cannot load it, or it has code of its own, which is not allowed.
+    """
+    own = [kind for kind in map(module_kind, json_file(source, MODULES_FILE, list)) if "." in kind]
+    if own and not custom_code_allowed():
+        raise custom_code_refused(source, own[0])
+    class_name = (json_file(source, PROMPTS_FILE) or {}).get("model_type") or "SentenceTransformer"
+    loaded = load_library_model(source, root_of(source), class_name, reason)
+    library = loaded.model.library
+    normalize = type(list(library)[-1]).__name__ == "Normalize"
+    return loaded, EmbeddingFormat(
+        "cls",
+        normalize=normalize,
+        prompts=ROLE_TOKENS,
+        similarity=str(library.similarity_fn_name),
+        library=True,
+    )
+
+
 def read_format(source: str) -> EmbeddingFormat | None:
     """Read the format of an embedding model.
 
@@ -249,30 +323,25 @@ def read_format(source: str) -> EmbeddingFormat | None:
     Raises:
         UsageError: The files are damaged, or have a module or a setting that kdcli cannot compute.
     """
-    modules = json_file(source, MODULES_FILE, list)
+    if (reason := left_to_library(source)) is not None:
+        raise UsageError(
+            f"{source} is an embedding model that only sentence-transformers computes: {reason}",
+            BY_LIBRARY,
+        )
+    if (modules := _modules(source)) is None:
+        return None
     general = json_file(source, PROMPTS_FILE) or {}
-    if modules is None or general.get("model_type") == CROSS_ENCODER:
-        return None
-    if (json_file(source, CONFIG_FILE) or {}).get("architectures") == [CLASSIFIER]:
-        return None
-    check_modules(source, modules)
-    fmt = EmbeddingFormat(normalize=False)
-    # A static model computes the mean itself.
-    encoder = module_kind(modules[0]) if modules else ""
-    encoder = encoder if encoder in POOLS else "Transformer"
-    pools = POOLS[encoder]
     check_settings(source, PROMPTS_FILE, general, GENERAL_SETTINGS)
     check_requirements(source, general)
-    for place, module in enumerate(modules):
-        kind, path = module_kind(module), str(module.get("path", ""))
-        if (kind == encoder) != (place == 0) or (kind == "Pooling") != (place == 1 and pools):
-            raise _not_computed(source, f"its modules are {', '.join(map(module_kind, modules))}")
+    fmt = EmbeddingFormat(normalize=False)
+    # A static model computes the mean itself.
+    pools = POOLS[module_kind(modules[0])]
+    for module in modules[1:]:
+        kind, path = module_kind(module), str(module["path"])
         if kind == "Pooling":
             fmt = _with_pooling(fmt, source, f"{path}/{CONFIG_FILE}")
-        elif place and kind in LAYER_SETTINGS:
+        else:
             fmt = _with_layer(fmt, source, kind, path)
-        elif place:
-            raise _not_computed(source, f"module {place} is {kind or 'unnamed'}")
     width = general.get("truncate_dim")
     if width is not None and (type(width) is not int or width < 1):
         raise UsageError(f"{source}/{PROMPTS_FILE}: truncate_dim must be at least 1, got {width!r}")
@@ -449,7 +518,12 @@ def format_for(
             raise UsageError(f"{source} pools by {fmt.pooling}, not by {pooling}", hint)
         _check_widths(source, fmt, config.hidden_size)
         norm = ", normalised" if fmt.normalize else ""
-        return fmt, f"{fmt.pooling} pooling{norm}, as its {MODULES_FILE} says"
+        head = f"; its classifier, {SETFIT_HEAD}, is a pickle and is not read"
+        is_setfit = file_beside(root_of(source), SETFIT_HEAD) is not None
+        return (
+            fmt,
+            f"{fmt.pooling} pooling{norm}, as its {MODULES_FILE} says{head if is_setfit else ''}",
+        )
     if pooling is not None:
         return EmbeddingFormat(pooling), f"{pooling} pooling, normalised"
     # sentence-transformers assumes the same for such a model.

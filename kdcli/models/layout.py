@@ -21,6 +21,7 @@ from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 from kdcli.custom_code import custom_code_allowed
 from kdcli.errors import UsageError
+from kdcli.models.files import LIBRARY_TYPE
 from kdcli.models.modeling_kdcli import layer_paths
 from kdcli.models.static import MODEL_TYPE as STATIC_TYPE
 
@@ -170,6 +171,7 @@ WRITTEN: dict[str, Written] = {
 """What is known of model types beyond the layout that their networks show."""
 # A static model has no layers, so it can be neither pruned nor distilled further.
 STATIC = Layout(layers="layers", interface=False, embeddings=("embeddings",))
+LIBRARY = Layout(missing="sentence-transformers computes the model as a whole", interface=False)
 # Model types that can be compacted, with the paths of a layer's attention, attention output,
 # feed-forward up and feed-forward down.
 COMPACT_PATHS = {kind: layer_paths(kind) for kind, row in WRITTEN.items() if row.compact}
@@ -187,6 +189,8 @@ def layout_for(config: PreTrainedConfig) -> Layout:
     )
     if kind == STATIC_TYPE:
         return STATIC
+    if kind == LIBRARY_TYPE:
+        return LIBRARY
     # The derivation runs the modules that read layouts.
     from kdcli.models.derived_layout import NotDerivedError
     from kdcli.models.layout_cache import cached_layout
@@ -246,7 +250,7 @@ def check_type(kind: str, *, decodes: bool) -> None:
     """
     from transformers.models.auto import modeling_auto as auto
 
-    if kind == STATIC_TYPE or has_decoder(kind):
+    if kind in (STATIC_TYPE, LIBRARY_TYPE) or has_decoder(kind):
         return
     if decodes:
         raise UsageError(

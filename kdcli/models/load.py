@@ -50,6 +50,7 @@ from kdcli.models.custom_class import (
     save_network,
 )
 from kdcli.models.files import (
+    BY_LIBRARY,
     CONFIG_FILE,
     HUB_ERRORS,
     LENGTH_FILE,
@@ -355,6 +356,11 @@ def _no_config(folder: Path) -> UsageError:
             f"{folder} is a GLiNER model, whose layers above its encoder kdcli does not have",
             f"give its encoder, which {GLINER_FILE} names as model_name; or label your texts with "
             "GLiNER, and train a tagger on them: kdcli finetune",
+        )
+    if (folder / MODULES_FILE).is_file():
+        return UsageError(
+            f"{folder} has no {CONFIG_FILE}: only sentence-transformers computes such a model",
+            BY_LIBRARY,
         )
     return UsageError(f"{folder} has no {CONFIG_FILE}, so it is not a model directory")
 

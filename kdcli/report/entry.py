@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from kdcli.deploy.exported import Export
 from kdcli.deploy.latency import Subject
 from kdcli.models.card import describe, describe_source
+from kdcli.models.files import LIBRARY_TYPE
 from kdcli.models.load import location
 from kdcli.models.model import Model
 from kdcli.report.schema import UNDISTILLED, ModelEntry, Role
@@ -52,7 +53,7 @@ class Entry:
             timed = Subject(name, location(model.source), network.format, network.precision)
             return cls(name, role, network.card, baseline, timed=timed)
         card = describe_source(model.model, model.source)
-        return cls(name, role, card, baseline, timed=Subject(name, location(model.source)))
+        return cls(name, role, card, baseline, timed=timed_subject(name, model))
 
     @classmethod
     def saved(
@@ -92,6 +93,12 @@ class Entry:
             card = replace(card, id=short(card.id))
         facts = {name: getattr(self, name) for name in ModelEntry.model_fields}
         return ModelEntry.model_validate(facts | {"card": card})
+
+
+def timed_subject(name: str, model: Model) -> Subject | None:
+    """Return a model as the latency worker loads it; None if the worker cannot load it."""
+    by_library = model.model.config.model_type == LIBRARY_TYPE
+    return None if by_library else Subject(name, location(model.source))
 
 
 def with_baseline(models: Iterable[Entry]) -> list[Entry]:

@@ -14,7 +14,7 @@ from kdcli.disk import user_path
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.models.cross_encoder import activation_of
-from kdcli.models.embedding_format import read_format
+from kdcli.models.embedding_format import is_embedder
 from kdcli.models.heads import head_of
 from kdcli.models.load import load_config
 from kdcli.recipe.resolve import RecipeT, Resolved, defaulted
@@ -69,7 +69,7 @@ def known_task(
     """
     if pooling is None and (task := trained_task(model)) is not None and _has_texts_of(task, data):
         return task
-    if pooling is not None or read_format(model) is not None:
+    if pooling is not None or is_embedder(model):
         return _task_of_vectors(data)
     config = load_config(model, compacted=True, weights=False)
     head = head_of(config)
@@ -93,7 +93,7 @@ def task_to_distill(teacher: str, data: str | None) -> str | None:
         return None
     if task in (METHOD, RETRIEVAL) or (task == OWN and data is None):
         return None
-    if task == OWN and read_format(teacher) is not None:
+    if task == OWN and is_embedder(teacher):
         return None
     return task
 

@@ -21,7 +21,14 @@ from kdcli.errors import MachineError, UsageError
 from kdcli.metrics.finite import check_finite
 from kdcli.models.capture import Capture, capture
 from kdcli.models.card import weights_hash
-from kdcli.models.embedding_format import EmbeddingFormat, Pool, format_for, load_embedder
+from kdcli.models.embedding_format import (
+    EmbeddingFormat,
+    Pool,
+    format_for,
+    left_to_library,
+    load_by_library,
+    load_embedder,
+)
 from kdcli.models.load import check_case, load_tokenizer
 from kdcli.models.model import Model, reads_token_types
 from kdcli.models.shape import positions_of
@@ -59,6 +66,7 @@ class Embedder(Model):
         *,
         pooling: str | None = None,
         compacted: bool = False,
+        library: bool = False,
     ) -> Self:
         """Load an embedding model.
 
@@ -66,10 +74,15 @@ class Embedder(Model):
             source: The model.
             pooling: Pooling of an encoder that does not specify its own.
             compacted: Also allow a compacted model.
+            library: Also allow a model that only sentence-transformers computes. Its vectors can
+                be used, but nothing inside it.
 
         Raises:
             UsageError: The model cannot be loaded, or has no pooling.
         """
+        if library and (reason := left_to_library(source)) is not None:
+            loaded, fmt = load_by_library(source, reason)
+            return cls(loaded.model, loaded.tokenizer, source, loaded.note, format=fmt)
         loaded = load_embedder(source, compacted=compacted)
         fmt, note = format_for(source, loaded.model.config, pooling)
         return cls(loaded.model, loaded.tokenizer, source, note, rows=loaded.rows, format=fmt)
@@ -92,7 +105,7 @@ class Embedder(Model):
                 model with a head.
         """
         if not is_export(source):
-            return cls.open(source, pooling=pooling, compacted=True)
+            return cls.open(source, pooling=pooling, compacted=True, library=True)
         export = open_export(source)
         if not {VECTORS, "last_hidden_state"} & set(export.outputs):
             raise UsageError(
@@ -170,6 +183,9 @@ class Embedder(Model):
             for n, (t, r) in enumerate(zip(texts, roles, strict=True))
         ]
         types = reads_token_types(self.model.config, self.tokenizer)
+        if self.format.library:
+            # The library cuts texts itself, and these tokens are bytes.
+            max_length = None
         length = min(max_length or self.max_length, positions_of(self.model.config) or 1 << 30)
         return encode_examples(
             TEXTS, examples, self.tokenizer, max_length=length, token_types=types

@@ -12,7 +12,7 @@ from kdcli.engine.progress import Progress
 from kdcli.engine.session import Session
 from kdcli.errors import UsageError
 from kdcli.metrics.retrieval import RETRIEVAL_METRICS
-from kdcli.models.embedding_format import read_format
+from kdcli.models.embedding_format import is_embedder
 from kdcli.models.model import Model
 from kdcli.types import OWN, RowHashes, Task
 from kdcli.workloads.beir import RETRIEVAL, Retrieval, read_retrieval
@@ -58,7 +58,7 @@ class PairEvaluation(LabelledWorkload):
         predictions: list[Prediction] = evaluator.features.predictions(outputs)
         texts = [*sides[0], *sides[1]]
         rows = model.tokenize(texts, [""] * len(texts), max_length)
-        cut = "no text was cut"
+        cut = "sentence-transformers cuts texts" if model.format.library else "no text was cut"
         if rows.truncated:
             share = rows.truncated / len(texts)
             cut = f"{share:.1%} of the texts were cut at {rows.lengths.max()} tokens"
@@ -166,4 +166,4 @@ def by_vectors(task: str, model: str, pooling: str | None = None) -> bool:
         pooling: The pooling chosen by the user, if any.
     """
     pairs = task == OWN or (task in named_tasks() and scores_pairs(task_of(task)))
-    return pairs and (pooling is not None or read_format(model) is not None)
+    return pairs and (pooling is not None or is_embedder(model))

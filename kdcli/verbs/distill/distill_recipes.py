@@ -85,9 +85,9 @@ def distill_recipe(
             beneath = demo_recipe(first.method if "method" in resolved.origins else None)
         elif "method" not in resolved.origins and first.teacher is not None:
             # This import loads torch.
-            from kdcli.models.embedding_format import read_format
+            from kdcli.models.embedding_format import is_embedder
 
-            if read_format(first.teacher) is not None:
+            if is_embedder(first.teacher):
                 beneath = {"the teacher is an embedding model": {"method": EMBEDDING}}
         return resolve(DistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=values)
     if recipe is not None and _is_on_text(recipe):

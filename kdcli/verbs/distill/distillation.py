@@ -9,15 +9,13 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedModel
 
-from kdcli.deploy.latency import Subject
 from kdcli.disk import as_directory
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.models.card import describe, describe_source
-from kdcli.models.load import location
 from kdcli.models.model import Model
 from kdcli.models.training_rows import all_rows
-from kdcli.report.entry import Entry
+from kdcli.report.entry import Entry, timed_subject
 from kdcli.report.schema import TEACHER, UNDISTILLED, Role
 from kdcli.run.context import RunContext
 from kdcli.targets.targets import StorePlace, targets_of
@@ -106,7 +104,7 @@ class Distillation:
         models, baseline, source = list[Entry](), None, None
         if self.teachers:
             baseline, source = TEACHER, self.teachers[0].source
-            timed = Subject(TEACHER, location(source))
+            timed = timed_subject(TEACHER, self.teachers[0])
             models.append(Entry(TEACHER, "teacher", self.card, timed=timed))
         made = how_distilled(self.card, self.recipe)
         for name, network in networks.items():

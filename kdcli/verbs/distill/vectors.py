@@ -65,6 +65,9 @@ from kdcli.workloads.scores import EvaluationResult
 from kdcli.workloads.static_students import static_student
 from kdcli.workloads.training import first_rows
 
+MAX_WIDTH = 16_384
+"""The widest vectors that teach, whose second moments take 2 GB."""
+
 
 def with_learning_rate(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
     """Set the learning rate for the width of the model that the student starts from.
@@ -217,7 +220,8 @@ class VectorDistillation(Distillation):
 
     @functools.cached_property
     def _teacher_in_float32(self) -> Embedder:
-        return Embedder.open(str(self.recipe.teacher), pooling=vector_settings(self.recipe).pooling)
+        pooling = vector_settings(self.recipe).pooling
+        return Embedder.open(str(self.recipe.teacher), pooling=pooling, library=True)
 
     def _scored(self, starts: Mapping[str, PreTrainedModel]) -> dict[str, Embedder]:
         """Return the teachers, the students, and the students before training, in float32."""
@@ -225,7 +229,9 @@ class VectorDistillation(Distillation):
         scored = {TEACHER: self._teacher_in_float32}
         pooling = vector_settings(self.recipe).pooling
         for number, more in enumerate(self.teachers[1:], 2):
-            scored[f"{TEACHER} {number}"] = Embedder.open(more.source, pooling=pooling)
+            scored[f"{TEACHER} {number}"] = Embedder.open(
+                more.source, pooling=pooling, library=True
+            )
         for name, planned in self.students.items():
             scored[name] = Embedder.open(str(self.model_folder(name)), compacted=True)
             if not self.recipe.train.trains:
@@ -291,6 +297,12 @@ def open_vectors(context: RunContext[DistillRecipe]) -> Run:
     teachers = _open_teachers(recipe)
     teacher = teachers[0]
     origin = _origin(recipe, teacher) if recipe.student.source else teacher
+    if origin.format.library:
+        raise UsageError(
+            f"sentence-transformers computes {origin.source} as a whole, so that no student can be "
+            "made of its parts",
+            "name an encoder to start from: --student MODEL",
+        )
     # A shape for a goal is chosen on the texts, which are not read yet.
     shapes = {} if goal_of(recipe.student.to) else _shapes_of(context, teacher, origin)
     workload, precomputed_NE = _read_texts(recipe, session, teachers, origin)
@@ -327,7 +339,7 @@ def _open_teachers(recipe: DistillRecipe) -> list[Embedder]:
         if sources.count(source) > 1:
             raise UsageError(f"--also-teacher {source}: this model is already a teacher")
     pooling = vector_settings(recipe).pooling
-    teachers = [Embedder.open(source, pooling=pooling) for source in sources]
+    teachers = [Embedder.open(source, pooling=pooling, library=True) for source in sources]
     for teacher in teachers if recipe.more_teachers else []:
         if teacher.format.similarity != "cosine" and not teacher.format.normalize:
             raise UsageError(
@@ -336,6 +348,13 @@ def _open_teachers(recipe: DistillRecipe) -> list[Embedder]:
                 "choose teachers that are compared by the cosine",
             )
     for teacher in teachers:
+        width = teacher.format.width(teacher.shape.hidden)
+        if width > MAX_WIDTH:
+            raise UsageError(
+                f"the vectors of {teacher.source} have {width:,} numbers, and a student learns "
+                f"principal components of at most {MAX_WIDTH:,}",
+                "give a teacher with dense vectors",
+            )
         Progress.log_fact(f"{teacher.source}: {teacher.note}")
     return teachers
 
@@ -404,6 +423,11 @@ def _origin(recipe: DistillRecipe, teacher: Embedder) -> Embedder:
         if max_length is not None:
             max_length = min(max_length, origin.max_length)
         fmt = replace(teacher.format, layers=(), max_length=max_length)
-        origin = replace(origin, format=fmt, note=f"{fmt.pooling} pooling, as its teacher has")
+        note = f"{fmt.pooling} pooling, as its teacher has"
+        if fmt.library:
+            # The teacher's pooling is unknown.
+            fmt = EmbeddingFormat(normalize=fmt.normalize, similarity=fmt.similarity)
+            note = "mean pooling"
+        origin = replace(origin, format=fmt, note=note)
     Progress.log_fact(f"{source}: {origin.note}")
     return origin
