@@ -68,18 +68,13 @@ def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> TrimResult | No
     folder = context.folder
     texts = list(sources_of(recipe.data.source).values())
     check_not_input(folder, texts, "--overwrite")
-<<<<<<< HEAD
-    tokenizer, model, fmt = load_tokenizer(source), load(source), read_format(source)
+    fmt, tokenizer, model = read_format(source), load_tokenizer(source), load(source)
     if not has_encoder_class(str(model.config.model_type)):
         raise UsageError(
             f"a trimmed {model.config.model_type} cannot be saved: its encoder is part of a class "
             "with a decoder",
             "distil its vectors: --to static:256, or --student MODEL",
         )
-=======
-    fmt, tokenizer = read_format(source), load_tokenizer(source)
-    model = load(source)
->>>>>>> b6e4b847 (Embedding models that only sentence-transformers computes are evaluated and teach other encoders)
     if fmt is not None:
         check_case(tokenizer, source)
     whole = Model(model, tokenizer, source, "")
