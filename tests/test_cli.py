@@ -530,6 +530,23 @@ WRONG_NAMES = {
 }
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "cotrain 2x64 2x32 --base me/none --data demo",
+        "trim me/none --data demo",
+        "tokenize demo --tokenizer me/none -o tokens",
+    ],
+)
+def test_a_model_that_does_not_exist_has_no_error_about_its_tokenizer(line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, line.split())
+    assert result.exit_code == 2
+    assert "model 'me/none' was found neither as a directory nor in the Hugging Face cache" in (
+        result.stderr
+    )
+
+
 def test_wrong_names_are_refused_before_torch_is_loaded(tmp_path):
     (tmp_path / "file").touch()
     program = (

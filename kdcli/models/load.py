@@ -394,19 +394,7 @@ def _read_config(
         "with the same weights may be another network",
         hint,
     )
-    try:
-        file = file_of(where, CONFIG_FILE, needed=True)
-    except (*HUB_ERRORS, ValueError) as error:
-        if isinstance(error.__cause__, GatedRepoError):
-            message = f"model '{source}' is on the hub, but you have no access to it"
-            raise UsageError(message, "request access there, then run `hf auth login`") from None
-        raise UsageError(
-            f"model '{source}' was found neither as a directory, nor in the Hugging Face cache, "
-            f"nor on the hub: {first_line(error)}",
-            "check the name and the network, or use a local directory or 'demo'; "
-            "HF_HUB_OFFLINE=1 uses the cache without asking the hub",
-        ) from None
-    assert file is not None
+    file = _config_file(source, where)
     raw = read_json(file)
     check_config(raw, file)
     # Refuse an unsupported type before its own code could run.
@@ -432,6 +420,28 @@ def _read_config(
             raise custom_code if "trust_remote_code" in str(error) else error from None
 
 
+def _config_file(source: str, where: str) -> Path:
+    """Return the configuration of a model.
+
+    Raises:
+        UsageError: There is no such model.
+    """
+    try:
+        file = file_of(where, CONFIG_FILE, needed=True)
+    except (*HUB_ERRORS, ValueError) as error:
+        if isinstance(error.__cause__, GatedRepoError):
+            message = f"model '{source}' is on the hub, but you have no access to it"
+            raise UsageError(message, "request access there, then run `hf auth login`") from None
+        raise UsageError(
+            f"model '{source}' was found neither as a directory, nor in the Hugging Face cache, "
+            f"nor on the hub: {first_line(error)}",
+            "check the name and the network, or use a local directory or 'demo'; "
+            "HF_HUB_OFFLINE=1 uses the cache without asking the hub",
+        ) from None
+    assert file is not None
+    return file
+
+
 def load_tokenizer(
     source: str, *, of_table: bool = False, **settings: object
 ) -> PreTrainedTokenizerBase:
@@ -448,6 +458,11 @@ def load_tokenizer(
     where = location(source)
     named = file_beside(where, "tokenizer_config.json") or file_beside(where, CONFIG_FILE)
     tokenizer_class = AutoTokenizer if named else PreTrainedTokenizerFast
+    is_folder = user_path(where).is_dir()
+    if not named and not is_folder and file_beside(where, TOKENIZER_FILE) is None:
+        # Otherwise the error would be about files of a model that does not exist.
+        check_source(source)
+        _config_file(source, where)
     try:
         with _quietly():
             check_tokenizer(where)

@@ -319,11 +319,11 @@ def step_reports(search: Search) -> list[schema.StepReport]:
 
 def notes_on_search(search: Search, scores: CandidateScores, verified: Verification) -> list[str]:
     """Return notes on the time, on products in float32, on the latencies and on the interval."""
+    took = f"The run took {duration(search.steps.record.seconds())}"
     dropped = duration(seconds_dropped(search, verified.chosen))
-    notes = [
-        f"The run took {duration(search.steps.record.seconds())}; {dropped} went into models that "
-        "were not chosen"
-    ]
+    if dropped != duration(0):
+        took += f"; {dropped} went into models that were not chosen"
+    notes = [took]
     notes += [note for one in scores.candidates if (note := in_float(one))]
     if any(row.status != "ok" for row in scores.report.latency):
         folders = str(scores.teacher.folder), str(search.steps.folder / BEST)
