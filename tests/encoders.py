@@ -16,6 +16,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from kdcli.models.layout import base_class
 from kdcli.types import Kind, Task
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -37,6 +38,8 @@ OF_TYPE = {
         "layer_types": ["sliding_attention", "full_attention"],
     },
     "qwen3": {"head_dim": 16, "num_key_value_heads": 2},
+    "t5": {"d_kv": 8, "d_ff": 128},
+    "xmod": {"default_language": "en_XX"},
     "luke": {"entity_vocab_size": 16, "entity_emb_size": 16},
     "big_bird": {"attention_type": "original_full"},
     "roc_bert": {"pronunciation_embed_dim": 8, "shape_embed_dim": 8},
@@ -89,7 +92,8 @@ def tiny_config(model_type: str, **changes: object):
 
 
 def tiny_encoder(model_type: str, **changes: object) -> PreTrainedModel:
-    return AutoModel.from_config(tiny_config(model_type, **changes)).eval()
+    config = tiny_config(model_type, **changes)
+    return base_class(config).from_config(config).eval()
 
 
 def tiny_tokenizer(words: Iterable[int] = range(59)) -> PreTrainedTokenizerFast:

@@ -621,8 +621,11 @@ def _bias(sources: list[_Source]) -> tuple[str, str] | None:
 def _feed_forward(
     row: Layout, layer: nn.Module, calls: list[Call], attention: set[nn.Module | None]
 ) -> Layout:
-    """Return the row with the linears of the feed-forward block."""
-    paths = _paths(layer)
+    """Return the row with the linears of the feed-forward block.
+
+    Of several blocks it is the widest one; adapters are narrower.
+    """
+    paths, blocks = _paths(layer), dict[int, Layout]()
     linears = [c for c in calls if isinstance(c.module, nn.Linear) and c.has_tokens and c.inputs]
     for n, down in reversed(list(enumerate(linears))):
         if down.module in attention:
@@ -634,12 +637,16 @@ def _feed_forward(
             # The unit is proportional to the up projection, but not to its gate.
             error = [_bilinear_error(down.inputs[0], up.output) for up in ups]
             ups = ups if error[0] < error[1] else ups[::-1]
-        packed = len(ups) == 1 and ups[0].output.shape[-1] == 2 * down.inputs[0].shape[-1]
+        width = down.inputs[0].shape[-1]
+        packed = len(ups) == 1 and ups[0].output.shape[-1] == 2 * width
         up, gate = paths[ups[0].module], paths[ups[-1].module]
-        return replace(
+        block = replace(
             row, up=up, down=paths[down.module], gate=gate if packed or len(ups) == 2 else None
         )
-    raise NotDerivedError("no feed-forward block of linears around an activation was found")
+        blocks.setdefault(width, block)
+    if not blocks:
+        raise NotDerivedError("no feed-forward block of linears around an activation was found")
+    return blocks[max(blocks)]
 
 
 def _through_activation(units: Tensor, up: Call) -> bool:
@@ -689,9 +696,19 @@ def _verified(row: Layout, model: PreTrainedModel, batch: Batch, trace: Trace) -
     row = replace(row, head_count=_head_count(row, model, trace))
     row = _captured(row, model, batch, trace)
     row = replace(row, position_offset=_position_offset(model, batch))
-    row = replace(row, leaks=_leaks(row, model, batch))
+    row = replace(row, leaks=_leaks(row, model, batch), autocast=_autocasts(model, batch))
     _check_student(row, model, batch)
     return row
+
+
+def _autocasts(model: PreTrainedModel, batch: Batch) -> bool:
+    """Return whether the model runs under autocast, without numbers that only float32 holds."""
+    try:
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+            model(**batch)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _head_count(row: Layout, model: PreTrainedModel, trace: Trace) -> str:

@@ -48,8 +48,6 @@ class Written:
     pooling: str | None = None
     # `modeling_kdcli.layer_paths` finds the parts of its layers.
     compact: bool = False
-    # False if the model masks with the smallest float32 number, which no half type can hold.
-    autocast: bool = True
 
 
 @dataclass(frozen=True)
@@ -103,6 +101,8 @@ class Layout(Written):
     position_offset: bool = False
     # Some layers attend within a window, so losses should choose a global layer.
     local: bool = False
+    # False if the model fails under autocast, such as by masking with the smallest float32 number.
+    autocast: bool = True
     # Why neighbouring documents of a block see each other despite the mask.
     leaks: str | None = None
     # Why nothing is known about its layers: only its last hidden states can be used.
@@ -150,7 +150,7 @@ WRITTEN: dict[str, Written] = {
     "camembert": _ROBERTA,
     "convbert": Written(head=("classifier.dense", "hidden_act")),
     "data2vec-text": _ROBERTA,
-    "deberta": Written(head=("pooler.dense", "pooler_hidden_act"), autocast=False),
+    "deberta": Written(head=("pooler.dense", "pooler_hidden_act")),
     "deberta-v2": Written(head=("pooler.dense", "pooler_hidden_act")),
     "distilbert": Written(head=("pre_classifier", "relu"), compact=True),
     "electra": Written(head=("classifier.dense", "gelu"), compact=True),

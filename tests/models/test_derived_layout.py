@@ -107,6 +107,7 @@ ROWS = {
     },
     "deberta": DEBERTA
     | {
+        "autocast": False,
         "fused": "heads",
         "q": "attention.self.in_proj",
         "k": "attention.self.in_proj",
@@ -135,6 +136,7 @@ ROWS = {
     "roc_bert": {},
     "big_bird": HOOKED,
     "luke": HOOKED | OFFSET,
+    "xmod": OFFSET | {"autocast": False},
 }
 """Layouts, where they differ from BERT's. Reasons in words are only true or false here."""
 
