@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import unquote
 
 import datasets
 import pytest
@@ -40,6 +41,7 @@ class Hub:
             str, dict[str, bytes]
         ] = {}  # id -> path in the repository -> content
         self.commits: dict[str, dict[str, dict[str, bytes]]] = {}  # id -> commit -> its files
+        self.pull_requests: dict[str, dict[int, dict[str, bytes]]] = {}  # id -> number -> files
         self.private: set[str] = set()
         self.gated: set[str] = set()  # ids that answer 401, as private ones do without a token
         self.broken: set[str] = set()  # `id/path` of files whose content stops halfway
@@ -62,12 +64,28 @@ class Hub:
     def knows(self, name: str, revision: str) -> bool:
         """Whether there is such a revision; `main` is the only branch, `COMMIT` the one of files
         that were just put."""
-        return revision == "main" or any(
-            commit.startswith(revision) for commit in self.commits.get(name, [COMMIT])
+        is_request = revision in self.requests_of(name)
+        return (
+            revision == "main"
+            or is_request
+            or any(commit.startswith(revision) for commit in self.commits.get(name, [COMMIT]))
         )
+
+    def requests_of(self, name: str) -> dict[str, dict[str, bytes]]:
+        """Revision and commit of each pull request -> its files."""
+        requests = self.pull_requests.get(name, {})
+        by_ref = {f"refs/pr/{number}": files for number, files in requests.items()}
+        return by_ref | {f"{number:040x}": files for number, files in requests.items()}
 
     def files(self, name: str, revision: str | None) -> tuple[str, dict[str, bytes]]:
         """The commit that a revision is, and its files; the newest for a branch."""
+        if revision in (requests := self.requests_of(name)):
+            commit = next(
+                name
+                for name, files in requests.items()
+                if files is requests[revision] and "/" not in name
+            )
+            return commit, requests[revision]
         commits = self.commits.get(name, {})
         found = [commit for commit in commits if revision and commit.startswith(revision)]
         files = commits[found[0]] if found else self.repositories[name]
@@ -141,7 +159,8 @@ class _Handler(BaseHTTPRequestHandler):
         listing = re.fullmatch(
             r"/api/(?:models|datasets)/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+)(?:/(.*))?)?", path
         )
-        name = (file or listing or [None, None])[1]
+        refs = re.fullmatch(r"/api/models/([^/]+/[^/]+)/refs", path)
+        name = (file or listing or refs or [None, None])[1]
         if name in self.hub.gated:
             self.answer(401, {"X-Error-Code": "GatedRepo"}, b"")
         elif name not in self.hub.repositories:
@@ -150,16 +169,23 @@ class _Handler(BaseHTTPRequestHandler):
                 {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"},
                 b"",
             )
-        elif (revision := (file or listing)[2 if file else 3]) and not self.hub.knows(
-            name, revision
-        ):
+        elif refs:
+            found = [
+                {"name": ref.removeprefix("refs/"), "ref": ref, "targetCommit": COMMIT}
+                for ref in self.hub.requests_of(name)
+                if "/" in ref
+            ]
+            self.json({"branches": [], "converts": [], "tags": [], "pullRequests": found})
+        elif (
+            revision := unquote((file or listing)[2 if file else 3] or "")
+        ) and not self.hub.knows(name, revision):
             self.answer(
                 404, {"X-Error-Code": "RevisionNotFound", "X-Error-Message": "Invalid rev id"}, b""
             )
         elif file:
-            self.file(name, file[3], *self.hub.files(name, file[2]))
+            self.file(name, file[3], *self.hub.files(name, revision))
         elif listing:
-            self.listing(name, *self.hub.files(name, listing[3]), listing[2], listing[4] or "")
+            self.listing(name, *self.hub.files(name, revision), listing[2], listing[4] or "")
 
     do_HEAD = do_GET
 

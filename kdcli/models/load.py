@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub import list_repo_files, snapshot_download
+from huggingface_hub import list_repo_files, list_repo_refs, snapshot_download
 from huggingface_hub.errors import GatedRepoError
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
@@ -109,6 +109,8 @@ AS_LOADED = "kdcli_as_loaded"
 # versions of transformers and kdcli, and defaults for ONNX files.
 INHERITED_KEYS = ("finetuning_task", "transformers.js_config")
 LABELS = ("id2label", "label2id", "problem_type")
+MAX_PULL_REQUESTS = 20
+"""Number of a model's pull requests, the newest first, in which a conversion is looked for."""
 GLINER_FILE = "gliner_config.json"
 # Types whose models on the hub bring the code that transformers has had since.
 EQUAL_TO_STOCK = ("eurobert", "nomic_bert")
@@ -368,20 +370,46 @@ def _no_config(folder: Path) -> UsageError:
 def _no_safetensors(source: str, pickles: list[str]) -> UsageError:
     if not pickles:
         return UsageError(f"{source} has no {WEIGHT_FILES[0]}")
-    on_hub = (
-        ""
-        if Path(source).is_dir()
-        else "the hub often has a conversion as a pull request 'Adding safetensors': if it has the "
-        f"number N, give {source}@refs/pr/N; or, "
-    )
-    return UsageError(
+    message = (
         f"{source} has its weights as a pickle ({pickles[0]}), which can run code when it is "
-        "opened; kdcli reads safetensors only",
-        f"{on_hub}if you trust it, convert it once: python -c "
-        '"from transformers import AutoModelForMaskedLM as M; '
-        f"M.from_pretrained('{source}', use_safetensors=False).save_pretrained('converted')\" "
-        "and copy the tokenizer's files to the new directory",
+        "opened; kdcli reads safetensors only"
     )
+    convert = (
+        'if you trust it, convert it once: python -c "from transformers import '
+        f"AutoModelForMaskedLM as M; M.from_pretrained('{source}', use_safetensors=False)"
+        ".save_pretrained('converted')\" and copy the tokenizer's files to the new directory"
+    )
+    if Path(source).is_dir():
+        return UsageError(message, convert)
+    if (converted := _converted(source)) is not None:
+        pages = f"{source}/discussions/{converted.rpartition('/')[2]}"
+        return UsageError(
+            message,
+            f"a pull request has them as {WEIGHT_FILES[0]}: see on the hub who made it ({pages}), "
+            f"then give {source}@{converted}",
+        )
+    return UsageError(
+        message,
+        "the hub often has a conversion as a pull request 'Adding safetensors': if it has the "
+        f"number N, give {source}@refs/pr/N; or, {convert}",
+    )
+
+
+def _converted(source: str) -> str | None:
+    """Return the newest pull request of a model on the hub with safetensors, or None.
+
+    The bot that converts pickles makes such pull requests, and so can anybody.
+    """
+    try:
+        refs = list_repo_refs(source, include_pull_requests=True).pull_requests or []
+        newest = sorted((ref.ref for ref in refs), key=lambda ref: -int(ref.rpartition("/")[2]))
+        for ref in newest[:MAX_PULL_REQUESTS]:
+            if not set(WEIGHT_FILES).isdisjoint(list_repo_files(source, revision=ref)):
+                return ref
+    except (*HUB_ERRORS, ValueError):
+        # The hub is out of reach, or hides its pull requests.
+        pass
+    return None
 
 
 def _read_config(

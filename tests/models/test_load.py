@@ -307,6 +307,25 @@ def test_a_tokenizer_is_saved_as_it_was_loaded_whatever_it_tokenised(cut, model_
     assert saved["truncation"] == (cut and cut | {"max_length": positions})
 
 
+def test_a_pickled_model_leads_to_the_pull_request_with_safetensors(hub, model_dir, tmp_path):  # noqa: F811
+    hub.add("someone/pickled", model_dir)
+    files = hub.repositories["someone/pickled"]
+    converted = dict(files)
+    files["pytorch_model.bin"] = files.pop("model.safetensors")
+    # The last one changes something else.
+    hub.pull_requests["someone/pickled"] = {3: dict(files), 10: converted, 11: dict(files)}
+    with hub.known(tmp_path):
+        with pytest.raises(UsageError, match="as a pickle") as caught:
+            load_encoder("someone/pickled")
+        assert (
+            "see on the hub who made it (someone/pickled/discussions/10), "
+            "then give someone/pickled@refs/pr/10"
+        ) in (caught.value.hint or "")
+        loaded = load_encoder("someone/pickled@refs/pr/10").model
+    assert_same_state(loaded, load_encoder(str(model_dir)).model)
+    assert not [path for _, path in hub.asked if path.endswith(".bin")]
+
+
 def test_a_hub_gives_a_model_once_or_one_error(hub, model_dir, tmp_path):  # noqa: F811
     cases = {
         "pickled": r"someone/pickled has its weights as a pickle \(pytorch_model.bin\)",
