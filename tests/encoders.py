@@ -197,7 +197,8 @@ def write_own_code(kind: str, folder: Path, **settings: object) -> Path:
         auto: f"modeling_{kind}.{name}{auto.removeprefix('AutoModel') or 'Model'}"
         for auto in ("AutoModel", "AutoModelForSequenceClassification")
     }
-    config = {"model_type": f"{kind}_encoder", "architectures": [f"{name}Model"]} | settings
+    sizes = SIZES | {"intermediate_size": 64, "layer_norm_eps": 1e-12}
+    config = {"model_type": f"{kind}_encoder", "architectures": [f"{name}Model"]} | sizes | settings
     (folder / "config.json").write_text(json.dumps(config | {"auto_map": auto_map}), "utf-8")
     torch.manual_seed(0)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=True)

@@ -78,6 +78,7 @@ from kdcli.models.layout import (
     without_decoder,
 )
 from kdcli.models.model import Model
+from kdcli.models.native_twin import EQUAL_TO_STOCK, TWIN_HEADS, TWINS, native_twin
 from kdcli.models.shape import longest_input
 from kdcli.models.source import check_source
 from kdcli.models.static import (
@@ -109,11 +110,10 @@ AS_LOADED = "kdcli_as_loaded"
 # versions of transformers and kdcli, and defaults for ONNX files.
 INHERITED_KEYS = ("finetuning_task", "transformers.js_config")
 LABELS = ("id2label", "label2id", "problem_type")
+CODE_HINT = "read the code, then add --trust-remote-code"
 MAX_PULL_REQUESTS = 20
 """Number of a model's pull requests, the newest first, in which a conversion is looked for."""
 GLINER_FILE = "gliner_config.json"
-# Types whose models on the hub bring the code that transformers has had since.
-EQUAL_TO_STOCK = ("eurobert", "nomic_bert")
 # Tensors that a base model's checkpoint may lack.
 OPTIONAL_TENSORS = ("pooler.", "contact_head.", "embeddings.position_ids")
 
@@ -416,11 +416,10 @@ def _read_config(
     source: str,
     where: str,
 ) -> PreTrainedConfig:
-    hint = "read the code, then add --trust-remote-code"
     custom_code = UsageError(
         f"{source} brings code of its own, which is not run by default; a model of transformers "
         "with the same weights may be another network",
-        hint,
+        CODE_HINT,
     )
     file = _config_file(source, where)
     raw = read_json(file)
@@ -432,6 +431,9 @@ def _read_config(
             f"the config.json of {source} has no model_type",
             "give a model that transformers can load",
         )
+    with config_errors(f"the {CONFIG_FILE} of {source}"):
+        if (twin := native_twin(raw)) is not None:
+            return twin
     own_network = any(
         name.startswith(("AutoConfig", "AutoModel")) for name in raw.get("auto_map") or ()
     )
@@ -494,6 +496,7 @@ def load_tokenizer(
     try:
         with _quietly():
             check_tokenizer(where)
+            _check_tokenizer_code(source, where)
             if of_table:
                 file = file_of(where, TOKENIZER_FILE, needed=True)
                 tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_file(str(file)))
@@ -524,6 +527,23 @@ def load_tokenizer(
         raise UsageError(f"{source} has no tokenizer", hint)
     check_ids(tokenizer, probes, source, _sizes(source, where))
     return tokenizer
+
+
+def _check_tokenizer_code(source: str, where: str) -> None:
+    """Refuse a tokenizer with code of its own, unless the code may run.
+
+    A class of transformers may make other tokens, for example without an end token.
+    """
+    if custom_code_allowed():
+        return
+    file = file_beside(where, "tokenizer_config.json")
+    auto_map = None if file is None else read_json(file).get("auto_map")
+    if isinstance(auto_map, list) or "AutoTokenizer" in (auto_map or ()):
+        raise UsageError(
+            f"the tokenizer of {source} brings code of its own, which is not run by default; a "
+            "tokenizer of transformers may make other tokens",
+            CODE_HINT,
+        )
 
 
 def encoder_settings(source: str) -> tuple[str, dict[str, Any]]:
@@ -605,7 +625,8 @@ def load_weights(
         torch.manual_seed(seed)
         if is_static(config) and auto_class is AutoModel:
             return load_static(config, files[0])
-        if is_static(config):
+        is_twin = config.model_type in TWINS.values()
+        if is_static(config) or is_twin:
             settings["config"] = config
         model, info = auto_class.from_pretrained(
             where, revision=revision, output_loading_info=True, **settings
@@ -623,7 +644,10 @@ def load_weights(
             source,
             names[0],
         )
-    _check_used(source, config, info["unexpected_keys"])
+    unused = [
+        key for key in info["unexpected_keys"] if not is_twin or not key.startswith(TWIN_HEADS)
+    ]
+    _check_used(source, config, unused, strict=is_twin)
     if not is_custom(model):
         forget_custom_classes(model.config)
     # Under a head, the encoder's tensors have a prefix, and the pooler is required because the head
@@ -670,11 +694,19 @@ def is_known_class(name: str, config: PreTrainedConfig) -> bool:
     return name == CLASSIFIER or known or name in classes_in_code(config)
 
 
-def _check_used(source: str, config: PreTrainedConfig, unused: Sequence[str]) -> None:
+def _check_used(
+    source: str, config: PreTrainedConfig, unused: Sequence[str], *, strict: bool
+) -> None:
     """Check that no tensors of a class that transformers does not have are ignored.
 
-    A known class may have a head, which an encoder does without.
+    A known class may have a head, which an encoder does without. With `strict`, all are needed.
     """
+    if strict and unused:
+        raise UsageError(
+            f"the weights of {source} are not those of transformers' {config.model_type}: "
+            f"{len(unused)} tensors would be ignored, for example {min(unused)}",
+            "they may be of another version of its code",
+        )
     names = config.architectures or ()
     unknown = next((name for name in names if not is_known_class(name, config)), None)
     if unknown is None or not unused:

@@ -8,14 +8,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from encoders import assert_same_state, on_disk, tiny_config, tiny_encoder, tiny_tokenizer
+from encoders import (
+    assert_same_state,
+    on_disk,
+    padded_batch,
+    tiny_config,
+    tiny_encoder,
+    tiny_tokenizer,
+    write_own_code,
+)
 from hub_server import COMMIT, hub  # noqa: F401
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
-    BertModel,
 )
 
 from kdcli.custom_code import custom_code
@@ -198,8 +205,74 @@ def test_code_beside_a_known_type_is_not_ignored(model_dir, tmp_path):
         load_encoder(str(model_dir))
     assert "--trust-remote-code" in caught.value.hint
     assert not (tmp_path / "it-ran").exists()
-    change(model_dir, "config.json", auto_map={"AutoTokenizer": "tokenization_mine.Mine"})
-    assert type(load_encoder(str(model_dir)).model) is BertModel
+
+
+def test_code_of_a_tokenizer_is_not_ignored(model_dir, tmp_path):
+    """Such code adds end tokens, for example."""
+    marker = tmp_path / "it-ran"
+    change(
+        model_dir, name, auto_map={"AutoTokenizer": [None, "tokenization_mine.MineTokenizerFast"]}
+    )
+    if name == "config.json":
+        change(model_dir, "tokenizer_config.json", tokenizer_class=None)
+    (model_dir / "tokenization_mine.py").write_text(
+        f"open({str(marker)!r}, 'w').close()\n"
+        "from transformers import PreTrainedTokenizerFast\n"
+        "class MineTokenizerFast(PreTrainedTokenizerFast):\n    pass\n"
+    )
+    with pytest.raises(UsageError, match=r"the tokenizer of .* brings code of its own") as caught:
+        load_encoder(str(model_dir))
+    assert "--trust-remote-code" in caught.value.hint
+    assert not marker.exists()
+    with custom_code(True):
+        loaded = load_encoder(str(model_dir))
+    assert type(loaded.tokenizer).__name__ == "MineTokenizerFast"
+    save_model(loaded.model, loaded.tokenizer, tmp_path / "saved")
+    assert (tmp_path / "saved" / "tokenization_mine.py").exists()
+    with custom_code(True):
+        assert type(load_encoder(str(tmp_path / "saved")).tokenizer).__name__ == "MineTokenizerFast"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scaling", [None, {"type": "ntk", "factor": 8.0}])
+def test_own_code_of_a_known_network_needs_no_trust(scaling, tmp_path):
+    folder = write_own_code("blocks", tmp_path / "model", rope_theta=500.0, rope_scaling=scaling)
+    change(folder, "config.json", hidden_act="gelu", type_vocab_size=1)
+    with custom_code(True):
+        own = load_encoder(str(folder)).model
+    # The same directory, as it is on the hub.
+    change(folder, "config.json", model_type="new")
+    twin = load_encoder(str(folder)).model
+    assert type(twin).__module__ == "transformers.models.gte.modeling_gte"
+    batch = padded_batch(own, length=60)
+    with torch.no_grad():
+        one, two = (model(**batch).last_hidden_state for model in (own, twin))
+    real = batch["attention_mask"].bool()
+    torch.testing.assert_close(one[real], two[real], atol=1e-5, rtol=1e-4)
+    weights = load_file(folder / "model.safetensors")
+    for state, message in (
+        (weights | {"encoder.extra": torch.ones(2)}, "1 tensors would be ignored"),
+        (
+            {n: t for n, t in weights.items() if "layer.1.mlp.down" not in n},
+            "2 tensors are missing",
+        ),
+    ):
+        save_file(state, folder / "model.safetensors", {"format": "pt"})
+        with pytest.raises(UsageError, match=message):
+            load_encoder(str(folder))
+    save_file(weights | {"classifier.weight": torch.ones(2, 32)}, folder / "model.safetensors")
+    assert type(load_encoder(str(folder)).model) is type(twin)
+
+
+def test_a_network_that_transformers_lacks_is_no_twin(tmp_path):
+    folder = write_own_code("blocks", tmp_path / "model")
+    for setting in (
+        {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        {"logn_attention_scale": True},
+    ):
+        change(folder, "config.json", model_type="new", **setting)
+        with pytest.raises(UsageError, match="brings code of its own"):
+            load_encoder(str(folder))
 
 
 def test_code_that_transformers_has_had_since_is_not_needed(tmp_path):
