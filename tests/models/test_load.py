@@ -210,11 +210,8 @@ def test_code_beside_a_known_type_is_not_ignored(model_dir, tmp_path):
 def test_code_of_a_tokenizer_is_not_ignored(model_dir, tmp_path):
     """Such code adds end tokens, for example."""
     marker = tmp_path / "it-ran"
-    change(
-        model_dir, name, auto_map={"AutoTokenizer": [None, "tokenization_mine.MineTokenizerFast"]}
-    )
-    if name == "config.json":
-        change(model_dir, "tokenizer_config.json", tokenizer_class=None)
+    auto_map = {"AutoTokenizer": [None, "tokenization_mine.MineTokenizerFast"]}
+    change(model_dir, "tokenizer_config.json", auto_map=auto_map)
     (model_dir / "tokenization_mine.py").write_text(
         f"open({str(marker)!r}, 'w').close()\n"
         "from transformers import PreTrainedTokenizerFast\n"
