@@ -23,7 +23,7 @@ def read(folder: Path | str) -> RunResult:
 def distill(
     teacher: Path | str | None = None,
     *,
-    teacher_vectors: Path | str | None = None,
+    teacher_vectors: str | None = None,
     more_teachers: Path | str | Sequence[Path | str] | None = None,
     method: str | None = None,
     assistant: str | None = None,
@@ -66,7 +66,8 @@ def distill(
 
     Args:
         teacher: Teacher: a hub id, a directory, 'demo' or 'demo-classifier'.
-        teacher_vectors: File of the teacher's vectors, .npy or .parquet (default: computed).
+        teacher_vectors: Vectors of the teacher: a file, directory, pattern, URL or hub data set
+            (default: computed).
         more_teachers: Further teacher with the same weight, on a task or of an embedding student;
             may be repeated.
         method: Method (distilbert, embedding, masked-lm, minilm, minilmv2, mlm-kd, pkd, soft-

@@ -1,4 +1,4 @@
-"""Teacher outputs from a file: vectors of texts, or soft labels for a task's rows."""
+"""Teacher outputs from a file: vectors of documents, or soft labels for a task's rows."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from kdcli.data.sources import open_source
-from kdcli.data.text.sentences import Texts
 from kdcli.errors import UsageError, one_line
 from kdcli.types import Array, Example, Task
 
@@ -17,32 +16,6 @@ LOGITS_COLUMN = "logits"
 SCORE_COLUMN = "score"
 MIN_PROBABILITY = 1e-6  # smaller probabilities are raised to this before the logarithm
 SUM_TOLERANCE = 1e-2  # for the sum of a row's probabilities
-
-
-def read_vectors(file: Path, texts: Texts) -> Array:
-    """Read the vectors of texts from a file, [N, E].
-
-    Args:
-        file: A `.npy` array [rows, E] with one vector for each text of the source, in the same
-            order, or a `.parquet` file with the columns `text` and `vector`.
-        texts: The texts.
-
-    Raises:
-        UsageError: The file has the wrong format, number of rows or kind of values, a text has no
-            vector, or a vector is zero or not finite.
-    """
-    if not file.is_file():
-        raise UsageError(f"no vectors at {file}", "give a .npy or .parquet file")
-    if file.suffix not in (".npy", ".parquet"):
-        raise UsageError(f"{file} is neither .npy nor .parquet", "convert it to one of them")
-    vectors_NE = _from_npy(file, texts) if file.suffix == ".npy" else _from_parquet(file, texts)
-    norms_N = np.linalg.norm(np.asarray(vectors_NE, dtype=np.float32), axis=1)
-    if len(wrong := np.flatnonzero(~np.isfinite(norms_N) | (norms_N == 0))):
-        raise UsageError(
-            f"{file}: {len(wrong):,} vectors are zero or not finite, the first for the text "
-            f"{texts.texts[int(wrong[0])]!r:.60}"
-        )
-    return vectors_NE
 
 
 def _mapped(file: Path) -> Array:
@@ -85,52 +58,6 @@ def _floats(file: Path) -> Array:
             "row for each text"
         )
     return rows_RE
-
-
-def _from_npy(file: Path, texts: Texts) -> Array:
-    rows_RE = _floats(file)
-    if len(rows_RE) != texts.read or (texts.rows < 0).any():
-        pairs = (
-            "; pairs need a .parquet file with the columns text and vector" if texts.paired else ""
-        )
-        raise UsageError(f"{file} has {len(rows_RE):,} vectors for {texts.read:,} texts{pairs}")
-    return np.asarray(rows_RE[texts.rows])
-
-
-def _from_parquet(file: Path, texts: Texts) -> Array:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.ParquetFile(file)
-        if missing := {"text", "vector"}.difference(table.schema_arrow.names):
-            raise UsageError(
-                f"{file} has no column {' and '.join(sorted(missing))}; there are "
-                f"{', '.join(table.schema_arrow.names)}"
-            )
-        number = {text: n for n, text in enumerate(texts.texts)}
-        vectors_NE: Array | None = None
-        seen = np.zeros(len(texts), dtype=bool)
-        for batch in table.iter_batches(columns=["text", "vector"], batch_size=4096):
-            at = np.array([number.get(text, -1) for text in batch.column("text").to_pylist()])
-            vectors_BE = np.array(batch.column("vector").to_pylist(), dtype=np.float32)
-            if vectors_NE is None and vectors_BE.ndim == 2:
-                vectors_NE = np.zeros((len(texts), vectors_BE.shape[1]), np.float32)
-            if vectors_NE is None or vectors_BE.shape[1:] != vectors_NE.shape[1:]:
-                raise UsageError(f"{file}: the vectors have different lengths")
-            known = at >= 0
-            vectors_NE[at[known]], seen[at[known]] = vectors_BE[known], True
-    except (pa.ArrowException, ValueError, TypeError, OSError) as error:
-        raise UsageError(
-            f"{file} cannot be read as a parquet file of texts and vectors: {one_line(error)}"
-        ) from None
-    if vectors_NE is None or not seen.all():
-        first = texts.texts[int(np.flatnonzero(~seen)[0])]
-        raise UsageError(
-            f"{file} has no vector for {int((~seen).sum()):,} of {len(texts):,} texts, the first "
-            f"being {first!r:.60}"
-        )
-    return vectors_NE
 
 
 def read_soft_labels(file: Path, task: Task, examples: Sequence[Example]) -> tuple[Array, str]:

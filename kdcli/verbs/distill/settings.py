@@ -287,10 +287,11 @@ class DistillRecipe(OnTask):
         WITH_POOLING,
         Option(
             "--teacher-vectors",
-            metavar="FILE",
+            metavar="VECTORS",
             kind=str,
             key="vectors",
-            description="File of the teacher's vectors, .npy or .parquet (default: computed).",
+            description="Vectors of the teacher: a file, directory, pattern, URL or hub data set "
+            "(default: computed).",
             rare=True,
         ),
     ] = Field(default_factory=dict, description=WORKLOAD)

@@ -42,7 +42,9 @@ class StudentVectors(Settings):
         "queries with the student and documents with the teacher.",
     )
     vectors: str | None = Field(
-        None, description="File of the teacher's vectors, .npy or .parquet (default: computed)."
+        None,
+        description="Vectors of the teacher: a file, directory, pattern, URL or hub data set "
+        "(default: computed).",
     )
 
 

@@ -12,7 +12,6 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -37,9 +36,9 @@ from kdcli.report.finish import quality_of
 from kdcli.report.schema import HELD_OUT_LOSS, TEACHER, UNDISTILLED
 from kdcli.run.context import RunContext
 from kdcli.run.stages import Run, Stage, StageJob
-from kdcli.targets.precomputed import read_vectors
 from kdcli.targets.targets import Vectors, VectorTargets, anchors_of
 from kdcli.targets.teacher import Teacher
+from kdcli.targets.vector_shards import read_vectors
 from kdcli.types import Array, ModelShape, Needs, Outcome
 from kdcli.verbs.distill.distillation import Distillation, card_of, held_out_losses, log_notes
 from kdcli.verbs.distill.fast import shape_notes, with_shape
@@ -377,7 +376,9 @@ def _read_texts(
         log=Progress.log_fact,
     )
     texts, partitioned = divided_texts(texts, data.partition)
-    precomputed_NE = read_vectors(Path(settings.vectors), texts) if settings.vectors else None
+    precomputed_NE = None
+    if settings.vectors:
+        precomputed_NE = read_vectors(settings.vectors, texts, data.text, data.column)
     workload = EmbeddingWorkload(
         session,
         origin,
