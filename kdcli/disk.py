@@ -17,6 +17,7 @@ from filelock import FileLock
 from safetensors import SafetensorError
 
 from kdcli.errors import MachineError, UsageError
+from kdcli.manifest import MANIFEST, begin_manifest, record
 
 MAX_BYTES, MAX_DEPTH = 10_000_000, 32  # limits of a JSON file
 MAX_REPORT_BYTES = 200_000_000  # limit of a report, whose curve grows with the run
@@ -411,6 +412,7 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
+            record({path: aside})
             aside.replace(path)
             fsync(path.parent)
         finally:
@@ -438,8 +440,10 @@ def atomic_dir(path: Path) -> Iterator[Path]:
         aside.mkdir(parents=True)
         try:
             yield aside
-            for file in aside.rglob("*"):
+            contents = list(aside.rglob("*"))
+            for file in contents:
                 fsync(file)
+            record({path / f.relative_to(aside): f for f in contents if f.is_file()})
             if path.is_dir():
                 remove(before)
                 path.rename(before)
@@ -463,7 +467,8 @@ def fill_dir(path: Path, *, last: str, clear: bool = False) -> Iterator[Path]:
     Args:
         path: The directory to fill.
         last: The file that is moved last, because it marks a complete directory.
-        clear: Remove everything else in `path`.
+        clear: Remove everything else in `path`, and list the new files in its manifest. Files of
+            other origin have been refused.
 
     Raises:
         MachineError: The disk is full or not writable.
@@ -473,8 +478,11 @@ def fill_dir(path: Path, *, last: str, clear: bool = False) -> Iterator[Path]:
         with atomic_dir(staged) as aside:
             yield aside
         with disk_errors(path):
+            if clear:
+                begin_manifest(path)
+            record({path / f.relative_to(staged): f for f in staged.rglob("*") if f.is_file()})
             for inside in path.iterdir() if clear else ():
-                if inside.name not in (STAGED, LOCK):
+                if inside.name not in (STAGED, LOCK, MANIFEST):
                     remove(inside)
             for file in sorted(staged.iterdir(), key=lambda file: (file.name == last, file.name)):
                 if (path / file.name).is_dir():
@@ -499,9 +507,9 @@ def is_half_filled(path: Path, last: str) -> bool:
 
 
 def content_of(path: Path) -> list[Path]:
-    """Return the content of a directory, without its lock and the remains of a killed
-    `fill_dir`."""
-    unfinished = (LOCK, STAGED, f".{STAGED}.part", f".{STAGED}.old")
+    """Return the content of a directory, without its lock, its manifest and the remains of a
+    killed `fill_dir`."""
+    unfinished = (LOCK, MANIFEST, f"{MANIFEST}.part", STAGED, f".{STAGED}.part", f".{STAGED}.old")
     return [inside for inside in path.iterdir() if inside.name not in unfinished]
 
 

@@ -124,13 +124,13 @@ def test_a_directory_filled_in_place_is_whole_or_can_be_filled_again(tmp_path):
         if texts.get("done.json") == "new":
             assert texts == dict.fromkeys(("a", "done.json", "z"), "new")
         filled(folder, "old")
-        assert {p.name: p.read_text("utf-8") for p in folder.iterdir()} == dict.fromkeys(
+        assert {p.name: p.read_text("utf-8") for p in content_of(folder)} == dict.fromkeys(
             ("a", "done.json", "z"), "old"
         )
     assert after > 8
     assert folder.stat().st_ino == inode
     assert (
-        json.dumps(sorted(p.read_text("utf-8") for p in folder.iterdir()))
+        json.dumps(sorted(p.read_text("utf-8") for p in content_of(folder)))
         == '["new", "new", "new"]'
     )
 
@@ -146,7 +146,7 @@ def test_an_error_while_filling_leaves_what_was_there(tmp_path):
         with pytest.raises(UsageError, match="no"):
             fail(folder)
     assert [p.name for p in tmp_path.iterdir()] == ["old"]
-    assert sorted(p.name for p in (tmp_path / "old").iterdir()) == ["a", "done.json", "z"]
+    assert sorted(p.name for p in content_of(tmp_path / "old")) == ["a", "done.json", "z"]
 
 
 def test_a_directory_in_a_filled_directory_is_replaced(tmp_path):

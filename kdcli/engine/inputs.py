@@ -20,6 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from kdcli.disk import EMBEDDED, HASHES, check_writable, holds_run, user_path
 from kdcli.errors import UsageError
+from kdcli.manifest import NOT_LISTED, Manifest
 from kdcli.recipe.yaml import read_yaml
 
 PATH_KEYS = frozenset(
@@ -233,44 +234,67 @@ WRITTEN = (
     *("tokenizer.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
     *("*.model", "*.jinja", "modeling_*.py", "README.md", "state.json", "predictions.json"),
     *("export.json", "*.onnx", "*.onnx.data", "openvino_*.xml", "openvino_*.bin", "pareto.png"),
-    *("pruning.json", "inputs.json", "training-text.jsonl", "events.out.tfevents.*"),
+    *("pruning.json", "inputs.json", "training-text.jsonl"),
     # Submissions to the GLUE server.
     *("CoLA.tsv", "SST-2.tsv", "MRPC.tsv", "STS-B.tsv", "QQP.tsv", "MNLI-m.tsv", "MNLI-mm.tsv"),
     *("QNLI.tsv", "RTE.tsv", "WNLI.tsv"),
-    # File systems and desktops write these.
-    *(".DS_Store", "Thumbs.db", ".nfs*"),
 )
+# File systems, desktops and trackers write these.
+OF_THE_SYSTEM = (".DS_Store", "Thumbs.db", ".nfs*", "events.out.tfevents.*")
+GROWING = ("log.jsonl", "report.json")
+"""Files whose content the manifest does not compare: the log grows, and both must be deletable if
+they are damaged, since `--overwrite` is the only way out."""
 DIRECTORIES = frozenset({"signals", ".aim", "dvclive", "mlruns", "swanlog", "trackio", "wandb"})
 """Directories that hold files of other names: stored signals, and logs of trackers."""
-UNFINISHED = re.compile(r"\.lock|\..*\.(part|old|lock|used)|\.staged")
+UNFINISHED = re.compile(r"\.lock|\..*\.(part|old|lock|used)|\.staged|\.manifest\.jsonl(\.part)?")
 
 
 def foreign_files(folder: Path, written: Iterable[Path] = ()) -> list[Path]:
-    """List the files below a run's directory that no run of kdcli writes.
+    """List the files below an output directory that kdcli did not write, or not as they are.
+
+    The directory's manifest decides. Names decide about files that it does not list, such as
+    checkpoints, and about every file in a directory of an older version, which has no manifest.
 
     Args:
-        folder: The directory of the run.
+        folder: The output directory.
         written: Further files and directories that this command writes there.
     """
     places = (path.resolve() for path in written)
     # A directory that holds the run itself excuses nothing in it.
     own = [place for place in places if not folder.resolve().is_relative_to(place)]
+    manifest = Manifest(folder)
     found = []
     for inside in sorted(folder.rglob("*")):
         if inside.is_dir() and not inside.is_symlink():
             continue
-        parts = inside.relative_to(folder).parts
-        is_named = any(fnmatch.fnmatchcase(inside.name, pattern) for pattern in WRITTEN)
-        is_known = is_named or any(
-            part in DIRECTORIES or UNFINISHED.fullmatch(part) for part in parts
-        )
-        if not is_known and not any(inside.resolve().is_relative_to(path) for path in own):
+        relative = inside.relative_to(folder)
+        if any(inside.resolve().is_relative_to(path) for path in own):
+            continue
+        if manifest.exists and _is_compared(relative):
+            is_known = manifest.is_unchanged(inside)
+        else:
+            is_known = _has_known_name(relative)
+        if not is_known:
             found.append(inside)
     return found
 
 
+def _has_known_name(path: Path) -> bool:
+    """Whether kdcli, a tracker or the system writes files of this name."""
+    patterns = (*WRITTEN, *OF_THE_SYSTEM)
+    is_named = any(fnmatch.fnmatchcase(path.name, pattern) for pattern in patterns)
+    return is_named or any(part in DIRECTORIES or UNFINISHED.fullmatch(part) for part in path.parts)
+
+
+def _is_compared(path: Path) -> bool:
+    """Whether the manifest of a directory decides about a path inside it."""
+    is_of_system = any(fnmatch.fnmatchcase(path.name, pattern) for pattern in OF_THE_SYSTEM)
+    is_private = any(part in DIRECTORIES or UNFINISHED.fullmatch(part) for part in path.parts)
+    return not (is_of_system or is_private or path.name in GROWING or NOT_LISTED & {*path.parts})
+
+
 def check_no_foreign_files(folder: Path, written: Iterable[Path] = ()) -> None:
-    """Refuse to empty a directory that holds files which no run of kdcli writes.
+    """Refuse to empty a directory that holds files which kdcli did not write as they are.
 
     Raises:
         UsageError: There are such files; the message names some of them.
@@ -280,7 +304,7 @@ def check_no_foreign_files(folder: Path, written: Iterable[Path] = ()) -> None:
         names = ", ".join(str(path.relative_to(folder)) for path in foreign[:MAX_LISTED])
         more = f" and {len(foreign) - MAX_LISTED:,} more" if len(foreign) > MAX_LISTED else ""
         raise UsageError(
-            f"--overwrite would delete {names}{more} in {folder}, which kdcli does not know as "
-            "its own",
+            f"--overwrite would delete {names}{more} in {folder}, which kdcli did not write, or "
+            "which changed since then",
             "move them away, or choose another directory with -o",
         )

@@ -7,7 +7,6 @@ such as `checkpoints/step-00000500/`. At the end it holds the model and the repo
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -44,6 +43,7 @@ from kdcli.disk import (
 )
 from kdcli.engine.inputs import check_no_foreign_files, check_not_input, texts_in
 from kdcli.errors import MachineError, UsageError
+from kdcli.manifest import MANIFEST, begin_manifest, continue_manifest, file_sha256
 from kdcli.recipe.yaml import flow_style, read_yaml
 
 # Matches text that may be the name of a model on the hub.
@@ -137,7 +137,9 @@ class RunDir:
         if is_occupied:
             sources = [*texts_in(read_yaml(recipe_yaml)), *inputs]
             check_not_input(self.path, sources, "--overwrite")
-            check_no_foreign_files(self.path, written)
+            # `--overwrite` is the only way out of a damaged recipe, so it may be deleted.
+            damaged = () if self._has_intact_recipe() else (self.path / RECIPE_FILE,)
+            check_no_foreign_files(self.path, (*written, *damaged))
         return False
 
     def _is_ours(self) -> bool:
@@ -145,12 +147,18 @@ class RunDir:
 
         Other tools write a `recipe.yaml` next to a model, too.
         """
-        try:
-            recipe = read_yaml((self.path / RECIPE_FILE).read_text("utf-8"))
-        except (ValueError, yaml.YAMLError):
+        if not self._has_intact_recipe():
             with (self.path / LOG_FILE).open("rb") as file:
                 return file.readline(MAX_REPORT_BYTES).startswith(b'{"step": ')
+        recipe = read_yaml((self.path / RECIPE_FILE).read_text("utf-8"))
         return isinstance(recipe, dict) and isinstance(recipe.get("verb"), str)
+
+    def _has_intact_recipe(self) -> bool:
+        try:
+            read_yaml((self.path / RECIPE_FILE).read_text("utf-8"))
+        except (ValueError, yaml.YAMLError):
+            return False
+        return True
 
     @classmethod
     def claim(
@@ -199,12 +207,13 @@ class RunDir:
             path.mkdir(parents=True, exist_ok=True)
         run._lock()
         # Check again: between the check and the lock, another process may have run here.
-        if not check():
+        if check():
+            continue_manifest(path)
+        else:
             run._clear()
-        if not (path / RECIPE_FILE).is_file() or recipe_yaml != (path / RECIPE_FILE).read_text(
-            "utf-8"
-        ):
-            write_atomic(path / RECIPE_FILE, recipe_yaml)
+        file = path / RECIPE_FILE
+        if not file.is_file() or file.read_bytes() != recipe_yaml.encode("utf-8"):
+            write_atomic(file, recipe_yaml)
         return run
 
     def check_inputs(self, content: Mapping[str, str]) -> None:
@@ -238,8 +247,8 @@ class RunDir:
     def give_up(self) -> None:
         """Undo the claim of a run that failed before it logged anything."""
         if (self.path / LOG_FILE).stat().st_size == 0 and not self._checkpoints():
-            for name in (RECIPE_FILE, LOG_FILE):
-                (self.path / name).unlink()
+            for name in (RECIPE_FILE, LOG_FILE, MANIFEST):
+                (self.path / name).unlink(missing_ok=True)
             shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
             self.release()
             if not any(self.path.iterdir()):
@@ -256,8 +265,9 @@ class RunDir:
             (self.path / REPORT_FILE).unlink(missing_ok=True)
             # Keep the directory itself: it may be a mount point, a link or the working directory.
             for content in self.path.iterdir():
-                if content.name not in (LOCK, RECIPE_FILE, LOG_FILE):
+                if content.name not in (LOCK, MANIFEST, RECIPE_FILE, LOG_FILE):
                     remove(content)
+            begin_manifest(self.path)
         write_atomic(self.path / LOG_FILE, "")
 
     def _lock(self) -> None:
@@ -412,7 +422,7 @@ class RunDir:
                 {k: v.detach().cpu().contiguous() for k, v in tensors.items()},
                 aside / "tensors.safetensors",
             )
-            digest = _sha256(aside / "tensors.safetensors")
+            digest = file_sha256(aside / "tensors.safetensors")
             (aside / "state.json").write_text(
                 json.dumps({"step": step, "sha256": digest, **state}), "utf-8"
             )
@@ -437,7 +447,7 @@ class RunDir:
             )
             try:
                 state = read_json(folder / "state.json", max_bytes=MAX_REPORT_BYTES)
-                if _sha256(folder / "tensors.safetensors") != state["sha256"]:
+                if file_sha256(folder / "tensors.safetensors") != state["sha256"]:
                     raise ValueError("its checksum does not match")
                 return Checkpoint(state["step"], load_file(folder / "tensors.safetensors"), state)
             except (OSError, UsageError, ValueError, KeyError, SafetensorError) as error:
@@ -569,9 +579,10 @@ def is_unfinished(run: RunDir) -> bool:
 def _is_from_unfinished_claim(path: Path) -> bool:
     """Whether a process killed during `claim` may have left a file.
 
-    Such files are the lock, an empty log and unfinished files.
+    Such files are the lock, the manifest, an empty log and unfinished files.
     """
-    unfinished = path.name in (LOCK, f".{LOG_FILE}.part", f".{RECIPE_FILE}.part")
+    asides = f".{LOG_FILE}.part", f".{RECIPE_FILE}.part", f"{MANIFEST}.part"
+    unfinished = path.name in (LOCK, MANIFEST, *asides)
     return unfinished or (path.name == LOG_FILE and path.is_file() and path.stat().st_size == 0)
 
 
@@ -633,8 +644,3 @@ def flatten_recipe(recipe_yaml: str) -> dict[str, str]:
         return values
 
     return walk(read_yaml(recipe_yaml), "")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -26,6 +26,7 @@ from kdcli.engine.run_dir import (
     run_to_continue,
 )
 from kdcli.errors import MachineError, UsageError
+from kdcli.manifest import MANIFEST
 from kdcli.recipe.resolve import resolve
 from kdcli.recipe.sections import RunOptions
 from kdcli.verbs.distill.settings import DistillRecipe
@@ -50,7 +51,8 @@ def tensors(value: float) -> dict[str, torch.Tensor]:
 
 
 def listing(path: Path) -> list[str]:
-    return sorted(str(p.relative_to(path)) for p in path.rglob("*"))
+    names = sorted(str(p.relative_to(path)) for p in path.rglob("*"))
+    return [name for name in names if name != MANIFEST]
 
 
 def killed_before_the_end(monkeypatch, save, *arguments):
@@ -238,7 +240,7 @@ class TestCheckpoints:
         assert "it was the last one, so the run starts again" in said[0]
 
     @pytest.mark.parametrize(
-        "where", ["engine.run_dir.save_file", "disk.fsync", "engine.run_dir._sha256"]
+        "where", ["engine.run_dir.save_file", "disk.fsync", "engine.run_dir.file_sha256"]
     )
     def test_full_disk_keeps_the_one_before_and_nothing_half_written(
         self, run, monkeypatch, full_disk, where
@@ -298,7 +300,7 @@ def test_a_claim_that_was_killed_anywhere_can_be_claimed_again(how, tmp_path):
             before = RunDir.claim(path, recipe(), overwrite=path.exists())
             before.log({"step": 1})
             before.save_checkpoint(1, tensors(1.0), {})
-            (path / "model.safetensors").write_bytes(b"x")
+            disk.write_atomic(path / "model.safetensors", b"x")
             (path / REPORT_FILE).write_text('{"status": "done"}', "utf-8")
             before.release()
         if not killed(

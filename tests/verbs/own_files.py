@@ -37,6 +37,7 @@ DENSE = dense_layer(
 )
 FEW = 6  # words of each class: w0 ... and w20 ...
 REPORT = {"recipe.yaml", "report.json", "report.md", "report.html", "latency.csv", "log.jsonl"}
+RUN = REPORT | {".manifest.jsonl"}
 MODEL = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"}
 TUNED = MODEL | {"training_rows.safetensors"}
 

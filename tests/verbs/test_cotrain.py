@@ -48,7 +48,7 @@ def own_task(tmp_path):
 def test_what_a_run_leaves(given, tmp_path):
     out = tmp_path / "out"
     result = succeeds(*given, "-o", out)
-    assert {p.name for p in out.iterdir()} == own_files.REPORT | {
+    assert {p.name for p in out.iterdir()} == own_files.RUN | {
         "teacher",
         "student",
         "standalone",

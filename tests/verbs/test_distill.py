@@ -45,7 +45,7 @@ def test_what_a_run_leaves(given, tmp_path):
         for part in ("--set", f"measure.{k}")
     ]
     result = succeeds(*given, "--to", "2x32", "-o", out, *sets)
-    assert {p.name for p in out.iterdir()} == own_files.REPORT | own_files.MODEL
+    assert {p.name for p in out.iterdir()} == own_files.RUN | own_files.MODEL
     student = AutoModel.from_pretrained(out)
     assert (student.config.num_hidden_layers, student.config.hidden_size) == (2, 32)
     assert "kd_capture" not in (out / "config.json").read_text()

@@ -69,7 +69,7 @@ def scores(folder):
 def test_what_a_run_leaves(done):
     out, result = done
     stages = {"start", "intermediate", "student-undistilled"}
-    assert {p.name for p in out.iterdir()} == own_files.REPORT | own_files.TUNED | stages
+    assert {p.name for p in out.iterdir()} == own_files.RUN | own_files.TUNED | stages
     report = report_of(out)
     assert list(report.cards) == ["teacher", STUDENT]
     assert [e.model for e in report.evaluations] == ["teacher", STUDENT, ALONE]

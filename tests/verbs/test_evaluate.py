@@ -72,7 +72,7 @@ def probabilities(model, texts):
 def test_what_it_says_is_what_transformers_says(models, data, tmp_path):
     out, file = tmp_path / "out", tmp_path / "deep" / "predictions.jsonl"
     result = succeeds(models[0], "--task", "own", "--data", data, "--predictions", file, "-o", out)
-    assert {p.name for p in out.iterdir()} == own_files.REPORT
+    assert {p.name for p in out.iterdir()} == own_files.RUN
     rows, given = lines_of(file), own_files.rows("class", 60, seed=1)
     expected = probabilities(models[0], [row["text"] for row in given])
     written = [tuple(row[key] for key in ("model", "set", "id", "texts", "label")) for row in rows]

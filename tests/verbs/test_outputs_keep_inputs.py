@@ -10,6 +10,8 @@ from filelock import FileLock
 from forked import killed
 from own_files import QUICK
 
+from kdcli.engine.inputs import foreign_files
+
 OWN = ("--task", "own", "--data")
 ONNX = ("--format", "onnx")
 STEP = (*QUICK, "--max-steps", "1", "--set", "train.warmup_steps=0")
@@ -98,7 +100,10 @@ VERBS = {
         *("evaluate", "{model}", *OWN, "{data}", "--mask", "{mask}", "--overwrite"),
     ),
     "trim": ("trim", "{model}", "--data", "{data}", "--overwrite"),
-    "benchmark": ("benchmark", "{model}", "--backend", "torch", "--overwrite"),
+    "benchmark": (
+        *("benchmark", "{model}", "--backend", "torch", "--batch-size", "1", "--seq-len", "8"),
+        *("--set", "measure.min_runs=1", "--set", "measure.min_seconds=0", "--overwrite"),
+    ),
     "compress": ("compress", "{model}", "--data", "{data}", "--max-drop", "1", "--overwrite"),
     "export": ("export", "{model}", *ONNX, *OWN, "{data}", "--overwrite"),
     "tokenize": ("tokenize", "{data}", "--tokenizer", "{model}"),
@@ -163,6 +168,70 @@ def test_a_file_that_kdcli_did_not_write_is_named_and_kept(tuned, tmp_path, name
     assert result.exit_code == 2
     assert f"would delete {name}" in result.stderr
     assert content(run) == before
+
+
+WRITTEN = {
+    "a changed file": ("README.md", b"my notes"),
+    "an added file": ("notes/README.md", b"my notes"),
+    "an added file next to others": ("modules.json", b"[]"),
+    "a changed recipe": ("recipe.yaml", b"verb: finetune  # my notes\n"),
+    "a file of the same size": ("report.html", None),
+}
+"""Files with the names of kdcli's own."""
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        *("finetune", "distill", "distill text", "prune", "cotrain", "evaluate", "trim"),
+        *("benchmark", "export"),
+    ],
+)
+def test_overwriting_deletes_only_what_kdcli_wrote(verb, tuned, tmp_path):
+    given = {"model": tuned / "run", "data": tuned / "data"}
+    command = [word.format(**given) for word in VERBS[verb]]
+    out = tmp_path / "out"
+    own_files.succeeds(*command, "-o", out)
+    assert foreign_files(out) == []
+    whole = shutil.copytree(out, tmp_path / "whole")
+    for kind, (name, changed) in WRITTEN.items():
+        if verb == "export" and not (out / name).is_file() and "added" not in kind:
+            continue
+        file = out / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(changed or file.read_bytes().swapcase())
+        before = content(out)
+        result = own_files.kdcli(*command, "-o", out)
+        assert (result.exit_code, f"would delete {name}" in result.stderr) == (2, True), (
+            kind,
+            result.output,
+        )
+        assert content(out) == before, kind
+        shutil.rmtree(out)
+        # A run that was moved or copied is still the one that kdcli wrote.
+        shutil.copytree(whole, out)
+    own_files.succeeds(*command, "-o", out)
+    assert foreign_files(out) == []
+
+
+def test_a_run_of_an_older_version_is_known_by_its_names(tuned, tmp_path):
+    run = shutil.copytree(tuned / "run", tmp_path / "run")
+    (run / ".manifest.jsonl").unlink()
+    command = ("finetune", tuned / "base", *OWN, tuned / "data", *STEP, "-o", run, "--overwrite")
+    (run / "notes.txt").write_text("precious")
+    assert "would delete notes.txt" in own_files.kdcli(*command).stderr
+    (run / "notes.txt").unlink()
+    (run / "README.md").write_text("a name that kdcli writes")
+    own_files.succeeds(*command)
+    assert foreign_files(run) == []
+
+
+def test_files_of_a_damaged_run_do_not_prevent_a_new_one(tuned, tmp_path):
+    command = ("finetune", tuned / "base", *OWN, tuned / "data", *STEP, "--overwrite")
+    for name in ("recipe.yaml", "report.json", "log.jsonl"):
+        run = shutil.copytree(tuned / "run", tmp_path / name)
+        (run / name).write_bytes((run / name).read_bytes()[:40] + b"\xff\xfe: [")
+        own_files.succeeds(*command, "-o", run)
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ def test_a_finished_run_holds_its_files_and_is_not_repeated(name, places, finish
     of_models = own_files.MODEL if run.models == (".",) else set(run.models)
     stages = {stage for stage in run.stages if stage != "."}
     files = {path.name for path in out.iterdir()}
-    assert files == own_files.REPORT | of_models | run.more_files | stages
+    assert files == own_files.RUN | of_models | run.more_files | stages
     assert all((out / model / "model.safetensors").is_file() for model in run.models)
     assert not [path for left in ("checkpoints", "signals") for path in out.rglob(left)]
     report_of(out)

@@ -8,7 +8,7 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from kdcli.disk import RECIPE_FILE, REPORT_FILE, disk_errors
+from kdcli.disk import LOCK, RECIPE_FILE, REPORT_FILE, atomic_file
 from kdcli.errors import UsageError
 from kdcli.models.grammar import parse_shape
 from kdcli.models.model import Model
@@ -186,9 +186,9 @@ def _report_grid(
     ]
     # Copy the model, the tokenizer and log.jsonl.
     for file in runs[chosen].stage.folder.iterdir():
-        if file.is_file() and file.name not in (RECIPE_FILE, REPORT_FILE):
-            with disk_errors(context.folder / file.name):
-                shutil.copy2(file, context.folder / file.name)
+        if file.is_file() and file.name not in (LOCK, RECIPE_FILE, REPORT_FILE):
+            with file.open("rb") as whole, atomic_file(context.folder / file.name) as copy:
+                shutil.copyfileobj(whole, copy)
     selection = Selection(
         metric=metric,
         on=workload.evaluated_on,
