@@ -17,13 +17,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from packaging.version import InvalidVersion, Version
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from kdcli.custom_code import custom_code_allowed
 from kdcli.disk import disk_errors, read_json, write_atomic
-from kdcli.errors import UsageError, did_you_mean, one_line
+from kdcli.errors import UsageError, did_you_mean, one_line, shortened
 from kdcli.models.custom_class import custom_class
 from kdcli.models.files import (
     BY_LIBRARY,
@@ -364,11 +365,22 @@ def read_format(source: str) -> EmbeddingFormat | None:
 
 
 def check_requirements(source: str, general: Mapping[str, Any]) -> None:
-    """Check the packages that a model's `PROMPTS_FILE` requires, as sentence-transformers does.
+    """Check the versions that a model's `PROMPTS_FILE` names, as sentence-transformers does.
 
     Raises:
-        UsageError: A package is missing or has another version.
+        UsageError: A required package is missing or has another version, or the version of
+            sentence-transformers that wrote the model is none.
     """
+    versions = general.get("__version__", {})
+    written_by = versions.get("sentence_transformers", "0") if isinstance(versions, dict) else None
+    try:
+        Version(written_by)
+    except (TypeError, InvalidVersion):
+        raise UsageError(
+            f"{source}/{PROMPTS_FILE}: __version__ must be a JSON object of versions, got "
+            f"{shortened(repr(versions), 60)}",
+            "remove __version__ in a copy of the model",
+        ) from None
     if not general.get("requirements"):
         return
     # The library takes a second to import, and few models have requirements.

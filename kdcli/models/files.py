@@ -75,6 +75,7 @@ REPEATED = re.compile(r".*(layers|groups|group_num|networks)")
 OPTIONAL_SIZE = re.compile(r".*(buckets|positions)")
 # Sizes of at least 1. Others may be 0, such as ALBERT's gap_size.
 POSITIVE_SIZES = ("layers", "heads", "hidden_size", "intermediate_size", "embedding_size")
+MPNET_PADDING = 1
 MAX_SIZE, MAX_REPEATED = 10_000_000, 1_000
 HUB_ERRORS = (OSError, httpx.HTTPError)
 ATTENTION = (None, "eager", "sdpa")
@@ -211,7 +212,12 @@ def check_config(raw: Mapping[str, Any], source: object) -> None:
             f"{shortened(', '.join(map(str, numbers)), 60)}",
             "number them from 0 in a copy of the model, in the order of the head's outputs",
         )
+    if None in (raw.get("id2label") or {}).values():
+        refuse("id2label", "a JSON object with a name for each output")
     _check_label_numbers(raw, source)
+    if raw.get("model_type") == "mpnet" and raw.get("pad_token_id") not in (None, MPNET_PADDING):
+        # Its network counts positions from this id, whatever the configuration says.
+        refuse("pad_token_id", f"{MPNET_PADDING} in this type of model")
     words = raw.get(LABEL_WORDS_KEY)
     if words is not None and not (
         isinstance(words.get("ids"), list) and isinstance(words.get("auto_class"), str)

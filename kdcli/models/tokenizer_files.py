@@ -78,6 +78,9 @@ def check_tokenizer(source: str) -> None:
                         "are allowed",
                         ORIGINAL_HINT,
                     )
+            if tree.get("unk_token") == "":
+                # transformers would look for its id without an end.
+                raise UsageError(f"{file}: unk_token must not be empty", ORIGINAL_HINT)
             if name == TOKENIZER_FILE:
                 _check_steps(tree, file)
 
@@ -98,6 +101,10 @@ def _check_steps(tree: Mapping[str, Any], file: Path) -> None:
     longest = model.get("max_input_chars_per_word") if isinstance(model, dict) else None
     if isinstance(longest, int) and longest > MAX_WORD:
         refuse(f"max_input_chars_per_word must be at most {MAX_WORD:,}, got {longest:,}")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, dict) and not _are_numbered(vocabulary):
+        # The library would choose one of the tokens at random for what the id stands for.
+        refuse("two tokens of its vocabulary have the same id")
     if isinstance(model, dict) and model.get("dropout"):
         refuse(f"its model tokenises at random (dropout={model['dropout']})")
     for each in (*steps.values(), processors):
@@ -114,6 +121,12 @@ def _check_steps(tree: Mapping[str, Any], file: Path) -> None:
             text = _applied(key, step, text)
             if len(text) > limit:
                 refuse(f"its {key} makes some texts more than {MAX_GROWTH} times as long")
+
+
+def _are_numbered(vocabulary: Mapping[str, Any]) -> bool:
+    """Return whether no two tokens have the same id. The library reports ids of a wrong type."""
+    ids = [number for number in vocabulary.values() if isinstance(number, int)]
+    return len(set(ids)) == len(ids)
 
 
 def _steps(step: object) -> list[Mapping[str, Any]]:

@@ -116,6 +116,12 @@ SAVED = {
 }
 
 
+def texts_of(folder):
+    """The texts that have a token: transformers can run one without any only next to others."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    return [text for text in TEXTS if tokenizer(text)["input_ids"]]
+
+
 def vectors_of_owner(folder):
     model = SentenceTransformer(folder, device="cpu")
     # One text at a time, because padding on the left shifts the positions of BERT.
@@ -156,13 +162,13 @@ def relations_of_kdcli(folder, session):
 def classes_of_owner(folder):
     pipe = transformers.pipeline("text-classification", model=folder, device="cpu")
     pairs = [{"text": one, "text_pair": other} for one, other in PAIRS]
-    answers = pipe([*TEXTS, *pairs], truncation=True, top_k=None)
+    answers = pipe([*texts_of(folder), *pairs], truncation=True, top_k=None)
     return [{each["label"]: each["score"] for each in answer} for answer in answers]
 
 
 def classes_of_kdcli(folder, session):
     model = Predictor.open(folder)
-    return [answer.scores for answer in [*model.predict(TEXTS), *model.predict(PAIRS)]]
+    return [answer.scores for answer in [*model.predict(texts_of(folder)), *model.predict(PAIRS)]]
 
 
 def tags_of_owner(folder):
@@ -424,10 +430,16 @@ REFUSED = {
     ("classifier", "config.json"): {
         "problem_type": ["regression"],
         "architectures": [["MyBertForSequenceClassification"], ["HF_ColBERT"]],
+        "id2label/0": [None],
     },
+    ("tagger", "config.json"): {"id2label/2": [None]},
 }
+NO_VERSIONS = [None, {"sentence_transformers": "w3"}, {"sentence_transformers": None}]
+for kind in ("embedder", "table", "scorer", "relations"):
+    REFUSED[kind, PROMPTS]["__version__"] = NO_VERSIONS
 for kind in SAVED:
-    REFUSED[kind, "tokenizer.json"] = {"model/vocab/w3": [48, 500]}
+    # Two tokens with one id: the library chooses at random.
+    REFUSED[kind, "tokenizer.json"] = {"model/vocab/w3": [48, 500], "model/vocab/w11": [0]}
 for kind in ("embedder", "classifier", "scorer", "tagger"):
     REFUSED[kind, "tokenizer.json"] |= {
         "post_processor/special_tokens/[CLS]/ids": [[500]],
@@ -440,6 +452,7 @@ for kind in ("embedder", "classifier", "scorer", "tagger"):
     REFUSED[kind, "tokenizer_config.json"] = {
         "model_max_length": [0],
         "pad_token": [GONE, "<pad>"],
+        "unk_token": [""],
         "extra_special_tokens": [["<url>"]],
     }
     REFUSED.setdefault((kind, "config.json"), {}).update(

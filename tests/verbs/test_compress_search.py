@@ -1,6 +1,8 @@
 """What `compress` tries, keeps and answers, with verbs that train nothing."""
 
+import functools
 import json
+import os
 import shutil
 import signal
 
@@ -296,6 +298,19 @@ def test_a_step_that_fails_is_skipped_and_one_that_the_machine_failed_is_tried_a
     assert trained(made) == ["export 1x32-onnx"]
 
 
+def test_a_step_that_was_refused_is_tried_again_when_the_run_is_resumed(given):
+    made = fakes(errors={"onnx": UsageError("onnx is not installed")})
+    result = made.compress(**given, goal__max_drop=1.0)
+    outcomes = {row.name: row.outcome for row in answer_of(result.folder).candidates}
+    assert outcomes["onnx"] == "onnx is not installed"
+    assert trained(made).count("export onnx") == 1
+    made.errors.clear()
+    made.calls.clear()
+    result = made.compress(**given, goal__max_drop=0.5)
+    assert trained(made) == ["export onnx"]
+    assert answer_of(result.folder).chosen == "onnx"
+
+
 @pytest.mark.parametrize(
     ("error", "code", "hint"),
     [
@@ -413,6 +428,54 @@ def test_a_process_that_is_killed_between_best_and_the_report_leaves_no_answer(
 
 def killed(*_, **__):
     raise Killed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("goal", [1.0, 0.5])
+def test_a_kill_at_any_of_the_last_writes_changes_nothing(goal, given, tmp_path, monkeypatch):
+    """What a kill would leave before each change of the file system is copied, and continued."""
+    made, folder, copies = fakes(), given["output_dir"], []
+    if goal != 1.0:
+        made.compress(**given, **GOAL)
+    verified = [*folder.glob("steps/*/verification*/report.json")]
+
+    def change(*arguments, whole, **options):
+        is_last = len([*folder.glob("steps/*/verification*/report.json")]) > len(verified)
+        if is_last and str(folder) in str(arguments[0]):
+            with monkeypatch.context() as patch:
+                for each, original in originals.items():
+                    patch.setattr(os, each, original)
+                copies.append(tmp_path / str(len(copies)) / "out")
+                shutil.copytree(folder, copies[-1])
+        return whole(*arguments, **options)
+
+    originals = {
+        name: getattr(os, name) for name in ("rename", "replace", "unlink", "rmdir", "mkdir")
+    }
+    with monkeypatch.context() as patch:
+        for name, whole in originals.items():
+            patch.setattr(os, name, functools.partial(change, whole=whole))
+        made.compress(**given, goal__max_drop=goal, resume=goal != 1.0)
+    assert len(copies) > 20
+    answer, files = answer_of(folder), state_of(folder)
+    for copy in copies:
+        made.calls.clear()
+        made.compress(**given | {"output_dir": copy}, goal__max_drop=goal, resume=True)
+        assert made.calls == []
+        same_answer(answer, answer_of(copy))
+        assert state_of(copy) == files
+
+
+def state_of(folder):
+    """The files of a compression, and the content of those that name neither times nor places."""
+    # A lock that a killed process left locks nothing.
+    left = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
+    files = {path.relative_to(folder): path for path in left}
+    timed = ("report", "log.jsonl", "latency", "README", ".manifest", "pareto", "recipe")
+    return {
+        name: b"" if name.name.startswith(timed) else path.read_bytes()
+        for name, path in files.items()
+    }
 
 
 def test_texts_without_labels_are_compared_with_the_model(given, tmp_path):

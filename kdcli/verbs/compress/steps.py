@@ -30,6 +30,7 @@ from kdcli.errors import (
     KdcliError,
     MachineError,
     Stopped,
+    UsageError,
 )
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult
@@ -108,6 +109,7 @@ class Steps:
         passed: The directories of the steps on the way to this answer, and the optimiser steps
             until which their trainings were needed. Only these steps count against the budget, so
             a run that is resumed decides as it did when it had spent less.
+        refused: The directories of the steps that this process could not run -> why.
     """
 
     folder: Path
@@ -118,6 +120,7 @@ class Steps:
     clock: Callable[[], float]
     claim_run: Callable[[], None] = lambda: None
     passed: dict[str, float] = field(default_factory=dict)
+    refused: dict[str, list[str]] = field(default_factory=dict)
     unwritten: dict[Path, str] = field(default_factory=dict)
     current: str = ""
     began: float | None = None
@@ -239,6 +242,7 @@ class Steps:
         if self.is_complete(step, until):
             return ""
         whys = [one.error for one in self.record.attempts if one.place == at and one.error]
+        whys += self.refused.get(at, [])
         if whys and not required:
             return whys[-1]
         self.check()
@@ -256,8 +260,12 @@ class Steps:
                 if required:
                     failure.prefix(f"{step_title(step.name)} failed", TRY_AGAIN)
                     raise
-                # What the machine failed at is tried again.
-                errors += [] if isinstance(failure, MachineError) else [failure.message]
+                # What the machine failed at is tried again, and after a resumption also what the
+                # user may have put right, such as a package that was not installed.
+                if isinstance(failure, UsageError):
+                    self.refused[at] = [failure.message]
+                elif not isinstance(failure, MachineError):
+                    errors += [failure.message]
                 return failure.message
         self.current = ""
         if is_over and required:
