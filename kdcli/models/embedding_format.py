@@ -374,8 +374,8 @@ def check_requirements(source: str, general: Mapping[str, Any]) -> None:
     versions = general.get("__version__", {})
     written_by = versions.get("sentence_transformers", "0") if isinstance(versions, dict) else None
     try:
-        Version(written_by)
-    except (TypeError, InvalidVersion):
+        Version(str(written_by))
+    except InvalidVersion:
         raise UsageError(
             f"{source}/{PROMPTS_FILE}: __version__ must be a JSON object of versions, got "
             f"{shortened(repr(versions), 60)}",

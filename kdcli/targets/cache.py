@@ -5,7 +5,7 @@ A store is a directory with three files:
 * `tokens.bin` has one bfloat16 record per real token, with its hidden states, queries, keys and
   values side by side.
 * `logits.bin` has one float32 record per row, or per token if the head labels tokens. For an
-  embedding model, it has the vector of every row in float16.
+  embedding model, it has the vector of every row, in float16 if the vectors have length 1.
 * `index.json` has a hash of every block of these files.
 
 Rows are sorted by length, so a batch of rows of similar length reads one region. The files consist
@@ -52,6 +52,7 @@ TOKENS_KEY, LOGITS_KEY = "teacher.tokens", "teacher.logits"  # keys of a batch
 HASHED_BYTES = 1 << 24  # size of a hashed block
 RESERVED_BYTES = 1 << 30  # disk space that stays free
 TEACHER_TOKENS = 8192  # in one forward pass of the teacher, including padding
+UNIT_TOLERANCE = 0.01  # by which bfloat16 changes the length of a normalised vector
 SHARDS, MAX_SHARD_GROUPS = 64, 16
 """Shards of a small store, and maximum number of forward passes for a shard of a large one."""
 MAX_SHARD_BYTES = 1 << 28  # unless one forward pass makes more
@@ -89,17 +90,22 @@ class RecordLayout:
             are neither logits nor vectors.
         logits_per_token: Whether there are logits for every token instead of every row.
         pooled: Whether `logits.bin` has the vectors of an embedding model.
+        unit: Whether these vectors have length 1.
     """
 
     columns: tuple[Column, ...]
     logits: tuple[int, ...] | None
     logits_per_token: bool
     pooled: bool = False
+    unit: bool = False
 
     @property
     def dtype(self) -> type[np.generic]:
-        """The NumPy dtype of logits or vectors on disk."""
-        return np.float16 if self.pooled else np.float32
+        """The NumPy dtype of logits or vectors on disk.
+
+        Vectors of any length may be too large or too small for float16.
+        """
+        return np.float16 if self.unit else np.float32
 
     @classmethod
     def of(
@@ -130,7 +136,10 @@ class RecordLayout:
                 columns.append(Column(kind, layer, shape, begin, begin + math.prod(shape), x.dtype))
         if needs.pooled:
             assert signals.pooled is not None
-            return cls(tuple(columns), tuple(signals.pooled.shape[1:]), False, pooled=True)
+            lengths = signals.pooled.float().norm(dim=-1)
+            unit = bool((lengths - 1).abs().max() < UNIT_TOLERANCE)
+            shape = tuple(signals.pooled.shape[1:])
+            return cls(tuple(columns), shape, False, pooled=True, unit=unit)
         if not needs.logits:
             return cls(tuple(columns), None, False)
         assert signals.logits is not None
@@ -160,7 +169,8 @@ class RecordLayout:
     def size(self, rows: TokenizedRows) -> int:
         """Return the number of bytes in a store.
 
-        A value of a token's record takes two bytes, a logit four, and a vector component two.
+        A value of a token's record takes two bytes, as does a component of a vector of length 1. A
+        logit and a component of another vector take four.
         """
         return sum(self.record_sizes(len(rows.ends), len(rows.ids_T)).values())
 
@@ -664,8 +674,8 @@ def _records(
 
     Returns:
         For each part of the group, in order: the token records, [tokens, width] int16 with the bits
-        of bfloat16; and the logits, [rows or tokens, ...] float32, or the vectors, [rows, E]
-        float16.
+        of bfloat16; and the logits, [rows or tokens, ...], or the vectors, [rows, E], in the
+        dtype of the layout.
 
     Raises:
         MachineError: There is not enough memory for a single row.
@@ -707,5 +717,5 @@ def _compute(
         outputs = signals.pooled if layout.pooled else signals.logits
         assert outputs is not None
         logits = outputs[real_BL] if layout.logits_per_token else outputs
-        logits = logits.half() if layout.pooled else logits.float()
+        logits = logits.half() if layout.unit else logits.float()
     return tokens.view(torch.int16).cpu().numpy(), logits.cpu().numpy()

@@ -10,7 +10,7 @@ from collections import namedtuple
 import numpy as np
 import pytest
 import torch
-from encoders import tiny_config
+from encoders import tiny_config, tiny_encoder
 from forked import Child, Forked, in_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +22,7 @@ from kdcli.data.labelled.features import TokenizedRows
 from kdcli.engine.session import Session, start
 from kdcli.errors import MachineError
 from kdcli.models.capture import capture, prepare_teacher
+from kdcli.models.embedding_format import EmbeddingFormat, Pool
 from kdcli.targets import cache
 from kdcli.targets.cache import RecordLayout, SignalStore
 from kdcli.types import Needs, Signals
@@ -187,6 +188,23 @@ def test_only_what_is_needed_is_kept(tmp_path, needs):
     assert (
         sum((store.folder / name).stat().st_size for name in ("tokens.bin", "logits.bin")) == size
     )
+
+
+@pytest.mark.parametrize("length", [1e6, 1.0, 1e-7])
+def test_vectors_of_any_length_are_kept(tmp_path, length):
+    """float16 would make them infinite or zero. Vectors of length 1 take two bytes a component."""
+    rows, needs = rows_of(), Needs(pooled=True)
+    encoder = tiny_encoder("bert")
+    norm = encoder.encoder.layer[-1].output.LayerNorm
+    with torch.no_grad():
+        norm.weight *= length
+    fmt = EmbeddingFormat("mean", normalize=length == 1)
+    teacher = capture(prepare_teacher(encoder, torch.float32), needs, Pool(fmt))
+    store = opened(tmp_path, rows, needs, teacher=teacher)
+    live = teacher(rows.batch(np.array([0, 1, 2]))).pooled
+    stored = torch.from_numpy(store.vectors(np.array([0, 1, 2])).astype(np.float32))
+    torch.testing.assert_close(stored, live, rtol=1e-3 if length == 1 else 1e-5, atol=0)
+    assert store.logits.itemsize == (2 if length == 1 else 4)
 
 
 def test_signals_of_masked_tokens_are_not_kept(tmp_path):
