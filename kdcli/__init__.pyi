@@ -114,8 +114,7 @@ def distill(
             runs/ with this recipe).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
-        strict_data: Refuse data of which rows are left out: empty, bad, repeated, or known to a
-            model.
+        strict_data: Refuse data if rows are left out: empty, bad, repeated, or known to a model.
         report_to: Experiment tracker that follows the run (none, all, aim, clearml, comet_ml,
             dvclive, mlflow, swanlab, tensorboard, trackio or wandb; default: none).
         push_to_hub: Repository to push the model to, private if it is new."""
@@ -187,8 +186,7 @@ def prune(
             runs/ with this recipe).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
-        strict_data: Refuse data of which rows are left out: empty, bad, repeated, or known to a
-            model.
+        strict_data: Refuse data if rows are left out: empty, bad, repeated, or known to a model.
         report_to: Experiment tracker that follows the run (none, all, aim, clearml, comet_ml,
             dvclive, mlflow, swanlab, tensorboard, trackio or wandb; default: none).
         push_to_hub: Repository to push the model to, private if it is new."""
@@ -266,8 +264,7 @@ def cotrain(
             runs/ with this recipe).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
-        strict_data: Refuse data of which rows are left out: empty, bad, repeated, or known to a
-            model.
+        strict_data: Refuse data if rows are left out: empty, bad, repeated, or known to a model.
         report_to: Experiment tracker that follows the run (none, all, aim, clearml, comet_ml,
             dvclive, mlflow, swanlab, tensorboard, trackio or wandb; default: none)."""
 
@@ -327,8 +324,7 @@ def finetune(
             runs/ with this recipe).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
-        strict_data: Refuse data of which rows are left out: empty, bad, repeated, or known to a
-            model.
+        strict_data: Refuse data if rows are left out: empty, bad, repeated, or known to a model.
         report_to: Experiment tracker that follows the run (none, all, aim, clearml, comet_ml,
             dvclive, mlflow, swanlab, tensorboard, trackio or wandb; default: none).
         push_to_hub: Repository to push the model to, private if it is new."""
@@ -362,7 +358,8 @@ def evaluate(
     The arguments are the options of `kdcli evaluate`. Raises kdcli.errors.KdcliError.
 
     Args:
-        models: Fine-tuned or embedding models; the others are compared with the first.
+        models: Fine-tuned models, embedding models or exports; the others are compared with the
+            first.
         mask_file: Mask file to apply to the model before it is evaluated; may be repeated.
         documents: In retrieval, search the documents' vectors of this model, or of a .npy file
             with a row for each document (default: each model's own).
@@ -388,8 +385,7 @@ def evaluate(
         device: Device: auto, cpu, cuda, mps, xpu or cuda:INDEX (default: auto).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
-        strict_data: Refuse data of which rows are left out: empty, bad, repeated, or known to a
-            model."""
+        strict_data: Refuse data if rows are left out: empty, bad, repeated, or known to a model."""
 
 def benchmark(
     models: Path | str | Sequence[Path | str] | None = None,
@@ -450,8 +446,7 @@ def benchmark(
         device: Device: auto, cpu, cuda, mps, xpu or cuda:INDEX (default: auto).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
-        strict_data: Refuse data of which rows are left out: empty, bad, repeated, or known to a
-            model.
+        strict_data: Refuse data if rows are left out: empty, bad, repeated, or known to a model.
         price_per_hour: Price of this machine per hour, in any currency; the report then gives the
             cost of a million texts."""
 
@@ -503,8 +498,7 @@ def export(
         output_dir: Output directory (default: a new directory in runs/).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
-        strict_data: Refuse data of which rows are left out: empty, bad, repeated, or known to a
-            model.
+        strict_data: Refuse data if rows are left out: empty, bad, repeated, or known to a model.
         push_to_hub: Repository to push the model to, private if it is new."""
 
 def trim(
@@ -546,8 +540,7 @@ def trim(
         device: Device: auto, cpu, cuda, mps, xpu or cuda:INDEX (default: auto).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
-        strict_data: Refuse data of which rows are left out: empty, bad, repeated, or known to a
-            model.
+        strict_data: Refuse data if rows are left out: empty, bad, repeated, or known to a model.
         push_to_hub: Repository to push the model to, private if it is new."""
 
 @overload
@@ -611,8 +604,7 @@ def compress(
             runs/ with this recipe).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
-        strict_data: Refuse data of which rows are left out: empty, bad, repeated, or known to a
-            model.
+        strict_data: Refuse data if rows are left out: empty, bad, repeated, or known to a model.
         price_per_hour: Price of this machine per hour, in any currency; the report then gives the
             cost of a million texts."""
 
@@ -677,8 +669,7 @@ def compress(
             runs/ with this recipe).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
-        strict_data: Refuse data of which rows are left out: empty, bad, repeated, or known to a
-            model.
+        strict_data: Refuse data if rows are left out: empty, bad, repeated, or known to a model.
         price_per_hour: Price of this machine per hour, in any currency; the report then gives the
             cost of a million texts."""
 

@@ -314,7 +314,7 @@ class RunOptions:
         bool,
         Option("--strict-data", panel=RUN, rare=True),
         Field(
-            description="Refuse data of which rows are left out: empty, bad, repeated, or known to "
+            description="Refuse data if rows are left out: empty, bad, repeated, or known to "
             "a model."
         ),
     ] = False

@@ -25,7 +25,8 @@ from kdcli.deploy.sparse.compact import compact_model
 from kdcli.deploy.sparse.loading import load
 from kdcli.deploy.sparse.mask_file import apply_masks
 from kdcli.errors import UsageError
-from kdcli.models import modeling_kdcli
+from kdcli.models import modeling_kdcli, modeling_unilm
+from kdcli.models.custom_class import custom_class
 from kdcli.models.layout import COMPACT_PATHS, layout_for, linears
 from kdcli.models.load import save_model
 
@@ -219,6 +220,15 @@ def test_other_types_and_compacted_models_are_refused():
     assert "distilbert, electra" in str(caught.value.hint)
     with pytest.raises(UsageError, match="already compacted"):
         compact_model(compact_model(tiny_encoder("bert")))
+
+
+def test_a_class_of_another_file_is_known_by_its_name_and_has_no_compact_form():
+    config = tiny_config("bert")
+    config.architectures = ["UniLMBertForMaskedLM"]
+    network_class = custom_class(config)
+    assert network_class is modeling_unilm.UniLMBertForMaskedLM
+    with pytest.raises(UsageError, match="UniLMBertForMaskedLM cannot be compacted"):
+        compact_model(network_class(config))
 
 
 CLASSES = transformers.AutoModelForSequenceClassification

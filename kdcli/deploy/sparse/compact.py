@@ -47,6 +47,8 @@ def compact_model(model: PreTrainedModel, *, drop_rows_below: int = 0) -> PreTra
 
     Raises UsageError if the model type cannot be compacted, or if the model is already compacted.
     """
+    if hasattr(model.config, COMPACT_KEY):
+        raise UsageError("the model is already compacted", "compact the masked model instead")
     kind = str(model.config.model_type)
     if (compact_class := compact_class_of(model)) is None:
         what = type(model).__name__ if kind in COMPACT_PATHS else kind
@@ -54,8 +56,6 @@ def compact_model(model: PreTrainedModel, *, drop_rows_below: int = 0) -> PreTra
             f"{what} cannot be compacted",
             f"supported: {', '.join(sorted(COMPACT_PATHS))}",
         )
-    if hasattr(model.config, COMPACT_KEY):
-        raise UsageError("the model is already compacted", "compact the masked model instead")
     layout, base = layout_for(model.config), model.base_model
     prefix = "" if base is model else f"{model.base_model_prefix}."
     act = ACT2FN[str(getattr(model.config, "hidden_act", None) or model.config.activation)]

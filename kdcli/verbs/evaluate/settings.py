@@ -38,7 +38,8 @@ class EvaluateRecipe(Section):
     verb: Literal["evaluate"] = "evaluate"
     models: Annotated[list[str], Option("models", metavar="MODEL", values="model")] = Field(
         default_factory=list,
-        description="Fine-tuned or embedding models; the others are compared with the first.",
+        description="Fine-tuned models, embedding models or exports; the others are compared with "
+        "the first.",
     )
     masks: Annotated[list[str], Option("--mask", name="mask_file", metavar="FILE")] = Field(
         default_factory=list,

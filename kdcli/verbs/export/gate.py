@@ -40,7 +40,7 @@ class FileCheck(Protocol):
         """Return texts on which integers are chosen and the error of each product is measured."""
 
     def batches(self) -> Sequence[Batch]:
-        """Return the texts for calibration and those that are compared."""
+        """Return the texts for calibration and the texts that are compared."""
 
 
 def write_gated(
