@@ -33,7 +33,7 @@ from kdcli.verbs.compress.verb_steps import VERBS, Verbs
 LABELS = ("brisk", "calm")
 OPTIONS = ("output_dir", "resume", "overwrite")
 STEPS = 8
-"""Optimiser steps of every training."""
+"""Optimiser steps of a training."""
 
 
 class Killed(BaseException):
@@ -57,6 +57,7 @@ class Fakes:
         exports: the arguments of each export.
         missing: the backends that are not installed.
         unmeasured: models whose latency cannot be measured.
+        steps: the optimiser steps of a whole training.
         in_earnest: train and score, and only take the times from the tables.
         ends: a step, and how the process ends when it begins: a signal or an exception. Without a
             name, it ends once at each step, and at each part of a training.
@@ -74,6 +75,7 @@ class Fakes:
     exports: list[dict] = field(default_factory=list)
     missing: set[str] = field(default_factory=set)
     unmeasured: set[str] = field(default_factory=set)
+    steps: int = STEPS
     in_earnest: bool = False
     ends: tuple[str, signal.Signals | BaseException] = ("none", signal.SIGTERM)
     ended: set[tuple[str, int]] = field(default_factory=set)
@@ -139,18 +141,20 @@ class Fakes:
                 (shape,) = getattr(student, "to", None) or [verb]
                 self.calls.append(f"dry run {shape}")
                 seconds = self._value({**self.seconds, **self.estimates}, shape, 0.0)
-                return Estimate({}, [StageEstimate("", STEPS, 1.0, seconds, 1.0, 0)])
+                return Estimate({}, [StageEstimate("", self.steps, 1.0, seconds, 1.0, 0)])
             folder = options.output_dir
             run_dir = RunDir.claim(folder, resolved.to_yaml(), resume=options.resume)
             done = max((line["step"] for line in run_dir.read_log()), default=0)
             name = self.begins(verb, folder, done)
             self.recipes[name] = recipe.model_dump()
-            total = min(STEPS, options.stop_after or STEPS)
+            limit = recipe.train.max_steps
+            whole = self.steps if limit is None else min(self.steps, limit)
+            total = min(whole, options.stop_after or whole)
             with stop_requests() as stop:
                 for step in range(done + 1, total + 1):
                     # The request counts real seconds, in which this training takes no time.
                     left = stop.deadline - time.monotonic()
-                    spent = self._value(self.seconds, name, 0.0) / STEPS
+                    spent = self._value(self.seconds, name, 0.0) / self.steps
                     if spent > left:
                         self.now += max(0.0, left)
                         raise Stopped("stopped with a checkpoint")
@@ -161,7 +165,7 @@ class Fakes:
                     run_dir.log({"step": step, "held_out": {"loss": 1 - score}, "metrics": metrics})
                     if stop.signalled:
                         raise Stopped("stopped with a checkpoint")
-            if total == STEPS:
+            if total == whole:
                 source = getattr(recipe, "teacher", None) or recipe.model
                 copy_model(Path(source), folder)
                 self._report(folder, verb, self._training_scores(verb, name))

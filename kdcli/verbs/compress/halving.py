@@ -18,9 +18,11 @@ from kdcli.models.grammar import is_static_shape
 from kdcli.models.layout import layout_for
 from kdcli.models.load import load_config
 from kdcli.recipe.resolve import flatten
+from kdcli.report.text import duration
+from kdcli.verbs.compress.budget import paid_steps
 from kdcli.verbs.compress.limits import POINT, GoalSettings
 from kdcli.verbs.compress.search import Search
-from kdcli.verbs.compress.shape_timings import too_slow
+from kdcli.verbs.compress.shape_timings import closest_first, too_slow
 from kdcli.verbs.compress.steps import Step, TrainingCost
 from kdcli.verbs.compress.verb_steps import DISTILL
 
@@ -70,12 +72,15 @@ def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
         return
     if len(alive) == 1 and search.recipe.budget is None:
         # A shape without rivals or a budget needs no dry run, and is evaluated only at the end.
-        if train_fully(search, alive[0]):
+        if train_fully(search, alive[0], training(search, alive[0], None)):
             train_without_teacher(search, alive[0])
         search.score()
         return
-    costs = _affordable(search, sorted(alive, key=lambda shape: -shapes[shape].ms))
+    costs = costs_of(search, sorted(alive, key=lambda shape: -shapes[shape].ms))
     alive = [shape for shape in alive if shape in costs]
+    if search.steps.too_long(seconds_of_halving(costs)):
+        spend_budget(search, alive)
+        return
     stopped: list[_Stopped] = []
     for rung in RUNGS:
         if len(alive) < 2:
@@ -85,8 +90,9 @@ def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
         scores = {shape: score for shape, score in rung_scores.items() if score is not None}
         alive, worse = halve(search.goal, scores, shapes, last=rung == RUNGS[-1])
         stopped += [_Stopped(one, scores[one], rung_steps(total[one], rung)) for one in worse]
-    if alive and train_fully(search, alive[0], costs[alive[0]].steps):
-        train_without_teacher(search, alive[0])
+    for best in alive[:1]:
+        if train_fully(search, best, training(search, best, costs[best].steps)):
+            train_without_teacher(search, best)
     search.score()
     # While the goal is missed, the stopped shapes are trained on, the best one first.
     for one in sorted(stopped, key=lambda one: (one.score.quality, one.shape), reverse=True):
@@ -94,7 +100,7 @@ def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
         if why := why_not_finished(search, one, cost):
             search.skip(one.shape, why)
             continue
-        train_fully(search, one.shape, cost.steps)
+        train_fully(search, one.shape, training(search, one.shape, cost.steps))
         search.score()
 
 
@@ -127,36 +133,86 @@ def has_time_to_finish(search: Search, one: _Stopped, cost: TrainingCost) -> boo
     return not own.error and not search.steps.too_long(rest * own.seconds)
 
 
-def _affordable(search: Search, shapes: Sequence[str]) -> dict[str, TrainingCost]:
-    """Return the costs of the trainings that the budget has time for, and skip the other shapes.
+def costs_of(search: Search, shapes: Sequence[str]) -> dict[str, TrainingCost]:
+    """Return the costs of trainings, and skip the shapes whose training would fail.
 
     `shapes` has the slowest first. Shapes of the same kind that are trained with the same values
     have as many steps, and no other takes longer than the slowest of them, so only its training is
-    estimated. If it cannot begin, the others are estimated too.
+    estimated, unless it would fail.
     """
     costs: dict[str, TrainingCost] = {}
-    largest: list[tuple[object, str]] = []
+    largest: list[tuple[object, TrainingCost]] = []
     for shape in shapes:
         # Static students have defaults of their own, such as another batch size.
         kind = is_static_shape(shape), distill_keys(search, shape)
-        alike = next((first for known, first in largest if known == kind), None)
+        alike = next((cost for known, cost in largest if known == kind), None)
+        cost = alike or search.cost(distilling(search, shape))
+        if cost.error:
+            search.skip(shape, cost.error)
+            continue
         if alike is None:
-            largest.append((kind, shape))
-        for estimated in dict.fromkeys((alike or shape, shape)):
-            cost = search.cost(distilling(search, estimated))
-            if not (why := search.steps.why_not_begun(distilling(search, shape), cost)):
-                costs[shape] = cost
-                break
-        else:
-            search.skip(shape, why)
+            Progress.log(f"{shape}: its training takes about {duration(cost.seconds)}")
+            largest.append((kind, cost))
+        costs[shape] = cost
     return costs
 
 
-def distilling(search: Search, shape: str, keys: Mapping[str, object] | None = None) -> Step:
-    """Return the step that distils a shape. The plan's keys override `keys`."""
+def seconds_of_halving(costs: Mapping[str, TrainingCost]) -> float:
+    """Return the seconds that successive halving takes at most."""
+    left = sorted((cost.seconds for cost in costs.values()), reverse=True)
+    quarters, done = 0.0, 0
+    for rung in RUNGS:
+        if len(left) < 2:
+            break
+        quarters += sum(left) * (rung - done)
+        left = left[: 1 if rung == RUNGS[-1] else -(-len(left) // 2)]
+        done = rung
+    return (quarters + sum(left[:1]) * (QUARTERS - done)) / QUARTERS
+
+
+def spend_budget(search: Search, shapes: Sequence[str]) -> None:
+    """Train the shape that is closest to the teacher for as many steps as the budget pays for, and
+    then the others while time is left.
+
+    Halving would give half of the time to shapes that it stops.
+    """
+    for shape in closest_first(search, shapes):
+        if search.met and search.goal.is_bounded:
+            search.skip(shape, f"not trained: {search.met} meets the goal")
+            continue
+        whole = distilling(search, shape)
+        paid = paid_steps(search, whole, search.cost(whole))
+        if paid.why:
+            search.skip(shape, paid.why)
+            continue
+        step = training(search, shape, None)
+        if paid.steps < paid.total:
+            note = paid.note(shape, search.steps)
+            Progress.log(note)
+            search.notes.append(note)
+            step = distilling(search, shape, steps=paid.steps)
+        train_fully(search, shape, step)
+        search.score()
+
+
+def distilling(
+    search: Search,
+    shape: str,
+    keys: Mapping[str, object] | None = None,
+    *,
+    steps: int | None = None,
+) -> Step:
+    """Return the step that distils a shape. The plan's keys override `keys`.
+
+    `steps` is the number of optimiser steps that the budget pays for; with 0 steps, the student is
+    only fitted.
+    """
     plan = search.recipe.plan.distill
     default = {} if "recipe" in plan else distill_keys(search, shape)
     merged = {**default, **(keys or {}), **dict(flatten(plan))}
+    if steps is not None:
+        merged = {key: value for key, value in merged.items() if key != "train.epochs"}
+        merged |= {"train.max_steps": steps, "train.eval_every": NEVER}
     return search.make.distill(shape, search.teacher, merged, shape)
 
 
@@ -256,12 +312,11 @@ def halve(
     return order[:keep], order[keep:]
 
 
-def train_fully(search: Search, shape: str, total: int | None = None) -> bool:
+def train_fully(search: Search, shape: str, step: Step) -> bool:
     """Train a shape to the end and export it, also with a trimmed vocabulary where that pays.
 
     Return False if the training failed or had no time.
     """
-    step = training(search, shape, total)
     if not search.finishes(step):
         return False
     parent, models = search.steps.path(step), {shape: search.steps.path(step)}

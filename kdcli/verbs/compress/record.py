@@ -26,12 +26,14 @@ class Attempt:
         seconds: The duration of the call.
         until: The optimiser steps after which the call paused a training; None for its end.
         error: Why the step fails whenever it is called; empty if it does not.
+        verb: The verb; empty for a measurement.
     """
 
     place: str
     seconds: float
     until: int | None = None
     error: str = ""
+    verb: str = ""
     kind: Literal["attempt"] = "attempt"
 
 

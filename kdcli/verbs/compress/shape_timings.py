@@ -29,11 +29,11 @@ from kdcli.errors import UsageError
 from kdcli.models.card import describe
 from kdcli.models.choose import LENGTH, SHAPE_ROWS, Comparison, mean_pooling
 from kdcli.models.embedding_format import Pool, read_format
-from kdcli.models.grammar import goal_of, parse_shape
+from kdcli.models.grammar import goal_of, is_static_shape, parse_shape
 from kdcli.models.layout import layout_for
 from kdcli.models.load import load_encoder, location
 from kdcli.models.model import Model
-from kdcli.models.shape import positions_of, student_config
+from kdcli.models.shape import evenly_spaced_layers, positions_of, student_config
 from kdcli.report.text import duration
 from kdcli.report.views import short
 from kdcli.types import ModelShape
@@ -47,6 +47,8 @@ SEARCHED = 12 + 2 * (MAX_DEPTHS + 1)
 """The most models that the search for a fast shape usually measures: four times two shapes and the
 teacher, then twice as many shapes as it compares, and the teacher."""
 TIMINGS = "timings"
+SHARE_OF_BUDGET = 0.1
+"""The largest part of a budget in which models are timed before any training."""
 
 
 class BudgetError(UsageError):
@@ -104,8 +106,6 @@ def measure_untrained(search: Search, partition: Partition) -> Untrained:
         times = {shapes[0].short: UNTIMED}
         return Untrained(UNTIMED, {backends[0]: UNTIMED}, backends[0], times)
     values = [TIMINGS, backends, search.machine]
-    if not search.steps.is_known(TIMINGS, values):
-        _check_time_of_backends(search)
     baseline = Subject(TEACHER, location(model))
     subjects = [subject_of(backend, location(model), backend) for backend in backends]
     total = len(subjects) + 1 + (len(shapes) + 1 if goal is None else SEARCHED)
@@ -130,7 +130,7 @@ def measure_untrained(search: Search, partition: Partition) -> Untrained:
         return times_of_shapes(named, loaded, fastest, baseline, recipe.seed, timing.times)
 
     def compare() -> Compare:
-        compared = _comparison(search, partition, loaded)
+        compared = _comparison(search, partition, loaded).cosine
 
         def within_the_budget(shape: ModelShape) -> float:
             timing.check_budget()
@@ -140,7 +140,14 @@ def measure_untrained(search: Search, partition: Partition) -> Untrained:
 
     def of_shapes() -> dict[str, UntrainedTimes]:
         if goal is None:
-            return measure({shape.short: shape for shape in shapes}) if shapes else {}
+            if not shapes:
+                return {}
+            of_model = of_backends.get(fastest, UntrainedTimes())
+            paid, others = shapes_to_time(search, loaded, shapes, of_model, timing)
+            times = measure({shape.short: shape for shape in paid})
+            if others and len(too_slow(search.goal, times)) == len(times):
+                times |= measure({shape.short: shape for shape in others})
+            return times
         chosen: FastShape = choose_shape(goal, loaded, measure, compare)
         Progress.log(*chosen.lines(goal))
         return {chosen.name: chosen.times[chosen.name]}
@@ -149,25 +156,78 @@ def measure_untrained(search: Search, partition: Partition) -> Untrained:
     times = search.steps.once(
         "timings-of-shapes", [*values, named], dict[str, UntrainedTimes], of_shapes
     )
+    for shape in shapes:
+        if shape.short not in times:
+            search.skip(shape.short, "not timed: timing may take a tenth of --budget")
     return Untrained(of_backends[TEACHER], measured, fastest, times)
 
 
-def _check_time_of_backends(search: Search) -> None:
-    """Check that the budget has time to measure the backends.
+def shapes_to_time(
+    search: Search,
+    loaded: Model,
+    shapes: Sequence[ModelShape],
+    of_model: UntrainedTimes,
+    timing: "_Timing",
+) -> tuple[list[ModelShape], list[ModelShape]]:
+    """Return the shapes that a tenth of the budget can time, and the others.
 
-    Raises:
-        BudgetError: It has not.
+    The largest shapes come first of those that meet the goal if their time is proportional to the
+    size of their layers and they are a fifth slower than that.
     """
-    seconds = search.recipe.measure.min_seconds * (1 + len(search.backends))
-    if search.steps.left < seconds:
-        raise BudgetError(
-            "--budget is too small for any candidate: timing the backends takes "
-            f"{duration(seconds)} at least",
-            "raise it, or give a fine-tuned model and fewer plan.shapes",
-        )
+    steps = search.steps
+    each = steps.seconds / max(1, timing.earlier)
+    paid = (SHARE_OF_BUDGET * steps.budget - steps.seconds) / each if each else math.inf
+    if paid >= len(shapes):
+        return list(shapes), []
+    teacher = size_of_layers(loaded.shape)
+
+    def rank(shape: ModelShape) -> tuple[bool, int]:
+        share = 1.2 * size_of_layers(shape) / teacher
+        ms, speedup = share * of_model.ms, of_model.speedup / share if share else math.inf
+        expected = {shape.short: UntrainedTimes(ms, speedup, ms, speedup)}
+        return bool(too_slow(search.goal, expected)), -size_of_layers(shape)
+
+    ranked = sorted(shapes, key=rank)
+    count = max(1, math.floor(paid))
+    chosen = ranked[:count]
+    return [shape for shape in shapes if shape in chosen], ranked[count:]
 
 
-def _comparison(search: Search, partition: Partition, loaded: Model) -> Compare:
+def size_of_layers(shape: ModelShape) -> int:
+    """Return the number of weights in the layers of a shape."""
+    return shape.layers * shape.hidden * (4 * shape.hidden + 2 * shape.ffn)
+
+
+def closest_first(search: Search, shapes: Sequence[str]) -> list[str]:
+    """Return shapes by how well their cosines of pairs of texts agree with the teacher's, the
+    closest first.
+
+    Nothing is trained: each student is fitted to its teacher on a few of the training texts. Static
+    shapes come last.
+    """
+    if len(shapes) < 2:
+        return list(shapes)
+    partition = Partition.read(str(search.recipe.data.partition))
+
+    def compute() -> dict[str, float]:
+        loaded = load_encoder(search.teacher)
+        comparison = _comparison(search, partition, loaded)
+        agreements = {}
+        for name in shapes:
+            if not is_static_shape(name):
+                shape = parse_shape(name, loaded.shape)
+                layers = evenly_spaced_layers(loaded.shape.layers, shape.layers)
+                agreements[name] = comparison.agreement(shape, layers)
+        found = ", ".join(f"{name} {agreement:.3f}" for name, agreement in agreements.items())
+        Progress.log(f"agreement with the teacher before any training: {found}")
+        return agreements
+
+    values = [search.teacher, list(shapes)]
+    agreements = search.steps.once("agreements", values, dict[str, float], compute)
+    return sorted(shapes, key=lambda shape: -agreements.get(shape, -1.0))
+
+
+def _comparison(search: Search, partition: Partition, loaded: Model) -> Comparison:
     """Build the comparison of untrained students with the model on the training texts.
 
     Raises:
@@ -191,11 +251,11 @@ def _comparison(search: Search, partition: Partition, loaded: Model) -> Compare:
             return_token_type_ids=False,
             return_tensors="pt",
         )
-        return Comparison(loaded.model, dict(rows), mean_pooling, dtype).cosine
+        return Comparison(loaded.model, dict(rows), mean_pooling, dtype)
     embedder = Embedder.open(model)
     tokenized = embedder.tokenize(few, ["document"] * count, length)
     batch = tokenized.batch(np.arange(count))
-    return Comparison(loaded.model, batch, Pool(embedder.format), dtype).cosine
+    return Comparison(loaded.model, batch, Pool(embedder.format), dtype)
 
 
 def _listed_shapes(search: Search, model: str, loaded: Model) -> list[ModelShape]:
@@ -226,10 +286,7 @@ def _listed_shapes(search: Search, model: str, loaded: Model) -> list[ModelShape
         if width % (2 * teacher.heads) == 0:
             texts += [f"{max(1, round(layers * share))}x{width // 2}" for share in (1 / 2, 1 / 3)]
         shapes = [shape for text in texts if (shape := parse_shape(text, teacher)) != teacher]
-    size = {
-        shape: shape.layers * shape.hidden * (4 * shape.hidden + 2 * shape.ffn) for shape in shapes
-    }
-    return sorted(size, key=lambda shape: -size[shape])
+    return sorted(dict.fromkeys(shapes), key=lambda shape: -size_of_layers(shape))
 
 
 @dataclass
@@ -256,12 +313,12 @@ class _Timing:
             UsageError: The budget ended.
         """
         measure, steps = self.search.recipe.measure, self.search.steps
-        protocol = Protocol(
-            str(choose_device(steps.options.device)),
-            measure.min_runs,
-            measure.min_seconds,
-            CELLS[:1],
-        )
+        device = str(choose_device(steps.options.device))
+        protocol = Protocol(device, measure.min_runs, measure.min_seconds, CELLS[:1])
+        if steps.budget < math.inf:
+            seconds = SHARE_OF_BUDGET * steps.budget * len(subjects) / self.total
+            seconds = min(measure.min_seconds, seconds / 2)
+            protocol = replace(protocol, min_seconds=seconds, max_measurements=1)
         deadline = time.monotonic() + steps.left
         latency = self.search.make.verbs.measure(subjects, protocol, deadline=deadline)
         if latency.interrupted and steps.left > 0:

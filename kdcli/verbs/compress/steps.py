@@ -87,11 +87,18 @@ class Step:
 
 @dataclass(frozen=True)
 class TrainingCost:
-    """The optimiser steps and seconds of a training; `error` says why it would fail."""
+    """What a training costs.
+
+    Attributes:
+        steps, seconds: Its optimiser steps, and their seconds.
+        error: Why it would fail; empty if it would not.
+        setup: The seconds of the dry run, which prepares a training.
+    """
 
     steps: int
     seconds: float
     error: str = ""
+    setup: float = 0.0
 
 
 @dataclass
@@ -132,7 +139,7 @@ class Steps:
         return self.record.seconds(self.passed) + running
 
     @contextlib.contextmanager
-    def _timed(self, at: str, until: int | None = None) -> Iterator[list[str]]:
+    def _timed(self, at: str, until: int | None = None, verb: str = "") -> Iterator[list[str]]:
         """Record the seconds of a step, and the error that the block adds to the list."""
         errors: list[str] = []
         self.began = began = self.clock()
@@ -141,12 +148,24 @@ class Steps:
         finally:
             self.began = None
             seconds = round(self.clock() - began, 3)
-            self.record.add(Attempt(at, seconds, until, "; ".join(errors)))
+            self.record.add(Attempt(at, seconds, until, "; ".join(errors), verb))
 
     @property
     def left(self) -> float:
         """The seconds of the budget that are left."""
         return self.budget - self.seconds
+
+    def seconds_after_training(self) -> float:
+        """Return the seconds of an export, and of scores on selection and verification rows.
+
+        They are those of the slowest ones on the way to this answer.
+        """
+        passed = [one for one in self.record.attempts if one.place in self.passed]
+        slowest = {
+            verb: max((one.seconds for one in passed if one.verb == verb), default=0.0)
+            for verb in ("export", "evaluate")
+        }
+        return slowest["export"] + 2 * slowest["evaluate"]
 
     def relative(self, path: str | Path) -> str:
         """Return a path relative to the run, if it is inside."""
@@ -248,7 +267,7 @@ class Steps:
         self.check()
         self.claim()
         self.current = step.name
-        with self._timed(at, until) as errors:
+        with self._timed(at, until, step.verb) as errors:
             try:
                 is_over = self._call(step, at, place, until)
                 self.check()
@@ -339,24 +358,21 @@ class Steps:
             self.write(file, text)
         return value
 
-    def is_known(self, name: str, values: object) -> bool:
-        """Whether `once` has computed a value."""
-        file = self.place(name, values).with_suffix(".json")
-        return file in self.unwritten or (file.is_file() and not self.replaces_run)
-
     def cost(self, step: Step, place: object) -> TrainingCost:
         """Return the cost of a training by a dry run on this machine, which prints nothing."""
 
         def estimate() -> TrainingCost:
             console = Progress.console
             quiet, console.quiet = console.quiet, True
+            began = self.clock()
             try:
                 found = call_alone(step, replace(self.step_options, dry_run=True))
             finally:
                 console.quiet = quiet
             assert isinstance(found, Estimate)
             stages = found.stages
-            return TrainingCost(stages[-1].steps, sum(stage.seconds for stage in stages))
+            seconds = sum(stage.seconds for stage in stages)
+            return TrainingCost(stages[-1].steps, seconds, setup=self.clock() - began)
 
         values = [*step.identity, place]
         try:

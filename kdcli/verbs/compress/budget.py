@@ -1,0 +1,70 @@
+"""What a budget pays for when it is too short for the whole plan."""
+
+import math
+from dataclasses import dataclass
+
+from kdcli.report.text import duration
+from kdcli.verbs.compress.search import Search
+from kdcli.verbs.compress.steps import Step, Steps, TrainingCost
+
+MARGIN = 0.8
+"""Share of the time left that a training is given, because a machine may become busier after the
+dry run."""
+FEWEST = 20
+"""Number of optimiser steps below which a student is only fitted."""
+
+
+@dataclass(frozen=True)
+class PaidSteps:
+    """The optimiser steps of a training that the budget pays for.
+
+    Attributes:
+        steps: The steps; 0 for a student that is only fitted by least squares.
+        total: The steps of the whole training.
+        seconds: The budget that would pay for all of them.
+        why: Why there is no time even for a fit; empty if there is.
+    """
+
+    steps: int
+    total: int
+    seconds: float
+    why: str = ""
+
+    def note(self, shape: str, steps: Steps) -> str:
+        """Say what the budget pays for, and which budget would pay for the whole training."""
+        done = f"trained for {self.steps:,} of {self.total:,} steps"
+        if not self.steps:
+            done = f"fitted by least squares and not trained for {self.total:,} steps"
+        command = steps.continuing_command(self.seconds)
+        return f"{shape} is {done}, because the budget ends. For the whole training: {command}"
+
+
+def paid_steps(search: Search, step: Step, cost: TrainingCost) -> PaidSteps:
+    """Return how many steps of a training the budget pays for.
+
+    The time left also pays for the preparation of the training, which takes as long as its dry run,
+    and for an export and the scores, which take as long as the slowest ones so far.
+
+    Args:
+        search: The search.
+        step: The whole training.
+        cost: Its cost.
+    """
+    steps = search.steps
+    if cost.error:
+        return PaidSteps(0, 0, 0.0, cost.error)
+
+    def compute() -> PaidSteps:
+        around = cost.setup + steps.seconds_after_training()
+        left = steps.left - around
+        if left <= 0:
+            why = f"a fit, an export and the scores take about {duration(around)}, "
+            return PaidSteps(0, cost.steps, 0.0, f"{why}{duration(max(0.0, steps.left))} are left")
+        whole = steps.seconds + around + cost.seconds / MARGIN
+        if cost.seconds <= MARGIN * left:
+            return PaidSteps(cost.steps, cost.steps, whole)
+        count = math.floor(MARGIN * left / cost.seconds * cost.steps)
+        return PaidSteps(count if count >= FEWEST else 0, cost.steps, whole)
+
+    values = [*step.identity, search.machine, steps.budget]
+    return steps.once(f"paid-{step.name}", values, PaidSteps, compute)
