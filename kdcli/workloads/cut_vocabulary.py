@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.numpy import load_file, save
+from pydantic import TypeAdapter
+from safetensors import safe_open
+from safetensors.numpy import save
 from transformers import PreTrainedTokenizerBase
 
 from kdcli.data.accounts import ACCOUNTS, RowAccount
@@ -35,6 +37,9 @@ from kdcli.models.trim import (
 from kdcli.recipe.resolve import read_recipe
 from kdcli.report.schema import Trimming
 from kdcli.types import Array
+
+ACCOUNT = "account"  # The key of the account of rows in a cached file.
+_ROW_ACCOUNT = TypeAdapter(RowAccount)
 
 TEXTS_AT_ONCE = 1000
 """Number of texts that are tokenised in one call."""
@@ -278,8 +283,10 @@ def _counts(source: str, column: str | None, tokenizer: PreTrainedTokenizerBase)
     """
     opened = open_source(source)
     if isinstance(opened, HubSource):
-        return _counted(opened, column, tokenizer)
-    key = cache_key("vocabulary", opened.identity, column, tokenizer_hash(tokenizer))
+        counts, account = _counted(opened, column, tokenizer)
+        ACCOUNTS.close(account, account.used, Progress.log_fact)
+        return counts
+    key = cache_key("counted vocabulary", opened.identity, column, tokenizer_hash(tokenizer))
     file = cache_dir() / "vocabularies" / f"{key}.safetensors"
     use_entry(file, f"{opened.name}, {Path(tokenizer.name_or_path).name}")
     # A read-only cache has no place for a lock.
@@ -287,14 +294,23 @@ def _counts(source: str, column: str | None, tokenizer: PreTrainedTokenizerBase)
         # If several processes need the counts, one of them counts.
         with lock_entry(file):
             if not file.is_file():
-                write_atomic(file, save({"counts": _counted(opened, column, tokenizer)}))
-    return load_file(file)["counts"]
+                counts, account = _counted(opened, column, tokenizer)
+                metadata = {ACCOUNT: _ROW_ACCOUNT.dump_json(account).decode()}
+                write_atomic(file, save({"counts": counts}, metadata))
+    with safe_open(file, "np") as stored:
+        account = _ROW_ACCOUNT.validate_json(stored.metadata()[ACCOUNT])
+        ACCOUNTS.close(account, account.used, Progress.log_fact)
+        return np.asarray(stored.get_tensor("counts"))
 
 
-def _counted(opened: Source, column: str | None, tokenizer: PreTrainedTokenizerBase) -> Array:
-    batches = _batches(_texts(opened, "train", column))
+def _counted(
+    opened: Source, column: str | None, tokenizer: PreTrainedTokenizerBase
+) -> tuple[Array, RowAccount]:
+    """Count the tokens, and the rows of the text."""
+    account = RowAccount(opened.name)
+    batches = _batches(_read_texts(opened, "train", column, account))
     counts = (count_tokens(tokenizer, batch) for batch in batches)
-    return np.asarray(sum(counts, np.zeros(len(tokenizer), np.int64)))
+    return np.asarray(sum(counts, np.zeros(len(tokenizer), np.int64))), account
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
@@ -367,14 +383,21 @@ def _validation(source: str, column: str | None) -> Iterator[str]:
 
 
 def _texts(source: Source, split: str, column: str | None) -> Iterator[str]:
-    """Iterate over the texts of a split.
+    """Iterate over the texts of a split, and close the account of its rows."""
+    account = RowAccount(source.name)
+    yield from _read_texts(source, split, column, account)
+    ACCOUNTS.close(account, account.used, Progress.log_fact)
+
+
+def _read_texts(
+    source: Source, split: str, column: str | None, account: RowAccount
+) -> Iterator[str]:
+    """Iterate over the texts of a split; `account` counts its rows.
 
     Without `column`, all columns of a row are read, and every word of a list is a text.
     """
-    account = RowAccount(source.name)
     if column is not None:
         yield from (text for _, text in source.placed_documents(split, column, account))
-        ACCOUNTS.close(account, account.used, Progress.log_fact)
         return
     for name, rows in source.tables(split, account.on_bad):
         text = None
@@ -386,4 +409,3 @@ def _texts(source: Source, split: str, column: str | None) -> Iterator[str]:
                         yield text
         if text is None:
             raise UsageError(f"{name} holds no text")
-    ACCOUNTS.close(account, account.used, Progress.log_fact)

@@ -71,6 +71,7 @@ from kdcli.workloads.settings import LabelledSettings, TaskHeadSettings
 from kdcli.workloads.static_students import static_classifier
 from kdcli.workloads.task_models import (
     check_vocabulary,
+    describe_cut,
     load_scored,
     load_trained,
     row_format,
@@ -84,7 +85,6 @@ from kdcli.workloads.workload import LOGITS, Workload
 GROUP, SHORT_ROW = 8, 20
 """Number of rows of similar length in a batch, which is also the default size of a micro-batch, and
 the mean row length up to which the number is doubled."""
-LENGTH_KEY = "data.max_length"
 """The key that sets the maximum number of tokens of a row, for messages."""
 MAX_UNKNOWN = 0.05
 """From this share of unknown tokens on, a warning asks whether model and text fit together."""
@@ -439,13 +439,12 @@ class LabelledWorkload(Workload[Model]):
         predictions = self.predict(model, evaluator)
         truncated = evaluator.features.rows.truncated
         cut = truncated / max(1, sum(map(len, self.data.sets.values())))
-        verb = "need more than one window of" if self.kind == "span" else "were cut at"
         if self.kind != "span":
             warn_of_cut(cut, "examples", max_length)
-        note = f"{model.note}; {cut:.1%} of the examples {verb} {max_length} tokens ({LENGTH_KEY})"
+        of_cut = describe_cut(self.kind, cut, "examples", max_length)
         unknown, warnings = describe_unknown(evaluator.features.rows, model)
         Progress.log_fact(*warnings)
-        notes = [note + unknown, *warnings]
+        notes = ["; ".join([model.note, *of_cut, *unknown]), *warnings]
         scores = scores_of(evaluator, self.split, predictions, worst, notes)
         doubts = [
             doubt
@@ -507,15 +506,15 @@ class LabelledWorkload(Workload[Model]):
         return Job(modules, step, rows, order, rows, compute_metrics=evaluator.metrics)
 
 
-def describe_unknown(rows: TokenizedRows, model: Model) -> tuple[str, list[str]]:
-    """Return the share of unknown tokens as the end of a sentence, and a warning if it is large.
+def describe_unknown(rows: TokenizedRows, model: Model) -> tuple[list[str], list[str]]:
+    """Return a note on the share of unknown tokens, and a warning if it is large.
 
     Both are empty if the tokenizer knows every token.
     """
     share = unknown_share(rows, model.tokenizer)
     if not share:
-        return "", []
-    fact = f"; {percent(share, 1)}% of the tokens are unknown"
+        return [], []
+    fact = [f"{percent(share, 1)}% of the tokens are unknown"]
     if share < MAX_UNKNOWN:
         return fact, []
     return fact, [

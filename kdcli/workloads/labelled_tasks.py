@@ -24,14 +24,13 @@ from kdcli.models.training_rows import training_rows
 from kdcli.recipe.methods import own_settings
 from kdcli.types import OWN, Head, Kind, Task, task_title
 from kdcli.workloads.labelled import (
-    LENGTH_KEY,
     LabelledWorkload,
     describe_unknown,
 )
 from kdcli.workloads.predictions import Features
 from kdcli.workloads.requests import EvaluationRequest, WorkloadRequest
 from kdcli.workloads.settings import LabelledSettings
-from kdcli.workloads.task_models import load_trained, row_format, warn_of_cut
+from kdcli.workloads.task_models import describe_cut, load_trained, row_format, warn_of_cut
 from kdcli.workloads.text_generation import GenerationWorkload, Settings, load_generation
 
 AGREEMENT: Mapping[Kind, tuple[str, ...]] = {
@@ -79,13 +78,12 @@ def opened(
     )
     workload.evaluator = workload.make_evaluator(model, form)
     truncated = train.rows.truncated / len(data.train)
-    verb = "need more than one window of" if data.task.kind == "span" else "were cut at"
     if data.task.kind != "span":
         warn_of_cut(truncated, "training examples", form.max_length)
     unknown, warnings = describe_unknown(train.rows, model)
     facts = [
-        f"{truncated:.1%} of the training examples {verb} {form.max_length} tokens ({LENGTH_KEY})"
-        + unknown,
+        *describe_cut(data.task.kind, truncated, "training examples", form.max_length),
+        *unknown,
         *warnings,
     ]
     if data.split != "validation":

@@ -69,7 +69,7 @@ from kdcli.workloads.rerank_rows import ListRows, ScoreTargets, tokenize_lists, 
 from kdcli.workloads.runner_outputs import runner_outputs
 from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.settings import LabelledSettings, TaskHeadSettings
-from kdcli.workloads.task_models import warn_of_cut
+from kdcli.workloads.task_models import describe_cut, warn_of_cut
 from kdcli.workloads.training import Keep, taught_job
 from kdcli.workloads.training_plan import Plan, bucketed
 from kdcli.workloads.workload import LOGITS, Workload
@@ -410,7 +410,7 @@ class RerankWorkload(Workload[Model]):
             rows = self.rows_for(model)
             cut, length = rows.truncated / len(rows), tokens_in_row(model, self.row_length)
             warn_of_cut(cut, "candidates", length)
-            note += f"; {cut:.1%} of the candidates were cut at {length} tokens (data.max_length)"
+            note = "; ".join([note, *describe_cut("score", cut, "candidates", length)])
         return self.score_values(self.candidate_scores(model, self.evaluated), [note])
 
     def score_trained(

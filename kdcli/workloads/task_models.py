@@ -17,10 +17,11 @@ from kdcli.models.label_words import load_with_label_words
 from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
 from kdcli.models.training_rows import training_rows
-from kdcli.types import Task
+from kdcli.types import Kind, Task
 from kdcli.workloads.predictions import RowFormat
 from kdcli.workloads.settings import LabelledSettings, TaskHeadSettings
 
+LENGTH_KEY = "data.max_length"
 MAX_CUT_SHARE = 0.05
 """The share of cut rows above which a warning is logged."""
 
@@ -104,6 +105,14 @@ def row_format(settings: LabelledSettings, task: Task, model: Model) -> RowForma
         target_length, end_id = decoding.max_new_tokens, decoding.eos_token_id
         form = replace(form, target_length=target_length, end_id=end_id)
     return form
+
+
+def describe_cut(kind: Kind, share: float, rows: str, max_length: int) -> list[str]:
+    """Return a note on the share of rows that are longer than the model reads, if there are any."""
+    if not share:
+        return []
+    verb = "need more than one window of" if kind == "span" else "were cut at"
+    return [f"{share:.1%} of the {rows} {verb} {max_length} tokens ({LENGTH_KEY})"]
 
 
 def warn_of_cut(share: float, rows: str, max_length: int) -> None:

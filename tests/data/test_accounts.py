@@ -205,3 +205,51 @@ def test_documents_and_queries_of_a_retrieval_task_have_accounts(tmp_path):
     documents, queries = (ACCOUNTS.by_key[str(tmp_path), name, n] for name, n in COUNTED)
     assert (documents.kept, queries.kept) == (5, 2)
     assert [(o.count, o.first) for o in queries.left_out] == [(1, "query q1")]
+
+
+# Every verb that reads text has one empty row and one that is repeated.
+TEXTS = [f"Text number {n} is a sentence with words." for n in range(120)]
+ROWS = [("rows", 122, 121, [("empty", 1, "texts.txt:2")])]
+SENTENCES = [*ROWS, ("sentences", 121, 120, [("repeated", 1, "texts.txt:122")])]
+NO_WARMUP = FAST | {"train": {"warmup_steps": 0}}
+ONE_STEP = {"to": "1x32", "max_steps": 1}
+LENGTHS = {"padding": "data", "measure": {"min_runs": 1, "min_seconds": 0}}
+VERBS = {
+    "distill": (ROWS, ONE_STEP | {"config": NO_WARMUP | {"data": {"max_length": 16}}}),
+    "distill embedding": (
+        SENTENCES,
+        ONE_STEP | {"method": "embedding", "config": NO_WARMUP},
+    ),
+    "evaluate embedding": (
+        SENTENCES,
+        {"task": "embedding", "config": FAST},
+    ),
+    "benchmark": (ROWS, {"config": LENGTHS}),
+    "export": (ROWS, {"file_format": "onnx"}),
+    "export pooling": (ROWS, {"file_format": "onnx", "pooling": "mean"}),
+    "trim": (ROWS, {}),
+}
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_every_verb_that_reads_text_has_an_account(tmp_path, name, capsys):
+    file = tmp_path / "texts.txt"
+    file.write_text("\n".join([TEXTS[0], "", *TEXTS[1:], TEXTS[5]]) + "\n")
+    accounts, options = VERBS[name]
+    verb = getattr(kdcli, name.split()[0])
+    model = ["demo", "demo"] if name.startswith("evaluate") else "demo"
+    result = verb(model, data=str(file), output_dir=tmp_path / "first", **options)
+    log = capsys.readouterr().err
+    for kind, read, kept, [(reason, count, first)] in accounts:
+        left_out = f"{count} {reason} (first: {tmp_path / first})"
+        assert f"{kind} of texts.txt: {read} read, {kept} kept; left out: {left_out}" in log
+    if not name.startswith("export"):
+        stored = [
+            (one.rows, one.read, one.kept, [(o.reason, o.count, o.first) for o in one.left_out])
+            for one in result.report.accounts
+        ]
+        assert stored == accounts
+    # The second run may read a cache.
+    with pytest.raises(UsageError, match=r"1 empty \(first: .*texts.txt:2\)"):
+        verb(model, data=str(file), output_dir=tmp_path / "again", strict_data=True, **options)
+    assert not (tmp_path / "again").exists()

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedConfig
 
+from kdcli.data.accounts import ACCOUNTS, RowAccount
 from kdcli.data.sources import open_source
 from kdcli.deploy.exported import is_export, open_export
 from kdcli.deploy.latency import CELLS, Latency, Protocol, Subject, measure_latency
@@ -457,8 +458,13 @@ def _protocol(
     if workload is not None:
         texts = workload.texts_of_rows()[:LENGTH_TEXTS]
     else:
-        documents = open_source(source or "demo").documents("train", recipe.data.column)
-        texts = list(itertools.islice(documents, LENGTH_TEXTS if source else COMPARED_TEXTS))
+        account = RowAccount(source or "demo")
+        opened = open_source(account.source)
+        placed = opened.placed_documents("train", recipe.data.column, account)
+        first = itertools.islice(placed, LENGTH_TEXTS if source else COMPARED_TEXTS)
+        texts = [text for _, text in first]
+        if source is not None:
+            ACCOUNTS.close(account, len(texts), Progress.log)
     lengths: list[int] = []
     if recipe.padding == "data":
         if source is None and workload is None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
+from kdcli.data.accounts import ACCOUNTS, RowAccount
 from kdcli.data.labelled.features import pad_id
 from kdcli.data.sources import open_source
 from kdcli.data.text.sentences import sentences
@@ -399,10 +400,13 @@ def _open_texts(
         return replace(texts, compared=texts.compared[:most]), workload
     if data.source is None:
         return texts_of_package(tokenizer, most), None
-    documents = open_source(data.source).documents("train", column_of_texts(data))
+    account = RowAccount(data.source)
+    placed = open_source(data.source).placed_documents("train", column_of_texts(data), account)
+    documents = (document for _, document in placed)
     if pooling is not None:
         documents = (text for document in documents for text in sentences(document))
     texts = divide(documents, most, f"texts of {short(data.source)}")
+    ACCOUNTS.close(account, account.used, Progress.log)
     return with_calibration(texts, tokenizer), None
 
 
