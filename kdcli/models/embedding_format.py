@@ -280,6 +280,19 @@ def _modules(source: str) -> list[dict[str, object]] | None:
     return modules
 
 
+def check_computed(source: str) -> None:
+    """Check that kdcli computes a model itself if it is an embedding model.
+
+    Raises:
+        UsageError: Only sentence-transformers computes it.
+    """
+    if (reason := left_to_library(source)) is not None:
+        raise UsageError(
+            f"{source} is an embedding model that only sentence-transformers computes: {reason}",
+            BY_LIBRARY,
+        )
+
+
 def is_embedder(source: str) -> bool:
     """Return whether a model's files make it an embedding model, whoever computes it."""
     return left_to_library(source) is not None or read_format(source) is not None
@@ -324,11 +337,7 @@ def read_format(source: str) -> EmbeddingFormat | None:
     Raises:
         UsageError: The files are damaged, or have a module or a setting that kdcli cannot compute.
     """
-    if (reason := left_to_library(source)) is not None:
-        raise UsageError(
-            f"{source} is an embedding model that only sentence-transformers computes: {reason}",
-            BY_LIBRARY,
-        )
+    check_computed(source)
     if (modules := _modules(source)) is None:
         return None
     general = json_file(source, PROMPTS_FILE) or {}

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 LONG = " ".join(f"w{n % 40}" for n in range(60))
 TEXTS = ["w1 w2 w3", "w4", "", "w5 w6 w7 w8 w9 w10 w11", LONG, "w12 w1"]
 ROLES = {"": "encode", "query": "encode_query", "document": "encode_document"}
-FAST = ("EmbeddingGemma", "Qwen3-Embedding", "several poolings", "Router", "SPLADE")
+FAST = ("EmbeddingGemma", "Qwen3-Embedding", "several poolings", "Router", "CNN", "SPLADE")
 SHORT = "--max-steps 2 --dtype fp32 --set measure.latency=false --set data.max_length=16"
 FEW = "--set measure.min_runs=2 --set measure.min_seconds=0.0"
 COMMANDS = {
@@ -72,7 +72,8 @@ CELLS = [
     pytest.param(
         name,
         column,
-        marks=[] if name in FAST and column in QUICK else pytest.mark.long,
+        # What is refused takes no time.
+        marks=[] if name in FAST and (column in QUICK or name in BY_LIBRARY) else pytest.mark.long,
         id=f"{name} {column}",
     )
     for name in ALL

@@ -37,6 +37,7 @@ from kdcli.errors import (
     did_you_mean,
 )
 from kdcli.models.card import COUNTED_TOKENS, describe, describe_source
+from kdcli.models.embedding_format import check_computed
 from kdcli.models.grammar import is_shape
 from kdcli.models.layout import base_class
 from kdcli.models.load import load_encoder, load_tokenizer, location
@@ -507,6 +508,8 @@ def _subject(name: str, model: str, backend: str, precision: str) -> Subject:
     if is_export(model):
         export = open_export(model)
         return Subject(name, model, export.format, export.precision)
+    if not is_shape(model):
+        check_computed(model)
     return Subject(name, location(model), backend, precision)
 
 
