@@ -42,7 +42,13 @@ from kdcli.models.custom_class import (
     save_network,
 )
 from kdcli.models.files import FOREIGN_ERRORS
-from kdcli.models.layout import Layout, base_class, has_encoder_class, without_decoder
+from kdcli.models.layout import (
+    Layout,
+    Rotary,
+    base_class,
+    has_encoder_class,
+    without_decoder,
+)
 from kdcli.models.reduce import copy_reduced
 from kdcli.models.shape import student_config
 from kdcli.types import Batch, ModelShape, Needs
@@ -220,10 +226,7 @@ def layout_of_states(small: PreTrainedConfig, reason: NotDerivedError) -> Layout
     with _isolated(), torch.no_grad():
         model, batch = _small_model(small), _tokens(small)
         _run(model, batch)
-        try:
-            offset = _position_offset(model, batch)
-        except NotDerivedError:
-            offset = False
+        offset = _position_offset(model, batch)
         message = f"kdcli cannot prune a '{small.model_type}' or make smaller ones of it: {reason}"
         row = Layout(missing=message, position_offset=offset, interface=False)
         with suppress(NotImplementedError):
@@ -253,6 +256,8 @@ def _derive(config: PreTrainedConfig) -> Layout:
         embeddings=_embeddings(model, trace, layers),
     )
     row, attention = _attention(row, layer, calls)
+    if len(layers) > 1:
+        row = _same_attention(row, trace)
     row = _feed_forward(row, layer, calls, attention)
     row = replace(row, ffn=_width_key(model, row))
     return _verified(row, model, batch, trace)
@@ -306,19 +311,20 @@ def _shallow(config: PreTrainedConfig) -> PreTrainedConfig:
     small.use_cache = False
     small._attn_implementation = "eager"
     depth = int(getattr(config, "num_hidden_layers", 0) or 0)
-    kinds = getattr(config, "layer_types", None) or [""]
+    by_layer = {
+        name: value
+        for name, value in vars(small).items()
+        if isinstance(value, list)
+        and len(value) == depth
+        and (name == "layer_types" or depth > MAX_KINDS or all(isinstance(x, int) for x in value))
+    }
     # One layer of each kind, and at least two.
+    kinds = list(zip(*by_layer.values(), strict=True)) if by_layer else [()]
     kept = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
     kept = kept * 2 if len(kept) == 1 else kept
     first = _first_token(config)
     for name, value in list(vars(small).items()):
-        if (
-            isinstance(value, list)
-            and len(value) == depth
-            and (
-                name == "layer_types" or depth > MAX_KINDS or all(isinstance(x, int) for x in value)
-            )
-        ):
+        if name in by_layer:
             setattr(small, name, [value[n] for n in kept])
         if name.endswith("_token_id") and isinstance(value, int) and value >= first:
             setattr(small, name, 1)
@@ -395,11 +401,18 @@ def _layers(model: PreTrainedModel, batch: Batch) -> tuple[str, list[nn.Module]]
         expected = members if len(members) == depth else members * depth
         if alike and runs == expected and len(trace.around) == depth:
             found = path, members
+    if found is not None and len({_sizes(layer) for layer in found[1]}) > 1:
+        raise NotDerivedError("its layers have different sizes")
     if found is None:
         raise NotDerivedError(
             f"no list of equal layers was found that run {depth} times with one softmax each"
         )
     return found
+
+
+def _sizes(layer: nn.Module) -> tuple[tuple[str, torch.Size], ...]:
+    """Return the sizes of a layer's matrices. ModernBERT's first layer lacks a norm."""
+    return tuple((name, x.shape) for name, x in layer.named_parameters() if x.dim() > 1)
 
 
 def _final_norm(model: nn.Module, trace: Trace, states: Tensor) -> str | None:
@@ -436,7 +449,7 @@ class _Source:
     linear: nn.Linear
     path: str
     rows: list[list[int]]
-    rotary: Literal["halves", "pairs"] | None
+    rotary: Rotary | None
     bias: str | None
 
 
@@ -498,6 +511,25 @@ def _attention(
         bias=_bias(sources),
     )
     return row, {*(source.linear for source in sources), output.module}
+
+
+def _same_attention(row: Layout, trace: Trace) -> Layout:
+    """Return the row of the last layer's attention, after a comparison with the other layers'.
+
+    Layers may rotate different shares of a head, or none. Raises NotDerivedError for other
+    differences.
+    """
+    rotations = {row.rotary}
+    for n, (layer, _) in enumerate(trace.runs[:-1]):
+        other, _ = _attention(row, layer, [call for call in trace.calls if call.run == n])
+        rotations.add(other.rotary)
+        if replace(other, rotary=row.rotary) != row:
+            raise NotDerivedError("its layers attend in different ways")
+    rotations.discard(None)
+    if len(rotations) > 1 and "partial" not in rotations:
+        raise NotDerivedError("its layers rotate different pairs of dimensions")
+    rotary = "partial" if "partial" in rotations else next(iter(rotations), None)
+    return replace(row, rotary=rotary)
 
 
 def _paths(module: nn.Module) -> dict[nn.Module | None, str]:
@@ -569,7 +601,7 @@ def _source(name: str, x_BALK: Tensor, layer: nn.Module, calls: list[Call]) -> _
     return _Source(linear, paths[linear], rows, _rotary(x_BALK, reached[-1]), bias)
 
 
-def _rotary(x_BALK: Tensor, call: Call) -> Literal["halves", "pairs"] | None:
+def _rotary(x_BALK: Tensor, call: Call) -> Rotary | None:
     """Return which dimensions of a head are rotated together after a call."""
     width = x_BALK.shape[3]
     read = [
@@ -584,7 +616,9 @@ def _rotary(x_BALK: Tensor, call: Call) -> Literal["halves", "pairs"] | None:
         return "halves"
     if all(some == sorted({n, n ^ 1}) for n, some in enumerate(local)):
         return "pairs"
-    raise NotDerivedError("its rotary embedding turns only a part of each head")
+    if all(n in some for n, some in enumerate(local)):
+        return "partial"
+    raise NotDerivedError("each number of q reads several dimensions, but not as if rotated")
 
 
 def _fused(sources: list[_Source]) -> Literal["blocks", "heads"] | None:
@@ -597,14 +631,20 @@ def _fused(sources: list[_Source]) -> Literal["blocks", "heads"] | None:
 
     width, together = heads * each, [q.rows, k.rows, v.rows]
     if q.linear is k.linear is v.linear:
-        if together == [rows(part * width, each) for part in range(3)]:
+        # Several heads of q may read one head of k and of v.
+        shared = (q.linear.out_features - width) // 2
+        group = max(1, width // max(1, shared))
+        keys, values = (
+            [rows(start, each)[head // group] for head in range(heads)]
+            for start in (width, width + shared)
+        )
+        if together == [rows(0, each), keys, values]:
             return "blocks"
         if together == [rows(part * each, 3 * each) for part in range(3)]:
             return "heads"
     elif len({q.linear, k.linear, v.linear}) == 3 and q.rows == rows(0, each):
         group = width // k.linear.out_features
-        shared = [q.rows[head // group] for head in range(heads)]
-        if k.rows == shared == v.rows:
+        if k.rows == v.rows == [q.rows[head // group] for head in range(heads)]:
             return None
     raise NotDerivedError("the rows of its q, k and v are in an order that kdcli does not know")
 
@@ -811,7 +851,8 @@ def _position_offset(model: PreTrainedModel, batch: Batch) -> bool:
         shifted_BL = positions_BL + padding + 1
         if _close(_run(model, batch | {"position_ids": shifted_BL}), own):
             return True
-    raise NotDerivedError("its positions begin at a number that kdcli does not know")
+    # They begin at another number, so that documents in one row cannot be kept apart.
+    return False
 
 
 @torch.no_grad()
@@ -861,6 +902,9 @@ def _check_student(row: Layout, model: PreTrainedModel, batch: Batch) -> None:
     except NotDerivedError:
         raise
     except Exception as error:  # The model's own code.
+        if type(error).__name__ == "AmbiguousGlobalPerLayerAttributeError":
+            # The class that older versions of transformers lack.
+            raise NotDerivedError("its layers have different sizes") from error
         raise NotDerivedError(f"a smaller student of it failed: {first_line(error)}") from error
     if own.shape[-1] != shape.hidden or not own.isfinite().all() or not same:
         raise NotDerivedError("a smaller student of it differs after it was saved and reloaded")

@@ -6,7 +6,7 @@ the pruning papers: Q, K, V, O, U (feed-forward up, together with its gate in ga
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 import transformers
@@ -32,6 +32,7 @@ LAYERS_HINT = (
 ENCODERS_HINT = (
     "give a model whose transformers class is an encoder, such as bert, modernbert or t5"
 )
+Rotary: TypeAlias = Literal["halves", "pairs", "partial"]
 MATRICES = ("Q", "K", "V", "O", "U", "D")
 
 
@@ -75,14 +76,16 @@ class Layout(Written):
     interface: bool = True
     # Its q, k and v are found where its own code computes attention.
     products: bool = False
-    # Row order of a fused q/k/v linear: [3, A, K] or [A, 3, K].
+    # Row order of a fused q/k/v linear: [3, A, K], with fewer heads of k and v if they are shared,
+    # or [A, 3, K].
     fused: Literal["blocks", "heads"] | None = None
     # Other linears whose rows are dimensions of q. Some configurations lack them.
     like_q: tuple[str, ...] = ()
     # Biases that are added to q and v after a fused projection without bias.
     bias: tuple[str, str] | None = None
-    # Rotary embeddings, by the dimensions that form a pair: (i, i + K/2) or (2i, 2i + 1).
-    rotary: Literal["halves", "pairs"] | None = None
+    # Rotary embeddings, by the dimensions that form a pair: (i, i + K/2) or (2i, 2i + 1). If layers
+    # rotate only a part of each head, heads keep their width.
+    rotary: Rotary | None = None
     # v is rotated too. `layout_for` reads this from the configuration.
     rotary_value: bool = False
     # The module that computes the rotary table, if the hooks must apply it to q and k.
@@ -289,7 +292,10 @@ def linears(layout: Layout, layer: nn.Module) -> dict[str, list[tuple[nn.Linear,
         rows: Rows = slice(None)
         if layout.fused and letter in "QKV":
             part, size = "QKV".index(letter), modules[0].out_features
-            rows = slice(part * size // 3, (part + 1) * size // 3)
+            width = submodule(layer, layout.o).in_features
+            shared = (size - width) // 2
+            starts = (0, width, width + shared, size)
+            rows = slice(starts[part], starts[part + 1])
             if layout.fused == "heads":
                 rows = torch.arange(size).view(layout.heads(layer), 3, -1)[:, part].reshape(-1)
         matrices[letter] = [(linear, rows) for linear in modules]

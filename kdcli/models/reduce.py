@@ -229,12 +229,9 @@ def heads_of(layout: Layout, model: PreTrainedModel) -> Heads:
     """Return the sizes of the attention of a model's layers."""
     layer = layout.modules(model)[0]
     count = layout.heads(layer)
-    rows = linears(layout, layer)["Q"][0][0].out_features
-    return Heads(
-        count,
-        getattr(model.config, "num_key_value_heads", None) or count,
-        rows // 3 if layout.fused else rows,
-    )
+    linear, rows = linears(layout, layer)["Q"][0]
+    width = len(torch.arange(linear.out_features)[rows])
+    return Heads(count, getattr(model.config, "num_key_value_heads", None) or count, width)
 
 
 @contextmanager
@@ -251,8 +248,12 @@ def _moments(
 
     def record(layer: nn.Module, letter: str, rows: Rows) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+            tokens = sample["input_ids"].shape
+            if len(output) == tokens.numel() and output.dim() == 2:
+                # OPT has one row for each token.
+                args, output = (args[0].view(*tokens, -1),), output.view(*tokens, -1)
             # DeBERTa also projects positions.
-            if output.shape[:2] != sample["input_ids"].shape:
+            if output.shape[:2] != tokens:
                 return
             if letter in "QK":
                 x_BLE = output[..., rows]
@@ -428,7 +429,6 @@ def _attention_maps(
     The residual stream has no map here.
     """
     maps: dict[int, Maps] = {}
-    width, narrow = heads.width, narrow_heads.width
     q, k, v, o = _head_maps(layout, heads, narrow_heads, teacher_linears, moments)
     if narrow_heads.each < heads.each:
         # Attention divides q·k by the root of the head's width. The student's scores are the
@@ -437,11 +437,12 @@ def _attention_maps(
         scale = (narrow_heads.each / heads.each) ** (-0.25 if layout.rotary else 0.25)
         q, k = scale * q, scale * k
     if layout.fused:
-        rows_EN = torch.zeros(3 * width, 3 * narrow, dtype=torch.float64)
+        sizes = [each["Q"][0][0].out_features for each in (teacher_linears, student_linears)]
+        rows_EN = torch.zeros(*sizes, dtype=torch.float64)
         for letter, kept in zip("QKV", (q, k, v), strict=True):
             at_E, at_N = (
-                torch.arange(3 * n)[each[letter][0][1]]
-                for n, each in ((width, teacher_linears), (narrow, student_linears))
+                torch.arange(size)[each[letter][0][1]]
+                for size, each in zip(sizes, (teacher_linears, student_linears), strict=True)
             )
             rows_EN[at_E[:, None], at_N] = kept
         _put(maps, student_linears["Q"][0][0], rows_EN)
@@ -454,7 +455,7 @@ def _attention_maps(
         if name in layout.like_q and isinstance(module, nn.Linear):
             _put(maps, module, q)
     output = student_linears["O"][0][0]
-    if output.in_features == narrow:
+    if output.in_features == narrow_heads.width:
         maps.setdefault(id(output.weight), {})[1] = o
     return maps
 
@@ -554,14 +555,20 @@ def _pairs_in_heads(layout: Layout, size: int, each: int, narrow: Heads) -> Base
     for part in _parts(size, narrow.key_value):
         start, end = part.start // each, math.ceil(part.stop / each)
         span_E = torch.arange((end - start) * each)
+        basis_EE = torch.eye(len(span_E), dtype=torch.float64)
+        if layout.rotary == "partial":
+            # The heads have the same width, and each dimension keeps its place.
+            place_N = torch.arange(each)
+            kept_N = place_N * (end - start) // each * each + place_N
+            bases.append((slice(start * each, end * each), basis_EE[:, kept_N]))
+            continue
         by_head = span_E.view(end - start, 2, -1) if halves else span_E.view(end - start, -1, 2).mT
         # From the highest frequency to the lowest.
         pairs_P2 = by_head.permute(2, 0, 1).reshape(-1, 2)
         places = torch.arange(narrow.each // 2) * len(pairs_P2) / (narrow.each // 2)
         kept_P2 = pairs_P2[places.round().long()]
         kept_N = (kept_P2.T if halves else kept_P2).flatten()
-        basis_EN = torch.eye(len(span_E), dtype=torch.float64)[:, kept_N]
-        bases.append((slice(start * each, end * each), basis_EN))
+        bases.append((slice(start * each, end * each), basis_EE[:, kept_N]))
     return bases
 
 

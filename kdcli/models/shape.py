@@ -89,6 +89,16 @@ def student_config(
     if own_width not in (None, teacher.hidden_size // teacher.num_attention_heads):
         # Keep a width that is not the heads' share of the hidden width, if there are no more heads.
         head_width = min(own_width, own_width * teacher.num_attention_heads // shape.heads)
+    width = own_width or teacher.hidden_size // teacher.num_attention_heads
+    if layout.rotary == "partial" and own_width is not None:
+        head_width = own_width
+    if layout.rotary == "partial" and head_width != width:
+        raise UsageError(
+            f"student {shape}: {teacher.model_type} rotates a part of each head, so heads keep "
+            f"their width of {width}",
+            f"write {shape.layers}x{shape.hidden}@{max(1, shape.hidden // width)}, with a width "
+            f"that is a multiple of {width}",
+        )
     if layout.rotary and head_width % 2:
         raise UsageError(
             f"student {shape}: {teacher.model_type} rotates pairs of dimensions (rotary "
@@ -100,7 +110,7 @@ def student_config(
     config.hidden_size = shape.hidden
     config.num_attention_heads = shape.heads
     setattr(config, layout.ffn, shape.ffn)
-    for name in ("embedding_size", "pooler_hidden_size"):
+    for name in ("embedding_size", "pooler_hidden_size", "word_embed_proj_dim"):
         if getattr(teacher, name, None) == teacher.hidden_size:
             setattr(config, name, shape.hidden)
     if (key_heads := getattr(teacher, "num_key_value_heads", None)) is not None:

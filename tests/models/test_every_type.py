@@ -24,6 +24,12 @@ DECODERS = [
     *("qwen3", "qwen3_5_text", "smollm3"),
 ]
 """Types of which embedding models are made."""
+FURTHER = (
+    *("bert-generation", "bros", "canine", "dpr", "embedding_gemma2_text", "layoutlmv3", "led"),
+    *("lilt", "longt5", "m2m_100", "markuplm", "nllb-moe", "openai_privacy_filter", "pegasus_x"),
+    *("splinter", "switch_transformers", "umt5", "visual_bert", "xlnet"),
+)
+"""Text encoders without a head for masked words."""
 
 
 def has_parts(kind: str) -> bool:
@@ -41,7 +47,7 @@ TYPES = sorted(
             *auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
             *auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES,
             *DECODERS,
-            "umt5",
+            *FURTHER,
         )
         if kind in CONFIG_MAPPING
         and kind not in auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
