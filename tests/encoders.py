@@ -37,6 +37,10 @@ OF_TYPE = {
         "sliding_window": 8,
         "layer_types": ["sliding_attention", "full_attention"],
     },
+    "glm": {"head_dim": 8, "num_key_value_heads": 2},
+    "phi3": {"num_key_value_heads": 2},
+    "nystromformer": {"num_landmarks": 16, "segment_means_seq_len": 16, "conv_kernel_size": 5},
+    "opt": {"ffn_dim": 128, "word_embed_proj_dim": 32},
     "qwen3": {"head_dim": 16, "num_key_value_heads": 2},
     "t5": {"d_kv": 8, "d_ff": 128},
     "xmod": {"default_language": "en_XX"},
@@ -93,6 +97,8 @@ def tiny_config(model_type: str, **changes: object):
 
 def tiny_encoder(model_type: str, **changes: object) -> PreTrainedModel:
     config = tiny_config(model_type, **changes)
+    # As in a model that kdcli loads.
+    config.use_cache = False
     return base_class(config).from_config(config).eval()
 
 

@@ -411,8 +411,12 @@ def _layers(model: PreTrainedModel, batch: Batch) -> tuple[str, list[nn.Module]]
 
 
 def _sizes(layer: nn.Module) -> tuple[tuple[str, torch.Size], ...]:
-    """Return the sizes of a layer's matrices. ModernBERT's first layer lacks a norm."""
-    return tuple((name, x.shape) for name, x in layer.named_parameters() if x.dim() > 1)
+    """Return the sizes of a layer's linears. Some first layers lack a norm, or have a bias more."""
+    return tuple(
+        (path, module.weight.shape)
+        for path, module in layer.named_modules()
+        if isinstance(module, nn.Linear)
+    )
 
 
 def _final_norm(model: nn.Module, trace: Trace, states: Tensor) -> str | None:

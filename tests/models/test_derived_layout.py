@@ -174,8 +174,6 @@ STATES = [
     (tiny_config("fnet"), "no softmax over all tokens"),
     (tiny_config("longformer", attention_window=[8, 8]), "no softmax over all tokens"),
     (tiny_config("flaubert", emb_dim=32, n_layers=2, n_heads=4), "no feed-forward block"),
-    (tiny_config("phi3", num_key_value_heads=2), "the rows of its q, k and v are in an order"),
-    (tiny_config("gpt_neox"), "its rotary embedding turns only a part of each head"),
 ]
 """Models with states that can be used, and why their layers cannot."""
 
@@ -243,6 +241,31 @@ def test_a_student_keeps_the_width_of_heads_that_is_its_own():
     narrow = build_student(teacher, replace(shape_of(teacher.config), hidden=16)).model
     assert narrow.config.head_dim == 16
     assert narrow.layers[0].self_attn.q_proj.weight.shape == (64, 16)
+
+
+def test_heads_that_are_rotated_in_part_keep_their_width():
+    teacher = tiny_encoder("gpt_neox")
+    shape = shape_of(teacher.config)
+    with pytest.raises(UsageError, match="heads keep their width of 8") as caught:
+        build_student(teacher, replace(shape, heads=8))
+    assert "write 2x32@4, with a width that is a multiple of 8" in (caught.value.hint or "")
+    student = build_student(teacher, replace(shape, hidden=16, heads=2)).model
+    assert student.layers[0].attention.query_key_value.weight.shape == (3 * 16, 16)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["glm", "qwen3"])
+def test_a_student_without_the_heads_that_add_nothing_is_its_teacher(kind):
+    teacher = tiny_encoder(kind)
+    shape, width = shape_of(teacher.config), teacher.config.head_dim
+    for layer in teacher.layers:
+        # The second of two groups of two heads.
+        layer.self_attn.o_proj.weight[:, 2 * width :] = 0
+    student = build_student(teacher, replace(shape, heads=2)).model.eval()
+    assert (student.config.num_key_value_heads, student.config.head_dim) == (1, width)
+    batch = padded_batch(teacher)
+    own, expected = (m(**batch).last_hidden_state for m in (student, teacher))
+    torch.testing.assert_close(own, expected)
 
 
 def test_relations_of_a_causal_teacher_are_refused_but_its_states_are_not():
