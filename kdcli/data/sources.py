@@ -280,7 +280,8 @@ def open_source(source: str) -> Source:
     if path.is_dir():
         opened = _open_folder(source, path)
         read = {Path(file) for of_split in opened.files.values() for file in of_split}
-        if opened.classes.columns:
+        # A card names classes, or the files of each split.
+        if opened.classes.columns or clone_files(path) is not None:
             read |= {path / name for name in (CARD, INFOS) if (path / name).is_file()}
         _remember_hash(source, lambda: folder_hash(sorted(read)))
         return opened

@@ -178,7 +178,7 @@ def check_output_file(file: Path, sources: Iterable[str], option: str, *, overwr
 # The files of a model that change what it computes; README.md and reports do not.
 OF_MODEL = (
     *("*.safetensors", "*config*.json", "tokenizer.json", "*tokens*.json", "vocab.*", "merges.txt"),
-    *("*.model", "modules.json", "modeling_*.py", "export.json", "*.onnx", "*.onnx.data"),
+    *("*.model", "modules.json", "*.py", "export.json", "*.onnx", "*.onnx.data"),
 )
 
 

@@ -25,6 +25,7 @@ from own_files import kdcli, log_of, refused, report_of, said_by, succeeds, time
 from processes import process, two_ranks
 from transformers import AutoModelForMaskedLM
 
+from kdcli.engine.inputs import foreign_files
 from kdcli.errors import Stopped
 from kdcli.models.embedding_format import EmbeddingFormat
 from kdcli.recipe.methods import method_names
@@ -219,6 +220,7 @@ def test_a_finished_run_holds_its_files_and_is_not_repeated(name, places, finish
     assert files == own_files.RUN | of_models | run.more_files | stages
     assert all((out / model / "model.safetensors").is_file() for model in run.models)
     assert not [path for left in ("checkpoints", "signals") for path in out.rglob(left)]
+    assert foreign_files(out) == []
     report_of(out)
     # Asked again, the run prints its report; asked with another setting, it is refused.
     before, again = times(out), [*command_of(name, places), "-o", out, "--resume"]
@@ -345,6 +347,87 @@ def test_a_stopped_run_does_not_go_on_with_other_inputs(name, places, tmp_path, 
             os.utime(file, (1e9, 1e9))
         assert key in used
     succeeds(*command, "-o", out, "--resume")
+
+
+CARD = """---
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: one.jsonl
+  - split: validation
+    path: two.jsonl
+---
+"""
+ENGLISH = (
+    "distill demo-classifier --task own --data {english} --to 1x64 --set data.max_length=24 "
+    f"{ALONE} --set augment.copies=1 --set augment.use=true"
+)
+ON_CLONE = "finetune {encoder} --task own --data {clone} --set data.max_length=24"
+ON_TEXT = f"distill {{embedder}} --data {{text}} --to 2x16 {TEXT} --set embedding.rows=80"
+PARTS = {
+    "word vectors": (f"{ENGLISH} --glove {{glove}}", "glove.txt", b"good 0.", b"good 1."),
+    "a teacher's vectors": (f"{ON_TEXT} --teacher-vectors {{vectors}}", "vectors.npy", b"", b""),
+    "soft labels": (
+        f"distill {TASK} --student {{encoder}} {ALONE} --soft-labels {{soft}}",
+        *("soft.jsonl", b'0.25, "brisk": 0.75', b'0.75, "brisk": 0.25'),
+    ),
+    "a tokenizer": (f"finetune {{encoder}} {TASK}", "encoder/tokenizer.json", b"w58", b"v58"),
+    "its settings": (
+        f"finetune {{encoder}} {TASK}",
+        *("encoder/tokenizer_config.json", b"{", b"{ "),
+    ),
+    "a pooling": (ON_TEXT, "embedder/1_Pooling/config.json", b"{", b"{ "),
+    "the card of a data set": (ON_CLONE, "clone/README.md", b"split: train", b"split:  train"),
+    "a file of a clone": (ON_CLONE, "clone/one.jsonl", b"calm", b"brisk"),
+}
+"""What a run reads next to models and rows -> command, file, and a change of its content."""
+
+
+@pytest.mark.parametrize("old_stamp", [True, False])
+@pytest.mark.parametrize("part", PARTS)
+def test_a_stopped_run_does_not_go_on_with_another_part_of_an_input(
+    part, old_stamp, places, tmp_path, monkeypatch
+):
+    words, changed, old, new = PARTS[part]
+    inputs = tmp_path / "inputs"
+    inputs.mkdir()
+    for place in places.values():
+        copied = shutil.copytree if place.is_dir() else shutil.copy
+        copied(place, inputs / place.name)
+    rng = np.random.default_rng(0)
+    english = ["good", "great", "fine", "bad", "awful", "poor", "film", "story", "actor", "the"]
+    vectors = (f"{word} 0.{number + 1} 0.5 0.{number % 4}\n" for number, word in enumerate(english))
+    (inputs / "glove.txt").write_text("".join(vectors))
+    for split in ("train", "validation"):
+        texts = [" ".join(rng.choice(english, 6)) for _ in range(48)]
+        of_split = [{"text": text, "label": f"topic-{n % 6}"} for n, text in enumerate(texts)]
+        write(inputs / "english" / f"{split}.jsonl", of_split)
+    np.save(inputs / "vectors.npy", rng.normal(size=(600, 32)).astype(np.float32))
+    train = own_files.lines_of(inputs / "rows" / "train.jsonl")
+    soft = [{"text": row["text"], "probabilities": {"calm": 0.25, "brisk": 0.75}} for row in train]
+    write(inputs / "soft.jsonl", soft)
+    write(inputs / "clone" / "one.jsonl", train)
+    shutil.copy(inputs / "rows" / "validation.jsonl", inputs / "clone" / "two.jsonl")
+    (inputs / "clone" / "README.md").write_text(CARD)
+    given = {path.stem: path for path in inputs.iterdir()}
+    out = tmp_path / "out"
+    command = [*shlex.split(words.format(**given)), *SHORT, "-o", out]
+    folder = "intermediate" if words.startswith("distill demo") else "out"
+    stopped = own_files.interrupted(monkeypatch, folder, 4, *command)
+    assert stopped.exit_code != 0, stopped.output
+    file = inputs / changed
+    before, stamp = file.read_bytes(), file.stat().st_mtime_ns
+    after = before.replace(old, new, 1) if old else before[:-1] + bytes([before[-1] ^ 1])
+    assert after != before
+    file.write_bytes(after)
+    if old_stamp:
+        os.utime(file, ns=(stamp, stamp))
+    resumed = kdcli(*command, "--resume")
+    said = f"{given[changed.split('/')[0].split('.')[0]]} has changed since"
+    assert (resumed.exit_code, said in said_by(resumed)) == (2, True), resumed.output
+    file.write_bytes(before)
+    succeeds(*command, "--resume")
 
 
 def same_bytes(one: Path, other: Path) -> bool:
