@@ -48,7 +48,8 @@ class TokenizedDirectory:
         for split, count in self.tokens.items():
             table.add_row(split, f"{count:,}")
         yield table
-        yield f"{self.shards} shards, {bytes_of(self.bytes)}: --data {self.directory}"
+        shards = "1 shard" if self.shards == 1 else f"{self.shards} shards"
+        yield f"{shards}, {bytes_of(self.bytes)}: --data {self.directory}"
 
 
 @dataclass(frozen=True)
