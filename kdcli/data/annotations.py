@@ -284,18 +284,17 @@ def _rows_of_object(name: str, values: Mapping[str, Any]) -> list[Any]:
             f"{name} holds several lists of rows: {', '.join(lists)}",
             f"save each as a file, for example: jq .{next(iter(lists))} FILE",
         )
-    are_columns = len(parts) > 1 and all(
-        isinstance(v, list) and len(v) == len(parts[0]) for v in parts
-    )
+    are_columns = all(isinstance(v, list) and len(v) == len(parts[0]) for v in parts)
     # A column may hold objects, such as answers.
-    if lists and not (are_columns and len(parts[0]) > 1):
+    if lists and not (are_columns and len(parts) > 1 and len(parts[0]) > 1):
         return list(*lists.values())
-    if are_columns:
+    if parts and are_columns:
         return [dict(zip(values, row, strict=True)) for row in zip(*parts, strict=True)]
-    if len(parts) > 1 and all(isinstance(v, dict) and v.keys() == parts[0].keys() for v in parts):
+    if parts and all(isinstance(v, dict) and v.keys() == parts[0].keys() for v in parts):
         if [*parts[0]] == [str(number) for number in range(len(parts[0]))]:
             return [{column: values[column][key] for column in values} for key in parts[0]]
-        return parts
+        if len(parts) > 1:
+            return parts
     return [values]
 
 

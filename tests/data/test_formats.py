@@ -793,6 +793,12 @@ def test_json_has_many_forms(tmp_path, form):
     assert rows == JSON_FORMS["list"]
 
 
+@pytest.mark.parametrize("column", [["a", "b"], {"0": "a", "1": "b"}])
+def test_json_may_have_one_column(tmp_path, column):
+    (tmp_path / "a.json").write_text(json.dumps({"text": column}), "utf-8")
+    assert list(open_source(str(tmp_path / "a.json")).documents("train", None)) == ["a", "b"]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [

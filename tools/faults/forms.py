@@ -67,7 +67,7 @@ class Table:
     """Rows, and what is known about them.
 
     Attributes:
-        kind: The kind of the task, or `list` for queries with passages.
+        kind: The kind of the task, or one of `RANKED` or `EMBEDDED`.
         rows: The rows, whose classes are names, or numbers if they have no names.
         meaning: The texts and the label of each row, as kdcli must read them.
         label: The column of the label.
@@ -130,8 +130,36 @@ def _tags(rng: random.Random, count: int) -> list[str]:
     return tags
 
 
+def _ranked(kind: str, rng: random.Random) -> Table:
+    """Return random queries with grades of their passages, in rows of one or of many passages."""
+    rows: list[Row] = []
+    meaning: list[tuple[tuple[str, ...], object]] = []
+    for n in range(ROWS // (1 if kind == "lists" else 4)):
+        query = f"{_text(rng)} {n}"
+        passages = [f"{_text(rng)} {at}" for at in range(rng.randrange(1, 6))]
+        grades = [rng.randrange(4) for _ in passages]
+        if kind == "lists":
+            rows.append({"query": query, "passages": passages, "labels": grades})
+        else:
+            pairs = zip(passages, grades, strict=True)
+            rows += [{"query": query, "passage": p, "label": grade} for p, grade in pairs]
+        meaning.append(((query, *passages), tuple(map(float, grades))))
+    return Table(kind, rows, meaning, "labels" if kind == "lists" else "label")
+
+
+def _embedded(kind: str, rng: random.Random) -> Table:
+    """Return random documents, or queries with a positive and a negative."""
+    names = ("text",) if kind == "documents" else ("query", "positive", "negative")
+    rows = [{name: f"{_text(rng)} {name} {n}" for name in names} for n in range(ROWS)]
+    return Table(kind, rows, [(tuple(row.values()), "") for row in rows], names[-1])
+
+
 def table_of(kind: str, rng: random.Random, classes: Sequence[str] = NAMES) -> Table:
     """Return random rows of a kind."""
+    if kind in RANKED:
+        return _ranked(kind, rng)
+    if kind in EMBEDDED:
+        return _embedded(kind, rng)
     label = "label"
     rows: list[Row] = []
     meaning: list[tuple[tuple[str, ...], object]] = []
@@ -352,7 +380,7 @@ def _zip(table: Table, folder: Path, rng: random.Random) -> Path:
 
 
 def _shards(table: Table, folder: Path, rng: random.Random) -> Path:
-    cut = rng.randrange(len(TAGS) + len(NAMES), ROWS)
+    cut = rng.randrange(len(TAGS) + len(NAMES), len(table.rows))
     (folder / "data").mkdir()
     for number, rows in enumerate((table.rows[:cut], table.rows[cut:])):
         part = replace(table, rows=rows)
@@ -443,8 +471,9 @@ def _answer_objects(table: Table, folder: Path, rng: random.Random) -> Path:
     return _write(folder / "rows.jsonl", _json_lines(replace(table, rows=rows)))
 
 
-KIND_NAMES = ("class", "pair", "multi", "score", "tokens", "span", "text")
-FLAT = ("class", "pair", "score", "text", "multi")
+RANKED, EMBEDDED = ("lists", "candidates"), ("documents", "triples")
+KIND_NAMES = ("class", "pair", "multi", "score", "tokens", "span", "text", *RANKED, *EMBEDDED)
+FLAT = ("class", "pair", "score", "text", "multi", "candidates", *EMBEDDED)
 """Kinds whose rows fit into cells."""
 _EVERY: dict[str, Writer] = {
     "jsonl": _of_lines("jsonl"),
@@ -486,6 +515,10 @@ _CELLS: dict[str, Writer] = {
 FORMS: dict[str, dict[str, Writer]] = {
     kind: _EVERY | (_CELLS if kind in FLAT else {}) for kind in KIND_NAMES
 }
+ONE_COLUMN_IS_UNCLEAR = ("csv with ;", "csv with tabs", "tsv")
+"""A name alone does not tell the separator, and a line of TSV not where its only cell ends."""
+for unclear in ONE_COLUMN_IS_UNCLEAR:
+    del FORMS["documents"][unclear]
 FORMS["tokens"] |= {
     "CoNLL": _conll,
     "doccano": _doccano,
@@ -503,8 +536,35 @@ def _source(value: object) -> str:
     return str(value if isinstance(value, Path) else write_object(value, lambda message: None))
 
 
-def _read(source: str) -> list[list[tuple[tuple[str, ...], object]]]:
+def _read_ranked(source: str) -> list[tuple[tuple[str, ...], object]]:
+    """Return each query with its passages, and their grades."""
+    from kdcli.data.labelled.lists import read_list_splits
+
+    lists = read_list_splits(source, lambda message: None).train
+    begins = lists.ends - lists.sizes
+    return [
+        ((query, *lists.passages[begin:end]), tuple(lists.labels[begin:end].tolist()))
+        for query, begin, end in zip(lists.queries, begins, lists.ends, strict=True)
+    ]
+
+
+def _read_embedded(source: str) -> list[tuple[tuple[str, ...], object]]:
+    """Return each document, or each query with its positive and its negatives."""
+    from kdcli.data.text.sentences import read_texts
+
+    read = read_texts(source, column=None, unit="document", rows=None, log=lambda message: None)
+    rows: list[tuple[tuple[str, ...], object]] = []
+    for n, text in enumerate(read.texts):
+        if read.rows[n] >= 0:
+            others = [m for m in (read.positive[n], *read.negatives[n]) if m >= 0]
+            rows.append(((text, *(read.texts[m] for m in others)), ""))
+    return rows
+
+
+def _read(source: str, kind: str) -> list[list[tuple[tuple[str, ...], object]]]:
     """Return the texts and the meaning of the training rows, and of the rows held out."""
+    if kind in (*RANKED, *EMBEDDED):
+        return [_read_ranked(source) if kind in RANKED else _read_embedded(source), []]
     from kdcli.data.labelled.request import RowsRequest
     from kdcli.data.labelled.task_data import open_labelled
 
@@ -548,7 +608,7 @@ def check_form(table: Table, form: str, value: object, baseline: str) -> str:
     what = f"{table.kind} as {form}"
     try:
         source = _source(value)
-        found, plain = _read(source), _read(baseline)
+        found, plain = (_read(each, table.kind) for each in (source, baseline))
     except KdcliError as error:
         if UNCLEAR_QUOTE in error.message:
             # A text with separators and line breaks may look like rows, and is refused.
@@ -574,7 +634,7 @@ def forms(case: Case) -> None:
     os.environ["KDCLI_CACHE"] = str(case.folder / "cache")
     folder.mkdir()
     kind = rng.choice(KIND_NAMES)
-    scores = case.number % SCORE_EVERY == 0 and kind != "text"
+    scores = case.number % SCORE_EVERY == 0 and kind not in ("text", *EMBEDDED)
     table = table_of(kind, rng, TOPICS if scores and kind == "class" else NAMES)
     form = rng.choice(list(FORMS[kind]))
     if form == "Label Studio" and kind == "class" and not table.classes:
@@ -585,7 +645,8 @@ def forms(case: Case) -> None:
     if scores:
         model = ROOT / "kdcli/data/demo_classifier"
         if kind != "class":
-            model = words_model(case.folder / "model", kind, table.classes)
+            of_head = "score" if kind in RANKED else kind
+            model = words_model(case.folder / "model", of_head, table.classes)
         _compare_scores(case, model, f"{kind} as {form}", baseline, source)
 
 
@@ -594,7 +655,8 @@ def _compare_scores(case: Case, model: Path, what: str, baseline: Path, source: 
     found = []
     for number, data in enumerate((baseline, source)):
         out = case.folder / f"scores-{number}"
-        own = ["--task", "own", "--data", data, "-o", out, "-q", "--device", "cpu"]
+        task = "rerank" if what.startswith(RANKED) else "own"
+        own = ["--task", task, "--data", data, "-o", out, "-q", "--device", "cpu"]
         if what.startswith("span"):
             # The tiny model has few positions.
             own += ["--set", "data.stride=8"]
