@@ -390,7 +390,10 @@ def _layers(model: PreTrainedModel, batch: Batch) -> tuple[str, list[nn.Module]]
         _run(model, batch)
     depth = int(model.config.num_hidden_layers)
     if not trace.around:
-        raise NotDerivedError("no softmax over all tokens was found in its attention")
+        raise NotDerivedError(
+            "no softmax over all tokens was found: its attention, if any, is hashed, banded or "
+            "linear"
+        )
     found: tuple[str, list[nn.Module]] | None = None
     for path, module in model.named_modules():
         if not isinstance(module, nn.ModuleList) or len(module) not in (1, depth):
@@ -405,7 +408,8 @@ def _layers(model: PreTrainedModel, batch: Batch) -> tuple[str, list[nn.Module]]
         raise NotDerivedError("its layers have different sizes")
     if found is None:
         raise NotDerivedError(
-            f"no list of equal layers was found that run {depth} times with one softmax each"
+            "no list of equal layers with one softmax each was found: its layers may have several "
+            "streams, or parts in several lists"
         )
     return found
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from encoders import DERIVED, TYPES, on_disk, padded_batch, tiny_config, tiny_encoder
 from transformers import (
+    CONFIG_MAPPING,
     AutoModel,
     BertConfig,
     GPT2Config,
@@ -195,6 +196,13 @@ def test_the_states_of_a_model_with_unknown_layers_can_be_used(config, step):
     assert (shape.layers, shape.hidden, shape.heads) == (2, 32, 4)
     with pytest.raises(UsageError, match=step):
         build_student(model, replace(shape, layers=1))
+
+
+@pytest.mark.slow
+def test_layers_of_different_sizes_are_named():
+    row = layout_for(CONFIG_MAPPING["embedding_gemma2_text"]())
+    assert row.missing
+    assert "its layers have different sizes" in row.missing
 
 
 def ids_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
