@@ -115,11 +115,21 @@ class _Content:
     write: Callable[[IO[bytes]], None]
 
 
-def _rows(rows: Sequence[Mapping[str, object]]) -> _Content:
-    """Return the content of a file of JSON Lines."""
-    lines = [f"{_json(row, number)}\n".encode() for number, row in enumerate(rows)]
-    key = hashlib.sha256(b"".join(lines)).hexdigest()[:24]
-    return _Content("jsonl", key, lambda file: file.writelines(lines))
+def _rows(rows: Callable[[], Iterable[Mapping[str, object]]]) -> _Content:
+    """Return the content of a file of JSON Lines.
+
+    Args:
+        rows: Returns the rows, each time from the beginning, because the lines of all rows together
+            may be larger than the memory that is left.
+    """
+
+    def lines() -> Iterator[bytes]:
+        return (f"{_json(row, number)}\n".encode() for number, row in enumerate(rows()))
+
+    digest = hashlib.sha256()
+    for line in lines():
+        digest.update(line)
+    return _Content("jsonl", digest.hexdigest()[:24], lambda file: file.writelines(lines()))
 
 
 def _json(row: Mapping[str, object], number: int) -> str:
@@ -198,7 +208,7 @@ def _list(values: Sequence[object]) -> _Content:
         raise UsageError("the list is empty; at least one row is needed", "give texts or rows")
     rows = [value for value in values if isinstance(value, Mapping)]
     if len(rows) == len(values):
-        return _rows(rows)
+        return _rows(lambda: rows)
     wrong = next((value for value in values if not isinstance(value, str)), None)
     if wrong is not None:
         number, kind = list(map(id, values)).index(id(wrong)), type(wrong).__name__
@@ -213,7 +223,7 @@ def _list(values: Sequence[object]) -> _Content:
             f"the list holds the {len(values)} paths {values[0]} ...; a list holds texts or dicts",
             "give one file, or the directory of several files",
         )
-    return _rows([{"text": str(text)} for text in values])
+    return _rows(lambda: ({"text": str(text)} for text in values))
 
 
 def _is_path(text: str) -> bool:

@@ -1,0 +1,70 @@
+"""The memory of a command depends on the texts that it uses, not on the size of the source."""
+
+import json
+import os
+import subprocess
+import sys
+import tracemalloc
+
+import pytest
+
+from kdcli.data.objects import write_object
+
+SOURCE_BYTES = 2_000_000_000
+MAX_BYTES = 1_000_000_000  # Half of it is torch and transformers.
+LINES = 1000  # that are written at once
+QUICK = ["--device", "cpu", "--overwrite", "--set", "measure.latency=false"]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """Different texts of two thousand characters, each one sentence."""
+    file = tmp_path_factory.mktemp("source") / "texts.txt"
+    rest = "many words that say nothing at all " * 57
+    written, number = 0, 0
+    with file.open("w") as opened:
+        while written < SOURCE_BYTES:
+            written += opened.write("".join(f"{number + n} {rest}\n" for n in range(LINES)))
+            number += LINES
+    yield file
+    file.unlink()
+
+
+def peak_memory(folder, *words):
+    """Run a command, and return the most bytes of memory that it had."""
+    command = [sys.executable, "-m", "kdcli", *map(str, words)]
+    with (folder / "said.txt").open("w") as said:
+        process = subprocess.Popen(
+            command, stdout=said, stderr=said, env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=folder
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0, (folder / "said.txt").read_text()
+    return usage.ru_maxrss * 1024
+
+
+@pytest.mark.long
+def test_a_source_of_two_gigabytes_needs_less_than_one_to_distil_and_to_evaluate(source, tmp_path):
+    texts = ["--data", source, "--set", "data.max_length=32", *QUICK]
+    training = ["--max-steps", "2", "--set", "train.warmup_steps=0", "--set", "workload.rows=1000"]
+    embedding = ["--method", "embedding", "--set", "workload.unit=document"]
+    distilled = ["distill", "demo", "--to", "1x32", *embedding, *training, *texts, "-o", "student"]
+    assert peak_memory(tmp_path, *distilled) < MAX_BYTES
+    (account,) = json.loads((tmp_path / "student" / "report.json").read_text())["accounts"]
+    assert account["kept"] == 1000
+    assert account["read"] > 900_000
+    evaluated = ["evaluate", "student", "student", *texts, "-o", "scores"]
+    assert peak_memory(tmp_path, *evaluated) < MAX_BYTES
+    report = json.loads((tmp_path / "scores" / "report.json").read_text())
+    assert {evaluation["n"] for evaluation in report["evaluations"]} == {5000}
+
+
+def test_rows_in_memory_are_written_without_a_copy_of_them_all(tmp_path, monkeypatch):
+    monkeypatch.setenv("KDCLI_CACHE", str(tmp_path))
+    texts = [f"{n} is a text of {'many ' * 40}words" for n in range(20_000)]
+    tracemalloc.start()
+    path = write_object(texts, print)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert path.stat().st_size > 4_000_000
+    assert peak < 2_000_000
