@@ -264,6 +264,17 @@ def test_rows_that_an_annotator_did_not_accept_are_bad(tmp_path):
     assert len(read_task("own", file, training=False).sets[""]) == 60
 
 
+def test_evaluated_rows_without_text_are_a_warning(tmp_path):
+    file = tmp_path / "rows.csv"
+    rows = "".join(f"{' ' if n in (3, 7) else f'words {n}'},{'ab'[n % 2]}\n" for n in range(60))
+    file.write_text(f"text,label\n{rows}", "utf-8")
+    log = []
+    notes = read_task("own", file, log, training=False).notes
+    warning = f"2 evaluated rows without any text: {file}:5, {file}:9"
+    assert warning in log
+    assert warning in notes
+
+
 def test_a_column_of_splits_is_a_warning(tmp_path):
     rows = "".join(f"words {n},{'ab'[n % 2]},{('Train', 'dev')[n % 3 == 0]}\n" for n in range(60))
     file = tmp_path / "rows.csv"

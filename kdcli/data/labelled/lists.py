@@ -257,10 +257,26 @@ def read_lists(
         ACCOUNTS.close(account, len(train) + len(evaluated), log)
         train, evaluated = train.unlabelled(), evaluated.unlabelled()
         return ListData(train, evaluated, split, has_labels=False, notes=notes)
+    evaluated = _scorable(evaluated, f"{split} split of {Path(source).name}", account, log)
+    ACCOUNTS.close(account, len(train) + len(evaluated), log)
+    training = ""
+    if len(train):
+        passages = f"{train.sizes.mean():.1f} passages on average"
+        training = f"{len(train):,} training queries with {passages}; "
+    log(f"{training}{len(evaluated):,} evaluation queries")
+    return ListData(train, evaluated, split, has_labels=True, notes=notes)
+
+
+def _scorable(evaluated: Lists, name: str, account: RowAccount, log: Log) -> Lists:
+    """Return the lists whose rankings can be scored; `account` counts the others.
+
+    Raises:
+        UsageError: There is no such list.
+    """
     can_score = evaluated.can_score
     if not can_score.any():
         raise UsageError(
-            f"no query of the {split} split of {Path(source).name} can be scored",
+            f"no query of the {name} can be scored",
             "to score a list, each passage needs a label, at least one above 0 and one of 0 (or "
             "give positive and negative)",
         )
@@ -271,14 +287,7 @@ def read_lists(
         )
         first = evaluated.queries[int(np.argmin(can_score))]
         account.leave_out(UNSCORED, repr(first), int((~can_score).sum()))
-    evaluated = evaluated.take(np.flatnonzero(can_score))
-    ACCOUNTS.close(account, len(train) + len(evaluated), log)
-    training = ""
-    if len(train):
-        passages = f"{train.sizes.mean():.1f} passages on average"
-        training = f"{len(train):,} training queries with {passages}; "
-    log(f"{training}{len(evaluated):,} evaluation queries")
-    return ListData(train, evaluated, split, has_labels=True, notes=notes)
+    return evaluated.take(np.flatnonzero(can_score))
 
 
 def _divided(

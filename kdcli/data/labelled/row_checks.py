@@ -97,10 +97,20 @@ def describe_rows(task: Task, examples: Sequence[Example]) -> list[str]:
         lines += _label_warnings(counts, examples, task) if task.name == OWN else []
     if task.name == OWN:
         lines += filter(None, [describe_repeats(task, examples, "training rows")])
-    empty = [e.where for e in examples if not "".join(e.texts).strip()]
-    if empty:
-        lines.append(f"{_rows(len(empty))} without any text: {_list_places(empty)}")
+    lines += filter(None, [describe_empty(examples, "training row")])
     return lines
+
+
+def describe_empty(examples: Iterable[Example], row: str) -> str:
+    """Return a line on the rows without any text; empty if there are none.
+
+    Args:
+        examples: The rows.
+        row: The name of one of them in the line.
+    """
+    empty = [e.where for e in examples if not "".join(e.texts).strip()]
+    plural = "s" if len(empty) > 1 else ""
+    return f"{len(empty):,} {row}{plural} without any text: {_list_places(empty)}" if empty else ""
 
 
 def describe_repeats(task: Task, examples: Sequence[Example], rows: str) -> str:
@@ -178,10 +188,6 @@ def _places(examples: Sequence[Example], task: Task, name: str) -> str:
 
 def _list_places(places: Sequence[str]) -> str:
     return ", ".join(places[:3]) + (f" and {len(places) - 3:,} more" if len(places) > 3 else "")
-
-
-def _rows(count: int) -> str:
-    return f"{count:,} training row{'s' if count > 1 else ''}"
 
 
 def _list_counts(counts: dict[str, int]) -> str:

@@ -4,7 +4,7 @@ Evaluation sets hold no rows that a model was trained on.
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from kdcli.data.accounts import ACCOUNTS, CUT, OTHER_PART, TRAINED, RowAccount
 from kdcli.data.labelled.kept import kept_rows
-from kdcli.data.labelled.own import MAX_LISTED_CLASSES, own_task
+from kdcli.data.labelled.opened_task import open_task
 from kdcli.data.labelled.partition import (
     VERIFICATION,
     Partition,
@@ -21,18 +21,21 @@ from kdcli.data.labelled.partition import (
     held_back,
 )
 from kdcli.data.labelled.request import RowsRequest
-from kdcli.data.labelled.row_checks import BadRows, class_counts, describe_repeats
+from kdcli.data.labelled.row_checks import (
+    BadRows,
+    class_counts,
+    describe_empty,
+    describe_repeats,
+)
 from kdcli.data.labelled.splits import (
     TaskSource,
     describe_needed_files,
-    read_numbered_rows,
     read_splits,
 )
-from kdcli.data.sources import Log, open_source
+from kdcli.data.sources import Log
 from kdcli.data.storage import NotFound
-from kdcli.data.tasks import task_of
 from kdcli.errors import UsageError
-from kdcli.types import NAMED_BY, OWN, Example, Head, LabelAccount, RowHashes, Task
+from kdcli.types import OWN, Example, Head, RowHashes, Task
 
 THIS_RUN = "this run"
 # Names of the split if the files have none.
@@ -102,7 +105,7 @@ def open_labelled(
     """
     if not training:
         request = replace(request, train_source=None)
-    chosen = _open_partition(request)
+    partition = _open_partition(request)
     bad_rows = BadRows()
     notes: list[str] = []
 
@@ -111,46 +114,21 @@ def open_labelled(
         for note in notes:
             log(note)
 
-    is_own = request.task == OWN
     try:
-        if is_own:
-            evaluates_split = not training and chosen is None
-            task = _own_task(
-                request,
-                bad_rows,
-                preferred=(request.split, "train") if evaluates_split else ("train",),
-                head=head,
-                trains=training,
-                ignores_labels=withheld,
-                log=log,
-            )
-        else:
-            task = task_of(request.task)
-            if request.columns:
-                raise UsageError(
-                    f"data.columns is for --task own; task {request.task} reads the columns "
-                    f"{', '.join(task.texts)}, {task.label}"
-                )
-        has_labels = bool(task.label) and not withheld
-        task = replace(task, account=task.account or _account_of(task, has_labels=has_labels))
-        for line in describe_account(task):
-            log(line)
-        rows = TaskSource(
-            task,
-            request.source,
-            request.train_source,
+        evaluates_split = not training and partition is None
+        rows = open_task(
+            request,
             bad_rows,
-            withheld=not has_labels,
+            preferred=(request.split, "train") if evaluates_split else ("train",),
+            head=head,
+            trains=training,
+            withheld=withheld,
             log=log,
-            account=RowAccount(request.source or request.task),
         )
-        if chosen is not None:
-            splits = read_splits(rows)
-            settle(len(splits.train))
-            evaluated = splits.evaluated(chosen, request.split)
-            division = Labelled(task, splits.training(chosen), evaluated, request.split)
-        else:
+        if partition is None:
             division = _by_split(rows, request, trained or {}, settle, training=training)
+        else:
+            division = _by_partition(rows, request, partition, settle)
     except NotFound as error:
         needed = describe_needed_files(
             request.task, request.split, training=training, withheld=withheld
@@ -159,60 +137,53 @@ def open_labelled(
         raise UsageError(f"task {request.task}: {error.message}", hint) from None
     for note in division.notes:
         (log if training else notes.append)(note)
-    data = replace(
-        division,
-        task=replace(task, sets=tuple(filter(None, division.sets))),
-        train=choose_subset(division.train, request.train_rows) if training else [],
-        notes=notes,
-        has_labels=has_labels,
-    )
-    used = division.train if training else []
-    evaluated_rows = itertools.chain.from_iterable(division.sets.values())
-    rows.account.leave_out_missing(OTHER_PART, rows.examples, [*used, *evaluated_rows])
-    rows.account.leave_out_missing(CUT, used, data.train)
+    if not training:
+        division = replace(division, train=[])
+    data = replace(_choose_training(division, rows, request.train_rows), notes=notes)
     known = dict(trained or {})
     if training:
         known[THIS_RUN] = data.rows
-    published = chosen is None and not is_own and data.split in ("validation", "test")
+    is_own = request.task == OWN
+    published = partition is None and not is_own and data.split in ("validation", "test")
     data = _choose_evaluated(data, request, known, rows.account, published=published, log=log)
     ACCOUNTS.close(rows.account, len(data.train) + data.count, log)
-    if is_own and (note := describe_repeats(data.task, data.sets[""], "evaluated rows")):
-        log(note)
-        data.notes.append(note)
+    if is_own:
+        evaluated = data.sets[""]
+        repeats = describe_repeats(data.task, evaluated, "evaluated rows")
+        for note in filter(None, [repeats, describe_empty(evaluated, "evaluated row")]):
+            log(note)
+            data.notes.append(note)
     return data
 
 
-def _account_of(task: Task, *, has_labels: bool) -> LabelAccount | None:
-    """Return the label account of a task with a name."""
-    if not task.labels:
-        return None
-    return LabelAccount(task.labels, "task", "name" if has_labels else "none")
+def _by_partition(
+    rows: TaskSource, request: RowsRequest, partition: Partition, settle: Callable[[int], None]
+) -> Labelled:
+    """Read all splits, and divide their rows as a partition does."""
+    splits = read_splits(rows)
+    settle(len(splits.train))
+    evaluated = splits.evaluated(partition, request.split)
+    return Labelled(rows.task, splits.training(partition), evaluated, request.split)
 
 
-def describe_account(task: Task) -> list[str]:
-    """Return a line that says what the classes are, where their names come from, and how labels
-    were read as classes. A task without classes has none."""
-    account = task.account
-    if account is None:
-        return []
-    listed = _first([f"{n} {name}" for n, name in enumerate(account.names)])
-    source = NAMED_BY[account.names_from]
-    line = f"classes of {task.title}: {listed}; their names are from {source}"
-    if account.numbers:
-        read = _first([f"{number} is {name}" for number, name in account.numbers.items()])
-        line += (
-            "; the data and the model have no names of classes in common, so their numbers decide: "
-            f"{read}; if this is wrong, write names into the data, or set head.label_map"
-        )
-    elif account.mapping in ("number", "order"):
-        line += "; the model's classes have no names, so its outputs are taken in this order"
-    return [line]
+def _choose_training(division: Labelled, rows: TaskSource, count: int | None) -> Labelled:
+    """Choose among the training rows, and account for those that no part uses.
 
-
-def _first(items: Sequence[str]) -> str:
-    """List the first items."""
-    more = " ..." if len(items) > MAX_LISTED_CLASSES else ""
-    return ", ".join(items[:MAX_LISTED_CLASSES]) + more
+    Args:
+        division: The training rows and the evaluated ones.
+        rows: All rows that were read, and their account.
+        count: The number of training rows; None for all.
+    """
+    train = choose_subset(division.train, count)
+    evaluated = itertools.chain.from_iterable(division.sets.values())
+    rows.account.leave_out_missing(OTHER_PART, rows.examples, [*division.train, *evaluated])
+    rows.account.leave_out_missing(CUT, division.train, train)
+    return replace(
+        division,
+        task=replace(rows.task, sets=tuple(filter(None, division.sets))),
+        train=train,
+        has_labels=not rows.withheld,
+    )
 
 
 def _choose_evaluated(
@@ -330,57 +301,6 @@ def _by_split(
         )
         return Labelled(task, kept, {train_set: held_out}, HELD_OUT_SPLIT, [note])
     raise NotFound(f"no {split} split in {rows.source}{rows.content}")
-
-
-def _own_task(
-    request: RowsRequest,
-    bad_rows: BadRows,
-    *,
-    preferred: tuple[str, ...],
-    head: Head | None,
-    trains: bool,
-    ignores_labels: bool,
-    log: Log,
-) -> Task:
-    """Derive the task of the user's own rows.
-
-    Args:
-        request: Which rows to read.
-        bad_rows: Collects the rows whose labels cannot be read.
-        preferred: The splits that the task is derived from, the first choice first.
-        head: What a model's head predicts.
-        trains: Whether a model learns from the rows.
-        ignores_labels: Whether the rows count as unlabelled.
-        log: Called with each message.
-
-    Raises:
-        UsageError: No source is given, or the rows fit no task.
-    """
-    source = request.source if request.train_source is None else request.train_source
-    if request.source is None or source is None:
-        raise UsageError(
-            "no data given", "add --data: a file, or a directory with train.* and validation.*"
-        )
-    opened = open_source(source)
-    # There may be no training split, but only one to evaluate on.
-    present = [split for split in (*preferred, *opened.splits()) if opened.has(split)]
-    split = present[0] if present else preferred[-1]
-    try:
-        rows = (row for _, row in read_numbered_rows(opened, split, bad_rows))
-        return own_task(
-            rows,
-            request.columns,
-            log,
-            bad_rows,
-            head=head,
-            trains=trains,
-            ignores_labels=ignores_labels,
-        )
-    except UsageError:
-        if not request.skip_bad:
-            # Bad rows are the likely cause, so report them first.
-            bad_rows.settle(0, skip=False)
-        raise
 
 
 def _hold_out(
