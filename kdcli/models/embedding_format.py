@@ -681,8 +681,9 @@ def dense_layer(
         weight.shape[0],
         bias=bias is not None,
         activation_function=getattr(nn, activation)(),
-        init_weight=weight,
-        init_bias=bias,
+        # A part of a larger tensor could not be saved.
+        init_weight=weight.clone(),
+        init_bias=None if bias is None else bias.clone(),
     )
     return layer
 
