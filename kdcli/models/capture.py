@@ -202,9 +202,15 @@ class Capture(nn.Module):
             elif self.needs.masked_logits:
                 signals.logits = output.logits[0]
         if recorder.missing:
+            message = f"the forward pass did not reach {sorted(recorder.missing)}"
+            if self.layout.products:
+                raise UsageError(
+                    f"{message}: the code of the {self.model.config.model_type} computes attention "
+                    "in a function that is not torch's, as flash_attn does",
+                    "turn it off in the model's config.json, or run without the package",
+                )
             raise RuntimeError(
-                f"the forward pass did not reach {sorted(recorder.missing)}: check the row of "
-                f"{self.model.config.model_type} in kdcli/models/layout.py"
+                f"{message}: {self.model.config.model_type} does not run all of its layers"
             )
         for n, scores in recorder.scores.items():
             # The captured q expects 1/√K.

@@ -6,6 +6,7 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
+from scipy.special import softmax
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -225,6 +226,17 @@ def test_layers_that_run_without_gradients_are_refused():
     assert "use_reentrant=False" in (caught.value.hint or "")
     with torch.no_grad():
         assert losses(network) >= 0
+
+
+def test_attention_in_a_function_that_is_not_torchs_is_refused():
+    def by_numpy(q, k, v):
+        q, k, v = (x.numpy() for x in (q, k, v))
+        return torch.from_numpy(softmax(q @ k.swapaxes(-1, -2), axis=-1) @ v)
+
+    network = Network(by_numpy)
+    with torch.no_grad(), pytest.raises(UsageError, match="that is not torch's") as caught:
+        capture(network, ALL, layout=LAYOUT)(batch())
+    assert "config.json" in (caught.value.hint or "")
 
 
 def test_under_autocast_signals_are_close():

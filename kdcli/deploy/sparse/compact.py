@@ -32,7 +32,7 @@ SKIP_ABOVE = 0.5
 
 def compact_class_of(model: PreTrainedModel) -> type[PreTrainedModel] | None:
     """Return the class of a model's compact form, or None if it has none."""
-    if str(model.config.model_type) not in COMPACT_PATHS:
+    if not layout_for(model.config).compact:
         return None
     return class_named(f"Compact{type(model).__name__}")
 

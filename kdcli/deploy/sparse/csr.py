@@ -236,7 +236,7 @@ def _blocks(layer: nn.Module, layout: Layout, kind: str) -> Iterator[_Block]:
             lambda: SparseFeedForward(SparseLinear(of["U"]), act, SparseLinear(of["D"])),
             (layout.down, layout.up, f"{inside}.{name}"),
         )
-    if kind in COMPACT_PATHS:
+    if layout.compact:
         (attention, output), heads = COMPACT_PATHS[kind][:2], layout.heads(layer)
         yield _Block(
             layer,

@@ -15,7 +15,7 @@ from kdcli.disk import read_json
 from kdcli.engine.device import choose_device
 from kdcli.engine.progress import Progress
 from kdcli.errors import MachineError
-from kdcli.models.layout import COMPACT_PATHS
+from kdcli.models.layout import layout_for
 from kdcli.models.load import load_config
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.recipe.sections import RecipeValues
@@ -293,9 +293,9 @@ class Search:
         name, keys = "pruned", self.recipe.plan.prune
         if keys is None:
             return
-        kind = load_config(self.teacher).model_type
-        if kind not in COMPACT_PATHS:
-            self.skip(name, f"{kind} has no compact form")
+        config = load_config(self.teacher)
+        if not layout_for(config).compact:
+            self.skip(name, f"{config.model_type} has no compact form")
             return
         step = self.make.prune(name, self.teacher, PRUNE | keys)
         if why := self.steps.why_not_begun(step, self.cost(step)):

@@ -1,0 +1,134 @@
+"""Models with code of their own are trained, pruned and exported, and what is saved loads in
+transformers with the code next to it."""
+
+import json
+import logging
+import shutil
+import subprocess
+import sys
+
+import own_files
+import pytest
+import torch
+from encoders import OWN_CODE, OWN_CODE_FILES, padded_batch, write_own_code
+from own_files import kdcli, refused, report_of, said_by, succeeds
+from safetensors.torch import load_file
+from transformers import AutoModel, AutoModelForSequenceClassification
+
+from kdcli.custom_code import custom_code
+from kdcli.models.load import load_encoder
+
+TRUST = "--trust-remote-code"
+SHORT = ("--batch-size", "8", "--set", "measure.latency=false", TRUST)
+TEXTS = [f"w{n % 11} w{n % 13} w{n % 7} w{n % 17} w{n % 5}" for n in range(3000)]
+ELSEWHERE = """
+import sys; sys.modules["kdcli"] = None
+import torch, transformers
+folder, auto, ids = sys.argv[1], sys.argv[2], [int(n) for n in sys.argv[3:]]
+model = getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True).eval()
+with torch.no_grad():
+    print(model(torch.tensor([ids]))[0].flatten()[:6].tolist())
+"""
+
+
+def elsewhere(folder, auto, home, ids=(7, 9, 30, 12)):
+    """The first outputs of a model in a fresh process without kdcli, with an empty cache."""
+    command = [sys.executable, "-W", "ignore", "-c", ELSEWHERE, str(folder), auto, *map(str, ids)]
+    environment = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "PATH": "", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return torch.tensor(json.loads(done.stdout.splitlines()[-1]))
+
+
+def here(folder, auto, ids=(7, 9, 30, 12)):
+    model = auto.from_pretrained(folder, trust_remote_code=True).eval()
+    with torch.no_grad():
+        return model(torch.tensor([list(ids)]))[0].flatten()[:6]
+
+
+@pytest.fixture(scope="module", params=OWN_CODE)
+def made(request, tmp_path_factory):
+    """The kind, and a directory with a model, its data and a fine-tuned one."""
+    root = tmp_path_factory.mktemp(request.param)
+    write_own_code(request.param, root / "model")
+    own_files.own(root / "data", "class", 128, 48)
+    (root / "texts.txt").write_text("\n".join(TEXTS), "utf-8")
+    task = ("--task", "own", "--data", root / "data")
+    succeeds("finetune", root / "model", *task, *SHORT, "--max-steps", "30", "-o", root / "tuned")
+    # What is saved needs no other directory.
+    shutil.rmtree(root / "model")
+    write_own_code(request.param, root / "model")
+    return request.param, root
+
+
+def test_a_fine_tuned_model_has_learned_and_loads_elsewhere(made, tmp_path):
+    kind, root = made
+    files = {file.name for file in OWN_CODE_FILES.glob(f"*_{kind}.py")}
+    assert {file.name for file in (root / "tuned").glob("*.py")} == files
+    auto_map = json.loads((root / "tuned" / "config.json").read_text("utf-8"))["auto_map"]
+    assert set(auto_map) == {"AutoConfig", "AutoModel", "AutoModelForSequenceClassification"}
+    score = next(e for e in report_of(root / "tuned").evaluations if e.model != "baseline")
+    assert score.metrics[score.metric] > 0.8
+    auto = "AutoModelForSequenceClassification"
+    other = elsewhere(root / "tuned", auto, tmp_path)
+    torch.testing.assert_close(other, here(root / "tuned", AutoModelForSequenceClassification))
+    said = refused(root / "data", "evaluate", root / "tuned", "--task", "own", "--data", "x")
+    assert "brings code of its own" in said
+
+
+@pytest.mark.parametrize("method", ["minilm", "tinybert", "embedding"])
+def test_smaller_students_keep_the_code(made, method, tmp_path):
+    _, root = made
+    length = () if method == "embedding" else ("--set", "data.max_length=32")
+    given = ("--data", root / "texts.txt", "--method", method, "--to", "1x16", *length)
+    tasks = () if method == "embedding" else ("--set", "eval.tasks=[]")
+    out = tmp_path / "out"
+    succeeds("distill", root / "model", *given, *tasks, *SHORT, "--max-steps", "3", "-o", out)
+    other = elsewhere(out, "AutoModel", tmp_path)
+    assert other.isfinite().all()
+    torch.testing.assert_close(other, here(out, AutoModel))
+    with custom_code(allowed=True):
+        assert str(load_encoder(str(out)).shape) == "1x16:32@4"
+
+
+def test_it_is_pruned_and_exported(made, tmp_path):
+    kind, root = made
+    task = ("--task", "own", "--data", root / "data")
+    given = ("--sparsity", "0.5", "--max-steps", "4")
+    succeeds("prune", root / "tuned", *task, *given, *SHORT, "-o", tmp_path / "pruned")
+    weights = load_file(tmp_path / "pruned" / "model.safetensors")
+    layers = [x for name, x in weights.items() if "layer" in name and x.dim() == 2]
+    zeros = sum(int((x == 0).sum()) for x in layers) / sum(x.numel() for x in layers)
+    assert zeros > 0.4
+    other = elsewhere(tmp_path / "pruned", "AutoModelForSequenceClassification", tmp_path / "home")
+    assert other.isfinite().all()
+    export = ("export", root / "tuned", "--format", "onnx", "--int8", TRUST, "-o", tmp_path / "x")
+    if kind == "pairs":
+        result = kdcli(*export)
+        assert result.exit_code == 2
+        assert "cannot export PairsForSequenceClassification" in said_by(result)
+        assert "complex" in said_by(result)
+        return
+    succeeds(*export)
+    evaluated = succeeds("evaluate", tmp_path / "x", *task, TRUST)
+    assert "accuracy" in evaluated.output
+
+
+@pytest.mark.parametrize("kind", ["blocks"])
+def test_buffers_that_transformers_leaves_empty_are_computed(kind, tmp_path, caplog):
+    folder = write_own_code(kind, tmp_path / "model")
+    with custom_code(allowed=True):
+        wanted = load_encoder(str(folder)).model
+    code = folder / f"modeling_{kind}.py"
+    text = code.read_text("utf-8")
+    assert "isinstance(module, Rotation)" in text
+    code.write_text(text.replace("isinstance(module, Rotation)", "False"), "utf-8")
+    caplog.set_level(logging.WARNING, "kdcli.models")
+    with custom_code(allowed=True):
+        again = load_encoder(str(folder)).model
+    assert "leaves buffers of" in caplog.text
+    assert "embeddings.rotary_emb.inv_freq" in caplog.text
+    batch = padded_batch(wanted)
+    with torch.no_grad():
+        one, two = (model(**batch).last_hidden_state for model in (wanted, again))
+    torch.testing.assert_close(one, two)
