@@ -3,7 +3,7 @@ transformers with the code next to it."""
 
 import json
 import logging
-import shutil
+import re
 import subprocess
 import sys
 
@@ -54,10 +54,8 @@ def made(request, tmp_path_factory):
     own_files.own(root / "data", "class", 128, 48)
     (root / "texts.txt").write_text("\n".join(TEXTS), "utf-8")
     task = ("--task", "own", "--data", root / "data")
-    succeeds("finetune", root / "model", *task, *SHORT, "--max-steps", "30", "-o", root / "tuned")
-    # What is saved needs no other directory.
-    shutil.rmtree(root / "model")
-    write_own_code(request.param, root / "model")
+    steps = ("--max-steps", "40", "--set", "train.lr=0.003")
+    succeeds("finetune", root / "model", *task, *SHORT, *steps, "-o", root / "tuned")
     return request.param, root
 
 
@@ -67,8 +65,8 @@ def test_a_fine_tuned_model_has_learned_and_loads_elsewhere(made, tmp_path):
     assert {file.name for file in (root / "tuned").glob("*.py")} == files
     auto_map = json.loads((root / "tuned" / "config.json").read_text("utf-8"))["auto_map"]
     assert set(auto_map) == {"AutoConfig", "AutoModel", "AutoModelForSequenceClassification"}
-    score = next(e for e in report_of(root / "tuned").evaluations if e.model != "baseline")
-    assert score.metrics[score.metric] > 0.8
+    scores = report_of(root / "tuned").evaluations[-1].metrics
+    assert scores["accuracy"] > 0.9
     auto = "AutoModelForSequenceClassification"
     other = elsewhere(root / "tuned", auto, tmp_path)
     torch.testing.assert_close(other, here(root / "tuned", AutoModelForSequenceClassification))
@@ -97,7 +95,7 @@ def test_it_is_pruned_and_exported(made, tmp_path):
     given = ("--sparsity", "0.5", "--max-steps", "4")
     succeeds("prune", root / "tuned", *task, *given, *SHORT, "-o", tmp_path / "pruned")
     weights = load_file(tmp_path / "pruned" / "model.safetensors")
-    layers = [x for name, x in weights.items() if "layer" in name and x.dim() == 2]
+    layers = [x for name, x in weights.items() if re.search(r"\.[01]\.", name) and x.dim() == 2]
     zeros = sum(int((x == 0).sum()) for x in layers) / sum(x.numel() for x in layers)
     assert zeros > 0.4
     other = elsewhere(tmp_path / "pruned", "AutoModelForSequenceClassification", tmp_path / "home")
