@@ -7,12 +7,22 @@ refuse, so a place that forgets to ask cannot run foreign code.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+CODE_FAILS = (
+    "its code may need other packages or another version of transformers; what always works is a "
+    "model that transformers has without --trust-remote-code"
+)
+"""What to do if code that comes with a model fails."""
 _allowed = False
 
 
 def custom_code_allowed() -> bool:
     """Return whether code that comes with a model may run now."""
     return _allowed
+
+
+def code_errors(known: tuple[type[Exception], ...]) -> tuple[type[Exception], ...]:
+    """Return the exceptions of a library, or any exception if code that comes with a model runs."""
+    return (Exception,) if _allowed else known
 
 
 @contextmanager

@@ -20,8 +20,9 @@ from transformers.initialization import no_init_weights
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
+from kdcli.custom_code import CODE_FAILS, code_errors, custom_code_allowed
 from kdcli.disk import read_json
-from kdcli.errors import UsageError, one_line, shortened
+from kdcli.errors import KdcliError, UsageError, one_line, shortened
 from kdcli.models.custom_class import COMPACT_KEY, LABEL_WORDS_KEY, UNILM_KEY
 
 ModelClass = type[PreTrainedModel] | type[_BaseAutoModelClass]
@@ -288,10 +289,13 @@ def config_errors(source: object) -> Iterator[None]:
     """
     try:
         yield
-    except FOREIGN_ERRORS as error:
+    except KdcliError:
+        raise
+    except code_errors(FOREIGN_ERRORS) as error:
         explains = isinstance(error, ValueError | StrictDataclassError)
         kind = "" if explains else f"{type(error).__name__}: "
-        raise UsageError(f"{source} cannot be used: {kind}{one_line(error)}") from None
+        hint = CODE_FAILS if custom_code_allowed() else None
+        raise UsageError(f"{source} cannot be used: {kind}{one_line(error)}", hint) from None
 
 
 def weight_files(source: str, revision: str | None) -> list[Path]:

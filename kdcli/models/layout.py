@@ -19,8 +19,9 @@ from transformers import (
 )
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
-from kdcli.custom_code import custom_code_allowed
-from kdcli.errors import UsageError
+from kdcli.custom_code import CODE_FAILS, code_errors, custom_code_allowed
+from kdcli.errors import KdcliError, UsageError, first_line
+from kdcli.models.custom_class import runs_own_code
 from kdcli.models.files import LIBRARY_TYPE
 from kdcli.models.modeling_kdcli import layer_paths
 from kdcli.models.static import MODEL_TYPE as STATIC_TYPE
@@ -198,11 +199,19 @@ def layout_for(config: PreTrainedConfig) -> Layout:
     from kdcli.models.derived_layout import NotDerivedError
     from kdcli.models.layout_cache import cached_layout
 
+    own_errors: tuple[type[Exception], ...] = (NotDerivedError,)
+    own_errors += code_errors(()) if runs_own_code(config) else ()
     try:
         return cached_layout(config)
-    except NotDerivedError as error:
-        message = f"kdcli cannot use a model of type '{kind}': {error}"
-        raise UsageError(message, "give a text encoder that needs only token ids") from None
+    except KdcliError:
+        raise
+    except own_errors as error:
+        name = "" if isinstance(error, NotDerivedError) else f"{type(error).__name__}: "
+        hint = "give a text encoder that needs only token ids"
+        raise UsageError(
+            f"kdcli cannot use a model of type '{kind}': {name}{first_line(error)}",
+            CODE_FAILS if runs_own_code(config) else hint,
+        ) from None
 
 
 def check_packing(config: PreTrainedConfig, *, isolated: bool) -> None:

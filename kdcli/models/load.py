@@ -32,9 +32,9 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import extract_commit_hash
 
-from kdcli.custom_code import custom_code_allowed
+from kdcli.custom_code import CODE_FAILS, code_errors, custom_code_allowed
 from kdcli.disk import EMBEDDED, cached_file, fill_dir, read_json, user_path
-from kdcli.errors import UsageError, first_line
+from kdcli.errors import KdcliError, UsageError, first_line
 from kdcli.models.custom_class import (
     COMPACT_KEY,
     HEADS,
@@ -352,13 +352,17 @@ def _check_repository(source: str) -> None:
         raise _no_safetensors(source, [name for name in files if name.endswith(".bin")])
 
 
+def _gliner(source: str) -> UsageError:
+    return UsageError(
+        f"{source} is a GLiNER model, whose layers above its encoder kdcli does not have",
+        f"give its encoder, which {GLINER_FILE} names as model_name; or label your texts with "
+        "GLiNER, and train a tagger on them: kdcli finetune",
+    )
+
+
 def _no_config(folder: Path) -> UsageError:
     if (folder / GLINER_FILE).is_file():
-        return UsageError(
-            f"{folder} is a GLiNER model, whose layers above its encoder kdcli does not have",
-            f"give its encoder, which {GLINER_FILE} names as model_name; or label your texts with "
-            "GLiNER, and train a tagger on them: kdcli finetune",
-        )
+        return _gliner(str(folder))
     if (folder / MODULES_FILE).is_file():
         return UsageError(
             f"{folder} has no {CONFIG_FILE}: only sentence-transformers computes such a model",
@@ -462,6 +466,8 @@ def _config_file(source: str, where: str) -> Path:
         if isinstance(error.__cause__, GatedRepoError):
             message = f"model '{source}' is on the hub, but you have no access to it"
             raise UsageError(message, "request access there, then run `hf auth login`") from None
+        if file_beside(where, GLINER_FILE) is not None:
+            raise _gliner(source) from None
         raise UsageError(
             f"model '{source}' was found neither as a directory, nor in the Hugging Face cache, "
             f"nor on the hub: {first_line(error)}",
@@ -751,3 +757,9 @@ def _weight_errors(source: str) -> Iterator[None]:
             # The message of transformers refers to a table that is not printed.
             reason = "tensors have other sizes"
         raise UsageError(f"the weights of {source} do not fit its config.json: {reason}") from None
+    except KdcliError:
+        raise
+    except code_errors(()) as error:
+        raise UsageError(
+            f"the code of {source} fails: {type(error).__name__}: {first_line(error)}", CODE_FAILS
+        ) from None

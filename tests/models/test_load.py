@@ -402,6 +402,7 @@ def test_a_hub_gives_a_model_once_or_one_error(hub, model_dir, tmp_path):  # noq
         "gated": "model 'someone/gated' is on the hub, but you have no access to it",
         "speechless": "someone/speechless has no tokenizer",
         "broken": "the weights of someone/broken cannot be read: peer closed connection",
+        "tagger": "someone/tagger is a GLiNER model",
         "absent": "model 'someone/absent' was found neither as a directory, "
         "nor in the Hugging Face cache",
     }
@@ -410,6 +411,8 @@ def test_a_hub_gives_a_model_once_or_one_error(hub, model_dir, tmp_path):  # noq
     files = hub.repositories["someone/pickled"]
     files["pytorch_model.bin"] = files.pop("model.safetensors")
     hub.gated.add("someone/gated")
+    files = hub.repositories["someone/tagger"]
+    files["gliner_config.json"] = files.pop("config.json")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         del hub.repositories["someone/speechless"][name]
     hub.broken.add("someone/broken/model.safetensors")
@@ -433,3 +436,31 @@ def test_a_hub_gives_a_model_once_or_one_error(hub, model_dir, tmp_path):  # noq
             load_encoder("someone/absent")
     assert "a local directory or 'demo'" in caught.value.hint
     assert hub.asked == []
+
+
+FAILING = {
+    "package": (
+        "import torch\n",
+        "import torch\nimport a_package_that_nobody_has\n",
+        "ImportError",
+    ),
+    "syntax": ("import torch\n", "import torch\nthis is no code\n", "SyntaxError"),
+    "file": ("import torch\n", "import torch\nopen('/no/such/file')\n", "FileNotFoundError"),
+    "network": ("self.post_init()\n", "self.no_such_method()\n", "no_such_method"),
+    "older": ("        self.post_init()\n", "", "AttributeError: .*all_tied_weights_keys"),
+    "forward": ("self.embeddings(input_ids)", "self.embeddings(inputs)", "NameError: .*inputs"),
+}
+"""Code that fails -> what it replaces, the code, and what the error names."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", FAILING)
+def test_code_that_fails_is_named(case, tmp_path):
+    sound, failing, named = FAILING[case]
+    folder = write_own_code("blocks", tmp_path / case)
+    code = folder / "modeling_blocks.py"
+    assert sound in (text := code.read_text("utf-8"))
+    code.write_text(text.replace(sound, failing), "utf-8")
+    with custom_code(True), pytest.raises(UsageError, match=named) as caught:
+        load_encoder(str(folder))
+    assert "another version of transformers" in (caught.value.hint or "")
