@@ -466,15 +466,16 @@ def _config_file(source: str, where: str) -> Path:
         if isinstance(error.__cause__, GatedRepoError):
             message = f"model '{source}' is on the hub, but you have no access to it"
             raise UsageError(message, "request access there, then run `hf auth login`") from None
-        if file_beside(where, GLINER_FILE) is not None:
-            raise _gliner(source) from None
         raise UsageError(
             f"model '{source}' was found neither as a directory, nor in the Hugging Face cache, "
             f"nor on the hub: {first_line(error)}",
             "check the name and the network, or use a local directory or 'demo'; "
             "HF_HUB_OFFLINE=1 uses the cache without asking the hub",
         ) from None
-    assert file is not None
+    if file is None and file_beside(where, GLINER_FILE) is not None:
+        raise _gliner(source)
+    if file is None:
+        raise UsageError(f"{source} has no {CONFIG_FILE}, so it is not a model")
     return file
 
 

@@ -403,6 +403,7 @@ def test_a_hub_gives_a_model_once_or_one_error(hub, model_dir, tmp_path):  # noq
         "speechless": "someone/speechless has no tokenizer",
         "broken": "the weights of someone/broken cannot be read: peer closed connection",
         "tagger": "someone/tagger is a GLiNER model",
+        "bare": "someone/bare has no config.json, so it is not a model",
         "absent": "model 'someone/absent' was found neither as a directory, "
         "nor in the Hugging Face cache",
     }
@@ -412,6 +413,7 @@ def test_a_hub_gives_a_model_once_or_one_error(hub, model_dir, tmp_path):  # noq
     files["pytorch_model.bin"] = files.pop("model.safetensors")
     hub.gated.add("someone/gated")
     files = hub.repositories["someone/tagger"]
+    del hub.repositories["someone/bare"]["config.json"]
     files["gliner_config.json"] = files.pop("config.json")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         del hub.repositories["someone/speechless"][name]
@@ -459,7 +461,8 @@ def test_code_that_fails_is_named(case, tmp_path):
     sound, failing, named = FAILING[case]
     folder = write_own_code("blocks", tmp_path / case)
     code = folder / "modeling_blocks.py"
-    assert sound in (text := code.read_text("utf-8"))
+    text = code.read_text("utf-8")
+    assert sound in text
     code.write_text(text.replace(sound, failing), "utf-8")
     with custom_code(True), pytest.raises(UsageError, match=named) as caught:
         load_encoder(str(folder))
