@@ -48,6 +48,7 @@ OF_TYPE = {
     "big_bird": {"attention_type": "original_full"},
     "roc_bert": {"pronunciation_embed_dim": 8, "shape_embed_dim": 8},
     "mobilebert": {"embedding_size": 16, "true_hidden_size": 32, "intra_bottleneck_size": 32},
+    "mpnet": {"pad_token_id": 1},
     "modernbert": {"num_hidden_layers": 4, "local_attention": 8},
     "deberta": {
         "relative_attention": True,
