@@ -12,6 +12,7 @@ from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
     AutoModel,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
@@ -94,6 +95,44 @@ def tiny_config(model_type: str, **changes: object):
     )
     sizes = {name: SIZES[name] for name in given}
     return CONFIG_MAPPING[model_type](**sizes | OF_TYPE.get(model_type, {}) | changes)
+
+
+MORE_SIZES = {
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "d_ff": 128,
+    "d_kv": 8,
+    "ffn_dim": 128,
+    "word_embed_proj_dim": 32,
+    "d_inner": 128,
+    "attention_window": 8,
+    "embedding_size": 32,
+    "num_experts": 2,
+    "num_local_experts": 2,
+}
+
+
+def small_config(kind: str) -> PreTrainedConfig:
+    """A tiny configuration with each size that the type knows and accepts."""
+    if kind in (*TYPES, *DERIVED):
+        return tiny_config(kind)
+    known = CONFIG_MAPPING[kind]()
+    sizes = {n: x for n, x in MORE_SIZES.items() if isinstance(getattr(known, n, None), int)}
+    if hasattr(known, "num_key_value_heads") and not isinstance(known.num_key_value_heads, int):
+        sizes["num_key_value_heads"] = 2
+    sizes |= SIZES | OF_TYPE.get(kind, {})
+    while True:
+        try:
+            return CONFIG_MAPPING[kind](**sizes)
+        except Exception as error:
+            refused = [name for name in sizes if name in str(error)]
+            if not refused:
+                # A check that names no size, such as ESM C's.
+                refused = [name for name in sizes if name in MORE_SIZES]
+            if not refused:
+                raise
+            for name in refused:
+                del sizes[name]
 
 
 def tiny_encoder(model_type: str, **changes: object) -> PreTrainedModel:

@@ -7,8 +7,12 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-TABLE = Path(__file__).parents[1] / "tests" / "models" / "every_type.json"
+TESTS = Path(__file__).parents[1] / "tests"
+TABLE = TESTS / "models" / "every_type.json"
 """What `tests/models/test_every_type.py` finds with the installed transformers."""
+VERBS_TABLE = TESTS / "verbs" / "every_verb.json"
+"""What `tests/verbs/test_every_verb.py` finds."""
+WORKS = "works"
 STATES, REFUSED = "states: ", "refused: "
 HEAD = """\
 # Model types
@@ -25,8 +29,9 @@ BOTH_WAYS = """\
 CAUSAL = """\
 ## Every verb, without relation losses
 
-{count} causal types. `minilm` and `minilmv2` refuse them as teachers, because a token attends to
-earlier ones only; distil their vectors instead (`--method embedding`):
+{count} causal types. `minilm`, `minilmv2` and `tinybert` refuse them as teachers, because a token
+attends to earlier ones only; distil their vectors instead (`--method embedding`), or on a task
+their outputs (`--method soft-targets`):
 """
 ONLY_STATES = """\
 ## Without smaller models of their own
@@ -38,6 +43,13 @@ NOT_AT_ALL = """\
 ## Refused
 
 {count} types.
+"""
+VERBS = """\
+## Each verb by command line
+
+{count} types on which a test runs each verb, with two steps of training. Students have one layer
+and half the width; `task` means tinybert, `outputs` soft-targets. A number is the reason of a
+refusal:
 """
 
 
@@ -61,8 +73,33 @@ def page() -> str:
         table(states, STATES),
         NOT_AT_ALL.format(count=len(refused)),
         table(refused, REFUSED),
+        *verbs_by_type(),
     ]
     return "\n".join(sections)
+
+
+def verbs_by_type() -> list[str]:
+    """Return the section with what each verb does with each type, and the reasons."""
+    found: dict[str, dict[str, str]] = json.loads(VERBS_TABLE.read_text("utf-8"))
+    verbs = list(dict.fromkeys(verb for outcomes in found.values() for verb in outcomes))
+    reasons: dict[str, int] = {}
+    rows = []
+    for kind, outcomes in found.items():
+        cells = []
+        for verb in verbs:
+            reason = outcomes.get(verb, "-").replace(f"'{kind}'", "model of this type")
+            reason = reason.replace(f"{kind} is", "the type is")
+            is_reason = reason not in (WORKS, "-")
+            number = reasons.setdefault(reason, len(reasons) + 1) if is_reason else 0
+            cells.append(str(number) if is_reason else reason.replace(WORKS, "yes"))
+        rows.append(f"| `{kind}` | {' | '.join(cells)} |")
+    head = [f"| type | {' | '.join(verbs)} |", "|---" * (len(verbs) + 1) + "|"]
+    numbered = [f"{number}. {reason}" for reason, number in reasons.items()]
+    return [
+        VERBS.format(count=len(found)),
+        "\n".join([*head, *rows, ""]),
+        "\n".join(numbered) + "\n",
+    ]
 
 
 def listed(kinds: Iterable[str]) -> str:

@@ -239,6 +239,8 @@ def _derive(config: PreTrainedConfig) -> Layout:
         raise NotDerivedError("its encoder is part of a class with a decoder")
     if not int(getattr(config, "num_hidden_layers", 0) or 0):
         raise NotDerivedError("its configuration has no num_hidden_layers")
+    if getattr(config, "is_heterogeneous", False):
+        raise NotDerivedError("its layers have different sizes")
     model = _small_model(config)
     batch = _tokens(model.config)
     layers_path, layers = _layers(model, batch)

@@ -175,6 +175,18 @@ STATES = [
     (tiny_config("fnet"), "no softmax over all tokens"),
     (tiny_config("longformer", attention_window=[8, 8]), "no softmax over all tokens"),
     (tiny_config("flaubert", emb_dim=32, n_layers=2, n_heads=4), "no feed-forward block"),
+    (
+        tiny_config(
+            "embedding_gemma2_text",
+            head_dim=8,
+            num_key_value_heads=2,
+            layer_types=["sliding_attention", "full_attention"],
+            per_layer_config={"1": {"head_dim": 16}},
+            embedding_dim=32,
+            hidden_size_per_layer_input=8,
+        ),
+        "its layers have different sizes",
+    ),
 ]
 """Models with states that can be used, and why their layers cannot."""
 

@@ -6,10 +6,9 @@ import os
 import re
 from pathlib import Path
 
-import encoders
 import pytest
-from encoders import DERIVED, OF_TYPE, SIZES, tiny_config
-from transformers import CONFIG_MAPPING, PreTrainedConfig
+from encoders import small_config
+from transformers import CONFIG_MAPPING
 from transformers.models.auto import modeling_auto as auto
 
 from kdcli.errors import UsageError
@@ -55,43 +54,7 @@ TYPES = sorted(
         and kind not in auto.MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES
     }
 )
-MORE_SIZES = {
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "d_ff": 128,
-    "d_kv": 8,
-    "ffn_dim": 128,
-    "word_embed_proj_dim": 32,
-    "d_inner": 128,
-    "attention_window": 8,
-    "embedding_size": 32,
-    "num_experts": 2,
-    "num_local_experts": 2,
-}
 SHOWN = ("layers", *"qkvo", "up", "gate", "down")
-
-
-def small_config(kind: str) -> PreTrainedConfig:
-    """A tiny configuration with each size that the type knows and accepts."""
-    if kind in (*encoders.TYPES, *DERIVED):
-        return tiny_config(kind)
-    known = CONFIG_MAPPING[kind]()
-    sizes = {n: x for n, x in MORE_SIZES.items() if isinstance(getattr(known, n, None), int)}
-    if hasattr(known, "num_key_value_heads") and not isinstance(known.num_key_value_heads, int):
-        sizes["num_key_value_heads"] = 2
-    sizes |= SIZES | OF_TYPE.get(kind, {})
-    while True:
-        try:
-            return CONFIG_MAPPING[kind](**sizes)
-        except Exception as error:
-            refused = [name for name in sizes if name in str(error)]
-            if not refused:
-                # A check that names no size, such as ESM C's.
-                refused = [name for name in sizes if name in MORE_SIZES]
-            if not refused:
-                raise
-            for name in refused:
-                del sizes[name]
 
 
 def outcome(kind: str) -> str:

@@ -1,0 +1,128 @@
+"""Every verb on every type of model: what works, and what is refused with which reason.
+
+`every_verb.json` stores it. `KDCLI_WRITE_VERBS=1` writes it anew, `tools/model_types.py` shows it.
+"""
+
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from encoders import DERIVED, TYPES, on_disk, small_config
+from filelock import FileLock
+from own_files import kdcli, own, write
+from transformers import PreTrainedConfig, XLNetConfig
+
+from kdcli.models.derived_layout import base_model
+from kdcli.models.layout import base_class
+
+TABLE = Path(__file__).with_name("every_verb.json")
+CONTRACT = (*TYPES, *DERIVED, "gemma3_text", "layoutlm", "qwen3", "t5", "xmod")
+FURTHER = (
+    *("bart", "gemma", "gemma2", "gpt2", "gpt_neox", "lfm2", "llama", "longformer", "mbart"),
+    *("ministral3", "mistral", "modernbert-decoder", "mt5", "opt", "phi3", "umt5"),
+    *("xlm", "xlnet"),
+)
+"""Decoders and encoder-decoders of the embedding models that people use, and types without layers
+that can be used."""
+STORED = json.loads(TABLE.read_text("utf-8"))
+WRITES = "KDCLI_WRITE_VERBS" in os.environ
+TRIED = [*CONTRACT, *FURTHER] if WRITES else list(STORED)
+WORKS = "works"
+TRAIN = ("--max-steps", "2", "--batch-size", "8", "--dtype", "fp32", "--set", "data.max_length=24")
+STEPS = (*TRAIN, "--set", "measure.latency=false")
+VECTORS = ("--method", "embedding", "--pooling", "mean")
+
+
+def config_of(kind: str) -> PreTrainedConfig:
+    ends = {"bos_token_id": 2, "eos_token_id": 3}
+    if kind == "xlnet":
+        sizes = {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64, "vocab_size": 64}
+        return XLNetConfig(**sizes, pad_token_id=0, **ends)
+    config = small_config(kind)
+    config.update(ends)
+    return config
+
+
+def arguments(verb: str, folder: Path, data: Path) -> list[object]:
+    """The command line of a verb, whose model is `folder/model` or what an earlier verb wrote."""
+    model, tuned, texts = folder / "model", folder / "finetune", data / "texts.txt"
+    task = ("--task", "own", "--data", data / "task")
+    texted = ("--data", texts, *STEPS, "--set", "eval.tasks=[]")
+    columns = ("--set", "data.columns={text: a, pair: b, label: score}")
+    start = tuned if tuned.exists() else model
+    words = {
+        "evaluate": (model, "--pooling", "mean", "--task", "own", "--data", data / "sts", *columns),
+        "trim": (model, "--data", texts),
+        "distill text": (model, "--to", "1x16", *texted),
+        "distill vectors": (model, "--to", "1x16", *VECTORS, *texted),
+        "distill to static": (model, "--to", "static:8", *VECTORS, *texted),
+        "finetune": (model, *task, *STEPS),
+        "distill task": (start, "--to", "1x16", *task, *STEPS),
+        "distill outputs": (start, "--to", "1x16", "--method", "soft-targets", *task, *STEPS),
+        "prune": (model, *task, "--method", "smp", "--sparsity", "0.5", *STEPS),
+    }
+    return [verb.partition(" ")[0], *words[verb], "-o", folder / verb]
+
+
+VERBS = (
+    *("evaluate", "trim", "distill text", "distill vectors", "distill to static"),
+    *("finetune", "distill task", "distill outputs", "prune"),
+)
+
+
+def outcome(verb: str, folder: Path, data: Path) -> str:
+    """`works`, or the message of the error."""
+    result = kdcli(*arguments(verb, folder, data))
+    if result.exit_code == 0:
+        return WORKS
+    assert result.exit_code in (2, 3), (verb, result.output, result.exception)
+    message = result.stderr.rpartition("error: ")[2].splitlines()[0]
+    return message.replace(str(folder), "DIR")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder, rng = tmp_path_factory.mktemp("data"), random.Random(0)
+
+    def text() -> str:
+        return " ".join(f"w{rng.randrange(50)}" for _ in range(rng.randrange(3, 9)))
+
+    own(folder / "task", "class", n=64, judged=24)
+    (folder / "texts.txt").write_text("\n".join(text() for _ in range(300)), "utf-8")
+    for split in ("train", "validation"):
+        pairs = [{"a": text(), "b": text(), "score": rng.random() * 5} for _ in range(32)]
+        write(folder / "sts" / f"{split}.jsonl", pairs)
+    return folder
+
+
+@pytest.fixture
+def folder(request, tmp_path):
+    kind = request.param
+    torch.manual_seed(0)
+    config = config_of(kind)
+    # An encoder that is part of a class is saved with all of it.
+    whole = base_class(config).from_config(config) if kind in ("bart", "mbart") else None
+    on_disk((whole or base_model(config)).eval(), tmp_path / kind / "model")
+    return tmp_path / kind
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "folder", [k for k in STORED if STORED[k]["prune"] == WORKS], indirect=True
+)
+def test_types_are_pruned(folder, data):
+    assert outcome("prune", folder, data) == WORKS
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("folder", TRIED, indirect=True)
+def test_each_verb_does_with_each_type_what_it_did(folder, data):
+    now = {verb: outcome(verb, folder, data) for verb in VERBS}
+    if WRITES:
+        with FileLock(f"{TABLE}.lock"):
+            table = json.loads(TABLE.read_text("utf-8")) | {folder.name: now}
+            TABLE.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", "utf-8")
+    assert now == (now if WRITES else STORED[folder.name])
