@@ -18,9 +18,9 @@ QUICK = ["--device", "cpu", "--overwrite", "--set", "measure.latency=false"]
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """Different texts of two thousand characters, each one sentence."""
+    """Different texts of two thousand characters, but few tokens, each one sentence."""
     file = tmp_path_factory.mktemp("source") / "texts.txt"
-    rest = "many words that say nothing at all " * 57
+    rest = f"is a text with a word of unusual length: {'x' * 1950}"
     written, number = 0, 0
     with file.open("w") as opened:
         while written < SOURCE_BYTES:
