@@ -388,3 +388,35 @@ def test_other_names_are_refused_with_both_and_the_map(tmp_path):
     with pytest.raises(UsageError, match=r"it predicts topic-0, .*, but your data has t0") as error:
         kdcli.evaluate("demo-classifier", data=file, config=QUIET, output_dir=tmp_path / "out")
     assert "--set head.label_map='[0, 1, 2, 3, 4, 5]'" in error.value.hint
+
+
+NAMED = [{"text": f"words {n}", "label": n % 3, "label_text": "abc"[n % 3]} for n in range(60)]
+
+
+def test_a_column_that_names_the_numbers_of_the_label_is_told(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, NAMED)), "utf-8")
+    log = []
+    assert read_task("own", file, log).task.labels == ("0", "1", "2")
+    (said,) = [line for line in log if "label_text" in line and "names" in line]
+    assert said.startswith("column 'label_text' names the classes (0 a, 1 b, 2 c); use these names")
+
+
+@pytest.mark.parametrize(("labels", "fits"), [("abc", True), ("acb", False)])
+def test_numbers_whose_names_are_others_in_the_head_are_refused(tmp_path, labels, fits):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, NAMED)), "utf-8")
+    head = Head("class", tuple(labels), named=True)
+    if fits:
+        assert read_task("own", file, head=head).task.account.numbers == {
+            "0": "a",
+            "1": "b",
+            "2": "c",
+        }
+        return
+    why = r"class 1 of 'label' is 'b' in column 'label_text', but 'c' in the head of the model"
+    with pytest.raises(UsageError, match=why) as error:
+        read_task("own", file, head=head)
+    assert "data.columns.label=label_text" in error.value.hint
+    names = read_task("own", file, head=head, columns={"label": "label_text"})
+    assert names.task.account.mapping == "name"

@@ -225,6 +225,23 @@ class Columns:
         unused = [c for c in self.names if c not in used]
         return f"; unused columns: {', '.join(unused)}" if unused else ""
 
+    def names_of_numbers(self, label: str) -> tuple[str, dict[str, str]]:
+        """Return the column that names the numbers of the label, and number -> name.
+
+        Such a column is called like that of the label, for example `label_text`, and has one name
+        for each number in the first rows. Both are empty if there is none.
+        """
+        wanted = {f"{_key(label)}{end}" for end in ("text", "name", "names", "string")}
+        for column in self.strings:
+            if _key(column) not in wanted:
+                continue
+            pairs = {(str(row.get(label)), str(row.get(column))) for _, row in self.head}
+            names = dict(pairs)
+            one_to_one = len(pairs) == len(names) == len(set(names.values()))
+            if one_to_one and all(isinstance(number_of(number), int) for number in names):
+                return column, dict(sorted(names.items(), key=lambda pair: int(pair[0])))
+        return "", {}
+
     def describe_splits(self, *used: str) -> str | None:
         """Return a warning if an unused column tells which split a row belongs to."""
         for column in self.names:

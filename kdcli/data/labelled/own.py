@@ -101,6 +101,7 @@ def own_task(
     for note in labels.notes:
         log(note)
     account = _account(names, labels.class_numbers, head if decides else None)
+    _compare_names(label, *by_name.names_of_numbers(label), account, log)
     rows_of_labels = tuple(map(labels.first_row, names)) if account.names == names else ()
     task = _task(by_name, kind, texts, label, account.names, log)
     metrics = IMPOSSIBLE_METRICS if impossible else task.metrics
@@ -114,6 +115,35 @@ def own_task(
         account=account if names else None,
         score_name=head.score_name if head is not None and decides else "",
     )
+
+
+def _compare_names(
+    label: str, column: str, names: Mapping[str, str], account: LabelAccount, log: Log
+) -> None:
+    """Tell that another column names the numbers of the label.
+
+    Args:
+        label: The column of the label.
+        column: The column of the names; empty if there is none.
+        names: number -> name.
+        account: The classes as which the numbers are read.
+        log: Receives the message.
+
+    Raises:
+        UsageError: The head of the model has other names for these numbers.
+    """
+    way = f"--set data.columns.label={column}"
+    for number, name in names.items():
+        of_head = account.numbers.get(number, name)
+        if class_number((of_head,), name) is None:
+            raise UsageError(
+                f"class {number} of '{label}' is '{name}' in column '{column}', but '{of_head}' in "
+                "the head of the model",
+                f"read the names instead of the numbers with {way}",
+            )
+    if names and not account.numbers:
+        listed = ", ".join(f"{number} {name}" for number, name in names.items())
+        log(f"column '{column}' names the classes ({listed}); use these names with {way}")
 
 
 def _task(
