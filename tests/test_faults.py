@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from kdcli.errors import UsageError
+from kdcli.report.schema_decisions import Confusion
 
 pytestmark = pytest.mark.slow
 
@@ -22,12 +24,14 @@ sys.path.append(str(ROOT))
 
 from tools.faults import campaign as campaigns  # noqa: E402
 from tools.faults.campaign import Campaign, Case, Fault, Kind  # noqa: E402
+from tools.faults.files import read  # noqa: E402
 from tools.faults.forms import check_form, table_of  # noqa: E402
 from tools.faults.kills import differences, state  # noqa: E402
 from tools.faults.models import _auto_map, _pickle  # noqa: E402
 from tools.faults.mutations import SHARES, draw, problems  # noqa: E402
 from tools.faults.process import Done  # noqa: E402
 from tools.faults.saved import check_outputs  # noqa: E402
+from tools.faults.written import FILES, spoil  # noqa: E402
 
 
 def _planted(case: Case) -> None:
@@ -162,3 +166,22 @@ def test_a_setting_that_is_not_obeyed_is_found(tmp_path):
     check_outputs("refused", lambda: ["a"], refuse)
     with pytest.raises(Fault, match="no such setting"):
         check_outputs("refused", lambda: ["a"], refuse, is_valid=True)
+
+
+@pytest.mark.parametrize("number", range(24))
+def test_damaged_files_of_kdcli_are_refused_with_words(number, tmp_path):
+    """The files that need no finished run; `make faults` damages the others too."""
+    name = ("training rows", "partition", "journal", "inputs")[number % 4]
+    one = FILES[name]
+    one.write(tmp_path, tmp_path)
+    read(name, lambda: one.read(tmp_path), is_valid=True)
+    spoil(random.Random(number), tmp_path / one.file)
+    read(name, lambda: one.read(tmp_path))
+
+
+@pytest.mark.parametrize("damage", ["text", "long", "many"])
+def test_a_confusion_matrix_that_does_not_fit_its_labels_is_damaged(damage):
+    counts = {"text": [["1"]], "long": [[2**63]], "many": [[1, 2]]}[damage]
+    Confusion(labels=["a"], counts=[[1]])
+    with pytest.raises(ValidationError):
+        Confusion(labels=["a"], counts=counts)

@@ -1,19 +1,19 @@
 """Read a directory that `kdcli export` wrote, and run it with the runtime it was written for."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from transformers import PreTrainedConfig
 
 from kdcli.deploy.export import FILES, RUNTIMES
 from kdcli.deploy.runners import Runner, file_runner
 from kdcli.deploy.sessions import library
-from kdcli.disk import user_path
-from kdcli.errors import UsageError, first_line
+from kdcli.disk import read_json, user_path
+from kdcli.errors import UsageError, first_line, one_line
 from kdcli.models.load import load_config
 from kdcli.types import Card
 
@@ -76,7 +76,7 @@ class Export:
 
     @property
     def card(self) -> Card:
-        return Card(**self.facts["card"])
+        return TypeAdapter(Card).validate_python(self.facts["card"])
 
     def runner(self, threads: int) -> Runner:
         """Load the file; its outputs have the order of `kdcli.deploy.export.GRAPH_OUTPUTS`.
@@ -119,22 +119,24 @@ def open_export(source: str, device: torch.device | None = None) -> Export:
             "add --device cpu",
         )
     try:
-        facts = json.loads((folder / FACTS).read_text("utf-8"))
-        sizes = dict(facts["files"])
+        facts = read_json(folder / FACTS)
+        sizes = TypeAdapter(dict[str, int]).validate_python(facts["files"])
         if (facts["format"], facts["precision"]) not in FILES:
             raise ValueError("it names another format")
         if file_in(facts) not in sizes:
             raise ValueError(f"it does not name {file_in(facts)}")
-        if not isinstance(facts["outputs"], list):
-            raise ValueError("it names no outputs")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        TypeAdapter(list[str]).validate_python(facts["outputs"])
+    except (UsageError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            f"{folder / FACTS} cannot be read: {type(error).__name__} {error}", again
+            f"{folder / FACTS} cannot be read: {type(error).__name__} {one_line(error)}", again
         ) from None
-    if not isinstance(facts.get("card"), dict):
+    try:
+        TypeAdapter(Card).validate_python(facts.get("card"))
+    except ValidationError:
         raise UsageError(
-            f"{folder / FACTS} is from an earlier kdcli: it does not describe the model", again
-        )
+            f"{folder / FACTS} is damaged or from an earlier kdcli: it does not describe the model",
+            again,
+        ) from None
     for name, size in sizes.items():
         # A name must be a file of the directory, not a path out of it.
         inside = Path(name).parent.name if Path(name).parent.name in RUNTIMES else ""

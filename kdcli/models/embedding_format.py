@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from kdcli.custom_code import custom_code_allowed
-from kdcli.disk import disk_errors, read_json, write_atomic
+from kdcli.disk import disk_errors, fill_dir, read_json, write_atomic
 from kdcli.errors import UsageError, did_you_mean, one_line, shortened
 from kdcli.models.custom_class import custom_class
 from kdcli.models.files import (
@@ -690,13 +690,12 @@ def dense_layer(
 
 def save_layer(layer: Any, folder: Path) -> None:
     """Save a module of sentence-transformers, without settings that its first versions lack."""
-    with disk_errors(folder):
-        folder.mkdir(exist_ok=True)
-        layer.save(str(folder))
-        settings = read_json(folder / CONFIG_FILE)
+    with fill_dir(folder, last=CONFIG_FILE) as aside:
+        layer.save(str(aside))
+        settings = read_json(aside / CONFIG_FILE)
         for name in ("module_input_name", "module_output_name"):
             settings.pop(name, None)
-        write_atomic(folder / CONFIG_FILE, json.dumps(settings, indent=2))
+        write_atomic(aside / CONFIG_FILE, json.dumps(settings, indent=2))
 
 
 def json_file(source: str, name: str, kind: type = dict) -> Any:

@@ -1,8 +1,8 @@
 """The parts of report.json that compare a model with its baseline, by class and by row."""
 
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class SchemaPart(BaseModel):
@@ -18,7 +18,13 @@ class Confusion(SchemaPart):
     """
 
     labels: list[str]
-    counts: list[list[int]]
+    counts: list[list[Annotated[int, Field(ge=0, lt=2**63)]]]
+
+    @model_validator(mode="after")
+    def _is_square(self) -> Self:
+        if {len(self.counts), *map(len, self.counts)} != {len(self.labels)}:
+            raise ValueError("counts must have a row and a column for each label")
+        return self
 
 
 class PairedValue(SchemaPart):

@@ -97,6 +97,8 @@ def _make(name: str) -> None:
     task = ["--task", "own", "--data", folder / "data", *QUICK]
     own_files.succeeds("finetune", folder / "encoder", *task, "-o", folder / "teacher")
     own_files.succeeds("prune", folder / "encoder", *task, *WORDS, "-o", folder / "pruned")
+    exported = ["--format", "onnx", "-q", "-o", folder / "export"]
+    own_files.succeeds("export", folder / "teacher", *exported)
     (folder / "bomb").write_bytes(zlib.compress(bytes(1 << 30), 9))
 
 

@@ -99,7 +99,10 @@ class Partition:
         file = user_path(source)
         try:
             tensors = load(file.read_bytes())
-            return cls(tensors["selection"], tensors["verification"])
+            parts = tensors["selection"], tensors["verification"]
+            if any(part.dtype != np.uint64 or part.ndim != 1 for part in parts):
+                raise ValueError("it must hold lists of 64-bit hashes")
+            return cls(*parts)
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise UsageError(
                 f"data.partition={source} cannot be read: {error}",

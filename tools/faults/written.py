@@ -1,0 +1,160 @@
+"""Damage files that kdcli wrote and reads again.
+
+A reader must refuse the file with a message, or read what it held before.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tools.faults.campaign import Case, Kind
+from tools.faults.damage import damage, damage_json
+from tools.faults.files import is_intact, read
+
+RECIPE = "verb: finetune\n"
+ROWS = np.arange(9, dtype=np.uint64) * 10**17
+
+
+class Written(NamedTuple):
+    """A file that kdcli writes.
+
+    Attributes:
+        file: Its path in the directory of a case.
+        write: Writes it, and what it needs, into a directory; the second argument is the material.
+        read: Reads it.
+    """
+
+    file: str
+    write: Callable[[Path, Path], object]
+    read: Callable[[Path], object]
+
+
+def _export(folder: Path, material: Path) -> None:
+    shutil.copytree(material / "export", folder / "export")
+
+
+def _read_export(folder: Path) -> object:
+    from kdcli.deploy.exported import open_export
+
+    export = open_export(str(folder / "export"))
+    return export.file, export.outputs, export.card, export.format, export.precision
+
+
+def _rows(folder: Path, material: Path) -> None:
+    from kdcli.models.training_rows import write_training_rows
+
+    write_training_rows(folder, ROWS)
+
+
+def _read_rows(folder: Path) -> object:
+    from kdcli.models.training_rows import training_rows
+
+    return training_rows(str(folder))
+
+
+def _partition(folder: Path, material: Path) -> None:
+    from kdcli.data.labelled.partition import Partition
+
+    Partition(ROWS[:4], ROWS[4:]).write(folder / "partition.safetensors")
+
+
+def _read_partition(folder: Path) -> object:
+    from kdcli.data.labelled.partition import Partition
+
+    partition = Partition.read(str(folder / "partition.safetensors"))
+    return partition.is_training(ROWS)
+
+
+def _journal(folder: Path, material: Path) -> None:
+    from kdcli.engine.run_dir import RunDir
+    from kdcli.verbs.compress.record import Attempt, Look, Record
+
+    run = RunDir.claim(folder / "run", RECIPE)
+    record = Record(run=run)
+    record.add(Attempt(place="1/a", seconds=2.0), Look("1/a"))
+    run.release()
+
+
+def _read_journal(folder: Path) -> object:
+    from kdcli.engine.run_dir import RunDir
+    from kdcli.verbs.compress.record import Record
+
+    record = Record.read(RunDir(folder / "run"))
+    return record.seconds(), record.looks(), record.inputs, record.last_question
+
+
+def _run(folder: Path, material: Path) -> None:
+    shutil.copytree(material / "teacher", folder / "run")
+
+
+def _read_report(folder: Path) -> object:
+    from kdcli.report.finish import RunResult
+
+    result = RunResult.read(folder / "run")
+    return list(result.renderables()), result.to_frame(), result._repr_html_()
+
+
+def _inputs(folder: Path, material: Path) -> None:
+    from kdcli.engine.run_dir import RunDir
+
+    run = RunDir.claim(folder / "run", RECIPE)
+    run.record_inputs({"a": "1", "b": "2"})
+    run.release()
+
+
+def _read_inputs(folder: Path) -> None:
+    from kdcli.engine.run_dir import RunDir
+
+    RunDir(folder / "run").check_inputs({"a": "1", "b": "2"})
+
+
+def _read_manifest(folder: Path) -> None:
+    from kdcli.engine.inputs import check_no_foreign_files
+
+    check_no_foreign_files(folder / "run")
+
+
+FILES = {
+    "export": Written("export/export.json", _export, _read_export),
+    "training rows": Written("training_rows.safetensors", _rows, _read_rows),
+    "partition": Written("partition.safetensors", _partition, _read_partition),
+    "journal": Written("run/log.jsonl", _journal, _read_journal),
+    "report": Written("run/report.json", _run, _read_report),
+    "inputs": Written("run/checkpoints/inputs.json", _inputs, _read_inputs),
+    "manifest": Written("run/.manifest.jsonl", _run, _read_manifest),
+}
+
+
+def spoil(rng: random.Random, path: Path) -> None:
+    """Damage a file, cut it, or replace it by a directory."""
+    what, data = rng.random(), path.read_bytes()
+    if what < 0.05:
+        path.unlink()
+        path.mkdir()
+    elif what < 0.15:
+        path.write_bytes(data[: rng.randrange(len(data) + 1)])
+    elif path.suffix == ".json":
+        path.write_bytes(damage_json(rng, data))
+    else:
+        path.write_bytes(damage(rng, data))
+
+
+def written(case: Case) -> None:
+    """Read a damaged file that kdcli wrote."""
+    name = case.rng.choice(list(FILES))
+    one = FILES[name]
+    one.write(case.folder, case.material)
+    path = case.folder / one.file
+    if not is_intact(case):
+        spoil(case.rng, path)
+    content = path.read_bytes()[:300] if path.is_file() else b"a directory"
+    read(f"{name} {content!r}", lambda: one.read(case.folder), is_valid=is_intact(case))
+
+
+KINDS = [Kind("written", 4_000, written, chunk=100)]
