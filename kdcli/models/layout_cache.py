@@ -1,8 +1,8 @@
 """Keep derived layouts, in this process and in the cache on disk.
 
-An entry is named by all that decides its layout: the version of transformers, the code of the
-model's class and of the derivation, and the configuration of the small copy that is derived. The
-copy has sizes of its own, so one entry serves all sizes of a model type, and a student has its
+An entry is named by all that decides its layout: the versions of torch and transformers, the code
+of the model's class and of the derivation, and the configuration of the small copy that is derived.
+The copy has sizes of its own, so one entry serves all sizes of a model type, and a student has its
 teacher's layout.
 """
 
@@ -16,14 +16,15 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import torch
 import transformers
 from pydantic import TypeAdapter, ValidationError
 from transformers import PreTrainedConfig
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
+from kdcli import attention
 from kdcli.disk import cache_dir, cache_key, lock_entry, use_entry, write_atomic
 from kdcli.errors import KdcliError
-from kdcli.models import attention_products, capture, derived_layout, layout
 from kdcli.models.custom_class import runs_own_code
 from kdcli.models.derived_layout import NotDerivedError, derive, layout_of_states, small_copies
 from kdcli.models.files import TASK_KEY
@@ -130,9 +131,8 @@ def _hash(*files: Path) -> str:
 
 @cache
 def _derivation() -> str:
-    return _hash(
-        *(Path(inspect.getfile(m)) for m in (derived_layout, layout, capture, attention_products))
-    )
+    # A derivation also builds, saves and loads a student, which takes most of this folder.
+    return _hash(Path(inspect.getfile(attention)), *sorted(Path(__file__).parent.glob("*.py")))
 
 
 def _key(small: PreTrainedConfig, code: str | None) -> str:
@@ -143,7 +143,8 @@ def _key(small: PreTrainedConfig, code: str | None) -> str:
     }
     text = json.dumps(settings, sort_keys=True, default=str)
     kind = type(small).__qualname__
-    return cache_key(transformers.__version__, _derivation(), code, kind, text)
+    versions = torch.__version__, transformers.__version__
+    return cache_key(*versions, _derivation(), code, kind, text)
 
 
 def _path(key: str) -> Path:

@@ -10,7 +10,7 @@ import re
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -281,8 +281,23 @@ def _read_table(rows: Iterable[Row], name: str, text: str) -> Iterator[VectorRow
             raise UsageError(
                 f"{wrong}: column '{vector}' holds other values than numbers"
             ) from None
-        keys = [values.get(key) for _, values in part] if key else None
+        keys = [_key_of(row, key) for row in part] if key else None
         yield VectorRows(vectors_BE, keys, key, partial(_where, part))
+
+
+def _key_of(row: Row, column: str) -> Hashable:
+    """Return the value by which a row is matched.
+
+    Raises:
+        UsageError: It is a list or an object.
+    """
+    value = row.values.get(column)
+    if not isinstance(value, Hashable):
+        raise UsageError(
+            f"{row.where}: column '{column}' holds {value!r:.60}",
+            "give it strings or numbers, by which texts and vectors can be matched",
+        )
+    return value.strip() if isinstance(value, str) else value
 
 
 def _where(rows: Sequence[Row], row: int) -> str:
@@ -326,7 +341,7 @@ def _ids(data: str, texts: Texts, column: str | None) -> dict[object, int]:
 
         def rows_with_ids(rows: Iterable[Row], ids: deque[object] = ids) -> Iterator[Row]:
             for row in rows:
-                ids.append(row.values.get(ID))
+                ids.append(_key_of(row, ID))
                 yield row
 
         for where, text in placed_texts(rows_with_ids(table.rows), column):
@@ -399,7 +414,7 @@ class _ChosenVectors:
             at, own = self._order[low:high], self._sorted_rows[low:high] - begin
         else:
             numbers = self._numbers
-            known = np.array([numbers.get(_stripped(key), -1) for key in rows.keys])
+            known = np.array([numbers.get(key, -1) for key in rows.keys])
             own = np.flatnonzero(known >= 0)
             at = known[own]
             at, own = self._without_repeated(at, own, rows)
@@ -466,10 +481,6 @@ class _ChosenVectors:
         (first, rows), *others = self._shards.items()
         odd = next((item for item in others[:-1] if item[1] != rows), None)
         return f"; {odd[0]} has {odd[1]:,} rows, and {first} {rows:,}" if odd else ""
-
-
-def _stripped(value: object) -> object:
-    return value.strip() if isinstance(value, str) else value
 
 
 def _new_array(shape: tuple[int, int], dtype: np.dtype[np.generic]) -> Array:

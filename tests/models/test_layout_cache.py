@@ -66,6 +66,13 @@ def test_what_an_entry_says_is_used(cache):
     assert in_a_new_process("bert") == replace(row, local=True)
 
 
+def test_another_version_of_torch_has_entries_of_its_own(cache, monkeypatch):
+    row = in_a_new_process("bert")
+    monkeypatch.setattr("torch.__version__", "9.9.9")
+    assert in_a_new_process("bert") == row
+    assert len(entries(cache)) == 2
+
+
 @pytest.mark.parametrize(
     "content",
     [

@@ -220,6 +220,10 @@ NAN[:, 1], ZERO[:] = np.nan, 0
             "v.parquet:10: column 'vector' holds NoneType, not a vector",
         ),
         (
+            {"v.parquet": {"id": [["id-0"]] * COUNT, "vector": TABLE}},
+            r"v.parquet:1: column 'id' holds \['id-0'\]",
+        ),
+        (
             {"v.parquet": {"text": [*ROWS, ROWS[27]], "vector": [*TABLE, TABLE[3]]}},
             "v.parquet:31: another vector of the text 'document 27' was read before",
         ),
@@ -259,6 +263,11 @@ def test_vectors_that_are_not_there_or_have_no_text_are_refused(tmp_path, texts,
     with pytest.raises(UsageError, match="no vectors at"):
         read_vectors(str(tmp_path / "*.npy"), texts, data)
     parquet(tmp_path / "v.parquet", id=["id-1"], vector=[[1.0]])
+    listed = tmp_path / "listed.jsonl"
+    listed.write_text(json.dumps({"text": "one", "id": [1]}) + "\n" + json.dumps({"text": "two"}))
+    own = read_texts(str(listed), column=None, unit="document", rows=None, log=lambda line: None)
+    with pytest.raises(UsageError, match=r"listed.jsonl:1: column 'id' holds \[1\]"):
+        read_vectors(str(tmp_path / "v.parquet"), own, str(listed))
     plain = tmp_path / "plain.txt"
     plain.write_text("\n".join(ROWS))
     own = read_texts(str(plain), column=None, unit="document", rows=None, log=lambda line: None)
