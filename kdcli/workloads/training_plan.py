@@ -8,6 +8,7 @@ from typing import NamedTuple
 from kdcli.data.batches import BatchOrder, BucketOrder
 from kdcli.engine.launch import make_schedule
 from kdcli.engine.progress import Progress
+from kdcli.errors import UsageError
 from kdcli.recipe.sections import TrainSettings
 from kdcli.types import Array, Order, Schedule
 from kdcli.workloads.settings import FinetuneTrainSettings
@@ -42,8 +43,13 @@ def bucketed(lengths: Array, settings: TrainSettings, group: int) -> Plan:
         group: Number of rows in a group.
 
     Raises:
-        UsageError: The warm-up is as long as the run.
+        UsageError: No row has a token, or the warm-up is as long as the run.
     """
+    if not lengths.any():
+        raise UsageError(
+            f"none of the {len(lengths):,} rows has a token: the tokenizer finds nothing in them",
+            "check the column of the texts and the tokenizer files of the model",
+        )
     pool = settings.pool if isinstance(settings, FinetuneTrainSettings) else DEFAULT_POOL
     order = BucketOrder(lengths, settings.batch_size, group, settings.seed, pool)
     schedule = make_schedule(settings, order.steps_of_pass)
