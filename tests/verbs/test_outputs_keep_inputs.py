@@ -226,6 +226,18 @@ def test_a_run_of_an_older_version_is_known_by_its_names(tuned, tmp_path):
     assert foreign_files(run) == []
 
 
+def test_a_grid_of_an_older_version_is_known_by_its_names(tuned, tmp_path):
+    command = ("finetune", tuned / "base", *OWN, tuned / "data", *STEP, "--seeds", "2")
+    own_files.succeeds(*command, "-o", tmp_path / "whole")
+    run = tmp_path / "run"
+    run.mkdir()
+    shutil.copy(tmp_path / "whole" / "recipe.yaml", run)
+    (run / "log.jsonl").touch()
+    own_files.succeeds(*command, "-o", run, "--resume")
+    assert not (run / ".manifest.jsonl").exists()
+    assert foreign_files(run) == []
+
+
 def test_files_of_a_damaged_run_do_not_prevent_a_new_one(tuned, tmp_path):
     command = ("finetune", tuned / "base", *OWN, tuned / "data", *STEP, "--overwrite")
     for name in ("recipe.yaml", "report.json", "log.jsonl"):

@@ -139,7 +139,9 @@ def _compare_names(
             raise UsageError(
                 f"class {number} of '{label}' is '{name}' in column '{column}', but '{of_head}' in "
                 "the head of the model",
-                f"read the names instead of the numbers with {way}",
+                f"read the names instead of the numbers with {way}; if both name the same class, "
+                "also give the data's number of each of the model's classes with --set "
+                "head.label_map='[0, 1, ...]'",
             )
     if names and not account.numbers:
         listed = ", ".join(f"{number} {name}" for number, name in names.items())

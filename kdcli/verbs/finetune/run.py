@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kdcli.disk import LOCK, RECIPE_FILE, REPORT_FILE, atomic_file
 from kdcli.errors import UsageError
+from kdcli.manifest import MANIFEST
 from kdcli.models.grammar import parse_shape
 from kdcli.models.model import Model
 from kdcli.recipe.resolve import Resolved, combinations
@@ -186,7 +187,7 @@ def _report_grid(
     ]
     # Copy the model, the tokenizer and log.jsonl.
     for file in runs[chosen].stage.folder.iterdir():
-        if file.is_file() and file.name not in (LOCK, RECIPE_FILE, REPORT_FILE):
+        if file.is_file() and file.name not in (LOCK, MANIFEST, RECIPE_FILE, REPORT_FILE):
             with file.open("rb") as whole, atomic_file(context.folder / file.name) as copy:
                 shutil.copyfileobj(whole, copy)
     selection = Selection(
