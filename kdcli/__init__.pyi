@@ -114,7 +114,7 @@ def distill(
             runs/ with this recipe).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
-        strict_data: Refuse data if rows are left out: empty, bad, repeated, or known to a model.
+        strict_data: Refuse data with rows that are empty, bad, repeated, or known to a model.
         report_to: Experiment tracker that follows the run (none, all, aim, clearml, comet_ml,
             dvclive, mlflow, swanlab, tensorboard, trackio or wandb; default: none).
         push_to_hub: Repository to push the model to, private if it is new."""
@@ -186,7 +186,7 @@ def prune(
             runs/ with this recipe).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
-        strict_data: Refuse data if rows are left out: empty, bad, repeated, or known to a model.
+        strict_data: Refuse data with rows that are empty, bad, repeated, or known to a model.
         report_to: Experiment tracker that follows the run (none, all, aim, clearml, comet_ml,
             dvclive, mlflow, swanlab, tensorboard, trackio or wandb; default: none).
         push_to_hub: Repository to push the model to, private if it is new."""
@@ -264,7 +264,7 @@ def cotrain(
             runs/ with this recipe).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
-        strict_data: Refuse data if rows are left out: empty, bad, repeated, or known to a model.
+        strict_data: Refuse data with rows that are empty, bad, repeated, or known to a model.
         report_to: Experiment tracker that follows the run (none, all, aim, clearml, comet_ml,
             dvclive, mlflow, swanlab, tensorboard, trackio or wandb; default: none)."""
 
@@ -324,7 +324,7 @@ def finetune(
             runs/ with this recipe).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
-        strict_data: Refuse data if rows are left out: empty, bad, repeated, or known to a model.
+        strict_data: Refuse data with rows that are empty, bad, repeated, or known to a model.
         report_to: Experiment tracker that follows the run (none, all, aim, clearml, comet_ml,
             dvclive, mlflow, swanlab, tensorboard, trackio or wandb; default: none).
         push_to_hub: Repository to push the model to, private if it is new."""
@@ -385,7 +385,7 @@ def evaluate(
         device: Device: auto, cpu, cuda, mps, xpu or cuda:INDEX (default: auto).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
-        strict_data: Refuse data if rows are left out: empty, bad, repeated, or known to a model."""
+        strict_data: Refuse data with rows that are empty, bad, repeated, or known to a model."""
 
 def benchmark(
     models: Path | str | Sequence[Path | str] | None = None,
@@ -446,7 +446,7 @@ def benchmark(
         device: Device: auto, cpu, cuda, mps, xpu or cuda:INDEX (default: auto).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
-        strict_data: Refuse data if rows are left out: empty, bad, repeated, or known to a model.
+        strict_data: Refuse data with rows that are empty, bad, repeated, or known to a model.
         price_per_hour: Price of this machine per hour, in any currency; the report then gives the
             cost of a million texts."""
 
@@ -498,7 +498,7 @@ def export(
         output_dir: Output directory (default: a new directory in runs/).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
-        strict_data: Refuse data if rows are left out: empty, bad, repeated, or known to a model.
+        strict_data: Refuse data with rows that are empty, bad, repeated, or known to a model.
         push_to_hub: Repository to push the model to, private if it is new."""
 
 def trim(
@@ -540,7 +540,7 @@ def trim(
         device: Device: auto, cpu, cuda, mps, xpu or cuda:INDEX (default: auto).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
-        strict_data: Refuse data if rows are left out: empty, bad, repeated, or known to a model.
+        strict_data: Refuse data with rows that are empty, bad, repeated, or known to a model.
         push_to_hub: Repository to push the model to, private if it is new."""
 
 @overload
@@ -604,7 +604,7 @@ def compress(
             runs/ with this recipe).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
-        strict_data: Refuse data if rows are left out: empty, bad, repeated, or known to a model.
+        strict_data: Refuse data with rows that are empty, bad, repeated, or known to a model.
         price_per_hour: Price of this machine per hour, in any currency; the report then gives the
             cost of a million texts."""
 
@@ -669,7 +669,7 @@ def compress(
             runs/ with this recipe).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
-        strict_data: Refuse data if rows are left out: empty, bad, repeated, or known to a model.
+        strict_data: Refuse data with rows that are empty, bad, repeated, or known to a model.
         price_per_hour: Price of this machine per hour, in any currency; the report then gives the
             cost of a million texts."""
 

@@ -76,7 +76,9 @@ OPTIONS = {
         "--data --format --fp16 --int8 --max-drop -o --output-dir --overwrite --pooling "
         "--push-to-hub --q4 --revision --set --strict-data --task --trust-remote-code --weights"
     ),
-    "tokenize": "--column --dry-run -o --output-dir --tokenizer --trust-remote-code --workers",
+    "tokenize": (
+        "--column --dry-run -o --output-dir --strict-data --tokenizer --trust-remote-code --workers"
+    ),
     "push": "--dry-run --public --with-report",
     "trim": (
         "--data --device --max-drop -o --output-dir --overwrite --pooling --push-to-hub "

@@ -2,7 +2,7 @@
 
 A command has one account for each source and part. The log shows it in one line, and the report has
 a table of all accounts. With `--strict-data`, a row that is left out is an error, unless the recipe
-asks for it.
+asks for it. So is a labelled row without text, or with the text of an earlier row.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,6 +20,7 @@ CUT = "over the number of rows asked for"
 OTHER_PART = "in another part of the data"
 CHOSEN = (CUT, OTHER_PART)
 """Reasons that follow from the recipe, not from the data."""
+STRICT_HINT = "correct the data, or leave out --strict-data"
 
 
 @dataclass
@@ -107,6 +108,11 @@ class RowAccount:
         return self.read - sum(one.count for one in self.left_out)
 
     @property
+    def key(self) -> tuple[str, str, int]:
+        """The key of the account among those of a command."""
+        return self.source, self.rows, self.read
+
+    @property
     def line(self) -> str:
         """The account as a line of the log."""
         name = base_name(self.source) or self.source
@@ -150,13 +156,19 @@ class Accounts:
                 f"{account.line}: {abs(unexplained):,} {account.rows} are not accounted for",
                 "please report this with the data; the result would not be reliable",
             )
-        blamed = [one for one in account.left_out if one.reason not in CHOSEN]
-        if self.strict and blamed:
-            raise UsageError(account.line, "correct the data, or leave out --strict-data")
-        key = account.source, account.rows, account.read
-        if self.by_key.get(key) != account:
+        self.check(account)
+        if self.by_key.get(account.key) != account:
             log(account.line)
-        self.by_key[key] = account
+        self.add(account)
+
+    def check(self, account: RowAccount) -> None:
+        """Raise a UsageError if rows are left out that the data is to blame for, and `strict`."""
+        if self.strict and any(one.reason not in CHOSEN for one in account.left_out):
+            raise UsageError(account.line, STRICT_HINT)
+
+    def add(self, account: RowAccount) -> None:
+        """Add an account that was closed before, as of rows that are kept in memory."""
+        self.by_key[account.key] = account
 
 
 ACCOUNTS = Accounts()

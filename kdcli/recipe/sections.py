@@ -314,8 +314,7 @@ class RunOptions:
         bool,
         Option("--strict-data", panel=RUN, rare=True),
         Field(
-            description="Refuse data if rows are left out: empty, bad, repeated, or known to "
-            "a model."
+            description="Refuse data with rows that are empty, bad, repeated, or known to a model."
         ),
     ] = False
     stop_after: int | None = None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from markupsafe import escape
 from pydantic import ValidationError
 
-from kdcli.data.accounts import ACCOUNTS, RowAccount
+from kdcli.data.accounts import ACCOUNTS, LeftOut, RowAccount
 from kdcli.deploy.environment import describe_environment, versions
 from kdcli.deploy.latency import Latency
 from kdcli.deploy.usable import Usable
@@ -333,8 +333,15 @@ def _report(run: RunDir, contents: ReportContents) -> Report:
 
 def _stored(account: RowAccount) -> RowAccount:
     """Return an account without directories of this machine."""
-    left_out = [replace(one, first=_short_place(one.first)) for one in account.left_out]
-    return replace(account, source=short(account.source), left_out=left_out)
+    left_out = [_without_folder(one) for one in account.left_out]
+    breaks = account.line_breaks and _without_folder(account.line_breaks)
+    source = short(account.source)
+    return replace(account, source=source, left_out=left_out, line_breaks=breaks)
+
+
+def _without_folder(left_out: LeftOut) -> LeftOut:
+    """Return a count whose first place has no directory of this machine."""
+    return replace(left_out, first=_short_place(left_out.first))
 
 
 def _short_place(place: str) -> str:

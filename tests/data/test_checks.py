@@ -102,7 +102,7 @@ def test_class_counts_and_doubts_are_said():
         "f.csv:74, f.csv:75 and 8 more)",
         "class 'N/A' looks like a missing label: f.csv:70, f.csv:71, f.csv:72",
         "classes with fewer than 10 training rows: N/A 3",
-        "1 of 84 training rows repeat an earlier text (up to case and spaces)",
+        "1 of 84 training rows repeat an earlier text (up to case and spaces; first: f.csv:9)",
         "2 training rows without any text: f.csv:4, f.csv:9",
     ]
 
@@ -147,7 +147,8 @@ def test_repeated_texts_and_contradicting_labels_are_counted(kind, labels, endin
     task = Task("own", kind, ("text",), ("accuracy",), () if kind == "score" else ("a", "b"))
     texts = ["A  text", "other", "a text", "a text", "other", "alone"]
     examples = [example(n, *pair) for n, pair in enumerate(zip(texts, labels, strict=True))]
-    line = f"3 of 6 training rows repeat an earlier text (up to case and spaces){ending}"
+    repeats = "3 of 6 training rows repeat an earlier text (up to case and spaces; first: f.csv:2)"
+    line = f"{repeats}{ending}"
     assert line in describe_rows(task, examples)
     assert not [line for line in describe_rows(task, examples[:2]) if "repeat" in line]
 
@@ -158,7 +159,7 @@ def test_repeated_evaluated_rows_are_a_note(tmp_path):
     log: list[str] = []
     found = opened(file, log, training=False)
     note = (
-        "2 of 32 evaluated rows repeat an earlier text (up to case and spaces); 1 text has "
-        f"contradicting labels, for example {file}:2 and {file}:31"
+        f"2 of 32 evaluated rows repeat an earlier text (up to case and spaces; first: {file}:31); "
+        f"1 text has contradicting labels, for example {file}:2 and {file}:31"
     )
     assert (found.notes, log[-1]) == ([note], note)

@@ -268,7 +268,8 @@ def test_repeated_texts_add_no_certainty_and_unknown_words_are_told(models, tmp_
     for before, after in zip(once.decisions[0].classes, again.decisions[0].classes, strict=True):
         wide, other = (each.metrics["recall"] for each in (before, after))
         assert (other.low, other.high) == pytest.approx((wide.low, wide.high), abs=0.05)
-    repeats = "120 of 180 evaluated rows repeat an earlier text (up to case and spaces)"
+    place = f"first: {tmp_path / '3' / 'validation.jsonl'}:61"
+    repeats = f"120 of 180 evaluated rows repeat an earlier text (up to case and spaces; {place})"
     assert (repeats in once.notes, repeats in again.notes) == (False, True)
     (note,) = [note for note in once.notes if note.startswith("model-3: the tokenizer of")]
     assert "of the tokens: is the text in another language" in note

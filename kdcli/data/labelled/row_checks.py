@@ -129,7 +129,11 @@ def describe_repeats(task: Task, examples: Sequence[Example], rows: str) -> str:
         return ""
     _, first = np.unique(groups, return_index=True)
     count = len(examples) - len(first)
-    line = f"{count:,} of {len(examples):,} {rows} repeat an earlier text (up to case and spaces)"
+    again = np.delete(np.arange(len(examples)), first)
+    line = (
+        f"{count:,} of {len(examples):,} {rows} repeat an earlier text (up to case and spaces; "
+        f"first: {examples[again[0]].where})"
+    )
     earlier = [examples[int(n)] for n in first[groups]]
     differing = np.array(
         [_labels(task, a) != _labels(task, b) for a, b in zip(examples, earlier, strict=True)]

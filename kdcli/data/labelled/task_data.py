@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from kdcli.data.accounts import ACCOUNTS, CUT, OTHER_PART, TRAINED, RowAccount
+from kdcli.data.accounts import ACCOUNTS, CUT, OTHER_PART, STRICT_HINT, TRAINED, RowAccount
 from kdcli.data.labelled.kept import kept_rows
 from kdcli.data.labelled.opened_task import open_task
 from kdcli.data.labelled.partition import (
@@ -57,6 +57,7 @@ class Labelled:
         split: The name of the evaluated split.
         notes: Messages about skipped rows. They are logged already.
         has_labels: Whether the rows have labels.
+        account: The account of the rows.
     """
 
     task: Task
@@ -65,6 +66,7 @@ class Labelled:
     split: str
     notes: list[str] = field(default_factory=list)
     has_labels: bool = True
+    account: RowAccount = field(default_factory=lambda: RowAccount(""))
 
     @property
     def count(self) -> int:
@@ -77,7 +79,6 @@ class Labelled:
         return np.unique(hashes_of(self.train))
 
 
-@kept_rows
 def open_labelled(
     request: RowsRequest,
     *,
@@ -103,6 +104,25 @@ def open_labelled(
         UsageError: The task is unknown, there is no such data, rows do not fit the task (the
             message names the file and the row), or too few evaluation examples remain.
     """
+    data = _open_labelled(
+        request, trained=trained, training=training, withheld=withheld, head=head, log=log
+    )
+    # Rows that are kept in memory for several steps are in the account of each.
+    ACCOUNTS.add(data.account)
+    return data
+
+
+@kept_rows
+def _open_labelled(
+    request: RowsRequest,
+    *,
+    trained: Mapping[str, RowHashes] | None,
+    training: bool,
+    withheld: bool,
+    head: Head | None,
+    log: Log,
+) -> Labelled:
+    """Read the rows of `open_labelled`, log what they are, and close their account."""
     if not training:
         request = replace(request, train_source=None)
     partition = _open_partition(request)
@@ -147,13 +167,25 @@ def open_labelled(
     published = partition is None and not is_own and data.split in ("validation", "test")
     data = _choose_evaluated(data, request, known, rows.account, published=published, log=log)
     ACCOUNTS.close(rows.account, len(data.train) + data.count, log)
+    if ACCOUNTS.strict:
+        _check_texts(data)
     if is_own:
         evaluated = data.sets[""]
         repeats = describe_repeats(data.task, evaluated, "evaluated rows")
         for note in filter(None, [repeats, describe_empty(evaluated, "evaluated row")]):
             log(note)
             data.notes.append(note)
-    return data
+    return replace(data, account=rows.account)
+
+
+def _check_texts(data: Labelled) -> None:
+    """Raise a UsageError if rows have no text, or rows of an own task repeat an earlier one."""
+    examples = list(itertools.chain(data.train, *data.sets.values()))
+    problem = describe_empty(examples, "row")
+    if not problem and data.task.name == OWN:
+        problem = describe_repeats(data.task, examples, "rows")
+    if problem:
+        raise UsageError(problem, STRICT_HINT)
 
 
 def _by_partition(

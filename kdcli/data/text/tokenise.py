@@ -22,7 +22,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from tokenizers import Tokenizer
 
-from kdcli.data.accounts import RowAccount
+from kdcli.data.accounts import ACCOUNTS, RowAccount
 from kdcli.data.sources import LOG_SECONDS, Log, Source
 from kdcli.data.text.shards import META, Frame, Shard, TokenShards
 from kdcli.disk import atomic_file, disk_errors, remove
@@ -94,6 +94,8 @@ def tokenise(
                 # A shard is finished when its counts are written, too.
                 meta = meta.finish([shard])
                 meta.write(folder)
+                if shard.account is not None:
+                    ACCOUNTS.check(shard.account)
         return meta
 
 
@@ -135,6 +137,7 @@ class ShardWriter:
                 if time.monotonic() - logged > LOG_SECONDS:
                     logged = time.monotonic()
                     log(f"{total:,} tokens of {shard.file} so far")
+        account.kept = account.used
         return replace(shard, tokens=total, account=account)
 
     def encode(self, texts: list[str]) -> list[list[int]]:
@@ -195,6 +198,10 @@ def _lock(folder: Path, log: Log, *, waits: bool) -> Iterator[None]:
     try:
         yield
     finally:
+        if not folder.exists():
+            # Windows does not delete an open file.
+            with contextlib.suppress(OSError):
+                Path(lock.lock_file).unlink()
         lock.release()
 
 
@@ -234,7 +241,7 @@ def _clean_after_errors(
 
     The directory is removed if an error occurs before the first shard is written. It is also
     removed after an error in the text, unless `keeps_errors` is set: the cache has another name for
-    the corrected text.
+    the corrected text. With `--strict-data`, an error in the text leaves no new directory.
     """
     kept = {shard.file for shard in meta.shards} - {shard.file for shard in missing}
     with disk_errors(folder):
@@ -247,8 +254,9 @@ def _clean_after_errors(
         meta.write(folder)
         yield
     except BaseException as error:
-        is_text_error = isinstance(error, UsageError) and not keeps_errors
-        if is_text_error or (is_new and not any(folder.glob("*.bin"))):
+        is_text_error = isinstance(error, UsageError)
+        is_unwanted = is_text_error and (not keeps_errors or (is_new and ACCOUNTS.strict))
+        if is_unwanted or (is_new and not any(folder.glob("*.bin"))):
             remove(folder)
         raise
 

@@ -3,7 +3,7 @@
 from kdcli.cli.show import Printable
 from kdcli.cli.verb import PRINTING, TRAIN, Given, verb
 
-SHARED = ("output_dir", "dry_run", "trust_remote_code", *PRINTING)
+SHARED = ("output_dir", "dry_run", "trust_remote_code", "strict_data", *PRINTING)
 
 
 @verb(
