@@ -301,8 +301,9 @@ def _write_onnx(network: _Network, file: Path) -> tuple[tuple[str, ...], tuple[s
             raise UsageError(
                 f"torch cannot export {type(model).__name__} ({model.config.model_type}) to ONNX: "
                 f"{_root_cause(error)}",
-                "its code reads the values of its inputs, which no graph can; distil its vectors "
-                "into a model that can be exported: --to static:256, or --student MODEL",
+                "a graph holds no code that reads the values of its inputs, and no operator that "
+                "ONNX lacks; distil its vectors into a model that can be exported: --to "
+                "static:256, or --student MODEL",
             ) from None
         assert program is not None
         simplify(program.model)
