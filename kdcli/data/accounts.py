@@ -159,16 +159,12 @@ class Accounts:
         self.check(account)
         if self.by_key.get(account.key) != account:
             log(account.line)
-        self.add(account)
+        self.by_key[account.key] = account
 
     def check(self, account: RowAccount) -> None:
         """Raise a UsageError if rows are left out that the data is to blame for, and `strict`."""
         if self.strict and any(one.reason not in CHOSEN for one in account.left_out):
             raise UsageError(account.line, STRICT_HINT)
-
-    def add(self, account: RowAccount) -> None:
-        """Add an account that was closed before, as of rows that are kept in memory."""
-        self.by_key[account.key] = account
 
 
 ACCOUNTS = Accounts()

@@ -118,13 +118,16 @@ def test_every_step_of_a_compression_has_the_account_of_its_rows(given, tmp_path
     ACCOUNTS.clear(strict=False)
     file = written(tmp_path / "rows.jsonl", "", json.dumps(LONG))
     train = {"max_steps": 1, "batch_size": 8, "lr": 1e-3, "dtype": "fp32", "warmup_steps": 0}
-    distill = {"method": "soft-targets", "train": train}
     times = {"2x16": 5.0, "1x16": 4.0}
     Fakes({}, in_earnest=True, ms=times).compress(
         model=str(given["TEACHER"]),
         data__source=str(file),
         data__max_length=16,
-        steps=[{"distill": {"student": {"to": [to]}, **distill}} for to in times],
+        plan__backends=["onnx"],
+        plan__shapes=list(times),
+        plan__prune=None,
+        plan__distill={"method": "soft-targets", "train": train},
+        plan__trim_from=1.0,
         goal__max_drop=100.0,
         measure__min_runs=2,
         measure__min_seconds=0.0,

@@ -107,8 +107,9 @@ def open_labelled(
     data = _open_labelled(
         request, trained=trained, training=training, withheld=withheld, head=head, log=log
     )
-    # Rows that are kept in memory for several steps are in the account of each.
-    ACCOUNTS.add(data.account)
+    # Rows that are kept in memory for several steps are in the account of each. A dry run, which
+    # is quiet, may have read them.
+    ACCOUNTS.close(data.account, data.account.kept, log)
     return data
 
 
