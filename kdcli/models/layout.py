@@ -208,8 +208,9 @@ def layout_for(config: PreTrainedConfig) -> Layout:
     except own_errors as error:
         name = "" if isinstance(error, NotDerivedError) else f"{type(error).__name__}: "
         hint = "give a text encoder that needs only token ids"
+        place = f"{config.name_or_path}: " if config.name_or_path else ""
         raise UsageError(
-            f"kdcli cannot use a model of type '{kind}': {name}{first_line(error)}",
+            f"{place}kdcli cannot use a model of type '{kind}': {name}{first_line(error)}",
             CODE_FAILS if runs_own_code(config) else hint,
         ) from None
 

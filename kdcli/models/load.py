@@ -71,6 +71,7 @@ from kdcli.models.files import (
     weight_files,
 )
 from kdcli.models.layout import (
+    WRITTEN,
     base_class,
     check_type,
     has_decoder,
@@ -641,8 +642,9 @@ def load_weights(
     with suppress(*HUB_ERRORS):
         # Put the card into the cache, because models made from this one inherit its licence.
         file_of(where, MODEL_CARD, revision)
-    # A decoder would return a table of keys and values.
-    model.config.use_cache = False
+    if config.model_type not in WRITTEN:
+        # A decoder would return a table of keys and values.
+        model.config.use_cache = False
     if has_own_code(model) and (names := fill_buffers(model)):
         LOG.warning(
             "transformers leaves buffers of %s empty, for example %s, because its code computes "

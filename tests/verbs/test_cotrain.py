@@ -188,7 +188,7 @@ def test_on_a_task_the_teacher_alone_is_the_result_of_finetune(on_task, model_di
         (["--set", "data.mask.share=1.0"], "'data.mask.share' must be less than 1"),
         (["--batch-size", "100000"], "less than one batch of 100000"),
         (["--set", "data.max_length=300"], "the teacher reads at most 160 tokens"),
-        (["--base", "UNBUILT"], "UNBUILT cannot be used: KeyError: 'planted.run'"),
+        (["--base", "UNBUILT"], "UNBUILT: kdcli cannot use a model of type 'bert': a small"),
         (["--task", "own", "--community", "c/d"], "--community belongs to co-training on text"),
     ],
 )

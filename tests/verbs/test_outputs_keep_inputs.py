@@ -141,12 +141,11 @@ def test_an_input_in_the_output_directory_is_not_deleted(verb, tuned, mask, tmp_
 
 def test_a_text_that_a_list_names_is_an_input(tuned, tmp_path):
     run = shutil.copytree(tuned / "run", tmp_path / "run")
-    shutil.copy(tuned / "data" / "train.jsonl", run / "training-text.jsonl")
-    (tmp_path / "languages.yaml").write_text(f"de: {run / 'training-text.jsonl'}\n")
+    (tmp_path / "languages.yaml").write_text(f"de: {run / 'README.md'}\n")
     trim = ("trim", tuned / "run", "--data", tmp_path / "languages.yaml", "--vocab-size", "50")
     result = own_files.kdcli(*trim, "-o", run, "--overwrite")
     assert result.exit_code == 2
-    assert "training-text.jsonl, which this command reads" in own_files.said_by(result)
+    assert "README.md, which this command reads" in own_files.said_by(result)
 
 
 def test_data_that_holds_the_output_directory_is_no_obstacle(tuned, tmp_path):

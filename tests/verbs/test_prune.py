@@ -194,10 +194,13 @@ def test_evaluate_takes_a_base_and_masks(base, task, pruned, tmp_path):
     out, _ = pruned
     args = ["evaluate", base, *task]
     succeeds(*args, "--mask", out / MASK, "--mask", out / MASK, "-o", tmp_path / "judged")
-    assert any("24 tokens" in note for note in report_of(tmp_path / "judged").notes)
     metrics = {e.model: e.metrics for e in report_of(tmp_path / "judged").evaluations}
     own = pytest.approx(score(out))
     assert metrics == {"mask.safetensors": own, "mask.safetensors (2)": own}
+    rows = [{**row, "text": 9 * f"{row['text']} "} for row in own_files.rows("class", 20)]
+    long = ["--task", "own", "--data", own_files.write(tmp_path / "long.jsonl", rows)]
+    cut = succeeds("evaluate", base, *long, "--mask", out / MASK, "-o", tmp_path / "cut")
+    assert "at 24 tokens" in own_files.said_by(cut)
     assert "--mask takes one model" in refused(tmp_path, *args, base, "--mask", out / MASK)
 
 
