@@ -200,7 +200,7 @@ def test_evaluate_takes_a_base_and_masks(base, task, pruned, tmp_path):
     rows = [{**row, "text": 9 * f"{row['text']} "} for row in own_files.rows("class", 20)]
     long = ["--task", "own", "--data", own_files.write(tmp_path / "long.jsonl", rows)]
     cut = succeeds("evaluate", base, *long, "--mask", out / MASK, "-o", tmp_path / "cut")
-    assert "at 24 tokens" in own_files.said_by(cut)
+    assert "longer than 24 tokens" in own_files.said_by(cut)
     assert "--mask takes one model" in refused(tmp_path, *args, base, "--mask", out / MASK)
 
 
