@@ -40,6 +40,7 @@ from kdcli.losses import build_objective, inputs_of, methods
 from kdcli.losses.ranking import label_loss, pad_lists, score_loss
 from kdcli.models.capture import capture, prepare_teacher
 from kdcli.models.embedding_format import EmbeddingFormat, Pool
+from kdcli.models.layout import layout_for
 from kdcli.models.shape import shape_of
 from kdcli.pruners import build_pruner, cap
 from kdcli.pruners import methods as pruning_methods
@@ -426,6 +427,9 @@ def few() -> list[str]:
 
 def run_cases(names: Iterable[str]) -> None:
     """Change torch for good, run cases, and print each one or its error."""
+    # Layouts are derived on the CPU, with real numbers.
+    for kind in encoders.TYPES:
+        layout_for(tiny_config(kind))
     _setup_privateuseone_for_python_backend(DEVICE, backend_module=_Module())
     # Both would allocate one real tensor on the device.
     fake.init_gpu_context = lambda device: None

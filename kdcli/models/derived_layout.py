@@ -55,6 +55,7 @@ from kdcli.types import Batch, ModelShape, Needs
 
 # Odd, so that no table of 2 x n positions has as many rows.
 ROWS, LENGTH = 3, 13
+POSITIONS = ("max_position_embeddings", "n_positions")
 VOCABULARY = 160
 WINDOW = 4
 MAX_KINDS = 4
@@ -332,6 +333,11 @@ def _shallow(config: PreTrainedConfig) -> PreTrainedConfig:
             setattr(small, name, 1)
         if name.endswith("vocab_size") and isinstance(value, int):
             setattr(small, name, min(value, VOCABULARY))
+        if name in POSITIONS and isinstance(value, int):
+            setattr(small, name, max(value, 4 * LENGTH))
+        if name == "chunk_size_feed_forward":
+            # It changes the memory and not the states, and must divide the length.
+            setattr(small, name, 0)
         if name == "sliding_window" and isinstance(value, int):
             # A mask that ends elsewhere than the model's own shows only within the window.
             setattr(small, name, min(value, WINDOW))

@@ -22,7 +22,7 @@ from kdcli.verbs.export.export_check import ExportCheck
 from kdcli.verbs.export.texts import CheckTexts
 from kdcli.workloads.embedder import Embedder
 
-FORMAT = EmbeddingFormat("cls", dense=own_files.DENSE, prompts={"query": "w30 "}, max_length=20)
+FORMAT = EmbeddingFormat("cls", layers=(own_files.DENSE,), prompts={"query": "w30 "}, max_length=20)
 TEXTS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9 w10 w11"]
 COLUMNS = ["--set", "data.columns={text: a, pair: b}"]
 

@@ -30,7 +30,7 @@ ALL, INT8 = ("--int8", "--fp16", "--q4", "--weights"), ("--int8",)
 FORMATS = {
     "mean": EmbeddingFormat("mean", normalize=True),
     "cls": EmbeddingFormat("cls", normalize=False),
-    "dense": EmbeddingFormat("mean", normalize=True, dense=own_files.DENSE),
+    "dense": EmbeddingFormat("mean", normalize=True, layers=(own_files.DENSE,)),
 }
 IDENTITY = "torch.nn.modules.linear.Identity"
 NAMES = {0: "no", 1: "maybe", 2: "yes"}

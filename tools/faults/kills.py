@@ -17,7 +17,10 @@ from tools.faults.campaign import Case, Fault, Kind
 from tools.faults.material import QUICK, WORDS
 from tools.faults.process import At, Command, Done, kdcli
 
-TIMED = {"report.html", "report.md", "latency.csv", "README.md", "export.json", "README.txt"}
+TIMED = {
+    *("report.html", "report.md", "latency.csv", "README.md", "export.json", "README.txt"),
+    ".manifest.jsonl",
+}
 """Files with times, or with names from the report. Only their existence is compared."""
 COMPARED = ("quality", "evaluations", "comparisons", "selection", "pruning")
 """Keys of a report that do not depend on time."""
