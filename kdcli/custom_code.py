@@ -11,7 +11,7 @@ CODE_FAILS = (
     "its code may need other packages or another version of transformers; what always works is a "
     "model that transformers has without --trust-remote-code"
 )
-"""What to do if code that comes with a model fails."""
+"""The hint if code that comes with a model fails."""
 _allowed = False
 
 

@@ -74,7 +74,7 @@ class Manifest:
                 entry = json.loads(line)
                 self._known.add((entry["file"], entry["size"], entry["sha256"]))
             except (ValueError, TypeError, KeyError, RecursionError):
-                # What a damaged line lists counts as unknown.
+                # The file in a damaged line counts as unknown.
                 continue
         self._sizes = {known[:2] for known in self._known}
 

@@ -122,8 +122,8 @@ class LabelAccount:
 
     Attributes:
         names: The classes, in the order of their numbers.
-        names_from: What named them: the `schema` of the data, the `head` of the model, the `values`
-            of the labels, or the `task`.
+        names_from: The source of the names: the `schema` of the data, the `head` of the model, the
+            `values` of the labels, or the `task`.
         mapping: Whether labels were read by `name`, by `number`, or by the `order` of the names if
             those of the model are unknown; `none` if no labels are read.
         numbers: The class of each number, if numbers without names were read by a head with names.

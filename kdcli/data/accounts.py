@@ -48,7 +48,7 @@ class RowAccount:
 
     Attributes:
         source: The source, as `--data` names it.
-        rows: What the account counts: rows, texts or queries.
+        rows: The word for the counted items: rows, texts or queries.
         read: The number of rows that were read, with empty lines.
         kept: The number of rows that are used.
         left_out: The other rows.

@@ -41,7 +41,7 @@ class _Header(NamedTuple):
 
     Attributes:
         columns: The names of the columns.
-        separator: What separates them.
+        separator: The character or spaces between two cells.
         spaces: Whether a space follows each separator.
         quotes: Whether the first lines quote cells, by all rules of CSV.
         bare_quotes: Whether a cell of an earlier row has a quote, but is not in quotes itself. A

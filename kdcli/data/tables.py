@@ -108,7 +108,7 @@ class _EndOfFooter(Exception):  # It is expected.
 
 
 class _Footer(io.RawIOBase):
-    """A Parquet file of which only the footer can be read.
+    """A Parquet file that lets only its footer be read.
 
     Attributes:
         ends: Whether the footer was read. Reading more raises `_EndOfFooter`.
@@ -162,7 +162,7 @@ def _dictionary_bytes(column: "pq.ColumnChunkMetaData") -> int:
 
 
 def _check_names(name: str, columns: list[str]) -> None:
-    """Raise a UsageError if two columns of a table have one name, of which only one would stay."""
+    """Raise a UsageError if two columns of a table have the same name: one would be lost."""
     if twice := next((column for column in columns if columns.count(column) > 1), None):
         raise UsageError(f"{name} has two columns '{twice}'", "rename one of them")
 

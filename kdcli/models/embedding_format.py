@@ -151,7 +151,7 @@ LAYER_ERRORS = (
     *(SafetensorError, RuntimeError, ImportError, AttributeError),
     *(TypeError, ValueError, KeyError),
 )
-"""What sentence-transformers raises for the files of a layer that it cannot load."""
+"""Exceptions of sentence-transformers if it cannot load the files of a layer."""
 CHOICES = ("mean", "cls", "last")
 """Poolings that `--pooling` accepts."""
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")

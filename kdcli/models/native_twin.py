@@ -9,7 +9,7 @@ from typing import Any
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 EQUAL_TO_STOCK = ("eurobert", "nomic_bert")
-"""Types of which the code on the hub has the same name as transformers' own."""
+"""Types whose code on the hub has the name of a type of transformers, and computes the same."""
 TWINS = {"new": "gte"}
 """Type of the code -> type of transformers."""
 NEW_DEFAULTS = {

@@ -354,7 +354,7 @@ def _ids(data: str, texts: Texts, column: str | None) -> dict[object, int]:
                 continue
             if own is None:
                 raise UsageError(
-                    f"{where} has no '{ID}', by which the vectors are to be matched",
+                    f"{where} has no '{ID}', and the vectors are matched by it",
                     f"give the texts a column {ID}, or the vectors a column {TEXT}",
                 )
             if own in found:

@@ -134,7 +134,7 @@ _KEYS: tuple[Callable[[str], object], ...] = (
     _without_case,
     _without_separators,
 )
-"""What of a label counts, from strict to lenient."""
+"""Keys by which two spellings are the same label, from strict to lenient."""
 
 
 @functools.lru_cache(maxsize=64)

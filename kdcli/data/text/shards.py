@@ -140,7 +140,7 @@ class TokenShards:
         write_atomic(folder / META, json.dumps(asdict(self), indent=1))
 
     def finish(self, written: Iterable[Shard]) -> "TokenShards":
-        """Return the shards with the counts of those that were written."""
+        """Return the plan with the counts of the written shards."""
         known = {shard.file: shard for shard in written}
         return replace(self, shards=tuple(known.get(shard.file, shard) for shard in self.shards))
 

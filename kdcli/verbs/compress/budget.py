@@ -1,4 +1,4 @@
-"""What a budget pays for when it is too short for the whole plan."""
+"""The training steps that a budget pays for when it is too short for the whole plan."""
 
 import math
 from dataclasses import dataclass

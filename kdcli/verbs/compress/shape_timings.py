@@ -171,8 +171,8 @@ def shapes_to_time(
 ) -> tuple[list[ModelShape], list[ModelShape]]:
     """Return the shapes that a tenth of the budget can time, and the others.
 
-    The largest shapes come first of those that meet the goal if their time is proportional to the
-    size of their layers and they are a fifth slower than that.
+    The largest shapes that should meet the goal come first. The time that is expected of a shape
+    is proportional to the size of its layers, and a fifth longer than that.
     """
     steps = search.steps
     each = steps.seconds / max(1, timing.earlier)

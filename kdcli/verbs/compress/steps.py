@@ -87,7 +87,7 @@ class Step:
 
 @dataclass(frozen=True)
 class TrainingCost:
-    """What a training costs.
+    """The cost of a training.
 
     Attributes:
         steps, seconds: Its optimiser steps, and their seconds.
@@ -156,10 +156,7 @@ class Steps:
         return self.budget - self.seconds
 
     def seconds_after_training(self) -> float:
-        """Return the seconds of an export, and of scores on selection and verification rows.
-
-        They are those of the slowest ones on the way to this answer.
-        """
+        """Return the seconds of an export and two evaluations, as long as the slowest so far."""
         passed = [one for one in self.record.attempts if one.place in self.passed]
         slowest = {
             verb: max((one.seconds for one in passed if one.verb == verb), default=0.0)
