@@ -272,6 +272,6 @@ def test_vectors_that_are_not_there_or_have_no_text_are_refused(tmp_path, texts,
     plain.write_text("\n".join(ROWS))
     own = read_texts(str(plain), column=None, unit="document", rows=None, log=lambda line: None)
     with pytest.raises(
-        UsageError, match=r"plain.txt:1 has no 'id', by which the vectors are to be"
+        UsageError, match=r"plain.txt:1 has no 'id', and the vectors are matched by it"
     ):
         read_vectors(str(tmp_path / "v.parquet"), own, str(plain))
