@@ -23,12 +23,13 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
-from encoders import on_disk, tiny_encoder
+from encoders import on_disk, tiny_config, tiny_encoder
 from graphs import SharedGraphs
 from hypothesis import settings
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from kdcli.engine.session import Session
+from kdcli.models.layout import layout_for
 
 # The same examples every time: a red run must be red again. `--hypothesis-profile default` searches
 # anew, among twice as many.
@@ -84,6 +85,13 @@ def fresh_accelerate():
     yield
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def layouts_derived_once():
+    """A derivation runs small networks, which a test must not count among its own."""
+    for kind in ("bert", "deberta-v2", "distilbert", "modernbert", "mpnet", "roberta"):
+        layout_for(tiny_config(kind))
 
 
 @pytest.fixture(autouse=True, scope="session")
