@@ -28,6 +28,7 @@ from graphs import SharedGraphs
 from hypothesis import settings
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
+from kdcli.engine.progress import Progress
 from kdcli.engine.session import Session
 from kdcli.models.layout import layout_for
 
@@ -85,6 +86,12 @@ def fresh_accelerate():
     yield
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
+
+
+@pytest.fixture(autouse=True)
+def messages_on_stderr():
+    """Tests call what a command calls, and read what it prints."""
+    Progress.attach(is_command=True)
 
 
 @pytest.fixture(autouse=True, scope="session")

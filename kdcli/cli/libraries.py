@@ -9,12 +9,13 @@ RETRIES = re.compile(
 )
 
 
-def prepare_libraries(quiet: bool, verbose: bool) -> None:
+def prepare_libraries(quiet: bool, verbose: bool, *, is_command: bool = True) -> None:
     """Silence the libraries and choose how threads wait. Call this before importing them.
 
     Args:
         quiet: Whether to print only results and errors.
         verbose: Whether to print the libraries' messages as well.
+        is_command: Whether the command line calls this, and not a program.
     """
     from kdcli.engine.threads import choose_spin_count
 
@@ -33,6 +34,7 @@ def prepare_libraries(quiet: bool, verbose: bool) -> None:
     from kdcli.engine.progress import Progress
 
     Progress.console.quiet = quiet
+    Progress.attach(is_command=is_command)
     watch_hub()
     models = logging.getLogger("kdcli.models")
     models.setLevel(logging.INFO)

@@ -102,7 +102,7 @@ def values_of(verb: Verb, *positional: object, **options: object) -> dict[str, A
         hint = f"help(kdcli.{verb.name}) lists the arguments"
         raise UsageError(f"kdcli.{verb.name}: {error}", hint) from None
     # This must run before anything imports torch.
-    prepare_libraries(quiet=False, verbose=False)
+    prepare_libraries(quiet=False, verbose=False, is_command=False)
     values: dict[str, Any] = {each.name: each.default for each in verb.parameters} | {"json": None}
     if "processes" in values:
         values["processes"] = 1
@@ -177,7 +177,7 @@ def read(folder: Path | str) -> "RunResult":
         is damaged or from another version of kdcli.
     """
     # This must run before anything imports torch.
-    prepare_libraries(quiet=False, verbose=False)
+    prepare_libraries(quiet=False, verbose=False, is_command=False)
     from kdcli.report.finish import RunResult
 
     return RunResult.read(Path(folder))

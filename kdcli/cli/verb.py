@@ -120,7 +120,11 @@ class Verb:
         HASHES.clear()
         ACCOUNTS.clear(strict=bool(values.get("strict_data", False)))
         given = Given(self, dict(values), arguments)
-        prepare_libraries(given.values.get("quiet", False), given.values.get("verbose", False))
+        prepare_libraries(
+            given.values.get("quiet", False),
+            given.values.get("verbose", False),
+            is_command=given.values.get("json", False) is not None,
+        )
         if "processes" in given.values:
             _join()
         given.check_conflicts()

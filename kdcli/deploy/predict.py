@@ -179,7 +179,7 @@ class Predictor:
         if kind == "tokens":
             labels = tuple(map(str, config.id2label.values()))
             if (warning := describe_unknown_scheme(labels)) is not None:
-                Progress.log(f"{source}: {warning}")
+                Progress.warn(f"{source}: {warning}")
         known = functools.partial(cls, source, kind, config, tokenizer, format=fmt)
         if is_export(source):
             export = open_export(source)

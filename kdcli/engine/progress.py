@@ -1,12 +1,13 @@
-"""The progress of a run on stderr.
+"""The progress of a run: lines for the logger `kdcli`, and a live bar.
 
-A terminal gets a live bar, and anything else one line every few seconds. With `-q` there is
-nothing.
+The command line prints the lines on stderr. A terminal gets a live bar, and anything else one line
+every few seconds. With `-q` there is nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -20,6 +21,9 @@ from rich.progress import Progress as Bar
 
 from kdcli.engine.processes import is_main
 
+LOG = logging.getLogger("kdcli")
+WARNING = "warning: "
+"""The beginning of a message of level WARNING. All others have level INFO."""
 LINE_SECONDS = 5.0
 """Seconds between two lines if there is no terminal."""
 _facts: ContextVar[set[str] | None] = ContextVar("facts", default=None)
@@ -75,6 +79,14 @@ def time_left(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02} left"
 
 
+class OnStderr(logging.Handler):
+    """Prints messages on stderr, above a live bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a message."""
+        Progress.console.print(self.format(record), markup=False, soft_wrap=True)
+
+
 class Progress:
     """Shows the progress of a run, on the main rank only.
 
@@ -85,11 +97,12 @@ class Progress:
     """
 
     console: ClassVar[Console] = Console(stderr=True, highlight=False)
+    handler: ClassVar[logging.Handler] = OnStderr()
 
     def __init__(self, steps: int, done: int, shown: bool) -> None:
         self.steps, self.done = steps, done
-        self.shown = shown and not self.console.quiet
-        self.live = self.shown and self.console.is_terminal
+        self.shown = shown and not self.console.quiet and LOG.isEnabledFor(logging.INFO)
+        self.live = self.shown and self.console.is_terminal and self.handler in LOG.handlers
         self.last_line = time.monotonic()
         # The first step of this process, and when it ended.
         self.first: tuple[int, float] | None = None
@@ -156,9 +169,24 @@ class Progress:
 
     @classmethod
     def log(cls, *messages: str) -> None:
-        """Print lines on stderr, above a live bar, in the main process only."""
+        """Log messages, in the main process only."""
         for message in messages if is_main() else ():
-            cls.console.print(message, markup=False, soft_wrap=True)
+            LOG.log(logging.WARNING if message.startswith(WARNING) else logging.INFO, "%s", message)
+
+    @classmethod
+    def attach(cls, *, is_command: bool) -> None:
+        """Print messages on stderr.
+
+        Args:
+            is_command: Whether a command runs. A program that calls kdcli may handle the messages
+                of `kdcli` or of all loggers itself, or choose their level: then nothing is printed
+                that it does not ask for.
+        """
+        LOG.removeHandler(cls.handler)
+        if is_command or not LOG.hasHandlers():
+            LOG.addHandler(cls.handler)
+        if is_command or LOG.level == logging.NOTSET:
+            LOG.setLevel(logging.INFO)
 
     @classmethod
     def log_fact(cls, *messages: str) -> None:
@@ -170,6 +198,11 @@ class Progress:
             # A dry run is quiet. The run itself then logs the fact.
             if known is not None and not cls.console.quiet:
                 known.add(message)
+
+    @classmethod
+    def warn(cls, *messages: str) -> None:
+        """Log warnings, each only once within `facts_once`."""
+        cls.log_fact(*(WARNING + message for message in messages))
 
     @staticmethod
     @contextlib.contextmanager

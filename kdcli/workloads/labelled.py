@@ -443,7 +443,7 @@ class LabelledWorkload(Workload[Model]):
             warn_of_cut(cut, "examples", max_length)
         of_cut = describe_cut(self.kind, cut, "examples", max_length)
         unknown, warnings = describe_unknown(evaluator.features.rows, model)
-        Progress.log_fact(*warnings)
+        Progress.warn(*warnings)
         notes = ["; ".join([model.note, *of_cut, *unknown]), *warnings]
         scores = scores_of(evaluator, self.split, predictions, worst, notes)
         doubts = [
@@ -452,7 +452,7 @@ class LabelledWorkload(Workload[Model]):
             if (doubt := doubt_of_order(self.data.task, each)) is not None
         ]
         if doubts and self.reference is None:
-            Progress.log_fact(*doubts)
+            Progress.warn(*doubts)
             scores = replace(scores, notes=[*scores.notes, *doubts])
         scores = replace(scores, temperature=stored_temperature(model.model.config))
         if self.reference is None:

@@ -124,8 +124,8 @@ def warn_of_cut(share: float, rows: str, max_length: int) -> None:
         max_length: The number of tokens at which they were cut.
     """
     if share > MAX_CUT_SHARE:
-        Progress.log_fact(
-            f"warning: {share:.1%} of the {rows} are longer than {max_length} tokens, and only "
+        Progress.warn(
+            f"{share:.1%} of the {rows} are longer than {max_length} tokens, and only "
             "their beginnings were read; data.max_length sets the length"
         )
 

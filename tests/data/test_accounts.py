@@ -22,6 +22,13 @@ def labelled(number: int) -> str:
     return json.dumps({"text": f"row {number} has words", "label": CLASSES[number % 2]})
 
 
+def logged(caplog):
+    """Return what was logged since the last call."""
+    messages = "\n".join(caplog.messages)
+    caplog.clear()
+    return messages
+
+
 def evaluated(tmp_path, lines, **options):
     """Evaluate the demo's teacher on the lines of a file, and return the report's accounts."""
     file = tmp_path / "rows.jsonl"
@@ -42,7 +49,7 @@ def test_a_clean_file_is_kept_as_a_whole(tmp_path):
     assert accounts == [("rows", 40, 40, [])]
 
 
-def test_each_reason_is_counted_with_its_first_place(tmp_path, capsys):
+def test_each_reason_is_counted_with_its_first_place(tmp_path, caplog):
     texts = [labelled(n) for n in range(40)]
     texts[3:3] = ["", "  "]
     texts.insert(10, "{broken")
@@ -58,7 +65,7 @@ def test_each_reason_is_counted_with_its_first_place(tmp_path, capsys):
     assert reasons["empty"] == (2, f"{file.name}:4")
     assert reasons["bad"] == (1, f"{file.name}:11")
     assert reasons["over the number of rows asked for"][0] == 10
-    assert f"rows of {file.name}: 43 read, 30 kept; left out: 2 empty" in capsys.readouterr().err
+    assert f"rows of {file.name}: 43 read, 30 kept; left out: 2 empty" in logged(caplog)
     text = (tmp_path / "run" / "report.md").read_text(encoding="utf-8")
     assert "| rows.jsonl | rows | 43 | 30 | 2 | empty |" in text
     assert (
@@ -173,7 +180,7 @@ def test_an_account_that_does_not_add_up_is_refused():
         ACCOUNTS.close(account, 7, print)
 
 
-def test_tokenised_text_has_an_account_also_from_the_cache(tmp_path, capsys):
+def test_tokenised_text_has_an_account_also_from_the_cache(tmp_path, caplog):
     file = tmp_path / "texts.txt"
     texts = [f"Text number {n} is long enough to fill some of a block." for n in range(200)]
     file.write_text("\n".join([texts[0], "", *texts[1:], " "]))
@@ -192,7 +199,7 @@ def test_tokenised_text_has_an_account_also_from_the_cache(tmp_path, capsys):
             ("empty", 2, f"{file.name}:2")
         ]
         line = "rows of texts.txt: 202 read, 200 kept; left out: 2 empty"
-        assert capsys.readouterr().err.count(line) == 1
+        assert logged(caplog).count(line) == 1
 
 
 def test_documents_and_queries_of_a_retrieval_task_have_accounts(tmp_path):
@@ -232,14 +239,14 @@ VERBS = {
 
 
 @pytest.mark.parametrize("name", VERBS)
-def test_every_verb_that_reads_text_has_an_account(tmp_path, name, capsys):
+def test_every_verb_that_reads_text_has_an_account(tmp_path, name, caplog):
     file = tmp_path / "texts.txt"
     file.write_text("\n".join([TEXTS[0], "", *TEXTS[1:], TEXTS[5]]) + "\n")
     accounts, options = VERBS[name]
     verb = getattr(kdcli, name.split()[0])
     model = ["demo", "demo"] if name.startswith("evaluate") else "demo"
     result = verb(model, data=str(file), output_dir=tmp_path / "first", **options)
-    log = capsys.readouterr().err
+    log = logged(caplog)
     for kind, read, kept, [(reason, count, first)] in accounts:
         left_out = f"{count} {reason} (first: {tmp_path / first})"
         assert f"{kind} of texts.txt: {read} read, {kept} kept; left out: {left_out}" in log

@@ -1,5 +1,8 @@
 """What a run prints about its progress."""
 
+import logging
+import subprocess
+import sys
 import time
 
 import pytest
@@ -35,3 +38,42 @@ def test_a_fact_is_logged_once_in_a_run_of_several_steps(capsys):
     for _ in range(2):
         Progress.log_fact("9 rows")
     assert capsys.readouterr().err.splitlines() == ["9 rows", "9 rows"]
+
+
+PROGRAM = """
+import logging, sys
+import kdcli
+
+def trim(name):
+    print(name, file=sys.stderr, flush=True)
+    kdcli.trim("demo", data="demo", output_dir=f"{sys.argv[1]}/{name}")
+
+log = logging.getLogger("kdcli")
+trim("printed")
+log.setLevel(logging.ERROR)
+trim("silenced")
+log.setLevel(logging.INFO)
+logging.basicConfig(format="%(name)s has %(levelname)s", level=logging.INFO)
+trim("routed")
+"""
+
+
+def test_a_program_silences_and_routes_messages(tmp_path):
+    program = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    stderr = subprocess.run(program, capture_output=True, text=True, check=True).stderr
+    printed, rest = stderr.removeprefix("printed\n").split("silenced\n")
+    silenced, routed = rest.split("routed\n")
+    assert "tokens" in printed
+    assert "kdcli has INFO" not in printed
+    assert silenced == ""
+    assert set(routed.splitlines()) == {"kdcli has INFO"}
+
+
+def test_messages_have_a_level(caplog):
+    with caplog.at_level(logging.INFO, "kdcli"):
+        Progress.log("9 rows")
+        Progress.warn("1 row is empty")
+    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
+        ("INFO", "9 rows"),
+        ("WARNING", "warning: 1 row is empty"),
+    ]

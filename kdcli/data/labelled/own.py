@@ -163,7 +163,7 @@ def _task(
         columns.describe_splits(*texts, label),
     ]
     for warning in filter(None, warnings):
-        log(warning)
+        log(f"warning: {warning}")
     max_length = MAX_LENGTHS.get(kind, Task.max_length)
     return Task(OWN, kind, texts, _METRICS[kind], labels, label, max_length=max_length)
 

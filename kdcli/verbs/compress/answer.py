@@ -287,7 +287,7 @@ def verify_decisions(
     report = verified.report.model_copy(update={"decisions": decisions})
     notes = check_temperature(chosen.folder, decisions, chosen.name)
     for warning in never_predicted(decisions):
-        Progress.log(warning)
+        Progress.warn(warning)
         notes.append(warning)
     return replace(verified, report=report), [*notes, *report.notes]
 

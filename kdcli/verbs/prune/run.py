@@ -151,7 +151,7 @@ def _stage(
             model = workload.load(str(recipe.model), head=recipe.head, seed=recipe.train.seed)
         inside = None if context.dry_run else folder
         built = build_pruning(context, workload, recipe, model, teacher, inside)
-        Progress.log(*built.warnings)
+        Progress.warn(*built.warnings)
 
         def finish(outcome: Outcome) -> None:
             base = None
