@@ -8,7 +8,7 @@ the start of the workers, the CPU seconds of all processes, and the ratio. It al
 two Python loops gain from running at the same time, which is the upper limit for two workers on
 this machine at that moment. `open` creates sparse files of 10**8 blocks of 128 tokens (25 GB, which
 take no space on the disk), opens them in a new process and draws batches. It prints the seconds and
-the growth of the memory. docs/results.md has the results.
+the growth of the memory. docs/evidence/speed.md has the results.
 """
 
 import argparse

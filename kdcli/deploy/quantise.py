@@ -126,7 +126,7 @@ def _keep_normalisations_apart(graph: "onnx.ModelProto") -> None:
     """Write the sums before normalisations as `Sum`, which means the same as `Add`.
 
     ONNX Runtime fuses an `Add` with the normalisation that reads it. On a CPU, the fused operator
-    takes several times as long as the separate operators (docs/results.md).
+    takes several times as long as the separate operators (docs/evidence/int8.md).
     """
     constants = {tensor.name for tensor in graph.graph.initializer}
     normalised = {

@@ -51,7 +51,7 @@ def onnx_caller(path: Path, *, threads: int) -> Caller:
     options = runtime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     # By default, threads keep spinning after a call and take the cores of the model whose turn is
-    # next: torch then took 48 ms instead of 20 ms (docs/results.md).
+    # next: torch then took 48 ms instead of 20 ms (docs/evidence/speed.md).
     options.add_session_config_entry("session.force_spinning_stop", "1")
     # Log errors only, because warnings about nodes and fused operators are for its developers.
     options.log_severity_level = 3

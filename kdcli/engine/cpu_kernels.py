@@ -1,6 +1,6 @@
 """Faster dropout and bfloat16 attention for training on a CPU.
 
-docs/results.md has the measurements.
+docs/evidence/speed.md has the measurements.
 
 * Dropout: PyTorch draws one number per element, in a single thread. Here, one 64-bit word decides
   four elements. The rate is exact to 1/131,072. Kept elements are scaled by the rounded rate, so

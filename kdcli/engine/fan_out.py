@@ -1,7 +1,8 @@
 """Start a command once per device and wait for all of its processes.
 
 kdcli does this itself, because the launchers of torch and accelerate replace exit codes by 1. Torch
-elastic in-process keeps them; `docs/results.md`, "Starting processes", says why it is not used.
+elastic in-process keeps them; docs/evidence/speed.md, "Starting processes", says why it is not
+used.
 This module imports nothing heavy.
 """
 

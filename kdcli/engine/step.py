@@ -48,7 +48,7 @@ class JobStep(nn.Module):
 def sparse_embeddings(modules: Mapping[str, nn.Module], *, use: bool) -> Iterator[None]:
     """Let embeddings have sparse gradients, which become dense once per step.
 
-    docs/results.md has the measurements.
+    docs/evidence/speed.md has the measurements.
     """
     embeddings = [
         inner

@@ -1,7 +1,7 @@
 """How long the threads of PyTorch spin while they wait. This module loads no large library.
 
-A thread that spins on a busy core keeps the thread that it waits for from running. docs/results.md
-has the measurements.
+A thread that spins on a busy core keeps the thread that it waits for from running.
+docs/evidence/speed.md has the measurements.
 """
 
 import os

@@ -8,7 +8,7 @@ compared by agreement: the correlation between the student's and the teacher's c
 texts. Half of the pairs are texts that have little in common. The other half are close: the two
 halves of a text, a text and each half, and a text and itself with fewer tokens. Students of one
 shape can be worse although their vectors have a smaller error, or their cosines of different texts
-agree better (docs/results.md).
+agree better (docs/evidence/start.md).
 
 The search for layers starts at evenly spaced layers. It moves one layer after the other to the best
 place between its neighbours, and ends when no move raises the agreement. All choices have the

@@ -5,7 +5,8 @@ Zhu & Gupta 2017, https://arxiv.org/abs/1710.01878:
     W' = W ⊙ Top_v(|W|)        v falls along the cubic of `kdcli.pruners.movement`
 
 When to use: as the baseline of `smp` and `movement`. It has no scores and is hardly slower than
-fine-tuning. Prefer `smp` at a density of 10 % or less, where it scored higher (docs/results.md).
+fine-tuning. Prefer `smp` at a density of 10 % or less, where it scored higher
+(docs/evidence/pruning.md).
 
     method: magnitude
     pruner: {masking: global}

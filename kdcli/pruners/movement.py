@@ -11,8 +11,9 @@ it is 1 during the first `initial_fraction` of the steps, and has its final valu
 `final_fraction` (§5). The schedule's learning rate applies to the weights.
 
 When to use: the weights may change and there is time for many steps; runs of 1,000 steps fell to
-chance at a density of 10 % (docs/results.md). Prefer `smp` to keep the weights, `soft-movement` to
-let each matrix find its own density, and `cap` to add a contrastive loss under two teachers.
+chance at a density of 10 % (docs/evidence/pruning.md). Prefer `smp` to keep the weights,
+`soft-movement` to let each matrix find its own density, and `cap` to add a contrastive loss under
+two teachers.
 
     method: movement
     pruner: {masking: local, final_fraction: 0.2}

@@ -17,7 +17,7 @@ from kdcli.types import Array
 # Maximum number of open maps. Each needs a file descriptor, and a process may have a few thousand.
 MAX_MAPS = 512
 # Streams up to this size are read with read-ahead. Blocks are read in random order, so for a stream
-# that does not fit in memory, the system reads 128 KB for each 250 bytes (docs/results.md).
+# that does not fit in memory, the system reads 128 KB for each 250 bytes (docs/evidence/speed.md).
 MAX_BYTES_READ_AHEAD = 1 << 32
 
 

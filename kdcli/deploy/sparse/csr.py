@@ -7,7 +7,7 @@ cache; 32-bit indices halve the memory traffic.
 
 Transposing the input and the output costs half of what the product gains. Therefore consecutive
 linears are joined, with no transposition between them: one module for the four linears of
-attention, and one for a feed-forward block (docs/results.md).
+attention, and one for a feed-forward block (docs/evidence/pruning.md).
 """
 
 import copy

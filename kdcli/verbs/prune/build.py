@@ -45,7 +45,10 @@ TRACE = f"{CHECKPOINTS}/pruning.json"
 TRACE_POINTS, HISTOGRAM_BINS = 20, 40
 """Number of points of the density curve, and of bars in a histogram of scores."""
 SAFE_STEP = 0.001
-"""Share of the weights that scores alone may remove in one step without harm (docs/results.md)."""
+"""Share of the weights that scores alone may remove in one step without harm.
+
+docs/evidence/pruning.md has the measurements.
+"""
 
 
 @dataclass(frozen=True)
