@@ -7,6 +7,7 @@ Any other exception is a bug (exit code 1).
 from __future__ import annotations
 
 import difflib
+import errno
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,6 +17,13 @@ LONG_WORD = re.compile(r"\S{1000,}")  # longer than any name or path that a user
 TRACEBACK = "Traceback (most recent call last):"
 
 MAX_CHARACTERS = 10_000  # maximum length of a message
+
+OF_MACHINE = ("EROFS", "EIO", "ENOSPC", "EDQUOT", "ENFILE", "EMFILE", "ENOMEM")
+
+# In the messages of PyTorch and onnxruntime, across versions and devices.
+OUT_OF_MEMORY = re.compile(
+    "out of memory|can't allocate memory|not enough memory|Failed to allocate memory|bad_alloc"
+)
 
 
 def shortened(text: str, limit: int) -> str:
@@ -136,6 +144,23 @@ class ChildFailed(KdcliError):
     def __init__(self, exit_code: int) -> None:
         super().__init__("")
         self.exit_code = exit_code
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that the process or a device is out of memory."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return OUT_OF_MEMORY.search(str(error)) is not None
+
+
+def raise_machine_error(error: BaseException) -> None:
+    """Raise an error of the machine, such as a full memory or disk, again.
+
+    For handlers that take any error of foreign code for a fault of this code.
+    """
+    number = error.errno if isinstance(error, OSError) else None
+    if is_out_of_memory(error) or errno.errorcode.get(number or 0) in OF_MACHINE:
+        raise error
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:

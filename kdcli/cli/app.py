@@ -8,19 +8,20 @@ import typer
 
 from kdcli.cli.help import MAX_WIDTH, Group
 from kdcli.errors import (
+    OF_MACHINE,
     Interrupted,
     KdcliError,
     MachineError,
     Stopped,
     UsageError,
     first_line,
+    is_out_of_memory,
     shortened,
 )
 from kdcli.version import full_version
 
 # Errors of a machine that a bug in kdcli cannot cause. A missing file, or a permission error
 # without a file would be a bug.
-OF_MACHINE = ("EROFS", "EIO", "ENOSPC", "EDQUOT", "ENFILE", "EMFILE", "ENOMEM")
 OF_PERMISSION = ("EACCES", "EPERM")
 OF_PATH = ("ENAMETOOLONG", "ENOTDIR", "ELOOP")  # Only a path from the user causes these.
 FEW_FILES = "this process may open too few files: raise the limit, for example ulimit -n 1024"
@@ -69,7 +70,6 @@ class Verbs(Group):
         except typer.Exit:  # A RuntimeError, after which torch need not be loaded.
             raise
         except RuntimeError as caught:
-            from kdcli.engine.memory import is_out_of_memory
             from kdcli.engine.processes import lost_another
 
             if is_out_of_memory(caught):

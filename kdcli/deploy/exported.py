@@ -13,7 +13,7 @@ from kdcli.deploy.export import FILES, RUNTIMES
 from kdcli.deploy.runners import Runner, file_runner
 from kdcli.deploy.sessions import library
 from kdcli.disk import read_json, user_path
-from kdcli.errors import UsageError, first_line, one_line
+from kdcli.errors import UsageError, first_line, one_line, raise_machine_error
 from kdcli.models.load import load_config
 from kdcli.types import Card
 
@@ -88,6 +88,7 @@ class Export:
         try:
             return file_runner(file, threads=threads)
         except Exception as error:  # noqa: BLE001  # the runtimes raise their own types
+            raise_machine_error(error)
             raise UsageError(
                 f"{name} cannot load {file}: {first_line(error)}", "export the model again"
             ) from None

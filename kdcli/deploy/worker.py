@@ -32,8 +32,8 @@ from kdcli.deploy.old_machines.measure_encoders import (
 from kdcli.deploy.runners import ERROR_LIMITS, Runner, compare_states, runner
 from kdcli.deploy.shapes import config_of
 from kdcli.deploy.sparse.loading import has_own_class, load
-from kdcli.engine.memory import is_out_of_memory, peak_of
-from kdcli.errors import UsageError
+from kdcli.engine.memory import peak_of
+from kdcli.errors import UsageError, is_out_of_memory
 from kdcli.models.grammar import is_shape
 from kdcli.models.layout import base_class
 from kdcli.models.load import load_weights

@@ -7,9 +7,8 @@ import numpy as np
 import torch
 from accelerate.utils import gather_object
 
-from kdcli.engine.memory import is_out_of_memory
 from kdcli.engine.session import Session
-from kdcli.errors import MachineError
+from kdcli.errors import MachineError, is_out_of_memory
 from kdcli.types import COUNTS, Array, Batch, Count, Examples, Job, counts_of
 
 CPU_MICRO_BATCH = 32

@@ -1,4 +1,4 @@
-"""Measure peak memory, and recognise out-of-memory errors."""
+"""Measure and release memory."""
 
 import ctypes
 import gc
@@ -72,16 +72,6 @@ def _counter(device: torch.device) -> ModuleType | None:
     # The functions of torch.accelerator do not exist before PyTorch 2.9, and fail an assertion on
     # MPS before 2.14.
     return torch.get_device_module(device) if device.type not in ("cpu", "mps") else None
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an error means that a device or the CPU allocator is out of memory."""
-    text = str(error)
-    return (
-        isinstance(error, torch.OutOfMemoryError)
-        or "can't allocate memory" in text
-        or "not enough memory" in text
-    )
 
 
 def _status(key: str) -> int:

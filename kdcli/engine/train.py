@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from kdcli.engine.batches_ahead import BatchesAhead
 from kdcli.engine.evaluation import CPU_MICRO_BATCH, evaluate_batches, to_device
-from kdcli.engine.memory import begin_peak, free_cached, is_out_of_memory, peak_so_far
+from kdcli.engine.memory import begin_peak, free_cached, peak_so_far
 from kdcli.engine.peers import peers
 from kdcli.engine.processes import stop_requests
 from kdcli.engine.progress import LogRecord, Progress
@@ -37,7 +37,14 @@ from kdcli.engine.run_dir import RunDir
 from kdcli.engine.session import Fact, Session
 from kdcli.engine.step import JobStep, longest_rows, param_groups, sparse_embeddings
 from kdcli.engine.tensors import load_modules, load_optimizer, module_tensors, optimizer_tensors
-from kdcli.errors import ChildFailed, DivergedError, MachineError, Stopped, UsageError
+from kdcli.errors import (
+    ChildFailed,
+    DivergedError,
+    MachineError,
+    Stopped,
+    UsageError,
+    is_out_of_memory,
+)
 from kdcli.types import COUNTS, Array, Batch, Count, Examples, Job, Outcome, Schedule, counts_of
 
 COMPARED_ROWS = 1_024

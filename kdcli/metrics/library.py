@@ -17,7 +17,7 @@ from datasets import Features, List, Value
 from huggingface_hub import constants
 
 from kdcli.custom_code import custom_code_allowed
-from kdcli.errors import UsageError
+from kdcli.errors import UsageError, raise_machine_error
 from kdcli.metrics import scorer
 from kdcli.types import Kind, Task
 
@@ -93,6 +93,7 @@ class LibraryMetric:
             result = self.module.compute(predictions=list(predictions), references=list(references))
             numbers = {k: float(v) for k, v in result.items() if isinstance(v, Real)}
         except Exception as error:  # noqa: BLE001  # the code of a metric can raise anything
+            raise_machine_error(error)
             kind = self.task.kind
             hint = (
                 f"it gets predictions and references of kind {kind}; see the documentation's page "
@@ -155,6 +156,7 @@ def _load(source: str) -> evaluate.EvaluationModule:
         hint = "check the name and the network, or give a script with --trust-remote-code"
         raise UsageError(message, hint) from None
     except Exception as error:  # noqa: BLE001  # the code of a metric can raise anything
+        raise_machine_error(error)
         raise UsageError(f"metric '{source}' cannot be loaded: {_message(error)}") from None
 
 

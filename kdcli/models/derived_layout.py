@@ -33,7 +33,7 @@ from transformers.initialization import no_init_weights
 
 from kdcli.attention import AttentionCall
 from kdcli.custom_code import custom_code_allowed
-from kdcli.errors import first_line
+from kdcli.errors import first_line, raise_machine_error
 from kdcli.models.capture import capture
 from kdcli.models.custom_class import (
     fill_buffers,
@@ -205,6 +205,7 @@ def _isolated() -> Iterator[None]:
         try:
             yield
         except FOREIGN_ERRORS as error:
+            raise_machine_error(error)
             raise NotDerivedError(
                 f"a small copy of it fails: {type(error).__name__}: {first_line(error)}"
             ) from error
@@ -283,7 +284,8 @@ def small_copies(config: PreTrainedConfig) -> list[PreTrainedConfig]:
         return [copy.deepcopy(config)]
     try:
         return [_narrow(shallow), shallow]
-    except FOREIGN_ERRORS:
+    except FOREIGN_ERRORS as error:
+        raise_machine_error(error)
         return [shallow]
 
 
@@ -762,7 +764,8 @@ def _autocasts(model: PreTrainedModel, batch: Batch) -> bool:
     try:
         with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
             model(**batch)
-    except RuntimeError:
+    except RuntimeError as error:
+        raise_machine_error(error)
         return False
     return True
 
@@ -800,6 +803,7 @@ def _captured(row: Layout, model: PreTrainedModel, batch: Batch, trace: Trace) -
         except NotDerivedError as reason:
             error = reason
         except FOREIGN_ERRORS as reason:
+            raise_machine_error(reason)
             error = NotDerivedError(f"its q, k and v could not be recorded: {first_line(reason)}")
         finally:
             model.set_attn_implementation("eager")
@@ -890,7 +894,8 @@ def _leaks(row: Layout, model: PreTrainedModel, batch: Batch) -> str | None:
             run({"input_ids": ids} | extra).hidden[last] for ids in (batch["input_ids"], other)
         )
         alone = run({name: x[:, half:] for name, x in batch.items()}).hidden[last]
-    except Exception:  # noqa: BLE001  # The model's own code, which may expect another mask.
+    except Exception as error:  # noqa: BLE001  # Own code may expect another mask.
+        raise_machine_error(error)
         return LEAKS
     finally:
         model.set_attn_implementation("eager")
@@ -918,6 +923,7 @@ def _check_student(row: Layout, model: PreTrainedModel, batch: Batch) -> None:
     except NotDerivedError:
         raise
     except Exception as error:  # The model's own code.
+        raise_machine_error(error)
         if type(error).__name__ == "AmbiguousGlobalPerLayerAttributeError":
             # The class that older versions of transformers lack.
             raise NotDerivedError("its layers have different sizes") from error

@@ -22,7 +22,7 @@ from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from kdcli.custom_code import CODE_FAILS, code_errors, custom_code_allowed
 from kdcli.disk import read_json
-from kdcli.errors import KdcliError, UsageError, one_line, shortened
+from kdcli.errors import KdcliError, UsageError, one_line, raise_machine_error, shortened
 from kdcli.models.custom_class import COMPACT_KEY, LABEL_WORDS_KEY, UNILM_KEY
 
 ModelClass = type[PreTrainedModel] | type[_BaseAutoModelClass]
@@ -292,6 +292,7 @@ def config_errors(source: object) -> Iterator[None]:
     except KdcliError:
         raise
     except code_errors(FOREIGN_ERRORS) as error:
+        raise_machine_error(error)
         explains = isinstance(error, ValueError | StrictDataclassError)
         kind = "" if explains else f"{type(error).__name__}: "
         hint = CODE_FAILS if custom_code_allowed() else None

@@ -20,7 +20,7 @@ from transformers import (
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 from kdcli.custom_code import CODE_FAILS, code_errors, custom_code_allowed
-from kdcli.errors import KdcliError, UsageError, first_line
+from kdcli.errors import KdcliError, UsageError, first_line, raise_machine_error
 from kdcli.models.custom_class import runs_own_code
 from kdcli.models.files import LIBRARY_TYPE
 from kdcli.models.modeling_kdcli import layer_paths
@@ -206,6 +206,7 @@ def layout_for(config: PreTrainedConfig) -> Layout:
     except KdcliError:
         raise
     except own_errors as error:
+        raise_machine_error(error)
         name = "" if isinstance(error, NotDerivedError) else f"{type(error).__name__}: "
         hint = "give a text encoder that needs only token ids"
         place = f"{config.name_or_path}: " if config.name_or_path else ""

@@ -20,7 +20,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from kdcli.custom_code import custom_code_allowed
 from kdcli.disk import read_json
-from kdcli.errors import UsageError, one_line
+from kdcli.errors import UsageError, one_line, raise_machine_error
 from kdcli.models.files import CONFIG_FILE, LIBRARY_TYPE, MODULES_FILE, file_of
 from kdcli.models.model import Model
 
@@ -91,6 +91,7 @@ def encoded(library: Any, source: str, texts: list[str], role: str) -> Tensor:
             texts, batch_size=len(texts), show_progress_bar=False, convert_to_tensor=True
         )
     except Exception as error:  # noqa: BLE001  # A module can raise anything.
+        raise_machine_error(error)
         raise UsageError(
             f"sentence-transformers cannot encode a {role or 'text without a role'} with "
             f"{source}: {one_line(error)}",
@@ -122,6 +123,7 @@ def load_library_model(source: str, root: str, class_name: str, reason: str) -> 
     except UsageError:
         raise
     except Exception as error:  # noqa: BLE001  # A module can raise anything.
+        raise_machine_error(error)
         raise UsageError(
             f"sentence-transformers cannot load {source}: {one_line(error)}",
             "copy the complete model again; pip install -U sentence-transformers may read more",

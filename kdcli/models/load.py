@@ -34,7 +34,7 @@ from transformers.utils.hub import extract_commit_hash
 
 from kdcli.custom_code import CODE_FAILS, code_errors, custom_code_allowed
 from kdcli.disk import EMBEDDED, cached_file, fill_dir, read_json, user_path
-from kdcli.errors import KdcliError, UsageError, first_line
+from kdcli.errors import KdcliError, UsageError, first_line, raise_machine_error
 from kdcli.models.custom_class import (
     COMPACT_KEY,
     HEADS,
@@ -527,6 +527,7 @@ def load_tokenizer(
         # The library tokenizers raises Exception, or a class that it does not export.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
+        raise_machine_error(error)
         raise UsageError(
             f"the tokenizer of {source} cannot be loaded: {first_line(error)}", hint
         ) from None
@@ -755,6 +756,7 @@ def _weight_errors(source: str) -> Iterator[None]:
             "check the network and the files, then try again",
         ) from None
     except (RuntimeError, ValueError) as error:
+        raise_machine_error(error)
         reason = first_line(error)
         if "ignore_mismatched_sizes" in str(error):
             # The message of transformers refers to a table that is not printed.
@@ -763,6 +765,7 @@ def _weight_errors(source: str) -> Iterator[None]:
     except KdcliError:
         raise
     except code_errors(()) as error:
+        raise_machine_error(error)
         raise UsageError(
             f"the code of {source} fails: {type(error).__name__}: {first_line(error)}", CODE_FAILS
         ) from None

@@ -41,9 +41,8 @@ from torch import Tensor, nn
 from kdcli.data.labelled.features import TokenizedRows
 from kdcli.data.sources import LOG_SECONDS
 from kdcli.disk import cache_key, disk_errors, fsync, remove, use_entry, write_atomic
-from kdcli.engine.memory import is_out_of_memory
 from kdcli.engine.session import Session
-from kdcli.errors import MachineError
+from kdcli.errors import MachineError, is_out_of_memory
 from kdcli.types import Array, Batch, Needs, Signals
 
 CACHE_FORMAT = 1  # incremented when the format of the cached files changes

@@ -15,9 +15,8 @@ from kdcli.deploy.exported import is_export, open_export
 from kdcli.deploy.runners import Runner
 from kdcli.disk import cache_key
 from kdcli.engine.evaluation import to_device
-from kdcli.engine.memory import is_out_of_memory
 from kdcli.engine.session import Session
-from kdcli.errors import MachineError, UsageError
+from kdcli.errors import MachineError, UsageError, is_out_of_memory
 from kdcli.metrics.finite import check_finite
 from kdcli.models.capture import Capture, capture
 from kdcli.models.card import weights_hash

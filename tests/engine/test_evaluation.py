@@ -16,10 +16,9 @@ from kdcli.engine.evaluation import (
     CPU_MICRO_BATCH,
     evaluate_batches,
     evaluate_job,
-    is_out_of_memory,
 )
 from kdcli.engine.session import Session
-from kdcli.errors import MachineError
+from kdcli.errors import MachineError, is_out_of_memory
 from kdcli.types import Job, StepLoss, Term
 
 N = 77

@@ -130,3 +130,26 @@ def test_buffers_that_transformers_leaves_empty_are_computed(kind, tmp_path, cap
     with torch.no_grad():
         one, two = (model(**batch).last_hidden_state for model in (wanted, again))
     torch.testing.assert_close(one, two)
+
+
+@pytest.mark.parametrize(
+    ("before", "line", "said"),
+    [
+        ("        self.vocab_size =", "bytearray(1 << 60)", "out of memory"),
+        ("        self.post_init()", 'torch.empty(1 << 50, device="cpu")', "can't allocate memory"),
+    ],
+    ids=["configuration", "model"],
+)
+def test_a_full_memory_is_no_fault_of_the_code(tmp_path, before, line, said):
+    write_own_code("slopes", tmp_path / "model")
+    own_files.own(tmp_path / "data", "class", 48, 24)
+    code = tmp_path / "model" / "modeling_slopes.py"
+    text = code.read_text("utf-8")
+    assert before in text
+    code.write_text(text.replace(before, f"        {line}\n{before}"), "utf-8")
+    task = ("--task", "own", "--data", tmp_path / "data", *SHORT)
+    result = kdcli("finetune", tmp_path / "model", *task, "-o", tmp_path / "out")
+    assert result.exit_code == 3, result.output
+    assert said in said_by(result)
+    assert "its code" not in said_by(result)
+    assert "the code of" not in said_by(result)
