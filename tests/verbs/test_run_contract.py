@@ -90,7 +90,7 @@ RUNS = {
     "distill text then task": Run(
         f"distill {{classifier}} {TASK} --to 2x16 {ALONE} {GENERAL}",
         stages=("general", "intermediate", "."),
-        killed=("general",),
+        killed=("general", "."),
         more_files=TUNED,
     ),
     "distill task, other tokens": Run(

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from kdcli.data.augment.copies import rows
+from kdcli.data.sources import open_source
 from kdcli.disk import write_atomic
-from kdcli.engine.inputs import check_output_file, texts_in
+from kdcli.engine.inputs import check_output_file, local_paths, texts_in
 from kdcli.engine.launch import launch
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
@@ -209,6 +210,9 @@ def _open_general(context: RunContext[DistillRecipe], folder: Path, teacher: Mod
         return open_text(text)
     RunDir(folder).check(resolved.to_yaml(), resume=True, overwrite=False)
     Progress.log(f"{folder} is done already")
+    if (text_source := resolved.recipe.data.source) and local_paths(text_source):
+        # A continued run compares the content of the files that it opens.
+        open_source(text_source)
     return None
 
 
