@@ -23,8 +23,8 @@ from benchmarks.whole_step import kdcli_step, step_flops, teacher_and_student, t
 from kdcli.deploy.environment import installed
 from kdcli.deploy.old_machines.measure_encoders import cpu_name
 from kdcli.engine.device import TORCH_DTYPES, choose_device, choose_dtype, has_bf16
-from kdcli.engine.memory import is_out_of_memory, peak_of
-from kdcli.errors import last_message
+from kdcli.engine.memory import peak_of
+from kdcli.errors import is_out_of_memory, last_message
 from kdcli.losses.relation import computed_by, relation_kl, why_no_triton
 from kdcli.verbs.distill.student import relation_kernel
 
