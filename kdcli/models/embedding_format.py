@@ -450,6 +450,11 @@ def read_length(source: str, known: Mapping[str, Sequence[object]]) -> int | Non
     """
     name, settings = encoder_settings(source)
     check_settings(source, name, settings, known)
+    if "modality_config" in settings and "module_output_name" not in settings:
+        raise UsageError(
+            f"{source}/{name}: modality_config needs the setting module_output_name next to it",
+            "copy the file of the original model",
+        )
     for section, belongs in LOADING.items():
         _check_loading(source, name, section, settings.get(section) or {}, belongs)
     length = settings.get("max_seq_length")

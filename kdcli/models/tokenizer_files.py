@@ -159,6 +159,8 @@ def _misfit_of_template(
             f"the template '{name}' of its post_processor may contain the texts "
             f"{' and '.join(texts)} once each, got {shortened(', '.join(map(str, inside)), 60)}"
         )
+    if not inside:
+        return f"the template '{name}' of its post_processor leaves out the text"
     names = [piece["SpecialToken"].get("id") for piece in pieces if "SpecialToken" in piece]
     count = sum(len(tokens[token].get("ids", ())) for token in names if token in tokens)
     if count > MAX_STEPS:

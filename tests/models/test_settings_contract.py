@@ -371,7 +371,7 @@ REFUSED = {
         "config_args": [{"hidden_act": "relu"}],
         "tokenizer_name_or_path": ["other"],
         "transformer_task": ["fill-mask"],
-        "module_output_name": ["sentence_embedding"],
+        "module_output_name": ["sentence_embedding", GONE],
         "no_such_setting": [1],
     },
     ("embedder", PROMPTS): {
@@ -420,6 +420,7 @@ REFUSED = {
         "query_length": [6],
         "tokenizer_args": [{"model_max_length": 6}],
         "transformer_task": ["feature-extraction"],
+        "module_output_name": [GONE],
     },
     ("relations", SETTINGS): {"do_lower_case": [True], "query_length": [6]},
     ("relations", PROMPTS): {"default_prompt_name": ["query"], "no_such_setting": [1]},
@@ -446,8 +447,9 @@ for kind in ("embedder", "classifier", "scorer", "tagger"):
         "post_processor/single": [
             [{"Sequence": {"id": "A", "type_id": 2}}],
             [CLS] * 30,
+            [CLS],
         ],
-        "post_processor/pair": [[*TEMPLATE, {"Sequence": {"id": "B", "type_id": 5}}]],
+        "post_processor/pair": [[*TEMPLATE, {"Sequence": {"id": "B", "type_id": 5}}], []],
     }
     REFUSED[kind, "tokenizer_config.json"] = {
         "model_max_length": [0],
