@@ -54,7 +54,7 @@ class Kind:
         count: Number of cases.
         run: Runs a case. Raises `Fault` if it fails.
         chunk: Number of cases that one process runs.
-        wall: Maximum seconds for one case.
+        wall: Maximum seconds for one case on an idle machine.
     """
 
     name: str
@@ -273,7 +273,7 @@ class _Process:
         size = self._results.stat().st_size
         if size != self._size:
             self._size, self._last_change = size, time.monotonic()
-        if time.monotonic() - self._last_change > self.kind.wall:
+        if time.monotonic() - self._last_change > self.kind.wall * patience():
             self._is_late = True
             self.kill(keep=True)
         pid, self.status, self.used = os.wait4(self.pid, os.WNOHANG)
@@ -333,6 +333,11 @@ def brief(error: str, trace: str) -> str:
         if path.parts[0] == folder
     ]
     return f"{' '.join(error.split())[:300]} ({places[-1] if places else 'elsewhere'})"
+
+
+def patience() -> float:
+    """Return how many times longer than its limit a case may take while the machine is busy."""
+    return max(1.0, 2 * os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def unmount_all(folder: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kdcli.errors import KdcliError
-from tools.faults.campaign import MAX_MEGABYTES, MAX_SECONDS, Fault, brief
+from tools.faults.campaign import MAX_MEGABYTES, MAX_SECONDS, Fault, brief, patience
 
 EXIT_CODES = {0} | {error.exit_code for error in KdcliError.__subclasses__()} - {1}
 """The documented exit codes, without 1, which means an unexpected error."""
@@ -143,13 +143,13 @@ class Command:
         return self._done
 
     def wait(self, seconds: float = 55.0) -> Done:
-        """Wait for the result, at most `seconds` after the command's start.
+        """Wait for the result, on an idle machine at most `seconds` after the command's start.
 
         Raises:
             Fault: The command is still running. It is killed.
         """
         while (done := self.poll()) is None:
-            if time.monotonic() - self._began > seconds:
+            if time.monotonic() - self._began > seconds * patience():
                 os.kill(self.pid, signal.SIGKILL)
                 raise Fault(
                     f"still running after {seconds:g} s: "

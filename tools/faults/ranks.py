@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.faults.campaign import Case, Fault, Kind, brief
+from tools.faults.campaign import Case, Fault, Kind, brief, patience
 from tools.faults.kills import Words, check_result, commands, reference
 from tools.faults.process import EXIT_CODES, At, Command, Done
 
@@ -83,8 +83,8 @@ def _has_begun(case: Case) -> Callable[[], bool]:
 
 
 def _wait_until(condition: Callable[[], bool], seconds: float = 40.0) -> None:
-    """Wait until a condition is true, but not longer than `seconds`."""
-    end = time.monotonic() + seconds
+    """Wait until a condition is true, but on an idle machine not longer than `seconds`."""
+    end = time.monotonic() + seconds * patience()
     while not condition() and time.monotonic() < end:
         time.sleep(0.02)
 
