@@ -627,3 +627,55 @@ def test_a_revision_in_the_cache_needs_no_network(tmp_path, monkeypatch):
     check_source("me/model@v2")
     with pytest.raises(errors.UsageError, match="nor in the Hugging Face cache"):
         check_source("me/model")
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        ("compress --max-drop 3,5", "takes a number, or one with %, got '3,5'; write 3.5", ""),
+        ("compress --max-mb fast", "takes a number, or one with MB, got 'fast'", ""),
+        ("finetune --lr 1%", "takes a number, got '1%'", ""),
+        ("compress demo --dry-run", "no such option: --dry-run", "--budget 20m limits its time"),
+        ("finetune demo more", "got unexpected extra argument(s) (more)", "kdcli finetune --help"),
+        ("evaluate demo --min-metric f1=90", "f1 is at most 1", "--min-metric f1=0.9"),
+        ("compress demo-classifer --data demo", "did you mean 'demo-classifier'?", ""),
+    ],
+)
+def test_wrong_words_are_errors_in_one_style(words, message, hint):
+    done = run(*words.split())
+    assert done.exit_code == 2
+    error, *hints = done.stderr.splitlines()
+    assert error.startswith("error: ")
+    assert message in error
+    assert hint in "\n".join(hints)
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "value"),
+    [
+        ("--max-drop", "-3%", -3.0),
+        ("--max-drop", "-3 %", -3.0),
+        ("--speedup", "-5x", -5.0),
+        ("--max-mb", "-2.5mb", -2.5),
+        ("--max-latency-ms", "-8 ms", -8.0),
+    ],
+)
+def test_a_number_may_have_its_unit(flag, text, value):
+    done = run("compress", "demo-classifier", f"{flag}={text}")
+    assert done.exit_code == 2
+    assert f"got {value}" in done.stderr
+
+
+def test_resume_alone_continues_a_run_with_its_recipe(tmp_path):
+    folder = tmp_path / "run"
+    training = ("finetune", "demo", "--task", "demo-topic", "--max-steps", "2")
+    first = run(*training, "--set", "measure.latency=false", "--resume", "-o", str(folder))
+    assert first.exit_code == 0, first.stderr
+    assert f"{folder} holds no run to resume; a new run begins there" in first.stderr
+    report = (folder / "report.json").read_bytes()
+    again = run("finetune", "--resume", "-o", str(folder))
+    assert again.exit_code == 0, again.stderr
+    assert (folder / "report.json").read_bytes() == report
+    other = run("prune", "--resume", "-o", str(folder))
+    assert other.exit_code == 2
+    assert "is a recipe of 'finetune', not of 'prune'" in other.stderr

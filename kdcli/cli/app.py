@@ -28,6 +28,12 @@ FEW_FILES = "this process may open too few files: raise the limit, for example u
 LITTLE_MEMORY = (
     "use a smaller model, batch or file, close other programs, or raise the limit (ulimit -v)"
 )
+WRONG_USAGE: type[Exception] = typer.BadParameter.__bases__[0]
+INSTEAD = {
+    ("kdcli compress", "--dry-run"): "--budget 20m limits its time, and kdcli distill --dry-run "
+    "estimates a single training",
+}
+"""Command and unknown option -> what to use instead."""
 RESUME_AUTO = ("--resume", "auto")
 MAX_ARGUMENT = 4_096
 """Maximum number of characters of an argument. No path is longer."""
@@ -58,6 +64,8 @@ class Verbs(Group):
             error: KdcliError = Interrupted(INTERRUPTED)
         except KdcliError as caught:
             error = caught
+        except WRONG_USAGE as caught:
+            error = _of_usage(caught)
         except OSError as caught:
             if (kind := _kind_of(caught)) is None:
                 _tell_bug(caught)
@@ -86,6 +94,16 @@ class Verbs(Group):
             raise
         _say(error)
         raise typer.Exit(error.exit_code) from None
+
+
+def _of_usage(error: Any) -> UsageError:
+    """Return Typer's error about the words of a command in kdcli's form."""
+    message = error.format_message()
+    verbs = error.ctx.command_path.split()[1:] if error.ctx else ()
+    command = " ".join(["kdcli", *verbs])
+    instead = INSTEAD.get((command, getattr(error, "option_name", "")))
+    hint = instead or f"{command} --help lists what the command takes"
+    return UsageError(f"{message[0].lower()}{message[1:].rstrip('.')}", hint)
 
 
 def _kind_of(error: OSError) -> type[KdcliError] | None:

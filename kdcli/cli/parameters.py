@@ -16,8 +16,12 @@ from kdcli.cli.values import VALUES
 if TYPE_CHECKING:
     from kdcli.recipe.options import Option, Setting
 
+UNITS = {"POINTS": "%", "FACTOR": "x", "MB": "MB", "MS": "ms", "SHARE": ""}
+"""Placeholder of an option -> the unit that its value may end in."""
 PLACEHOLDERS = {int: "N", float: "X", str: "NAME", list[int]: "N", list[float]: "X"}
 """Placeholders for the values of options that declare none, by type."""
+COMMA = re.compile(r"[+-]?\d+,\d+")
+"""A number with a decimal comma."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,7 @@ class Parameter:
                 metavar=self.option.metavar or PLACEHOLDERS.get(self.kind),
                 show_default=False,
                 autocompletion=self._completion(),
+                parser=self._parser(),
                 rich_help_panel=self.option.panel if self.option.panel != "Options" else None,
             )
         is_optional = not self.is_required and self.default is None
@@ -126,6 +131,27 @@ class Parameter:
             default=inspect.Parameter.empty if self.is_required else self.default,
             annotation=Annotated[self.kind | None if is_optional else self.kind, information],
         )
+
+    def _parser(self) -> Callable[[str], float] | None:
+        """Return the function that reads a float, perhaps with its unit; None for other types."""
+        kind = typing.get_args(self.kind)[0] if self.is_list else self.kind
+        if kind is not float:
+            return None
+        unit = UNITS.get(self.option.metavar or "", "")
+
+        def parse(text: str) -> float:
+            # Typer also parses defaults, which are numbers.
+            number = str(text).strip()
+            if unit and number.lower().endswith(unit.lower()):
+                number = number[: -len(unit)].strip()
+            try:
+                return float(number)
+            except ValueError:
+                allowed = f"a number, or one with {unit}" if unit else "a number"
+                comma = f"; write {number.replace(',', '.')}" if COMMA.fullmatch(number) else ""
+                raise typer.BadParameter(f"takes {allowed}, got '{text}'{comma}") from None
+
+        return parse
 
     def _completion(self) -> Callable[[str], list[str]] | None:
         choices = self.choices

@@ -161,8 +161,15 @@ class Given:
 
     @property
     def recipe(self) -> str | None:
-        """The value of `--recipe`."""
-        return self.values["recipe"]  # type: ignore[no-any-return]
+        """The value of `--recipe`. `--resume -o RUN` alone continues a run with its own recipe."""
+        from kdcli.disk import RECIPE_FILE
+
+        given: str | None = self.values["recipe"]
+        folder = self.values.get("output_dir") if self.values.get("resume") else None
+        if given is not None or folder is None or self.keys() or self.sets:
+            return given
+        saved = Path(folder) / RECIPE_FILE
+        return str(saved) if saved.is_file() else None
 
     @property
     def sets(self) -> list[str]:

@@ -156,6 +156,8 @@ def choose_output_dir(
     session.agree(flatten_recipe(recipe))
     resume, overwrite = options.resume, options.overwrite
     folder = Path(broadcast_object_list([output_dir(name, options, recipe)])[0])
+    if resume and not RunDir(folder).is_run:
+        Progress.log(f"{folder} holds no run to resume; a new run begins there")
     if not options.dry_run:
         session.on_main(
             lambda: RunDir(folder).check(

@@ -34,7 +34,7 @@ from transformers.utils.hub import extract_commit_hash
 
 from kdcli.custom_code import CODE_FAILS, code_errors, custom_code_allowed
 from kdcli.disk import EMBEDDED, cached_file, fill_dir, read_json, user_path
-from kdcli.errors import KdcliError, UsageError, first_line, raise_machine_error
+from kdcli.errors import KdcliError, UsageError, did_you_mean, first_line, raise_machine_error
 from kdcli.models.custom_class import (
     COMPACT_KEY,
     HEADS,
@@ -469,7 +469,7 @@ def _config_file(source: str, where: str) -> Path:
             raise UsageError(message, "request access there, then run `hf auth login`") from None
         raise UsageError(
             f"model '{source}' was found neither as a directory, nor in the Hugging Face cache, "
-            f"nor on the hub: {first_line(error)}",
+            f"nor on the hub: {first_line(error)}{did_you_mean(source, EMBEDDED)}",
             "check the name and the network, or use a local directory or 'demo'; "
             "HF_HUB_OFFLINE=1 uses the cache without asking the hub",
         ) from None

@@ -6,7 +6,7 @@ from pathlib import Path
 from huggingface_hub import constants
 
 from kdcli.disk import EMBEDDED, REPORT_FILE, cached_file, holds_run, read_json, user_path
-from kdcli.errors import UsageError
+from kdcli.errors import UsageError, did_you_mean
 from kdcli.types import ModelShape
 
 HUB_NAME = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
@@ -42,7 +42,8 @@ def check_source(source: str) -> None:
         return
     if cached_file(name, "config.json", revision or None) is None:
         raise UsageError(
-            f"model '{source}' was found neither as a directory nor in the Hugging Face cache",
+            f"model '{source}' was found neither as a directory nor in the Hugging Face cache"
+            f"{did_you_mean(source, EMBEDDED)}",
             "check the name, or use a local directory or 'demo'; HF_HUB_OFFLINE=1 forbids asking "
             "the hub",
         )

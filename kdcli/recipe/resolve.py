@@ -220,6 +220,15 @@ def grid_options(model: type[Section], pairs: Sequence[str]) -> dict[str, list[o
     return options
 
 
+FRACTIONS = (
+    *("accuracy", "agreement", "f1", "macro_f1", "micro_f1", "matthews", "precision", "recall"),
+    *("pearson", "spearman", "exact", "best_exact", "best_f1", "answer_f1", "no_answer_accuracy"),
+    *("rouge1", "rouge2", "rougeL", "rougeLsum", "bleu"),
+    *("mrr@10", "ndcg@10", "recall@10", "recall@100"),
+)
+"""kdcli's metrics whose best value is 1."""
+
+
 def metric_limits(pairs: Sequence[str]) -> dict[str, float]:
     """Parse `--min-metric METRIC=VALUE` pairs.
 
@@ -235,6 +244,11 @@ def metric_limits(pairs: Sequence[str]) -> dict[str, float]:
             raise UsageError(
                 f"--min-metric takes METRIC=VALUE, got '{pair}'",
                 "for example --min-metric accuracy=0.9",
+            )
+        if metric.strip() in FRACTIONS and value > 1:
+            raise UsageError(
+                f"--min-metric {pair}: {metric.strip()} is at most 1",
+                f"points are hundredths: --min-metric {metric.strip()}={value / 100:g}",
             )
         limits[metric.strip()] = float(value)
     return limits

@@ -23,5 +23,5 @@ def task_of(name: str) -> Task:
     if name in (known := named_tasks()):
         return known[name]
     near = did_you_mean(name, [*known, OWN])
-    hint = f"known: {', '.join(known)}; or '{OWN}' for your own files, given by --data"
+    hint = f"your own files: --task {OWN} --data FILE; known tasks: {', '.join(known)}"
     raise UsageError(f"unknown task '{name}'{near}", hint)
