@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import subprocess
 import sys
 import tracemalloc
@@ -41,6 +42,34 @@ def peak_memory(folder, *words):
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0, (folder / "said.txt").read_text()
     return usage.ru_maxrss * 1024
+
+
+FAULTS = """
+import resource
+from kdcli.engine.allocator import keep_freed_memory
+
+keeps = keep_freed_memory()
+for _ in range(20):
+    b"x" * 20_000_000
+print(keeps, resource.getrusage(resource.RUSAGE_SELF).ru_minflt * resource.getpagesize())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators are left alone")
+@pytest.mark.parametrize(
+    ("settings", "keeps"),
+    [
+        ({}, True),
+        ({"MALLOC_TRIM_THRESHOLD_": "131072"}, False),
+        ({"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=131072"}, False),
+    ],
+)
+def test_freed_memory_is_used_again_unless_the_user_chose(settings, keeps):
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    command = [sys.executable, "-c", FAULTS]
+    printed = subprocess.check_output(command, text=True, env=env | settings).split()
+    assert printed[0] == str(keeps)
+    assert (int(printed[1]) < 200_000_000) == keeps
 
 
 @pytest.mark.long

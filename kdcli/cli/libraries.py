@@ -10,16 +10,22 @@ RETRIES = re.compile(
 
 
 def prepare_libraries(quiet: bool, verbose: bool, *, is_command: bool = True) -> None:
-    """Silence the libraries and choose how threads wait. Call this before importing them.
+    """Silence the libraries, and choose how threads wait and whether freed memory is kept.
+
+    Call this before importing them.
 
     Args:
         quiet: Whether to print only results and errors.
         verbose: Whether to print the libraries' messages as well.
         is_command: Whether the command line calls this, and not a program.
     """
+    from kdcli.engine.allocator import keep_freed_memory
     from kdcli.engine.threads import choose_spin_count
 
     choose_spin_count()
+    if is_command:
+        # The memory of another program is its own.
+        keep_freed_memory()
     for name in ("utils._http", "file_download"):
         # It is always the same object, so a second command in this process adds no second filter.
         log = logging.getLogger(f"huggingface_hub.{name}")

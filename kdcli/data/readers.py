@@ -29,7 +29,6 @@ FORMATS = ("txt", "jsonl", "ndjson", "json", "csv", "tsv", "parquet", "arrow", *
 PACKED = {"gz": "gzip", "bz2": "bzip2", "xz": "xz", "zst": "zstd"}
 TABLES = ("parquet", "arrow")
 CUT_ANYWHERE = ("txt", "jsonl", "ndjson")  # Files that can be cut at the end of any line.
-UNPACK_BYTES = 1 << 20  # Bytes to unpack at once.
 MAX_LINE_BYTES = 1 << 25  # A gzip file of 100 kB may hold a line of 100 MB.
 MAX_JSON_BYTES = 1 << 28  # Of a JSON file that is one value.
 JSON_HINT = (

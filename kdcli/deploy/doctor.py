@@ -20,6 +20,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from kdcli.deploy.environment import describe_environment, installed, versions
 from kdcli.deploy.sessions import Caller, library, onnx_caller, openvino_caller
 from kdcli.disk import cache_dir, without_home
+from kdcli.engine.allocator import keep_freed_memory
 from kdcli.engine.device import (
     accelerators,
     choose_device,
@@ -72,9 +73,13 @@ ONNX Runtime uses the first one that it can: see MLAS_PLATFORM in its mlas/lib/p
 
 VALUES_SHOWN = (
     "CUDA_VISIBLE_DEVICES",
+    "GLIBC_TUNABLES",
     "HF_DATASETS_OFFLINE",
     "HF_HUB_ETAG_TIMEOUT",
     "HF_HUB_OFFLINE",
+    "MALLOC_ARENA_MAX",
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_TRIM_THRESHOLD_",
     "MKL_NUM_THREADS",
     "OMP_NUM_THREADS",
     "TRANSFORMERS_OFFLINE",
@@ -138,6 +143,7 @@ def examine() -> Diagnosis:
     # A path that the user chose may contain the name of a customer or a project.
     cache = "$KDCLI_CACHE" if os.environ.get("KDCLI_CACHE") else str(cache_dir())
     libraries, backends, named = versions(), _backends(optional), variables(os.environ)
+    keeps_memory = keep_freed_memory()
     facts = {
         "environment": machine,
         "processor": {"features": features, "onnx_int8_kernel": kernel},
@@ -145,6 +151,7 @@ def examine() -> Diagnosis:
         "space": {
             "memory_bytes": machine["memory_bytes"],
             "memory_available_bytes": available,
+            "freed_memory_is_kept": keeps_memory,
             "cache": cache,
             "cache_free_bytes": free,
         },
@@ -165,6 +172,7 @@ def examine() -> Diagnosis:
         ("int8 kernel", kernel),
         ("threads", f"{machine['latency_threads']} for latency, {threads} for torch"),
         ("memory", f"{_gb(machine['memory_bytes'])}, {_gb(available)} available"),
+        ("freed memory", "kept for reuse" if keeps_memory else "left to the allocator"),
         ("cache", f"{cache}, {'unknown space' if free is None else _gb(free)} free"),
         ("gpus", ", ".join(machine["gpus"]) or "none"),
         *((f"device {name}", verdict) for name, verdict in devices.items()),

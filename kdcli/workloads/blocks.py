@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -28,7 +28,6 @@ from kdcli.workloads.training_plan import Plan
 from kdcli.workloads.workload import Workload
 
 MASKED_LOGITS = Needs(masked_logits=True)
-Divergence = Callable[[Tensor, Tensor, float], Tensor]
 
 
 @dataclass

@@ -195,7 +195,7 @@ def test_answers_that_are_not_in_their_place_are_listed(answer, line):
     unlabelled = Example("f.jsonl:9", "9", fine.texts, None)
     assert check_answers([fine, wrong, asking("the cat"), unlabelled]) == [line]
     found = windows_of([fine, wrong])
-    assert (found.misplaced, found.labels[1].tolist()) == ([line], [0, 0])
+    assert found.labels[1].tolist() == [0, 0]
     assert found.labels[0, 0] > 0
 
 

@@ -40,12 +40,10 @@ class Augmented:
 
     Attributes:
         examples: The original examples, then all copies of the first, of the second, and so on.
-        replaced: The share of replaced words in the texts that copies change.
         notes: Messages for the log and the report.
     """
 
     examples: list[Example]
-    replaced: float
     notes: list[str]
 
 
@@ -116,7 +114,7 @@ def augment(
     ]
     if without:
         notes.append(f"{without:,} words have no candidates and are never replaced")
-    return Augmented([*examples, *all_copies], share, notes)
+    return Augmented([*examples, *all_copies], notes)
 
 
 def _cached_choices(

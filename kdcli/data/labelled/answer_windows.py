@@ -41,13 +41,11 @@ class Windows(TokenizedRows):
         cls: The position of the classification token, [rows] int64. Its logits mean "no answer".
         char_begin_T, char_end_T: The characters of the context that each token stands for, int32.
             They may include the space before the token. -1 outside the context.
-        misplaced: The lines of `check_answers`. The examples are labelled as if they had no answer.
     """
 
     cls: Array
     char_begin_T: Array
     char_end_T: Array
-    misplaced: list[str]
 
     def take(self, rows: Array) -> Self:
         """Select windows by index, in the given order."""
@@ -145,7 +143,6 @@ def windows(
         cls=np.array([row.cls for row in rows], dtype=np.int64),
         char_begin_T=chars_T2[:, 0].copy(),
         char_end_T=chars_T2[:, 1].copy(),
-        misplaced=check_answers(examples),
     )
 
 
