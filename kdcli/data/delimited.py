@@ -46,6 +46,8 @@ class _Header(NamedTuple):
         quotes: Whether the first lines quote cells, by all rules of CSV.
         bare_quotes: Whether a cell of an earlier row has a quote, but is not in quotes itself. A
             program that writes CSV would have quoted it.
+        needs_quotes: Whether a line shows that the file quotes cells: the names of the columns are
+            quoted, or a row would be wrong without its quotes. Two stray quotes do not show it.
     """
 
     columns: list[str]
@@ -53,6 +55,7 @@ class _Header(NamedTuple):
     spaces: bool = False
     quotes: bool = False
     bare_quotes: bool = False
+    needs_quotes: bool = False
 
 
 def read_delimited(
@@ -67,14 +70,18 @@ def read_delimited(
         on_bad: Called with every line that is not a row.
 
     Raises:
-        UsageError: The line with the names of the columns cannot be read; or from `on_bad`.
+        UsageError: The line with the names of the columns cannot be read, or lines are not
+            accounted for; or from `on_bad`.
     """
     reread = _RereadLines(lines)
     header = _read_header(kind, name, reread)
     columns = header.columns
     first = reread.look_ahead(FIRST_LINES)
     usual = _usual_cells(first, header)
-    header = header._replace(quotes=_are_quoted(first, header, usual))
+    header = header._replace(
+        quotes=_are_quoted(first, header, usual),
+        needs_quotes=header.needs_quotes or any(_needs_quotes(line, header) for line in first),
+    )
     for number, line in reread:
         reread.taken.clear()
         where = f"{name}:{number}"
@@ -88,7 +95,10 @@ def read_delimited(
         if reread.taken and reread.taken[-1][0] != number + len(reread.taken):
             # A line of the row was reported as bad, and is missing.
             continue
-        if not reread.taken and _has_bare_quote(line, cells):
+        if reread.taken:
+            # Lines that did not look like rows were joined.
+            header = header._replace(needs_quotes=True)
+        elif _has_bare_quote(line, cells):
             header = header._replace(bare_quotes=True)
         if len(columns) > 1 and sorted(names := _names(cells)) == sorted(columns):
             if names != columns:
@@ -102,6 +112,7 @@ def read_delimited(
             for cell, of_column in zip(cells, usual, strict=True):
                 of_column.add(cell)
             if reread.taken:
+                _check_line_breaks(where, cells, len(reread.taken))
                 on_bad(LineBreaks(where, len(reread.taken)))
             yield Row(where, dict(zip(columns, cells, strict=True)))
         elif not cells:
@@ -110,6 +121,21 @@ def read_delimited(
             problem = f"the row does not have {len(columns)} columns"
             for bad in [number, *(after for after, _ in reread.taken)]:
                 on_bad(BadRow(f"{name}:{bad}", problem, hint=HINTS[kind]))
+
+
+def _check_line_breaks(where: str, cells: Sequence[str], joined: int) -> None:
+    """Check that the line breaks in the cells of a row explain all lines that it joins.
+
+    Raises:
+        UsageError: A line is lost.
+    """
+    breaks = sum(cell.count("\n") for cell in cells)
+    if breaks != joined:
+        raise UsageError(
+            f"{where}: the row joins {joined + 1:,} lines, but its cells hold only {breaks:,} line "
+            "breaks",
+            "save the rows as .jsonl, and please report this line",
+        )
 
 
 def _read_header(kind: str, name: str, reread: "_RereadLines") -> _Header:
@@ -157,7 +183,7 @@ def _read_header(kind: str, name: str, reread: "_RereadLines") -> _Header:
                 f"sed -i {script} {shlex.quote(name)}; otherwise rename the column",
             )
         _check_names(where, names := _names(cells))
-        return _Header(names, separator, spaces)
+        return _Header(names, separator, spaces, needs_quotes='"' in line)
     return _Header([], separator)
 
 
@@ -206,6 +232,23 @@ def _cells(
     if len(joined) > 1 and (header.bare_quotes or _look_like_rows(joined, header, usual)):
         raise csv.Error(UNCLEAR_QUOTE)
     return cells
+
+
+def _needs_quotes(line: str, header: _Header) -> bool:
+    """Whether a line is a row only because of its quotes: they hold a separator or a quote."""
+    if '"' not in line:
+        return False
+    rows = csv.reader(
+        [line], delimiter=header.separator, skipinitialspace=header.spaces, strict=True
+    )
+    try:
+        count = len(next(rows))
+    except csv.Error:
+        return False
+    plain = line.rstrip("\r\n").split(header.separator)
+    return count == len(header.columns) and (
+        len(plain) != count or any('"' in cell[1:-1] for cell in plain if _unquoted(cell) != cell)
+    )
 
 
 def _has_bare_quote(line: str, cells: Sequence[str]) -> bool:
@@ -260,18 +303,26 @@ class _UsualCells:
     def __init__(self) -> None:
         self.values: set[str] = set()
         self.are_numbers = True
+        self.count = 0
 
     def add(self, cell: str) -> None:
         """Add a cell."""
+        self.count += 1
         if len(self.values) <= MAX_USUAL_CELLS:
             self.values.add(cell)
         self.are_numbers = self.are_numbers and _is_number(cell)
 
+    @property
+    def have_form(self) -> bool:
+        """Whether the cells have something in common."""
+        few = len(self.values) <= min(MAX_USUAL_CELLS, self.count // 4)
+        return self.count > 0 and (self.are_numbers or few)
+
     def has(self, cell: str) -> bool:
         """Whether a cell is like the others; never if they have nothing in common."""
-        if len(self.values) <= MAX_USUAL_CELLS:
-            return cell in self.values
-        return self.are_numbers and _is_number(cell)
+        if self.count and self.are_numbers and _is_number(cell):
+            return True
+        return len(self.values) <= MAX_USUAL_CELLS and cell in self.values
 
 
 def _are_quoted(lines: Sequence[str], header: _Header, usual: "Sequence[_UsualCells]") -> bool:
@@ -309,19 +360,23 @@ def _look_like_rows(lines: Sequence[str], header: _Header, usual: Sequence[_Usua
 
     Nearly all have the right number of cells, and most cells of a column, for example of the
     labels, are like the usual ones. Cells before the quote and after the end of the text do not
-    count, because they belong to the row in any case.
+    count, because they belong to the row in any case. If the cells of no column have anything in
+    common, the number of cells decides, unless something else shows that the file quotes cells.
     """
     around = ' "' if header.spaces else '"'
     split = [line.rstrip("\r\n").split(header.separator) for line in lines]
     rows = [[cell.strip(around) for cell in cells] for cells in split]
     whole = [cells for cells in rows if len(cells) == len(usual)]
+    opens = (n for n, cell in enumerate(split[0]) if _is_open(cell.lstrip()))
+    quoted = next(opens, 0)
+    others = (of_column for n, of_column in enumerate(usual) if n != quoted)
+    if not header.needs_quotes and not any(each.have_form for each in others):
+        return len(whole) == len(rows)
     if len(usual) < 2 or len(whole) < WHOLE_SHARE * len(rows):
         return False
     if len(whole) == len(rows) >= MANY_LINES:
         # A text of so many lines hardly has the same number of commas in each.
         return True
-    opens = (n for n, cell in enumerate(split[0]) if _is_open(cell.lstrip()))
-    quoted = next(opens, 0)
     counts = [
         sum(
             of_column.has(cells[n])

@@ -317,7 +317,10 @@ class RunDir:
             UsageError: The recipe is damaged.
         """
         try:
-            before = flatten_recipe((self.path / RECIPE_FILE).read_text("utf-8"))
+            text = (self.path / RECIPE_FILE).read_text("utf-8")
+            if not isinstance(read_yaml(text), dict):
+                raise ValueError("it has no keys")
+            before = flatten_recipe(text)
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise UsageError(
                 f"{self.path / RECIPE_FILE} is damaged: {error}", "start again with --overwrite"

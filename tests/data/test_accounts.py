@@ -164,15 +164,6 @@ def test_rows_and_line_breaks_are_the_lines_of_a_file(tmp_path, columns, delimit
         assert account.line.endswith(f"; {breaks}")
 
 
-def test_one_column_with_a_bare_quote_before_a_joined_cell_is_refused(tmp_path):
-    file = tmp_path / "rows.csv"
-    file.write_text('text\nhe said "no" to it\n"an open quote\na line\nthe end"\n', "utf-8")
-    with pytest.raises(UsageError, match=r"rows.csv:3: .*the quote that opens here joins lines"):
-        list(open_source(str(file)).documents("train", None))
-    file.write_text('text\nshe said no\n"an open quote\na line\nthe end"\n', "utf-8")
-    assert len(list(open_source(str(file)).documents("train", None))) == 2
-
-
 def test_an_account_that_does_not_add_up_is_refused():
     account = RowAccount("rows.csv", read=10)
     account.leave_out("empty", "rows.csv:3")

@@ -28,7 +28,7 @@ from texts import DOCUMENTS, PACK, corpus, encoded, tokens, write
 from kdcli.data.batches import BatchOrder
 from kdcli.data.labelled.lists import read_lists
 from kdcli.data.readers import read_rows
-from kdcli.data.rows import BadRow, Piece
+from kdcli.data.rows import BadRow, LineBreaks, Piece
 from kdcli.data.sources import open_source
 from kdcli.data.text import shards
 from kdcli.data.text.own_tokenizer import own_tokenizer
@@ -210,6 +210,37 @@ def test_a_quote_of_csv_that_never_closes_takes_no_row_after_it(tmp_path, change
     assert problem in bad[0].message
     assert len(good) == 39
     assert {row.values["label"] for row in good} <= {"bad", "good", "new"}
+
+
+STRAY = {
+    "pairs": 'sentence1,sentence2\nno film,no cinema\n"so good,very good\nbad film",poor film\n',
+    "scores": 'text,score\nno film,0.11\n"so good,0.12\nbad film",0.13\n',
+    "numbers": 'id,text\n1,no film\n2,"so good\n3,fine"\n4,the end\n',
+    "one column": 'text\nno film\n"so good\nfine"\n',
+    "one column, bare": 'text\nhe said "no" to it\n"so good\nfine"\n',
+}
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv"])
+@pytest.mark.parametrize("form", STRAY)
+def test_two_stray_quotes_are_no_cell(form, ending, tmp_path):
+    file, bad = tmp_path / f"a.{ending}", []
+    file.write_text(STRAY[form].replace(",", "\t" if ending == "tsv" else ","), "utf-8")
+    rows = list(read_rows(Piece(str(file)), bad.append))
+    assert not any("\n" in cell for row in rows for cell in row.values.values())
+    assert len(rows) + len(bad) == STRAY[form].count("\n") - 1
+    assert ending == "tsv" or JOINED in bad[0].message
+
+
+@pytest.mark.parametrize("form", ["pairs", "one column"])
+@pytest.mark.parametrize("more", ['"a, b"{}\n', '"so ""good"""{}\n'])
+def test_a_file_that_needs_its_quotes_has_line_breaks_in_cells(form, more, tmp_path):
+    text = STRAY[form] + more.format(",x" * STRAY[form].splitlines()[0].count(","))
+    (tmp_path / "a.csv").write_text(text, "utf-8")
+    bad: list[BadRow] = []
+    rows = list(read_rows(Piece(str(tmp_path / "a.csv")), bad.append))
+    assert [type(each) for each in bad] == [LineBreaks]
+    assert (len(rows), sum("\n" in cell for row in rows for cell in row.values.values())) == (3, 1)
 
 
 def test_a_bad_line_does_not_hide_that_a_quote_never_closes(tmp_path):

@@ -163,7 +163,7 @@ class TestResume:
         RunDir.claim(run.path, changed, resume=True)
         assert (run.path / RECIPE_FILE).read_text("utf-8") == changed
 
-    @pytest.mark.parametrize("text", ["train: [", "\0", "a: 1\na: 2\n"])
+    @pytest.mark.parametrize("text", ["train: [", "\0", "a: 1\na: 2\n", "finetune"])
     def test_a_damaged_recipe_is_a_usage_error(self, run, text):
         (run.path / RECIPE_FILE).write_text(text, "utf-8")
         with pytest.raises(UsageError, match="is damaged"):

@@ -122,7 +122,11 @@ def _held_out_lines(held: list[tuple[int, dict[str, dict[str, float]]]]) -> list
             label = model if summed else f"{model}/{parts[0]}" if several else parts[0]
             colour = COLOURS[(place if several or summed else kind) % len(COLOURS)]
             dash = DASHES[kind % len(DASHES)] if several else "-"
-            points = [(step, sum(at[model][term] for term in parts)) for step, at in held]
+            points = [
+                (step, sum(at[model][term] for term in parts))
+                for step, at in held
+                if at.get(model, {}).keys() >= {*parts}
+            ]
             lines.append(Line(f"{HELD_PREFIX}{label}", points, colour, dash))
     return lines
 
