@@ -48,7 +48,8 @@ class RowAccount:
 
     Attributes:
         source: The source, as `--data` names it.
-        rows: The word for the counted items: rows, texts or queries.
+        rows: The word for the counted items: rows, texts or queries. It begins with the split,
+            unless this is `train` or all splits are counted together.
         read: The number of rows that were read, with empty lines.
         kept: The number of rows that are used.
         left_out: The other rows.
@@ -62,6 +63,11 @@ class RowAccount:
     kept: int = 0
     left_out: list[LeftOut] = field(default_factory=list)
     line_breaks: LeftOut | None = None
+
+    @classmethod
+    def of_split(cls, source: str, split: str, rows: str = "rows") -> "RowAccount":
+        """Open the account of one split."""
+        return cls(source, rows if split == "train" else f"{split} {rows}")
 
     def add(self, part: "RowAccount") -> None:
         """Add the rows of a part of the source that were read and left out."""
@@ -169,3 +175,16 @@ class Accounts:
 
 ACCOUNTS = Accounts()
 """The accounts of the command that this process runs."""
+
+
+def is_repeated(text: str, seen: set[int]) -> bool:
+    """Whether `--strict-data` is given and an earlier text is the same, up to case and spaces.
+
+    `seen` holds the hashes of the earlier texts.
+    """
+    if not ACCOUNTS.strict:
+        return False
+    key = hash(" ".join(text.split()).casefold())
+    repeats = key in seen
+    seen.add(key)
+    return repeats

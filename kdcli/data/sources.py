@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kdcli.data.accounts import RowAccount
+from kdcli.data.accounts import REPEATED, RowAccount, is_repeated
 from kdcli.data.annotations import convert_annotations
 from kdcli.data.class_names import CARD, INFOS, ClassNames
 from kdcli.data.demo import DOCUMENTS, demo_documents, demo_identity
@@ -137,13 +137,19 @@ class Source(ABC):
     ) -> Iterator[tuple[str, str]]:
         """Yield the place and the text of each document of a split.
 
-        `account` counts the rows, and leaves out the empty ones.
+        `account` counts the rows, and leaves out the empty ones. With `--strict-data`, it also
+        leaves out repeated ones, which are then an error.
 
         Raises:
             UsageError: A file has no documents.
         """
+        seen: set[int] = set()
         for table in self.tables(split, account.on_bad):
-            yield from _checked_documents(table, column, account)
+            for where, text in _checked_documents(table, column, account):
+                if is_repeated(text, seen):
+                    account.leave_out(REPEATED, where)
+                else:
+                    yield where, text
 
     def _check_split(self, split: str) -> None:
         if not self.has(split):

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.numpy import save
 from transformers import PreTrainedTokenizerBase
 
-from kdcli.data.accounts import ACCOUNTS, RowAccount
+from kdcli.data.accounts import ACCOUNTS, EMPTY, REPEATED, RowAccount, is_repeated
 from kdcli.data.sources import HubSource, Source, open_source
 from kdcli.data.text.shards import tokenizer_hash
 from kdcli.disk import cache_dir, cache_key, lock_entry, use_entry, write_atomic
@@ -279,10 +279,10 @@ def _kept(
 def _counts(source: str, column: str | None, tokenizer: PreTrainedTokenizerBase) -> Array:
     """Count the tokens in the training split of a source.
 
-    The counts are cached, except for hub data, which may change.
+    The counts are cached, except for hub data, which may change, and for data that is checked.
     """
     opened = open_source(source)
-    if isinstance(opened, HubSource):
+    if isinstance(opened, HubSource) or ACCOUNTS.strict:
         counts, account = _counted(opened, column, tokenizer)
         ACCOUNTS.close(account, account.used, Progress.log_fact)
         return counts
@@ -384,7 +384,7 @@ def _validation(source: str, column: str | None) -> Iterator[str]:
 
 def _texts(source: Source, split: str, column: str | None) -> Iterator[str]:
     """Iterate over the texts of a split, and close the account of its rows."""
-    account = RowAccount(source.name)
+    account = RowAccount.of_split(source.name, split)
     yield from _read_texts(source, split, column, account)
     ACCOUNTS.close(account, account.used, Progress.log_fact)
 
@@ -399,13 +399,19 @@ def _read_texts(
     if column is not None:
         yield from (text for _, text in source.placed_documents(split, column, account))
         return
+    seen: set[int] = set()
     for name, rows in source.tables(split, account.on_bad):
-        text = None
-        for _, values in rows:
+        is_empty = True
+        for where, values in rows:
             account.read += 1
-            for value in values.values():
-                for text in value if isinstance(value, list) else [value]:
-                    if isinstance(text, str):
-                        yield text
-        if text is None:
+            lists = (each if isinstance(each, list) else [each] for each in values.values())
+            texts = [text for each in lists for text in each if isinstance(text, str)]
+            if is_repeated("\n".join(texts), seen):
+                account.leave_out(REPEATED, where)
+            elif any(text and not text.isspace() for text in texts):
+                is_empty = False
+                yield from texts
+            else:
+                account.leave_out(EMPTY, where)
+        if is_empty:
             raise UsageError(f"{name} holds no text")

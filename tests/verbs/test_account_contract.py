@@ -22,6 +22,7 @@ TRAIN = [
     *shlex.split("--set data.train_rows=30 --max-steps 1 --batch-size 8 --dtype fp32"),
     *shlex.split("--set train.warmup_steps=0"),
 ]
+TEXT = shlex.split("--max-steps 1 --batch-size 4 --set measure.latency=false")
 # Verb -> model and options. BASE, TEACHER and WORDS are files of `given`.
 VERBS = {
     "finetune": ["BASE", *TRAIN],
@@ -148,12 +149,40 @@ def test_tokenize_has_an_account_and_refuses_empty_rows(given, tmp_path, workers
     file = written(tmp_path / "rows.jsonl", blank, no_text, json.dumps(GOOD[0]))
     words = "tokenize", file, "--tokenizer", given["BASE"], "--workers", workers
     line = f"rows of rows.jsonl: 63 read, 61 kept; left out: 2 empty (first: {file}:6)"
-    assert line in refused(tmp_path, *words, "--strict-data")
+    strict = "63 read, 60 kept; left out: 2 empty (first: {0}:6), 1 repeated (first: {0}:8)"
+    assert strict.format(file) in refused(tmp_path, *words, "--strict-data")
     assert line in said_by(succeeds(*words, "-o", tmp_path / "tokens"))
     # The shards of another run are refused, and stay.
     before = own_files.times(tmp_path)
     result = own_files.kdcli(*words, "--strict-data", "-o", tmp_path / "tokens")
-    assert (result.exit_code, line in said_by(result)) == (2, True)
+    assert (result.exit_code, strict.format(file) in said_by(result)) == (2, True)
     assert own_files.times(tmp_path) == before
     written(tmp_path / "rows.jsonl")
     succeeds(*words, "--strict-data", "-o", tmp_path / "clean")
+
+
+@pytest.mark.parametrize(
+    ("verb", "column"),
+    [("trim", ""), ("trim", "text"), ("export", ""), ("distill", "text"), ("tokenize", "")],
+)
+def test_strict_data_refuses_a_repeated_text_of_every_verb(given, tmp_path, verb, column):
+    words = {
+        "trim": ["trim", given["BASE"], "--data"],
+        "export": ["export", given["BASE"], "--format", "onnx", "--int8", "--data"],
+        "distill": ["distill", given["BASE"], "--to", "1x16", *TEXT, "--data"],
+        "tokenize": ["tokenize", "--tokenizer", given["BASE"]],
+    }[verb]
+    chosen = ["--set", f"data.column={column}"] if column else []
+    file = written(tmp_path / "rows.jsonl", json.dumps(GOOD[0] | {"text": f"  {GOOD[0]['text']}"}))
+    message = refused(tmp_path, *words, file, *chosen, "--strict-data")
+    assert f"61 read, 60 kept; left out: 1 repeated (first: {file}:6)" in message
+
+
+def test_splits_of_equal_size_have_accounts_of_their_own(given, tmp_path):
+    (tmp_path / "rows").mkdir()
+    rows = [json.dumps(row) for row in own_files.rows("class", 60)]
+    for split in ("train", "validation"):
+        (tmp_path / "rows" / f"{split}.jsonl").write_text("\n".join([*rows, "", ""]))
+    succeeds("trim", given["BASE"], "--data", tmp_path / "rows", "-o", tmp_path / "out")
+    counts = {each.rows: (each.read, each.kept) for each in report_of(tmp_path / "out").accounts}
+    assert counts == {"rows": (61, 60), "validation rows": (61, 60)}

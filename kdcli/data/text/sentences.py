@@ -125,9 +125,9 @@ def read_texts(
             texts.
     """
     opened = open_source(source)
-    of_rows = RowAccount(source)
+    of_rows = RowAccount.of_split(source, split)
     name, units = _read_units(opened, split, column, unit, of_rows)
-    of_texts = RowAccount(source, name) if name == SENTENCES else of_rows
+    of_texts = RowAccount.of_split(source, split, name) if name == SENTENCES else of_rows
     choice = TextChoice(rows, of_texts, paired=name == PAIRS)
     for one in units:
         choice.add(one)

@@ -69,6 +69,8 @@ def tokenise(
         MachineError: The directory cannot be written, or a worker was killed. Finished shards are
             kept.
     """
+    if ACCOUNTS.strict:
+        _check_rows(source, column)
     frame = Frame.of(tokenizer)
     with disk_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -94,9 +96,15 @@ def tokenise(
                 # A shard is finished when its counts are written, too.
                 meta = meta.finish([shard])
                 meta.write(folder)
-                if shard.account is not None:
-                    ACCOUNTS.check(shard.account)
         return meta
+
+
+def _check_rows(source: Source, column: str | None) -> None:
+    """Read all rows before any is tokenised. Raises a UsageError if some are empty or repeated."""
+    for split in source.splits():
+        account = RowAccount.of_split(source.name, split)
+        account.kept = sum(1 for _ in source.placed_documents(split, column, account))
+        ACCOUNTS.check(account)
 
 
 @dataclass(frozen=True)
@@ -241,7 +249,7 @@ def _clean_after_errors(
 
     The directory is removed if an error occurs before the first shard is written. It is also
     removed after an error in the text, unless `keeps_errors` is set: the cache has another name for
-    the corrected text. With `--strict-data`, an error in the text leaves no new directory.
+    the corrected text.
     """
     kept = {shard.file for shard in meta.shards} - {shard.file for shard in missing}
     with disk_errors(folder):
@@ -254,8 +262,7 @@ def _clean_after_errors(
         meta.write(folder)
         yield
     except BaseException as error:
-        is_text_error = isinstance(error, UsageError)
-        is_unwanted = is_text_error and (not keeps_errors or (is_new and ACCOUNTS.strict))
+        is_unwanted = isinstance(error, UsageError) and not keeps_errors
         if is_unwanted or (is_new and not any(folder.glob("*.bin"))):
             remove(folder)
         raise
