@@ -34,7 +34,8 @@ LOCK = ".lock"
 COMMITS: dict[str, str] = {}
 """Name of each hub data set that this run read -> the commit that was current."""
 HASHES: dict[str, str] = {}
-"""Path of each local file of data that this run opened, as the user gave it -> its sha256."""
+"""Path of each local file of data that this run opened, as the user gave it -> its sha256. Also
+the address of a teacher's server -> a hash of the model that it serves."""
 
 
 def cached_file(repository: str, name: str, revision: str | None = None) -> Path | None:

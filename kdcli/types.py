@@ -92,6 +92,11 @@ class Card:
     paper_params_embedding: int | None = None
     paper_params_transformer: int | None = None
 
+    @property
+    def is_served(self) -> bool:
+        """Whether a server computes the model, so that only the width of its vectors is known."""
+        return not self.params_total
+
 
 OWN = "own"
 """The name of the task that kdcli derives from a user's own rows."""

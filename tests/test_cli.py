@@ -43,7 +43,8 @@ OPTIONS = {
         "--batch-size --corpus --data --device --dry-run --dtype --epochs --eval-task --general "
         "--glove --lr --max-steps --method --no-augment -o --output-dir --overwrite --pooling "
         "--processes --push-to-hub -r --recipe --report-to --resume --revision --seed --set "
-        "--soft-labels --strict-data --student --task --teacher-vectors --to --trust-remote-code"
+        "--soft-labels --strict-data --student --task --teacher --teacher-vectors --to "
+        "--trust-remote-code"
     ),
     "prune": (
         "--batch-size --data --device --dry-run --dtype --epochs --eval-task --lr --masking "

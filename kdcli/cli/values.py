@@ -94,6 +94,15 @@ def _check_model(source: str) -> None:
         check_source(source)
 
 
+def _check_teacher(source: str) -> None:
+    from kdcli.models.source import check_address, is_address
+
+    if is_address(source):
+        check_address(source)
+    else:
+        _check_model(source)
+
+
 def _check_data(source: str) -> None:
     from kdcli.data.sources import check_data_exists
 
@@ -114,6 +123,7 @@ VALUES: Mapping[str, Values] = {
     "format": Values(_formats, _check_format),
     "device": Values(lambda: DEVICES),
     "model": Values(check=_check_model),
+    "teacher": Values(check=_check_teacher),
     "data": Values(check=_check_data),
     "output": Values(check=_check_output_dir),
 }

@@ -183,7 +183,7 @@ OF_MODEL = (
 
 
 def content_of_inputs(recipe_yaml: str, folder: Path) -> dict[str, str]:
-    """Hash the content of the local files that a recipe names.
+    """Hash the content of the local files that a recipe names, and what its teacher's server is.
 
     Files inside the run, or inside a run that this one is a part of, are skipped, because their own
     recipes determine them.
@@ -198,12 +198,9 @@ def content_of_inputs(recipe_yaml: str, folder: Path) -> dict[str, str]:
     own = next((above for above in reversed(folder.absolute().parents) if holds_run(above)), folder)
     content: dict[str, str] = {}
     for source in dict.fromkeys(texts_in(read_yaml(recipe_yaml))):
-        outside = [
-            path
-            for path in sorted(local_paths(source))
-            if not path.resolve().is_relative_to(own.resolve())
-        ]
-        if outside:
+        local = sorted(local_paths(source))
+        outside = [path for path in local if not path.resolve().is_relative_to(own.resolve())]
+        if outside or (not local and source in HASHES):
             content[source] = HASHES.get(source) or " ".join(map(_hash_of, outside))
     return content
 

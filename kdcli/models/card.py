@@ -84,6 +84,9 @@ def multiply_adds(model: PreTrainedModel) -> int:
     The sequence is shorter if the model has fewer positions. Both matrix products and attention
     products count. The "FLOPs" in papers are mostly twice this number.
     """
+    if not any(True for _ in model.parameters()):
+        # A server computes the model.
+        return 0
     attention, was_training = model.config._attn_implementation, model.training
     half = model.config.vocab_size // 2
     length = min(COUNTED_TOKENS, positions_of(model.config) or COUNTED_TOKENS)

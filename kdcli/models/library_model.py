@@ -51,6 +51,8 @@ class LibraryModel(PreTrainedModel):  # type: ignore[misc]
 
     config_class = LibraryConfig
     _supports_sdpa = True
+    rows_at_once: int | None = None
+    """The number of rows in a forward pass; None if it depends on their lengths."""
 
     def __init__(self, config: LibraryConfig, library: Any, source: str) -> None:
         super().__init__(config)
@@ -74,9 +76,14 @@ class LibraryModel(PreTrainedModel):  # type: ignore[misc]
         vectors_BE = torch.empty(len(rows), self.config.hidden_size, device=input_ids.device)
         for role in dict.fromkeys(roles):
             at = [n for n, other in enumerate(roles) if other == role]
-            vectors_BE[at] = encoded(self.library, self.source, [texts[n] for n in at], role)
+            of_role = self.encode([texts[n] for n in at], role)
+            vectors_BE[at] = of_role.to(vectors_BE.device)
         states_BLE = vectors_BE[:, None].expand(-1, input_ids.shape[1], -1)
         return BaseModelOutput(last_hidden_state=states_BLE)
+
+    def encode(self, texts: list[str], role: str) -> Tensor:
+        """Return the vectors of texts of one role, [N, E] float32."""
+        return encoded(self.library, self.source, texts, role)
 
 
 def encoded(library: Any, source: str, texts: list[str], role: str) -> Tensor:

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from huggingface_hub import constants
 
@@ -15,6 +16,38 @@ MODEL_OR_REPORT = ("config.json", REPORT_FILE)
 """Files of a directory that holds a model or a finished run."""
 
 
+def is_address(source: str) -> bool:
+    """Return whether a model is named by the address of a server that computes its vectors."""
+    return source.lower().startswith(("http://", "https://"))
+
+
+def check_address(address: str) -> None:
+    """Check the form of a server's address.
+
+    Raises:
+        UsageError: It has no host, a wrong port, a part after the path, or a user or a password,
+            which would be written into the recipe of the run.
+    """
+    hint = "give an address such as http://localhost:8080 or https://HOST/v1"
+    try:
+        parts = urlsplit(address)
+        port = parts.port
+    except ValueError:
+        # The address may hold a password, so it is not repeated.
+        raise UsageError("the teacher's address is no URL with a host and a port", hint) from None
+    if "@" in address:
+        raise UsageError(
+            f"the address of the teacher at {parts.hostname} holds a user name or a password",
+            "remove it, and set KDCLI_TEACHER_API_KEY to the key of the server",
+        )
+    if parts.query or parts.fragment:
+        raise UsageError(
+            f"the address of the teacher at {parts.hostname} has a part after its path", hint
+        )
+    if not parts.hostname or port == 0:
+        raise UsageError(f"{address} names no host", hint)
+
+
 def check_source(source: str) -> None:
     """Check that a source can be a model: a directory, a hub id or a model inside the package.
 
@@ -24,6 +57,13 @@ def check_source(source: str) -> None:
     """
     if source in EMBEDDED:
         return
+    if is_address(source):
+        check_address(source)
+        raise UsageError(
+            f"{source} is the address of a server, which gives vectors and no model",
+            "it can be the teacher of kdcli distill --teacher URL --student MODEL; elsewhere, give "
+            "a hub id or a directory",
+        )
     folder = user_path(source)
     if folder.is_dir():
         if holds_run(folder) and not any((folder / name).exists() for name in MODEL_OR_REPORT):

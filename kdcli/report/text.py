@@ -220,6 +220,8 @@ def count(value: int) -> str:
 
 def card_shape(card: Card) -> str:
     """Return the shape of a model: `6x384`, `6x384:768` or `static:256`."""
+    if card.is_served:
+        return f"vectors of {card.hidden}"
     return ModelShape(card.layers, card.hidden, card.ffn, card.heads).short
 
 

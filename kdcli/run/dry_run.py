@@ -65,9 +65,8 @@ class Estimate:
         """Yield the tables and lines for the terminal."""
         models = Table("model", "shape", "parameters", "weights", "multiply-adds")
         for name, card in self.cards.items():
-            shape, parameters = card_shape(card), count(card.params_total)
-            size, operations = bytes_of(card.bytes), count(card.multiply_adds)
-            models.add_row(name, shape, parameters, size, operations)
+            sizes = count(card.params_total), bytes_of(card.bytes), count(card.multiply_adds)
+            models.add_row(name, card_shape(card), *(("", "", "") if card.is_served else sizes))
         yield models
         # The paths of stages differ at their ends, so they are wrapped instead of truncated.
         stages = Table(

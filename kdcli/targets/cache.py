@@ -50,12 +50,26 @@ TOKENS_FILE, LOGITS_FILE, INDEX_FILE = "tokens.bin", "logits.bin", "index.json"
 TOKENS_KEY, LOGITS_KEY = "teacher.tokens", "teacher.logits"  # keys of a batch
 HASHED_BYTES = 1 << 24  # size of a hashed block
 RESERVED_BYTES = 1 << 30  # disk space that stays free
-TEACHER_TOKENS = 8192  # in one forward pass of the teacher, including padding
 UNIT_TOLERANCE = 0.01  # by which bfloat16 changes the length of a normalised vector
 SHARDS, MAX_SHARD_GROUPS = 64, 16
 """Shards of a small store, and maximum number of forward passes for a shard of a large one."""
 MAX_SHARD_BYTES = 1 << 28  # unless one forward pass makes more
 DONE = "shards"  # Directory of a note for each complete shard, with the hashes of its bytes.
+
+
+class GroupSize(NamedTuple):
+    """The maximum size of a forward pass of the teacher.
+
+    Attributes:
+        tokens: The number of tokens, including padding.
+        rows: The number of rows; None for any number.
+    """
+
+    tokens: int
+    rows: int | None = None
+
+
+DEFAULT_GROUPS = GroupSize(8192)
 
 
 @dataclass(frozen=True)
@@ -214,8 +228,11 @@ class SignalStore:
     tokens: Array
     logits: Array
 
-    def __init__(self, folder: Path, rows: TokenizedRows, layout: RecordLayout) -> None:
+    def __init__(
+        self, folder: Path, rows: TokenizedRows, layout: RecordLayout, group_size: GroupSize
+    ) -> None:
         self.folder, self.rows, self.layout = folder, rows, layout
+        self.group_size = group_size
         self.lengths = lengths = rows.lengths
         self.order = np.argsort(lengths, kind="stable")
         # `position` is the place of each row in the files, and `begins` the place of its first
@@ -236,6 +253,7 @@ class SignalStore:
         limit_bytes: int,
         log: Callable[[str], None],
         about: str | None = None,
+        group_size: GroupSize = DEFAULT_GROUPS,
     ) -> Self | None:
         """Open the store with a teacher's signals, or compute the signals and create it.
 
@@ -253,6 +271,7 @@ class SignalStore:
             limit_bytes: Maximum size of the store.
             log: Writes a log line.
             about: The teacher, for `kdcli cache`. None if the store is not in the cache.
+            group_size: The size of the teacher's forward passes.
 
         Returns:
             None if the signals would take more than `limit_bytes`, or leave less than
@@ -260,6 +279,7 @@ class SignalStore:
 
         Raises:
             ValueError: `needs` includes masked logits.
+            UsageError: The processes have different teachers or rows.
             MachineError: The disk is full or not writable, or there is not enough memory for a
                 single row.
         """
@@ -271,7 +291,8 @@ class SignalStore:
             )
             return None
         key = _key(rows, layout, fingerprint)
-        store = cls(folder / key, rows, layout)
+        session.agree({"hash of the teacher and the rows of its signals": key})
+        store = cls(folder / key, rows, layout, group_size)
         if about is not None:
             use_entry(store.folder, f"{about}, {len(rows):,} rows")
         is_whole = all(session.gather(store._is_whole(key)))
@@ -436,7 +457,7 @@ class SignalStore:
 
     def _shards(self) -> list[StoreShard]:
         """Divide the store into shards, which do not depend on the number of processes."""
-        groups = list(_groups(self.lengths, self.order))
+        groups = list(_groups(self.lengths, self.order, self.group_size))
         group_bytes = self.layout.size(self.rows) // len(groups) + 1
         step = min(MAX_SHARD_GROUPS, len(groups) // SHARDS, MAX_SHARD_BYTES // group_bytes)
         shards = []
@@ -527,7 +548,7 @@ class SignalStore:
                     now = time.monotonic()
                     if now - logged > LOG_SECONDS:
                         logged, left = now, (now - start) / done * (total - done)
-                        log(f"{done:,} of {total:,} tokens, {left:.0f} s left")
+                        log(f"{done / total:.0%} of the teacher's signals, {left:.0f} s left")
 
     @contextlib.contextmanager
     def _open_shard(self, shard: StoreShard) -> Iterator[Sequence[IO[bytes]]]:
@@ -642,11 +663,12 @@ def _mb(count: int) -> str:
     return f"{count / 1e6:,.1f} MB"
 
 
-def _groups(lengths: Array, order: Array) -> Iterator[Array]:
-    """Split the rows, in order, into groups of at most `TEACHER_TOKENS` tokens with padding."""
-    begin = 0
+def _groups(lengths: Array, order: Array, size: GroupSize) -> Iterator[Array]:
+    """Split the rows, in order, into groups for the teacher's forward passes."""
+    begin, most = 0, size.rows or len(order)
     for end in range(1, len(order) + 1):
-        if end == len(order) or (end + 1 - begin) * lengths[order[end]] > TEACHER_TOKENS:
+        is_full = end == len(order) or end - begin == most
+        if is_full or (end + 1 - begin) * lengths[order[end]] > size.tokens:
             yield order[begin:end]
             begin = end
 

@@ -19,7 +19,7 @@ from kdcli.engine.progress import Progress
 from kdcli.engine.session import Session
 from kdcli.models.card import weights_hash
 from kdcli.models.model import Model
-from kdcli.targets.cache import LOGITS_KEY, SignalStore
+from kdcli.targets.cache import DEFAULT_GROUPS, LOGITS_KEY, GroupSize, SignalStore
 from kdcli.targets.teacher import Teacher
 from kdcli.types import Array, Batch, Examples, Needs, Signals
 
@@ -270,6 +270,7 @@ def stored_signals(
     fingerprint: str,
     place: StorePlace,
     session: Session,
+    group_size: GroupSize = DEFAULT_GROUPS,
 ) -> SignalStore | None:
     """Open the store with a teacher's signals for rows, and create it if it does not exist.
 
@@ -280,6 +281,7 @@ def stored_signals(
         fingerprint: Hash of everything that the signals depend on, except the rows.
         place: Directory and maximum size of the store.
         session: The device.
+        group_size: The size of the teacher's forward passes.
 
     Returns:
         None if the signals would take more space than `place` or the disk allows.
@@ -294,6 +296,7 @@ def stored_signals(
         limit_bytes=place.limit_bytes,
         log=Progress.log,
         about=place.about,
+        group_size=group_size,
     )
 
 

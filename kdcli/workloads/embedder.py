@@ -31,7 +31,9 @@ from kdcli.models.embedding_format import (
 from kdcli.models.load import check_case, load_tokenizer
 from kdcli.models.model import Model, reads_token_types
 from kdcli.models.shape import positions_of
+from kdcli.models.source import is_address
 from kdcli.targets.outputs import load_or_compute_outputs
+from kdcli.targets.served import ServerSettings, load_served
 from kdcli.types import Array, Batch, Example, Needs, Task
 from kdcli.workloads.runner_outputs import FORWARD_ROWS, padded
 from kdcli.workloads.settings import VectorFormat
@@ -66,6 +68,7 @@ class Embedder(Model):
         pooling: str | None = None,
         compacted: bool = False,
         library: bool = False,
+        server: ServerSettings | None = None,
     ) -> Self:
         """Load an embedding model.
 
@@ -73,12 +76,16 @@ class Embedder(Model):
             source: The model.
             pooling: Pooling of an encoder that does not specify its own.
             compacted: Also allow a compacted model.
-            library: Also allow a model that only sentence-transformers computes. Its vectors can
-                be used, but nothing inside it.
+            library: Also allow a model that only sentence-transformers or a server computes. Its
+                vectors can be used, but nothing inside it.
+            server: How a server is asked for vectors; None for the default settings.
 
         Raises:
             UsageError: The model cannot be loaded, or has no pooling.
         """
+        if library and is_address(source):
+            loaded, fmt = load_served(source, server or ServerSettings())
+            return cls(loaded.model, loaded.tokenizer, source, loaded.note, format=fmt)
         if library and (reason := left_to_library(source)) is not None:
             loaded, fmt = load_by_library(source, reason)
             return cls(loaded.model, loaded.tokenizer, source, loaded.note, format=fmt)
@@ -130,6 +137,11 @@ class Embedder(Model):
         """
         length = self.format.max_length or self.tokenizer.model_max_length
         return int(min(length, positions_of(self.model.config) or length))
+
+    @property
+    def rows_at_once(self) -> int | None:
+        """The number of texts in a forward pass; None if it depends on their lengths."""
+        return getattr(self.model, "rows_at_once", None)
 
     @property
     def fingerprint(self) -> str:
@@ -249,7 +261,8 @@ class Embedder(Model):
         while begin < len(order):
             # A text without words has no tokens if the tokenizer adds none.
             longest = max(1, int(lengths[order[begin]]))
-            indices = order[begin : begin + max(1, budget // longest)]
+            count = self.rows_at_once or max(1, budget // longest)
+            indices = order[begin : begin + count]
             try:
                 with torch.inference_mode():
                     pooled = module(to_device(session.device, rows.batch(indices))).pooled

@@ -37,6 +37,7 @@ from kdcli.recipe.methods import own_settings
 from kdcli.recipe.sections import RecipeValues, Section, TrainSettings
 from kdcli.report.front import EMBEDDER
 from kdcli.report.schema import Quality
+from kdcli.targets.cache import DEFAULT_GROUPS, GroupSize
 from kdcli.targets.targets import (
     LazyVectors,
     StorePlace,
@@ -89,6 +90,8 @@ GROUP = 16
 HELD_OUT = 256
 """Number of held-out texts, but at most a tenth of all texts."""
 POOLED = Needs(pooled=True)
+MAX_BYTES_AT_ONCE = 1 << 22
+"""Bytes of texts, with padding, that a server is asked for in one forward pass."""
 
 
 class Settings(Section):
@@ -339,6 +342,11 @@ class EmbeddingWorkload(Workload[Embedder]):
             UsageError: The vectors take more than `workload.cache_gb`, or do not fit on the disk.
         """
         if dry_run:
+            if teacher.rows_at_once is not None:
+                Progress.log(
+                    f"{teacher.source} would be asked for the vectors of {len(tokens):,} texts, "
+                    "except stored ones"
+                )
             width = teacher.format.width(teacher.model.config.hidden_size)
             return lambda at: np.random.default_rng(0).standard_normal(
                 (len(at), width), dtype=np.float32
@@ -350,7 +358,9 @@ class EmbeddingWorkload(Workload[Embedder]):
         fingerprint = f"{teacher.fingerprint}-{session.compute_dtype}"
         limit = int(self.settings.cache_gb * 1e9)
         place = StorePlace(cache_dir() / "vectors", limit, teacher.source)
-        store = stored_signals(frozen.captured, tokens, POOLED, fingerprint, place, session)
+        rows = teacher.rows_at_once
+        size = DEFAULT_GROUPS if rows is None else GroupSize(MAX_BYTES_AT_ONCE, rows)
+        store = stored_signals(frozen.captured, tokens, POOLED, fingerprint, place, session, size)
         if store is None:
             raise UsageError(
                 "the teacher's vectors do not fit on the disk",

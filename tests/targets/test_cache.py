@@ -20,11 +20,11 @@ from transformers import AutoModelForTokenClassification as ForTokens
 
 from kdcli.data.labelled.features import TokenizedRows
 from kdcli.engine.session import Session, start
-from kdcli.errors import MachineError
+from kdcli.errors import MachineError, UsageError
 from kdcli.models.capture import capture, prepare_teacher
 from kdcli.models.embedding_format import EmbeddingFormat, Pool
 from kdcli.targets import cache
-from kdcli.targets.cache import RecordLayout, SignalStore
+from kdcli.targets.cache import DEFAULT_GROUPS, GroupSize, RecordLayout, SignalStore
 from kdcli.types import Needs, Signals
 
 pytestmark = pytest.mark.slow
@@ -72,10 +72,19 @@ def headed(kind="class", model_type="bert", dtype=torch.float32):
 
 
 def opened(
-    folder, rows, needs=EVERYTHING, *, teacher=None, log=None, limit=1 << 30, fingerprint="f"
+    folder,
+    rows,
+    needs=EVERYTHING,
+    *,
+    teacher=None,
+    log=None,
+    limit=1 << 30,
+    fingerprint="f",
+    group_size=DEFAULT_GROUPS,
 ):
     session = Session(start(CPU, torch.float32), CPU)
     how = {"needs": needs, "fingerprint": fingerprint, "session": session, "limit_bytes": limit}
+    how["group_size"] = group_size
     log = [] if log is None else log
     return SignalStore.open(
         folder, rows, teacher or capture(headed(rows.kind), needs), **how, log=log.append
@@ -119,12 +128,11 @@ def logged(log, words):
         ("span", "roformer"),
     ],
 )
-def test_cached_signals_are_the_live_ones(tmp_path, kind, model_type, monkeypatch):
-    # More than one group, so that the rows lie in another order than they are read in.
-    monkeypatch.setattr(cache, "TEACHER_TOKENS", 40)
+def test_cached_signals_are_the_live_ones(tmp_path, kind, model_type):
     rows = rows_of(kind=kind, types=model_type != "distilbert")
     teacher = capture(headed(kind, model_type), EVERYTHING)
-    store = opened(tmp_path, rows, teacher=teacher)
+    # More than one group, so that the rows lie in another order than they are read in.
+    store = opened(tmp_path, rows, teacher=teacher, group_size=GroupSize(40, 3))
     for indices in ([5, 0, 3], [1], [2, 2, 7], list(range(8))):
         batch = store.batch(np.array(indices))
         actual, live = store.signals(batch), teacher(rows.batch(np.array(indices)))
@@ -376,6 +384,17 @@ def test_a_machine_that_has_the_signals_gives_them_to_the_other(tmp_path, of_one
     assert all(torch.equal(found["content"], of_one_process) for found in both)
 
 
+def test_processes_with_other_teachers_do_not_share_a_pass(tmp_path):
+    def work():
+        with pytest.raises(UsageError, match="hash of the teacher and the rows"):
+            opened(
+                tmp_path, rows_of(), SHARED_NEEDS, teacher=Shares(), fingerprint=os.environ["RANK"]
+            )
+        return {"nothing": torch.tensor(len(list(tmp_path.iterdir())))}
+
+    assert [found["nothing"].item() for found in in_ranks(2, work)] == [0, 0]
+
+
 @pytest.mark.parametrize("common", [True, False])
 def test_of_a_killed_process_the_complete_shards_stay(tmp_path, common, of_one_process):
     """Process 1 dies in its fourth shard. The other one has then computed its ten."""
@@ -502,9 +521,8 @@ def test_every_row_has_its_own_signals_and_zeros_behind(tmp_path_factory, length
         data.draw(st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=6))
     )
     needs = Needs(hidden=frozenset({0}), logits=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache, "TEACHER_TOKENS", at_once)
-        store = opened(tmp_path_factory.mktemp("store"), rows, needs, teacher=Echo())
+    folder, size = tmp_path_factory.mktemp("store"), GroupSize(at_once)
+    store = opened(folder, rows, needs, teacher=Echo(), group_size=size)
     batch = store.batch(indices)
     actual = store.signals(batch)
     # The padding of the ids is 0 too.

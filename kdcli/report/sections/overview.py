@@ -201,7 +201,7 @@ def _sizes(report: Report, name: str) -> dict[str, str]:
     repeated = all(name == card_shape(card) for name, card in cards.items())
     embedding, transformer = card.paper_params_embedding, card.paper_params_transformer
     kept = next((percent(p.density, 1) for p in report.pruning if p.model == name), "")
-    return {
+    columns = {
         "shape": "" if repeated else card_shape(card),
         "parameters": count(card.params_total),
         "(embedding)": count(card.params_embedding),
@@ -213,6 +213,9 @@ def _sizes(report: Report, name: str) -> dict[str, str]:
         "multiply-adds": count(card.multiply_adds),
         "weights kept, %": kept,
     }
+    if card.is_served:
+        return dict.fromkeys(columns, "") | {"shape": columns["shape"]}
+    return columns
 
 
 def _time(row: LatencyRow) -> str:
@@ -329,7 +332,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
         at_most, trust = ("at most ", f" ({UNSTABLE_PHRASE})") if row.unstable else ("", "")
         listed.append((f"{at_most}{row.stated_ms:.1f} ms", where + trust, ""))
     listed.append((on_disk(card), "on disk", on_disk(baseline)))
-    if card.multiply_adds != baseline.multiply_adds:
+    if card.multiply_adds != baseline.multiply_adds and not baseline.is_served:
         listed.append((count(card.multiply_adds), "multiply-adds", count(baseline.multiply_adds)))
     return [
         (value, f"{what}; {first} {other}" if other and first != name else what)

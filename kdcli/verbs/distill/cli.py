@@ -26,6 +26,13 @@ RETRIEVAL = "retrieval"
 )
 def distill(given: Given) -> Printable | None:
     """Train a smaller student of an encoder: on unlabelled text, or on a task with --task."""
+    if (named := given["named_teacher"]) is not None:
+        if given["teacher"] is not None:
+            raise UsageError(
+                f"{given['teacher']} and --teacher {named} are two teachers",
+                "give one of them; --student MODEL names the encoder that the student starts from",
+            )
+        given.values["teacher"] = named
     _check_shapes(given)
     if given["task"] == RETRIEVAL:
         raise UsageError(
@@ -73,7 +80,9 @@ def distill(given: Given) -> Printable | None:
 
 
 def _choose_embedding(given: Given) -> None:
-    """Choose method `embedding` for the task of this name, and for an encoder with a pooling."""
+    """Choose method `embedding` for the task of this name, an address and a pooled encoder."""
+    from kdcli.models.source import is_address
+
     if given["task"] == EMBEDDING:
         if given["method"] not in (None, EMBEDDING):
             raise UsageError(
@@ -81,7 +90,7 @@ def _choose_embedding(given: Given) -> None:
                 "remove --task or --method",
             )
         given.values["task"] = None
-    elif given["pooling"] is None or given["task"] is not None:
+    elif given["task"] is not None or not (given["pooling"] or is_address(given["teacher"] or "")):
         return
     if given["method"] is None:
         given.values["method"] = EMBEDDING

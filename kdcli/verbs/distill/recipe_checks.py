@@ -8,6 +8,7 @@ from kdcli.deploy.runners import check_backend
 from kdcli.errors import UsageError
 from kdcli.losses import build_objective, check_settings, inputs_of, masks_text, on_tasks
 from kdcli.models.grammar import goal_of, is_static_shape
+from kdcli.models.source import is_address
 from kdcli.recipe.resolve import Resolved
 from kdcli.report.schema import STUDENT
 from kdcli.types import ModelShape, Needs, task_title
@@ -19,6 +20,8 @@ from kdcli.workloads.embeddings import METHOD
 from kdcli.workloads.requests import required_task
 from kdcli.workloads.task_models import same_tokens
 
+TOKEN_WEIGHTS = ("relations_weight", "hidden_weight")
+"""Weights of the terms of the embedding loss that compare token states."""
 LABELLED_KEYS = (
     "method",
     "stage",
@@ -46,9 +49,32 @@ def check_recipe(recipe: DistillRecipe) -> None:
         "rows": check_task,
         "outputs": check_outputs,
     }
+    _check_served(recipe)
     check[recipe.kind](recipe)
     check_untrained(recipe)
     check_goal(recipe)
+
+
+def _check_served(recipe: DistillRecipe) -> None:
+    """Check that nothing but vectors is wanted of a teacher behind an address."""
+    address = next(filter(is_address, [recipe.teacher or "", *recipe.more_teachers]), None)
+    if address is None:
+        return
+    if recipe.kind != "embedding":
+        reads = f"method {recipe.method} reads its teacher's states"
+        if recipe.task is not None:
+            reads = f"{task_title(recipe.task)} reads its teacher's outputs"
+        raise UsageError(
+            f"{address} gives vectors of texts alone, and {reads}",
+            f"omit --task and --method (or use --method {EMBEDDING}), or give a teacher on this "
+            "machine or on the hub",
+        )
+    unread = [key for key in TOKEN_WEIGHTS if recipe.loss.get(key)]
+    if unread:
+        raise UsageError(
+            f"{address} gives vectors of texts alone, and loss.{unread[0]} compares token states",
+            f"leave loss.{unread[0]} at 0, or give a teacher on this machine or on the hub",
+        )
 
 
 def check_text_recipe(recipe: DistillRecipe) -> None:
@@ -164,13 +190,18 @@ def check_signals(
             )
 
 
-def check_static_start(student: StudentSettings) -> None:
+def check_static_start(student: StudentSettings, *, teacher_is_whole: bool = False) -> None:
     """Check how a static student starts.
 
+    Args:
+        student: The settings of the student.
+        teacher_is_whole: Whether the teacher gives vectors alone, so that another encoder gives the
+            student its tokens.
+
     Raises:
-        UsageError: From an encoder, or from layers.
+        UsageError: From an encoder although its teacher has tokens, or from layers.
     """
-    if student.source:
+    if student.source and not teacher_is_whole:
         raise UsageError(
             "--student: a static student has the teacher's tokens and starts from its vectors",
             "omit --student, or give a shape with layers",
@@ -194,8 +225,8 @@ def _check_static_vectors(recipe: DistillRecipe, teacher: Embedder) -> None:
         UsageError: The recipe gives the student layers or an encoder, or the teacher's vectors have
             a length that counts.
     """
-    check_static_start(recipe.student)
     fmt = teacher.format
+    check_static_start(recipe.student, teacher_is_whole=fmt.library)
     if fmt.similarity != "cosine" and not fmt.normalize:
         raise UsageError(
             f"the vectors of {teacher.source} are compared by {fmt.similarity}, so that their "

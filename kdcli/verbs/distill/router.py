@@ -12,6 +12,7 @@ from kdcli.disk import atomic_dir, read_json, write_atomic
 from kdcli.errors import UsageError
 from kdcli.models.embedding_format import PROMPTS_FILE, save_embedder
 from kdcli.models.files import LIBRARY, MODULES_FILE
+from kdcli.models.source import is_address
 from kdcli.types import ModelShape
 from kdcli.verbs.distill.settings import DistillRecipe
 from kdcli.verbs.distill.space import student_format, vector_settings
@@ -38,6 +39,11 @@ def check_router(
     """
     if not vector_settings(recipe).router:
         return
+    if is_address(str(recipe.teacher)):
+        raise UsageError(
+            f"workload.router saves the teacher too, and {recipe.teacher} gives only vectors",
+            "omit it, or give a teacher on this machine or on the hub",
+        )
     if recipe.more_teachers or vector_settings(recipe).vectors:
         other = "--also-teacher" if recipe.more_teachers else "--teacher-vectors"
         raise UsageError(

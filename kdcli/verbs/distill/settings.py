@@ -73,7 +73,17 @@ ON_TEXT = tuple(method_names("kdcli.losses", "objective", "text", "masked", "sen
 ON_LABELS = tuple(method_names("kdcli.losses", "objective", "task"))
 TeacherOption = Annotated[
     str | None,
-    Option("teacher", metavar="TEACHER", values="model"),
+    Option("teacher", metavar="TEACHER", values="teacher"),
+    Option(
+        "--teacher",
+        name="named_teacher",
+        metavar="MODEL|URL",
+        values="teacher",
+        description="Teacher, like TEACHER: often the address of a server that computes its "
+        "vectors, such as http://localhost:8080.",
+        terminal=True,
+        rare=True,
+    ),
     Field(description=TEACHER),
 ]
 MoreTeachers = Annotated[

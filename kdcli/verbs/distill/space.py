@@ -16,6 +16,7 @@ from kdcli.engine.session import Session
 from kdcli.models.embedding_format import EmbeddingFormat, dense_layer
 from kdcli.models.reduce import components
 from kdcli.recipe.methods import own_settings
+from kdcli.targets.served import ServerSettings
 from kdcli.targets.targets import Vectors
 from kdcli.types import Array, ModelShape, Objective, Signals
 from kdcli.verbs.distill.settings import DistillRecipe
@@ -46,6 +47,7 @@ class StudentVectors(Settings):
         description="Vectors of the teacher: a file, directory, pattern, URL or hub data set "
         "(default: computed).",
     )
+    server: ServerSettings = ServerSettings()
 
 
 def vector_settings(recipe: DistillRecipe) -> StudentVectors:

@@ -219,18 +219,14 @@ class VectorDistillation(Distillation):
 
     @functools.cached_property
     def _teacher_in_float32(self) -> Embedder:
-        pooling = vector_settings(self.recipe).pooling
-        return Embedder.open(str(self.recipe.teacher), pooling=pooling, library=True)
+        return open_teacher(self.recipe, str(self.recipe.teacher))
 
     def _scored(self, starts: Mapping[str, PreTrainedModel]) -> dict[str, Embedder]:
         """Return the teachers, the students, and the students before training, in float32."""
         # The targets were computed in the compute dtype.
         scored = {TEACHER: self._teacher_in_float32}
-        pooling = vector_settings(self.recipe).pooling
         for number, more in enumerate(self.teachers[1:], 2):
-            scored[f"{TEACHER} {number}"] = Embedder.open(
-                more.source, pooling=pooling, library=True
-            )
+            scored[f"{TEACHER} {number}"] = open_teacher(self.recipe, more.source)
         for name, planned in self.students.items():
             scored[name] = Embedder.open(str(self.model_folder(name)), compacted=True)
             if not self.recipe.train.trains:
@@ -298,8 +294,7 @@ def open_vectors(context: RunContext[DistillRecipe]) -> Run:
     origin = _origin(recipe, teacher) if recipe.student.source else teacher
     if origin.format.library:
         raise UsageError(
-            f"sentence-transformers computes {origin.source} as a whole, so that no student can be "
-            "made of its parts",
+            f"{origin.source} gives vectors alone, so that no student can be made of its parts",
             "name an encoder to start from: --student MODEL",
         )
     # A shape for a goal is chosen on the texts, which are not read yet.
@@ -326,6 +321,12 @@ def open_vectors(context: RunContext[DistillRecipe]) -> Run:
     return Run([Stage(context.folder, resolved, whole.build)], resolved=resolved)
 
 
+def open_teacher(recipe: DistillRecipe, source: str) -> Embedder:
+    """Open a model that is only asked for vectors."""
+    settings = vector_settings(recipe)
+    return Embedder.open(source, pooling=settings.pooling, library=True, server=settings.server)
+
+
 def _open_teachers(recipe: DistillRecipe) -> list[Embedder]:
     """Open the teachers.
 
@@ -337,8 +338,7 @@ def _open_teachers(recipe: DistillRecipe) -> list[Embedder]:
     for source in recipe.more_teachers:
         if sources.count(source) > 1:
             raise UsageError(f"--also-teacher {source}: this model is already a teacher")
-    pooling = vector_settings(recipe).pooling
-    teachers = [Embedder.open(source, pooling=pooling, library=True) for source in sources]
+    teachers = [open_teacher(recipe, source) for source in sources]
     for teacher in teachers if recipe.more_teachers else []:
         if teacher.format.similarity != "cosine" and not teacher.format.normalize:
             raise UsageError(
