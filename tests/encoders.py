@@ -15,6 +15,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen2Tokenizer,
 )
 
 from kdcli.models.layout import base_class
@@ -23,7 +24,25 @@ from kdcli.types import Kind, Task
 SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"intermediate_size": 128, "max_position_embeddings": 160, "pad_token_id": 0}
 OF_TYPE = {
-    "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 128},
+    "distilbert": {
+        **{"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 128},
+        "max_position_embeddings": 160,
+    },
+    "xlnet": {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64},
+    "funnel": {
+        **{"d_model": 32, "block_sizes": [1, 1], "n_head": 4, "d_head": 8, "d_inner": 64},
+        "architectures": ["FunnelModel"],
+    },
+    "layoutlmv3": {"coordinate_size": 4, "shape_size": 8},
+    "lilt": {"hidden_size": 48},
+    "openai_privacy_filter": {"num_experts_per_tok": 1},
+    "reformer": {"axial_pos_shape": [10, 16], "axial_pos_embds_dim": [8, 24]},
+    "embedding_gemma2_text": {
+        **{"head_dim": 8, "num_key_value_heads": 2, "embedding_dim": 32},
+        "layer_types": ["sliding_attention", "full_attention"],
+        "per_layer_config": {"1": {"head_dim": 16}},
+        "hidden_size_per_layer_input": 8,
+    },
     "albert": {"embedding_size": 16},
     "electra": {"embedding_size": 16},
     "rembert": {"input_embedding_size": 16},
@@ -87,12 +106,12 @@ TASKS: dict[Kind, Task] = {
 }
 
 
+NAMES_OF_ITS_OWN = ("distilbert", "funnel", "xlnet")
+"""Types whose configurations name their sizes differently, as in `OF_TYPE`."""
+
+
 def tiny_config(model_type: str, **changes: object):
-    given = (
-        ("vocab_size", "max_position_embeddings", "pad_token_id")
-        if model_type == "distilbert"
-        else SIZES
-    )
+    given = ("vocab_size", "pad_token_id") if model_type in NAMES_OF_ITS_OWN else SIZES
     sizes = {name: SIZES[name] for name in given}
     return CONFIG_MAPPING[model_type](**sizes | OF_TYPE.get(model_type, {}) | changes)
 
@@ -114,7 +133,7 @@ MORE_SIZES = {
 
 def small_config(kind: str) -> PreTrainedConfig:
     """A tiny configuration with each size that the type knows and accepts."""
-    if kind in (*TYPES, *DERIVED):
+    if kind in (*TYPES, *DERIVED, *NAMES_OF_ITS_OWN, "embedding_gemma2_text"):
         return tiny_config(kind)
     known = CONFIG_MAPPING[kind]()
     sizes = {n: x for n, x in MORE_SIZES.items() if isinstance(getattr(known, n, None), int)}
@@ -150,6 +169,12 @@ def tiny_tokenizer(words: Iterable[int] = range(59)) -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     named = {f"{token[1:-1].lower()}_token": token for token in special}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named)
+
+
+def bytes_of_words() -> Qwen2Tokenizer:
+    """A tokenizer of words such as w7, of which each letter and digit is a token."""
+    pieces = ["<|endoftext|>", "\u0120", *"wxyz", *"0123456789"]
+    return Qwen2Tokenizer(vocab={piece: i for i, piece in enumerate(pieces)}, merges=[])
 
 
 def on_disk(
@@ -235,7 +260,7 @@ def write_own_code(kind: str, folder: Path, **settings: object) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for file in OWN_CODE_FILES.glob(f"*_{kind}.py"):
         shutil.copy(file, folder)
-    name = OWN_CODE[kind]
+    name = OWN_CODE.get(kind) or kind.capitalize()
     configuration = (
         "configuration" if (folder / f"configuration_{kind}.py").exists() else "modeling"
     )
@@ -244,8 +269,9 @@ def write_own_code(kind: str, folder: Path, **settings: object) -> Path:
         for auto in ("AutoModel", "AutoModelForSequenceClassification")
     }
     sizes = SIZES | {"intermediate_size": 64, "layer_norm_eps": 1e-12}
-    config = {"model_type": f"{kind}_encoder", "architectures": [f"{name}Model"]} | sizes | settings
-    (folder / "config.json").write_text(json.dumps(config | {"auto_map": auto_map}), "utf-8")
+    config = {"model_type": f"{kind}_encoder", "architectures": [f"{name}Model"]} | sizes
+    config |= {"auto_map": auto_map} | settings
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
     torch.manual_seed(0)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
     model = AutoModel.from_config(config, trust_remote_code=True)

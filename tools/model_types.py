@@ -48,8 +48,9 @@ VERBS = """\
 ## Each verb by command line
 
 {count} types on which a test runs each verb, with two steps of training. Students have one layer
-and half the width; `task` means tinybert, `outputs` soft-targets. A number is the reason of a
-refusal:
+and half the width; `task` means tinybert, `outputs` soft-targets. `export` and `compress` write
+int8 ONNX files, of the fine-tuned model if there is one. A number is the reason of a refusal, and
+`-` was not run:
 """
 
 
@@ -80,18 +81,21 @@ def page() -> str:
 
 def verbs_by_type() -> list[str]:
     """Return the section with what each verb does with each type, and the reasons."""
-    found: dict[str, dict[str, str]] = json.loads(VERBS_TABLE.read_text("utf-8"))
-    verbs = list(dict.fromkeys(verb for outcomes in found.values() for verb in outcomes))
+    stored = json.loads(VERBS_TABLE.read_text("utf-8"))
+    verbs: list[str] = stored["verbs"]
+    found: dict[str, dict[str, str | None]] = stored["types"]
     reasons: dict[str, int] = {}
     rows = []
-    for kind, outcomes in found.items():
+    for kind, refusals in found.items():
         cells = []
         for verb in verbs:
-            reason = outcomes.get(verb, "-").replace(f"'{kind}'", "model of this type")
+            reason = refusals.get(verb, WORKS)
+            if reason in (WORKS, None):
+                cells.append("yes" if reason else "-")
+                continue
+            reason = reason.replace(f"'{kind}'", "model of this type")
             reason = reason.replace(f"{kind} is", "the type is")
-            is_reason = reason not in (WORKS, "-")
-            number = reasons.setdefault(reason, len(reasons) + 1) if is_reason else 0
-            cells.append(str(number) if is_reason else reason.replace(WORKS, "yes"))
+            cells.append(str(reasons.setdefault(reason, len(reasons) + 1)))
         rows.append(f"| `{kind}` | {' | '.join(cells)} |")
     head = [f"| type | {' | '.join(verbs)} |", "|---" * (len(verbs) + 1) + "|"]
     numbered = [f"{number}. {reason}" for reason, number in reasons.items()]

@@ -28,7 +28,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from kdcli.errors import UsageError
 from kdcli.models.attention_products import AttentionProducts, Scores, by_head
 from kdcli.models.files import LIBRARY_TYPE
-from kdcli.models.layout import Layout, layout_for
+from kdcli.models.layout import Layout, check_relations, layout_for
 from kdcli.models.modeling_unilm import mask_argument
 from kdcli.types import Batch, Needs, Signals, labelled_places
 
@@ -137,13 +137,8 @@ class Capture(nn.Module):
         self.last = int(config.num_hidden_layers)
         only_states = self.layout.missing is not None and vectors | needs.hidden <= {self.last}
         self.layers = [] if only_states and not vectors else self.layout.modules(encoder)
-        if layout is None and self.layout.causal and vectors:
-            raise UsageError(
-                f"{config.model_type} is causal: its tokens attend to earlier ones only, but "
-                "losses on q, k and v compare all tokens",
-                "distil its vectors (--method embedding), or on a task its outputs (--method "
-                "soft-targets)",
-            )
+        if layout is None:
+            check_relations(config, needs)
         wrong = sorted(n for n in vectors | needs.hidden if not 0 <= n <= self.last) + [0] * (
             0 in vectors
         )

@@ -343,6 +343,9 @@ def _shallow(config: PreTrainedConfig) -> PreTrainedConfig:
         if name == "sliding_window" and isinstance(value, int):
             # A mask that ends elsewhere than the model's own shows only within the window.
             setattr(small, name, min(value, WINDOW))
+        if value == "linear" and "act" in name:
+            # An activation is where the feed-forward block is found.
+            setattr(small, name, "gelu")
     small.vocab_size = VOCABULARY
     if depth:
         small.num_hidden_layers = len(kept)

@@ -46,6 +46,7 @@ from kdcli.models.load import (
     load_encoder,
     load_tokenizer,
     load_weights,
+    pickled_head,
     root_of,
     save_model,
 )
@@ -59,7 +60,6 @@ PROMPTS_FILE = "config_sentence_transformers.json"
 SPARSE, MULTI_VECTOR, CROSS_ENCODER = "SparseEncoder", "MultiVectorEncoder", "CrossEncoder"
 """The `model_type` in `PROMPTS_FILE` of models without one short vector for a text."""
 POOLING_FOLDER = "1_Pooling"
-SETFIT_HEAD = "model_head.pkl"
 POOLS = {"Transformer": True, "StaticEmbedding": False}
 """First module of a model -> whether a module that pools follows."""
 POOLING_KEYS = {
@@ -544,12 +544,8 @@ def format_for(
             raise UsageError(f"{source} pools by {fmt.pooling}, not by {pooling}", hint)
         _check_widths(source, fmt, config.hidden_size)
         norm = ", normalised" if fmt.normalize else ""
-        head = f"; its classifier, {SETFIT_HEAD}, is a pickle and is not read"
-        is_setfit = file_beside(root_of(source), SETFIT_HEAD) is not None
-        return (
-            fmt,
-            f"{fmt.pooling} pooling{norm}, as its {MODULES_FILE} says{head if is_setfit else ''}",
-        )
+        head = pickled_head(source)
+        return fmt, f"{fmt.pooling} pooling{norm}, as its {MODULES_FILE} says{head}"
     if pooling is not None:
         return EmbeddingFormat(pooling), f"{pooling} pooling, normalised"
     # sentence-transformers assumes the same for such a model.
@@ -774,7 +770,10 @@ def _with_layer(fmt: EmbeddingFormat, source: str, kind: str, path: str) -> Embe
 
 def _library_class(name: str) -> Any:
     """Return the class of a module of sentence-transformers, which takes a second to import."""
-    return getattr(importlib.import_module("sentence_transformers.models"), name)
+    from sentence_transformers.util import import_from_string
+
+    # Models name their modules so in all versions of the library, which knows where they are.
+    return import_from_string(f"sentence_transformers.models.{name}")
 
 
 def _check_widths(source: str, fmt: EmbeddingFormat, hidden: int) -> None:

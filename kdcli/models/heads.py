@@ -32,6 +32,7 @@ from kdcli.models.load import (
     load_tokenizer,
     load_weights,
     location,
+    pickled_head,
 )
 from kdcli.models.model import Model, return_token_types
 from kdcli.models.static import StaticConfig
@@ -172,7 +173,7 @@ def _unfit(source: str, task: Task, misfit: str, *, label_count: int | None = No
             f"--set head.label_map='{list(range(label_count))}'"
         )
     return UsageError(
-        f"the head of {source} does not fit {task.title}: {misfit}",
+        f"the head of {source} does not fit {task.title}: {misfit}{pickled_head(source)}",
         f"fine-tune it first: kdcli finetune{vectors}; or ignore the labels: --set "
         f"data.labels=teacher{mapped}",
     )

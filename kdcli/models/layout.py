@@ -25,6 +25,7 @@ from kdcli.models.custom_class import runs_own_code
 from kdcli.models.files import LIBRARY_TYPE
 from kdcli.models.modeling_kdcli import layer_paths
 from kdcli.models.static import MODEL_TYPE as STATIC_TYPE
+from kdcli.types import Needs
 
 LAYERS_HINT = (
     "evaluate or export it, or distil its vectors: --to static:256, or --student MODEL; the "
@@ -225,6 +226,20 @@ def check_packing(config: PreTrainedConfig, *, isolated: bool) -> None:
         raise UsageError(
             f"data.pack_isolated: {config.model_type} cannot keep documents apart: {leaks}",
             "set data.pack_isolated=false",
+        )
+
+
+def check_relations(config: PreTrainedConfig, needs: Needs) -> None:
+    """Check that a teacher's q, k and v can be compared with a student's, if they are needed.
+
+    Raises UsageError if the teacher is causal.
+    """
+    if needs.q | needs.k | needs.v and layout_for(config).causal:
+        raise UsageError(
+            f"{config.model_type} is causal: its tokens attend to earlier ones only, but losses on "
+            "q, k and v compare all tokens",
+            "distil its vectors (--method embedding), or on a task its outputs (--method "
+            "soft-targets)",
         )
 
 

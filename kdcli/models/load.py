@@ -79,7 +79,7 @@ from kdcli.models.layout import (
     without_decoder,
 )
 from kdcli.models.model import Model
-from kdcli.models.native_twin import EQUAL_TO_STOCK, TWIN_HEADS, TWINS, native_twin
+from kdcli.models.native_twin import TWIN_HEADS, TWINS, is_equal_to_stock, native_twin
 from kdcli.models.shape import longest_input
 from kdcli.models.source import check_source
 from kdcli.models.static import (
@@ -115,6 +115,7 @@ CODE_HINT = "read the code, then add --trust-remote-code"
 MAX_PULL_REQUESTS = 20
 """Number of a model's pull requests, the newest first, in which a conversion is looked for."""
 GLINER_FILE = "gliner_config.json"
+SETFIT_HEAD = "model_head.pkl"
 # Tensors that a base model's checkpoint may lack.
 OPTIONAL_TENSORS = ("pooler.", "contact_head.", "embeddings.position_ids")
 
@@ -361,6 +362,12 @@ def _gliner(source: str) -> UsageError:
     )
 
 
+def pickled_head(source: str) -> str:
+    """Return the remark that a SetFit model's classifier is not read; empty for other models."""
+    is_setfit = file_beside(root_of(source), SETFIT_HEAD) is not None
+    return f"; its SetFit classifier, {SETFIT_HEAD}, is a pickle and is not read" * is_setfit
+
+
 def _no_config(folder: Path) -> UsageError:
     if (folder / GLINER_FILE).is_file():
         return _gliner(str(folder))
@@ -442,7 +449,7 @@ def _read_config(
     own_network = any(
         name.startswith(("AutoConfig", "AutoModel")) for name in raw.get("auto_map") or ()
     )
-    known = kind in EQUAL_TO_STOCK or needs_custom_class(raw)
+    known = is_equal_to_stock(raw) or needs_custom_class(raw)
     if own_network and not known and not custom_code_allowed():
         raise custom_code
     check_type(kind, decodes=bool(raw.get("is_decoder") or raw.get("is_encoder_decoder")))
@@ -634,7 +641,8 @@ def load_weights(
         torch.manual_seed(seed)
         if is_static(config) and auto_class is AutoModel:
             return load_static(config, files[0])
-        is_twin = config.model_type in TWINS.values()
+        file = file_beside(where, CONFIG_FILE)
+        is_twin = file is not None and read_json(file).get("model_type") in TWINS
         if is_static(config) or is_twin:
             settings["config"] = config
         model, info = auto_class.from_pretrained(

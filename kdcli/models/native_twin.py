@@ -9,7 +9,8 @@ from typing import Any
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 EQUAL_TO_STOCK = ("eurobert", "nomic_bert")
-"""Types whose code on the hub has the name of a type of transformers, and computes the same."""
+"""Types whose code on the hub has the name of a type of transformers, and computes the same,
+unless it has a mixture of experts."""
 TWINS = {"new": "gte"}
 """Type of the code -> type of transformers."""
 NEW_DEFAULTS = {
@@ -28,6 +29,11 @@ NEW_NETWORK = ("layer_norm_type", "position_embedding_type", "logn_attention_sca
 """Those of its settings that transformers' network does not have."""
 TWIN_HEADS = ("classifier.", "lm_head.", "pooler.", "new.pooler.")
 """Prefixes of tensors of such a model that its states do not need."""
+
+
+def is_equal_to_stock(raw: Mapping[str, Any]) -> bool:
+    """Return whether transformers' network of the same type is that of the model's own code."""
+    return raw.get("model_type") in EQUAL_TO_STOCK and not raw.get("moe_every_n_layers")
 
 
 def native_twin(raw: Mapping[str, Any]) -> PreTrainedConfig | None:

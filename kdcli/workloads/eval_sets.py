@@ -13,6 +13,7 @@ from kdcli.engine.session import Session
 from kdcli.errors import UsageError
 from kdcli.metrics.retrieval import RETRIEVAL_METRICS
 from kdcli.models.embedding_format import is_embedder
+from kdcli.models.load import pickled_head
 from kdcli.models.model import Model
 from kdcli.types import OWN, RowHashes, Task
 from kdcli.workloads.beir import RETRIEVAL, Retrieval, read_retrieval
@@ -140,9 +141,11 @@ def open_pairs(
     if not scores_pairs(data.task):
         raise UsageError(
             f"the rows of task {name} are of kind {data.task.kind}, but vectors are scored on "
-            "pairs with a number",
-            "name two text columns, such as data.columns.text=[a, b]; if the labels are integers, "
-            "also set data.columns.kind=score; in distill, put eval.overrides. before these keys",
+            f"pairs with a number{''.join(map(pickled_head, trained))}",
+            "to classify rows, fine-tune the model first: kdcli finetune; to score its vectors, "
+            "name two text columns, such as data.columns.text=[a, b], and if the labels are "
+            "integers, also set data.columns.kind=score; in distill, put eval.overrides. before "
+            "these keys",
         )
     # Cosines and scores have different scales, so the usual metric is a rank correlation.
     data = replace(data, task=replace(data.task, metrics=("spearman", "pearson")))

@@ -225,9 +225,13 @@ def text_vectors(model: Embedder, rows: TokenizedRows, numbers: Array, session: 
 
 def token_vectors(model: Embedder, session: Session) -> Tensor:
     """Return a model's vector of each token alone, between its special tokens, [V, E]."""
+    tokenizer = model.tokenizer
+    pieces = tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens)
+    # A tokenizer without an unknown token leaves out a text that its pieces cannot spell.
+    texts = ("a", *sorted(pieces))
+    word = next(text for text in texts if tokenizer(text, add_special_tokens=False)["input_ids"])
     bare, example = (
-        list(model.tokenizer("a", add_special_tokens=special)["input_ids"])
-        for special in (False, True)
+        list(tokenizer(word, add_special_tokens=special)["input_ids"]) for special in (False, True)
     )
     first = next(n for n in range(len(example)) if example[n : n + len(bare)] == bare)
     prefix, suffix = example[:first], example[first + len(bare) :]

@@ -151,6 +151,13 @@ def test_the_layout_is_what_its_authors_wrote(kind):
     assert row == expected | {"leaks": False, "other_term": False} | ROWS[kind]
 
 
+@pytest.mark.parametrize(
+    ("kind", "key"), [("bert", "hidden_act"), ("gte", "hidden_act"), ("distilbert", "activation")]
+)
+def test_a_block_without_an_activation_has_the_same_parts(kind, key):
+    assert layout_for(tiny_config(kind, **{key: "linear"})) == layout_for(tiny_config(kind))
+
+
 @pytest.mark.parametrize("kind", ["bert", "albert", "modernbert", "mobilebert", "gte"])
 def test_a_layout_does_not_depend_on_sizes(kind):
     narrow, own_widths = small_copies(tiny_config(kind))

@@ -261,6 +261,16 @@ def test_own_code_of_a_known_network_needs_no_trust(scaling, tmp_path):
     assert type(load_encoder(str(folder)).model) is type(twin)
 
 
+def test_a_classifier_of_the_known_network_is_read_without_its_head(tmp_path):
+    torch.manual_seed(0)
+    whole = AutoModelForSequenceClassification.from_config(tiny_config("gte")).eval()
+    encoder = load_encoder(str(on_disk(whole, tmp_path))).model
+    batch = padded_batch(encoder)
+    with torch.no_grad():
+        own, wanted = (m(**batch).last_hidden_state for m in (encoder, whole.base_model))
+    torch.testing.assert_close(own, wanted)
+
+
 def test_a_network_that_transformers_lacks_is_no_twin(tmp_path):
     folder = write_own_code("blocks", tmp_path / "model")
     for setting in (

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from encoders import on_disk, tiny_tokenizer
-from own_files import own, refused, report_of, succeeds
+from encoders import bytes_of_words, on_disk, tiny_encoder, tiny_tokenizer
+from own_files import kdcli, own, refused, report_of, said_by, succeeds
 from sentence_transformers import SentenceTransformer
 from test_finetune import QUICK
 from transformers import (
@@ -68,6 +68,17 @@ def test_its_vectors_are_distilled(kind, texts, tmp_path, student, request):
 
 
 @pytest.mark.slow
+def test_a_static_student_reads_pieces_of_words(texts, tmp_path):
+    """Its tokenizer spells neither other letters nor an unknown token."""
+    teacher = on_disk(tiny_encoder("bert"), tmp_path / "teacher", bytes_of_words())
+    given = ("--method", "embedding", "--data", texts, "--to", "static:8")
+    succeeds("distill", teacher, *given, *SHORT, "-o", tmp_path / "out")
+    vectors_NE = SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(["w7", "w8", "w7"])
+    assert (vectors_NE[0] == vectors_NE[2]).all()
+    assert not (vectors_NE[0] == vectors_NE[1]).all()
+
+
+@pytest.mark.slow
 def test_a_smaller_one_of_it_is_refused_with_what_works(gpt2, texts, tmp_path):
     method = ("--method", "embedding", "--data", texts)
     message = refused(
@@ -75,6 +86,33 @@ def test_a_smaller_one_of_it_is_refused_with_what_works(gpt2, texts, tmp_path):
     )
     assert "cannot prune a 'gpt2' or make smaller ones of it: no linear that makes q" in message
     assert "--to static:256, or --student MODEL" in message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method",
+    [
+        ("--method", "minilm"),
+        ("--method", "embedding", "--set", "loss.relations_weight=1", "--pooling", "mean"),
+        ("--method", "tinybert", "--task", "own"),
+    ],
+)
+def test_relations_of_a_causal_teacher_are_refused_before_any_work(method, texts, tmp_path):
+    teacher = on_disk(tiny_encoder("qwen3"), tmp_path / "teacher")
+    data = ("--data", texts, "--set", "eval.tasks=[]")
+    if "own" in method:
+        task = ("--task", "own", "--data", own(tmp_path / "data", "class", n=32))
+        succeeds("finetune", teacher, *task, *SHORT[:4], "-o", tmp_path / "tuned")
+        teacher, data = tmp_path / "tuned", task[2:]
+    result = kdcli(
+        "distill", teacher, "--to", "1x16", *method, *data, *SHORT[:4], "-o", tmp_path / "out"
+    )
+    said = said_by(result)
+    assert result.exit_code == 2
+    assert "qwen3 is causal: its tokens attend to earlier ones only" in said
+    assert "distil its vectors (--method embedding)" in said
+    assert "fitting" not in said
+    assert "signals" not in said
 
 
 @torch.no_grad()

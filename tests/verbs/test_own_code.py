@@ -13,10 +13,14 @@ import torch
 from encoders import OWN_CODE, OWN_CODE_FILES, padded_batch, write_own_code
 from own_files import kdcli, refused, report_of, said_by, succeeds
 from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.models import Pooling
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 from kdcli.custom_code import custom_code
+from kdcli.engine.session import Session, start
 from kdcli.models.load import load_encoder
+from kdcli.workloads.embedder import Embedder
 
 TRUST = "--trust-remote-code"
 SHORT = ("--batch-size", "8", "--set", "measure.latency=false", TRUST)
@@ -110,6 +114,36 @@ def test_it_is_pruned_and_exported(made, tmp_path):
     succeeds(*export)
     evaluated = succeeds("evaluate", tmp_path / "x", *task, TRUST)
     assert "accuracy" in evaluated.output
+
+
+def test_experts_with_the_name_of_a_known_type_teach_with_their_code(tmp_path):
+    code = {"AutoConfig": "Config", "AutoModel": "Model"}
+    code = {auto: f"modeling_experts.Experts{name}" for auto, name in code.items()}
+    sizes = {"moe_every_n_layers": 2, "num_experts": 4, "initializer_range": 0.3}
+    folder = tmp_path / "model"
+    write_own_code("experts", folder, model_type="nomic_bert", auto_map=code, **sizes)
+    modules = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    rows = [
+        {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for n, (path, kind) in enumerate(modules.items())
+    ]
+    (folder / "modules.json").write_text(json.dumps(rows), "utf-8")
+    (folder / "1_Pooling").mkdir()
+    Pooling(32).save(str(folder / "1_Pooling"))
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS[:300]), "utf-8")
+    given = ("distill", folder, "--data", tmp_path / "texts.txt", *SHORT, "--max-steps", "2")
+    given += ("--dtype", "fp32")
+    assert "brings code of its own" in refused(tmp_path, *given[:4], "--to", "static:8")
+    library = SentenceTransformer(str(folder), device="cpu", trust_remote_code=True)
+    session = Session(start(torch.device("cpu"), torch.float32), torch.device("cpu"))
+    with custom_code(allowed=True):
+        vectors_NE = Embedder.open_scored(str(folder)).vectors(TEXTS[:5], "", session)
+    torch.testing.assert_close(
+        torch.from_numpy(vectors_NE), torch.tensor(library.encode(TEXTS[:5]))
+    )
+    succeeds(*given, "--to", "static:8", "-o", tmp_path / "static")
+    said = refused(tmp_path, *given, "--to", "1x16")
+    assert "its layers have different sizes" in said
 
 
 @pytest.mark.parametrize("kind", ["blocks"])

@@ -254,6 +254,16 @@ def test_a_vector_for_each_token_is_refused(saved):
         settings.write_text(before, "utf-8")
 
 
+@pytest.mark.parametrize("verb", ["evaluate", "distill --to 1x16"])
+def test_the_pickle_of_setfit_is_named_with_what_works(verb, given, tmp_path):
+    model, task = save_packaging("E5", tmp_path), own_files.own(tmp_path / "task", "class", 64, 24)
+    (model / "model_head.pkl").write_bytes(b"not read")
+    name, *rest = verb.split()
+    said = refused(tmp_path, name, model, *rest, "--task", "own", "--data", task)
+    assert "its SetFit classifier, model_head.pkl, is a pickle and is not read" in said
+    assert "kdcli finetune" in said
+
+
 def test_a_module_without_its_files_is_refused(saved, tmp_path, given):
     model = tmp_path / "model"
     router = SentenceTransformer(str(saved("Router")), device="cpu")

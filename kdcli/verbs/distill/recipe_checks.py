@@ -8,6 +8,7 @@ from kdcli.deploy.runners import check_backend
 from kdcli.errors import UsageError
 from kdcli.losses import build_objective, check_settings, inputs_of, masks_text, on_tasks
 from kdcli.models.grammar import goal_of, is_static_shape
+from kdcli.models.layout import check_relations
 from kdcli.models.source import is_address
 from kdcli.recipe.resolve import Resolved
 from kdcli.report.schema import STUDENT
@@ -163,7 +164,8 @@ def check_signals(
     """Check that a loss that compares tokens has a student with the teacher's tokens and layers.
 
     Raises:
-        UsageError: The student's tokenizer is another one, or the student is static. Also if a
+        UsageError: The student's tokenizer is another one, the student is static, or the teacher is
+            causal. Also if a
             static student starts from another encoder, or its teacher's vectors have a length that
             counts.
     """
@@ -173,16 +175,17 @@ def check_signals(
         teacher.tokenizer, origin.tokenizer
     )
     for name, to in shapes.items():
-        if not (to.is_static or other_tokens):
+        needs = build_objective(METHOD, recipe.loss, teacher.shape, to).teacher_needs
+        check_relations(teacher.model.config, needs)
+        if needs == Needs():
             continue
-        objective = build_objective(METHOD, recipe.loss, teacher.shape, to)
-        if objective.teacher_needs != Needs() and to.is_static:
+        if to.is_static:
             raise UsageError(
                 "loss.relations_weight and loss.hidden_weight compare token states, and a static "
                 f"student ({name}) has none",
                 "leave them at 0",
             )
-        if objective.teacher_needs != Needs():
+        if other_tokens:
             raise UsageError(
                 "loss.relations_weight and loss.hidden_weight compare tokens, and "
                 f"{origin.source} has other tokens than {teacher.source}",

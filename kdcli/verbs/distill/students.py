@@ -13,7 +13,7 @@ from kdcli.errors import UsageError
 from kdcli.losses import build_objective, check_settings, masks_text
 from kdcli.models.choose import ROWS, measured_layers
 from kdcli.models.grammar import parse_shape
-from kdcli.models.layout import check_packing
+from kdcli.models.layout import check_packing, check_relations
 from kdcli.models.model import Model
 from kdcli.models.shape import shape_of
 from kdcli.recipe.resolve import Resolved, flatten
@@ -61,7 +61,8 @@ def plan(recipe: DistillRecipe, config: PretrainedConfig) -> dict[str, Planned]:
         if assistant is not None:
             _check_assistant(recipe, assistant, teacher, shapes)
         for like, shape in shapes.items():
-            build_objective(own.method, own.loss, assistant or teacher, shape)
+            objective = build_objective(own.method, own.loss, assistant or teacher, shape)
+            check_relations(config, objective.teacher_needs)
             one = Planned(like, shape, own, assistant, variant or None)
             if any(_trains_as(other, one) for other in planned.values()):
                 continue

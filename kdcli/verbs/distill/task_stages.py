@@ -17,6 +17,7 @@ from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.losses import on_tasks
 from kdcli.models.capture import Capture
+from kdcli.models.layout import check_relations
 from kdcli.models.load import load_encoder, location, save_model
 from kdcli.models.model import Model
 from kdcli.models.shape import set_dropout
@@ -328,7 +329,10 @@ class TaskDistillation(OutputDistillation):
     def objective(self) -> Objective:
         """Build the method's objective."""
         teacher = self.teachers[0].shape if self.teachers else self.shape
-        return objective_of(self.recipe, teacher, self.shape, self.context.session)
+        objective = objective_of(self.recipe, teacher, self.shape, self.context.session)
+        if self.teachers:
+            check_relations(self.teachers[0].model.config, objective.teacher_needs)
+        return objective
 
     def joint_objective(self) -> Objective | None:
         return self.objective() if self.stage == "joint" else None
