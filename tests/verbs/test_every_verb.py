@@ -16,7 +16,7 @@ from encoders import DERIVED, TYPES, bytes_of_words, on_disk, small_config
 from fake_verbs import Fakes
 from filelock import FileLock
 from own_files import kdcli, own, write
-from transformers import PreTrainedConfig, XLNetConfig
+from transformers import PreTrainedConfig
 
 from kdcli.errors import UsageError
 from kdcli.models.derived_layout import base_model
@@ -51,12 +51,8 @@ PLAN = {
 
 
 def config_of(kind: str) -> PreTrainedConfig:
-    ends = {"bos_token_id": 2, "eos_token_id": 3}
-    if kind == "xlnet":
-        sizes = {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64, "vocab_size": 64}
-        return XLNetConfig(**sizes, pad_token_id=0, **ends)
     config = small_config(kind)
-    config.update(ends)
+    config.update({"bos_token_id": 2, "eos_token_id": 3})
     return config
 
 
