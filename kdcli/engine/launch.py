@@ -24,7 +24,7 @@ from kdcli.engine.run_dir import (
     run_to_overwrite,
 )
 from kdcli.engine.session import Session, start
-from kdcli.errors import ChildFailed, UsageError, did_you_mean
+from kdcli.errors import ChildFailed, MachineError, UsageError, did_you_mean
 from kdcli.recipe.sections import RunOptions, TrainSettings
 from kdcli.types import Schedule
 
@@ -71,14 +71,31 @@ def launch(dtype: str, options: RunOptions, *, judging: bool = False) -> Session
 
 
 def process_count(device: torch.device, options: RunOptions) -> int:
-    """Return the number of processes: the given one, or one per accelerator."""
-    count = options.processes
+    """Return the number of processes: the given one, or one per accelerator.
+
+    Raises:
+        UsageError: Several processes would share one device.
+        MachineError: There are fewer devices than processes.
+    """
+    count, names_one = options.processes, ":" in options.device
+    if device.type == "cpu":
+        return count or 1
+    devices = torch.accelerator.device_count()
     if count is None:
-        one_device = ":" in options.device or device.type == "cpu"
-        count = 1 if one_device else torch.accelerator.device_count()
+        return 1 if names_one else devices
     if count > 1 and device.type == "mps":
         raise UsageError(
             f"--processes {count}: mps is one device", "omit --processes, or use --device cpu"
+        )
+    if count > 1 and names_one:
+        raise UsageError(
+            f"--processes {count}: --device {options.device} is one device",
+            f"omit --processes, or give --device {device.type}",
+        )
+    if count > devices and not joined():
+        raise MachineError(
+            f"--processes {count}: number of {device.type} devices here: {devices}",
+            f"give at most {devices}, since each process needs a device of its own",
         )
     return count
 

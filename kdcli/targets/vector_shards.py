@@ -106,6 +106,9 @@ def _shards(source: str) -> list[_Shard]:
             opened = open_source(source)
         except NotFound:
             raise UsageError(f"no vectors at {source}", HINT) from None
+        except UsageError as error:
+            # Its hint is about --data.
+            raise UsageError(f"no vectors at {source}: {error.message}", HINT) from None
         if isinstance(opened, FileSource):
             # `save_to_disk` lists its files in their order.
             return [_table(str(file)) for file in opened.files["train"]]
@@ -436,7 +439,9 @@ class _ChosenVectors:
             pairs = f"; pairs need the columns {TEXT} and {VECTOR}" if texts.paired else ""
             raise UsageError(
                 f"{self._source} has {count:,} vectors for {texts.read:,} texts{pairs}"
-                f"{self._odd_shard()}"
+                f"{self._odd_shard()}",
+                f"give one vector for each text of --data, in its order, or tables with a column "
+                f"{TEXT} or {ID}",
             )
         if not self._seen_N.all():
             missing = np.flatnonzero(~self._seen_N)

@@ -309,6 +309,16 @@ def test_mps_is_one_device(machine):
         process_count(device, RunOptions(processes=2))
 
 
+def test_each_process_needs_a_device_of_its_own(machine):
+    device = machine("cuda", count=2)
+    assert process_count(device, RunOptions(processes=2)) == 2
+    with pytest.raises(MachineError, match="--processes 3: number of cuda devices here: 2"):
+        process_count(device, RunOptions(processes=3))
+    with pytest.raises(UsageError, match="--processes 2: --device cuda:1 is one device"):
+        process_count(device, RunOptions(processes=2, device="cuda:1"))
+    assert process_count(CPU, RunOptions(processes=3)) == 3
+
+
 def test_table_is_complete_and_sorted():
     rows = known_devices()
     capabilities = [tuple(map(int, row["capability"].split("."))) for row in rows]

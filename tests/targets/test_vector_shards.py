@@ -166,7 +166,7 @@ NAN[:, 1], ZERO[:] = np.nan, 0
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"v.npy": VECTORS[:4]}, r"/vectors has 4 vectors for 30 texts$"),
+        ({"v.npy": VECTORS[:4]}, r"/vectors has 4 vectors for 30 texts\ngive one"),
         (
             {"v.npy": VECTORS[:, 0]},
             r"v.npy holds float32 \[30\]; it must hold floats, with one row",

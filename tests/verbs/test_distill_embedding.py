@@ -65,6 +65,13 @@ def given(teacher, texts):
     return ["distill", teacher, "--data", texts, *QUICK]
 
 
+def test_vectors_from_a_file_choose_the_method(texts, tmp_path):
+    np.save(tmp_path / "v.npy", np.random.default_rng(0).normal(size=(80, 24)))
+    words = ["distill", "demo", "--to", "1x16", "--data", texts, *QUICK, "-o", tmp_path / "out"]
+    succeeds(*words, "--teacher-vectors", tmp_path / "v.npy")
+    assert report_of(tmp_path / "out").recipe["method"] == "embedding"
+
+
 @pytest.fixture
 def pairs(tmp_path):
     """An own task: two texts and how many words they share."""

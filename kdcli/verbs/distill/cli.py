@@ -80,9 +80,11 @@ def distill(given: Given) -> Printable | None:
 
 
 def _choose_embedding(given: Given) -> None:
-    """Choose method `embedding` for the task of this name, an address and a pooled encoder."""
+    """Choose method `embedding` for the task of this name, and for options that only it reads."""
     from kdcli.models.source import is_address
 
+    served = is_address(given["teacher"] or "")
+    wants_vectors = served or given["pooling"] or given["teacher_vectors"]
     if given["task"] == EMBEDDING:
         if given["method"] not in (None, EMBEDDING):
             raise UsageError(
@@ -90,7 +92,7 @@ def _choose_embedding(given: Given) -> None:
                 "remove --task or --method",
             )
         given.values["task"] = None
-    elif given["task"] is not None or not (given["pooling"] or is_address(given["teacher"] or "")):
+    elif given["task"] is not None or not wants_vectors:
         return
     if given["method"] is None:
         given.values["method"] = EMBEDDING
