@@ -16,6 +16,7 @@ VERBS = (
     "benchmark",
     "export",
     "trim",
+    "adapt",
     "compress",
     "push",
 )

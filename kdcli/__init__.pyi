@@ -543,6 +543,51 @@ def trim(
         strict_data: Refuse data with rows that are empty, bad, repeated, or known to a model.
         push_to_hub: Repository to push the model to, private if it is new."""
 
+def adapt(
+    model: Path | str,
+    *,
+    index: str | None = None,
+    index_model: Path | str | None = None,
+    encodes: str | None = None,
+    pooling: str | None = None,
+    data: Data | None = None,
+    sets: str | Sequence[str] | None = None,
+    config: Mapping[str, Any] | None = None,
+    revision: str | None = None,
+    output_dir: Path | str | None = None,
+    device: str = "auto",
+    overwrite: bool = False,
+    trust_remote_code: bool = False,
+    strict_data: bool = False,
+    push_to_hub: str | None = None,
+) -> RunResult:
+    """Map a new embedding model's vectors into an old index, so that the index can stay.
+
+    The arguments are the options of `kdcli adapt`. Raises kdcli.errors.KdcliError.
+
+    Args:
+        model: New embedding model: a hub id, a directory, or 'demo'.
+        index: Vectors of the texts by the old model: a .npy, .safetensors, .parquet, .arrow or
+            .jsonl file, a directory or pattern of shards, a URL, or a hub data set.
+        index_model: Old model, if it is at hand: kdcli checks that it made the index.
+        encodes: What the adapted model encodes: new queries, which search the old index, or new
+            documents, which the old model's queries search (queries or documents; default:
+            queries).
+        pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
+            model's own).
+        data: Texts of the index: a file, a directory, a hub id or a URL. With a directory in
+            BEIR's format, its queries and their relevant documents are scored too. Or an object,
+            such as a DataFrame.
+        sets: Set any recipe key; may be repeated.
+        config: Recipe keys as nested dicts, with the values of --set.
+        revision: Branch, tag or commit of the model, like MODEL@REV.
+        output_dir: Output directory (default: a new directory in runs/).
+        device: Device: auto, cpu, cuda, mps, xpu or cuda:INDEX (default: auto).
+        overwrite: Delete the run in the output directory first.
+        trust_remote_code: Run code that comes with the model.
+        strict_data: Refuse data with rows that are empty, bad, repeated, or known to a model.
+        push_to_hub: Repository to push the model to, private if it is new."""
+
 @overload
 def compress(
     model: Path | str | None = None,

@@ -81,6 +81,10 @@ OPTIONS = {
         "--column --dry-run -o --output-dir --strict-data --tokenizer --trust-remote-code --workers"
     ),
     "push": "--dry-run --public --with-report",
+    "adapt": (
+        "--data --device --encodes --index --index-model -o --output-dir --overwrite --pooling "
+        "--push-to-hub --revision --set --strict-data --trust-remote-code"
+    ),
     "trim": (
         "--data --device --max-drop -o --output-dir --overwrite --pooling --push-to-hub "
         "--revision --set --strict-data --task --trust-remote-code --vocab-size"

@@ -13,6 +13,7 @@ FIRST = (
     "prune",
     "cotrain",
     "trim",
+    "adapt",
     "finetune",
     "tokenize",
     "evaluate",

@@ -198,6 +198,11 @@ class EmbeddingFormat:
             width = getattr(layer, "out_features", width)
         return min(width, self.truncate_dim or width)
 
+    def followed_by(self, layers: Sequence[nn.Module]) -> "EmbeddingFormat":
+        """Return the format with layers after all others, also after the normalisation."""
+        own = (*self.layers, _library_class("Normalize")()) if self.normalize else self.layers
+        return replace(self, layers=(*own, *layers), normalize=False, truncate_dim=None)
+
 
 class Pool(nn.Module):
     """Token states [B, L, D] and attention mask [B, L] or None -> vectors [B, E], in float32.
@@ -743,7 +748,7 @@ def _with_layer(fmt: EmbeddingFormat, source: str, kind: str, path: str) -> Embe
         return fmt
     if fmt.normalize:
         # A normalisation that is not the last module is a layer.
-        fmt = replace(fmt, normalize=False, layers=(*fmt.layers, _library_class("Normalize")()))
+        fmt = replace(fmt.followed_by(()), truncate_dim=fmt.truncate_dim)
     if kind == "Normalize":
         return replace(fmt, normalize=True)
     activation = str(settings.get("activation_function", "torch."))

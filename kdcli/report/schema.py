@@ -27,6 +27,7 @@ Role = Literal[
     "finetuned",
     "pruned",
     "trimmed",
+    "adapted",  # maps its vectors into the index of another model
     "candidate",  # evaluated or measured as it is, next to a baseline
     "baseline",  # other models are compared with it
     "untrained",  # a student before its training

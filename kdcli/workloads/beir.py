@@ -16,7 +16,7 @@ from kdcli.data.accounts import ACCOUNTS, RowAccount
 from kdcli.data.labelled.partition import DividedRows, Partition, Pools, text_hashes
 from kdcli.data.sources import open_source
 from kdcli.data.storage import folder_hash
-from kdcli.disk import HASHES
+from kdcli.disk import HASHES, user_path
 from kdcli.engine.progress import Progress
 from kdcli.engine.session import Session
 from kdcli.errors import UsageError
@@ -97,6 +97,14 @@ class Retrieval(DividedRows):
         values = retrieval_scores(self, model, session, index, max_length)
         notes = [model.note] if index is None else [model.note, f"searches {index.source}"]
         return ranking_scores(RETRIEVAL, "test", values, notes)
+
+
+def is_retrieval(source: str) -> bool:
+    """Return whether a source is a directory of retrieval data."""
+    if "://" in source:
+        return False
+    folder = user_path(source)
+    return (folder / "qrels").is_dir() or (folder / "qrels.tsv").is_file()
 
 
 def read_retrieval(source: str) -> Retrieval:

@@ -10,7 +10,6 @@ from kdcli.data.rows import FIRST_ROWS, Row, names_in, take_first
 from kdcli.data.sources import FileSource, open_source
 from kdcli.data.storage import NotFound, base_name
 from kdcli.data.tasks import named_tasks
-from kdcli.disk import user_path
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.models.cross_encoder import activation_of
@@ -20,7 +19,7 @@ from kdcli.models.load import load_config
 from kdcli.recipe.resolve import RecipeT, Resolved, defaulted
 from kdcli.types import OWN, task_title
 from kdcli.workloads.as_trained import trained_task
-from kdcli.workloads.beir import RETRIEVAL
+from kdcli.workloads.beir import RETRIEVAL, is_retrieval
 from kdcli.workloads.embeddings import METHOD
 from kdcli.workloads.eval_sets import scores_pairs
 
@@ -169,8 +168,7 @@ def _task_of_vectors(data: str | None) -> str:
     """Return the task of an embedding model on these data."""
     if data is None or _is_text(data):
         return METHOD
-    folder = user_path(data)
-    if (folder / "qrels").is_dir() or (folder / "qrels.tsv").is_file():
+    if is_retrieval(data):
         return RETRIEVAL
     try:
         task = own_task(itertools.islice(_rows(data), FIRST_ROWS), {}, lambda message: None)

@@ -167,7 +167,7 @@ def recipe_of(name, *arguments, **options):
 def test_every_verb_with_data_takes_an_object(name):
     frame = pd.DataFrame({"text": ["w1", "w2"], "label": ["a", "b"]})
     needed = {"export": {"file_format": "onnx"}}.get(name, {})
-    given = {"model": "demo"} if name in ("export", "trim") else {}
+    given = {"model": "demo"} if name in ("export", "trim", "adapt") else {}
     paths = [
         recipe_of(name, **given, **needed, data=data)["data"]
         for data in (frame, Dataset.from_pandas(frame), frame.to_dict("records"), ["w1", "w2"])

@@ -1,0 +1,28 @@
+"""`kdcli adapt`."""
+
+from kdcli.cli.show import Printable
+from kdcli.cli.verb import COMPRESS, SAVING, Given, verb
+
+
+@verb(
+    "sets",
+    "device",
+    *SAVING,
+    examples=(
+        "kdcli adapt new-model --index vectors.npy --data docs.txt -o adapter",
+        "kdcli adapt new-model --index old.parquet --data scifact/ --encodes documents "
+        "--index-model old-model",
+    ),
+    panel=COMPRESS,
+)
+def adapt(given: Given) -> Printable | None:
+    """Map a new embedding model's vectors into an old index, so that the index can stay."""
+    from kdcli.recipe.resolve import resolve
+    from kdcli.verbs.adapt.settings import AdaptRecipe
+
+    options, keys = given.run_options, given.keys()
+    resolved = resolve(AdaptRecipe, recipe=None, sets=given.sets, options=keys)
+    from kdcli.verbs.adapt import run
+
+    result = run.adapt(resolved, options)
+    return None if result is None else given.show(result)

@@ -1,0 +1,119 @@
+"""`kdcli adapt`: map a new embedding model's vectors into the index of an old one.
+
+Data flow: texts -> vectors of the new model, and their rows of the index -> maps, fitted to most
+texts -> the map that finds most on the selection texts -> its recall on the verification texts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from kdcli.engine.progress import Progress
+from kdcli.engine.run_dir import RunDir
+from kdcli.errors import KdcliError, UsageError
+from kdcli.models.embedding_format import save_embedder
+from kdcli.models.load import location
+from kdcli.models.training_rows import training_rows
+from kdcli.recipe.resolve import Resolved
+from kdcli.recipe.sections import RunOptions
+from kdcli.report.entry import Entry
+from kdcli.report.finish import ReportContents, RunResult
+from kdcli.report.front import EMBEDDER
+from kdcli.report.text import short
+from kdcli.run.context import open_run
+from kdcli.verbs.adapt.adaptation import ADAPTED, OLD, REEMBEDDED, Adaptation
+from kdcli.verbs.adapt.indexed_texts import check_index_model, check_size, read_index
+from kdcli.verbs.adapt.settings import AdaptRecipe
+from kdcli.verbs.export.run import export
+from kdcli.workloads.embedder import Embedder
+
+UNIT = 0.01
+"""Vectors whose lengths are this close to 1 have length 1."""
+
+
+def adapt(resolved: Resolved[AdaptRecipe], options: RunOptions) -> RunResult | None:
+    """Adapt a model to an index and report. Returns None in a process that prints nothing.
+
+    Raises:
+        UsageError: The model, the texts or the index cannot be used, or the rows of the index do
+            not belong to the texts. Nothing is written.
+    """
+    recipe = resolved.recipe
+    check_recipe(recipe)
+    source, index = str(recipe.model), str(recipe.vectors)
+    name = f"adapt-{Path(source).name}"
+    context = open_run(resolved, options, name, dtype="fp32", evaluates=True)
+    if context is None:
+        return None
+    folder, session = context.folder, context.session
+    RunDir(folder).check(resolved.to_yaml(), resume=False, overwrite=options.overwrite)
+    new = Embedder.open(source, pooling=recipe.pooling)
+    old = None if recipe.index_model is None else Embedder.open_scored(recipe.index_model)
+    indexed = read_index(recipe)
+    check_size(indexed, new, recipe)
+    if indexed.retrieval is not None and recipe.encodes == "documents" and old is None:
+        raise UsageError(
+            f"the queries of {recipe.data.source} need the old model, because the adapted one "
+            "encodes documents",
+            "add --index-model MODEL, or give --data the corpus without its queries",
+        )
+    if old is not None:
+        check_index_model(old, indexed, session)
+    Progress.log(f"encoding {len(indexed.texts):,} texts with {short(source)}")
+    new_NE = new.vectors(indexed.texts.texts, "document", session)
+    adaptation = Adaptation(indexed, new, new_NE, old, recipe.encodes, session)
+    chosen, how_chosen = adaptation.choose_map()
+
+    lengths_N = np.linalg.norm(indexed.old_NE.astype(np.float32), axis=1)
+    width = replace(new.format, truncate_dim=None).width(new.shape.hidden)
+    fmt = replace(
+        new.format.followed_by(chosen.modules(width)),
+        normalize=bool((np.abs(lengths_N - 1) < UNIT).all()),
+        similarity=adaptation.similarity,
+    )
+    results = [adaptation.verify(chosen)]
+    if indexed.retrieval is not None:
+        adapted = replace(new, format=fmt)
+        results.append(adaptation.verify_relevance(indexed.retrieval, chosen, adapted))
+
+    RunDir.claim(folder, resolved.to_yaml(), overwrite=options.overwrite)
+    save_embedder(new.model, new.tokenizer, fmt, folder, training_rows(location(source)))
+    notes = [new.note, how_chosen, *(sentence for _, sentence in results)]
+    try:
+        export(str(folder), format="onnx", output_dir=folder / "onnx")
+    except KdcliError as error:
+        notes.append(f"no ONNX file was written: {error}")
+    for note in notes:
+        Progress.log(note)
+    made = f"made from {short(source)} by a {chosen.name} map to the vectors of {short(index)}"
+    entries = [
+        Entry.loaded(REEMBEDDED, "baseline", new),
+        Entry.saved(ADAPTED, "adapted", new.model, folder, REEMBEDDED, made=made, source=source),
+        Entry(OLD, "candidate", None, REEMBEDDED),
+    ]
+    contents = ReportContents(
+        "adapt",
+        recipe,
+        entries,
+        evaluations=[row for result, _ in results for row in result.evaluations],
+        comparisons=[row for result, _ in results for row in result.comparisons],
+        notes=notes,
+        auto_class=EMBEDDER,
+    )
+    return context.report(contents, recipe.measure)
+
+
+def check_recipe(recipe: AdaptRecipe) -> None:
+    """Check the options before a model is read.
+
+    Raises:
+        UsageError: There is no index, there are no texts, or nothing encodes queries.
+    """
+    example = "kdcli adapt MODEL --index VECTORS --data TEXTS"
+    if recipe.vectors is None:
+        raise UsageError("no index given", f"{example} takes the vectors of the old model")
+    if recipe.data.source is None:
+        raise UsageError("no text given", f"{example} takes the texts of the index")
