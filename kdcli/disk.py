@@ -224,6 +224,14 @@ def unprintable(text: str) -> bool:
     return SURROGATE.search(text) is not None
 
 
+def is_path(text: str) -> bool:
+    """Whether a word from a user is the path of something. A word may be longer than any name."""
+    try:
+        return Path(text).exists()
+    except OSError:
+        return False
+
+
 def user_path(path: str | Path) -> Path:
     """Check a path that a user gave, and expand its `~`.
 

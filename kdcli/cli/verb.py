@@ -421,10 +421,10 @@ def pinned(model: str | list[str] | None, revision: str) -> str | list[str]:
 
 
 def _pinned(model: str, revision: str) -> str:
-    from kdcli.disk import EMBEDDED
+    from kdcli.disk import EMBEDDED, is_path
 
     name, at, current = model.partition("@")
-    if Path(model).exists() or name in EMBEDDED or not re.fullmatch(HUB_MODEL, name):
+    if is_path(model) or name in EMBEDDED or not re.fullmatch(HUB_MODEL, name):
         raise UsageError(f"{model} has no revisions: it is not on the hub", "remove --revision")
     if not re.fullmatch(r"[\w./-]+", revision):
         raise UsageError(f"--revision takes a branch, a tag or a commit, got '{revision}'")

@@ -12,6 +12,7 @@ RENAME_HINT = "rename the file, so that its name ends in .conll"
 FORM_HINT = "give each word a tag on its line, and each sentence an empty line after it"
 MAX_WORDS = 10_000
 BOUNDARY = "-DOCSTART-"
+RULE = re.compile(r"([-=_*#])\1{2,}")  # A line that separates sentences.
 UNIVERSAL_COLUMNS = 10
 """Columns of the Universal Dependencies: number, word, lemma, UPOS, XPOS and more."""
 
@@ -35,7 +36,7 @@ def read_conll(name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow) ->
         # A line that is missing was reported as bad.
         is_whole = is_whole and number == previous + 1
         previous = number
-        if not line.strip() or line.startswith(BOUNDARY):
+        if not line.strip() or line.startswith(BOUNDARY) or RULE.fullmatch(line.strip()):
             if is_whole:
                 yield from _row(name, sentence, width, on_bad)
             sentence, is_whole = [], True
@@ -50,11 +51,17 @@ def read_conll(name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow) ->
         yield from _row(name, sentence, width, on_bad)
 
 
+def _is_tagged_rule(cells: Sequence[str]) -> bool:
+    """Whether the cells of a line are a rule, and tags that mean nothing."""
+    return bool(RULE.fullmatch(cells[0])) and {*cells[1:]} <= {"O", "-X-", "_", cells[0]}
+
+
 def _row(
     name: str, sentence: Sequence[tuple[int, list[str]]], width: int, on_bad: OnBadRow
 ) -> Iterator[Row]:
     """Yield the row of a sentence, unless it is empty or bad."""
-    if not sentence:
+    # A rule may have tags, as the boundaries of documents have.
+    if not sentence or (len(sentence) == 1 and _is_tagged_rule(sentence[0][1])):
         return
     if len(sentence) > MAX_WORDS:
         problem = f"the sentence has more than {MAX_WORDS:,} words"

@@ -21,6 +21,7 @@ from kdcli.disk import (
     cache_dir,
     cache_key,
     disk_errors,
+    is_path,
     lock_entry,
     use_entry,
 )
@@ -218,21 +219,12 @@ def _list(values: Sequence[object]) -> _Content:
             if isinstance(wrong, Path)
             else 'give [{"text": "...", "label": "..."}, ...], or texts, without missing values',
         )
-    if all(_is_path(str(text)) for text in values):
+    if all(is_path(str(text)) for text in values):
         raise UsageError(
             f"the list holds the {len(values)} paths {values[0]} ...; a list holds texts or dicts",
             "give one file, or the directory of several files",
         )
     return _rows(lambda: ({"text": str(text)} for text in values))
-
-
-def _is_path(text: str) -> bool:
-    """Whether a text is the path of a file or directory."""
-    try:
-        return Path(text).exists()
-    except OSError:
-        # A text may be longer than any name.
-        return False
 
 
 def _checked_columns(columns: Mapping[object, object]) -> Iterator[tuple[object, object]]:

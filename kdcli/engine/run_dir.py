@@ -358,7 +358,7 @@ class RunDir:
         )
         # A run writes every section of its verb's recipe.
         is_same_verb = "verb" in now and before.get("verb") == now["verb"]
-        sections = ", ".join(sorted(before.keys() ^ now.keys()))
+        sections = ", ".join(sorted(map(str, before.keys() ^ now.keys())))
         if is_same_verb and sections:
             raise UsageError(
                 f"{self.path} was started by another version of kdcli, whose recipes have other "

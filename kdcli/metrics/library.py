@@ -17,6 +17,7 @@ from datasets import Features, List, Value
 from huggingface_hub import constants
 
 from kdcli.custom_code import custom_code_allowed
+from kdcli.disk import is_path
 from kdcli.errors import UsageError, raise_machine_error
 from kdcli.metrics import scorer
 from kdcli.types import Kind, Task
@@ -141,10 +142,10 @@ def load_metrics(
 
 
 def _load(source: str) -> evaluate.EvaluationModule:
-    is_path = Path(source).exists() or source.endswith(".py") or source.startswith((".", "/", "~"))
-    if is_path and not Path(source).exists():
+    is_script = is_path(source) or source.endswith(".py") or source.startswith((".", "/", "~"))
+    if is_script and not is_path(source):
         raise UsageError(f"no metric script or directory at {source}")
-    if (is_path or "/" in source.removeprefix(OFFICIAL)) and not custom_code_allowed():
+    if (is_script or "/" in source.removeprefix(OFFICIAL)) and not custom_code_allowed():
         message = f"metric '{source}' is code from outside the evaluate library, so it is not run"
         raise UsageError(message, "read the code, then add --trust-remote-code")
     try:

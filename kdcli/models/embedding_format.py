@@ -134,8 +134,9 @@ SHARED_SETTINGS: dict[str, Sequence[object]] = {
     **dict.fromkeys(LOADING, READ),
 }
 """Settings of an encoder in sentence_bert_config.json, for vectors and for scores."""
+DEFAULT_TASK = "feature-extraction"
 ENCODER_SETTINGS = SHARED_SETTINGS | {
-    "transformer_task": ("feature-extraction",),
+    "transformer_task": (DEFAULT_TASK,),
     "modality_config": (
         {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
     ),
@@ -455,11 +456,16 @@ def read_length(source: str, known: Mapping[str, Sequence[object]]) -> int | Non
     """
     name, settings = encoder_settings(source)
     check_settings(source, name, settings, known)
-    if "modality_config" in settings and "module_output_name" not in settings:
-        raise UsageError(
-            f"{source}/{name}: modality_config needs the setting module_output_name next to it",
-            "copy the file of the original model",
-        )
+    # The defaults of sentence-transformers are those of vectors.
+    needed = {"transformer_task": known["transformer_task"] != (DEFAULT_TASK,) and bool(settings)}
+    needed["module_output_name"] = "modality_config" in settings
+    for key, is_needed in needed.items():
+        if is_needed and key not in settings:
+            raise UsageError(
+                f"{source}/{name} lacks the setting {key}, without which sentence-transformers "
+                "cannot use this model",
+                f"copy the file of the original model, or add {key}: {known[key][0]!r}",
+            )
     for section, belongs in LOADING.items():
         _check_loading(source, name, section, settings.get(section) or {}, belongs)
     length = settings.get("max_seq_length")

@@ -33,7 +33,7 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import extract_commit_hash
 
 from kdcli.custom_code import CODE_FAILS, code_errors, custom_code_allowed
-from kdcli.disk import EMBEDDED, cached_file, fill_dir, read_json, user_path
+from kdcli.disk import EMBEDDED, cached_file, fill_dir, is_path, read_json, user_path
 from kdcli.errors import KdcliError, UsageError, did_you_mean, first_line, raise_machine_error
 from kdcli.models.custom_class import (
     COMPACT_KEY,
@@ -140,7 +140,7 @@ def root_of(source: str) -> str:
     """
     if source in EMBEDDED:
         return str(importlib.resources.files("kdcli") / "data" / EMBEDDED[source])
-    if (pinned := PINNED.fullmatch(source)) and not Path(source).exists():
+    if (pinned := PINNED.fullmatch(source)) and not is_path(source):
         return _snapshot(*pinned.groups())
     return str(user_path(source)) if source.startswith("~") else source
 

@@ -12,7 +12,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template, select_autoescape
 
 from kdcli.data.tasks import named_tasks
-from kdcli.disk import EMBEDDED, cached_file
+from kdcli.disk import EMBEDDED, cached_file, is_path
 
 CARD_FILE, MAX_CARD_BYTES = "README.md", 1 << 20
 MODEL_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -81,7 +81,7 @@ def front_matter(
     """
     base, _, revision = base.partition("@")
     base_card = _card_of(base, revision or None)
-    on_hub = MODEL_ID.fullmatch(base) and base not in EMBEDDED and not Path(base).exists()
+    on_hub = MODEL_ID.fullmatch(base) and base not in EMBEDDED and not is_path(base)
     base_model = base if on_hub else base_card.get("base_model")
     inherited: dict[str, Any] = {
         key: base_card[key] for key in INHERITED_FIELDS if key in base_card
@@ -126,7 +126,7 @@ def _card_of(base: str, revision: str | None) -> dict[str, str | list[str]]:
     """Read the front matter of a model's card from its directory or from the cache of the hub."""
     if not base:
         return {}
-    local = Path(base).exists()
+    local = is_path(base)
     file = Path(base) / CARD_FILE if local else cached_file(base, CARD_FILE, revision)
     if file is None or not file.is_file() or file.stat().st_size > MAX_CARD_BYTES:
         return {}
@@ -142,9 +142,7 @@ def _dataset(task: str | None, data: str | None) -> str | None:
     """Return the data set of the hub that was used, if there was one."""
     if data is not None:
         name = re.split("[:@]", data)[0]
-        return (
-            name if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) and not Path(name).exists() else None
-        )
+        return name if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) and not is_path(name) else None
     row = named_tasks().get(task) if task else None
     return row.hub[0] if row and row.hub else None
 

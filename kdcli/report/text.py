@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from markupsafe import escape
 
+from kdcli.disk import is_path
 from kdcli.types import Card, ModelShape
 
 LOWER_IS_BETTER = {"loss", "mse"}  # metrics that are better when lower
@@ -172,7 +173,7 @@ def fenced(block: str) -> str:
 
 def short(model: str) -> str:
     """Return the last part of a path, for privacy. A hub id is returned unchanged."""
-    here = model.startswith((".", "/", "~")) or Path(model).exists()
+    here = model.startswith((".", "/", "~")) or is_path(model)
     return Path(model).resolve().name or model if here else model
 
 

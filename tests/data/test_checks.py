@@ -97,7 +97,7 @@ def test_class_counts_and_doubts_are_said():
     )
     assert found == [
         "training rows by class: Good day 40, bad 30, goodday  11, N/A 3",
-        "classes that differ only in case or white space: 'Good day' and 'goodday ' (40, 11 rows; "
+        "classes that look alike: 'Good day' and 'goodday ' (40, 11 rows; "
         "'goodday ' is at f.csv:73, "
         "f.csv:74, f.csv:75 and 8 more)",
         "class 'N/A' looks like a missing label: f.csv:70, f.csv:71, f.csv:72",
@@ -163,3 +163,16 @@ def test_repeated_evaluated_rows_are_a_note(tmp_path):
         f"1 text has contradicting labels, for example {file}:2 and {file}:31"
     )
     assert (found.notes, log[-1]) == ([note], note)
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["sp\u0430m", "\uff53pam", "S\u03a1AM", "s pam", "spam\u200b"],
+    ids=["Cyrillic", "full width", "Greek", "space", "invisible"],
+)
+def test_classes_that_look_alike_are_named(other):
+    task = Task("own", "class", ("text",), ("accuracy",), ("spam", other, "ham"))
+    rows = [example(n, f"w{n}", n % 3) for n in range(60)]
+    (line,) = [line for line in describe_rows(task, rows) if "alike" in line]
+    shown = repr(other) if other.isascii() else f"{other!r} = {other!a}"
+    assert line.startswith(f"classes that look alike: 'spam' and {shown} (20, 20 rows; ")

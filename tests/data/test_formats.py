@@ -206,6 +206,8 @@ TAGGED = {
     "tags-first.bio": conll("{2}\t{1}"),
     "tabs.bio": conll("{1}\t{2}").replace("\n", "\r\n"),
     "conll-2003.conll": conll("{1} NN B-NP {2}", "-DOCSTART- -X- -X- O\n\n"),
+    "rules.conll": conll("{1} {2}", "--------\n\n-------- O\n\n"),
+    "tagged-rules.conll": conll("{1} NN B-NP {2}", "==== -X- -X- O\n\n"),
     "germeval.iob2": "\n\n".join(
         f"# page {n}\n{part}" for n, part in enumerate(conll("{0}\t{1}\tO\t{2}").split("\n\n"))
     ),

@@ -28,7 +28,7 @@ from kdcli.report import finish
 from kdcli.report.finish import RunResult, frame
 from kdcli.report.own_data import directory_word, with_data_names
 from kdcli.report.sections.overview import facts, title
-from kdcli.report.sections.repeat import repeat_block
+from kdcli.report.sections.repeat import repeat_block, repeat_command
 from kdcli.report.sections.summary import _listed, summary
 from kdcli.report.text import loses, lost_points, points_interval
 from kdcli.report.views import html, markdown
@@ -248,6 +248,11 @@ def test_the_hash_of_a_directory_is_of_the_files_that_are_read(tmp_path):
         (tmp_path / f"train-{number}.csv").write_text("text\nw1\n")
     sources.open_source(str(tmp_path))
     assert str(tmp_path) not in HASHES
+
+
+def test_a_public_command_may_have_long_words():
+    command = f"kdcli finetune bert --set base={'x' * 400}"
+    assert repeat_command("finetune", command, public=True) == command
 
 
 def test_a_gain_or_loss_of_nothing_has_no_sign():

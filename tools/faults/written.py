@@ -9,11 +9,11 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tools.faults.campaign import Case, Kind
+from tools.faults.campaign import Case, Fault, Kind
 from tools.faults.damage import damage, damage_json
 from tools.faults.files import is_intact, read
 
@@ -120,7 +120,103 @@ def _read_manifest(folder: Path) -> None:
     check_no_foreign_files(folder / "run")
 
 
+def _tokens(folder: Path, material: Path) -> None:
+    from kdcli.data.sources import open_source
+    from kdcli.data.text.tokenise import tokenise
+    from kdcli.models.load import load_tokenizer
+
+    source, tokenizer = (
+        open_source(str(material / "text.txt")),
+        load_tokenizer(str(material / "encoder")),
+    )
+    tokenise(source, tokenizer, None, folder / "tokens", log=lambda _: None)
+    shutil.copytree(material / "encoder", folder / "encoder")
+
+
+def _read_tokens(folder: Path) -> object:
+    from kdcli.data.text.shards import Frame, TokenShards
+    from kdcli.models.load import load_tokenizer
+
+    shards, tokenizer = TokenShards.read(folder / "tokens"), load_tokenizer(str(folder / "encoder"))
+    shards.check(folder / "tokens", tokenizer, Frame.of(tokenizer))
+    shards.close_account(lambda _: None)
+    return shards.splits, shards.tokens_of("train")
+
+
+def _open_signals(folder: Path) -> Any:
+    import torch
+    from accelerate import Accelerator
+    from transformers import AutoModel
+
+    from kdcli.data.labelled.features import TokenizedRows
+    from kdcli.engine.session import Session
+    from kdcli.models.capture import capture
+    from kdcli.targets.cache import SignalStore
+    from kdcli.types import Needs
+
+    ids = np.arange(5, 17, dtype=np.int32)
+    rows = TokenizedRows(
+        ids_T=ids,
+        types_T=None,
+        ends=np.array([3, 8, 12]),
+        labels=np.zeros(3, np.int64),
+        example=np.arange(3),
+        truncated=0,
+        kind="class",
+        pad_id=0,
+    )
+    needs = Needs(hidden=frozenset({1}))
+    torch.manual_seed(0)
+    teacher = capture(AutoModel.from_pretrained(folder / "encoder"), needs)
+    session = Session(Accelerator(cpu=True), torch.device("cpu"))
+    return SignalStore.open(
+        folder / "signals",
+        rows,
+        teacher,
+        needs=needs,
+        fingerprint="f",
+        session=session,
+        limit_bytes=1 << 20,
+        log=lambda _: None,
+    )
+
+
+def _signals(folder: Path, material: Path) -> None:
+    shutil.copytree(material / "encoder", folder / "encoder")
+    store = _open_signals(folder)
+    np.save(folder / "expected.npy", np.asarray(store.tokens))
+    store.folder.rename(folder / "signals" / "store")
+    (folder / "name").write_text(store.folder.name)
+
+
+def _read_signals(folder: Path) -> None:
+    (folder / "signals" / "store").rename(folder / "signals" / (folder / "name").read_text())
+    if not np.array_equal(_open_signals(folder).tokens, np.load(folder / "expected.npy")):
+        raise Fault("damaged signals are used")
+
+
+def _card(folder: Path, material: Path) -> None:
+    shutil.copytree(material / "teacher", folder / "run")
+
+
+def _read_card(folder: Path) -> str:
+    from kdcli.report.front import front_matter
+
+    return front_matter(
+        "x",
+        base=str(folder / "run"),
+        relation="finetune",
+        library="transformers",
+        tags=[],
+        pipeline=None,
+    )
+
+
 FILES = {
+    "tokens": Written("tokens/meta.json", _tokens, _read_tokens),
+    "signals' index": Written("signals/store/index.json", _signals, _read_signals),
+    "signals": Written("signals/store/tokens.bin", _signals, _read_signals),
+    "card": Written("run/README.md", _card, _read_card),
     "export": Written("export/export.json", _export, _read_export),
     "training rows": Written("training_rows.safetensors", _rows, _read_rows),
     "partition": Written("partition.safetensors", _partition, _read_partition),

@@ -46,6 +46,14 @@ _NUMBER = re.compile(
     r"[+-]?(([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?|nan|inf|infinity)", re.IGNORECASE
 )
 _MAX_DIGITS = 40
+# Cyrillic and Greek letters that look like Latin ones, in lower or in upper case.
+_CYRILLIC = (0x0430, 0x0432, 0x0435, 0x043A, 0x043C, 0x043D, 0x043E, 0x0440, 0x0441, 0x0442, 0x0443)
+_GREEK = (0x03B1, 0x03B2, 0x03B5, 0x03BA, 0x03BC, 0x03B7, 0x03BF, 0x03C1, 0x03F2, 0x03C4, 0x03C5)
+_LOOK_ALIKE = (
+    dict(zip(_CYRILLIC, "abekmhopcty", strict=True))
+    | dict(zip(_GREEK, "abekmhopcty", strict=True))
+    | dict(zip((0x0445, 0x0456, 0x0458, 0x0455, 0x03C7, 0x03B9, 0x03BD), "xijsxin", strict=True))
+)
 
 
 def number_of(text: str) -> Number:
@@ -112,6 +120,12 @@ def spelling(name: str) -> str:
         return " ".join(name.split())
     visible = (c for c in unicodedata.normalize("NFC", name) if unicodedata.category(c) != "Cf")
     return " ".join("".join(visible).split())
+
+
+def looks(name: str) -> str:
+    """Return what is alike in names that look alike: case, white space, width, and letters."""
+    visible = spelling(unicodedata.normalize("NFKC", name)).casefold()
+    return "".join(visible.split()).translate(_LOOK_ALIKE)
 
 
 def _number_key(name: str) -> object:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from kdcli.data.labelled.label_values import may_be_no_label
+from kdcli.data.labelled.label_values import looks, may_be_no_label
 from kdcli.data.labelled.partition import text_groups
 from kdcli.data.rows import BadRow, Remark
 from kdcli.errors import UsageError
@@ -154,12 +154,12 @@ def _labels(task: Task, example: Example) -> object:
 
 
 def _label_warnings(counts: dict[str, int], examples: Sequence[Example], task: Task) -> list[str]:
-    """Warn of classes that differ only in case or white space, mean no answer, or are small."""
+    """Warn of classes that look alike, mean no answer, or are small."""
     by_spelling: dict[str, list[str]] = {}
     for name in counts:
-        by_spelling.setdefault("".join(name.split()).casefold(), []).append(name)
+        by_spelling.setdefault(looks(name), []).append(name)
     lines = [
-        f"classes that differ only in case or white space: {' and '.join(map(repr, names))} "
+        f"classes that look alike: {' and '.join(map(_shown, names))} "
         f"({', '.join(f'{counts[n]:,}' for n in names)} rows; {names[1]!r} is at "
         f"{_places(examples, task, names[1])})"
         for names in by_spelling.values()
@@ -176,6 +176,11 @@ def _label_warnings(counts: dict[str, int], examples: Sequence[Example], task: T
             f"classes with fewer than {MIN_CLASS_ROWS} training rows: {_list_counts(small)}"
         )
     return lines
+
+
+def _shown(name: str) -> str:
+    """Return a name in quotes, with the numbers of letters that may look like others."""
+    return repr(name) if name.isascii() else f"{name!r} = {name!a}"
 
 
 def _places(examples: Sequence[Example], task: Task, name: str) -> str:

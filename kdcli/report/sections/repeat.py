@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+from kdcli.disk import is_path
 from kdcli.report.schema import Report
 from kdcli.report.sections.evaluations import set_name
 
@@ -35,8 +36,8 @@ def repeat_command(verb: str, command_line: str | None, *, public: bool = False)
 
 def _public(word: str) -> str:
     """Return the last part of a path, and any other word unchanged. A hub id has one slash."""
-    is_path = word.startswith((".", "/", "~")) or word.count("/") > 1 or Path(word).exists()
-    return Path(word).name or word if is_path else word
+    is_place = word.startswith((".", "/", "~")) or word.count("/") > 1 or is_path(word)
+    return Path(word).name or word if is_place else word
 
 
 def repeat_block(report: Report) -> str:
