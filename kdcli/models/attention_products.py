@@ -28,7 +28,59 @@ class Scores:
     scale: Tensor | float
 
 
-class AttentionProducts(TorchFunctionMode):
+@dataclass(frozen=True)
+class Product:
+    """A product of two tensors, as [..., L, M] @ [..., M, N].
+
+    Attributes:
+        left: The left side.
+        right: The right side.
+        scale: What multiplies the product.
+        order: The dimensions of the function's output, in the order of the product's.
+    """
+
+    left: Tensor
+    right: Tensor
+    scale: float = 1.0
+    order: tuple[int, ...] | None = None
+
+    def of(self, output: Tensor) -> Tensor:
+        """Return the product [..., L, N] from the function's output."""
+        return output if self.order is None else output.permute(self.order)
+
+    def output(self, product: Tensor) -> Tensor:
+        """Return the function's output from the product."""
+        return (
+            product
+            if self.order is None
+            else product.permute([self.order.index(n) for n in range(product.dim())])
+        )
+
+
+class FunctionMode(TorchFunctionMode):
+    """See torch's functions while the mode is on."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return self.call(func, getattr(func, "__name__", ""), args, kwargs or {})
+
+    def call(
+        self,
+        func: Callable[..., Any],
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Return the output of a function, which may be another one."""
+        raise NotImplementedError
+
+
+class AttentionProducts(FunctionMode):
     """Call `on_scores` and `on_value` with a layer's q and k, and with its v.
 
     The tensors are the network's own, [..., L, K], of which `by_head` makes [B, A, L, K] after the
@@ -54,15 +106,9 @@ class AttentionProducts(TorchFunctionMode):
         self.scores.clear()
         self.weights.clear()
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+    def call(
+        self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
         if self.in_layer and name == "scaled_dot_product_attention":
             call = AttentionCall(*args, **kwargs)
             self.on_scores(Scores(call.query, call.key, call.factor))
@@ -70,19 +116,14 @@ class AttentionProducts(TorchFunctionMode):
             return func(*args, **kwargs)
         output = func(*args, **kwargs)
         if self.in_layer and isinstance(output, Tensor):
-            if (sides := _sides(name, args, kwargs)) is not None:
-                self._product(args, *sides, output)
-            else:
+            if (product := product_of(name, args, kwargs)) is None:
                 self._follow(name, args, kwargs, output)
+            elif any(id(x) in self.weights for x in args):
+                self.on_value(product.right)
+            else:
+                k = product.right.transpose(-1, -2)
+                self.scores[id(output)] = output, Scores(product.left, k, product.scale)
         return output
-
-    def _product(
-        self, args: tuple[Any, ...], left: Tensor, right: Tensor, scale: float, output: Tensor
-    ) -> None:
-        if any(id(x) in self.weights for x in args):
-            self.on_value(right)
-        else:
-            self.scores[id(output)] = output, Scores(left, right.transpose(-1, -2), scale)
 
     def _follow(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
@@ -117,23 +158,18 @@ def _scaled(
     return scale * factor if name in MULTIPLY else scale / factor
 
 
-def _sides(
-    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Tensor, Tensor, float] | None:
-    """Return the sides of a product as [..., L, M] and [..., M, N], and its factor.
-
-    Returns None if a function is no product of two tensors with rows.
-    """
+def product_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
+    """Return the product that a function computes, or None if it is none of tensors with rows."""
     tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
     if name == "einsum":
-        return _einsum_sides(args[0], tensors) if isinstance(args[0], str) else None
+        return _einsum(args[0], tensors) if isinstance(args[0], str) else None
     if name not in ("matmul", "bmm", "baddbmm") or min(x.dim() for x in tensors[-2:]) < 3:
         return None
     # The last two, because baddbmm adds its first tensor to the product.
-    return tensors[-2], tensors[-1], float(kwargs.get("alpha", 1.0))
+    return Product(tensors[-2], tensors[-1], float(kwargs.get("alpha", 1.0)))
 
 
-def _einsum_sides(equation: str, tensors: list[Tensor]) -> tuple[Tensor, Tensor, float] | None:
+def _einsum(equation: str, tensors: list[Tensor]) -> Product | None:
     inputs, _, output = equation.replace(" ", "").partition("->")
     names = inputs.split(",")
     if len(names) != 2 or "." in equation or not output:
@@ -147,10 +183,10 @@ def _einsum_sides(equation: str, tensors: list[Tensor]) -> tuple[Tensor, Tensor,
     )
     if not len(rows) == len(columns) == len(summed) == 1:
         return None
-    return (
+    return Product(
         tensors[0].permute([left.index(name) for name in (*both, *rows, *summed)]),
         tensors[1].permute([right.index(name) for name in (*both, *summed, *columns)]),
-        1.0,
+        order=tuple(output.index(name) for name in (*both, *rows, *columns)),
     )
 
 

@@ -27,13 +27,13 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from kdcli.attention import AttentionCall
 from kdcli.custom_code import custom_code_allowed
 from kdcli.errors import first_line, raise_machine_error
+from kdcli.models.attention_products import FunctionMode, product_of
 from kdcli.models.capture import capture
 from kdcli.models.custom_class import (
     fill_buffers,
@@ -63,7 +63,6 @@ MAX_KINDS = 4
 PROBED_UNITS = 8
 CLOSE = 1e-4
 """Relative difference up to which two ways to compute the same numbers agree."""
-PRODUCTS = ("matmul", "bmm", "baddbmm")
 OTHER_TERM = "a term of its own, or a bound on its scores"
 CAUSAL = "its tokens attend to earlier ones only"
 LEAKS = "its states depend on tokens that the mask hides"
@@ -108,7 +107,7 @@ class Trace:
     around: list[list[nn.Module]] = field(default_factory=list)
 
 
-class _Recorder(TorchFunctionMode):
+class _Recorder(FunctionMode):
     """Record a model's modules, products and softmaxes. Attention is written out."""
 
     def __init__(self) -> None:
@@ -128,23 +127,17 @@ class _Recorder(TorchFunctionMode):
             self.trace.around.append(list(self.stack))
         return output.clone()
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+    def call(
+        self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
         if name == "scaled_dot_product_attention":
             return self.attention(AttentionCall(*args, **kwargs))
         output = func(*args, **kwargs)
         if name == "softmax" and isinstance(output, Tensor):
             return self.add("softmax", args[0] if args else kwargs["input"], output=output)
-        if name in PRODUCTS:
-            tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-            return self.add("product", *tensors[-2:], output=output)
+        if (product := product_of(name, args, kwargs)) is not None:
+            sides = product.left, product.right
+            return product.output(self.add("product", *sides, output=product.of(output)))
         return output
 
     def attention(self, call: AttentionCall) -> Tensor:

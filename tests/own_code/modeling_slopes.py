@@ -50,10 +50,10 @@ class SelfAttention(nn.Module):
 
     def forward(self, x, mask, slopes):
         q, k, v = (self.by_head(part(x)) for part in (self.query, self.key, self.value))
-        scores = torch.matmul(q, k.transpose(-1, -2)) / math.sqrt(q.shape[-1])
+        scores = torch.einsum("bhlk,bhmk->bhlm", q, k) / math.sqrt(q.shape[-1])
         scores = scores + mask
         weights = nn.functional.softmax(scores + slopes.to(scores.dtype), dim=-1)
-        context = torch.matmul(self.dropout(weights), v).permute(0, 2, 1, 3)
+        context = torch.einsum("bhlm,bhmk->blhk", self.dropout(weights), v)
         return context.reshape(x.shape), weights
 
     def by_head(self, x):

@@ -165,9 +165,8 @@ def check_signals(
 
     Raises:
         UsageError: The student's tokenizer is another one, the student is static, or the teacher is
-            causal. Also if a
-            static student starts from another encoder, or its teacher's vectors have a length that
-            counts.
+            causal. Also if a static student starts from another encoder, or its teacher's vectors
+            have a length that counts.
     """
     if any(to.is_static for to in shapes.values()):
         _check_static_vectors(recipe, teacher)
