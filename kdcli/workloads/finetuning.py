@@ -132,7 +132,7 @@ def finetune_stage(
             notes: list[str] = []
             if source is None and context.is_main:
                 scores = with_trivial_answer(workload, scores)
-                notes = learning_notes(scores.evaluations, RunDir(folder))
+                notes = learning_notes(TUNED, scores.evaluations, RunDir(folder))
             elif context.is_main:
                 values = [prediction.value for prediction in scores.predictions]
                 write_atomic(folder / PREDICTIONS, json.dumps(values))
@@ -180,23 +180,29 @@ def with_trivial_answer(workload: Workload, scores: ModelScores) -> ModelScores:
     return replace(scores, evaluations=rows)
 
 
-def learning_notes(evaluations: Sequence[Evaluation], run: RunDir) -> list[str]:
+def learning_notes(
+    model: str, evaluations: Sequence[Evaluation], run: RunDir | None, remedy: str = REMEDY
+) -> list[str]:
     """Return a note on each score with a trivial answer, and a warning if one is not beaten.
 
     Args:
-        evaluations: The scores of the fine-tuned model.
-        run: The directory of its training, whose log has the losses.
+        model: A description of the trained model.
+        evaluations: Its scores.
+        run: The directory of its training, whose log has the losses; None if these do not show
+            what the model learned.
+        remedy: What to do, as a sentence without its point.
     """
     notes = [
-        describe_score(one, TUNED, "held-out rows")
+        describe_score(one, model, "held-out rows")
         for one in evaluations
         if one.trivial is not None
     ]
     if all(one.trivial is None or one.trivial.is_beaten for one in evaluations):
         # The loss alone may hardly fall because the model knew the task before.
         return notes
-    losses = [record["loss"] for record in run.read_log() if record.get("loss") is not None]
-    return [*notes, f"{TUNED} {describe_learning(evaluations, losses)}. {REMEDY}"]
+    log = run.read_log() if run is not None else []
+    losses = [record["loss"] for record in log if record.get("loss") is not None]
+    return [*notes, f"{model} {describe_learning(evaluations, losses)}. {remedy}"]
 
 
 def kept_weights_note(workload: Workload, outcome: Outcome) -> list[str]:

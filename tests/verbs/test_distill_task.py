@@ -80,6 +80,10 @@ def test_what_a_run_leaves(done):
     assert sum(each.count for each in decision.classes) == decision.n
     assert report.training.steps == 8
     assert any(note.startswith(f"{ALONE}: started from the same weights") for note in report.notes)
+    assert any(
+        note.startswith("the student has accuracy ") and "; answering " in note
+        for note in report.notes
+    )
     for shown in (result.stdout, (out / "report.md").read_text("utf-8")):
         assert ALONE in shown
     first, second = log_of(out / "intermediate"), log_of(out)

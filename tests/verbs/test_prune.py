@@ -423,6 +423,15 @@ def test_without_labels_the_forms_are_compared_with_the_dense_model(tmp_path):
     assert found["masked"].agreement == pytest.approx(score(out)["agreement"])
 
 
+def test_a_pruned_model_is_compared_with_the_trivial_answer(pruned):
+    report = report_of(pruned[0])
+    score, *warnings = [n for n in report.notes if n.startswith("the pruned model ")]
+    assert score.startswith("the pruned model has accuracy ")
+    assert "; answering " in score
+    (masked,) = [e for e in report.evaluations if e.model == "masked"]
+    assert len(warnings) == (not masked.trivial.is_beaten)
+
+
 def test_a_teacher_is_learned_from(given, tmp_path):
     teacher = own_files.headed(tmp_path / "teacher", tuple(sorted(NAMES)), seed=3)
     args = [*given, "--teacher", teacher, "--set", "train.log_every=1"]

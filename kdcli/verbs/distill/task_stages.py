@@ -53,7 +53,14 @@ from kdcli.verbs.distill.fast import shape_notes
 from kdcli.verbs.distill.student import Student, fit_projections, objective_of, objective_terms
 from kdcli.verbs.distill.students import start_of
 from kdcli.workloads.decisions import decisions
-from kdcli.workloads.finetuning import WEIGHTS, drop_weights, save_and_report, scores_after_training
+from kdcli.workloads.finetuning import (
+    WEIGHTS,
+    drop_weights,
+    learning_notes,
+    save_and_report,
+    scores_after_training,
+    with_trivial_answer,
+)
 from kdcli.workloads.labelled import WORST, LabelledWorkload
 from kdcli.workloads.predictions import Features
 from kdcli.workloads.scores import EvaluationResult, ModelScores, compare
@@ -205,7 +212,9 @@ class OutputDistillation(Distillation):
 
     def notes(self) -> list[str]:
         """Return the notes of the report, besides the notes on the data."""
-        return shape_notes(self.recipe.student)
+        evaluations = self.scores[STUDENT].evaluations
+        learned = learning_notes("the student", evaluations, RunDir(self.folder))
+        return [*learned, *shape_notes(self.recipe.student)]
 
     def report(self) -> None:
         """Save the student and report on all stages."""
@@ -214,6 +223,7 @@ class OutputDistillation(Distillation):
         self.score_untrained()
         if not self.context.is_main:
             return
+        self.scores[STUDENT] = with_trivial_answer(self.workload, self.scores[STUDENT])
         delete_signals(self.folder)
         self.workload.save(student, self.folder, all_rows(self.rows, student.rows))
         models = [*self.entries({STUDENT: student.model}), *self.without()]

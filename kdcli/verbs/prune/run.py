@@ -35,11 +35,17 @@ from kdcli.verbs.prune.save import COMPACT, DENSE, MASKED, save_pruned
 from kdcli.verbs.prune.settings import PruneRecipe
 from kdcli.workloads import open_workload
 from kdcli.workloads.as_trained import as_trained
-from kdcli.workloads.finetuning import request_of, scores_after_training
+from kdcli.workloads.finetuning import (
+    learning_notes,
+    request_of,
+    scores_after_training,
+    with_trivial_answer,
+)
 from kdcli.workloads.requests import WorkloadRequest
 from kdcli.workloads.workload import Workload
 
 Recipes = Sequence[Resolved[PruneRecipe]]
+REMEDY = "Keep more of the weights (--sparsity), or train for more epochs (--epochs)"
 EMBEDDING_TASK = "embedding"
 
 
@@ -159,12 +165,16 @@ def _stage(
                 base = load_weights(str(recipe.model), AutoModel)
                 # Restore before scoring, so that the scored model is the saved one.
                 restore_precision(built.model.model, base)
-            scores = None
+            scores, notes = None, list[str]()
             if workload.has_metrics:
                 scores = scores_after_training(workload, built.model, outcome)
             if context.is_main:
                 delete_signals(folder)
-                save_pruned(context, workload, built, folder, outcome, scores, base)
+                if scores is not None:
+                    scores = with_trivial_answer(workload, scores)
+                    # The loss also has the regulariser of the scores.
+                    notes = learning_notes("the pruned model", scores.evaluations, None, REMEDY)
+                save_pruned(context, workload, built, folder, outcome, scores, base, notes)
 
         cards = {DENSE: built.dense}
         return StageJob(built.job, built.schedule, built.steps_per_pass, finish, cards)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -78,6 +78,7 @@ def save_pruned(
     outcome: Outcome,
     scores: ModelScores | None,
     base: PreTrainedModel | None,
+    notes: Sequence[str],
 ) -> None:
     """Save every form of a pruned model, measure the forms next to the dense model, and report.
 
@@ -89,13 +90,15 @@ def save_pruned(
         outcome: The outcome of the training.
         scores: The scores of the masked model; None if the workload has no sets to score it on.
         base: The encoder that the model was loaded from; None if its weights were trained.
+        notes: What the scores of the model say about it.
     """
     model, pruner, recipe, teacher = built.model, built.pruner, built.recipe, built.teacher
     network, source = model.model.cpu().eval(), str(recipe.model)
     masks, importance = pruner.masks.masks(), pruner.masks.scores()
     rows = all_rows(model.rows, workload.rows, *([teacher.rows] if teacher else []))
     pruner.masks.fold()
-    notes = [*built.warnings, *down_to_one(masks), *_chosen_step(workload, built, outcome)]
+    notes = [*notes, *built.warnings, *down_to_one(masks)]
+    notes += _chosen_step(workload, built, outcome)
     trace = json.loads((folder / TRACE).read_text("utf-8"))
     facts = pruning_facts(recipe, network, masks, trace)
     data = data_name(workload.name, recipe.data.source)
