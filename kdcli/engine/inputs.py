@@ -27,7 +27,7 @@ PATH_KEYS = frozenset(
     [
         *("model", "models", "teacher", "more_teachers", "student", "base", "masks", "documents"),
         *("source", "train", "partition", "text", "texts", "vectors", "glove", "soft_labels"),
-        *("recipe", "run"),
+        *("recipe", "run", "index_model"),
     ]
 )
 """Recipe keys whose values may be a bare name of a file or directory.

@@ -319,7 +319,11 @@ def model_card(
         encodes=encodes,
         labels=next(filter(None, classes), []),
         most=MAX_LABELS,
-        ancestor=("the model that it was made from" if entry.role == "trimmed" else "its teacher"),
+        ancestor=(
+            "the model that it was made from"
+            if entry.role in ("trimmed", "adapted")
+            else "its teacher"
+        ),
         origin=source and short(source),
         results=[line for section in results for line in _written(section, "###")],
         command=fenced(repeat_command(report.command, report.command_line, public=True)),

@@ -88,7 +88,7 @@ def adapt(resolved: Resolved[AdaptRecipe], options: RunOptions) -> RunResult | N
         notes.append(f"no ONNX file was written: {error}")
     for note in notes:
         Progress.log(note)
-    made = f"made from {short(source)} by a {chosen.name} map to the vectors of {short(index)}"
+    made = f"made from {short(source)} by mapping its vectors ({chosen.name}) to {short(index)}"
     entries = [
         Entry.loaded(REEMBEDDED, "baseline", new),
         Entry.saved(ADAPTED, "adapted", new.model, folder, REEMBEDDED, made=made, source=source),
