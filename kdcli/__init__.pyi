@@ -599,6 +599,7 @@ def compress(
     max_latency_ms: float | None = None,
     max_mb: float | None = None,
     strict: bool | None = None,
+    cascade: bool | None = None,
     task: str | None = None,
     pooling: str | None = None,
     data: Data | None = None,
@@ -631,6 +632,9 @@ def compress(
         max_latency_ms: Maximum latency of one sequence of 128 tokens, in milliseconds.
         max_mb: Maximum size of the files that one deployment needs, in megabytes.
         strict: Apply --max-drop to the pessimistic end of the 95 % interval.
+        cascade: Also try cascades, in which a small model answers and a larger one is asked where
+            the small one is unsure. With 95 % confidence, at most --max-drop percent of the
+            answers change.
         task: Task: sst2, mnli, squad ..., or 'own' for your own files.
         pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
             model's own).
@@ -664,6 +668,7 @@ def compress(
     max_latency_ms: float | None = None,
     max_mb: float | None = None,
     strict: bool | None = None,
+    cascade: bool | None = None,
     task: str | None = None,
     pooling: str | None = None,
     data: Data | None = None,
@@ -696,6 +701,9 @@ def compress(
         max_latency_ms: Maximum latency of one sequence of 128 tokens, in milliseconds.
         max_mb: Maximum size of the files that one deployment needs, in megabytes.
         strict: Apply --max-drop to the pessimistic end of the 95 % interval.
+        cascade: Also try cascades, in which a small model answers and a larger one is asked where
+            the small one is unsure. With 95 % confidence, at most --max-drop percent of the
+            answers change.
         task: Task: sst2, mnli, squad ..., or 'own' for your own files.
         pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
             model's own).

@@ -34,9 +34,9 @@ from kdcli.version import full_version
 # Verb -> its options, next to those that all verbs have.
 OPTIONS = {
     "compress": (
-        "--budget --data --device --front --max-class-drop --max-drop --max-latency-ms --max-mb "
-        "-o --output-dir --overwrite --pooling --price-per-hour -r --recipe --resume --revision "
-        "--seed --set --speedup --strict --strict-data --task --trust-remote-code"
+        "--budget --cascade --data --device --front --max-class-drop --max-drop --max-latency-ms "
+        "--max-mb -o --output-dir --overwrite --pooling --price-per-hour -r --recipe --resume "
+        "--revision --seed --set --speedup --strict --strict-data --task --trust-remote-code"
     ),
     "distill": (
         "--ablate --also-teacher --assistant --augment --augment-model --augment-only --backend "

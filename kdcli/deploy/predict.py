@@ -21,6 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from kdcli.data.labelled.answer_windows import decode_answers, windows
 from kdcli.data.labelled.features import TokenizedRows, cover_letters, encode_examples
 from kdcli.data.labelled.tags import describe_unknown_scheme
+from kdcli.deploy.cascade import CascadeSettings, cascade_parts
 from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.export import VECTORS
 from kdcli.deploy.exported import EMBEDDING_KIND, is_export, open_export
@@ -29,6 +30,7 @@ from kdcli.deploy.sparse.loading import load
 from kdcli.engine.device import choose_device
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
+from kdcli.metrics.cascade import ranked_twice, sureness
 from kdcli.metrics.finite import check_finite
 from kdcli.metrics.tokens import entities
 from kdcli.models.cross_encoder import activation_of, is_cross_encoder, read_scorer
@@ -161,6 +163,14 @@ class Predictor:
             MachineError: The runtime of an export is not installed.
         """
         config = load_config(source, weights=False, compacted=True)
+        if (parts := cascade_parts(source, config)) is not None:
+            first = cls._open(parts.first, load_config(parts.first, weights=False), parts.tokenizer)
+            second = cls._open(source, config, source)
+            return CascadePredictor(**vars(second), first=first, settings=parts.settings)
+        return cls._open(source, config, source)
+
+    @classmethod
+    def _open(cls, source: str, config: PreTrainedConfig, of_tokenizer: str) -> Predictor:
         kind, fmt = kind_of_model(source, config), read_format(source)
         network: PreTrainedModel | None = None
         if kind == EMBEDDING_KIND and not is_export(source):
@@ -168,7 +178,7 @@ class Predictor:
             embedder = load_embedder(source, compacted=True)
             network, tokenizer = embedder.model, embedder.tokenizer
         else:
-            tokenizer = tokenizer_for(source, of_words=kind == "tokens")
+            tokenizer = tokenizer_for(of_tokenizer, of_words=kind == "tokens")
         if kind == EMBEDDING_KIND or is_cross_encoder(source):
             check_case(tokenizer, source)
         if kind == "score" and config.num_labels != 1:
@@ -218,13 +228,16 @@ class Predictor:
                 f"predict takes a list of texts, and got an object of type {type(texts).__name__}",
                 'give its column of texts, for example data["text"]',
             )
-        items = list(texts)
+        return self._predicted(list(texts))[0]
+
+    def _predicted(self, items: list[Text]) -> tuple[list[Any] | Array, list[float]]:
+        """Return predictions, and how sure each is if the kind of model says so."""
         if self.format is not None:
-            return self._vectors(items, self.format)
+            return self._vectors(items, self.format), []
         if self.kind == "tokens":
             return self._entities(items)
         if self.kind == "span":
-            return self._answers(items)
+            return self._answers(items), []
         counts = (2,) if self.kind == RERANK_KIND else (1, 2)
         checked = [_checked(item, n, counts) for n, item in enumerate(items)]
         for number, each in enumerate(checked):
@@ -234,16 +247,18 @@ class Predictor:
                     "pass texts and pairs in separate calls",
                 )
         if self.generate is not None:
-            return self.generate(checked) if checked else []
+            return (self.generate(checked) if checked else []), []
         logits_NC = self._logits(self._rows(checked))
         if self.kind == RERANK_KIND:
-            return [float(score) for score in self._activated(logits_NC[:, 0])]
+            return [float(score) for score in self._activated(logits_NC[:, 0])], []
         if self.kind == "score":
-            return [float(score) for score in logits_NC[:, 0]]
-        names = self._names
-        if self.kind == "multi":
-            return [several_labels(names, probs_C) for probs_C in expit(logits_NC)]
-        return [most_probable(names, probs_C) for probs_C in softmax(logits_NC, axis=-1)]
+            return [float(score) for score in logits_NC[:, 0]], []
+        names: Sequence[str] = self._names
+        kind: Kind = "multi" if self.kind == "multi" else "class"
+        sure = [sureness(kind, logits_C) for logits_C in logits_NC]
+        if kind == "multi":
+            return [several_labels(names, probs_C) for probs_C in expit(logits_NC)], sure
+        return [most_probable(names, probs_C) for probs_C in softmax(logits_NC, axis=-1)], sure
 
     @property
     def max_length(self) -> int:
@@ -322,23 +337,27 @@ class Predictor:
         width = fmt.width(self.config.hidden_size)
         return np.stack(vectors) if vectors else np.empty((0, width), np.float32)
 
-    def _entities(self, items: Sequence[Text]) -> list[list[Entity]]:
-        """Return the entities of texts, from the label of each word's first token."""
+    def _entities(self, items: Sequence[Text]) -> tuple[list[Any], list[float]]:
+        """Return the entities of texts, from the label of each word's first token, and how sure
+        the labels are."""
         spans = [self._words(item, number) for number, item in enumerate(items)]
         full = [n for n, words in enumerate(spans) if words]
+        results: list[list[Entity]] = [[] for _ in items]
+        sure = [1.0] * len(items)
         if not full:
-            return [[] for _ in items]
+            return results, sure
         words = [tuple(_text(items[n], *span) for span in spans[n]) for n in full]
         rows = self._rows(words, of_words=True)
         assert rows.words_T is not None
         outputs = self._outputs(rows, lambda arrays, mask_BL: arrays[0])
-        results: list[list[Entity]] = [[] for _ in items]
         for row, (number, output_LC) in enumerate(zip(full, outputs, strict=True)):
             end, length = int(rows.ends[row]), int(rows.lengths[row])
             words_L = rows.words_T[end - length : end]
-            probs_LC = softmax(output_LC[:length].astype(np.float64), axis=-1)
+            logits_LC = output_LC[:length].astype(np.float64)
+            sure[number] = sureness("tokens", logits_LC, words_L >= 0)
+            probs_LC = softmax(logits_LC, axis=-1)
             results[number] = self._of_text(items[number], spans[number], words_L, probs_LC)
-        return results
+        return results, sure
 
     def _of_text(
         self, item: Text, spans: Sequence[tuple[int, int]], words_L: Array, probs_LC: Array
@@ -416,6 +435,44 @@ class Predictor:
         """Apply a cross-encoder's activation, as `CrossEncoder.predict` does."""
         name = activation_of(self.source, self.config) or "Sigmoid"
         return expit(scores_N) if name.endswith("Sigmoid") else scores_N
+
+
+@dataclass(frozen=True, kw_only=True)
+class CascadePredictor(Predictor):
+    """A larger model that is only asked where a small one is unsure.
+
+    Attributes:
+        first: The small model.
+        settings: When the larger model is asked.
+    """
+
+    first: Predictor
+    settings: CascadeSettings
+
+    def _predicted(self, items: list[Text]) -> tuple[list[Any] | Array, list[float]]:
+        answers, sure = self.first._predicted(items)
+        if self.settings.threshold is None:
+            return self._ranked(items, np.array(answers)), []
+        asked = [n for n, each in enumerate(sure) if each < self.settings.threshold]
+        others, _ = super()._predicted([items[n] for n in asked])
+        for n, other in zip(asked, others, strict=True):
+            answers[n] = other
+        return answers, sure
+
+    def _ranked(self, items: list[Text], first_N: Array) -> list[float]:
+        """Return scores that rank the pairs of each query; see `ranked_twice`."""
+        assert self.settings.keep is not None
+        scores_N = np.zeros(len(items))
+        pairs_by_query: dict[str, list[int]] = {}
+        for number, pair in enumerate(items):
+            pairs_by_query.setdefault(pair[0], []).append(number)
+        lists = [np.array(numbers) for numbers in pairs_by_query.values()]
+        kept = [at[np.argsort(-first_N[at], kind="stable")[: self.settings.keep]] for at in lists]
+        asked = np.concatenate([*kept, np.zeros(0, int)]).tolist()
+        scores_N[asked] = super()._predicted([items[n] for n in asked])[0]
+        for at in lists:
+            scores_N[at] = ranked_twice(first_N[at], scores_N[at], self.settings.keep)
+        return [float(score) for score in scores_N]
 
 
 def kind_of_model(source: str, config: PreTrainedConfig, *, headless: bool = False) -> str:

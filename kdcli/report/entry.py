@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from transformers import PreTrainedModel
 
+from kdcli.deploy.cascade import KEY as CASCADE
 from kdcli.deploy.exported import Export
 from kdcli.deploy.latency import Subject
 from kdcli.models.card import describe, describe_source
@@ -51,6 +52,9 @@ class Entry:
         network: object = model.model
         if isinstance(network, Export):
             timed = Subject(name, location(model.source), network.format, network.precision)
+            if hasattr(network.config, CASCADE):
+                # Its time depends on how often the larger model is asked.
+                return cls(name, role, network.card, baseline)
             return cls(name, role, network.card, baseline, timed=timed)
         card = describe_source(model.model, model.source)
         return cls(name, role, card, baseline, timed=timed_subject(name, model))

@@ -50,6 +50,12 @@ PUSHED_FILES = (
     "onnx/*.onnx*",
     "openvino/*.xml",
     "openvino/*.bin",
+    # The small model of a cascade
+    "first/*.json",
+    "first/vocab.*",
+    "first/merges.txt",
+    "first/*.model",
+    "first/onnx/*.onnx*",
 )
 """Files that a model needs, as patterns of paths below its directory."""
 REPORT_FILES = ("recipe.yaml", "report.json", "report.md", "report.html", "*.png", "*.csv")

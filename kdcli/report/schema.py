@@ -309,6 +309,21 @@ class StepReport(SchemaPart):
     folder: str
 
 
+class CascadeFacts(SchemaPart):
+    """A cascade: `first` answers, and `second` is asked where `first` is unsure.
+
+    `setting` is the threshold, or the number of candidates that `second` ranks. On the selection
+    rows, `second` read the share `asked` of the texts. With 95 % confidence, at most the share
+    `risk` of the answers differs from the teacher's; for rerankers, it is the mean loss.
+    """
+
+    first: str
+    second: str
+    setting: float
+    asked: float
+    risk: float
+
+
 CandidateCost = str
 """A cost of a candidate: `ms` is its latency, `mb` its size, and others are keys of `costs`."""
 
@@ -322,6 +337,7 @@ class Candidate(SchemaPart):
     all candidates. `mb` is the size of the files, and `outcome` is the result in words.
     `dominated_by` names a candidate that is at least as good in score, size and latency and meets
     the same limits, if there is one. `costs` has further costs that a limit measures, by label.
+    The `ms` of a `cascade` is a mean over the texts.
     """
 
     name: str
@@ -336,6 +352,7 @@ class Candidate(SchemaPart):
     outcome: str
     dominated_by: str | None = None
     costs: dict[str, float] = Field(default_factory=dict)
+    cascade: CascadeFacts | None = None
 
     def cost(self, cost: CandidateCost) -> float:
         """Return a cost of a candidate that was measured."""
@@ -349,7 +366,7 @@ class Verified(SchemaPart):
 
     These rows chose nothing. `low` and `high` are the ends of the paired interval of `score`, with
     the level `confidence`. `look` counts the answers that these rows gave. `reference` is what the
-    outputs are compared with.
+    outputs are compared with. `risk` is that of `CascadeFacts`, with the level `confidence`.
     """
 
     rows: int
@@ -360,6 +377,7 @@ class Verified(SchemaPart):
     confidence: float
     look: int
     reference: Literal["labels", "teacher"]
+    risk: float | None = None
 
 
 class GoalLimit(SchemaPart):
@@ -388,6 +406,7 @@ class Compression(SchemaPart):
     goal: dict[str, float]
     limits: list[GoalLimit] = Field(default_factory=list)
     strict: bool
+    cascade: bool = False
     met: bool
     chosen: str
     sentence: str

@@ -68,12 +68,33 @@ def load_or_compute_outputs(
         session: The device and the compute dtype.
         compute: Computes the outputs, float32 arrays with the same number of dimensions.
     """
+
+    def identity() -> object:
+        dtypes = str(model.dtype), str(session.compute_dtype), session.judging
+        versions = torch.__version__, transformers.__version__
+        return fingerprint(), dtypes, session.device.type, *versions, _hash_of_code(model)
+
+    return stored_outputs(identity, rows, session, compute)
+
+
+def stored_outputs(
+    identity: Callable[[], object],
+    rows: TokenizedRows,
+    session: Session,
+    compute: Callable[[], list[Array]],
+) -> list[Array]:
+    """Return outputs for rows as `load_or_compute_outputs` does, of anything that computes them.
+
+    Args:
+        identity: Returns everything that the outputs depend on besides the rows.
+        rows: The tokenised rows.
+        session: The session that computes them.
+        compute: Computes the outputs.
+    """
     folder = _folder.get()
     if folder is None or not len(rows) or session.accelerator.num_processes > 1:
         return compute()
-    dtypes = str(model.dtype), str(session.compute_dtype), session.judging
-    place = session.device.type, torch.__version__, transformers.__version__, _hash_of_code(model)
-    key = cache_key(OUTPUTS_FORMAT, fingerprint(), hashes_of_tokens(rows), dtypes, place)
+    key = cache_key(OUTPUTS_FORMAT, identity(), hashes_of_tokens(rows))
     file = folder / f"{key}.safetensors"
     stored = _read(file) if file.is_file() else None
     if stored is not None:

@@ -19,7 +19,6 @@ from transformers import PreTrainedTokenizerBase
 from kdcli.data.batches import BatchOrder
 from kdcli.data.labelled.features import TokenizedRows, unknown_share
 from kdcli.data.labelled.task_data import Labelled
-from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.exported import in_own_runtime, is_export
 from kdcli.deploy.sparse.mask_file import TaskFacts
 from kdcli.engine.evaluation import evaluate_job
@@ -33,7 +32,7 @@ from kdcli.models.card import weights_hash
 from kdcli.models.heads import AUTO_CLASS, load_for_task, misfit_of
 from kdcli.models.load import load_config
 from kdcli.models.model import Model
-from kdcli.models.shape import InitializedStudent, positions_of
+from kdcli.models.shape import InitializedStudent
 from kdcli.models.temperature import stored_temperature
 from kdcli.recipe.sections import TrainSettings
 from kdcli.report.text import percent
@@ -56,6 +55,7 @@ from kdcli.types import (
     StepLoss,
     Term,
 )
+from kdcli.workloads.cascades import Cascade, describe_asked
 from kdcli.workloads.predictions import (
     Evaluator,
     Features,
@@ -65,7 +65,7 @@ from kdcli.workloads.predictions import (
     doubt_of_order,
     trivial_predictions,
 )
-from kdcli.workloads.runner_outputs import runner_outputs
+from kdcli.workloads.runner_outputs import network_outputs
 from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.settings import LabelledSettings, TaskHeadSettings
 from kdcli.workloads.static_students import static_classifier
@@ -444,7 +444,8 @@ class LabelledWorkload(Workload[Model]):
         of_cut = describe_cut(self.kind, cut, "examples", max_length)
         unknown, warnings = describe_unknown(evaluator.features.rows, model)
         Progress.warn(*warnings)
-        notes = ["; ".join([model.note, *of_cut, *unknown]), *warnings]
+        asked = describe_asked(predictions)
+        notes = ["; ".join([model.note, *asked, *of_cut, *unknown]), *warnings]
         scores = scores_of(evaluator, self.split, predictions, worst, notes)
         doubts = [
             doubt
@@ -475,10 +476,11 @@ class LabelledWorkload(Workload[Model]):
         """Predict all evaluation examples with a model, or with an export in its own runtime."""
         if evaluator is None:
             evaluator, _ = self.evaluator_for(model)
+        if isinstance(model, Cascade):
+            return model.answers(self.predict)
         network = in_own_runtime(model.model)
         if network is not None:
-            runner, positions = network.runner(latency_threads()), positions_of(network.config)
-            outputs = runner_outputs(runner, evaluator.features.rows, positions)
+            outputs = network_outputs(network, evaluator.features.rows, self.session)
         else:
             outputs = load_or_compute_outputs(
                 model.model,

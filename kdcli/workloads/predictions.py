@@ -22,6 +22,7 @@ from kdcli.data.labelled.partition import choose_subset
 from kdcli.data.labelled.source_targets import encode_targets
 from kdcli.metrics import scorer
 from kdcli.metrics.bootstrap import Scorer
+from kdcli.metrics.cascade import sureness
 from kdcli.metrics.classification import confusion, per_class
 from kdcli.metrics.spans import score_answer
 from kdcli.report.schema import ClassScore, Evaluation, Mistake
@@ -51,12 +52,16 @@ class Prediction:
             answer" scores than the best span.
         error: The loss, the absolute error, or the share of wrong words. It is 0 for `span` and
             `text`, and if the label is withheld.
+        sure: The `sureness` of classes, several labels and labels of words; 1 for other kinds.
+        asked: Whether the larger model of a cascade gave the answer.
     """
 
     value: Any
     shown: Any
     scores: list[float]
     error: float = 0.0
+    sure: float = 1.0
+    asked: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,9 +160,25 @@ class Features:
                 for d in decode_answers(self.rows, outputs, self.examples)
             ]
         row_of = {int(example): row for row, example in enumerate(self.rows.example)}
-        return [
+        predictions = [
             self._prediction(e, row_of[i], outputs[row_of[i]]) for i, e in enumerate(self.examples)
         ]
+        if self.task.kind not in ("class", "multi", "tokens"):
+            return predictions
+        return [
+            replace(each, sure=self._sureness(row_of[i], outputs[row_of[i]]))
+            for i, each in enumerate(predictions)
+        ]
+
+    def _sureness(self, row: int, output: Array) -> float:
+        words = None if self.rows.words_T is None else np.flatnonzero(self._words(row) >= 0)
+        return sureness(self.task.kind, output.astype(np.float64), words)
+
+    def _words(self, row: int) -> Array:
+        """Return the number of the word that begins at each token of a row, or -1."""
+        assert self.rows.words_T is not None
+        end = int(self.rows.ends[row])
+        return self.rows.words_T[end - int(self.rows.lengths[row]) : end]
 
     def _prediction(self, example: Example, row: int, output: Array) -> Prediction:
         task, error = self.task, 0.0
@@ -197,9 +218,7 @@ class Features:
 
         Truncated words get the label `O`, or the first label if the task has no `O`.
         """
-        assert self.rows.words_T is not None
-        end, labels = int(self.rows.ends[row]), self.task.labels
-        words_L = self.rows.words_T[end - int(self.rows.lengths[row]) : end]
+        words_L, labels = self._words(row), self.task.labels
         tags = ["O" if "O" in labels else labels[0]] * len(example.texts)
         for token in np.flatnonzero(words_L >= 0):
             tags[int(words_L[token])] = labels[int(output_LC[token].argmax())]

@@ -20,7 +20,6 @@ from kdcli.data.batches import BatchOrder
 from kdcli.data.labelled.features import TokenizedRows
 from kdcli.data.labelled.lists import RERANK_TASK, ListData, Lists, read_list_splits, read_lists
 from kdcli.data.labelled.partition import DividedRows, hashes_of
-from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.exported import in_own_runtime
 from kdcli.disk import cache_dir
 from kdcli.engine.evaluation import evaluate_job
@@ -28,13 +27,13 @@ from kdcli.engine.progress import Progress
 from kdcli.engine.session import Session
 from kdcli.errors import UsageError
 from kdcli.losses.ranking import label_loss, pad_lists, score_loss
+from kdcli.metrics.cascade import Rankings, ranked_twice
 from kdcli.metrics.finite import check_finite
 from kdcli.models.card import weights_hash
 from kdcli.models.cross_encoder import ACTIVATION_CLASSES, activation_of, set_activation
 from kdcli.models.heads import with_new_head
 from kdcli.models.load import save_model
 from kdcli.models.model import Model
-from kdcli.models.shape import positions_of
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.recipe.methods import own_settings
 from kdcli.recipe.sections import KdSettings, Section, TrainSettings
@@ -56,6 +55,7 @@ from kdcli.types import (
     StepLoss,
     Term,
 )
+from kdcli.workloads.cascades import Cascade
 from kdcli.workloads.embedder import Embedder, cosines
 from kdcli.workloads.rankings import METRICS, metrics_by_query, ranking_scores
 from kdcli.workloads.requests import EvaluationRequest, WorkloadRequest
@@ -66,7 +66,7 @@ from kdcli.workloads.rerank_models import (
     open_reranker,
 )
 from kdcli.workloads.rerank_rows import ListRows, ScoreTargets, tokenize_lists, tokens_in_row
-from kdcli.workloads.runner_outputs import runner_outputs
+from kdcli.workloads.runner_outputs import network_outputs
 from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.settings import LabelledSettings, TaskHeadSettings
 from kdcli.workloads.task_models import describe_cut, warn_of_cut
@@ -425,14 +425,22 @@ class RerankWorkload(Workload[Model]):
         """Evaluate the rankings that the candidates' scores produce."""
         check_finite(scores_R, "scores of candidates")
         values = metrics_by_query(self.evaluated, scores_R)
+        ends = self.evaluated.ends[:-1]
+        scores, gains = (
+            [part.tolist() for part in np.split(each_R.astype(np.float64), ends)]
+            for each_R in (scores_R, self.evaluated.labels)
+        )
+        rankings = Rankings(scores=scores, gains=gains)
         if self.labels == "data":
-            return ranking_scores(self.name, self.split, values, notes)
+            own = ranking_scores(self.name, self.split, values, notes)
+            return replace(own, rankings=rankings)
         # Every passage but one has a positive gain, so only graded metrics are meaningful.
         values = {self.metric: values[self.metric]}
         # Scores of other batches differ by rounding.
         gains_R = _gains(scores_R.astype(np.float64), self.evaluated)
         is_own = np.allclose(gains_R, self.evaluated.labels, atol=1e-5)
-        return ranking_scores(self.name, self.split, values, notes).against_teacher(is_own=is_own)
+        own = replace(ranking_scores(self.name, self.split, values, notes), rankings=rankings)
+        return own.against_teacher(is_own=is_own)
 
     def candidate_scores(self, model: Model, lists: Lists) -> Array:
         """Compute a model's score for each candidate, [R] float32, before any activation.
@@ -440,6 +448,12 @@ class RerankWorkload(Workload[Model]):
         A cross-encoder reads query and passage together. For an embedding model, the score is the
         cosine of their vectors.
         """
+        if isinstance(model, Cascade):
+            keep, ends = model.settings.keep, lists.ends[:-1]
+            assert keep is not None
+            both = [self.candidate_scores(m, lists) for m in (model.first, model.second)]
+            pairs = zip(*(np.split(scores_R, ends) for scores_R in both), strict=True)
+            return np.concatenate([ranked_twice(a, b, keep) for a, b in pairs])
         if isinstance(model, Embedder):
             passages, places = np.unique(
                 np.array(lists.passages, dtype=object), return_inverse=True
@@ -453,9 +467,7 @@ class RerankWorkload(Workload[Model]):
     def _cross_scores(self, model: Model, rows: TokenizedRows) -> Array:
         network = in_own_runtime(model.model)
         if network is not None:
-            outputs = runner_outputs(
-                network.runner(latency_threads()), rows, positions_of(network.config)
-            )
+            outputs = network_outputs(network, rows, self.session)
             return np.stack(outputs)[:, 0].astype(np.float32)
         captured, by_length = self.capture(model), rows.by_length()
 

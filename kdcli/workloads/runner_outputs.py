@@ -6,11 +6,38 @@ import numpy as np
 import torch
 
 from kdcli.data.labelled.features import TokenizedRows
+from kdcli.deploy.environment import latency_threads
+from kdcli.deploy.export import RUNTIMES
+from kdcli.deploy.exported import Export, RuntimeNetwork
 from kdcli.deploy.runners import Runner
+from kdcli.deploy.sessions import library
+from kdcli.engine.session import Session
+from kdcli.models.shape import positions_of
+from kdcli.targets.outputs import stored_outputs
 from kdcli.types import Array, Batch
 
 FORWARD_ROWS = 16
 """Number of rows that a runner reads in one call."""
+
+
+def network_outputs(network: RuntimeNetwork, rows: TokenizedRows, session: Session) -> list[Array]:
+    """Return the logits of each row, computed by a network's own runtime.
+
+    The outputs of an export are stored as those of a model in torch.
+    """
+
+    def compute() -> list[Array]:
+        runner = network.runner(latency_threads())
+        return runner_outputs(runner, rows, positions_of(network.config))
+
+    if not isinstance(network, Export):
+        return compute()
+
+    def identity() -> object:
+        runtime = library(RUNTIMES[network.format][-1], network.format).__version__
+        return network.card.sha256, network.format, network.precision, runtime, latency_threads()
+
+    return stored_outputs(identity, rows, session, compute)
 
 
 def runner_outputs(runner: Runner, rows: TokenizedRows, positions: int | None) -> list[Array]:

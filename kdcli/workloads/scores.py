@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from kdcli.data.labelled.partition import text_groups
 from kdcli.engine.progress import Progress
 from kdcli.metrics.bootstrap import CONFIDENCE, Scorer, paired_bootstrap
+from kdcli.metrics.cascade import Rankings
 from kdcli.report.schema import Comparison, Evaluation
 from kdcli.types import Example, Task, task_title
 from kdcli.workloads.predictions import Prediction
@@ -29,6 +30,7 @@ class ModelScores:
         temperature: The calibration temperature in the model's configuration, if it has one.
         notes: Notes on how the model read the rows, for the report.
         is_reference: Whether the model's own outputs stand in for the labels of these rows.
+        rankings: A reranker's scores.
     """
 
     evaluations: list[Evaluation]
@@ -40,6 +42,7 @@ class ModelScores:
     examples: Mapping[str, Sequence[Example]] = field(default_factory=dict)
     temperature: float | None = None
     is_reference: bool = False
+    rankings: Rankings | None = None
 
     def rows(self, name: str) -> list[Evaluation]:
         """Return the evaluations with a model's name filled in."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from kdcli.deploy.cascade import cascade_parts
 from kdcli.deploy.exported import is_export, open_export
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
@@ -18,6 +19,7 @@ from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
 from kdcli.models.training_rows import training_rows
 from kdcli.types import Kind, Task
+from kdcli.workloads.cascades import as_cascade
 from kdcli.workloads.predictions import RowFormat
 from kdcli.workloads.settings import LabelledSettings, TaskHeadSettings
 
@@ -61,13 +63,22 @@ def load_scored(
     if not is_export(source):
         model = load_for_task(source, task, label_map=label_map, new_head=False, compacted=True)
         return with_own_settings(model)
-    export = open_export(source)
     if label_map is not None:
         raise UsageError(
             f"the labels of the export {source} cannot be reordered", "omit head.label_map"
         )
+
+    def load(folder: str, of_tokenizer: str) -> Model:
+        return _load_export(folder, of_tokenizer, task)
+
+    second = load(source, source)
+    return as_cascade(second, cascade_parts(source, second.model.config), load)
+
+
+def _load_export(source: str, of_tokenizer: str, task: Task) -> Model:
+    export = open_export(source)
     check_head(source, export.config, task)
-    tokenizer = tokenizer_for(source, of_words=task.kind == "tokens")
+    tokenizer = tokenizer_for(of_tokenizer, of_words=task.kind == "tokens")
     note = f"run by {export.format}, {export.precision}"
     length = tuned_length(export.config, tokenizer, task)
     network: Any = export

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
 from kdcli.custom_code import custom_code, custom_code_allowed
+from kdcli.deploy.cascade import FIRST
 from kdcli.deploy.sparse.mask_file import (
     MaskFile,
     MaskInfo,
@@ -20,7 +21,7 @@ from kdcli.deploy.sparse.mask_file import (
     open_mask,
     read_smp,
 )
-from kdcli.disk import read_json
+from kdcli.disk import read_json, user_path
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import (
     COMPACT_KEY,
@@ -55,8 +56,8 @@ PUBLISHED_WORDS = {"mnli": ("Maybe", "No", "Yes")}
 
 def load(
     base: str | Path, mask: str | Path | None = None, *, trust_remote_code: bool = False
-) -> PreTrainedModel:
-    """Load a model in float32 and eval mode.
+) -> Any:
+    """Load a model in float32 and eval mode, or a cascade, which has only `predict(texts)`.
 
     Without a mask, its class is the one that the base's configuration names. With a mask, it is the
     one that the mask names, and the model has the head of the mask's task.
@@ -69,6 +70,11 @@ def load(
     made for.
     """
     with custom_code(trust_remote_code or custom_code_allowed()):
+        if mask is None and (user_path(str(base)) / FIRST / CONFIG_FILE).is_file():
+            # Predictors load their models by this module.
+            from kdcli.deploy.predict import Predictor
+
+            return Predictor.open(str(base))
         return _load(str(base), mask)
 
 

@@ -14,6 +14,7 @@ from kdcli.report.text import (
     lost_points,
     megabytes,
     number,
+    percent,
     points_interval,
     short,
 )
@@ -44,6 +45,11 @@ def compression_section(
             f" texts/s: in batches of {batches[0].batch_size} × {batches[0].seq_len} tokens. "
             f"{price_note(price_per_hour)}"
         )
+    if any(one.cascade for one in tried):
+        note += (
+            " A candidate with + is a cascade: the second model reads the texts about which the "
+            "first one is unsure, so ms is a mean over the texts."
+        )
     if any(one.unstable or (one.speedup and one.speedup.unstable) for one in tried) or (
         priced and any(batch.unstable for batch in batches)
     ):
@@ -67,6 +73,9 @@ def _row(
             (each or 0.0) - (teacher.score or 0.0) for each in (one.score, one.low, one.high)
         )
         lost, bounds = lost_points(difference, low, high)
+    asked = ""
+    if one.cascade is not None:
+        asked = f"; asks {one.cascade.second} about {percent(one.cascade.asked, 1)} % of the texts"
     # The word marks the row where there is no bold type.
     mark = " (chosen)" * (one.name == compression.chosen)
     return {
@@ -79,7 +88,7 @@ def _row(
         **price_columns(one.throughput if priced else None),
         **{name: number(value) for name, value in one.costs.items()},
         f"{LOST}: 95% interval": bounds,
-        "outcome": one.outcome,
+        "outcome": one.outcome + asked,
     }
 
 

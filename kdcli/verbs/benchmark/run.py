@@ -17,6 +17,8 @@ from transformers import PreTrainedConfig
 
 from kdcli.data.accounts import ACCOUNTS, RowAccount
 from kdcli.data.sources import open_source
+from kdcli.deploy.cascade import FIRST
+from kdcli.deploy.cascade import KEY as CASCADE
 from kdcli.deploy.exported import is_export, open_export
 from kdcli.deploy.latency import CELLS, Latency, Protocol, Subject, measure_latency
 from kdcli.deploy.measurements import Failure, LatencyRow
@@ -507,6 +509,12 @@ def subjects_of(
 def _subject(name: str, model: str, backend: str, precision: str) -> Subject:
     if is_export(model):
         export = open_export(model)
+        if hasattr(export.config, CASCADE):
+            raise UsageError(
+                f"{model} is a cascade, whose time depends on how often its larger model is asked",
+                f"time its models: kdcli benchmark {Path(model) / FIRST} and the export of the "
+                "larger one; kdcli compress reports the mean",
+            )
         return Subject(name, model, export.format, export.precision)
     if not is_shape(model):
         check_computed(model)

@@ -19,12 +19,12 @@ from kdcli.report.finish import BEST, ReportContents, RunResult, write_report
 from kdcli.report.schema import Compression
 from kdcli.report.sections.price import price_sentence
 from kdcli.report.sections.timings import milliseconds
-from kdcli.report.text import duration, loses, megabytes, number, points_interval, short
+from kdcli.report.text import duration, loses, megabytes, number, percent, points_interval, short
 from kdcli.report.titles import SELECTION, VERIFICATION
 from kdcli.targets.outputs import delete_oldest_outputs
 from kdcli.verbs.compress.limits import POINT, ScoredModel, conflict
 from kdcli.verbs.compress.record import Answer
-from kdcli.verbs.compress.scored import ERROR, TEACHER, CandidateScores, Verification
+from kdcli.verbs.compress.scored import ERROR, P95, TEACHER, CandidateScores, Verification
 from kdcli.verbs.compress.search import Search
 from kdcli.verbs.compress.ship import (
     check_temperature,
@@ -109,7 +109,7 @@ class Outcome:
         else:
             faster = f"{ratio.phrase()} as {model} ({ratio.trust()}; {times})"
             won = f"{chosen.name} is {faster} and {smaller}"
-        won += f". {self._lost()}"
+        won += f". {self._lost()}{self._describe_cascade()}"
         apart = self._selection_loss()
         if self.missed and not self.scores.selected_misses(self.selected):
             return (
@@ -147,6 +147,25 @@ class Outcome:
             ends = f"{number(score)} instead of {number(teacher)}; {ends}"
         lost = loses((teacher - score) / POINT, self._metric)
         return f"It {lost} ({ends}) on {verified.rows:,} verification rows"
+
+    def _describe_cascade(self) -> str:
+        """Describe how a cascade works, and how many answers it may change; empty for others."""
+        chosen, verified = self.verified.chosen, self.verified
+        facts = chosen.cascade
+        if facts is None:
+            return ""
+        level, most = f"{100 * verified.confidence:.4g} % confidence", f"{facts.risk / POINT:.2f}"
+        bound = (
+            f"at most {most} % of the answers on such texts differ from the teacher's"
+            if isinstance(facts.setting, float) and facts.setting < 1
+            else f"a ranking scores on average at most {most} points less than the teacher's"
+        )
+        return (
+            f". It is a cascade: {facts.first} reads every text, and {facts.second} reads "
+            f"{percent(facts.asked, 1)} % of them, where {facts.first} is unsure, so the time is a "
+            f"mean; 95 % of the texts take at most {milliseconds(chosen.costs[P95])} ms. With "
+            f"{level}, {bound}"
+        )
 
     def _selection_loss(self) -> str:
         """Write the loss on the selection rows if it clearly differs from the verified loss.
@@ -208,6 +227,8 @@ def ship(search: Search) -> RunResult:
     missed = verified.misses(goal, missed)
     outcome = Outcome(scores, verified, missed, has_labels=search.has_labels)
     answer = outcome.sentence(short(str(recipe.model)))
+    if search.no_cascade:
+        answer += f" There is no cascade: {search.no_cascade}."
     # The price stays on this machine: README.md of best/ is for everybody.
     cost = price_sentence(
         recipe.price_per_hour, verified.chosen.throughput, verified.teacher.throughput
@@ -226,6 +247,7 @@ def ship(search: Search) -> RunResult:
         confidence=verified.confidence,
         look=verified.look,
         reference="labels" if search.has_labels else "teacher",
+        risk=None if verified.chosen.cascade is None else verified.chosen.cascade.risk,
     )
     compression = Compression(
         task=str(recipe.task),
@@ -234,6 +256,7 @@ def ship(search: Search) -> RunResult:
         goal={limit.key: limit.value for limit in goal.limits},
         limits=[limit.of_report(scores.teacher) for limit in goal.limits],
         strict=goal.strict,
+        cascade=goal.cascade,
         met=not missed,
         chosen=chosen.name,
         next_candidate=None if following is None else following.name,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kdcli.deploy.untrained import UntrainedTimes
-    from kdcli.report.schema import GoalLimit, Throughput
+    from kdcli.report.schema import CascadeFacts, GoalLimit, Throughput
     from kdcli.report.schema_decisions import Decision
 
 POINT = 0.01
@@ -48,6 +48,7 @@ class ScoredModel:
         decisions: The comparisons with the teacher class by class, on the selection rows.
         parent: The directory of the training; None for the teacher on a backend.
         costs: Further costs that a limit measures, by label.
+        cascade: Of a cascade, its models.
     """
 
     name: str
@@ -63,6 +64,7 @@ class ScoredModel:
     decisions: tuple[Decision, ...] = ()
     parent: str | None = None
     costs: Mapping[str, float] = field(default_factory=dict)
+    cascade: CascadeFacts | None = None
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,9 @@ class MaxDrop(Limit):
     def miss(self, one: ScoredModel, teacher: ScoredModel) -> str:
         from kdcli.metrics.resolution import exceeds
 
+        if one.cascade is not None and exceeds(one.cascade.risk / POINT, self.value):
+            most = f"the cascade's upper limit of changes is {one.cascade.risk / POINT:.2f} points"
+            return f"{most}, more than {self.value:g}"
         lost = (teacher.score - (one.low if self.strict else one.score)) / POINT
         if not exceeds(lost, self.value):
             return ""
@@ -299,6 +304,13 @@ class GoalSettings(Section):
     strict: Annotated[bool, Option("--strict", panel=GOAL, rare=True)] = Field(
         False,
         description="Apply --max-drop to the pessimistic end of the 95 % interval.",
+    )
+
+    cascade: Annotated[bool, Option("--cascade", panel=GOAL)] = Field(
+        False,
+        description="Also try cascades, in which a small model answers and a larger one is asked "
+        "where the small one is unsure. With 95 % confidence, at most --max-drop percent of the "
+        "answers change.",
     )
 
     @property

@@ -81,6 +81,7 @@ def repeats(result: RunResult, recipe: CompressRecipe) -> bool:
     """Whether a finished compression had this goal and this price."""
     compression, price = compression_of(result), result.report.price_per_hour
     limits = {**compression.goal, "strict": compression.strict}
+    limits |= {"cascade": True} if compression.cascade else {}
     now = question_of(recipe.goal, recipe.price_per_hour)
     return bool(json.loads(now) == [limits, price])
 

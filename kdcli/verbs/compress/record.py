@@ -211,4 +211,5 @@ class Record:
 
 def question_of(goal: GoalSettings, price: float | None) -> str:
     """Return a goal and a price as text."""
-    return json.dumps([goal.model_dump(exclude_none=True), price], sort_keys=True)
+    unset = set() if goal.cascade else {"cascade"}
+    return json.dumps([goal.model_dump(exclude_none=True, exclude=unset), price], sort_keys=True)

@@ -134,6 +134,7 @@ def _search(resolved: Resolved[CompressRecipe], steps: Steps, verbs: Verbs) -> S
         missing=missing,
         notes=notes,
     )
+    check_cascade(search)
     Progress.log(*notes)
     for backend, why in missing.items():
         search.skip(backend, why)
@@ -172,6 +173,22 @@ def _search(resolved: Resolved[CompressRecipe], steps: Steps, verbs: Verbs) -> S
     else:
         follow_plan(search, untrained)
     return search
+
+
+def check_cascade(search: Search) -> None:
+    """Refuse `--cascade` for answers of which a model does not say how sure it is.
+
+    Raises:
+        UsageError: The model gives vectors, scores, answers to questions or texts.
+    """
+    reads, kinds = search.make.reads, ("class", "multi", "tokens")
+    if search.goal.cascade and reads != "lists" and (reads == "text" or search.kind not in kinds):
+        gives = "vectors" if reads == "text" else f"answers of kind {search.kind}"
+        raise UsageError(
+            "--cascade is for classes, several labels, labels of words and rerankers, and "
+            f"{search.recipe.model} gives {gives}, which do not say how sure the model is",
+            "remove --cascade",
+        )
 
 
 def finetuning(search: Search) -> Step:
@@ -284,7 +301,8 @@ def follow_plan(search: Search, untrained: Untrained) -> None:
     Raises:
         MachineError: No candidate could be made.
     """
-    slow = slow_backends(search.goal, untrained)
+    # The larger model of a cascade may be slower than the goal.
+    slow = {} if search.goal.cascade else slow_backends(search.goal, untrained)
     for backend in search.backends:
         if why := slow.get(backend):
             search.skip(backend, why)

@@ -23,6 +23,7 @@ from kdcli.report.finish import RunResult
 from kdcli.report.schema import Report, Role
 from kdcli.run.context import cpu_session
 from kdcli.types import Kind
+from kdcli.verbs.compress.cascade import is_cascade, verified_risk, with_cascades
 from kdcli.verbs.compress.limits import POINT, GoalSettings, ScoredModel
 from kdcli.verbs.compress.record import Candidate, Scored
 from kdcli.verbs.compress.scored import (
@@ -59,6 +60,7 @@ class Search:
         known: The number of lines of the record that were known when the goal was asked.
         missing: The backends that are not installed, with the reasons.
         fastest: The backend that trained shapes are exported to.
+        no_cascade: Why there is no cascade although the goal asks for one.
     """
 
     make: VerbSteps
@@ -72,6 +74,7 @@ class Search:
     fastest: str = ""
     candidates: dict[str, Candidate] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    no_cascade: str = ""
     scores: CandidateScores | None = None
 
     @property
@@ -242,7 +245,11 @@ class Search:
 
         Return True if one meets the goal with confidence, and no faster one is wanted.
         """
-        finished = {name: one for name, one in self.candidates.items() if one.folder}
+        finished = {
+            name: one
+            for name, one in self.candidates.items()
+            if one.folder and not is_cascade(self.steps.absolute(one.folder))
+        }
         if not finished:
             return False
         folders = {TEACHER: Path(self.teacher)}
@@ -252,7 +259,9 @@ class Search:
         self.steps.require(step)
         price = self.recipe.price_per_hour
         scores = read(self.steps.result(step).report, folders, self.goal, price)
-        scored = [replace(one, parent=finished[one.name].parent) for one in scores.candidates]
+        if self.goal.cascade:
+            scores = with_cascades(self, scores, self.steps.path(step))
+        scored = [replace(o, parent=self.candidates[o.name].parent) for o in scores.candidates]
         self.scores = replace(scores, candidates=scored)
         looks = self.steps.record.looks(self.known)
         verified = {one.name: self.verify(one) for one in scored if self._look(one) in looks}
@@ -286,7 +295,12 @@ class Search:
         look = 1 + (looks.index(own) if own in looks else len(looks))
         step = self._verification(one, confidence_of(look))
         self.steps.require(step)
-        return read_verification(self.steps.result(step).report, self.scores, one, look)
+        verified = read_verification(self.steps.result(step).report, self.scores, one, look)
+        if one.cascade is None:
+            return verified
+        risk = verified_risk(self.steps.path(step), one.name, 1 - confidence_of(look))
+        chosen = replace(verified.chosen, cascade=one.cascade.model_copy(update={"risk": risk}))
+        return replace(verified, chosen=chosen)
 
     def try_pruning(self) -> None:
         """Prune the model and compact it."""

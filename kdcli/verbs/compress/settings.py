@@ -25,7 +25,8 @@ from kdcli.workloads.settings import LabelledSettings, Pooling, TaskName
 ASKS_OR_TRAINS = (
     *("model", "--task", "--data", "--pooling", "--seed", "--recipe", "--set", "--revision"),
     *(option_of(limit.key) for limit in LIMITS),
-    *("--strict", "--budget", "--price-per-hour", "--output-dir", "--overwrite", "--resume"),
+    *("--strict", "--cascade", "--budget", "--price-per-hour"),
+    *("--output-dir", "--overwrite", "--resume"),
 )
 """The options of a question or of a training, which printing the candidates would ignore."""
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -41,6 +42,11 @@ def seconds_of(budget: str) -> float:
     if match is None or float(match[1]) == 0:
         raise UsageError(f"--budget takes a time such as 90s, 30m or 2h, got '{budget}'")
     return float(match[1]) * UNITS[match[2]]
+
+
+def is_onnx(backend: str) -> bool:
+    """Whether a backend runs ONNX files, of which cascades are made."""
+    return backend.partition("-")[0] == "onnx"
 
 
 def check_runs_exports(backend: str) -> str:
@@ -228,6 +234,18 @@ def _check_goal(recipe: CompressRecipe) -> None:
         raise UsageError(
             "--strict is about --max-drop, which is not given",
             "add --max-drop, or remove --strict",
+        )
+    if goal.cascade and not goal.max_drop:
+        raise UsageError(
+            "--cascade bounds how many answers change by --max-drop, which is "
+            + ("not given" if goal.max_drop is None else "0: no number of rows can show that"),
+            "add --max-drop 0.5, for example",
+        )
+    if goal.cascade and (recipe.steps or not any(map(is_onnx, recipe.plan.backends))):
+        what = "a recipe with steps has one" if recipe.steps else "plan.backends has no ONNX file"
+        raise UsageError(
+            f"--cascade joins two candidates in ONNX files, and {what}",
+            "remove steps" if recipe.steps else "add onnx or onnx-int8 to plan.backends",
         )
     if recipe.steps and recipe.budget is not None:
         raise UsageError(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import yaml
 
+from kdcli.deploy.cascade import FIRST
 from kdcli.deploy.export import add_second_names
 from kdcli.deploy.exported import FACTS
 from kdcli.disk import read_json
@@ -54,7 +55,7 @@ def fill_best(folder: Path, sources: Sequence[Path], options: RunOptions, senten
 
 def measured_file(folder: Path) -> str:
     """Return a sentence on the file that was measured, if it is not the model in torch."""
-    if not (folder / FACTS).is_file():
+    if not (folder / FACTS).is_file() or (folder / FIRST).is_dir():
         return ""
     files: list[str] = sorted(read_json(folder / FACTS)["files"])
     model = next(name for name in files if name.endswith((".onnx", ".xml")))

@@ -57,6 +57,8 @@ ROWS_SEEN = 90_000
 """Number of rows that a student reads in all, each of them at least once."""
 LIST_KEYS = ("source", "partition", "labels", "max_length", "split_seed")
 """Keys of `data` that lists of candidates have."""
+ANSWERS = "answers.json"
+"""The file of an evaluation with the answers of its models, from which cascades are made."""
 MAX_EPOCHS = 10.0
 """Maximum number of times that a student reads each row."""
 MAX_RESAMPLES = 20_000
@@ -252,6 +254,11 @@ class VerbSteps:
         values: dict[str, object] = {"models": dict(sorted(models.items())), "machine": machine}
         return Step(SELECTION, "evaluate", values, call)
 
+    def score(self, name: str, models: Mapping[str, str]) -> Step:
+        """Score models, given by name, on the selection rows. Their outputs are stored."""
+        call = self._evaluate(models, {"worst": 0})
+        return Step(name, "evaluate", {"models": dict(sorted(models.items()))}, call)
+
     def verify(
         self, models: Mapping[str, str], confidence: float, selected: Sequence[Decision]
     ) -> Step:
@@ -280,7 +287,9 @@ class VerbSteps:
             values = self.task_data() | {"models": list(models.values()), "task": recipe.task}
             values |= {"pooling": recipe.pooling, "max_class_drop": recipe.goal.max_class_drop}
             resolved = resolve(EvaluateRecipe, recipe=None, options=values | dict(keys))
-            extras = Extras(names=list(models), thresholds_from=thresholds_from)
+            assert options.output_dir is not None
+            answers = options.output_dir / ANSWERS
+            extras = Extras(names=list(models), thresholds_from=thresholds_from, answers=answers)
             result = self.verbs.evaluate(resolved, options, extras)
             assert result is not None, "a step runs in a single process"
             return result

@@ -45,6 +45,7 @@ from kdcli.verbs.evaluate.submission import check_submission, write_submission
 from kdcli.workloads import modules_by_task, open_evaluation
 from kdcli.workloads.as_trained import as_trained
 from kdcli.workloads.beir import RETRIEVAL
+from kdcli.workloads.cascades import answers_of
 from kdcli.workloads.decisions import KINDS, class_drop_misses, decisions
 from kdcli.workloads.detect import with_task
 from kdcli.workloads.embedder import Embedder
@@ -79,6 +80,7 @@ class Extras:
         gates: The minimum value of each metric, for every model.
         names: The models' names in the report; None takes their short names.
         thresholds_from: Comparisons on the rows that chose thresholds; see `decisions`.
+        answers: A file for each model's answers, from which `compress` makes cascades.
     """
 
     predictions: Path | None = None
@@ -86,6 +88,7 @@ class Extras:
     gates: Mapping[str, float] = field(default_factory=dict)
     names: Sequence[str] | None = None
     thresholds_from: Sequence[Decision] = ()
+    answers: Path | None = None
 
 
 def evaluate(
@@ -144,6 +147,9 @@ def evaluate(
         predicted = workload.predicted
         assert predicted is not None
         _write_predictions(extras.predictions, predicted, scores)
+    if extras.answers is not None:
+        parts = {name: answers_of(each).model_dump() for name, each in scores.items()}
+        write_atomic(extras.answers, json.dumps(parts, ensure_ascii=False))
     return _report(context, workload, models, scores, extras.thresholds_from)
 
 
