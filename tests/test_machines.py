@@ -19,6 +19,7 @@ from kdcli.recipe.resolve import read_recipe
 
 FOLDER = Path(__file__).parents[1] / "docs" / "machines"
 FILES = sorted(path.name for path in FOLDER.iterdir())
+LAUNCHERS = [name for name in FILES if name != "teacher_vectors.py"]
 
 
 OF_RESOURCES = {"accelerators", "use_spot", "infra", "cpus", "memory", "instance_type", "disk_size"}
@@ -43,7 +44,8 @@ def kdcli_words(name):
 
 
 def test_every_file_is_known_and_linked():
-    assert FILES == ["accelerate.yaml", "hf-jobs.sh", "skypilot.yaml", "slurm.sh", "torchrun.sh"]
+    known = ["accelerate.yaml", "hf-jobs.sh", "jobset.yaml", "ray_nodes.py", "skypilot.yaml"]
+    assert [*known, "slurm.sh", "teacher_vectors.py", "torchrun.sh"] == FILES
     page = (FOLDER.parent / "machines.md").read_text("utf-8")
     assert [name for name in FILES if f"(machines/{name})" not in page] == []
 
@@ -51,11 +53,35 @@ def test_every_file_is_known_and_linked():
 def test_scripts_are_shell():
     scripts = {name: text_of(name) for name in FILES if name.endswith(".sh")}
     sky = yaml.safe_load(text_of("skypilot.yaml"))
-    for script in (*scripts.values(), sky["setup"], sky["run"]):
+    for script in (*scripts.values(), sky["setup"], sky["run"], *container()["args"]):
         subprocess.run(["bash", "-n"], input=script, text=True, check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("name", FILES)
+def container():
+    (job,) = yaml.safe_load(text_of("jobset.yaml"))["spec"]["replicatedJobs"]
+    return job["template"]["spec"]["template"]["spec"]["containers"][0]
+
+
+def test_jobset_names_its_first_pod_and_asks_for_the_gpus_that_it_uses():
+    jobset = yaml.safe_load(text_of("jobset.yaml"))
+    (job,) = jobset["spec"]["replicatedJobs"]
+    pods, name = job["template"]["spec"], jobset["metadata"]["name"]
+    words = words_after("jobset.yaml", "torchrun")
+    parsed = get_args_parser().parse_args(
+        [word.replace("$JOB_COMPLETION_INDEX", "0") for word in words]
+    )
+    assert parsed.master_addr == f"{name}-{job['name']}-0-0.{name}"
+    assert int(parsed.nnodes) == pods["parallelism"] == pods["completions"]
+    assert int(parsed.nproc_per_node) == container()["resources"]["limits"]["nvidia.com/gpu"]
+    assert parsed.master_port == container()["ports"][0]["containerPort"]
+
+
+def test_scripts_are_python():
+    for name in ("ray_nodes.py", "teacher_vectors.py"):
+        compile(text_of(name), name, "exec")
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
 def test_the_command_in_them_is_one_of_kdcli(name):
     verb, teacher, *words = kdcli_words(name)
     found = typer.main.get_command(app).commands[verb]

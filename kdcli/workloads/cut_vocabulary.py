@@ -42,7 +42,8 @@ ACCOUNT = "account"  # The key of the account of rows in a cached file.
 _ROW_ACCOUNT = TypeAdapter(RowAccount)
 
 TEXTS_AT_ONCE = 1000
-"""Number of texts that are tokenised in one call."""
+CHARS_AT_ONCE = 1 << 20
+"""A call of the tokenizer gets this many texts or characters, whichever comes first."""
 CHANGES_SHOWN = 5
 """Number of changed words in the report."""
 OTHER_TEXTS = 10_000
@@ -314,8 +315,15 @@ def _counted(
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    iterator = iter(texts)
-    while batch := list(itertools.islice(iterator, TEXTS_AT_ONCE)):
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if len(batch) >= TEXTS_AT_ONCE or size >= CHARS_AT_ONCE:
+            yield batch
+            batch, size = [], 0
+    if batch:
         yield batch
 
 
