@@ -195,9 +195,11 @@ def compressed(tmp_path_factory):
     """A compression of a classifier, whose student is too unsure to answer alone."""
     folder = tmp_path_factory.mktemp("compressed")
     headed(folder / "model", LABELS, num_hidden_layers=2)
-    # The student is saved with this length.
+    # The student is saved with this length and these inputs.
     tokenizer = folder / "model" / "tokenizer_config.json"
-    tokenizer.write_text(json.dumps(read_json(tokenizer) | {"model_max_length": 24}), "utf-8")
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    own = {"model_max_length": 24, "model_input_names": names}
+    tokenizer.write_text(json.dumps(read_json(tokenizer) | own), "utf-8")
     data = write(folder / "texts.jsonl", [{"text": row["text"]} for row in rows("class", 1500)])
     made = Fakes({}, in_earnest=True, ms=MS)
     keys = keys_of(
