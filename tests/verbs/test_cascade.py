@@ -242,6 +242,7 @@ def test_a_cascade_is_found_verified_and_shipped(compressed, tmp_path):
     shutil.copytree(best, tmp_path / "other")
     config = read_json(tmp_path / "other/first/config.json")
     config["id2label"] = {"0": "calm", "1": "brisk"}
+    config["label2id"] = {"calm": 0, "brisk": 1}
     (tmp_path / "other/first/config.json").write_text(json.dumps(config), "utf-8")
     said = refused(tmp_path, "evaluate", best, tmp_path / "other", "--data", folder / "texts.jsonl")
     assert "have different labels: calm, brisk and brisk, calm" in said
