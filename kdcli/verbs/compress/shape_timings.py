@@ -156,9 +156,16 @@ def measure_untrained(search: Search, partition: Partition) -> Untrained:
     times = search.steps.once(
         "timings-of-shapes", [*values, named], dict[str, UntrainedTimes], of_shapes
     )
-    for shape in shapes:
-        if shape.short not in times:
-            search.skip(shape.short, "not timed: timing may take a tenth of --budget")
+    untimed = [shape.short for shape in shapes if shape.short not in times]
+    # The teacher is timed twice: next to the backends, and next to the shapes.
+    count = len(subjects) + 1 + len(times) + 1
+    seconds = search.steps.seconds / count * (count + len(untimed)) / SHARE_OF_BUDGET
+    for name in untimed:
+        search.skip(
+            name,
+            "not timed, because timing may take a tenth of --budget: "
+            f"about --budget {math.ceil(seconds / 60)}m times all shapes",
+        )
     return Untrained(of_backends[TEACHER], measured, fastest, times)
 
 
