@@ -10,12 +10,14 @@ from kdcli.errors import UsageError, did_you_mean
 BACKENDS: Mapping[str, tuple[str, ...]] = {
     "torch": ("fp32", "bf16", "fp16"),
     "compile": ("fp32", "bf16", "fp16"),
-    "onnx": ("fp32", "fp16", "int8", "q4"),
+    "onnx": ("fp32", "fp16", "int8", "int8-packed", "q4"),
     "openvino": ("fp32", "bf16", "int8"),
     "sparse": ("fp32",),
 }
 """Backend -> its precisions. `sparse` multiplies sparse matrices, for a pruned model in torch."""
 
+PACKED = "int8-packed"
+"""The precision of an int8 file whose weights are stored in 4 bits."""
 FORMATS = ("onnx", "openvino")
 """The formats of `kdcli export`."""
 

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from kdcli.deploy.rounding import (
     INT4_BLOCKS,
+    INT4_FACTORS_PAIRS,
     INT8,
     INT8_PAIRS,
     Grid,
@@ -90,6 +91,7 @@ class Kernel:
 
 KERNELS = {
     ("onnx", "int8"): Kernel(INT8_PAIRS, _with_one_scale, is_unsigned=True),
+    ("onnx", "int8-packed"): Kernel(INT4_FACTORS_PAIRS, _with_one_scale, is_unsigned=True),
     ("onnx", "q4"): Kernel(INT4_BLOCKS, _exact),
     ("openvino", "int8"): Kernel(INT8, _in_groups),
 }

@@ -20,7 +20,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from kdcli.deploy.backends import PACKED
 from kdcli.deploy.half import nodes_beyond_half
+from kdcli.deploy.packing import pack
 from kdcli.deploy.products import Keys
 from kdcli.deploy.quantise import NO_ROUNDINGS, Roundings, quantise_onnx, quantise_openvino
 from kdcli.deploy.sessions import Caller, library, onnx_caller, openvino_caller
@@ -43,7 +45,7 @@ GRAPH_OUTPUTS = ("last_hidden_state", VECTORS, "start_logits", "end_logits", "lo
 BY_ROW = ("logits", VECTORS)  # one value or vector per row, unless there is a token axis
 # Largest relative error of a file. all-MiniLM-L6-v2 has 1e-6, 1e-3, 0.18 and 0.33. Other weights
 # give more than 1 in int8, so vectors and outputs that a task evaluates are compared on text.
-FILE_LIMITS = {"fp32": 1e-3, "fp16": 0.03, "int8": 0.4, "q4": 0.6}
+FILE_LIMITS = {"fp32": 1e-3, "fp16": 0.03, "int8": 0.4, PACKED: 0.6, "q4": 0.6}
 IR_VERSION = 9  # the version of opset 20, which ONNX Runtime 1.17 loads
 STACK_TRACE = "pkg.torch.onnx.stack_trace"  # a node's property
 RUNTIMES = {
@@ -57,6 +59,8 @@ FILES = {
     ("onnx", "fp32"): "onnx/model.onnx",
     ("onnx", "fp16"): "onnx/model_fp16.onnx",
     ("onnx", "int8"): "onnx/model_quantized.onnx",
+    # It takes the place of the int8 file, and other programs run it like that file.
+    ("onnx", PACKED): "onnx/model_quantized.onnx",
     ("onnx", "q4"): "onnx/model_q4.onnx",
     ("openvino", "fp32"): "openvino/openvino_model.xml",
     ("openvino", "int8"): "openvino/openvino_model_qint8_quantized.xml",
@@ -125,12 +129,17 @@ class Recorded:
         """Return the same graph for another precision."""
         return replace(self, precision=precision, scored_on_text=scored_on_text)
 
-    def write(self, in_float: Keys = frozenset(), roundings: Roundings = NO_ROUNDINGS) -> ModelFile:
+    def write(
+        self,
+        in_float: Keys = frozenset(),
+        roundings: Roundings = NO_ROUNDINGS,
+        in_int8: Keys = frozenset(),
+    ) -> ModelFile:
         """Write the file and compare it with torch.
 
         Products are given by `kdcli.deploy.products.key_of`. Those in `in_float` keep float32
         weights, and `roundings` has the integers of the others. In fp16, `in_float` has the names
-        of nodes.
+        of nodes. Those in `in_int8` are not packed.
 
         Raises MachineError if the file differs from torch by more than the precision explains.
         """
@@ -143,9 +152,14 @@ class Recorded:
             del graph
         elif self.precision != "fp32":
             with _quiet():
-                quantise_onnx(self.plain, self.file, self.precision, in_float, roundings)
+                quantise_onnx(self.plain, self.file, self.precision, in_float, roundings, in_int8)
         call = onnx_caller if openvino is None else openvino_caller
         limit = math.inf if self.scored_on_text else FILE_LIMITS[self.precision]
+        sums: list[LargestSum] = []
+        if self.format == "onnx" and self.precision in ("int8", PACKED):
+            sums = largest_sums(self.plain, self.file, self.network.model, roundings)
+        if self.precision == PACKED:
+            pack(self.file)
         errors_and_limits = _compare(
             self.network,
             self.inputs,
@@ -154,9 +168,6 @@ class Recorded:
             self.precision,
             limit,
         )
-        sums: list[LargestSum] = []
-        if (self.format, self.precision) == ("onnx", "int8"):
-            sums = largest_sums(self.plain, self.file, self.network.model, roundings)
         return ModelFile(self.file, self.inputs, self.outputs, *errors_and_limits, tuple(sums))
 
     def scored_outputs(self, batch: Batch) -> Array:
@@ -216,6 +227,7 @@ def export_model(
 
     * int8: weights of linears and embeddings in 8 bits, with one scale per output or word.
       Activations are quantised at run time (in OpenVINO, only with VNNI).
+    * int8-packed: the same with weights stored in 4 bits; see `kdcli.deploy.packing`.
     * q4: weights in 4 bits, with one scale per 32 weights.
 
     Raises UsageError if torch cannot export the architecture, MachineError if a library is missing

@@ -8,13 +8,14 @@ product is identified by the content of its matrix.
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from kdcli.deploy.calibrate import Kernel, Rounding
-from kdcli.deploy.rounding import INT8, INT8_PAIRS, round_weight
+from kdcli.deploy.rounding import round_weight
 from kdcli.types import Array, Batch
 
 Keys = Set[str]
@@ -95,7 +96,8 @@ def product_errors(
 def nearest_rounding(module: nn.Linear | nn.Embedding, kernel: Kernel) -> Rounding:
     """Return the rounding of a product without calibration."""
     is_table = isinstance(module, nn.Embedding)
-    grid = INT8 if is_table and kernel.grid == INT8_PAIRS else kernel.grid
+    # The rows of a table are not added, so no sum can saturate.
+    grid = replace(kernel.grid, pair_limit=None) if is_table else kernel.grid
     return Rounding(round_weight(module.weight, grid))
 
 

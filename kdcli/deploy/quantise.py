@@ -9,11 +9,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from kdcli.deploy.backends import PACKED
 from kdcli.deploy.calibrate import ACTIVATION_GROUP, Rounding
 from kdcli.deploy.folding import Folding
 from kdcli.deploy.half import in_half
 from kdcli.deploy.products import SMALL_TABLE, Keys, key_of
-from kdcli.deploy.rounding import INT4_BLOCKS, INT8_PAIRS, LIMIT, Integers, round_weight
+from kdcli.deploy.rounding import (
+    INT4_BLOCKS,
+    INT4_FACTORS,
+    INT4_FACTORS_PAIRS,
+    INT8_PAIRS,
+    LIMIT,
+    Grid,
+    Integers,
+    round_weight,
+)
 from kdcli.deploy.sessions import library
 from kdcli.errors import MachineError
 from kdcli.types import Array
@@ -26,6 +36,8 @@ if TYPE_CHECKING:
 Roundings = Mapping[str, Rounding]
 """Maps the key of a linear's weights to its rounding."""
 NO_ROUNDINGS: Roundings = {}
+ROWS_AT_ONCE = 4096
+"""Number of a table's rows that are rounded at once."""
 LOGGERS = ("onnxruntime.quantization.matmul_nbits_quantizer", "onnxruntime.transformers.float16")
 
 
@@ -35,8 +47,11 @@ def quantise_onnx(
     precision: str,
     in_float: Keys = frozenset(),
     roundings: Roundings = NO_ROUNDINGS,
+    in_int8: Keys = frozenset(),
 ) -> None:
     """Write a float32 ONNX file in `int8`, `fp16` or `q4`.
+
+    For `int8-packed`, the file is in int8, and its integers can be packed.
 
     Args:
         plain: The float32 file.
@@ -46,23 +61,27 @@ def quantise_onnx(
             nodes.
         roundings: The integers of products by key. The weights of other products are rounded to the
             nearest integers. In int8, a table has one scale per row.
+        in_int8: The keys of products whose integers are not packed.
     """
     onnx = library("onnx", "onnx")
     for name in LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
     large = any(plain.parent.glob(f"{plain.name}.data"))
-    graph = onnx.load(plain, load_external_data=precision != "int8")
+    is_int8 = precision in ("int8", PACKED)
+    graph = onnx.load(plain, load_external_data=not is_int8)
     # The shapes of the float32 graph need not hold for the nodes that replace its nodes.
     graph.graph.ClearField("value_info")
-    if precision == "int8":
-        _write_int8(graph, plain, file, large, in_float, roundings)
+    if is_int8:
+        choice = _Integers8(in_float, roundings, precision == PACKED, in_int8)
+        _write_int8(graph, plain, file, large, choice)
     elif precision == "fp16":
-        _save(in_half(graph, in_float, large=large), file, large)
+        save_graph(in_half(graph, in_float, large=large), file, large)
     else:
-        _save(_in_4_bits(graph, plain.parent, in_float, roundings), file, large)
+        save_graph(_in_4_bits(graph, plain.parent, in_float, roundings), file, large)
 
 
-def _save(graph: "onnx.ModelProto", file: Path, large: bool) -> None:
+def save_graph(graph: "onnx.ModelProto", file: Path, large: bool) -> None:
+    """Write a graph, with its weights in a second file if they are large."""
     onnx = library("onnx", "onnx")
     weights = file.with_name(f"{file.name}.data")
     weights.unlink(missing_ok=True)  # onnx would append to it
@@ -74,25 +93,26 @@ def _write_int8(
     plain: Path,
     file: Path,
     large: bool,
-    in_float: Keys,
-    roundings: Roundings,
+    choice: "_Integers8",
 ) -> None:
     """Write a graph in int8.
 
     ONNX Runtime's quantiser changes the nodes. Its integers are then replaced by those of
-    `roundings` or, for the other products, by the nearest ones that no processor's sums saturate.
+    the roundings or, for the other products, by the nearest ones that no processor's sums saturate.
     """
     onnx = library("onnx", "onnx")
     _separate_gemms(graph)
     products = list(_products(graph, plain.parent))
-    kept = [name for product in products if product.key in in_float for name in product.names]
+    kept = [
+        name for product in products if product.key in choice.in_float for name in product.names
+    ]
     rounded = {
-        product.weight: roundings.get(product.key) or Rounding(_nearest(product.matrix_OI()))
+        product.weight: choice.rounding(product)
         for product in products
-        if not product.is_table and product.key not in in_float
+        if not product.is_table and product.key not in choice.in_float
     }
     # The quantiser would round a whole table with one scale, the largest entry's.
-    kept += _round_tables(graph, plain.parent, in_float)
+    kept += _round_tables(graph, plain.parent, choice)
     rounded = _smooth(graph, plain.parent, rounded, kept)
     by_row = plain.with_name(f"by_row_{plain.name}")
     onnx.save(graph, by_row)
@@ -119,7 +139,7 @@ def _write_int8(
         _replace(tensors[f"{name}_quantized"], values_IO)
         _replace(tensors[f"{name}_scale"], rounding.integers.scale_OG[:, 0].numpy())
     _keep_normalisations_apart(quantised)
-    _save(quantised, file, large)
+    save_graph(quantised, file, large)
 
 
 def _keep_normalisations_apart(graph: "onnx.ModelProto") -> None:
@@ -157,8 +177,53 @@ def _separate_gemms(graph: "onnx.ModelProto") -> None:
         used.add(node.input[1])
 
 
-def _nearest(weight_OI: Array) -> Integers:
-    return round_weight(torch.from_numpy(weight_OI.copy()), INT8_PAIRS)
+@dataclass(frozen=True)
+class _Integers8:
+    """The integers of an int8 file.
+
+    Attributes:
+        in_float: The keys of products that keep their float32 weights.
+        roundings: The roundings of products by key.
+        can_be_packed: Whether other integers are rounded so that they can be packed.
+        in_int8: The keys of products to which this does not apply.
+    """
+
+    in_float: Keys
+    roundings: Roundings
+    can_be_packed: bool
+    in_int8: Keys
+
+    def rounding(self, product: "GraphProduct") -> Rounding:
+        """Return the rounding of a product of a linear."""
+        grid = INT4_FACTORS_PAIRS if self._is_packed(product.key) else INT8_PAIRS
+        return self.roundings.get(product.key) or Rounding(_nearest(product.matrix_OI(), grid))
+
+    def round_table(self, x_VH: Array) -> tuple[Array, Array] | None:
+        """Return the integers of a table and the scale of each row.
+
+        Returns None if the table stays in float32.
+        """
+        if len(x_VH) <= SMALL_TABLE:
+            return None
+        key = key_of(x_VH) if self.in_float or self.can_be_packed else ""
+        if key in self.in_float:
+            return None
+        if self._is_packed(key):
+            # The chunks bound the memory.
+            chunks = np.array_split(x_VH, -(-len(x_VH) // ROWS_AT_ONCE))
+            parts = [_nearest(chunk, INT4_FACTORS) for chunk in chunks]
+            low_VH = torch.cat([part.values_OI for part in parts])
+            return low_VH.numpy(), torch.cat([part.scale_OG for part in parts]).numpy()
+        largest_V1 = np.abs(x_VH).max(axis=1, keepdims=True)
+        scale_V1 = np.where(largest_V1 > 0, largest_V1 / LIMIT, 1).astype(np.float32)
+        return np.round(x_VH / scale_V1).astype(np.int8), scale_V1
+
+    def _is_packed(self, key: str) -> bool:
+        return self.can_be_packed and key not in self.in_int8
+
+
+def _nearest(weight_OI: Array, grid: Grid) -> Integers:
+    return round_weight(torch.from_numpy(weight_OI.copy()), grid)
 
 
 def _replace(tensor: "onnx.TensorProto", values: Array) -> None:
@@ -332,11 +397,11 @@ def _products(graph: "onnx.ModelProto", folder: Path) -> Iterator[GraphProduct]:
             yield GraphProduct((node.name,), name, True, key_of(array), array)
 
 
-def _round_tables(graph: "onnx.ModelProto", folder: Path, in_float: Keys) -> list[str]:
+def _round_tables(graph: "onnx.ModelProto", folder: Path, choice: _Integers8) -> list[str]:
     """Round the float32 tables of an ONNX graph to int8, with one scale per row.
 
-    A table is gathered in int8, and multiplied by the gathered scales. Small tables and those in
-    `in_float` stay in float32.
+    A table is gathered in int8, and multiplied by the gathered scales. Small tables and those
+    that the choice names stay in float32.
 
     Returns the names of all gathers of tables and scales, which the quantiser must not change.
     """
@@ -359,11 +424,10 @@ def _round_tables(graph: "onnx.ModelProto", folder: Path, in_float: Keys) -> lis
         low, scale = f"{table}_int8", f"{table}_row_scale"
         if table not in rounded:
             x_VH = array_of(tables[table], base_dir=str(folder))
-            if len(x_VH) <= SMALL_TABLE or (in_float and key_of(x_VH) in in_float):
+            integers = choice.round_table(x_VH)
+            if integers is None:
                 continue
-            largest_V1 = np.abs(x_VH).max(axis=1, keepdims=True)
-            scale_V1 = np.where(largest_V1 > 0, largest_V1 / 127, 1).astype(np.float32)
-            low_VH = np.round(x_VH / scale_V1).astype(np.int8)
+            low_VH, scale_V1 = integers
             graph.graph.initializer.extend([tensor_of(low_VH, low), tensor_of(scale_V1, scale)])
             rounded.add(table)
         ids, result = node.input[1], node.output[0]

@@ -33,12 +33,25 @@ class Grid:
         block: Number of an output's weights that share a scale; None for all of them.
         pair_limit: Maximum sum of the weights 2k and 2k + 1 of an output, if they have the same
             sign; None for no limit.
+        max_factor: If given, an output has one scale, and each of its blocks has an integer factor
+            from 1 to this number. A weight is the product of an integer in the range, or in the
+            range with the opposite sign, and the factor.
     """
 
     low: int
     high: int
     block: int | None = None
     pair_limit: int | None = None
+    max_factor: int | None = None
+
+    def for_width(self, width: int) -> "Grid":
+        """Return the grid of a matrix with this many inputs.
+
+        Without whole blocks, there are no factors, and the integers have 8 bits.
+        """
+        if self.max_factor is None or self.block is None or width % self.block == 0:
+            return self
+        return Grid(-LIMIT, LIMIT, pair_limit=self.pair_limit)
 
     def scales(self, weight_OI: Tensor) -> Tensor:
         """Return the scale of each block, [O, G]: the smallest that can hold the weights.
@@ -64,6 +77,12 @@ INT8_PAIRS = Grid(-LIMIT, LIMIT, pair_limit=PAIR_LIMIT)
 """The integers of ONNX Runtime's weights. No sum of their products saturates on any processor."""
 INT4_BLOCKS = Grid(-8, 7, block=32)
 """The integers of ONNX Runtime's weights in 4 bits."""
+
+
+INT4_FACTORS = Grid(-8, 7, block=32, max_factor=15)
+"""The integers of a packed table."""
+INT4_FACTORS_PAIRS = Grid(-8, 7, block=32, pair_limit=PAIR_LIMIT, max_factor=15)
+"""The integers of ONNX Runtime's packed weights: 4 bits and a factor, whose product fits 8 bits."""
 
 
 @dataclass(frozen=True)
@@ -125,25 +144,123 @@ def round_weight(weight_OI: Tensor, grid: Grid, inputs: InputStatistics | None =
             the nearest integer that the grid allows.
     """
     exact_OI = weight_OI.detach().double()
-    scale_OG = grid.scales(exact_OI)
-    block = grid.block or exact_OI.shape[1]
+    grid = grid.for_width(exact_OI.shape[1])
+    if grid.max_factor is None:
+        scale_OG = grid.scales(exact_OI)
+        block = grid.block or exact_OI.shape[1]
+        levels = _Levels.plain(grid, exact_OI)
+    else:
+        scale_OG, levels = _levels_with_factors(exact_OI, grid, inputs)
+        block = exact_OI.shape[1]
     scale_OI = scale_OG.repeat_interleave(block, 1)[:, : exact_OI.shape[1]]
     if inputs is None:
-        values_OI = _nearest(exact_OI, scale_OI, grid)
+        values_OI = _nearest(exact_OI, scale_OI, levels, grid)
     else:
-        values_OI = _compensated(exact_OI, scale_OI, grid, inputs)
+        values_OI = _compensated(exact_OI, scale_OI, levels, grid, inputs)
     return Integers(values_OI.to(torch.int8), scale_OG.float(), block)
 
 
-def _nearest(exact_OI: Tensor, scale_OI: Tensor, grid: Grid) -> Tensor:
+@dataclass(frozen=True)
+class _Levels:
+    """The integers that each weight may have.
+
+    Attributes:
+        step_OI: They are multiples of this integer.
+        low_OI, high_OI: The range of the multiples.
+    """
+
+    step_OI: Tensor
+    low_OI: Tensor
+    high_OI: Tensor
+
+    @classmethod
+    def plain(cls, grid: Grid, weight_OI: Tensor) -> "_Levels":
+        """Return all integers of a grid without factors, for every weight."""
+        one = weight_OI.new_ones(1, 1).expand_as(weight_OI)
+        low, high = (weight_OI.new_full((1, 1), end) for end in (grid.low, grid.high))
+        return cls(one, low.expand_as(weight_OI), high.expand_as(weight_OI))
+
+    def transposed(self) -> "_Levels":
+        """Return the same with the weights of an input in a contiguous row."""
+        parts = (self.step_OI, self.low_OI, self.high_OI)
+        return _Levels(*(part.T.contiguous() for part in parts))
+
+    def of_row(self, place: int) -> "_Levels":
+        """Return the integers of one row."""
+        return _Levels(self.step_OI[place], self.low_OI[place], self.high_OI[place])
+
+    def round(self, x: Tensor) -> Tensor:
+        """Return the nearest integers."""
+        return torch.round(x / self.step_OI).clamp(self.low_OI, self.high_OI) * self.step_OI
+
+
+SCALES = (1.0, 1.25, 1.6)
+"""The scales of an output that are tried, relative to the smallest that holds its weights."""
+SMALLER_FACTORS = (0, 1, 2, 3)
+"""How much smaller than needed for the largest weight of a block its factor may be."""
+
+
+def _levels_with_factors(
+    exact_OI: Tensor, grid: Grid, inputs: InputStatistics | None
+) -> tuple[Tensor, _Levels]:
+    """Choose the scale of each output, [O, 1], and the factor of each block.
+
+    The errors of the nearest integers, weighted by the squared inputs, decide. The end of the range
+    with the larger magnitude is on the side of a block's largest weight.
+    """
+    assert grid.max_factor is not None
+    importance_1I = torch.ones(1, exact_OI.shape[1])
+    if inputs is not None:
+        importance_1I[0, inputs.order_I] = inputs.factor_II.square().sum(1).float()
+    weight_OI = exact_OI.float()
+    blocks_OGN = _blocks(weight_OI, grid.block)
+    importance_1GN = _blocks(importance_1I, grid.block)
+    largest_OG = blocks_OGN.gather(-1, blocks_OGN.abs().argmax(-1, keepdim=True)).squeeze(-1)
+    low_OG = grid.low + (largest_OG > 0).float()
+    high_OG = low_OG + grid.high - grid.low
+    most = -grid.low * grid.max_factor
+    least_O1 = Grid(-most, most, pair_limit=grid.pair_limit).scales(weight_OI)
+
+    def by_weight(factor_OG: Tensor) -> _Levels:
+        parts = (factor_OG, low_OG, high_OG)
+        return _Levels(*(part.repeat_interleave(blocks_OGN.shape[-1], 1) for part in parts))
+
+    best_error_O = torch.full((len(weight_OI),), torch.inf)
+    best_O1, best_OG = least_O1, largest_OG
+    for ratio in SCALES if grid.pair_limit else SCALES[:1]:
+        scale_O1 = least_O1 * ratio
+        error_OG = torch.full_like(largest_OG, torch.inf)
+        factor_OG = torch.ones_like(largest_OG)
+        needed_OG = torch.ceil(largest_OG.abs() / (-grid.low * scale_O1))
+        for less in SMALLER_FACTORS:
+            tried_OG = (needed_OG - less).clamp(1, grid.max_factor)
+            unit_OG1 = (tried_OG * scale_O1)[..., None]
+            rounded_OGN = torch.round(blocks_OGN / unit_OG1)
+            rounded_OGN = rounded_OGN.clamp(low_OG[..., None], high_OG[..., None]) * unit_OG1
+            tried_error_OG = ((rounded_OGN - blocks_OGN).square() * importance_1GN).sum(-1)
+            factor_OG = torch.where(tried_error_OG < error_OG, tried_OG, factor_OG)
+            error_OG = torch.minimum(tried_error_OG, error_OG)
+        values_OI = _nearest(weight_OI, scale_O1, by_weight(factor_OG), grid)
+        error_O = ((values_OI * scale_O1 - weight_OI).square() * importance_1I).sum(1)
+        is_better_O = error_O < best_error_O
+        best_error_O = torch.minimum(error_O, best_error_O)
+        best_O1 = torch.where(is_better_O[:, None], scale_O1, best_O1)
+        best_OG = torch.where(is_better_O[:, None], factor_OG, best_OG)
+    return best_O1.double(), by_weight(best_OG.double())
+
+
+def _nearest(exact_OI: Tensor, scale_OI: Tensor, levels: _Levels, grid: Grid) -> Tensor:
     """Round each weight by itself."""
-    values_OI = torch.round(exact_OI / scale_OI).clamp(grid.low, grid.high)
+    values_OI = levels.round(exact_OI / scale_OI)
     second_OK = values_OI[:, 1::2]
-    values_OI[:, 1::2] = _within_pair(second_OK, values_OI[:, ::2][:, : second_OK.shape[1]], grid)
+    first_OK = values_OI[:, ::2][:, : second_OK.shape[1]]
+    values_OI[:, 1::2] = _within_pair(second_OK, first_OK, levels.step_OI[:, 1::2], grid)
     return values_OI
 
 
-def _compensated(exact_OI: Tensor, scale_OI: Tensor, grid: Grid, inputs: InputStatistics) -> Tensor:
+def _compensated(
+    exact_OI: Tensor, scale_OI: Tensor, levels: _Levels, grid: Grid, inputs: InputStatistics
+) -> Tensor:
     """Round column by column, and correct the later columns for the errors of the earlier ones.
 
     For errors e of a row of weights, the squared error of the product is |R'e|^2. Once the first
@@ -154,6 +271,7 @@ def _compensated(exact_OI: Tensor, scale_OI: Tensor, grid: Grid, inputs: InputSt
     # A column is contiguous in the transposed matrices.
     values_IO = torch.zeros(width, outputs, dtype=torch.float64)
     exact_IO, scale_IO = exact_OI.T[inputs.order_I].contiguous(), scale_OI.T.contiguous()
+    levels_by_column = levels.transposed()
     spread_IO = torch.zeros_like(exact_IO)  # R'e, from the errors of the blocks that are done
     order, is_done = inputs.order_I.tolist(), [False] * width
     for begin in range(0, width, COLUMNS):
@@ -167,10 +285,11 @@ def _compensated(exact_OI: Tensor, scale_OI: Tensor, grid: Grid, inputs: InputSt
             spread_O = spread_IO[place]
             spread_O.addmv_(errors_CO[:done].T, factor_C[:done])
             wanted_O = exact_IO[place] + spread_O / factor_C[done]
-            value_O = torch.round(wanted_O / scale_O).clamp(grid.low, grid.high)
+            levels_O = levels_by_column.of_row(column)
+            value_O = levels_O.round(wanted_O / scale_O)
             partner = column ^ 1
             if partner < width and is_done[partner]:
-                value_O = _within_pair(value_O, values_IO[partner], grid)
+                value_O = _within_pair(value_O, values_IO[partner], levels_O.step_OI, grid)
             values_IO[column] = value_O
             is_done[column] = True
             errors_CO[done] = exact_IO[place] - value_O * scale_O
@@ -178,12 +297,12 @@ def _compensated(exact_OI: Tensor, scale_OI: Tensor, grid: Grid, inputs: InputSt
     return values_IO.T
 
 
-def _within_pair(values: Tensor, partner: Tensor, grid: Grid) -> Tensor:
-    """Limit integers so that their sums with their neighbours of the same sign are allowed."""
+def _within_pair(values: Tensor, partner: Tensor, step: Tensor, grid: Grid) -> Tensor:
+    """Limit multiples of a step so that sums with neighbours of the same sign are allowed."""
     if grid.pair_limit is None:
         return values
-    lowest = -grid.pair_limit - partner.clamp(max=0)
-    return torch.clamp(values, lowest, grid.pair_limit - partner.clamp(min=0))
+    low, high = -grid.pair_limit - partner.clamp(max=0), grid.pair_limit - partner.clamp(min=0)
+    return torch.clamp(values, torch.ceil(low / step) * step, torch.floor(high / step) * step)
 
 
 def largest_pair(values_OI: Tensor) -> int:

@@ -37,7 +37,7 @@ MAX_DEPTHS = 3
 """How many more layers are tried with fewer feed-forward units."""
 MARGIN = 0.02
 """How much faster than the goal a student should be that was too slow when it was measured."""
-BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0, "q4": 0.5}
+BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0, "int8-packed": 0.5, "q4": 0.5}
 """Bytes that a parameter takes at least, by the precision of a backend."""
 
 

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from onnx_graphs import graph, node
 from torch import nn
 
+from kdcli.deploy.backends import PACKED
 from kdcli.deploy.calibrate import KERNELS, Rounding
+from kdcli.deploy.packing import pack
 from kdcli.deploy.products import (
     SMALL_TABLE,
     by_key,
@@ -22,7 +24,7 @@ from kdcli.deploy.products import (
     smallest_count,
 )
 from kdcli.deploy.quantise import quantise_onnx, quantise_openvino
-from kdcli.deploy.rounding import INT4_BLOCKS, INT8, INT8_PAIRS, round_weight
+from kdcli.deploy.rounding import INT4_BLOCKS, INT4_FACTORS_PAIRS, INT8, INT8_PAIRS, round_weight
 from kdcli.deploy.sessions import onnx_caller, openvino_caller
 
 pytestmark = pytest.mark.slow
@@ -141,6 +143,8 @@ def by_file(model, folder, engine, precision, in_float=frozenset(), roundings=Ma
     fed = {"ids": np.arange(len(model.table.weight)), "x": np.eye(64, dtype=np.float32)}
     if engine == "onnx":
         quantise_onnx(plain, file, precision, in_float, roundings)
+        if precision == PACKED:
+            pack(file)
         call = onnx_caller(file, threads=1)
     else:
         import openvino
@@ -155,7 +159,8 @@ def by_file(model, folder, engine, precision, in_float=frozenset(), roundings=Ma
 
 
 @pytest.mark.parametrize(
-    ("engine", "precision"), [("onnx", "int8"), ("onnx", "q4"), ("openvino", "int8")]
+    ("engine", "precision"),
+    [("onnx", "int8"), ("onnx", PACKED), ("onnx", "q4"), ("openvino", "int8")],
 )
 def test_weights_are_rounded_as_the_file_rounds_them(engine, precision, tmp_path):
     model = Words()
@@ -168,7 +173,12 @@ def test_weights_are_rounded_as_the_file_rounds_them(engine, precision, tmp_path
 
 @pytest.mark.parametrize(
     ("engine", "precision", "grid"),
-    [("onnx", "int8", INT8_PAIRS), ("onnx", "q4", INT4_BLOCKS), ("openvino", "int8", INT8)],
+    [
+        ("onnx", "int8", INT8_PAIRS),
+        ("onnx", PACKED, INT4_FACTORS_PAIRS),
+        ("onnx", "q4", INT4_BLOCKS),
+        ("openvino", "int8", INT8),
+    ],
 )
 def test_a_file_has_the_integers_it_is_given(engine, precision, grid, tmp_path):
     model = Words()
@@ -188,7 +198,8 @@ def test_a_file_has_the_integers_it_is_given(engine, precision, grid, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("engine", "precision"), [("onnx", "int8"), ("onnx", "q4"), ("openvino", "int8")]
+    ("engine", "precision"),
+    [("onnx", "int8"), ("onnx", PACKED), ("onnx", "q4"), ("openvino", "int8")],
 )
 def test_a_table_can_stay_in_float(engine, precision, tmp_path):
     model = Words()
@@ -199,7 +210,8 @@ def test_a_table_can_stay_in_float(engine, precision, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("engine", "precision"), [("onnx", "int8"), ("onnx", "q4"), ("openvino", "int8")]
+    ("engine", "precision"),
+    [("onnx", "int8"), ("onnx", PACKED), ("onnx", "q4"), ("openvino", "int8")],
 )
 def test_a_table_with_few_rows_stays_in_float(engine, precision, tmp_path):
     for rows in (SMALL_TABLE, SMALL_TABLE + 1):

@@ -25,6 +25,7 @@ from transformers import (
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from kdcli.deploy import export as files
+from kdcli.deploy.backends import PACKED
 from kdcli.deploy.exported import open_export
 from kdcli.deploy.sparse.compact import compact_model
 from kdcli.errors import MachineError, UsageError
@@ -171,10 +172,42 @@ def test_card_and_tokenizer_state_one_length(length, expected, saved, tmp_path):
     assert AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length == expected
 
 
+def test_a_packed_file_is_the_int8_file_in_half_the_size(saved, tmp_path):
+    source = saved("class")
+    packed, plain = (
+        exported(source, tmp_path / precision, precisions=[precision])
+        for precision in (PACKED, "int8")
+    )
+    assert list(packed.facts.files) == list(plain.facts.files) == [QUANTISED]
+    assert (packed.facts.precision, packed.facts.card.held_in) == (PACKED, PACKED)
+    assert open_export(str(packed.folder)).precision == PACKED
+    graphs = [onnx.load(done.folder / QUANTISED) for done in (packed, plain)]
+    stored = [{each.name: each for each in graph.graph.initializer} for graph in graphs]
+    matrices = [n for n, each in stored[1].items() if each.data_type == 3 and len(each.dims) == 2]
+    assert len(matrices) >= 6
+    for name in matrices:
+        numbers, factors = (stored[0][f"{name}_{part}"] for part in ("numbers", "factors"))
+        assert len(numbers.raw_data) == 16 * len(factors.raw_data)
+        assert 2 * len(numbers.raw_data) == len(stored[1][name].raw_data)
+    assert [each.name for each in packed.facts.sums.products] == [
+        each.name for each in plain.facts.sums.products
+    ]
+    assert all(0 < each.any_input <= 255 * 128 for each in packed.facts.sums.products)
+    assert snippet(packed.folder)
+    assert 'dtype: "q8"' in (packed.folder / "README.md").read_text("utf-8")
+
+
+def test_a_model_without_whole_blocks_is_not_packed(saved, tmp_path):
+    narrow = saved("class", hidden_size=40, intermediate_size=80)
+    with pytest.raises(UsageError, match="multiple of 32 inputs, only 40, 80"):
+        exported(narrow, tmp_path / "out", precisions=[PACKED])
+    assert not (tmp_path / "out").exists()
+
+
 def test_several_precisions_lie_side_by_side(saved, tmp_path):
     source, places = (
         saved("class"),
-        {p: place for (f, p), place in files.FILES.items() if f == "onnx"},
+        {p: place for (f, p), place in files.FILES.items() if f == "onnx" and p != PACKED},
     )
     done = exported(source, tmp_path / "out", precisions=list(places))
     assert set(done.facts.files) == set(places.values())

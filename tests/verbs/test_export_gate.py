@@ -6,6 +6,7 @@ import math
 from types import SimpleNamespace
 
 import numpy as np
+import onnx
 import own_files
 import pytest
 from own_files import kdcli, refused, said_by, succeeds
@@ -106,6 +107,16 @@ def test_the_task_judges_a_head_and_the_bound_decides(model, tmp_path, monkeypat
     assert [a["in_float"] for a in facts_of(tmp_path / "nearly")["attempts"]] == [0]
     excess = "7.24 points lost, allowed 1, and an excess of less than one row (6.25 points)"
     assert excess in said_by(done)
+    # Of a packed file, such products stay in int8.
+    lose(monkeypatch, 9.0, 7.25, 1.0)
+    succeeds(*given, "--pack", "--max-drop", "1.0", "-o", tmp_path / "packed")
+    facts = facts_of(tmp_path / "packed")
+    assert [a["in_float"] for a in facts["attempts"]] == [0, 1, 2]
+    card = (tmp_path / "packed" / "README.md").read_text("utf-8")
+    assert f"2 of {len(facts['products'])} products are in int8" in card
+    graph = onnx.load(tmp_path / "packed" / "onnx" / "model_quantized.onnx").graph
+    kinds = [t.data_type for t in graph.initializer if len(t.dims) == 2]
+    assert kinds.count(onnx.TensorProto.INT8) == 2
     # The goal of compress has no tolerance.
     lose(monkeypatch, 7.24, 1.0)
     options = {"format": "onnx", "precisions": ["int8"], "task": "own", "max_drop": 1.0}

@@ -146,6 +146,17 @@ def test_the_int8_file_has_two_names_and_is_stored_once(exported):
     assert first.samefile(second)
 
 
+def test_transformers_js_runs_a_packed_file_as_the_int8_file(node, exported):  # noqa: F811
+    model, folder = exported("mean", "--int8", "--pack")
+    expected = SentenceTransformer(str(model), device="cpu").encode(TEXTS)
+    pooled = {"pooling": "mean", "normalize": True}
+    first, second, default = by_node(
+        node, folder, "feature-extraction", "q8", "int8", None, **pooled
+    )
+    assert first == second == default
+    assert ((np.array(first) * expected).sum(-1) > 0.98).all()
+
+
 def test_vectors_by_transformers_js_with_every_dtype(node, exported):  # noqa: F811
     model, folder = exported("mean", *ALL)
     expected = SentenceTransformer(str(model), device="cpu").encode(TEXTS)

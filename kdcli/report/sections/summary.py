@@ -14,7 +14,7 @@ from kdcli.report.sections.price import price_sentence
 from kdcli.report.sections.timings import cell_name, form_of, milliseconds, ran_as
 from kdcli.report.text import loses, model_size, number, percent, points_interval, short
 
-QUANTISED = ("int8", "q4")
+QUANTISED = ("int8", "int8-packed", "q4")
 SAME_SIZE = 1.05
 """Sizes within this factor are not compared."""
 

@@ -180,7 +180,7 @@ class Search:
             required: Whether a failure ends the compression.
         """
         bound, why = self.int8_bound(parents), ""
-        for limit in [bound, None] if backend.endswith("-int8") and bound > 0 else [None]:
+        for limit in [bound, None] if "-int8" in backend and bound > 0 else [None]:
             title = name if limit is None else f"{name}-within-{limit:.4g}"
             step = self.make.export(title, str(model), backend, max_drop=limit)
             why = self.steps.run(step, required=required and limit is None)

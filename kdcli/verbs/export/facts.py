@@ -71,7 +71,7 @@ class Product(SchemaPart):
     Attributes:
         name: The name of its linear layer.
         error: The relative error of the outputs if this product alone is quantised.
-        in_float: Whether it stays in float32.
+        in_float: Whether it stays in float32, or unpacked in a packed file.
     """
 
     name: str
@@ -95,6 +95,7 @@ class GatedFile:
         calibrated_on: Describes the texts on which its integers were chosen, none of which is
             compared; empty if it has no integers.
         nodes_in_float: The number of nodes of a file in half precision that are in float32.
+        kept_in: The precision of the products that the file's precision changes too much.
     """
 
     file: ModelFile
@@ -106,6 +107,7 @@ class GatedFile:
     compared_on: str = ""
     calibrated_on: str = ""
     nodes_in_float: int = 0
+    kept_in: str = "float32"
 
 
 class Sums(SchemaPart):
@@ -120,7 +122,7 @@ class FileFacts(SchemaPart):
     """The entry of one file in export.json. It has no keys for what was not measured.
 
     Attributes:
-        precision: `fp32`, `fp16`, `int8` or `q4`.
+        precision: `fp32`, `fp16`, `int8`, `int8-packed` or `q4`.
         max_abs: The largest difference of an output from torch's.
         relative: The norm of all differences, divided by the norm of torch's outputs.
         agreement: How closely the predictions or vectors of texts agree with torch's.

@@ -6,6 +6,7 @@ The products whose rounding causes the largest errors stay in float32.
 from collections.abc import Sequence
 from typing import Protocol
 
+from kdcli.deploy.backends import PACKED
 from kdcli.deploy.calibrate import KERNELS, Rounding, calibrate
 from kdcli.deploy.export import ModelFile, Recorded
 from kdcli.deploy.half import nodes_beyond_half
@@ -17,7 +18,7 @@ from kdcli.types import Batch
 from kdcli.verbs.export.facts import Attempt, FileComparison, GatedFile, Product
 from kdcli.verbs.export.texts import CheckTexts
 
-QUANTISED = ("int8", "q4")
+QUANTISED = ("int8", PACKED, "q4")
 """Precisions that round product by product."""
 MEASURED_BATCHES = 4
 """Number of batches of texts on which the error of each product is measured."""
@@ -83,6 +84,7 @@ class _Search:
         self.calibration: Sequence[Batch] = []
         self.calibrated_on = ""
         self.roundings: dict[str, Rounding] = {}
+        self.in_int8: dict[str, Rounding] = {}
         self.beyond_half: set[str] = set()
         if graph.precision in QUANTISED:
             self._calibrate()
@@ -97,25 +99,35 @@ class _Search:
         if count and not self.errors:
             self._measure_errors()
         model = graph.network.model
-        in_float = keys_of(model, list(self.errors)[:count]) | self.beyond_half
-        file = graph.write(in_float, by_key(model, self.roundings))
+        names = list(self.errors)[:count]
+        kept = keys_of(model, names)
+        if graph.precision == PACKED:
+            in_int8 = {name: self.in_int8[name] for name in names if name in self.in_int8}
+            file = graph.write(frozenset(), by_key(model, self.roundings | in_int8), kept)
+        else:
+            file = graph.write(kept | self.beyond_half, by_key(model, self.roundings))
         comparison = self.check.compare(file)
         self.latest = file, comparison
         self.reason = self.check.too_far(comparison) or self._excess(comparison)
         self.attempts.append(Attempt(count, comparison.drop, not self.reason))
         outcome = self.reason or f"accepted{self._ignored_excess(comparison)}"
         is_mixed = graph.precision in QUANTISED
-        kind = f"with {count} products in float32" if is_mixed else f"in {graph.precision}"
+        kind = f"with {count} products in {self.kept_in}" if is_mixed else f"in {graph.precision}"
         if self.beyond_half:
             kind += f", {len(self.beyond_half)} nodes with values too large for it in float32"
         Progress.log(f"file {kind}: {outcome}")
         return not self.reason
 
+    @property
+    def kept_in(self) -> str:
+        """The precision of products that the file's own precision changes too much."""
+        return "int8" if self.graph.precision == PACKED else "float32"
+
     def failure(self) -> MachineError | GateError:
         """Return the error to raise if no version of the file may be used."""
         assert self.latest is not None
         kind = MachineError if self.check.too_far(self.latest[1]) else GateError
-        in_float = " with every product in float32" if self.errors else ""
+        in_float = f" with every product in {self.kept_in}" if self.errors else ""
         return kind(
             f"the file in {self.graph.precision} is worse than allowed{in_float}: {self.reason}",
             "allow more (--max-drop), or export in full precision or to the other format",
@@ -139,6 +151,7 @@ class _Search:
             f"{len(self.check.texts.compared)} {self.check.texts.compared_from}",
             self.calibrated_on,
             len(self.beyond_half),
+            self.kept_in,
         )
 
     def _calibrate(self) -> None:
@@ -153,12 +166,13 @@ class _Search:
                 "the model may read other texts: give some of them with --data, or a task's "
                 "training rows, for a closer file"
             )
-        self.roundings = calibrate(
-            graph.network.model,
-            graph.scored_outputs,
-            self.calibration,
-            KERNELS[graph.format, graph.precision],
-        )
+        self.roundings = self._calibrated(graph.precision)
+
+    def _calibrated(self, precision: str) -> dict[str, Rounding]:
+        """Return the integers of each linear in a precision."""
+        graph = self.graph
+        kernel = KERNELS[graph.format, precision]
+        return calibrate(graph.network.model, graph.scored_outputs, self.calibration, kernel)
 
     def _measure_errors(self) -> None:
         """Measure the error that each product causes if it alone is rounded."""
@@ -171,6 +185,12 @@ class _Search:
             KERNELS[graph.format, graph.precision],
             self.roundings,
         )
+        if graph.precision == PACKED:
+            self.in_int8 = self._calibrated("int8")
+            # The file should become as little larger as possible.
+            sizes = {n: part.weight.numel() for n, part in products(graph.network.model).items()}
+            ranked = sorted(self.errors, key=lambda name: -(self.errors[name] ** 2) / sizes[name])
+            self.errors = {name: self.errors[name] for name in ranked}
 
     def _excess(self, comparison: FileComparison) -> str:
         """Return in words that a drop exceeds the bound; empty if it does not."""

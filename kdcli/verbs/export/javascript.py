@@ -10,10 +10,10 @@ from kdcli.report.front import PIPELINES, template
 
 CONFIG_KEY = "transformers.js_config"
 """The key of config.json that holds the defaults of transformers.js."""
-JS_DTYPES = {"fp32": "fp32", "fp16": "fp16", "int8": "q8", "q4": "q4"}
+JS_DTYPES = {"fp32": "fp32", "fp16": "fp16", "int8": "q8", "int8-packed": "q8", "q4": "q4"}
 """Precision -> the dtype with which transformers.js opens its file."""
-DEFAULT_PRECISIONS = {"fp32", "int8"}
-"""The precisions that transformers.js opens without a dtype: float32 in Node, int8 in browsers."""
+DEFAULT_DTYPES = {"fp32", "q8"}
+"""The dtypes that transformers.js opens if none is named: float32 in Node, int8 in browsers."""
 JS_POOLINGS = ("mean", "cls")
 """The poolings of the `feature-extraction` pipeline that do not read padding."""
 JS_TASKS: dict[str | None, str] = {
@@ -74,7 +74,8 @@ def default_dtype(precisions: Sequence[str]) -> str | None:
     Args:
         precisions: The precisions of the files, the main file first.
     """
-    return None if set(precisions) >= DEFAULT_PRECISIONS else JS_DTYPES[precisions[0]]
+    dtypes = [JS_DTYPES[precision] for precision in precisions]
+    return None if set(dtypes) >= DEFAULT_DTYPES else dtypes[0]
 
 
 @dataclass(frozen=True)

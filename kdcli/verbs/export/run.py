@@ -438,16 +438,21 @@ def _notes(gated: GatedFile) -> list[str]:
             f"{gated.nodes_in_float} nodes are in float32, because their values on some of these "
             "texts are too large for half precision"
         )
+    if gated.kept_in == "int8":
+        notes.append(
+            "its weights are stored in 4 bits. ONNX Runtime unpacks them when it opens the file; a "
+            "runtime that does not fold constants unpacks them in every call, and is slow"
+        )
     for row in gated.comparison.comparisons:
         name = f"{task_name(row.task)} {row.set}".strip()
         between = f"95 % between {row.low:+.4f} and {row.high:+.4f}"
         notes.append(f"{name}: {row.metric} differs from torch by {row.difference:+.4f}, {between}")
-    in_float = [product for product in gated.products if product.in_float]
-    if in_float:
-        names = ", ".join(f"{product.name} ({product.error:.2g})" for product in in_float)
+    kept = [product for product in gated.products if product.in_float]
+    if kept:
+        names = ", ".join(f"{product.name} ({product.error:.2g})" for product in kept)
         notes.append(
-            f"{len(in_float)} of {len(gated.products)} products are in float32, by the error that "
-            f"each alone causes: {names}. Their number was chosen on the compared rows"
+            f"{len(kept)} of {len(gated.products)} products are in {gated.kept_in}, by the error "
+            f"that each alone causes: {names}. Their number was chosen on the compared rows"
         )
     return notes
 
