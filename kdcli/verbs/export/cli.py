@@ -16,12 +16,14 @@ def export(given: Given) -> Printable | None:
     options, own = given.run_options, given.of(ExportOptions)
     keys = given.keys()
     resolved = resolve(ExportRecipe, recipe=None, sets=given.sets, options=keys)
+    precisions = own.precisions
+    # Importing this takes seconds, so the options are checked first.
     from kdcli.verbs.export import run
 
     exported = run.export(
         own.model,
         format=own.file_format,
-        precisions=own.precisions,
+        precisions=precisions,
         data=resolved.recipe.data,
         pooling=own.pooling,
         task=own.task,
