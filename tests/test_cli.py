@@ -35,7 +35,8 @@ from kdcli.version import full_version
 OPTIONS = {
     "compress": (
         "--budget --cascade --data --device --front --max-class-drop --max-drop --max-latency-ms "
-        "--max-mb -o --output-dir --overwrite --pooling --price-per-hour -r --recipe --resume "
+        "--max-mb -o --output-dir --overwrite --pooling --price-per-hour --processes -r --recipe "
+        "--resume "
         "--revision --seed --set --speedup --strict --strict-data --task --trust-remote-code"
     ),
     "distill": (

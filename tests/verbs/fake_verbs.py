@@ -10,6 +10,7 @@ import shutil
 import signal
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from own_files import headed, write
@@ -31,13 +32,21 @@ from kdcli.verbs.compress.settings import compress_recipe
 from kdcli.verbs.compress.verb_steps import VERBS, Verbs
 
 LABELS = ("brisk", "calm")
-OPTIONS = ("output_dir", "resume", "overwrite")
+OPTIONS = ("output_dir", "resume", "overwrite", "processes")
 STEPS = 8
 """Optimiser steps of a training."""
 
 
 class Killed(BaseException):
     """The end of a process that had no time to write anything."""
+
+
+def killed_once(marker: Path, *arguments, **settings) -> object:
+    """Export a model, or be killed unless the marker exists."""
+    if not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return VERBS.export(*arguments, **settings)
 
 
 @dataclass
@@ -59,6 +68,8 @@ class Fakes:
         unmeasured: models whose latency cannot be measured.
         steps: the optimiser steps of a whole training.
         in_earnest: train and score, and only take the times from the tables.
+        killed: train in earnest, also in other processes; the first export after which this file
+            does not exist is killed.
         ends: a step, and how the process ends when it begins: a signal or an exception. Without a
             name, it ends once at each step, and at each part of a training.
     """
@@ -77,6 +88,7 @@ class Fakes:
     unmeasured: set[str] = field(default_factory=set)
     steps: int = STEPS
     in_earnest: bool = False
+    killed: Path | None = None
     ends: tuple[str, signal.Signals | BaseException] = ("none", signal.SIGTERM)
     ended: set[tuple[str, int]] = field(default_factory=set)
     now: float = 0.0
@@ -84,6 +96,13 @@ class Fakes:
     @property
     def verbs(self) -> Verbs:
         trainings = {name: self._training(name) for name in ("finetune", "distill", "prune")}
+        if self.killed is not None:
+            return replace(
+                VERBS,
+                export=partial(killed_once, self.killed),
+                evaluate=self._evaluate_in_earnest,
+                measure=self._measure,
+            )
         if self.in_earnest:
             names = ("finetune", "distill", "prune", "trim", "export")
             own = {name: self._recorded(name) for name in names}

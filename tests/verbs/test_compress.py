@@ -5,6 +5,7 @@ import signal
 from types import SimpleNamespace
 
 import pytest
+import torch
 from fake_verbs import Fakes
 from own_files import encoder, headed, own, refused, report_of, same_weights, write
 
@@ -238,3 +239,29 @@ def test_an_encoder_with_a_pooling_is_judged_by_its_vectors(tmp_path):
     assert {row.name for row in compression.candidates} >= {"teacher", "onnx", "1x32-onnx"}
     assert compression.metric == "spearman"
     assert (result.folder / "best" / "onnx" / "model.onnx").is_file()
+
+
+def test_side_by_side_is_one_after_another(tuned, tmp_path, monkeypatch, capfd, caplog):
+    """Two processes, one of which is killed once, make the same models as one process."""
+    caplog.set_level("INFO", "kdcli")
+    monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
+    whole = tmp_path / "marker"
+    whole.touch()
+    keys = {**tuned, **PLAN, "plan__backends": ["onnx", "onnx-int8"], "plan__undistilled": True}
+    markers = {1: whole, 2: tmp_path / "killed"}
+    for count, marker in markers.items():
+        made = Fakes({}, in_earnest=True, ms=dict(MS), killed=marker)
+        made.compress(**keys, output_dir=tmp_path / str(count), processes=count)
+    one, two = (tmp_path / str(count) for count in markers)
+    answers = [report_of(folder).compression for folder in (one, two)]
+    rows = [[(row.name, row.score, row.outcome) for row in a.candidates] for a in answers]
+    assert rows[0] == rows[1]
+    assert len(rows[0]) > 3
+    assert answers[0].chosen == answers[1].chosen
+    models = {file.parent.relative_to(one) for file in one.rglob("steps/*/*/model.safetensors")}
+    assert {"2x16", "1x16", "1x16-undistilled"} <= {model.name for model in models}
+    assert all(same_weights(one / model, two / model) for model in models)
+    log = "\n".join(caplog.messages)
+    assert "independent steps run side by side in 2 processes" in log
+    assert "its process was killed; another one continues it" in log
+    assert "[1x16-undistilled] " in capfd.readouterr().err

@@ -6,6 +6,7 @@ from kdcli.cli.verb import COMPRESS, SCORING, Given, verb
 
 @verb(
     *SCORING,
+    "processes",
     "resume",
     examples=(
         "kdcli compress demo-classifier --data demo --max-drop 1.0",

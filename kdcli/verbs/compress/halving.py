@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import yaml
 
@@ -72,8 +73,7 @@ def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
         return
     if len(alive) == 1 and search.recipe.budget is None:
         # A shape without rivals or a budget needs no dry run, and is evaluated only at the end.
-        if train_fully(search, alive[0], training(search, alive[0], None)):
-            train_without_teacher(search, alive[0])
+        finish_best(search, alive[0], training(search, alive[0], None))
         search.score()
         return
     costs = costs_of(search, sorted(alive, key=lambda shape: -shapes[shape].ms))
@@ -86,13 +86,13 @@ def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
         if len(alive) < 2:
             break
         total = {shape: costs[shape].steps for shape in alive}
-        rung_scores = {shape: rung_score(search, shape, total[shape], rung) for shape in alive}
-        scores = {shape: score for shape, score in rung_scores.items() if score is not None}
+        tasks = [partial(rung_score, shape=shape, total=total[shape], rung=rung) for shape in alive]
+        rung_scores = zip(alive, search.side_by_side(tasks), strict=True)
+        scores = {shape: score for shape, score in rung_scores if score is not None}
         alive, worse = halve(search.goal, scores, shapes, last=rung == RUNGS[-1])
         stopped += [_Stopped(one, scores[one], rung_steps(total[one], rung)) for one in worse]
     for best in alive[:1]:
-        if train_fully(search, best, training(search, best, costs[best].steps)):
-            train_without_teacher(search, best)
+        finish_best(search, best, training(search, best, costs[best].steps))
     search.score()
     # While the goal is missed, the stopped shapes are trained on, the best one first.
     for one in sorted(stopped, key=lambda one: (one.score.quality, one.shape), reverse=True):
@@ -312,6 +312,19 @@ def halve(
     return order[:keep], order[keep:]
 
 
+def finish_best(search: Search, shape: str, step: Step) -> None:
+    """Train the best shape to the end, and also without the teacher."""
+    without = partial(train_without_teacher, shape=shape)
+    if search.steps.pool is None:
+        if train_fully(search, shape, step):
+            without(search)
+    else:
+        tasks = [partial(train_fully, shape=shape, step=step), without]
+        is_trained, _ = search.side_by_side(tasks)
+        if not is_trained:
+            search.candidates.pop(f"{shape}-undistilled-{search.fastest}", None)
+
+
 def train_fully(search: Search, shape: str, step: Step) -> bool:
     """Train a shape to the end and export it, also with a trimmed vocabulary where that pays.
 
@@ -324,7 +337,7 @@ def train_fully(search: Search, shape: str, step: Step) -> bool:
     large = card.params_embedding >= search.recipe.plan.trim_from * card.params_total
     if large:
         name = f"{shape}-trimmed"
-        trim = search.make.trim(name, str(parent), search.training_text, {})
+        trim = search.make.trim(name, str(parent), search.training_text(), {})
         if search.finishes(trim):
             models[name] = search.steps.path(trim)
     for name, model in models.items():
@@ -332,11 +345,14 @@ def train_fully(search: Search, shape: str, step: Step) -> bool:
     return True
 
 
-def train_without_teacher(search: Search, shape: str) -> None:
-    """Train a shape on the labels alone and export it, to show what the teacher adds."""
+def train_without_teacher(search: Search, shape: str) -> bool:
+    """Train a shape on the labels alone and export it, to show what the teacher adds.
+
+    Return False if it was not trained.
+    """
     plan = search.recipe.plan
     if not (plan.undistilled and search.make.supervised and search.has_labels):
-        return
+        return False
     default = {} if "recipe" in plan.distill else distill_keys(search, shape)
     schedule = {key: value for key, value in default.items() if key.startswith("train.")}
     own = {key: value for key, value in plan.distill.items() if key != "loss"}
@@ -344,6 +360,8 @@ def train_without_teacher(search: Search, shape: str) -> None:
     keys |= OUTPUTS_ALONE | {"kd.weight": 0.0}
     name = f"{shape}-undistilled"
     step = search.make.distill(name, search.teacher, keys, shape)
-    if search.finishes(step):
-        model = search.steps.path(step)
-        search.export(f"{name}-{search.fastest}", model, search.fastest, [model])
+    if not search.finishes(step):
+        return False
+    model = search.steps.path(step)
+    search.export(f"{name}-{search.fastest}", model, search.fastest, [model])
+    return True

@@ -6,13 +6,16 @@ scored next to the teacher on held-out rows, and the best one is verified and pu
 """
 
 import math
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from kdcli.data.labelled.kept import keep_rows
 from kdcli.data.labelled.partition import Partition
 from kdcli.disk import as_directory
+from kdcli.engine.launch import open_pool
 from kdcli.engine.processes import stop_requests
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
@@ -99,9 +102,17 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions, verbs: Verbs = 
     with (
         telling_how_to_continue(options, folder),
         stop_requests(at_once=True) as stop,
+        ExitStack() as opened,
     ):
         budget = recipe.budget or math.inf
         steps = Steps(folder, options, budget, stop, record, verbs.clock)
+        steps.pool = opened.enter_context(open_pool(options, stop))
+        if (pool := steps.pool) is not None:
+            Progress.log(
+                f"independent steps run side by side in {pool.size} processes with {pool.threads} "
+                f"{'thread' if pool.threads == 1 else 'threads'} each; every process holds its own "
+                f"copy of the teacher ({weights_of(recipe) / 1e6:.0f} MB)"
+            )
         with steps.stopping(), keep_rows(), Progress.facts_once():
             return checked(ship(_search(resolved, steps, verbs)))
 
@@ -273,8 +284,7 @@ def check_reachable(search: Search, untrained: Untrained) -> None:
     goal, recipe = search.goal, search.recipe
     if not goal.is_bounded:
         return
-    files = Path(location(str(recipe.model))).glob("model*.safetensors")
-    weights = sum(file.stat().st_size for file in files)
+    weights = weights_of(recipe)
     size = deployed_bytes(str(recipe.model), weights) / 1e6 if weights else 0.0
     ms = untrained.teacher.ms
     if search.fits and all(limit.is_met_by_model(ms, size) for limit in goal.limits):
@@ -295,6 +305,12 @@ def check_reachable(search: Search, untrained: Untrained) -> None:
         )
 
 
+def weights_of(recipe: CompressRecipe) -> int:
+    """Return the bytes of the model's files of weights."""
+    files = Path(location(str(recipe.model))).glob("model*.safetensors")
+    return sum(file.stat().st_size for file in files)
+
+
 def follow_plan(search: Search, untrained: Untrained) -> None:
     """Try candidates from cheap to expensive until one meets the goal with confidence.
 
@@ -306,8 +322,7 @@ def follow_plan(search: Search, untrained: Untrained) -> None:
     for backend in search.backends:
         if why := slow.get(backend):
             search.skip(backend, why)
-        else:
-            search.export(backend, search.teacher, backend)
+    export_teacher(search, [name for name in search.backends if name not in slow])
     # If the fastest model is wanted, shapes are scored as well as backends.
     if search.goal.is_bounded and search.score():
         search.notes.append("a backend alone meets the goal, so nothing smaller was trained")
@@ -319,12 +334,20 @@ def follow_plan(search: Search, untrained: Untrained) -> None:
             search.try_pruning()
     if search.scores is None:
         # The model closest to the goal is on a backend that is too slow or too large for it.
-        for backend in slow:
-            search.export(backend, search.teacher, backend)
+        export_teacher(search, list(slow))
         search.score()
     if search.scores is None:
         whys = "; ".join(f"{one.name}: {one.skipped}" for one in search.candidates.values())
         raise MachineError(f"no candidate could be made: {whys}")
+
+
+def export_teacher(search: Search, backends: Sequence[str]) -> None:
+    """Write the model itself for several backends."""
+
+    def export(branch: Search, backend: str) -> None:
+        branch.export(backend, branch.teacher, backend)
+
+    search.side_by_side([partial(export, backend=backend) for backend in backends])
 
 
 def slow_backends(goal: GoalSettings, untrained: Untrained) -> dict[str, str]:

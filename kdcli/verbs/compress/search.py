@@ -2,10 +2,11 @@
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
+from typing import TypeVar
 
 from kdcli.data.labelled.partition import DividedRows, Partition
 from kdcli.data.text.sentences import read_texts
@@ -40,6 +41,7 @@ from kdcli.verbs.compress.verb_steps import Verbs, VerbSteps
 from kdcli.workloads import open_rows
 from kdcli.workloads.requests import EvaluationRequest
 
+T = TypeVar("T")
 PRUNE: RecipeValues = {"sparsity": [0.9]}
 TRAINING_TEXT = "training-text.jsonl"
 """The file of the training texts among the steps."""
@@ -145,6 +147,22 @@ class Search:
     def cost(self, step: Step) -> TrainingCost:
         """Return the cost of a training on this machine."""
         return self.steps.cost(step, self.machine)
+
+    def side_by_side(self, tasks: Sequence[Callable[["Search"], T]]) -> list[T]:
+        """Run independent tasks at the same time if there is a pool. Return their results in order.
+
+        Each task has candidates of its own, which come into the list in the order of the tasks,
+        whichever ends first.
+        """
+        branches = [replace(self, candidates={}, notes=[]) for _ in tasks]
+        calls = [
+            functools.partial(task, branch) for task, branch in zip(tasks, branches, strict=True)
+        ]
+        results = self.steps.side_by_side(calls)
+        for branch in branches:
+            self.candidates |= branch.candidates
+            self.notes += branch.notes
+        return results
 
     def skip(self, name: str, why: str) -> None:
         """Log and record that a candidate is not tried, or not finished."""
@@ -330,7 +348,7 @@ class Search:
                 self.export(name, model, backend_of(verb, keys), trained, required=True)
                 continue
             if verb == "trim":
-                step = self.make.trim(name, str(model), self.training_text, keys)
+                step = self.make.trim(name, str(model), self.training_text(), keys)
             elif verb == "prune":
                 step = self.make.prune(name, str(model), keys, self.teacher)
             else:

@@ -5,10 +5,12 @@ a run that is resumed, moved, or asked for another goal does only what is missin
 """
 
 import contextlib
+import functools
 import json
 import math
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -20,6 +22,7 @@ from kdcli.data.accounts import ACCOUNTS
 from kdcli.deploy.exported import FACTS
 from kdcli.disk import COMMITS, as_directory, cache_key, disk_errors, read_json, write_atomic
 from kdcli.engine.memory import release_memory
+from kdcli.engine.pool import Pool
 from kdcli.engine.processes import StopRequest
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
@@ -117,6 +120,10 @@ class Steps:
             until which their trainings were needed. Only these steps count against the budget, so
             a run that is resumed decides as it did when it had spent less.
         refused: The directories of the steps that this process could not run -> why.
+        pool: The processes that run independent steps; None if there is only this one.
+        running: The directories of the steps that are running, and the seconds that each one has
+            taken. Steps that run side by side share the time that passes, so that the seconds of
+            all steps are those of the run.
     """
 
     folder: Path
@@ -130,25 +137,53 @@ class Steps:
     refused: dict[str, list[str]] = field(default_factory=dict)
     unwritten: dict[Path, str] = field(default_factory=dict)
     current: str = ""
-    began: float | None = None
+    pool: Pool | None = None
+    running: dict[str, float] = field(default_factory=dict)
+    _counted_until: float = 0.0
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _uses_pool: bool = False
+
+    def side_by_side(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
+        """Run independent tasks and return their results in order.
+
+        With a pool, they run at the same time, and each of their steps in a process of the pool.
+        """
+        if self.pool is None or len(tasks) < 2:
+            return [task() for task in tasks]
+        self._uses_pool = True
+        try:
+            return self.pool.side_by_side(tasks)
+        finally:
+            self._uses_pool = False
 
     @property
     def seconds(self) -> float:
-        """The seconds of the steps so far, including the step that is running."""
-        running = 0.0 if self.began is None else self.clock() - self.began
-        return self.record.seconds(self.passed) + running
+        """The seconds of the steps so far, including the steps that are running."""
+        with self._lock:
+            self._count()
+            return self.record.seconds(dict(self.passed)) + sum(self.running.values())
+
+    def _count(self) -> None:
+        """Divide the seconds since the last call among the running steps."""
+        now = self.clock()
+        for at in self.running:
+            self.running[at] += (now - self._counted_until) / len(self.running)
+        self._counted_until = now
 
     @contextlib.contextmanager
     def _timed(self, at: str, until: int | None = None, verb: str = "") -> Iterator[list[str]]:
         """Record the seconds of a step, and the error that the block adds to the list."""
         errors: list[str] = []
-        self.began = began = self.clock()
+        with self._lock:
+            self._count()
+            self.running[at] = 0.0
         try:
             yield errors
         finally:
-            self.began = None
-            seconds = round(self.clock() - began, 3)
-            self.record.add(Attempt(at, seconds, until, "; ".join(errors), verb))
+            with self._lock:
+                self._count()
+                seconds = round(self.running.pop(at), 3)
+                self.record.add(Attempt(at, seconds, until, "; ".join(errors), verb))
 
     @property
     def left(self) -> float:
@@ -314,10 +349,13 @@ class Steps:
             overwrite=not step.trains,
             stop_after=until,
         )
-        self.stop.deadline = time.monotonic() + left
         try:
-            with outputs:
-                call_alone(step, options)
+            if self._uses_pool and self.pool is not None:
+                self.pool.call(step.name, functools.partial(call_alone, step), options, left)
+            else:
+                self.stop.deadline = time.monotonic() + left
+                with outputs:
+                    call_alone(step, options)
         except Stopped:
             if self.stop.signalled:
                 raise

@@ -8,6 +8,7 @@ compression.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -154,25 +155,29 @@ class VerbSteps:
     def finetune(self, name: str, model: str, keys: RecipeKeys) -> Step:
         """Fine-tune a model on the task."""
 
-        def call(options: RunOptions) -> object:
-            values = self._values("finetune", keys) | {"model": model}
-            resolved = finetune_recipe(recipe=base_recipe(keys), options=values)
-            return self.verbs.finetune(resolved, options)
-
+        call = partial(self._finetune, model, keys)
         return Step(name, "finetune", {"model": model, **keys}, call)
+
+    def _finetune(self, model: str, keys: RecipeKeys, options: RunOptions) -> object:
+        values = self._values("finetune", keys) | {"model": model}
+        resolved = finetune_recipe(recipe=base_recipe(keys), options=values)
+        return self.verbs.finetune(resolved, options)
 
     def distill(self, name: str, teacher: str, keys: RecipeKeys, shape: str | None = None) -> Step:
         """Distil a student from a teacher. Without `shape`, the keys give the student."""
 
-        def call(options: RunOptions) -> object:
-            values = self._values("distill", keys) | {"teacher": teacher}
-            values |= {} if shape is None else {"student.to": [shape]}
-            named = base_recipe(keys)
-            if self.reads == "text":
-                named = named or embedding_recipe(teacher)
-            return self.verbs.distill(distill_recipe(recipe=named, options=values), options)
-
+        call = partial(self._distill, teacher, keys, shape)
         return Step(name, "distill", {"teacher": teacher, "shape": shape, **keys}, call)
+
+    def _distill(
+        self, teacher: str, keys: RecipeKeys, shape: str | None, options: RunOptions
+    ) -> object:
+        values = self._values("distill", keys) | {"teacher": teacher}
+        values |= {} if shape is None else {"student.to": [shape]}
+        named = base_recipe(keys)
+        if self.reads == "text":
+            named = named or embedding_recipe(teacher)
+        return self.verbs.distill(distill_recipe(recipe=named, options=values), options)
 
     def prune(self, name: str, model: str, keys: RecipeKeys, teacher: str | None = None) -> Step:
         """Prune a model while it learns the task, or its own vectors.
@@ -194,14 +199,15 @@ class VerbSteps:
 
         return Step(name, "prune", {"model": model, "teacher": teacher, **keys}, call)
 
-    def trim(self, name: str, model: str, text: Callable[[], Path], keys: RecipeKeys) -> Step:
+    def trim(self, name: str, model: str, text: Path, keys: RecipeKeys) -> Step:
         """Trim a model's vocabulary to the tokens of a text, unless the keys name another text."""
 
-        def call(options: RunOptions) -> object:
-            values = {"data.source": str(text())} | dotted(keys) | {"model": model}
-            return self.verbs.trim(resolve(TrimRecipe, recipe=None, options=values), options)
-
+        values = {"data.source": str(text)} | dotted(keys) | {"model": model}
+        call = partial(self._trim, values)
         return Step(name, "trim", {"model": model, "keys": keys}, call)
+
+    def _trim(self, values: RecipeValues, options: RunOptions) -> object:
+        return self.verbs.trim(resolve(TrimRecipe, recipe=None, options=values), options)
 
     def export(self, name: str, model: str, backend: str, *, max_drop: float | None = None) -> Step:
         """Write a model for a backend, such as `onnx-int8`.
@@ -209,28 +215,30 @@ class VerbSteps:
         With `max_drop`, products stay in float32 until the file loses at most this many points of
         the task's metric.
         """
+        values = {"model": model, "backend": backend, "max_drop": max_drop}
+        call = partial(self._export, model, backend, max_drop)
+        return Step(name, "export", values, call)
+
+    def _export(
+        self, model: str, backend: str, max_drop: float | None, options: RunOptions
+    ) -> object:
         format, _, precision = backend.partition("-")
         recipe = self.recipe
-
-        def call(options: RunOptions) -> object:
-            # The texts of the rows choose the integers.
-            reads_rows = max_drop is not None or precision in QUANTISED
-            return self.verbs.export(
-                model,
-                format=format,
-                precisions=[precision or "fp32"],
-                data=recipe.data if reads_rows else LabelledSettings(),
-                pooling=recipe.pooling,
-                task=recipe.task if reads_rows else None,
-                max_drop=max_drop,
-                # The file must meet the goal, which allows no excess.
-                exact=True,
-                output_dir=options.output_dir,
-                overwrite=options.overwrite,
-            )
-
-        values = {"model": model, "backend": backend, "max_drop": max_drop}
-        return Step(name, "export", values, call)
+        # The texts of the rows choose the integers.
+        reads_rows = max_drop is not None or precision in QUANTISED
+        return self.verbs.export(
+            model,
+            format=format,
+            precisions=[precision or "fp32"],
+            data=recipe.data if reads_rows else LabelledSettings(),
+            pooling=recipe.pooling,
+            task=recipe.task if reads_rows else None,
+            max_drop=max_drop,
+            # The file must meet the goal, which allows no excess.
+            exact=True,
+            output_dir=options.output_dir,
+            overwrite=options.overwrite,
+        )
 
     def select(self, models: Mapping[str, str], machine: object) -> Step:
         """Score models, given by name, on the selection rows and measure their latency in turns.

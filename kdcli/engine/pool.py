@@ -1,0 +1,247 @@
+"""Run independent calls side by side, in one process per device.
+
+concurrent.futures starts the processes and carries arguments, results and errors. Each process has
+an executor of its own, because an executor loses all its calls if one of its processes is killed.
+This module imports nothing heavy, so that a process can set its threads before torch is loaded.
+"""
+
+import contextlib
+import contextvars
+import logging
+import math
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import (
+    FIRST_EXCEPTION,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from rich.console import Console
+
+from kdcli.engine.processes import StopRequest, stop_requests
+from kdcli.engine.progress import Progress
+from kdcli.errors import MachineError, Stopped
+from kdcli.recipe.sections import RunOptions
+
+T = TypeVar("T")
+ATTEMPTS = 2
+"""The number of times that a call is tried if its process is killed."""
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A process of a pool.
+
+    Attributes:
+        device: The device of its calls.
+        executor: Sends calls to the process.
+        pid: The id of the process.
+    """
+
+    device: str
+    executor: ProcessPoolExecutor
+    pid: int
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+
+class Pool:
+    """The processes of a run that make several models at once.
+
+    Args:
+        devices: The device of each process.
+        threads: The number of threads of each process.
+        options: The options of the run.
+        stop: The request of the user to stop.
+    """
+
+    def __init__(
+        self, devices: Sequence[str], threads: int, options: RunOptions, stop: StopRequest
+    ) -> None:
+        self.threads, self.options, self.stop = threads, options, stop
+        self.size, self.ends = len(devices), False
+        self.free: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.idle: dict[str, list[Worker]] = {device: [] for device in devices}
+        self.busy: set[Worker] = set()
+        for device in devices:
+            self.free.put(device)
+
+    def side_by_side(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
+        """Run tasks in threads. Each may use `call`. Return their results, in the same order.
+
+        If a task fails, or the user stops the run, the calls of the other tasks are stopped as by
+        SIGTERM. A second Ctrl-C kills their processes.
+        """
+        self.ends = False
+        with ThreadPoolExecutor(len(tasks)) as threads:
+            futures = [threads.submit(contextvars.copy_context().run, task) for task in tasks]
+            try:
+                wait(futures, return_when=FIRST_EXCEPTION)
+                failed = [one for one in futures if one.done() and one.exception() is not None]
+                for one in failed:
+                    one.result()
+                return [one.result() for one in futures]
+            except BaseException:
+                self._end(futures)
+                raise
+
+    def _end(self, futures: Sequence[Future[T]]) -> None:
+        self.ends = True
+        try:
+            for worker in list(self.busy):
+                worker.signal(signal.SIGTERM)
+            wait(futures)
+        except KeyboardInterrupt:
+            for worker in list(self.busy):
+                worker.signal(signal.SIGKILL)
+            wait(futures)
+            raise
+
+    def call(
+        self,
+        name: str,
+        function: Callable[[RunOptions], object],
+        options: RunOptions,
+        seconds: float = math.inf,
+    ) -> None:
+        """Call a function in the next free process, with its device, and wait for it.
+
+        Args:
+            name: The name of the call, which each of its log lines begins with.
+            function: The function, which must be possible to pickle. Its result is dropped.
+            options: Its argument, apart from the device.
+            seconds: The time after which a training writes a checkpoint and stops.
+
+        Raises:
+            Stopped: The user stopped the run, or the time is up.
+            MachineError: The process was killed, and so was a second one.
+            KdcliError: The function raised it.
+        """
+        device = self.free.get()
+        try:
+            for attempt in range(ATTEMPTS):
+                if self.ends or self.stop.signalled:
+                    raise Stopped(f"stopped before {name}")
+                began = time.monotonic()
+                try:
+                    with self._worker(device) as worker:
+                        own = replace(options, device=device)
+                        worker.executor.submit(_call, name, function, own, seconds).result()
+                    return
+                except KeyboardInterrupt:
+                    raise Stopped(f"stopped in {name}") from None
+                except BrokenProcessPool:
+                    seconds -= time.monotonic() - began
+                    if attempt + 1 < ATTEMPTS and not self.stop.signalled and not self.ends:
+                        Progress.log(f"{name}: its process was killed; another one continues it")
+            if self.ends or self.stop.signalled:
+                raise Stopped(f"stopped in {name}")
+            raise MachineError(
+                f"its process was killed {ATTEMPTS} times, often for lack of memory",
+                "use fewer --processes, and continue with --resume",
+            )
+        finally:
+            self.free.put(device)
+
+    @contextlib.contextmanager
+    def _worker(self, device: str) -> Iterator[Worker]:
+        """Take an idle process of a device, or start one. It is kept unless it was killed."""
+        idle = self.idle[device]
+        worker = idle.pop() if idle else self._start(device)
+        self.busy.add(worker)
+        try:
+            yield worker
+        except BrokenProcessPool:
+            worker.executor.shutdown()
+            raise
+        except BaseException:
+            idle.append(worker)
+            raise
+        else:
+            idle.append(worker)
+        finally:
+            self.busy.discard(worker)
+
+    def _start(self, device: str) -> Worker:
+        options = self.options
+        executor = ProcessPoolExecutor(
+            1,
+            multiprocessing.get_context("spawn"),
+            _begin,
+            (
+                self.threads,
+                Progress.console.quiet,
+                options.trust_remote_code,
+                options.strict_data,
+            ),
+        )
+        return Worker(device, executor, executor.submit(os.getpid).result())
+
+    def close(self) -> None:
+        """End all processes."""
+        for workers in self.idle.values():
+            for worker in workers:
+                worker.executor.shutdown()
+            workers.clear()
+
+
+def _begin(threads: int, quiet: bool, trust_remote_code: bool, strict_data: bool) -> None:
+    """Prepare a process for its calls."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    if hasattr(os, "setpgrp"):
+        # Ctrl-C reaches the first process alone, which then stops the others as it decides.
+        os.setpgrp()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    from kdcli import custom_code
+    from kdcli.cli.libraries import prepare_libraries
+    from kdcli.data.accounts import ACCOUNTS
+    from kdcli.data.labelled.kept import keep_rows
+
+    # Several live bars cannot share a terminal.
+    Progress.console = Console(stderr=True, highlight=False, force_terminal=False)
+    prepare_libraries(quiet, verbose=False)
+    ACCOUNTS.strict = strict_data
+    _LASTING.enter_context(custom_code.custom_code(trust_remote_code))
+    _LASTING.enter_context(keep_rows())
+    _LASTING.enter_context(Progress.facts_once())
+
+
+_LASTING = contextlib.ExitStack()
+"""The contexts of a process of a pool. They last as long as it does."""
+
+
+def _end_with_parent() -> None:
+    """End this process after its parent was killed. A training first writes a checkpoint."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _call(
+    name: str, function: Callable[[RunOptions], object], options: RunOptions, seconds: float
+) -> None:
+    """Call a function in this process of a pool."""
+    Progress.handler.setFormatter(logging.Formatter(f"[{name}] %(message)s"))
+    parent = multiprocessing.parent_process()
+    try:
+        with stop_requests(at_once=True) as stop:
+            stop.deadline = time.monotonic() + seconds
+            function(options)
+    finally:
+        if parent is not None and not parent.is_alive():
+            os._exit(Stopped.exit_code)

@@ -1,0 +1,141 @@
+"""Independent calls in several processes: what each gets, and what happens if one ends."""
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kdcli.engine.pool import Pool
+from kdcli.engine.processes import StopRequest, handled_signals
+from kdcli.engine.progress import Progress
+from kdcli.errors import MachineError, Stopped, UsageError
+from kdcli.recipe.sections import RunOptions
+
+
+def note(file: Path, options: RunOptions) -> None:
+    Progress.log("at work")
+    file.write_text(f"{options.device} {os.environ['OMP_NUM_THREADS']}", "utf-8")
+
+
+def die(file: Path, times: int, options: RunOptions) -> None:
+    """Be killed this many times, as by the kernel for lack of memory."""
+    with file.open("a") as log:
+        log.write("x")
+    if file.stat().st_size <= times:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def refuse(options: RunOptions) -> None:
+    raise UsageError("no", "say yes")
+
+
+def wait(file: Path, options: RunOptions) -> None:
+    file.write_text(str(os.getpid()), "utf-8")
+    time.sleep(100)
+
+
+@pytest.fixture
+def pool():
+    made = Pool(["cpu", "cpu"], 3, RunOptions(), StopRequest())
+    yield made
+    made.close()
+    # Python's tracker of shared memory ends with this process.
+    left = [child.cmdline() for child in psutil.Process().children()]
+    assert all("resource_tracker" in str(words) for words in left), left
+
+
+def until(condition) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_calls_share_devices_and_come_back_in_order(pool, tmp_path, capfd):
+    def task(name):
+        pool.call(name, functools.partial(note, tmp_path / name), RunOptions())
+        return name
+
+    names = ["a", "b", "c"]
+    assert pool.side_by_side([functools.partial(task, name) for name in names]) == names
+    assert [(tmp_path / name).read_text() for name in names] == ["cpu 3"] * 3
+    assert sorted(capfd.readouterr().err.splitlines()) == [f"[{n}] at work" for n in names]
+
+
+def test_a_killed_process_costs_its_call_only(pool, tmp_path, caplog):
+    caplog.set_level("INFO", "kdcli")
+    once, often = (functools.partial(die, tmp_path / n, k) for n, k in (("1", 1), ("9", 9)))
+    other = functools.partial(note, tmp_path / "other")
+    calls = [
+        functools.partial(pool.call, n, f, RunOptions()) for n, f in (("1", once), ("o", other))
+    ]
+    pool.side_by_side(calls)
+    assert (tmp_path / "1").read_text() == "xx"
+    assert (tmp_path / "other").exists()
+    assert "1: its process was killed; another one continues it" in caplog.messages
+    with pytest.raises(MachineError, match="killed 2 times, often for lack of memory") as error:
+        pool.call("9", often, RunOptions())
+    assert error.value.hint == "use fewer --processes, and continue with --resume"
+
+
+def test_an_error_ends_the_others(pool, tmp_path):
+    file = tmp_path / "pid"
+
+    def fail():
+        until(file.exists)
+        pool.call("bad", refuse, RunOptions())
+
+    begin = time.monotonic()
+    with pytest.raises(UsageError, match="no") as error:
+        pool.side_by_side(
+            [lambda: pool.call("slow", functools.partial(wait, file), RunOptions()), fail]
+        )
+    assert error.value.hint == "say yes"
+    assert time.monotonic() - begin < 60
+
+
+def test_a_signal_stops_all(pool, tmp_path):
+    files = [tmp_path / "0", tmp_path / "1"]
+
+    def ask(number, frame):
+        pool.stop.take(number)
+        raise KeyboardInterrupt
+
+    def stop():
+        until(lambda: all(file.exists() for file in files))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    calls = [
+        functools.partial(pool.call, file.name, functools.partial(wait, file), RunOptions())
+        for file in files
+    ]
+    with handled_signals(ask), pytest.raises(KeyboardInterrupt):
+        pool.side_by_side([*calls, stop])
+    with pytest.raises(Stopped):
+        pool.call("later", refuse, RunOptions())
+
+
+def test_no_process_outlives_its_parent(tmp_path):
+    file = tmp_path / "pid"
+    code = f"""
+import sys, functools, pathlib
+sys.path[:0] = {sys.path!r}
+from test_pool import Pool, RunOptions, StopRequest, wait
+if __name__ == "__main__":
+    pool = Pool(["cpu"], 1, RunOptions(), StopRequest())
+    pool.call("one", functools.partial(wait, pathlib.Path({str(file)!r})), RunOptions())
+"""
+    script = tmp_path / "script.py"
+    script.write_text(code, "utf-8")
+    parent = subprocess.Popen([sys.executable, script])
+    until(lambda: file.exists() and file.read_text())
+    parent.kill()
+    parent.wait()
+    until(lambda: not psutil.pid_exists(int(file.read_text())))
