@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -50,7 +51,7 @@ def pool():
     assert all("resource_tracker" in str(words) for words in left), left
 
 
-def until(condition) -> None:
+def until(condition: Callable[[], object]) -> None:
     end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end

@@ -247,7 +247,7 @@ def test_side_by_side_is_one_after_another(tuned, tmp_path, monkeypatch, capfd, 
     monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
     whole = tmp_path / "marker"
     whole.touch()
-    keys = {**tuned, **PLAN, "plan__backends": ["onnx", "onnx-int8"], "plan__undistilled": True}
+    keys = {**tuned, **PLAN, "plan__undistilled": True}
     markers = {1: whole, 2: tmp_path / "killed"}
     for count, marker in markers.items():
         made = Fakes({}, in_earnest=True, ms=dict(MS), killed=marker)
@@ -256,7 +256,7 @@ def test_side_by_side_is_one_after_another(tuned, tmp_path, monkeypatch, capfd, 
     answers = [report_of(folder).compression for folder in (one, two)]
     rows = [[(row.name, row.score, row.outcome) for row in a.candidates] for a in answers]
     assert rows[0] == rows[1]
-    assert len(rows[0]) > 3
+    assert len(rows[0]) >= 3
     assert answers[0].chosen == answers[1].chosen
     models = {file.parent.relative_to(one) for file in one.rglob("steps/*/*/model.safetensors")}
     assert {"2x16", "1x16", "1x16-undistilled"} <= {model.name for model in models}
