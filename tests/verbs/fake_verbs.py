@@ -5,6 +5,7 @@ first name in it that a table has, so `2x16-onnx` falls back on `2x16`.
 """
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -42,8 +43,8 @@ class Killed(BaseException):
 
 
 def killed_once(marker: Path, *arguments, **settings) -> object:
-    """Export a model, or be killed unless the marker exists."""
-    if not marker.exists():
+    """Export a model, or be killed in a process of a pool unless the marker exists."""
+    if multiprocessing.parent_process() is not None and not marker.exists():
         marker.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return VERBS.export(*arguments, **settings)
@@ -68,8 +69,8 @@ class Fakes:
         unmeasured: models whose latency cannot be measured.
         steps: the optimiser steps of a whole training.
         in_earnest: train and score, and only take the times from the tables.
-        killed: train in earnest, also in other processes; the first export after which this file
-            does not exist is killed.
+        killed: train in earnest, also in other processes; the first export in one is killed,
+            unless this file exists.
         ends: a step, and how the process ends when it begins: a signal or an exception. Without a
             name, it ends once at each step, and at each part of a training.
     """
