@@ -478,6 +478,9 @@ def call_alone(step: Step, options: RunOptions) -> object:
         COMMITS.update(before)
         ACCOUNTS.by_key.update(accounts)
         release_memory()
+        if options.output_dir is not None:
+            # Another process of a pool may continue a training that was paused here.
+            RunDir(options.output_dir).release()
 
 
 def product(folder: Path) -> Path:
