@@ -43,11 +43,12 @@ def wait(file: Path, options: RunOptions) -> None:
 
 @pytest.fixture
 def pool():
+    before = psutil.Process().children()
     made = Pool(["cpu", "cpu"], 3, RunOptions(), StopRequest())
     yield made
     made.close()
     # Python's tracker of shared memory ends with this process.
-    left = [child.cmdline() for child in psutil.Process().children()]
+    left = [child.cmdline() for child in psutil.Process().children() if child not in before]
     assert all("resource_tracker" in str(words) for words in left), left
 
 
