@@ -3,7 +3,7 @@
 import contextlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Protocol
@@ -104,11 +104,20 @@ def process_count(device: torch.device, options: RunOptions) -> int:
 
 
 @contextlib.contextmanager
-def open_pool(options: RunOptions, stop: StopRequest) -> Iterator[Pool | None]:
+def open_pool(
+    options: RunOptions,
+    stop: StopRequest,
+    context: Callable[[], contextlib.AbstractContextManager[None]],
+) -> Iterator[Pool | None]:
     """Open the processes that make independent models side by side; None if there is only one.
 
     The processes of a CPU share its cores. The number of threads changes the order of sums and so
     their last bits: a model has the bits of a run of one process with the same number of threads.
+
+    Args:
+        options: The options of the run.
+        stop: The request of the user to stop.
+        context: Makes the context in which a process runs its calls.
 
     Raises:
         UsageError: Another program started this process as one of several.
@@ -127,7 +136,7 @@ def open_pool(options: RunOptions, stop: StopRequest) -> Iterator[Pool | None]:
     threads = int(given) if given.isdecimal() else max(1, cores // count)
     on_cpu = device.type == "cpu"
     devices = ["cpu" if on_cpu else f"{device.type}:{rank}" for rank in range(count)]
-    pool = Pool(devices, threads, options, stop)
+    pool = Pool(devices, threads, options, stop, context)
     try:
         yield pool
     finally:

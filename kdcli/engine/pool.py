@@ -24,6 +24,7 @@ from concurrent.futures import (
     wait,
 )
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -67,12 +68,18 @@ class Pool:
         threads: The number of threads of each process.
         options: The options of the run.
         stop: The request of the user to stop.
+        context: Makes the context in which a process runs its calls. It must be possible to pickle.
     """
 
     def __init__(
-        self, devices: Sequence[str], threads: int, options: RunOptions, stop: StopRequest
+        self,
+        devices: Sequence[str],
+        threads: int,
+        options: RunOptions,
+        stop: StopRequest,
+        context: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        self.threads, self.options, self.stop = threads, options, stop
+        self.threads, self.options, self.stop, self.context = threads, options, stop, context
         self.size, self.ends = len(devices), False
         self.free: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.idle: dict[str, list[Worker]] = {device: [] for device in devices}
@@ -177,16 +184,13 @@ class Pool:
             self.busy.discard(worker)
 
     def _start(self, device: str) -> Worker:
-        options = self.options
         executor = ProcessPoolExecutor(
             1,
             multiprocessing.get_context("spawn"),
             _begin,
             (
                 self.threads,
-                Progress.console.quiet,
-                options.trust_remote_code,
-                options.strict_data,
+                self.context,
             ),
         )
         return Worker(device, executor, executor.submit(os.getpid).result())
@@ -199,25 +203,17 @@ class Pool:
             workers.clear()
 
 
-def _begin(threads: int, quiet: bool, trust_remote_code: bool, strict_data: bool) -> None:
+def _begin(threads: int, context: Callable[[], AbstractContextManager[None]]) -> None:
     """Prepare a process for its calls."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
     if hasattr(os, "setpgrp"):
         # Ctrl-C reaches the first process alone, which then stops the others as it decides.
         os.setpgrp()
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    from kdcli import custom_code
-    from kdcli.cli.libraries import prepare_libraries
-    from kdcli.data.accounts import ACCOUNTS
-    from kdcli.data.labelled.kept import keep_rows
-
     # Several live bars cannot share a terminal.
     Progress.console = Console(stderr=True, highlight=False, force_terminal=False)
-    prepare_libraries(quiet, verbose=False)
-    ACCOUNTS.strict = strict_data
-    _LASTING.enter_context(custom_code.custom_code(trust_remote_code))
-    _LASTING.enter_context(keep_rows())
-    _LASTING.enter_context(Progress.facts_once())
+    Progress.attach(is_command=True)
+    _LASTING.enter_context(context())
 
 
 _LASTING = contextlib.ExitStack()

@@ -6,12 +6,15 @@ scored next to the teacher on held-out rows, and the best one is verified and pu
 """
 
 import math
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from kdcli.cli.libraries import prepare_libraries
+from kdcli.custom_code import custom_code
+from kdcli.data.accounts import ACCOUNTS
 from kdcli.data.labelled.kept import keep_rows
 from kdcli.data.labelled.partition import Partition
 from kdcli.disk import as_directory
@@ -106,7 +109,7 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions, verbs: Verbs = 
     ):
         budget = recipe.budget or math.inf
         steps = Steps(folder, options, budget, stop, record, verbs.clock)
-        steps.pool = opened.enter_context(open_pool(options, stop))
+        steps.pool = opened.enter_context(open_pool(options, stop, _calls_of(options)))
         if (pool := steps.pool) is not None:
             Progress.log(
                 f"independent steps run side by side in {pool.size} processes with {pool.threads} "
@@ -115,6 +118,28 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions, verbs: Verbs = 
             )
         with steps.stopping(), keep_rows(), Progress.facts_once():
             return checked(ship(_search(resolved, steps, verbs)))
+
+
+def _calls_of(options: RunOptions) -> Callable[[], AbstractContextManager[None]]:
+    """Return what makes the context of the calls in another process."""
+    return partial(
+        call_context, Progress.console.quiet, options.trust_remote_code, options.strict_data
+    )
+
+
+@contextmanager
+def call_context(quiet: bool, trust_remote_code: bool, strict_data: bool) -> Iterator[None]:
+    """Do for the calls in another process what a command does for its own.
+
+    Args:
+        quiet: Whether to print nothing but errors.
+        trust_remote_code: Whether a model's own code may run.
+        strict_data: Whether rows that cannot be used are an error.
+    """
+    prepare_libraries(quiet, verbose=False)
+    ACCOUNTS.strict = strict_data
+    with custom_code(trust_remote_code), keep_rows(), Progress.facts_once():
+        yield
 
 
 def _search(resolved: Resolved[CompressRecipe], steps: Steps, verbs: Verbs) -> Search:
