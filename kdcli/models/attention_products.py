@@ -160,6 +160,9 @@ def _scaled(
 
 def product_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
     """Return the product that a function computes, or None if it is none of tensors with rows."""
+    if name == "einsum" and isinstance(args[-1], list | tuple):
+        # The operands may also be given as one list.
+        args = (*args[:-1], *args[-1])
     tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
     if name == "einsum":
         return _einsum(args[0], tensors) if isinstance(args[0], str) else None

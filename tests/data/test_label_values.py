@@ -281,7 +281,9 @@ def test_a_column_of_splits_is_a_warning(tmp_path):
     file.write_text(f"text,label,part\n{rows}", "utf-8")
     log = []
     read_task("own", file, log)
-    assert any(line.startswith("warning: column 'part' holds dev, Train, but all rows are") for line in log)
+    assert any(
+        line.startswith("warning: column 'part' holds dev, Train, but all rows are") for line in log
+    )
 
 
 def test_the_kind_decides_whether_a_cell_is_a_list(tmp_path):

@@ -468,8 +468,8 @@ class TestVerbOf:
     def test_a_verb_that_there_is_not(self, write):
         file = write("verb: finetun\n")
         said = (
-            f"{file} is a recipe of 'finetun'; did you mean 'finetune'?; known: benchmark, "
-            "compress, cotrain, "
+            f"{file} is a recipe of 'finetun'; did you mean 'finetune'?; known: adapt, "
+            "benchmark, compress, cotrain, "
         )
         assert said in refusal(verb_of, file)
 

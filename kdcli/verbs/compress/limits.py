@@ -308,9 +308,8 @@ class GoalSettings(Section):
 
     cascade: Annotated[bool, Option("--cascade", panel=GOAL)] = Field(
         False,
-        description="Also try cascades, in which a small model answers and a larger one is asked "
-        "where the small one is unsure. With 95 % confidence, at most --max-drop percent of the "
-        "answers change.",
+        description="Also try two models, of which the larger one is asked where the small "
+        "one is unsure, with a bound on the answers that change.",
     )
 
     @property
