@@ -98,7 +98,7 @@ def test_a_run_returns_its_report_prints_nothing_and_raises_what_a_command_says(
             done.folder,
             task="own",
             data=data,
-            min_metric="accuracy=1.01",
+            min_metric="accuracy=1.0",
             output_dir=tmp_path / "judged",
         )
     assert caught.value.folder == tmp_path / "judged"
