@@ -216,7 +216,8 @@ def choose_output_dir(
     session.agree(flatten_recipe(recipe))
     resume, overwrite = options.resume, options.overwrite
     folder = Path(broadcast_object_list([output_dir(name, options, recipe)])[0])
-    if resume and not RunDir(folder).is_run:
+    # A step of another run always resumes, and has no words of a command line.
+    if resume and options.arguments and not RunDir(folder).is_run:
         Progress.log(f"{folder} holds no run to resume; a new run begins there")
     if not options.dry_run:
         session.on_main(

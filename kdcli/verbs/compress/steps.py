@@ -474,6 +474,9 @@ def call_alone(step: Step, options: RunOptions) -> object:
     try:
         return step.call(options)
     finally:
+        # What this process computes next is in float32, whatever the step computed in.
+        AcceleratorState._reset_state(True)
+        GradientState._reset_state()
         # The report of the compression names the data of all its steps.
         COMMITS.update(before)
         ACCOUNTS.by_key.update(accounts)
