@@ -42,18 +42,8 @@ def prepare_libraries(quiet: bool, verbose: bool, *, is_command: bool = True) ->
     Progress.console.quiet = quiet
     Progress.attach(is_command=is_command)
     watch_hub()
-    models = logging.getLogger("kdcli.models")
-    models.setLevel(logging.INFO)
-    models.handlers, models.propagate = [_ToProgress()], False
-
-
-class _ToProgress(logging.Handler):
-    """Prints what the folder `models` logs, once within a run."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        from kdcli.engine.progress import Progress
-
-        Progress.log_fact(record.getMessage())
+    # Adding the same filter again changes nothing.
+    logging.getLogger("kdcli.models").addFilter(Progress.is_new_fact)
 
 
 class _HubRetries(logging.Filter):

@@ -191,13 +191,23 @@ class Progress:
     @classmethod
     def log_fact(cls, *messages: str) -> None:
         """Log facts about data or a model, each only once within `facts_once`."""
-        known = _facts.get()
         for message in messages:
-            if known is None or message not in known:
+            if cls._is_new(message):
                 cls.log(message)
-            # A dry run is quiet. The run itself then logs the fact.
-            if known is not None and not cls.console.quiet:
-                known.add(message)
+
+    @classmethod
+    def is_new_fact(cls, record: logging.LogRecord) -> bool:
+        """Tell whether the main process logs a fact for the first time within `facts_once`."""
+        return is_main() and cls._is_new(record.getMessage())
+
+    @classmethod
+    def _is_new(cls, message: str) -> bool:
+        known = _facts.get()
+        is_new = known is None or message not in known
+        # A dry run is quiet. The run itself then logs the fact.
+        if known is not None and not cls.console.quiet:
+            known.add(message)
+        return is_new
 
     @classmethod
     def warn(cls, *messages: str) -> None:

@@ -20,6 +20,7 @@ from transformers import (
     T5Model,
 )
 
+from kdcli.cli.libraries import prepare_libraries
 from kdcli.errors import UsageError
 from kdcli.models.capture import capture
 from kdcli.models.derived_layout import NotDerivedError, derive, small_copies
@@ -165,6 +166,7 @@ def test_a_layout_does_not_depend_on_sizes(kind):
 
 
 def test_a_derived_layout_is_logged_once(caplog):
+    prepare_libraries(quiet=False, verbose=False)
     caplog.set_level(logging.INFO, "kdcli.models")
     # No other test derives this one, and a derivation is kept on disk.
     config = tiny_config("gte", hidden_act="relu")
