@@ -49,8 +49,7 @@ VERBS = """\
 
 {count} types on which a test runs each verb, with two steps of training. Students have one layer
 and half the width; `task` means tinybert, `outputs` soft-targets. `export` and `compress` write
-int8 ONNX files, of the fine-tuned model if there is one. A number is the reason of a refusal, and
-`-` was not run:
+int8 ONNX files, of the fine-tuned model if there is one. A number is the reason of a refusal:
 """
 
 
@@ -83,15 +82,15 @@ def verbs_by_type() -> list[str]:
     """Return the section with what each verb does with each type, and the reasons."""
     stored = json.loads(VERBS_TABLE.read_text("utf-8"))
     verbs: list[str] = stored["verbs"]
-    found: dict[str, dict[str, str | None]] = stored["types"]
+    found: dict[str, dict[str, str]] = stored["types"]
     reasons: dict[str, int] = {}
     rows = []
     for kind, refusals in found.items():
         cells = []
         for verb in verbs:
             reason = refusals.get(verb, WORKS)
-            if reason in (WORKS, None):
-                cells.append("yes" if reason else "-")
+            if reason == WORKS:
+                cells.append("yes")
                 continue
             reason = reason.replace(f"'{kind}'", "model of this type")
             reason = reason.replace(f"{kind} is", "the type is")
