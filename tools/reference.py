@@ -1,11 +1,11 @@
-"""Print docs/reference.md: every option and recipe key, from their declarations.
+"""Write docs/reference/: every option and recipe key, from their declarations, a page per verb.
 
-python -m tools.reference > docs/reference.md
+python -m tools.reference
 """
 
-import sys
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 import typer
 
@@ -16,16 +16,17 @@ from kdcli.recipe.options import Setting, settings_of
 from kdcli.recipe.sections import CommandOptions, RunOptions
 from kdcli.recipe.yaml import flow_style
 
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
 HEAD = """\
 # Options and recipe keys
 
-This page lists every option of the command line, the recipe key that it sets, and the recipe keys
-that have no option. `python -m tools.reference > docs/reference.md` writes it from the code.
+These pages list every option of the command line, the recipe key that it sets, and the recipe keys
+that have no option. `python -m tools.reference` writes them from the code.
 
 An option overrides `--set KEY=VALUE`, which overrides the recipe, which overrides the default.
-`kdcli recipes show NAME` prints a recipe with the origin of each value. The defaults below are
-those without a recipe; many tasks have a shipped recipe of their own. In Python the options are
-arguments of the same name: see [From Python](python.md).
+`kdcli recipes show NAME` prints a recipe with the origin of each value. The defaults on these pages
+are those without a recipe; many tasks have a shipped recipe of their own. In Python the options are
+arguments of the same name: see [From Python](../python.md).
 """
 SHARED = """\
 ## Options of several verbs
@@ -34,11 +35,18 @@ They set no recipe key.
 """
 
 
-def reference() -> str:
-    """Return the page."""
+def reference() -> dict[str, str]:
+    """Return the text of each page by its file name."""
     verbs = list(all_verbs())
-    sections = [HEAD, f"{SHARED}\n{shared_table(verbs)}"]
-    return "\n".join([*sections, *(section_of(*each) for each in verbs), workloads()])
+    sections: dict[str, list[str]] = {}
+    for name, verb in verbs:
+        command = name.split()[0]
+        sections.setdefault(command, [f"# Options of {command}\n"]).append(section_of(name, verb))
+    links = "".join(f"* [kdcli {command}]({command}.md)\n" for command in sections)
+    links += "* [keys of `workload`](workload.md), which depend on the kind of data\n"
+    index = "\n".join([HEAD, links, SHARED, shared_table(verbs)])
+    pages = {f"{command}.md": "\n".join(parts) for command, parts in sections.items()}
+    return {"index.md": index, **pages, "workload.md": workloads()}
 
 
 def all_verbs() -> Iterable[tuple[str, Verb]]:
@@ -139,12 +147,14 @@ def workloads() -> str:
         "Rerankers": rerank.Settings,
         "Tasks that generate text": text_generation.Settings,
     }
-    parts = ["## Keys of workload\n\nEach kind of data has its own keys, besides those above.\n"]
+    parts = ["# Keys of workload\n\nEach kind of data has its own keys.\n"]
     for title, model in kinds.items():
         rows = (row_of(replace(each, key=f"workload.{each.key}")) for each in settings_of(model))
-        parts.append(f"### {title}\n\n{table(('recipe key', 'default', 'description'), rows)}")
+        parts.append(f"## {title}\n\n{table(('recipe key', 'default', 'description'), rows)}")
     return "\n".join(parts)
 
 
 if __name__ == "__main__":
-    sys.stdout.write(reference())
+    FOLDER.mkdir(exist_ok=True)
+    for page, content in reference().items():
+        (FOLDER / page).write_text(content, "utf-8")

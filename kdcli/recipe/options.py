@@ -4,7 +4,7 @@ A field of a settings model declares its option next to its type:
 
     lr: Annotated[float, Option("--lr", panel=TRAINING)] = Field(3e-4, description="Peak ...")
 
-The command line, the Python functions, their type stub and docs/reference.md come from these
+The command line, the Python functions, their type stub and docs/reference/ come from these
 declarations. Nothing here imports pydantic, so that `kdcli --help` stays fast.
 """
 
