@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from kdcli.deploy.sessions import library, onnx_caller
 from kdcli.errors import MachineError
-from kdcli.types import Batch
+from kdcli.types import Array, Batch
 
 if TYPE_CHECKING:
     import onnx
@@ -17,10 +18,14 @@ MAX_VALUE = float(np.finfo(np.float16).max) / 2
 """Largest magnitude that is computed in half precision. Other texts may have larger values."""
 MASKED = 1e30
 """Values from here on stand for masked positions, which half precision may replace."""
+ROWS_AT_ONCE = 64
+"""Number of rare tokens that are run at once."""
 
 
 def nodes_beyond_half(plain: Path, batches: Sequence[Batch]) -> set[str]:
     """Return the nodes of a float32 file that read or compute values above `MAX_VALUE`.
+
+    Weights count too, and tokens with such weights are run although no text may have them.
 
     Args:
         plain: The file.
@@ -36,16 +41,30 @@ def nodes_beyond_half(plain: Path, batches: Sequence[Batch]) -> set[str]:
     onnx.save(graph, watched)
     call = onnx_caller(watched, threads=0)
     order = [each.name for each in graph.graph.output]
-    large = set()
-    for batch in batches:
-        for name, array in zip(order, call(call.feed(batch)), strict=True):
-            if array.dtype != np.float32:
-                continue
-            sizes = np.abs(array)
-            if ((sizes > MAX_VALUE) & (sizes < MASKED)).any():
-                large.add(name)
+    large, rare = set(), []
+    tables = {each.input[0] for each in graph.graph.node if "input_ids" in each.input[1:]}
+    for each in graph.graph.initializer:
+        is_large = _beyond_half(onnx.numpy_helper.to_array(each, str(plain.parent)))
+        if is_large.any():
+            large.add(each.name)
+        if is_large.any() and each.name in tables:
+            ids_N = np.flatnonzero(is_large.any(1))
+            for begin in range(0, len(ids_N), ROWS_AT_ONCE):
+                ids_B = torch.from_numpy(ids_N[begin : begin + ROWS_AT_ONCE])
+                # A graph may not accept a text of one token.
+                rare.append({"input_ids": ids_B[:, None].expand(-1, 2)})
+    for batch in (*batches, *rare):
+        outputs_of_batch = zip(order, call(call.feed(batch)), strict=True)
+        large |= {name for name, array in outputs_of_batch if _beyond_half(array).any()}
     watched.unlink()
     return {node.name for node in graph.graph.node if large & {*node.input, *node.output}}
+
+
+def _beyond_half(array: Array) -> Array:
+    """Return for each value whether it is a real one above `MAX_VALUE`."""
+    sizes = np.abs(array)
+    is_large: Array = (array.dtype == np.float32) & (sizes > MAX_VALUE) & (sizes < MASKED)
+    return is_large
 
 
 def in_half(graph: "onnx.ModelProto", in_float: Set[str], *, large: bool) -> "onnx.ModelProto":

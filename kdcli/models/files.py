@@ -4,6 +4,7 @@
 name only safetensors files in its own directory, so that nothing is unpickled.
 """
 
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -176,9 +177,17 @@ def _first_module(file: Path) -> dict[str, Any]:
 
 
 def _check_label_numbers(raw: Mapping[str, Any], source: object) -> None:
-    """Raise a UsageError if `label2id` gives the classes of `id2label` other numbers."""
+    """Raise a UsageError if `label2id` contradicts `id2label`, or names a head's outputs alone."""
     names = {str(name): str(number) for number, name in (raw.get("id2label") or {}).items()}
     numbers = {str(name): str(number) for name, number in (raw.get("label2id") or {}).items()}
+    has_head = any("Classification" in name for name in raw.get("architectures") or ())
+    if has_head and not names and any(not name.startswith("LABEL_") for name in numbers):
+        named = {number: name for name, number in numbers.items()}
+        raise UsageError(
+            f"{source} has 'label2id' but no 'id2label', where every library reads the names of a "
+            "head's outputs",
+            f'add it to a copy of the model: "id2label": {shortened(json.dumps(named), 200)}',
+        )
     # Many models have label2id of another task, which no library reads.
     if names.keys() != numbers.keys() or names == numbers:
         return

@@ -35,6 +35,7 @@ from kdcli.models.load import (
     pickled_head,
 )
 from kdcli.models.model import Model, return_token_types
+from kdcli.models.shape import longest_input
 from kdcli.models.static import StaticConfig
 from kdcli.models.static_classifier import StaticForSequenceClassification
 from kdcli.models.training_rows import training_rows
@@ -184,16 +185,15 @@ def tuned_length(
 ) -> int | None:
     """Return the maximum number of tokens per row that a model with a fitting head reads.
 
-    This is the tokenizer's length, which every other library obeys; None if the tokenizer has none.
-    Contexts and sources are divided or cut by the task's protocol, so their length is only that of
-    a model which was fine-tuned on this very task.
+    This is the tokenizer's length, which every other library obeys, or the model's positions if
+    they are fewer; `VERY_LARGE_INTEGER` if neither has a limit. Contexts and sources are divided or
+    cut by the task's protocol, so their length is only that of a model which was fine-tuned on this
+    very task, and None for other models.
     """
-    if tokenizer.model_max_length >= VERY_LARGE_INTEGER:
-        return None
     follows_task = task.kind in ("span", "text")
     if follows_task and getattr(config, TASK_KEY, None) != task.name:
         return None
-    return int(tokenizer.model_max_length)
+    return int(min(tokenizer.model_max_length, longest_input(config) or VERY_LARGE_INTEGER))
 
 
 def kind_of_head(config: PreTrainedConfig, name: str) -> Literal["class", "tokens", "span"] | None:

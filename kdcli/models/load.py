@@ -522,12 +522,17 @@ def load_tokenizer(
             if tokenizer.is_fast:
                 backend = tokenizer.backend_tokenizer
                 setattr(tokenizer, AS_LOADED, (backend.truncation, backend.padding))
+            length = tokenizer.model_max_length
+            if not (isinstance(length, int | float) and length > 0):
+                raise UsageError(
+                    f"the tokenizer of {source} has the model_max_length {length!r}, which must be "
+                    "a number of at least 1",
+                    "correct it in the tokenizer_config.json of a copy of the model",
+                )
             probes = [tokenizer(*texts, **PROBED) for texts in ((PROBE,), (PROBE, PROBE))]
             if tokenizer.is_fast:
                 # The truncation of the call above would be saved.
                 tokenizer.backend_tokenizer.no_truncation()
-            if not tokenizer.model_max_length > 0:
-                raise ValueError("its model_max_length must be at least 1")
     except UsageError:
         raise
     except BaseException as error:
@@ -628,6 +633,8 @@ def load_weights(
         "trust_remote_code": custom_code_allowed(),
         "use_safetensors": True,
         "dtype": torch.float32,
+        # Otherwise the error would not name the tensors.
+        "ignore_mismatched_sizes": True,
     }
     where = location(source)
     config = load_config(source, compacted=True)
@@ -647,6 +654,15 @@ def load_weights(
             settings["config"] = config
         model, info = auto_class.from_pretrained(
             where, revision=revision, output_loading_info=True, **settings
+        )
+    if info["mismatched_keys"]:
+        name, stored, needed = min(info["mismatched_keys"])
+        raise UsageError(
+            f"the weights of {source} do not fit its config.json: {len(info['mismatched_keys'])} "
+            f"tensors have other sizes, for example {name}: {list(stored)} instead of "
+            f"{list(needed)}",
+            "correct the sizes in the config.json of a copy of the model (id2label has a name for "
+            "each output of a head)",
         )
     with suppress(*HUB_ERRORS):
         # Put the card into the cache, because models made from this one inherit its licence.
@@ -765,11 +781,9 @@ def _weight_errors(source: str) -> Iterator[None]:
         ) from None
     except (RuntimeError, ValueError) as error:
         raise_machine_error(error)
-        reason = first_line(error)
-        if "ignore_mismatched_sizes" in str(error):
-            # The message of transformers refers to a table that is not printed.
-            reason = "tensors have other sizes"
-        raise UsageError(f"the weights of {source} do not fit its config.json: {reason}") from None
+        raise UsageError(
+            f"the weights of {source} do not fit its config.json: {first_line(error)}"
+        ) from None
     except KdcliError:
         raise
     except code_errors(()) as error:

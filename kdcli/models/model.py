@@ -22,7 +22,7 @@ class Model:
         source: The hub id or directory that the model was loaded from.
         note: Where the head comes from, for the log.
         tuned_length: Maximum number of tokens in a row that the model's own head reads; None for
-            a new head and if the tokenizer has no length.
+            a new head and if the task's protocol sets it.
         rows: Hashes of the labelled rows that trained this model or a model it was made from.
     """
 

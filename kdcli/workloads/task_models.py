@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from kdcli.deploy.cascade import cascade_parts
 from kdcli.deploy.exported import is_export, open_export
@@ -97,7 +98,7 @@ def row_format(settings: LabelledSettings, task: Task, model: Model) -> RowForma
     """
     length = settings.max_length or model.tuned_length or task.max_length
     tuned = model.tuned_length
-    if settings.max_length and tuned not in (None, settings.max_length):
+    if settings.max_length and tuned not in (None, VERY_LARGE_INTEGER, settings.max_length):
         Progress.log_fact(
             f"{model.source} reads rows of {tuned} tokens: using {length} tokens, as "
             "data.max_length says"

@@ -99,7 +99,7 @@ TOKENIZERS = {
     "an id that is no number": ("tokenizer.json", ["model", "vocab", "w4"], 1.5),
     "no model": ("tokenizer.json", ["model"], {}),
     "another decoder": ("tokenizer.json", ["decoder"], 10**20),
-    "a length that is text": ("tokenizer_config.json", ["model_max_length"], "x"),
+    "a length that is text": ("tokenizer_config.json", ["model_max_length"], "512"),
     "a class that is a number": ("tokenizer_config.json", ["tokenizer_class"], 5),
 }
 
@@ -112,7 +112,9 @@ def test_a_tokenizer_that_does_not_work_is_refused(case, model_dir):
         inside = inside[key]
     inside[path[-1]] = value
     (model_dir / name).write_text(json.dumps(tree), "utf-8")
-    with pytest.raises(UsageError, match=f"the tokenizer of {model_dir} cannot be loaded"):
+    with pytest.raises(
+        UsageError, match=f"the tokenizer of {model_dir} (cannot be|has the model_max)"
+    ):
         load_encoder(str(model_dir))
 
 

@@ -104,7 +104,7 @@ BAD = {
     "bert as decoder": (lambda d: change(d, "config.json", is_decoder=True), "'bert' is a decoder"),
     "other width": (
         lambda d: change(d, "config.json", hidden_size=16),
-        "do not fit its config.json: tensors have other",
+        "do not fit its config.json: 67 tensors have other sizes, for example",
     ),
     "more layers": (
         lambda d: change(d, "config.json", num_hidden_layers=5),

@@ -60,25 +60,31 @@ def in_half_as_written(file, batch):
         return ReferenceEvaluator(graph).run(None, feed)[-1]
 
 
-@pytest.mark.parametrize("large_for", ["every text", "a compared text", "a calibration text"])
+@pytest.mark.parametrize(
+    "large_for", ["every text", "a compared text", "a calibration text", "a token of no text"]
+)
 def test_values_that_half_precision_cannot_hold_stay_in_float32(tmp_path, large_for):
     model, layer = classifier()
-    texts = list(TEXTS)
+    texts, rare_text = list(TEXTS), f"w1 {RARE} w3"
+    tokenizer = AutoTokenizer.from_pretrained(on_disk(model, tmp_path / "plain"))
     if large_for == "every text":
         let_one_unit_be_large(layer, 0, 1e5)
+    elif large_for == "a token of no text":
+        with torch.no_grad():
+            rare = tokenizer.convert_tokens_to_ids(RARE)
+            model.bert.embeddings.word_embeddings.weight[rare] *= 1e6
     else:
-        tokenizer = AutoTokenizer.from_pretrained(on_disk(model, tmp_path / "plain"))
         large_for_the_rare_word(model, layer, tokenizer)
         # The first half of the texts is compared, and the other half is for calibration.
         place = 0 if large_for == "a compared text" else -1
-        texts[place] = f"w1 {RARE} w3"
+        texts[place] = rare_text
     source = on_disk(model, tmp_path / "source")
     (tmp_path / "texts.txt").write_text("\n".join(texts))
     given = ("--format", "onnx", "--fp16", "--data", tmp_path / "texts.txt")
     done = succeeds("export", source, *given, "-o", tmp_path / "out")
     assert "nodes with values too large for it in float32" in said_by(done)
     batch = AutoTokenizer.from_pretrained(tmp_path / "out")(
-        [*texts[:5], texts[-1]], padding=True, return_token_type_ids=True, return_tensors="pt"
+        [*texts[:5], rare_text], padding=True, return_token_type_ids=True, return_tensors="pt"
     )
     logits = in_half_as_written(tmp_path / "out" / "onnx" / "model_fp16.onnx", batch)
     with torch.no_grad():

@@ -22,6 +22,7 @@ from sentence_transformers import CrossEncoder
 from sklearn.metrics import f1_score
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from kdcli.deploy.predict import Predictor
 from kdcli.models.embedding_format import EmbeddingFormat
@@ -116,12 +117,12 @@ def long_texts(n, seed, words):
     return [" ".join(f"w{rng.randrange(50)}" for _ in range(words)) for _ in range(n)]
 
 
-def published_classifier(folder, **changes):
-    """A classifier with random weights whose tokenizer reads 150 tokens."""
+def published_classifier(folder, length=150, **changes):
+    """A classifier with random weights whose tokenizer reads `length` tokens."""
     torch.manual_seed(0)
     config = tiny_config("bert", initializer_range=0.3, **changes)
     model = AutoModelForSequenceClassification.from_config(config).eval()
-    tokenizer = pair_tokenizer(model_max_length=150)
+    tokenizer = pair_tokenizer(model_max_length=length)
     texts = long_texts(40, 7, 145)
     with torch.no_grad():
         logits = model(**tokenizer(texts, padding=True, return_tensors="pt")).logits
@@ -129,9 +130,10 @@ def published_classifier(folder, **changes):
     return on_disk(model, folder, tokenizer)
 
 
-def test_long_texts_are_read_as_far_as_the_tokenizer_says(tmp_path, cache):
-    names = {0: "one", 1: "two"}
-    folder, texts = published_classifier(tmp_path / "long", id2label=names), long_texts(60, 1, 145)
+@pytest.mark.parametrize("length", [150, VERY_LARGE_INTEGER])
+def test_long_texts_are_read_as_far_as_tokenizer_and_positions_say(tmp_path, cache, length):
+    names, texts = {0: "one", 1: "two"}, long_texts(60, 1, 145)
+    folder = published_classifier(tmp_path / "long", length, id2label=names)
     classify = pipeline("text-classification", model=str(folder), device="cpu")
     answers = [each["label"] for each in classify(texts, truncation=True)]
     assert len(set(answers)) == 2
@@ -148,7 +150,7 @@ def test_long_texts_are_read_as_far_as_the_tokenizer_says(tmp_path, cache):
     student = tmp_path / "student"
     untrained = ("--to", "1x32", "--max-steps", 0, "--set", "measure.latency=false", "-o", student)
     own_files.succeeds("distill", folder, *OWN, file, *untrained)
-    assert AutoTokenizer.from_pretrained(student).model_max_length == 150
+    assert AutoTokenizer.from_pretrained(student).model_max_length == min(length, 160)
 
 
 @pytest.mark.parametrize("length", [16, 150])
@@ -240,6 +242,11 @@ NUMBERED = {
     "from one": ({"1": "calm", "2": "brisk"}, {}, "the 2 outputs from 0, got 1, 2"),
     "a gap": ({"0": "calm", "2": "brisk"}, {}, "the 2 outputs from 0, got 0, 2"),
     "a word": ({"0": "calm", "x": "brisk"}, {}, "the 2 outputs from 0, got 0, x"),
+    "no names": (
+        {},
+        {"calm": 1, "brisk": 0},
+        'add it to a copy of the model: "id2label": {"1": "calm", "0": "brisk"}',
+    ),
     "other numbers": (
         {"0": "calm", "1": "brisk"},
         {"calm": 1, "brisk": 0},

@@ -18,6 +18,8 @@ from kdcli.types import IGNORED, Array, Batch, Example, Kind, Task
 
 EXAMPLES_PER_CALL = 4096
 """Number of examples tokenised at once. It bounds the memory of the tokenizer's objects."""
+MAX_LENGTH = 1 << 30
+"""Maximum number of tokens per row of a model without a limit, in the library's numbers."""
 BY_TOKEN = ("tokens", "text")  # Kinds with a label for each token.
 
 
@@ -184,7 +186,7 @@ def _tokenize(
         *columns,
         is_split_into_words=of_words,
         truncation=True,
-        max_length=max_length,
+        max_length=min(max_length, MAX_LENGTH),
         return_token_type_ids=token_types,
         return_attention_mask=False,
         verbose=False,

@@ -435,8 +435,8 @@ def _notes(gated: GatedFile) -> list[str]:
         notes[0] += f"; its integers were chosen on {gated.calibrated_on}. No text is in both"
     if gated.nodes_in_float:
         notes.append(
-            f"{gated.nodes_in_float} nodes are in float32, because their values on some of these "
-            "texts are too large for half precision"
+            f"{gated.nodes_in_float} nodes are in float32, because some of their weights, or of "
+            "their values on these texts, are too large for half precision"
         )
     if gated.kept_in == "int8":
         notes.append(
