@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from unittest import mock
 
 import accelerate.tracking
 import pytest
@@ -120,7 +121,9 @@ def options_of(verb):
 
 
 def run(*arguments):
-    return CliRunner().invoke(app, list(arguments))
+    # A command also reads the words of its process.
+    with mock.patch.object(sys, "argv", ["kdcli", *arguments]):
+        return CliRunner().invoke(app, list(arguments))
 
 
 def test_help_and_version():

@@ -221,7 +221,9 @@ def test_no_training_row_is_evaluated_and_no_evaluated_row_chooses_the_vocabular
     headed(tmp_path / "model", LABELS, num_hidden_layers=2)
     texts = [f"w{n % 50} w{n // 50} w{n % 3}" for n in range(200)]
     data = write(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
-    compressed(tmp_path, data, plan__trim_from=0.0)
+    # The texts are read after a training that computed in another precision.
+    half = {"train": TRAIN | {"dtype": "bf16"}}
+    compressed(tmp_path, data, plan__trim_from=0.0, plan__distill=half)
     steps = tmp_path / "out" / "steps"
     training = {row["text"] for row in lines_of(next(steps.rglob("training-text.jsonl")))}
     partition = Partition.read(str(tmp_path / "out" / "partition.safetensors"))

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from accelerate.state import AcceleratorState, GradientState
 from pydantic import TypeAdapter
 
 from kdcli.data.accounts import ACCOUNTS
@@ -26,6 +25,7 @@ from kdcli.engine.pool import Pool
 from kdcli.engine.processes import StopRequest
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
+from kdcli.engine.session import own_state
 from kdcli.errors import (
     ChildFailed,
     GateError,
@@ -465,18 +465,14 @@ class Steps:
 
 def call_alone(step: Step, options: RunOptions) -> object:
     """Call a verb as if it were alone in this process, and free its models afterwards."""
-    # Each verb chooses its own device and precision, and names the data it read itself.
-    AcceleratorState._reset_state(True)
-    GradientState._reset_state()
+    # Each verb names the data it read itself.
     before, accounts = dict(COMMITS), dict(ACCOUNTS.by_key)
     COMMITS.clear()
     ACCOUNTS.by_key.clear()
     try:
-        return step.call(options)
+        with own_state():
+            return step.call(options)
     finally:
-        # What this process computes next is in float32, whatever the step computed in.
-        AcceleratorState._reset_state(True)
-        GradientState._reset_state()
         # The report of the compression names the data of all its steps.
         COMMITS.update(before)
         ACCOUNTS.by_key.update(accounts)
