@@ -23,7 +23,7 @@ from kdcli.models.card import describe
 from kdcli.models.grammar import SpeedGoal, short_name
 from kdcli.models.load import save_model
 from kdcli.models.model import Model
-from kdcli.models.shape import build_student, student_config
+from kdcli.models.shape import build_student, shape_of_width
 from kdcli.models.training_rows import NO_ROWS
 from kdcli.types import Card, ModelShape, Start
 
@@ -289,16 +289,12 @@ def _widths(teacher: Model) -> list[ModelShape]:
     deepest = []
     for share in WIDTHS:
         width = int(full.hidden * share)
-        ffn = round(width * full.ffn / full.hidden)
         layers = full.layers - 1 if share == 1 else max(1, full.layers - 1)
-        shape = ModelShape(layers, width, ffn, full.heads)
-        if layers < 1 or width != full.hidden * share or width % full.heads:
+        if layers < 1 or width != full.hidden * share:
             continue
-        try:
-            student_config(teacher.model.config, shape)
-        except UsageError:
-            continue  # The architecture cannot have this width.
-        deepest.append(shape)
+        shape = shape_of_width(teacher.model.config, layers, width)
+        if shape is not None:
+            deepest.append(shape)
     return deepest
 
 

@@ -6,6 +6,7 @@ This module derives the student's configuration and initial weights
 
 import copy
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -124,6 +125,24 @@ def student_config(
         chosen = layers or evenly_spaced_layers(teacher.num_hidden_layers, shape.layers)
         config.layer_types = [teacher.layer_types[n - 1] for n in chosen]
     return config
+
+
+def shape_of_width(teacher: PreTrainedConfig, layers: int, width: int) -> ModelShape | None:
+    """Return the shape of a student with the teacher's ratio of FFN to width.
+
+    It has the teacher's heads, or fewer if the architecture's heads cannot become narrower. Returns
+    None if the architecture cannot have the width.
+    """
+    full = shape_of(teacher)
+    ffn = round(width * full.ffn / full.hidden)
+    fewer, rest = divmod(full.heads * width, full.hidden)
+    for heads in (full.heads, *([] if rest else [fewer])):
+        if width % full.heads == 0:
+            shape = ModelShape(layers, width, ffn, heads)
+            with suppress(UsageError):
+                student_config(teacher, shape)
+                return shape
+    return None
 
 
 def build_student(

@@ -26,8 +26,8 @@ from kdcli.models.capture import capture
 from kdcli.models.derived_layout import NotDerivedError, derive, small_copies
 from kdcli.models.layout import Layout, layout_for
 from kdcli.models.load import load_encoder, save_model
-from kdcli.models.shape import build_student, shape_of
-from kdcli.types import Needs
+from kdcli.models.shape import build_student, shape_of, shape_of_width
+from kdcli.types import ModelShape, Needs
 
 LLAMA = {
     "layers": "layers",
@@ -269,6 +269,9 @@ def test_heads_that_are_rotated_in_part_keep_their_width():
     assert "write 2x32@4, with a width that is a multiple of 8" in (caught.value.hint or "")
     student = build_student(teacher, replace(shape, hidden=16, heads=2)).model
     assert student.layers[0].attention.query_key_value.weight.shape == (3 * 16, 16)
+    assert shape_of_width(teacher.config, 1, 16) == ModelShape(1, 16, 64, 2)
+    assert shape_of_width(tiny_config("bert"), 1, 16) == ModelShape(1, 16, 64, 4)
+    assert shape_of_width(tiny_config("eurobert"), 1, 12) is None
 
 
 @torch.no_grad()

@@ -33,7 +33,12 @@ from kdcli.models.grammar import goal_of, is_static_shape, parse_shape
 from kdcli.models.layout import layout_for
 from kdcli.models.load import load_encoder, location
 from kdcli.models.model import Model
-from kdcli.models.shape import evenly_spaced_layers, positions_of, student_config
+from kdcli.models.shape import (
+    evenly_spaced_layers,
+    positions_of,
+    shape_of_width,
+    student_config,
+)
 from kdcli.report.text import duration
 from kdcli.report.views import short
 from kdcli.types import ModelShape
@@ -289,10 +294,12 @@ def _listed_shapes(search: Search, model: str, loaded: Model) -> list[ModelShape
         search.notes.append(f"only exports of the model itself were tried: {missing}")
         return []
     else:
-        texts = [f"{max(1, round(layers * share))}x{width}" for share in (2 / 3, 1 / 2, 1 / 3)]
-        if width % (2 * teacher.heads) == 0:
-            texts += [f"{max(1, round(layers * share))}x{width // 2}" for share in (1 / 2, 1 / 3)]
-        shapes = [shape for text in texts if (shape := parse_shape(text, teacher)) != teacher]
+        sizes = [(share, width) for share in (2 / 3, 1 / 2, 1 / 3)]
+        sizes += [(share, width // 2) for share in (1 / 2, 1 / 3) if width % 2 == 0]
+        possible = [
+            shape_of_width(config, max(1, round(layers * share)), size) for share, size in sizes
+        ]
+        shapes = [shape for shape in possible if shape not in (None, teacher)]
     return sorted(dict.fromkeys(shapes), key=lambda shape: -size_of_layers(shape))
 
 
