@@ -15,6 +15,8 @@ from kdcli.data.tasks import named_tasks
 from kdcli.disk import EMBEDDED, cached_file, is_path
 
 CARD_FILE, MAX_CARD_BYTES = "README.md", 1 << 20
+METHOD_TAGS = ("distillation", "pruned", "quantized")
+"""Tags of the hub for how a model was made. A model keeps the tags of the one it was made from."""
 MODEL_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 INHERITED_FIELDS = ("license", "license_name", "license_link", "language", "datasets")
 EMBEDDER = "SentenceTransformer"  # the class that loads an embedding model
@@ -72,7 +74,7 @@ def front_matter(
         base: The hub id or directory of the base model; may be empty. The hub id of a directory is
             read from its card.
         relation: The relation to the base model, in the hub's words: finetune or quantized.
-        library: The library that loads the model.
+        library: The Python library that loads the model.
         tags: The tags of the model.
         pipeline: The hub's name of the task.
         task: kdcli's name of the task.
@@ -86,31 +88,37 @@ def front_matter(
     inherited: dict[str, Any] = {
         key: base_card[key] for key in INHERITED_FIELDS if key in base_card
     }
-    dataset = _dataset(task, data)
+    dataset = hub_data_set(task, data)
     datasets = _listed(inherited.pop("datasets", None)) + _listed(dataset)
-    task_type = pipeline or "text-classification"
-    results = _results(scores, task_type, dataset)
+    kept = [tag for tag in METHOD_TAGS if tag in _listed(base_card.get("tags"))]
     if base_model and relation:
         inherited["base_model_relation"] = relation
     card = ModelCardData(
-        model_name=name if results else None,
         library_name=library,
-        tags=tags,
+        tags=list(dict.fromkeys([*tags, *kept])),
         pipeline_tag=pipeline,
         base_model=base_model,
         datasets=list(dict.fromkeys(datasets)) or None,
-        metrics=list(dict.fromkeys(result.metric_type for result in results)) or None,
-        eval_results=results or None,
         **inherited,
     )
+    store_scores(card, name, scores, dataset)
     return card.to_yaml().strip()
 
 
-def _results(scores: Iterable[Score], task_type: str, dataset: str | None) -> list[EvalResult]:
-    """Return the model's scores as the hub reads them."""
-    return [
+def store_scores(
+    card: ModelCardData, name: str, scores: Iterable[Score], dataset: str | None
+) -> None:
+    """Replace the scores of a card. The hub shows them next to the card.
+
+    Args:
+        card: The metadata of the card.
+        name: The name of the model.
+        scores: The model's scores.
+        dataset: The data set of the hub that they are from, if there is one.
+    """
+    results = [
         EvalResult(
-            task_type=task_type,
+            task_type=card.pipeline_tag or "text-classification",
             dataset_type=dataset or score.task,
             dataset_name=" ".join(filter(None, (score.task, score.set))),
             dataset_split=score.split,
@@ -120,6 +128,9 @@ def _results(scores: Iterable[Score], task_type: str, dataset: str | None) -> li
         for score in scores
         for metric, value in score.metrics.items()
     ]
+    card.model_name = name if results else None
+    card.metrics = list(dict.fromkeys(result.metric_type for result in results)) or None
+    card.eval_results = results or None
 
 
 def _card_of(base: str, revision: str | None) -> dict[str, str | list[str]]:
@@ -138,8 +149,13 @@ def _card_of(base: str, revision: str | None) -> dict[str, str | list[str]]:
     return {key: value for key, value in values.items() if isinstance(value, str | list)}
 
 
-def _dataset(task: str | None, data: str | None) -> str | None:
-    """Return the data set of the hub that was used, if there was one."""
+def hub_data_set(task: str | None, data: str | None) -> str | None:
+    """Return the data set of the hub that was used, if there was one.
+
+    Args:
+        task: kdcli's name of the task.
+        data: The source of the rows; None for the task's own data set.
+    """
     if data is not None:
         name = re.split("[:@]", data)[0]
         return name if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) and not is_path(name) else None

@@ -22,15 +22,14 @@ from kdcli.report.schema import Report
 from kdcli.report.sections.contents import sections
 from kdcli.report.sections.evaluations import MAX_LABELS, scores
 from kdcli.report.sections.grid import how_chosen
-from kdcli.report.sections.overview import facts, how_made, models_section, title
+from kdcli.report.sections.overview import card_title, facts, how_trained, models_section, title
 from kdcli.report.sections.repeat import repeat_block, repeat_command
-from kdcli.report.sections.summary import summary
+from kdcli.report.sections.summary import card_facts, card_sentence, summary
 from kdcli.report.sections.timings import latency_csv
 from kdcli.report.text import (
     Picture,
     ReportSection,
     View,
-    card_shape,
     count,
     fenced,
     plain,
@@ -43,6 +42,8 @@ __all__ = ["first_pictures", "html", "markdown", "model_card", "short", "termina
 MAX_WORD_WIDTH = 24  # characters in a column that a terminal does not fold
 NUMBER = r"[+\-≤≥<]?\d+([.,]\d+)*(e[+-]?\d+)?x?(?![\w-]|[.,]\d)"
 """The beginning of a cell with a number. A shape such as 6x384 is a name."""
+METHODS = {"distill": "distillation", "cotrain": "distillation", "prune": "pruned"}
+"""Verb -> the hub's tag of its method."""
 MAX_EXAMPLES = 5  # items with quotations that Markdown shows in a section
 
 
@@ -289,12 +290,13 @@ def model_card(
     evaluations = [e for e in report.evaluations if e.model == name]
     if pipeline is None:
         pipeline = "text-generation" if generates else PIPELINES.get(auto_class)
+    library = "sentence-transformers" if encodes else "transformers"
     front = front_matter(
         f"{Path(source).name or card.model_type}-{name}".replace(" ", "-"),
         base=source,
         relation="finetune",
-        library="sentence-transformers" if encodes else "transformers",
-        tags=["kdcli", report.command, card.model_type],
+        library=library,
+        tags=["kdcli", METHODS.get(report.command, report.command), card.model_type],
         pipeline=pipeline,
         task=task if isinstance(task, str) else None,
         data=report.source,
@@ -307,10 +309,13 @@ def model_card(
     return template("kdcli.report", "model_card.md.jinja").render(
         report=report,
         front=front,
-        what=title(report) if has_head else f"{card_shape(card)} {card.model_type}",
+        what=card_title(report, name),
+        sentence=card_sentence(
+            entry.made or f"made by kdcli {report.command}", card_facts(report, name), library
+        ),
         parameters=count(card.params_total),
         embedding=count(card.params_embedding),
-        made=how_made(report, name),
+        trained=how_trained(report),
         auto_class=auto_class,
         own_code=own_code,
         has_head=has_head,

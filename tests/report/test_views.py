@@ -286,14 +286,14 @@ def test_card_of_a_model_without_a_head(report, hostile):
     text = model_card(report, "3x384")
     assert front_matter(text) == {
         "library_name": "transformers",
-        "tags": ["kdcli", "distill", "bert"],
+        "tags": ["kdcli", "distillation", "bert"],
         "pipeline_tag": "feature-extraction",
         "base_model": "google-bert/bert-base-uncased",
         "base_model_relation": "finetune",
     }
     assert not missing(
         text,
-        *("AutoModel.from_pretrained", "with minilm on corpus.txt: 200 steps", "| 3x384 |"),
+        *("AutoModel.from_pretrained", "with minilm on corpus.txt, it ", "| 3x384 |"),
         *("--recipe recipe.yaml", "kdcli 0.1.0", "no task head"),
     )
     assert "base_model" not in front_matter(model_card(hostile, HOSTILE))
@@ -308,6 +308,7 @@ def test_licence_and_languages_are_the_base_s_and_a_directory_names_the_model_it
         "language": ["en"],
         "datasets": ["org/texts"],
         "base_model": "org/first",
+        "tags": ["kdcli", "distillation", "bert", "pruned"],
     }
     (tmp_path / "README.md").write_text(f"---\n{yaml.safe_dump(base)}---\n# Base\n")
     values["models"]["3x384"]["source"] = str(tmp_path)

@@ -90,7 +90,9 @@ def test_the_model_the_shapes_and_the_verification_come_in_this_order(given):
         "1x32": "trained for 2 of 8 steps only: 2x32-onnx meets the goal",
     }
     assert (result.folder / "best" / "onnx" / "model.onnx").is_file()
-    assert answer.sentence in (result.folder / "best" / "README.md").read_text("utf-8")
+    card = (result.folder / "best" / "README.md").read_text("utf-8")
+    assert "# model compressed to 2x32-onnx\n\nMade from model by kdcli compress, it loses " in card
+    assert "is 2.0 times as fast (2.0–2.0; 5.00 ms a text" in card
     assert answer.sentence.startswith("2x32-onnx is 2.0 times as fast as model (2.0–2.0; 5.00 ms")
     steps = [(step.name.partition("-")[0], step.command) for step in answer.steps]
     assert steps == [
@@ -476,7 +478,7 @@ def test_a_process_that_is_killed_between_best_and_the_report_leaves_no_answer(
     made.compress(**given, goal__max_drop=goal, resume=True)
     answer = answer_of(folder)
     assert (made.calls, answer.verification.look) == ([], 1 if goal == 1.0 else 2)
-    assert answer.sentence in (folder / "best" / "README.md").read_text("utf-8")
+    assert f"compressed to {answer.chosen}\n" in (folder / "best" / "README.md").read_text("utf-8")
 
 
 def killed(*_, **__):

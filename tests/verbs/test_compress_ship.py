@@ -1,17 +1,17 @@
 """What the selection rows decide about a chosen model, and what the rows of a run are warned of."""
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
+from huggingface_hub import ModelCard
 
 from kdcli.data.labelled.partition import Partition, Pools
 from kdcli.deploy.export import SECOND_NAMES, add_second_names
 from kdcli.models.temperature import TEMPERATURE
 from kdcli.recipe.sections import RunOptions
+from kdcli.report.front import Score
 from kdcli.report.schema_decisions import (
     Calibration,
     ClassChange,
@@ -21,28 +21,61 @@ from kdcli.report.sections.repeat import repeat_command
 from kdcli.verbs.compress.divide import goal_notes, row_notes
 from kdcli.verbs.compress.limits import GoalSettings
 from kdcli.verbs.compress.ship import (
+    Shipped,
+    best_card,
     check_temperature,
     fit_temperature,
-    measured_file,
     never_predicted,
-    with_summary,
-    without_command,
-    without_scores,
 )
 
+STEP_CARD = """---
+base_model: org/big
+base_model_relation: finetune
+tags: [kdcli, distillation, pruned]
+pipeline_tag: text-classification
+metrics: [accuracy]
+model-index:
+- name: m
+  results:
+  - task: {type: text-classification}
+    dataset: {name: sst2, type: nyu-mll/glue, split: selection}
+    metrics: [{type: accuracy, value: 0.99}]
+---
+# big distilled to 2x64
 
-def test_the_card_has_no_scores_of_the_rows_that_chose():
-    front = {"tags": ["kdcli"], "metrics": ["accuracy"], "model-index": [{"name": "m"}]}
-    card = f"---\n{yaml.safe_dump(front)}---\n# A model\n\nmodel-index: in the text\n"
-    body = "# A model\n\nmodel-index: in the text\n"
-    assert without_scores(card) == f"---\ntags:\n- kdcli\n---\n{body}"
-    assert without_scores("# No front matter") == "# No front matter"
+Distilled from big, it takes 1 MB and runs with transformers.
+
+How to run it.
+
+## Repeat it
+
+```
+kdcli distill teacher
+```
+
+Versions: kdcli 1.
+"""
 
 
-def test_the_card_names_the_file_that_was_measured(tmp_path):
-    assert measured_file(tmp_path) == ""
+def test_the_card_of_best_has_the_scores_of_the_verification_rows(tmp_path):
+    """The step's card has the scores of the rows that chose the model, and the step's command."""
+    scores = [Score("sst2", "", "verification", {"accuracy": 0.9})]
+    facts, command = ["loses 1.00 points", "takes 1 MB"], "kdcli compress org/big"
+    shipped = Shipped("org/big", "2x64", facts, "It is a cascade.", scores, "nyu-mll/glue")
+    text = best_card(STEP_CARD, tmp_path, shipped, command)
+    card = ModelCard(text)
+    (result,) = card.data.eval_results
+    assert (result.dataset_type, result.dataset_split) == ("nyu-mll/glue", "verification")
+    assert (result.metric_type, result.metric_value) == ("accuracy", 0.9)
+    assert (card.data.model_name, card.data.library_name) == ("big-2x64", "transformers")
+    assert (card.data.base_model, card.data["base_model_relation"]) == ("org/big", "finetune")
+    lead = "Made from org/big by distillation and pruning, it loses 1.00 points, takes 1 MB and"
+    title = "# org/big compressed to 2x64"
+    middle = f"{lead} runs with transformers.\n\nIt is a cascade.\n\nHow to run it.\n\n## Repeat it"
+    assert card.text.strip() == f"{title}\n\n{middle}\n\n```\n{command}\n```\n\nVersions: kdcli 1."
     (tmp_path / "export.json").write_text('{"files": {"onnx/model_int8.onnx": 3}}')
-    assert "for `onnx/model_int8.onnx`. `pipeline` and" in measured_file(tmp_path)
+    measured = "with ONNX Runtime (`onnx/model_int8.onnx`, which these numbers are for) or, as"
+    assert measured in best_card(STEP_CARD, tmp_path, shipped, command)
 
 
 def test_the_second_name_of_a_file_is_a_link_and_not_a_copy(tmp_path):
@@ -102,13 +135,6 @@ def test_the_command_of_a_model_card_has_neither_price_nor_directories(tmp_path,
     priced = "kdcli compress m --price-per-hour=0.5 -y"
     assert repeat_command("compress", priced, public=True) == "kdcli compress m -y"
     assert repeat_command("compress", priced) == priced
-
-
-def test_the_card_has_one_command():
-    card = "# A model\n\n## Repeat it\n\n```\nkdcli distill teacher\n```\n\nVersions: kdcli 1.\n"
-    text = with_summary(without_command(card), "It is small.", "kdcli compress teacher")
-    assert re.findall("^kdcli .*", text, re.MULTILINE) == ["kdcli compress teacher"]
-    assert text.endswith("Versions: kdcli 1.\n")
 
 
 def calibration(temperature):

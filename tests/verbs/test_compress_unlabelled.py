@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from fake_verbs import Fakes, Killed
+from huggingface_hub import ModelCard
 from own_files import encoder, headed, kdcli, lines_of, refused, report_of, rows, succeeds, write
 from test_compress import QUICK, TRAIN
 from transformers import (
@@ -212,8 +213,12 @@ def test_what_is_shipped_loads_and_says_where_it_comes_from(classified, tmp_path
     assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= inside
     assert any(name.startswith("onnx/") for name in inside)
     assert not inside & {"report.json", "recipe.yaml", "log.jsonl", "training_rows.safetensors"}
-    sentence = report_of(folder / "out").compression.sentence
-    assert sentence in (best / "README.md").read_text("utf-8")
+    card, verified = ModelCard.load(best / "README.md"), report_of(folder / "out").evaluations[-1]
+    scores = {result.metric_type: result.metric_value for result in card.data.eval_results}
+    assert scores == pytest.approx(verified.metrics)
+    assert {result.dataset_split for result in card.data.eval_results} == {"verification"}
+    assert card.data.library_name == "transformers"
+    assert "Made from model by distillation" in card.text
     succeeds("evaluate", folder / "model", best, "--data", data, "-o", tmp_path / "again")
 
 

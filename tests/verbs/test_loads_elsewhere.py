@@ -198,7 +198,8 @@ def test_the_javascript_of_the_card_and_the_snippet_of_the_hub(node, exported, k
     """The hub's snippet takes its task from the card and gives no dtype."""
     _, folder = exported(kind, *INT8)
     data = ModelCard.load(folder / "README.md").data
-    assert data.library_name == "transformers.js"
+    assert data.library_name == "onnx"
+    assert {"transformers.js", "quantized"} <= set(data.tags)
     assert data.pipeline_tag == TAGS.get(kind, "feature-extraction")
     assert ("sentence-similarity" in data.tags) == (kind in FORMATS)
     assert data.base_model is None

@@ -74,6 +74,21 @@ def title(report: Report) -> str:
     return f"{' on '.join(filter(None, [what, where]))}{end}"
 
 
+def card_title(report: Report, name: str) -> str:
+    """Return the title of a model's card: what it was made from, and what it is.
+
+    Example: `bert-base-uncased distilled to 6x384 on sst2`.
+    """
+    model = report.model(name)
+    how = {"finetuned": "fine-tuned", "pruned": "pruned"}.get(model.role, "")
+    if model.role in ("student", "assistant") and model.card is not None:
+        how = f"distilled to {card_shape(model.card)}"
+    if not how:
+        return title(report)
+    what = f"{short(model.source or origin(report))} {how}"
+    return " on ".join(filter(None, [what, _task(report)]))
+
+
 def is_benchmark(task: str) -> bool:
     """Return whether a task has data of its own, unlike the task of a user's files."""
     return task != OWN and task in named_tasks()
@@ -133,12 +148,12 @@ def origin(report: Report) -> str:
     return next(sources, None) or str(report.recipe.get("model") or "")
 
 
-def how_made(report: Report, name: str) -> str:
-    """Describe how a model was made, as the second half of a sentence."""
-    text = report.model(name).made or f"made by kdcli {report.command}"
-    if (t := report.training) is not None and t.steps:
-        text += f": {t.steps:,} steps, {t.tokens:,} tokens, {duration(t.seconds)}"
-    return text
+def how_trained(report: Report) -> str:
+    """Describe the length of the training; empty if there was none."""
+    t = report.training
+    if t is None or not t.steps:
+        return ""
+    return f"{t.steps:,} steps, {t.tokens:,} tokens, {duration(t.seconds)}"
 
 
 def _pair(report: Report) -> str:

@@ -1,4 +1,7 @@
-"""State the result of a report in one paragraph, for a reader who stops after it."""
+"""State the result of a report in one paragraph, for a reader who stops after it.
+
+A model card states the result of its model in its first sentence.
+"""
 
 from kdcli.deploy.measurements import MEASURE_AGAIN, UNSTABLE_PHRASE, LatencyRow
 from kdcli.report.schema import HELD_OUT_LOSS, Comparison, Evaluation, Report, Throughput
@@ -12,7 +15,7 @@ from kdcli.report.sections.overview import (
 )
 from kdcli.report.sections.price import price_sentence
 from kdcli.report.sections.timings import cell_name, form_of, milliseconds, ran_as
-from kdcli.report.text import loses, model_size, number, percent, points_interval, short
+from kdcli.report.text import loses, model_size, number, percent, plain, points_interval, short
 
 QUANTISED = ("int8", "int8-packed", "q4")
 SAME_SIZE = 1.05
@@ -42,11 +45,43 @@ def summary(report: Report) -> str:
     if facts:
         sentences.append(f"{what} {_listed(facts)}.")
     scored = form_of(report, row).name if row and report.focus == "latency" else name
-    sentences += _quality(report, scored)
+    sentences += [f"It {fact}." for fact in _quality(report, scored)]
     sentences += _raised_losses(report)
     if row is not None:
         sentences.append(_price(report, row))
     return " ".join(filter(None, sentences))
+
+
+def card_sentence(made: str, facts: list[str], library: str) -> str:
+    """Return the first sentence of a model card.
+
+    Args:
+        made: How the model was made, such as `distilled from bert-base-uncased`.
+        facts: What it lost, its size and its speed, such as `takes 3 MB`.
+        library: What runs it, as Markdown.
+    """
+    start = plain(f"{made[:1].upper()}{made[1:]}")
+    return f"{start}, it {_listed([*map(plain, facts), f'runs with {library}'])}."
+
+
+def card_facts(report: Report, name: str) -> list[str]:
+    """Return what a model lost on how many rows, its size, and its speed on which machine."""
+    row = next((row for row in report.latency if row.model == name), None)
+    speed = [_speed(report, row, machine(report, row.device))] if row is not None else []
+    size = _size(report, name, next(iter(report.cards)), row)
+    return [*_pruned(report, name), *_quality(report, name), *size, *speed]
+
+
+def machine(report: Report, device: str) -> str:
+    """Return ` on ` and the name of the processor or accelerator that measured; empty if unknown.
+
+    Args:
+        report: The report of the measurement.
+        device: The device of the measurement, such as `cpu` or `cuda:0`.
+    """
+    environment = report.environment
+    names = [environment.get("cpu")] if device == "cpu" else environment.get("gpus") or []
+    return f" on {names[0]}" if names and names[0] else ""
 
 
 def _listed(facts: list[str]) -> str:
@@ -71,9 +106,9 @@ def _pruned(report: Report, name: str) -> list[str]:
     ]
 
 
-def _speed(report: Report, row: LatencyRow) -> str:
+def _speed(report: Report, row: LatencyRow, on: str = "") -> str:
     """Write the speed-up and the time of a row."""
-    where = cell_name(row.cell)
+    where = f"{cell_name(row.cell)}{on}"
     time = f"{'at most ' if row.unstable else ''}{milliseconds(row.stated_ms)} ms"
     ratio = row.speedup
     if ratio is None:
@@ -102,7 +137,7 @@ def _size(report: Report, name: str, first: str, row: LatencyRow | None) -> list
 
 
 def _quality(report: Report, name: str) -> list[str]:
-    """Write the first metric of the model, and its difference from the baseline."""
+    """Write the first metric of the model, or its difference from the baseline."""
     evaluations = [e for e in report.evaluations if e.model == name and e.metrics]
     if not evaluations:
         return []
@@ -117,7 +152,7 @@ def _quality(report: Report, name: str) -> list[str]:
     )
     if (pair := next(pairs, None)) is not None:
         return [_difference(report, pair, one, where)]
-    text = f"On {where}, its {metric} is {number(one.metrics[metric])}"
+    text = f"reaches {number(one.metrics[metric])} {metric} on {where}"
     baseline = report.model(name).baseline or next(iter(report.cards))
     same = (
         f"; {shown_name(report, e.model)} has {number(e.metrics[metric])}"
@@ -126,7 +161,7 @@ def _quality(report: Report, name: str) -> list[str]:
         and baseline != name
         and metric in e.metrics
     )
-    return [f"{text}{next(same, '')}."]
+    return [f"{text}{next(same, '')}"]
 
 
 def _raised_losses(report: Report) -> list[str]:
@@ -157,18 +192,23 @@ def _data(report: Report, one: Evaluation) -> str:
 
 
 def _difference(report: Report, pair: Comparison, one: Evaluation, where: str) -> str:
-    """Write a gain or a loss in points, with its interval."""
-    points, low, high = (100 * x for x in (pair.difference, pair.low, pair.high))
+    """Write a gain or a loss in points, with its interval and its rows."""
     baseline = shown_name(report, pair.baseline)
     what = f"{pair.metric} against {baseline}"
     if one.reference == "teacher":
         named = "" if pair.metric == "agreement" else f" ({pair.metric})"
         what = f"agreement with {baseline}{named}"
+    return f"{change_text(pair, what)} on {where}"
+
+
+def change_text(row: Comparison, what: str) -> str:
+    """Write a gain or a loss in points, with its interval, as a predicate."""
+    points, low, high = (100 * x for x in (row.difference, row.low, row.high))
     if round(points, 2) > 0:
         change = f"gains {points:.2f} points of {what}"
     else:
         change, low, high = loses(-points, what), -high, -low
-    return f"It {change} ({points_interval(low, high, pair.confidence)}) on {where}."
+    return f"{change} ({points_interval(low, high, row.confidence)})"
 
 
 def _price(report: Report, row: LatencyRow) -> str:

@@ -7,7 +7,7 @@ from functools import partial
 
 from kdcli.deploy.exported import FACTS
 from kdcli.deploy.latency import Latency
-from kdcli.deploy.measurements import MEASURE_AGAIN
+from kdcli.deploy.measurements import MEASURE_AGAIN, Speedup
 from kdcli.disk import REPORT_FILE, atomic_dir, read_json, write_atomic
 from kdcli.engine.processes import stop_requests
 from kdcli.engine.progress import Progress
@@ -16,8 +16,11 @@ from kdcli.metrics.resolution import exceeds
 from kdcli.report import schema
 from kdcli.report.entry import Entry
 from kdcli.report.finish import BEST, ReportContents, RunResult, write_report
+from kdcli.report.front import Score, hub_data_set
+from kdcli.report.own_data import data_name
 from kdcli.report.schema import Compression
 from kdcli.report.sections.price import price_sentence
+from kdcli.report.sections.summary import machine
 from kdcli.report.sections.timings import milliseconds
 from kdcli.report.text import duration, loses, megabytes, number, percent, points_interval, short
 from kdcli.report.titles import SELECTION, VERIFICATION
@@ -27,6 +30,7 @@ from kdcli.verbs.compress.record import Answer
 from kdcli.verbs.compress.scored import ERROR, P95, TEACHER, CandidateScores, Verification
 from kdcli.verbs.compress.search import Search
 from kdcli.verbs.compress.ship import (
+    Shipped,
     check_temperature,
     fill_best,
     fit_temperature,
@@ -95,10 +99,7 @@ class Outcome:
         `model` is the name of the model that was compressed.
         """
         goal, teacher, chosen = self.scores.goal, self.verified.teacher, self.verified.chosen
-        ratio = chosen.speedup
-        assert ratio is not None  # It is None for the teacher only.
-        times = f"{'at most ' if chosen.unstable else ''}{milliseconds(chosen.ms)} ms a text"
-        times += "" if ratio.unstable else f" instead of {milliseconds(teacher.ms)}"
+        ratio, times = self._speed()
         smaller = (
             f"{_size_change(teacher.mb, chosen.mb)} ({megabytes(chosen.mb)} MB instead of "
             f"{megabytes(teacher.mb)})"
@@ -109,7 +110,8 @@ class Outcome:
         else:
             faster = f"{ratio.phrase()} as {model} ({ratio.trust()}; {times})"
             won = f"{chosen.name} is {faster} and {smaller}"
-        won += f". {self._lost()}{self._describe_cascade()}"
+        cascade = self._describe_cascade()
+        won += f". It {self._lost()}{f'. {cascade}' if cascade else ''}"
         apart = self._selection_loss()
         if self.missed and not self.scores.selected_misses(self.selected):
             return (
@@ -127,6 +129,35 @@ class Outcome:
         is_within = goal.max_drop is None or not exceeds(high, goal.max_drop)
         return f"{won}{'' if is_within else '; the interval reaches beyond the goal'}.{apart}"
 
+    def _speed(self) -> tuple[Speedup, str]:
+        """Return the speed-up of the chosen candidate, and its time next to the teacher's."""
+        teacher, chosen = self.verified.teacher, self.verified.chosen
+        ratio = chosen.speedup
+        assert ratio is not None  # It is None for the teacher only.
+        times = f"{'at most ' if chosen.unstable else ''}{milliseconds(chosen.ms)} ms a text"
+        return ratio, times + ("" if ratio.unstable else f" instead of {milliseconds(teacher.ms)}")
+
+    def card_facts(self, on: str) -> list[str]:
+        """Return the loss, the size and the speed for a model card, as predicates.
+
+        `on` names the machine that measured, as in ` on AMD EPYC`.
+        """
+        teacher, chosen = self.verified.teacher, self.verified.chosen
+        ratio, times = self._speed()
+        if ratio.is_inconclusive:
+            speed = f"shows no speed-up, because the times are unstable ({times}{on})"
+        else:
+            speed = f"is {ratio.phrase()} ({ratio.trust()}; {times}{on})"
+        size = f"takes {megabytes(chosen.mb)} MB instead of {megabytes(teacher.mb)}"
+        return [self._lost(), size, speed]
+
+    def remarks(self) -> str:
+        """Return what the reader of a model card needs besides loss, size and speed."""
+        missed = f"It misses the goal: {'; '.join(self.missed.values())}." if self.missed else ""
+        cascade = self._describe_cascade()
+        apart = self._selection_loss().strip()
+        return " ".join(filter(None, [missed, f"{cascade}." if cascade else "", apart]))
+
     def describe_next(self, one: ScoredModel, command: str) -> str:
         """Describe the next candidate, with the command that verifies it."""
         ratio = one.speedup
@@ -138,7 +169,7 @@ class Outcome:
         )
 
     def _lost(self) -> str:
-        """Write the points that were lost, with their interval and the rows."""
+        """Write the points that were lost, with their interval and the rows, as a predicate."""
         verified = self.verified
         teacher, score = verified.teacher.score, verified.chosen.score
         low, high = _loss(verified.teacher, verified.chosen)
@@ -146,7 +177,7 @@ class Outcome:
         if self.has_labels:
             ends = f"{number(score)} instead of {number(teacher)}; {ends}"
         lost = loses((teacher - score) / POINT, self._metric)
-        return f"It {lost} ({ends}) on {verified.rows:,} verification rows"
+        return f"{lost} ({ends}) on {verified.rows:,} verification rows"
 
     def _describe_cascade(self) -> str:
         """Describe how a cascade works, and how many answers it may change; empty for others."""
@@ -161,7 +192,7 @@ class Outcome:
             else f"a ranking scores on average at most {most} points less than the teacher's"
         )
         return (
-            f". It is a cascade: {facts.first} reads every text, and {facts.second} reads "
+            f"It is a cascade: {facts.first} reads every text, and {facts.second} reads "
             f"{percent(facts.asked, 1)} % of them, where {facts.first} is unsure, so the time is a "
             f"mean; 95 % of the texts take at most {milliseconds(chosen.costs[P95])} ms. With "
             f"{level}, {bound}"
@@ -272,20 +303,31 @@ def ship(search: Search) -> RunResult:
         *verification_notes,
         *notes_on_search(search, scores, verified),
     ]
+    report, source = verified.report, recipe.data.source
+    shipped = Shipped(
+        model=short(str(recipe.model)),
+        name=chosen.name,
+        facts=outcome.card_facts(machine(report, "cpu")),
+        remarks=outcome.remarks(),
+        scores=[
+            Score(data_name(e.task, source), e.set, e.split, e.metrics)
+            for e in report.evaluations
+            if e.model == chosen.name
+        ],
+        dataset=hub_data_set(str(recipe.task), source),
+    )
     write = partial(_write, search, scores, verified, compression, notes)
-    return _replace_best(search, chosen.name, answer, write)
+    return _replace_best(search, shipped, write)
 
 
-def _replace_best(
-    search: Search, chosen: str, answer: str, write: Callable[[], RunResult]
-) -> RunResult:
-    """Put the chosen model into best/ with the answer in words, and write the report."""
-    steps, one = search.steps, search.candidates[chosen]
+def _replace_best(search: Search, shipped: Shipped, write: Callable[[], RunResult]) -> RunResult:
+    """Put the chosen model into best/ with its card, and write the report."""
+    steps, one = search.steps, search.candidates[shipped.name]
     folders = steps.absolute(one.model), steps.absolute(one.folder)
     # A stop waits for the report, so that best/ holds the model that the report names.
     with stop_requests():
         with atomic_dir(steps.folder / BEST) as aside:
-            fill_best(aside, folders, steps.options, answer)
+            fill_best(aside, folders, steps.options, shipped)
             # A process that is killed from here on leaves no report, so the run is continued.
             (steps.folder / REPORT_FILE).unlink(missing_ok=True)
         result = write()

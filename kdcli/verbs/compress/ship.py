@@ -7,11 +7,12 @@ verification rows.
 import re
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
-import yaml
+from huggingface_hub import ModelCard, ModelCardData
 
-from kdcli.deploy.cascade import FIRST
 from kdcli.deploy.export import add_second_names
 from kdcli.deploy.exported import FACTS
 from kdcli.disk import read_json
@@ -19,21 +20,49 @@ from kdcli.models.files import CONFIG_FILE, WEIGHT_FILES, file_beside
 from kdcli.models.load import location
 from kdcli.models.temperature import remove_temperature, store_temperature
 from kdcli.recipe.sections import RunOptions
+from kdcli.report.front import METHOD_TAGS, Score, store_scores
 from kdcli.report.publish import Upload
 from kdcli.report.schema_decisions import Calibration, Decision
 from kdcli.report.sections.repeat import repeat_command
-from kdcli.report.text import fenced
+from kdcli.report.sections.summary import card_sentence
+from kdcli.report.text import fenced, plain, without_owner
 
-FRONT = re.compile(r"---\n(.*?)\n---\n", re.DOTALL)
-"""The front matter of a model card."""
-SCORE_KEYS = ("model-index", "metrics")
+METHOD_NAMES = {
+    "distillation": "distillation",
+    "pruned": "pruning",
+    "quantized": "quantization",
+}
+"""Tag of the hub -> the method."""
 COMMAND = re.compile(r"\n## Repeat it\n\n(`{3,})\n.*?\n\1\n", re.DOTALL)
 """The section of a model card that repeats the step which made the model."""
+LEAD = re.compile(r"\A\s*# .*\s+(?:.* and runs with .*\.\n)?")
+"""The title and the first sentence of a model card."""
 MAX_LISTED = 10
 """Maximum number of classes that a note names."""
 
 
-def fill_best(folder: Path, sources: Sequence[Path], options: RunOptions, sentence: str) -> None:
+@dataclass(frozen=True)
+class Shipped:
+    """What the model card of best/ states about the chosen model.
+
+    Attributes:
+        model: The name of the model that was compressed.
+        name: The name of the chosen candidate.
+        facts: Its loss, size and speed, as predicates of a sentence.
+        remarks: Further sentences; may be empty.
+        scores: Its scores on the verification rows.
+        dataset: The data set of the hub that these rows are from, if there is one.
+    """
+
+    model: str
+    name: str
+    facts: list[str]
+    remarks: str
+    scores: list[Score]
+    dataset: str | None
+
+
+def fill_best(folder: Path, sources: Sequence[Path], options: RunOptions, shipped: Shipped) -> None:
     """Copy a candidate's model in torch and its file for a backend into a directory.
 
     Its README.md gets the result and the command. Anybody may read it once the model is pushed, so
@@ -49,51 +78,52 @@ def fill_best(folder: Path, sources: Sequence[Path], options: RunOptions, senten
     add_second_names(folder)
     readme = folder / "README.md"
     command = repeat_command("compress", options.command_line("compress"), public=True)
-    text = without_command(without_scores(readme.read_text("utf-8"))) if readme.is_file() else ""
-    readme.write_text(with_summary(text, sentence + measured_file(folder), command), "utf-8")
+    text = readme.read_text("utf-8") if readme.is_file() else "---\n{}\n---\n"
+    readme.write_text(best_card(text, folder, shipped, command), "utf-8")
 
 
-def measured_file(folder: Path) -> str:
-    """Return a sentence on the file that was measured, if it is not the model in torch."""
-    if not (folder / FACTS).is_file() or (folder / FIRST).is_dir():
-        return ""
+def best_card(text: str, folder: Path, shipped: Shipped, command: str) -> str:
+    """Return the model card of best/.
+
+    The step that made the model wrote a card with scores on the selection rows. They are too good
+    for a model that was chosen by them, so the scores on the verification rows replace them.
+
+    Args:
+        text: The card of the step that made the model.
+        folder: The directory of the model.
+        shipped: What the card states.
+        command: The command of the compression, which replaces the step's.
+    """
+    card = ModelCard(text, ignore_metadata_errors=True)
+    library, runs_with = _libraries(folder)
+    data = cast(ModelCardData, card.data)
+    data.library_name = library
+    tags = data.tags or []
+    name = f"{without_owner(shipped.model)}-{shipped.name}".replace(" ", "-")
+    store_scores(data, name, shipped.scores, shipped.dataset)
+    methods = [METHOD_NAMES[tag] for tag in METHOD_TAGS if tag in tags]
+    made = f"made from {shipped.model} by {' and '.join(methods) or 'kdcli compress'}"
+    title = f"# {plain(shipped.model)} compressed to {plain(shipped.name)}"
+    lead = card_sentence(made, shipped.facts, runs_with)
+    body = LEAD.sub("", card.text)
+    repeat = f"\n## Repeat it\n\n{fenced(command)}\n"
+    body, replaced = COMMAND.subn(lambda _: repeat, body)
+    parts = [title, lead, plain(shipped.remarks), body.strip(), "" if replaced else repeat.strip()]
+    card.text = "\n\n".join(filter(None, parts)) + "\n"
+    return str(card)
+
+
+def _libraries(folder: Path) -> tuple[str, str]:
+    """Return the Python library that loads the weights, and a phrase on what runs the model."""
+    torch = "sentence-transformers" if (folder / "modules.json").is_file() else "transformers"
+    if not (folder / FACTS).is_file():
+        return torch, torch
     files: list[str] = sorted(read_json(folder / FACTS)["files"])
     model = next(name for name in files if name.endswith((".onnx", ".xml")))
-    return (
-        f"\n\nThese numbers are for `{model}`. `pipeline` and `AutoModel` load "
-        f"`{WEIGHT_FILES[0]}`, the same model in float32."
-    )
-
-
-def without_scores(card: str) -> str:
-    """Return a model card without the scores in its front matter.
-
-    They are from the selection rows, so they are too good for the model that was chosen by them.
-    """
-    match = FRONT.match(card)
-    if match is None:
-        return card
-    kept = {k: v for k, v in yaml.safe_load(match[1]).items() if k not in SCORE_KEYS}
-    front = yaml.safe_dump(kept, sort_keys=False, allow_unicode=True)
-    return f"---\n{front}---\n{card[match.end() :]}"
-
-
-def without_command(card: str) -> str:
-    """Return a model card without the command of the step that made the model.
-
-    The command of the whole compression stands at the top instead.
-    """
-    return COMMAND.sub("", card)
-
-
-def with_summary(card: str, sentence: str, command: str) -> str:
-    """Return a model card with the result and the command below its title."""
-    summary = f"{sentence}\n\nMade by:\n\n{fenced(command)}\n"
-    before, title, rest = card.partition("\n# ")
-    if not title:
-        return f"{summary}\n{card}"
-    heading, _, body = rest.partition("\n")
-    return f"{before}{title}{heading}\n\n{summary}{body}"
+    backend = "ONNX Runtime" if model.endswith(".onnx") else "OpenVINO"
+    weights = WEIGHT_FILES[0]
+    measured = f"{backend} (`{model}`, which these numbers are for)"
+    return torch, f"{measured} or, as `{weights}` in float32, with {torch}"
 
 
 def fit_temperature(folder: Path, decisions: Sequence[Decision], model: str) -> None:

@@ -59,7 +59,7 @@ from kdcli.verbs.export.javascript import (
     JsModel,
     default_dtype,
 )
-from kdcli.verbs.export.readme import readme
+from kdcli.verbs.export.readme import file_loss, readme
 from kdcli.verbs.export.result import Exported
 from kdcli.verbs.export.texts import (
     CheckTexts,
@@ -445,8 +445,7 @@ def _notes(gated: GatedFile) -> list[str]:
         )
     for row in gated.comparison.comparisons:
         name = f"{task_name(row.task)} {row.set}".strip()
-        between = f"95 % between {row.low:+.4f} and {row.high:+.4f}"
-        notes.append(f"{name}: {row.metric} differs from torch by {row.difference:+.4f}, {between}")
+        notes.append(f"{name}: {file_loss(row)}")
     kept = [product for product in gated.products if product.in_float]
     if kept:
         names = ", ".join(f"{product.name} ({product.error:.2g})" for product in kept)
