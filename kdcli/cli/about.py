@@ -10,6 +10,7 @@ import typer
 from kdcli.cli.app import app
 from kdcli.cli.help import Group, command_with, help_of
 from kdcli.cli.libraries import prepare_libraries
+from kdcli.cli.topics import TOPICS
 from kdcli.cli.verb import INSPECT
 from kdcli.errors import UsageError, did_you_mean
 
@@ -80,10 +81,14 @@ def doctor(as_json: AsJson = False) -> None:
 def show_help(
     ctx: typer.Context,
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="COMMAND", help="Command, such as mask info.")
+        list[str] | None, typer.Argument(metavar="COMMAND", help="Command or topic.")
     ] = None,
 ) -> None:
-    """Show the help of a command."""
+    """Show the help of a command or of a topic: environment, exit-codes."""
+    topic = TOPICS.get(" ".join(words or []))
+    if topic is not None:
+        typer.echo(topic, nl=False)
+        return
     help_of(ctx, words or [])
 
 

@@ -153,7 +153,9 @@ class Parameter:
 
         return parse
 
-    def _completion(self) -> Callable[[str], list[str]] | None:
+    def _completion(self) -> Callable[..., list[str]] | None:
+        if self.option.flag == "--set":
+            return _complete_key
         choices = self.choices
         names: Callable[[], Iterable[str]] | None = (lambda: choices) if choices else None
         if self.option.values is not None:
@@ -161,6 +163,14 @@ class Parameter:
         if names is None:
             return None
         return lambda incomplete: [name for name in names() if name.startswith(incomplete)]
+
+
+def _complete_key(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the recipe keys of a verb that begin like a word, each with its `=`."""
+    from kdcli.recipe.resolve import leaf_keys
+
+    model = ctx.command.verb.recipe  # type: ignore[attr-defined]
+    return [f"{key}=" for key in leaf_keys(model) if key.startswith(incomplete)] if model else []
 
 
 def parameters_of(

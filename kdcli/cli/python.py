@@ -103,7 +103,10 @@ def values_of(verb: Verb, *positional: object, **options: object) -> dict[str, A
         raise UsageError(f"kdcli.{verb.name}: {error}", hint) from None
     # This must run before anything imports torch.
     prepare_libraries(quiet=False, verbose=False, is_command=False)
+    from kdcli.recipe.defaults import option_defaults
+
     values: dict[str, Any] = {each.name: each.default for each in verb.parameters} | {"json": None}
+    values |= {name: value for name, value in option_defaults().items() if name in values}
     if "processes" in values:
         values["processes"] = 1
     config = arguments.pop("config", None)

@@ -348,6 +348,12 @@ class VerbCommand(Command):
     def params(self, value: list[Any]) -> None:
         """Ignore the parameters of the placeholder."""
 
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        """Let the environment and pyproject.toml give the defaults of options."""
+        from kdcli.recipe.defaults import option_defaults
+
+        return super().make_context(*args, default_map=option_defaults(), **extra)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the verb."""
         self.callback = self._built.callback

@@ -44,6 +44,7 @@ from kdcli.disk import (
 from kdcli.engine.inputs import check_no_foreign_files, check_not_input, texts_in
 from kdcli.errors import MachineError, UsageError
 from kdcli.manifest import MANIFEST, begin_manifest, continue_manifest, file_sha256
+from kdcli.recipe.defaults import runs_dir
 from kdcli.recipe.yaml import flow_style, read_yaml
 
 # Matches text that may be the name of a model on the hub.
@@ -524,7 +525,7 @@ def numbered(name: str, *, taken: bool) -> Path:
         name: The name of the directory. Later runs of this name get a number.
         taken: Return the last directory that exists, not the first one that does not.
     """
-    base = Path("runs") / name
+    base = runs_dir() / name
     number, path = 1, base
     while path.exists():
         number += 1
@@ -534,8 +535,8 @@ def numbered(name: str, *, taken: bool) -> Path:
 
 def runs_of(name: str) -> list[RunDir]:
     """Return the runs of this name under `runs/`, the newest first."""
-    places = {1: Path("runs") / name}
-    for path in Path("runs").glob(f"{escape(name)}-*"):
+    places = {1: runs_dir() / name}
+    for path in runs_dir().glob(f"{escape(name)}-*"):
         # `numbered` begins with 2. Other names belong to other models, such as `bert-1`.
         if NUMBER.fullmatch(number := path.name.removeprefix(f"{name}-")):
             places[int(number)] = path
