@@ -234,7 +234,9 @@ def _derive(config: PreTrainedConfig) -> Layout:
         raise NotDerivedError("its encoder is part of a class with a decoder")
     if not int(getattr(config, "num_hidden_layers", 0) or 0):
         raise NotDerivedError("its configuration has no num_hidden_layers")
-    if getattr(config, "is_heterogeneous", False):
+    own_settings = (config.to_dict().get("per_layer_config") or {}).values()
+    # A window is a mask and no size.
+    if any(set(own) - {"sliding_window"} for own in own_settings):
         raise NotDerivedError("its layers have different sizes")
     model = _small_model(config)
     batch = _tokens(model.config)

@@ -33,7 +33,7 @@ from kdcli.verbs.compress.settings import compress_recipe
 from kdcli.verbs.compress.verb_steps import VERBS, Verbs
 
 LABELS = ("brisk", "calm")
-OPTIONS = ("output_dir", "resume", "overwrite", "processes")
+OPTIONS = ("output_dir", "resume", "overwrite", "processes", "trust_remote_code")
 STEPS = 8
 """Optimiser steps of a training."""
 

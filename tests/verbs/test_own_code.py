@@ -11,14 +11,17 @@ import own_files
 import pytest
 import torch
 from encoders import OWN_CODE, OWN_CODE_FILES, padded_batch, write_own_code
+from fake_verbs import Fakes
 from own_files import kdcli, refused, report_of, said_by, succeeds
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.models import Pooling
+from test_every_verb import PLAN
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 from kdcli.custom_code import custom_code
 from kdcli.engine.session import Session, start
+from kdcli.errors import KdcliError
 from kdcli.models.load import load_encoder
 from kdcli.workloads.embedder import Embedder
 
@@ -114,6 +117,21 @@ def test_it_is_pruned_and_exported(made, tmp_path):
     succeeds(*export)
     evaluated = succeeds("evaluate", tmp_path / "x", *task, TRUST)
     assert "accuracy" in evaluated.output
+
+
+@pytest.mark.long
+def test_it_is_compressed(made, tmp_path):
+    kind, root = made
+    keys = PLAN | {"model": str(root / "tuned"), "data__source": str(root / "data")}
+    keys |= {"trust_remote_code": True, "output_dir": tmp_path / "out"}
+    with custom_code(allowed=True):
+        if kind == "pairs":
+            with pytest.raises(KdcliError, match=r"cannot export PairsForSequence.*complex"):
+                Fakes({}, in_earnest=True).compress(**keys)
+            return
+        Fakes({}, in_earnest=True).compress(**keys)
+    names = {candidate.name for candidate in report_of(tmp_path / "out").compression.candidates}
+    assert names == {"teacher", "onnx-int8", "1x16:32-onnx-int8"}
 
 
 def test_experts_with_the_name_of_a_known_type_teach_with_their_code(tmp_path):
