@@ -69,6 +69,9 @@ OTHER_NAMES = {
     "testing": "test",
 }
 SPLIT = re.compile(rf"(train|validation|test|{'|'.join(OTHER_NAMES)})(_[a-z]+)?(_\d+)?")
+OF_PARTS = re.compile(
+    r"(.*?)(\d+)-of-(\d+)\b.*"
+)  # The files of a split that say how many they are.
 ZIP = ".zip"
 HUB_FOLDER = "data"
 SAVED_DICT, SAVED_STATE = "dataset_dict.json", "state.json"  # Of `save_to_disk`.
@@ -456,6 +459,9 @@ def _by_split(folder: File, files: Mapping[str, File], content: str) -> dict[str
     # Without a split, a .json or .arrow file next to others is a description or a cache.
     rows = [name for name in names if not name.lower().endswith((".json", ".arrow"))] or names
     by_split = names_by_split(names, str(folder))
+    inner = list(map(_inner_part, rows))
+    if not by_split and all(inner) and any(word.startswith("train") for word in inner):
+        by_split = names_by_split(rows, str(folder), _inner_part)
     if not by_split:
         _check_twins(rows, str(folder))
         by_split = {"train": rows}
@@ -480,7 +486,35 @@ def _unpacked_name(name: str) -> str:
     return name.rpartition(".")[0] if form is not None and form.packed else name
 
 
-def names_by_split(names: Iterable[str], where: str) -> dict[str, list[str]]:
+def _first_part(name: str) -> str:
+    return name.lower().split(".")[0].split("-")[0]
+
+
+def _inner_part(name: str) -> str:
+    """Return the only word of a name that is a split, as in `reviews.train.csv`; "" without it."""
+    words = [word for word in re.split(r"[-._ ]+", name.lower()) if SPLIT.fullmatch(word)]
+    return words[0] if len(words) == 1 else ""
+
+
+def describe_missing_parts(names: Iterable[str]) -> str | None:
+    """Return a warning if files such as `train-00000-of-00003.csv` are not all there."""
+    found: dict[tuple[str, str], set[int]] = {}
+    for match in filter(None, map(OF_PARTS.fullmatch, names)):
+        found.setdefault((match[1], match[3]), set()).add(int(match[2]))
+    for (stem, total), numbers in found.items():
+        missing = int(total) - len(numbers)
+        if missing > 0:
+            first = next(number for number in itertools.count() if number not in numbers)
+            return (
+                f"{missing:,} of {int(total):,} files are missing, the first is "
+                f"{stem}{first:0{len(total)}}-of-{total}"
+            )
+    return None
+
+
+def names_by_split(
+    names: Iterable[str], where: str, part_of: Callable[[str], str] = _first_part
+) -> dict[str, list[str]]:
     """Sort the names of files or of splits by the split that they stand for.
 
     Names that stand for no split are ignored. The files of a split differ only in a number.
@@ -490,6 +524,7 @@ def names_by_split(names: Iterable[str], where: str) -> dict[str, list[str]]:
     Args:
         names: The names.
         where: The directory or data set that holds the names, for the error.
+        part_of: Returns the part of a name that may be a split.
 
     Raises:
         UsageError: One split has two names, such as `dev` and `validation`, or files of two
@@ -498,7 +533,7 @@ def names_by_split(names: Iterable[str], where: str) -> dict[str, list[str]]:
     by_split: dict[str, list[str]] = {}
     words: dict[str, str] = {}
     for name in names:
-        parts = SPLIT.fullmatch(name.split(".")[0].split("-")[0])
+        parts = SPLIT.fullmatch(part_of(name))
         if parts is None:
             continue
         word = parts[1]

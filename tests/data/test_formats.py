@@ -542,6 +542,7 @@ def test_labels_after_the_first_rows_are_not_ignored(tmp_path):
         (["train.csv", "train-old.csv"], "two files for the train split"),
         (["train.csv", "train.jsonl"], "two files for the train split, train.csv and train.jsonl"),
         (["train.csv", "train.csv.gz"], "two files for the train split"),
+        (["de.train.csv", "en.train.csv"], "two files for the train split, de.train.csv and en."),
         (["train-0.csv", "train-0.csv.gz"], "two files for the train split"),
         (["rows.csv", "rows.jsonl"], "rows.csv and rows.jsonl, which may hold the same rows"),
         (["rows.csv", "rows.csv.gz"], "may hold the same rows"),
@@ -563,8 +564,26 @@ def test_several_files_of_a_split_are_logged(tmp_path):
     assert "train is read from 2 files: part-1.csv, part-2.csv" in log
 
 
-def test_splits_have_other_names(tmp_path):
-    for name in ("training", "eval", "testing"):
+def test_missing_parts_of_a_split_are_a_warning(tmp_path):
+    log = []
+    for number in (0, 3):
+        rows = FORMS["a.csv"]
+        (tmp_path / f"train-0000{number}-of-00004.csv").write_text(rows, "utf-8", newline="")
+    read_task("own", tmp_path, log)
+    assert "warning: train: 2 of 4 files are missing, the first is train-00001-of-00004" in log
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("training", "eval", "testing"),
+        ("Train", "DEV", "Test"),
+        ("reviews.train", "reviews.dev", "reviews.test"),
+        ("en_train", "en-validation", "en test"),
+    ],
+)
+def test_splits_have_other_names(tmp_path, names):
+    for name in names:
         (tmp_path / f"{name}.csv").write_text("text\nw\n", "utf-8")
     assert sorted(open_source(str(tmp_path)).splits()) == ["test", "train", "validation"]
 

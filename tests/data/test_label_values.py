@@ -154,13 +154,14 @@ def test_names_with_separators_are_one_class_each(tmp_path, labels):
     assert (data.task.kind, set(data.task.labels)) == ("class", set(labels))
 
 
-@pytest.mark.parametrize("separator", ["/", " & ", "+", "\n", "\t"])
+@pytest.mark.parametrize("separator", ["/", " & ", "+", "\n", "\t", " "])
 def test_a_separator_that_names_may_hold_is_a_warning_with_the_way_to_lists(tmp_path, separator):
     file = write(tmp_path, map(separator.join, SETS * 10))
     log = []
     data = read_task("own", file, log)
     assert (data.task.kind, len(data.task.labels)) == ("class", len(SETS))
-    warning = f"20 labels that contain {separator.strip(' ')!r} are each read as one class; if "
+    shown = repr(separator.strip(" ") or separator)
+    warning = f"20 labels that contain {shown} are each read as one class; if "
     (line,) = [line for line in log if line.startswith(warning)]
     assert "data.columns.kind=multi" in line
     data = read_task("own", file, training=False, columns={"kind": "multi"})

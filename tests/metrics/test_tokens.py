@@ -146,6 +146,7 @@ def test_the_labels_tell_a_prefix_without_a_type():
         ("O B-PER I-PER X-PER", "I-PER and X-PER"),
         ("OTHER B-PER I-PER", "no label is O"),
         ("0 1 2", "numbers without names"),
+        ("O B-LOC I-loc", "B-LOC and I-loc are tags of two types"),
         ("O B-PER I-PER B-LOC", None),
         ("O B-PER I-PER L-PER U-PER", None),
         ("O B M E S", None),

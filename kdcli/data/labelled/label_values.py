@@ -29,7 +29,7 @@ integer."""
 IGNORED_WORD = "-100"
 """The label of words that losses ignore, in the scripts of transformers."""
 BRACKETS = "[]"
-PARTS_OF_NAMES = ("/", "&", "+", "\n", "\t")
+PARTS_OF_NAMES = ("/", "&", "+", "\n", "\t", " ")
 """Separators that also occur in names, such as `R&B`. They count only if all parts recur."""
 LIST_FORMS = (BRACKETS, "|", ";", ",", *PARTS_OF_NAMES)
 """Forms of a list of labels in a string: in brackets, or with a separator."""

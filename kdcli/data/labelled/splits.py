@@ -20,7 +20,15 @@ from kdcli.data.labelled.partition import (
 )
 from kdcli.data.labelled.row_checks import describe_repeats
 from kdcli.data.rows import BadRow, OnBadRow, Remark, Row
-from kdcli.data.sources import DemoSource, FileSource, HubSource, Log, Source, open_source
+from kdcli.data.sources import (
+    DemoSource,
+    FileSource,
+    HubSource,
+    Log,
+    Source,
+    describe_missing_parts,
+    open_source,
+)
 from kdcli.data.storage import NotFound, base_name, list_folder, list_names
 from kdcli.data.tasks import task_of
 from kdcli.disk import user_path
@@ -147,6 +155,8 @@ class TaskSource:
         if len(files) > 1:
             names = list_names([base_name(file) for file in files])
             self.log(f"{split} is read from {len(files)} files: {names}")
+        if missing := describe_missing_parts(map(base_name, files)):
+            self.log(f"warning: {split}: {missing}")
         examples, bad_rows, account = _read_examples(
             self.task, source, split, withheld=self.withheld
         )

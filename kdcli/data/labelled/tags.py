@@ -15,6 +15,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from kdcli.data.labelled.label_values import looks
+
 OUTSIDE = "O"
 SINGLES = frozenset("SUW")  # Prefixes of an entity of one word.
 BEGINS = SINGLES | {"B"}
@@ -74,6 +76,14 @@ def describe_unknown_scheme(labels: Sequence[str]) -> str | None:
                 f"not know, so {groups[0][-1]} is read as a type of entity of its own; rename the "
                 "labels to PREFIX-TYPE with the prefixes B, I, E and S (or M, L, U and W), and to "
                 "O for other words"
+            )
+    by_look: dict[str, str] = {}
+    for label in known:
+        first = by_look.setdefault(looks(label[2:]), label)
+        if first[2:] != label[2:]:
+            return (
+                f"{first} and {label} are tags of two types of entity, whose names look alike; "
+                "if they are one type, write one name"
             )
     if known and others and OUTSIDE not in labels:
         return (
