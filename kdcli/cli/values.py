@@ -51,14 +51,17 @@ def _recipes() -> list[str]:
 def _shapes() -> list[str]:
     from kdcli.report.tables import published_shapes
 
-    return [*published_shapes(), "static"]
+    return [*published_shapes(), "static", "family"]
 
 
 def _check_shape(text: str) -> None:
-    from kdcli.models.grammar import is_static_shape, match_shape, parse_goal
+    from kdcli.models.grammar import FAMILY, is_static_shape, match_shape, parse_goal
 
-    if not is_static_shape(text) and parse_goal(text) is None:
-        match_shape(text)
+    if text.strip() == FAMILY or parse_goal(text) is not None:
+        return
+    for shape in text.split(","):
+        if not is_static_shape(shape):
+            match_shape(shape)
 
 
 def _backends() -> list[str]:

@@ -12,6 +12,8 @@ STATIC = re.compile(r"static(?::(\d{1,6}))?", re.ASCII)
 """A table of token vectors, optionally with their width: `static:256`."""
 GOAL = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)(x|ms)", re.ASCII)
 """A speed-up over the teacher (`2x`, `1.5x`) or a latency (`5ms`), in place of a shape."""
+FAMILY = "family"
+"""The depths N, 2N/3, N/2 and N/3 of a model with N layers, at its width."""
 SLIP = re.compile(r"\d+\s*[A-Za-z*×]\s*\d+([:@].*)?")
 """A mistyped shape that cannot be a model's name: `6y384`, `6 x 384`, `6X384`, `6x384@`."""
 
@@ -59,6 +61,36 @@ def goal_of(texts: Sequence[str]) -> SpeedGoal | None:
     return next(iter(goals.values()), None)
 
 
+def is_family(texts: Sequence[str]) -> bool:
+    """Return whether students share their layers: `family`, or shapes that are joined by commas.
+
+    Raises UsageError if there is another shape.
+    """
+    family = next((text for text in texts if text.strip() == FAMILY or "," in text), None)
+    if family is not None and len(texts) > 1:
+        raise UsageError(
+            f"--to {family} is one training of students that share their layers, but "
+            f"{len(texts)} values were given",
+            "join all shapes by commas, or repeat --to with single shapes to train them apart",
+        )
+    return family is not None
+
+
+def shapes_in(texts: Sequence[str], teacher: ModelShape) -> list[str]:
+    """Return the shapes of `student.to` one by one.
+
+    Raises UsageError if a model with one layer has no `family`.
+    """
+    if not is_family(texts):
+        return list(texts)
+    if texts[0].strip() != FAMILY:
+        return [text.strip() for text in texts[0].split(",")]
+    depths = sorted({max(1, round(teacher.layers * part / 6)) for part in (6, 4, 3, 2)})
+    if len(depths) < 2:
+        raise UsageError("--to family: a model with one layer has no smaller members")
+    return [f"{depth}x{teacher.hidden}" for depth in reversed(depths)]
+
+
 def match_shape(text: str) -> re.Match[str]:
     """Match a shape; the groups are layers, width, FFN and heads. Raises UsageError if it is none.
 
@@ -69,7 +101,8 @@ def match_shape(text: str) -> re.Match[str]:
         grammar = (
             "the grammar is LxH[:FFN][@HEADS], for example 6x384 or 4x312:1200@12; students of "
             "embedding models and classifiers may be static[:H]; distill --to and plan.shapes of "
-            "compress also take a speed-up such as 2x or a latency such as 5ms"
+            "compress also take a speed-up such as 2x or a latency such as 5ms, and distill --to "
+            "takes family or shapes such as 6x384,3x384 that share one training"
         )
         raise UsageError(f"'{text}' is not a shape", grammar)
     return match

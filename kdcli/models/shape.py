@@ -28,12 +28,13 @@ class InitializedStudent:
     """A student, notes on its initialisation, and its basis of the teacher's residual stream.
 
     `basis_DN` is the basis that `kdcli.models.reduce` chose, or None if the student keeps the whole
-    stream.
+    stream. `whole` is the network that a member of a family shares its layers with.
     """
 
     model: PreTrainedModel
     notes: list[str]
     basis_DN: Tensor | None = None
+    whole: PreTrainedModel | None = None
 
 
 def shape_of(config: PreTrainedConfig) -> ModelShape:

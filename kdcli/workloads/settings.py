@@ -29,7 +29,8 @@ from kdcli.recipe.sections import (
 ENCODER = "Encoder: a hub id, a directory, 'demo' or 'demo-classifier'."
 SHAPE = (
     "Student shape, such as 6x768 or static:256; may be repeated. Or a goal, 2x or 5ms: the "
-    "best student that is fast enough on 128 tokens."
+    "best student that is fast enough on 128 tokens. Or family, or 6x384,3x384: one training of "
+    "students that share their layers."
 )
 TEACHER = "Teacher: a hub id, a directory, 'demo' or 'demo-classifier'."
 START = (

@@ -107,6 +107,11 @@ RUNS = {
         "--set 'loss.dimensions=[16, 8]' --set loss.hidden_weight=0.5",
         more_files=EMBEDDER | {"2_Dense", "3_Normalize"},
     ),
+    "distill family": Run(
+        f"distill {{embedder}} --data {{text}} --to 4x32,2x32 {TEXT} --set embedding.anchors=16 "
+        "--set embedding.rows=80",
+        models=("4x32", "2x32"),
+    ),
     "distill reranker": Run(
         "distill {scorer} --task rerank --data {lists} --to 2x16 --set data.max_length=24",
         more_files=TUNED,

@@ -100,7 +100,7 @@ def _choose_embedding(given: Given) -> None:
 
 def _check_shapes(given: Given) -> None:
     """Raise UsageError for a shape that does not fit, before torch is loaded."""
-    from kdcli.models.grammar import goal_of, is_static_shape, parse_shape
+    from kdcli.models.grammar import goal_of, is_static_shape, parse_shape, shapes_in
     from kdcli.models.source import sizes_on_disk
 
     if goal_of(given["to"] or []) is not None:
@@ -111,7 +111,7 @@ def _check_shapes(given: Given) -> None:
     sizes = sizes_on_disk(given["teacher"]) if is_relative else None
     if sizes is None:
         return
-    for text in given["to"] or []:
+    for text in shapes_in(given["to"] or [], sizes):
         # The width of the teacher's vectors is known when the teacher is loaded.
         if not is_static_shape(text):
             parse_shape(text, sizes)

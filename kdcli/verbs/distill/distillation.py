@@ -13,13 +13,16 @@ from kdcli.disk import as_directory
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.models.card import describe, describe_source
+from kdcli.models.grammar import is_family
 from kdcli.models.model import Model
+from kdcli.models.shape import InitializedStudent
 from kdcli.models.training_rows import all_rows
 from kdcli.report.entry import Entry, timed_subject
 from kdcli.report.schema import TEACHER, UNDISTILLED, Role
 from kdcli.run.context import RunContext
 from kdcli.targets.targets import StorePlace, targets_of
-from kdcli.types import Card, Job, RowHashes
+from kdcli.types import Card, Job, ModelShape, RowHashes
+from kdcli.verbs.distill.family import members
 from kdcli.verbs.distill.fast import how_distilled
 from kdcli.verbs.distill.settings import DistillRecipe
 from kdcli.verbs.distill.student import (
@@ -77,6 +80,18 @@ class Distillation:
         if len(self.students) == 1:
             return self.folder
         return self.folder / as_directory(name).replace(" ", "-")
+
+    def initialized(
+        self,
+        shapes: Mapping[str, ModelShape],
+        make: Callable[[ModelShape], InitializedStudent],
+    ) -> dict[str, InitializedStudent]:
+        """Make students before training: each one, or the members of a family from the largest."""
+        if not is_family(self.recipe.student.to):
+            return {name: make(shape) for name, shape in shapes.items()}
+        largest = max(shapes.values(), key=lambda shape: shape.layers)
+        depths = {name: shape.layers for name, shape in shapes.items()}
+        return members(make(largest), depths)
 
     def cards(self, networks: Mapping[str, PreTrainedModel]) -> dict[str, Card]:
         """Describe the first teacher and the students, for a dry run."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from kdcli.deploy.runners import check_backend
 from kdcli.errors import UsageError
 from kdcli.losses import build_objective, check_settings, inputs_of, masks_text, on_tasks
-from kdcli.models.grammar import goal_of, is_static_shape
+from kdcli.models.grammar import goal_of, is_family, is_static_shape
 from kdcli.models.layout import check_relations
 from kdcli.models.source import is_address
 from kdcli.recipe.resolve import Resolved
@@ -51,6 +51,11 @@ def check_recipe(recipe: DistillRecipe) -> None:
         "outputs": check_outputs,
     }
     _check_served(recipe)
+    if is_family(recipe.student.to) and recipe.variants:
+        raise UsageError(
+            f"--to {recipe.student.to[0]} is one training, and --ablate compares several",
+            "remove --ablate, or give one shape",
+        )
     check[recipe.kind](recipe)
     check_untrained(recipe)
     check_goal(recipe)
@@ -327,8 +332,14 @@ def check_one_student(recipe: DistillRecipe) -> None:
     """Check that a recipe on a task has one student.
 
     Raises:
-        UsageError: The recipe has no student or several.
+        UsageError: The recipe has no student, several, or a family.
     """
+    if is_family(recipe.student.to):
+        raise UsageError(
+            f"--to {recipe.student.to[0]}: students that share their layers learn vectors "
+            f"(--method {EMBEDDING}) or states on text, not {task_title(str(recipe.task))}",
+            "on a task, run the command once for each shape",
+        )
     if len(recipe.student.to) > 1:
         raise UsageError(
             "on a task, one student is distilled at a time, but "

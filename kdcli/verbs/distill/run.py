@@ -79,7 +79,7 @@ def run_name(recipe: DistillRecipe) -> str:
     if recipe.task is not None:
         parts.append(directory_word(recipe.task, recipe.data.source))
     student = "student" if recipe.student.source is None else Path(recipe.student.source).name
-    return "-".join([*parts, "+".join(recipe.student.to) or student])
+    return "-".join([*parts, "+".join(recipe.student.to).replace(",", "+") or student])
 
 
 def distill_variants(

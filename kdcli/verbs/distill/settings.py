@@ -108,7 +108,8 @@ def widest(shapes: Sequence[str]) -> int:
     """Return the width of the widest of some shapes with layers."""
     from kdcli.models.grammar import is_static_shape, match_shape
 
-    return max(int(match_shape(text)[2]) for text in shapes if not is_static_shape(text))
+    single = [one for text in shapes for one in text.split(",") if not is_static_shape(one)]
+    return max(int(match_shape(one)[2]) for one in single)
 
 
 def as_list(shapes: object) -> object:
@@ -333,7 +334,7 @@ class DistillRecipe(OnTask):
 
     def own_defaults(self) -> Mapping[str, Mapping[str, object]]:
         # This import loads numpy, and help imports this module.
-        from kdcli.models.grammar import goal_of, is_static_shape
+        from kdcli.models.grammar import FAMILY, goal_of, is_static_shape
 
         static = bool(self.student.to) and all(map(is_static_shape, self.student.to))
         if self.kind == "text":
@@ -343,7 +344,7 @@ class DistillRecipe(OnTask):
             own = {f"default of {EMBEDDING}": EMBEDDING_DEFAULTS}
             if static:
                 own = {"default of static students": STATIC_EMBEDDING_DEFAULTS}
-            elif self.student.to and goal_of(self.student.to) is None:
+            elif self.student.to not in ([], [FAMILY]) and goal_of(self.student.to) is None:
                 own |= self.rate_at(widest(self.student.to))
             return {**own, "default on text": {**TEXT_DATA, **on_text}}
         # Neither a file nor a static student has token states.

@@ -166,15 +166,33 @@ def freeze_unreached(
     freeze_unused_weights(students, batch, signals)
 
 
+class Family(nn.ModuleDict):
+    """Students that share weights, as one module: each weight is trained and stored once."""
+
+    def forward(self, batch: Batch, teacher: Signals) -> Mapping[str, Term]:
+        return {
+            f"{name}/{term}": value
+            for name, student in self.items()
+            for term, value in student(batch, teacher).items()
+        }
+
+
+def separate_modules(students: Mapping[str, Student]) -> Mapping[str, nn.Module]:
+    """Return modules without common weights: the students, or their `Family`."""
+    weights = [id(weight) for student in students.values() for weight in student.parameters()]
+    is_shared = len(set(weights)) < len(weights)
+    return {"family": Family(students)} if is_shared else students
+
+
 def freeze_unused_weights(students: Mapping[str, Student], batch: Batch, signals: Signals) -> None:
     """Freeze and log unreached weights, given the teacher's signals for the batch."""
-    for name, student in students.items():
+    for name, student in separate_modules(students).items():
         loss = StepLoss(student(batch, signals)).total
         unreached = params_without_grad(dict(student.named_parameters()), loss)
         for parameter in unreached:
             student.get_parameter(parameter).requires_grad_(False)
         if unreached:
-            modules = {p.removeprefix("captured.model.").rsplit(".", 1)[0] for p in unreached}
+            modules = {p.rpartition("captured.model.")[2].rsplit(".", 1)[0] for p in unreached}
             Progress.log(
                 f"{name}: the loss does not use {len(unreached)} tensors after the last compared "
                 f"layer; they are not trained: {', '.join(sorted(modules))}"
@@ -201,4 +219,4 @@ def distill_job(
             terms |= {f"{prefix}{name}": term for name, term in student(batch, teacher).items()}
         return StepLoss(terms)
 
-    return Job(students, step, examples, order, held_out, on_step_end=on_step_end)
+    return Job(separate_modules(students), step, examples, order, held_out, on_step_end=on_step_end)

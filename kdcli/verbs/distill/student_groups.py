@@ -286,9 +286,14 @@ class StudentGroup(Distillation):
         students: dict[str, Student] = {}
         # Variants of one shape start from the same weights, so each shape is made once.
         first_of_shape = {p.shape: p for p in self.students.values()}
-        starts = {p.shape: self._initialized(teacher, p) for p in first_of_shape.values()}
+        starts = self.initialized(
+            {str(shape): shape for shape in first_of_shape},
+            lambda shape: self._initialized(teacher, first_of_shape[shape]),
+        )
         for name, planned in self.students.items():
-            built = copy.deepcopy(starts[planned.shape])
+            built = starts[str(planned.shape)]
+            # Members of a family stay one network.
+            built = built if built.whole else copy.deepcopy(built)
             objective = objective_of(
                 planned.recipe, teacher.shape, planned.shape, self.context.session
             )

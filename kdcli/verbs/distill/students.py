@@ -12,13 +12,14 @@ from kdcli.engine.run_dir import flatten_recipe
 from kdcli.errors import UsageError
 from kdcli.losses import build_objective, check_settings, masks_text
 from kdcli.models.choose import ROWS, measured_layers
-from kdcli.models.grammar import parse_shape
+from kdcli.models.grammar import is_family, parse_shape, shapes_in
 from kdcli.models.layout import check_packing, check_relations
 from kdcli.models.model import Model
 from kdcli.models.shape import shape_of
 from kdcli.recipe.resolve import Resolved, flatten
 from kdcli.run.context import RunContext
 from kdcli.types import ModelShape, Start
+from kdcli.verbs.distill.family import check_members
 from kdcli.verbs.distill.settings import DistillRecipe, OnTextDownstream, StudentSettings
 from kdcli.workloads.workload import Workload
 
@@ -158,12 +159,15 @@ def student_shapes(
         static_width: The maximum width of a static student; None allows none.
 
     Raises:
-        UsageError: A shape is given twice, or is none.
+        UsageError: A shape is given twice, or is none, or the members of a family differ in more
+            than their layers.
     """
-    texts = recipe.student.to
+    texts = shapes_in(recipe.student.to, teacher)
     if len(set(texts)) < len(texts):
         raise UsageError(f"--to names a shape twice: {', '.join(texts)}")
     parsed = {text: parse_shape(text, teacher, static_width=static_width) for text in texts}
+    if is_family(recipe.student.to):
+        check_members(recipe.student.to[0], parsed.values())
     return parsed if len(parsed) > 1 else {"student": next(iter(parsed.values()))}
 
 

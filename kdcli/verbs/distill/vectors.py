@@ -102,7 +102,9 @@ class VectorDistillation(Distillation):
         recipe, session, workload = self.recipe, self.context.session, self.workload
         shapes = {name: planned.shape for name, planned in self.students.items()}
         # Before the teacher computes vectors, it is cast to the compute dtype.
-        encoders = {n: self._initialized(to) for n, to in shapes.items() if not to.is_static}
+        encoders = self.initialized(
+            {n: to for n, to in shapes.items() if not to.is_static}, self._initialized
+        )
         vectors = self._vectors()
         space = VectorSpace(recipe, session, workload, vectors, self.teacher_width)
         train = workload.train_numbers
@@ -116,7 +118,8 @@ class VectorDistillation(Distillation):
                 built = self._static(to, vectors, basis_ED)
             else:
                 built = encoders[name]
-                fmt, basis_ED = space.of_student(to, built.model)
+                # Members of a family share the last layer, and so the space of their vectors.
+                fmt, basis_ED = space.of_student(to, built.whole or built.model)
             starts[name] = copy.deepcopy(built.model)
             objective = objective_of(recipe, self.teachers[0].shape, to, session)
             students[name] = Student(built.model, projected(objective, basis_ED), Pool(fmt))

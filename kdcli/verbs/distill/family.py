@@ -1,0 +1,153 @@
+"""One training for several depths: a family of students that share their layers.
+
+The largest student is the whole network. Each smaller member keeps some of its layers, always with
+the last one, because a prefix of the layers lacks the layer whose output the teacher's vectors and
+relations are compared with. The layers of a member are also layers of every larger member. Each
+member has a forward pass and a loss of its own, and the sum of the losses is minimised (Starbucks,
+https://arxiv.org/abs/2410.13230).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from kdcli.errors import UsageError
+from kdcli.models.layout import Layout, layout_for
+from kdcli.models.shape import InitializedStudent, shape_of, student_config
+from kdcli.types import ModelShape
+
+CHECKED_TOKENS = 16
+"""Number of tokens on which a member is compared with the model that transformers loads."""
+
+
+def check_members(text: str, shapes: Iterable[ModelShape]) -> None:
+    """Check that the members of a family differ in their numbers of layers alone.
+
+    Raises:
+        UsageError: A member is static, or differs in something else or in nothing.
+    """
+    first, *others = shapes
+    alone = "repeat --to with single shapes to train them apart"
+    for shape in (first, *others):
+        if shape.is_static:
+            raise UsageError(f"--to {text}: a static student has no layers to share", alone)
+        if replace(shape, layers=first.layers) != first:
+            raise UsageError(
+                f"--to {text}: {shape} and {first} differ in more than their layers, which they "
+                "would share",
+                f"give all members the same width, such as {shape.layers}x{first.hidden}; or "
+                f"{alone}",
+            )
+    if len({shape.layers for shape in (first, *others)}) <= len(others):
+        raise UsageError(f"--to {text} names a number of layers twice", "remove one of them")
+
+
+def nested_layers(depths: Collection[int]) -> dict[int, list[int]]:
+    """Return the layers 1 ... N of the whole network that a member of each depth keeps.
+
+    N is the largest depth. A member keeps the first and the last layer of the next larger member,
+    and evenly spaced layers between them: 6, 4, 3 and 2 layers are all six, {1, 2, 4, 6},
+    {1, 2, 6} and {1, 6}. A member with one layer keeps the last.
+    """
+    kept = list(range(1, max(depths) + 1))
+    nested: dict[int, list[int]] = {}
+    for depth in sorted(depths, reverse=True):
+        last = len(kept) - 1
+        places = [last] if depth == 1 else [m * last // (depth - 1) for m in range(depth)]
+        kept = nested[depth] = [kept[place] for place in places]
+    return nested
+
+
+def members(whole: InitializedStudent, depths: Mapping[str, int]) -> dict[str, InitializedStudent]:
+    """Return views of a network with fewer layers, by name. They share its weights.
+
+    Args:
+        whole: The largest member.
+        depths: The number of layers of each member.
+
+    Raises:
+        UsageError: A layer works only in its place, so a view is not the model that transformers
+            would load.
+    """
+    nested = nested_layers(set(depths.values()))
+    made = dict[str, InitializedStudent]()
+    for name, depth in depths.items():
+        kept = nested[depth]
+        if depth == max(nested):
+            made[name] = replace(whole, whole=whole.model)
+            continue
+        model = member(whole.model, kept)
+        note = f"shares layers {', '.join(map(str, kept))} of the {max(nested)}-layer student"
+        made[name] = replace(whole, model=model, notes=[note], whole=whole.model)
+    return made
+
+
+def member(whole: PreTrainedModel, kept: Sequence[int]) -> PreTrainedModel:
+    """Return a view of a network, with a head or without, that runs some of its layers.
+
+    The view has the class and the configuration of a stock model, and shares every module that it
+    keeps.
+
+    Raises:
+        UsageError: See `members`.
+    """
+    shape, layout = shape_of(whole.config), layout_for(whole.config)
+    config = student_config(whole.config, replace(shape, layers=len(kept)), list(kept))
+    with torch.random.fork_rng(devices=[]):
+        view, stock = (type(whole)(config).float() for _ in range(2))
+    _share(view, whole, _path(whole, layout), () if layout.shared else kept)
+    try:
+        stock.load_state_dict(view.state_dict())
+        agrees = _same_outputs(view, stock)
+    except RuntimeError:
+        agrees = False
+    if not agrees:
+        raise UsageError(
+            f"layers {', '.join(map(str, kept))} of a {whole.config.model_type} compute something "
+            "else in a smaller model, so the members of a family cannot share them",
+            "repeat --to with single shapes to train them apart",
+        )
+    return view.train(whole.training)
+
+
+def _path(model: PreTrainedModel, layout: Layout) -> list[str]:
+    """Return the names that lead from a model, with a head or without, to its layers."""
+    head = [] if model.base_model is model else [model.base_model_prefix]
+    return [*head, *layout.layers.split(".")]
+
+
+def _share(view: nn.Module, whole: nn.Module, path: Sequence[str], kept: Sequence[int]) -> None:
+    """Replace the parts of `view` by those of `whole`, and its layers by the kept ones.
+
+    Without `kept`, one module runs as every layer.
+    """
+    view._parameters, view._buffers = whole._parameters, whole._buffers
+    own, shared = view._modules, dict(whole._modules)
+    step = path[0]
+    layers = shared[step]
+    assert layers is not None
+    if len(path) > 1:
+        inner = own[step]
+        assert inner is not None
+        _share(inner, layers, path[1:], kept)
+        shared[step] = inner
+    elif kept:
+        listed = list(layers.children())
+        shared[step] = nn.ModuleList(listed[layer - 1] for layer in kept)
+    view._modules = shared
+
+
+@torch.no_grad()
+def _same_outputs(view: PreTrainedModel, stock: PreTrainedModel) -> bool:
+    """Return whether two models compute the same last hidden states or logits, bit for bit."""
+    ids_BL = torch.arange(CHECKED_TOKENS)[None] % int(view.config.vocab_size)
+    batch = {"input_ids": ids_BL, "attention_mask": torch.ones_like(ids_BL)}
+    training = view.training
+    first, second = (model.eval()(**batch)[0] for model in (view, stock))
+    view.train(training)
+    return torch.equal(first, second)
