@@ -77,7 +77,8 @@ def distill(
         backend: Backend on which shapes are timed for --to 2x or --to 5ms: torch, compile, onnx
             or openvino, perhaps with a number format, such as onnx-int8 (default: torch).
         to: Student shape, such as 6x768 or static:256; may be repeated. Or a goal, 2x or 5ms: the
-            best student that is fast enough on 128 tokens.
+            best student that is fast enough on 128 tokens. Or family, or 6x384,3x384: one
+            training of students that share their layers.
         student: Encoder that the student starts from; on text, only with method embedding
             (default: the teacher).
         ablate: List of variants to train and compare in one table.

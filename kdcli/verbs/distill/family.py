@@ -9,7 +9,8 @@ https://arxiv.org/abs/2410.13230).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -113,6 +114,38 @@ def member(whole: PreTrainedModel, kept: Sequence[int]) -> PreTrainedModel:
             "repeat --to with single shapes to train them apart",
         )
     return view.train(whole.training)
+
+
+@contextmanager
+def computed_once(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Reuse a module's output while it gets the same input tensor again.
+
+    The members of a family begin with the same layers, so their states are the same tensors until
+    their first different layer.
+    """
+    outputs: dict[tuple[nn.Module, int], tuple[object, object]] = {}
+
+    def wrapped(module: nn.Module) -> Callable[..., object]:
+        forward = module.forward
+
+        def once(*args: object, **kwargs: object) -> object:
+            first = args[0] if args else next(iter(kwargs.values()))
+            key = module, id(first)
+            if key not in outputs:
+                # The input is kept, so that no other tensor gets its id.
+                outputs[key] = first, forward(*args, **kwargs)
+            return outputs[key][1]
+
+        return once
+
+    changed = list(dict.fromkeys(modules))
+    for module in changed:
+        module.__dict__["forward"] = wrapped(module)
+    try:
+        yield
+    finally:
+        for module in changed:
+            del module.__dict__["forward"]
 
 
 def _path(model: PreTrainedModel, layout: Layout) -> list[str]:

@@ -3,6 +3,7 @@
 Each student has its own loss against the signals of one teacher.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, reduce
 from operator import or_
@@ -34,6 +35,7 @@ from kdcli.types import (
     StepLoss,
     Term,
 )
+from kdcli.verbs.distill.family import computed_once
 from kdcli.verbs.distill.settings import DistillRecipe
 from kdcli.workloads.workload import Workload
 
@@ -170,11 +172,23 @@ class Family(nn.ModuleDict):
     """Students that share weights, as one module: each weight is trained and stored once."""
 
     def forward(self, batch: Batch, teacher: Signals) -> Mapping[str, Term]:
-        return {
-            f"{name}/{term}": value
-            for name, student in self.items()
-            for term, value in student(batch, teacher).items()
-        }
+        students: dict[str, Student] = dict(self.items())  # type: ignore[arg-type]
+        captures = [student.captured for student in students.values()]
+        # Attention is recorded while it is computed.
+        reads_attention = any(c.needs.q | c.needs.k | c.needs.v for c in captures)
+        modules = (
+            ()
+            if reads_attention
+            else itertools.chain.from_iterable(
+                (*captured.model.base_model.children(), *captured.layers) for captured in captures
+            )
+        )
+        with computed_once(modules):
+            return {
+                f"{name}/{term}": value
+                for name, student in students.items()
+                for term, value in student(batch, teacher).items()
+            }
 
 
 def separate_modules(students: Mapping[str, Student]) -> Mapping[str, nn.Module]:
@@ -209,14 +223,15 @@ def distill_job(
 ) -> Job:
     """Build the job that trains students of one teacher on a workload's examples."""
     examples, held_out = targets.attach(workload.examples, workload.held_out)
+    modules = separate_modules(students)
 
     def step(batch: Batch) -> StepLoss:
         teacher = targets.signals(batch)
         assert teacher is not None
         terms: dict[str, Term] = {}
-        for name, student in students.items():
-            prefix = f"{name}/" if len(students) > 1 else ""
-            terms |= {f"{prefix}{name}": term for name, term in student(batch, teacher).items()}
+        for name, module in modules.items():
+            prefix = f"{name}/" if len(modules) > 1 else ""
+            terms |= {f"{prefix}{name}": term for name, term in module(batch, teacher).items()}
         return StepLoss(terms)
 
-    return Job(separate_modules(students), step, examples, order, held_out, on_step_end=on_step_end)
+    return Job(modules, step, examples, order, held_out, on_step_end=on_step_end)
