@@ -479,7 +479,9 @@ def read_length(source: str, known: Mapping[str, Sequence[object]]) -> int | Non
         length = part.get("max_length") or length
     if not isinstance(length, int | None) or (length is not None and length < 3):
         raise UsageError(
-            f"{source}/{name}: max_seq_length must be a number of tokens, got {length!r}"
+            f"{source}/{name}: max_seq_length must be a whole number of at least 3 tokens, got "
+            f"{length!r}",
+            "correct it in a copy of the model, or remove it: the tokenizer's length is then used",
         )
     return length
 

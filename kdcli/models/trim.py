@@ -32,7 +32,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import LABEL_WORDS_KEY, UNILM_KEY, empty_model, load_tensors
-from kdcli.models.load import load_tokenizer, save_tokenizer
+from kdcli.models.load import AS_LOADED, load_tokenizer, save_tokenizer
 from kdcli.models.static import FRAMING_KEY
 from kdcli.types import Array
 
@@ -152,8 +152,7 @@ def cut_tokenizer(tokenizer: PreTrainedTokenizerBase, kept: Array) -> PreTrained
         ]
     for added in description["added_tokens"]:
         added["id"] = place[added["id"]]
-    if description.get("padding"):
-        description["padding"]["pad_id"] = place[description["padding"]["pad_id"]]
+    description["truncation"] = description["padding"] = None
     _renumber(description.get("post_processor"), place)
     with tempfile.TemporaryDirectory() as folder:
         save_tokenizer(tokenizer, Path(folder))
@@ -177,6 +176,10 @@ def cut_tokenizer(tokenizer: PreTrainedTokenizerBase, kept: Array) -> PreTrained
             "cannot be cut"
         )
     cut.name_or_path = tokenizer.name_or_path
+    truncation, padding = getattr(tokenizer, AS_LOADED, (None, None))
+    if padding is not None:
+        padding = padding | {"pad_id": place.get(padding["pad_id"], cut.pad_token_id)}
+    setattr(cut, AS_LOADED, (truncation, padding))
     return cut
 
 

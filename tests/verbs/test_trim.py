@@ -15,6 +15,7 @@ from filelock import FileLock
 from forked import Child
 from own_files import kdcli, refused, report_of, said_by, succeeds, write
 from sentence_transformers import SentenceTransformer
+from tokenizers import Tokenizer
 from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
@@ -104,7 +105,15 @@ def test_a_cache_without_a_place_for_a_lock_is_named(text, monkeypatch, cache, e
 def test_an_embedding_model_stays_one(text, tmp_path):
     fmt = EmbeddingFormat("cls", prompts={"query": "w30 "}, max_length=20)
     own_files.embedder(tmp_path / "model", fmt)
+    file = str(tmp_path / "model" / "tokenizer.json")
+    baked = Tokenizer.from_file(file)
+    baked.enable_truncation(12)
+    baked.enable_padding(length=12)
+    baked.save(file)
     succeeds("trim", tmp_path / "model", "--data", text, "-o", tmp_path / "out")
+    alone = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+    assert alone.truncation["max_length"] == 20
+    assert alone.padding["length"] is None
     one, other = (
         SentenceTransformer(str(tmp_path / name), device="cpu") for name in ("model", "out")
     )
