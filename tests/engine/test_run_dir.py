@@ -461,9 +461,13 @@ class TestLog:
         ) == '{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.4}\n'
 
 
-def test_a_run_of_another_version_is_refused_in_a_line(tmp_path):
-    (tmp_path / "recipe.yaml").write_text("verb: distill\nembedding:\n  rows: 3\n", "utf-8")
+@pytest.mark.parametrize(
+    ("section", "named"),
+    [("embedding:\n  rows: 3", "embedding, workload"), ("5: 3\nnull: 3", "5, None, workload")],
+)
+def test_a_run_of_another_version_is_refused_in_a_line(tmp_path, section, named):
+    (tmp_path / "recipe.yaml").write_text(f"verb: distill\n{section}\n", "utf-8")
     (tmp_path / "log.jsonl").write_text('{"step": 0}\n', "utf-8")
     now = "verb: distill\nworkload: {}\n"
-    with pytest.raises(UsageError, match=r"another version of kdcli.*: embedding, workload"):
+    with pytest.raises(UsageError, match=rf"another version of kdcli.*: {named}"):
         RunDir(tmp_path).check(now, resume=True, overwrite=False)
