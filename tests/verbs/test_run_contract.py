@@ -469,7 +469,7 @@ def in_one_process(*command):
     return succeeds(*command, "--set", "train.micro_batch_size=3")
 
 
-SPREAD = ("distill text", "distill task", "prune", "cotrain task")
+SPREAD = ("distill text", "distill family", "distill task", "prune", "cotrain task")
 OPTIONS = {
     "prune": [
         ["--method", method]
