@@ -12,7 +12,8 @@ from kdcli.cli.app import Verbs
 from kdcli.engine import peers
 from kdcli.errors import DivergedError, MachineError, Stopped, UsageError
 
-QUICK = {"BEAT_SECONDS": 0.05, "MAX_SILENT_BEATS": 20, "GRACE_SECONDS": 0.5, "REPORT_SECONDS": 2.0}
+# A process that a busy machine holds up for a second or two is not gone.
+QUICK = {"BEAT_SECONDS": 0.05, "MAX_SILENT_BEATS": 50, "GRACE_SECONDS": 2.0, "REPORT_SECONDS": 5.0}
 FOLDER = "KDCLI_TEST_FOLDER"
 
 
@@ -60,7 +61,7 @@ def ends(rank):
 
 def works(rank):
     """Work of one process for much longer than the others would wait for its word."""
-    time.sleep(3.0 if rank == 0 else 0.0)
+    time.sleep(5.0 if rank == 0 else 0.0)
     peers.join().check()
 
 
