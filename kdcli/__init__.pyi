@@ -454,7 +454,7 @@ def benchmark(
 def export(
     model: Path | str,
     *,
-    file_format: str,
+    file_format: str = "onnx",
     int8: bool = False,
     fp16: bool = False,
     q4: bool = False,
@@ -482,7 +482,7 @@ def export(
     Args:
         model: Model: a hub id, a directory, 'demo' or 'demo-classifier'; its head is exported
             too.
-        file_format: Format of the file: onnx or openvino.
+        file_format: Format of the file: onnx or openvino (default: onnx).
         int8: Quantise to 8 bits.
         fp16: Convert to half precision; ONNX only.
         q4: Quantise weights to 4 bits; ONNX only.

@@ -4,7 +4,7 @@ from kdcli.cli.show import Printable
 from kdcli.cli.verb import SAVING, SHIP, Given, verb
 
 
-@verb("sets", *SAVING, examples=("kdcli export runs/student --format onnx --int8",), panel=SHIP)
+@verb("sets", *SAVING, examples=("kdcli export runs/student --int8",), panel=SHIP)
 def export(given: Given) -> Printable | None:
     """Export a model to ONNX or OpenVINO, and compare its outputs with torch.
 

@@ -45,7 +45,7 @@ class ExportOptions:
         str,
         Option("--format", name="file_format", metavar="FORMAT", choices=FORMATS, values="format"),
         Field(description="Format of the file: onnx or openvino."),
-    ]
+    ] = "onnx"
     int8: Annotated[bool, Option("--int8"), Field(description="Quantise to 8 bits.")] = False
     fp16: Annotated[
         bool, Option("--fp16"), Field(description="Convert to half precision; ONNX only.")
