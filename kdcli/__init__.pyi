@@ -123,6 +123,8 @@ def distill(
 def prune(
     model: Path | str | None = None,
     *,
+    ablate: str | None = None,
+    seeds: int | None = None,
     method: str | Sequence[str] | None = None,
     sparsity: float | Sequence[float] | None = None,
     teacher: Path | str | None = None,
@@ -157,6 +159,8 @@ def prune(
     Args:
         model: Encoder: a hub id, a directory, 'demo' or 'demo-classifier' (default: bert-base-
             uncased).
+        ablate: List of variants to train and compare in one table.
+        seeds: Number of runs per variant, each with its own seed (default: 1).
         method: Pruning method; may be repeated, one run for each (cap, l0, magnitude, movement,
             smp or soft-movement; default: smp).
         sparsity: Share of the layers' weights to remove; may be repeated, one run for each
@@ -201,6 +205,8 @@ def cotrain(
     weights: str | None = None,
     temperature: float | None = None,
     standalone: bool | None = None,
+    ablate: str | None = None,
+    seeds: int | None = None,
     vocab_size: int | None = None,
     community: Path | str | None = None,
     task: str | None = None,
@@ -241,6 +247,8 @@ def cotrain(
         temperature: Temperature of both softmaxes (default: 1).
         standalone: Also train both models without each other, for comparison (default:
             --standalone).
+        ablate: List of variants to train and compare in one table.
+        seeds: Number of runs per variant, each with its own seed (default: 1).
         vocab_size: Number of tokens of a tokenizer that is trained from the text (default:
             30522).
         community: Frozen teacher of both models, from which shapes are copied (default: none).

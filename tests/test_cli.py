@@ -49,16 +49,17 @@ OPTIONS = {
         "--trust-remote-code"
     ),
     "prune": (
-        "--batch-size --data --device --dry-run --dtype --epochs --eval-task --lr --masking "
-        "--max-steps --method -o --output-dir --overwrite --pooling --processes --push-to-hub -r "
-        "--recipe --report-to --resume --revision --seed --set --sparsity --strict-data --task "
-        "--teacher --trust-remote-code"
+        "--ablate --batch-size --data --device --dry-run --dtype --epochs --eval-task --lr "
+        "--masking --max-steps --method -o --output-dir --overwrite --pooling --processes "
+        "--push-to-hub -r --recipe --report-to --resume --revision --seed --seeds --set "
+        "--sparsity --strict-data --task --teacher --trust-remote-code"
     ),
     "cotrain": (
-        "--base --batch-size --community --data --device --dry-run --dtype --epochs --eval-task "
-        "--lr --max-steps --mode --no-standalone -o --output-dir --overwrite --processes -r "
-        "--recipe --report-to --resume --revision --seed --set --standalone --strict-data --task "
-        "--temperature --trust-remote-code --vocab-size --weights"
+        "--ablate --base --batch-size --community --data --device --dry-run --dtype --epochs "
+        "--eval-task --lr --max-steps --mode --no-standalone -o --output-dir --overwrite "
+        "--processes -r --recipe --report-to --resume --revision --seed --seeds --set "
+        "--standalone --strict-data --task --temperature --trust-remote-code --vocab-size "
+        "--weights"
     ),
     "finetune": (
         "--batch-size --data --device --dry-run --dtype --epochs --grid --lr --max-steps --metric "

@@ -27,6 +27,7 @@ from kdcli.models.model import Model
 from kdcli.models.training_rows import ROWS_FILE, all_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Section
+from kdcli.report.combine import mean_of_seeds
 from kdcli.report.entry import Entry
 from kdcli.report.finish import RunResult
 from kdcli.report.own_data import data_name
@@ -401,7 +402,7 @@ def _mean_scores(
     session: Session,
 ) -> ModelScores:
     """Average the scores of runs with different seeds. Mistakes of single runs are dropped."""
-    evaluations = [_mean(of_seeds) for of_seeds in zip(*runs, strict=True)]
+    evaluations = [mean_of_seeds(of_seeds) for of_seeds in zip(*runs, strict=True)]
     assert workload.evaluator is not None
     counts = {name: end - begin for name, (begin, end) in workload.evaluator.bounds.items()}
     scorers = _mean_scorers(workload, folders) if session.is_main else {}
@@ -409,23 +410,6 @@ def _mean_scores(
     examples = {name: every[slice(*ends)] for name, ends in workload.evaluator.bounds.items()}
     counts = counts if session.is_main else {}
     return ModelScores(evaluations, scorers, counts, examples=examples)
-
-
-def _mean(runs: Sequence[Evaluation]) -> Evaluation:
-    first = runs[0]
-    if len(runs) == 1:
-        return first
-    values = {metric: [run.metrics[metric] for run in runs] for metric in first.metrics}
-    return first.model_copy(
-        update={
-            "confusion": None,
-            "per_class": {},
-            "worst": [],
-            "metrics": {metric: statistics.fmean(v) for metric, v in values.items()},
-            "deviations": {metric: statistics.stdev(v) for metric, v in values.items()},
-            "seeds": len(runs),
-        }
-    )
 
 
 def _mean_scorers(workload: LabelledWorkload, folders: Sequence[Path]) -> dict[str, Scorer]:

@@ -313,6 +313,17 @@ class OnTask(Section):
     measure: MeasureSettings = MeasureSettings()
 
 
+class VariantSettings(Section):
+    """Keys that run a verb several times and compare the runs."""
+
+    ablate: Annotated[str | None, Option("--ablate", metavar="NAME", rare=True)] = Field(
+        None, description="List of variants to train and compare in one table."
+    )
+    seeds: Annotated[int, Option("--seeds", rare=True)] = Field(
+        1, gt=0, le=1_000, description="Number of runs per variant, each with its own seed."
+    )
+
+
 class TaskRecipe(OnTask):
     """The recipe of a verb that trains one model on a task."""
 

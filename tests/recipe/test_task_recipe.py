@@ -9,10 +9,9 @@ from kdcli.data.tasks import named_tasks
 from kdcli.errors import UsageError
 from kdcli.losses import check_settings, inputs_of, on_tasks
 from kdcli.models.grammar import parse_shape
-from kdcli.recipe.resolve import resolve, shipped
+from kdcli.recipe.resolve import ablations, resolve, shipped
 from kdcli.types import ModelShape
 from kdcli.verbs.distill.distill_recipes import (
-    ablations,
     distill_recipe,
     general_recipe,
     stage_settings,

@@ -24,8 +24,8 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 from kdcli.data.demo import demo_task
 from kdcli.errors import Stopped
+from kdcli.recipe.resolve import ablations
 from kdcli.verbs.distill import run as distill_run
-from kdcli.verbs.distill.distill_recipes import ablations
 
 QUICK = shlex.split(
     "--max-steps 4 --batch-size 8 --lr 1e-3 --dtype fp32 --set intermediate.lr=1e-3 "

@@ -7,6 +7,7 @@ of each model -> hard and soft terms -> engine.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,10 +26,11 @@ from kdcli.recipe.sections import RunOptions
 from kdcli.report.entry import Entry
 from kdcli.report.finish import ReportContents, RunResult, quality_of
 from kdcli.report.own_data import data_name
+from kdcli.report.schema import Report
 from kdcli.report.text import short
 from kdcli.run.context import RunContext
 from kdcli.run.dry_run import Estimate
-from kdcli.run.stages import Run, Stage, StageJob, run_command
+from kdcli.run.stages import Run, Stage, StageJob
 from kdcli.types import Outcome, task_title
 from kdcli.verbs.cotrain.job import (
     HELD_OUT_MLM,
@@ -59,11 +61,21 @@ from kdcli.workloads.finetuning import (
     request_of,
 )
 from kdcli.workloads.labelled import WORST
+from kdcli.workloads.study import Member, run_study, seeds_of, with_seed
 from kdcli.workloads.workload import Workload
 
 
-def cotrain(resolved: Resolved[CotrainRecipe], options: RunOptions) -> RunResult | Estimate | None:
-    """Co-train on text or on a task; then measure and report.
+def cotrain(
+    resolved: Resolved[CotrainRecipe],
+    options: RunOptions,
+    variants: Mapping[str, Resolved[CotrainRecipe]] | None = None,
+) -> RunResult | Estimate | None:
+    """Co-train on text or on a task, once for each variant and seed; then measure and report.
+
+    Args:
+        resolved: The recipe.
+        options: Where and how to run.
+        variants: The recipe of each variant, by its name; None for the recipe alone.
 
     Returns:
         The report, or the estimate of a dry run. None in a process that prints nothing.
@@ -73,13 +85,22 @@ def cotrain(resolved: Resolved[CotrainRecipe], options: RunOptions) -> RunResult
             written.
     """
     recipe = resolved.recipe
-    check(resolved)
+    members: list[Member[CotrainRecipe]] = []
+    for variant, own in (variants or {"": resolved}).items():
+        check(own)
+        if own.recipe.task is None:
+            _read_text(own.recipe, options)
+        for seed, folder in seeds_of(own, own.recipe.seeds, variant):
+            members.append(Member(variant, folder, with_seed(own, seed), _prepare))
     names = [Path(str(source)).name for source in (recipe.teacher, recipe.student)]
-    if recipe.task is not None:
-        names.append(str(recipe.task))
-    else:
-        _read_text(recipe, options)
-    return run_command(resolved, options, "-".join(["cotrain", *names]), _prepare)
+    task = [] if recipe.task is None else [str(recipe.task)]
+    name = "-".join(["cotrain", *names, *task])
+    return run_study(members, resolved, options, name, _names)
+
+
+def _names(report: Report, variant: str) -> dict[str, str]:
+    """Name both models of a run by their variant."""
+    return {peer.name: f"{variant} {peer.name}".strip() for peer in report.with_role("peer")}
 
 
 def check(resolved: Resolved[CotrainRecipe]) -> None:

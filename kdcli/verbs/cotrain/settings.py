@@ -17,6 +17,7 @@ from kdcli.workloads.settings import (
     FinetuneTrainSettings,
     OnTask,
     TrainingData,
+    VariantSettings,
 )
 
 PRE_TRAINING: Mapping[str, object] = {
@@ -115,7 +116,7 @@ class CommunitySettings(Section):
     )
 
 
-class CotrainRecipe(PairSettings, OnTask):
+class CotrainRecipe(VariantSettings, PairSettings, OnTask):
     """A recipe of `cotrain`. On a task, `keep: best` uses the student's metric."""
 
     verb: Literal["cotrain"] = "cotrain"

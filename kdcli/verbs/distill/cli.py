@@ -42,7 +42,8 @@ def distill(given: Given) -> Printable | None:
         )
     if given.recipe is None:
         _choose_embedding(given)
-    from kdcli.verbs.distill.distill_recipes import ablations, distill_recipe
+    from kdcli.recipe.resolve import ablations
+    from kdcli.verbs.distill.distill_recipes import distill_recipe
     from kdcli.verbs.distill.settings import DistillOptions
 
     options, own = given.run_options, given.of(DistillOptions)

@@ -1,7 +1,6 @@
 """Resolve the recipes of a distillation, of its stages and of its variants."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -117,32 +116,6 @@ def _is_on_text(recipe: str) -> bool:
         return False
     was_on_task = read_recipe(recipe, "distill").get("verb") == "distill-task"
     return not was_on_task and set_among(resolved, ONLY_ON_TASK) is None
-
-
-def ablations(name: str) -> dict[str, dict[str, object]]:
-    """Read a list of variants. Returns the dotted keys that each variant overrides, by its name.
-
-    The first variant is the recipe itself.
-
-    Args:
-        name: A shipped list (`recipes/ablations/NAME.yaml`), or the path of a YAML file.
-
-    Raises:
-        UsageError: There is no such list, or it is not a mapping of mappings.
-    """
-    known = shipped("ablations")
-    path = known.get(name, Path(name))
-    if not path.is_file():
-        raise UsageError(
-            f"no list of variants '{name}'{did_you_mean(name, known)}",
-            f"shipped: {', '.join(known)}; or give the path of a YAML file: name: "
-            f"{{key.path: value}}",
-        )
-    listed = read_recipe(str(path), None)
-    for key, value in listed.items():
-        if not isinstance(value, dict | None):
-            raise UsageError(f"{path}: '{key}' must hold a mapping of recipe keys, got {value!r}")
-    return {"full": {}} | {str(key): dict(flatten(value or {})) for key, value in listed.items()}
 
 
 def stage_settings(recipe: DistillRecipe) -> DistillTrainSettings:

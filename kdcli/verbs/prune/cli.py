@@ -1,7 +1,15 @@
 """`kdcli prune`."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 from kdcli.cli.show import Printable
 from kdcli.cli.verb import COMPRESS, TRAINING, Given, verb
+
+if TYPE_CHECKING:
+    from kdcli.recipe.resolve import Resolved
 
 
 @verb(
@@ -11,7 +19,7 @@ from kdcli.cli.verb import COMPRESS, TRAINING, Given, verb
 )
 def prune(given: Given) -> Printable | None:
     """Remove weights of an encoder while it learns a task (SMP and its baselines)."""
-    from kdcli.recipe.resolve import resolve
+    from kdcli.recipe.resolve import ablations, resolve
     from kdcli.verbs.prune.settings import PruneRecipe
 
     options, keys = given.run_options, given.keys()
@@ -21,7 +29,13 @@ def prune(given: Given) -> Printable | None:
     from kdcli.verbs.prune import run
     from kdcli.verbs.prune.method_recipes import prune_recipes
 
-    recipes = prune_recipes(
-        given["method"] or [], recipe=given.recipe, sets=given.sets, options=keys
-    )
-    return given.show(run.prune(recipes, options))
+    def recipes(changes: Mapping[str, Any]) -> list[Resolved[PruneRecipe]]:
+        methods = [changes["method"]] if "method" in changes else given["method"] or []
+        changed = {**keys, **changes}
+        return prune_recipes(methods, recipe=given.recipe, sets=given.sets, options=changed)
+
+    whole = recipes({})
+    listed = whole[0].recipe.ablate
+    changes = {} if listed is None else ablations(listed)
+    variants = {name: recipes(keys_of_variant) for name, keys_of_variant in changes.items()}
+    return given.show(run.prune(whole, options, variants))

@@ -7,7 +7,7 @@ compact and the sparse form are compared with the dense model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,9 +24,10 @@ from kdcli.recipe.sections import RunOptions
 from kdcli.report.combine import combine_reports
 from kdcli.report.finish import RunResult
 from kdcli.report.own_data import directory_word
+from kdcli.report.schema import Report
 from kdcli.run.context import RunContext
 from kdcli.run.dry_run import Estimate
-from kdcli.run.stages import Run, Stage, StageJob, run_command
+from kdcli.run.stages import Run, Stage, StageJob
 from kdcli.targets.targets import delete_signals
 from kdcli.types import Outcome
 from kdcli.verbs.prune.build import build_pruning, restore_precision
@@ -42,6 +43,7 @@ from kdcli.workloads.finetuning import (
     with_trivial_answer,
 )
 from kdcli.workloads.requests import WorkloadRequest
+from kdcli.workloads.study import Member, run_study, seeds_of, with_seed
 from kdcli.workloads.workload import Workload
 
 Recipes = Sequence[Resolved[PruneRecipe]]
@@ -64,13 +66,32 @@ class StageRecipe:
     folder: Path
 
 
-def prune(recipes: Recipes, options: RunOptions) -> RunResult | Estimate | None:
-    """Prune once for each method and sparsity, and report. If there are several, compare them.
+def prune(
+    recipes: Recipes, options: RunOptions, variants: Mapping[str, Recipes] | None = None
+) -> RunResult | Estimate | None:
+    """Prune once for each variant, seed, method and sparsity. If there are several, compare them.
 
     Args:
         recipes: One recipe for each method; they differ in the method's own settings only.
         options: Where and how to run.
+        variants: The recipes of each variant, by its name; None for the recipes alone.
     """
+    members: list[Member[PruneRecipe]] = []
+    for variant, own in (variants or {"": recipes}).items():
+        complete = _complete(own)
+        for seed, folder in seeds_of(complete[0], complete[0].recipe.seeds, variant):
+            seeded = [with_seed(each, seed) for each in complete]
+            members.append(Member(variant, folder, seeded[0], partial(_prepare, seeded)))
+    whole = _complete(recipes)
+    options.check_pushed(len(stage_recipes(whole, Path())))
+    first = whole[0].recipe
+    data = directory_word(str(first.task), first.data.source)
+    name = f"prune-{Path(str(first.model)).name}-{data}"
+    return run_study(members, whole[0], options, name, _names)
+
+
+def _complete(recipes: Recipes) -> list[Resolved[PruneRecipe]]:
+    """Check the recipes of a run, and fill in what the model, the teacher and the methods say."""
     origin = recipes[0].recipe
     recipes = [as_trained(as_trained(each, origin.model), origin.teacher) for each in recipes]
     first, methods = recipes[0].recipe, [r.recipe.method for r in recipes]
@@ -90,11 +111,19 @@ def prune(recipes: Recipes, options: RunOptions) -> RunResult | Estimate | None:
         raise UsageError(
             f"{wrong} is for --task {EMBEDDING_TASK}, not for task {first.task}", "omit it"
         )
-    complete = [with_defaults(each) for each in recipes]
-    options.check_pushed(len(stage_recipes(complete, Path())))
-    data = directory_word(str(first.task), first.data.source)
-    name = f"prune-{Path(first.model).name}-{data}"
-    return run_command(complete[0], options, name, partial(_prepare, complete))
+    return [with_defaults(each) for each in recipes]
+
+
+def _names(report: Report, variant: str) -> dict[str, str]:
+    """Name the pruned models of a run by their variant and sparsity, next to the dense model."""
+    names = {DENSE: DENSE}
+    if MASKED not in report.cards:
+        return names | {p.model: f"{variant} {p.model}".strip() for p in report.pruning}
+    (pruning,) = report.pruning
+    is_chosen = defaults(pruning.method).exact and pruning.masking != "threshold"
+    share = f"{100 * pruning.sparsity:g} %" if is_chosen or not variant else ""
+    form = COMPACT if COMPACT in report.cards else MASKED
+    return names | {form: f"{variant} {share}".strip()}
 
 
 def _prepare(recipes: Recipes, context: RunContext[PruneRecipe]) -> Run:

@@ -16,6 +16,7 @@ from kdcli.workloads.settings import (
     FinetuneTrainSettings,
     TaskName,
     TaskRecipe,
+    VariantSettings,
 )
 
 
@@ -36,7 +37,7 @@ class PruneTrainSettings(FinetuneTrainSettings):
     )
 
 
-class PruneRecipe(TaskRecipe):
+class PruneRecipe(VariantSettings, TaskRecipe):
     """A recipe of `kdcli prune`."""
 
     verb: Literal["prune"] = "prune"
