@@ -30,6 +30,7 @@ from kdcli.deploy.simplify import simplify
 from kdcli.deploy.sums import LargestSum, largest_sums
 from kdcli.errors import MachineError, UsageError, first_line
 from kdcli.models.embedding_format import Pool
+from kdcli.models.model import has_token_types
 from kdcli.models.shape import positions_of
 from kdcli.types import Array, Batch
 
@@ -188,8 +189,12 @@ def recorded(
     precision: str = "fp32",
     *,
     pool: Pool | None = None,
+    token_types: bool = True,
 ) -> Iterator[Recorded]:
     """Record the graph of a model in eval mode, to write its file to `folder`.
+
+    Without `token_types`, which the model's tokenizer does not return, they are no input of the
+    file: programs that read tokenizer.json alone would pass the types of its template.
 
     The model is an encoder, or has a head for sequences, tokens or questions. With `pool`, an
     encoder also returns `sentence_embedding`. The folder is created if it is missing. From a graph
@@ -204,7 +209,7 @@ def recorded(
     file = folder / FILES[format, precision]
     plain = file if (format, precision) == ("onnx", "fp32") else file.with_name("graph.onnx")
     network = _Network(model, pool)
-    inputs, outputs = _write_onnx(network, plain)
+    inputs, outputs = _write_onnx(network, plain, token_types=token_types)
     if format == "onnx" and precision != "fp32":
         _compare(
             network, inputs, outputs, onnx_caller(plain, threads=0), "fp32", FILE_LIMITS["fp32"]
@@ -282,14 +287,16 @@ class _PositionalInputs(nn.Module):
         return tuple(outputs[name] for name in self.outputs)
 
 
-def _write_onnx(network: _Network, file: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _write_onnx(
+    network: _Network, file: Path, *, token_types: bool
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Write the graph in float32 and return the names of its inputs and outputs."""
     model = network.model
     assert not model.training, "a graph must be recorded in eval mode"
     file.parent.mkdir(parents=True, exist_ok=True)
     # With a single token type, the input could only be 0.
     typed = "token_type_ids" in inspect.signature(model.forward).parameters
-    typed = typed and int(getattr(model.config, "type_vocab_size", 0) or 0) > 1
+    typed = typed and token_types and has_token_types(model.config)
     inputs = ("input_ids", "attention_mask", *(("token_type_ids",) if typed else ()))
     batch = _batch(model, inputs, *TRACED)
     free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}

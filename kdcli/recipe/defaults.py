@@ -4,7 +4,7 @@ import os
 import tomllib
 from pathlib import Path
 
-from kdcli.errors import UsageError, did_you_mean
+from kdcli.errors import UsageError, did_you_mean, first_line
 
 VARIABLES = {"device": "KDCLI_DEVICE", "output_dir": "KDCLI_OUTPUT_DIR"}
 """Setting -> the environment variable that overrides the table."""
@@ -44,8 +44,9 @@ def _table() -> dict[str, object]:
         return {}
     try:
         tools = tomllib.loads(file.read_text("utf-8")).get("tool", {})
-    except (OSError, ValueError):
-        return {}  # Another tool's file; without TOML it has no table.
+    except (OSError, ValueError) as error:
+        hint = f"repair it: it may have a table {TABLE} with defaults"
+        raise UsageError(f"{file} cannot be read: {first_line(error)}", hint) from None
     table = tools.get("kdcli", {}) if isinstance(tools, dict) else {}
     where = f"{TABLE} in {file}"
     if not isinstance(table, dict):

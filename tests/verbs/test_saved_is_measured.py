@@ -16,10 +16,12 @@ import own_files
 import pytest
 import torch
 from encoders import on_disk, tiny_config, tiny_encoder, tiny_tokenizer
+from onnxruntime import InferenceSession
 from scipy.special import expit, softmax
 from scipy.stats import pearsonr, spearmanr
 from sentence_transformers import CrossEncoder
 from sklearn.metrics import f1_score
+from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
@@ -110,6 +112,19 @@ def test_a_published_pair_model_whose_tokenizer_returns_no_types_reads_none(tmp_
     out, quick = tmp_path / "out", ("--set", "measure.latency=false")
     own_files.succeeds("evaluate", folder, *OWN, file, *quick, "-o", out)
     assert own_files.report_of(out).evaluations[0].metrics["accuracy"] == 1.0
+    # tokenizer.json alone has types for the second text, which the file does not ask for.
+    data = ("--data", file, "--set", "data.columns.text=premise")
+    own_files.succeeds("export", folder, "--format", "onnx", *data, "-o", tmp_path / "file")
+    alone = Tokenizer.from_file(str(tmp_path / "file" / "tokenizer.json"))
+    alone.enable_padding()
+    batch = alone.encode_batch(list(zip(*texts, strict=True)))
+    assert any(any(each.type_ids) for each in batch)
+    arrays = {"input_ids": [e.ids for e in batch]}
+    arrays |= {"attention_mask": [e.attention_mask for e in batch]}
+    arrays |= {"token_type_ids": [e.type_ids for e in batch]}
+    session = InferenceSession(tmp_path / "file" / "onnx" / "model.onnx")
+    feed = {each.name: np.array(arrays[each.name]) for each in session.get_inputs()}
+    assert [names[n] for n in session.run(None, feed)[0].argmax(1)] == answers
 
 
 def long_texts(n, seed, words):

@@ -88,7 +88,6 @@ class JsModel:
         format: How vectors are made; None for a model that gives no vectors.
         ranks: The model scores pairs of texts, as rerankers do.
         loses_types: The file reads token types, which transformers.js does not return unless asked.
-        returns_types: The tokenizer returns token types, which the model was trained with.
     """
 
     kind: str | None
@@ -96,7 +95,6 @@ class JsModel:
     format: EmbeddingFormat | None = None
     ranks: bool = False
     loses_types: bool = False
-    returns_types: bool = True
 
     @property
     def task(self) -> str:

@@ -156,7 +156,10 @@ def _write_files(
 ) -> dict[str, GatedFile]:
     """Write a file in each precision. Returns the files by precision."""
     files = {}
-    with recorded(loaded.model, staged, format, precisions[0], pool=loaded.pool) as graph:
+    token_types = TYPE_IDS in loaded.tokenizer.model_input_names
+    with recorded(
+        loaded.model, staged, format, precisions[0], pool=loaded.pool, token_types=token_types
+    ) as graph:
         for precision in precisions:
             is_vectors = loaded.kind == EMBEDDING_KIND and precision != "fp32"
             scored = max_drop is not None or is_vectors
@@ -233,10 +236,7 @@ def _js_model(loaded: _Loaded, facts: ExportFacts) -> JsModel:
         format=loaded.format,
         ranks=facts.kind == "score"
         and activation_of(facts.source, loaded.model.config) is not None,
-        loses_types=TYPE_IDS in facts.inputs
-        and TYPE_IDS in loaded.tokenizer.model_input_names
-        and tokenizer not in TYPED_TOKENIZERS,
-        returns_types=TYPE_IDS in loaded.tokenizer.model_input_names,
+        loses_types=TYPE_IDS in facts.inputs and tokenizer not in TYPED_TOKENIZERS,
     )
 
 
