@@ -2,7 +2,7 @@
 #   docker build -t kdcli . && docker run --rm -v "$PWD:/data" kdcli distill demo --to 2x64 -o /data/small
 FROM python:3.12-slim
 WORKDIR /src
-COPY pyproject.toml constraints.txt README.md LICENSE CHANGELOG.md ./
+COPY pyproject.toml hatch_build.py constraints.txt README.md LICENSE CHANGELOG.md ./
 COPY kdcli kdcli
 COPY recipes recipes
 # Builds of torch for the CPU: others bring gigabytes of CUDA libraries.

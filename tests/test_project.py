@@ -81,6 +81,13 @@ def test_versions_are_pinned_and_free_of_local_builds():
     assert [s for s in lines if not re.fullmatch(r"[A-Za-z0-9._-]+==[\w.]+", s)] == []
 
 
+def test_the_hook_before_a_commit_runs_the_pinned_ruff():
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text("utf-8"))["repos"]
+    (version,) = [row["rev"] for row in hooks if row["repo"].endswith("/ruff-pre-commit")]
+    pinned = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    assert f"ruff=={version.removeprefix('v')}" in pinned
+
+
 def test_every_direct_dependency_is_pinned():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
@@ -152,6 +159,15 @@ def test_wheel_and_sdist_hold_every_recipe_and_every_file_of_the_package(built):
     assert recipes
     assert in_wheel == of_package | {f"kdcli/{name}" for name in recipes}
     assert sdist >= of_package | recipes | {"pyproject.toml", "README.md", "LICENSE"}
+
+
+def test_the_readme_of_the_wheel_has_only_absolute_links_and_pictures(built):
+    (metadata,) = built[0].glob("*.dist-info/METADATA")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    pattern = r'\]\(([^)]+)\)|(?:src|srcset)="([^"]+)"'
+    targets = [link or picture for link, picture in re.findall(pattern, metadata.read_text())]
+    assert [t for t in targets if not re.match("https://|#", t)] == []
+    assert f"{project['urls']['Repository']}/raw/main/docs/images/front-light.svg" in targets
 
 
 def test_recipes_are_listed_from_a_wheel_and_from_a_bare_checkout(built, tmp_path):
