@@ -90,7 +90,7 @@ GENERAL_SETTINGS = dict.fromkeys(
         "truncate_dim",
     ),
     READ,
-) | {"model_type": (None, "SentenceTransformer")}
+) | {"model_type": ("SentenceTransformer",)}
 POOLING_SETTINGS = dict.fromkeys(
     ("word_embedding_dimension", "embedding_dimension", "pooling_mode", "include_prompt", *FLAGS),
     READ,

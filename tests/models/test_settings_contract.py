@@ -173,12 +173,28 @@ def classes_of_kdcli(folder, session):
 
 def tags_of_owner(folder):
     pipe = transformers.pipeline("token-classification", model=folder, device="cpu")
-    return [[each["entity"] for each in pipe(text)] for text in TEXTS[:4]]
+    return [
+        letters(text, [(each["start"], each["end"], each["entity"]) for each in pipe(text)])
+        for text in TEXTS[:4]
+    ]
 
 
 def tags_of_kdcli(folder, session):
     of_texts = Predictor.open(folder).predict(TEXTS[:4])
-    return [[each.label for each in found for _ in each.text.split()] for found in of_texts]
+    return [
+        letters(text, [(each.start, each.end, each.label) for each in found])
+        for text, found in zip(TEXTS, of_texts, strict=False)
+    ]
+
+
+def letters(text, found):
+    """The label of each letter, because kdcli joins neighbours and a token may be a whole text."""
+    return [
+        [place, label]
+        for start, end, label in found
+        for place in range(start, end)
+        if text[place] != " "
+    ]
 
 
 OUTPUTS = {
@@ -380,7 +396,7 @@ REFUSED = {
         "truncate_dim": [0, -2, True, "3"],
         "similarity_fn_name": ["maxsim"],
         "requirements": [{"no-such-package": ">=1"}],
-        "model_type": ["SparseEncoder", "CrossEncoder", "other"],
+        "model_type": ["SparseEncoder", "CrossEncoder", "other", None],
         "no_such_setting": [1],
     },
     ("embedder", POOLING): {
@@ -429,7 +445,7 @@ REFUSED = {
     },
     ("relations", PROMPTS): {"default_prompt_name": ["query"], "no_such_setting": [1]},
     ("scorer", "modules.json"): {"0/path": ["0_Transformer"], "0/type": ["mine.Transformer"]},
-    ("table", PROMPTS): {"model_type": ["other"], "no_such_setting": [1]},
+    ("table", PROMPTS): {"model_type": ["other", None], "no_such_setting": [1]},
     ("table", "modules.json"): {"0/path": ["0_StaticEmbedding"]},
     ("scorer", "config.json"): {"architectures": [["MyBertForSequenceClassification"]]},
     ("classifier", "config.json"): {

@@ -101,7 +101,7 @@ def test_students_are_scored_along_the_way_with_several_seeds(given, scored, tmp
         assert c.difference == pytest.approx(ours - theirs)
         assert c.low <= c.difference <= c.high
     text = (out / "report.md").read_text("utf-8")
-    assert "Mean ± sample standard deviation of 2 fine-tunings" in text
+    assert "Mean ± sample standard deviation of 2 runs" in text
     start = "accuracy on own over the tokens distilled on: full"
     assert sum(p.caption.startswith(start) for p in report_pictures(report)) == 1
     assert not list(out.rglob("*at-step-*/model.safetensors"))

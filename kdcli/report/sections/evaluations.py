@@ -71,7 +71,7 @@ def _by_model(report: Report, task: str, evaluations: list[Evaluation]) -> Repor
         rows.append(row)
     notes = []
     if (seeds := max(e.seeds for e in evaluations)) > 1:
-        notes.append(f"Mean ± sample standard deviation of {seeds} fine-tunings.")
+        notes.append(f"Mean ± sample standard deviation of {seeds} runs.")
     if papers:
         sources = ", ".join(dict.fromkeys(row.source for row in papers.values()))
         shapes = ", ".join(dict.fromkeys(str(row.shape) for row in papers.values()))

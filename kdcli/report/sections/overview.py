@@ -37,6 +37,7 @@ from kdcli.report.text import (
 from kdcli.types import OWN
 
 MAX_TITLE_NAMES = 5  # models that a title names
+MAX_COLUMNS = 6  # with more models, the main table has a row for each
 MAX_SETS = 3  # with more sets, a task has a table of its own only
 
 
@@ -252,11 +253,11 @@ def _quality(report: Report) -> Quality:
 def models_section(report: Report) -> ReportSection:
     """Return the main table.
 
-    A report about latency may have many models, which are its rows. In other reports the models are
-    the columns, because there are few models and many facts.
+    Many models are its rows. A few are its columns, because there are many facts, but not in a
+    report about latency.
     """
     table = overview(report)
-    if report.focus == "latency":
+    if report.focus == "latency" or len(table.rows) > MAX_COLUMNS:
         return table
     is_distilled = report.with_role("teacher") and report.with_role("student")
     first, *facts = map(list, zip(table.columns, *table.rows, strict=True))
