@@ -72,6 +72,7 @@ SPLIT = re.compile(rf"(train|validation|test|{'|'.join(OTHER_NAMES)})(_[a-z]+)?(
 OF_PARTS = re.compile(
     r"(.*?)(\d+)-of-(\d+)\b.*"
 )  # The files of a split that say how many they are.
+DESCRIPTIONS = (".json", ".arrow")
 ZIP = ".zip"
 HUB_FOLDER = "data"
 SAVED_DICT, SAVED_STATE = "dataset_dict.json", "state.json"  # Of `save_to_disk`.
@@ -456,8 +457,7 @@ def _by_split(folder: File, files: Mapping[str, File], content: str) -> dict[str
         message = f"{folder} has no file of a known format; it holds {content}"
         hint = f"it should hold train.* and perhaps validation.* with one of {FORMAT_ENDINGS}"
         raise NotFound(message, hint)
-    # Without a split, a .json or .arrow file next to others is a description or a cache.
-    rows = [name for name in names if not name.lower().endswith((".json", ".arrow"))] or names
+    rows = list(filter(_holds_rows, names)) or names
     by_split = names_by_split(names, str(folder))
     inner = list(map(_inner_part, rows))
     if not by_split and all(inner) and any(word.startswith("train") for word in inner):
@@ -494,6 +494,26 @@ def _inner_part(name: str) -> str:
     """Return the only word of a name that is a split, as in `reviews.train.csv`; "" without it."""
     words = [word for word in re.split(r"[-._ ]+", name.lower()) if SPLIT.fullmatch(word)]
     return words[0] if len(words) == 1 else ""
+
+
+def describe_unread(source: Source) -> str | None:
+    """Return a message about files of a local directory that hold rows but belong to no split."""
+    if not isinstance(source, FileSource) or not user_path(source.name).is_dir():
+        return None
+    used = {file for files in source.files.values() for file in files if isinstance(file, Path)}
+    folders = {file.parent for file in used}
+    others = {file for folder in folders for file in folder.iterdir() if file.is_file()} - used
+    names = sorted(file.name for file in others if _holds_rows(file.name))
+    return f"not read, because their names are no split's: {list_names(names)}" if names else None
+
+
+def _holds_rows(name: str) -> bool:
+    """Return whether a file next to those of a split looks like rows.
+
+    A .json or .arrow file is a description or a cache.
+    """
+    is_hidden = name.startswith(".")
+    return bool(format_of(name)) and not is_hidden and not name.lower().endswith(DESCRIPTIONS)
 
 
 def describe_missing_parts(names: Iterable[str]) -> str | None:

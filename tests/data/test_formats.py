@@ -21,6 +21,7 @@ from kdcli.data.objects import write_object
 from kdcli.data.readers import read_rows
 from kdcli.data.rows import Piece
 from kdcli.data.sources import open_source
+from kdcli.data.text.sentences import read_texts
 from kdcli.errors import UsageError
 from kdcli.types import Answer, Head
 
@@ -562,6 +563,19 @@ def test_several_files_of_a_split_are_logged(tmp_path):
     log = []
     read_task("own", tmp_path, log)
     assert "train is read from 2 files: part-1.csv, part-2.csv" in log
+
+
+def test_files_of_no_split_are_named(tmp_path):
+    for name in ("train.csv", "train (1).csv", "notes.csv", ".hidden.csv"):
+        (tmp_path / name).write_text(FORMS["a.csv"], "utf-8", newline="")
+    log, of_text = [], []
+    read_task("own", tmp_path, log)
+    read_texts(str(tmp_path), column="text", unit="document", rows=None, log=of_text.append)
+    unread = "not read, because their names are no split's: notes.csv, train (1).csv"
+    assert (log.count(unread), of_text.count(unread)) == (1, 1)
+    single = []
+    read_task("own", tmp_path / "train.csv", single)
+    assert not any("not read" in line for line in single)
 
 
 def test_missing_parts_of_a_split_are_a_warning(tmp_path):

@@ -27,6 +27,7 @@ from kdcli.data.sources import (
     Log,
     Source,
     describe_missing_parts,
+    describe_unread,
     open_source,
 )
 from kdcli.data.storage import NotFound, base_name, list_folder, list_names
@@ -155,6 +156,8 @@ class TaskSource:
         if len(files) > 1:
             names = list_names([base_name(file) for file in files])
             self.log(f"{split} is read from {len(files)} files: {names}")
+        if (unread := describe_unread(source)) and not self.examples:
+            self.log(unread)
         if missing := describe_missing_parts(map(base_name, files)):
             self.log(f"warning: {split}: {missing}")
         examples, bad_rows, account = _read_examples(

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from kdcli.data.hub import entry_at_commit
-from kdcli.data.sources import HubSource, Log, open_source
+from kdcli.data.sources import HubSource, Log, describe_unread, open_source
 from kdcli.data.text.datatrove import open_datatrove
 from kdcli.data.text.shards import (
     META,
@@ -154,6 +154,8 @@ def _open_cached(
 ) -> dict[str, TokenStream]:
     """Open the cached tokens of a text. If there are none, tokenise the text first."""
     opened = open_source(source)
+    if unread := describe_unread(opened):
+        log(unread)
     tokens = tokenizer_hash(tokenizer)
     key = cache_key(SHARD_FORMAT, opened.identity, tokens, column, frame.sep_id)
     folder = cache_dir() / "corpora" / key

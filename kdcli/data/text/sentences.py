@@ -24,7 +24,7 @@ from kdcli.data.rows import (
     names_in,
     take_first,
 )
-from kdcli.data.sources import Log, Source, open_source
+from kdcli.data.sources import Log, Source, describe_unread, open_source
 from kdcli.data.text.choice import Candidate, TextChoice, Unit
 from kdcli.errors import UsageError
 from kdcli.types import Array, RowHashes
@@ -125,6 +125,8 @@ def read_texts(
             texts.
     """
     opened = open_source(source)
+    if unread := describe_unread(opened):
+        log(unread)
     of_rows = RowAccount.of_split(source, split)
     name, units = _read_units(opened, split, column, unit, of_rows)
     of_texts = RowAccount.of_split(source, split, name) if name == SENTENCES else of_rows

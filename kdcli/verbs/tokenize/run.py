@@ -14,7 +14,7 @@ import numpy as np
 from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
-from kdcli.data.sources import Source, open_source
+from kdcli.data.sources import Source, describe_unread, open_source
 from kdcli.data.text.shards import Frame, TokenShards
 from kdcli.data.text.tokenise import ShardWriter, tokenise
 from kdcli.disk import check_writable
@@ -113,6 +113,8 @@ def tokenize(
         check_writable(output_dir, directory=True)
         check_not_input(output_dir, [source, tokenizer], "-o")
     opened = open_source(source)
+    if unread := describe_unread(opened):
+        Progress.log(unread)
     loaded = load_tokenizer(tokenizer)
     workers = workers or _count_cores()
     if dry_run:
