@@ -91,10 +91,9 @@ GENERAL_SETTINGS = dict.fromkeys(
     ),
     READ,
 ) | {"model_type": ("SentenceTransformer",)}
-POOLING_SETTINGS = dict.fromkeys(
-    ("word_embedding_dimension", "embedding_dimension", "pooling_mode", "include_prompt", *FLAGS),
-    READ,
-)
+WIDTHS = ("embedding_dimension", "word_embedding_dimension")
+"""The names of the vectors' width in a Pooling module's settings, of which it needs one."""
+POOLING_SETTINGS = dict.fromkeys((*WIDTHS, "pooling_mode", "include_prompt", *FLAGS), READ)
 LAYER_SETTINGS: dict[str, dict[str, Sequence[object]]] = {
     "Dense": {
         **dict.fromkeys(("in_features", "out_features", "bias", "use_residual"), READ),
@@ -729,6 +728,12 @@ def _with_pooling(fmt: EmbeddingFormat, source: str, name: str) -> EmbeddingForm
     settings = _required(source, name)
     pooling = _pooling(source, settings)
     check_settings(source, name, settings, POOLING_SETTINGS)
+    if not any(width in settings for width in WIDTHS):
+        raise UsageError(
+            f"{source}/{name} lacks {WIDTHS[0]}, without which sentence-transformers cannot use "
+            "this model",
+            f"copy the file of the original model, or add {WIDTHS[0]}: the model's width",
+        )
     counts = bool(settings.get("include_prompt", True))
     return replace(fmt, pooling=pooling, prompt_counts=counts)
 

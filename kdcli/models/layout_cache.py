@@ -48,7 +48,7 @@ def cached_layout(config: PreTrainedConfig) -> Layout:
     model returns no hidden states.
     """
     kind, source = type(config).__qualname__, str(config.name_or_path)
-    settings = {name: x for name, x in vars(config).items() if name[0] != "_"}
+    settings = {name: x for name, x in vars(config).items() if not name.startswith("_")}
     # Callers ask often and have few configurations. A key of an entry takes ten times as long.
     own_code = runs_own_code(config)
     asked = json.dumps([kind, source, own_code, settings], default=str)

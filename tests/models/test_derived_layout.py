@@ -165,6 +165,10 @@ def test_a_layout_does_not_depend_on_sizes(kind):
     assert derive(narrow) == derive(own_widths)
 
 
+def test_a_setting_without_a_name_changes_no_layout():
+    assert layout_for(tiny_config("bert", **{"": 1})) == layout_for(tiny_config("bert"))
+
+
 def test_a_derived_layout_is_logged_once(caplog):
     prepare_libraries(quiet=False, verbose=False)
     caplog.set_level(logging.INFO, "kdcli.models")

@@ -402,6 +402,7 @@ REFUSED = {
     ("embedder", POOLING): {
         "pooling_mode": ["last", "mean_tokens", ["cls", "mean"], [], None],
         "include_prompt": [False],
+        "embedding_dimension": [GONE],
         "no_such_setting": [1],
     },
     ("embedder", "2_Dense/config.json"): {

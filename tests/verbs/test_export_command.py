@@ -339,6 +339,14 @@ def test_a_model_that_computes_nan_is_refused(saved, tmp_path):
     assert not out.exists()
 
 
+def test_a_tokenizer_without_a_mask_is_refused(saved, tmp_path):
+    model = saved("class")
+    tokenizer = AutoTokenizer.from_pretrained(model, model_input_names=["input_ids"])
+    tokenizer.save_pretrained(model)
+    with pytest.raises(UsageError, match="returns no attention_mask"):
+        exported(model, tmp_path / "out")
+
+
 def test_texts_without_words_are_refused(saved, tmp_path):
     (tmp_path / "texts.txt").write_text("\u200b\n" * 9)
     data = LabelledSettings(source=str(tmp_path / "texts.txt"))

@@ -156,6 +156,12 @@ def _write_files(
 ) -> dict[str, GatedFile]:
     """Write a file in each precision. Returns the files by precision."""
     files = {}
+    if "attention_mask" not in loaded.tokenizer.model_input_names:
+        raise UsageError(
+            f"the tokenizer of {loaded.tokenizer.name_or_path} returns no attention_mask, which "
+            "an exported file reads",
+            "add it to model_input_names in tokenizer_config.json, in a copy of the model",
+        )
     token_types = TYPE_IDS in loaded.tokenizer.model_input_names
     with recorded(
         loaded.model, staged, format, precisions[0], pool=loaded.pool, token_types=token_types
