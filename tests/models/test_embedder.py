@@ -290,7 +290,11 @@ FIRST = [module("Transformer", "", 0), module("Pooling", "1_Pooling", 1)]
         ("modules.json", [*FIRST, module("Dense", "2_Dense", 2)], "2_Dense/config.json"),
         ("1_Pooling/config.json", {"pooling_mode": ["cls", "top"]}, "pools by cls and top"),
         ("1_Pooling/config.json", [], "must hold a JSON object"),
-        ("sentence_bert_config.json", {"max_seq_length": "many"}, "must be a number of tokens"),
+        (
+            "sentence_bert_config.json",
+            {"max_seq_length": "many"},
+            "must be a whole number of at least 3 tokens",
+        ),
         (
             "modules.json",
             [FIRST[0], {**FIRST[1], "type": "their_code.Pooling"}],

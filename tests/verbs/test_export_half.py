@@ -20,7 +20,9 @@ RARE = "w47"
 def classifier():
     """Return a small classifier and its layer."""
     torch.manual_seed(0)
-    config = tiny_config("bert", num_hidden_layers=1, initializer_range=0.3)
+    # The evaluator gathers from at most 64 positions.
+    sizes = {"num_hidden_layers": 1, "max_position_embeddings": 48}
+    config = tiny_config("bert", initializer_range=0.3, **sizes)
     model = AutoModelForSequenceClassification.from_config(config).eval()
     return model, model.bert.encoder.layer[0]
 

@@ -151,13 +151,13 @@ def test_a_size_keeps_the_most_frequent_tokens(text, tmp_path):
     card = " ".join((tmp_path / "out" / "README.md").read_text().split())
     assert (
         "by keeping 7 of its 64 tokens: special tokens, single characters and the most frequent "
-        f"tokens of text, which cover {covered}."
+        f"tokens of text, which cover {covered}"
     ) in card
     whole = succeeds("trim", before, "--data", text, "--vocab-size", "10", "-o", tmp_path / "whole")
     assert "they cover 100.000%" in said_by(whole)
     assert "warning" not in said_by(whole)
     card = (tmp_path / "whole" / "README.md").read_text()
-    assert "by removing the tokens that do not occur in the training text of text." in card
+    assert "by removing the tokens that do not occur in the training text of text" in card
 
 
 def test_a_trimmed_model_has_one_size_and_no_teacher(text, tmp_path):

@@ -137,8 +137,8 @@ def kept_tokens(recipe: TrimRecipe, trimming: Trimming) -> str:
     )
     if points is not None:
         text += (
-            f". Of the sizes tried, it is the smallest that loses at most {points:g} points on the "
-            "selection rows"
+            f" ({trimming.kept:,} is the smallest size tried that loses at most {points:g} points "
+            "on the selection rows)"
         )
     return text
 
