@@ -6,7 +6,7 @@ run, and the run that was interrupted continues from its checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -100,10 +100,24 @@ def run_study(
 def _prepare(members: Sequence[Member[RecipeT]], names: Names, context: RunContext[RecipeT]) -> Run:
     """Check every variant before the first one trains. Its data and models are loaded again."""
     first_of_variant = {member.variant: member for member in reversed(members)}
+    _name_equal_variants(reversed(first_of_variant.values()))
     for member in reversed(first_of_variant.values()):
         member.prepare(_inside(context, member))
     release_memory()
     return Run([], partial(_train, members, names, context))
+
+
+def _name_equal_variants(members: Iterable[Member[RecipeT]]) -> None:
+    """Log variants whose trainings are equal, such as two numbers of epochs with --max-steps."""
+    known: dict[str, str] = {}
+    for member in members:
+        recipe = member.resolved.recipe
+        if recipe.train.max_steps is not None:
+            train = recipe.train.model_copy(update={"epochs": 0.0})
+            recipe = recipe.model_copy(update={"train": train})
+        same = known.setdefault(recipe.model_dump_json(), member.variant)
+        if same != member.variant:
+            Progress.warn(f"the variants {same} and {member.variant} give the same training")
 
 
 def _inside(context: RunContext[RecipeT], member: Member[RecipeT]) -> RunContext[RecipeT]:

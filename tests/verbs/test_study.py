@@ -5,7 +5,7 @@ from statistics import fmean, stdev
 
 import own_files
 import pytest
-from own_files import report_of, same_weights, succeeds, times
+from own_files import report_of, said_by, same_weights, succeeds, times
 
 QUICK = shlex.split(
     "--max-steps 4 --batch-size 8 --dtype fp32 --set measure.latency=false --set train.eval_every=4"
@@ -19,8 +19,8 @@ VERBS = {
     ),
     "cotrain": (
         "--set data.max_length=24 --no-standalone",
-        "one-way: {mode: one-way}",
-        {"full student": "full", "one-way student": "one-way"},
+        "one-way: {mode: one-way}\nlonger: {train.epochs: 9.0}",
+        {"full student": "full", "one-way student": "one-way", "longer student": "longer"},
         "student",
     ),
 }
@@ -36,7 +36,10 @@ def test_the_table_has_the_means_of_the_seeds_of_each_variant(verb, tmp_path):
     task = ["--task", "own", "--data", data, *QUICK, *shlex.split(options)]
     out, asked = tmp_path / "out", [verb, *models, *task]
     study = [*asked, "--ablate", tmp_path / "list.yaml", "--seeds", "2", "--seed", "3", "-o", out]
-    succeeds(*study)
+    done = succeeds(*study)
+    # --max-steps sets the length of all.
+    warning = "warning: the variants full and longer give the same training"
+    assert (warning in said_by(done)) == ("longer" in variant)
     report = report_of(out)
     by_name = {e.model: e for e in report.evaluations}
     for name, folder in names.items():
