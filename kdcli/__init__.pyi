@@ -643,8 +643,8 @@ def compress(
         max_latency_ms: Maximum latency of one sequence of 128 tokens, in milliseconds.
         max_mb: Maximum size of the files that one deployment needs, in megabytes.
         strict: Apply --max-drop to the pessimistic end of the 95 % interval.
-        cascade: Also try two models, of which the larger one is asked where the small one is
-            unsure, with a bound on the answers that change.
+        cascade: Also try a cascade: a small model answers, and a larger one where it is unsure.
+            The share of answers that change is bounded.
         task: Task: sst2, mnli, squad ..., or 'own' for your own files.
         pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
             model's own).
@@ -711,8 +711,8 @@ def compress(
         max_latency_ms: Maximum latency of one sequence of 128 tokens, in milliseconds.
         max_mb: Maximum size of the files that one deployment needs, in megabytes.
         strict: Apply --max-drop to the pessimistic end of the 95 % interval.
-        cascade: Also try two models, of which the larger one is asked where the small one is
-            unsure, with a bound on the answers that change.
+        cascade: Also try a cascade: a small model answers, and a larger one where it is unsure.
+            The share of answers that change is bounded.
         task: Task: sst2, mnli, squad ..., or 'own' for your own files.
         pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
             model's own).

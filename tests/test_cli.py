@@ -515,7 +515,10 @@ WRONG_NAMES = {
     "distill demo --to 99x65": (2, "student 99x65 is larger than its teacher"),
     "distill demo --to 2by64": (2, "'2by64' is not a shape"),
     "export demo --format onnx --pack": (2, "--pack stores the weights of an int8 file in 4 bits"),
-    "export demo --format openvino --int8 --pack": (2, "openvino is not written in int8-packed"),
+    "export demo --format openvino --int8 --pack": (
+        2,
+        "--pack does not work with --format openvino",
+    ),
     "export demo --format onyx": (2, "unknown format 'onyx'; did you mean 'onnx'?"),
     "benchmark demo --backend onx": (2, "unknown backend 'onx'; did you mean 'onnx'?"),
     "benchmark demo --backend int8": (2, "unknown backend 'int8'; did you mean 'onnx-int8'?"),

@@ -58,7 +58,7 @@ def test_runs_are_created_in_the_given_directory(table, tmp_path, monkeypatch):
     ("text", "message"),
     [
         ('devise = "cpu"', "unknown key 'devise'; did you mean 'device'?"),
-        ("device = 1", "device must be a text in quotes, got 1"),
+        ("device = 1", "device must be a string in quotes, got 1"),
         ("device =", "pyproject.toml cannot be read: Invalid value"),
         ('strict_data = "yes"', "strict_data must be true or false, got 'yes'"),
     ],

@@ -69,9 +69,8 @@ OTHER_NAMES = {
     "testing": "test",
 }
 SPLIT = re.compile(rf"(train|validation|test|{'|'.join(OTHER_NAMES)})(_[a-z]+)?(_\d+)?")
-OF_PARTS = re.compile(
-    r"(.*?)(\d+)-of-(\d+)\b.*"
-)  # The files of a split that say how many they are.
+OF_PARTS = re.compile(r"(.*?)(\d+)-of-(\d+)\b.*")
+"""Matches a file name that states the number of files, such as `train-00000-of-00003.csv`."""
 DESCRIPTIONS = (".json", ".arrow")
 ZIP = ".zip"
 HUB_FOLDER = "data"
@@ -504,13 +503,13 @@ def describe_unread(source: Source) -> str | None:
     folders = {file.parent for file in used}
     others = {file for folder in folders for file in folder.iterdir() if file.is_file()} - used
     names = sorted(file.name for file in others if _holds_rows(file.name))
-    return f"not read, because their names are no split's: {list_names(names)}" if names else None
+    return f"skipped, because their names match no split: {list_names(names)}" if names else None
 
 
 def _holds_rows(name: str) -> bool:
-    """Return whether a file next to those of a split looks like rows.
+    """Return whether a file in the directory of a split looks like rows.
 
-    A .json or .arrow file is a description or a cache.
+    There, a .json file is usually a description, and an .arrow file a cache.
     """
     is_hidden = name.startswith(".")
     return bool(format_of(name)) and not is_hidden and not name.lower().endswith(DESCRIPTIONS)
@@ -524,9 +523,11 @@ def describe_missing_parts(names: Iterable[str]) -> str | None:
     for (stem, total), numbers in found.items():
         missing = int(total) - len(numbers)
         if missing > 0:
-            first = next(number for number in itertools.count() if number not in numbers)
+            # The numbers begin with 0, or with 1 if one of them equals the total.
+            begin = int(int(total) in numbers)
+            first = next(number for number in itertools.count(begin) if number not in numbers)
             return (
-                f"{missing:,} of {int(total):,} files are missing, the first is "
+                f"{missing:,} of {int(total):,} files are missing; the first is "
                 f"{stem}{first:0{len(total)}}-of-{total}"
             )
     return None

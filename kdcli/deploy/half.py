@@ -25,7 +25,8 @@ ROWS_AT_ONCE = 64
 def nodes_beyond_half(plain: Path, batches: Sequence[Batch]) -> set[str]:
     """Return the nodes of a float32 file that read or compute values above `MAX_VALUE`.
 
-    Weights count too, and tokens with such weights are run although no text may have them.
+    Weights count too. Tokens with such an embedding are also run, because the texts may lack
+    them.
 
     Args:
         plain: The file.

@@ -69,13 +69,14 @@ def pack(file: Path) -> None:
         ]
         nodes += _unpack(name, axis + 1)
     if not nodes:
-        raise UsageError(
-            f"nothing can be packed: no int8 product has a multiple of {BLOCK} inputs, only "
-            f"{', '.join(map(str, sorted(widths)))}"
-            if any(width % BLOCK for width in widths)
-            else "nothing can be packed: the file has no int8 weights",
-            "export with --int8 alone",
-        )
+        if not widths:
+            why = "the file has no int8 weights"
+        elif all(width % BLOCK for width in widths):
+            listed = ", ".join(map(str, sorted(widths)))
+            why = f"no int8 product has a multiple of {BLOCK} inputs, only {listed}"
+        else:
+            why = "no int8 product consists of 4-bit numbers times a factor for each block"
+        raise UsageError(f"nothing can be packed: {why}", "export with --int8 alone")
     nodes += graph.node
     del graph.initializer[:], graph.node[:]
     graph.initializer.extend(kept)
@@ -92,7 +93,8 @@ def _divide(values: Array, axis: int) -> tuple[Array, Array] | None:
 
     Returns:
         The numbers plus `OFFSET`, two in a byte, and the factor of each block. The lower halves of
-        a block's bytes are the first half of its numbers. None if some block has no factor.
+        a block's bytes are the first half of its numbers. None if the
+        matrix has no whole blocks, or the numbers of a block do not fit in 4 bits.
     """
     if values.shape[axis] % BLOCK:
         return None

@@ -61,7 +61,7 @@ def quantise_onnx(
             nodes.
         roundings: The integers of products by key. The weights of other products are rounded to the
             nearest integers. In int8, a table has one scale per row.
-        in_int8: The keys of products whose integers are not packed.
+        in_int8: For `int8-packed`, the keys of products that are rounded as in `int8`.
     """
     onnx = library("onnx", "onnx")
     for name in LOGGERS:
@@ -184,8 +184,9 @@ class _Integers8:
     Attributes:
         in_float: The keys of products that keep their float32 weights.
         roundings: The roundings of products by key.
-        can_be_packed: Whether other integers are rounded so that they can be packed.
-        in_int8: The keys of products to which this does not apply.
+        can_be_packed: Whether weights that are not in `roundings` are rounded so that they can be
+            packed.
+        in_int8: The keys of products that are rounded to plain int8 instead.
     """
 
     in_float: Keys

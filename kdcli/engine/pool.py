@@ -135,7 +135,7 @@ class Pool:
 
         Raises:
             Stopped: The user stopped the run, or the time is up.
-            MachineError: The process was killed, and so was a second one.
+            MachineError: The process was killed, and so was the one that replaced it.
             KdcliError: The function raised it.
         """
         device = self.free.get()
@@ -158,7 +158,7 @@ class Pool:
             if self.ends or self.stop.signalled:
                 raise Stopped(f"stopped in {name}")
             raise MachineError(
-                f"its process was killed {ATTEMPTS} times, often for lack of memory",
+                f"the process of {name} was killed {ATTEMPTS} times, often for lack of memory",
                 "use fewer --processes, and continue with --resume",
             )
         finally:

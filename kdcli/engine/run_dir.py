@@ -519,7 +519,7 @@ def lock_directory(path: Path) -> Iterator[None]:
 
 
 def numbered(name: str, *, taken: bool) -> Path:
-    """Return the directory under `runs/` of a run without `-o`.
+    """Return the directory under `runs_dir()` of a run without `-o`.
 
     Args:
         name: The name of the directory. Later runs of this name get a number.

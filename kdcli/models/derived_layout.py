@@ -235,7 +235,7 @@ def _derive(config: PreTrainedConfig) -> Layout:
     if not int(getattr(config, "num_hidden_layers", 0) or 0):
         raise NotDerivedError("its configuration has no num_hidden_layers")
     own_settings = (config.to_dict().get("per_layer_config") or {}).values()
-    # A window is a mask and no size.
+    # A sliding window changes the mask, not the size of a layer.
     if any(set(own) - {"sliding_window"} for own in own_settings):
         raise NotDerivedError("its layers have different sizes")
     model = _small_model(config)

@@ -138,7 +138,7 @@ def shape_of_width(teacher: PreTrainedConfig, layers: int, width: int) -> ModelS
     ffn = round(width * full.ffn / full.hidden)
     fewer, rest = divmod(full.heads * width, full.hidden)
     for heads in (full.heads, *([] if rest else [fewer])):
-        if width % full.heads == 0:
+        if width % heads == 0:
             shape = ModelShape(layers, width, ffn, heads)
             with suppress(UsageError):
                 student_config(teacher, shape)

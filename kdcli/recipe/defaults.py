@@ -45,7 +45,7 @@ def _table() -> dict[str, object]:
     try:
         tools = tomllib.loads(file.read_text("utf-8")).get("tool", {})
     except (OSError, ValueError) as error:
-        hint = f"repair it: it may have a table {TABLE} with defaults"
+        hint = f"fix the file: kdcli reads its defaults from the table {TABLE}"
         raise UsageError(f"{file} cannot be read: {first_line(error)}", hint) from None
     table = tools.get("kdcli", {}) if isinstance(tools, dict) else {}
     where = f"{TABLE} in {file}"
@@ -56,6 +56,6 @@ def _table() -> dict[str, object]:
             hint = f"allowed: {', '.join(KINDS)}; keys of a recipe belong in a recipe (--recipe)"
             raise UsageError(f"{where}: unknown key '{key}'{did_you_mean(key, KINDS)}", hint)
         if not isinstance(value, KINDS[key]):
-            allowed = "true or false" if KINDS[key] is bool else "a text in quotes"
+            allowed = "true or false" if KINDS[key] is bool else "a string in quotes"
             raise UsageError(f"{where}: {key} must be {allowed}, got {value!r}")
     return table

@@ -98,7 +98,7 @@ def run_study(
 
 
 def _prepare(members: Sequence[Member[RecipeT]], names: Names, context: RunContext[RecipeT]) -> Run:
-    """Check every variant before the first one trains. Its data and models are loaded again."""
+    """Check every variant before the first one trains. Training loads data and models again."""
     first_of_variant = {member.variant: member for member in reversed(members)}
     _name_equal_variants(reversed(first_of_variant.values()))
     for member in reversed(first_of_variant.values()):

@@ -571,11 +571,11 @@ def test_files_of_no_split_are_named(tmp_path):
     log, of_text = [], []
     read_task("own", tmp_path, log)
     read_texts(str(tmp_path), column="text", unit="document", rows=None, log=of_text.append)
-    unread = "not read, because their names are no split's: notes.csv, train (1).csv"
+    unread = "skipped, because their names match no split: notes.csv, train (1).csv"
     assert (log.count(unread), of_text.count(unread)) == (1, 1)
     single = []
     read_task("own", tmp_path / "train.csv", single)
-    assert not any("not read" in line for line in single)
+    assert not any("skipped" in line for line in single)
 
 
 def test_missing_parts_of_a_split_are_a_warning(tmp_path):
@@ -584,7 +584,7 @@ def test_missing_parts_of_a_split_are_a_warning(tmp_path):
         rows = FORMS["a.csv"]
         (tmp_path / f"train-0000{number}-of-00004.csv").write_text(rows, "utf-8", newline="")
     read_task("own", tmp_path, log)
-    assert "warning: train: 2 of 4 files are missing, the first is train-00001-of-00004" in log
+    assert "warning: train: 2 of 4 files are missing; the first is train-00001-of-00004" in log
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from kdcli.types import IGNORED, Array, Batch, Example, Kind, Task
 EXAMPLES_PER_CALL = 4096
 """Number of examples tokenised at once. It bounds the memory of the tokenizer's objects."""
 MAX_LENGTH = 1 << 30
-"""Maximum number of tokens per row of a model without a limit, in the library's numbers."""
+"""The largest `max_length` of a fast tokenizer, which is less than VERY_LARGE_INTEGER."""
 BY_TOKEN = ("tokens", "text")  # Kinds with a label for each token.
 
 

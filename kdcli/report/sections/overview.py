@@ -253,8 +253,8 @@ def _quality(report: Report) -> Quality:
 def models_section(report: Report) -> ReportSection:
     """Return the main table.
 
-    Many models are its rows. A few are its columns, because there are many facts, but not in a
-    report about latency.
+    The models are its rows in a report about latency, and if there are more than `MAX_COLUMNS`.
+    Otherwise they are its columns, because there are few models and many facts.
     """
     table = overview(report)
     if report.focus == "latency" or len(table.rows) > MAX_COLUMNS:

@@ -308,8 +308,8 @@ class GoalSettings(Section):
 
     cascade: Annotated[bool, Option("--cascade", panel=GOAL)] = Field(
         False,
-        description="Also try two models, of which the larger one is asked where the small "
-        "one is unsure, with a bound on the answers that change.",
+        description="Also try a cascade: a small model answers, and a larger one where it is "
+        "unsure. The share of answers that change is bounded.",
     )
 
     @property

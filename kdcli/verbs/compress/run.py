@@ -111,10 +111,12 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions, verbs: Verbs = 
         steps = Steps(folder, options, budget, stop, record, verbs.clock)
         steps.pool = opened.enter_context(open_pool(options, stop, _calls_of(options)))
         if (pool := steps.pool) is not None:
+            weights = weight_bytes(recipe)
+            size = f" ({weights / 1e6:.0f} MB)" if weights else ""
             Progress.log(
                 f"independent steps run side by side in {pool.size} processes with {pool.threads} "
                 f"{'thread' if pool.threads == 1 else 'threads'} each; every process holds its own "
-                f"copy of the teacher ({weights_of(recipe) / 1e6:.0f} MB)"
+                f"copy of the teacher{size}"
             )
         with steps.stopping(), keep_rows(), Progress.facts_once():
             return checked(ship(_search(resolved, steps, verbs)))
@@ -309,7 +311,7 @@ def check_reachable(search: Search, untrained: Untrained) -> None:
     goal, recipe = search.goal, search.recipe
     if not goal.is_bounded:
         return
-    weights = weights_of(recipe)
+    weights = weight_bytes(recipe)
     size = deployed_bytes(str(recipe.model), weights) / 1e6 if weights else 0.0
     ms = untrained.teacher.ms
     if search.fits and all(limit.is_met_by_model(ms, size) for limit in goal.limits):
@@ -330,8 +332,8 @@ def check_reachable(search: Search, untrained: Untrained) -> None:
         )
 
 
-def weights_of(recipe: CompressRecipe) -> int:
-    """Return the bytes of the model's files of weights."""
+def weight_bytes(recipe: CompressRecipe) -> int:
+    """Return the total size of the model's weight files, in bytes; 0 if none is found."""
     files = Path(location(str(recipe.model))).glob("model*.safetensors")
     return sum(file.stat().st_size for file in files)
 

@@ -95,7 +95,7 @@ def member(whole: PreTrainedModel, kept: Sequence[int]) -> PreTrainedModel:
     keeps.
 
     Raises:
-        UsageError: See `members`.
+        UsageError: The view differs from the model that transformers would load.
     """
     shape, layout = shape_of(whole.config), layout_for(whole.config)
     config = student_config(whole.config, replace(shape, layers=len(kept)), list(kept))

@@ -127,9 +127,9 @@ class _Search:
         """Return the error to raise if no version of the file may be used."""
         assert self.latest is not None
         kind = MachineError if self.check.too_far(self.latest[1]) else GateError
-        in_float = f" with every product in {self.kept_in}" if self.errors else ""
+        even_so = f" even with every product in {self.kept_in}" if self.errors else ""
         return kind(
-            f"the file in {self.graph.precision} is worse than allowed{in_float}: {self.reason}",
+            f"the file in {self.graph.precision} is worse than allowed{even_so}: {self.reason}",
             "allow more (--max-drop), or export in full precision or to the other format",
         )
 

@@ -85,7 +85,7 @@ class ExportOptions:
         if self.pack and not self.int8:
             raise UsageError("--pack stores the weights of an int8 file in 4 bits", "add --int8")
         if self.pack and self.file_format != "onnx":
-            raise UsageError(f"{self.file_format} is not written in {PACKED}", "use --format onnx")
+            raise UsageError(f"--pack does not work with --format {self.file_format}", "use onnx")
         wanted = {PACKED if self.pack else "int8": self.int8, "fp16": self.fp16, "q4": self.q4}
         smaller = [name for name, is_wanted in wanted.items() if is_wanted]
         return smaller if len(smaller) == 1 else ["fp32", *smaller]
