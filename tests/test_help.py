@@ -85,6 +85,12 @@ def test_help_of_an_unknown_command_is_refused(words, said):
     assert said in result.stderr
 
 
+@pytest.mark.parametrize("group", [(), ("mask",), ("recipes",), ("cache",)], ids=str)
+def test_a_group_without_words_prints_its_help(group):
+    assert output(*group) == output(*group, "--help")
+    assert output(*group).startswith("Usage: ")
+
+
 def test_help_all_of_a_group_is_its_help():
     assert output("--help-all") == output("--help")
     assert output("mask", "--help-all") == output("mask", "--help")

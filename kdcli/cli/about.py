@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 VerbName = Annotated[str | None, typer.Option("--verb", metavar="VERB", help="Verb of the recipe.")]
 
-recipes = typer.Typer(cls=Group, no_args_is_help=True, help="List, show and check recipes.")
+recipes = typer.Typer(cls=Group, help="List, show and check recipes.")
 app.add_typer(recipes, name="recipes", rich_help_panel=INSPECT)
 
 

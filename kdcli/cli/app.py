@@ -157,7 +157,6 @@ def _tell_bug(error: Exception) -> None:
 
 app: typer.Typer = typer.Typer(
     cls=Verbs,
-    no_args_is_help=True,
     pretty_exceptions_show_locals=False,
     help="Make Hugging Face encoders small and fast, and measure what is lost.",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": MAX_WIDTH},

@@ -82,9 +82,10 @@ class Group(TyperGroup):
     """A group of commands with kdcli's help. The panels of its commands are headings."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read `--help-all` before a command as `--help`."""
-        first = ["--help"] if args[:1] == [ALL] else args[:1]
-        return super().parse_args(ctx, [*first, *args[1:]])
+        """Read no words, or `--help-all` before a command, as `--help`."""
+        if args[:1] in ([], [ALL]):
+            args = ["--help", *args[1:]]
+        return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the groups of commands."""

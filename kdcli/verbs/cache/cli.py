@@ -7,7 +7,7 @@ from kdcli.cli.help import Group
 from kdcli.cli.show import Printable
 from kdcli.cli.verb import INSPECT, Given, verb
 
-cache = typer.Typer(cls=Group, no_args_is_help=True, help="Show and delete what kdcli caches.")
+cache = typer.Typer(cls=Group, help="Show and delete what kdcli caches.")
 app.add_typer(cache, name="cache", rich_help_panel=INSPECT)
 
 

@@ -9,9 +9,7 @@ from kdcli.cli.verb import INSPECT, PRINTING, Given, verb
 
 SHARED = ("output_dir", "sets", "trust_remote_code", *PRINTING)
 
-mask = typer.Typer(
-    cls=Group, no_args_is_help=True, help="Show, compare, apply and compact mask files."
-)
+mask = typer.Typer(cls=Group, help="Show, compare, apply and compact mask files.")
 app.add_typer(mask, name="mask", rich_help_panel=INSPECT)
 
 
