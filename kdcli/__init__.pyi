@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from kdcli.data.objects import Data
+from transformers import PreTrainedTokenizerBase
+
+from kdcli.data.objects import Data, Model
 from kdcli.deploy.sparse.loading import load as load
 from kdcli.report.finish import RunResult
 from kdcli.report.publish import Published, Upload
@@ -21,15 +23,15 @@ def read(folder: Path | str) -> RunResult:
         is damaged or from another version of kdcli."""
 
 def distill(
-    teacher: Path | str | None = None,
+    teacher: Model | None = None,
     *,
     teacher_vectors: str | None = None,
-    more_teachers: Path | str | Sequence[Path | str] | None = None,
+    more_teachers: Model | Sequence[Model] | None = None,
     method: str | None = None,
     assistant: str | None = None,
     backend: str | None = None,
     to: str | Sequence[str] | None = None,
-    student: Path | str | None = None,
+    student: Model | None = None,
     ablate: str | None = None,
     task: str | None = None,
     pooling: str | None = None,
@@ -39,7 +41,7 @@ def distill(
     corpus: Data | None = None,
     general: Path | str | None = None,
     augment: bool | None = None,
-    augment_model: Path | str | None = None,
+    augment_model: Model | None = None,
     glove: Path | str | None = None,
     lr: float | None = None,
     max_steps: int | None = None,
@@ -50,6 +52,7 @@ def distill(
     recipe: Path | str | None = None,
     sets: str | Sequence[str] | None = None,
     config: Mapping[str, Any] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     revision: str | None = None,
     output_dir: Path | str | None = None,
     device: str = "auto",
@@ -65,11 +68,12 @@ def distill(
     The arguments are the options of `kdcli distill`. Raises kdcli.errors.KdcliError.
 
     Args:
-        teacher: Teacher: a hub id, a directory, 'demo' or 'demo-classifier'.
+        teacher: Teacher: a hub id, a directory, 'demo' or 'demo-classifier'. Or a model in
+            memory.
         teacher_vectors: Vectors of the teacher: a file, directory, pattern, URL or hub data set
             (default: computed).
         more_teachers: Further teacher with the same weight, on a task or of an embedding student;
-            may be repeated.
+            may be repeated. Or a model in memory.
         method: Method (distilbert, embedding, masked-lm, minilm, minilmv2, mlm-kd, pkd, soft-
             targets or tinybert; default: minilm on text, embedding for embedding models, tinybert
             on a task).
@@ -80,7 +84,7 @@ def distill(
             best student that is fast enough on 128 tokens. Or family, or 6x384,3x384: one
             training of students that share their layers.
         student: Encoder that the student starts from; on text, only with method embedding
-            (default: the teacher).
+            (default: the teacher). Or a model in memory.
         ablate: List of variants to train and compare in one table.
         task: Task: sst2, mnli, squad ..., or 'own' for your own files.
         pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
@@ -95,7 +99,8 @@ def distill(
         general: Directory of the run on text, which is reused once it is done (default: general/
             in the output directory).
         augment: Also train on copies of the examples with some words replaced.
-        augment_model: Masked language model that proposes words (default: nearest neighbours).
+        augment_model: Masked language model that proposes words (default: nearest neighbours). Or
+            a model in memory.
         glove: Word vectors for words of several tokens (default: the teacher's embeddings).
         lr: Peak learning rate (default: 3e-4 on text, 5e-4 for embedding models, 3e-5 on a task
             or lists).
@@ -108,6 +113,7 @@ def distill(
         recipe: Shipped recipe (kdcli recipes ls), or a YAML file.
         sets: Set any recipe key; may be repeated.
         config: Recipe keys as nested dicts, with the values of --set.
+        tokenizer: Tokenizer of the models that are given as PreTrainedModel objects.
         revision: Branch, tag or commit of the model, like MODEL@REV.
         output_dir: Output directory (default: a new directory in runs/).
         device: Device: auto, cpu, cuda, mps, xpu or cuda:INDEX (default: auto).
@@ -121,13 +127,13 @@ def distill(
         push_to_hub: Repository to push the model to, private if it is new."""
 
 def prune(
-    model: Path | str | None = None,
+    model: Model | None = None,
     *,
     ablate: str | None = None,
     seeds: int | None = None,
     method: str | Sequence[str] | None = None,
     sparsity: float | Sequence[float] | None = None,
-    teacher: Path | str | None = None,
+    teacher: Model | None = None,
     masking: str | None = None,
     task: str | None = None,
     pooling: str | None = None,
@@ -142,6 +148,7 @@ def prune(
     recipe: Path | str | None = None,
     sets: str | Sequence[str] | None = None,
     config: Mapping[str, Any] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     revision: str | None = None,
     output_dir: Path | str | None = None,
     device: str = "auto",
@@ -158,14 +165,15 @@ def prune(
 
     Args:
         model: Encoder: a hub id, a directory, 'demo' or 'demo-classifier' (default: bert-base-
-            uncased).
+            uncased). Or a model in memory.
         ablate: List of variants to train and compare in one table.
         seeds: Number of runs per variant, each with its own seed (default: 1).
         method: Pruning method; may be repeated, one run for each (cap, l0, magnitude, movement,
             smp or soft-movement; default: smp).
         sparsity: Share of the layers' weights to remove; may be repeated, one run for each
             (default: 0.9).
-        teacher: Model fine-tuned on the task, whose outputs are also learned (default: none).
+        teacher: Model fine-tuned on the task, whose outputs are also learned (default: none). Or
+            a model in memory.
         masking: Which weights compete with each other (local, global, proportional or threshold;
             default: the method's).
         task: Task: sst2, mnli, squad ..., or 'own' for your own files (default: sst2).
@@ -184,6 +192,7 @@ def prune(
         recipe: Shipped recipe (kdcli recipes ls), or a YAML file.
         sets: Set any recipe key; may be repeated.
         config: Recipe keys as nested dicts, with the values of --set.
+        tokenizer: Tokenizer of the models that are given as PreTrainedModel objects.
         revision: Branch, tag or commit of the model, like MODEL@REV.
         output_dir: Output directory (default: a new directory in runs/).
         device: Device: auto, cpu, cuda, mps, xpu or cuda:INDEX (default: auto).
@@ -197,10 +206,10 @@ def prune(
         push_to_hub: Repository to push the model to, private if it is new."""
 
 def cotrain(
-    teacher: Path | str | None = None,
-    student: Path | str | None = None,
+    teacher: Model | None = None,
+    student: Model | None = None,
     *,
-    base: Path | str | None = None,
+    base: Model | None = None,
     mode: str | None = None,
     weights: str | None = None,
     temperature: float | None = None,
@@ -208,7 +217,7 @@ def cotrain(
     ablate: str | None = None,
     seeds: int | None = None,
     vocab_size: int | None = None,
-    community: Path | str | None = None,
+    community: Model | None = None,
     task: str | None = None,
     data: Data | None = None,
     eval_task: str | Sequence[str] | None = None,
@@ -221,6 +230,7 @@ def cotrain(
     recipe: Path | str | None = None,
     sets: str | Sequence[str] | None = None,
     config: Mapping[str, Any] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     revision: str | None = None,
     output_dir: Path | str | None = None,
     device: str = "auto",
@@ -235,10 +245,10 @@ def cotrain(
     The arguments are the options of `kdcli cotrain`. Raises kdcli.errors.KdcliError.
 
     Args:
-        teacher: Teacher: a shape LxH, a hub id or a directory.
-        student: Student: a shape LxH, a hub id or a directory.
+        teacher: Teacher: a shape LxH, a hub id or a directory. Or a model in memory.
+        student: Student: a shape LxH, a hub id or a directory. Or a model in memory.
         base: Model from which shapes get their tokenizer and configuration, and on a task their
-            weights too (default: the teacher on a task, none on text).
+            weights too (default: the teacher on a task, none on text). Or a model in memory.
         mode: Who learns from whom (standalone, one-way, reversed or co-distillation; default: co-
             distillation).
         weights: Weights of the losses: student against labels, student from teacher, teacher
@@ -251,7 +261,8 @@ def cotrain(
         seeds: Number of runs per variant, each with its own seed (default: 1).
         vocab_size: Number of tokens of a tokenizer that is trained from the text (default:
             30522).
-        community: Frozen teacher of both models, from which shapes are copied (default: none).
+        community: Frozen teacher of both models, from which shapes are copied (default: none). Or
+            a model in memory.
         task: Task: sst2, mnli, squad ..., or 'own' for your own files.
         data: Text, or rows of a task: a hub id (or ID@REV), a file, a directory, a URL or 'demo'
             (default: WikiText-103, or the task's own data). Or an object, such as a DataFrame.
@@ -266,6 +277,7 @@ def cotrain(
         recipe: Shipped recipe (kdcli recipes ls), or a YAML file.
         sets: Set any recipe key; may be repeated.
         config: Recipe keys as nested dicts, with the values of --set.
+        tokenizer: Tokenizer of the models that are given as PreTrainedModel objects.
         revision: Branch, tag or commit of the model, like MODEL@REV.
         output_dir: Output directory (default: a new directory in runs/).
         device: Device: auto, cpu, cuda, mps, xpu or cuda:INDEX (default: auto).
@@ -278,7 +290,7 @@ def cotrain(
             dvclive, mlflow, swanlab, tensorboard, trackio or wandb; default: none)."""
 
 def finetune(
-    model: Path | str | None = None,
+    model: Model | None = None,
     *,
     seeds: int | None = None,
     grid: str | Sequence[str] | None = None,
@@ -294,6 +306,7 @@ def finetune(
     recipe: Path | str | None = None,
     sets: str | Sequence[str] | None = None,
     config: Mapping[str, Any] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     revision: str | None = None,
     output_dir: Path | str | None = None,
     device: str = "auto",
@@ -309,7 +322,7 @@ def finetune(
     The arguments are the options of `kdcli finetune`. Raises kdcli.errors.KdcliError.
 
     Args:
-        model: Encoder: a hub id, a directory, 'demo' or 'demo-classifier'.
+        model: Encoder: a hub id, a directory, 'demo' or 'demo-classifier'. Or a model in memory.
         seeds: Number of runs per setting, each with its own seed (default: 1).
         grid: Values to try, such as lr=2e-5,3e-5; may be repeated.
         task: Task: sst2, mnli, squad ..., or 'own' for your own files.
@@ -326,6 +339,7 @@ def finetune(
         recipe: Shipped recipe (kdcli recipes ls), or a YAML file.
         sets: Set any recipe key; may be repeated.
         config: Recipe keys as nested dicts, with the values of --set.
+        tokenizer: Tokenizer of the models that are given as PreTrainedModel objects.
         revision: Branch, tag or commit of the model, like MODEL@REV.
         output_dir: Output directory (default: a new directory in runs/).
         device: Device: auto, cpu, cuda, mps, xpu or cuda:INDEX (default: auto).
@@ -339,10 +353,10 @@ def finetune(
         push_to_hub: Repository to push the model to, private if it is new."""
 
 def evaluate(
-    models: Path | str | Sequence[Path | str] | None = None,
+    models: Model | Sequence[Model] | None = None,
     *,
     mask_file: Path | str | Sequence[Path | str] | None = None,
-    documents: Path | str | None = None,
+    documents: Model | None = None,
     predictions: Path | str | None = None,
     submission: Path | str | None = None,
     max_class_drop: float | None = None,
@@ -354,6 +368,7 @@ def evaluate(
     recipe: Path | str | None = None,
     sets: str | Sequence[str] | None = None,
     config: Mapping[str, Any] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     dtype: str | None = None,
     revision: str | None = None,
     output_dir: Path | str | None = None,
@@ -368,10 +383,10 @@ def evaluate(
 
     Args:
         models: Fine-tuned models, embedding models or exports; the others are compared with the
-            first.
+            first. Or a model in memory.
         mask_file: Mask file to apply to the model before it is evaluated; may be repeated.
         documents: In retrieval, search the documents' vectors of this model, or of a .npy file
-            with a row for each document (default: each model's own).
+            with a row for each document (default: each model's own). Or a model in memory.
         predictions: Write every prediction to this jsonl file.
         submission: Write the GLUE server's files for the test split to this directory.
         max_class_drop: Maximum drop of any class, label or entity type, in points (1 point =
@@ -388,6 +403,7 @@ def evaluate(
         recipe: Shipped recipe (kdcli recipes ls), or a YAML file.
         sets: Set any recipe key; may be repeated.
         config: Recipe keys as nested dicts, with the values of --set.
+        tokenizer: Tokenizer of the models that are given as PreTrainedModel objects.
         dtype: Number format of the computation (auto, fp32, bf16 or fp16; default: fp32).
         revision: Branch, tag or commit of the model, like MODEL@REV.
         output_dir: Output directory (default: a new directory in runs/).
@@ -397,9 +413,9 @@ def evaluate(
         strict_data: Refuse data with rows that are empty, bad, repeated, or known to a model."""
 
 def benchmark(
-    models: Path | str | Sequence[Path | str] | None = None,
+    models: Model | Sequence[Model] | None = None,
     *,
-    baseline: Path | str | None = None,
+    baseline: Model | None = None,
     preset: str | None = None,
     backend: str | Sequence[str] | None = None,
     dtype: str | None = None,
@@ -415,6 +431,7 @@ def benchmark(
     recipe: Path | str | None = None,
     sets: str | Sequence[str] | None = None,
     config: Mapping[str, Any] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     revision: str | None = None,
     output_dir: Path | str | None = None,
     device: str = "auto",
@@ -428,8 +445,8 @@ def benchmark(
     The arguments are the options of `kdcli benchmark`. Raises kdcli.errors.KdcliError.
 
     Args:
-        models: Hub ids, directories, or shapes such as 6x384.
-        baseline: Model to compare with (default: the first).
+        models: Hub ids, directories, or shapes such as 6x384. Or a model in memory.
+        baseline: Model to compare with (default: the first). Or a model in memory.
         preset: Models and cells to measure if you give none (papers, minilm, tinybert or serving;
             default: papers, if there are no models and no cells).
         backend: Backend: torch, sparse, compile, onnx or openvino, perhaps with a number format,
@@ -450,6 +467,7 @@ def benchmark(
         recipe: Shipped recipe (kdcli recipes ls), or a YAML file.
         sets: Set any recipe key; may be repeated.
         config: Recipe keys as nested dicts, with the values of --set.
+        tokenizer: Tokenizer of the models that are given as PreTrainedModel objects.
         revision: Branch, tag or commit of the model, like MODEL@REV.
         output_dir: Output directory (default: a new directory in runs/).
         device: Device: auto, cpu, cuda, mps, xpu or cuda:INDEX (default: auto).
@@ -460,7 +478,7 @@ def benchmark(
             cost of a million texts."""
 
 def export(
-    model: Path | str,
+    model: Model,
     *,
     file_format: str = "onnx",
     int8: bool = False,
@@ -474,6 +492,7 @@ def export(
     task: str | None = None,
     sets: str | Sequence[str] | None = None,
     config: Mapping[str, Any] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     revision: str | None = None,
     output_dir: Path | str | None = None,
     overwrite: bool = False,
@@ -489,7 +508,7 @@ def export(
 
     Args:
         model: Model: a hub id, a directory, 'demo' or 'demo-classifier'; its head is exported
-            too.
+            too. Or a model in memory.
         file_format: Format of the file: onnx or openvino (default: onnx).
         int8: Quantise to 8 bits.
         fp16: Convert to half precision; ONNX only.
@@ -505,6 +524,7 @@ def export(
         task: Task on which the file is evaluated (default: none).
         sets: Set any recipe key; may be repeated.
         config: Recipe keys as nested dicts, with the values of --set.
+        tokenizer: Tokenizer of the models that are given as PreTrainedModel objects.
         revision: Branch, tag or commit of the model, like MODEL@REV.
         output_dir: Output directory (default: a new directory in runs/).
         overwrite: Delete the run in the output directory first.
@@ -513,7 +533,7 @@ def export(
         push_to_hub: Repository to push the model to, private if it is new."""
 
 def trim(
-    model: Path | str,
+    model: Model,
     *,
     vocab_size: int | None = None,
     max_drop: float | None = None,
@@ -522,6 +542,7 @@ def trim(
     data: Data | None = None,
     sets: str | Sequence[str] | None = None,
     config: Mapping[str, Any] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     revision: str | None = None,
     output_dir: Path | str | None = None,
     device: str = "auto",
@@ -535,7 +556,8 @@ def trim(
     The arguments are the options of `kdcli trim`. Raises kdcli.errors.KdcliError.
 
     Args:
-        model: Model: a hub id, a directory, 'demo' or 'demo-classifier'; its head is kept.
+        model: Model: a hub id, a directory, 'demo' or 'demo-classifier'; its head is kept. Or a
+            model in memory.
         vocab_size: Number of tokens to keep (default: every token that occurs in the data).
         max_drop: Keep the fewest tokens with which the score drops by at most this many points (1
             point = 0.01): the task's metric, or agreement with the model if there are no labels.
@@ -546,6 +568,7 @@ def trim(
             'demo'. Or an object, such as a DataFrame.
         sets: Set any recipe key; may be repeated.
         config: Recipe keys as nested dicts, with the values of --set.
+        tokenizer: Tokenizer of the models that are given as PreTrainedModel objects.
         revision: Branch, tag or commit of the model, like MODEL@REV.
         output_dir: Output directory (default: a new directory in runs/).
         device: Device: auto, cpu, cuda, mps, xpu or cuda:INDEX (default: auto).
@@ -555,15 +578,16 @@ def trim(
         push_to_hub: Repository to push the model to, private if it is new."""
 
 def adapt(
-    model: Path | str,
+    model: Model,
     *,
     index: str | None = None,
-    index_model: Path | str | None = None,
+    index_model: Model | None = None,
     encodes: str | None = None,
     pooling: str | None = None,
     data: Data | None = None,
     sets: str | Sequence[str] | None = None,
     config: Mapping[str, Any] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     revision: str | None = None,
     output_dir: Path | str | None = None,
     device: str = "auto",
@@ -577,10 +601,11 @@ def adapt(
     The arguments are the options of `kdcli adapt`. Raises kdcli.errors.KdcliError.
 
     Args:
-        model: New embedding model: a hub id, a directory, or 'demo'.
+        model: New embedding model: a hub id, a directory, or 'demo'. Or a model in memory.
         index: Vectors of the texts by the old model: a .npy, .safetensors, .parquet, .arrow or
             .jsonl file, a directory or pattern of shards, a URL, or a hub data set.
-        index_model: Old model, if it is at hand: kdcli checks that it made the index.
+        index_model: Old model, if it is at hand: kdcli checks that it made the index. Or a model
+            in memory.
         encodes: What the adapted model encodes: new queries, which search the old index, or new
             documents, which the old model's queries search (queries or documents; default:
             queries).
@@ -591,6 +616,7 @@ def adapt(
             such as a DataFrame.
         sets: Set any recipe key; may be repeated.
         config: Recipe keys as nested dicts, with the values of --set.
+        tokenizer: Tokenizer of the models that are given as PreTrainedModel objects.
         revision: Branch, tag or commit of the model, like MODEL@REV.
         output_dir: Output directory (default: a new directory in runs/).
         device: Device: auto, cpu, cuda, mps, xpu or cuda:INDEX (default: auto).
@@ -601,7 +627,7 @@ def adapt(
 
 @overload
 def compress(
-    model: Path | str | None = None,
+    model: Model | None = None,
     *,
     budget: str | None = None,
     max_drop: float | None = None,
@@ -618,6 +644,7 @@ def compress(
     recipe: Path | str | None = None,
     sets: str | Sequence[str] | None = None,
     config: Mapping[str, Any] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     front: Path | str,
     revision: str | None = None,
     output_dir: Path | str | None = None,
@@ -633,7 +660,8 @@ def compress(
     The arguments are the options of `kdcli compress`. Raises kdcli.errors.KdcliError.
 
     Args:
-        model: Model: a hub id, a directory, 'demo' or 'demo-classifier'; fine-tuned or not.
+        model: Model: a hub id, a directory, 'demo' or 'demo-classifier'; fine-tuned or not. Or a
+            model in memory.
         budget: Time limit, such as 90s, 30m or 2h (default: none).
         max_drop: Maximum drop of the task metric, in points (1 point = 0.01); without labels, of
             the agreement with the model.
@@ -655,6 +683,7 @@ def compress(
         recipe: Shipped recipe (kdcli recipes ls), or a YAML file.
         sets: Set any recipe key; may be repeated.
         config: Recipe keys as nested dicts, with the values of --set.
+        tokenizer: Tokenizer of the models that are given as PreTrainedModel objects.
         front: Print all candidates of a finished run, and stop.
         revision: Branch, tag or commit of the model, like MODEL@REV.
         output_dir: Output directory (default: a new directory in runs/).
@@ -669,7 +698,7 @@ def compress(
 
 @overload
 def compress(
-    model: Path | str | None = None,
+    model: Model | None = None,
     *,
     budget: str | None = None,
     max_drop: float | None = None,
@@ -686,6 +715,7 @@ def compress(
     recipe: Path | str | None = None,
     sets: str | Sequence[str] | None = None,
     config: Mapping[str, Any] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     front: None = None,
     revision: str | None = None,
     output_dir: Path | str | None = None,
@@ -701,7 +731,8 @@ def compress(
     The arguments are the options of `kdcli compress`. Raises kdcli.errors.KdcliError.
 
     Args:
-        model: Model: a hub id, a directory, 'demo' or 'demo-classifier'; fine-tuned or not.
+        model: Model: a hub id, a directory, 'demo' or 'demo-classifier'; fine-tuned or not. Or a
+            model in memory.
         budget: Time limit, such as 90s, 30m or 2h (default: none).
         max_drop: Maximum drop of the task metric, in points (1 point = 0.01); without labels, of
             the agreement with the model.
@@ -723,6 +754,7 @@ def compress(
         recipe: Shipped recipe (kdcli recipes ls), or a YAML file.
         sets: Set any recipe key; may be repeated.
         config: Recipe keys as nested dicts, with the values of --set.
+        tokenizer: Tokenizer of the models that are given as PreTrainedModel objects.
         front: Print all candidates of a finished run, and stop.
         revision: Branch, tag or commit of the model, like MODEL@REV.
         output_dir: Output directory (default: a new directory in runs/).

@@ -16,7 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from kdcli.data.objects import Data
+from transformers import PreTrainedTokenizerBase
+
+from kdcli.data.objects import Data, Model
 from kdcli.deploy.sparse.loading import load as load
 from kdcli.report.finish import RunResult
 from kdcli.report.publish import Published, Upload

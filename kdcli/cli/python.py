@@ -1,7 +1,8 @@
 """Provide the verbs as Python functions. Their arguments are the options of the command line.
 
-A function returns the report. Where the command line takes `--data SOURCE`, the function also takes
-an object such as a DataFrame. `config` takes the keys of `--set` as nested dicts.
+A function returns the report. Where the command line takes `--data SOURCE` or a model, the function
+also takes an object such as a DataFrame or a `SentenceTransformer`. `config` takes the keys of
+`--set` as nested dicts.
 """
 
 import dataclasses
@@ -11,7 +12,7 @@ import inspect
 import re
 import textwrap
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Number
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,8 +32,8 @@ VALUES = (str, Number, Path, type(None))
 """The types of an argument, or of the items of a list."""
 SOURCE = "SOURCE"
 """The placeholder of an option that takes data."""
-MODELS = ("MODEL", "TEACHER", "STUDENT")
-"""The placeholders of options that take a model."""
+MODELS = {"MODEL", "TEACHER", "STUDENT"}
+"""The placeholders of options that take a model, perhaps next to others: `MODEL|FILE`."""
 SOURCES = ("data.source", "data.train", "eval.source", "general.source", "text")
 """The recipe keys that hold a source of data."""
 MAX_WIDTH = 94
@@ -48,9 +49,12 @@ def command(name: str) -> Verb:
 
 def annotation(parameter: "Parameter") -> Any:
     """Return the type of an argument. It allows a single value for a list, and text for a path."""
+    # These are aliases, so that importing kdcli does not import pandas. The stub imports them.
     if parameter.option.metavar == SOURCE:
-        # This is an alias, so that importing kdcli does not import pandas. The stub imports it.
         return "Data" if parameter.is_required else "Data | None"
+    if takes_model(parameter):
+        alias = "Model | Sequence[Model]" if parameter.is_list else "Model"
+        return alias if parameter.is_required else f"{alias} | None"
     kind: Any = typing.get_args(parameter.kind)[0] if parameter.is_list else parameter.kind
     if kind is Path or (kind is str and PATH_METAVARS.search(parameter.option.metavar or "")):
         kind = Path | str
@@ -59,13 +63,19 @@ def annotation(parameter: "Parameter") -> Any:
     return kind if parameter.is_required or parameter.default is not None else kind | None
 
 
-CONFIG_PARAMETER = inspect.Parameter(
-    "config",
-    inspect.Parameter.KEYWORD_ONLY,
-    default=None,
-    annotation=Mapping[str, Any] | None,
-)
-"""Recipe keys as nested dicts. The command line has no such option."""
+def takes_model(parameter: "Parameter") -> bool:
+    """Whether an argument is a model."""
+    return not MODELS.isdisjoint((parameter.option.metavar or "").split("|"))
+
+
+ONLY_IN_PYTHON = {
+    "config": (Mapping[str, Any] | None, "Recipe keys as nested dicts, with the values of --set."),
+    "tokenizer": (
+        "PreTrainedTokenizerBase | None",
+        "Tokenizer of the models that are given as PreTrainedModel objects.",
+    ),
+}
+"""Arguments that the command line does not have -> their types and descriptions."""
 
 
 @functools.cache
@@ -86,7 +96,12 @@ def signature(name: str) -> inspect.Signature:
             )
         )
         if each.name == "sets":
-            parameters.append(CONFIG_PARAMETER)
+            parameters += [
+                inspect.Parameter(
+                    name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind
+                )
+                for name, (kind, _) in ONLY_IN_PYTHON.items()
+            ]
     return inspect.Signature(parameters)
 
 
@@ -103,20 +118,27 @@ def values_of(verb: Verb, *positional: object, **options: object) -> dict[str, A
         raise UsageError(f"kdcli.{verb.name}: {error}", hint) from None
     # This must run before anything imports torch.
     prepare_libraries(quiet=False, verbose=False, is_command=False)
+    from kdcli.data.objects import needs_tokenizer
     from kdcli.recipe.defaults import option_defaults
 
     values: dict[str, Any] = {each.name: each.default for each in verb.parameters} | {"json": None}
     values |= {name: value for name, value in option_defaults().items() if name in values}
     if "processes" in values:
         values["processes"] = 1
-    config = arguments.pop("config", None)
+    config, tokenizer = arguments.pop("config", None), arguments.pop("tokenizer", None)
+    if tokenizer is not None and not any(map(needs_tokenizer, _flat(arguments.values()))):
+        raise UsageError(
+            f"kdcli.{verb.name}: tokenizer belongs to a PreTrainedModel, and none is given",
+            "leave it out: a directory, a hub id and sentence-transformers have their own",
+        )
     for each in verb.parameters:
         if (value := arguments.get(each.name)) is None:
             continue
         subject = f"kdcli.{verb.name}: {each.name}"
         if each.option.metavar == SOURCE:
             value = source_of(value, subject)
-        is_model = each.option.metavar in MODELS
+        if is_model := takes_model(each):
+            value = model_of(value, tokenizer, subject)
         check_value(value, subject, is_model=is_model)
         values[each.name] = _converted(value, each.kind)
     if config is not None:
@@ -155,10 +177,11 @@ def function(name: str) -> Callable[..., Any]:
 
 def docstring(verb: Verb) -> str:
     """Return the docstring of a verb's function: its description and its arguments."""
-    helps = {"config": "Recipe keys as nested dicts, with the values of --set."}
+    helps = {name: description for name, (_, description) in ONLY_IN_PYTHON.items()}
     for each in verb.parameters:
         takes_objects = each.option.metavar == SOURCE
         helps[each.name] = each.help + " Or an object, such as a DataFrame." * takes_objects
+        helps[each.name] += " Or a model in memory." * takes_model(each)
     arguments = (
         textwrap.fill(
             f"{name}: {helps[name]}", MAX_WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 8
@@ -205,6 +228,24 @@ def source_of(value: object, subject: str) -> object:
     return path
 
 
+def model_of(value: object, tokenizer: object, subject: str) -> object:
+    """Return a value for a model. Models in memory are saved, and replaced by their directories.
+
+    Raises:
+        UsageError: A model cannot be saved. The message begins with `subject`.
+    """
+    from kdcli.data.objects import is_model, write_model
+
+    if isinstance(value, list | tuple):
+        return [model_of(each, tokenizer, subject) for each in value]
+    if not is_model(value):
+        return value
+    try:
+        return str(write_model(value, tokenizer))
+    except UsageError as error:
+        raise error.of(subject) from None
+
+
 def check_value(value: object, subject: str, *, is_model: bool) -> None:
     """Check that an argument has a type that the command line can express.
 
@@ -216,8 +257,7 @@ def check_value(value: object, subject: str, *, is_model: bool) -> None:
     Raises:
         UsageError: The argument is an object or a dict.
     """
-    values = value if isinstance(value, list | tuple) else [value]
-    wrong = next((each for each in values if not isinstance(each, VALUES)), None)
+    wrong = next((each for each in _flat([value]) if not isinstance(each, VALUES)), None)
     if wrong is None:
         return
     allowed, hint = (
@@ -225,11 +265,20 @@ def check_value(value: object, subject: str, *, is_model: bool) -> None:
         "convert it to one of these",
     )
     if is_model:
-        allowed, hint = "a directory or a hub id", SAVE
+        allowed = (
+            "a directory, a hub id, a PreTrainedModel, a SentenceTransformer or a CrossEncoder"
+        )
+        hint = SAVE
     elif isinstance(wrong, Mapping):
         hint = "give recipe keys as nested dicts with config="
     kind = type(wrong).__name__
     raise UsageError(f"{subject} takes {allowed}, not an object of type {kind}", hint)
+
+
+def _flat(values: Iterable[object]) -> Iterator[object]:
+    """Yield values, and in place of a list its items."""
+    for value in values:
+        yield from value if isinstance(value, list | tuple) else [value]
 
 
 def assignments(config: object, subject: str) -> list[str]:

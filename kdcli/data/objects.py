@@ -1,12 +1,14 @@
-"""Write data that Python holds in memory to a file of the cache, which `--data` and a recipe name.
+"""Write objects that Python holds in memory to the cache, so that options and a recipe name a path.
 
-The name of the file is a hash of its content: the same data has the same path, so a run that is
-called again with the same object finds it. Tables become Parquet, and lists of rows or texts become
-JSON Lines, whose rows may hold any nested value.
+The name of the path is a hash of its content: the same object has the same path, so a run that is
+called again with it is found. Tables become Parquet, and lists of rows or texts become JSON Lines,
+whose rows may hold any nested value. Models become the directories that they save.
 """
 
 import hashlib
 import json
+import secrets
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,13 +28,20 @@ from kdcli.disk import (
     use_entry,
 )
 from kdcli.errors import UsageError, first_line
+from kdcli.manifest import file_sha256
 
 if TYPE_CHECKING:
     import datasets
     import numpy as np
     import pandas as pd
     import pyarrow as pa
+    from sentence_transformers import CrossEncoder, SentenceTransformer
+    from transformers import PreTrainedModel
 
+Model: TypeAlias = """(
+    Path | str | PreTrainedModel | SentenceTransformer | CrossEncoder
+)"""
+"""A model in Python: a path, a hub id, or an object that is saved to the cache."""
 Data: TypeAlias = """(
     Path | str
     | Sequence[str] | Sequence[Mapping[str, Any]] | pd.Series[Any] | np.ndarray[Any, Any]
@@ -90,8 +99,75 @@ def write_object(value: object, log: Log) -> Path:
     return path
 
 
+def is_model(value: object) -> bool:
+    """Whether an object is a model that `write_model` saves."""
+    return any(_is_a(value, *kind) for kind in _MODELS)
+
+
+def needs_tokenizer(value: object) -> bool:
+    """Whether an object is a model that has no tokenizer of its own."""
+    return _is_a(value, *_MODELS[0])
+
+
+def write_model(model: Any, tokenizer: Any = None) -> Path:
+    """Save a model to the cache, unless it is there, and return its directory.
+
+    Args:
+        model: An object for which `is_model` holds.
+        tokenizer: The tokenizer of a `PreTrainedModel`. The other models have their own.
+
+    Raises:
+        UsageError: The tokenizer is missing, or the model cannot be saved as a whole.
+        MachineError: The cache cannot be written.
+    """
+    kind, folder = type(model).__name__, cache_dir() / FOLDER
+    # The hash is known only once the files exist.
+    aside = folder / f".{secrets.token_hex(12)}.part"
+    with disk_errors(folder):
+        aside.mkdir(parents=True)
+        try:
+            # Reports call a model by the last part of its path.
+            _save_model(model, tokenizer, aside / kind, kind)
+            # A card may hold the time at which it was written.
+            files = (p for p in aside.rglob("*") if p.is_file() and p.name != "README.md")
+            hashes = sorted((str(p.relative_to(aside)), file_sha256(p)) for p in files)
+            path = folder / cache_key(hashes)
+            use_entry(path, kind)
+            with lock_entry(path):
+                if not path.exists():
+                    aside.rename(path)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    return path / kind
+
+
+def _save_model(model: Any, tokenizer: Any, folder: Path, kind: str) -> None:
+    if needs_tokenizer(model):
+        if not hasattr(tokenizer, "save_pretrained"):
+            raise UsageError(
+                f"got a {kind} without its tokenizer; a model in memory needs both",
+                "give tokenizer=AutoTokenizer.from_pretrained(...), or the directory of both",
+            )
+        tokenizer.save_pretrained(folder)
+    try:
+        model.save_pretrained(str(folder))
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"the {kind} cannot be saved: {first_line(error)}", "give the directory of the model"
+        ) from None
+    for file in folder.rglob("tokenizer.json"):
+        # These are what the last call asked for.
+        tree = json.loads(file.read_bytes()) | {"truncation": None, "padding": None}
+        file.write_text(json.dumps(tree, ensure_ascii=False), "utf-8")
+    if any(folder.rglob("adapter_config.json")):
+        raise UsageError(
+            f"the {kind} has an adapter, which is saved without its base model",
+            "merge the adapter with .merge_and_unload(), and give the merged model",
+        )
+
+
 def is_object(source: str) -> bool:
-    """Whether a source is a file that `write_object` wrote, whose name is a hash."""
+    """Whether a source was written by this module, so that its name is a hash."""
     return Path(source).parent == cache_dir() / FOLDER
 
 
@@ -244,6 +320,11 @@ def _checked_columns(columns: Mapping[object, object]) -> Iterator[tuple[object,
         yield name, column
 
 
+_MODELS = (
+    ("transformers", "PreTrainedModel"),
+    ("sentence_transformers", "SentenceTransformer"),
+    ("sentence_transformers", "CrossEncoder"),
+)
 _TABLES = (("pandas", "DataFrame"), ("datasets", "Dataset"))
 
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -114,6 +114,18 @@ class AnswerSpan:
     margin: float
 
 
+Predictions: TypeAlias = (
+    list[Label]
+    | list[Labels]
+    | list[list[Entity]]
+    | list[AnswerSpan]
+    | list[float]
+    | list[str]
+    | Array
+)
+"""What a model predicts for texts, by its kind."""
+
+
 def most_probable(names: Sequence[str], probs_C: Array) -> Label:
     """Return the most probable class."""
     best = int(probs_C.argmax())
@@ -203,7 +215,7 @@ class Predictor:
         run = runner(network, "torch", "fp32", device=device, threads=0, folder=Path())
         return known(run, ("last_hidden_state",) if kind == EMBEDDING_KIND else ())
 
-    def predict(self, texts: Iterable[Text]) -> list[Any] | Array:
+    def predict(self, texts: Iterable[Text]) -> Predictions:
         """Predict texts, in batches.
 
         Args:

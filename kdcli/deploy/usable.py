@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,13 +11,13 @@ from typing import Any
 
 from kdcli.custom_code import custom_code, custom_code_allowed
 from kdcli.deploy.exported import EMBEDDING_KIND, is_export
-from kdcli.deploy.predict import RERANK_KIND, Predictor, Text, kind_of_model
+from kdcli.deploy.predict import RERANK_KIND, Predictions, Predictor, Text, kind_of_model
 from kdcli.deploy.sparse.loading import load
+from kdcli.disk import atomic_dir, check_writable, user_path
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import custom_class
-from kdcli.models.files import CONFIG_FILE, WEIGHT_FILES
+from kdcli.models.files import CONFIG_FILE, WEIGHT_FILES, model_files
 from kdcli.models.load import load_config
-from kdcli.types import Array
 
 
 class Usable(ABC):
@@ -43,7 +44,28 @@ class Usable(ABC):
         with custom_code(self.trust_remote_code):
             return load_for_use(_model_folder(self.best))
 
-    def predict(self, texts: Iterable[Text]) -> list[Any] | Array:
+    def save_pretrained(self, folder: Path | str) -> None:
+        """Copy the files of the model or the export, with its tokenizer and its card.
+
+        They are the files that `kdcli.push` uploads, without the recipe and the report.
+
+        Args:
+            folder: A directory that is empty or does not exist.
+
+        Raises:
+            UsageError: The run left no model, or the directory is not empty.
+            MachineError: The disk is full or not writable.
+        """
+        source, place = Path(_model_folder(self.best)), user_path(folder)
+        check_writable(place, directory=True)
+        if place.is_dir() and any(place.iterdir()):
+            raise UsageError(f"{place} is not empty", "give a new directory, or empty this one")
+        with atomic_dir(place) as aside:
+            for name in model_files(source):
+                (aside / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source / name, aside / name)
+
+    def predict(self, texts: Iterable[Text]) -> Predictions:
         """Predict texts with the model, or with an export in its own runtime.
 
         See `kdcli.deploy.predict.Predictor.predict`.

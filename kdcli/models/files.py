@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,44 @@ LENGTH_FILES = (
 TASK_KEY = "kdcli_task"
 """Configuration key with the name of the task on which kdcli fine-tuned the model."""
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
+MODEL_FILES = (
+    "README.md",
+    "LICENSE*",
+    CONFIG_FILE,
+    "generation_config.json",
+    "model*.safetensors",
+    "model.safetensors.index.json",
+    "modeling_*.py",
+    "configuration_*.py",
+    "tokenization_*.py",
+    # Tokenizers
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "preprocessor_config.json",
+    "vocab.*",
+    "merges.txt",
+    "bpe.codes",
+    "*.model",
+    # sentence-transformers
+    "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
+    "[0-9]_*/config.json",
+    "[0-9]_*/model.safetensors",
+    # Exports
+    "export.json",
+    "onnx/*.onnx*",
+    "openvino/*.xml",
+    "openvino/*.bin",
+    # The small model of a cascade
+    "first/*.json",
+    "first/vocab.*",
+    "first/merges.txt",
+    "first/*.model",
+    "first/onnx/*.onnx*",
+)
+"""Files that a model needs, as patterns of paths below its directory."""
 CONFIG_TYPES: dict[str, type] = {
     "architectures": list,
     "auto_map": dict,
@@ -119,6 +158,23 @@ def file_beside(source: str, name: str) -> Path | None:
     except HUB_ERRORS:
         return None
     return path if path is not None and path.is_file() else None
+
+
+def model_files(folder: Path, more: Sequence[str] = ()) -> list[str]:
+    """Return the files that a model needs, as paths below its directory.
+
+    Args:
+        folder: The directory.
+        more: Further patterns of paths.
+    """
+    files = []
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        name = path.relative_to(folder).as_posix()
+        # A pattern without a folder does not reach into folders.
+        same_depth = [p for p in (*MODEL_FILES, *more) if p.count("/") == name.count("/")]
+        if any(fnmatchcase(name, pattern) for pattern in same_depth):
+            files.append(name)
+    return files
 
 
 def check_modules(source: str, modules: Sequence[Any]) -> None:

@@ -19,12 +19,11 @@ PartT = TypeVar("PartT", Evaluation, Comparison, Decision, Compression)
 def data_name(task: str, source: str | None) -> str:
     """Return the name of a task or, for the user's own rows, of their file or directory.
 
-    Data that Python gave as an object has no name: it is called `your data`. A name differs from
-    all tasks' names, because a benchmark's scores may be in the same table.
+    A name differs from all tasks' names, because a benchmark's scores may be in the same table.
     """
     if task != OWN:
         return task
-    if source is None or is_object(source):
+    if source is None:
         return task_name(OWN)
     name = Path(short(source)).name
     return f"{name} ({task_name(OWN)})" if name in named_tasks() else name

@@ -8,7 +8,6 @@ would let anyone test whether a short text was trained on.
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from huggingface_hub import HfApi, get_token
@@ -17,47 +16,9 @@ from huggingface_hub.utils import httpx, validate_repo_id  # type: ignore[attr-d
 from rich.table import Table
 
 from kdcli.errors import UsageError
+from kdcli.models.files import CONFIG_FILE, model_files
 from kdcli.report.text import bytes_of
 
-CONFIG_FILE = "config.json"
-PUSHED_FILES = (
-    "README.md",
-    "LICENSE*",
-    CONFIG_FILE,
-    "generation_config.json",
-    "model*.safetensors",
-    "model.safetensors.index.json",
-    "modeling_*.py",
-    "configuration_*.py",
-    "tokenization_*.py",
-    # Tokenizers
-    "tokenizer*.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "preprocessor_config.json",
-    "vocab.*",
-    "merges.txt",
-    "bpe.codes",
-    "*.model",
-    # sentence-transformers
-    "modules.json",
-    "config_sentence_transformers.json",
-    "sentence_bert_config.json",
-    "[0-9]_*/config.json",
-    "[0-9]_*/model.safetensors",
-    # Exports
-    "export.json",
-    "onnx/*.onnx*",
-    "openvino/*.xml",
-    "openvino/*.bin",
-    # The small model of a cascade
-    "first/*.json",
-    "first/vocab.*",
-    "first/merges.txt",
-    "first/*.model",
-    "first/onnx/*.onnx*",
-)
-"""Files that a model needs, as patterns of paths below its directory."""
 REPORT_FILES = ("recipe.yaml", "report.json", "report.md", "report.html", "*.png", "*.csv")
 """Files of a report."""
 LOGIN = "`hf auth login` with a token that may write, and the right name"
@@ -92,17 +53,10 @@ class Upload:
             if inside:
                 hint = f"there are models in {', '.join(inside)}: push one of them"
             raise UsageError(f"{folder} has no {CONFIG_FILE}, so it is not a model directory", hint)
-        patterns = (*PUSHED_FILES, *(REPORT_FILES if with_report else ()))
-        files: dict[str, int] = {}
-        kept: list[str] = []
-        for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-            name = path.relative_to(folder).as_posix()
-            # A pattern without a folder does not reach into folders.
-            same_depth = [p for p in patterns if p.count("/") == name.count("/")]
-            if any(fnmatchcase(name, pattern) for pattern in same_depth):
-                files[name] = path.stat().st_size
-            else:
-                kept.append(name)
+        every = sorted(p for p in folder.rglob("*") if p.is_file())
+        names = model_files(folder, more=REPORT_FILES if with_report else ())
+        files = {name: (folder / name).stat().st_size for name in names}
+        kept = [n for n in (p.relative_to(folder).as_posix() for p in every) if n not in files]
         return cls(folder, files, kept)
 
     def to_json(self) -> str:

@@ -10,8 +10,9 @@ from urllib.parse import quote
 
 from markupsafe import escape
 
+from kdcli.data.objects import is_object
 from kdcli.disk import is_path
-from kdcli.types import Card, ModelShape
+from kdcli.types import OWN, Card, ModelShape, task_name
 
 LOWER_IS_BETTER = {"loss", "mse"}  # metrics that are better when lower
 
@@ -172,7 +173,12 @@ def fenced(block: str) -> str:
 
 
 def short(model: str) -> str:
-    """Return the last part of a path, for privacy. A hub id is returned unchanged."""
+    """Return the last part of a path, for privacy. A hub id is returned unchanged.
+
+    Data that Python gave as an object is `your data`, because its file is named by a hash.
+    """
+    if is_object(model):
+        return task_name(OWN)
     here = model.startswith((".", "/", "~")) or is_path(model)
     return Path(model).resolve().name or model if here else model
 

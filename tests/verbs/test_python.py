@@ -16,7 +16,9 @@ import pytest
 import torch
 from accelerate import Accelerator
 from datasets import Dataset, DatasetDict
-from encoders import tiny_encoder
+from encoders import tiny_encoder, tiny_tokenizer
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import kdcli
 from kdcli.cli.python import command, values_of
@@ -193,14 +195,62 @@ def test_a_corpus_is_an_object_too_and_so_is_data_in_config():
 ROW = [{"text": "w1", "label": "a"}]
 
 
-def test_a_model_in_memory_is_refused_with_how_to_save_it():
-    with pytest.raises(UsageError, match=r"model takes a directory or a hub id, not .* BertModel"):
-        kdcli.finetune(tiny_encoder("bert"), task="own", data="rows.csv")
-    with pytest.raises(UsageError, match=r"teacher takes a directory or a hub id") as caught:
+@pytest.mark.parametrize("library", ["transformers", "sentence-transformers"])
+def test_a_model_in_memory_gives_the_weights_that_its_directory_gives(tmp_path, library):
+    """Also after the run was resumed: the same model has the same path."""
+    if library == "transformers":
+        base = own_files.headed(tmp_path / "base", ("brisk", "calm"))
+        model = AutoModelForSequenceClassification.from_pretrained(base)
+        how = HOW | {"data": own_files.rows("class", 32)}
+        own = {"tokenizer": AutoTokenizer.from_pretrained(base)}
+    else:
+        base = own_files.embedder(tmp_path / "base")
+        model, own = SentenceTransformer(str(base), device="cpu"), {}
+        how = HOW | {"data": own_files.rows("score", 32)}
+    of_files = kdcli.finetune(base, **how, output_dir=tmp_path / "files")
+    out = tmp_path / "object"
+    of_object = kdcli.finetune(model, **own, **how, output_dir=out)
+    own_files.same_logs(of_files.folder, out)
+    assert own_files.same_weights(of_files.folder, out)
+    source = Path(of_object.report.recipe["model"])
+    assert source.parents[1] == Path(os.environ["KDCLI_CACHE"]) / "objects"
+    again = kdcli.finetune(model, **own, **how, resume=True, output_dir=out)
+    assert again.report == of_object.report
+    card = (out / "README.md").read_text("utf-8")
+    assert type(model).__name__ in card
+    assert source.parent.name not in card
+    next(iter(model.parameters())).data.add_(1.0)
+    with pytest.raises(UsageError, match="was started with another recipe"):
+        kdcli.finetune(model, **own, **how, resume=True, output_dir=out)
+
+
+def test_a_result_saves_the_files_of_its_model(tmp_path):
+    base = own_files.headed(tmp_path / "base", ("brisk", "calm"))
+    done = kdcli.finetune(
+        base, **HOW, data=own_files.rows("class", 32), output_dir=tmp_path / "out"
+    )
+    done.save_pretrained(tmp_path / "new" / "copy")
+    files = {file.name for file in (tmp_path / "new" / "copy").iterdir()}
+    assert files == {
+        *("README.md", "config.json", "model.safetensors"),
+        *("tokenizer.json", "tokenizer_config.json"),
+    }
+    assert own_files.same_weights(tmp_path / "out", tmp_path / "new" / "copy")
+    with pytest.raises(UsageError, match="copy is not empty"):
+        done.save_pretrained(tmp_path / "new" / "copy")
+
+
+def test_what_is_no_whole_model_is_refused():
+    own = {"task": "own", "data": "rows.csv"}
+    with pytest.raises(UsageError, match="model: got a BertModel without its tokenizer"):
+        kdcli.finetune(tiny_encoder("bert"), **own)
+    with pytest.raises(UsageError, match=r"teacher takes a directory, a hub id.* Linear") as caught:
         kdcli.distill(torch.nn.Linear(2, 2))
     assert ".save_pretrained(DIR)" in caught.value.hint
     last_line = "".join(traceback.format_exception(caught.value)).splitlines()[-1]
     assert last_line == caught.value.hint
+    with pytest.raises(UsageError, match="tokenizer belongs to a PreTrainedModel"):
+        kdcli.finetune("demo", **own, tokenizer=tiny_tokenizer())
     with pytest.raises(UsageError, match="sets takes a string") as caught:
         kdcli.finetune("demo", sets={"data.max_length": 8})
     assert "config=" in caught.value.hint

@@ -18,7 +18,7 @@ KINDS = {
     "tokenizers": "tokenizers that were trained on a text",
     "layouts": "the parts of model types",
     "measurements": "measurements of this processor",
-    "objects": "data that Python functions were given as objects",
+    "objects": "data and models that Python functions were given as objects",
 }
 """Kind -> what its entries are. A kind is a directory of the cache, except `measurements`."""
 OBJECTS = "objects"

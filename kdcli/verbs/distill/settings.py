@@ -134,11 +134,11 @@ class StudentSettings(ShapeSettings):
     dropout: float | None = Field(
         None, ge=0, lt=1, description="Every dropout rate in training (default: the teacher's)."
     )
-    source: Annotated[str | None, Option("--student", metavar="DIR", values="model", rare=True)] = (
-        Field(
-            None,
-            description=START,
-        )
+    source: Annotated[
+        str | None, Option("--student", metavar="MODEL", values="model", rare=True)
+    ] = Field(
+        None,
+        description=START,
     )
 
     @property
