@@ -3,7 +3,9 @@
 All views show the same sections.
 """
 
+import hashlib
 import re
+from base64 import b64encode
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +41,7 @@ from kdcli.report.text import (
 
 __all__ = ["first_pictures", "html", "markdown", "model_card", "short", "terminal", "write_views"]
 
+SCRIPT = Path(__file__).with_name("report.js")
 MAX_WORD_WIDTH = 24  # characters in a column that a terminal does not fold
 NUMBER = r"[+\-≤≥<]?\d+([.,]\d+)*(e[+-]?\d+)?x?(?![\w-]|[.,]\d)"
 """The beginning of a cell with a number. A shape such as 6x384 is a name."""
@@ -224,9 +227,12 @@ def markdown_table(table: ReportSection) -> list[str]:
 def html(report: Report, *, links: bool = True) -> str:
     """Return report.html, one file that loads nothing. All text from outside is escaped.
 
-    Without `links` it has no links to other reports.
+    Its only script sorts and filters tables. A browser runs no other one: the page's policy names
+    the script's hash. Without `links` it has no links to other reports.
     """
     report = with_data_names(report)
+    script = SCRIPT.read_text("utf-8")
+    digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()
     parts = shown(sections(report), View.HTML)
     return template("kdcli.report", "report.html.jinja").render(
         report=report,
@@ -239,6 +245,8 @@ def html(report: Report, *, links: bool = True) -> str:
         facts=facts(report),
         sections=[part for part in parts if links or not part.links],
         drawn=drawn,
+        script=Markup(script),  # noqa: S704
+        script_hash=f"sha256-{digest}",
         cut=shortened_line,
         recipe=yaml.safe_dump(report.recipe, sort_keys=False, allow_unicode=True),
         environment=yaml.safe_dump(

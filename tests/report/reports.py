@@ -41,8 +41,8 @@ class Page(HTMLParser):
 
 
 def words(report: Report) -> str:
-    """The text of report.html, style sheet and pictures aside."""
-    text = re.sub(r"<(style|svg)\b.*?</\1>", "", html(report), flags=re.S)
+    """The text of report.html without its style sheet, script and pictures."""
+    text = re.sub(r"<(style|svg|script)\b.*?</\1>", "", html(report), flags=re.S)
     return " ".join(" ".join(Page(text).text).split())
 
 
@@ -754,7 +754,7 @@ GOLDEN = Path(__file__).with_name("golden")
 def written(kind: str) -> dict[str, str]:
     """The texts of a report's views, by the names of their files in `GOLDEN`."""
     report = made(KINDS[kind]())
-    page = Page(re.sub(r"<(style|svg)\b.*?</\1>", "", html(report), flags=re.S))
+    page = Page(re.sub(r"<(style|svg|script)\b.*?</\1>", "", html(report), flags=re.S))
     lines = filter(None, (" ".join(text.split()) for text in page.text))
     texts = {
         "md": markdown(report),

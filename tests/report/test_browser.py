@@ -78,7 +78,7 @@ def test_page_never_scrolls_sideways(request, tmp_path, kind, pictures):
         assert (found["inner"], found["beyond"], found["scripts"], found["resources"]) == (
             width,
             [],
-            0,
+            1,
             [],
         )
         assert found["scroll"] <= width
@@ -97,10 +97,45 @@ def test_on_paper_no_table_is_cut(request, tmp_path, kind):
     assert (found["beyond"], found["tables"]) == ([], 0)
 
 
-def measured(page, widths, tmp_path):
+USE = """
+const names = table => [...table.tBodies[0].rows].filter(row => !row.hidden)
+  .map(row => row.cells[0].querySelector("small")?.previousSibling.textContent.trim()
+    ?? row.cells[0].textContent.trim());
+const [first, last] = [...page.querySelectorAll("table.scores")].filter((_, n, all) =>
+  n == 0 || n == all.length - 1);
+const found = [names(first)];
+const button = [...first.querySelectorAll("th button")].find(b => b.textContent == "ms");
+for (const turn of [1, 2]) { button?.click(); found.push(names(first)); }
+const field = page.querySelector(".filter input");
+if (field) {
+  field.value = "CARD REASON_00"; field.dispatchEvent(new Event("input"));
+  found.push(names(last), page.querySelector(".filter output").value);
+}
+"""
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
+def test_a_click_sorts_a_table_and_a_word_filters_its_rows(compressed, labels, tmp_path):
+    before, down, up = used(html(compressed), tmp_path)
+    assert before == ["teacher", "onnx-int8", "3x384-onnx-int8"] == down == up[::-1]
+    *_, kept, count = used(html(labels), tmp_path)
+    assert kept == [f"card_payment_reason_00{n}" for n in range(10)]
+    assert count == "10 of 77 rows"
+
+
+def used(page, tmp_path):
+    """Click and type on a page, and return what it shows."""
+    probe = re.sub(r"found\[width\] = \{\{.*?\n    \}\};", lambda _: "{use}", PROBE, flags=re.S)
+    return measured(page, [1280], tmp_path, probe.replace("const found = {{}};", ""), use=USE)
+
+
+def measured(page, widths, tmp_path, probe=PROBE, **parts):
     """Lay a page out in frames of these widths, and return what the probe finds, by width."""
     text = json.dumps(page).replace("</", "<\\/")
-    (tmp_path / "probe.html").write_text(PROBE.format(widths=list(widths), page=text), "utf-8")
+    (tmp_path / "probe.html").write_text(
+        probe.format(widths=list(widths), page=text, **parts), "utf-8"
+    )
     command = [
         str(BROWSER),
         "--headless=new",

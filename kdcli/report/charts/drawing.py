@@ -1,14 +1,20 @@
-"""Draw pictures in the style of the reports, as SVG without scripts or font files."""
+"""Draw pictures in the style of the reports, as SVG without scripts or font files.
 
+A mouse over a point shows the point's values, which are a `<title>` in the SVG.
+"""
+
+import html
 import io
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
+from urllib.parse import quote, unquote
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.collections import PatchCollection
@@ -40,6 +46,9 @@ OUTLIER = 5.0
 """A point is an outlier if the axis is more than this many times longer with it."""
 WIDE = 8.0
 """A latency or size axis is logarithmic if its ends differ by more than this factor."""
+
+VALUES = "values:"
+"""Prefix of the ids of artists that have values for the mouse. The values follow it."""
 
 Cells = Sequence[Sequence[float | None]]
 """Shares, row by row. Rows may differ in length, and None leaves a gap."""
@@ -232,8 +241,34 @@ def svg(drawing: Figure) -> str:
     ):
         drawing.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     element = re.sub(r"^.*?(?=<svg)|<metadata>.*?</metadata>", "", text.getvalue(), flags=re.S)
+    element = re.sub(rf'<g id="{VALUES}([^"]*)">(.*?)</g>', _with_values, element, flags=re.S)
     # Without its own size, the picture takes the width of its place on the page.
     return re.sub(r' (width|height)="[\d.]+pt"', "", element, count=2).replace(INK, "currentColor")
+
+
+def show_values(artist: Artist, values: Sequence[str]) -> None:
+    """Give each point of an artist a text, which `svg` shows while the mouse is over the point."""
+    artist.set_gid(VALUES + quote("\n".join(values)))
+
+
+def _with_values(group: re.Match[str]) -> str:
+    """Return an artist's group in an SVG with its values."""
+    values, body = unquote(group[1]).split("\n"), group[2]
+    shapes = re.sub(r"<defs>.*?</defs>", "", body, flags=re.S)
+    # Markers are references to a shape; single points and patches are paths.
+    points = re.findall(r"<use [^>]*/>", shapes) or re.findall(r"<path [^>]*/>", shapes)
+    if len(points) == len(values):
+        for point, value in zip(points, values, strict=True):
+            title = f"<title>{html.escape(value)}</title>"
+            if place := re.search(r' x="([\d.-]+)" y="([\d.-]+)"', point):
+                # A marker is too small for a mouse.
+                x, y = place.groups()
+                area = f'<circle cx="{x}" cy="{y}" r="6" fill="none" pointer-events="all">'
+                titled = f"{point}{area}{title}</circle>"
+            else:
+                titled = f'{point[:-2]} pointer-events="all">{title}</path>'
+            body = body.replace(point, titled, 1)
+    return f"<g>{body}</g>"
 
 
 def line_chart(
@@ -253,7 +288,7 @@ def line_chart(
     """
     drawing, axes = figure(taller)
     for line in lines:
-        axes.plot(
+        (drawn,) = axes.plot(
             *zip(*line.points, strict=True),
             label=shortened_line(line.label, 32),
             color=line.colour,
@@ -262,6 +297,9 @@ def line_chart(
             marker=line.marker,
             markersize=3,
         )
+        if line.marker:
+            name = f"{line.label}: " if line.label else ""
+            show_values(drawn, [f"{name}{y:.6g}, {across}: {x:,.6g}" for x, y in line.points])
     axes.set(xlabel=across, ylabel=along)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     positive = [y for line in lines for _, y in line.points if y > 0]
@@ -343,6 +381,8 @@ def scatter_chart(
         face = colour if front is None or name in front else "none"
         drawn_point = axes.scatter([x], [y], facecolors=face, edgecolors=colour, s=55, zorder=3)
         drawn_point.set(linewidths=1.6, clip_on=False)
+        exact = f"{along_label} {scores[name]:.6g}, {across_label} {costs[name]:,.6g}"
+        show_values(drawn_point, [f"{labels[name]}: {exact}"])
         aside, side = (-8, "right") if places[number, 0] > 0.5 else (8, "left")
         axes.annotate(
             label,
@@ -401,7 +441,15 @@ def heat_map(
         if share is not None
     ]
     patches = [Rectangle((x - 0.48, y - 0.46), 0.96, 0.92) for x, y, _ in shares]
-    axes.add_collection(PatchCollection(patches, facecolors=SCALE(scale(known)), linewidths=0))
+    drawn = PatchCollection(patches, facecolors=SCALE(scale(known)), linewidths=0)
+    axes.add_collection(drawn)
+    values = [
+        f"layer {rows[i]}, {columns[j]}: {percent(share, 2)} %"
+        for i, row in enumerate(cells)
+        for j, share in enumerate(row)
+        if share is not None
+    ]
+    show_values(drawn, values)
     if numbered:
         for x, y, share in shares:
             # A narrow cell has room for three characters, and no cell for 100.0.

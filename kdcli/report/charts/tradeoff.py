@@ -20,6 +20,7 @@ from kdcli.report.charts.drawing import (
     mark_outlier,
     score_range,
     set_range,
+    show_values,
     styled,
     svg,
 )
@@ -140,7 +141,7 @@ class _Chart:
         for place, one in enumerate(self.measured):
             (x, y), colour = drawn[one.name], COLOURS[place % len(COLOURS)]
             low, high = (y if end is None else along.place(end) for end in (one.low, one.high))
-            axes.errorbar(
+            drawn_point, *_ = axes.errorbar(
                 [x],
                 [y],
                 yerr=[[max(0.0, y - low)], [max(0.0, high - y)]],
@@ -155,6 +156,10 @@ class _Chart:
                 label=self.labels[one.name],
                 clip_on=False,
             )
+            cost, score = self.points[one.name]
+            interval = "" if one.low is None else f" ({one.low:.4f} to {one.high:.4f})"
+            exact = f"{self.compression.metric} {score:.4f}{interval}, {self.axis} {cost:,.4g}"
+            show_values(drawn_point, [f"{self.labels[one.name]}: {exact}"])
             if one.name in across.outside | along.outside:
                 mark_outlier(axes, self.points[one.name], across, along, one.name)
         for limit in self.limits("score")[:1]:
