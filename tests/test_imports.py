@@ -25,7 +25,7 @@ BELOW: dict[str, set[str]] = {
         *("targets", "run", "deploy", "report", "engine"),
         *("data", "metrics", "losses", "models", "recipe"),
     },
-    "run": {"deploy", "report", "engine", "recipe"},
+    "run": {"deploy", "report", "engine", "data", "recipe"},
     "report": {"deploy", "engine", "models", "data", "recipe"},
     "deploy": {"engine", "models", "metrics", "data", "kdcli"},
     "engine": {"recipe"},

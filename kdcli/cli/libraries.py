@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+from functools import partial
 
 RETRIES = re.compile(
     r"thrown while requesting|Retrying in|before retry|Trying to resume|Max retries exceeded"
@@ -37,8 +38,10 @@ def prepare_libraries(quiet: bool, verbose: bool, *, is_command: bool = True) ->
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     from kdcli.cli.hub_client import watch_hub
+    from kdcli.engine import processes
     from kdcli.engine.progress import Progress
 
+    processes.prepare_child = partial(prepare_libraries, quiet, verbose)
     Progress.console.quiet = quiet
     Progress.attach(is_command=is_command)
     watch_hub()

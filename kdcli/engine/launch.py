@@ -1,9 +1,7 @@
 """Start a training verb: choose its device, processes, directory and schedule."""
 
-import contextlib
 import math
 import os
-from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Protocol
@@ -16,8 +14,7 @@ from kdcli.disk import as_directory
 from kdcli.engine.device import choose_device, choose_dtype
 from kdcli.engine.fan_out import fan_out
 from kdcli.engine.inputs import content_of_inputs
-from kdcli.engine.pool import Pool
-from kdcli.engine.processes import StopRequest, joined
+from kdcli.engine.processes import joined
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import (
     RunDir,
@@ -101,46 +98,6 @@ def process_count(device: torch.device, options: RunOptions) -> int:
             f"give at most {devices}, since each process needs a device of its own",
         )
     return count
-
-
-@contextlib.contextmanager
-def open_pool(
-    options: RunOptions,
-    stop: StopRequest,
-    context: Callable[[], contextlib.AbstractContextManager[None]],
-) -> Iterator[Pool | None]:
-    """Open the processes that make independent models side by side; None if there is only one.
-
-    The processes of a CPU share its cores. The number of threads changes the order of sums and so
-    their last bits: a model has the bits of a run of one process with the same number of threads.
-
-    Args:
-        options: The options of the run.
-        stop: The request of the user to stop.
-        context: Makes the context in which a process runs its calls.
-
-    Raises:
-        UsageError: Another program started this process as one of several.
-    """
-    if joined():
-        raise UsageError(
-            "this command starts its own processes, and another launcher already started several",
-            "start it once, with --processes N",
-        )
-    device = choose_device(options.device)
-    count = process_count(device, options)
-    if count == 1:
-        yield None
-        return
-    cores, given = os.cpu_count() or 1, os.environ.get("OMP_NUM_THREADS", "")
-    threads = int(given) if given.isdecimal() else max(1, cores // count)
-    on_cpu = device.type == "cpu"
-    devices = ["cpu" if on_cpu else f"{device.type}:{rank}" for rank in range(count)]
-    pool = Pool(devices, threads, options, stop, context)
-    try:
-        yield pool
-    finally:
-        pool.close()
 
 
 def check_machine(dtype: str, options: RunOptions) -> tuple[torch.device, torch.dtype]:

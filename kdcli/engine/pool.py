@@ -28,8 +28,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+import psutil
 from rich.console import Console
 
+from kdcli.engine import processes
 from kdcli.engine.processes import StopRequest, stop_requests
 from kdcli.engine.progress import Progress
 from kdcli.errors import MachineError, Stopped
@@ -47,17 +49,12 @@ class Worker:
     Attributes:
         device: The device of its calls.
         executor: Sends calls to the process.
-        pid: The id of the process.
+        process: The process.
     """
 
     device: str
     executor: ProcessPoolExecutor
-    pid: int
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, number)
+    process: psutil.Process
 
 
 class Pool:
@@ -66,7 +63,6 @@ class Pool:
     Args:
         devices: The device of each process.
         threads: The number of threads of each process.
-        options: The options of the run.
         stop: The request of the user to stop.
         context: Makes the context in which a process runs its calls. It must be possible to pickle.
     """
@@ -75,11 +71,10 @@ class Pool:
         self,
         devices: Sequence[str],
         threads: int,
-        options: RunOptions,
         stop: StopRequest,
         context: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        self.threads, self.options, self.stop, self.context = threads, options, stop, context
+        self.threads, self.stop, self.context = threads, stop, context
         self.size, self.ends = len(devices), False
         self.free: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.idle: dict[str, list[Worker]] = {device: [] for device in devices}
@@ -110,11 +105,13 @@ class Pool:
         self.ends = True
         try:
             for worker in list(self.busy):
-                worker.signal(signal.SIGTERM)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    worker.process.terminate()
             wait(futures)
         except KeyboardInterrupt:
             for worker in list(self.busy):
-                worker.signal(signal.SIGKILL)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    worker.process.kill()
             wait(futures)
             raise
 
@@ -171,6 +168,9 @@ class Pool:
         worker = idle.pop() if idle else self._start(device)
         self.busy.add(worker)
         try:
+            if self.ends:
+                # `_end` may not have seen this process.
+                raise Stopped("stopped before a call")
             yield worker
         except BrokenProcessPool:
             worker.executor.shutdown()
@@ -188,12 +188,9 @@ class Pool:
             1,
             multiprocessing.get_context("spawn"),
             _begin,
-            (
-                self.threads,
-                self.context,
-            ),
+            (self.threads, processes.prepare_child, self.context),
         )
-        return Worker(device, executor, executor.submit(os.getpid).result())
+        return Worker(device, executor, psutil.Process(executor.submit(os.getpid).result()))
 
     def close(self) -> None:
         """End all processes."""
@@ -203,7 +200,9 @@ class Pool:
             workers.clear()
 
 
-def _begin(threads: int, context: Callable[[], AbstractContextManager[None]]) -> None:
+def _begin(
+    threads: int, prepare: Callable[[], object], context: Callable[[], AbstractContextManager[None]]
+) -> None:
     """Prepare a process for its calls."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
     if hasattr(os, "setpgrp"):
@@ -213,6 +212,7 @@ def _begin(threads: int, context: Callable[[], AbstractContextManager[None]]) ->
     # Several live bars cannot share a terminal.
     Progress.console = Console(stderr=True, highlight=False, force_terminal=False)
     Progress.attach(is_command=True)
+    prepare()
     _LASTING.enter_context(context())
 
 

@@ -24,6 +24,8 @@ from kdcli.errors import Interrupted
 INTERRUPTED = "interrupted; no checkpoint of this step was written"
 PARENT = "KDCLI_PARENT"
 """Environment variable of the processes that kdcli starts itself."""
+prepare_child: Callable[[], object] = contextlib.nullcontext
+"""Prepares the libraries of a process of a pool as the command prepared its own."""
 TWICE_SECONDS = 1.0
 """A second SIGTERM within this time is the same signal, sent to a process and to its group."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from kdcli.engine.launch import already_done, claim, claim_or_resume, track
+from kdcli.engine.processes import StopRequest, stop_requests
 from kdcli.engine.run_dir import RunDir
 from kdcli.engine.session import Session
 from kdcli.engine.train import train
@@ -41,7 +42,6 @@ class StageJob:
         finish: Saves the trained models and, in the main process, writes the report of a stage that
             has its own. It is called in every process.
         cards: name -> the size of a model, for a dry run.
-        repeats: Number of times that the stage runs, such as once per seed. Only dry runs use it.
     """
 
     job: Job
@@ -49,7 +49,6 @@ class StageJob:
     steps_per_pass: float
     finish: Callable[[Outcome], None]
     cards: Mapping[str, Card] = field(default_factory=dict)
-    repeats: int = 1
 
 
 @dataclass(frozen=True)
@@ -78,11 +77,13 @@ class Run:
         resolved: The recipe to store in the run directory, if preparing the run changed it.
         report: Writes `report.json` in the run directory if the last stage does not. It is called
             in every process.
+        estimate: Estimates the run; None estimates its stages.
     """
 
     stages: Sequence[Stage]
     report: Callable[[], None] | None = None
     resolved: Resolved[Section] | None = None
+    estimate: Callable[[], Estimate] | None = None
 
 
 def run_command(
@@ -113,12 +114,12 @@ def run_command(
         return None
     run = prepare(context)
     if context.dry_run:
-        return dry_run(context.session, run)
+        return run.estimate() if run.estimate is not None else dry_run(context.session, run)
     session, folder = context.session, context.folder
     claim(session, folder, run.resolved or resolved, options)
     track(session, folder)
     try:
-        with telling_how_to_continue(options, folder):
+        with stoppable(options, folder):
             finished = run_stages(context, run)
     except UsageError:
         if session.is_main:
@@ -130,10 +131,20 @@ def run_command(
 
 
 @contextmanager
-def telling_how_to_continue(options: RunOptions, folder: Path) -> Iterator[None]:
-    """Add the command that continues a run to the error of a run that was stopped."""
+def stoppable(options: RunOptions, folder: Path) -> Iterator[StopRequest]:
+    """Let SIGTERM and Ctrl-C stop a run whose directory is claimed, and tell how to continue it.
+
+    Raises:
+        Stopped: The run was stopped, also outside of a training. The hint names the command.
+    """
     try:
-        yield
+        with stop_requests(at_once=True) as stop:
+            try:
+                yield stop
+            except KeyboardInterrupt:
+                if stop.insisted or not stop.signalled:
+                    raise
+                raise Stopped("stopped outside of a training step") from None
     except Stopped as stopped:
         # The recipe may be that of a step of the command, as in `compress`.
         verb = next(iter(options.arguments), "")
@@ -199,8 +210,5 @@ def dry_run(session: Session, run: Run) -> Estimate:
         estimate = estimate_stage(
             session, stage_job.job, stage_job.schedule, stage.folder, stage_job.steps_per_pass
         )
-        if (repeats := stage_job.repeats) > 1:
-            folder = f"{estimate.folder} and {repeats - 1} more seeds"
-            estimate = replace(estimate, folder=folder, seconds=repeats * estimate.seconds)
         estimates.append(estimate)
     return Estimate(cards, estimates)

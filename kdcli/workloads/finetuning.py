@@ -101,7 +101,6 @@ def finetune_stage(
     *,
     model: Model | None = None,
     measured: bool = False,
-    repeats: int = 1,
     source: str | None = None,
 ) -> Stage:
     """Build the stage that fine-tunes one model in its own directory.
@@ -113,14 +112,13 @@ def finetune_stage(
         folder: The directory of the stage.
         model: The loaded model; None loads it when the stage is built.
         measured: Measure latency as the recipe specifies.
-        repeats: Number of times that the stage runs, for a dry run.
         source: The model, if the recipe names it relative to `folder`. In this case, the
             predictions are saved in `folder` to compare models later.
     """
     recipe = resolved.recipe
 
     def build() -> StageJob:
-        if not measured:
+        if source is not None:
             Progress.log(f"run {folder.name}")
         name = source or str(recipe.model)
         loaded = model or workload.load(name, head=recipe.head, seed=recipe.train.seed)
@@ -150,7 +148,7 @@ def finetune_stage(
             )
 
         cards = {FINETUNED: describe(loaded.model, FINETUNED, None)}
-        return StageJob(job, schedule, plan.steps_per_pass, finish, cards, repeats)
+        return StageJob(job, schedule, plan.steps_per_pass, finish, cards)
 
     return Stage(folder, resolved, build)
 

@@ -1,30 +1,37 @@
-"""Run a verb once for each variant of its recipe and each seed, and compare the variants.
+"""Run a verb once for each variant of its recipe and each seed, and compare the runs.
 
-Every run has a directory of its own, with a report, so an interrupted study repeats no finished
-run, and the run that was interrupted continues from its checkpoint.
+The runs of a study train side by side, in one process per device. Each has a directory of its own,
+with a report, so an interrupted study repeats no finished run, and the runs that were interrupted
+continue from their checkpoints.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from kdcli.data.labelled.kept import keep_rows
 from kdcli.disk import as_directory
-from kdcli.engine.launch import already_done, claim
+from kdcli.engine.launch import already_done, claim, launch, track
 from kdcli.engine.memory import release_memory
+from kdcli.engine.pool import Pool
+from kdcli.engine.processes import joined, stop_requests
 from kdcli.engine.progress import Progress
-from kdcli.errors import UsageError
+from kdcli.errors import MachineError
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.combine import combine_reports, mean_report
 from kdcli.report.finish import RunResult
 from kdcli.report.schema import Report
 from kdcli.run.context import RunContext
-from kdcli.run.dry_run import Estimate
-from kdcli.run.stages import Run, run_command, run_stages
+from kdcli.run.dry_run import Estimate, StageEstimate
+from kdcli.run.side_by_side import alone, open_pool
+from kdcli.run.stages import Run, dry_run, run_command, run_stages
+from kdcli.types import Card
 from kdcli.workloads.settings import OnTask
 
 RecipeT = TypeVar("RecipeT", bound=OnTask)
@@ -35,7 +42,7 @@ comparison. Its arguments are the report and the name of the variant."""
 
 @dataclass(frozen=True)
 class Member(Generic[RecipeT]):
-    """A run of a study.
+    """A run of a study. It must be possible to pickle.
 
     Attributes:
         variant: The name of its variant. Runs of one variant differ in their seeds only.
@@ -48,6 +55,30 @@ class Member(Generic[RecipeT]):
     folder: Path
     resolved: Resolved[RecipeT]
     prepare: Callable[[RunContext[RecipeT]], Run]
+
+
+Members = Sequence[Member[RecipeT]]
+
+
+@dataclass(frozen=True)
+class Study(Generic[RecipeT]):
+    """A study whose runs have been checked against each other.
+
+    Attributes:
+        members: The runs.
+        report: Writes the report of the study, in the main process.
+        resolved: The recipe to store in its directory, if the check changed it.
+        begins_alone: Whether the first run makes something that the others share.
+    """
+
+    members: Members[RecipeT]
+    report: Callable[[], object]
+    resolved: Resolved[RecipeT] | None = None
+    begins_alone: bool = False
+
+
+Check = Callable[[RunContext[RecipeT], Members[RecipeT]], Study[RecipeT]]
+"""Checks the runs of a study before the first one trains, and writes nothing."""
 
 
 def with_seed(resolved: Resolved[RecipeT], seed: int) -> Resolved[RecipeT]:
@@ -66,45 +97,148 @@ def seeds_of(resolved: Resolved[OnTask], seeds: int, variant: str) -> list[tuple
 
 
 def run_study(
-    members: Sequence[Member[RecipeT]],
+    members: Members[RecipeT],
     resolved: Resolved[RecipeT],
     options: RunOptions,
     name: str,
-    names: Names,
+    check: Check[RecipeT],
 ) -> RunResult | Estimate | None:
-    """Run every member in turn and compare them, or run the only one in the directory itself.
+    """Run every member and compare them, or run the only one in the directory itself.
+
+    The members run side by side if the options give several processes. If another launcher started
+    several processes, these train every member together, one after another.
 
     Args:
         members: The runs.
         resolved: The recipe of the study.
         options: The options of the study.
         name: Name of the run directory, unless the options give a directory.
-        names: Names the models in the comparison.
+        check: Checks the runs against each other.
 
     Raises:
         UsageError: A variant cannot be used. Nothing is written.
     """
     if len(members) == 1:
         return run_command(members[0].resolved, options, name, members[0].prepare)
-    options.check_pushed(len(members))
-    if options.dry_run:
-        variants = len({member.variant for member in members})
-        option = "--ablate" if variants > 1 else "--seeds"
-        raise UsageError(
-            f"{option} and --dry-run contradict each other",
-            f"omit {option} to estimate one of the {len(members)} runs",
-        )
-    return run_command(resolved, options, name, partial(_prepare, members, names))
+    with (
+        stop_requests(at_once=True) as stop,
+        nullcontext() if joined() else open_pool(options, stop) as pool,
+        keep_rows(),
+        Progress.facts_once(),
+    ):
+        own = options if joined() else replace(options, processes=1)
+        return run_command(resolved, own, name, partial(_prepare, members, check, pool))
 
 
-def _prepare(members: Sequence[Member[RecipeT]], names: Names, context: RunContext[RecipeT]) -> Run:
-    """Check every variant before the first one trains. Training loads data and models again."""
-    first_of_variant = {member.variant: member for member in reversed(members)}
-    _name_equal_variants(reversed(first_of_variant.values()))
-    for member in reversed(first_of_variant.values()):
-        member.prepare(_inside(context, member))
+def _prepare(
+    members: Members[RecipeT],
+    check: Check[RecipeT],
+    pool: Pool | None,
+    context: RunContext[RecipeT],
+) -> Run:
+    study = check(context, members)
     release_memory()
-    return Run([], partial(_train, members, names, context))
+    return Run(
+        [],
+        partial(_train, study, pool, context),
+        study.resolved,
+        partial(_estimate, study.members, context),
+    )
+
+
+def _inside(context: RunContext[RecipeT], member: Member[RecipeT]) -> RunContext[RecipeT]:
+    place = context.folder / member.folder
+    return context.inside(place, member.resolved, overwrite=context.options.overwrite)
+
+
+def first_of_each(members: Members[RecipeT]) -> list[Member[RecipeT]]:
+    """Return the first run of each variant."""
+    return list({member.variant: member for member in reversed(members)}.values())[::-1]
+
+
+def _estimate(members: Members[RecipeT], context: RunContext[RecipeT]) -> Estimate:
+    """Estimate the first run of each variant, and count its time for every seed."""
+    cards, stages = dict[str, Card](), list[StageEstimate]()
+    for first in first_of_each(members):
+        one = dry_run(context.session, first.prepare(_inside(context, first)))
+        release_memory()
+        cards |= one.cards
+        seeds = sum(member.variant == first.variant for member in members)
+        more = f" and {seeds - 1} more seeds" if seeds > 1 else ""
+        stages += [
+            replace(stage, folder=stage.folder + more, seconds=seeds * stage.seconds)
+            for stage in one.stages
+        ]
+    return Estimate(cards, stages)
+
+
+def _train(study: Study[RecipeT], pool: Pool | None, context: RunContext[RecipeT]) -> None:
+    """Train every member that is not finished, then report on all.
+
+    Raises:
+        MachineError: The process of a member was killed again and again. The others have finished.
+    """
+    failures = list[MachineError]()
+
+    def train(number: int, member: Member[RecipeT]) -> None:
+        Progress.log(f"run {number} of {len(study.members)}: {member.folder}")
+        if pool is None:
+            _train_member(member, context)
+            return
+        options = replace(context.options, resume=True, overwrite=False, arguments=())
+        call = partial(_train_alone, member, context.folder)
+        try:
+            pool.call(str(member.folder), call, options)
+        except MachineError as failure:
+            failures.append(failure)
+
+    calls = [partial(train, *numbered) for numbered in enumerate(study.members, 1)]
+    for together in [calls[:1], calls[1:]] if study.begins_alone else [calls]:
+        if pool is not None:
+            pool.side_by_side(together)
+            continue
+        for call in together:
+            call()
+    if failures:
+        raise failures[0]
+    if context.is_main:
+        study.report()
+
+
+def _train_alone(member: Member[RecipeT], folder: Path, options: RunOptions) -> None:
+    """Train a member of the study in `folder`, in a process of a pool."""
+    place = folder / member.folder
+    with alone(place):
+        session = launch(member.resolved.recipe.train.dtype, options)
+        assert session is not None, "a process of a pool starts no others"
+        track(session, place)
+        _train_member(member, RunContext(member.resolved, options, session, folder))
+        session.accelerator.end_training()
+
+
+def _train_member(member: Member[RecipeT], context: RunContext[RecipeT]) -> None:
+    """Train a member unless it is finished. `claim` emptied the directory for `--overwrite`."""
+    session, place = context.session, context.folder / member.folder
+    if already_done(session, place):
+        return
+    own = context.inside(place, member.resolved)
+    run = member.prepare(own)
+    claim(session, place, run.resolved or own.resolved, own.options)
+    run_stages(own, run)
+    release_memory()
+
+
+def compare(
+    names: Names, context: RunContext[RecipeT], members: Members[RecipeT]
+) -> Study[RecipeT]:
+    """Check every variant, as the first run of each loads it again, and compare their models."""
+    variants = first_of_each(members)
+    _name_equal_variants(variants)
+    # A dry run prepares the variants anyway.
+    for member in [] if context.dry_run else variants:
+        member.prepare(_inside(context, member))
+        release_memory()
+    return Study(members, partial(report_on_all, names, context, members))
 
 
 def _name_equal_variants(members: Iterable[Member[RecipeT]]) -> None:
@@ -120,38 +254,27 @@ def _name_equal_variants(members: Iterable[Member[RecipeT]]) -> None:
             Progress.warn(f"the variants {same} and {member.variant} give the same training")
 
 
-def _inside(context: RunContext[RecipeT], member: Member[RecipeT]) -> RunContext[RecipeT]:
-    place = context.folder / member.folder
-    return context.inside(place, member.resolved, overwrite=context.options.overwrite)
-
-
-def _train(members: Sequence[Member[RecipeT]], names: Names, context: RunContext[RecipeT]) -> None:
-    """Train every member that is not finished, then report on all."""
-    session, reports = context.session, dict[str, list[Report]]()
-    for number, member in enumerate(members, 1):
-        place = context.folder / member.folder
-        Progress.log(f"run {number} of {len(members)}: {member.folder}")
-        if not already_done(session, place):
-            own = _inside(context, member)
-            run = member.prepare(own)
-            claim(session, place, run.resolved or own.resolved, own.options)
-            run_stages(own, run)
-            release_memory()
-        if session.is_main:
-            report = RunResult.read(place).report
-            renamed = report.renamed(mapping := names(report, member.variant))
-            # A pruning names the masked form of its model, and the comparison may show another.
-            *_, last = mapping.values()
-            pruning = renamed.pruning or [
-                p.model_copy(update={"model": last}) for p in report.pruning
-            ]
-            renamed = renamed.model_copy(update={"pruning": pruning})
-            reports.setdefault(member.variant, []).append(renamed)
-    if session.is_main:
-        combine_reports(
-            context.folder,
-            command=context.recipe.model_dump()["verb"],
-            recipe=context.recipe,
-            reports={name: mean_report(of_seeds) for name, of_seeds in reports.items()},
-            notes=[f"{member.variant or 'seeds'}: {member.folder}/" for member in members],
-        )
+def report_on_all(
+    names: Names, context: RunContext[RecipeT], members: Members[RecipeT]
+) -> RunResult:
+    """Write a report that compares the models of all variants, with means over the seeds."""
+    reports, notes = dict[str, list[Report]](), list[list[str]]()
+    for member in members:
+        report = RunResult.read(context.folder / member.folder).report
+        notes.append(report.notes)
+        renamed = report.renamed(mapping := names(report, member.variant))
+        # A pruning names the masked form of its model, and the comparison may show another.
+        *_, last = mapping.values()
+        pruning = renamed.pruning or [p.model_copy(update={"model": last}) for p in report.pruning]
+        renamed = renamed.model_copy(update={"pruning": pruning})
+        reports.setdefault(member.variant, []).append(renamed)
+    return combine_reports(
+        context.folder,
+        command=context.recipe.model_dump()["verb"],
+        recipe=context.recipe,
+        reports={name: mean_report(of_seeds) for name, of_seeds in reports.items()},
+        notes=[
+            *(note for note in notes[0] if all(note in others for others in notes)),
+            *(f"{member.variant or 'seeds'}: {member.folder}/" for member in members),
+        ],
+    )

@@ -44,7 +44,7 @@ def wait(file: Path, options: RunOptions) -> None:
 @pytest.fixture
 def pool():
     before = psutil.Process().children()
-    made = Pool(["cpu", "cpu"], 3, RunOptions(), StopRequest())
+    made = Pool(["cpu", "cpu"], 3, StopRequest())
     yield made
     made.close()
     # Python's tracker of shared memory ends with this process.
@@ -131,7 +131,7 @@ import sys, functools, pathlib
 sys.path[:0] = {sys.path!r}
 from test_pool import Pool, RunOptions, StopRequest, wait
 if __name__ == "__main__":
-    pool = Pool(["cpu"], 1, RunOptions(), StopRequest())
+    pool = Pool(["cpu"], 1, StopRequest())
     pool.call("one", functools.partial(wait, pathlib.Path({str(file)!r})), RunOptions())
 """
     script = tmp_path / "script.py"

@@ -23,9 +23,7 @@ from own_files import (
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 from kdcli.data.demo import demo_task
-from kdcli.errors import Stopped
 from kdcli.recipe.resolve import ablations
-from kdcli.verbs.distill import run as distill_run
 
 QUICK = shlex.split(
     "--max-steps 4 --batch-size 8 --lr 1e-3 --dtype fp32 --set intermediate.lr=1e-3 "
@@ -265,18 +263,6 @@ def test_variants_are_compared_in_one_table(asked, tmp_path):
         1,
         1,
     ]
-
-
-def test_stopped_variants_name_the_command_that_continues(asked, tmp_path, monkeypatch):
-    def stop(context, run):
-        raise Stopped("stopped after step 1", "continue with --resume")
-
-    words = [*map(str, asked()), "--ablate", "tinybert", "-o", str(tmp_path / "out")]
-    monkeypatch.setattr(distill_run, "run_stages", stop)
-    done = kdcli(*words)
-    assert done.exit_code == Stopped.exit_code, done.output
-    command = shlex.join(["kdcli", *words, "--resume"])
-    assert done.stderr.endswith(f"stopped after step 1\ncontinue with: {command}\n")
 
 
 @pytest.mark.long

@@ -66,7 +66,6 @@ def refused(data, teacher, tmp_path):
             ["--eval-task", "sst2"],
             "--eval-task belongs to distilling on text, not to distilling on a task",
         ),
-        (["--ablate", "tinybert", "--dry-run"], "--ablate and --dry-run contradict each other"),
         (["--data", "/nowhere"], "no data at /nowhere"),
     ],
 )

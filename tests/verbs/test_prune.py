@@ -41,7 +41,7 @@ from kdcli.recipe.sections import RunOptions
 from kdcli.run import stages
 from kdcli.verbs.prune.build import TRACE
 from kdcli.verbs.prune.method_recipes import prune_recipes
-from kdcli.verbs.prune.run import prune, stage_recipes
+from kdcli.verbs.prune.run import prune, runs_of
 from kdcli.verbs.prune.save import _check_compact
 
 MASK = "mask/mask.safetensors"
@@ -309,7 +309,7 @@ def test_evaluate_and_benchmark_take_a_compact_directory_and_training_refuses_it
         assert message in refused(tmp_path, *verb)
 
 
-def test_several_sparsities_are_stages(given, tmp_path):
+def test_several_sparsities_are_compared(given, tmp_path):
     out = tmp_path / "out"
     args = [*given, "--sparsity", "0.5", "--sparsity", "0.8", "--max-steps", "6", "-o", out]
     succeeds(*args)
@@ -358,15 +358,13 @@ def test_several_methods_are_compared_on_the_same_examples(given, tmp_path):
         (["smp"], "threshold", [0.5, 0.9], [""]),
     ],
 )
-def test_a_stage_for_each_method_and_each_sparsity_that_can_be_chosen(
+def test_a_run_for_each_method_and_each_sparsity_that_can_be_chosen(
     methods, masking, sparsity, folders
 ):
     options = {"sparsity": sparsity, "pruner.masking": masking}
-    stages = stage_recipes(
-        prune_recipes(methods, recipe=None, sets=(), options=options), Path("out")
-    )
-    assert [stage.folder for stage in stages] == [Path("out") / folder for folder in folders]
-    assert len({stage.name for stage in stages}) == len(stages)
+    runs = runs_of(prune_recipes(methods, recipe=None, sets=(), options=options), "")
+    assert [folder for _, folder, _ in runs] == [Path(folder) for folder in folders]
+    assert len({name for name, _, _ in runs}) == len(runs)
 
 
 @pytest.mark.parametrize("head", ["embedding", "scratch"])

@@ -1,11 +1,21 @@
-"""`--ablate` and `--seeds` of the verbs that prune and co-train."""
+"""Several runs of one command: `--ablate`, `--seeds`, `--grid`, methods and sparsities."""
 
+import hashlib
 import shlex
 from statistics import fmean, stdev
 
 import own_files
 import pytest
-from own_files import report_of, said_by, same_weights, succeeds, times
+from own_files import (
+    kdcli,
+    log_of,
+    report_of,
+    said_by,
+    same_weights,
+    succeeds,
+    terminate_in_training,
+    times,
+)
 
 QUICK = shlex.split(
     "--max-steps 4 --batch-size 8 --dtype fp32 --set measure.latency=false --set train.eval_every=4"
@@ -65,3 +75,50 @@ def test_the_table_has_the_means_of_the_seeds_of_each_variant(verb, tmp_path):
     assert times(out / first / "seed-4") == before
     again = report_of(out)
     assert (again.quality, again.evaluations) == (report.quality, report.evaluations)
+
+
+SIDE_BY_SIDE = {
+    "finetune": "--grid lr=1e-3,3e-3 --max-steps 150",
+    "distill": "--max-steps 6 --to 1x16 --method soft-targets --set undistilled.use=false",
+    "prune": "--max-steps 6 --method magnitude --method smp --sparsity 0.5 --set head.kind=scratch",
+    "cotrain": "--max-steps 6 --no-standalone",
+}
+
+
+def trained(folder):
+    """What all trainings of a run logged, and the files of weights that it left."""
+    logs = {
+        path.relative_to(folder): [one | {"seconds": 0} for one in log_of(path.parent)]
+        for path in folder.rglob("log.jsonl")
+    }
+    files = {
+        path.relative_to(folder): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*.safetensors")
+    }
+    return logs, files
+
+
+@pytest.mark.parametrize("verb", SIDE_BY_SIDE)
+def test_runs_side_by_side_have_the_bits_of_runs_in_turn(verb, tmp_path):
+    model = own_files.headed(tmp_path / "model", ("brisk", "calm"), num_hidden_layers=2)
+    data = own_files.own(tmp_path / "data", "class")
+    asked = [verb, model, "--task", "own", "--data", data, *QUICK, "--set", "train.log_every=1"]
+    asked += ["--set", "data.max_length=24", *shlex.split(SIDE_BY_SIDE[verb])]
+    if verb in ("distill", "cotrain"):
+        (tmp_path / "list.yaml").write_text("slower: {train.lr: 0.0001}")
+        asked += ["--ablate", tmp_path / "list.yaml"]
+    if verb == "cotrain":
+        asked.insert(2, "1x16")
+    succeeds(*asked, "--processes", "1", "-o", tmp_path / "one")
+    more = ["--processes", "2", "-o", tmp_path / "two"]
+    if verb == "finetune":
+        terminate_in_training(tmp_path / "two")
+        stopped = kdcli(*asked, *more)
+        assert stopped.exit_code == 75, stopped.output
+        words = shlex.join(map(str, ["kdcli", *asked, *more, "--resume"]))
+        assert stopped.stderr.endswith(f"\ncontinue with: {words}\n")
+        more += ["--resume"]
+    succeeds(*asked, *more)
+    assert trained(tmp_path / "one") == trained(tmp_path / "two")
+    one, two = report_of(tmp_path / "one"), report_of(tmp_path / "two")
+    assert (one.evaluations, one.notes) == (two.evaluations, two.notes)

@@ -6,20 +6,16 @@ scored next to the teacher on held-out rows, and the best one is verified and pu
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from kdcli.cli.libraries import prepare_libraries
-from kdcli.custom_code import custom_code
-from kdcli.data.accounts import ACCOUNTS
 from kdcli.data.labelled.kept import keep_rows
 from kdcli.data.labelled.partition import Partition
 from kdcli.disk import as_directory
-from kdcli.engine.launch import open_pool
-from kdcli.engine.processes import stop_requests
+from kdcli.engine.processes import joined
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, KdcliError, MachineError, UsageError
@@ -31,7 +27,8 @@ from kdcli.report.own_data import directory_word
 from kdcli.report.schema import Report
 from kdcli.report.text import duration
 from kdcli.run.context import cpu_session
-from kdcli.run.stages import telling_how_to_continue
+from kdcli.run.side_by_side import open_pool
+from kdcli.run.stages import stoppable
 from kdcli.types import Kind, task_title
 from kdcli.verbs.compress.answer import ship
 from kdcli.verbs.compress.divide import PARTITION, divide_rows
@@ -79,6 +76,11 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions, verbs: Verbs = 
         GateError: No candidate meets the goal. The report and the nearest candidate are written.
         UsageError: The goal, the model or the data cannot be used. Nothing is written.
     """
+    if joined():
+        raise UsageError(
+            "compress starts its own processes, and another launcher already started several",
+            "start it once, with --processes N",
+        )
     recipe = resolved.recipe
     data = directory_word(str(recipe.task), recipe.data.source)
     name = as_directory(f"compress-{Path(str(recipe.model)).name}-{data}")
@@ -102,14 +104,10 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions, verbs: Verbs = 
     if resolved.origins["task"] == BY_MODEL:
         Progress.log(f"{recipe.model}: {detected(str(recipe.task))}")
     record = Record.read(RunDir(folder)) if is_resumed else Record()
-    with (
-        telling_how_to_continue(options, folder),
-        stop_requests(at_once=True) as stop,
-        ExitStack() as opened,
-    ):
+    with stoppable(options, folder) as stop, ExitStack() as opened:
         budget = recipe.budget or math.inf
         steps = Steps(folder, options, budget, stop, record, verbs.clock)
-        steps.pool = opened.enter_context(open_pool(options, stop, _calls_of(options)))
+        steps.pool = opened.enter_context(open_pool(options, stop))
         if (pool := steps.pool) is not None:
             weights = weight_bytes(recipe)
             size = f" ({weights / 1e6:.0f} MB)" if weights else ""
@@ -120,28 +118,6 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions, verbs: Verbs = 
             )
         with steps.stopping(), keep_rows(), Progress.facts_once():
             return checked(ship(_search(resolved, steps, verbs)))
-
-
-def _calls_of(options: RunOptions) -> Callable[[], AbstractContextManager[None]]:
-    """Return what makes the context of the calls in another process."""
-    return partial(
-        call_context, Progress.console.quiet, options.trust_remote_code, options.strict_data
-    )
-
-
-@contextmanager
-def call_context(quiet: bool, trust_remote_code: bool, strict_data: bool) -> Iterator[None]:
-    """Do for the calls in another process what a command does for its own.
-
-    Args:
-        quiet: Whether to print nothing but errors.
-        trust_remote_code: Whether a model's own code may run.
-        strict_data: Whether rows that cannot be used are an error.
-    """
-    prepare_libraries(quiet, verbose=False)
-    ACCOUNTS.strict = strict_data
-    with custom_code(trust_remote_code), keep_rows(), Progress.facts_once():
-        yield
 
 
 def _search(resolved: Resolved[CompressRecipe], steps: Steps, verbs: Verbs) -> Search:

@@ -17,15 +17,12 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter
 
-from kdcli.data.accounts import ACCOUNTS
 from kdcli.deploy.exported import FACTS
-from kdcli.disk import COMMITS, as_directory, cache_key, disk_errors, read_json, write_atomic
-from kdcli.engine.memory import release_memory
+from kdcli.disk import as_directory, cache_key, disk_errors, read_json, write_atomic
 from kdcli.engine.pool import Pool
 from kdcli.engine.processes import StopRequest
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
-from kdcli.engine.session import own_state
 from kdcli.errors import (
     ChildFailed,
     GateError,
@@ -40,6 +37,7 @@ from kdcli.report.finish import RunResult
 from kdcli.report.text import duration
 from kdcli.report.titles import step_title
 from kdcli.run.dry_run import Estimate
+from kdcli.run.side_by_side import alone
 from kdcli.targets.outputs import keep_outputs
 from kdcli.verbs.compress.record import Attempt, Look, Record
 
@@ -464,22 +462,9 @@ class Steps:
 
 
 def call_alone(step: Step, options: RunOptions) -> object:
-    """Call a verb as if it were alone in this process, and free its models afterwards."""
-    # Each verb names the data it read itself.
-    before, accounts = dict(COMMITS), dict(ACCOUNTS.by_key)
-    COMMITS.clear()
-    ACCOUNTS.by_key.clear()
-    try:
-        with own_state():
-            return step.call(options)
-    finally:
-        # The report of the compression names the data of all its steps.
-        COMMITS.update(before)
-        ACCOUNTS.by_key.update(accounts)
-        release_memory()
-        if options.output_dir is not None:
-            # Another process of a pool may continue a training that was paused here.
-            RunDir(options.output_dir).release()
+    """Call a verb as if it were alone in this process."""
+    with alone(options.output_dir):
+        return step.call(options)
 
 
 def product(folder: Path) -> Path:

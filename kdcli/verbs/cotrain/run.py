@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from kdcli.engine.launch import check_machine
@@ -61,7 +62,7 @@ from kdcli.workloads.finetuning import (
     request_of,
 )
 from kdcli.workloads.labelled import WORST
-from kdcli.workloads.study import Member, run_study, seeds_of, with_seed
+from kdcli.workloads.study import Member, compare, run_study, seeds_of, with_seed
 from kdcli.workloads.workload import Workload
 
 
@@ -95,7 +96,7 @@ def cotrain(
     names = [Path(str(source)).name for source in (recipe.teacher, recipe.student)]
     task = [] if recipe.task is None else [str(recipe.task)]
     name = "-".join(["cotrain", *names, *task])
-    return run_study(members, resolved, options, name, _names)
+    return run_study(members, resolved, options, name, partial(compare, _names))
 
 
 def _names(report: Report, variant: str) -> dict[str, str]:

@@ -7,34 +7,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from kdcli.engine.launch import claim, track
-from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.losses import on_tasks
 from kdcli.recipe.resolve import Resolved, defaulted, set_among
 from kdcli.recipe.sections import RunOptions
-from kdcli.report.combine import combine_reports
 from kdcli.report.finish import RunResult
 from kdcli.report.own_data import directory_word
-from kdcli.report.schema import STUDENT, TEACHER
-from kdcli.run.context import RunContext, open_run
+from kdcli.report.schema import STUDENT, TEACHER, Report
+from kdcli.run.context import RunContext
 from kdcli.run.dry_run import Estimate
-from kdcli.run.stages import Run, run_command, run_stages, telling_how_to_continue
+from kdcli.run.stages import Run, run_command
 from kdcli.verbs.distill.fast import like_first
 from kdcli.verbs.distill.open_tasks import open_outputs, open_task, read_general
 from kdcli.verbs.distill.recipe_checks import check_goals, check_recipe
 from kdcli.verbs.distill.settings import ONLY_ON_TASK, ONLY_ON_TEXT, DistillRecipe, Kind
 from kdcli.verbs.distill.student_groups import open_text, read_text
-from kdcli.verbs.distill.task_stages import WITHOUT, TaskDistillation
+from kdcli.verbs.distill.task_stages import WITHOUT
 from kdcli.verbs.distill.vectors import open_vectors, with_learning_rate
 from kdcli.workloads.as_trained import as_trained
+from kdcli.workloads.study import Member, Members, Study, report_on_all, run_study
+
+
+def _open_rows(context: RunContext[DistillRecipe]) -> Run:
+    return open_task(context).run
+
 
 OPEN: Mapping[Kind, Callable[[RunContext[DistillRecipe]], Run]] = {
     "text": open_text,
     "embedding": open_vectors,
-    "rows": lambda context: open_task(context).run,
+    "rows": _open_rows,
     "outputs": lambda context: open_outputs(context).run,
 }
 """The function that checks and opens the models and the data, for each kind of data."""
@@ -84,74 +88,43 @@ def run_name(recipe: DistillRecipe) -> str:
 
 def distill_variants(
     variants: Mapping[str, Resolved[DistillRecipe]], options: RunOptions
-) -> RunResult | None:
-    """Distil on a task once for each variant, and compare the students.
-
-    Each variant has its own directory.
-
-    Returns:
-        The report that compares the students; None in a process that prints nothing.
-    """
+) -> RunResult | Estimate | None:
+    """Distil on a task once for each variant, and compare the students; see `run_study`."""
     variants = {name: complete(resolved) for name, resolved in variants.items()}
     for resolved in variants.values():
         check_recipe(resolved.recipe)
     check_goals(variants)
     first = next(iter(variants.values()))
     options.check_pushed(len(variants))
-    if options.dry_run:
-        raise UsageError(
-            "--ablate and --dry-run contradict each other",
-            "omit --ablate to estimate the recipe itself",
-        )
-    data = directory_word(str(first.recipe.task), first.recipe.data.source)
-    run_name, dtype = f"ablate-{data}", first.recipe.train.dtype
     for name, resolved in variants.items():
         inside = options.output_dir / name if options.output_dir else None
         read_general(resolved.recipe, replace(options, output_dir=inside))
-    context = open_run(first, options, run_name, dtype=dtype)
-    if context is None:
-        return None
-    return _run_variants(context, variants)
+    data = directory_word(str(first.recipe.task), first.recipe.data.source)
+    members = [Member(name, Path(name), own, OPEN["rows"]) for name, own in variants.items()]
+    return run_study(members, first, options, f"ablate-{data}", _check_variants)
 
 
-def _run_variants(
-    context: RunContext[DistillRecipe], variants: Mapping[str, Resolved[DistillRecipe]]
-) -> RunResult | None:
-    """Run all stages of every variant, and combine their reports."""
-    session, folder, options = context.session, context.folder, context.options
-
-    def opened(name: str) -> TaskDistillation:
-        inside = folder / name
-        return open_task(context.inside(inside, variants[name], overwrite=options.overwrite))
-
-    first, *others = variants
-    current = opened(first)
-    chosen = current.context.resolved
-    variants = {name: like_first(chosen, resolved) for name, resolved in variants.items()}
+def _check_variants(
+    context: RunContext[DistillRecipe], members: Members[DistillRecipe]
+) -> Study[DistillRecipe]:
+    """Open the first variant, and check the objectives of the others with its models."""
+    first = members[0]
+    inside = context.folder / first.folder
+    own = context.inside(inside, first.resolved, overwrite=context.options.overwrite)
+    opened = open_task(own)
+    chosen = opened.context.resolved
+    members = [replace(one, resolved=like_first(chosen, one.resolved)) for one in members]
+    for one in members[1:]:
+        replace(opened, context=replace(context, resolved=one.resolved)).objective()
     context = replace(context, resolved=like_first(chosen, context.resolved))
-    # Errors of later variants are found before the first variant trains.
-    for name in others:
-        replace(current, context=replace(context, resolved=variants[name])).objective()
-    claim(session, folder, context.resolved, options)
-    track(session, folder)
-    with telling_how_to_continue(options, folder):
-        for name in variants:
-            Progress.log(f"variant {name}")
-            if name != first:
-                current = opened(name)
-            own = current.context
-            claim(session, own.folder, own.resolved, own.options)
-            run_stages(own, current.run)
-    session.accelerator.end_training()
-    if not session.is_main:
-        return None
-    # All variants share the teacher. They also share the undistilled student, up to its start.
-    reports = {
-        name: RunResult.read(folder / name).report.renamed(
-            {TEACHER: TEACHER, STUDENT: name, WITHOUT: WITHOUT}
-        )
-        for name in variants
-    }
-    notes = [f"{name}: {name}/" for name in variants]
-    recipe = context.recipe
-    return combine_reports(folder, command="distill", recipe=recipe, reports=reports, notes=notes)
+    report = partial(report_on_all, _names, context, members)
+    shares = any(one.resolved.recipe.general.run is not None for one in members)
+    return Study(members, report, context.resolved, begins_alone=shares)
+
+
+def _names(report: Report, variant: str) -> dict[str, str]:
+    """Name the student of a run by its variant.
+
+    All variants share the teacher. They also share the undistilled student, up to its start.
+    """
+    return {TEACHER: TEACHER, STUDENT: variant, WITHOUT: WITHOUT}

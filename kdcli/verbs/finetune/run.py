@@ -5,7 +5,7 @@ The setting with the best mean over its seeds wins. The result is the model of i
 
 import shutil
 import statistics
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from kdcli.disk import LOCK, RECIPE_FILE, REPORT_FILE, atomic_file
@@ -20,23 +20,15 @@ from kdcli.report.own_data import directory_word
 from kdcli.report.schema import RunRow, Selection
 from kdcli.run.context import RunContext
 from kdcli.run.dry_run import Estimate
-from kdcli.run.stages import Run, Stage, run_command
+from kdcli.run.stages import Run
 from kdcli.types import Start
 from kdcli.workloads import open_workload
 from kdcli.workloads.finetuning import drop_weights, finetune_stage, request_of, selected_report
 from kdcli.workloads.predictions import summed_up
 from kdcli.workloads.requests import required_task
 from kdcli.workloads.settings import FinetuneRecipe, SmallerSettings
+from kdcli.workloads.study import Member, Members, Study, first_of_each, run_study
 from kdcli.workloads.workload import Workload
-
-
-@dataclass(frozen=True)
-class GridRun:
-    """One run of the grid: its settings, and the stage that trains it."""
-
-    settings: RecipeValues
-    resolved: Resolved[FinetuneRecipe]
-    stage: Stage
 
 
 def finetune(
@@ -62,7 +54,7 @@ def finetune(
     check_grid([values for values, _ in combinations(resolved)])
     data = directory_word(task, recipe.data.source)
     name = f"finetune-{Path(recipe.model).name}-{data}"
-    return run_command(resolved, options, name, _prepare)
+    return run_study(_members(resolved), resolved, options, name, _check)
 
 
 def check_grid(settings: list[RecipeValues]) -> None:
@@ -93,26 +85,37 @@ def check_grid(settings: list[RecipeValues]) -> None:
             )
 
 
-def _prepare(context: RunContext[FinetuneRecipe]) -> Run:
+def _members(resolved: Resolved[FinetuneRecipe]) -> list[Member[FinetuneRecipe]]:
+    """Return a run for every setting of the grid and every seed."""
+    recipe, settings = resolved.recipe, combinations(resolved)
+    several = len(settings) * recipe.seeds > 1
+    if several and recipe.student != SmallerSettings():
+        raise UsageError(
+            "student.to makes the model smaller, and the runs of a grid share the model",
+            "save the smaller model first, with kdcli distill MODEL --to LxH --max-steps 0",
+        )
+    members = []
+    for values, setting in settings:
+        variant = ", ".join(f"{key}={value}" for key, value in values.items())
+        parts = [f"{key.rpartition('.')[2]}={value}" for key, value in values.items()]
+        for seed in range(recipe.train.seed, recipe.train.seed + recipe.seeds):
+            train = setting.recipe.train.model_copy(update={"seed": seed})
+            own = Resolved(setting.recipe.model_copy(update={"train": train}), setting.origins)
+            folder = "runs/" + ",".join([*parts, f"seed={seed}"]).replace("/", "_")
+            prepare = partial(_prepare, measured=not several)
+            members.append(Member(variant, Path(folder), own, prepare))
+    return members
+
+
+def _prepare(context: RunContext[FinetuneRecipe], *, measured: bool) -> Run:
     """Check model and data, and tokenise, without claiming the run directory."""
     recipe = context.recipe
     workload, model = open_workload(
         request_of(recipe, str(recipe.model), generates=True), context.session
     )
-    several = len(combinations(context.resolved)) * recipe.seeds > 1
-    if not several:
-        ((_, own),) = combinations(context.resolved)
-        start = smaller(workload, model, recipe)
-        stage = finetune_stage(context, workload, own, context.folder, model=start, measured=True)
-        return Run([stage])
-    if recipe.student != SmallerSettings():
-        raise UsageError(
-            "student.to makes the model smaller, and the runs of a grid share the model",
-            "save the smaller model first, with kdcli distill MODEL --to LxH --max-steps 0",
-        )
-    runs = _grid_runs(context, workload)
-    del model  # every run loads its own model
-    return Run([run.stage for run in runs], lambda: _report_grid(context, workload, runs))
+    start = smaller(workload, model, recipe)
+    own, folder = context.resolved, context.folder
+    return Run([finetune_stage(context, workload, own, folder, model=start, measured=measured)])
 
 
 def smaller(workload: Workload, model: Model, recipe: FinetuneRecipe) -> Model:
@@ -130,63 +133,58 @@ def smaller(workload: Workload, model: Model, recipe: FinetuneRecipe) -> Model:
     return made
 
 
-def _grid_runs(context: RunContext[FinetuneRecipe], workload: Workload) -> list[GridRun]:
-    """Return a run for every setting of the grid and every seed.
+def _check(
+    context: RunContext[FinetuneRecipe], members: Members[FinetuneRecipe]
+) -> Study[FinetuneRecipe]:
+    """Check model and data, which all runs share.
 
     Raises:
         UsageError: Two settings give the same training.
     """
-    recipe, first_seed = context.recipe, context.recipe.train.seed
-    runs: list[GridRun] = []
+    recipe = context.recipe
+    workload, _ = open_workload(
+        request_of(recipe, str(recipe.model), generates=True), context.session
+    )
     schedules: dict[str, str] = {}
-    for values, setting in combinations(context.resolved):
-        schedule = workload.plan(setting.recipe.train).schedule
+    for member in first_of_each(members):
+        own = member.resolved.recipe
+        schedule = workload.plan(own.train).schedule
         # Settings that differ in epochs alone may still have the same number of steps.
         in_schedule = {"epochs", "max_steps", "warmup_steps", "warmup_fraction"}
-        others = setting.recipe.train.model_dump(exclude=in_schedule)
-        named = ", ".join(f"{key}={value}" for key, value in values.items())
-        same = schedules.setdefault(repr((schedule, setting.recipe.keep, others)), named)
-        if same != named:
+        others = own.train.model_dump(exclude=in_schedule)
+        same = schedules.setdefault(repr((schedule, own.keep, others)), member.variant)
+        if same != member.variant:
             raise UsageError(
-                f"the grid's {same} and {named} give the same training: {schedule.steps} steps, "
-                f"{schedule.warmup_steps} of warm-up",
+                f"the grid's {same} and {member.variant} give the same training: "
+                f"{schedule.steps} steps, {schedule.warmup_steps} of warm-up",
                 "omit one of them",
             )
-        # A dry run estimates the first seed of a setting, and counts it for every seed.
-        seeds = 1 if context.dry_run else recipe.seeds
-        for seed in range(first_seed, first_seed + seeds):
-            train = setting.recipe.train.model_copy(update={"seed": seed})
-            own = Resolved(setting.recipe.model_copy(update={"train": train}), setting.origins)
-            parts = [f"{key.rpartition('.')[2]}={value}" for key, value in values.items()]
-            name = ",".join([*parts, f"seed={seed}"]).replace("/", "_")
-            repeats = recipe.seeds if context.dry_run else 1
-            folder = context.folder / "runs" / name
-            stage = finetune_stage(context, workload, own, folder, repeats=repeats)
-            runs.append(GridRun(values, own, stage))
-    return runs
+    return Study(members, partial(_report_grid, context, workload, members))
 
 
 def _report_grid(
-    context: RunContext[FinetuneRecipe], workload: Workload, runs: list[GridRun]
+    context: RunContext[FinetuneRecipe], workload: Workload, members: Members[FinetuneRecipe]
 ) -> None:
     """Choose the best run, copy its model and report."""
-    if not context.is_main:
-        return
     recipe, metric = context.recipe, workload.metric
-    results = [RunResult.read(run.stage.folder) for run in runs]
+    folders = [context.folder / member.folder for member in members]
+    results = [RunResult.read(folder) for folder in folders]
     scores = [
         summed_up({e.set: e.metrics for e in result.report.evaluations}, recipe.choose_on)
         for result in results
     ]
-    settings = [range(first, first + recipe.seeds) for first in range(0, len(runs), recipe.seeds)]
-    best = max(settings, key=lambda rows: statistics.fmean(scores[n][metric] for n in rows))
+    settings = [values for values, _ in combinations(context.resolved) for _ in range(recipe.seeds)]
+    of_settings = [
+        range(first, first + recipe.seeds) for first in range(0, len(members), recipe.seeds)
+    ]
+    best = max(of_settings, key=lambda rows: statistics.fmean(scores[n][metric] for n in rows))
     chosen = max(best, key=lambda n: scores[n][metric])
     rows = [
-        RunRow(settings=run.settings, seed=run.resolved.recipe.train.seed, metrics=metrics)
-        for run, metrics in zip(runs, scores, strict=True)
+        RunRow(settings=values, seed=member.resolved.recipe.train.seed, metrics=metrics)
+        for values, member, metrics in zip(settings, members, scores, strict=True)
     ]
     # Copy the model, the tokenizer and log.jsonl.
-    for file in runs[chosen].stage.folder.iterdir():
+    for file in folders[chosen].iterdir():
         if file.is_file() and file.name not in (LOCK, MANIFEST, RECIPE_FILE, REPORT_FILE):
             with file.open("rb") as whole, atomic_file(context.folder / file.name) as copy:
                 shutil.copyfileobj(whole, copy)
@@ -198,5 +196,5 @@ def _report_grid(
         runs=rows,
     )
     selected_report(context, workload, results[chosen], selection)
-    for run in runs:
-        drop_weights(run.stage.folder)
+    for folder in folders:
+        drop_weights(folder)

@@ -8,7 +8,7 @@ compact and the sparse form are compared with the dense model.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from kdcli.models.model import Model
 from kdcli.pruners import check_settings, defaults, smp
 from kdcli.recipe.resolve import Resolved, set_among
 from kdcli.recipe.sections import RunOptions
-from kdcli.report.combine import combine_reports
 from kdcli.report.finish import RunResult
 from kdcli.report.own_data import directory_word
 from kdcli.report.schema import Report
@@ -43,27 +42,12 @@ from kdcli.workloads.finetuning import (
     with_trivial_answer,
 )
 from kdcli.workloads.requests import WorkloadRequest
-from kdcli.workloads.study import Member, run_study, seeds_of, with_seed
+from kdcli.workloads.study import Member, compare, run_study, seeds_of, with_seed
 from kdcli.workloads.workload import Workload
 
 Recipes = Sequence[Resolved[PruneRecipe]]
 REMEDY = "Keep more of the weights (--sparsity), or train for more epochs (--epochs)"
 EMBEDDING_TASK = "embedding"
-
-
-@dataclass(frozen=True)
-class StageRecipe:
-    """One method and sparsity.
-
-    Attributes:
-        name: The name in a report that compares several stages.
-        resolved: The recipe that repeats this stage alone.
-        folder: The stage's run directory.
-    """
-
-    name: str
-    resolved: Resolved[PruneRecipe]
-    folder: Path
 
 
 def prune(
@@ -76,18 +60,19 @@ def prune(
         options: Where and how to run.
         variants: The recipes of each variant, by its name; None for the recipes alone.
     """
-    members: list[Member[PruneRecipe]] = []
-    for variant, own in (variants or {"": recipes}).items():
-        complete = _complete(own)
-        for seed, folder in seeds_of(complete[0], complete[0].recipe.seeds, variant):
-            seeded = [with_seed(each, seed) for each in complete]
-            members.append(Member(variant, folder, seeded[0], partial(_prepare, seeded)))
-    whole = _complete(recipes)
-    options.check_pushed(len(stage_recipes(whole, Path())))
-    first = whole[0].recipe
-    data = directory_word(str(first.task), first.data.source)
-    name = f"prune-{Path(str(first.model)).name}-{data}"
-    return run_study(members, whole[0], options, name, _names)
+    members = [
+        Member(name, seed_folder / folder, with_seed(own, seed), _prepare)
+        for variant, of_variant in (variants or {"": recipes}).items()
+        for complete in [_complete(of_variant)]
+        for seed, seed_folder in seeds_of(complete[0], complete[0].recipe.seeds, variant)
+        for name, folder, own in runs_of(complete, variant)
+    ]
+    options.check_pushed(len(members))
+    whole = _complete(recipes)[0]
+    recipe = whole.recipe
+    data = directory_word(str(recipe.task), recipe.data.source)
+    name = f"prune-{Path(str(recipe.model)).name}-{data}"
+    return run_study(members, whole, options, name, partial(compare, _names))
 
 
 def _complete(recipes: Recipes) -> list[Resolved[PruneRecipe]]:
@@ -115,19 +100,13 @@ def _complete(recipes: Recipes) -> list[Resolved[PruneRecipe]]:
 
 
 def _names(report: Report, variant: str) -> dict[str, str]:
-    """Name the pruned models of a run by their variant and sparsity, next to the dense model."""
-    names = {DENSE: DENSE}
-    if MASKED not in report.cards:
-        return names | {p.model: f"{variant} {p.model}".strip() for p in report.pruning}
-    (pruning,) = report.pruning
-    is_chosen = defaults(pruning.method).exact and pruning.masking != "threshold"
-    share = f"{100 * pruning.sparsity:g} %" if is_chosen or not variant else ""
-    form = COMPACT if COMPACT in report.cards else MASKED
-    return names | {form: f"{variant} {share}".strip()}
+    """Name the pruned model of a run by its variant, next to the dense model."""
+    # Only the compact form is smaller: a model with zeros is as big as the dense one.
+    return {DENSE: DENSE, COMPACT if COMPACT in report.cards else MASKED: variant}
 
 
-def _prepare(recipes: Recipes, context: RunContext[PruneRecipe]) -> Run:
-    """Check models and data against each other and tokenise, without claiming the directory."""
+def _prepare(context: RunContext[PruneRecipe]) -> Run:
+    """Check model and data against each other and tokenise, without claiming the directory."""
     recipe = context.recipe
     others = [recipe.teacher] if recipe.teacher is not None else []
     workload, model = open_workload(prune_request(recipe, others), context.session)
@@ -136,23 +115,11 @@ def _prepare(recipes: Recipes, context: RunContext[PruneRecipe]) -> Run:
         teacher = workload.load_teacher(recipe.teacher, model, head=recipe.head)
     if not workload.has_labels:
         workload = workload.with_reference(teacher or model)
-    heads = {repr(each.recipe.head): each.recipe for each in recipes}
-    for head, each in heads.items():
-        # Methods differ in their heads. A head that cannot be made is an error before the first
-        # stage begins.
-        if head != repr(recipe.head):
-            workload.load(str(each.model), head=each.head, seed=each.train.seed)
-    listed = stage_recipes(recipes, context.folder)
-    for one in listed:
-        own = one.resolved.recipe
-        schedule = workload.plan(own.train).schedule
-        settings = check_settings(own.method, own.pruner)
-        if isinstance(settings, smp.Settings):
-            settings.rising(schedule.steps)
-    loaded: list[Model] = [model]
-    stages = [_stage(context, workload, one, teacher, loaded) for one in listed]
-    del model
-    return Run(stages, lambda: _report_several(context, workload, listed))
+    schedule = workload.plan(recipe.train).schedule
+    settings = check_settings(recipe.method, recipe.pruner)
+    if isinstance(settings, smp.Settings):
+        settings.rising(schedule.steps)
+    return Run([_stage(context, workload, model, teacher)])
 
 
 def prune_request(recipe: PruneRecipe, other_models: Sequence[str]) -> WorkloadRequest:
@@ -166,24 +133,12 @@ def prune_request(recipe: PruneRecipe, other_models: Sequence[str]) -> WorkloadR
 
 
 def _stage(
-    context: RunContext[PruneRecipe],
-    workload: Workload,
-    one: StageRecipe,
-    teacher: Model | None,
-    loaded: list[Model],
+    context: RunContext[PruneRecipe], workload: Workload, model: Model, teacher: Model | None
 ) -> Stage:
-    """Build the stage of one method and sparsity.
-
-    The first stage that is run takes the model in `loaded`, if it has the stage's head.
-    """
-    recipe, folder = one.resolved.recipe, one.folder
+    recipe, folder = context.recipe, context.folder
 
     def build() -> StageJob:
         Progress.log(f"{recipe.method}, sparsity {recipe.sparsity[0]:g}")
-        model = loaded.pop() if loaded else None
-        # A resumed run may begin with a method whose head is another one.
-        if model is None or recipe.head != context.recipe.head:
-            model = workload.load(str(recipe.model), head=recipe.head, seed=recipe.train.seed)
         inside = None if context.dry_run else folder
         built = build_pruning(context, workload, recipe, model, teacher, inside)
         Progress.warn(*built.warnings)
@@ -208,49 +163,25 @@ def _stage(
         cards = {DENSE: built.dense}
         return StageJob(built.job, built.schedule, built.steps_per_pass, finish, cards)
 
-    return Stage(folder, one.resolved, build)
+    return Stage(folder, context.resolved, build)
 
 
-def _report_several(
-    context: RunContext[PruneRecipe], workload: Workload, listed: Sequence[StageRecipe]
-) -> None:
-    """Compare the stages, unless a single stage has written the report."""
-    if len(listed) == 1 or not context.is_main:
-        return
-    reports = {}
-    for one in listed:
-        report = RunResult.read(one.folder).report
-        # Only the compact form is smaller: a model with zeros is as big as the dense one.
-        form = COMPACT if COMPACT in report.cards else MASKED
-        forms = report.renamed({DENSE: DENSE, form: one.name})
-        reports[one.name] = forms.model_copy(update={"pruning": report.pruning})
-    method, *others = dict.fromkeys(one.resolved.recipe.method for one in listed)
-    notes = list(workload.notes)
-    notes += [f"{one.name}: {one.folder.relative_to(context.folder)}" for one in listed]
-    if others:
-        notes.append(f"recipe.yaml here is the recipe of {method}; each run has its own")
-    # Each stage's own report has its latencies.
-    combine_reports(
-        context.folder, command="prune", recipe=context.recipe, reports=reports, notes=notes
-    )
-
-
-def stage_recipes(recipes: Recipes, folder: Path) -> list[StageRecipe]:
-    """Return the name, recipe and directory of each stage.
+def runs_of(recipes: Recipes, variant: str) -> list[tuple[str, Path, Resolved[PruneRecipe]]]:
+    """Return a run for each method and sparsity: its name in a comparison, directory and recipe.
 
     If there are several methods or sparsities, the directory is `METHOD/`, `sparsity-S/` or both.
-    A method whose density cannot be chosen has one stage.
+    A method whose density cannot be chosen has one run.
     """
-    stages = []
+    runs = []
     for resolved in recipes:
         recipe = resolved.recipe
         exact = defaults(recipe.method).exact and recipe.pruner.get("masking") != "threshold"
         several = exact and len(recipe.sparsity) > 1
+        shows_sparsity = several or (len(recipes) == 1 and (exact or not variant))
         for sparsity in recipe.sparsity if exact else recipe.sparsity[:1]:
             own = Resolved(recipe.model_copy(update={"sparsity": [sparsity]}), resolved.origins)
             method = [recipe.method] * (len(recipes) > 1)
-            parts = [*method, *[f"sparsity-{sparsity:g}"] * several]
-            shows_sparsity = several or len(recipes) == 1
-            name = [*method, *[f"{100 * sparsity:g} %"] * shows_sparsity]
-            stages.append(StageRecipe(" ".join(name), own, folder.joinpath(*parts)))
-    return stages
+            folder = Path(*method, *[f"sparsity-{sparsity:g}"] * several)
+            name = [variant, *method, *[f"{100 * sparsity:g} %"] * shows_sparsity]
+            runs.append((" ".join(filter(None, name)), folder, own))
+    return runs
