@@ -1,19 +1,22 @@
-"""Retrieval data in the BEIR format, and rankings of its documents by vectors.
+"""Retrieval data in the formats of BEIR and MTEB, and rankings of its documents by vectors.
 
-A directory holds `corpus.jsonl` (`_id`, `title`, `text`), `queries.jsonl` (`_id`, `text`) and
-`qrels/test.tsv` (query, document, relevance).
+A directory holds `corpus.jsonl` (`_id` or `id`, `title`, `text`), `queries.jsonl` (`_id` or `id`,
+`text`) and `qrels/test.tsv` (query, document, relevance). Each may have another format of rows, in
+which the columns of the relevance are `query-id`, `corpus-id` and `score`.
 """
 
 import csv
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from kdcli.data.accounts import ACCOUNTS, RowAccount
+from kdcli.data.labelled.label_values import number_of
 from kdcli.data.labelled.partition import DividedRows, Partition, Pools, text_hashes
+from kdcli.data.readers import format_of
 from kdcli.data.sources import open_source
 from kdcli.data.storage import folder_hash
 from kdcli.disk import HASHES, user_path
@@ -29,6 +32,9 @@ from kdcli.workloads.vector_index import Index, document_scorer
 
 RETRIEVAL = "retrieval"
 TEXT_FILES = ("corpus", "queries")
+IDS = ("_id", "id")
+JUDGEMENT = ("query-id", "corpus-id", "score")
+"""The columns of a relevance."""
 TOP = 100
 """Number of documents that are ranked for each query."""
 QUERIES_AT_ONCE = 256
@@ -104,7 +110,7 @@ def is_retrieval(source: str) -> bool:
     if "://" in source:
         return False
     folder = user_path(source)
-    return (folder / "qrels").is_dir() or (folder / "qrels.tsv").is_file()
+    return (folder / "qrels").is_dir() or _file_of(folder, "qrels") is not None
 
 
 def read_retrieval(source: str) -> Retrieval:
@@ -116,9 +122,7 @@ def read_retrieval(source: str) -> Retrieval:
             relevant document, or the corpus has none of the relevant documents.
     """
     folder = Path(source).expanduser()
-    qrels = next(
-        (p for p in (folder / "qrels" / "test.tsv", folder / "qrels.tsv") if p.is_file()), None
-    )
+    qrels = _file_of(folder / "qrels", "test") or _file_of(folder, "qrels")
     if not source or qrels is None:
         raise UsageError(
             f"no retrieval data in {source}" if source else "no retrieval data given",
@@ -128,31 +132,23 @@ def read_retrieval(source: str) -> Retrieval:
     documents, queries = (_by_id(folder, name) for name in TEXT_FILES)
     relevance: dict[str, dict[str, float]] = {}
     absent: list[str] = []
-    text_files = [file for name in TEXT_FILES for file in folder.glob(f"{name}.jsonl*")]
+    text_files = [file for name in TEXT_FILES if (file := _file_of(folder, name))]
     if (digest := folder_hash([*sorted(text_files), qrels])) is not None:
         HASHES[source] = digest
-    with qrels.open(encoding="utf-8", newline="") as file:
-        for number, row in enumerate(csv.reader(file, delimiter="\t"), 1):
-            if number == 1 and row and not row[-1].strip().lstrip("-").isdigit():
-                continue
-            if len(row) != 3 or not row[2].strip().lstrip("-").isdigit():
-                raise UsageError(
-                    f"{qrels}:{number} must have query, document and relevance, separated by tabs"
-                )
-            query, document, grade = row[0], row[1], float(row[2])
-            if query not in queries:
-                raise UsageError(
-                    f"{qrels}:{number} refers to query {query}, which does not exist",
-                    "add it, or remove the line",
-                )
-            if grade > 0 and document not in documents:
-                absent.append(f"{qrels}:{number}, document {document}")
-            if relevance.setdefault(query, {}).setdefault(document, grade) != grade:
-                raise UsageError(
-                    f"{qrels}:{number} gives document {document} a second, different relevance for "
-                    f"query {query}",
-                    "keep one of the lines",
-                )
+    for where, query, document, grade in _judgements(qrels):
+        if query not in queries:
+            raise UsageError(
+                f"{where} refers to query {query}, which does not exist",
+                "add it, or remove the line",
+            )
+        if grade > 0 and document not in documents:
+            absent.append(f"{where}, document {document}")
+        if relevance.setdefault(query, {}).setdefault(document, grade) != grade:
+            raise UsageError(
+                f"{where} gives document {document} a second, different relevance for query "
+                f"{query}",
+                "keep one of the lines",
+            )
     used = {q: t for q, t in queries.items() if any(g > 0 for g in relevance.get(q, {}).values())}
     if not used:
         raise UsageError(f"{qrels} has no query with a relevant document")
@@ -205,24 +201,63 @@ def retrieval_scores(
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
+def _file_of(folder: Path, name: str) -> Path | None:
+    """Return the file of rows with a name in a folder, if any; JSON Lines and TSV come first."""
+    files = [file for file in sorted(folder.glob(f"{name}.*")) if format_of(file.name)]
+    preferred = (f"{name}.jsonl", f"{name}.jsonl.gz", f"{name}.tsv")
+    return min(files, key=lambda file: file.name not in preferred, default=None)
+
+
+def _judgements(file: Path) -> Iterator[tuple[str, str, str, float]]:
+    """Yield the place, query, document and grade of each relevance.
+
+    A .tsv file may lack the names of its columns.
+
+    Raises:
+        UsageError: A row has no query, document or whole number.
+    """
+    rows: Iterable[tuple[str, Sequence[object]]]
+    if file.suffix == ".tsv":
+        with file.open(encoding="utf-8", newline="") as lines:
+            table = list(csv.reader(lines, delimiter="\t"))
+        is_header = bool(table and table[0]) and _grade(table[0][-1]) is None
+        rows = [(f"{file}:{n}", row) for n, row in enumerate(table, 1)][is_header:]
+    else:
+        tables = open_source(str(file)).tables("train")
+        rows = ((where, [row.get(c) for c in JUDGEMENT]) for _, t in tables for where, row in t)
+    for where, row in rows:
+        ids, grade = list(map(_id_of, row[:-1])), _grade(row[-1]) if row else None
+        if len(ids) != 2 or not ids[0] or not ids[1] or grade is None:
+            form = "separated by tabs" if file.suffix == ".tsv" else f"in {', '.join(JUDGEMENT)}"
+            raise UsageError(f"{where} must have query, document and relevance, {form}")
+        yield where, ids[0], ids[1], grade
+
+
+def _grade(value: object) -> float | None:
+    """Return a relevance, which is a whole number; None for anything else."""
+    number = number_of(str(value))
+    return float(number) if number is not None and float(number).is_integer() else None
+
+
+def _id_of(value: object) -> str | None:
+    """Return an id, which may be a whole number in the file; None for anything else."""
+    is_id = isinstance(value, str | int) and not isinstance(value, bool)
+    return str(value) if is_id else None
+
+
 def _by_id(folder: Path, name: str) -> dict[str, str]:
-    """Read the texts of a JSON Lines file, id -> text."""
-    file = next(
-        (p for p in (folder / f"{name}.jsonl", folder / f"{name}.jsonl.gz") if p.is_file()), None
-    )
+    """Read the texts of a file, id -> text."""
+    file = _file_of(folder, name)
     if file is None:
         raise UsageError(f"{folder} has no {name}.jsonl")
     texts: dict[str, str] = {}
     for _, rows in open_source(str(file)).tables("train"):
         for where, row in rows:
-            doc_id, text, title = row.get("_id"), row.get("text"), row.get("title") or ""
-            if (
-                not isinstance(doc_id, str)
-                or not isinstance(text, str)
-                or not isinstance(title, str)
-            ):
+            doc_id = _id_of(next((row[column] for column in IDS if column in row), None))
+            text, title = row.get("text"), row.get("title") or ""
+            if doc_id is None or not isinstance(text, str) or not isinstance(title, str):
                 raise UsageError(
-                    f"{where}: must have the strings '_id' and 'text'; it has {', '.join(row)}"
+                    f"{where}: must have '_id' and the string 'text'; it has {', '.join(row)}"
                 )
             if doc_id in texts:
                 raise UsageError(f"{where}: _id {doc_id} occurs twice")

@@ -21,7 +21,7 @@ from kdcli.types import OWN, task_title
 from kdcli.workloads.as_trained import trained_task
 from kdcli.workloads.beir import RETRIEVAL, is_retrieval
 from kdcli.workloads.embeddings import METHOD
-from kdcli.workloads.eval_sets import scores_pairs
+from kdcli.workloads.eval_sets import by_vectors, scores_classes, scores_pairs
 
 
 def task_of_model(
@@ -45,9 +45,7 @@ def task_of_model(
 
 
 def known_task(
-    model: str,
-    data: str | None,
-    pooling: str | None = None,
+    model: str, data: str | None, pooling: str | None = None, *, classes: bool = False
 ) -> str | None:
     """Return the task that a model is for, if the user names none; None for a plain encoder.
 
@@ -62,6 +60,8 @@ def known_task(
         model: The model.
         data: The value of `--data`.
         pooling: The value of `--pooling`.
+        classes: Whether an embedding model may also be scored on texts with classes, if there are
+            rows to train and to evaluate on.
 
     Raises:
         UsageError: The model cannot be read.
@@ -69,7 +69,7 @@ def known_task(
     if pooling is None and (task := trained_task(model)) is not None and _has_texts_of(task, data):
         return task
     if pooling is not None or is_embedder(model):
-        return _task_of_vectors(data)
+        return _task_of_vectors(data, classes=classes)
     config = load_config(model, compacted=True, weights=False)
     head = head_of(config)
     if head is None:
@@ -98,7 +98,12 @@ def task_to_distill(teacher: str, data: str | None) -> str | None:
 
 
 def with_task(
-    resolved: Resolved[RecipeT], model: str | None, data: str | None, pooling: str | None = None
+    resolved: Resolved[RecipeT],
+    model: str | None,
+    data: str | None,
+    pooling: str | None = None,
+    *,
+    classes: bool = False,
 ) -> Resolved[RecipeT]:
     """Fill in the task of a recipe that names none; see `known_task`.
 
@@ -107,7 +112,7 @@ def with_task(
     """
     if "task" in resolved.origins or model is None:
         return resolved
-    task = known_task(model, data, pooling)
+    task = known_task(model, data, pooling, classes=classes)
     # The data of the user's own rows must be given.
     if task is None or (data is None and task in (OWN, METHOD, RETRIEVAL)):
         return resolved
@@ -164,14 +169,43 @@ def _is_text(data: str | None) -> bool:
     return all(form is not None and form.name == "txt" for form in forms)
 
 
-def _task_of_vectors(data: str | None) -> str:
+def with_split(
+    resolved: Resolved[RecipeT], task: str | None, model: str, data: str | None, pooling: str | None
+) -> Resolved[RecipeT]:
+    """Evaluate on the test split if the data have no validation split, unless the user chose one.
+
+    If a head was trained on data without a validation split, a part of the training split was held
+    back for it, which is evaluated instead.
+
+    Raises:
+        UsageError: The model cannot be read.
+    """
+    if task is None or data is None or {"data.split", "data.partition"} & resolved.origins.keys():
+        return resolved
+    try:
+        opened = open_source(data)
+    except NotFound:
+        return resolved
+    if opened.has("validation") or not opened.has("test"):
+        return resolved
+    if opened.has("train") and not by_vectors(task, model, pooling):
+        return resolved
+    Progress.log(f"{data} has no validation split: evaluating on its test split")
+    return defaulted(resolved, {"data.split": "test"}, "the splits of the data")
+
+
+def _task_of_vectors(data: str | None, *, classes: bool) -> str:
     """Return the task of an embedding model on these data."""
     if data is None or _is_text(data):
         return METHOD
     if is_retrieval(data):
         return RETRIEVAL
     try:
-        task = own_task(itertools.islice(_rows(data), FIRST_ROWS), {}, lambda message: None)
+        opened = open_source(data)
+        # Rows that are sorted by class begin with a single class, so all of them are read.
+        every = classes and opened.has("train") and len(opened.splits()) > 1
+        rows = _rows(data) if every else itertools.islice(_rows(data), FIRST_ROWS)
+        task = own_task(rows, {}, lambda message: None)
     except (NotFound, UsageError):
         return METHOD
-    return OWN if scores_pairs(task) else METHOD
+    return OWN if scores_pairs(task) or (every and scores_classes(task)) else METHOD

@@ -2,7 +2,8 @@
 
 Training uses unlabelled texts: sentences, documents, or the two sides of pairs. Evaluation needs no
 fine-tuning. It uses pairs of texts with a score, which is correlated with the cosine of their
-vectors, and retrieval, in which the vectors rank a corpus for each query.
+vectors, texts with classes, on whose vectors regressions are fitted, and retrieval, in which the
+vectors rank a corpus for each query.
 """
 
 from __future__ import annotations
@@ -73,13 +74,14 @@ from kdcli.workloads.eval_sets import (
     PairEvaluation,
     RetrievalEvaluation,
     open_eval_sets,
-    open_pairs,
+    open_labelled_set,
 )
 from kdcli.workloads.labelled_tasks import open_rows as open_labelled_rows
 from kdcli.workloads.requests import EvaluationRequest, WorkloadRequest
 from kdcli.workloads.scores import RESAMPLES, EvaluationResult, ModelScores, compare
 from kdcli.workloads.settings import POOLING, TaskHeadSettings
 from kdcli.workloads.training_plan import Plan, bucketed
+from kdcli.workloads.vector_classes import ClassEvaluation
 from kdcli.workloads.vector_index import open_index
 from kdcli.workloads.workload import MODEL_INPUTS, Workload
 
@@ -384,7 +386,7 @@ class EmbeddingWorkload(Workload[Embedder]):
             if isinstance(eval_set, RetrievalEvaluation):
                 retrieval = eval_set.data
                 texts += [*retrieval.queries.values(), *retrieval.documents.values()]
-            elif isinstance(eval_set, PairEvaluation):
+            elif isinstance(eval_set, PairEvaluation | ClassEvaluation):
                 rows = [e for examples in eval_set.data.sets.values() for e in examples]
                 texts += [text for example in rows for text in example.texts]
         return texts
@@ -504,7 +506,13 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> EmbeddingWo
         if max_length is not None:
             notes.append(f"longer texts were cut at {max_length} tokens (data.max_length)")
     else:
-        eval_set = open_pairs(request.task, request.data, request.trained, session)
+        eval_set = open_labelled_set(
+            request.task,
+            request.data,
+            request.trained,
+            session,
+            request.samples_per_label,
+        )
         notes = list(eval_set.notes)
     settings = Settings(pooling=request.pooling)
     return EmbeddingWorkload(

@@ -6,7 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from kdcli.data.labelled.label_values import number_of
+from kdcli.data.labelled.opened_task import open_task
+from kdcli.data.labelled.request import RowsRequest
+from kdcli.data.labelled.row_checks import BadRows
 from kdcli.data.labelled.task_data import open_labelled
+from kdcli.data.storage import NotFound
 from kdcli.data.tasks import named_tasks, task_of
 from kdcli.engine.progress import Progress
 from kdcli.engine.session import Session
@@ -17,13 +22,17 @@ from kdcli.models.load import pickled_head
 from kdcli.models.model import Model
 from kdcli.types import OWN, RowHashes, Task
 from kdcli.workloads.beir import RETRIEVAL, Retrieval, read_retrieval
-from kdcli.workloads.embedder import Embedder, cosines
+from kdcli.workloads.embedder import TEXTS, Embedder, cosines
 from kdcli.workloads.finetune_recipes import downstream_recipe, eval_source
 from kdcli.workloads.labelled import LabelledWorkload, scores_of
 from kdcli.workloads.predictions import Prediction
 from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.settings import DownstreamSettings, LabelledSettings
+from kdcli.workloads.vector_classes import SAMPLES_PER_LABEL, ClassEvaluation
 from kdcli.workloads.vector_index import Index
+
+SCORE = "score"
+"""The column in which MTEB's data sets of text pairs hold their numbers."""
 
 
 class EvalSet(Protocol):
@@ -109,14 +118,18 @@ def open_eval_sets(
             sets.append(RetrievalEvaluation(read_retrieval(source), session))
             continue
         recipe = downstream_recipe(settings, name, 0).recipe
-        sets.append(open_pairs(name, recipe.data, trained, session))
+        sets.append(open_labelled_set(name, recipe.data, trained, session))
     return sets
 
 
-def open_pairs(
-    name: str, settings: LabelledSettings, trained: Mapping[str, RowHashes], session: Session
-) -> PairEvaluation:
-    """Open a task of text pairs with a score.
+def open_labelled_set(
+    name: str,
+    settings: LabelledSettings,
+    trained: Mapping[str, RowHashes],
+    session: Session,
+    samples_per_label: int = SAMPLES_PER_LABEL,
+) -> PairEvaluation | ClassEvaluation:
+    """Open a task of text pairs with a score, or a user's own texts with one class each.
 
     Rows that any of the models was trained on are dropped.
 
@@ -125,23 +138,30 @@ def open_pairs(
         settings: The recipe's `data` section.
         trained: model -> hashes of the rows it was trained on.
         session: The session that evaluates.
+        samples_per_label: Number of training rows of each class; see `ClassEvaluation`.
 
     Raises:
-        UsageError: The task has no scored pairs, or its data cannot be used.
+        UsageError: The task cannot be scored with vectors, or its data cannot be used.
     """
     if name != OWN and not scores_pairs(task_of(name)):
         raise UsageError(
             f"task {name} cannot be scored with vectors, because it has no pairs with a number",
-            f"use stsb, own (two texts and a number) or {RETRIEVAL}; other tasks need a "
-            "fine-tuned model",
+            f"use stsb, own (two texts and a number, or a text and a class) or {RETRIEVAL}; other "
+            "tasks need a fine-tuned model",
         )
-    data = open_labelled(
-        settings.rows_request(name), training=False, trained=trained, log=Progress.log_fact
-    )
+    request, log = settings.rows_request(name), Progress.log_fact
+    task = _task_in(request)
+    if scores_pairs(task) and task.kind == "class":
+        request = replace(request, columns={**request.columns, "kind": "score"})
+    if scores_classes(task):
+        data = open_labelled(request, trained=trained, skip_repeated=False, log=log)
+        return ClassEvaluation(data, session, samples_per_label, settings.max_length)
+    data = open_labelled(request, training=False, trained=trained, log=log)
     if not scores_pairs(data.task):
         raise UsageError(
             f"the rows of task {name} are of kind {data.task.kind}, but vectors are scored on "
-            f"pairs with a number{''.join(map(pickled_head, trained))}",
+            "pairs with a number, or on single texts with one class"
+            f"{''.join(map(pickled_head, trained))}",
             "to classify rows, fine-tune the model first: kdcli finetune; to score its vectors, "
             "name two text columns, such as data.columns.text=[a, b], and if the labels are "
             "integers, also set data.columns.kind=score; in distill, put eval.overrides. before "
@@ -152,16 +172,45 @@ def open_pairs(
     return PairEvaluation(session, data, settings, None, None, None, notes=list(data.notes))
 
 
+def _task_in(request: RowsRequest) -> Task:
+    """Return the task of the rows that a request evaluates, without messages.
+
+    If no rows are found, it is a task that nothing scores, because their reading reports the error.
+    """
+    try:
+        return open_task(
+            request,
+            BadRows(),
+            preferred=(request.split, "train"),
+            head=None,
+            trains=False,
+            withheld=False,
+            log=lambda message: None,
+        ).task
+    except NotFound:
+        return TEXTS
+
+
 def scores_pairs(task: Task) -> bool:
-    """Whether a task has two texts and a number, so that vectors can be scored on it."""
-    return task.kind == "score" and len(task.texts) == 2
+    """Whether a task has two texts and a number, so that vectors can be scored on it.
+
+    Whole numbers in a column called `score` are taken as numbers, not as classes.
+    """
+    numbers = task.label == SCORE and all(number_of(name) is not None for name in task.labels)
+    is_score = task.kind == "score" or (task.kind == "class" and numbers)
+    return is_score and len(task.texts) == 2
+
+
+def scores_classes(task: Task) -> bool:
+    """Whether a task has one text and one class, so that vectors can be classified."""
+    return task.kind == "class" and len(task.texts) == 1
 
 
 def by_vectors(task: str, model: str, pooling: str | None = None) -> bool:
-    """Whether models are scored on a task by the cosines of their vectors.
+    """Whether models are scored on a task by their vectors.
 
-    This is the case if the task has pairs with a number, and the first model is an embedding model
-    or `pooling` turns it into one.
+    This is the case if the task has pairs with a number or is the user's own, and the first model
+    is an embedding model or `pooling` turns it into one.
 
     Args:
         task: The task.

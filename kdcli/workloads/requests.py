@@ -80,6 +80,7 @@ class EvaluationRequest:
         divided: Whether plain text that no partition divides comes from the split of `data`, if
             there is one. If False, it is the training split.
         label_map: The data's number for each class of the models, if their orders differ.
+        samples_per_label: Number of training rows of each class, if vectors are classified.
     """
 
     task: str
@@ -92,3 +93,4 @@ class EvaluationRequest:
     documents: str | None = None
     divided: bool = False
     label_map: Sequence[int] | None = None
+    samples_per_label: int = 8

@@ -385,7 +385,7 @@ def test_vectors_are_judged_when_cut(teacher, pairs, beir, tmp_path):
         ("qrels/test.tsv", "q1 d1 1", "separated by tabs"),
         ("qrels/test.tsv", "q1\td1\t0", "gives document d1 a second, different relevance"),
         ("corpus.jsonl", '{"_id": "d1", "text": "w1"}', "_id d1 occurs twice"),
-        ("queries.jsonl", '{"_id": 7, "text": "w1"}', "must have the strings '_id' and 'text'"),
+        ("queries.jsonl", '{"_id": 7.5, "text": "w1"}', "must have '_id' and the string 'text'"),
         ("queries.jsonl", '{"_id": "blank", "text": " "}', "query blank of"),
     ],
 )

@@ -1,20 +1,24 @@
 """Data sets on which embedding models are scored without fine-tuning."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from encoders import on_disk, tiny_encoder
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import accuracy_score, f1_score
 
 from kdcli.errors import UsageError
 from kdcli.models.embedding_format import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.embeddings import open_evaluation
-from kdcli.workloads.eval_sets import open_eval_sets, open_pairs
+from kdcli.workloads.eval_sets import open_eval_sets, open_labelled_set
 from kdcli.workloads.requests import EvaluationRequest
 from kdcli.workloads.settings import DownstreamSettings, LabelledSettings
 
@@ -55,7 +59,7 @@ def model(tmp_path):
 )
 def test_texts_are_cut_as_the_note_says(pairs, model, session, max_length, note):
     settings = LabelledSettings(source=str(pairs), columns=COLUMNS, max_length=max_length)
-    scores = open_pairs("own", settings, {}, session).score(Embedder.open(str(model)))
+    scores = open_labelled_set("own", settings, {}, session).score(Embedder.open(str(model)))
     theirs = SentenceTransformer(str(model), device="cpu")
     theirs.max_seq_length = max_length or 4
     first, second = (theirs.encode([row[side] for row in ROWS]) for side in ("text", "pair"))
@@ -123,3 +127,91 @@ def test_each_of_several_tasks_has_its_folder(pairs, session):
     folder.rename(pairs.parent / "other")
     with pytest.raises(UsageError, match="no folder retrieval/ for the task retrieval"):
         open_eval_sets(settings, {}, session)
+
+
+def test_texts_with_classes_have_the_scores_of_mteb(model, tmp_path, session):
+    """Also if the training rows are sorted by class, and some of them are evaluated again."""
+    mteb_classes = pytest.importorskip("mteb.abstasks.classification").AbsTaskClassification
+    names = ["c", "a", "b"]
+    rows = [
+        {"text": f"w{7 * n % 41} w{n % 3} w{n % 5}", "label": names[n % 3], "n": n}
+        for n in range(90)
+    ]
+    train = sorted(rows[:60], key=lambda row: row["label"])
+    write(tmp_path / "classes" / "train.jsonl", train)
+    write(tmp_path / "classes" / "test.jsonl", [*rows[60:], *rows[:5]])
+    source = str(tmp_path / "classes")
+    settings = LabelledSettings(source=source, split="test", columns={"text": "text"})
+    opened = open_labelled_set("own", settings, {}, session, samples_per_label=4)
+    metrics = opened.score(Embedder.open(str(model))).evaluations[0].metrics
+
+    library = SimpleNamespace(seed=42, samples_per_label=4, label_column_name="label")
+    encode = SentenceTransformer(str(model), device="cpu").encode
+    data = {
+        split: Dataset.from_list([{**row, "label": names.index(row["label"])} for row in of_split])
+        for split, of_split in (("train", train), ("test", [*rows[60:], *rows[:5]]))
+    }
+    wanted, order = [], None
+    for number in range(10):
+        chosen, order, _ = mteb_classes._undersample_data(library, data["train"], number, order)
+        regression = LogisticRegression(max_iter=100, random_state=42)
+        regression.fit(encode(chosen["text"]), chosen["label"])
+        predicted = regression.predict(encode(data["test"]["text"]))
+        truth = data["test"]["label"]
+        wanted.append(
+            [accuracy_score(truth, predicted), f1_score(truth, predicted, average="macro")]
+        )
+    assert list(metrics.values()) == pytest.approx(np.mean(wanted, axis=0))
+    assert opened.row_count == 35
+    assert min(metrics.values()) > 0.4
+
+
+def test_whole_numbers_in_a_column_called_score_are_numbers(model, tmp_path, session):
+    rows = [
+        {"sentence1": row["text"], "sentence2": row["pair"], "score": n % 3}
+        for n, row in enumerate(ROWS)
+    ]
+    write(tmp_path / "whole" / "test.jsonl", rows)
+    settings = LabelledSettings(source=str(tmp_path / "whole"), split="test")
+    opened = open_labelled_set("own", settings, {}, session)
+    theirs = SentenceTransformer(str(model), device="cpu")
+    first, second = (
+        theirs.encode([row[side] for row in rows]).astype(np.float64)
+        for side in ("sentence1", "sentence2")
+    )
+    wanted = spearmanr((first * second).sum(1), [row["score"] for row in rows]).statistic
+    metrics = opened.score(Embedder.open(str(model))).evaluations[0].metrics
+    assert metrics["spearman"] == pytest.approx(wanted, abs=1e-6)
+
+
+def test_retrieval_data_may_have_the_forms_of_mteb(model, tmp_path, session):
+    """Ids that are numbers, relevance as floats, and JSON Lines or Parquet instead of TSV."""
+    texts = [f"w1 w2 w3 w4 w{n} w{n + 9} w{2 * n}" for n in range(12)]
+    judged = [{"query-id": n, "corpus-id": n, "score": 1.0} for n in range(12)]
+
+    def metrics(folder):
+        data = LabelledSettings(source=str(folder))
+        workload = open_evaluation(EvaluationRequest("retrieval", [str(model)], data), session)
+        return workload.score(Embedder.open(str(model))).evaluations[0].metrics
+
+    found = []
+    for form in ("tsv", "jsonl", "parquet"):
+        folder = tmp_path / form
+        (folder / "qrels").mkdir(parents=True)
+        number = "_id" if form == "tsv" else "id"
+        rows = [{number: str(n) if form == "tsv" else n, "text": t} for n, t in enumerate(texts)]
+        if form == "parquet":
+            for name in ("corpus", "queries"):
+                Dataset.from_list(rows).to_parquet(folder / f"{name}.parquet")
+            Dataset.from_list(judged).to_parquet(folder / "qrels" / "test.parquet")
+        else:
+            for name in ("corpus", "queries"):
+                write(folder / f"{name}.jsonl", rows)
+            lines = ["query-id\tcorpus-id\tscore", *(f"{n}\t{n}\t1.0" for n in range(12))]
+            if form == "tsv":
+                (folder / "qrels" / "test.tsv").write_text("\n".join(lines) + "\n")
+            else:
+                write(folder / "qrels" / "test.jsonl", judged)
+        found.append(metrics(folder))
+    assert found[0] == found[1] == found[2]
+    assert 0.1 < found[0]["ndcg@10"] < 1

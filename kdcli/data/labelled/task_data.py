@@ -84,6 +84,7 @@ def open_labelled(
     *,
     trained: Mapping[str, RowHashes] | None = None,
     training: bool = True,
+    skip_repeated: bool = True,
     withheld: bool = False,
     head: Head | None = None,
     log: Log,
@@ -94,6 +95,7 @@ def open_labelled(
         request: Which rows to read.
         trained: model -> hashes of the rows that it was trained on.
         training: Whether to read the training split.
+        skip_repeated: Whether to skip evaluation examples that are also in the training split.
         withheld: Whether rows may lack labels. Labels are then ignored, and an own task comes from
             the head.
         head: What a model's head predicts. It gives an own task its classes, and its kind if the
@@ -105,7 +107,13 @@ def open_labelled(
             message names the file and the row), or too few evaluation examples remain.
     """
     data = _open_labelled(
-        request, trained=trained, training=training, withheld=withheld, head=head, log=log
+        request,
+        trained=trained,
+        training=training,
+        skip_repeated=skip_repeated,
+        withheld=withheld,
+        head=head,
+        log=log,
     )
     # Rows that are kept in memory for several steps are in the account of each. A dry run, which
     # is quiet, may have read them.
@@ -119,6 +127,7 @@ def _open_labelled(
     *,
     trained: Mapping[str, RowHashes] | None,
     training: bool,
+    skip_repeated: bool,
     withheld: bool,
     head: Head | None,
     log: Log,
@@ -162,7 +171,7 @@ def _open_labelled(
         division = replace(division, train=[])
     data = replace(_choose_training(division, rows, request.train_rows), notes=notes)
     known = dict(trained or {})
-    if training:
+    if training and skip_repeated:
         known[THIS_RUN] = data.rows
     is_own = request.task == OWN
     published = partition is None and not is_own and data.split in ("validation", "test")

@@ -47,7 +47,7 @@ from kdcli.workloads.as_trained import as_trained
 from kdcli.workloads.beir import RETRIEVAL
 from kdcli.workloads.cascades import answers_of
 from kdcli.workloads.decisions import KINDS, class_drop_misses, decisions
-from kdcli.workloads.detect import with_task
+from kdcli.workloads.detect import with_split, with_task
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.embeddings import METHOD
 from kdcli.workloads.labelled import LabelledWorkload
@@ -102,9 +102,13 @@ def evaluate(
     recipe = resolved.recipe
     first = next(iter(recipe.models), None)
     if not recipe.masks:
-        resolved = with_task(resolved, first, recipe.data.source, recipe.pooling)
+        classes = recipe.data.labels != "teacher"
+        resolved = with_task(resolved, first, recipe.data.source, recipe.pooling, classes=classes)
     resolved = as_trained(resolved, first, trains=False)
     recipe = resolved.recipe
+    if first is not None:
+        resolved = with_split(resolved, recipe.task, first, recipe.data.source, recipe.pooling)
+        recipe = resolved.recipe
     check_recipe(recipe, extras)
     word = directory_word(str(recipe.task), recipe.data.source)
     name = f"evaluate-{Path(recipe.models[0]).name}-{word}"
@@ -204,6 +208,12 @@ def _check_workload(
             "vectors",
             "omit them, or evaluate a model that was fine-tuned on the task",
         )
+    if extras.predictions is not None and workload.predicted is None:
+        raise UsageError(
+            "--predictions: several regressions on vectors classify each row, so a row has no "
+            "single prediction",
+            "omit it, or fine-tune the model: kdcli finetune",
+        )
     check_gate_names(workload, extras)
     if recipe.max_class_drop is not None:
         check_has_classes(workload)
@@ -231,6 +241,7 @@ def _request(recipe: EvaluateRecipe) -> EvaluationRequest:
         documents=recipe.documents,
         divided=True,
         label_map=recipe.head.label_map,
+        samples_per_label=recipe.samples_per_label,
     )
 
 

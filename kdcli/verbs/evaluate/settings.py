@@ -63,6 +63,12 @@ class EvaluateRecipe(Section):
         description="In retrieval, how the documents' vectors are stored, each evaluated as a "
         "separate model.",
     )
+    samples_per_label: int = Field(
+        8,
+        ge=1,
+        description="If vectors are classified: number of training rows of each class that each "
+        "regression is fitted to.",
+    )
     dtype: Annotated[
         Literal["auto", "fp32", "bf16", "fp16"], Option("--dtype", panel=RUN, rare=True)
     ] = Field("fp32", description="Number format of the computation.")
