@@ -81,7 +81,7 @@ def written(picture: Picture | None) -> list[str]:
 
 def cells_of(picture: Picture | None) -> str:
     """The cells of a map."""
-    return re.search(r'<g id="PatchCollection_1">(.*?)</g>', picture.svg, re.S)[1]
+    return re.search(r'<g class="values">(.*?)</g>', picture.svg, re.S)[1]
 
 
 def test_picture_by_type_writes_every_share():

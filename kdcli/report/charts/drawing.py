@@ -268,7 +268,7 @@ def _with_values(group: re.Match[str]) -> str:
             else:
                 titled = f'{point[:-2]} pointer-events="all">{title}</path>'
             body = body.replace(point, titled, 1)
-    return f"<g>{body}</g>"
+    return f'<g class="values">{body}</g>'
 
 
 def line_chart(
