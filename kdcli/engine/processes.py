@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from types import FrameType
 
-from kdcli.errors import Interrupted
+from kdcli.errors import Interrupted, Stopped
 
 INTERRUPTED = "interrupted; no checkpoint of this step was written"
 PARENT = "KDCLI_PARENT"
@@ -114,6 +114,11 @@ def stop_requests(*, at_once: bool = False) -> Iterator[StopRequest]:
                 if _ends_at_once.get():
                     stack.enter_context(_watcher())
             yield request
+    except Stopped:
+        if joined() and _ends_at_once.get():
+            # All processes of a run stop together, and the signal may reach this one last.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise
     finally:
         _request = None
 

@@ -10,6 +10,7 @@ import typer
 
 from kdcli.cli.app import Verbs
 from kdcli.engine import peers
+from kdcli.engine.processes import stop_requests
 from kdcli.errors import DivergedError, MachineError, Stopped, UsageError
 
 # A process that a busy machine holds up for a second or two is not gone.
@@ -35,7 +36,12 @@ def diverges(rank):
 
 
 def stopped(rank):
-    raise Stopped("stopped after step 1 of 2", "continue with --resume")
+    """Stop because another rank was asked to, and be asked afterwards."""
+    try:
+        with stop_requests():
+            raise Stopped("stopped after step 1 of 2", "continue with --resume")
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def breaks(rank):

@@ -9,9 +9,11 @@ A new kind of run is one row of `RUNS`.
 import filecmp
 import functools
 import json
+import logging
 import os
 import shlex
 import shutil
+import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -264,6 +266,27 @@ def test_a_stopped_run_names_its_command_and_is_found_by_its_recipe(
     stopped(tmp_path, *words, "--resume")
     assert lines_in(first) > before[0]
     assert lines_in(second) == before[1]
+
+
+def test_sigterm_in_the_teachers_pass_leaves_a_run_to_resume(places, finished, tmp_path):
+    name = "distill task, joint"
+    command, log = [*command_of(name, places), "-o", tmp_path / "out"], logging.getLogger("kdcli")
+
+    def stop(record):
+        if record.getMessage().startswith("computing the teacher's signals"):
+            signal.raise_signal(signal.SIGTERM)
+        return True
+
+    log.addFilter(stop)
+    try:
+        done = kdcli(*command)
+    finally:
+        log.removeFilter(stop)
+    assert (done.exit_code, "continue with: kdcli distill" in done.stderr) == (75, True), (
+        done.output
+    )
+    succeeds(*command, "--resume")
+    assert own_files.same_weights(tmp_path / "out", finished(name))
 
 
 KILLED = [(name, stage) for name, run in RUNS.items() for stage in run.killed]
