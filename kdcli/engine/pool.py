@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import queue
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,9 +27,11 @@ from concurrent.futures import (
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeVar
 
 import psutil
+from filelock import FileLock
 from rich.console import Console
 
 from kdcli.engine import processes
@@ -79,6 +82,7 @@ class Pool:
         self.free: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.idle: dict[str, list[Worker]] = {device: [] for device in devices}
         self.busy: set[Worker] = set()
+        self.shared = tempfile.TemporaryDirectory(prefix="kdcli-pool-")
         for device in devices:
             self.free.put(device)
 
@@ -104,16 +108,19 @@ class Pool:
     def _end(self, futures: Sequence[Future[T]]) -> None:
         self.ends = True
         try:
-            for worker in list(self.busy):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    worker.process.terminate()
+            self._each_busy(psutil.Process.terminate)
+            # A suspended process does not see a signal.
+            self._each_busy(psutil.Process.resume)
             wait(futures)
         except KeyboardInterrupt:
-            for worker in list(self.busy):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    worker.process.kill()
+            self._each_busy(psutil.Process.kill)
             wait(futures)
             raise
+
+    def _each_busy(self, act: Callable[[psutil.Process], None]) -> None:
+        for worker in list(self.busy):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                act(worker.process)
 
     def call(
         self,
@@ -149,6 +156,8 @@ class Pool:
                 except KeyboardInterrupt:
                     raise Stopped(f"stopped in {name}") from None
                 except BrokenProcessPool:
+                    # It may have suspended the others.
+                    self._each_busy(psutil.Process.resume)
                     seconds -= time.monotonic() - began
                     if attempt + 1 < ATTEMPTS and not self.stop.signalled and not self.ends:
                         Progress.log(f"{name}: its process was killed; another one continues it")
@@ -188,7 +197,7 @@ class Pool:
             1,
             multiprocessing.get_context("spawn"),
             _begin,
-            (self.threads, processes.prepare_child, self.context),
+            (self.threads, Path(self.shared.name), processes.prepare_child, self.context),
         )
         return Worker(device, executor, psutil.Process(executor.submit(os.getpid).result()))
 
@@ -198,12 +207,44 @@ class Pool:
             for worker in workers:
                 worker.executor.shutdown()
             workers.clear()
+        self.shared.cleanup()
+
+
+_turn: FileLock | None = None
+"""Held by the process of a pool that is undisturbed; None in a process that is in no pool."""
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Suspend the other processes of this one's pool, so that they do not slow a measurement."""
+    parent = multiprocessing.parent_process()
+    if _turn is None or parent is None:
+        yield
+        return
+    with _turn, contextlib.ExitStack() as resumed:
+        # Not `os.getppid()`, which is another program once the parent was killed.
+        for other in psutil.Process(parent.pid).children():
+            if other.pid != os.getpid():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    other.suspend()
+                    resumed.callback(_resume, other)
+        yield
+
+
+def _resume(process: psutil.Process) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.resume()
 
 
 def _begin(
-    threads: int, prepare: Callable[[], object], context: Callable[[], AbstractContextManager[None]]
+    threads: int,
+    shared: Path,
+    prepare: Callable[[], object],
+    context: Callable[[], AbstractContextManager[None]],
 ) -> None:
     """Prepare a process for its calls."""
+    global _turn
+    _turn = FileLock(shared / "undisturbed.lock")
     os.environ["OMP_NUM_THREADS"] = str(threads)
     if hasattr(os, "setpgrp"):
         # Ctrl-C reaches the first process alone, which then stops the others as it decides.

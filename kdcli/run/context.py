@@ -10,6 +10,7 @@ import torch
 
 from kdcli.deploy.latency import Protocol, measure_latency
 from kdcli.engine.launch import choose_output_dir, launch
+from kdcli.engine.pool import undisturbed
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.engine.session import Session, start
@@ -90,7 +91,8 @@ class RunContext(Generic[RecipeT_co]):
                 min_runs=settings.min_runs,
                 min_seconds=settings.min_seconds,
             )
-            contents.latency = measure_latency(timed, protocol)
+            with undisturbed():
+                contents.latency = measure_latency(timed, protocol)
         if folder in (None, self.folder):
             contents.command_line = self.options.command_line(contents.command)
         return write_report(RunDir(folder or self.folder), contents)

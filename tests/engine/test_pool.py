@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kdcli.engine.pool import Pool
+from kdcli.engine.pool import Pool, undisturbed
 from kdcli.engine.processes import StopRequest, handled_signals
 from kdcli.engine.progress import Progress
 from kdcli.errors import MachineError, Stopped, UsageError
@@ -39,6 +39,28 @@ def refuse(options: RunOptions) -> None:
 def wait(file: Path, options: RunOptions) -> None:
     file.write_text(str(os.getpid()), "utf-8")
     time.sleep(100)
+
+
+def tick(folder: Path, options: RunOptions) -> None:
+    while not (folder / "measured").exists():
+        with (folder / "ticks").open("a") as ticks:
+            ticks.write("x")
+        time.sleep(0.01)
+
+
+def measure(folder: Path, options: RunOptions) -> None:
+    """Be killed while the others are suspended, then look whether they run."""
+    ticks, killed = folder / "ticks", folder / "killed"
+    before = ticks.stat().st_size if ticks.exists() else 0
+    until(lambda: ticks.exists() and ticks.stat().st_size > before)
+    with undisturbed():
+        before = ticks.stat().st_size
+        if not killed.exists():
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.5)
+        after = ticks.stat().st_size
+    (folder / "measured").write_text(f"{after - before}")
 
 
 @pytest.fixture
@@ -85,6 +107,15 @@ def test_a_killed_process_costs_its_call_only(pool, tmp_path, caplog):
     with pytest.raises(MachineError, match="killed 2 times, often for lack of memory") as error:
         pool.call("9", often, RunOptions())
     assert error.value.hint == "use fewer --processes, and continue with --resume"
+
+
+def test_an_undisturbed_call_suspends_the_others_while_it_lives(pool, tmp_path):
+    calls = [
+        functools.partial(pool.call, f.__name__, functools.partial(f, tmp_path), RunOptions())
+        for f in (tick, measure)
+    ]
+    pool.side_by_side(calls)
+    assert (tmp_path / "measured").read_text() == "0"
 
 
 def test_an_error_ends_the_others(pool, tmp_path):
