@@ -1,21 +1,18 @@
 """`kdcli distill --to family`: one training of students that share their layers."""
 
 import shlex
-from dataclasses import replace
 
 import own_files
 import pytest
 import torch
 from encoders import tiny_encoder
 from own_files import log_of, refused, report_of, succeeds
-from transformers import AutoModel
+from transformers import AutoModel, AutoModelForSequenceClassification
 
 from kdcli.errors import UsageError
-from kdcli.models.capture import capture
 from kdcli.models.shape import InitializedStudent
-from kdcli.types import Needs, Objective
-from kdcli.verbs.distill.family import member, members, nested_layers
-from kdcli.verbs.distill.student import Student, separate_modules
+from kdcli.types import Job, StepLoss, Term
+from kdcli.verbs.distill.family import family_job, member, members, nested_layers, turns_of
 
 QUICK = shlex.split(
     "--max-steps 4 --batch-size 8 --lr 1e-3 --dtype fp32 --set data.max_length=16 "
@@ -62,7 +59,8 @@ def test_members_are_stock_models_with_the_layers_of_the_largest(given, method, 
             assert all(torch.equal(w, expected[name]) for name, w in own.state_dict().items())
     names = {f"{n}x32" for n in KEPT}
     trained = [one for one in log_of(tmp_path / "out") if "terms" in one]
-    assert {term.partition("/")[0] for one in trained for term in one["terms"]} == names
+    turns = [{term.partition("/")[0] for term in one["terms"]} for one in trained]
+    assert turns == [{f"{n}x32"} for n in (4, 3, 2, 1)]
     report = report_of(tmp_path / "out")
     assert {one.name for one in report.models if one.role == "student"} == names
     losses = report.quality["held-out loss"]
@@ -76,39 +74,89 @@ def test_a_family_of_one_is_the_student_itself():
     assert (made["student"].model, made["student"].notes) == (network, ["copied"])
 
 
-def test_a_family_computes_what_its_members_compute_alone():
+def test_each_member_runs_the_same_number_of_layers():
+    turns = turns_of({"six": 6, "four": 4, "three": 3, "two": 2})
+    assert turns[:4] == ["six", "four", "three", "two"]
+    counts = {name: turns.count(name) for name in turns}
+    assert counts == {"six": 2, "four": 3, "three": 4, "two": 6}
+
+
+def test_members_take_turns_and_each_step_gives_every_weight_a_gradient():
     torch.manual_seed(0)
     network = tiny_encoder("bert", num_hidden_layers=3)
-    made = members(InitializedStudent(network, []), {"three": 3, "two": 2, "one": 1})
-    teacher = capture(tiny_encoder("bert", num_hidden_layers=3), Needs(hidden=frozenset({3})))
-    ids_BL = torch.arange(24).view(2, 12)
-    batch = {"input_ids": ids_BL, "attention_mask": torch.ones_like(ids_BL)}
-    objective = Objective(
-        Needs(),
-        Needs(hidden=frozenset({0})),
-        torch.nn.Module(),
-        lambda t, s: {"last": (s.hidden[max(s.hidden)] - t.hidden[3]).square().mean()},
-        {"last": "tokens"},
+    made = members(InitializedStudent(network, []), {"three": 3, "one": 1})
+    batch = {"input_ids": torch.arange(24).view(2, 12)}
+
+    def job_of(model):
+        def step(batch):
+            loss = model(**batch).last_hidden_state.square().mean()
+            return StepLoss({"loss": Term(loss, "rows")}, loss)
+
+        return Job({"model": model}, step, None, None, None)
+
+    jobs = {name: job_of(built.model) for name, built in made.items()}
+    job = family_job(jobs, {"three": 3, "one": 1})
+    (family,) = job.modules.values()
+    family.eval()
+    every = job.step(batch)
+    assert list(every.terms) == ["three/loss", "one/loss"]
+    values = {name: float(term.value.detach()) for name, term in every.terms.items()}
+    assert float(every.outputs.detach()) == values["three/loss"]
+    for dropout in (m for m in family.modules() if isinstance(m, torch.nn.Dropout)):
+        dropout.p = 0.0
+    family.train()
+    for done, name in enumerate(["three", "one", "one", "one", "three"]):
+        job.on_step_end(done)
+        loss = job.step(batch)
+        assert list(loss.terms) == [f"{name}/loss"]
+        assert float(loss.total.detach()) == values[f"{name}/loss"]
+        family.zero_grad()
+        loss.total.backward()
+        gradients = [float(p.grad.abs().sum()) for p in network.encoder.layer[1].parameters()]
+        assert any(gradients) == (name == "three")
+
+
+@pytest.mark.parametrize("options", ["", "--method soft-targets", "--method pkd", "--student"])
+def test_a_classifier_and_its_family(options, tmp_path):
+    names = tuple(sorted(own_files.NAMES))
+    own_files.own(tmp_path / "rows", "class", n=48, judged=24)
+    own_files.headed(tmp_path / "teacher", names, num_hidden_layers=4)
+    if options == "--student":
+        options = f"--student {own_files.encoder(tmp_path / 'own', num_hidden_layers=4)}"
+    quick = f"{options} --max-steps 3 --set intermediate.max_steps=3 --set measure.latency=false"
+    task = ["--task", "own", "--data", tmp_path / "rows", "--to", "4x32,2x32"]
+    out = tmp_path / "out"
+    succeeds("distill", tmp_path / "teacher", *task, *shlex.split(quick), "-o", out)
+    largest, smaller = (
+        AutoModelForSequenceClassification.from_pretrained(out / name) for name in ("4x32", "2x32")
     )
-    students = {}
-    for name, built in made.items():
-        last = frozenset({built.model.config.num_hidden_layers})
-        own = replace(objective, student_needs=Needs(hidden=last))
-        students[name] = Student(built.model, own)
-    (family,) = separate_modules(students).values()
-    runs = []
-    for layer in network.encoder.layer:
-        layer.attention.register_forward_pre_hook(lambda *_: runs.append(1))
-    with torch.no_grad():
-        signals = teacher(batch)
-    alone = {f"{n}/last": s(batch, signals)["last"].value for n, s in students.items()}
-    assert len(runs) == 6
-    together = family(batch, signals)
-    # The first layer runs once for two members.
-    assert len(runs) == 6 + 5
-    assert {name: float(term.value) for name, term in together.items()} == {
-        name: float(value) for name, value in alone.items()
-    }
+    assert [len(one.bert.encoder.layer) for one in (largest, smaller)] == [4, 2]
+    weights = dict(largest.named_parameters())
+    for name, weight in smaller.named_parameters():
+        assert torch.equal(weight, weights[name.replace("layer.1.", "layer.3.")])
+    report = report_of(out)
+    assert [one.name for one in report.models] == ["teacher", "4x32", "2x32"]
+    scores = {one.model: one.metrics["accuracy"] for one in report.evaluations}
+    for name in ("4x32", "2x32"):
+        again = tmp_path / f"again-{name}"
+        succeeds("evaluate", out / name, "--task", "own", "--data", tmp_path / "rows", "-o", again)
+        assert report_of(again).evaluations[0].metrics["accuracy"] == scores[name]
+
+
+def test_a_reranker_and_its_family(tmp_path):
+    for split, last in (("train", "w1"), ("validation", "w2")):
+        lists = [
+            {"query": f"w{i} {last}", "positive": f"w{i} {last} w3", "negative": [f"w{i} w5 w6"]}
+            for i in range(24)
+        ]
+        own_files.write(tmp_path / "lists" / f"{split}.jsonl", lists)
+    own_files.headed(tmp_path / "teacher", num_labels=1, num_hidden_layers=3, type_vocab_size=2)
+    given = ["distill", tmp_path / "teacher", "--task", "rerank", "--data", tmp_path / "lists"]
+    quick = "--to 3x32,1x32 --max-steps 3 --set data.max_length=16 --set measure.latency=false"
+    succeeds(*given, *shlex.split(quick), "-o", tmp_path / "out")
+    scored = {one.model for one in report_of(tmp_path / "out").evaluations}
+    members = {"3x32", "1x32"}
+    assert scored == {"teacher", *members, *(f"{name} undistilled" for name in members)}
 
 
 @pytest.mark.parametrize("kind", ["bert", "mpnet", "modernbert", "deberta-v2", "albert", "t5"])

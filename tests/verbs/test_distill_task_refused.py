@@ -86,6 +86,14 @@ def test_what_cannot_be_is_refused(refused, more, message):
             {"student": {"source": "x"}, "general": {"use": True}},
             "--student names a student, but the stage on text",
         ),
+        (
+            {"student": {"to": ["4x16,2x16"]}, "general": {"use": True}},
+            "makes one student, and --to 4x16,2x16 several",
+        ),
+        (
+            {"student": {"to": ["family"]}, "undistilled": {"use": True}},
+            "trains one student without its teacher, and --to family has several",
+        ),
     ],
 )
 def test_a_recipe_that_cannot_be_is_refused_without_model_or_data(changes, message):

@@ -179,8 +179,9 @@ def test_cached_signals_are_the_teachers_to_their_rounding(own_stage, tmp_path):
 def predicted(ready, recipe, kd, teachers, method=None, store=None):
     task, first = ready
     headed = load_for_task(recipe.model, task.data.task, new_head=False)
-    objective = objective_of(first, headed.model, method) if method else None
-    job, _ = prediction_job(task, recipe.train, recipe.keep, kd, headed, teachers, objective, store)
+    objectives = {STUDENT: objective_of(first, headed.model, method)} if method else {}
+    students = {STUDENT: headed}
+    job = prediction_job(task, recipe.train, recipe.keep, kd, students, teachers, objectives, store)
     for module in job.modules.values():
         module.eval()
     return headed, job

@@ -93,6 +93,12 @@ class Distillation:
         depths = {name: shape.layers for name, shape in shapes.items()}
         return members(make(largest), depths)
 
+    def members(self, whole: PreTrainedModel) -> dict[str, PreTrainedModel]:
+        """Return the student, or the members of a family, given the largest one."""
+        shapes = {name: planned.shape for name, planned in self.students.items()}
+        made = self.initialized(shapes, lambda shape: InitializedStudent(whole, []))
+        return {name: built.model for name, built in made.items()}
+
     def cards(self, networks: Mapping[str, PreTrainedModel]) -> dict[str, Card]:
         """Describe the first teacher and the students, for a dry run."""
         if not self.context.dry_run:

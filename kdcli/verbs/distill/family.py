@@ -3,24 +3,24 @@
 The largest student is the whole network. Each smaller member keeps some of its layers, always with
 the last one, because a prefix of the layers lacks the layer whose output the teacher's vectors and
 relations are compared with. The layers of a member are also layers of every larger member. Each
-member has a forward pass and a loss of its own, and the sum of the losses is minimised (Starbucks,
-https://arxiv.org/abs/2410.13230).
+member has a loss of its own, and the sum of the losses is minimised (Starbucks,
+https://arxiv.org/abs/2410.13230). The members take turns, one in each step, because a step with the
+losses of all members takes as long as a step of each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kdcli.errors import UsageError
 from kdcli.models.layout import Layout, layout_for
 from kdcli.models.shape import InitializedStudent, shape_of, student_config
-from kdcli.types import ModelShape
+from kdcli.types import Batch, Job, ModelShape, StepLoss, Term
 
 CHECKED_TOKENS = 16
 """Number of tokens on which a member is compared with the model that transformers loads."""
@@ -116,36 +116,79 @@ def member(whole: PreTrainedModel, kept: Sequence[int]) -> PreTrainedModel:
     return view.train(whole.training)
 
 
-@contextmanager
-def computed_once(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Reuse a module's output while it gets the same input tensor again.
+def turns_of(depths: Mapping[str, int]) -> list[str]:
+    """Return the order in which members are trained, so that each runs the same number of layers.
 
-    The members of a family begin with the same layers, so their states are the same tensors until
-    their first different layer.
+    So a small member, which starts farthest from the teacher, has more steps. The next member is
+    always the one that ran the fewest layers.
     """
-    outputs: dict[tuple[nn.Module, int], tuple[object, object]] = {}
+    layers_run = dict.fromkeys(depths, 0)
+    turns: list[str] = []
+    while not turns or len(set(layers_run.values())) > 1:
+        turns.append(min(layers_run, key=lambda name: layers_run[name]))
+        layers_run[turns[-1]] += depths[turns[-1]]
+    return turns
 
-    def wrapped(module: nn.Module) -> Callable[..., object]:
-        forward = module.forward
 
-        def once(*args: object, **kwargs: object) -> object:
-            first = args[0] if args else next(iter(kwargs.values()))
-            key = module, id(first)
-            if key not in outputs:
-                # The input is kept, so that no other tensor gets its id.
-                outputs[key] = first, forward(*args, **kwargs)
-            return outputs[key][1]
+class Family(nn.ModuleDict):
+    """The modules of several jobs that share weights, by member, from the largest to the smallest.
 
-        return once
+    Each weight is trained and stored once.
+    """
 
-    changed = list(dict.fromkeys(modules))
-    for module in changed:
-        module.__dict__["forward"] = wrapped(module)
-    try:
-        yield
-    finally:
-        for module in changed:
-            del module.__dict__["forward"]
+    def __init__(self, modules: Mapping[str, nn.Module], turns: Sequence[str]) -> None:
+        super().__init__(modules)
+        self.turns, self.done = turns, 0
+
+    def in_turn(self) -> list[str]:
+        """Return the member of a training step, or all members for the held-out loss."""
+        return [self.turns[self.done % len(self.turns)]] if self.training else list(self)
+
+    def zero_of_others(self, name: str) -> Tensor:
+        """Return a zero that depends on all weights that a member lacks.
+
+        So every step gives every weight a gradient, which several processes need to sum them.
+        """
+        own = set(map(id, self[name].parameters()))
+        others = [p for p in self.parameters() if p.requires_grad and id(p) not in own]
+        return 0 * torch.stack([p.sum() for p in others]).sum() if others else torch.zeros(())
+
+
+def family_job(jobs: Mapping[str, Job], depths: Mapping[str, int]) -> Job:
+    """Join jobs of members that share weights into one job, in which they take turns.
+
+    A single job is returned as it is. The metrics are those of the first member.
+
+    Args:
+        jobs: The job of each member, from the largest to the smallest.
+        depths: The number of layers of each member.
+    """
+    first, *others = jobs.values()
+    if not others:
+        return first
+    modules = {name: nn.ModuleDict(dict(job.modules)) for name, job in jobs.items()}
+    family = Family(modules, turns_of(depths))
+
+    def step(batch: Batch) -> StepLoss:
+        terms: dict[str, Term] = {}
+        outputs: list[Tensor | None] = []
+        for name in family.in_turn():
+            # A step takes the teacher's signals out of its batch.
+            loss = jobs[name].step(dict(batch))
+            terms |= {f"{name}/{term}": value for term, value in loss.terms.items()}
+            outputs.append(loss.outputs)
+        if family.training:
+            name, term = next(iter(terms.items()))
+            zero = family.zero_of_others(name.partition("/")[0])
+            terms[name] = replace(term, value=term.value + zero.to(term.value.device))
+        return StepLoss(terms, outputs[0])
+
+    def begin_next(done: int) -> None:
+        family.done = done
+        if first.on_step_end is not None:
+            first.on_step_end(done)
+
+    return replace(first, modules={"family": family}, step=step, on_step_end=begin_next)
 
 
 def _path(model: PreTrainedModel, layout: Layout) -> list[str]:

@@ -15,7 +15,6 @@ from kdcli.engine.launch import launch
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import UsageError
-from kdcli.models.grammar import parse_shape
 from kdcli.models.load import load_encoder, load_tokenizer
 from kdcli.models.model import Model
 from kdcli.recipe.resolve import Resolved
@@ -33,7 +32,7 @@ from kdcli.verbs.distill.recipe_checks import check_teacher
 from kdcli.verbs.distill.settings import SOFT_TARGETS, DistillRecipe
 from kdcli.verbs.distill.student import relation_kernel
 from kdcli.verbs.distill.student_groups import open_text, read_text
-from kdcli.verbs.distill.students import Planned, with_measured_layers
+from kdcli.verbs.distill.students import Planned, student_shapes, with_measured_layers
 from kdcli.verbs.distill.task_stages import START_FOLDER, OutputDistillation, TaskDistillation
 from kdcli.workloads import open_workload as open_any_workload
 from kdcli.workloads.as_trained import as_trained
@@ -73,9 +72,10 @@ def open_task(context: RunContext[DistillRecipe]) -> TaskDistillation:
         teachers = []
     context = with_shape(context, workload, teacher)
     recipe = context.recipe
-    shape, workload, reader = _student_shape(context, workload, reader)
+    shapes, workload, reader = _student_shapes(context, workload, reader)
     if recipe.student.source is None and not recipe.general.use:
-        context = with_measured_layers(context, workload, teacher, {shape.layers})
+        depths = {shape.layers for shape in shapes.values()}
+        context = with_measured_layers(context, workload, teacher, depths)
     own_tokens = workload.kind in ROW_KINDS
     teachers += [
         workload.load_teacher(source, reader, head=TaskHeadSettings(), own_tokens=own_tokens)
@@ -88,11 +88,12 @@ def open_task(context: RunContext[DistillRecipe]) -> TaskDistillation:
     words = None
     if recipe.augment.use and recipe.train.trains:
         words = open_words(recipe.augment, workload, teachers[0])
-    students, card = {STUDENT: Planned(STUDENT, shape, recipe)}, card_of(teachers)
+    students = {name: Planned(name, shape, recipe) for name, shape in shapes.items()}
+    card = card_of(teachers)
     whole = TaskDistillation(
         context, workload, teachers, reader, students, card, soft_NC, start, text, words
     )
-    Progress.log(*whole.objective().notes)
+    Progress.log(*(note for each in whole.objectives().values() for note in each.notes))
     # Planning checks that the warm-up leaves steps in every stage. The number of copies is not
     # known yet, but they only add steps.
     workload.plan(recipe.train)
@@ -127,9 +128,12 @@ def open_outputs(context: RunContext[DistillRecipe]) -> OutputDistillation:
         workload.notes.append(f"the teacher is {recipe.teacher}")
     context = with_shape(context, workload, origin)
     recipe = context.recipe
-    shape = parse_shape(recipe.student.to[0], origin.shape) if recipe.student.to else origin.shape
-    context = with_measured_layers(context, workload, origin, {shape.layers})
-    students = {STUDENT: Planned(STUDENT, shape, recipe)}
+    shapes = {STUDENT: origin.shape}
+    if recipe.student.to:
+        shapes = student_shapes(recipe, origin.shape)
+    depths = {shape.layers for shape in shapes.values()}
+    context = with_measured_layers(context, workload, origin, depths)
+    students = {name: Planned(name, shape, recipe) for name, shape in shapes.items()}
     return OutputDistillation(context, workload, teachers, origin, students, card_of(teachers))
 
 
@@ -147,13 +151,14 @@ def load_task(context: RunContext[DistillRecipe]) -> tuple[LabelledWorkload, Mod
     return open_workload(request, context.session)
 
 
-def _student_shape(
+def _student_shapes(
     context: RunContext[DistillRecipe], workload: LabelledWorkload, teacher: Model
-) -> tuple[ModelShape, LabelledWorkload, Model]:
-    """Find out the student's shape, and tokenise the task for the student.
+) -> tuple[dict[str, ModelShape], LabelledWorkload, Model]:
+    """Find out the students' shapes, and tokenise the task for the students.
 
     Returns:
-        The shape, the workload in the student's tokens, and the model whose tokenizer it uses.
+        The shapes by name, the workload in the students' tokens, and the model whose tokenizer
+        they use.
 
     Raises:
         UsageError: The student has other tokens than the teacher, and the method or the kind of
@@ -161,22 +166,21 @@ def _student_shape(
     """
     recipe = context.recipe
     static_width = teacher.shape.hidden if workload.kind in ROW_KINDS else None
-    shape = None
-    if recipe.student.to:
-        shape = parse_shape(recipe.student.to[0], teacher.shape, static_width=static_width)
     source = recipe.student.source
     if source is None:
-        assert shape is not None
-        return shape, workload, teacher
+        return student_shapes(recipe, teacher.shape, static_width), workload, teacher
     student = load_encoder(source)
-    if shape not in (None, student.shape):
+    shapes = {STUDENT: student.shape}
+    if recipe.student.to:
+        shapes = student_shapes(recipe, teacher.shape, static_width)
+    if max(shapes.values(), key=lambda shape: shape.layers) != student.shape:
         raise UsageError(f"{source} is {student.shape}, not {recipe.student.to[0]}", "omit --to")
     if workload.reads_as_it_is(student):
-        return student.shape, workload, teacher
+        return shapes, workload, teacher
     reader = replace(student, note="")
     if same_tokens(teacher.tokenizer, student.tokenizer):
         # Unlike the teacher, the student reads token types.
-        return student.shape, workload.retokenize_for(reader), reader
+        return shapes, workload.retokenize_for(reader), reader
     if workload.kind not in ROW_KINDS:
         raise UsageError(
             f"{task_title(workload.name)} labels tokens, and {source} has other tokens than "
@@ -192,7 +196,7 @@ def _student_shape(
             "without the states",
         )
     Progress.log(f"{source} and {teacher.source} each read the rows with their own tokenizer")
-    return student.shape, workload.retokenize_for(reader), reader
+    return shapes, workload.retokenize_for(reader), reader
 
 
 def _open_general(context: RunContext[DistillRecipe], folder: Path, teacher: Model) -> Run | None:

@@ -329,17 +329,24 @@ def _check_static_rows(recipe: DistillRecipe) -> None:
 
 
 def check_one_student(recipe: DistillRecipe) -> None:
-    """Check that a recipe on a task has one student.
+    """Check that a recipe on a task has one student, or one family.
 
     Raises:
-        UsageError: The recipe has no student, several, or a family.
+        UsageError: The recipe has no student or several, or a family has keys of one student.
     """
     if is_family(recipe.student.to):
-        raise UsageError(
-            f"--to {recipe.student.to[0]}: students that share their layers learn vectors "
-            f"(--method {EMBEDDING}) or states on text, not {task_title(str(recipe.task))}",
-            "on a task, run the command once for each shape",
-        )
+        family = f"--to {recipe.student.to[0]}"
+        if recipe.general.use:
+            raise UsageError(
+                f"the stage on text (--corpus, --general) makes one student, and {family} several",
+                f"distil on text first (kdcli distill MODEL {family} --data TEXT), then each "
+                "member on the task with --student",
+            )
+        if recipe.kind == "rows" and recipe.undistilled.use:
+            raise UsageError(
+                f"undistilled.use trains one student without its teacher, and {family} has several",
+                "omit it, or compare with kdcli finetune",
+            )
     if len(recipe.student.to) > 1:
         raise UsageError(
             "on a task, one student is distilled at a time, but "

@@ -115,7 +115,7 @@ def _check_variants(
     chosen = opened.context.resolved
     members = [replace(one, resolved=like_first(chosen, one.resolved)) for one in members]
     for one in members[1:]:
-        replace(opened, context=replace(context, resolved=one.resolved)).objective()
+        replace(opened, context=replace(context, resolved=one.resolved)).objectives()
     context = replace(context, resolved=like_first(chosen, context.resolved))
     report = partial(report_on_all, _names, context, members)
     shares = any(one.resolved.recipe.general.run is not None for one in members)

@@ -334,7 +334,7 @@ class DistillRecipe(OnTask):
 
     def own_defaults(self) -> Mapping[str, Mapping[str, object]]:
         # This import loads numpy, and help imports this module.
-        from kdcli.models.grammar import FAMILY, goal_of, is_static_shape
+        from kdcli.models.grammar import FAMILY, goal_of, is_family, is_static_shape
 
         static = bool(self.student.to) and all(map(is_static_shape, self.student.to))
         if self.kind == "text":
@@ -360,6 +360,8 @@ class DistillRecipe(OnTask):
             }
         if static:
             defaults["default of static students"] = STATIC_DEFAULTS
+        if self.kind == "rows" and is_family(self.student.to):
+            defaults["default of a family"] = {"undistilled.use": False}
         return defaults
 
 

@@ -3,9 +3,8 @@
 Each student has its own loss against the signals of one teacher.
 """
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from operator import or_
 
 import torch
@@ -35,7 +34,7 @@ from kdcli.types import (
     StepLoss,
     Term,
 )
-from kdcli.verbs.distill.family import computed_once
+from kdcli.verbs.distill.family import family_job
 from kdcli.verbs.distill.settings import DistillRecipe
 from kdcli.workloads.workload import Workload
 
@@ -168,47 +167,24 @@ def freeze_unreached(
     freeze_unused_weights(students, batch, signals)
 
 
-class Family(nn.ModuleDict):
-    """Students that share weights, as one module: each weight is trained and stored once."""
-
-    def forward(self, batch: Batch, teacher: Signals) -> Mapping[str, Term]:
-        students: dict[str, Student] = dict(self.items())  # type: ignore[arg-type]
-        captures = [student.captured for student in students.values()]
-        # Attention is recorded while it is computed.
-        reads_attention = any(c.needs.q | c.needs.k | c.needs.v for c in captures)
-        modules = (
-            ()
-            if reads_attention
-            else itertools.chain.from_iterable(
-                (*captured.model.base_model.children(), *captured.layers) for captured in captures
-            )
-        )
-        with computed_once(modules):
-            return {
-                f"{name}/{term}": value
-                for name, student in students.items()
-                for term, value in student(batch, teacher).items()
-            }
-
-
-def separate_modules(students: Mapping[str, Student]) -> Mapping[str, nn.Module]:
-    """Return modules without common weights: the students, or their `Family`."""
-    weights = [id(weight) for student in students.values() for weight in student.parameters()]
-    is_shared = len(set(weights)) < len(weights)
-    return {"family": Family(students)} if is_shared else students
-
-
 def freeze_unused_weights(students: Mapping[str, Student], batch: Batch, signals: Signals) -> None:
     """Freeze and log unreached weights, given the teacher's signals for the batch."""
-    for name, student in separate_modules(students).items():
-        loss = StepLoss(student(batch, signals)).total
-        unreached = params_without_grad(dict(student.named_parameters()), loss)
-        for parameter in unreached:
-            student.get_parameter(parameter).requires_grad_(False)
-        if unreached:
-            modules = {p.rpartition("captured.model.")[2].rsplit(".", 1)[0] for p in unreached}
+    unreached: dict[str, list[str]] = {}
+    reached = set[int]()
+    for name, student in students.items():
+        weights = dict(student.named_parameters())
+        unreached[name] = params_without_grad(weights, StepLoss(student(batch, signals)).total)
+        reached |= {id(weight) for n, weight in weights.items() if n not in unreached[name]}
+    for name, student in students.items():
+        # Members of a family share weights, which one of them may reach, or has frozen already.
+        named = {n: student.get_parameter(n) for n in unreached[name]}
+        frozen = [n for n, p in named.items() if p.requires_grad and id(p) not in reached]
+        for parameter in frozen:
+            named[parameter].requires_grad_(False)
+        if frozen:
+            modules = {p.rpartition("captured.model.")[2].rsplit(".", 1)[0] for p in frozen}
             Progress.log(
-                f"{name}: the loss does not use {len(unreached)} tensors after the last compared "
+                f"{name}: the loss does not use {len(frozen)} tensors after the last compared "
                 f"layer; they are not trained: {', '.join(sorted(modules))}"
             )
 
@@ -222,16 +198,21 @@ def distill_job(
     on_step_end: Callable[[int], None] | None = None,
 ) -> Job:
     """Build the job that trains students of one teacher on a workload's examples."""
+    weights = [id(weight) for student in students.values() for weight in student.parameters()]
+    if len(set(weights)) < len(weights):
+        alone = partial(distill_job, targets=targets, workload=workload, order=order)
+        jobs = {name: alone({name: one}, on_step_end=on_step_end) for name, one in students.items()}
+        depths = {n: int(one.encoder.config.num_hidden_layers) for n, one in students.items()}
+        return family_job(jobs, depths)
     examples, held_out = targets.attach(workload.examples, workload.held_out)
-    modules = separate_modules(students)
 
     def step(batch: Batch) -> StepLoss:
         teacher = targets.signals(batch)
         assert teacher is not None
         terms: dict[str, Term] = {}
-        for name, module in modules.items():
-            prefix = f"{name}/" if len(modules) > 1 else ""
-            terms |= {f"{prefix}{name}": term for name, term in module(batch, teacher).items()}
+        for name, student in students.items():
+            prefix = f"{name}/" if len(students) > 1 else ""
+            terms |= {f"{prefix}{name}": term for name, term in student(batch, teacher).items()}
         return StepLoss(terms)
 
-    return Job(modules, step, examples, order, held_out, on_step_end=on_step_end)
+    return Job(students, step, examples, order, held_out, on_step_end=on_step_end)

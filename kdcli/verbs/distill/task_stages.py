@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -49,6 +49,7 @@ from kdcli.types import (
 from kdcli.verbs.distill.augment import WordSource, augmented
 from kdcli.verbs.distill.distill_recipes import stage_settings, undistilled_recipe
 from kdcli.verbs.distill.distillation import Distillation, held_out_losses, objective_job
+from kdcli.verbs.distill.family import family_job
 from kdcli.verbs.distill.fast import shape_notes
 from kdcli.verbs.distill.student import Student, fit_projections, objective_of, objective_terms
 from kdcli.verbs.distill.students import start_of
@@ -83,20 +84,31 @@ student.
 class OutputDistillation(Distillation):
     """A student that learns the labels and the teachers' outputs, with the head of its data.
 
-    It is compared with its teacher and with itself before training.
+    It is compared with its teacher and with itself before training. Members of a family share the
+    head, too.
 
     Attributes:
         scores: The scores of the models by name.
-        trained: The student after training, and the outcome.
+        trained: The student, or the members of a family, after training, and the outcome.
     """
 
     scores: dict[str, ModelScores] = field(init=False, default_factory=dict)
-    trained: tuple[Model, Outcome] | None = field(init=False, default=None)
+    trained: tuple[Mapping[str, Model], Outcome] | None = field(init=False, default=None)
+
+    @property
+    def largest(self) -> str:
+        """The name of the student, or of the largest member of a family."""
+        return max(self.students, key=lambda name: self.students[name].shape.layers)
 
     @property
     def shape(self) -> ModelShape:
-        """The student's shape."""
-        return self.students[STUDENT].shape
+        """The shape of the student, or of the largest member of a family."""
+        return self.students[self.largest].shape
+
+    def with_members(self, student: Model) -> dict[str, Model]:
+        """Return the student, or the members of a family, given the largest one."""
+        networks = self.members(student.model)
+        return {name: replace(student, model=network) for name, network in networks.items()}
 
     @property
     def stages(self) -> list[Stage]:
@@ -148,9 +160,9 @@ class OutputDistillation(Distillation):
         """Return the teachers of some rows, or logits from a file."""
         return self.teachers
 
-    def joint_objective(self) -> Objective | None:
-        """Return the objective on the teacher's states that is added to the loss."""
-        return None
+    def joint_objectives(self) -> Mapping[str, Objective]:
+        """Return the objective on the teacher's states that is added to a student's loss."""
+        return {}
 
     def steps(
         self, schedule: Schedule, steps_per_pass: float, *, per_copy: bool
@@ -167,40 +179,45 @@ class OutputDistillation(Distillation):
     def build(self) -> StageJob:
         """Build the stage that trains against the labels and the teachers' outputs."""
         self.begin("prediction")
-        recipe, workload, student = self.recipe, self.train_workload, self.make()
-        cards = self.cards({STUDENT: student.model})
+        recipe, workload = self.recipe, self.train_workload
+        students = self.with_members(self.make())
+        cards = self.cards({name: student.model for name, student in students.items()})
         train, keep = recipe.train, recipe.keep
         if teachers := self.taught_by(workload):
-            kd = workload.kd_settings(recipe.kd)
-            objective = self.joint_objective()
-            job, schedule = prediction_job(
+            job = prediction_job(
                 workload,
                 train,
                 keep,
-                kd,
-                student,
+                workload.kd_settings(recipe.kd),
+                students,
                 teachers,
-                objective,
+                self.joint_objectives(),
                 self.store,
                 dry_run=self.context.dry_run,
             )
         else:
             # The data's scores teach.
-            job, schedule = workload.job(student, train, keep)
+            jobs = {n: workload.job(student, train, keep)[0] for n, student in students.items()}
+            depths = {name: student.shape.layers for name, student in students.items()}
+            job = family_job(jobs, depths)
         plan = workload.plan(train)
         log_padding(plan.order)
         per_copy = recipe.augment.predict and train.max_steps is None
-        schedule, steps = self.steps(schedule, plan.steps_per_pass, per_copy=per_copy)
-        return StageJob(job, schedule, steps, partial(self._finish, student), cards)
+        schedule, steps = self.steps(plan.schedule, plan.steps_per_pass, per_copy=per_copy)
+        return StageJob(job, schedule, steps, partial(self._finish, students), cards)
 
-    def _finish(self, student: Model, outcome: Outcome) -> None:
-        self.scores[STUDENT] = scores_after_training(self.workload, student, outcome)
-        self.trained = student, outcome
+    def _finish(self, students: Mapping[str, Model], outcome: Outcome) -> None:
+        for name, student in students.items():
+            # The outcome has the outputs of the largest.
+            own = outcome if name == self.largest else replace(outcome, outputs=None)
+            self.scores[name] = scores_after_training(self.workload, student, own)
+        self.trained = students, outcome
 
     def score_untrained(self) -> None:
         """Score the student before its training."""
         if self.recipe.train.trains:
-            self.scores[WITHOUT] = self.workload.score(self.make())
+            for name, student in self.with_members(self.make()).items():
+                self.scores[name + UNDISTILLED] = self.workload.score(student)
 
     def result(self, chosen: Sequence[str]) -> EvaluationResult:
         """Return the scores and comparisons of the report; `chosen` are as in `compare`."""
@@ -208,26 +225,32 @@ class OutputDistillation(Distillation):
 
     def without(self) -> list[Entry]:
         """Name the student without its distillation."""
-        return [Entry.without_distillation(STUDENT)] if self.recipe.train.trains else []
+        names = self.students if self.recipe.train.trains else ()
+        return list(map(Entry.without_distillation, names))
 
     def notes(self) -> list[str]:
         """Return the notes of the report, besides the notes on the data."""
-        evaluations = self.scores[STUDENT].evaluations
-        learned = learning_notes("the student", evaluations, RunDir(self.folder))
-        return [*learned, *shape_notes(self.recipe.student)]
+        notes: list[str] = []
+        for name in self.students:
+            title = "the student" if name == STUDENT else f"the {name}"
+            notes += learning_notes(title, self.scores[name].evaluations, RunDir(self.folder))
+        return [*notes, *shape_notes(self.recipe.student)]
 
     def report(self) -> None:
         """Save the student and report on all stages."""
         assert self.trained is not None
-        student, outcome = self.trained
+        students, outcome = self.trained
         self.score_untrained()
         if not self.context.is_main:
             return
-        self.scores[STUDENT] = with_trivial_answer(self.workload, self.scores[STUDENT])
         delete_signals(self.folder)
-        self.workload.save(student, self.folder, all_rows(self.rows, student.rows))
-        models = [*self.entries({STUDENT: student.model}), *self.without()]
-        chosen = [STUDENT] if outcome.best_step is not None else []
+        for name, student in students.items():
+            self.scores[name] = with_trivial_answer(self.workload, self.scores[name])
+            folder = self.model_folder(name)
+            self.workload.save(student, folder, all_rows(self.rows, student.rows))
+        networks = {name: student.model for name, student in students.items()}
+        models = [*self.entries(networks), *self.without()]
+        chosen = list(students) if outcome.best_step is not None else []
         contents = self.workload.report(
             "distill",
             self.recipe,
@@ -237,7 +260,7 @@ class OutputDistillation(Distillation):
             notes=self.notes(),
         )
         if TEACHER in self.scores:
-            compared = {name: self.scores[name] for name in (TEACHER, STUDENT)}
+            compared = {name: self.scores[name] for name in (TEACHER, *students)}
             contents.decisions = decisions(compared, chosen=chosen)
         self.context.report(contents, self.recipe.measure)
 
@@ -336,16 +359,20 @@ class TaskDistillation(OutputDistillation):
         skips_fit = self.context.dry_run and self.shape.is_static
         return "random" if skips_fit else self.recipe.student.init
 
-    def objective(self) -> Objective:
-        """Build the method's objective."""
-        teacher = self.teachers[0].shape if self.teachers else self.shape
-        objective = objective_of(self.recipe, teacher, self.shape, self.context.session)
-        if self.teachers:
-            check_relations(self.teachers[0].model.config, objective.teacher_needs)
-        return objective
+    def objectives(self) -> dict[str, Objective]:
+        """Build the method's objective for each student."""
+        objectives: dict[str, Objective] = {}
+        for name, planned in self.students.items():
+            shape = planned.shape
+            teacher = self.teachers[0].shape if self.teachers else shape
+            objectives[name] = objective_of(self.recipe, teacher, shape, self.context.session)
+            if self.teachers:
+                config = self.teachers[0].model.config
+                check_relations(config, objectives[name].teacher_needs)
+        return objectives
 
-    def joint_objective(self) -> Objective | None:
-        return self.objective() if self.stage == "joint" else None
+    def joint_objectives(self) -> Mapping[str, Objective]:
+        return self.objectives() if self.stage == "joint" else {}
 
     def begin(self, stage: str) -> None:
         if not self.context.dry_run:
@@ -360,27 +387,35 @@ class TaskDistillation(OutputDistillation):
         with self._student_before() as source:
             encoder = load_encoder(source)
         self.set_dropout(encoder)
-        workload, objective = self.augmented[0], self.objective()
-        student, plan = Student(encoder.model, objective), workload.plan(settings)
+        workload, objectives = self.augmented[0], self.objectives()
+        students = {
+            name: Student(network, objectives[name])
+            for name, network in self.members(encoder.model).items()
+        }
+        plan = workload.plan(settings)
         # Scoring has moved the teacher to the device.
         self.teachers[0].model.cpu()
-        job = objective_job({STUDENT: student}, self.teachers[0], workload, plan, place=self.store)
+        job = objective_job(students, self.teachers[0], workload, plan, place=self.store)
         per_copy = settings.max_steps is None
         schedule, steps = self.steps(plan.schedule, plan.steps_per_pass, per_copy=per_copy)
         log_padding(plan.order)
-        return StageJob(job, schedule, steps, partial(self._finish_intermediate, student), cards)
+        return StageJob(job, schedule, steps, partial(self._finish_intermediate, students), cards)
 
-    def _finish_intermediate(self, student: Student, outcome: Outcome) -> None:
+    def _finish_intermediate(self, students: Mapping[str, Student], outcome: Outcome) -> None:
         if not self.context.is_main:
             return
         folder = self.folder / INTERMEDIATE
         rows = all_rows(self.rows, training_rows(location(str(self.start))))
-        save_model(student.encoder, self.origin.tokenizer, folder, rows)
-        models = self.entries({STUDENT: student.encoder}, folder=folder)
-        models.append(Entry.without_distillation(STUDENT))
+        # The largest has the layers of all members.
+        largest = students[self.largest]
+        save_model(largest.encoder, self.origin.tokenizer, folder, rows)
+        models = self.entries({self.largest: largest.encoder}, folder=folder)
+        models.append(Entry.without_distillation(self.largest))
         contents = ReportContents("distill", self.recipe, models, outcome)
-        contents.notes = list(student.objective.notes)
-        contents.quality = {HELD_OUT_LOSS: held_out_losses(RunDir(folder), [STUDENT])}
+        contents.notes = list(largest.objective.notes)
+        losses = held_out_losses(RunDir(folder), list(students))
+        own = {name: one for name, one in losses.items() if name.startswith(self.largest)}
+        contents.quality = {HELD_OUT_LOSS: own}
         self.context.report(contents, folder=folder)
         delete_signals(self.folder)
 
@@ -492,7 +527,7 @@ class TaskDistillation(OutputDistillation):
         start = Start(self._init, layers, seed=self.recipe.train.seed)
         built = self.workload.make_student(encoder, self.shape, start)
         for note in built.notes:
-            Progress.log(f"{STUDENT}: {note}")
+            Progress.log(f"{self.largest}: {note}")
         save_model(built.model, self.origin.tokenizer, folder, teacher.rows)
 
 
@@ -501,56 +536,57 @@ def prediction_job(
     settings: TrainSettings,
     keep: Keep,
     kd: KdSettings,
-    student: Model,
+    students: Mapping[str, Model],
     teachers: Sequence[Model | PrecomputedLogits],
-    objective: Objective | None,
+    objectives: Mapping[str, Objective],
     place: StorePlace | None,
     *,
     dry_run: bool = False,
-) -> tuple[Job, Schedule]:
-    """Build a job that trains a student against the labels and the teachers' logits.
+) -> Job:
+    """Build a job that trains students against the labels and the teachers' logits.
 
     If the teachers' logits of held-out rows are unknown, the held-out loss uses the labels alone.
 
     Args:
         workload: The task.
-        settings: How the student is trained.
+        settings: How the students are trained.
         keep: The weights to keep.
         kd: How the teachers' logits are weighted against the labels.
-        student: The student.
+        students: The student, or the members of a family.
         teachers: The teachers, or logits from a file.
-        objective: An objective against the first teacher, which is added to the loss.
+        objectives: An objective of each student against the first teacher, which is added to its
+            loss; empty for none.
         place: Where signals may be stored if there is a single teacher, or if a teacher has its
             own tokenizer.
         dry_run: Only measure, and compute no signals in advance.
-
-    Returns:
-        The job and its schedule.
     """
-    needs, projections = Needs(), None
-    if objective is not None:
-        needs = objective.teacher_needs
+    needs = Needs()
+    for name, objective in objectives.items():
+        needs |= objective.teacher_needs
         if any(True for _ in objective.projections.parameters()):
-            projections = objective.projections
             first = teachers[0]
             assert isinstance(first, Model)
             network = first.model.cpu()
-            fit_projections(objective, network, student.model, workload.sample)
+            fit_projections(objective, network, students[name].model, workload.sample)
     targets: list[Targets] = []
     # Without a weight and without an objective, nothing is learned from the teachers.
-    if kd.weight or objective is not None or not workload.has_labels:
+    if kd.weight or objectives or not workload.has_labels:
         plan = workload.plan(settings)
         passes = plan.schedule.steps / plan.steps_per_pass
         targets = targets_of_all(workload, teachers, needs, passes, place, dry_run=dry_run)
-    extra_terms = None if objective is None else partial(objective_terms, objective)
-    job, schedule = taught_job(workload, student, settings, keep, targets, kd, extra_terms)
-    if objective is not None:
-        captured = job.modules["model"]
-        assert isinstance(captured, Capture)
-        captured.needs = captured.needs | objective.student_needs
-    if projections is not None:
-        job = replace(job, modules={**job.modules, "projections": projections})
-    return job, schedule
+    jobs: dict[str, Job] = {}
+    for name, student in students.items():
+        own = objectives.get(name)
+        extra_terms = None if own is None else partial(objective_terms, own)
+        job, _ = taught_job(workload, student, settings, keep, targets, kd, extra_terms)
+        if own is not None:
+            captured = job.modules["model"]
+            assert isinstance(captured, Capture)
+            captured.needs = captured.needs | own.student_needs
+            if any(True for _ in own.projections.parameters()):
+                job = replace(job, modules={**job.modules, "projections": own.projections})
+        jobs[name] = job
+    return family_job(jobs, {name: student.shape.layers for name, student in students.items()})
 
 
 def targets_of_all(
