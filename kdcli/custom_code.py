@@ -4,9 +4,14 @@ A verb allows it for as long as it runs, if the user passed `--trust-remote-code
 refuse, so a place that forgets to ask cannot run foreign code.
 """
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from kdcli.errors import KdcliError, UsageError, first_line, raise_machine_error
+
+PACKAGE = "transformers_modules"
+"""The package in which transformers puts code that comes with models."""
 CODE_FAILS = (
     "its code may need other packages or another version of transformers; what always works is a "
     "model that transformers has without --trust-remote-code"
@@ -25,13 +30,43 @@ def code_errors(known: tuple[type[Exception], ...]) -> tuple[type[Exception], ..
     return (Exception,) if _allowed else known
 
 
+def failure_of_code(error: BaseException) -> str:
+    """Return the line of code that comes with a model, and what it raised.
+
+    Empty if the error is not of such code.
+    """
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if package == PACKAGE:
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            return f"{frame.f_code.co_filename}, line {line}: {reason}"
+        if package == "kdcli":
+            break
+    return ""
+
+
+def raise_error_of_code(error: BaseException) -> None:
+    """Raise an error of the machine again, and a UsageError if a model's own code failed."""
+    raise_machine_error(error)
+    if failure := failure_of_code(error):
+        raise UsageError(f"the model's own code fails: {failure}", CODE_FAILS) from error
+
+
 @contextmanager
 def custom_code(allowed: bool) -> Iterator[None]:
-    """Allow or refuse custom code inside this context, in all threads of the process."""
+    """Allow or refuse custom code inside this context, in all threads of the process.
+
+    Raises UsageError if such code fails.
+    """
     global _allowed
     before = _allowed
     _allowed = allowed
     try:
         yield
+    except KdcliError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise_error_of_code(error)
+        raise
     finally:
         _allowed = before

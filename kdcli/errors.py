@@ -37,8 +37,17 @@ def one_line(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type if the message is empty."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    """Return the first line of an error's message, or its type if the message is empty.
+
+    A line that announces a list ends before the announcement, or with the list's first line.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    sentences, found, announcement = lines[0].rpartition(". ")
+    if not announcement.endswith(":"):
+        return lines[0]
+    return f"{sentences}." if found else " ".join(lines[:2])
 
 
 def last_message(output: str) -> str:

@@ -258,7 +258,7 @@ OWN_CODE = {"pairs": "Pairs", "slopes": "Slopes", "blocks": "New"}
 def write_own_code(kind: str, folder: Path, **settings: object) -> Path:
     """Write a random model with its code and a tokenizer, as a person downloads it."""
     folder.mkdir(parents=True, exist_ok=True)
-    for file in OWN_CODE_FILES.glob(f"*_{kind}.py"):
+    for file in (*OWN_CODE_FILES.glob(f"*_{kind}.py"), OWN_CODE_FILES / "base_own.py"):
         shutil.copy(file, folder)
     name = OWN_CODE.get(kind) or kind.capitalize()
     configuration = (

@@ -31,8 +31,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from kdcli.attention import AttentionCall
-from kdcli.custom_code import custom_code_allowed
-from kdcli.errors import first_line, raise_machine_error
+from kdcli.custom_code import code_errors, custom_code_allowed, failure_of_code
+from kdcli.errors import KdcliError, first_line, raise_machine_error
 from kdcli.models.attention_products import FunctionMode, product_of
 from kdcli.models.capture import capture
 from kdcli.models.custom_class import (
@@ -197,11 +197,12 @@ def _isolated() -> Iterator[None]:
     ):
         try:
             yield
-        except FOREIGN_ERRORS as error:
+        except (NotDerivedError, KdcliError):
+            raise
+        except code_errors(FOREIGN_ERRORS) as error:
             raise_machine_error(error)
-            raise NotDerivedError(
-                f"a small copy of it fails: {type(error).__name__}: {first_line(error)}"
-            ) from error
+            failure = failure_of_code(error) or f"{type(error).__name__}: {first_line(error)}"
+            raise NotDerivedError(f"a small copy of it fails: {failure}") from error
 
 
 def derive(small: PreTrainedConfig) -> Layout:
@@ -386,8 +387,14 @@ def _tokens(config: PreTrainedConfig) -> dict[str, Tensor]:
 def _run(model: PreTrainedModel, batch: Batch) -> Tensor:
     output = model(**batch)
     states = getattr(output, "last_hidden_state", None)
-    if not isinstance(states, Tensor) or states.shape[:2] != (ROWS, LENGTH):
-        raise NotDerivedError("its output has no hidden state for each token")
+    if not isinstance(states, Tensor):
+        kind = type(output).__name__
+        raise NotDerivedError(f"its output, a {kind}, has no last_hidden_state")
+    if states.dim() != 3 or states.shape[:2] != (ROWS, LENGTH):
+        raise NotDerivedError(
+            f"its last_hidden_state for {ROWS} texts of {LENGTH} tokens has the shape "
+            f"{list(states.shape)}, which is not a state for each token"
+        )
     return states
 
 
@@ -416,8 +423,9 @@ def _layers(model: PreTrainedModel, batch: Batch) -> tuple[str, list[nn.Module]]
         raise NotDerivedError("its layers have different sizes")
     if found is None:
         raise NotDerivedError(
-            "no list of equal layers with one softmax each was found: its layers may have several "
-            "streams, or parts in several lists"
+            f"with {depth} layers it runs {len(trace.around)} softmaxes over all tokens, not one "
+            "in each of a list of equal layers: they may have several streams, or stand in "
+            "several lists"
         )
     return found
 
@@ -442,7 +450,9 @@ def _final_norm(model: nn.Module, trace: Trace, states: Tensor) -> str | None:
             is_leaf = next(call.module.children(), None) is None
             if is_leaf and torch.equal(call.output, states):
                 return paths[call.module]
-    raise NotDerivedError("no module between the last layer and the last hidden state was found")
+    raise NotDerivedError(
+        "its last hidden state is neither its last layer's output nor that of a module after it"
+    )
 
 
 def _embeddings(model: nn.Module, trace: Trace, layers: list[nn.Module]) -> tuple[str, ...]:
@@ -587,6 +597,9 @@ def _source(name: str, x_BALK: Tensor, layer: nn.Module, calls: list[Call]) -> _
     gradients = _gradients(number(0), outputs)
     reached = [call for call, gradient in zip(leaves, gradients, strict=True) if gradient.any()]
     made = [c for c in reached if isinstance(c.module, nn.Linear) and c.has_tokens]
+    if not made and reached:
+        kind = type(reached[-1].module).__name__
+        raise NotDerivedError(f"{name} is made by a {kind}, not by a linear of torch")
     if not made:
         raise NotDerivedError(f"no linear that makes {name} was found")
     rows: list[list[int]] = []
@@ -701,7 +714,10 @@ def _feed_forward(
         )
         blocks.setdefault(width, block)
     if not blocks:
-        raise NotDerivedError("no feed-forward block of linears around an activation was found")
+        raise NotDerivedError(
+            "no feed-forward block of linears around an activation was found in the members of "
+            f"'{row.layers}'"
+        )
     return blocks[max(blocks)]
 
 
@@ -925,6 +941,8 @@ def _check_student(row: Layout, model: PreTrainedModel, batch: Batch) -> None:
         if type(error).__name__ == "AmbiguousGlobalPerLayerAttributeError":
             # The class that older versions of transformers lack.
             raise NotDerivedError("its layers have different sizes") from error
-        raise NotDerivedError(f"a smaller student of it failed: {first_line(error)}") from error
+        raise NotDerivedError(
+            f"a student of one layer and half its widths fails: {first_line(error)}"
+        ) from error
     if own.shape[-1] != shape.hidden or not own.isfinite().all() or not same:
-        raise NotDerivedError("a smaller student of it differs after it was saved and reloaded")
+        raise NotDerivedError("a smaller student differs after it was saved and reloaded")

@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,14 @@ from transformers.initialization import no_init_weights
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
-from kdcli.custom_code import CODE_FAILS, code_errors, custom_code_allowed
+from kdcli.custom_code import (
+    CODE_FAILS,
+    code_errors,
+    custom_code_allowed,
+    raise_error_of_code,
+)
 from kdcli.disk import read_json
-from kdcli.errors import KdcliError, UsageError, one_line, raise_machine_error, shortened
+from kdcli.errors import KdcliError, UsageError, one_line, shortened
 from kdcli.models.custom_class import COMPACT_KEY, LABEL_WORDS_KEY, UNILM_KEY
 
 ModelClass = type[PreTrainedModel] | type[_BaseAutoModelClass]
@@ -357,7 +362,7 @@ def config_errors(source: object) -> Iterator[None]:
     except KdcliError:
         raise
     except code_errors(FOREIGN_ERRORS) as error:
-        raise_machine_error(error)
+        raise_error_of_code(error)
         explains = isinstance(error, ValueError | StrictDataclassError)
         kind = "" if explains else f"{type(error).__name__}: "
         hint = CODE_FAILS if custom_code_allowed() else None
@@ -392,6 +397,18 @@ def weight_files(source: str, revision: str | None) -> list[Path]:
         except SafetensorError as error:
             raise UsageError(f"{file} is damaged: {error}", "download or copy it again") from None
     return present
+
+
+def tensor_names(source: str) -> list[str]:
+    """Return the names of a model's tensors; empty if it has no readable safetensors files."""
+    if (index := file_beside(source, WEIGHT_FILES[1])) is not None:
+        return list(read_json(index).get("weight_map") or ())
+    with suppress(SafetensorError, *HUB_ERRORS):
+        file = file_of(source, WEIGHT_FILES[0])
+        if file is not None:
+            with safe_open(file, "pt") as tensors:
+                return list(tensors.keys())
+    return []
 
 
 def check_index(index: Path) -> None:

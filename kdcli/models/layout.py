@@ -19,8 +19,8 @@ from transformers import (
 )
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
-from kdcli.custom_code import CODE_FAILS, code_errors, custom_code_allowed
-from kdcli.errors import KdcliError, UsageError, first_line, raise_machine_error
+from kdcli.custom_code import CODE_FAILS, custom_code_allowed
+from kdcli.errors import UsageError
 from kdcli.models.custom_class import runs_own_code
 from kdcli.models.files import LIBRARY_TYPE
 from kdcli.models.modeling_kdcli import layer_paths
@@ -33,6 +33,9 @@ LAYERS_HINT = (
 )
 ENCODERS_HINT = (
     "give a model whose transformers class is an encoder, such as bert, modernbert or t5"
+)
+NEEDED_HINT = (
+    "give a text encoder that needs only token ids and returns a last_hidden_state for each token"
 )
 Rotary: TypeAlias = Literal["halves", "pairs", "partial"]
 MATRICES = ("Q", "K", "V", "O", "U", "D")
@@ -200,20 +203,14 @@ def layout_for(config: PreTrainedConfig) -> Layout:
     from kdcli.models.derived_layout import NotDerivedError
     from kdcli.models.layout_cache import cached_layout
 
-    own_errors: tuple[type[Exception], ...] = (NotDerivedError,)
-    own_errors += code_errors(()) if runs_own_code(config) else ()
     try:
         return cached_layout(config)
-    except KdcliError:
-        raise
-    except own_errors as error:
-        raise_machine_error(error)
-        name = "" if isinstance(error, NotDerivedError) else f"{type(error).__name__}: "
-        hint = "give a text encoder that needs only token ids"
+    except NotDerivedError as error:
         place = f"{config.name_or_path}: " if config.name_or_path else ""
+        code_fails = runs_own_code(config) and error.__cause__ is not None
         raise UsageError(
-            f"{place}kdcli cannot use a model of type '{kind}': {name}{first_line(error)}",
-            CODE_FAILS if runs_own_code(config) else hint,
+            f"{place}kdcli cannot use a model of type '{kind}': {error}",
+            CODE_FAILS if code_fails else NEEDED_HINT,
         ) from None
 
 

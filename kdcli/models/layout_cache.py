@@ -23,8 +23,9 @@ from transformers import PreTrainedConfig
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from kdcli import attention
+from kdcli.custom_code import code_errors
 from kdcli.disk import cache_dir, cache_key, lock_entry, use_entry, write_atomic
-from kdcli.errors import KdcliError
+from kdcli.errors import KdcliError, raise_machine_error
 from kdcli.models.custom_class import runs_own_code
 from kdcli.models.derived_layout import NotDerivedError, derive, layout_of_states, small_copies
 from kdcli.models.files import TASK_KEY
@@ -121,7 +122,9 @@ def _code_of(config: PreTrainedConfig) -> str | None:
         else:
             files = [Path(inspect.getfile(auto._model_mapping[type(config)]))]
         return _hash(*files)
-    except (OSError, TypeError, LookupError):
+    except code_errors((OSError, TypeError, LookupError)) as error:
+        # A fault of the code is found again by the derivation.
+        raise_machine_error(error)
         return None
 
 

@@ -32,7 +32,12 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import extract_commit_hash
 
-from kdcli.custom_code import CODE_FAILS, code_errors, custom_code_allowed
+from kdcli.custom_code import (
+    CODE_FAILS,
+    code_errors,
+    custom_code_allowed,
+    raise_error_of_code,
+)
 from kdcli.disk import EMBEDDED, cached_file, fill_dir, is_path, read_json, user_path
 from kdcli.errors import KdcliError, UsageError, did_you_mean, first_line, raise_machine_error
 from kdcli.models.custom_class import (
@@ -68,6 +73,7 @@ from kdcli.models.files import (
     file_beside,
     file_of,
     holds_table,
+    tensor_names,
     weight_files,
 )
 from kdcli.models.layout import (
@@ -79,7 +85,7 @@ from kdcli.models.layout import (
     without_decoder,
 )
 from kdcli.models.model import Model
-from kdcli.models.native_twin import TWIN_HEADS, TWINS, is_equal_to_stock, native_twin
+from kdcli.models.native_twin import TWINS, is_equal_to_stock, native_twin
 from kdcli.models.shape import longest_input
 from kdcli.models.source import check_source
 from kdcli.models.static import (
@@ -443,9 +449,10 @@ def _read_config(
             f"the config.json of {source} has no model_type",
             "give a model that transformers can load",
         )
-    with config_errors(f"the {CONFIG_FILE} of {source}"):
-        if (twin := native_twin(raw)) is not None:
-            return twin
+    if kind in TWINS:
+        with config_errors(f"the {CONFIG_FILE} of {source}"):
+            if (twin := native_twin(raw, tensor_names(where))) is not None:
+                return twin
     own_network = any(
         name.startswith(("AutoConfig", "AutoModel")) for name in raw.get("auto_map") or ()
     )
@@ -453,7 +460,8 @@ def _read_config(
     if own_network and not known and not custom_code_allowed():
         raise custom_code
     check_type(kind, decodes=bool(raw.get("is_decoder") or raw.get("is_encoder_decoder")))
-    with config_errors(f"the {CONFIG_FILE} of {source}"):
+    runs_code = own_network and not known
+    with config_errors(f"the {'code' if runs_code else CONFIG_FILE} of {source}"), _quietly():
         try:
             return transformers.AutoConfig.from_pretrained(
                 where, trust_remote_code=custom_code_allowed()
@@ -649,7 +657,7 @@ def load_weights(
         if is_static(config) and auto_class is AutoModel:
             return load_static(config, files[0])
         file = file_beside(where, CONFIG_FILE)
-        is_twin = file is not None and read_json(file).get("model_type") in TWINS
+        is_twin = file is not None and read_json(file).get("model_type") != config.model_type
         if is_static(config) or is_twin:
             settings["config"] = config
         model, info = auto_class.from_pretrained(
@@ -678,10 +686,7 @@ def load_weights(
             source,
             names[0],
         )
-    unused = [
-        key for key in info["unexpected_keys"] if not is_twin or not key.startswith(TWIN_HEADS)
-    ]
-    _check_used(source, config, unused, strict=is_twin)
+    _check_used(source, config, info["unexpected_keys"])
     if not is_custom(model):
         forget_custom_classes(model.config)
     # Under a head, the encoder's tensors have a prefix, and the pooler is required because the head
@@ -728,19 +733,11 @@ def is_known_class(name: str, config: PreTrainedConfig) -> bool:
     return name == CLASSIFIER or known or name in classes_in_code(config)
 
 
-def _check_used(
-    source: str, config: PreTrainedConfig, unused: Sequence[str], *, strict: bool
-) -> None:
+def _check_used(source: str, config: PreTrainedConfig, unused: Sequence[str]) -> None:
     """Check that no tensors of a class that transformers does not have are ignored.
 
-    A known class may have a head, which an encoder does without. With `strict`, all are needed.
+    A known class may have a head, which an encoder does without.
     """
-    if strict and unused:
-        raise UsageError(
-            f"the weights of {source} are not those of transformers' {config.model_type}: "
-            f"{len(unused)} tensors would be ignored, for example {min(unused)}",
-            "they may be of another version of its code",
-        )
     names = config.architectures or ()
     unknown = next((name for name in names if not is_known_class(name, config)), None)
     if unknown is None or not unused:
@@ -780,14 +777,14 @@ def _weight_errors(source: str) -> Iterator[None]:
             "check the network and the files, then try again",
         ) from None
     except (RuntimeError, ValueError) as error:
-        raise_machine_error(error)
+        raise_error_of_code(error)
         raise UsageError(
             f"the weights of {source} do not fit its config.json: {first_line(error)}"
         ) from None
     except KdcliError:
         raise
     except code_errors(()) as error:
-        raise_machine_error(error)
+        raise_error_of_code(error)
         raise UsageError(
             f"the code of {source} fails: {type(error).__name__}: {first_line(error)}", CODE_FAILS
         ) from None

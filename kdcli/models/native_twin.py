@@ -3,7 +3,8 @@
 Their weights are renamed by transformers. Models with this code need no `--trust-remote-code`.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from transformers import CONFIG_MAPPING, PreTrainedConfig
@@ -27,8 +28,12 @@ NEW_DEFAULTS = {
 """Settings of the type `new` that its configuration may leave out, as its code has them."""
 NEW_NETWORK = ("layer_norm_type", "position_embedding_type", "logn_attention_scale")
 """Those of its settings that transformers' network does not have."""
-TWIN_HEADS = ("classifier.", "lm_head.", "pooler.", "new.pooler.")
-"""Prefixes of tensors of such a model that its states do not need."""
+NEW_TENSORS = re.compile(
+    r"(new\.)?(embeddings\.(word_embeddings|token_type_embeddings|LayerNorm|rotary_emb)"
+    r"|encoder\.layer\.\d+\.(attention\.(qkv|o)_proj|mlp\.(up_gate|down)_proj|(attn|mlp)_ln)"
+    r"|pooler)\..*|(classifier|lm_head)\..*"
+)
+"""The tensors that its weights may have; the states do not need poolers and heads."""
 
 
 def is_equal_to_stock(raw: Mapping[str, Any]) -> bool:
@@ -36,10 +41,15 @@ def is_equal_to_stock(raw: Mapping[str, Any]) -> bool:
     return raw.get("model_type") in EQUAL_TO_STOCK and not raw.get("moe_every_n_layers")
 
 
-def native_twin(raw: Mapping[str, Any]) -> PreTrainedConfig | None:
-    """Return the configuration of the equal network of transformers, or None if there is none."""
+def native_twin(raw: Mapping[str, Any], tensors: Collection[str]) -> PreTrainedConfig | None:
+    """Return the configuration of the equal network of transformers, or None if there is none.
+
+    Weights with `tensors` of other names are of another version of the code.
+    """
     twin = TWINS.get(str(raw.get("model_type")))
     if twin not in CONFIG_MAPPING or not raw.get("auto_map"):
+        return None
+    if not all(map(NEW_TENSORS.fullmatch, tensors)):
         return None
     settings = NEW_DEFAULTS | dict(raw)
     if any(settings[name] != NEW_DEFAULTS[name] for name in NEW_NETWORK):

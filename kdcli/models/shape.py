@@ -95,11 +95,11 @@ def student_config(
     if layout.rotary == "partial" and own_width is not None:
         head_width = own_width
     if layout.rotary == "partial" and head_width != width:
+        heads = max(1, round(shape.hidden / width))
         raise UsageError(
             f"student {shape}: {teacher.model_type} rotates a part of each head, so heads keep "
             f"their width of {width}",
-            f"write {shape.layers}x{shape.hidden}@{max(1, shape.hidden // width)}, with a width "
-            f"that is a multiple of {width}",
+            f"write {shape.layers}x{heads * width}@{heads}",
         )
     if layout.rotary and head_width % 2:
         raise UsageError(

@@ -183,8 +183,8 @@ def test_a_derived_layout_is_logged_once(caplog):
 
 
 STATES = [
-    (GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64), "no linear that makes q"),
-    (tiny_config("xlnet"), "no module between"),
+    (GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64), "q is made by a Conv1D"),
+    (tiny_config("xlnet"), "its last hidden state is neither"),
     (tiny_config("fnet"), "no softmax over all tokens"),
     (tiny_config("longformer", attention_window=[8, 8]), "no softmax over all tokens"),
     (tiny_config("flaubert", emb_dim=32, n_layers=2, n_heads=4), "no feed-forward block"),
@@ -226,7 +226,7 @@ def ids_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("dpr", "its output has no hidden state for each token"),
+        ("dpr", "its output, a DPRQ.* has no last_hidden_state"),
         ("bros", "a small copy of it fails: ValueError: You have to specify bbox"),
     ],
 )

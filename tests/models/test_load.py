@@ -247,18 +247,20 @@ def test_own_code_of_a_known_network_needs_no_trust(scaling, tmp_path):
     real = batch["attention_mask"].bool()
     torch.testing.assert_close(one[real], two[real], atol=1e-5, rtol=1e-4)
     weights = load_file(folder / "model.safetensors")
-    for state, message in (
-        (weights | {"encoder.extra": torch.ones(2)}, "1 tensors would be ignored"),
-        (
-            {n: t for n, t in weights.items() if "layer.1.mlp.down" not in n},
-            "2 tensors are missing",
-        ),
-    ):
-        save_file(state, folder / "model.safetensors", {"format": "pt"})
-        with pytest.raises(UsageError, match=message):
-            load_encoder(str(folder))
     save_file(weights | {"classifier.weight": torch.ones(2, 32)}, folder / "model.safetensors")
     assert type(load_encoder(str(folder)).model) is type(twin)
+    lacking = {n: t for n, t in weights.items() if "layer.1.mlp.down" not in n}
+    save_file(lacking, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UsageError, match="2 tensors are missing"):
+        load_encoder(str(folder))
+    # Another version of the code.
+    more = weights | {"encoder.extra": torch.ones(2)}
+    save_file(more, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UsageError, match="brings code of its own") as caught:
+        load_encoder(str(folder))
+    assert "add --trust-remote-code" in (caught.value.hint or "")
+    with custom_code(True):
+        assert type(load_encoder(str(folder)).model) is type(own)
 
 
 def test_a_classifier_of_the_known_network_is_read_without_its_head(tmp_path):
@@ -450,6 +452,7 @@ def test_a_hub_gives_a_model_once_or_one_error(hub, model_dir, tmp_path):  # noq
     assert hub.asked == []
 
 
+PLACE = r"modeling_blocks\.py, line \d+: "
 FAILING = {
     "package": (
         "import torch\n",
@@ -458,9 +461,14 @@ FAILING = {
     ),
     "syntax": ("import torch\n", "import torch\nthis is no code\n", "SyntaxError"),
     "file": ("import torch\n", "import torch\nopen('/no/such/file')\n", "FileNotFoundError"),
-    "network": ("self.post_init()\n", "self.no_such_method()\n", "no_such_method"),
+    "network": ("self.post_init()\n", "self.no_such_method()\n", PLACE + "Attr.*no_such_method"),
+    "exit": ("self.post_init()\n", "raise SystemExit('no')\n", PLACE + "SystemExit: no"),
     "older": ("        self.post_init()\n", "", "AttributeError: .*all_tied_weights_keys"),
-    "forward": ("self.embeddings(input_ids)", "self.embeddings(inputs)", "NameError: .*inputs"),
+    "forward": (
+        "self.embeddings(input_ids)",
+        "self.embeddings(inputs)",
+        PLACE + "NameError: .*inputs",
+    ),
 }
 """Code that fails -> what it replaces, the code, and what the error names."""
 
@@ -474,6 +482,6 @@ def test_code_that_fails_is_named(case, tmp_path):
     text = code.read_text("utf-8")
     assert sound in text
     code.write_text(text.replace(sound, failing), "utf-8")
-    with custom_code(True), pytest.raises(UsageError, match=named) as caught:
+    with pytest.raises(UsageError, match=named) as caught, custom_code(True):
         load_encoder(str(folder))
     assert "another version of transformers" in (caught.value.hint or "")

@@ -4,47 +4,18 @@ a packed GeGLU with the up projection first. It can leave padding out of its lin
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPooling, SequenceClassifierOutput
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+from .base_own import Embeddings, OwnConfig, OwnModel, added_mask, classified
 
 
-class NewConfig(PreTrainedConfig):
+class NewConfig(OwnConfig):
     model_type = "blocks_encoder"
-
-    def __init__(
-        self,
-        vocab_size=64,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=160,
-        type_vocab_size=1,
-        pad_token_id=0,
-        layer_norm_eps=1e-12,
-        rope_theta=10_000.0,
-        rope_scaling=None,
-        unpad_inputs=False,
-        hidden_dropout_prob=0.1,
-        attention_probs_dropout_prob=0.0,
-        classifier_dropout=None,
-        **more,
-    ):
-        super().__init__(pad_token_id=pad_token_id, **more)
-        self.vocab_size = vocab_size
-        self.hidden_size = hidden_size
-        self.num_hidden_layers = num_hidden_layers
-        self.num_attention_heads = num_attention_heads
-        self.intermediate_size = intermediate_size
-        self.max_position_embeddings = max_position_embeddings
-        self.type_vocab_size = type_vocab_size
-        self.layer_norm_eps = layer_norm_eps
-        self.rope_theta = rope_theta
-        self.rope_scaling = rope_scaling
-        self.unpad_inputs = unpad_inputs
-        self.hidden_dropout_prob = hidden_dropout_prob
-        self.attention_probs_dropout_prob = attention_probs_dropout_prob
-        self.classifier_dropout = classifier_dropout
+    type_vocab_size: int = 1
+    attention_probs_dropout_prob: float = 0.0
+    rope_theta: float = 10_000.0
+    rope_scaling: dict | None = None
+    unpad_inputs: bool = False
 
 
 class Rotation(nn.Module):
@@ -65,20 +36,14 @@ class Rotation(nn.Module):
         return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
 
 
-class Embeddings(nn.Module):
+class TurnedEmbeddings(Embeddings):
     def __init__(self, config):
-        super().__init__()
-        width = config.hidden_size
-        self.word_embeddings = nn.Embedding(config.vocab_size, width, config.pad_token_id)
-        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, width)
-        self.LayerNorm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        super().__init__(config)
         self.rotary_emb = Rotation(config)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, input_ids):
-        states = self.word_embeddings(input_ids)
-        states = states + self.token_type_embeddings(torch.zeros_like(input_ids))
-        return self.dropout(self.LayerNorm(states)), self.rotary_emb(states)
+        states = super().forward(input_ids)
+        return states, self.rotary_emb(states)
 
 
 def rotate(x, turn):
@@ -160,10 +125,9 @@ class Encoder(nn.Module):
         return x, states
 
 
-class NewPreTrainedModel(PreTrainedModel):
+class NewPreTrainedModel(OwnModel):
     config_class = NewConfig
     base_model_prefix = "new"
-    _supports_sdpa = True
 
     def _init_weights(self, module):
         super()._init_weights(module)
@@ -174,15 +138,9 @@ class NewPreTrainedModel(PreTrainedModel):
 class NewModel(NewPreTrainedModel):
     def __init__(self, config):
         super().__init__(config)
-        self.embeddings = Embeddings(config)
+        self.embeddings = TurnedEmbeddings(config)
         self.encoder = Encoder(config)
         self.post_init()
-
-    def get_input_embeddings(self):
-        return self.embeddings.word_embeddings
-
-    def set_input_embeddings(self, value):
-        self.embeddings.word_embeddings = value
 
     def forward(
         self,
@@ -195,8 +153,7 @@ class NewModel(NewPreTrainedModel):
         x, turn = self.embeddings(input_ids)
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         real = mask.bool() if self.config.unpad_inputs else None
-        added = (1 - mask[:, None, None].to(x.dtype)) * torch.finfo(x.dtype).min
-        maps = [] if output_attentions else None
+        added, maps = added_mask(mask, x), [] if output_attentions else None
         x, states = self.encoder(x if real is None else x[real], added, turn, real, maps)
         x, states = padded(x, real), tuple(padded(state, real) for state in states)
         return BaseModelOutputWithPooling(x, None, states if output_hidden_states else None, maps)
@@ -211,5 +168,4 @@ class NewForSequenceClassification(NewPreTrainedModel):
         self.post_init()
 
     def forward(self, input_ids, attention_mask=None, **_):
-        first = self.new(input_ids, attention_mask).last_hidden_state[:, 0]
-        return SequenceClassifierOutput(logits=self.classifier(first))
+        return classified(self.classifier, self.new, input_ids, attention_mask)

@@ -4,9 +4,9 @@ complex numbers, a packed SwiGLU, RMSNorm, and attention by torch's own function
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOutput
+from transformers.modeling_outputs import BaseModelOutput
 
+from .base_own import OwnModel, added_mask, classified
 from .configuration_pairs import PairsConfig
 
 try:
@@ -51,10 +51,10 @@ def turn(x, turns):
     return torch.view_as_real(pairs * turns[None, :, None]).flatten(3).type_as(x)
 
 
-class PairsPreTrainedModel(PreTrainedModel):
+class PairsPreTrainedModel(OwnModel):
     config_class = PairsConfig
     base_model_prefix = "model"
-    _supports_sdpa = True
+    _input_embed_layer = "encoder"
 
 
 class PairsModel(PairsPreTrainedModel):
@@ -67,12 +67,6 @@ class PairsModel(PairsPreTrainedModel):
         self.layer_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
         self.post_init()
 
-    def get_input_embeddings(self):
-        return self.encoder
-
-    def set_input_embeddings(self, value):
-        self.encoder = value
-
     def forward(
         self,
         input_ids,
@@ -81,10 +75,8 @@ class PairsModel(PairsPreTrainedModel):
         output_attentions=False,
         **_,
     ):
-        x, mask = self.encoder(input_ids), None
-        if attention_mask is not None:
-            mask = torch.zeros(attention_mask.shape, dtype=x.dtype, device=x.device)
-            mask = mask.masked_fill(attention_mask == 0, torch.finfo(x.dtype).min)[:, None, None]
+        x = self.encoder(input_ids)
+        mask = None if attention_mask is None else added_mask(attention_mask, x)
         half = self.config.hidden_size // self.config.num_attention_heads // 2
         speeds = 10_000.0 ** -(torch.arange(half, device=x.device) / half)
         angles = torch.arange(x.shape[1], device=x.device)[:, None] * speeds
@@ -107,5 +99,5 @@ class PairsForSequenceClassification(PairsPreTrainedModel):
         self.post_init()
 
     def forward(self, input_ids, attention_mask=None, **_):
-        first = self.model(input_ids, attention_mask).last_hidden_state[:, 0]
-        return SequenceClassifierOutput(logits=self.classifier(torch.tanh(self.dense(first))))
+        head = nn.Sequential(self.dense, nn.Tanh(), self.classifier)
+        return classified(head, self.model, input_ids, attention_mask)

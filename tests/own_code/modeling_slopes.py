@@ -5,39 +5,13 @@ import math
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOutput
+from transformers.modeling_outputs import BaseModelOutput
+
+from .base_own import Embeddings, OwnConfig, OwnModel, added_mask, classified
 
 
-class SlopesConfig(PreTrainedConfig):
+class SlopesConfig(OwnConfig):
     model_type = "slopes_encoder"
-
-    def __init__(
-        self,
-        vocab_size=64,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=160,
-        type_vocab_size=2,
-        pad_token_id=0,
-        layer_norm_eps=1e-12,
-        attention_probs_dropout_prob=0.1,
-        hidden_dropout_prob=0.1,
-        **more,
-    ):
-        super().__init__(pad_token_id=pad_token_id, **more)
-        self.vocab_size = vocab_size
-        self.hidden_size = hidden_size
-        self.num_hidden_layers = num_hidden_layers
-        self.num_attention_heads = num_attention_heads
-        self.intermediate_size = intermediate_size
-        self.max_position_embeddings = max_position_embeddings
-        self.type_vocab_size = type_vocab_size
-        self.layer_norm_eps = layer_norm_eps
-        self.attention_probs_dropout_prob = attention_probs_dropout_prob
-        self.hidden_dropout_prob = hidden_dropout_prob
 
 
 class SelfAttention(nn.Module):
@@ -107,21 +81,6 @@ class SlopesLayer(nn.Module):
         return self.mlp(x), weights
 
 
-class Embeddings(nn.Module):
-    def __init__(self, config):
-        super().__init__()
-        width = config.hidden_size
-        self.word_embeddings = nn.Embedding(config.vocab_size, width, config.pad_token_id)
-        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, width)
-        self.LayerNorm = nn.LayerNorm(width, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
-
-    def forward(self, input_ids, token_type_ids):
-        types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
-        states = self.word_embeddings(input_ids) + self.token_type_embeddings(types)
-        return self.dropout(self.LayerNorm(states))
-
-
 class Encoder(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -141,7 +100,7 @@ class Encoder(nn.Module):
         return x, tuple(states), tuple(maps)
 
 
-class SlopesPreTrainedModel(PreTrainedModel):
+class SlopesPreTrainedModel(OwnModel):
     config_class = SlopesConfig
     base_model_prefix = "bert"
 
@@ -152,12 +111,6 @@ class SlopesModel(SlopesPreTrainedModel):
         self.embeddings = Embeddings(config)
         self.encoder = Encoder(config)
         self.post_init()
-
-    def get_input_embeddings(self):
-        return self.embeddings.word_embeddings
-
-    def set_input_embeddings(self, value):
-        self.embeddings.word_embeddings = value
 
     def forward(
         self,
@@ -170,8 +123,7 @@ class SlopesModel(SlopesPreTrainedModel):
     ):
         x = self.embeddings(input_ids, token_type_ids)
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        mask = (1 - mask[:, None, None].to(x.dtype)) * torch.finfo(x.dtype).min
-        x, states, maps = self.encoder(x, mask)
+        x, states, maps = self.encoder(x, added_mask(mask, x))
         return BaseModelOutput(
             x, states if output_hidden_states else None, maps if output_attentions else None
         )
@@ -186,5 +138,4 @@ class SlopesForSequenceClassification(SlopesPreTrainedModel):
         self.post_init()
 
     def forward(self, input_ids, attention_mask=None, token_type_ids=None, **_):
-        states = self.bert(input_ids, attention_mask, token_type_ids).last_hidden_state
-        return SequenceClassifierOutput(logits=self.classifier(states[:, 0]))
+        return classified(self.classifier, self.bert, input_ids, attention_mask, token_type_ids)

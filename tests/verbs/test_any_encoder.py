@@ -84,7 +84,7 @@ def test_a_smaller_one_of_it_is_refused_with_what_works(gpt2, texts, tmp_path):
     message = refused(
         tmp_path, "distill", gpt2, "--to", "1x16", *method, *SHORT, "-o", tmp_path / "out"
     )
-    assert "cannot prune a 'gpt2' or make smaller ones of it: no linear that makes q" in message
+    assert "cannot prune a 'gpt2' or make smaller ones of it: q is made by a Conv1D" in message
     assert "--to static:256, or --student MODEL" in message
 
 

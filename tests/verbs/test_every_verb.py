@@ -151,6 +151,14 @@ def test_types_are_pruned(folder, data):
     assert outcome("prune", folder, data) == WORKS
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", ["deberta", "xmod"], indirect=True)
+def test_types_that_need_float32_are_pruned_in_it(folder, data):
+    words = arguments("prune", folder, data)
+    result = kdcli(*("bf16" if word == "fp32" else word for word in words))
+    assert result.exit_code == 0, result.output
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("folder", TRIED, indirect=True)
 def test_each_verb_does_with_each_type_what_it_did(folder, data):

@@ -68,7 +68,7 @@ def made(request, tmp_path_factory):
 
 def test_a_fine_tuned_model_has_learned_and_loads_elsewhere(made, tmp_path):
     kind, root = made
-    files = {file.name for file in OWN_CODE_FILES.glob(f"*_{kind}.py")}
+    files = {file.name for file in OWN_CODE_FILES.glob(f"*_{kind}.py")} | {"base_own.py"}
     assert {file.name for file in (root / "tuned").glob("*.py")} == files
     auto_map = json.loads((root / "tuned" / "config.json").read_text("utf-8"))["auto_map"]
     assert set(auto_map) == {"AutoConfig", "AutoModel", "AutoModelForSequenceClassification"}
@@ -184,24 +184,56 @@ def test_buffers_that_transformers_leaves_empty_are_computed(kind, tmp_path, cap
     torch.testing.assert_close(one, two)
 
 
+READ, BUILT = "        super().__init__(pad_token_id", "        self.post_init()"
+RUNS = "        mask = torch.ones_like(input_ids)"
+UNUSED = "returns a last_hidden_state for each token"
+FAULTS = {
+    "return (x,)": ("its output, a tuple, has no last_hidden_state", UNUSED),
+    "return BaseModelOutput(x.mean(1))": (r"3 texts of 13 tokens has the shape \[3, ", UNUSED),
+    # What is derived has other rows.
+    "if len(x) != 3: raise OSError('no kernel')": (
+        r"modeling_slopes\.py, line \d+: OSError: no kernel",
+        "what always works is a model that transformers has",
+    ),
+}
+"""A line of code, and the message and the hint about it."""
+
+
+def with_line(folder, before, line):
+    """A model with one more line of code."""
+    write_own_code("pairs" if before == READ else "slopes", folder)
+    texts = {file: file.read_text("utf-8") for file in folder.glob("*.py")}
+    assert any(before in text for text in texts.values())
+    for file, text in texts.items():
+        file.write_text(text.replace(before, f"        {line}\n{before}"), "utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("line", FAULTS)
+def test_a_fault_of_the_code_is_named(tmp_path, line):
+    model = with_line(tmp_path / "model", RUNS, line)
+    own_files.own(tmp_path / "data", "class", 48, 24)
+    task = ("--task", "own", "--data", tmp_path / "data", *SHORT)
+    result = kdcli("finetune", model, *task, "-o", tmp_path / "out")
+    assert result.exit_code == 2, result.output
+    said = said_by(result)
+    assert all(re.search(part, said) for part in FAULTS[line]), said
+
+
 @pytest.mark.parametrize(
     ("before", "line", "said"),
     [
-        ("        self.vocab_size =", "bytearray(1 << 60)", "out of memory"),
-        ("        self.post_init()", 'torch.empty(1 << 50, device="cpu")', "can't allocate memory"),
+        (READ, "bytearray(1 << 60)", "out of memory"),
+        (BUILT, 'torch.empty(1 << 50, device="cpu")', "can't allocate memory"),
     ],
     ids=["configuration", "model"],
 )
 def test_a_full_memory_is_no_fault_of_the_code(tmp_path, before, line, said):
-    write_own_code("slopes", tmp_path / "model")
+    model = with_line(tmp_path / "model", before, line)
     own_files.own(tmp_path / "data", "class", 48, 24)
-    code = tmp_path / "model" / "modeling_slopes.py"
-    text = code.read_text("utf-8")
-    assert before in text
-    code.write_text(text.replace(before, f"        {line}\n{before}"), "utf-8")
     task = ("--task", "own", "--data", tmp_path / "data", *SHORT)
-    result = kdcli("finetune", tmp_path / "model", *task, "-o", tmp_path / "out")
+    result = kdcli("finetune", model, *task, "-o", tmp_path / "out")
     assert result.exit_code == 3, result.output
     assert said in said_by(result)
-    assert "its code" not in said_by(result)
+    assert "own code" not in said_by(result)
     assert "the code of" not in said_by(result)

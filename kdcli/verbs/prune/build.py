@@ -118,9 +118,9 @@ def build_pruning(
         if id(parameter) not in inside:
             parameter.requires_grad_(workload.trains_head(recipe.head))
     job = _job(context, workload, recipe, model, pruner, source, folder)
-    if not pruner.trains_weights:
+    if not pruner.trains_weights and layout_for(model.model.config).autocast:
         # Frozen weights in the compute dtype take half the memory and need no casts. This comes
-        # after `_job`, which runs without autocast.
+        # after `_job`, which runs without autocast. Some models never run under autocast.
         for parameter in encoder_parameters(model.model).values():
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(context.session.compute_dtype)
