@@ -19,7 +19,7 @@ from scipy.special import expit, softmax
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from kdcli.data.labelled.answer_windows import decode_answers, windows
-from kdcli.data.labelled.features import TokenizedRows, cover_letters, encode_examples
+from kdcli.data.labelled.features import TokenizedRows, cover_letters, encode_texts
 from kdcli.data.labelled.tags import describe_unknown_scheme
 from kdcli.deploy.cascade import CascadeSettings, cascade_parts
 from kdcli.deploy.environment import latency_threads
@@ -40,7 +40,7 @@ from kdcli.models.heads import PROBLEM, kind_of_head, tokenizer_for
 from kdcli.models.load import check_case, load_config
 from kdcli.models.model import reads_token_types
 from kdcli.models.shape import positions_of
-from kdcli.types import Array, Example, Kind, Task
+from kdcli.types import Array, Example, Kind
 
 Text = str | Sequence[str]
 """A text; a pair of texts; or the words of a text, for a model that labels words."""
@@ -291,11 +291,13 @@ class Predictor:
 
     def _rows(self, texts: Sequence[tuple[str, ...]], *, of_words: bool = False) -> TokenizedRows:
         """Tokenise texts, or pairs or words of texts."""
-        kind: Kind = "tokens" if of_words else "score"
-        task = Task("texts", kind, ("text",), ())
-        examples = [Example("", str(n), each, None) for n, each in enumerate(texts)]
-        types, length = self._token_types, self.max_length
-        return encode_examples(task, examples, self.tokenizer, max_length=length, token_types=types)
+        return encode_texts(
+            texts,
+            self.tokenizer,
+            max_length=self.max_length,
+            token_types=self._token_types,
+            kind="tokens" if of_words else "score",
+        )
 
     def _outputs(
         self, rows: TokenizedRows, finish: Callable[[list[Array], torch.Tensor], Array]

@@ -630,13 +630,13 @@ def _key(rows: TokenizedRows, layout: RecordLayout, fingerprint: str) -> str:
 
 def hashes_of_tokens(rows: TokenizedRows) -> tuple[int, list[object]]:
     """Return JSON values that identify what a model reads in rows."""
-    arrays: list[object] = [
-        None
-        if array is None
-        else [str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).hexdigest()]
-        for array in (rows.ids_T, rows.types_T, rows.ends)
-    ]
-    return rows.pad_id, arrays
+
+    def described(array: Array) -> list[object]:
+        digest = hashlib.sha256(np.ascontiguousarray(array)).hexdigest()
+        return [str(array.dtype), array.shape, digest]
+
+    arrays = (rows.ids_T, rows.types_T, rows.ends)
+    return rows.pad_id, [None if array is None else described(array) for array in arrays]
 
 
 def _index(folder: Path, key: str) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from kdcli.data.labelled.features import TokenizedRows, encode_examples
+from kdcli.data.labelled.features import TokenizedRows, encode_texts
 from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.export import VECTORS
 from kdcli.deploy.exported import is_export, open_export
@@ -34,11 +34,10 @@ from kdcli.models.shape import positions_of
 from kdcli.models.source import is_address
 from kdcli.targets.outputs import load_or_compute_outputs
 from kdcli.targets.served import ServerSettings, load_served
-from kdcli.types import Array, Batch, Example, Needs, Task
+from kdcli.types import Array, Batch, Needs
 from kdcli.workloads.runner_outputs import FORWARD_ROWS, padded
 from kdcli.workloads.settings import VectorFormat
 
-TEXTS = Task("texts", "score", ("text",), ())
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 65536}  # in one forward pass, including padding
 
 
@@ -189,17 +188,16 @@ class Embedder(Model):
             UsageError: A prompt is not supported.
         """
         prompts = {role: self.prompt(role) for role in set(roles)}
-        examples = [
-            Example("", str(n), (prompts[r] + t,), None)
-            for n, (t, r) in enumerate(zip(texts, roles, strict=True))
-        ]
         types = reads_token_types(self.model.config, self.tokenizer)
         if self.format.library:
             # The library cuts texts itself, and these tokens are bytes.
             max_length = None
         length = min(max_length or self.max_length, positions_of(self.model.config) or 1 << 30)
-        return encode_examples(
-            TEXTS, examples, self.tokenizer, max_length=length, token_types=types
+        return encode_texts(
+            ((prompts[role] + text,) for text, role in zip(texts, roles, strict=True)),
+            self.tokenizer,
+            max_length=length,
+            token_types=types,
         )
 
     def vectors(

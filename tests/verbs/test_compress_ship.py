@@ -132,6 +132,9 @@ def test_the_command_of_a_model_card_has_neither_price_nor_directories(tmp_path,
         "kdcli compress org/model --data customer.csv --set data.source=rows.csv --task sst2 "
         "--max-drop 1.0 -o run"
     )
+    served = "kdcli distill --teacher http://localhost:8080/v1 --data "
+    command = served + "'https://me:secret@host/rows.csv?sig=secret'"
+    assert repeat_command("distill", command, public=True) == served + "https://host/rows.csv"
     priced = "kdcli compress m --price-per-hour=0.5 -y"
     assert repeat_command("compress", priced, public=True) == "kdcli compress m -y"
     assert repeat_command("compress", priced) == priced

@@ -5,12 +5,14 @@ The rows are stored without padding, which is added batch by batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
 import torch
+from numpy.typing import DTypeLike
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from kdcli.errors import UsageError
@@ -138,50 +140,80 @@ def encode_examples(
         UsageError: The tokenizer has no padding token. For `tokens` also: the tokenizer does not
             tell which word a token belongs to, or no labelled word has a token.
     """
-    of_words = task.kind == "tokens"
-    if of_words:
+    if task.kind == "tokens":
         _check_tells_words(tokenizer, task)
-    ids: list[Array] = []
-    types: list[Array] = []
-    words: list[Array] = []
+    rows = encode_texts(
+        (example.texts for example in examples),
+        tokenizer,
+        max_length=max_length,
+        token_types=token_types,
+        kind=task.kind,
+    )
+    labels = _labels(task, examples, rows)
+    if task.kind == "tokens" and labels is not None:
+        _check_words_have_tokens(examples, labels)
+    return replace(rows, labels=labels)
+
+
+def encode_texts(
+    texts: Iterable[tuple[str, ...]],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_length: int,
+    token_types: bool,
+    kind: Kind = "score",
+) -> TokenizedRows:
+    """Tokenise texts, or pairs of texts, without labels. For the kind `tokens`, they are words.
+
+    Only the token ids are kept in memory, not the texts.
+
+    Raises:
+        UsageError: The tokenizer has no padding token.
+    """
+    of_words = kind == "tokens"
+    ids, types, words, lengths = [list[Array]() for _ in range(4)]
     truncated = 0
-    for begin in range(0, len(examples), EXAMPLES_PER_CALL):
-        portion = examples[begin : begin + EXAMPLES_PER_CALL]
+    remaining = iter(texts)
+    while portion := list(itertools.islice(remaining, EXAMPLES_PER_CALL)):
         encoded = _tokenize(portion, tokenizer, of_words, max_length, token_types)
-        ids += [np.asarray(row, dtype=np.int32) for row in encoded["input_ids"]]
+        ids.append(_joined(encoded["input_ids"], np.int32))
+        lengths.append(np.array([len(row) for row in encoded["input_ids"]], np.int64))
         if token_types:
-            types += [np.asarray(row, dtype=np.int8) for row in encoded["token_type_ids"]]
+            types.append(_joined(encoded["token_type_ids"], np.int8))
         truncated += sum(were_cut(encoded, max_length))
         if of_words:
             words += [_first_pieces(encoded.word_ids(i)) for i in range(len(portion))]
-    labels = _labels(task, examples, words)
-    if of_words and labels is not None:
-        _check_words_have_tokens(examples, labels)
+    lengths_N = _concatenated(lengths, np.int64)
     return TokenizedRows(
-        ids_T=np.concatenate(ids) if ids else np.empty(0, dtype=np.int32),
-        types_T=np.concatenate(types) if types else None,
-        ends=np.cumsum([len(row) for row in ids], dtype=np.int64),
-        labels=labels,
-        example=np.arange(len(ids)),
+        ids_T=_concatenated(ids, np.int32),
+        types_T=_concatenated(types, np.int8) if token_types else None,
+        ends=np.cumsum(lengths_N),
+        labels=None,
+        example=np.arange(len(lengths_N)),
         truncated=truncated,
         pad_id=pad_id(tokenizer),
-        kind=task.kind,
-        words_T=np.concatenate(words) if words else None,
+        kind=kind,
+        words_T=_concatenated(words, np.int32) if of_words else None,
     )
 
 
+def _joined(rows: Sequence[Sequence[int]], dtype: DTypeLike) -> Array:
+    return np.fromiter(itertools.chain.from_iterable(rows), dtype)
+
+
+def _concatenated(parts: Sequence[Array], dtype: DTypeLike) -> Array:
+    return np.concatenate(parts) if parts else np.empty(0, dtype)
+
+
 def _tokenize(
-    examples: Sequence[Example],
+    texts: Sequence[tuple[str, ...]],
     tokenizer: PreTrainedTokenizerBase,
     of_words: bool,
     max_length: int,
     token_types: bool,
 ) -> BatchEncoding:
-    """Tokenise examples in one call of the tokenizer; `of_words` if their texts are words."""
-    if of_words:
-        columns = [[list(e.texts) for e in examples]]
-    else:
-        columns = [list(texts) for texts in zip(*(e.texts for e in examples), strict=True)]
+    """Tokenise texts in one call of the tokenizer; `of_words` if they are words."""
+    columns = [list(map(list, texts))] if of_words else map(list, zip(*texts, strict=True))
     return tokenizer(
         *columns,
         is_split_into_words=of_words,
@@ -296,14 +328,15 @@ def _first_pieces(words: Sequence[int | None]) -> Array:
     )
 
 
-def _labels(task: Task, examples: Sequence[Example], words: Sequence[Array]) -> Array | None:
+def _labels(task: Task, examples: Sequence[Example], tokens: TokenizedRows) -> Array | None:
     """Return the labels in the form of `TokenizedRows`, or None if they are withheld."""
     labels = [e.label for e in examples]
     if not labels or None in labels:
         return None
     if task.kind in ("class", "score"):
         return np.array(labels, dtype=np.int64 if task.kind == "class" else np.float32)
-    if task.kind == "tokens":
+    if tokens.words_T is not None:
+        words = np.split(tokens.words_T, tokens.ends[:-1])
         rows = [
             np.where(w >= 0, np.array(label)[w], IGNORED)
             for w, label in zip(words, labels, strict=True)

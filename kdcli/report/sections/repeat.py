@@ -3,8 +3,10 @@
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from kdcli.disk import is_path
+from kdcli.models.source import is_address
 from kdcli.report.schema import Report
 from kdcli.report.sections.evaluations import set_name
 
@@ -26,16 +28,26 @@ def repeat_command(verb: str, command_line: str | None, *, public: bool = False)
         return command_line
     words: list[str] = []
     for word in shlex.split(command_line):
-        option, equals, value = word.partition("=")
+        option, equals, _ = word.partition("=")
         if words and words[-1] == PRICE:
             words.pop()
         elif option != PRICE or not equals:
-            words.append(f"{option}={_public(value)}" if equals else _public(word))
+            words.append(_public(word))
     return shlex.join(words)
 
 
 def _public(word: str) -> str:
-    """Return the last part of a path, and any other word unchanged. A hub id has one slash."""
+    """Return the last part of a path, also after `KEY=`, and any other word unchanged.
+
+    A hub id has one slash. The address of a server or a file loses its user, password and query,
+    which may hold a key.
+    """
+    if is_address(word):
+        parts = urlsplit(word)
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
+    key, equals, value = word.partition("=")
+    if equals:
+        return f"{key}={_public(value)}"
     is_place = word.startswith((".", "/", "~")) or word.count("/") > 1 or is_path(word)
     return Path(word).name or word if is_place else word
 
