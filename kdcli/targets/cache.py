@@ -632,7 +632,7 @@ def hashes_of_tokens(rows: TokenizedRows) -> tuple[int, list[object]]:
     """Return JSON values that identify what a model reads in rows."""
 
     def described(array: Array) -> list[object]:
-        digest = hashlib.sha256(np.ascontiguousarray(array)).hexdigest()
+        digest = hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
         return [str(array.dtype), array.shape, digest]
 
     arrays = (rows.ids_T, rows.types_T, rows.ends)

@@ -22,7 +22,7 @@ from kdcli.models.load import pickled_head
 from kdcli.models.model import Model
 from kdcli.types import OWN, RowHashes, Task
 from kdcli.workloads.beir import RETRIEVAL, Retrieval, read_retrieval
-from kdcli.workloads.embedder import TEXTS, Embedder, cosines
+from kdcli.workloads.embedder import Embedder, cosines
 from kdcli.workloads.finetune_recipes import downstream_recipe, eval_source
 from kdcli.workloads.labelled import LabelledWorkload, scores_of
 from kdcli.workloads.predictions import Prediction
@@ -33,6 +33,8 @@ from kdcli.workloads.vector_index import Index
 
 SCORE = "score"
 """The column in which MTEB's data sets of text pairs hold their numbers."""
+TEXTS = Task("texts", "score", ("text",), ())
+"""The task of texts alone."""
 
 
 class EvalSet(Protocol):
