@@ -301,7 +301,8 @@ def verb(
 
     def decorate(function: Callable[[Given], Printable | None]) -> Verb:
         package = function.__module__.removesuffix(".cli")
-        name = function.__name__
+        # A verb may be a keyword of Python, so that its function ends in an underscore.
+        name = function.__name__.rstrip("_")
         settings = f"{package}.settings"
         command = Verb(name, function, settings, shared, examples, page or name)
 
