@@ -85,8 +85,8 @@ def wrong_imports(path: str, source: str) -> list[str]:
     room, tree = room_of(path), ast.parse(source)
     allowed = {"errors", "manifest"} if room in GROUND else BELOW[room] | GROUND
     found = sorted(imported_rooms(tree) - allowed - {room})
-    # Compress calls the other verbs, and adapt exports what it saves.
-    if room == "verbs" and not path.startswith(("verbs/compress/", "verbs/adapt/")):
+    # Compress calls the other verbs.
+    if room == "verbs" and not path.startswith("verbs/compress/"):
         own = ".".join(["kdcli", *path.split("/")[:2]])
         found += sorted(
             {n for n in imports(tree) if n.startswith("kdcli.verbs") and not n.startswith(own)}

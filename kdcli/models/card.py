@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -44,8 +45,12 @@ def describe(model: PreTrainedModel, name: str, folder: Path | None) -> Card:
     )
     total = sum(p.numel() for p in model.parameters())
     weights = sorted(folder.glob("model*.safetensors")) if folder else []
+    # The layers after an embedding model's pooling, in directories such as 2_Dense.
+    layers = sorted(folder.glob("[0-9]_*/model.safetensors")) if folder else []
+    of_layers = [tensor for file in layers for tensor in load_file(file).values()]
+    total += sum(map(torch.numel, of_layers))
     digest, dtypes = hashlib.sha256(), Counter[str]()
-    for file in weights:
+    for file in [*weights, *layers]:
         with file.open("rb") as stream:
             hashlib.file_digest(stream, lambda: digest)
         with safe_open(file, "pt") as tensors:
@@ -58,9 +63,11 @@ def describe(model: PreTrainedModel, name: str, folder: Path | None) -> Card:
         params_total=total,
         params_embedding=embedding,
         params_transformer=total - embedding,
-        params_nonzero=sum(int(p.count_nonzero()) for p in model.parameters() if not p.is_meta),
+        params_nonzero=sum(
+            int(p.count_nonzero()) for p in [*model.parameters(), *of_layers] if not p.is_meta
+        ),
         multiply_adds=multiply_adds(model.base_model),
-        bytes=sum(f.stat().st_size for f in weights) if weights else 4 * total,
+        bytes=sum(f.stat().st_size for f in [*weights, *layers]) if weights else 4 * total,
         held_in=_DTYPES.get(common := dtypes.most_common(1)[0][0], common) if dtypes else "fp32",
         sha256=digest.hexdigest() if weights else None,
     )

@@ -96,6 +96,8 @@ def estimate_stage(
         folder: The run directory of the stage.
         steps_of_pass: Number of steps in one pass over the data.
     """
+    # Without labels, metrics compare with a teacher's answers, which a dry run does not compute.
+    job = replace(job, compute_metrics=None)
     outcome = train(
         session, job, replace(schedule, stop_after=min(schedule.steps, PROBE_STEPS)), None
     )

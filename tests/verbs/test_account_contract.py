@@ -163,7 +163,10 @@ def test_tokenize_has_an_account_and_refuses_empty_rows(given, tmp_path, workers
 
 @pytest.mark.parametrize(
     ("verb", "column"),
-    [("trim", ""), ("trim", "text"), ("export", ""), ("distill", "text"), ("tokenize", "")],
+    [
+        *(("trim", ""), ("trim", "text"), ("export", ""), ("distill", "text"), ("tokenize", "")),
+        ("adapt", "text"),
+    ],
 )
 def test_strict_data_refuses_a_repeated_text_of_every_verb(given, tmp_path, verb, column):
     words = {
@@ -171,6 +174,7 @@ def test_strict_data_refuses_a_repeated_text_of_every_verb(given, tmp_path, verb
         "export": ["export", given["BASE"], "--format", "onnx", "--int8", "--data"],
         "distill": ["distill", given["BASE"], "--to", "1x16", *TEXT, "--data"],
         "tokenize": ["tokenize", "--tokenizer", given["BASE"]],
+        "adapt": ["adapt", given["BASE"], "--pooling", "mean", "--index", "no.npy", "--data"],
     }[verb]
     chosen = ["--set", f"data.column={column}"] if column else []
     file = written(tmp_path / "rows.jsonl", json.dumps(GOOD[0] | {"text": f"  {GOOD[0]['text']}"}))

@@ -11,6 +11,8 @@ from forked import killed
 from own_files import QUICK
 
 from kdcli.engine.inputs import foreign_files
+from kdcli.run.context import cpu_session
+from kdcli.workloads.embedder import Embedder
 
 OWN = ("--task", "own", "--data")
 ONNX = ("--format", "onnx")
@@ -23,6 +25,10 @@ def tuned(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
     base, data = own_files.encoder(folder / "base"), own_files.own(folder / "data", "class")
     own_files.succeeds("finetune", base, *OWN, data, *STEP, "-o", folder / "run")
+    texts = [row["text"] for file in data.glob("*.jsonl") for row in own_files.lines_of(file)]
+    vectors = Embedder.open(str(base), pooling="mean").vectors(texts, "", cpu_session())
+    index = [{"text": t, "vector": v.tolist()} for t, v in zip(texts, vectors, strict=True)]
+    own_files.write(folder / "index.jsonl", index)
     return folder
 
 
@@ -100,6 +106,10 @@ VERBS = {
         *("evaluate", "{model}", *OWN, "{data}", "--mask", "{mask}", "--overwrite"),
     ),
     "trim": ("trim", "{model}", "--data", "{data}", "--overwrite"),
+    "adapt": (
+        *("adapt", "{base}", "--pooling", "mean", "--index", "{index}", "--data", "{data}"),
+        "--overwrite",
+    ),
     "benchmark": (
         *("benchmark", "{model}", "--backend", "torch", "--batch-size", "1", "--seq-len", "8"),
         *("--set", "measure.min_runs=1", "--set", "measure.min_seconds=0", "--overwrite"),
@@ -109,7 +119,9 @@ VERBS = {
     "tokenize": ("tokenize", "{data}", "--tokenizer", "{model}"),
     "mask": ("mask", "apply", "{mask}", "--base", "{model}"),
 }
-SPELLED = {"model": PATHS, "data": SOURCES, "mask": {"plain": PATHS["plain"], "link": link}}
+GIVEN = {"base": "base", "model": "run", "data": "data", "index": "index.jsonl"}
+ONE_FILE = {"plain": PATHS["plain"], "link": link}
+SPELLED = {"model": PATHS, "data": SOURCES, "mask": ONE_FILE, "index": ONE_FILE}
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -118,7 +130,9 @@ def test_an_input_in_the_output_directory_is_not_deleted(verb, tuned, mask, tmp_
     shutil.copytree(tuned / "data", run / "in" / "data")
     shutil.copytree(tuned / "run", run / "in" / "model")
     shutil.copy(mask, run / "in" / "mask")
-    given = {"first": tuned / "run", "model": tuned / "run", "data": tuned / "data", "mask": mask}
+    shutil.copy(tuned / "index.jsonl", run / "in" / "index")
+    given = {"first": tuned / "run", "mask": mask}
+    given |= {name: tuned / place for name, place in GIVEN.items()}
     before = content(run)
     monkeypatch.chdir(tmp_path)
     for name, spellings in SPELLED.items():
@@ -183,11 +197,11 @@ WRITTEN = {
     "verb",
     [
         *("finetune", "distill", "distill text", "prune", "cotrain", "evaluate", "trim"),
-        *("benchmark", "export"),
+        *("adapt", "benchmark", "export"),
     ],
 )
 def test_overwriting_deletes_only_what_kdcli_wrote(verb, tuned, tmp_path):
-    given = {"model": tuned / "run", "data": tuned / "data"}
+    given = {name: tuned / place for name, place in GIVEN.items()}
     command = [word.format(**given) for word in VERBS[verb]]
     out = tmp_path / "out"
     own_files.succeeds(*command, "-o", out)

@@ -558,6 +558,7 @@ MADE = {
     "cotrain": (("cotrain", "1x32", *SMALL, "--set", "data.stride=4"), LABELLED, "student"),
     "compress": (COMPRESSED, ("class",), "best"),
     "trim": (("trim",), ("class", "tokens", "vectors"), "."),
+    "adapt": (("adapt",), ("vectors",), "."),
     "export": (("export", "--format", "onnx"), ("class", "rank", "vectors"), "."),
 }
 
@@ -575,6 +576,10 @@ def test_a_smaller_model_scores_the_same_elsewhere(tuned, stranger, tmp_path, ve
         rows = own_files.lines_of(data[-1] / "train.jsonl")
         texts.write_text("\n".join(row["sentence1"] for row in rows), "utf-8")
         given = ("--data", texts, *OF_VECTORS.get(verb, ()))
+        if verb == "adapt":
+            vectors = Predictor.open(str(model)).predict([row["sentence1"] for row in rows])
+            np.save(tmp_path / "index.npy", np.tanh(3 * np.asarray(vectors))[:, ::-1])
+            given += ("--index", tmp_path / "index.npy")
     elif verb in ("trim", "export"):
         given = data[2:] if verb == "trim" else ()
     own_files.succeeds(command, model, *options, *given, "-o", out)

@@ -5,8 +5,8 @@ All are solved in closed form from sums of products, so memory does not grow wit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -19,41 +19,25 @@ from kdcli.types import Array
 
 FOLDS = 5
 """Number of parts of the texts for the cross-validation of a ridge."""
-RIDGES = [10.0**n for n in range(-6, 2)]
+RIDGES = [10.0**n for n in range(-6, 3)]
 """Strengths of a ridge that are tried, relative to the mean variance of an input."""
-HIDDEN = 512
-"""Number of hidden units of a residual layer."""
-SHARE_OFF = 0.5
-"""Share of the texts for which a hidden unit is 0."""
-ROWS_AT_ONCE = 4096
-
-
-@dataclass(frozen=True)
-class Dense:
-    """A dense layer: its weight [out, in], its bias [out], and whether a ReLU follows."""
-
-    weight_OI: Array
-    bias_O: Array
-    relu: bool = False
-
-    def __call__(self, x_NI: Array) -> Array:
-        y_NO = x_NI @ self.weight_OI.T + self.bias_O
-        return np.asarray(np.maximum(y_NO, 0) if self.relu else y_NO)
 
 
 @dataclass(frozen=True)
 class VectorMap:
-    """A map of vectors, as dense layers.
+    """A map of vectors: a matrix and a shift.
 
     Attributes:
-        name: `orthogonal`, `linear` or `residual`.
-        layers: The layers.
+        name: `orthogonal` or `linear`.
+        weight_ED: The matrix.
+        bias_E: The shift.
         ridge: The strength of the ridge, relative to the mean variance of an input; None if there
             is no ridge.
     """
 
     name: str
-    layers: tuple[Dense, ...]
+    weight_ED: Array
+    bias_E: Array
     ridge: float | None = None
 
     @property
@@ -63,26 +47,15 @@ class VectorMap:
 
     def __call__(self, x_ND: Array) -> Array:
         """Map vectors, [N, E] float32."""
-        for layer in self.layers:
-            x_ND = layer(x_ND)
-        return np.asarray(x_ND, np.float32)
+        return np.asarray(x_ND @ self.weight_ED.T + self.bias_E, np.float32)
 
-    def modules(self, width: int) -> tuple[nn.Module, ...]:
-        """Return the map as modules of sentence-transformers for vectors of `width` numbers.
+    def layer(self, width: int) -> nn.Module:
+        """Return the map as a module of sentence-transformers for vectors of `width` numbers.
 
         Numbers that the model cuts from its vectors have no weight.
         """
-        first = self.layers[0].weight_OI
-        padded_OI = np.pad(first, ((0, 0), (0, width - first.shape[1])))
-        weights = [padded_OI, *(layer.weight_OI for layer in self.layers[1:])]
-        return tuple(
-            dense_layer(
-                torch.from_numpy(weight_OI).float(),
-                torch.from_numpy(layer.bias_O).float(),
-                "ReLU" if layer.relu else "Identity",
-            )
-            for weight_OI, layer in zip(weights, self.layers, strict=True)
-        )
+        weight_ED = np.pad(self.weight_ED, ((0, 0), (0, width - self.weight_ED.shape[1])))
+        return dense_layer(torch.from_numpy(weight_ED), torch.from_numpy(self.bias_E))
 
 
 @dataclass(frozen=True)
@@ -97,24 +70,26 @@ class Moments:
     yy: Tensor
 
     @classmethod
-    def of(cls, pairs: Iterable[tuple[Tensor, Tensor]]) -> Self:
-        """Add up parts of the pairs."""
-        parts = (
-            cls(
-                *(len(x), x.double().sum(0), y.double().sum(0)),
-                *(second_moments(x), sum_of_products(x, y), y.double().square().sum()),
-            )
-            for x, y in pairs
-        )
-        total = next(parts)
-        for part in parts:
-            total = total.plus(part)
-        return total
+    def of(cls, x_RD: Tensor, y_RE: Tensor) -> Self:
+        """Add up the pairs."""
+        x_D, y_E = (part.sum(0, dtype=torch.float64) for part in (x_RD, y_RE))
+        yy, xx_DD = y_RE.square().sum(dtype=torch.float64), second_moments(x_RD)
+        return cls(len(x_RD), x_D, y_E, xx_DD, sum_of_products(x_RD, y_RE), yy)
 
     def plus(self, other: Self, sign: int = 1) -> Self:
         """Add the sums of other pairs; subtract them if `sign` is -1."""
         sums = zip(vars(self).values(), vars(other).values(), strict=True)
         return type(self)(*(a + sign * b for a, b in sums))
+
+    def beyond(self, weight_DE: Tensor) -> Self:
+        """Return the sums of the pairs of x and what is left of y without x times a matrix."""
+        fitted_DE = self.xx_DD @ weight_DE
+        return replace(
+            self,
+            y_E=self.y_E - self.x_D @ weight_DE,
+            xy_DE=self.xy_DE - fitted_DE,
+            yy=self.yy + (weight_DE * (fitted_DE - 2 * self.xy_DE)).sum(),
+        )
 
     @property
     def means(self) -> tuple[Tensor, Tensor]:
@@ -134,41 +109,15 @@ def fit_maps(x_RD: Array, y_RE: Array) -> Iterator[VectorMap]:
     """Fit every kind of map to pairs of vectors x and y.
 
     * `orthogonal`: a rotation, a scale and a shift (Procrustes)
-    * `linear`: a matrix and a shift, by ridge regression
-    * `residual`: a matrix and a shift, plus a matrix times the ReLU of hidden units, by ridge
-      regression. The hidden units are not trained: each looks in the direction of a text.
+    * `linear`: a matrix and a shift, by a ridge regression that shrinks the matrix to the rotation
     """
-    x_RD, y_RE = np.asarray(x_RD, np.float32), np.asarray(y_RE, np.float32)
-    folds = list(_folds(x_RD, y_RE, None))
-    yield _orthogonal(_total(folds))
-    weight_DE, bias_E, ridge = _ridge(folds)
-    yield VectorMap("linear", (Dense(weight_DE.T, bias_E),), ridge)
-    hidden = _hidden_units(x_RD)
-    weight_IE, bias_E, ridge = _ridge(list(_folds(x_RD, y_RE, hidden)))
-    # A vector passes a ReLU as its positive and its negative part.
-    width = x_RD.shape[1]
-    identity = np.eye(width, dtype=np.float32)
-    first = Dense(
-        np.concatenate([identity, -identity, hidden.weight_OI]),
-        np.concatenate([np.zeros(2 * width, np.float32), hidden.bias_O]),
-        relu=True,
-    )
-    second_EI = np.concatenate([weight_IE[:width], -weight_IE[:width], weight_IE[width:]]).T
-    yield VectorMap("residual", (first, Dense(second_EI, bias_E)), ridge)
-
-
-def _folds(x_RD: Array, y_RE: Array, hidden: Dense | None) -> Iterator[Moments]:
-    """Add up the products of each fold, with hidden units as further inputs."""
-    for fold in range(FOLDS):
-        x_FD, y_FE = x_RD[fold::FOLDS], y_RE[fold::FOLDS]
-
-        def parts(x_FD: Array = x_FD, y_FE: Array = y_FE) -> Iterator[tuple[Tensor, Tensor]]:
-            for begin in range(0, len(x_FD), ROWS_AT_ONCE):
-                x, y = x_FD[begin : begin + ROWS_AT_ONCE], y_FE[begin : begin + ROWS_AT_ONCE]
-                x = x if hidden is None else np.concatenate([x, hidden(x)], 1)
-                yield torch.from_numpy(x), torch.from_numpy(y)
-
-        yield Moments.of(parts())
+    x, y = (torch.from_numpy(np.asarray(part, np.float32)) for part in (x_RD, y_RE))
+    folds = [Moments.of(x[fold::FOLDS], y[fold::FOLDS]) for fold in range(FOLDS)]
+    total = _total(folds)
+    rotation_DE = _rotation(total)
+    yield _vector_map("orthogonal", rotation_DE, total)
+    change_DE, ridge = _ridge([fold.beyond(rotation_DE) for fold in folds])
+    yield _vector_map("linear", rotation_DE + change_DE, total, ridge)
 
 
 def _total(folds: list[Moments]) -> Moments:
@@ -178,33 +127,34 @@ def _total(folds: list[Moments]) -> Moments:
     return total
 
 
-def _orthogonal(moments: Moments) -> VectorMap:
-    """Fit a rotation with a scale and a shift."""
-    x_D, y_E = moments.means
-    xx_DD, xy_DE, _ = moments.about(x_D, y_E)
+def _rotation(moments: Moments) -> Tensor:
+    """Fit a rotation with a scale, [D, E]."""
+    xx_DD, xy_DE, _ = moments.about(*moments.means)
     u, s, v = torch.linalg.svd(xy_DE, full_matrices=False)
-    rotation_DE = u @ v
-    scale = s.sum() / ((xx_DD @ rotation_DE) * rotation_DE).sum()
-    return VectorMap("orthogonal", (_dense(scale * rotation_DE, x_D, y_E),))
+    rotation_DE: Tensor = u @ v
+    scale: Tensor = s.sum() / ((xx_DD @ rotation_DE) * rotation_DE).sum()
+    return scale * rotation_DE
 
 
-def _dense(weight_DE: Tensor, x_D: Tensor, y_E: Tensor) -> Dense:
-    """Return the layer that maps the point x to the point y."""
-    return Dense(weight_DE.T.float().numpy(), (y_E - x_D @ weight_DE).float().numpy())
+def _vector_map(
+    name: str, weight_DE: Tensor, moments: Moments, ridge: float | None = None
+) -> VectorMap:
+    """Return the map with a matrix that takes the mean of x to the mean of y."""
+    x_D, y_E = moments.means
+    bias_E = y_E - x_D @ weight_DE
+    return VectorMap(name, weight_DE.T.float().numpy(), bias_E.float().numpy(), ridge)
 
 
-def _ridge(folds: list[Moments]) -> tuple[Array, Array, float]:
-    """Fit a matrix [D, E] and a shift [E] by ridge regression, and return the ridge's strength.
+def _ridge(folds: list[Moments]) -> tuple[Tensor, float]:
+    """Fit a matrix [D, E] by ridge regression, and return the ridge's strength.
 
     The strength is the one with the least squared error on the texts that each fold leaves out.
     """
     total = _total(folds)
     errors = sum(_errors(total.plus(fold, -1), fold) for fold in folds)
     ridge = RIDGES[int(np.argmin(errors))]
-    x_D, y_E = total.means
     values_D, vectors_DD, xy_DE = _solve(total)
-    layer = _dense(vectors_DD @ (xy_DE / _penalised(values_D, ridge)), x_D, y_E)
-    return layer.weight_OI.T, layer.bias_O, ridge
+    return vectors_DD @ (xy_DE / _penalised(values_D, ridge)), ridge
 
 
 def _solve(moments: Moments) -> tuple[Tensor, Tensor, Tensor]:
@@ -230,14 +180,3 @@ def _errors(fitted: Moments, left_out: Moments) -> Array:
             yy - 2 * (weight_DE * other_DE).sum() + ((xx_DD @ weight_DE) * weight_DE).sum()
         )
     return np.array(errors)
-
-
-def _hidden_units(x_RD: Array) -> Dense:
-    """Return hidden units, each active for the texts that are close to a text of the sample."""
-    generator = np.random.default_rng(0)
-    mean_D = x_RD.mean(0)
-    count = min(HIDDEN, len(x_RD) // 4)
-    anchors_HD = x_RD[generator.permutation(len(x_RD))[:count]] - mean_D
-    sample_SD = x_RD[generator.permutation(len(x_RD))[:ROWS_AT_ONCE]] - mean_D
-    threshold_H = np.quantile(sample_SD @ anchors_HD.T, SHARE_OFF, axis=0)
-    return Dense(anchors_HD, np.asarray(-anchors_HD @ mean_D - threshold_H, np.float32), relu=True)

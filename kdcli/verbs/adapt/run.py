@@ -11,11 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
+from kdcli.deploy.export import recorded
+from kdcli.disk import fill_dir
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import KdcliError, UsageError
-from kdcli.models.embedding_format import save_embedder
+from kdcli.models.embedding_format import Pool, save_embedder
 from kdcli.models.load import location
+from kdcli.models.model import TYPE_IDS
 from kdcli.models.training_rows import training_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
@@ -27,7 +30,6 @@ from kdcli.run.context import open_run
 from kdcli.verbs.adapt.adaptation import ADAPTED, OLD, REEMBEDDED, Adaptation
 from kdcli.verbs.adapt.indexed_texts import check_index_model, check_size, read_index
 from kdcli.verbs.adapt.settings import AdaptRecipe
-from kdcli.verbs.export.run import export
 from kdcli.workloads.embedder import Embedder
 
 UNIT = 0.01
@@ -70,7 +72,7 @@ def adapt(resolved: Resolved[AdaptRecipe], options: RunOptions) -> RunResult | N
     lengths_N = np.linalg.norm(indexed.old_NE.astype(np.float32), axis=1)
     width = replace(new.format, truncate_dim=None).width(new.shape.hidden)
     fmt = replace(
-        new.format.followed_by(chosen.modules(width)),
+        new.format.followed_by([chosen.layer(width)]),
         normalize=bool((np.abs(lengths_N - 1) < UNIT).all()),
         similarity=adaptation.similarity,
     )
@@ -83,7 +85,7 @@ def adapt(resolved: Resolved[AdaptRecipe], options: RunOptions) -> RunResult | N
     save_embedder(new.model, new.tokenizer, fmt, folder, training_rows(location(source)))
     notes = [new.note, how_chosen, *(sentence for _, sentence in results)]
     try:
-        export(str(folder), format="onnx", output_dir=folder / "onnx")
+        _write_onnx(replace(new, format=fmt), folder)
     except KdcliError as error:
         notes.append(f"no ONNX file was written: {error}")
     for note in notes:
@@ -104,6 +106,16 @@ def adapt(resolved: Resolved[AdaptRecipe], options: RunOptions) -> RunResult | N
         auto_class=EMBEDDER,
     )
     return context.report(contents, recipe.measure)
+
+
+def _write_onnx(model: Embedder, folder: Path) -> None:
+    """Write the ONNX file that computes a model's vectors from tokens."""
+    pool, token_types = Pool(model.format).eval(), TYPE_IDS in model.tokenizer.model_input_names
+    with (
+        fill_dir(folder, last="onnx") as staged,
+        recorded(model.model.eval(), staged, "onnx", pool=pool, token_types=token_types) as graph,
+    ):
+        graph.write()
 
 
 def check_recipe(recipe: AdaptRecipe) -> None:
