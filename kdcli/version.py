@@ -1,4 +1,4 @@
-"""The version of the code that runs, with its commit between releases."""
+"""The version of the code that runs, with its commit between releases, and its extras."""
 
 import functools
 import importlib.metadata
@@ -19,6 +19,22 @@ def full_version() -> str:
         return __version__
     commit = _commit_of_checkout() or _commit_of_installation()
     return f"{__version__}+g{commit}" if commit else __version__
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs the packages of an extra.
+
+    It names the packages, because kdcli itself is not on PyPI.
+    """
+    from packaging.requirements import Requirement
+
+    try:
+        declared = importlib.metadata.requires("kdcli") or []
+    except importlib.metadata.PackageNotFoundError:
+        return f"install the packages of the extra '{extra}' in kdcli's pyproject.toml"
+    of_extras = [one for one in map(Requirement, declared) if "extra" in str(one.marker)]
+    names = (one.name for one in of_extras if one.marker and one.marker.evaluate({"extra": extra}))
+    return f"pip install {' '.join(names)}"
 
 
 def _commit_of_checkout() -> str | None:

@@ -14,11 +14,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 from packaging.version import Version
 
 import kdcli
 from kdcli import losses, pruners
 from kdcli.errors import KdcliError
+from kdcli.version import install_command
 from tools.model_types import page
 
 pytestmark = pytest.mark.slow
@@ -97,6 +99,22 @@ def test_every_direct_dependency_is_pinned():
         for s in (ROOT / "constraints.txt").read_text().splitlines()
     }
     assert names <= pinned
+
+
+def test_hints_and_pages_name_the_packages_of_an_extra():
+    """And not kdcli itself, which is not on PyPI under this name."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    for extra in ("onnx", "openvino", "generation", "embed", "triton"):
+        packages = project["optional-dependencies"][extra]
+        names = sorted(Requirement(package).name for package in packages)
+        command = install_command(extra)
+        assert sorted(command.removeprefix("pip install ").split()) == names
+    pages = {
+        page: page.read_text("utf-8")
+        for page in [*ROOT.glob("docs/**/*"), *PACKAGE.rglob("*")]
+        if page.suffix in (".md", ".ipynb", ".py", ".jinja", ".toml")
+    }
+    assert [str(page) for page, text in pages.items() if "'kdcli[" in text] == []
 
 
 def test_the_lowest_versions_are_those_of_pyproject():

@@ -30,13 +30,14 @@ from kdcli.engine.device import (
     no_cuda,
 )
 from kdcli.errors import MachineError, first_line
+from kdcli.version import install_command
 
 TRACKER_PACKAGES = sorted(name.replace("_", "-") for name in LOGGER_TYPE_TO_CLASS)
 OPTIONAL_LIBRARIES = {
-    **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "pip install 'kdcli[onnx]'"),
-    "openvino": "pip install 'kdcli[openvino]'",
-    **dict.fromkeys(("sacrebleu", "rouge-score"), "pip install 'kdcli[generation]'"),
-    "mteb": "pip install 'kdcli[embed]'",
+    **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), install_command("onnx")),
+    "openvino": install_command("openvino"),
+    **dict.fromkeys(("sacrebleu", "rouge-score"), install_command("generation")),
+    "mteb": install_command("embed"),
     **{name: f"--report-to {name}" for name in TRACKER_PACKAGES},
 }
 """Optional libraries, each with the command that installs it or the option that needs it."""

@@ -10,6 +10,7 @@ import torch
 
 from kdcli.errors import MachineError
 from kdcli.types import Array, Batch
+from kdcli.version import install_command
 
 
 class Caller:
@@ -89,6 +90,5 @@ def library(name: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise MachineError(
-            f"{name} cannot be imported: {error}", f"pip install 'kdcli[{extra}]'"
-        ) from None
+        message = f"{name} cannot be imported: {error}"
+        raise MachineError(message, install_command(extra)) from None

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from kdcli.errors import UsageError, first_line
+from kdcli.version import install_command
 
 VectorPair = tuple[Tensor, Tensor]
 # `torch`, `triton` (on CUDA devices) or `auto`, which uses triton if its blocks can hold the heads.
@@ -301,7 +302,7 @@ def why_no_triton(device: torch.device, dtype: torch.dtype) -> str | None:
     if device.type != "cuda":
         return f"it needs a CUDA device, but the device is {device}"
     if find_spec("triton") is None:
-        return "triton is not installed: pip install 'kdcli[triton]'"
+        return f"triton is not installed: {install_command('triton')}"
     major, minor = torch.cuda.get_device_capability(device)
     name = torch.cuda.get_device_name(device)
     if major < 6:

@@ -14,6 +14,7 @@ import numpy as np
 from kdcli.errors import MachineError
 from kdcli.metrics.bootstrap import Scorer
 from kdcli.types import Array, Task
+from kdcli.version import install_command
 
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
@@ -77,5 +78,5 @@ def _library(module: str) -> ModuleType:
     except ImportError as error:
         raise MachineError(
             f"BLEU and ROUGE need sacrebleu and rouge-score, but {error}",
-            "pip install 'kdcli[generation]'",
+            install_command("generation"),
         ) from None

@@ -15,6 +15,7 @@ from kdcli.deploy.export import EXACT, FILE_LIMITS, FILES, difference, export_mo
 from kdcli.deploy.products import keys_of, products
 from kdcli.deploy.sessions import onnx_caller, openvino_caller
 from kdcli.errors import MachineError, UsageError
+from kdcli.version import install_command
 
 pytestmark = pytest.mark.slow
 
@@ -195,7 +196,7 @@ def test_missing_library_names_the_line_that_installs_it(engine, lacking, tmp_pa
     without(lacking)
     with pytest.raises(MachineError, match=lacking) as caught:
         export_model(tiny_encoder("bert", **small("bert")), tmp_path / "export", engine)
-    assert caught.value.hint == f"pip install 'kdcli[{engine}]'"
+    assert caught.value.hint == install_command(engine)
 
 
 @pytest.mark.parametrize(

@@ -79,4 +79,4 @@ def test_a_missing_library_names_the_extra(module, without):
         MachineError, match="BLEU and ROUGE need sacrebleu and rouge-score"
     ) as error:
         require_libraries()
-    assert error.value.hint == "pip install 'kdcli[generation]'"
+    assert error.value.hint == "pip install rouge-score sacrebleu"

@@ -358,5 +358,5 @@ def test_missing_library_is_reported_before_anything_is_loaded(tmp_path, without
     without("onnxruntime")
     with pytest.raises(MachineError, match="onnxruntime") as caught:
         exported("nowhere", tmp_path / "out")
-    assert caught.value.hint == "pip install 'kdcli[onnx]'"
+    assert caught.value.hint == "pip install onnx onnxruntime onnxscript"
     assert list(tmp_path.iterdir()) == []

@@ -38,6 +38,7 @@ from kdcli.verbs.compress.scored import (
 from kdcli.verbs.compress.settings import EXPORTS, CompressRecipe, backend_of
 from kdcli.verbs.compress.steps import Step, Steps, TrainingCost, product
 from kdcli.verbs.compress.verb_steps import Verbs, VerbSteps
+from kdcli.version import install_command
 from kdcli.workloads import open_rows
 from kdcli.workloads.requests import EvaluationRequest
 
@@ -391,7 +392,7 @@ def check_backends(recipe: CompressRecipe, verbs: Verbs) -> Mapping[str, str]:
         except MachineError as error:
             missing[backend] = error.message
     if len(missing) == len(set(recipe.plan.backends)):
-        raise MachineError("none of the backends is installed here", "pip install 'kdcli[onnx]'")
+        raise MachineError("none of the backends is installed here", install_command("onnx"))
     return missing
 
 
