@@ -1,0 +1,291 @@
+"""Compare compressed embedding models with their teachers and with published scores.
+
+    python benchmarks/board.py TEACHER [TEACHER ...] --data DIR --texts SOURCE [-o runs/board]
+        [--make NAME ...] [--sets SET ...] [--steps 400] [--rows 26000] [--length 32] [--seed 0]
+
+TEACHER is a directory. Makes each teacher's variants with commands of kdcli, scores them on MTEB's
+data sets in DIR, times them in interleaved rounds, and writes board.md and board.svg. The commands
+that have succeeded are in board.jsonl with their time, and are skipped, so a run that was stopped
+goes on, and other variants, sets and teachers can be added. The page has every command.
+
+In DIR, pairs have the columns sentence1, sentence2 and score; texts with classes have text and
+label; retrieval has corpus.jsonl, queries.jsonl and qrels.tsv. published.csv has scores from MTEB.
+"""
+
+import argparse
+import csv
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+
+PUBLISHED = Path(__file__).with_name("published.csv")
+SOURCE = "results of MTEB (embeddings-benchmark/results, f4cc6c8, November 2026)"
+CLASSES_WITH_16_ROWS = ("emotion",)
+"""The sets for which MTEB takes another number of training rows of each class than 8."""
+MAIN_METRICS = ("ndcg@10", "spearman", "accuracy")
+Report = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of the command line.
+
+    Attributes:
+        teachers: Directories of embedding models.
+        data: The directory of the data sets.
+        texts: The texts that students learn from.
+        make: The variants of each teacher.
+        sets: The data sets, as in published.csv.
+        steps, rows, seed: Training steps, texts and seed of the students.
+        length: Number of tokens of the text that is timed.
+        output: The directory of the board.
+    """
+
+    teachers: Sequence[str]
+    data: Path
+    texts: str
+    make: Sequence[str]
+    sets: Sequence[str]
+    steps: int
+    rows: int
+    seed: int
+    length: int
+    output: Path
+
+
+def variant_commands(teacher: str, options: Options) -> dict[str, list[str]]:
+    """Return the command that makes each variant. The output directory is added later."""
+    config = json.loads((Path(teacher) / "config.json").read_text())
+    half = f"{config['num_hidden_layers'] // 2}x{config['hidden_size']}"
+    texts = ["--data", options.texts]
+    training = [*texts, "--set", f"workload.rows={options.rows}", "--seed", str(options.seed)]
+    steps = ["--max-steps", str(options.steps)]
+    return {
+        "int8": ["export", teacher, "--int8", *texts],
+        "packed": ["export", teacher, "--int8", "--pack", *texts],
+        "half": ["distill", teacher, "--to", half, *training, *steps],
+        "family": ["distill", teacher, "--to", "family", *training, *steps],
+        "static": ["distill", teacher, "--to", "static:256", *training],
+        "trimmed": ["trim", teacher, *texts],
+    }
+
+
+class Board:
+    """The commands that have succeeded, and their results."""
+
+    def __init__(self, output: Path) -> None:
+        self.file = output / "board.jsonl"
+        lines = self.file.read_text().splitlines() if self.file.exists() else []
+        self.done: dict[str, Report] = {row["command"]: row for row in map(json.loads, lines)}
+
+    def run(self, words: Sequence[str], folder: Path, **facts: object) -> Report | None:
+        """Run a command of kdcli unless it has succeeded before.
+
+        Args:
+            words: The command without its output directory.
+            folder: The output directory.
+            facts: Further values of its line of board.jsonl.
+
+        Returns:
+            Its line of board.jsonl; None if it fails.
+        """
+        command = shlex.join(["kdcli", *words, "-o", str(folder)])
+        if command in self.done:
+            return self.done[command]
+        print(command, flush=True)
+        began = time.perf_counter()
+        process = subprocess.run(
+            [sys.executable, "-m", "kdcli", *words, "-o", str(folder), "--overwrite"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if process.returncode:
+            print(f"exit {process.returncode}: {process.stderr[-1000:]}", flush=True)
+            return None
+        minutes = (time.perf_counter() - began) / 60
+        row: Report = {"command": command, "minutes": minutes, "folder": str(folder), **facts}
+        with self.file.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        self.done[command] = row
+        return row
+
+
+@dataclass(frozen=True)
+class Line:
+    """A model of the board.
+
+    Attributes:
+        teacher: The teacher's name.
+        variant: The variant, and the shape of a family's member.
+        folder: The model.
+        command: The command that made it; empty for a teacher.
+        minutes: The time of the command.
+    """
+
+    teacher: str
+    variant: str
+    folder: Path
+    command: str = ""
+    minutes: float | None = None
+
+
+def make_lines(teacher: str, board: Board, options: Options) -> list[Line]:
+    """Make the variants of a teacher. Variants that fail are left out."""
+    name = Path(teacher).name
+    lines = [Line(name, "teacher", Path(teacher))]
+    commands = variant_commands(teacher, options)
+    for variant in options.make:
+        folder = options.output / name / variant
+        row = board.run(commands[variant], folder)
+        if row is None:
+            continue
+        members = sorted(path.parent for path in folder.glob("*x*/config.json"))
+        for model in members or [folder]:
+            shape = f", {model.name}" if members else ""
+            lines.append(Line(name, variant + shape, model, row["command"], row["minutes"]))
+    return lines
+
+
+def score(lines: Sequence[Line], name: str, board: Board, options: Options) -> None:
+    """Score the models that have no score on a set yet, in one command."""
+    known = scores_on(name, board)
+    folders = [str(line.folder) for line in lines if str(line.folder) not in known]
+    if not folders:
+        return
+    data = options.data / name
+    words = ["evaluate", *folders, "--data", str(data)]
+    if any(path.name.startswith("test.") for path in data.iterdir()):
+        words += ["--set", "data.split=test"]
+    if name in CLASSES_WITH_16_ROWS:
+        words += ["--set", "samples_per_label=16"]
+    folder = options.output / "scores" / f"{lines[0].teacher}-{name.replace('/', '-')}-{len(known)}"
+    board.run(words, folder, models=folders, set=name)
+
+
+def scores_on(name: str, board: Board) -> dict[str, float]:
+    """Return the main score of each model that was scored on a set, in points."""
+    scores: dict[str, float] = {}
+    for row in board.done.values():
+        if row.get("set") == name:
+            evaluations = report_in(row)["evaluations"]
+            for folder, evaluation in zip(row["models"], evaluations, strict=True):
+                metrics: Mapping[str, float] = evaluation["metrics"]
+                main = next(metrics[name] for name in MAIN_METRICS if name in metrics)
+                scores[folder] = 100 * main
+    return scores
+
+
+def report_in(row: Report) -> Report:
+    report: Report = json.loads((Path(row["folder"]) / "report.json").read_text())
+    return report
+
+
+def megabytes(folder: Path) -> float:
+    """Return the size of a model's weights, which may be in several files and folders."""
+    endings = (".safetensors", ".onnx", ".onnx_data")
+    return sum(p.stat().st_size for p in folder.rglob("*") if p.suffix in endings) / 1e6
+
+
+def latencies(lines: Sequence[Line], board: Board, options: Options) -> list[str]:
+    """Time a teacher and its variants in interleaved rounds. Returns a cell for each line."""
+    words = ["benchmark", *(str(line.folder) for line in lines), "--batch-size", "1"]
+    words += ["--seq-len", str(options.length)]
+    row = board.run(words, options.output / lines[0].teacher / f"latency-{len(lines)}")
+    if row is None:
+        return [""] * len(lines)
+    cells = []
+    for timed in report_in(row)["latency"]:
+        speedup = timed["speedup"]
+        cell = "1" if speedup is None else "{median:.1f} ({low:.1f}-{high:.1f})".format(**speedup)
+        cells.append(cell + (" unstable" if timed["status"] == "unstable" else ""))
+    return cells
+
+
+def page_of(table: Sequence[Sequence[str]], sets: Sequence[str], commands: Sequence[str]) -> str:
+    """Return the page: the table, the published scores, and the commands."""
+    head = ["model", "variant", *sets, "MB", "times as fast, quartiles", "minutes", "command"]
+    published = list(csv.DictReader(PUBLISHED.open(newline="")))
+    by_set = {row["set"]: row for row in published}
+    models = [name for name in published[0] if name != "set"]
+    rows = [
+        [name, "published", *(by_set.get(s, {}).get(name, "") for s in sets), "", "", "", ""]
+        for name in models
+    ]
+    lines = [head, ["---"] * len(head), *table, *rows]
+    text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    numbered = "".join(f"{n}. `{command}`\n" for n, command in enumerate(commands, 1))
+    return f"{text}\nPublished: {SOURCE}.\n\nCommands:\n\n{numbered}"
+
+
+def draw(points: Sequence[tuple[str, float, float]], file: Path) -> None:
+    """Draw the mean score of each model over its size."""
+    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    for name, size, score in points:
+        axes.plot(size, score, "o", color="C0")
+        axes.annotate(name, (size, score), (4, 4), textcoords="offset points", fontsize=8)
+    axes.set_xscale("log")
+    axes.set_xlabel("size of the weights (MB)")
+    axes.set_ylabel("mean score on the sets (points)")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(file, metadata={"Date": None})
+
+
+def main() -> None:
+    options = parsed_options()
+    options.output.mkdir(parents=True, exist_ok=True)
+    board = Board(options.output)
+    table: list[list[str]] = []
+    points: list[tuple[str, float, float]] = []
+    for teacher in options.teachers:
+        lines = make_lines(teacher, board, options)
+        speed = latencies(lines, board, options)
+        for name in options.sets:
+            score(lines, name, board, options)
+        by_set = {name: scores_on(name, board) for name in options.sets}
+        for line, times in zip(lines, speed, strict=True):
+            scores = [by_set[name].get(str(line.folder)) for name in options.sets]
+            size = megabytes(line.folder)
+            place = str(list(board.done).index(line.command) + 1) if line.command else ""
+            minutes = "" if line.minutes is None else f"{line.minutes:.1f}"
+            cells = ["" if value is None else f"{value:.2f}" for value in scores]
+            table.append([line.teacher, line.variant, *cells, f"{size:.1f}", times, minutes, place])
+            present = [value for value in scores if value is not None]
+            if len(present) == len(scores):
+                mean = sum(present) / len(present)
+                points.append((f"{line.teacher} {line.variant}", size, mean))
+    page = page_of(table, options.sets, list(board.done))
+    (options.output / "board.md").write_text(page)
+    draw(points, options.output / "board.svg")
+    print(f"{options.output}/board.md and board.svg")
+
+
+def parsed_options() -> Options:
+    sets = [row["set"] for row in csv.DictReader(PUBLISHED.open(newline=""))]
+    variants = ["int8", "packed", "half", "family", "static", "trimmed"]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("teachers", nargs="+", metavar="TEACHER")
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--texts", required=True)
+    parser.add_argument("--make", nargs="*", choices=variants, default=variants)
+    parser.add_argument("--sets", nargs="+", choices=sets, default=sets)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--rows", type=int, default=26000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--length", type=int, default=32)
+    parser.add_argument("-o", dest="output", type=Path, default=Path("runs/board"))
+    return Options(**vars(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
