@@ -40,6 +40,7 @@ LOG = logging.getLogger("kdcli.models")
 ENTRY = TypeAdapter(Layout)
 _BY_SETTINGS: dict[str, Layout] = {}
 _BY_KEY: dict[str, Layout] = {}
+_LOGGED: set[tuple[str, Layout]] = set()
 
 
 def cached_layout(config: PreTrainedConfig) -> Layout:
@@ -61,8 +62,8 @@ def cached_layout(config: PreTrainedConfig) -> Layout:
 
 def forget() -> None:
     """Forget the layouts of this process, but not those on disk."""
-    _BY_SETTINGS.clear()
-    _BY_KEY.clear()
+    for kept in (_BY_SETTINGS, _BY_KEY, _LOGGED):
+        kept.clear()
 
 
 def _layout(config: PreTrainedConfig) -> Layout:
@@ -80,7 +81,10 @@ def _layout(config: PreTrainedConfig) -> Layout:
         if code:
             _write(key, row, config.model_type)
     _BY_KEY[key] = row
-    _log(config.model_type, row)
+    # Students of a very small model may have entries of their own.
+    if (config.model_type, row) not in _LOGGED:
+        _LOGGED.add((config.model_type, row))
+        _log(config.model_type, row)
     return row
 
 
