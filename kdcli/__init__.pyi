@@ -485,6 +485,7 @@ def export(
     fp16: bool = False,
     q4: bool = False,
     pack: bool = False,
+    steps: int = 0,
     weights: bool = False,
     max_drop: float | None = None,
     data: Data | None = None,
@@ -514,6 +515,8 @@ def export(
         fp16: Convert to half precision; ONNX only.
         q4: Quantise weights to 4 bits; ONNX only.
         pack: Store the --int8 file's weights in 4 bits: half the size, the same speed; ONNX only.
+        steps: Train the integers of --pack for N steps on texts of --data, so that the file's
+            outputs come closer to the model's (default: 0).
         weights: Write model.safetensors too.
         max_drop: Maximum drop of the task metric, in points (1 point = 0.01); kdcli keeps matrix
             products in float32 where needed.

@@ -78,7 +78,8 @@ OPTIONS = {
     ),
     "export": (
         "--data --format --fp16 --int8 --max-drop -o --output-dir --overwrite --pack --pooling "
-        "--push-to-hub --q4 --revision --set --strict-data --task --trust-remote-code --weights"
+        "--push-to-hub --q4 --revision --set --steps --strict-data --task --trust-remote-code "
+        "--weights"
     ),
     "tokenize": (
         "--column --dry-run -o --output-dir --strict-data --tokenizer --trust-remote-code --workers"
@@ -521,6 +522,10 @@ WRONG_NAMES = {
     "export demo --format openvino --int8 --pack": (
         2,
         "--pack does not work with --format openvino",
+    ),
+    "export demo --format onnx --int8 --steps 9": (
+        2,
+        "--steps trains the integers of a packed file",
     ),
     "export demo --format onyx": (2, "unknown format 'onyx'; did you mean 'onnx'?"),
     "benchmark demo --backend onx": (2, "unknown backend 'onx'; did you mean 'onnx'?"),

@@ -18,6 +18,13 @@ BACKENDS: Mapping[str, tuple[str, ...]] = {
 
 PACKED = "int8-packed"
 """The precision of an int8 file whose weights are stored in 4 bits."""
+
+
+def kept_in(precision: str) -> str:
+    """Return the precision of the products that a file's own precision changes too much."""
+    return "int8" if precision == PACKED else "float32"
+
+
 FORMATS = ("onnx", "openvino")
 """The formats of `kdcli export`."""
 

@@ -171,6 +171,21 @@ class Recorded:
         )
         return ModelFile(self.file, self.inputs, self.outputs, *errors_and_limits, tuple(sums))
 
+    def kept_outputs(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Return the outputs of a copy of the model, and the last hidden states of its encoder."""
+        encoder = model.base_model
+        assert isinstance(model, PreTrainedModel)
+        assert isinstance(encoder, nn.Module)
+        states: list[Tensor] = []
+        hook = encoder.register_forward_hook(lambda _, inputs, result: states.append(result[0]))
+        try:
+            result = _Network(model, self.network.pool)(
+                **{name: batch[name] for name in self.inputs if name in batch}
+            )
+        finally:
+            hook.remove()
+        return {"last_hidden_state": states[0]} | {name: result[name] for name in self.outputs}
+
     def scored_outputs(self, batch: Batch) -> Array:
         """Return torch's outputs for the real tokens of a batch, as one vector.
 

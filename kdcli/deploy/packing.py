@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kdcli.deploy.quantise import save_graph
-from kdcli.deploy.rounding import INT4_FACTORS
+from kdcli.deploy.rounding import INT4_FACTORS, block_factors
 from kdcli.deploy.sessions import library
 from kdcli.errors import MachineError, UsageError
 from kdcli.types import Array
@@ -102,10 +102,7 @@ def _divide(values: Array, axis: int) -> tuple[Array, Array] | None:
     shape[axis : axis + 1] = [-1, BLOCK]
     axis += 1
     blocks = values.reshape(shape)
-    factors = np.maximum(np.gcd.reduce(blocks, axis=axis, keepdims=True), 1)
-    # The range has one more negative number, so the factor is negative if the positive one occurs.
-    is_turned = (blocks // factors).max(axis, keepdims=True) == OFFSET
-    factors = np.where(is_turned, -factors, factors)
+    factors = block_factors(blocks, axis)
     numbers = blocks // factors
     if numbers.min() < INT4_FACTORS.low or numbers.max() > INT4_FACTORS.high:
         return None

@@ -8,9 +8,12 @@ weight is rounded to the nearest integer.
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from kdcli.types import Array
 
 DAMPING = 0.01  # relative to the mean squared input
 COLUMNS = 128  # number of columns whose errors are applied to the later columns together
@@ -251,11 +254,7 @@ def _levels_with_factors(
 
 def _nearest(exact_OI: Tensor, scale_OI: Tensor, levels: _Levels, grid: Grid) -> Tensor:
     """Round each weight by itself."""
-    values_OI = levels.round(exact_OI / scale_OI)
-    second_OK = values_OI[:, 1::2]
-    first_OK = values_OI[:, ::2][:, : second_OK.shape[1]]
-    values_OI[:, 1::2] = _within_pair(second_OK, first_OK, levels.step_OI[:, 1::2], grid)
-    return values_OI
+    return within_pairs(levels.round(exact_OI / scale_OI), levels.step_OI, grid)
 
 
 def _compensated(
@@ -297,6 +296,15 @@ def _compensated(
     return values_IO.T
 
 
+def within_pairs(values_OI: Tensor, step_OI: Tensor, grid: Grid) -> Tensor:
+    """Limit every second weight, a multiple of a step, so that the sums of pairs are allowed."""
+    values_OI = values_OI.clone()
+    second_OK = values_OI[:, 1::2]
+    first_OK = values_OI[:, ::2][:, : second_OK.shape[1]]
+    values_OI[:, 1::2] = _within_pair(second_OK, first_OK, step_OI[:, 1::2], grid)
+    return values_OI
+
+
 def _within_pair(values: Tensor, partner: Tensor, step: Tensor, grid: Grid) -> Tensor:
     """Limit multiples of a step so that sums with neighbours of the same sign are allowed."""
     if grid.pair_limit is None:
@@ -310,6 +318,16 @@ def largest_pair(values_OI: Tensor) -> int:
     pairs_OK2 = _blocks(F.pad(values_OI.int(), (0, values_OI.shape[1] % 2)), 2)
     sums = pairs_OK2.clamp(min=0).sum(-1).max(), -pairs_OK2.clamp(max=0).sum(-1).min()
     return int(max(sums))
+
+
+def block_factors(blocks: Array, axis: int) -> Array:
+    """Return the factor of each block of integers: each integer is a 4-bit number times it.
+
+    The range has one more negative number, so the factor is negative if the positive one occurs.
+    """
+    factors = np.maximum(np.gcd.reduce(blocks, axis=axis, keepdims=True), 1)
+    is_turned = (blocks // factors).max(axis, keepdims=True) == -INT4_FACTORS.low
+    return np.where(is_turned, -factors, factors)
 
 
 def _blocks(x_OI: Tensor, block: int | None) -> Tensor:

@@ -16,7 +16,7 @@ from kdcli.recipe.sections import RunOptions
 from kdcli.report import schema
 from kdcli.report.schema_decisions import ClassChange, Decision, PairedValue
 from kdcli.report.sections.price import price_sentence
-from kdcli.verbs.compress.answer import Outcome, in_float
+from kdcli.verbs.compress.answer import Outcome, kept_products
 from kdcli.verbs.compress.compress_candidates import Front
 from kdcli.verbs.compress.halving import RungScore, halve
 from kdcli.verbs.compress.limits import GoalSettings, ScoredModel, conflict
@@ -475,8 +475,12 @@ def test_a_budget_is_a_time(text, seconds):
     assert seconds_of(text) == seconds
 
 
-def test_the_report_names_the_products_that_stay_in_float32(tmp_path):
+@pytest.mark.parametrize(
+    ("precision", "kept"), [("int8", "float32"), ("q4", "float32"), ("int8-packed", "int8")]
+)
+def test_the_report_names_the_products_that_a_file_keeps(tmp_path, precision, kept):
     products = '[{"name": "q", "float": true}, {"name": "k", "float": false}]'
-    (tmp_path / "export.json").write_text(f'{{"products": {products}}}')
+    facts = f'{{"precision": "{precision}", "products": {products}}}'
+    (tmp_path / "export.json").write_text(facts)
     model = replace(measured("a", 0.9, 1.0, 1.0), folder=tmp_path)
-    assert in_float(model).endswith("1 of 2 products stay in float32: q")
+    assert kept_products(model).endswith(f"1 of 2 products stay in {kept}: q")

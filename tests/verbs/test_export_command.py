@@ -197,6 +197,33 @@ def test_a_packed_file_is_the_int8_file_in_half_the_size(saved, tmp_path):
     assert 'dtype: "q8"' in (packed.folder / "README.md").read_text("utf-8")
 
 
+def test_training_brings_a_packed_file_closer_to_the_model(saved, tmp_path):
+    source, texts = saved("none"), tmp_path / "texts.txt"
+    rng = np.random.default_rng(0)
+    rows = [" ".join(f"w{n}" for n in rng.integers(0, 40, 8)) for _ in range(1400)]
+    texts.write_text("\n".join(rows), "utf-8")
+    given = {"precisions": [PACKED], "pooling": "mean", "data": LabelledSettings(source=str(texts))}
+    plain, trained = (
+        exported(source, tmp_path / str(steps), **given, steps=steps).facts for steps in (0, 60)
+    )
+    assert 1 - trained.agreement["cosine"] < 0.8 * (1 - plain.agreement["cosine"])
+    assert trained.bytes == plain.bytes
+    assert "and trained for 60 steps on 960" in trained.calibrated_on
+    stored = {each.name for each in onnx.load(tmp_path / "60" / QUANTISED).graph.initializer}
+    assert not {name for name in stored if name.endswith("_quantized")}
+    few = texts.with_name("few.txt")
+    few.write_text("\n".join(rows[:300]), "utf-8")
+    given["data"] = LabelledSettings(source=str(few))
+    with pytest.raises(UsageError, match="at least 960 texts, and there are 150: texts of"):
+        exported(source, tmp_path / "few", **given, steps=60)
+    assert not (tmp_path / "few").exists()
+
+
+def test_products_without_whole_blocks_are_counted(saved, tmp_path, caplog):
+    exported(saved("class", intermediate_size=80), tmp_path / "out", precisions=[PACKED])
+    assert "1 of 10 products stay in plain int8, because their widths (80) are" in caplog.text
+
+
 def test_a_model_without_whole_blocks_is_not_packed(saved, tmp_path):
     narrow = saved("class", hidden_size=40, intermediate_size=80)
     with pytest.raises(UsageError, match="multiple of 32 inputs, only 40, 80"):

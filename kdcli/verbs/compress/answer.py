@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from kdcli.deploy.backends import kept_in
 from kdcli.deploy.exported import FACTS
 from kdcli.deploy.latency import Latency
 from kdcli.deploy.measurements import MEASURE_AGAIN, Speedup
@@ -389,7 +390,7 @@ def notes_on_search(search: Search, scores: CandidateScores, verified: Verificat
     if dropped != duration(0):
         took += f"; {dropped} went into models that were not chosen"
     notes = [took]
-    notes += [note for one in scores.candidates if (note := in_float(one))]
+    notes += [note for one in scores.candidates if (note := kept_products(one))]
     if any(row.status != "ok" for row in scores.report.latency):
         folders = str(scores.teacher.folder), str(search.steps.folder / BEST)
         notes.append(
@@ -404,15 +405,17 @@ def notes_on_search(search: Search, scores: CandidateScores, verified: Verificat
     return notes
 
 
-def in_float(one: ScoredModel) -> str:
-    """Name the products that a quantised candidate keeps in float32; empty for none."""
+def kept_products(one: ScoredModel) -> str:
+    """Name the products that a quantised candidate keeps in float32 or int8; empty for none."""
     file = one.folder / FACTS
-    products = read_json(file).get("products", []) if file.is_file() else []
+    facts = read_json(file) if file.is_file() else {}
+    products = facts.get("products", [])
     names = [product["name"] for product in products if product["float"]]
     if not names:
         return ""
     return (
-        f"{one.name}: {len(names)} of {len(products)} products stay in float32: {', '.join(names)}"
+        f"{one.name}: {len(names)} of {len(products)} products stay in "
+        f"{kept_in(facts['precision'])}: {', '.join(names)}"
     )
 
 

@@ -28,6 +28,7 @@ def export(given: Given) -> Printable | None:
         pooling=own.pooling,
         task=own.task,
         max_drop=own.max_drop,
+        steps=own.steps,
         weights=own.weights,
         output_dir=options.output_dir,
         overwrite=options.overwrite,

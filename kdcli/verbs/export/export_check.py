@@ -22,7 +22,7 @@ from kdcli.report.schema import Comparison
 from kdcli.run.context import cpu_session
 from kdcli.types import Array, Batch, Kind, task_title
 from kdcli.verbs.export.facts import FileComparison, FileScores
-from kdcli.verbs.export.texts import CheckTexts, TextRow, chosen_rows
+from kdcli.verbs.export.texts import CheckTexts, TextRow, TrainingRows, chosen_rows
 from kdcli.workloads.embedder import Embedder, cosines
 from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.workload import Workload
@@ -120,16 +120,25 @@ class ExportCheck:
             batches.append(batch)
         return batches
 
+    def training_rows(self, count: int) -> TrainingRows:
+        """Return at most this many rows on which integers are trained."""
+        return TrainingRows(chosen_rows(self.texts, count), self._short_batch)
+
+    def _short_batch(self, rows: Sequence[TextRow]) -> Batch:
+        return next(self._padded(rows, sum(map(len, rows)), MAX_TEXT_TOKENS))
+
     def batches(self) -> list[Batch]:
         """Return the rows for calibration and the texts that are compared, in padded batches."""
         compared = [(text,) for text in self.texts.compared]
         return [*self.calibration(), *self._padded(compared)]
 
-    def _padded(self, rows: Sequence[TextRow]) -> Iterator[Batch]:
+    def _padded(
+        self, rows: Sequence[TextRow], size: int | None = None, max_tokens: int | None = None
+    ) -> Iterator[Batch]:
         if self.kind == "span" and all(len(row) == 1 for row in rows):
             rows = _with_contexts([text for (text,) in rows])
         # Few rows still are several batches.
-        size = min(ROWS, max(1, len(rows) // ROWS))
+        size = size or min(ROWS, max(1, len(rows) // ROWS))
         if not isinstance(self.model, Embedder):
             yield from tokenized_rows(self.model.model, self.model.tokenizer, rows, size)
             return
@@ -139,7 +148,8 @@ class ExportCheck:
             by_prompt = {self.model.prompt(each): each for each in ("query", "document", "")}
             roles = list(by_prompt.values())
         texts = [text for row in rows for text in row]
-        tokens = self.model.tokenize(texts, [roles[n % len(roles)] for n in range(len(texts))])
+        roles_of_texts = [roles[n % len(roles)] for n in range(len(texts))]
+        tokens = self.model.tokenize(texts, roles_of_texts, max_tokens)
         for begin in range(0, len(texts), size):
             yield tokens.batch(np.arange(begin, min(begin + size, len(texts))))
 

@@ -71,12 +71,12 @@ class Product(SchemaPart):
     Attributes:
         name: The name of its linear layer.
         error: The relative error of the outputs if this product alone is quantised.
-        in_float: Whether it stays in float32, or unpacked in a packed file.
+        is_kept: Whether it stays in float32, or in plain int8 in a packed file.
     """
 
     name: str
     error: float
-    in_float: bool = Field(serialization_alias="float")
+    is_kept: bool = Field(serialization_alias="float")
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,21 @@ The products whose rounding causes the largest errors stay in float32.
 from collections.abc import Sequence
 from typing import Protocol
 
-from kdcli.deploy.backends import PACKED
+from kdcli.data.batches import BucketOrder
+from kdcli.deploy.backends import PACKED, kept_in
 from kdcli.deploy.calibrate import KERNELS, Rounding, calibrate
 from kdcli.deploy.export import ModelFile, Recorded
 from kdcli.deploy.half import nodes_beyond_half
+from kdcli.deploy.integer_training import ROWS, train_integers
+from kdcli.deploy.packing import BLOCK
 from kdcli.deploy.products import by_key, keys_of, product_errors, products, smallest_count
 from kdcli.engine.progress import Progress
 from kdcli.errors import GateError, MachineError
 from kdcli.metrics.resolution import exceeds
+from kdcli.run.context import cpu_session
 from kdcli.types import Batch
 from kdcli.verbs.export.facts import Attempt, FileComparison, GatedFile, Product
-from kdcli.verbs.export.texts import CheckTexts
+from kdcli.verbs.export.texts import CheckTexts, TrainingRows
 
 QUANTISED = ("int8", PACKED, "q4")
 """Precisions that round product by product."""
@@ -40,12 +44,20 @@ class FileCheck(Protocol):
     def calibration(self) -> Sequence[Batch]:
         """Return texts on which integers are chosen and the error of each product is measured."""
 
+    def training_rows(self, count: int) -> TrainingRows:
+        """Return at most this many rows on which integers are trained."""
+
     def batches(self) -> Sequence[Batch]:
         """Return the texts for calibration and the texts that are compared."""
 
 
 def write_gated(
-    graph: Recorded, check: FileCheck, max_drop: float | None, *, exact: bool = False
+    graph: Recorded,
+    check: FileCheck,
+    max_drop: float | None,
+    *,
+    exact: bool = False,
+    steps: int = 0,
 ) -> GatedFile:
     """Write a file that may be used and loses at most `max_drop` points.
 
@@ -54,12 +66,13 @@ def write_gated(
         check: Compares a file with torch.
         max_drop: The largest drop of the first metric, in points; None for any drop.
         exact: Refuse an excess of less than one row too.
+        steps: The number of steps for which packed integers are trained.
 
     Raises:
         GateError: The file loses more, even with every product in float32.
         MachineError: The file's vectors are not torch's.
     """
-    search = _Search(graph, check, max_drop, exact=exact)
+    search = _Search(graph, check, max_drop, exact=exact, steps=steps)
     most = len(products(graph.network.model)) if graph.precision in QUANTISED else 0
     count = smallest_count(most, search.holds)
     if count is None:
@@ -75,7 +88,13 @@ class _Search:
     """Writes versions of a file, and remembers the latest one."""
 
     def __init__(
-        self, graph: Recorded, check: FileCheck, max_drop: float | None, *, exact: bool
+        self,
+        graph: Recorded,
+        check: FileCheck,
+        max_drop: float | None,
+        *,
+        exact: bool,
+        steps: int,
     ) -> None:
         self.graph, self.check, self.max_drop, self.exact = graph, check, max_drop, exact
         self.attempts: list[Attempt] = []
@@ -88,6 +107,8 @@ class _Search:
         self.beyond_half: set[str] = set()
         if graph.precision in QUANTISED:
             self._calibrate()
+            if graph.precision == PACKED and steps:
+                self._train(steps)
         elif graph.precision == "fp16":
             # A CPU computes such a file in float32, so no comparison would show an overflow.
             self.beyond_half = nodes_beyond_half(graph.plain, check.batches())
@@ -112,22 +133,23 @@ class _Search:
         self.attempts.append(Attempt(count, comparison.drop, not self.reason))
         outcome = self.reason or f"accepted{self._ignored_excess(comparison)}"
         is_mixed = graph.precision in QUANTISED
-        kind = f"with {count} products in {self.kept_in}" if is_mixed else f"in {graph.precision}"
+        kind = (
+            f"with {count} products in {kept_in(self.graph.precision)}"
+            if is_mixed
+            else f"in {graph.precision}"
+        )
         if self.beyond_half:
             kind += f", {len(self.beyond_half)} nodes with values too large for it in float32"
         Progress.log(f"file {kind}: {outcome}")
         return not self.reason
 
-    @property
-    def kept_in(self) -> str:
-        """The precision of products that the file's own precision changes too much."""
-        return "int8" if self.graph.precision == PACKED else "float32"
-
     def failure(self) -> MachineError | GateError:
         """Return the error to raise if no version of the file may be used."""
         assert self.latest is not None
         kind = MachineError if self.check.too_far(self.latest[1]) else GateError
-        even_so = f" even with every product in {self.kept_in}" if self.errors else ""
+        even_so = (
+            f" even with every product in {kept_in(self.graph.precision)}" if self.errors else ""
+        )
         return kind(
             f"the file in {self.graph.precision} is worse than allowed{even_so}: {self.reason}",
             "allow more (--max-drop), or export in full precision or to the other format",
@@ -137,7 +159,7 @@ class _Search:
         """Return the latest file, which has `count` products in float32."""
         assert self.latest is not None
         ranked = [
-            Product(name=name, error=error, in_float=rank < count)
+            Product(name=name, error=error, is_kept=rank < count)
             for rank, (name, error) in enumerate(self.errors.items())
         ]
         file, comparison = self.latest
@@ -151,7 +173,7 @@ class _Search:
             f"{len(self.check.texts.compared)} {self.check.texts.compared_from}",
             self.calibrated_on,
             len(self.beyond_half),
-            self.kept_in,
+            kept_in(self.graph.precision),
         )
 
     def _calibrate(self) -> None:
@@ -167,6 +189,30 @@ class _Search:
                 "training rows, for a closer file"
             )
         self.roundings = self._calibrated(graph.precision)
+        widths = [part.weight.shape[1] for part in products(graph.network.model).values()]
+        odd = [width for width in widths if width % BLOCK]
+        if graph.precision == PACKED and odd:
+            listed = ", ".join(map(str, sorted(set(odd))))
+            Progress.log(
+                f"{len(odd)} of {len(widths)} products stay in plain int8, because their widths "
+                f"({listed}) are no multiples of {BLOCK}"
+            )
+
+    def _train(self, steps: int) -> None:
+        """Train the integers so that the outputs come closer to the model's."""
+        graph, rows = self.graph, self.check.training_rows(steps * ROWS)
+        self.calibrated_on += f" and trained for {steps} steps on {len(rows):,}"
+        Progress.log(f"training the integers for {steps} steps on {len(rows):,} texts")
+        self.roundings = train_integers(
+            graph.network.model,
+            graph.kept_outputs,
+            self.roundings,
+            KERNELS[graph.format, graph.precision],
+            rows,
+            BucketOrder(rows.lengths, ROWS, ROWS, seed=0),
+            steps,
+            cpu_session(),
+        )
 
     def _calibrated(self, precision: str) -> dict[str, Rounding]:
         """Return the integers of each linear in a precision."""

@@ -23,6 +23,7 @@ from kdcli.deploy.backends import check_format
 from kdcli.deploy.environment import versions
 from kdcli.deploy.export import FILES, RUNTIMES, add_second_names, recorded
 from kdcli.deploy.exported import EMBEDDING_KIND, FACTS
+from kdcli.deploy.integer_training import ROWS
 from kdcli.deploy.sessions import library
 from kdcli.disk import STAGED, check_writable, content_of, fill_dir, read_json, write_atomic
 from kdcli.engine.inputs import check_no_foreign_files, check_not_input, texts_in
@@ -62,7 +63,9 @@ from kdcli.verbs.export.javascript import (
 from kdcli.verbs.export.readme import file_loss, readme
 from kdcli.verbs.export.result import Exported
 from kdcli.verbs.export.texts import (
+    CALIBRATION_TEXTS,
     CheckTexts,
+    check_can_train,
     divide,
     texts_of_package,
     texts_of_task,
@@ -91,6 +94,7 @@ def export(
     task: str | None = None,
     max_drop: float | None = None,
     exact: bool = False,
+    steps: int = 0,
     weights: bool = False,
     output_dir: Path | None = None,
     overwrite: bool = False,
@@ -111,6 +115,7 @@ def export(
         task: The task on which the model and each file are scored.
         max_drop: The maximum drop of the task's first metric, in points.
         exact: Refuse an excess over `max_drop` of less than one row too.
+        steps: The number of steps for which the integers of `int8-packed` are trained.
         weights: Write model.safetensors too.
         output_dir: The directory; by default runs/export-NAME-FORMAT, numbered.
         overwrite: Replace the export that the directory holds.
@@ -130,13 +135,15 @@ def export(
     sources = [source, *texts_in(data.model_dump())]
     check_folder(folder, overwrite, sources)
     load = _load_vectors if pooling is not None or read_format(source) is not None else _load_head
-    loaded = load(source, data, pooling, task)
+    loaded = load(source, data, pooling, task, steps * ROWS)
     Progress.log(f"exporting {short(source)} to {format}, {', '.join(precisions)}")
     with lock_directory(folder):
         # Another process may have written here since the first check.
         check_folder(folder, overwrite, sources)
         with fill_dir(folder, last=FACTS, clear=True) as staged:
-            files = _write_files(loaded, staged, format, precisions, max_drop, exact=exact)
+            files = _write_files(
+                loaded, staged, format, precisions, max_drop, exact=exact, steps=steps
+            )
             facts = _facts(loaded, source, format, files, staged)
             if task is not None:
                 rows = data.source and short(data.source)
@@ -153,6 +160,7 @@ def _write_files(
     max_drop: float | None,
     *,
     exact: bool,
+    steps: int,
 ) -> dict[str, GatedFile]:
     """Write a file in each precision. Returns the files by precision."""
     files = {}
@@ -170,7 +178,11 @@ def _write_files(
             is_vectors = loaded.kind == EMBEDDING_KIND and precision != "fp32"
             scored = max_drop is not None or is_vectors
             files[precision] = write_gated(
-                graph.at(precision, scored_on_text=scored), loaded.check, max_drop, exact=exact
+                graph.at(precision, scored_on_text=scored),
+                loaded.check,
+                max_drop,
+                exact=exact,
+                steps=steps,
             )
     return files
 
@@ -313,12 +325,13 @@ def _load_vectors(
     data: LabelledSettings,
     pooling: str | None,
     task: str | None,
+    most_trained: int,
 ) -> _Loaded:
     """Load an embedding model, or an encoder with a pooling."""
     embedder = Embedder.open(source, pooling=pooling, compacted=True)
     pad_id(embedder.tokenizer)
     pooling = pooling or embedder.format.pooling
-    texts, workload = _open_texts(data, source, task, pooling, embedder.tokenizer)
+    texts, workload = _open_texts(data, source, task, pooling, embedder.tokenizer, most_trained)
     if workload is not None and workload.needs_reference:
         workload = workload.with_reference(embedder)
     max_length = limit_tokens(embedder.tokenizer, embedder.max_length)
@@ -338,6 +351,7 @@ def _load_head(
     data: LabelledSettings,
     _: str | None,
     task: str | None,
+    most_trained: int,
 ) -> _Loaded:
     """Load an encoder, or a model with the head that its config.json names.
 
@@ -366,7 +380,7 @@ def _load_head(
     positions = positions_of(network.config) or VERY_LARGE_INTEGER
     max_length = limit_tokens(tokenizer, min(tokenizer.model_max_length, positions))
     model = Model(network, tokenizer, source)
-    texts, workload = _open_texts(data, source, task, None, tokenizer)
+    texts, workload = _open_texts(data, source, task, None, tokenizer, most_trained)
     if isinstance(workload, LabelledWorkload):
         model = _model_of_task(model, workload)
     if workload is not None and workload.needs_reference:
@@ -391,11 +405,26 @@ def _open_texts(
     task: str | None,
     pooling: str | None,
     tokenizer: PreTrainedTokenizerBase,
+    most_trained: int,
 ) -> tuple[CheckTexts, Workload | None]:
     """Return the texts of an export and the rows on which its files are scored, if there are any.
 
-    Rows that trained the model are not scored.
+    Rows that trained the model are not scored. Integers are trained on at most `most_trained` rows.
     """
+    texts, workload = _texts_and_scored(data, source, task, pooling, tokenizer, most_trained)
+    if most_trained:
+        check_can_train(texts, most_trained)
+    return texts, workload
+
+
+def _texts_and_scored(
+    data: LabelledSettings,
+    source: str,
+    task: str | None,
+    pooling: str | None,
+    tokenizer: PreTrainedTokenizerBase,
+    most_trained: int,
+) -> tuple[CheckTexts, Workload | None]:
     most = TEXTS_COMPARED if pooling is None else VECTORS_COMPARED
     if task is not None:
         trained = {source: training_rows(location(source))}
@@ -411,7 +440,8 @@ def _open_texts(
     documents = (document for _, document in placed)
     if pooling is not None:
         documents = (text for document in documents for text in sentences(document))
-    texts = divide(documents, most, f"texts of {short(data.source)}")
+    most_calibration = max(CALIBRATION_TEXTS, most_trained)
+    texts = divide(documents, most, f"texts of {short(data.source)}", most_calibration)
     ACCOUNTS.close(account, account.used, Progress.log)
     return with_calibration(texts, tokenizer), None
 
@@ -452,7 +482,7 @@ def _notes(gated: GatedFile) -> list[str]:
     for row in gated.comparison.comparisons:
         name = f"{task_name(row.task)} {row.set}".strip()
         notes.append(f"{name}: {file_loss(row)}")
-    kept = [product for product in gated.products if product.in_float]
+    kept = [product for product in gated.products if product.is_kept]
     if kept:
         names = ", ".join(f"{product.name} ({product.error:.2g})" for product in kept)
         notes.append(

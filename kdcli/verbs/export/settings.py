@@ -61,6 +61,15 @@ class ExportOptions:
             "speed; ONNX only."
         ),
     ] = False
+    steps: Annotated[
+        int,
+        Option("--steps", metavar="N"),
+        Field(
+            ge=0,
+            description="Train the integers of --pack for N steps on texts of --data, so that the "
+            "file's outputs come closer to the model's.",
+        ),
+    ] = 0
     max_drop: Annotated[
         float | None,
         Option("--max-drop", panel=GOAL, metavar="POINTS"),
@@ -86,6 +95,8 @@ class ExportOptions:
             raise UsageError("--pack stores the weights of an int8 file in 4 bits", "add --int8")
         if self.pack and self.file_format != "onnx":
             raise UsageError(f"--pack does not work with --format {self.file_format}", "use onnx")
+        if self.steps and not self.pack:
+            raise UsageError("--steps trains the integers of a packed file", "add --int8 --pack")
         wanted = {PACKED if self.pack else "int8": self.int8, "fp16": self.fp16, "q4": self.q4}
         smaller = [name for name, is_wanted in wanted.items() if is_wanted]
         return smaller if len(smaller) == 1 else ["fp32", *smaller]

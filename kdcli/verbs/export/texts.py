@@ -1,11 +1,12 @@
 """The texts of an export: some choose the integers, and others are compared with torch."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from kdcli.data.demo import demo_sentences
@@ -16,7 +17,7 @@ from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.report.text import short
 from kdcli.run.context import cpu_session
-from kdcli.types import Example
+from kdcli.types import Array, Batch, Example
 from kdcli.workloads import open_rows
 from kdcli.workloads.mteb_tasks import PREFIX
 from kdcli.workloads.requests import EvaluationRequest
@@ -25,6 +26,8 @@ CALIBRATION_TEXTS = 256
 """Maximum number of texts on which integers are chosen."""
 MIN_CALIBRATION_TEXTS = 16
 """With fewer texts of the user's data, integers are chosen on the texts of the package."""
+MIN_TRAINING_TEXTS = 1000
+"""Minimum number of texts on which integers are trained."""
 MAX_UNKNOWN = 0.3
 """Maximum share of unknown tokens in texts that a tokenizer can read."""
 
@@ -49,6 +52,31 @@ class CheckTexts:
     calibration: Sequence[TextRow]
     calibration_from: str
     from_package: bool = False
+
+
+@dataclass(frozen=True)
+class TrainingRows:
+    """Rows on which integers are trained.
+
+    Attributes:
+        rows: The rows.
+        padded: Tokenises rows into a padded batch.
+    """
+
+    rows: Sequence[TextRow]
+    padded: Callable[[Sequence[TextRow]], Batch]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """The number of characters of each row, which orders rows by their number of tokens."""
+        return np.array([sum(map(len, row)) for row in self.rows])
+
+    def batch(self, indices: Array) -> Batch:
+        """Return the batch of some rows."""
+        return self.padded([self.rows[n] for n in indices])
 
 
 def texts_of_package(tokenizer: PreTrainedTokenizerBase, most_compared: int) -> CheckTexts:
@@ -86,7 +114,12 @@ def _random_words(tokenizer: PreTrainedTokenizerBase, count: int) -> list[str]:
     return [str(tokenizer.decode(rng.choice(ids, length).tolist())) for length in lengths]
 
 
-def divide(texts: Iterable[str], most_compared: int, origin: str) -> CheckTexts:
+def divide(
+    texts: Iterable[str],
+    most_compared: int,
+    origin: str,
+    most_calibration: int = CALIBRATION_TEXTS,
+) -> CheckTexts:
     """Divide different texts into texts to compare and texts for calibration.
 
     If there are few texts, both parts get half of them.
@@ -97,7 +130,7 @@ def divide(texts: Iterable[str], most_compared: int, origin: str) -> CheckTexts:
     different: dict[int, str] = {}
     for text in texts:
         different.setdefault(_hash(text), text)
-        if len(different) == most_compared + CALIBRATION_TEXTS:
+        if len(different) == most_compared + most_calibration:
             break
     read = list(different.values())
     if not read:
@@ -176,11 +209,22 @@ def with_calibration(texts: CheckTexts, tokenizer: PreTrainedTokenizerBase) -> C
     )
 
 
-def chosen_rows(texts: CheckTexts) -> list[TextRow]:
-    """Return at most `CALIBRATION_TEXTS` evenly spaced rows, in an order without a pattern.
+def check_can_train(texts: CheckTexts, most: int) -> None:
+    """Raise a UsageError if there are too few texts to train integers on `most` of them."""
+    count, needed = len(texts.calibration), min(most, MIN_TRAINING_TEXTS)
+    if count < needed:
+        raise UsageError(
+            f"--steps trains on at least {needed:,} texts, and there are {count:,}: "
+            f"{texts.calibration_from}",
+            "give more texts with --data, or a task with more training rows",
+        )
+
+
+def chosen_rows(texts: CheckTexts, count: int = CALIBRATION_TEXTS) -> list[TextRow]:
+    """Return at most `count` evenly spaced rows, in an order without a pattern.
 
     The limit of tokens may leave out the last of them.
     """
-    places = np.linspace(0, len(texts.calibration) - 1, CALIBRATION_TEXTS).astype(int)
+    places = np.linspace(0, len(texts.calibration) - 1, count).astype(int)
     order = np.random.default_rng(0).permutation(np.unique(places))
     return [texts.calibration[n] for n in order]
