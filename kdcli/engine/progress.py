@@ -216,10 +216,18 @@ class Progress:
 
     @staticmethod
     @contextlib.contextmanager
-    def facts_once() -> Iterator[None]:
-        """Log equal facts only once, because several steps of a run read the same data."""
-        token = _facts.set(set())
+    def facts_once(known: set[str] | None = None) -> Iterator[set[str]]:
+        """Log equal facts only once, because several steps of a run read the same data.
+
+        Args:
+            known: The facts that another process has logged.
+
+        Yields:
+            The facts that were logged so far.
+        """
+        facts = set() if known is None else known
+        token = _facts.set(facts)
         try:
-            yield
+            yield facts
         finally:
             _facts.reset(token)

@@ -22,7 +22,7 @@ from kdcli.recipe.sections import RunOptions
 
 
 @contextlib.contextmanager
-def open_pool(options: RunOptions, stop: StopRequest) -> Iterator[Pool | None]:
+def open_pool(options: RunOptions, stop: StopRequest, facts: set[str]) -> Iterator[Pool | None]:
     """Open the processes that make independent models side by side; None if there is only one.
 
     The processes of a CPU share its cores. The number of threads changes the order of sums and so
@@ -31,6 +31,7 @@ def open_pool(options: RunOptions, stop: StopRequest) -> Iterator[Pool | None]:
     Args:
         options: The options of the run.
         stop: The request of the user to stop.
+        facts: What this process has logged, and the others need not repeat.
     """
     device = choose_device(options.device)
     count = process_count(device, options)
@@ -41,7 +42,7 @@ def open_pool(options: RunOptions, stop: StopRequest) -> Iterator[Pool | None]:
     threads = int(given) if given.isdecimal() else max(1, cores // count)
     on_cpu = device.type == "cpu"
     devices = ["cpu" if on_cpu else f"{device.type}:{rank}" for rank in range(count)]
-    context = partial(_as_command, options.trust_remote_code, options.strict_data)
+    context = partial(_as_command, options.trust_remote_code, options.strict_data, facts)
     pool = Pool(devices, threads, stop, context)
     try:
         yield pool
@@ -50,15 +51,16 @@ def open_pool(options: RunOptions, stop: StopRequest) -> Iterator[Pool | None]:
 
 
 @contextlib.contextmanager
-def _as_command(trust_remote_code: bool, strict_data: bool) -> Iterator[None]:
+def _as_command(trust_remote_code: bool, strict_data: bool, facts: set[str]) -> Iterator[None]:
     """Do for the calls in another process what a command does for its own.
 
     Args:
         trust_remote_code: Whether a model's own code may run.
         strict_data: Whether rows that cannot be used are an error.
+        facts: What the first process has logged.
     """
     ACCOUNTS.strict = strict_data
-    with custom_code(trust_remote_code), keep_rows(), Progress.facts_once():
+    with custom_code(trust_remote_code), keep_rows(), Progress.facts_once(facts):
         yield
 
 

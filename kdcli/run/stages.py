@@ -144,7 +144,7 @@ def stoppable(options: RunOptions, folder: Path) -> Iterator[StopRequest]:
             except KeyboardInterrupt:
                 if stop.insisted or not stop.signalled:
                     raise
-                raise Stopped("stopped outside of a training step") from None
+                raise Stopped("stopped before the run was finished") from None
     except Stopped as stopped:
         # The recipe may be that of a step of the command, as in `compress`.
         verb = next(iter(options.arguments), "")

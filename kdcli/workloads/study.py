@@ -122,9 +122,9 @@ def run_study(
         return run_command(members[0].resolved, options, name, members[0].prepare)
     with (
         stop_requests(at_once=True) as stop,
-        nullcontext() if joined() else open_pool(options, stop) as pool,
         keep_rows(),
-        Progress.facts_once(),
+        Progress.facts_once() as facts,
+        nullcontext() if joined() else open_pool(options, stop, facts) as pool,
     ):
         own = options if joined() else replace(options, processes=1)
         return run_command(resolved, own, name, partial(_prepare, members, check, pool))
@@ -181,12 +181,12 @@ def _train(study: Study[RecipeT], pool: Pool | None, context: RunContext[RecipeT
     failures = list[MachineError]()
 
     def train(number: int, member: Member[RecipeT]) -> None:
-        Progress.log(f"run {number} of {len(study.members)}: {member.folder}")
+        title = f"run {number} of {len(study.members)}: {member.folder}"
         if pool is None:
-            _train_member(member, context)
+            _train_member(title, member, context)
             return
         options = replace(context.options, resume=True, overwrite=False, arguments=())
-        call = partial(_train_alone, member, context.folder)
+        call = partial(_train_alone, title, member, context.folder)
         try:
             pool.call(str(member.folder), call, options)
         except MachineError as failure:
@@ -205,19 +205,20 @@ def _train(study: Study[RecipeT], pool: Pool | None, context: RunContext[RecipeT
         study.report()
 
 
-def _train_alone(member: Member[RecipeT], folder: Path, options: RunOptions) -> None:
+def _train_alone(title: str, member: Member[RecipeT], folder: Path, options: RunOptions) -> None:
     """Train a member of the study in `folder`, in a process of a pool."""
     place = folder / member.folder
     with alone(place):
         session = launch(member.resolved.recipe.train.dtype, options)
         assert session is not None, "a process of a pool starts no others"
         track(session, place)
-        _train_member(member, RunContext(member.resolved, options, session, folder))
+        _train_member(title, member, RunContext(member.resolved, options, session, folder))
         session.accelerator.end_training()
 
 
-def _train_member(member: Member[RecipeT], context: RunContext[RecipeT]) -> None:
+def _train_member(title: str, member: Member[RecipeT], context: RunContext[RecipeT]) -> None:
     """Train a member unless it is finished. `claim` emptied the directory for `--overwrite`."""
+    Progress.log(title)
     session, place = context.session, context.folder / member.folder
     if already_done(session, place):
         return

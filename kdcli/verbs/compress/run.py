@@ -107,7 +107,8 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions, verbs: Verbs = 
     with stoppable(options, folder) as stop, ExitStack() as opened:
         budget = recipe.budget or math.inf
         steps = Steps(folder, options, budget, stop, record, verbs.clock)
-        steps.pool = opened.enter_context(open_pool(options, stop))
+        facts = opened.enter_context(Progress.facts_once())
+        steps.pool = opened.enter_context(open_pool(options, stop, facts))
         if (pool := steps.pool) is not None:
             weights = weight_bytes(recipe)
             size = f" ({weights / 1e6:.0f} MB)" if weights else ""
@@ -116,7 +117,7 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions, verbs: Verbs = 
                 f"{'thread' if pool.threads == 1 else 'threads'} each; every process holds its own "
                 f"copy of the teacher{size}"
             )
-        with steps.stopping(), keep_rows(), Progress.facts_once():
+        with steps.stopping(), keep_rows():
             return checked(ship(_search(resolved, steps, verbs)))
 
 
