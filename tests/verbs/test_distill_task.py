@@ -56,6 +56,7 @@ def test_rows_without_labels_may_have_several(tmp_path, asked_kind):
     data = own_files.write(tmp_path / "a.jsonl", [{"text": f"w{n} w3"} for n in range(40)])
     kind = ["--set", f"data.columns.kind={asked_kind}"] if asked_kind else []
     arguments = [teacher, "--task", "own", "--data", data, "--to", "1x16", *QUICK, *kind]
+    own_files.succeeds("distill", *arguments, "--max-steps", 2, "--dry-run")
     own_files.succeeds("distill", *arguments, "--max-steps", 2, "-o", tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text("utf-8"))
     problem = {None: "single_label_classification", "multi": "multi_label_classification"}

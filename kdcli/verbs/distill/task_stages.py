@@ -132,10 +132,12 @@ class OutputDistillation(Distillation):
 
     def begin(self, stage: str) -> None:
         """Score the first teacher in float32, before a stage casts it to the compute dtype."""
-        if self.context.dry_run or not self.teachers or TEACHER in self.scores:
+        if not self.teachers or TEACHER in self.scores:
             return
         if self.workload.needs_reference:
             self.workload = self.workload.with_reference(self.teachers[0])
+        if self.context.dry_run:
+            return
         self.scores[TEACHER] = self.workload.score(self.teachers[0], worst=WORST)
 
     def make(self) -> Model:
