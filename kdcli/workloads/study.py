@@ -269,6 +269,8 @@ def report_on_all(
         pruning = renamed.pruning or [p.model_copy(update={"model": last}) for p in report.pruning]
         renamed = renamed.model_copy(update={"pruning": pruning})
         reports.setdefault(member.variant, []).append(renamed)
+    several = any(len(of_seeds) > 1 and of_seeds[0].pruning for of_seeds in reports.values())
+    of_first_seed = ["the weights kept are those of the first seed"] if several else []
     return combine_reports(
         context.folder,
         command=context.recipe.model_dump()["verb"],
@@ -277,5 +279,6 @@ def report_on_all(
         notes=[
             *(note for note in notes[0] if all(note in others for others in notes)),
             *(f"{member.variant or 'seeds'}: {member.folder}/" for member in members),
+            *of_first_seed,
         ],
     )

@@ -1,5 +1,7 @@
 """Show the share of the weights that a pruning keeps, by type, by layer and while training."""
 
+import itertools
+import statistics
 from dataclasses import replace
 from functools import partial
 
@@ -21,6 +23,7 @@ TYPES = {
     "P2": "positions, queries",
 }
 """Types of matrices in the order of the tables, and their meanings."""
+SPREAD = "over heads"
 TOTAL = "all"  # name of the row and the column over all layers and types
 
 
@@ -45,6 +48,12 @@ def kept(pruned: Pruning, layer: int | None = None, kind: str | None = None) -> 
     return sum(m.kept for m in chosen) / weights if weights else None
 
 
+def head_spread(pruned: Pruning) -> float | None:
+    """Return the standard deviation of the shares of all heads; None without heads."""
+    shares = list(itertools.chain.from_iterable(pruned.heads))
+    return statistics.pstdev(shares) if shares else None
+
+
 def kept_by_layer(pruned: Pruning) -> list[list[float | None]]:
     """Return the shares by layer and by type, each with a last entry over all of them."""
     return [
@@ -59,7 +68,13 @@ def pruning_sections(report: Report) -> list[ReportSection]:
         return []
     types = [*matrix_types(*report.pruning), None]
     rows = [
-        [p.model, *(percent(kept(p, kind=kind)) for kind in types), percent(1 - p.sparsity)]
+        [
+            p.model,
+            *(percent(kept(p, kind=kind)) for kind in types),
+            percent(head_spread(p)),
+            # A threshold decides the density itself.
+            percent(None if p.masking == "threshold" else 1 - p.sparsity),
+        ]
         for p in report.pruning
     ]
     is_open = len(report.pruning) <= MAX_OPEN_PRUNED
@@ -73,9 +88,10 @@ def pruning_sections(report: Report) -> list[ReportSection]:
     return [
         ReportSection(
             "Weights kept, in percent",
-            ["model", *names, "target"],
+            ["model", *names, SPREAD, "target"],
             rows,
-            f"Of the weights of the layers' matrices. {meanings}.",
+            f"Of the weights of the layers' matrices. {meanings}. {SPREAD}: standard deviation, in "
+            "points, of the shares of Q, K, V and O that the attention heads keep.",
             style="shares",
             parts=parts,
         )
