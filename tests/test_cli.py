@@ -696,6 +696,9 @@ def test_resume_alone_continues_a_run_with_its_recipe(tmp_path):
     assert first.exit_code == 0, first.stderr
     assert f"{folder} holds no run to resume; a new run begins there" in first.stderr
     report = (folder / "report.json").read_bytes()
+    missing = run("finetune", "--resume", "-o", f"{folder}s")
+    assert missing.exit_code == 2
+    assert f"{folder}s holds no run to resume" in missing.stderr
     again = run("finetune", "--resume", "-o", str(folder))
     assert again.exit_code == 0, again.stderr
     assert (folder / "report.json").read_bytes() == report

@@ -161,7 +161,11 @@ class Given:
 
     @property
     def recipe(self) -> str | None:
-        """The value of `--recipe`. `--resume -o RUN` alone continues a run with its own recipe."""
+        """The value of `--recipe`. `--resume -o RUN` alone continues a run with its own recipe.
+
+        Raises:
+            UsageError: There is no such run.
+        """
         from kdcli.disk import RECIPE_FILE
 
         given: str | None = self.values["recipe"]
@@ -169,7 +173,12 @@ class Given:
         if given is not None or folder is None or self.keys() or self.sets:
             return given
         saved = Path(folder) / RECIPE_FILE
-        return str(saved) if saved.is_file() else None
+        if not saved.is_file():
+            raise UsageError(
+                f"{folder} holds no run to resume",
+                "give the directory of the run; or the model and the options of a new one",
+            )
+        return str(saved)
 
     @property
     def sets(self) -> list[str]:

@@ -371,7 +371,7 @@ class Columns:
                 return hits[0]
         return None
 
-    def _refuse(self, role: str, choices: Iterable[str], question: str | None = None) -> NoReturn:
+    def _refuse(self, role: str, choices: Sequence[str], question: str | None = None) -> NoReturn:
         """Ask the user for the column of a role."""
         file = self._file
         form = format_of(base_name(file))
@@ -386,10 +386,23 @@ class Columns:
         question = question or f"which column holds the {role}?"
         for_pairs = "; for pairs also data.columns.pair" if role == "text" else ""
         header = f"; {self._header_hint}" if self._header_hint else ""
-        raise UsageError(
-            f"{self.where}: {question} {columns_in(self.names)}",
-            f"give --set data.columns.{role}={'|'.join(choices) or 'NAME'}{for_pairs}{header}",
-        )
+        first, *others = choices or [""]
+        if first:
+            # A shell would read a list of choices with bars between them as a pipe.
+            alternatives = f" (or {', '.join(others)})" if others else ""
+            hint = (
+                f"give --set {shlex.quote(f'data.columns.{role}={first}')}{alternatives}{for_pairs}"
+            )
+        elif role == "label":
+            hint = (
+                "add a column with the label of each row; without labels, kdcli compress and "
+                "distill learn from the answers of a fine-tuned model"
+            )
+        else:
+            hint = (
+                "no column can hold it: add one, or name another kind with --set data.columns.kind"
+            )
+        raise UsageError(f"{self.where}: {question} {columns_in(self.names)}", f"{hint}{header}")
 
 
 def _texts_in(rows: Iterable[Row], column: str) -> list[str]:
