@@ -222,6 +222,8 @@ def _open_npy(path: Path, name: str) -> Iterator[tuple[int, Array]]:
         raise UsageError(f"{name} cannot be read as a .npy array: {one_line(error)}") from None
     _check_floats(name, str(array.dtype), array.shape, is_float=array.dtype.kind == "f")
     for first in range(0, len(array), ROWS_AT_ONCE):
+        # What was read of a map takes memory until the map is closed.
+        array = np.lib.format.open_memmap(path, mode="r")
         yield first, array[first : first + ROWS_AT_ONCE]
 
 
@@ -237,11 +239,12 @@ def _open_safetensors(path: Path, name: str) -> Iterator[tuple[int, Array]]:
             tensor = file.get_slice(key)
             shape, dtype = tensor.get_shape(), tensor.get_dtype()
             _check_floats(name, dtype, shape, is_float=dtype in ("F16", "BF16", "F32", "F64"))
-            for first in range(0, shape[0], ROWS_AT_ONCE):
-                rows_BE = tensor[first : first + ROWS_AT_ONCE]
-                # NumPy has no bfloat16.
-                rows_BE = rows_BE.float() if rows_BE.dtype == torch.bfloat16 else rows_BE
-                yield first, rows_BE.numpy()
+        for first in range(0, shape[0], ROWS_AT_ONCE):
+            with safe_open(path, framework="pt") as file:
+                rows_BE = file.get_slice(key)[first : first + ROWS_AT_ONCE]
+            # NumPy has no bfloat16.
+            rows_BE = rows_BE.float() if rows_BE.dtype == torch.bfloat16 else rows_BE
+            yield first, rows_BE.numpy()
     except (SafetensorError, OSError) as error:
         raise UsageError(f"{name} cannot be read as safetensors: {one_line(error)}") from None
 

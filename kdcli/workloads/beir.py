@@ -69,8 +69,8 @@ class Retrieval(DividedRows):
         return Pools(validation=text_hashes(list(self.queries.values())))
 
     def training_texts(self, partition: Partition) -> Iterable[str]:
-        """Return the documents. Queries only evaluate."""
-        return self.documents.values()
+        """Return the different documents. Queries only evaluate."""
+        return dict.fromkeys(self.documents.values())
 
     def part(self, partition: Partition, split: str) -> "Retrieval":
         """Return the same corpus with the queries of a part.

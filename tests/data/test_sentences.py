@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdcli.data.accounts import ACCOUNTS
+from kdcli.data.labelled.kept import keep_rows
 from kdcli.data.text.choice import DistinctHashes
 from kdcli.data.text.sentences import held_out_count, read_texts, sentences
 from kdcli.errors import UsageError
@@ -121,6 +123,17 @@ def test_memory_is_needed_for_the_chosen_texts_only(tmp_path):
     tracemalloc.stop()
     assert len(texts) == 100
     assert peak < 9_000_000  # 60,000 hashes take half of it
+
+
+def test_a_run_reads_its_texts_once_and_each_step_has_their_account(tmp_path):
+    read = partial(texts_of, tmp_path, unit="document")
+    with keep_rows():
+        first = read([{"text": "one"}, {"text": "two"}, {"text": "two"}])
+        ACCOUNTS.clear(strict=False)
+        assert read([{"text": "others"}, {"text": "and more"}]) is first
+        (account,) = ACCOUNTS.by_key.values()
+    assert (account.read, account.kept) == (3, 2)
+    assert sorted(read([{"text": "others"}, {"text": "and more"}]).texts) == ["and more", "others"]
 
 
 def test_distinct_hashes_on_disk_are_counted():

@@ -9,9 +9,8 @@ A row has one of three forms:
 A label is a relevance of 0 or more. A score comes from a teacher.
 """
 
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -157,10 +156,10 @@ class ListSplits(DividedRows):
         train, validation, test = (part.query_hashes for part in parts)
         return Pools(train, validation, test, np.concatenate(known))
 
-    def training_texts(self, partition: Partition) -> Iterator[str]:
-        """Return the queries and passages of the training lists of a partition."""
+    def training_texts(self, partition: Partition) -> Iterable[str]:
+        """Return the different queries and passages of the training lists of a partition."""
         train = self.train.take(np.flatnonzero(partition.is_training(self.train.query_hashes)))
-        return itertools.chain(train.queries, train.passages)
+        return dict.fromkeys([*train.queries, *train.passages])
 
 
 class ListData(NamedTuple):

@@ -167,7 +167,7 @@ class DividedRows(Protocol):
         """
 
     def training_texts(self, partition: Partition) -> Iterable[str]:
-        """Return every text of the training rows."""
+        """Return every different text of the training rows."""
 
     def notes(self) -> list[str]:
         """Return notes on the rows, such as the number of repeated texts."""

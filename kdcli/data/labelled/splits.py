@@ -1,7 +1,7 @@
 """Find the splits of a labelled task in files, on the hub or in the demo, and read them."""
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -204,9 +204,9 @@ class Splits(DividedRows):
         evaluated = itertools.chain(*self.validation.values(), *self.test.values())
         return list(filter(None, [describe_repeats(self.task, [*self.train, *evaluated], "rows")]))
 
-    def training_texts(self, partition: Partition) -> Iterator[str]:
-        """Return every text of the training examples of a partition."""
-        return itertools.chain.from_iterable(e.texts for e in self.training(partition))
+    def training_texts(self, partition: Partition) -> Iterable[str]:
+        """Return every different text of the training examples of a partition."""
+        return dict.fromkeys(text for e in self.training(partition) for text in e.texts)
 
     def training(self, partition: Partition) -> list[Example]:
         """Return the training examples of a partition."""

@@ -9,11 +9,13 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import regex  # type: ignore[import-untyped]
 
 from kdcli.data.accounts import ACCOUNTS, CUT, RowAccount
+from kdcli.data.labelled.kept import kept_rows
 from kdcli.data.labelled.partition import DividedRows, Partition, Pools, text_hashes
 from kdcli.data.rows import (
     BadRow,
@@ -124,9 +126,35 @@ def read_texts(
             positive, there is no pair although the caller needs pairs, or there are fewer than two
             texts.
     """
+    read = _read_texts(source, column, unit, rows, split)
+    for message in read.messages:
+        log(message)
+    for account, kept in read.accounts:
+        ACCOUNTS.close(account, kept, log)
+    texts = read.texts
+    if paired and not texts.paired:
+        raise UsageError(
+            f"no text of {source} has a positive among the {len(texts):,} chosen texts, so there "
+            "is nothing to contrast",
+            "give rows of query and positive, or leave loss.contrastive_weight at 0",
+        )
+    return texts
+
+
+class _ReadTexts(NamedTuple):
+    """The texts of a source, messages about them, and their accounts with what is kept of each."""
+
+    texts: Texts
+    messages: list[str]
+    accounts: list[tuple[RowAccount, int]]
+
+
+@kept_rows
+def _read_texts(
+    source: str, column: str | None, unit: str, rows: int | None, split: str
+) -> _ReadTexts:
+    """Read texts as `read_texts` does. The accounts are not closed, as each step needs them."""
     opened = open_source(source)
-    if unread := describe_unread(opened):
-        log(unread)
     of_rows = RowAccount.of_split(source, split)
     name, units = _read_units(opened, split, column, unit, of_rows)
     of_texts = RowAccount.of_split(source, split, name) if name == SENTENCES else of_rows
@@ -137,21 +165,16 @@ def read_texts(
     if choice.distinct < 2:
         raise _too_few_texts(opened, split, column, choice.distinct)
     message = f"{choice.read:,} {name}, {choice.distinct:,} distinct texts"
-    log(message + (f"; using {len(taken):,}" if rows else ""))
+    messages = [message + (f"; using {len(taken):,}" if rows else "")]
+    if unread := describe_unread(opened):
+        messages.insert(0, unread)
     if choice.cut:
         of_texts.leave_out(CUT, choice.first_cut, choice.cut)
+    accounts = [(of_texts, sum(one.position >= 0 for one in taken))]
     if of_texts is not of_rows:
         of_texts.read = choice.read
-        ACCOUNTS.close(of_rows, of_rows.used, log)
-    ACCOUNTS.close(of_texts, sum(one.position >= 0 for one in taken), log)
-    texts = _link(taken, choice.read)
-    if paired and not texts.paired:
-        raise UsageError(
-            f"no text of {source} has a positive among the {len(texts):,} chosen texts, so there "
-            "is nothing to contrast",
-            "give rows of query and positive, or leave loss.contrastive_weight at 0",
-        )
-    return texts
+        accounts.insert(0, (of_rows, of_rows.used))
+    return _ReadTexts(_link(taken, choice.read), messages, accounts)
 
 
 def held_out_count(texts: Sequence[str], wanted: int) -> int:

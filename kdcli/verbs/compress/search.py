@@ -2,7 +2,7 @@
 
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -12,7 +12,7 @@ from kdcli.data.labelled.partition import DividedRows, Partition
 from kdcli.data.text.sentences import read_texts
 from kdcli.deploy.environment import describe_environment
 from kdcli.deploy.exported import FACTS
-from kdcli.disk import read_json
+from kdcli.disk import atomic_file, disk_errors, read_json
 from kdcli.engine.device import choose_device
 from kdcli.engine.progress import Progress
 from kdcli.errors import MachineError
@@ -120,11 +120,15 @@ class Search:
         file = self.steps.place(TRAINING_TEXT, self.recipe.text)
         if not file.is_file():
             texts = self.training_texts(Partition.read(str(self.recipe.data.partition)))
-            lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
-            self.steps.write(file, "".join(lines))
+            with disk_errors(file):
+                file.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_file(file) as opened:
+                for text in texts:
+                    line = json.dumps({"text": text}, ensure_ascii=False)
+                    opened.write(f"{line}\n".encode())
         return file
 
-    def training_texts(self, partition: Partition) -> list[str]:
+    def training_texts(self, partition: Partition) -> Iterable[str]:
         """Return the different texts on which students are trained."""
         session = cpu_session()
         rows: DividedRows
@@ -132,7 +136,7 @@ class Search:
             rows = read_texts(text, column=None, unit="sentence", rows=None, log=Progress.log_fact)
         else:
             rows = open_rows(evaluation_request(self.recipe), session)
-        return list(dict.fromkeys(rows.training_texts(partition)))
+        return rows.training_texts(partition)
 
     def training_rows(self) -> int:
         """Return the number of rows on which a student is trained."""

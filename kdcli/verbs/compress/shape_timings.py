@@ -250,7 +250,7 @@ def _comparison(search: Search, partition: Partition, loaded: Model) -> Comparis
     # float32 there too.
     wanted = str(dotted(search.recipe.plan.distill).get("train.dtype", "auto"))
     dtype = choose_dtype(wanted, device) if device.type == "cpu" else torch.float32
-    texts, model = search.training_texts(partition), str(search.recipe.model)
+    texts, model = list(search.training_texts(partition)), str(search.recipe.model)
     count = min(SHAPE_ROWS, len(texts))
     few = [texts[n * len(texts) // count] for n in range(count)]
     length = min(LENGTH, positions_of(loaded.model.config) or LENGTH)

@@ -111,7 +111,7 @@ def smallest_vocabulary(
             "they need no labels",
         )
     selection = _open(request, partition, "validation", session)
-    texts = dict.fromkeys(rows.training_texts(partition))
+    texts = rows.training_texts(partition)
     prompts = fmt.prompts.values() if fmt else ()
     use = TokenUse.of_texts(selection.model, texts, prompts)
     kept, trimming = _fewest(recipe.max_drop, selection, use)
