@@ -28,7 +28,7 @@ def test_the_readme_describes_its_picture(theme):
     picture = ROOT / "docs" / "images" / f"front-{theme}.svg"
     readme = (ROOT / "README.md").read_text("utf-8")
     assert f"docs/images/{picture.name}" in readme
-    (alternative,) = re.findall(r'<img [^>]*alt="([^"]+)"', readme)
+    (alternative,) = re.findall(r'<img src="docs/images/front-[^>]*alt="([^"]+)"', readme)
     title = ElementTree.parse(picture).getroot().find(f"{SVG}title")
     assert title is not None
     assert title.text == unescape(alternative)
