@@ -317,27 +317,30 @@ def test_the_bound_is_violated_in_at_most_one_of_twenty_repetitions():
         asks = np.array(answers.sure) < threshold
         return np.where(asks, np.array(others.shown), np.array(answers.shown)).astype(float)
 
-    skills = (2, 4, 6, 8, 10)
-    truth = dict[tuple[int, float], float]()
-
     def risk(skill, threshold):
-        if (skill, threshold) not in truth:
-            truth[skill, threshold] = losses(skill, 2_000_000, threshold).mean()
-        return truth[skill, threshold]
+        """The true share of wrong answers, integrated over how sure the small model is."""
+        unsure, mean = (max(0.0, 2 * threshold - 1) ** power for power in (skill, skill + 1))
+        wrong = 0.35 * (1 - unsure - skill / (skill + 1) * (1 - mean))
+        return 0.004 * unsure + wrong
 
-    of_one, shipped, of_shipped, of_means = 0, 0, 0, 0
+    of_one, of_naive, shipped, of_shipped, of_means = 0, 0, 0, 0, 0
     for _ in range(repetitions):
         teacher, chosen = Answers(shown=[False] * 1000, sure=[1.0] * 1000), []
-        for skill in skills:
-            trials = draw(1000, skill).trials(second(1000), teacher)
-            if (trial := choose(trials, allowed, error)) is not None:
+        for skill in (2, 4, 6, 8, 10):
+            trials = list(draw(1000, skill).trials(second(1000), teacher))
+            assert len(trials) == 259
+            if (trial := choose(iter(trials), allowed, error)) is not None:
                 chosen.append((trial.asked, skill, trial.setting))
                 of_one += skill == 6 and risk(skill, trial.setting) > allowed
+            best = min(one.setting for one in trials if one.losses_N.mean() <= allowed)
+            of_naive += skill == 6 and risk(skill, best) > allowed
         # The pair that asks the least is verified on other rows.
         _, skill, threshold = min(chosen)
         if upper_limit(losses(skill, 2500, threshold), error) <= allowed:
             shipped += 1
             of_shipped += risk(skill, threshold) > allowed
         of_means += upper_limit(rng.beta(0.3, 5.7, 300), error) < 0.05
+    # A threshold that is chosen by the share of wrong answers itself fails this test.
+    assert of_naive > 5 * error * repetitions
     assert shipped > repetitions / 2
     assert max(of_one, of_shipped, of_means) <= error * repetitions
