@@ -142,18 +142,19 @@ def write_single_file(
     final = onnx.ValueInfoProto()
     final.CopyFrom(own)
     final.name = answer
-    numbers = {"one": 1.0, "threshold": threshold}
+    np = library("numpy", "onnx")
+    # The runtime warns of a constant that no node reads.
+    of_words = {"one": np.float32(1), "last": np.array([-1])} if kind == "tokens" else {}
     constants = [
-        onnx.numpy_helper.from_array(library("numpy", "onnx").float32(value), name)
-        for name, value in numbers.items()
+        onnx.numpy_helper.from_array(value, name)
+        for name, value in {"threshold": np.float32(threshold), **of_words}.items()
     ]
-    axis = onnx.numpy_helper.from_array(library("numpy", "onnx").array([-1]), "last")
     graph = onnx.helper.make_graph(
         [*small.graph.node, *nodes],
         "cascade",
         list(inputs.values()),
         [final, onnx.helper.make_tensor_value_info(ASKED, onnx.TensorProto.BOOL, [])],
-        [*small.graph.initializer, *constants, axis],
+        [*small.graph.initializer, *constants],
     )
     versions = {opset.domain: opset for opset in [*small.opset_import, *large.opset_import]}
     model = onnx.helper.make_model(graph, opset_imports=list(versions.values()))

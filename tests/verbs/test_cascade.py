@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -139,6 +140,9 @@ def test_the_code_on_the_card_needs_no_kdcli(cascade, monkeypatch, capsys):
 def test_one_file_runs_the_larger_model_only_if_asked(cascade, tmp_path):
     kind, folder, _, _, expected, asked = cascade
     tokenizer = AutoTokenizer.from_pretrained(folder)
+    graph = onnx.load(folder / "onnx/model_cascade.onnx").graph
+    read = {name for node in graph.node for name in node.input}
+    assert {each.name for each in graph.initializer} <= read
     ran = {}
     for asks in (False, True):
         options = onnxruntime.SessionOptions()
