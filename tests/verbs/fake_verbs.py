@@ -187,7 +187,11 @@ class Fakes:
                         raise Stopped("stopped with a checkpoint")
             if total == whole:
                 source = getattr(recipe, "teacher", None) or recipe.model
-                copy_model(Path(source), folder)
+                places = [folder]
+                if "," in name:
+                    places += [folder / member for member in name.split(",")]
+                for place in places:
+                    copy_model(Path(source), place)
                 self._report(folder, verb, self._training_scores(verb, name))
             return None
 

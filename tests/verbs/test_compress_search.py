@@ -76,6 +76,31 @@ def same_answer(one, other):
 GOAL = {"goal__max_drop": 1.0}
 
 
+def test_one_training_of_a_family_serves_every_goal(given):
+    made, given = fakes(), given | {"plan__family": True}
+    made.compress(**given, goal__max_drop=1.0, goal__speedup=1.8)
+    family = "4x32,2x32,1x32"
+    assert trained(made) == [f"distill {family}", "export 2x32-onnx", "export 1x32-onnx"]
+    assert made.recipes[family]["student"]["to"] == [family]
+    assert answer_of(given["output_dir"]).chosen == "2x32-onnx"
+    again = fakes()
+    again.compress(**given, goal__max_drop=5.0, goal__speedup=4.0)
+    assert trained(again) == []
+    assert answer_of(given["output_dir"]).chosen == "1x32-onnx"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"plan__shapes": ["2x32", "1x16"]}, "differ in more than their layers"),
+        ({"plan__shapes": ["2x"]}, "plan.shapes=2x has one candidate"),
+    ],
+)
+def test_what_is_no_family_is_refused(given, changes, message):
+    with pytest.raises(UsageError, match=message):
+        fakes().compress(**given | {"plan__family": True} | changes, **GOAL)
+
+
 def test_the_model_the_shapes_and_the_verification_come_in_this_order(given):
     made = fakes()
     result = made.compress(**given, **GOAL)

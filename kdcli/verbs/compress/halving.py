@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import yaml
 
@@ -19,6 +20,7 @@ from kdcli.models.grammar import is_static_shape
 from kdcli.models.layout import layout_for
 from kdcli.models.load import load_config
 from kdcli.recipe.resolve import flatten
+from kdcli.report.finish import RunResult
 from kdcli.report.text import duration
 from kdcli.verbs.compress.budget import paid_steps
 from kdcli.verbs.compress.limits import POINT, GoalSettings
@@ -180,19 +182,28 @@ def spend_budget(search: Search, shapes: Sequence[str]) -> None:
         if search.met and search.goal.is_bounded:
             search.skip(shape, f"not trained: {search.met} meets the goal")
             continue
-        whole = distilling(search, shape)
-        paid = paid_steps(search, whole, search.cost(whole))
-        if paid.why:
-            search.skip(shape, paid.why)
-            continue
-        step = training(search, shape, None)
-        if paid.steps < paid.total:
-            note = paid.note(shape, search.steps)
-            Progress.log(note)
-            search.notes.append(note)
-            step = distilling(search, shape, steps=paid.steps)
-        train_fully(search, shape, step)
-        search.score()
+        step = paid_training(search, shape)
+        if step is not None:
+            train_fully(search, shape, step)
+            search.score()
+
+
+def paid_training(search: Search, shape: str) -> Step | None:
+    """Return the step that distils a shape for as many steps as the budget pays for.
+
+    If it pays for none, skip the shape and return None.
+    """
+    whole = distilling(search, shape)
+    paid = paid_steps(search, whole, search.cost(whole))
+    if paid.why:
+        search.skip(shape, paid.why)
+        return None
+    if paid.steps >= paid.total:
+        return training(search, shape, None)
+    note = paid.note(shape, search.steps)
+    Progress.log(note)
+    search.notes.append(note)
+    return distilling(search, shape, steps=paid.steps)
 
 
 def distilling(
@@ -326,23 +337,33 @@ def finish_best(search: Search, shape: str, step: Step) -> None:
 
 
 def train_fully(search: Search, shape: str, step: Step) -> bool:
-    """Train a shape to the end and export it, also with a trimmed vocabulary where that pays.
-
-    Return False if the training failed or had no time.
-    """
+    """Train a shape to the end and export it. Return False if it failed or had no time."""
     if not search.finishes(step):
         return False
-    parent, models = search.steps.path(step), {shape: search.steps.path(step)}
-    card = list(search.steps.result(step).report.cards.values())[-1]
+    folder = search.steps.path(step)
+    export_student(search, shape, folder, folder)
+    return True
+
+
+def export_student(search: Search, shape: str, model: Path, parent: Path) -> None:
+    """Export a trained student, also with a trimmed vocabulary where that pays.
+
+    Args:
+        search: The search.
+        shape: The student's shape, which is its name in the report of a family.
+        model: Its directory.
+        parent: The directory of its training.
+    """
+    models, cards = {shape: model}, RunResult.read(parent).report.cards
+    card = cards.get(shape) or list(cards.values())[-1]
     large = card.params_embedding >= search.recipe.plan.trim_from * card.params_total
     if large:
         name = f"{shape}-trimmed"
-        trim = search.make.trim(name, str(parent), search.training_text(), {})
+        trim = search.make.trim(name, str(model), search.training_text(), {})
         if search.finishes(trim):
             models[name] = search.steps.path(trim)
-    for name, model in models.items():
-        search.export(f"{name}-{search.fastest}", model, search.fastest, [parent])
-    return True
+    for name, folder in models.items():
+        search.export(f"{name}-{search.fastest}", folder, search.fastest, [parent])
 
 
 def train_without_teacher(search: Search, shape: str) -> bool:

@@ -32,6 +32,7 @@ from kdcli.run.stages import stoppable
 from kdcli.types import Kind, task_title
 from kdcli.verbs.compress.answer import ship
 from kdcli.verbs.compress.divide import PARTITION, divide_rows
+from kdcli.verbs.compress.family import try_family
 from kdcli.verbs.compress.halving import try_shapes
 from kdcli.verbs.compress.limits import GoalSettings, conflict
 from kdcli.verbs.compress.question import (
@@ -331,7 +332,8 @@ def follow_plan(search: Search, untrained: Untrained) -> None:
     if search.goal.is_bounded and search.score():
         search.notes.append("a backend alone meets the goal, so nothing smaller was trained")
     else:
-        try_shapes(search, untrained.shapes)
+        try_all = try_family if search.recipe.plan.family else try_shapes
+        try_all(search, untrained.shapes)
         if search.scores is None:
             search.score()
         if not search.met:

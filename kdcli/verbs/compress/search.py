@@ -202,7 +202,7 @@ class Search:
             parents: The directories of the trainings that made the model, one after another.
             required: Whether a failure ends the compression.
         """
-        bound, why = self.int8_bound(parents), ""
+        bound, why = self.int8_bound(parents, Path(model).name), ""
         for limit in [bound, None] if "-int8" in backend and bound > 0 else [None]:
             title = name if limit is None else f"{name}-within-{limit:.4g}"
             step = self.make.export(title, str(model), backend, max_drop=limit)
@@ -220,16 +220,18 @@ class Search:
         place, source = map(self.steps.relative, (folder, model))
         self.candidates[name] = Candidate(name, place, "", parent, source)
 
-    def int8_bound(self, parents: Sequence[Path]) -> float:
+    def int8_bound(self, parents: Sequence[Path], name: str) -> float:
         """Return the points that int8 may lose: what the trainings left over of `max_drop`.
 
-        Zero means that nothing is bounded, or that nothing is left.
+        Zero means that nothing is bounded, or that nothing is left. `name` is the directory of the
+        model, which is the name of a member of a family.
         """
         bound = self.goal.max_drop or 0.0
         if not parents:
             return bound
         first, last = (RunResult.read(parents[n]).report for n in (0, -1))
-        before, after = _score(first, "teacher", "baseline"), _score(last, "student", "pruned")
+        before = _score(first, name, "teacher", "baseline")
+        after = _score(last, name, "student", "pruned")
         if before is None and self.scores is not None:
             # Pruning on labels does not score the model that it prunes.
             before = self.scores.teacher.score
@@ -365,9 +367,13 @@ class Search:
         self.score()
 
 
-def _score(report: Report, *roles: Role) -> float | None:
-    """Return the score of the first model with one of some roles, the mean over all sets."""
-    names = [model.name for model in report.with_role(*roles)][:1]
+def _score(report: Report, name: str, *roles: Role) -> float | None:
+    """Return the score of the model with one of some roles, the mean over all sets.
+
+    Of several models, it is the one called `name`, or else the first.
+    """
+    with_role = [model.name for model in report.with_role(*roles)]
+    names = [name] if name in with_role else with_role[:1]
     scores = [next(iter(e.metrics.values())) for e in report.evaluations if e.model in names]
     return fmean(scores) if scores else None
 

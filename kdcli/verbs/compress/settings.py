@@ -76,6 +76,10 @@ class PlanSettings(Section):
         description="Student shapes that are tried, or a single goal such as 2x or 5ms on the "
         "fastest backend; none means shapes derived from the model.",
     )
+    family: bool = Field(
+        False,
+        description="Whether the shapes share their layers and one training, for any goal.",
+    )
     finetune: RecipeValues = Field(default_factory=dict, description="Keys of finetune.")
     distill: RecipeValues = Field(
         default_factory=dict,
@@ -246,6 +250,15 @@ def _check_goal(recipe: CompressRecipe) -> None:
         raise UsageError(
             f"--cascade joins two candidates in ONNX files, and {what}",
             "remove steps" if recipe.steps else "add onnx or onnx-int8 to plan.backends",
+        )
+    # This import loads numpy, and help imports this module.
+    from kdcli.models.grammar import goal_of
+
+    if recipe.plan.family and (recipe.steps or goal_of(recipe.plan.shapes)):
+        one = "a recipe with steps" if recipe.steps else f"plan.shapes={recipe.plan.shapes[0]}"
+        raise UsageError(
+            f"plan.family trains several shapes at once, and {one} has one candidate",
+            "remove one of them",
         )
     if recipe.steps and recipe.budget is not None:
         raise UsageError(

@@ -46,6 +46,7 @@ from kdcli.verbs.compress.limits import GoalSettings
 from kdcli.verbs.compress.scored import TEACHER
 from kdcli.verbs.compress.search import Search
 from kdcli.verbs.compress.settings import dotted
+from kdcli.verbs.distill.family import check_members
 from kdcli.workloads.embedder import Embedder
 
 SEARCHED = 12 + 2 * (MAX_DEPTHS + 1)
@@ -290,12 +291,18 @@ def _listed_shapes(search: Search, model: str, loaded: Model) -> list[ModelShape
         for shape in shapes:
             if not shape.is_static:
                 student_config(config, shape)
+        if search.recipe.plan.family:
+            try:
+                check_members(",".join([teacher.short, *given]), [teacher, *shapes])
+            except UsageError as error:
+                raise error.of("plan.family", "remove plan.family, or name other shapes") from None
     elif missing := layout_for(config).missing:
         search.notes.append(f"only exports of the model itself were tried: {missing}")
         return []
     else:
         sizes = [(share, width) for share in (2 / 3, 1 / 2, 1 / 3)]
-        sizes += [(share, width // 2) for share in (1 / 2, 1 / 3) if width % 2 == 0]
+        if width % 2 == 0 and not search.recipe.plan.family:
+            sizes += [(share, width // 2) for share in (1 / 2, 1 / 3)]
         possible = [
             shape_of_width(config, max(1, round(layers * share)), size) for share, size in sizes
         ]
