@@ -8,7 +8,7 @@ CONSTRAINTS ?= constraints.txt
 STAMP := $(VENV)/.installed-$(notdir $(CONSTRAINTS))
 
 .DEFAULT_GOAL := help
-.PHONY: help install lowest demo check test test-all lint faults mutations gpu size docs clean
+.PHONY: help install lowest demo check test test-all lint faults mutations gpu board size docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -63,6 +63,9 @@ mutations: $(STAMP) ## change sixty formulas, schedules, values and codes, one a
 gpu: MINUTES = 9
 gpu: $(STAMP) ## measure on a machine with a GPU, for MINUTES=9: a call goes on where the last one stopped
 	$(BIN)/python -m tools.gpu --minutes $(MINUTES)
+
+board: $(STAMP) ## compress TEACHERS=DIR, learn from TEXTS=SOURCE, score on MTEB's sets in DATA=DIR, next to published scores
+	$(BIN)/python benchmarks/board.py $(TEACHERS) --data $(DATA) --texts $(TEXTS) -o runs/board
 
 size: $(STAMP) ## tokens and lines by folder, next to the last release
 	$(BIN)/python -m tools.size
