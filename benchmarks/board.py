@@ -190,9 +190,10 @@ def report_in(row: Report) -> Report:
 
 
 def megabytes(folder: Path) -> float:
-    """Return the size of a model's weights, which may be in several files and folders."""
+    """Return the size of a model's weights. A file with several names counts once."""
     endings = (".safetensors", ".onnx", ".onnx_data")
-    return sum(p.stat().st_size for p in folder.rglob("*") if p.suffix in endings) / 1e6
+    files = [p.stat() for p in folder.rglob("*") if p.suffix in endings]
+    return sum({file.st_ino: file.st_size for file in files}.values()) / 1e6
 
 
 def latencies(lines: Sequence[Line], board: Board, options: Options) -> list[str]:
