@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from kdcli.models.layout import layout_for
 from kdcli.models.load import commit_of, location
 from kdcli.models.shape import positions_of, shape_of
+from kdcli.models.static import CLASSIFIER
 from kdcli.types import Card
 
 _DTYPES = {
@@ -45,8 +46,9 @@ def describe(model: PreTrainedModel, name: str, folder: Path | None) -> Card:
     )
     total = sum(p.numel() for p in model.parameters())
     weights = sorted(folder.glob("model*.safetensors")) if folder else []
-    # The layers after an embedding model's pooling, in directories such as 2_Dense.
-    layers = sorted(folder.glob("[0-9]_*/model.safetensors")) if folder else []
+    # The layers after an embedding model's pooling. A static classifier has copies of its own.
+    own = folder if type(model).__name__ != CLASSIFIER else None
+    layers = sorted(own.glob("*_Dense/model.safetensors")) if own else []
     of_layers = [tensor for file in layers for tensor in load_file(file).values()]
     total += sum(map(torch.numel, of_layers))
     digest, dtypes = hashlib.sha256(), Counter[str]()
