@@ -210,21 +210,22 @@ class Pool:
         self.shared.cleanup()
 
 
-_turn: FileLock | None = None
-"""Held by the process of a pool that is undisturbed; None in a process that is in no pool."""
+_shared: Path | None = None
+"""The directory of this process's pool, with a file for each process; None in other processes."""
 
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """Suspend the other processes of this one's pool, so that they do not slow a measurement."""
     parent = multiprocessing.parent_process()
-    if _turn is None or parent is None:
+    if _shared is None or parent is None:
         yield
         return
-    with _turn, contextlib.ExitStack() as resumed:
+    with FileLock(_shared / "undisturbed.lock"), contextlib.ExitStack() as resumed:
         # Not `os.getppid()`, which is another program once the parent was killed.
         for other in psutil.Process(parent.pid).children():
-            if other.pid != os.getpid():
+            # The program that opened the pool may have started other processes too.
+            if other.pid != os.getpid() and (_shared / str(other.pid)).exists():
                 with contextlib.suppress(psutil.NoSuchProcess):
                     other.suspend()
                     resumed.callback(_resume, other)
@@ -243,8 +244,9 @@ def _begin(
     context: Callable[[], AbstractContextManager[None]],
 ) -> None:
     """Prepare a process for its calls."""
-    global _turn
-    _turn = FileLock(shared / "undisturbed.lock")
+    global _shared
+    _shared = shared
+    (shared / str(os.getpid())).touch()
     os.environ["OMP_NUM_THREADS"] = str(threads)
     if hasattr(os, "setpgrp"):
         # Ctrl-C reaches the first process alone, which then stops the others as it decides.

@@ -54,13 +54,15 @@ def measure(folder: Path, options: RunOptions) -> None:
     before = ticks.stat().st_size if ticks.exists() else 0
     until(lambda: ticks.exists() and ticks.stat().st_size > before)
     with undisturbed():
+        time.sleep(0.2)  # A signal arrives after a moment.
         before = ticks.stat().st_size
         if not killed.exists():
             killed.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.5)
         after = ticks.stat().st_size
-    (folder / "measured").write_text(f"{after - before}")
+        foreign = psutil.Process(int((folder / "foreign").read_text())).status()
+    (folder / "measured").write_text(f"{after - before} {foreign != psutil.STATUS_STOPPED}")
 
 
 @pytest.fixture
@@ -109,13 +111,15 @@ def test_a_killed_process_costs_its_call_only(pool, tmp_path, caplog):
     assert error.value.hint == "use fewer --processes, and continue with --resume"
 
 
-def test_an_undisturbed_call_suspends_the_others_while_it_lives(pool, tmp_path):
+def test_an_undisturbed_call_suspends_only_its_pool_while_it_lives(pool, tmp_path):
     calls = [
         functools.partial(pool.call, f.__name__, functools.partial(f, tmp_path), RunOptions())
         for f in (tick, measure)
     ]
-    pool.side_by_side(calls)
-    assert (tmp_path / "measured").read_text() == "0"
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as foreign:
+        (tmp_path / "foreign").write_text(str(foreign.pid))
+        pool.side_by_side(calls)
+    assert (tmp_path / "measured").read_text() == "0 True"
 
 
 def test_an_error_ends_the_others(pool, tmp_path):

@@ -176,7 +176,11 @@ class Page:
                     self.send_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
                     return
                 body = self.rfile.read(int(length)).decode("utf-8", "replace")
-                typed = parse_qs(body, max_num_fields=1).get("texts", [""])[0]
+                try:
+                    typed = parse_qs(body, max_num_fields=1).get("texts", [""])[0]
+                except ValueError:
+                    self.send_error(HTTPStatus.BAD_REQUEST)
+                    return
                 self._send(*page.html(typed))
 
             def _is_for_page(self) -> bool:
