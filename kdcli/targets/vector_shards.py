@@ -222,9 +222,12 @@ def _open_npy(path: Path, name: str) -> Iterator[tuple[int, Array]]:
         raise UsageError(f"{name} cannot be read as a .npy array: {one_line(error)}") from None
     _check_floats(name, str(array.dtype), array.shape, is_float=array.dtype.kind == "f")
     for first in range(0, len(array), ROWS_AT_ONCE):
-        # What was read of a map takes memory until the map is closed.
-        array = np.lib.format.open_memmap(path, mode="r")
-        yield first, array[first : first + ROWS_AT_ONCE]
+        rows_BE = array[first : first + ROWS_AT_ONCE]
+        if not array.flags.f_contiguous:
+            # What was read of a map takes memory until the map is closed, so each part has its own.
+            offset = array.offset + first * array.strides[0]
+            rows_BE = np.memmap(path, array.dtype, "r", offset, rows_BE.shape)
+        yield first, rows_BE
 
 
 def _open_safetensors(path: Path, name: str) -> Iterator[tuple[int, Array]]:
