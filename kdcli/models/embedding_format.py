@@ -557,14 +557,16 @@ def format_for(
         _check_widths(source, fmt, config.hidden_size)
         norm = ", normalised" if fmt.normalize else ""
         head = pickled_head(source)
-        return fmt, f"{fmt.pooling} pooling{norm}, as its {MODULES_FILE} says{head}"
+        default = fmt.prompts.get(fmt.default_prompt or "")
+        prompt = f"; texts without a role begin with {default!r}" if default else ""
+        return fmt, f"{fmt.pooling} pooling{norm}, as its {MODULES_FILE} says{prompt}{head}"
+    # sentence-transformers reads such a model in the same way.
+    has_prompts = (json_file(source, PROMPTS_FILE) or {}).get("prompts")
+    unread = f"; {PROMPTS_FILE} is not read without {MODULES_FILE}" if has_prompts else ""
     if pooling is not None:
-        return EmbeddingFormat(pooling), f"{pooling} pooling, normalised"
-    # sentence-transformers assumes the same for such a model.
-    return (
-        EmbeddingFormat(),
-        f"it has no {MODULES_FILE}: mean pooling, normalised, is assumed; --pooling changes it",
-    )
+        return EmbeddingFormat(pooling), f"{pooling} pooling, normalised{unread}"
+    assumed = "mean pooling, normalised, is assumed; --pooling changes it"
+    return EmbeddingFormat(), f"it has no {MODULES_FILE}: {assumed}{unread}"
 
 
 def load_embedder(source: str, *, compacted: bool = False) -> Model:

@@ -165,6 +165,16 @@ def test_settings_of_the_files_are_obeyed(name, saved, session, tmp_path_factory
     )
 
 
+def test_a_note_says_whether_prompts_are_read(saved):
+    folder = saved(EmbeddingFormat())
+    change(folder, *SETTINGS["a prompt of passages"])
+    assert Embedder.open(str(folder)).note.endswith("texts without a role begin with 'w5 '")
+    (folder / "modules.json").unlink()
+    for pooling in ("mean", None):
+        note = Embedder.open_scored(str(folder), pooling=pooling).note
+        assert note.endswith("config_sentence_transformers.json is not read without modules.json")
+
+
 @pytest.mark.parametrize("name", ["sentence_bert_config.json", "sentence_roberta_config.json"])
 @pytest.mark.parametrize("inside", ["0_Transformer", "parts/encoder"])
 def test_an_encoder_in_a_directory_of_its_own_is_read(name, inside, saved, session):
