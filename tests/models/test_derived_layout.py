@@ -272,7 +272,7 @@ def test_heads_that_are_rotated_in_part_keep_their_width():
     shape = shape_of(teacher.config)
     with pytest.raises(UsageError, match="heads keep their width of 8") as caught:
         build_student(teacher, replace(shape, heads=8))
-    assert "write 2x32@4, with a width that is a multiple of 8" in (caught.value.hint or "")
+    assert caught.value.hint == "write 2x32@4"
     student = build_student(teacher, replace(shape, hidden=16, heads=2)).model
     assert student.layers[0].attention.query_key_value.weight.shape == (3 * 16, 16)
     assert shape_of_width(teacher.config, 1, 16) == ModelShape(1, 16, 64, 2)
