@@ -6,11 +6,11 @@ import yaml
 
 from kdcli.data.tasks import named_tasks
 from kdcli.losses import build_objective, check_settings
-from kdcli.models.grammar import parse_shape
 from kdcli.recipe.resolve import combinations, recipe_models, resolve, shipped, shipped_recipes
 from kdcli.types import ModelShape
 from kdcli.verbs.cotrain.settings import CotrainRecipe
 from kdcli.verbs.distill.settings import DistillRecipe
+from kdcli.verbs.distill.students import student_shapes
 from kdcli.workloads.settings import FinetuneRecipe
 
 BASE, DEMO = ModelShape(12, 768, 3072, 12), ModelShape(4, 128, 512, 4)
@@ -22,8 +22,9 @@ def test_recipe_resolves_and_its_loss_section_is_known(name):
     recipe = resolve(DistillRecipe, recipe=name).recipe
     check_settings(recipe.method, recipe.loss)
     teacher = DEMO if recipe.teacher == "demo" else BASE
-    for shape in recipe.student.to:
-        build_objective(recipe.method, recipe.loss, teacher, parse_shape(shape, teacher))
+    shapes = student_shapes(recipe, teacher) if recipe.student.to else {}
+    for shape in shapes.values():
+        build_objective(recipe.method, recipe.loss, teacher, shape)
 
 
 @pytest.mark.parametrize("task", named_tasks().values(), ids=named_tasks())
