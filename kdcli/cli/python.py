@@ -129,7 +129,7 @@ def values_of(verb: Verb, *positional: object, **options: object) -> dict[str, A
     if tokenizer is not None and not any(map(needs_tokenizer, _flat(arguments.values()))):
         raise UsageError(
             f"kdcli.{verb.name}: tokenizer belongs to a PreTrainedModel, and none is given",
-            "leave it out: a directory, a hub id and sentence-transformers have their own",
+            "omit it: a directory, a hub id and sentence-transformers have their own",
         )
     for each in verb.parameters:
         if (value := arguments.get(each.name)) is None:

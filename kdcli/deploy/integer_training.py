@@ -99,7 +99,8 @@ def _errors(
     """Return the squared error of each output, relative to the mean square of its target."""
     terms = {}
     for name, target in targets.items():
-        is_of_tokens = target.shape[:2] == mask_BL.shape
+        # Logits and vectors of texts may be as wide as the texts are long.
+        is_of_tokens = target.ndim > 2 or name in ("start_logits", "end_logits")
         real = mask_BL.bool() if is_of_tokens else torch.ones(len(target), dtype=torch.bool)
         error = (result[name] - target)[real].square().mean() / target[real].square().mean()
         terms[name] = Term(error, "tokens" if is_of_tokens else "rows")

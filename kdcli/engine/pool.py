@@ -109,13 +109,21 @@ class Pool:
         self.ends = True
         try:
             self._each_busy(psutil.Process.terminate)
-            # A suspended process does not see a signal.
-            self._each_busy(psutil.Process.resume)
+            self._resume_all()
             wait(futures)
         except KeyboardInterrupt:
             self._each_busy(psutil.Process.kill)
             wait(futures)
             raise
+
+    def _resume_all(self) -> None:
+        """Resume the processes that a measuring process suspended and can no longer resume.
+
+        A suspended process sees no signal and ends no call.
+        """
+        for child in psutil.Process().children():
+            if (Path(self.shared.name) / str(child.pid)).exists():
+                _resume(child)
 
     def _each_busy(self, act: Callable[[psutil.Process], None]) -> None:
         for worker in list(self.busy):
@@ -156,8 +164,7 @@ class Pool:
                 except KeyboardInterrupt:
                     raise Stopped(f"stopped in {name}") from None
                 except BrokenProcessPool:
-                    # It may have suspended the others.
-                    self._each_busy(psutil.Process.resume)
+                    self._resume_all()
                     seconds -= time.monotonic() - began
                     if attempt + 1 < ATTEMPTS and not self.stop.signalled and not self.ends:
                         Progress.log(f"{name}: its process was killed; another one continues it")
@@ -203,6 +210,7 @@ class Pool:
 
     def close(self) -> None:
         """End all processes."""
+        self._resume_all()
         for workers in self.idle.values():
             for worker in workers:
                 worker.executor.shutdown()

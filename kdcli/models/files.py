@@ -64,9 +64,7 @@ MODEL_FILES = (
     "generation_config.json",
     "model*.safetensors",
     "model.safetensors.index.json",
-    "modeling_*.py",
-    "configuration_*.py",
-    "tokenization_*.py",
+    "*.py",  # A model's own code may import files of any name.
     # Tokenizers
     "tokenizer*.json",
     "special_tokens_map.json",

@@ -16,6 +16,7 @@ import numpy as np
 
 from kdcli.data.labelled.task_data import Labelled
 from kdcli.engine.session import Session
+from kdcli.errors import UsageError
 from kdcli.metrics import classification
 from kdcli.metrics.bootstrap import Scorer
 from kdcli.report.schema import Evaluation
@@ -69,13 +70,22 @@ class ClassEvaluation:
         ]
 
     def score(self, model: Embedder) -> ModelScores:
-        """Fit the regressions to a model's vectors, and score their predictions."""
+        """Fit the regressions to a model's vectors, and score their predictions.
+
+        Raises:
+            UsageError: The training rows have a single class.
+        """
         train, examples = self.data.train, self.examples
         draws = draw_rows(_classes(train), self.samples)
         used = np.unique(np.concatenate(draws))
         used_rows = [train[n] for n in used]
         train_ND, other_MD = (self._vectors(model, rows) for rows in (used_rows, examples))
         labels_N, truth = np.array(_classes(used_rows)), _classes(examples)
+        if len(set(labels_N.tolist())) < 2:
+            raise UsageError(
+                f"the {len(train)} training rows have a single class, and a regression needs two",
+                "add rows of other classes, or raise data.train_rows",
+            )
         scorers: list[Scorer] = []
         for drawn in draws:
             at = np.searchsorted(used, drawn)

@@ -48,13 +48,25 @@ def tick(folder: Path, options: RunOptions) -> None:
         time.sleep(0.01)
 
 
+def statuses(parent: psutil.Process) -> list[str]:
+    return [child.status() for child in parent.children()]
+
+
+def die_undisturbed(file: Path, options: RunOptions) -> None:
+    """Be killed in a measurement, once."""
+    with undisturbed():
+        if not file.exists():
+            file.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 def measure(folder: Path, options: RunOptions) -> None:
     """Be killed while the others are suspended, then look whether they run."""
     ticks, killed = folder / "ticks", folder / "killed"
     before = ticks.stat().st_size if ticks.exists() else 0
     until(lambda: ticks.exists() and ticks.stat().st_size > before)
     with undisturbed():
-        time.sleep(0.2)  # A signal arrives after a moment.
+        until(lambda: psutil.STATUS_STOPPED in statuses(psutil.Process(os.getppid())))
         before = ticks.stat().st_size
         if not killed.exists():
             killed.touch()
@@ -120,6 +132,17 @@ def test_an_undisturbed_call_suspends_only_its_pool_while_it_lives(pool, tmp_pat
         (tmp_path / "foreign").write_text(str(foreign.pid))
         pool.side_by_side(calls)
     assert (tmp_path / "measured").read_text() == "0 True"
+
+
+def test_a_killed_measurement_leaves_no_process_suspended(pool, tmp_path):
+    warm = [functools.partial(note, tmp_path / name) for name in ("first", "second")]
+    pool.side_by_side(
+        [functools.partial(pool.call, str(n), f, RunOptions()) for n, f in enumerate(warm)]
+    )
+    killed = tmp_path / "killed"
+    pool.call("measure", functools.partial(die_undisturbed, killed), RunOptions())
+    assert killed.exists()
+    assert psutil.STATUS_STOPPED not in statuses(psutil.Process())
 
 
 def test_an_error_ends_the_others(pool, tmp_path):

@@ -159,6 +159,32 @@ def test_a_reranker_and_its_family(tmp_path):
     assert scored == {"teacher", *members, *(f"{name} undistilled" for name in members)}
 
 
+def negatives(number):
+    return [f"w{(number + 5 * n) % 40} w{n}" for n in range(2, 8)]
+
+
+def test_the_scores_are_those_of_their_members_in_any_order(tmp_path):
+    rows = [
+        {"query": f"w{i} w{i % 7}", "positive": f"w{i % 11} w3", "negative": negatives(i)}
+        for i in range(40)
+    ]
+    for split, some in (("train", rows[:20]), ("validation", rows[20:])):
+        own_files.write(tmp_path / "lists" / f"{split}.jsonl", some)
+    own_files.headed(tmp_path / "teacher", num_labels=1, num_hidden_layers=3, type_vocab_size=2)
+    data, out = ["--task", "rerank", "--data", tmp_path / "lists"], tmp_path / "out"
+    training = "--to 1x32,3x32 --max-steps 6 --lr 1e-2 --dtype fp32 --set keep=last"
+    quick = "--set train.eval_every=3 --set data.max_length=16 --set measure.latency=false"
+    words = shlex.split(f"{training} {quick}")
+    succeeds("distill", tmp_path / "teacher", *data, *words, "-o", out)
+    said = {one.model: one.metrics["ndcg@10"] for one in report_of(out).evaluations}
+    assert said["1x32"] != said["3x32"]
+    for name in ("1x32", "3x32"):
+        evaluated = tmp_path / f"evaluated-{name}"
+        succeeds("evaluate", out / name, *data, "--set", "data.max_length=16", "-o", evaluated)
+        (one,) = report_of(evaluated).evaluations
+        assert one.metrics["ndcg@10"] == pytest.approx(said[name], abs=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["bert", "mpnet", "modernbert", "deberta-v2", "albert", "t5"])
 def test_members_share_every_weight(kind):
     network = tiny_encoder(kind, num_hidden_layers=3)

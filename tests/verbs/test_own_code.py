@@ -77,7 +77,8 @@ def test_a_fine_tuned_model_has_learned_and_loads_elsewhere(made, tmp_path):
     auto = "AutoModelForSequenceClassification"
     other = elsewhere(root / "tuned", auto, tmp_path)
     torch.testing.assert_close(other, here(root / "tuned", AutoModelForSequenceClassification))
-    said = refused(root / "data", "evaluate", root / "tuned", "--task", "own", "--data", "x")
+    data = root / "data"
+    said = refused(data, "evaluate", root / "tuned", "--task", "own", "--data", data)
     assert "brings code of its own" in said
 
 

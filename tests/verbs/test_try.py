@@ -22,7 +22,7 @@ def fetched(address, typed=None, **headers):
     """The status and the body of a response."""
     data = None if typed is None else urlencode({"texts": typed}).encode()
     try:
-        with urlopen(Request(address, data, headers)) as response:
+        with urlopen(Request(address, data, headers), timeout=60) as response:
             assert "default-src 'none'" in response.headers["Content-Security-Policy"]
             return response.status, response.read().decode("utf-8")
     except HTTPError as error:
@@ -53,7 +53,7 @@ def test_the_page_has_the_answers_of_both_models_until_ctrl_c(tmp_path):
         # Another site's name that leads here.
         assert fetched(address, "w1", Host="example.org")[0] == 403
         assert fetched(f"{address}/other")[0] == 404
-        assert fetched(address, "w" * 300_000)[0] == 413
+        assert fetched(address, "w" * 800_000)[0] == 413
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
 

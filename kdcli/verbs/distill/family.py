@@ -5,7 +5,7 @@ the last one, because a prefix of the layers lacks the layer whose output the te
 relations are compared with. The layers of a member are also layers of every larger member. Each
 member has a loss of its own, and the sum of the losses is minimised (Starbucks,
 https://arxiv.org/abs/2410.13230). The members take turns, one in each step, because a step with the
-losses of all members takes as long as a step of each.
+losses of all members would take as long as one step of every member together.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from kdcli.types import Batch, Job, ModelShape, StepLoss, Term
 
 CHECKED_TOKENS = 16
 """Number of tokens on which a member is compared with the model that transformers loads."""
+MAX_TURNS = 10_000
+"""After so many turns, members have run nearly the same number of layers."""
 
 
 def check_members(text: str, shapes: Iterable[ModelShape]) -> None:
@@ -124,7 +126,7 @@ def turns_of(depths: Mapping[str, int]) -> list[str]:
     """
     layers_run = dict.fromkeys(depths, 0)
     turns: list[str] = []
-    while not turns or len(set(layers_run.values())) > 1:
+    while not turns or (len(set(layers_run.values())) > 1 and len(turns) < MAX_TURNS):
         turns.append(min(layers_run, key=lambda name: layers_run[name]))
         layers_run[turns[-1]] += depths[turns[-1]]
     return turns

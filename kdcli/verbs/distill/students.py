@@ -151,7 +151,8 @@ def student_shapes(
 ) -> dict[str, ModelShape]:
     """Return the students' shapes by their name in the report.
 
-    A single student is called `student`. Several students are called by their shapes as given.
+    A single student is called `student`. Several students are called by their shapes as given. The
+    members of a family are sorted from the largest to the smallest.
 
     Args:
         recipe: The recipe.
@@ -168,6 +169,7 @@ def student_shapes(
     parsed = {text: parse_shape(text, teacher, static_width=static_width) for text in texts}
     if is_family(recipe.student.to):
         check_members(recipe.student.to[0], parsed.values())
+        parsed = dict(sorted(parsed.items(), key=lambda member: -member[1].layers))
     return parsed if len(parsed) > 1 else {"student": next(iter(parsed.values()))}
 
 

@@ -45,11 +45,13 @@ class Answer:
         headline: The answer.
         rows: Its parts with their probabilities or similarities.
         ms: The milliseconds that the model took for the text.
+        compared: The parts that are equal if two models agree; none for scores.
     """
 
     headline: str
     rows: Sequence[tuple[str, float]]
     ms: float
+    compared: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,8 @@ class Answers:
 
     @property
     def differ(self) -> bool:
-        """Whether the models disagree."""
-        return len({answer.headline for answer in self.by_model}) > 1
+        """Whether the models give different answers. Scores are not compared."""
+        return len({answer.compared for answer in self.by_model}) > 1
 
 
 def answers(models: Sequence[TriedModel], typed: str) -> list[Answers]:
@@ -96,12 +98,16 @@ def _timed(predictor: Predictor, text: Text) -> tuple[object, float]:
 def _answer(predictor: Predictor, text: str) -> Answer:
     parts = tuple(part.strip() for part in text.split(PAIR, 1))
     prediction, ms = _timed(predictor, parts if len(parts) > 1 else text)
-    headline, rows = _shown(prediction)
-    return Answer(headline, rows, ms)
+    headline, rows = _headline_and_rows(prediction)
+    compared = [headline]
+    if isinstance(prediction, list):
+        compared = [name for name, _ in rows]
+    elif isinstance(prediction, float):
+        compared = []
+    return Answer(headline, rows, ms, tuple(compared))
 
 
-def _shown(prediction: object) -> tuple[str, list[tuple[str, float]]]:
-    """Return the headline and the rows of a prediction."""
+def _headline_and_rows(prediction: object) -> tuple[str, list[tuple[str, float]]]:
     if isinstance(prediction, Label | Labels):
         names = [prediction.label] if isinstance(prediction, Label) else prediction.labels
         best = sorted(prediction.scores.items(), key=lambda pair: -pair[1])
@@ -126,4 +132,5 @@ def _neighbours(predictor: Predictor, texts: Sequence[str]) -> Answer:
     units, times = zip(*vectors(), strict=True)
     similar = [float(unit @ units[0]) for unit in units[1:]]
     rows = sorted(zip(texts[1:], similar, strict=True), key=lambda pair: -pair[1])
-    return Answer(rows[0][0], rows, sum(times) / len(times))
+    nearest = rows[0][0]
+    return Answer(nearest, rows, sum(times) / len(times), (nearest,))

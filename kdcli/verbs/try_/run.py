@@ -13,13 +13,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from kdcli.deploy.exported import is_export
 from kdcli.deploy.predict import Predictor
 from kdcli.disk import REPORT_FILE, user_path
 from kdcli.engine.progress import Progress
-from kdcli.errors import MachineError, UsageError
+from kdcli.errors import KdcliError, MachineError, UsageError
 from kdcli.models.files import CONFIG_FILE, file_of, model_files
 from kdcli.models.load import root_of
 from kdcli.report.finish import RunResult
@@ -28,8 +29,10 @@ from kdcli.report.text import bytes_of, short
 from kdcli.verbs.try_.answers import HINT, HINTS, Answers, TriedModel, answers
 from kdcli.verbs.try_.settings import TryOptions
 
-MAX_BYTES = 200_000
-"""Maximum size of a request."""
+MAX_LETTERS = 60_000
+"""Maximum length of the texts in a request."""
+MAX_BYTES = 12 * MAX_LETTERS
+"""Maximum size of a request. The form encodes a letter in at most twelve bytes."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; base-uri 'none'"
 
 
@@ -73,6 +76,13 @@ def tried_models(options: TryOptions) -> list[TriedModel]:
         source, teacher = str(result.best), teacher or _teacher_of(result)
         if result.report.compression is not None:
             name = result.report.compression.chosen
+        if not (Path(source) / CONFIG_FILE).is_file():
+            models = [
+                f"{options.run}/{path.parent.name}" for path in folder.glob(f"*/{CONFIG_FILE}")
+            ]
+            raise UsageError(
+                f"{options.run} does not have one model", f"give one of {', '.join(sorted(models))}"
+            )
     own = _tried(source, name)
     if teacher is None:
         Progress.log(f"{options.run} names no teacher; --teacher MODEL shows one next to it")
@@ -83,7 +93,7 @@ def tried_models(options: TryOptions) -> list[TriedModel]:
             raise UsageError(
                 f"{teacher} predicts {other.predictor.kind}, {source} {own.predictor.kind}"
             )
-    except UsageError as error:
+    except KdcliError as error:
         if options.teacher is not None:
             raise
         Progress.warn(f"the page shows no teacher: {error.message}")
@@ -137,7 +147,7 @@ class Page:
             try:
                 with self.lock:
                     shown = answers(self.models, typed)
-            except UsageError as error:
+            except KdcliError as error:
                 problem = ". ".join(filter(None, (error.message, error.hint)))
                 status = HTTPStatus.BAD_REQUEST
         kind = self.models[-1].predictor.kind
@@ -147,6 +157,7 @@ class Page:
             answers=shown,
             problem=problem,
             hint=HINTS.get(kind, HINT),
+            max_letters=MAX_LETTERS,
         )
         return status, page
 
@@ -154,7 +165,9 @@ class Page:
         """Whether a request names this machine. Other names may belong to somebody else."""
         if not self.is_local:
             return True
-        return (urlsplit(f"//{host}").hostname or "") in ("localhost", self.host)
+        with suppress(ValueError):
+            return urlsplit(f"//{host}").hostname in ("localhost", self.host)
+        return False
 
     def handler(self) -> type[BaseHTTPRequestHandler]:
         """Return the class that answers requests."""
@@ -172,7 +185,7 @@ class Page:
                 if not self._is_for_page():
                     return
                 length = self.headers.get("Content-Length", "")
-                if not length.isdecimal() or int(length) > MAX_BYTES:
+                if not length.isdecimal() or len(length) > 9 or int(length) > MAX_BYTES:
                     self.send_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
                     return
                 body = self.rfile.read(int(length)).decode("utf-8", "replace")
