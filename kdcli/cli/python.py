@@ -235,13 +235,14 @@ def model_of(value: object, tokenizer: object, subject: str) -> object:
         UsageError: A model cannot be saved. The message begins with `subject`.
     """
     from kdcli.data.objects import is_model, write_model
+    from kdcli.models.training_rows import ROWS_FILE
 
     if isinstance(value, list | tuple):
         return [model_of(each, tokenizer, subject) for each in value]
     if not is_model(value):
         return value
     try:
-        return str(write_model(value, tokenizer))
+        return str(write_model(value, tokenizer, beside=ROWS_FILE))
     except UsageError as error:
         raise error.of(subject) from None
 

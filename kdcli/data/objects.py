@@ -109,12 +109,14 @@ def needs_tokenizer(value: object) -> bool:
     return _is_a(value, *_MODELS[0])
 
 
-def write_model(model: Any, tokenizer: Any = None) -> Path:
+def write_model(model: Any, tokenizer: Any = None, beside: str = "") -> Path:
     """Save a model to the cache, unless it is there, and return its directory.
 
     Args:
         model: An object for which `is_model` holds.
         tokenizer: The tokenizer of a `PreTrainedModel`. The other models have their own.
+        beside: The name of a file that is copied too, if the model was loaded from a directory that
+            has it.
 
     Raises:
         UsageError: The tokenizer is missing, or the model cannot be saved as a whole.
@@ -128,6 +130,10 @@ def write_model(model: Any, tokenizer: Any = None) -> Path:
         try:
             # Reports call a model by the last part of its path.
             _save_model(model, tokenizer, aside / kind, kind)
+            network = getattr(model, "transformers_model", model)
+            origin = getattr(network, "name_or_path", "")
+            if beside and origin and (file := Path(origin) / beside).is_file():
+                shutil.copy(file, aside / kind / beside)
             # A card may hold the time at which it was written.
             files = (p for p in aside.rglob("*") if p.is_file() and p.name != "README.md")
             hashes = sorted((str(p.relative_to(aside)), file_sha256(p)) for p in files)

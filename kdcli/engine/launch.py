@@ -70,6 +70,10 @@ def launch(dtype: str, options: RunOptions, *, judging: bool = False) -> Session
     return Session(accelerator, device, judging)
 
 
+MAX_PER_CORE = 4
+"""The number of processes of a core beyond which memory would end before the work."""
+
+
 def process_count(device: torch.device, options: RunOptions) -> int:
     """Return the number of processes: the given one, or one per accelerator.
 
@@ -79,6 +83,12 @@ def process_count(device: torch.device, options: RunOptions) -> int:
     """
     count, names_one = options.processes, ":" in options.device
     if device.type == "cpu":
+        cores = os.cpu_count() or 1
+        if count is not None and count > MAX_PER_CORE * cores and not joined():
+            raise MachineError(
+                f"--processes {count}: number of cores here: {cores}",
+                f"give at most {MAX_PER_CORE * cores}; more than {cores} are rarely faster",
+            )
         return count or 1
     devices = torch.accelerator.device_count()
     if count is None:

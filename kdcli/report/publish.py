@@ -21,7 +21,7 @@ from kdcli.report.text import bytes_of
 
 REPORT_FILES = ("recipe.yaml", "report.json", "report.md", "report.html", "*.png", "*.csv")
 """Files of a report."""
-LOGIN = "`hf auth login` with a token that may write, and the right name"
+LOGIN = "check the name, and log in with a token that may write: `hf auth login`"
 
 
 @dataclass(frozen=True)

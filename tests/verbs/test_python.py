@@ -224,6 +224,20 @@ def test_a_model_in_memory_gives_the_weights_that_its_directory_gives(tmp_path, 
         kdcli.finetune(model, **own, **how, resume=True, output_dir=out)
 
 
+def test_a_model_in_memory_keeps_the_rows_that_trained_it(tmp_path):
+    base = own_files.headed(tmp_path / "base", ("brisk", "calm"))
+    rows = own_files.rows("class", 60)
+    done = kdcli.finetune(base, **HOW, data=rows, output_dir=tmp_path / "out")
+    of_object, of_files = (
+        kdcli.evaluate(model, **own, task="own", data=rows, output_dir=tmp_path / name)
+        for name, model, own in (
+            ("object", done.model, {"tokenizer": AutoTokenizer.from_pretrained(done.folder)}),
+            ("files", done.folder, {}),
+        )
+    )
+    assert of_object.report.evaluations[0].n == of_files.report.evaluations[0].n == 8
+
+
 def test_a_result_saves_the_files_of_its_model(tmp_path):
     base = own_files.headed(tmp_path / "base", ("brisk", "calm"))
     done = kdcli.finetune(

@@ -220,6 +220,11 @@ def compress_recipe(
         recipe = next((name for name in names if name in shipped("compress")), None)
     options = {**options, "task": task}
     resolved = resolve(CompressRecipe, recipe=recipe, sets=sets, options=options)
+    source = resolved.recipe.data.source
+    if given.data.source is None and source is not None:
+        from kdcli.engine.progress import Progress
+
+        Progress.log(f"no --data given: using {source}, as the recipe {recipe} says")
     if given.task is None:
         resolved = Resolved(resolved.recipe, {**resolved.origins, "task": BY_MODEL})
     _check_goal(resolved.recipe)

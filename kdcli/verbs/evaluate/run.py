@@ -256,10 +256,11 @@ def check_recipe(recipe: EvaluateRecipe, extras: Extras) -> None:
             "no model given", "kdcli evaluate MODEL [MODEL...] --task TASK [--data SOURCE]"
         )
     if recipe.task is None:
+        data = "" if recipe.data.source is not None else " and --data SOURCE"
         raise UsageError(
             f"no task given, and the files of {recipe.models[0]} do not name one",
-            "add --data SOURCE for a model with a head, --pooling mean and --data SOURCE for an "
-            "encoder that is used for embeddings, or --task TASK",
+            f"add --pooling mean{data} to score an encoder without a head as an embedding model, "
+            "or --task TASK",
         )
     if recipe.masks and (len(recipe.models) > 1 or recipe.measure.latency):
         raise UsageError(

@@ -117,7 +117,9 @@ def _tried(source: str, name: str) -> TriedModel:
     assert config is not None
     runs = (".onnx", ".data", ".bin") if is_export(source) else (".safetensors",)
     files = [name for name in model_files(config.parent) if name.endswith(runs)]
-    size = sum((config.parent / name).stat().st_size for name in files)
+    stats = [(config.parent / name).stat() for name in files]
+    # A file may have two names.
+    size = sum({stat.st_ino: stat.st_size for stat in stats}.values())
     return TriedModel(name, bytes_of(size), predictor)
 
 
