@@ -155,7 +155,8 @@ def open_labelled_set(
     task = _task_in(request)
     if scores_pairs(task) and task.kind == "class":
         request = replace(request, columns={**request.columns, "kind": "score"})
-    if scores_classes(task):
+    # A model with a classifier that is not read would be scored by other ones.
+    if scores_classes(task) and not any(map(pickled_head, trained)):
         data = open_labelled(request, trained=trained, skip_repeated=False, log=log)
         return ClassEvaluation(data, session, samples_per_label, settings.max_length)
     data = open_labelled(request, training=False, trained=trained, log=log)

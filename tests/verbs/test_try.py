@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from urllib.error import HTTPError
 from urllib.parse import urlencode
 from urllib.request import Request, urlopen
@@ -32,10 +33,14 @@ def fetched(address, typed=None, **headers):
 @pytest.mark.slow
 def test_the_page_has_the_answers_of_both_models_until_ctrl_c(tmp_path):
     student = own_files.headed(tmp_path / "student", ("brisk", "calm"))
-    command = ["-m", "kdcli", "try", student, "--teacher", student, "--port", "0"]
-    with subprocess.Popen(
-        [sys.executable, *map(str, command)], stderr=subprocess.PIPE, text=True, cwd=tmp_path
-    ) as process:
+    # A shell that started the tests in the background may have had SIGINT ignored.
+    main = "from signal import *; signal(SIGINT, default_int_handler); import kdcli.__main__"
+    command = [sys.executable, "-c", main, "try", student, "--teacher", student, "--port", "0"]
+    with (
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process,
+        ExitStack() as ended,
+    ):
+        ended.callback(process.kill)
         lines = iter(process.stderr.readline, "")
         address = next(found[0] for line in lines if (found := re.search(r"http://\S+", line)))
         status, page = fetched(address)
