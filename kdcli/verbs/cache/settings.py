@@ -16,7 +16,6 @@ KINDS = {
     "candidates": "candidates for the words of texts, for augmentation",
     "vocabularies": "token counts of a text",
     "tokenizers": "tokenizers that were trained on a text",
-    "layouts": "the parts of model types",
     "measurements": "measurements of this processor",
     "objects": "data and models that Python functions were given as objects",
 }
