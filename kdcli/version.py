@@ -1,24 +1,24 @@
-"""The version of the code that runs, with its commit between releases, and its extras."""
+"""The version of the code that runs, with its commit in a checkout, and its extras."""
 
 import functools
 import importlib.metadata
-import json
 import subprocess
 from pathlib import Path
 
-__version__ = "0.3.0.dev0"
+try:
+    __version__ = importlib.metadata.version("kdcli")
+except importlib.metadata.PackageNotFoundError:
+    __version__ = "0.dev0"  # a folder that is not installed
 
 
 @functools.cache
 def full_version() -> str:
-    """Return the version that runs: `0.3.0`, or `0.3.0.dev0+g1a2b3c4d` between releases.
+    """Return the version that runs: `0.3.0`, or `0.3.1.dev5+g1a2b3c4d` between releases.
 
-    `.dirty` is appended if files of a checkout differ from its commit.
+    In a checkout, the commit is the present one, with `.dirty` if files differ from it.
     """
-    if ".dev" not in __version__:
-        return __version__
-    commit = _commit_of_checkout() or _commit_of_installation()
-    return f"{__version__}+g{commit}" if commit else __version__
+    commit = _commit_of_checkout()
+    return f"{__version__.split('+')[0]}+g{commit}" if commit else __version__
 
 
 def install_command(extra: str) -> str:
@@ -48,13 +48,3 @@ def _commit_of_checkout() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip()
-
-
-def _commit_of_installation() -> str | None:
-    """Return the commit of `pip install git+...`, which pip writes next to the package."""
-    try:
-        text = importlib.metadata.distribution("kdcli").read_text("direct_url.json")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    commit = json.loads(text or "{}").get("vcs_info", {}).get("commit_id")
-    return commit[:8] if commit else None

@@ -16,8 +16,8 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.version import Version
+from readme_renderer import markdown
 
-import kdcli
 from kdcli import losses, pruners
 from kdcli.errors import KdcliError
 from kdcli.version import install_command
@@ -188,6 +188,20 @@ def test_the_readme_of_the_wheel_has_only_absolute_links_and_pictures(built):
     assert f"{project['urls']['Repository']}/raw/main/docs/images/front-light.svg" in targets
 
 
+def test_pypi_renders_the_readme(built):
+    """With the renderer of PyPI, which drops what it does not allow."""
+    (metadata,) = built[0].glob("*.dist-info/METADATA")
+    readme = metadata.read_text("utf-8").split("\n\n", 1)[1]
+    page = markdown.render(readme)
+    assert page is not None
+    written = (ROOT / "README.md").read_text("utf-8")
+    tables, commands = len(re.findall(r"^\|-", written, re.MULTILINE)), written.count("```sh")
+    assert (page.count("<table>"), page.count('<pre lang="sh">')) == (tables, commands)
+    # Of the two themes of a picture, the light one is left.
+    picture = r'<img src="([^"]+)"'
+    assert re.findall(picture, page) == re.findall(picture, readme)
+
+
 def test_recipes_are_listed_from_a_wheel_and_from_a_bare_checkout(built, tmp_path):
     command, how = [sys.executable, "-m", "kdcli", "recipes", "ls"], {"cwd": tmp_path, "text": True}
     places = (os.environ | {"PYTHONPATH": str(where)} for where in (built[0], ROOT))
@@ -228,7 +242,32 @@ def test_the_licence_is_apache_and_names_nobody():
 
 def test_the_changelog_has_a_place_for_what_comes():
     assert "## Unreleased" in (ROOT / "CHANGELOG.md").read_text("utf-8")
-    assert re.fullmatch(r"\d+\.\d+\.\d+(\.dev\d+)?", kdcli.__version__)
+
+
+def test_the_version_is_the_tag_or_that_of_the_next_release(tmp_path):
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    (tmp_path / "pyproject.toml").write_text(text)
+    fallback = tomllib.loads(text)["tool"]["hatch"]["version"]["fallback-version"]
+    released = re.findall(r"^## (\d\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    assert Version(fallback) > Version(released[0])
+
+    def git(*arguments):
+        user = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", *user, *arguments], cwd=tmp_path, check=True)
+
+    def version():
+        command = [sys.executable, "-m", "hatchling", "version"]
+        return subprocess.check_output(command, cwd=tmp_path, text=True).strip()
+
+    assert version() == fallback
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "one")
+    assert version().startswith(fallback.removesuffix("0") + "1+g")
+    git("tag", "v7.1.0")
+    assert version() == "7.1.0"
+    git("commit", "-q", "--allow-empty", "-m", "two")
+    assert re.fullmatch(r"7\.1\.1\.dev1\+g\w+", version())
 
 
 @pytest.mark.skipif(
