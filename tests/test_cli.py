@@ -82,7 +82,8 @@ OPTIONS = {
         "--weights"
     ),
     "tokenize": (
-        "--column --dry-run -o --output-dir --strict-data --tokenizer --trust-remote-code --workers"
+        "--column --dry-run -o --output-dir --share --strict-data --tokenizer --trust-remote-code "
+        "--workers"
     ),
     "push": "--dry-run --public --with-report",
     "try": "--host --port --teacher --trust-remote-code",

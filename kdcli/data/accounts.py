@@ -8,7 +8,7 @@ asks for it. So is a labelled row without text, or with the text of an earlier r
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from kdcli.data.rows import BadRow, BlankLine, LineBreaks
+from kdcli.data.rows import BadRow, BlankLine, LineBreaks, OutsideShare
 from kdcli.data.storage import base_name
 from kdcli.errors import UsageError
 from kdcli.types import Example
@@ -18,7 +18,8 @@ LINE_BREAKS = "line breaks in quoted cells"
 TRAINED = "trained a model"  # Such rows are withheld from an evaluation.
 CUT = "over the number of rows asked for"
 OTHER_PART = "in another part of the data"
-CHOSEN = (CUT, OTHER_PART)
+OUTSIDE_SHARE = "outside the share asked for"
+CHOSEN = (CUT, OTHER_PART, OUTSIDE_SHARE)
 """Reasons that follow from the recipe, not from the data."""
 STRICT_HINT = "correct the data, or leave out --strict-data"
 
@@ -95,12 +96,15 @@ class RowAccount:
             self.leave_out(reason, places[0], len(places))
 
     def on_bad(self, error: BadRow) -> None:
-        """Count an empty line or line breaks; raise the error of a line that is not a row."""
+        """Count something that is no error by itself; raise the error of a line that is no row."""
         if isinstance(error, LineBreaks):
             self._add_line_breaks(error.where, error.count)
         elif isinstance(error, BlankLine):
             self.read += 1
             self.leave_out(EMPTY, error.where)
+        elif isinstance(error, OutsideShare):
+            self.read += 1
+            self.leave_out(OUTSIDE_SHARE, error.where)
         else:
             raise error
 

@@ -20,7 +20,7 @@ from typing import IO, Any, NamedTuple
 from kdcli.data import conll
 from kdcli.data.annotations import rows_of_json
 from kdcli.data.delimited import read_delimited
-from kdcli.data.rows import BadRow, BlankLine, OnBadRow, Piece, Row, raise_bad_row
+from kdcli.data.rows import BadRow, BlankLine, OnBadRow, Piece, Row, raise_bad_row, share_of
 from kdcli.data.storage import File, as_file, base_name, check_size, file_stat, open_binary
 from kdcli.data.tables import read_table, table_errors
 from kdcli.errors import UsageError, one_line
@@ -116,6 +116,12 @@ def rows_in(
     piece: Piece, file: IO[bytes], on_bad: OnBadRow = raise_bad_row, lines_before: int = 0
 ) -> Iterator[Row]:
     """Read the rows of a piece of an open file; see `read_rows`."""
+    return share_of(_all_rows_in(piece, file, on_bad, lines_before), piece.share, on_bad)
+
+
+def _all_rows_in(
+    piece: Piece, file: IO[bytes], on_bad: OnBadRow, lines_before: int
+) -> Iterator[Row]:
     form = format_of(base_name(piece.name))
     assert form is not None
     _check_signature(piece, file, form)

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from kdcli.errors import UsageError
@@ -44,6 +45,13 @@ class BlankLine(Remark):
         super().__init__(where, "the line is empty")
 
 
+class OutsideShare(Remark):
+    """A row outside the share of the rows that is read."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(where, "the row is outside the share")
+
+
 class LineBreaks(Remark):
     """A row of several lines, whose quoted cells hold `count` line breaks."""
 
@@ -70,6 +78,7 @@ class Piece(NamedTuple):
             file, or the shards of a hub data set. `end` None is the end of the file.
         size: The approximate size in bytes; 0 if unknown.
         version: A value that changes with the content.
+        share: The share of the rows that is read; see `share_of`.
     """
 
     name: str
@@ -77,6 +86,31 @@ class Piece(NamedTuple):
     end: int | None = None
     size: int = 0
     version: str = ""
+    share: float = 1.0
+
+
+def hash_of(text: str) -> int:
+    """Return the 64-bit hash of a text."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def texts_in(values: RowValues) -> list[str]:
+    """Return all texts of a row, and all words of its lists."""
+    lists = (each if isinstance(each, list) else [each] for each in values.values())
+    return [text for each in lists for text in each if isinstance(text, str)]
+
+
+def share_of(rows: Iterator[Row], share: float, on_bad: OnBadRow) -> Iterator[Row]:
+    """Yield the rows whose texts have the smallest hashes, and call `on_bad` with all others.
+
+    A row is in the same shares in every file and in every order. A larger share has all rows of a
+    smaller one.
+    """
+    for row in rows:
+        if share == 1 or hash_of("\n".join(texts_in(row.values))) < share * 2**64:
+            yield row
+        else:
+            on_bad(OutsideShare(row.where))
 
 
 def take_first(rows: Iterable[Row]) -> tuple[list[Row], Iterator[Row]]:

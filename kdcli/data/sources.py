@@ -14,7 +14,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ from kdcli.data.documents import (
 )
 from kdcli.data.hub import DATA_SET_ID, HubId, clone_files, hub_rows, hub_size, hub_splits
 from kdcli.data.readers import FORMATS, PACKED, cut_file, format_of, read_rows
-from kdcli.data.rows import OnBadRow, Piece, Row, raise_bad_row
+from kdcli.data.rows import OnBadRow, Piece, Row, raise_bad_row, share_of
 from kdcli.data.storage import (
     File,
     NotFound,
@@ -89,19 +89,30 @@ class SourceFile(NamedTuple):
     rows: Iterator[Row]
 
 
+@dataclass(frozen=True)
 class Source(ABC):
     """Rows and documents by split.
 
     Methods that take a split raise `NotFound` if there is no such split, and a UsageError that
     names the file and the row if something cannot be read.
+
+    Attributes:
+        name: The value of `--data`.
+        share: The share of the training rows that is read; see `kdcli.data.rows.share_of`.
     """
 
     name: str
+    share: float = field(default=1.0, kw_only=True)
+
+    @property
+    def identity(self) -> list[object]:
+        """JSON that changes whenever the rows that are read may have changed."""
+        return [*self.content, *([self.share] if self.share < 1 else [])]
 
     @property
     @abstractmethod
-    def identity(self) -> list[object]:
-        """JSON that changes whenever the content may have changed."""
+    def content(self) -> list[object]:
+        """JSON that changes whenever the content of the whole source may have changed."""
 
     @abstractmethod
     def splits(self) -> Sequence[str]:
@@ -148,11 +159,26 @@ class Source(ABC):
         """
         seen: set[int] = set()
         for table in self.tables(split, account.on_bad):
-            for where, text in _checked_documents(table, column, account):
+            for where, text in self._checked_documents(table, column, account):
                 if is_repeated(text, seen):
                     account.leave_out(REPEATED, where)
                 else:
                     yield where, text
+
+    def _checked_documents(
+        self, table: SourceFile, column: str | None, account: RowAccount
+    ) -> Iterator[tuple[str, str]]:
+        """Yield the place and the text of each document. Raises UsageError if a file has none."""
+        is_empty = True
+        for document in counted_documents(table.rows, column, account):
+            is_empty = False
+            yield document
+        if is_empty and self.share == 1:
+            raise UsageError(f"{table.name} holds no text")
+
+    def share_in(self, split: str) -> float:
+        """Return the share of a split's rows that is read."""
+        return self.share if split == "train" else 1.0
 
     def _check_split(self, split: str) -> None:
         if not self.has(split):
@@ -164,12 +190,11 @@ class Source(ABC):
 class FileSource(Source):
     """Files on this machine or at URLs, by split."""
 
-    name: str
     files: Mapping[str, tuple[File, ...]]
     classes: ClassNames = field(default_factory=ClassNames)
 
     @property
-    def identity(self) -> list[object]:
+    def content(self) -> list[object]:
         return [[split, *file_stat(file)] for split, files in self.files.items() for file in files]
 
     def splits(self) -> Sequence[str]:
@@ -177,8 +202,9 @@ class FileSource(Source):
 
     def tables(self, split: str, on_bad: OnBadRow = raise_bad_row) -> Iterator[SourceFile]:
         self._check_split(split)
+        share = self.share_in(split)
         for file in self.files[split]:
-            yield SourceFile(str(file), self._rows(Piece(str(file)), on_bad))
+            yield SourceFile(str(file), self._rows(Piece(str(file), share=share), on_bad))
 
     def _rows(self, piece: Piece, on_bad: OnBadRow = raise_bad_row) -> Iterator[Row]:
         rows = map(self.classes.name_row, read_rows(piece, on_bad))
@@ -186,7 +212,8 @@ class FileSource(Source):
 
     def pieces(self, split: str, max_bytes: int) -> list[Piece]:
         self._check_split(split)
-        return [piece for file in self.files[split] for piece in cut_file(file, max_bytes)]
+        pieces = [piece for file in self.files[split] for piece in cut_file(file, max_bytes)]
+        return [piece._replace(share=self.share_in(split)) for piece in pieces]
 
     def documents_in(
         self, split: str, piece: Piece, column: str | None, account: RowAccount
@@ -195,7 +222,7 @@ class FileSource(Source):
             return read_documents(piece, column, account)
         rows = self._rows(piece, account.on_bad)
         table = SourceFile(piece.name, rows)
-        return (text for _, text in _checked_documents(table, column, account))
+        return (text for _, text in self._checked_documents(table, column, account))
 
     def sample(self, split: str, piece: Piece, column: str | None) -> Sample:
         return sample_documents(piece, column)
@@ -205,11 +232,10 @@ class FileSource(Source):
 class HubSource(Source):
     """A data set on the hub."""
 
-    name: str
     hub: HubId
 
     @property
-    def identity(self) -> list[object]:
+    def content(self) -> list[object]:
         return ["hub", *self.hub]
 
     def splits(self) -> Sequence[str]:
@@ -217,7 +243,8 @@ class HubSource(Source):
 
     def tables(self, split: str, on_bad: OnBadRow = raise_bad_row) -> Iterator[SourceFile]:
         self._check_split(split)
-        rows = convert_annotations(hub_rows(self.hub, split), on_bad)
+        rows = share_of(hub_rows(self.hub, split), self.share_in(split), on_bad)
+        rows = convert_annotations(rows, on_bad)
         yield SourceFile(f"{self.name} {split}", rows)
 
     def pieces(self, split: str, max_bytes: int) -> list[Piece]:
@@ -229,6 +256,7 @@ class HubSource(Source):
         self, split: str, piece: Piece, column: str | None, account: RowAccount
     ) -> Iterator[str]:
         rows = hub_rows(self.hub, split, piece.begin)
+        rows = share_of(rows, self.share_in(split), account.on_bad)
         return (text for _, text in counted_documents(rows, column, account))
 
 
@@ -239,7 +267,7 @@ class DemoSource(Source):
     name: str = "demo"
 
     @property
-    def identity(self) -> list[object]:
+    def content(self) -> list[object]:
         return ["demo", demo_identity()]
 
     def splits(self) -> Sequence[str]:
@@ -249,9 +277,8 @@ class DemoSource(Source):
         self._check_split(split)
         name = f"demo {split}"
         documents = enumerate(demo_documents(split), 1)
-        yield SourceFile(
-            name, (Row(f"{name}:{number}", {"text": text}) for number, text in documents)
-        )
+        rows = (Row(f"{name}:{number}", {"text": text}) for number, text in documents)
+        yield SourceFile(name, share_of(rows, self.share_in(split), on_bad))
 
     def pieces(self, split: str, max_bytes: int) -> list[Piece]:
         self._check_split(split)
@@ -260,18 +287,24 @@ class DemoSource(Source):
     def documents_in(
         self, split: str, piece: Piece, column: str | None, account: RowAccount
     ) -> Iterator[str]:
-        for document in demo_documents(split):
-            account.read += 1
-            yield document
+        return (text for _, text in self.placed_documents(split, column, account))
 
 
-def open_source(source: str) -> Source:
+def open_source(source: str, share: float = 1.0) -> Source:
     """Resolve a value of `--data`. The hash of a local file or directory is kept for the report.
+
+    Args:
+        source: The value.
+        share: The share of the training rows that is read.
 
     Raises:
         NotFound: There is no such data.
         UsageError: The format of a file is unknown, or a URL cannot be read.
     """
+    return replace(_open(source), share=share)
+
+
+def _open(source: str) -> Source:
     if source == "demo":
         return DemoSource()
     if "://" in source:
@@ -340,18 +373,6 @@ def _hub_id(source: str) -> HubId:
     if hub is None or source.startswith((".", "/", "~")) or format_of(source):
         raise NotFound(f"no data at {source}{list_siblings(source)}", SOURCE_HINT)
     return HubId(hub[1], hub[2] or None, hub[3], hub[4])
-
-
-def _checked_documents(
-    table: SourceFile, column: str | None, account: RowAccount
-) -> Iterator[tuple[str, str]]:
-    """Yield the place and the text of each document. Raises UsageError if there is none."""
-    is_empty = True
-    for document in counted_documents(table.rows, column, account):
-        is_empty = False
-        yield document
-    if is_empty:
-        raise UsageError(f"{table.name} holds no text")
 
 
 def _check_format(file: File, name: str) -> None:

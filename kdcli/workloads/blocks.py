@@ -144,6 +144,7 @@ def read_corpus(settings: TrainingData, tokenizer: PreTrainedTokenizerBase) -> C
         tokenizer,
         max_length=settings.block_length,
         column=settings.column,
+        share=settings.share,
         held_out_blocks=settings.held_out_blocks,
         isolated=settings.pack_isolated,
         log=Progress.log,

@@ -19,6 +19,7 @@ from safetensors.numpy import save
 from transformers import PreTrainedTokenizerBase
 
 from kdcli.data.accounts import ACCOUNTS, EMPTY, REPEATED, RowAccount, is_repeated
+from kdcli.data.rows import texts_in
 from kdcli.data.sources import HubSource, Source, open_source
 from kdcli.data.text.shards import tokenizer_hash
 from kdcli.disk import cache_dir, cache_key, lock_entry, use_entry, write_atomic
@@ -115,6 +116,7 @@ def trimmed(
     *,
     size: int | None = None,
     column: str | None = None,
+    share: float = 1.0,
     prompts: Iterable[str] = (),
 ) -> tuple[Model, Trimming, list[str]]:
     """Trim a model's tokenizer and embedding tables to the tokens that a text needs.
@@ -126,6 +128,7 @@ def trimmed(
         size: Maximum number of tokens. The most frequent ones are kept. None keeps every token that
             occurs.
         column: Column of the text in a table; None reads every text in a row.
+        share: Share of the rows that is read.
         prompts: Additional texts that the model reads.
 
     Returns:
@@ -142,7 +145,7 @@ def trimmed(
     if len(sources) > 1:
         names = [f"{name} (training split)" for name in sources]
     named_sources = zip(names, sources.values(), strict=True)
-    counts = {name: _counts(source, column, tokenizer) for name, source in named_sources}
+    counts = {name: _counts(source, column, share, tokenizer) for name, source in named_sources}
     kept, trimming = TokenUse(counts, named).keep(loaded, size)
     smaller = cut(loaded, kept)
     notes = [kept_note(trimming), *low_coverage(trimming)]
@@ -277,12 +280,14 @@ def _kept(
     return kept, unlimited
 
 
-def _counts(source: str, column: str | None, tokenizer: PreTrainedTokenizerBase) -> Array:
+def _counts(
+    source: str, column: str | None, share: float, tokenizer: PreTrainedTokenizerBase
+) -> Array:
     """Count the tokens in the training split of a source.
 
     The counts are cached, except for hub data, which may change, and for data that is checked.
     """
-    opened = open_source(source)
+    opened = open_source(source, share)
     if isinstance(opened, HubSource) or ACCOUNTS.strict:
         counts, account = _counted(opened, column, tokenizer)
         ACCOUNTS.close(account, account.used, Progress.log_fact)
@@ -412,8 +417,7 @@ def _read_texts(
         is_empty = True
         for where, values in rows:
             account.read += 1
-            lists = (each if isinstance(each, list) else [each] for each in values.values())
-            texts = [text for each in lists for text in each if isinstance(text, str)]
+            texts = texts_in(values)
             if is_repeated("\n".join(texts), seen):
                 account.leave_out(REPEATED, where)
             elif any(text and not text.isspace() for text in texts):
@@ -421,5 +425,5 @@ def _read_texts(
                 yield from texts
             else:
                 account.leave_out(EMPTY, where)
-        if is_empty:
+        if is_empty and source.share == 1:
             raise UsageError(f"{name} holds no text")

@@ -91,6 +91,10 @@ Keep = Annotated[
 ]
 
 
+TextShare = Annotated[
+    float,
+    Field(gt=0, le=1, description="Share of the training rows of a text that is read."),
+]
 LABELLED_DATA_OPTION = Option(
     "--data",
     panel=DATA,
@@ -196,6 +200,7 @@ class TrainingData(LabelledSettings):
     column: str | None = Field(
         None, description="Column of the text (default: 'text', or the only column of strings)."
     )
+    share: TextShare = 1.0
     pack_isolated: bool = Field(
         False, description="Whether documents in one row ignore each other."
     )
@@ -228,7 +233,14 @@ TEXT_TRAINING: Mapping[str, object] = {
     "train.eval_every": 250,
 }
 """Defaults of a training on text, by recipe key."""
-TEXT_KEYS = ("data.column", "data.pack_isolated", "data.held_out_blocks", "data.mask", "eval")
+TEXT_KEYS = (
+    "data.column",
+    "data.share",
+    "data.pack_isolated",
+    "data.held_out_blocks",
+    "data.mask",
+    "eval",
+)
 """Keys and sections of a recipe that only a training on text reads."""
 TASK_KEYS = (
     "keep",

@@ -26,7 +26,7 @@ def source(tmp_path):
 
 
 def trained(source, size=70, log=print):
-    return own_tokenizer(source, None, size, 512, log=log)
+    return own_tokenizer(source, None, 1.0, size, 512, log=log)
 
 
 def test_size_pieces_and_frame(source):
@@ -46,7 +46,7 @@ def test_size_pieces_and_frame(source):
 def test_another_process_trains_the_same(source, cache):
     program = (
         "import json, sys; from kdcli.data.text.own_tokenizer import own_tokenizer\n"
-        "print(json.dumps(own_tokenizer(sys.argv[1], None, 70, 512, log=lambda line: "
+        "print(json.dumps(own_tokenizer(sys.argv[1], None, 1.0, 70, 512, log=lambda line: "
         "None).get_vocab()))"
     )
     found = trained(source).get_vocab()

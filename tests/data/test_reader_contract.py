@@ -341,7 +341,7 @@ READERS = {
     "sentences": lambda source: read_texts(
         source, column=None, unit="sentence", rows=None, log=silent
     ),
-    "tokenizer": lambda source: own_tokenizer(source, None, 64, 64, log=silent),
+    "tokenizer": lambda source: own_tokenizer(source, None, 1.0, 64, 64, log=silent),
     "own task": lambda source: read_task("own", source),
     "benchmark task": lambda source: read_task("sst2", source),
     "lists": lambda source: read_lists(source, seed=0, log=silent),
@@ -372,6 +372,37 @@ def test_an_empty_file_among_others_is_named(tmp_path):
     for reader in (documents, corpus):
         with pytest.raises(UsageError, match=r"train-00001\.txt holds no text"):
             reader(tmp_path)
+
+
+@pytest.mark.parametrize("form", ["t.txt", "t.jsonl.gz", "t.parquet", "folder"])
+def test_a_share_has_the_same_rows_in_every_order_and_file(tmp_path, form):
+    texts = [f"w{i % 50} w{i % 7} w{i % 11} w{i}" for i in range(100)]
+    if form == "folder":
+        # Most files have no row of the share.
+        for number, text in enumerate(texts):
+            write(tmp_path / form / f"{number:02}.txt", [text])
+    else:
+        write(tmp_path / form, texts[::-1])
+    hashes = [hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts]
+    source, log = str(tmp_path / form), list[str]()
+    for share in (0.25, 0.5):
+        below = int(share * 256)
+        expected = {text for text, value in zip(texts, hashes, strict=True) if value[0] < below}
+        read = read_texts(
+            source, column=None, unit="document", rows=None, share=share, log=log.append
+        )
+        assert set(read.texts) == expected
+        assert f"{100 - len(expected)} outside the share asked for" in log[-1]
+        # Each document ends with the separator.
+        ids = tokens(corpus(source, share=share, held_out_blocks=1, max_length=10))
+        assert (ids == tiny_tokenizer().sep_token_id).sum() == len(expected)
+
+
+def test_a_share_of_tokens_is_refused(tmp_path):
+    write(tmp_path / "t.txt", DOCUMENTS)
+    tokenised(tmp_path / "t.txt", tmp_path / "tokens")
+    with pytest.raises(UsageError, match=r"data\.share=0\.25: .*tokens holds tokens"):
+        corpus(tmp_path / "tokens", share=0.25)
 
 
 # Errors name the file and the row.

@@ -8,7 +8,6 @@ million and 0.03 for a billion. Which texts are chosen does not depend on it.
 
 import tempfile
 from dataclasses import dataclass
-from hashlib import blake2b
 from operator import attrgetter
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -16,6 +15,7 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from kdcli.data.accounts import REPEATED, RowAccount
+from kdcli.data.rows import hash_of
 from kdcli.disk import disk_errors
 from kdcli.types import Array
 
@@ -125,7 +125,7 @@ class TextChoice:
 
     def _new_candidate(self, text: str, role: str, where: str, position: int) -> Candidate | None:
         """Add a text to the candidates; None if its hash is too large."""
-        value = _hash(text)
+        value = hash_of(text)
         if value >= self._limit:
             self._cut_one(value, where, position)
             return None
@@ -214,7 +214,3 @@ class DistinctHashes:
         with disk_errors(Path(tempfile.gettempdir())):
             self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115
             self._file.write(values.tobytes())
-
-
-def _hash(text: str) -> int:
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")

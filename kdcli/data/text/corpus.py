@@ -84,6 +84,7 @@ def open_corpus(
     *,
     max_length: int,
     column: str | None,
+    share: float = 1.0,
     isolated: bool,
     held_out_blocks: int,
     log: Log,
@@ -96,6 +97,7 @@ def open_corpus(
         tokenizer: The tokenizer of the model.
         max_length: The number of tokens per block, including `[CLS]` and `[SEP]`.
         column: The column of the text; None chooses it.
+        share: The share of the training rows that is read.
         isolated: Whether the documents in a block must not attend to each other.
         held_out_blocks: The maximum number of blocks to hold out. They come from the validation
             split or, without one, from the end of the training text (at most a tenth of it).
@@ -109,7 +111,12 @@ def open_corpus(
     frame = Frame.of(tokenizer)
     is_folder = source != "demo" and "://" not in source
     streams = _open_tokens(user_path(source), tokenizer, frame, log) if is_folder else None
-    streams = streams or _open_cached(source, tokenizer, frame, column, log)
+    if streams and share < 1:
+        raise UsageError(
+            f"data.share={share:g}: {source} holds tokens, whose rows are joined",
+            "give the text itself, or tokenise a share of it with kdcli tokenize --share",
+        )
+    streams = streams or _open_cached(source, tokenizer, frame, column, share, log)
 
     def blocks(split: str) -> Blocks:
         stream = streams.get(split) or TokenStream([], "<u2")
@@ -150,10 +157,15 @@ def _open_tokens(
 
 
 def _open_cached(
-    source: str, tokenizer: PreTrainedTokenizerBase, frame: Frame, column: str | None, log: Log
+    source: str,
+    tokenizer: PreTrainedTokenizerBase,
+    frame: Frame,
+    column: str | None,
+    share: float,
+    log: Log,
 ) -> dict[str, TokenStream]:
     """Open the cached tokens of a text. If there are none, tokenise the text first."""
-    opened = open_source(source)
+    opened = open_source(source, share)
     if unread := describe_unread(opened):
         log(unread)
     tokens = tokenizer_hash(tokenizer)

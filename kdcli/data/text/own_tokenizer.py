@@ -36,13 +36,20 @@ TOKENIZER_FORMAT = 1  # Raise it when the same text gives another tokenizer.
 
 
 def own_tokenizer(
-    source: str, column: str | None, vocab_size: int, max_length: int, *, log: Log
+    source: str,
+    column: str | None,
+    share: float,
+    vocab_size: int,
+    max_length: int,
+    *,
+    log: Log,
 ) -> PreTrainedTokenizerBase:
     """Train a tokenizer on the training text of a source, or load it from the cache.
 
     Args:
         source: A value of `--data`.
         column: The column of the text; None chooses it.
+        share: The share of the text's rows that is read.
         vocab_size: The size of the vocabulary, including special tokens. A short text gives a
             smaller vocabulary, which is logged.
         max_length: The maximum number of tokens that the models accept.
@@ -57,7 +64,7 @@ def own_tokenizer(
     if vocab_size < min_size:
         message = f"a vocabulary of {vocab_size} is too small"
         raise UsageError(message, f"at least {min_size}; BERT's has 30,522")
-    opened = open_source(source)
+    opened = open_source(source, share)
     key = cache_key(TOKENIZER_FORMAT, opened.identity, column, vocab_size)
     file = cache_dir() / "tokenizers" / f"{key}.json"
     with disk_errors(file):

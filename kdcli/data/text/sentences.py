@@ -107,6 +107,7 @@ def read_texts(
     unit: str,
     rows: int | None,
     log: Log,
+    share: float = 1.0,
     paired: bool = False,
     split: str = "train",
 ) -> Texts:
@@ -118,6 +119,7 @@ def read_texts(
         unit: `sentence` splits documents into sentences, `document` keeps them whole.
         rows: The maximum number of texts. The texts with the smallest hashes are chosen.
         log: Called with a message about the number of texts.
+        share: The share of the training rows that is read.
         paired: Whether the caller needs pairs.
         split: The split that is read.
 
@@ -126,7 +128,7 @@ def read_texts(
             positive, there is no pair although the caller needs pairs, or there are fewer than two
             texts.
     """
-    read = _read_texts(source, column, unit, rows, split)
+    read = _read_texts(source, column, unit, rows, share, split)
     for message in read.messages:
         log(message)
     for account, kept in read.accounts:
@@ -151,10 +153,10 @@ class _ReadTexts(NamedTuple):
 
 @kept_rows
 def _read_texts(
-    source: str, column: str | None, unit: str, rows: int | None, split: str
+    source: str, column: str | None, unit: str, rows: int | None, share: float, split: str
 ) -> _ReadTexts:
     """Read texts as `read_texts` does. The accounts are not closed, as each step needs them."""
-    opened = open_source(source)
+    opened = open_source(source, share)
     of_rows = RowAccount.of_split(source, split)
     name, units = _read_units(opened, split, column, unit, of_rows)
     of_texts = RowAccount.of_split(source, split, name) if name == SENTENCES else of_rows
@@ -245,7 +247,8 @@ def _read_units(
     first, _ = take_first(row for table in tables for row in table.rows)
     if not first:
         part = "" if split == "train" else f"the {split} split of "
-        raise UsageError(f"{part}{source.name} holds no text")
+        within = f" in {source.share:g} of its rows" if source.share < 1 else ""
+        raise UsageError(f"{part}{source.name} holds no text{within}")
     names = names_in(first)
     queries = [name for name in QUERY_COLUMNS if name in names]
     if column is None and (queries or POSITIVE_COLUMN in names):

@@ -204,7 +204,9 @@ def tokenizer_of(
     if source is not None:
         return load_tokenizer(source)
     data, positions = recipe.data, max(MIN_POSITIONS, recipe.data.block_length)
-    return own_tokenizer(data.text, data.column, recipe.vocab_size, positions, log=Progress.log)
+    return own_tokenizer(
+        data.text, data.column, data.share, recipe.vocab_size, positions, log=Progress.log
+    )
 
 
 def _shape(text: str, default: ModelShape, heads: int | None) -> ModelShape:

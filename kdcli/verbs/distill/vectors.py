@@ -369,9 +369,16 @@ def _read_texts(
     trained = {source: training_rows(location(source)) for source in sources}
     eval_sets = open_eval_sets(recipe.eval, trained, session)
     settings, data = vector_settings(recipe), recipe.data
+    if settings.vectors and data.share < 1:
+        raise UsageError(
+            f"data.share={data.share:g}: {settings.vectors} has a vector for every text of the "
+            "source",
+            "use --set workload.rows=N",
+        )
     texts = read_texts(
         data.text,
         column=data.column,
+        share=data.share,
         # A file of vectors has one vector for each whole text.
         unit="document" if settings.vectors else settings.unit,
         rows=settings.rows,

@@ -25,6 +25,7 @@ def tokenize(given: Given) -> Printable | None:
         source=own.source,
         tokenizer=own.tokenizer,
         column=own.column,
+        share=own.share,
         workers=own.workers,
         output_dir=options.output_dir,
         dry_run=options.dry_run,

@@ -88,6 +88,7 @@ def tokenize(
     source: str,
     tokenizer: str,
     column: str | None,
+    share: float,
     workers: int | None,
     output_dir: Path | None,
     dry_run: bool,
@@ -98,6 +99,7 @@ def tokenize(
         source: A value of `--data`.
         tokenizer: The model that will read the text.
         column: The column of the text; None chooses it.
+        share: The share of the training rows that is read.
         workers: The number of processes; None is one for each core.
         output_dir: The directory of the shards; may be None in a dry run.
         dry_run: Estimate only.
@@ -112,7 +114,7 @@ def tokenize(
     if output_dir is not None:
         check_writable(output_dir, directory=True)
         check_not_input(output_dir, [source, tokenizer], "-o")
-    opened = open_source(source)
+    opened = open_source(source, share)
     if unread := describe_unread(opened):
         Progress.log(unread)
     loaded = load_tokenizer(tokenizer)

@@ -31,6 +31,11 @@ class TokenizeOptions:
         Option("--column", metavar="NAME"),
         Field(description="Column of the text (default: 'text', or the only column of strings)."),
     ] = None
+    share: Annotated[
+        float,
+        Option("--share", metavar="SHARE"),
+        Field(gt=0, le=1, description="Share of the training rows that is read."),
+    ] = 1.0
     workers: Annotated[
         int | None,
         Option("--workers", metavar="N"),

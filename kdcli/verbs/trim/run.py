@@ -86,6 +86,7 @@ def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> TrimResult | No
             recipe.data.source,
             size=recipe.vocab_size,
             column=recipe.data.column,
+            share=recipe.data.share,
             prompts=fmt.prompts.values() if fmt else (),
         )
     else:
@@ -160,8 +161,9 @@ def check_bound(recipe: TrimRecipe) -> None:
         raise UsageError(
             "--vocab-size and --max-drop both choose the number of tokens", "give one of them"
         )
-    if str(recipe.data.source).endswith((".yaml", ".yml")) or recipe.data.column is not None:
+    in_part = recipe.data.column is not None or recipe.data.share < 1
+    if in_part or str(recipe.data.source).endswith((".yaml", ".yml")):
         raise UsageError(
             "--max-drop scores the rows of one source, with the texts that its task reads",
-            "omit data.column, and trim for several languages by --vocab-size",
+            "omit data.column and data.share, and trim for several languages by --vocab-size",
         )

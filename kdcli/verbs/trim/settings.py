@@ -6,7 +6,7 @@ from pydantic import Field
 
 from kdcli.recipe.options import GOAL, Option
 from kdcli.recipe.sections import DATA_OPTION, MeasureSettings, Section
-from kdcli.workloads.settings import Pooling, TaskName
+from kdcli.workloads.settings import Pooling, TaskName, TextShare
 
 
 class TrimData(Section):
@@ -20,6 +20,7 @@ class TrimData(Section):
     column: str | None = Field(
         None, description="Column of the text (default: every text of a row)."
     )
+    share: TextShare = 1.0
 
 
 class TrimRecipe(Section):
