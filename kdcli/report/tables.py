@@ -6,7 +6,7 @@ from typing import Any
 
 
 def published_tables() -> dict[str, Any]:
-    """Return the content of published.toml: `row`, and in `tasks` the task of a column."""
+    """Return the content of published.toml: `row`, `ablation`, and in `tasks` a column's task."""
     file = importlib.resources.files("kdcli") / "report" / "published.toml"
     return tomllib.loads(file.read_text("utf-8"))
 

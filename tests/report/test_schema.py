@@ -110,7 +110,7 @@ def variants_of(shape, *names):
 
 
 def test_variants_stand_next_to_the_papers_of_their_shape_or_its_smallest():
-    recipe = {"method": "minilm", "eval": {"tasks": ["sst2"]}}
+    recipe = {"ablate": "minilm", "method": "minilm", "eval": {"tasks": ["sst2"]}}
     for shape, scores in (("6x384", (0.910, 0.899)), ("4x192", (0.893, 0.883))):
         rows = published_for(variants_of(shape, "full", "without-value", "own-idea"), recipe)
         ours = {r.model: r.values[""] / 100 for r in rows if r.model}
@@ -126,7 +126,18 @@ def test_variants_stand_next_to_the_papers_of_their_shape_or_its_smallest():
         ("full 3x384", "3x384, full", {"": 89.3}),
     ]
     assert not any(r.model for r in published_for(variants_of("3x384", "full"), recipe))
-    task = {"method": "tinybert", "task": "mnli"}
+    other = recipe | {"method": "minilmv2"}
+    assert not any(r.model for r in published_for(several, other))
+    peers = [
+        one.model_copy(update={"role": "peer"})
+        for one in variants_of("4x64", "full student", "one-way student")
+    ]
+    rows = published_for(peers, {"ablate": "ctcd", "eval": {"tasks": ["cola"]}})
+    assert {r.model: r.values[""] for r in rows} == {
+        "full student": 46.23,
+        "one-way student": 41.01,
+    }
+    task = {"ablate": "tinybert", "method": "tinybert", "task": "mnli"}
     rows = published_for(variants_of("4x312", "full", "without-transformer"), task)
     assert [r.values for r in rows if r.model == "without-transformer"] == [
         {"matched": 71.7, "mismatched": 72.3}
@@ -134,10 +145,11 @@ def test_variants_stand_next_to_the_papers_of_their_shape_or_its_smallest():
 
 
 def test_every_published_variant_is_shipped_and_its_columns_are_sets():
-    variants = [row for row in published_tables()["row"] if "variant" in row]
-    assert {row["method"] for row in variants} == {"minilm", "tinybert", "smp"}
-    for row in variants:
-        task = task_of(row["task"])
-        assert row["variant"].partition(" ")[0] in ("full", *ablations(row["method"]))
-        assert row["metric"] in task.metrics
-        assert set(row["values"]) <= set(task.sets or [""])
+    listed = published_tables()["ablation"]
+    assert {one["ablate"] for one in listed} == {"minilm", "tinybert", "smp", "ctcd"}
+    for one in listed:
+        task = task_of(one["task"])
+        assert one["metric"] in task.metrics
+        for variant, by_set in one["values"].items():
+            assert variant.partition(" ")[0] in ("full", *ablations(one["ablate"]))
+            assert set(by_set) <= set(task.sets or [""])
