@@ -5,6 +5,7 @@ import re
 
 import pytest
 from reports import (
+    evaluation,
     made,
     missing,
     model,
@@ -14,6 +15,7 @@ from reports import (
     words,
 )
 
+from kdcli.report.charts.charts import report_pictures
 from kdcli.report.charts.drawing import MAX_NUMBERS
 from kdcli.report.charts.weight_maps import (
     MAX_RIDGES,
@@ -158,3 +160,30 @@ def test_a_rare_score_does_not_widen_the_picture():
 def test_nothing_or_everything_kept(share):
     matrices = [{"name": "1.Q", "layer": 1, "kind": "Q", "weights": 10, "kept": int(10 * share)}]
     assert len(model_pictures(entry(matrices=matrices, heads=[[share, share]], density=share))) == 4
+
+
+def test_the_curve_of_several_methods_has_a_line_each_with_bars_over_seeds():
+    scores = {
+        "smp 50 %": 0.91,
+        "smp 97 %": 0.85,
+        "movement 97 %": 0.8,
+        "movement 50 %": 0.9,
+    }
+    asked = {name: 0.5 if "50" in name else 0.97 for name in scores}
+    seeds = {"deviations": {"accuracy": 0.01}, "seeds": 2}
+    report = made(
+        sparsities_values(),
+        models={"dense": model("baseline")} | {n: model("pruned", "dense") for n in asked},
+        pruning=[pruned_values(n, s, method=n.split()[0]) for n, s in asked.items()],
+        quality={"sst2": {name: {"accuracy": value} for name, value in scores.items()}},
+        evaluations=[
+            evaluation(name, metrics={"accuracy": value}, **seeds) for name, value in scores.items()
+        ],
+    )
+    shares = [f"{100 * one.density:.3g} %" for one in report.pruning]
+    caption = next(p.caption for p in report_pictures(report) if "weights kept" in p.caption)
+    assert caption == (
+        f"accuracy on sst2 over the weights kept: smp 0.8500 ({shares[1]}), 0.9100 ({shares[0]}); "
+        f"movement 0.8000 ({shares[2]}), 0.9000 ({shares[3]}). "
+        "Means over seeds; bars: sample standard deviation."
+    )

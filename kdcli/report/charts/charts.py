@@ -17,6 +17,7 @@ from kdcli.report.charts.drawing import (
 )
 from kdcli.report.pareto import front_of
 from kdcli.report.schema import CurvePoint, Report
+from kdcli.report.sections.evaluations import set_name
 from kdcli.report.sections.grid import by_setting, spread
 from kdcli.report.sections.timings import (
     PLAIN,
@@ -34,7 +35,6 @@ from kdcli.report.text import (
     card_shape,
     names_in,
     number,
-    percent,
     shortened_line,
     without_owner,
 )
@@ -49,7 +49,7 @@ UNSTABLE_MARK = " (unstable)"  # after a name in a picture
 BEYOND = "At the edge, since the rest would be too close together: {}."
 AT_P90 = "Unstable measurements are drawn at their 90th percentile, not at their median."
 
-Cost = Literal["latency", "size", "density"]
+Cost = Literal["latency", "size"]
 
 
 def report_pictures(report: Report) -> list[Picture]:
@@ -68,7 +68,7 @@ def report_pictures(report: Report) -> list[Picture]:
         drawn += [quality_against(report, "latency"), quality_against(report, "size")]
         drawn += [latency_over(report, "tokens"), latency_over(report, "batch size")]
     if len(report.pruning) > 1:
-        drawn += [quality_against(report, "density"), quality_against(report, "size")]
+        drawn += [_score_over_density(report), quality_against(report, "size")]
     drawn.append(size_latency(report))
     return [p for p in drawn if p is not None]
 
@@ -241,18 +241,10 @@ def _setting_curve(report: Report) -> Picture | None:
         points.append((value, *spread(values)))
     points.sort()
     places, means, deviations = zip(*points, strict=True)
-    line = Line("", list(zip(places, means, strict=True)), COLOURS[0])
+    bars = [deviation or 0.0 for deviation in deviations]
+    line = Line("", list(zip(places, means, strict=True)), COLOURS[0], bars=bars)
     drawing, axes = line_chart(
         [line], shortened_line(key, 40), shortened_line(f"{metric} on {report.selection.on}", 40)
-    )
-    axes.errorbar(
-        places,
-        means,
-        yerr=[deviation or 0.0 for deviation in deviations],
-        fmt="none",
-        ecolor=COLOURS[0],
-        elinewidth=1.2,
-        capsize=4,
     )
     ticks(axes, places, log=places[0] > 0 and places[-1] / places[0] >= 8)
     words = "; ".join(
@@ -338,7 +330,7 @@ def latency_over(report: Report, what: Literal["tokens", "batch size"]) -> Pictu
 
 
 def quality_against(report: Report, what: Cost) -> Picture | None:
-    """Draw a task's metric against latency in the first cell, size or density.
+    """Draw a task's metric against latency in the first cell, or against size.
 
     A line joins the models that no other model beats in both; the others are hollow. There is no
     picture without two models that were scored and measured.
@@ -352,8 +344,6 @@ def quality_against(report: Report, what: Cost) -> Picture | None:
             label += f", {cell_name(rows[0].cell)}"
         if len(backends) == 1:
             label += f", {rows[0].backend} {rows[0].dtype}"
-    elif what == "density":
-        unit, label, costs = "%", "weights kept, %", _densities(report)
     else:
         unit, label, costs = "MB", "weights, MB", _sizes(report)
     task, metric, quality = _most_scored(report, list(costs))
@@ -396,13 +386,45 @@ def _timed(report: Report) -> dict[str, LatencyRow]:
     return {row.model: row for row in usual if row.model in report.cards}
 
 
-def _densities(report: Report) -> dict[str, float]:
-    """Return the percentage of weights that each model keeps; empty if all keep the same."""
-    # The dense model keeps all of its weights.
-    kept = dict.fromkeys(list(report.cards)[:1], 100.0)
-    kept |= {p.model: 100 * p.density for p in report.pruning}
-    several = len({percent(p.density, 1) for p in report.pruning}) > 1
-    return kept if several else {}
+def _score_over_density(report: Report) -> Picture | None:
+    """Draw a task's metric over the share of the weights that is kept.
+
+    Each variant or method has a line, with error bars over seeds. There is no picture if all models
+    keep the same share.
+    """
+    kept = {p.model: 100 * p.density for p in report.pruning}
+    task, metric, quality = _most_scored(report, list(kept))
+    places = sorted({float(f"{kept[model]:.2g}") for model in quality})
+    if len(places) < 2:
+        return None
+    bars = {
+        e.model: e.deviations.get(metric, 0.0)
+        for e in report.evaluations
+        if set_name(e.task, e.set) == task
+    }
+    curves: dict[str, list[str]] = {}
+    for p in report.pruning:
+        if p.model in quality:
+            name = p.model.removesuffix(f"{100 * p.sparsity:g} %").strip() or p.method
+            curves.setdefault(name, []).append(p.model)
+    lines: list[Line] = []
+    for (name, models), colour in zip(curves.items(), itertools.cycle(COLOURS), strict=False):
+        models.sort(key=kept.__getitem__)
+        points = [(kept[model], quality[model]) for model in models]
+        marker = MARKERS[len(lines) // len(COLOURS) % len(MARKERS)]
+        own = [bars.get(model, 0.0) for model in models]
+        lines.append(Line(name, points, colour, marker=marker, bars=own))
+    words = "; ".join(
+        f"{line.label} " + ", ".join(f"{number(y)} ({x:.3g} %)" for x, y in line.points)
+        for line in lines
+    )
+    caption = f"{metric} on {task} over the weights kept: {words}."
+    if any(bar for line in lines for bar in line.bars):
+        caption += " Means over seeds; bars: sample standard deviation."
+    along = shortened_line(f"{metric} on {task}", 40)
+    drawing, axes = line_chart(lines, "weights kept, %", along, columns=3)
+    ticks(axes, places, log=0 < 8 * places[0] <= places[-1])
+    return Picture(svg(drawing), caption)
 
 
 def _sizes(report: Report) -> dict[str, float]:

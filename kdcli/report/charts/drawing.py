@@ -56,7 +56,7 @@ Cells = Sequence[Sequence[float | None]]
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart, its points in order."""
+    """A line of a chart, its points in order. `bars` are the half lengths of their error bars."""
 
     label: str
     points: Sequence[tuple[float, float]]
@@ -64,6 +64,7 @@ class Line:
     dash: str = "-"
     marker: str = "o"
     width: float = 1.6
+    bars: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -297,6 +298,16 @@ def line_chart(
             marker=line.marker,
             markersize=3,
         )
+        if any(line.bars):
+            axes.errorbar(
+                [x for x, _ in line.points],
+                [y for _, y in line.points],
+                yerr=line.bars,
+                fmt="none",
+                ecolor=line.colour,
+                elinewidth=1.2,
+                capsize=4,
+            )
         if line.marker:
             name = f"{line.label}: " if line.label else ""
             show_values(drawn, [f"{name}{y:.6g}, {across}: {x:,.6g}" for x, y in line.points])
