@@ -54,7 +54,7 @@ lint: $(STAMP) ## ruff and the strict type checker
 	$(BIN)/mypy --num-workers auto
 
 MINUTES ?= 10
-faults: $(STAMP) ## search for faults for MINUTES=10: kills, full disks, bad files, lost processes, other forms and settings
+faults: $(STAMP) ## search for faults for MINUTES=10: kills, full disks, bad files and words, models of strangers
 	$(BIN)/python -m tools.faults --minutes $(MINUTES)
 
 mutations: $(STAMP) ## change sixty formulas, schedules, values and codes, one at a time: which do the tests miss? Hours

@@ -31,11 +31,11 @@ def main() -> int:
     parser.add_argument("--only", help="run one case and keep its directory, for example kills:17")
     options = parser.parse_args()
     import_commands()
-    from tools.faults import files, forms, kills, models, ranks, saved, words, written
+    from tools.faults import files, kills, models, words, written
 
     folder, code = ROOT / "runs" / "faults", code_hash()
     material = prepare_material(folder / f"material-{code}")
-    modules = (kills, words, models, ranks, files, forms, saved, written)
+    modules = (kills, words, models, files, written)
     kinds = [kind for module in modules for kind in module.KINDS]
     names = options.kinds.split(",") if options.kinds else [kind.name for kind in kinds]
     campaign = Campaign(

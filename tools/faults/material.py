@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -100,32 +99,6 @@ def _make(name: str) -> None:
     exported = ["--format", "onnx", "-q", "-o", folder / "export"]
     own_files.succeeds("export", folder / "teacher", *exported)
     (folder / "bomb").write_bytes(zlib.compress(bytes(1 << 30), 9))
-
-
-def words_model(folder: Path, kind: str, classes: Sequence[str]) -> Path:
-    """Save a tiny random model of a kind of task with the demo's tokenizer, and return `folder`."""
-    import torch
-    import transformers
-    from encoders import tiny_config
-
-    tokenizer = transformers.AutoTokenizer.from_pretrained(
-        ROOT / "kdcli" / "data" / "demo_classifier"
-    )
-    changes: dict[str, object] = {"vocab_size": len(tokenizer), "initializer_range": 0.3}
-    if kind == "score":
-        changes |= {"num_labels": 1, "problem_type": "regression"}
-    elif kind != "span":
-        changes["id2label"] = dict(enumerate(classes))
-        changes["label2id"] = {name: number for number, name in enumerate(classes)}
-    if kind == "multi":
-        changes["problem_type"] = "multi_label_classification"
-    heads = {"tokens": "TokenClassification", "span": "QuestionAnswering"}
-    head = heads.get(kind, "SequenceClassification")
-    torch.manual_seed(0)
-    model = getattr(transformers, f"AutoModelFor{head}").from_config(tiny_config("bert", **changes))
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 WORDS = ["--set", "head.words=[w40, w41]"]
