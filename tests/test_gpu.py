@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))
 
-from tools import gpu, gpu_pieces  # noqa: E402
+from tools import gpu  # noqa: E402
 
 
 @pytest.fixture
@@ -94,23 +94,3 @@ def test_a_piece_that_fails_is_recorded_and_the_others_go_on(recorded):
     assert record.pieces["dies"].error == "exit code -9"
     assert "| works | this | 1 / 2 |" in record.table()
     assert "| fails | failed | IndexError: list index out of range |" in record.table()
-
-
-def test_a_piece_that_takes_too_long_is_left_for_the_next_call(recorded):
-    left, record = recorded("waits", "works", minutes=0.05)
-    assert left == ["waits", "works"]
-    assert list(record.pieces) == ["machine"]
-
-
-@pytest.mark.parametrize(
-    ("name", "number", "rate"),
-    [
-        ("NVIDIA H200", "bf16", 989e12),
-        ("Tesla P100-SXM2-16GB", "fp32", 10.6e12),
-        ("Tesla P100-PCIE-16GB", "fp32", 9.3e12),
-        ("Tesla P100-PCIE-16GB", "bf16", None),
-        ("NVIDIA Unheard Of", "fp32", None),
-    ],
-)
-def test_the_rate_is_that_of_the_cards_row(name, number, rate):
-    assert gpu_pieces.card_rate(name, number) == rate

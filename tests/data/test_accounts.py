@@ -12,14 +12,8 @@ from kdcli.data.sources import open_source
 from kdcli.errors import UsageError
 from kdcli.workloads.beir import read_retrieval
 
-CLASSES = ("topic-0", "topic-1")
 COUNTED = (("documents", 5), ("queries", 3))
 FAST = {"measure": {"latency": False}}
-
-
-def labelled(number: int) -> str:
-    """Return a row with one of the two first classes of the demo's classifier."""
-    return json.dumps({"text": f"row {number} has words", "label": CLASSES[number % 2]})
 
 
 def logged(caplog):
@@ -27,77 +21,6 @@ def logged(caplog):
     messages = "\n".join(caplog.messages)
     caplog.clear()
     return messages
-
-
-def evaluated(tmp_path, lines, **options):
-    """Evaluate the demo's teacher on the lines of a file, and return the report's accounts."""
-    file = tmp_path / "rows.jsonl"
-    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    model = options.pop("model", "demo-classifier")
-    result = kdcli.evaluate(
-        [model], data=str(file), output_dir=tmp_path / "run", config=FAST, **options
-    )
-    return [
-        (one.rows, one.read, one.kept, [(o.reason, o.count, o.first) for o in one.left_out])
-        for one in result.report.accounts
-    ], str(file)
-
-
-def test_a_clean_file_is_kept_as_a_whole(tmp_path):
-    texts = [labelled(n) for n in range(40)]
-    accounts, _ = evaluated(tmp_path, texts)
-    assert accounts == [("rows", 40, 40, [])]
-
-
-def test_each_reason_is_counted_with_its_first_place(tmp_path, caplog):
-    texts = [labelled(n) for n in range(40)]
-    texts[3:3] = ["", "  "]
-    texts.insert(10, "{broken")
-    config = FAST | {"data": {"skip_bad": True, "judged_rows": 30}}
-    file = tmp_path / "rows.jsonl"
-    file.write_text("\n".join(texts) + "\n", encoding="utf-8")
-    result = kdcli.evaluate(
-        ["demo-classifier"], data=str(file), output_dir=tmp_path / "run", config=config
-    )
-    (account,) = result.report.accounts
-    assert (account.read, account.kept) == (43, 30)
-    reasons = {one.reason: (one.count, one.first) for one in account.left_out}
-    assert reasons["empty"] == (2, f"{file.name}:4")
-    assert reasons["bad"] == (1, f"{file.name}:11")
-    assert reasons["over the number of rows asked for"][0] == 10
-    assert f"rows of {file.name}: 43 read, 30 kept; left out: 2 empty" in logged(caplog)
-    text = (tmp_path / "run" / "report.md").read_text(encoding="utf-8")
-    assert "| rows.jsonl | rows | 43 | 30 | 2 | empty |" in text
-    assert (
-        "0 topic-0, 1 topic-1, 2 topic-2, 3 topic-3, 4 topic-4, 5 topic-5 | the model | name"
-        in text
-    )
-
-
-@pytest.mark.parametrize("blank", ["", "{broken"])
-def test_strict_data_refuses_what_would_be_left_out(tmp_path, blank):
-    texts = [labelled(n) for n in range(40)]
-    with pytest.raises(UsageError) as error:
-        evaluated(tmp_path, [*texts, blank, texts[0]], strict_data=True)
-    assert "rows.jsonl:41" in error.value.message
-    assert not (tmp_path / "run").exists()
-
-
-def test_strict_data_allows_what_the_recipe_asks_for(tmp_path):
-    config = FAST | {"data": {"judged_rows": 30}}
-    file = tmp_path / "rows.jsonl"
-    file.write_text("\n".join(labelled(n) for n in range(40)), encoding="utf-8")
-    result = kdcli.finetune(
-        "demo",
-        task="own",
-        data=str(file),
-        output_dir=tmp_path / "run",
-        max_steps=1,
-        config=config | {"data": {"train_rows": 20}, "train": {"warmup_steps": 0}},
-        strict_data=True,
-    )
-    (account,) = result.report.accounts
-    assert [one.reason for one in account.left_out] == ["over the number of rows asked for"]
 
 
 def test_texts_and_their_sentences_have_accounts(tmp_path):

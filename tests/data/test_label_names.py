@@ -1,7 +1,5 @@
 """Labels are known by their names, wherever a source keeps them, and fit a model by name."""
 
-import json
-
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,8 +8,6 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 from hub_server import hub  # noqa: F401
 from reading import read_task
 
-import kdcli
-from kdcli.data.demo import demo_task
 from kdcli.data.objects import write_object
 from kdcli.errors import UsageError
 from kdcli.types import Head
@@ -22,17 +18,6 @@ TAGS = ["O", "B-PLACE", "I-PLACE"]
 CLASSES = Features({"text": Value("string"), "label": ClassLabel(names=NAMES)})
 ROWS = [{"text": f"w{n}", "label": NAMES[(n + 2) % 3]} for n in range(60)]
 HEAD = Head("class", ("good", "mild", "bad"))
-CARD = """---
-dataset_info:
-  features:
-  - name: text
-    dtype: string
-  - name: label
-    dtype:
-      class_label:
-        names:
-"""
-QUIET = {"measure": {"latency": False}}
 
 
 def in_schema():
@@ -79,22 +64,6 @@ def test_classes_of_the_hub_have_names(hub, tmp_path):  # noqa: F811
         assert read_task("own", "someone/rows").task.labels == tuple(NAMES)
 
 
-@pytest.mark.parametrize("ending", ["csv", "jsonl"])
-def test_the_card_of_a_data_set_names_the_classes(tmp_path, ending):
-    names = "".join(f"          '{n}': {name}\n" for n, name in enumerate(NAMES))
-    (tmp_path / "README.md").write_text(CARD + names + "---\n", "utf-8")
-    (tmp_path / "package.json").write_text("{}", "utf-8")
-    table = pd.DataFrame([{**row, "label": NAMES.index(row["label"])} for row in ROWS])
-    if ending == "csv":
-        table.to_csv(tmp_path / "rows.csv", index=False)
-    else:
-        table.to_json(tmp_path / "rows.jsonl", orient="records", lines=True)
-    data = read_task("own", tmp_path)
-    assert data.task.labels == tuple(NAMES)
-    labels = {e.texts[0]: NAMES[e.label] for e in [*data.train, *data.sets[""]]}
-    assert labels == {row["text"]: row["label"] for row in ROWS}
-
-
 def test_words_have_the_names_of_their_tags(tmp_path):
     features = Features({"tokens": List(Value("string")), "ner_tags": List(ClassLabel(names=TAGS))})
     rows = [{"tokens": ["in", "New", f"w{n}"], "ner_tags": [0, 1, 2]} for n in range(30)]
@@ -118,26 +87,6 @@ def test_a_benchmark_takes_names_for_its_numbers(tmp_path):
     Dataset.from_list(rows, features=features).to_parquet(tmp_path / "validation.parquet")
     data = read_task("sst2", tmp_path, training=False)
     assert [e.label for e in data.sets[""]] == [1, 0] * 30
-
-
-@pytest.mark.parametrize("form", ["jsonl", "parquet"])
-def test_a_model_scores_the_same_on_names_and_on_numbers_with_names(tmp_path, form):
-    examples = demo_task("demo-topic", "validation")[:60]
-    rows = [{"text": e.text, "label": f"topic-{e.label}"} for e in examples]
-    backwards = ClassLabel(names=[f"topic-{n}" for n in range(5, -1, -1)])
-    if form == "parquet":
-        features = Features({"text": Value("string"), "label": backwards})
-        Dataset.from_list(rows, features=features).to_parquet(tmp_path / "a.parquet")
-    else:
-        (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
-    result = kdcli.evaluate(
-        "demo-classifier",
-        data=tmp_path / f"a.{form}",
-        config=QUIET,
-        output_dir=tmp_path / "out",
-    )
-    (evaluation,) = result.report.evaluations
-    assert evaluation.metrics["accuracy"] == 1.0
 
 
 def test_numbers_without_names_are_matched_by_number_and_logged(tmp_path):

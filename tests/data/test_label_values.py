@@ -346,9 +346,8 @@ def test_the_account_of_the_labels(tmp_path, labels, head, classes, account):
     assert all(name in line for name in classes)
 
 
-@pytest.mark.parametrize("present", [6, 1])
-def test_a_report_has_the_account_of_the_labels_whichever_are_present(tmp_path, present):
-    examples = [e for e in demo_task("demo-topic", "validation") if int(e.label) < present][:40]
+def test_a_report_has_the_account_of_the_labels_whichever_are_present(tmp_path):
+    examples = [e for e in demo_task("demo-topic", "validation") if e.label == 0][:40]
     rows = [{"text": e.text, "label": e.label} for e in examples]
     file = tmp_path / "rows.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)), "utf-8")
@@ -357,7 +356,7 @@ def test_a_report_has_the_account_of_the_labels_whichever_are_present(tmp_path, 
     classes = evaluation.classes
     assert list(classes.names) == [f"topic-{n}" for n in range(6)]
     assert (classes.names_from, classes.mapping) == ("head", "number")
-    assert classes.numbers == {str(n): f"topic-{n}" for n in range(present)}
+    assert classes.numbers == {"0": "topic-0"}
     # The model decides what is measured, not the file.
     assert list(evaluation.metrics) == ["accuracy", "macro_f1"]
 

@@ -41,6 +41,8 @@ pytestmark = pytest.mark.slow
 KINDS = ("txt", "jsonl", "ndjson", "json", "csv", "tsv", "parquet", "arrow")
 ENDINGS = [kind + gz for kind in KINDS for gz in ("", ".gz")]
 ENDINGS += ["txt.bz2", "jsonl.xz", "json.zst", "csv.zst", "parquet.bz2", "arrow.xz"]
+# Each kind, and one that is packed.
+EACH = [*KINDS, "txt.gz"]
 BOM = b"\xef\xbb\xbf"
 
 
@@ -83,7 +85,7 @@ def test_every_format_gives_the_same_rows(tmp_path, ending):
         assert documents(tmp_path / f"{split}.{ending}") == texts
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("ending", EACH)
 def test_every_format_gives_the_same_tokens(tmp_path, small_shards, ending):
     write(tmp_path / "text" / f"train.{ending}", DOCUMENTS)
     tokenizer = tiny_tokenizer()
@@ -274,7 +276,7 @@ def test_lines_in_a_cell_of_csv_are_kept(tmp_path, text, at):
 WORDS = ("NA", "null", "None", "nan", "007", "1e5", "2024-01-01", "2024-01-01T00:00:00", "true")
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("ending", EACH)
 def test_text_stays_text(tmp_path, ending):
     write(tmp_path / f"train.{ending}", WORDS)
     assert documents(tmp_path) == list(WORDS)
@@ -354,7 +356,7 @@ def files_of(contents, ending):
         yield PACK[packing](content) if packing else content
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("ending", EACH)
 def test_a_file_without_text_is_refused_by_name(tmp_path, ending):
     for number, content in enumerate(files_of(NO_TEXT, ending)):
         folder = tmp_path / f"{number}"

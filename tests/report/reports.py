@@ -724,6 +724,7 @@ def sparsities_values() -> dict[str, object]:
     return values | {"recipe": recipe, "training": None, "curve": [], "pruning": pruning}
 
 
+DECIDED = "all-MiniLM-L6-v2", "bert-base-uncased", ("negative", "positive", "mixed")
 KINDS = {  # name of a fixture -> values of its report
     "report": report_values,
     "finetuned": finetune_values,
@@ -733,6 +734,7 @@ KINDS = {  # name of a fixture -> values of its report
     ),
     "languages": lambda: evaluate_values(("ar", "de", "en", "sw", "zh"), "xnli"),
     "compared": evaluate_values,
+    "decided": lambda: evaluate_values() | {"decisions": [decision(*DECIDED)]},
     "benchmark": benchmark_values,
     "compressed": compress_values,
     "pruned": prune_values,

@@ -83,15 +83,6 @@ def test_only_models_of_the_papers_shapes_have_published_speedups(benchmark, run
         assert "SQuAD 2.0 F1" in view(runs)
 
 
-def test_a_model_alone_on_a_quiet_machine():
-    row = benchmark_row("12x768", ("torch", "fp32"), 1, 128, padding="full")
-    lists = {"failures": [], "agreements": []}
-    alone = report_of(models={"12x768": model("baseline")}, latency=[row], **lists)
-    assert facts(alone) == [("60.0 ms", "1 × 128 tokens"), ("438.0 MB", "on disk")]
-    assert "\n\nOn cpu, torch fp32, no padding. tokens/s counts" in markdown(alone)
-    assert not {"Not measured", "Noisy", "Agreement of outputs"} & set(words(alone).split("."))
-
-
 def test_the_metric_of_an_output_is_shown_if_it_was_measured(benchmark):
     scored = [a.model_dump() | {"metric": 0.91} for a in benchmark.agreements]
     assert "| 0.999000 | 0.9100 | wrong |" in markdown(report_of(agreements=scored))
@@ -122,13 +113,6 @@ def test_comparable_rows_ran_where_most_models_ran():
         ("6x384", "onnx", 1),
     ]
     assert section_of.comparable(report_of(latency=[])) == []
-
-
-def test_nothing_measured_yet():
-    report = report_of(latency=[], agreements=[], failures=[], published=[])
-    assert (facts(report), latency_csv(report)) == ([("69.6 MB", "on disk; 12x768 438.0 MB")], "")
-    for text in views(report):
-        assert missing(text, "Latency", "6x384, 3x384 compared with 12x768") == ["Latency"]
 
 
 def test_many_cells_are_folded(benchmark):

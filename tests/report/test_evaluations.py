@@ -10,7 +10,6 @@ from reports import (
     made,
     missing,
     model,
-    printed,
     run_row,
     selection_values,
     views,
@@ -44,15 +43,6 @@ def test_a_model_in_a_directory_is_named_by_its_last_part(tmp_path):
     values = finetune_values()
     values["models"]["finetuned"]["source"] = str(tmp_path / "mine")
     assert title(made(values, evaluations=[])) == "mine on sst2"
-
-
-def test_a_model_without_scores():
-    report = made(
-        finetune_values(), evaluations=[], latency=[], training=None, quality={}, curve=[]
-    )
-    assert "90.9 MB on disk" in words(report)
-    assert f"{MODEL} on sst2" in printed(report)
-    assert "AutoModelForX" in model_card(report, "finetuned", "AutoModelForX")
 
 
 def test_columns_of_quality_name_the_metric():

@@ -9,7 +9,6 @@ from reports import (
     made,
     missing,
     model,
-    prune_values,
     pruned_values,
     sparsities_values,
     words,
@@ -50,17 +49,6 @@ def test_shares_over_all_count_weights_and_not_matrices():
     large = {"name": "1.U", "layer": 1, "kind": "U", "weights": 900, "kept": 0}
     one = entry(matrices=[small, large], heads=[[1.0]])
     assert (kept(one), kept(one, kind="U"), kept(one, kind="D")) == (0.1, 0.0, None)
-
-
-def test_titles(tmp_path):
-    assert (
-        title(made(prune_values(), evaluations=[], quality={}))
-        == "bert-base-uncased on sst2, smp 90 %"
-    )
-    (tmp_path / "mine").mkdir()
-    values = prune_values()
-    values["models"]["masked"]["source"] = str(tmp_path / "mine")
-    assert title(made(values)) == "mine on sst2, smp 90 %"
 
 
 def test_of_several_methods_the_best_comes_first():

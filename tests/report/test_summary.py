@@ -23,7 +23,6 @@ from reports import (
 from kdcli.data import sources, storage
 from kdcli.deploy.measurements import LatencyRow
 from kdcli.disk import HASHES
-from kdcli.recipe.sections import RunOptions
 from kdcli.report import finish
 from kdcli.report.finish import RunResult, frame
 from kdcli.report.own_data import directory_word, with_data_names
@@ -272,13 +271,6 @@ def test_names_neither_leave_the_comment_nor_end_the_block():
     report = made(compress_values(), data_versions={"a\nrm -rf /": "x", "```": "y"})
     assert not [line for line in repeat_block(report).splitlines()[1:] if line[0] != "#"]
     assert "\n````\nkdcli" in markdown(report)
-
-
-def test_a_step_of_another_verb_has_no_command_line():
-    options = RunOptions(arguments=("compress", "a model", "-o", "x"))
-    assert options.command_line("compress") == "kdcli compress 'a model' -o x"
-    assert options.command_line("evaluate") is None
-    assert RunOptions().command_line("compress") is None
 
 
 @pytest.mark.parametrize(

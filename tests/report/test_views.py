@@ -51,12 +51,9 @@ LOADS = {
     "poster",
     "background",
 }
-MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
 
-@pytest.mark.parametrize(
-    "kind", ["report", "grid", "labels", "compared", "languages", "benchmark", "runs"]
-)
+@pytest.mark.parametrize("kind", ["report", "compared", "benchmark"])
 def test_views_hold_the_report_and_speak_of_a_teacher_only_where_there_is_one(
     request, tmp_path, kind
 ):
@@ -303,20 +300,7 @@ def front_matter(text: str) -> dict[str, object]:
     return yaml.safe_load(text.split("---")[1])
 
 
-def test_card_of_a_model_without_a_head(report, hostile):
-    text = model_card(report, "3x384")
-    assert front_matter(text) == {
-        "library_name": "transformers",
-        "tags": ["kdcli", "distillation", "bert"],
-        "pipeline_tag": "feature-extraction",
-        "base_model": "google-bert/bert-base-uncased",
-        "base_model_relation": "finetune",
-    }
-    assert not missing(
-        text,
-        *("AutoModel.from_pretrained", "with minilm on corpus.txt, it ", "| 3x384 |"),
-        *("--recipe recipe.yaml", "kdcli 0.1.0", "no task head"),
-    )
+def test_hostile_names_in_a_card_stay_text(hostile):
     assert "base_model" not in front_matter(model_card(hostile, HOSTILE))
     assert "<script" not in model_card(hostile, HOSTILE).split("---", 2)[2]
 
