@@ -147,7 +147,7 @@ def test_empty_parts_are_removed_and_their_constants_folded(name):
     assert (sizes["heads"], sizes["Q"][1] // sizes["heads"], sizes["U"][1]) == (heads, width, units)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_any_structure_of_zeros_computes_the_same(seed):
     model, drawn = (
         fresh(seed=seed, hidden_act=("gelu", "relu", "silu")[seed % 3]),

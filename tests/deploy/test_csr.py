@@ -91,7 +91,7 @@ def test_linears_are_joined_where_all_between_them_is_known(kind, blocks):
 
 @pytest.mark.parametrize("kind", ["bert", "distilbert"])
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-@pytest.mark.parametrize(("rows", "length"), [(1, 1), (9, 13), (3, 32), (2, 64), (2, 100)])
+@pytest.mark.parametrize(("rows", "length"), [(1, 1), (9, 13), (2, 100)])
 def test_joined_attention_at_any_size_and_under_any_mask(kind, implementation, rows, length):
     drawn = torch.Generator().manual_seed(rows)
     changes = {

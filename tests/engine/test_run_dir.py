@@ -291,6 +291,12 @@ class TestBest:
         run.drop_checkpoints()
         assert listing(run.path) == [LOG_FILE, RECIPE_FILE]
 
+    def test_the_weights_of_another_step_are_refused(self, run):
+        run.save_best(3, tensors(1.0))
+        with pytest.raises(MachineError, match="does not belong to step 9") as caught:
+            run.load_best(9)
+        assert "--overwrite" in caught.value.hint
+
 
 @pytest.mark.parametrize("how", [{}, {"overwrite": True}])
 def test_a_claim_that_was_killed_anywhere_can_be_claimed_again(how, tmp_path):
@@ -315,12 +321,6 @@ def test_a_claim_that_was_killed_anywhere_can_be_claimed_again(how, tmp_path):
         if not how:
             disk.remove(path)
     assert after > (8 if how else 3)
-
-    def test_the_weights_of_another_step_are_refused(self, run):
-        run.save_best(3, tensors(1.0))
-        with pytest.raises(MachineError, match="does not belong to step 9") as caught:
-            run.load_best(9)
-        assert "--overwrite" in caught.value.hint
 
 
 def test_a_run_that_came_between_check_and_lock_is_not_deleted(tmp_path):

@@ -182,7 +182,7 @@ def test_no_model_agrees_better_with_the_baseline_than_the_baseline():
     assert ended["accuracy"] == (*free["accuracy"][:2], 0.0)
 
 
-@pytest.mark.parametrize("n", [1, 5, 50, 1000, FEW_EXAMPLES + 1])
+@pytest.mark.parametrize("n", [1, 1000, FEW_EXAMPLES + 1])
 def test_no_interval_is_a_point_where_no_example_differs(n):
     right = accuracy_of(np.arange(n) % 10 > 0)
     difference, low, high = paired_bootstrap(right, right, n, resamples=10)["accuracy"]
@@ -219,11 +219,6 @@ def likelihood_interval(b, c, n, grid=1000):
 def test_tangos_interval_holds_what_the_score_test_keeps(b, c, n):
     assert tango_interval(b, c, n) == pytest.approx(likelihood_interval(b, c, n), abs=2e-3)
     assert tango_interval(c, b, n) == pytest.approx(np.negative(tango_interval(b, c, n))[::-1])
-
-
-def test_tangos_interval_without_a_difference_is_known_in_closed_form():
-    end = 1.959964**2 / (100 + 1.959964**2)
-    assert tango_interval(0, 0, 100) == pytest.approx((-end, end))
 
 
 @pytest.mark.parametrize("n", [50, 100])
@@ -433,8 +428,8 @@ class RightRows:
 CLUSTERS = [(0, 0.02), (0, 0.06), (0.02, 0.02), (0.02, 0.04), (0.02, 0.08)]
 
 
-@pytest.mark.parametrize("texts", [50, 100, 300])
-@pytest.mark.parametrize(("drop", "differing"), CLUSTERS)
+@pytest.mark.parametrize("texts", [50, 300])
+@pytest.mark.parametrize(("drop", "differing"), [CLUSTERS[0], CLUSTERS[2], CLUSTERS[4]])
 def test_intervals_of_accuracy_hold_the_truth_with_repeated_texts(texts, drop, differing):
     generator = np.random.default_rng(0)
     held = 0

@@ -119,36 +119,6 @@ def test_without_unanswerable_questions_the_best_span_counts():
     assert compute(PLAIN, rows) == {"f1": pytest.approx((1 + 2 / 3) / 4), "exact": 0.5}
 
 
-def test_threshold_by_hand():
-    # Answering up to and including a score gains, in this order of scores:
-    #   -3: right, +1; -1: half right, F1 +2/3; 0: text where there is none, -1; 1: right, +1; 2:
-    #   right, +1;
-    #    4: text where there is none, -1; 5: nothing where there is none, 0.
-    # Silent throughout, 3 of 7 are right. The sums over 3 are for exact 1 1 0 1 2 1 1, most at 2,
-    # so 5 of 7.
-    rows = [
-        ("owl", 4.0, []),
-        ("cat", -3.0, ["cat"]),
-        ("red dog", -1.0, ["dog"]),
-        ("", 5.0, []),
-        ("fish", 0.0, []),
-        ("mouse", 2.0, ["mouse"]),
-        ("bird", 1.0, ["the bird"]),
-    ]
-    assert compute(WITH_NONE, rows) == {
-        # At 0: cat right, red dog half, fish wrong though there is none, owl and "" silent and
-        # right, the rest missed.
-        "exact": pytest.approx(3 / 7),
-        "f1": pytest.approx((3 + 2 / 3) / 7),
-        "best_exact": pytest.approx(5 / 7),
-        "best_exact_threshold": 2.0,
-        "best_f1": pytest.approx((5 + 2 / 3) / 7),
-        "best_f1_threshold": 2.0,
-        "answer_f1": pytest.approx((1 + 2 / 3) / 4),
-        "no_answer_accuracy": pytest.approx(2 / 3),
-    }
-
-
 @pytest.mark.parametrize(
     ("scores", "threshold"), [((1.0, 2.0), 0.0), ((-1.0, 2.0), math.nextafter(-1.0, -math.inf))]
 )

@@ -2,7 +2,6 @@
 
 import warnings
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -171,34 +170,6 @@ def test_entities_do_not_overlap_and_cover_every_tag_but_o(tags):
         assert {tag.split("-", 1)[-1] for tag in tags[begin:end]} == {name}
         assert not {tag[:2] for tag in tags[begin + 1 : end]} & {"B-", "S-"}
         assert not {tag[:2] for tag in tags[begin : end - 1]} & {"E-", "S-"}
-
-
-@given(st.lists(ANY_TAG, max_size=6), st.lists(ANY_TAG, max_size=6))
-def test_sentences_apart_by_o_have_their_own_entities(first, second):
-    after = len(first) + 1
-    moved = {(name, begin + after, end + after) for name, begin, end in entities(second)}
-    assert entities([*first, "O", *second]) == entities(first) | moved
-
-
-@pytest.mark.parametrize(
-    ("predicted", "true", "counts"),
-    [
-        # found, predicted, true
-        (["B-PER", "I-LOC", "O"], ["B-PER", "O", "B-LOC"], (1, 2, 2)),
-        # Tags without a prefix: a run of one is an entity, and one that begins with O or with E is
-        # as good as any.
-        (["PER", "PER", "ORG"], ["PER", "PER", "ORG"], (2, 2, 2)),
-        (["PER", "PER", "O"], ["PER", "PER", "ORG"], (1, 1, 2)),
-        (["NN", "IN", "EX"], ["NN", "NN", "EX"], (1, 3, 2)),
-    ],
-)
-def test_entities_by_hand(predicted, true, counts):
-    found, of_prediction, of_truth = counts
-    scores = compute([predicted], [true])
-    assert scores["precision"] == (found / of_prediction if of_prediction else 0.0)
-    assert scores["recall"] == (found / of_truth if of_truth else 0.0)
-    assert scores["f1"] == pytest.approx(2 * found / (of_prediction + of_truth) if found else 0.0)
-    assert scores["accuracy"] == np.mean(np.array(predicted) == np.array(true))
 
 
 def test_an_entity_ends_with_its_sentence():

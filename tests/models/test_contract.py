@@ -220,9 +220,9 @@ def test_rows_that_may_attend_to_nothing_are_finite_in_both_directions(model):
     assert all(g.isfinite().all() for g in gradients if g is not None)
 
 
-@pytest.mark.parametrize("text", ["1x32@8", "2x20@5", "1x24:80@3"])
+@pytest.mark.parametrize("text", ["1x32@8", "1x24:80@3"])
 def test_students_of_many_shapes_run_and_take_a_head(model, text, tmp_path):
-    if model.config.model_type == "mobilebert" and text in ("2x20@5", "1x24:80@3"):
+    if model.config.model_type == "mobilebert" and text == "1x24:80@3":
         pytest.skip("its attention is as wide as its bottleneck")
     shape = parse_shape(text, shape_of(model.config))
     built = build_student(model, shape)

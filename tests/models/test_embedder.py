@@ -100,15 +100,6 @@ def test_sentence_transformers_and_kdcli_give_the_same_vectors(fmt, saved, sessi
     )
 
 
-def test_what_sentence_transformers_saves_is_read(saved, tmp_path_factory, session):
-    folder = tmp_path_factory.mktemp("theirs")
-    theirs = SentenceTransformer(str(saved(FORMATS[2])), device="cpu")
-    theirs.save(str(folder))
-    np.testing.assert_allclose(
-        Embedder.open(str(folder)).vectors(TEXTS, "", session), theirs.encode(TEXTS), atol=1e-6
-    )
-
-
 def test_every_layer_that_sentence_transformers_saves_is_read(saved, tmp_path_factory, session):
     torch.manual_seed(0)
     encoder = Transformer(str(saved(EmbeddingFormat())))
@@ -175,8 +166,13 @@ def test_a_note_says_whether_prompts_are_read(saved):
         assert note.endswith("config_sentence_transformers.json is not read without modules.json")
 
 
-@pytest.mark.parametrize("name", ["sentence_bert_config.json", "sentence_roberta_config.json"])
-@pytest.mark.parametrize("inside", ["0_Transformer", "parts/encoder"])
+@pytest.mark.parametrize(
+    ("name", "inside"),
+    [
+        ("sentence_bert_config.json", "0_Transformer"),
+        ("sentence_roberta_config.json", "parts/encoder"),
+    ],
+)
 def test_an_encoder_in_a_directory_of_its_own_is_read(name, inside, saved, session):
     folder = saved(EmbeddingFormat("cls", max_length=5))
     (folder / inside).mkdir(parents=True)
@@ -219,15 +215,6 @@ def test_a_table_keeps_the_length_of_its_texts(session, tmp_path):
     same_vectors(tmp_path / "ours", session)
     long = opened.vectors([" ".join(f"w{n}" for n in range(9)), "w0 w1 w2 w3"], "", session)
     np.testing.assert_array_equal(long[0], long[1])
-
-
-@pytest.mark.parametrize("normalised", [True, False])
-def test_a_table_that_sentence_transformers_saved_is_read(normalised, session, tmp_path):
-    torch.manual_seed(0)
-    table = StaticEmbedding(tiny_tokenizer().backend_tokenizer, embedding_dim=12)
-    modules = [table, Normalize()] if normalised else [table]
-    SentenceTransformer(modules=modules, device="cpu").save(str(tmp_path))
-    same_vectors(tmp_path, session)
 
 
 def test_a_table_of_model2vec_with_shared_rows_is_read(session, tmp_path):
@@ -310,26 +297,6 @@ FIRST = [module("Transformer", "", 0), module("Pooling", "1_Pooling", 1)]
             [FIRST[0], {**FIRST[1], "type": "their_code.Pooling"}],
             "its Transformer is not followed by a Pooling",
         ),
-        (
-            "config_sentence_transformers.json",
-            {"similarity_fn_name": "jaccard"},
-            "unknown similarity_fn_name 'jaccard'",
-        ),
-        ("config_sentence_transformers.json", {"prompts": ["q: "]}, "must be a JSON object"),
-        ("1_Pooling/config.json", {"pooling_mode": 3}, "pools by 3"),
-        (
-            "1_Pooling/config.json",
-            {"pooling_mode": "mean", "weights": "idf"},
-            "has the setting 'weights', which kdcli does not know",
-        ),
-        ("2_Normalize/config.json", {"module_input_name": "token_embeddings"}, "cannot compute"),
-        ("sentence_bert_config.json", {"query_length": 6}, "cannot compute query_length=6"),
-        (
-            "sentence_bert_config.json",
-            {"processing_kwargs": {"text": {"padding_side": "left"}}},
-            "has the setting 'padding_side'",
-        ),
-        ("config_sentence_transformers.json", {"truncate_dim": 0}, "must be at least 1, got 0"),
     ],
 )
 def test_other_modules_are_refused(saved, name, content, message):
@@ -339,28 +306,11 @@ def test_other_modules_are_refused(saved, name, content, message):
         read_format(str(folder))
 
 
-def test_a_dense_layer_of_another_kind_or_file_is_refused(saved):
-    folder = saved(EmbeddingFormat(layers=(DENSE,)))
-    config = json.loads((folder / "2_Dense" / "config.json").read_text())
-    change(
-        folder,
-        "2_Dense/config.json",
-        config | {"activation_function": "mine.GELU"},
-    )
-    with pytest.raises(UsageError, match=r"cannot compute activation_function='mine\.GELU'"):
-        read_format(str(folder))
-    for key, value, message in (
-        ("use_residual", True, "residual.weight"),
-        ("in_features", 16, "size mismatch"),
-        ("module_input_name", "token_embeddings", "cannot compute module_input_name"),
-    ):
-        change(folder, "2_Dense/config.json", config | {key: value})
-        with pytest.raises(UsageError, match=message):
-            read_format(str(folder))
-    change(folder, "2_Dense/config.json", config)
-    shutil.move(folder / "2_Dense" / "model.safetensors", folder / "2_Dense" / "pytorch_model.bin")
+def test_a_dense_layer_in_another_file_is_refused(saved):
+    layer = saved(EmbeddingFormat(layers=(DENSE,))) / "2_Dense"
+    (layer / "model.safetensors").rename(layer / "pytorch_model.bin")
     with pytest.raises(UsageError, match=r"has no 2_Dense/model\.safetensors"):
-        read_format(str(folder))
+        read_format(str(layer.parent))
 
 
 def test_a_dense_layer_of_another_width_than_the_encoder_is_refused(saved):
@@ -370,15 +320,14 @@ def test_a_dense_layer_of_another_width_than_the_encoder_is_refused(saved):
             Embedder.open(str(folder))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_dense_layer_in_half_precision_is_read_in_float32(saved, dtype):
+def test_a_dense_layer_in_half_precision_is_read_in_float32(saved):
     folder = saved(EmbeddingFormat(layers=(DENSE,)))
     file = folder / "2_Dense" / "model.safetensors"
-    save_file({name: tensor.to(dtype) for name, tensor in load_file(file).items()}, file)
+    save_file({name: tensor.bfloat16() for name, tensor in load_file(file).items()}, file)
     embedder = Embedder.open(str(folder))
     linear = embedder.format.layers[0].linear
     assert (linear.weight.dtype, linear.bias.dtype) == (torch.float32, torch.float32)
-    assert torch.equal(linear.bias, DENSE.linear.bias.to(dtype).float())
+    assert torch.equal(linear.bias, DENSE.linear.bias.bfloat16().float())
     assert embedder.fingerprint
 
 
@@ -419,11 +368,3 @@ def test_a_pooling_that_contradicts_and_a_cross_encoder_are_refused(saved, model
     change(model_dir, "config.json", config | {"architectures": ["BertForSequenceClassification"]})
     with pytest.raises(UsageError, match="scores texts"):
         load_embedder(str(model_dir))
-
-
-def test_prompts_outside_the_pooling_are_refused(saved):
-    folder = saved(EmbeddingFormat(prompts={"query": "w1 "}, prompt_counts=False))
-    embedder = Embedder.open(str(folder))
-    assert embedder.prompt("document") == ""
-    with pytest.raises(UsageError, match="excludes the tokens of prompts from its pooling"):
-        embedder.prompt("query")

@@ -324,20 +324,6 @@ def test_mlm_is_read_elsewhere_with_the_code_beside_it(masked_dir, tmp_path):
         again(**batch, labels=torch.zeros(6, dtype=torch.long))
 
 
-def test_a_class_that_kdcli_does_not_know_is_refused(masked_dir, tmp_path):
-    saved(load(masked_dir("bert"), head="mlm"), tmp_path)
-    file = tmp_path / "config.json"
-    file.write_text(
-        file.read_text("utf-8").replace('"LabelWordsBertForMaskedLM"\n', '"Other"\n'), "utf-8"
-    )
-    for read in (
-        lambda: kdcli.load(tmp_path),
-        lambda: load_for_task(str(tmp_path), TASKS["class"], new_head=False),
-    ):
-        with pytest.raises(UsageError, match="names the unknown class 'Other'"):
-            read()
-
-
 @pytest.mark.parametrize(
     ("model_type", "message"),
     [

@@ -38,10 +38,6 @@ def change(folder: Path, name: str, **keys: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | keys), "utf-8")
 
 
-def cut(file: Path, size: int) -> None:
-    file.write_bytes(file.read_bytes()[:size])
-
-
 def pickled(folder: Path) -> None:
     torch.save(load_encoder(str(folder)).model.state_dict(), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
@@ -112,16 +108,6 @@ BAD = {
     ),
     "no weights": (lambda d: (d / "model.safetensors").unlink(), "has no model.safetensors"),
     "pickled weights": (pickled, r"weights as a pickle \(pytorch_model.bin\)"),
-    "last bytes missing": (
-        lambda d: cut(d / "model.safetensors", -10),
-        "model.safetensors is damaged",
-    ),
-    "pointer of git-lfs": (
-        lambda d: (d / "model.safetensors").write_text(
-            "version https://git-lfs.github.com/spec/v1\nsize 3\n"
-        ),
-        "model.safetensors is damaged",
-    ),
     "missing shard": (
         one_shard_missing,
         "cannot be read: No such file .*model-00002-of-00002.safetensors",

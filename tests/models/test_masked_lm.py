@@ -126,11 +126,9 @@ def test_every_parameter_learns_from_the_logits_at_labelled_tokens(model):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("text", ["1x32", "1x16", "2x24@4"])
+@pytest.mark.parametrize("text", ["1x32", "1x16"])
 def test_a_student_runs_under_its_teachers_head_and_reloads(model, text, tmp_path):
     kind = model.config.model_type
-    if kind == "mobilebert" and text == "2x24@4":
-        pytest.skip("its attention is as wide as its bottleneck")
     shape = parse_shape(text, shape_of(model.config))
     built = build_student(model.base_model, shape, Start(dropout=0.25))
     words = built.model.get_input_embeddings().weight
