@@ -17,6 +17,8 @@ from own_files import (
     times,
 )
 
+from kdcli.recipe.resolve import ablations
+
 QUICK = shlex.split(
     "--max-steps 4 --batch-size 8 --dtype fp32 --set measure.latency=false --set train.eval_every=4"
 )
@@ -75,6 +77,26 @@ def test_the_table_has_the_means_of_the_seeds_of_each_variant(verb, tmp_path):
     assert times(out / first / "seed-4") == before
     again = report_of(out)
     assert (again.quality, again.evaluations) == (report.quality, report.evaluations)
+
+
+SHIPPED = {
+    "smp": "prune demo --task demo-topic --sparsity 0.9 --sparsity 0.97",
+    "ctcd": "cotrain 2x16 1x16 --data demo --no-standalone --eval-task demo-topic",
+}
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("short_demo")
+@pytest.mark.parametrize("listed", SHIPPED)
+def test_a_shipped_list_runs_on_the_demo(listed, tmp_path):
+    options = ["--max-steps", "2", "--batch-size", "8", "--set", "measure.latency=false"]
+    asked = [*shlex.split(SHIPPED[listed]), *options]
+    succeeds(*asked, "--ablate", listed, "-o", tmp_path / "out")
+    report = report_of(tmp_path / "out")
+    named = {one.variant.partition(" ")[0] for one in report.models if one.variant is not None}
+    assert named == {"full", *ablations(listed)}
+    scored = {one.model for one in report.evaluations}
+    assert scored == {one.name for one in report.models if one.variant is not None}
 
 
 SIDE_BY_SIDE = {
