@@ -47,7 +47,7 @@ from kdcli.pruners import methods as pruning_methods
 from kdcli.recipe.sections import KdSettings
 from kdcli.targets.teacher import Teacher
 from kdcli.types import IGNORED, Job, Needs, Schedule, StepLoss, Term, labelled_places
-from kdcli.verbs.cotrain.job import PairStep
+from kdcli.verbs.cotrain.run import PairStep
 from kdcli.verbs.cotrain.settings import CommunitySettings, CotrainRecipe
 from kdcli.verbs.distill.student import Student, distill_job, teacher_needs
 from kdcli.workloads.training import mixed_terms

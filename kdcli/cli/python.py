@@ -235,7 +235,7 @@ def model_of(value: object, tokenizer: object, subject: str) -> object:
         UsageError: A model cannot be saved. The message begins with `subject`.
     """
     from kdcli.data.objects import is_model, write_model
-    from kdcli.models.training_rows import ROWS_FILE
+    from kdcli.models.model import ROWS_FILE
 
     if isinstance(value, list | tuple):
         return [model_of(each, tokenizer, subject) for each in value]

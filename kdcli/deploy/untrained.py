@@ -22,9 +22,8 @@ from kdcli.errors import GateError, Interrupted, MachineError, UsageError
 from kdcli.models.card import describe
 from kdcli.models.grammar import SpeedGoal, short_name
 from kdcli.models.load import save_model
-from kdcli.models.model import Model
+from kdcli.models.model import NO_ROWS, Model
 from kdcli.models.shape import build_student, shape_of_width
-from kdcli.models.training_rows import NO_ROWS
 from kdcli.types import Card, ModelShape, Start
 
 WIDTHS = (1.0, 0.75, 0.5)

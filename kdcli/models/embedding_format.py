@@ -50,10 +50,9 @@ from kdcli.models.load import (
     root_of,
     save_model,
 )
-from kdcli.models.model import Model
+from kdcli.models.model import NO_ROWS, Model
 from kdcli.models.shape import longest_input
 from kdcli.models.static import CLASSIFIER, bare_tokenizer, is_static
-from kdcli.models.training_rows import NO_ROWS
 from kdcli.types import RowHashes
 
 PROMPTS_FILE = "config_sentence_transformers.json"

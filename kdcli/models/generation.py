@@ -20,9 +20,8 @@ from kdcli.models.heads import tuned_length
 from kdcli.models.layout import layout_for
 from kdcli.models.load import load_config, load_tokenizer, load_weights, location
 from kdcli.models.masked_head import load_masked_lm, student_with_head
-from kdcli.models.model import Model, return_token_types
+from kdcli.models.model import Model, return_token_types, training_rows
 from kdcli.models.shape import InitializedStudent
-from kdcli.models.training_rows import training_rows
 from kdcli.types import Task
 
 

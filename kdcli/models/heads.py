@@ -34,11 +34,10 @@ from kdcli.models.load import (
     location,
     pickled_head,
 )
-from kdcli.models.model import Model, return_token_types
+from kdcli.models.model import Model, return_token_types, training_rows
 from kdcli.models.shape import longest_input
 from kdcli.models.static import StaticConfig
 from kdcli.models.static_classifier import StaticForSequenceClassification
-from kdcli.models.training_rows import training_rows
 from kdcli.types import Head, Kind, Task
 
 AUTO_CLASS: dict[Kind, ModelClass] = {

@@ -84,7 +84,7 @@ from kdcli.models.layout import (
     layout_for,
     without_decoder,
 )
-from kdcli.models.model import Model
+from kdcli.models.model import NO_ROWS, Model, training_rows, write_training_rows
 from kdcli.models.native_twin import TWINS, is_equal_to_stock, native_twin
 from kdcli.models.shape import longest_input
 from kdcli.models.source import check_source
@@ -98,7 +98,6 @@ from kdcli.models.static import (
 )
 from kdcli.models.temperature import TEMPERATURE
 from kdcli.models.tokenizer_files import PROBE, TOKENIZER_FILE, check_ids, check_tokenizer
-from kdcli.models.training_rows import NO_ROWS, training_rows, write_training_rows
 from kdcli.types import RowHashes
 
 LOG = logging.getLogger("kdcli.models")

@@ -13,10 +13,9 @@ from kdcli.models.load import (
     load_weights,
     location,
 )
-from kdcli.models.model import Model
+from kdcli.models.model import Model, training_rows
 from kdcli.models.reduce import copy_head
 from kdcli.models.shape import InitializedStudent
-from kdcli.models.training_rows import training_rows
 
 
 def load_masked_lm(

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from kdcli.engine.run_dir import RunDir
 from kdcli.recipe.sections import Section
-from kdcli.report.entry import Entry
-from kdcli.report.finish import ReportContents, RunResult, write_report
+from kdcli.report.finish import Entry, ReportContents, RunResult, write_report
 from kdcli.report.schema import Evaluation, Quality, Report
 
 COMPARED = ("student", "peer", "pruned")

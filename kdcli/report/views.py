@@ -19,7 +19,6 @@ from rich.table import Table as RichTable
 
 from kdcli.disk import write_atomic
 from kdcli.report.front import EMBEDDER, PIPELINES, Score, front_matter, template
-from kdcli.report.own_data import with_data_names
 from kdcli.report.schema import Report
 from kdcli.report.sections.contents import sections
 from kdcli.report.sections.evaluations import MAX_LABELS, scores
@@ -37,6 +36,7 @@ from kdcli.report.text import (
     plain,
     short,
     shortened_line,
+    with_data_names,
 )
 
 __all__ = ["first_pictures", "html", "markdown", "model_card", "short", "terminal", "write_views"]

@@ -18,8 +18,7 @@ from kdcli.errors import UsageError
 from kdcli.losses.vocabulary import labels_of, masked_ce, soft_kl
 from kdcli.models.load import load_encoder
 from kdcli.models.masked_head import load_masked_lm
-from kdcli.models.model import Model
-from kdcli.models.training_rows import NO_ROWS
+from kdcli.models.model import NO_ROWS, Model
 from kdcli.recipe.sections import TrainSettings
 from kdcli.types import Batch, Count, Examples, Needs, RowHashes, Signals
 from kdcli.workloads.scores import ModelScores

@@ -1,5 +1,7 @@
 """Embedding models: compute the vectors of texts, with PyTorch or with the runtime of an export."""
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -10,9 +12,10 @@ import torch
 
 from kdcli.data.labelled.features import TokenizedRows, encode_texts
 from kdcli.deploy.environment import latency_threads
-from kdcli.deploy.export import VECTORS
-from kdcli.deploy.exported import is_export, open_export
+from kdcli.deploy.export import RUNTIMES, VECTORS
+from kdcli.deploy.exported import Export, RuntimeNetwork, is_export, open_export
 from kdcli.deploy.runners import Runner
+from kdcli.deploy.sessions import library
 from kdcli.disk import cache_key
 from kdcli.engine.evaluation import to_device
 from kdcli.engine.session import Session
@@ -32,10 +35,9 @@ from kdcli.models.load import check_case, load_tokenizer
 from kdcli.models.model import Model, reads_token_types
 from kdcli.models.shape import positions_of
 from kdcli.models.source import is_address
-from kdcli.targets.outputs import load_or_compute_outputs
+from kdcli.targets.outputs import load_or_compute_outputs, stored_outputs
 from kdcli.targets.served import ServerSettings, load_served
 from kdcli.types import Array, Batch, Needs
-from kdcli.workloads.runner_outputs import FORWARD_ROWS, padded
 from kdcli.workloads.settings import VectorFormat
 
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 65536}  # in one forward pass, including padding
@@ -277,7 +279,7 @@ class Embedder(Model):
             begin += len(indices)
         return vectors_NE
 
-    def cuts(self, name: str, dimensions: Sequence[int]) -> "dict[str, Embedder]":
+    def cuts(self, name: str, dimensions: Sequence[int]) -> dict[str, Embedder]:
         """Return copies of the model with vectors truncated to each of `dimensions`, by name.
 
         Without dimensions, the model itself is returned under `name`.
@@ -296,7 +298,7 @@ class Embedder(Model):
             name: self
         }
 
-    def stored_as(self, name: str, formats: Sequence[VectorFormat]) -> "dict[str, Embedder]":
+    def stored_as(self, name: str, formats: Sequence[VectorFormat]) -> dict[str, Embedder]:
         """Return copies of the model with documents stored in each of `formats`, by name.
 
         Without formats, the model itself is returned under `name`.
@@ -340,3 +342,66 @@ def cosines(x_ND: Array, y_ND: Array) -> Array:
     x, y = x_ND.astype(np.float64), y_ND.astype(np.float64)
     norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
     return np.asarray((x * y).sum(1) / np.where(norms == 0, 1, norms))
+
+
+FORWARD_ROWS = 16
+"""Number of rows that a runner reads in one call."""
+
+
+def network_outputs(network: RuntimeNetwork, rows: TokenizedRows, session: Session) -> list[Array]:
+    """Return the logits of each row, computed by a network's own runtime.
+
+    The outputs of an export are stored as those of a model in torch.
+    """
+
+    def compute() -> list[Array]:
+        runner = network.runner(latency_threads())
+        return runner_outputs(runner, rows, positions_of(network.config))
+
+    if not isinstance(network, Export):
+        return compute()
+
+    def identity() -> object:
+        runtime = library(RUNTIMES[network.format][-1], network.format).__version__
+        return network.card.sha256, network.format, network.precision, runtime, latency_threads()
+
+    return stored_outputs(identity, rows, session, compute)
+
+
+def runner_outputs(runner: Runner, rows: TokenizedRows, positions: int | None) -> list[Array]:
+    """Run all rows and return the logits of each row.
+
+    Args:
+        runner: Runs the model.
+        rows: The tokenised rows.
+        positions: Maximum row length of the model; None if there is no maximum.
+    """
+    logits: dict[int, Array] = {}
+    # Rows of similar length need little padding.
+    order = np.argsort(-rows.lengths, kind="stable")
+    for begin in range(0, len(rows), FORWARD_ROWS):
+        numbers = order[begin : begin + FORWARD_ROWS]
+        batch = padded(rows.batch(numbers), rows.pad_id, positions, runner.length_step)
+        outputs = runner.output(runner.call(runner.prepare(batch)))
+        # The start and end logits of a question-answering head are stacked to [L, 2].
+        of_rows = outputs[0] if len(outputs) == 1 else np.stack(outputs, -1)
+        logits.update(zip(numbers.tolist(), of_rows, strict=True))
+    return [logits[number] for number in range(len(rows))]
+
+
+def padded(batch: Batch, pad_id: int, positions: int | None, step: int) -> Batch:
+    """Return the inputs of a batch, padded to a multiple of `step` tokens, at least one token.
+
+    The length stays within the model's positions.
+    """
+    length = batch["input_ids"].shape[1]
+    # A text without words has no tokens if the tokenizer adds none.
+    padded_length = max(1, length + -length % step)
+    if positions is not None:
+        padded_length = min(padded_length, positions)
+    names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in batch]
+    fillers = {name: pad_id if name == "input_ids" else 0 for name in names}
+    return {
+        name: torch.nn.functional.pad(batch[name], (0, padded_length - length), value=filler)
+        for name, filler in fillers.items()
+    }

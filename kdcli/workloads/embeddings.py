@@ -33,7 +33,7 @@ from kdcli.losses.embedding import check_dimensions
 from kdcli.models.capture import Capture, capture
 from kdcli.models.choose import Pooling
 from kdcli.models.embedding_format import Pool, read_format, save_embedder
-from kdcli.models.training_rows import NO_ROWS
+from kdcli.models.model import NO_ROWS
 from kdcli.recipe.methods import own_settings
 from kdcli.recipe.sections import RecipeValues, Section, TrainSettings
 from kdcli.report.front import EMBEDDER

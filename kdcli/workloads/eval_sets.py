@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from kdcli.data.labelled.label_values import number_of
-from kdcli.data.labelled.opened_task import open_task
 from kdcli.data.labelled.request import RowsRequest
 from kdcli.data.labelled.row_checks import BadRows
+from kdcli.data.labelled.splits import open_task
 from kdcli.data.labelled.task_data import open_labelled
 from kdcli.data.storage import NotFound
 from kdcli.data.tasks import named_tasks, task_of

@@ -23,16 +23,13 @@ from kdcli.engine.run_dir import RunDir
 from kdcli.engine.session import Session
 from kdcli.metrics.bootstrap import Scorer
 from kdcli.models.card import describe
-from kdcli.models.model import Model
-from kdcli.models.training_rows import ROWS_FILE, all_rows
+from kdcli.models.model import ROWS_FILE, Model, all_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import Section
 from kdcli.report.combine import mean_of_seeds
-from kdcli.report.entry import Entry
-from kdcli.report.finish import RunResult
-from kdcli.report.own_data import data_name
+from kdcli.report.finish import Entry, RunResult
 from kdcli.report.schema import FINETUNED, Evaluation, Selection, TrivialAnswer
-from kdcli.report.text import short
+from kdcli.report.text import data_name, short
 from kdcli.run.context import RunContext
 from kdcli.run.stages import Stage, StageJob, run_stage
 from kdcli.types import OWN, Array, Outcome

@@ -56,6 +56,7 @@ from kdcli.types import (
     Term,
 )
 from kdcli.workloads.cascades import Cascade, describe_asked
+from kdcli.workloads.embedder import network_outputs
 from kdcli.workloads.predictions import (
     Evaluator,
     Features,
@@ -65,7 +66,6 @@ from kdcli.workloads.predictions import (
     doubt_of_order,
     trivial_predictions,
 )
-from kdcli.workloads.runner_outputs import network_outputs
 from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.settings import LabelledSettings, TaskHeadSettings
 from kdcli.workloads.static_students import static_classifier

@@ -19,8 +19,7 @@ from kdcli.errors import UsageError
 from kdcli.metrics.generated_texts import require_libraries
 from kdcli.models.heads import head_of, load_for_task
 from kdcli.models.load import load_config, location
-from kdcli.models.model import Model
-from kdcli.models.training_rows import training_rows
+from kdcli.models.model import Model, training_rows
 from kdcli.recipe.methods import own_settings
 from kdcli.types import OWN, Head, Kind, Task, task_title
 from kdcli.workloads.labelled import (

@@ -33,8 +33,7 @@ from kdcli.models.card import weights_hash
 from kdcli.models.cross_encoder import ACTIVATION_CLASSES, activation_of, set_activation
 from kdcli.models.heads import with_new_head
 from kdcli.models.load import save_model
-from kdcli.models.model import Model
-from kdcli.models.training_rows import NO_ROWS
+from kdcli.models.model import NO_ROWS, Model
 from kdcli.recipe.methods import own_settings
 from kdcli.recipe.sections import KdSettings, Section, TrainSettings
 from kdcli.targets.outputs import load_or_compute_outputs
@@ -56,7 +55,7 @@ from kdcli.types import (
     Term,
 )
 from kdcli.workloads.cascades import Cascade
-from kdcli.workloads.embedder import Embedder, cosines
+from kdcli.workloads.embedder import Embedder, cosines, network_outputs
 from kdcli.workloads.rankings import METRICS, metrics_by_query, ranking_scores
 from kdcli.workloads.requests import EvaluationRequest, WorkloadRequest
 from kdcli.workloads.rerank_models import (
@@ -66,7 +65,6 @@ from kdcli.workloads.rerank_models import (
     open_reranker,
 )
 from kdcli.workloads.rerank_rows import ListRows, ScoreTargets, tokenize_lists, tokens_in_row
-from kdcli.workloads.runner_outputs import network_outputs
 from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.settings import LabelledSettings, TaskHeadSettings
 from kdcli.workloads.task_models import describe_cut, warn_of_cut

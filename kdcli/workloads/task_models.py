@@ -16,9 +16,8 @@ from kdcli.errors import UsageError
 from kdcli.models.cross_encoder import with_own_settings
 from kdcli.models.heads import check_head, load_for_task, tokenizer_for, tuned_length
 from kdcli.models.label_words import load_with_label_words
-from kdcli.models.model import Model
+from kdcli.models.model import Model, training_rows
 from kdcli.models.shape import positions_of
-from kdcli.models.training_rows import training_rows
 from kdcli.types import Kind, Task
 from kdcli.workloads.cascades import as_cascade
 from kdcli.workloads.predictions import RowFormat

@@ -45,8 +45,7 @@ from kdcli.models.load import save_model
 from kdcli.models.model import Model
 from kdcli.models.shape import InitializedStudent, build_student
 from kdcli.recipe.sections import KdSettings, Section, TrainSettings
-from kdcli.report.entry import Entry
-from kdcli.report.finish import ReportContents
+from kdcli.report.finish import Entry, ReportContents
 from kdcli.report.schema import Quality
 from kdcli.targets.targets import StorePlace, Targets, targets_of
 from kdcli.types import (

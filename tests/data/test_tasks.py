@@ -6,7 +6,7 @@ from kdcli.data.demo import TASKS as DEMO_TASKS
 from kdcli.data.demo import demo_task
 from kdcli.data.tasks import named_tasks, task_of
 from kdcli.errors import UsageError
-from kdcli.verbs.evaluate.submission import check_submission
+from kdcli.verbs.evaluate.run import check_submission
 
 # Task → columns, names of the labels in the order of their numbers: the `ClassLabel` features of
 # nyu-mll/glue.

@@ -9,8 +9,8 @@ from kdcli.losses import build_objective, check_settings
 from kdcli.recipe.resolve import combinations, recipe_models, resolve, shipped, shipped_recipes
 from kdcli.types import ModelShape
 from kdcli.verbs.cotrain.settings import CotrainRecipe
+from kdcli.verbs.distill.distillation import student_shapes
 from kdcli.verbs.distill.settings import DistillRecipe
-from kdcli.verbs.distill.students import student_shapes
 from kdcli.workloads.settings import FinetuneRecipe
 
 BASE, DEMO = ModelShape(12, 768, 3072, 12), ModelShape(4, 128, 512, 4)

@@ -17,8 +17,8 @@ from kdcli.verbs.distill.distill_recipes import (
     stage_settings,
     undistilled_recipe,
 )
+from kdcli.verbs.distill.distillation import plan
 from kdcli.verbs.distill.settings import DistillRecipe
-from kdcli.verbs.distill.students import plan
 from kdcli.verbs.prune.method_recipes import prune_recipes
 from kdcli.verbs.prune.settings import PruneRecipe
 from kdcli.workloads.finetune_recipes import eval_source, finetune_recipe

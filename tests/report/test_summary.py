@@ -25,11 +25,10 @@ from kdcli.deploy.measurements import LatencyRow
 from kdcli.disk import HASHES
 from kdcli.report import finish
 from kdcli.report.finish import RunResult, frame
-from kdcli.report.own_data import directory_word, with_data_names
 from kdcli.report.sections.overview import facts, title
 from kdcli.report.sections.repeat import repeat_block, repeat_command
 from kdcli.report.sections.summary import _listed, summary
-from kdcli.report.text import loses, lost_points, points_interval
+from kdcli.report.text import directory_word, loses, lost_points, points_interval, with_data_names
 from kdcli.report.views import html, markdown
 from kdcli.verbs.compress.limits import GoalSettings
 from kdcli.verbs.compress.question import repeats

@@ -20,7 +20,7 @@ from kdcli.data.labelled.partition import Partition, text_hashes
 from kdcli.errors import UsageError
 from kdcli.models.embedding_format import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
-from kdcli.models.training_rows import write_training_rows
+from kdcli.models.model import write_training_rows
 from kdcli.workloads.detect import known_task
 
 LABELS = ("brisk", "calm")

@@ -15,8 +15,8 @@ from kdcli.engine.session import Session
 from kdcli.engine.train import train
 from kdcli.errors import UsageError
 from kdcli.types import Schedule
-from kdcli.verbs.cotrain.job import pair_job
 from kdcli.verbs.cotrain.models import load_text_pair
+from kdcli.verbs.cotrain.run import pair_job
 from kdcli.verbs.cotrain.settings import CotrainRecipe
 from kdcli.workloads.blocks import TextWorkload
 

@@ -27,7 +27,7 @@ from transformers import AutoModel
 from kdcli.engine.session import Session, start
 from kdcli.models.embedding_format import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
-from kdcli.models.training_rows import training_rows, write_training_rows
+from kdcli.models.model import training_rows, write_training_rows
 from kdcli.recipe.resolve import read_recipe
 from kdcli.verbs.distill.space import VectorSpace
 from kdcli.workloads.eval_sets import PairEvaluation

@@ -28,7 +28,7 @@ from kdcli.recipe.sections import RunOptions
 from kdcli.report.schema import FINETUNED
 from kdcli.run.context import RunContext, cpu_session
 from kdcli.types import Kind
-from kdcli.verbs.distill.open_tasks import open_outputs
+from kdcli.verbs.distill.run import open_outputs
 from kdcli.verbs.distill.settings import DistillRecipe
 from kdcli.verbs.distill.task_stages import TaskDistillation
 

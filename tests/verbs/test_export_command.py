@@ -31,7 +31,7 @@ from kdcli.deploy.sparse.compact import compact_model
 from kdcli.errors import MachineError, UsageError
 from kdcli.models.load import save_model
 from kdcli.models.matrices import matrices
-from kdcli.models.training_rows import training_rows, write_training_rows
+from kdcli.models.model import training_rows, write_training_rows
 from kdcli.verbs.export import run as export
 from kdcli.verbs.export.facts import FileComparison, GatedFile
 from kdcli.workloads.settings import LabelledSettings

@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 from kdcli.models.embedding_format import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder, load_tokenizer
 from kdcli.verbs.export.texts import divide, texts_of_package, texts_of_task, with_calibration
+from kdcli.workloads.embedder import FORWARD_ROWS
 from kdcli.workloads.requests import EvaluationRequest
-from kdcli.workloads.runner_outputs import FORWARD_ROWS
 from kdcli.workloads.settings import LabelledSettings
 
 LINES = [f"w{n} w{n * 7 % 50} w{n * 3 % 40} w{n * 11 % 30}" for n in range(40)]

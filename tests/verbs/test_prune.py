@@ -41,8 +41,7 @@ from kdcli.recipe.sections import RunOptions
 from kdcli.run import stages
 from kdcli.verbs.prune.build import TRACE
 from kdcli.verbs.prune.method_recipes import prune_recipes
-from kdcli.verbs.prune.run import prune, runs_of
-from kdcli.verbs.prune.save import _check_compact
+from kdcli.verbs.prune.run import _check_compact, prune, runs_of
 
 MASK = "mask/mask.safetensors"
 TEXTS = ["w1 w2 w3", "w25 w26 w27 w28 w29", "w3 w30"]

@@ -12,7 +12,7 @@ from transformers import AutoModel
 
 from kdcli.deploy.sparse.mask_file import read_mask
 from kdcli.models.embedding_format import EmbeddingFormat, dense_layer
-from kdcli.models.training_rows import training_rows, write_training_rows
+from kdcli.models.model import training_rows, write_training_rows
 
 DENSE = dense_layer(torch.randn(8, 32, generator=torch.Generator().manual_seed(1)))
 FORMAT = EmbeddingFormat("cls", layers=(DENSE,), prompts={"query": "w30 "}, max_length=20)

@@ -14,7 +14,7 @@ import kdcli
 from kdcli.data.labelled.partition import hashes_of
 from kdcli.deploy.sparse.mask_file import read_mask
 from kdcli.errors import UsageError
-from kdcli.models.training_rows import ROWS_FILE, all_rows, training_rows, write_training_rows
+from kdcli.models.model import ROWS_FILE, all_rows, training_rows, write_training_rows
 from kdcli.types import Example
 
 SHORT = [*QUICK, "--max-steps", "2", "--device", "cpu"]

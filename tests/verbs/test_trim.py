@@ -25,7 +25,7 @@ from transformers import (
 
 from kdcli.errors import MachineError
 from kdcli.models.embedding_format import EmbeddingFormat
-from kdcli.models.training_rows import training_rows, write_training_rows
+from kdcli.models.model import training_rows, write_training_rows
 from kdcli.models.trim import count_tokens
 from kdcli.report.schema import Trimming
 from kdcli.workloads import cut_vocabulary

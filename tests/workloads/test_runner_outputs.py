@@ -5,7 +5,7 @@ import pytest
 
 from kdcli.data.labelled.features import TokenizedRows
 from kdcli.deploy.runners import Runner
-from kdcli.workloads.runner_outputs import FORWARD_ROWS, runner_outputs
+from kdcli.workloads.embedder import FORWARD_ROWS, runner_outputs
 
 
 def test_rows_without_tokens_are_padded_to_one():

@@ -47,13 +47,13 @@ def _read_export(folder: Path) -> object:
 
 
 def _rows(folder: Path, material: Path) -> None:
-    from kdcli.models.training_rows import write_training_rows
+    from kdcli.models.model import write_training_rows
 
     write_training_rows(folder, ROWS)
 
 
 def _read_rows(folder: Path) -> object:
-    from kdcli.models.training_rows import training_rows
+    from kdcli.models.model import training_rows
 
     return training_rows(str(folder))
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from kdcli.data.accounts import ACCOUNTS, CUT, OTHER_PART, STRICT_HINT, TRAINED, RowAccount
 from kdcli.data.labelled.kept import kept_rows
-from kdcli.data.labelled.opened_task import open_task
 from kdcli.data.labelled.partition import (
     VERIFICATION,
     Partition,
@@ -30,6 +29,7 @@ from kdcli.data.labelled.row_checks import (
 from kdcli.data.labelled.splits import (
     TaskSource,
     describe_needed_files,
+    open_task,
     read_splits,
 )
 from kdcli.data.sources import Log

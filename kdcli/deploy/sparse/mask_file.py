@@ -36,7 +36,7 @@ from kdcli.deploy.sparse.coding import decode_mask, encode_mask, inflate
 from kdcli.disk import MAX_BYTES, disk_errors, parse_json, user_path, write_atomic
 from kdcli.errors import UsageError
 from kdcli.models.matrices import matrices
-from kdcli.models.training_rows import NO_ROWS, all_rows
+from kdcli.models.model import NO_ROWS, all_rows
 from kdcli.types import RowHashes
 
 MASK_FORMAT = "kdcli-mask-1"
@@ -125,7 +125,7 @@ class MaskFile:
     head: dict[str, Tensor] = field(default_factory=dict)  # by parameter name of the task's model
     # float16; empty if the scores were not stored.
     scores: dict[str, Tensor] = field(default_factory=dict)
-    # The rows that trained the mask, see `kdcli.models.training_rows`.
+    # The rows that trained the mask, see `kdcli.models.model`.
     rows: RowHashes = field(default_factory=NO_ROWS.copy)
 
 

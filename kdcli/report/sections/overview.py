@@ -6,7 +6,6 @@ from statistics import fmean
 
 from kdcli.data.tasks import named_tasks
 from kdcli.deploy.measurements import UNSTABLE_PHRASE, LatencyRow
-from kdcli.report.own_data import data_name
 from kdcli.report.schema import Quality, Report
 from kdcli.report.sections.candidates import compressed_name, compression_facts
 from kdcli.report.sections.evaluations import evaluations_by_task, set_name
@@ -26,6 +25,7 @@ from kdcli.report.text import (
     ReportSection,
     card_shape,
     count,
+    data_name,
     duration,
     filled,
     names_in,

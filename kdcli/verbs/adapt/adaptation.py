@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
-from kdcli.data.labelled.partition import VERIFICATION
+from kdcli.data.labelled.partition import VERIFICATION, choose_partition, text_hashes
+from kdcli.data.text.sentences import Texts, read_texts
 from kdcli.engine.progress import Progress
 from kdcli.engine.session import Session
 from kdcli.errors import UsageError
-from kdcli.metrics.retrieval import CUT
+from kdcli.metrics.bootstrap import paired_bootstrap
+from kdcli.metrics.retrieval import CUT, similarities
 from kdcli.report.schema import Mistake
+from kdcli.targets.vector_shards import read_vectors
 from kdcli.types import Array
-from kdcli.verbs.adapt.indexed_texts import IndexedTexts
 from kdcli.verbs.adapt.maps import VectorMap, fit_maps
-from kdcli.verbs.adapt.searches import Search, failures, kept_share, overlap
-from kdcli.workloads.beir import RETRIEVAL, Retrieval, retrieval_scores
-from kdcli.workloads.embedder import Embedder
+from kdcli.verbs.adapt.settings import AdaptRecipe
+from kdcli.workloads.beir import (
+    QUERIES_AT_ONCE,
+    RETRIEVAL,
+    Retrieval,
+    is_retrieval,
+    read_retrieval,
+    retrieval_scores,
+)
+from kdcli.workloads.embedder import Embedder, cosines
 from kdcli.workloads.rankings import ranking_scores
 from kdcli.workloads.scores import EvaluationResult, compare
 from kdcli.workloads.vector_index import Index
@@ -230,3 +241,214 @@ def _with_worst(result: EvaluationResult, worst: list[Mistake]) -> EvaluationRes
         for row in result.evaluations
     ]
     return replace(result, evaluations=evaluations)
+
+
+@dataclass(frozen=True)
+class Search:
+    """Texts that search other texts.
+
+    Attributes:
+        queries_QE: The vectors of the texts that search.
+        documents_NE: The vectors of the texts that are searched.
+        own_Q: The number of each query's own text among the documents.
+        similarity: The similarity of two vectors; see `similarities`.
+    """
+
+    queries_QE: Array
+    documents_NE: Array
+    own_Q: Array
+    similarity: str
+
+    def _scores(self) -> Iterator[tuple[Array, Array]]:
+        """Yield the scores of all documents, and the number of the own one, for some queries."""
+        for begin in range(0, len(self.own_Q), QUERIES_AT_ONCE):
+            part = slice(begin, begin + QUERIES_AT_ONCE)
+            scores_QN = similarities(self.queries_QE[part], self.documents_NE, self.similarity)
+            yield scores_QN, self.own_Q[part]
+
+    def nearest(self) -> Array:
+        """Return the nearest texts of each query, best first, without its own text, [Q, CUT]."""
+        parts = []
+        for scores_QN, own_Q in self._scores():
+            scores_QN[np.arange(len(own_Q)), own_Q] = -np.inf
+            parts.append(np.argsort(-scores_QN, axis=1, kind="stable")[:, :CUT])
+        return np.concatenate(parts)
+
+    def share_nearer(self) -> Array:
+        """Return the share of the other texts that are nearer than the own one, [Q].
+
+        It is 0 if each query finds its own text first, and 0.5 on average by chance. A text that is
+        as near as the own one counts half.
+        """
+        parts = []
+        for scores_QN, own_Q in self._scores():
+            own_Q1 = scores_QN[np.arange(len(own_Q)), own_Q][:, None]
+            nearer_Q = (scores_QN > own_Q1).sum(1) + ((scores_QN == own_Q1).sum(1) - 1) / 2
+            parts.append(nearer_Q / max(1, scores_QN.shape[1] - 1))
+        return np.concatenate(parts)
+
+
+def overlap(found_QK: Array, wanted_QK: Array) -> Array:
+    """Return the share of the wanted texts that each query found, [Q]."""
+    return np.asarray((found_QK[:, :, None] == wanted_QK[:, None, :]).any(1).mean(1))
+
+
+def kept_share(values_Q: Array, reference_Q: Array) -> tuple[float, float, float]:
+    """Return the mean as a share of the reference's, and the ends of its 95 % interval."""
+
+    def share(rows: Array) -> dict[str, float]:
+        return {"share": float(values_Q[rows].mean() / max(reference_Q[rows].mean(), 1e-12))}
+
+    intervals = paired_bootstrap(share, lambda rows: {"share": 1.0}, len(values_Q))
+    difference, low, high = intervals["share"]
+    return 1 + difference, 1 + low, 1 + high
+
+
+def failures(
+    names: Sequence[str],
+    texts: Sequence[str],
+    wanted: Sequence[str],
+    found: Sequence[str],
+    errors_Q: Array,
+    most: int,
+) -> list[Mistake]:
+    """List the texts that lose most.
+
+    Args:
+        names: The name of each text.
+        texts: The texts.
+        wanted: What each text should find.
+        found: What it finds.
+        errors_Q: How much each text loses; texts that lose nothing are not listed.
+        most: Maximum number of texts.
+    """
+    worst = [n for n in np.argsort(-errors_Q, kind="stable")[:most].tolist() if errors_Q[n] > 0]
+    return [
+        Mistake(
+            id=names[n],
+            texts=[texts[n]],
+            label=wanted[n],
+            predicted=found[n],
+            error=float(errors_Q[n]),
+        )
+        for n in worst
+    ]
+
+
+MAX_TEXTS = 20_000
+"""Maximum number of texts, unless the recipe gives one."""
+SELECTION_TEXTS, VERIFICATION_TEXTS = 1000, 2000
+"""Maximum numbers of texts that choose the map and that verify it."""
+CHECKED_TEXTS, SAME_MODEL = 64, 0.9
+"""Number of texts on which `--index-model` is checked, and their least median cosine."""
+
+
+@dataclass(frozen=True)
+class IndexedTexts:
+    """The texts of an index, and their division into parts.
+
+    Attributes:
+        texts: The texts.
+        old_NE: Their vectors by the old model.
+        retrieval: Queries with relevant documents, if there are any.
+        source: The vectors, as the user named them.
+    """
+
+    texts: Texts
+    old_NE: Array
+    retrieval: Retrieval | None
+    source: str
+
+    @cached_property
+    def parts(self) -> tuple[Array, Array, Array]:
+        """The numbers of the texts that fit the maps, choose one, and verify it."""
+        hashes = text_hashes(self.texts.texts)
+        partition = choose_partition(
+            self.texts.pools(hashes[:0]),
+            selection_rows=SELECTION_TEXTS,
+            verification_rows=VERIFICATION_TEXTS,
+            seed=0,
+        )
+        parts = (
+            partition.is_training(hashes),
+            partition.is_evaluated(hashes, "validation"),
+            partition.is_evaluated(hashes, VERIFICATION),
+        )
+        fitted, selection, verification = map(np.flatnonzero, parts)
+        return fitted, selection, verification
+
+    def texts_at(self, numbers: Array) -> list[str]:
+        """Return some of the texts."""
+        return [self.texts.texts[n] for n in numbers]
+
+
+def read_index(recipe: AdaptRecipe) -> IndexedTexts:
+    """Read the texts and their vectors.
+
+    Raises:
+        UsageError: They cannot be read or do not match.
+    """
+    source, vectors, data = str(recipe.data.source), str(recipe.vectors), recipe.data
+    if not is_retrieval(source):
+        rows, log = data.rows or MAX_TEXTS, Progress.log_fact
+        texts = read_texts(source, column=data.column, unit="document", rows=rows, log=log)
+        retrieval = None
+    elif data.rows is not None or data.column is not None:
+        raise UsageError(
+            f"data.rows and data.column are for texts, and {source} holds queries and documents",
+            f"omit them, or give the documents alone: --data {source}/corpus.jsonl",
+        )
+    else:
+        retrieval = read_retrieval(source)
+        documents = list(retrieval.documents.values())
+        count, none_N = len(documents), np.full(len(documents), -1)
+        roles = ["document"] * count
+        texts = Texts(documents, roles, none_N, none_N[:, None], np.arange(count), count)
+    old_NE = read_vectors(vectors, texts, source, data.column)
+    if old_NE.shape[1] < 2:
+        raise UsageError(
+            f"{vectors} holds vectors of one number, which cannot be searched",
+            "give an array with a row of several numbers for each text",
+        )
+    return IndexedTexts(texts, old_NE, retrieval, vectors)
+
+
+def check_size(indexed: IndexedTexts, new: Embedder, recipe: AdaptRecipe) -> None:
+    """Check that there are enough texts to learn a map from.
+
+    Raises:
+        UsageError: There are fewer texts than dimensions.
+    """
+    width, (fitted, *_) = new.format.width(new.shape.hidden), indexed.parts
+    if len(fitted) <= width:
+        count = len(indexed.texts)
+        raise UsageError(
+            f"{count:,} texts are too few: {len(fitted):,} of them would fit the map, and the "
+            f"vectors of {new.source} have {width:,} numbers",
+            f"give at least {2 * width:,} texts of the index; they need no labels"
+            if (recipe.data.rows or MAX_TEXTS) > count
+            else f"raise data.rows to at least {2 * width:,}",
+        )
+
+
+def check_index_model(old: Embedder, indexed: IndexedTexts, session: Session) -> None:
+    """Check on some texts that the old model made the index.
+
+    Raises:
+        UsageError: Its vectors differ from the rows of the index.
+    """
+    numbers = np.sort(indexed.parts[1][:CHECKED_TEXTS])
+    made_NE = old.vectors(indexed.texts_at(numbers), "document", session)
+    rows_NE = indexed.old_NE[numbers]
+    if made_NE.shape[1] != rows_NE.shape[1]:
+        found = f"its vectors have {made_NE.shape[1]} numbers, and the rows {rows_NE.shape[1]}"
+    else:
+        median = float(np.median(cosines(made_NE, rows_NE)))
+        if median >= SAME_MODEL:
+            return
+        found = f"the median cosine of its vectors and {len(numbers)} rows is {median:.2f}"
+    raise UsageError(
+        f"{old.source} did not make {indexed.source}: {found}",
+        "give the model of the index as --index-model, or omit it: the map needs only the vectors; "
+        "check that the rows are in the order of the texts",
+    )

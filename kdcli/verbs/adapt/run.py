@@ -18,17 +18,22 @@ from kdcli.engine.run_dir import RunDir
 from kdcli.errors import KdcliError, UsageError
 from kdcli.models.embedding_format import Pool, save_embedder
 from kdcli.models.load import location
-from kdcli.models.model import TYPE_IDS
-from kdcli.models.training_rows import training_rows
+from kdcli.models.model import TYPE_IDS, training_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
-from kdcli.report.entry import Entry
-from kdcli.report.finish import ReportContents, RunResult
+from kdcli.report.finish import Entry, ReportContents, RunResult
 from kdcli.report.front import EMBEDDER
 from kdcli.report.text import short
 from kdcli.run.context import open_run
-from kdcli.verbs.adapt.adaptation import ADAPTED, OLD, REEMBEDDED, Adaptation
-from kdcli.verbs.adapt.indexed_texts import check_index_model, check_size, read_index
+from kdcli.verbs.adapt.adaptation import (
+    ADAPTED,
+    OLD,
+    REEMBEDDED,
+    Adaptation,
+    check_index_model,
+    check_size,
+    read_index,
+)
 from kdcli.verbs.adapt.settings import AdaptRecipe
 from kdcli.workloads.embedder import Embedder
 

@@ -21,9 +21,8 @@ from kdcli.errors import UsageError
 from kdcli.metrics.resolution import exceeds
 from kdcli.models.grammar import is_shape
 from kdcli.models.load import location
-from kdcli.models.model import Model
-from kdcli.models.training_rows import training_rows
-from kdcli.report.entry import Entry
+from kdcli.models.model import Model, training_rows
+from kdcli.report.finish import Entry
 from kdcli.report.schema import Comparison, Evaluation
 from kdcli.types import task_title
 from kdcli.verbs.benchmark.settings import BenchmarkRecipe

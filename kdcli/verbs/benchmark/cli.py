@@ -1,7 +1,6 @@
 """`kdcli benchmark`."""
 
-from kdcli.cli.show import Printable
-from kdcli.cli.verb import MEASURE, SCORING, Given, verb
+from kdcli.cli.verb import MEASURE, SCORING, Given, Printable, verb
 
 
 @verb(

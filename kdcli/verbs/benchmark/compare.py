@@ -8,8 +8,7 @@ from pathlib import Path
 from kdcli.deploy.latency import Latency
 from kdcli.deploy.old_machines.portable import read_portable
 from kdcli.disk import MAX_REPORT_BYTES, read_json
-from kdcli.report.entry import Entry, with_baseline
-from kdcli.report.finish import checked_report
+from kdcli.report.finish import Entry, checked_report, with_baseline
 from kdcli.report.schema import Quality, Report, renamed
 from kdcli.report.sections.evaluations import set_name
 from kdcli.types import Card

@@ -46,8 +46,7 @@ from kdcli.models.load import load_encoder, load_tokenizer, location
 from kdcli.models.shape import longest_input
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
-from kdcli.report.entry import Entry, with_baseline
-from kdcli.report.finish import ReportContents, RunResult, write_report
+from kdcli.report.finish import Entry, ReportContents, RunResult, with_baseline, write_report
 from kdcli.report.schema import Report
 from kdcli.report.sections.timings import Cell, ran_as
 from kdcli.report.text import duration

@@ -4,8 +4,7 @@ import typer
 
 from kdcli.cli.app import app
 from kdcli.cli.help import Group
-from kdcli.cli.show import Printable
-from kdcli.cli.verb import INSPECT, Given, verb
+from kdcli.cli.verb import INSPECT, Given, Printable, verb
 
 cache = typer.Typer(cls=Group, help="Show and delete what kdcli caches.")
 app.add_typer(cache, name="cache", rich_help_panel=INSPECT)

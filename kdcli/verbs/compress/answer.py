@@ -15,15 +15,22 @@ from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.metrics.resolution import exceeds
 from kdcli.report import schema
-from kdcli.report.entry import Entry
-from kdcli.report.finish import BEST, ReportContents, RunResult, write_report
+from kdcli.report.finish import BEST, Entry, ReportContents, RunResult, write_report
 from kdcli.report.front import Score, hub_data_set
-from kdcli.report.own_data import data_name
 from kdcli.report.schema import Compression
 from kdcli.report.sections.price import price_sentence
 from kdcli.report.sections.summary import machine
 from kdcli.report.sections.timings import milliseconds
-from kdcli.report.text import duration, loses, megabytes, number, percent, points_interval, short
+from kdcli.report.text import (
+    data_name,
+    duration,
+    loses,
+    megabytes,
+    number,
+    percent,
+    points_interval,
+    short,
+)
 from kdcli.report.titles import SELECTION, VERIFICATION
 from kdcli.targets.outputs import delete_oldest_outputs
 from kdcli.verbs.compress.limits import POINT, ScoredModel, conflict

@@ -1,7 +1,6 @@
 """`kdcli compress`."""
 
-from kdcli.cli.show import Printable
-from kdcli.cli.verb import COMPRESS, SCORING, Given, verb
+from kdcli.cli.verb import COMPRESS, SCORING, Given, Printable, verb
 
 
 @verb(

@@ -6,7 +6,7 @@ from kdcli.data.labelled.partition import Partition, Pools, choose_partition
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.models.load import location
-from kdcli.models.training_rows import training_rows
+from kdcli.models.model import training_rows
 from kdcli.run.context import cpu_session
 from kdcli.verbs.compress.limits import GoalSettings
 from kdcli.verbs.compress.search import evaluation_request

@@ -23,9 +23,8 @@ from kdcli.models.load import location
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult
-from kdcli.report.own_data import directory_word
 from kdcli.report.schema import Report
-from kdcli.report.text import duration
+from kdcli.report.text import directory_word, duration
 from kdcli.run.context import cpu_session
 from kdcli.run.side_by_side import open_pool
 from kdcli.run.stages import stoppable

@@ -18,7 +18,7 @@ from kdcli.engine.progress import Progress
 from kdcli.errors import MachineError
 from kdcli.models.layout import layout_for
 from kdcli.models.load import load_config
-from kdcli.models.training_rows import NO_ROWS
+from kdcli.models.model import NO_ROWS
 from kdcli.recipe.sections import RecipeValues
 from kdcli.report.finish import RunResult
 from kdcli.report.schema import Report, Role

@@ -1,7 +1,6 @@
 """`kdcli cotrain`."""
 
-from kdcli.cli.show import Printable
-from kdcli.cli.verb import COMPRESS, TRAINING, Given, verb
+from kdcli.cli.verb import COMPRESS, TRAINING, Given, Printable, verb
 
 # A run makes two models, and a repository holds one.
 SHARED = tuple(name for name in TRAINING if name != "push_to_hub")

@@ -28,8 +28,7 @@ from kdcli.models.grammar import GRAMMAR, is_shape, parse_shape
 from kdcli.models.layout import check_packing
 from kdcli.models.load import load_config, load_encoder, load_tokenizer, save_model
 from kdcli.models.masked_head import load_masked_lm, student_with_head
-from kdcli.models.model import Model
-from kdcli.models.training_rows import all_rows
+from kdcli.models.model import Model, all_rows
 from kdcli.types import ModelShape, RowHashes, Start
 from kdcli.verbs.cotrain.settings import CotrainRecipe
 from kdcli.workloads.task_models import check_vocabulary

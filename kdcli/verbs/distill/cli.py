@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from kdcli.cli.show import Printable
-from kdcli.cli.verb import COMPRESS, TRAINING, Given, verb
+from kdcli.cli.verb import COMPRESS, TRAINING, Given, Printable, verb
 from kdcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,10 +58,10 @@ def distill(given: Given) -> Printable | None:
         resolved = distill_recipe(recipe=given.recipe, sets=given.sets, options=keys)
     if own.augment_only is not None and resolved.recipe.kind != "rows":
         raise UsageError("--augment-only needs --task", "it copies the rows of a task")
-    from kdcli.verbs.distill import open_tasks, run
+    from kdcli.verbs.distill import run
 
     if own.augment_only is not None:
-        return given.show(open_tasks.write_copies(resolved, options, own.augment_only))
+        return given.show(run.write_copies(resolved, options, own.augment_only))
     if changes and resolved.recipe.kind == "outputs":
         raise UsageError(
             f"--ablate compares students on text or on labelled rows, not on task "

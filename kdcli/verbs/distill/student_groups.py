@@ -26,31 +26,28 @@ from kdcli.models.masked_head import student_with_head
 from kdcli.models.model import Model
 from kdcli.models.shape import InitializedStudent
 from kdcli.recipe.sections import RunOptions
-from kdcli.report.entry import Entry
-from kdcli.report.finish import RunResult, quality_of
+from kdcli.report.finish import Entry, RunResult, quality_of
 from kdcli.report.schema import ASSISTANT, AT, HELD_OUT_LOSS, TEACHER, UNDISTILLED, Role
 from kdcli.run.context import RunContext
 from kdcli.run.stages import Run, Stage, StageJob
 from kdcli.types import Outcome
 from kdcli.verbs.distill.distillation import (
     Distillation,
+    Planned,
+    assistant_recipe,
     card_of,
     held_out_losses,
     log_notes,
     objective_job,
-)
-from kdcli.verbs.distill.fast import shape_notes, with_shape
-from kdcli.verbs.distill.recipe_checks import check_text_recipe, is_masked
-from kdcli.verbs.distill.settings import DistillRecipe
-from kdcli.verbs.distill.student import Student, objective_of, relation_kernel
-from kdcli.verbs.distill.students import (
-    Planned,
-    assistant_recipe,
     plan,
     start_of,
     variants_recipe,
     with_measured_layers,
 )
+from kdcli.verbs.distill.fast import shape_notes, with_shape
+from kdcli.verbs.distill.recipe_checks import check_text_recipe, is_masked
+from kdcli.verbs.distill.settings import DistillRecipe
+from kdcli.verbs.distill.student import Student, objective_of, relation_kernel
 from kdcli.workloads.blocks import TextWorkload, check_masking, load_text_model, read_corpus
 from kdcli.workloads.finetuning import (
     DOWNSTREAM,

@@ -19,12 +19,10 @@ from kdcli.losses import on_tasks
 from kdcli.models.capture import Capture
 from kdcli.models.layout import check_relations
 from kdcli.models.load import load_encoder, location, save_model
-from kdcli.models.model import Model
+from kdcli.models.model import Model, all_rows, training_rows
 from kdcli.models.shape import set_dropout
-from kdcli.models.training_rows import all_rows, training_rows
 from kdcli.recipe.sections import KdSettings, TrainSettings
-from kdcli.report.entry import Entry
-from kdcli.report.finish import ReportContents, RunResult
+from kdcli.report.finish import Entry, ReportContents, RunResult
 from kdcli.report.schema import HELD_OUT_LOSS, STUDENT, TEACHER, UNDISTILLED
 from kdcli.run.stages import Run, Stage, StageJob
 from kdcli.targets.cache import LOGITS_KEY
@@ -48,11 +46,10 @@ from kdcli.types import (
 )
 from kdcli.verbs.distill.augment import WordSource, augmented
 from kdcli.verbs.distill.distill_recipes import stage_settings, undistilled_recipe
-from kdcli.verbs.distill.distillation import Distillation, held_out_losses, objective_job
+from kdcli.verbs.distill.distillation import Distillation, held_out_losses, objective_job, start_of
 from kdcli.verbs.distill.family import family_job
 from kdcli.verbs.distill.fast import shape_notes
 from kdcli.verbs.distill.student import Student, fit_projections, objective_of, objective_terms
-from kdcli.verbs.distill.students import start_of
 from kdcli.workloads.decisions import decisions
 from kdcli.workloads.finetuning import (
     WEIGHTS,

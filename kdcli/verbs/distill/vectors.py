@@ -27,12 +27,11 @@ from kdcli.losses.embedding import check_dimensions, check_pairs
 from kdcli.models.embedding_format import EmbeddingFormat, Pool, read_format, save_embedder
 from kdcli.models.grammar import goal_of, static_shape
 from kdcli.models.load import load_config, location
+from kdcli.models.model import training_rows
 from kdcli.models.shape import InitializedStudent, shape_of
 from kdcli.models.static import as_static
-from kdcli.models.training_rows import training_rows
 from kdcli.recipe.resolve import Resolved, defaulted
-from kdcli.report.entry import Entry
-from kdcli.report.finish import quality_of
+from kdcli.report.finish import Entry, quality_of
 from kdcli.report.schema import HELD_OUT_LOSS, TEACHER, UNDISTILLED
 from kdcli.run.context import RunContext
 from kdcli.run.stages import Run, Stage, StageJob
@@ -40,7 +39,16 @@ from kdcli.targets.targets import Vectors, VectorTargets, anchors_of
 from kdcli.targets.teacher import Teacher
 from kdcli.targets.vector_shards import read_vectors
 from kdcli.types import Array, ModelShape, Needs, Outcome
-from kdcli.verbs.distill.distillation import Distillation, card_of, held_out_losses, log_notes
+from kdcli.verbs.distill.distillation import (
+    Distillation,
+    Planned,
+    card_of,
+    held_out_losses,
+    log_notes,
+    start_of,
+    student_shapes,
+    with_measured_layers,
+)
 from kdcli.verbs.distill.fast import shape_notes, with_shape
 from kdcli.verbs.distill.recipe_checks import check_signals
 from kdcli.verbs.distill.router import ROUTER, check_router, save_router
@@ -55,7 +63,6 @@ from kdcli.verbs.distill.student import (
     relation_kernel,
     teacher_needs,
 )
-from kdcli.verbs.distill.students import Planned, start_of, student_shapes, with_measured_layers
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.embedding_texts import divided_texts
 from kdcli.workloads.embeddings import EmbeddingWorkload

@@ -5,6 +5,8 @@ Data flow: examples -> rows of tokens -> outputs of each model -> scores, differ
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -29,19 +31,16 @@ from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, UsageError, did_you_mean
 from kdcli.models.heads import tokenizer_for
 from kdcli.models.load import location
-from kdcli.models.model import Model
-from kdcli.models.training_rows import training_rows
+from kdcli.models.model import Model, training_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
-from kdcli.report.entry import Entry, with_baseline
-from kdcli.report.finish import RunResult
-from kdcli.report.own_data import directory_word
+from kdcli.report.finish import Entry, RunResult, with_baseline
 from kdcli.report.schema_decisions import Decision
+from kdcli.report.text import directory_word
 from kdcli.report.views import short
 from kdcli.run.context import RunContext, open_run
 from kdcli.types import RowHashes, Task, task_title
 from kdcli.verbs.evaluate.settings import EvaluateRecipe
-from kdcli.verbs.evaluate.submission import check_submission, write_submission
 from kdcli.workloads import modules_by_task, open_evaluation
 from kdcli.workloads.as_trained import as_trained
 from kdcli.workloads.beir import RETRIEVAL
@@ -510,3 +509,41 @@ def check_score_gates(
     if missed:
         hint = f"the report is in {result.folder}"
         raise GateError("; ".join(missed), hint, folder=result.folder)
+
+
+MIN_SCORE, MAX_SCORE = 0.0, 5.0  # Of STS-B. The server rejects other scores.
+
+
+def check_submission(task: Task) -> None:
+    """Raise a UsageError if the server does not have this task."""
+    if not task.glue:
+        hint = "--submission is for cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte and wnli"
+        raise UsageError(f"{task.title} is not a GLUE task, so there is no file to submit", hint)
+
+
+def write_submission(folder: Path, task: Task, name: str, values: Sequence[float]) -> Path:
+    """Write the file of one set of a task, and return its path.
+
+    Args:
+        folder: The directory of the file. It is created if necessary.
+        task: A task of GLUE.
+        name: The name of the set, or "" if the task has only one.
+        values: The class number or score of each test example, in the order of the test file.
+
+    Raises:
+        MachineError: The disk is full or not writable.
+    """
+    file = f"{task.glue[name] if name else next(iter(task.glue.values()))}.tsv"
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter="\t", lineterminator="\n")
+    writer.writerow(["index", "prediction"])
+    cells: Sequence[object] = values
+    if task.kind == "score":
+        cells = [f"{min(max(float(value), MIN_SCORE), MAX_SCORE):.3f}" for value in values]
+    elif task.glue_words:
+        cells = [task.labels[int(value)] for value in values]
+    writer.writerows(enumerate(cells))
+    with disk_errors(folder / file):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / file, text.getvalue())
+    return folder / file

@@ -1,7 +1,6 @@
 """`kdcli export`."""
 
-from kdcli.cli.show import Printable
-from kdcli.cli.verb import SAVING, SHIP, Given, verb
+from kdcli.cli.verb import SAVING, SHIP, Given, Printable, verb
 
 
 @verb("sets", *SAVING, examples=("kdcli export runs/student --int8",), panel=SHIP)

@@ -44,10 +44,9 @@ from kdcli.models.load import (
     save_tokenizer,
     tidy_config,
 )
-from kdcli.models.model import TYPE_IDS, Model
+from kdcli.models.model import TYPE_IDS, Model, training_rows, write_training_rows
 from kdcli.models.shape import positions_of
 from kdcli.models.static import is_static
-from kdcli.models.training_rows import training_rows, write_training_rows
 from kdcli.report.views import short
 from kdcli.run.context import cpu_session
 from kdcli.types import task_name, task_title

@@ -1,7 +1,6 @@
 """`kdcli finetune`."""
 
-from kdcli.cli.show import Printable
-from kdcli.cli.verb import TRAIN, TRAINING, Given, verb
+from kdcli.cli.verb import TRAIN, TRAINING, Given, Printable, verb
 
 
 @verb(

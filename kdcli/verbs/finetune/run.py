@@ -16,8 +16,8 @@ from kdcli.models.model import Model
 from kdcli.recipe.resolve import Resolved, combinations
 from kdcli.recipe.sections import RecipeValues, RunOptions
 from kdcli.report.finish import RunResult
-from kdcli.report.own_data import directory_word
 from kdcli.report.schema import RunRow, Selection
+from kdcli.report.text import directory_word
 from kdcli.run.context import RunContext
 from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import Run

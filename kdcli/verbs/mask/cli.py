@@ -4,8 +4,7 @@ import typer
 
 from kdcli.cli.app import app
 from kdcli.cli.help import Group
-from kdcli.cli.show import Printable
-from kdcli.cli.verb import INSPECT, PRINTING, Given, verb
+from kdcli.cli.verb import INSPECT, PRINTING, Given, Printable, verb
 
 SHARED = ("output_dir", "sets", "trust_remote_code", *PRINTING)
 

@@ -35,7 +35,7 @@ from kdcli.models.files import CONFIG_FILE
 from kdcli.models.heads import kind_of_head, tokenizer_for
 from kdcli.models.load import check_case, load_weights, location, save_model
 from kdcli.models.matrices import matrices
-from kdcli.models.training_rows import all_rows, training_rows
+from kdcli.models.model import all_rows, training_rows
 from kdcli.pruners.selection import MASKINGS, down_to_one, select_masks
 from kdcli.recipe.resolve import resolve
 from kdcli.recipe.sections import Section

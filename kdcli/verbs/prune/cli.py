@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kdcli.cli.show import Printable
-from kdcli.cli.verb import COMPRESS, TRAINING, Given, verb
+from kdcli.cli.verb import COMPRESS, TRAINING, Given, Printable, verb
 
 if TYPE_CHECKING:
     from kdcli.recipe.resolve import Resolved

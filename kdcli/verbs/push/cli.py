@@ -1,7 +1,6 @@
 """`kdcli push`."""
 
-from kdcli.cli.show import Printable
-from kdcli.cli.verb import PRINTING, SHIP, Given, verb
+from kdcli.cli.verb import PRINTING, SHIP, Given, Printable, verb
 
 
 @verb(

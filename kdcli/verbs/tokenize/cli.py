@@ -1,7 +1,6 @@
 """`kdcli tokenize`."""
 
-from kdcli.cli.show import Printable
-from kdcli.cli.verb import PRINTING, TRAIN, Given, verb
+from kdcli.cli.verb import PRINTING, TRAIN, Given, Printable, verb
 
 SHARED = ("output_dir", "dry_run", "trust_remote_code", "strict_data", *PRINTING)
 

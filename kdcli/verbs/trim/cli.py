@@ -1,7 +1,6 @@
 """`kdcli trim`."""
 
-from kdcli.cli.show import Printable
-from kdcli.cli.verb import COMPRESS, SAVING, Given, verb
+from kdcli.cli.verb import COMPRESS, SAVING, Given, Printable, verb
 
 
 @verb(

@@ -1,33 +1,41 @@
 """`kdcli trim`: remove the tokens that a text does not need from a model's vocabulary."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import numpy as np
 from transformers import PreTrainedModel
 
+from kdcli.data.labelled.partition import Partition, choose_partition
 from kdcli.deploy.sparse.loading import load
 from kdcli.engine.inputs import check_not_input
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
+from kdcli.engine.session import Session
 from kdcli.errors import GateError, UsageError
+from kdcli.metrics.resolution import exceeds
 from kdcli.models.custom_class import HEADS
 from kdcli.models.embedding_format import EmbeddingFormat, read_format, save_embedder
 from kdcli.models.layout import has_encoder_class
 from kdcli.models.load import check_case, load_tokenizer, location, save_model
-from kdcli.models.model import Model
-from kdcli.models.training_rows import training_rows
+from kdcli.models.model import Model, training_rows
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
-from kdcli.report.entry import Entry
-from kdcli.report.finish import ReportContents, RunResult
+from kdcli.report.finish import Entry, ReportContents, RunResult
 from kdcli.report.front import EMBEDDER
 from kdcli.report.schema import Trimming
 from kdcli.report.text import short
 from kdcli.run.context import open_run
-from kdcli.verbs.trim.bound import AFTER, BEFORE, smallest_vocabulary
+from kdcli.types import Array
 from kdcli.verbs.trim.settings import TrimRecipe
-from kdcli.workloads.cut_vocabulary import cut, sources_of, trimmed
-from kdcli.workloads.scores import EvaluationResult
+from kdcli.workloads import open_evaluation, open_rows
+from kdcli.workloads.cut_vocabulary import TokenUse, cut, kept_note, sources_of, trimmed
+from kdcli.workloads.detect import task_of_model
+from kdcli.workloads.requests import EvaluationRequest
+from kdcli.workloads.scores import EvaluationResult, ModelScores
+from kdcli.workloads.settings import LabelledSettings, TaskHeadSettings
+from kdcli.workloads.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -167,3 +175,163 @@ def check_bound(recipe: TrimRecipe) -> None:
             "--max-drop scores the rows of one source, with the texts that its task reads",
             "omit data.column and data.share, and trim for several languages by --vocab-size",
         )
+
+
+BEFORE, AFTER = "untrimmed", "trimmed"
+SELECTION_ROWS, VERIFICATION_ROWS = 2000, 5000
+"""Maximum numbers of rows that choose the size and that verify it."""
+MIN_ROWS = 20
+"""Minimum number of rows for each of them."""
+SIZES = 24
+"""Number of sizes, each smaller than the next by the same ratio. A bisection tries five of them."""
+
+
+@dataclass(frozen=True)
+class ScoredPart:
+    """A part of the rows, and the score of the whole vocabulary on it."""
+
+    workload: Workload
+    model: Model
+    scores: ModelScores
+
+    @property
+    def metric(self) -> str:
+        """The metric that the bound is for."""
+        return self.workload.gated_metrics[0]
+
+    def compare(self, kept: Array) -> EvaluationResult:
+        """Score the model with fewer tokens next to the whole vocabulary."""
+        scores = {BEFORE: self.scores, AFTER: self.workload.score(cut(self.model, kept))}
+        return self.workload.compare(scores)
+
+    def lost(self, result: EvaluationResult) -> tuple[float, float, float]:
+        """Return the points that the metric loses on the set that loses most, and the ends of their
+        interval."""
+        rows = [row for row in result.comparisons if row.metric == self.metric]
+        worst = min(rows, key=lambda row: row.difference)
+        return -100 * worst.difference, -100 * worst.high, -100 * worst.low
+
+
+@dataclass(frozen=True)
+class BoundedVocabulary:
+    """The chosen vocabulary.
+
+    Attributes:
+        kept: The ids of its tokens.
+        trimming: The share of the training rows that they cover.
+        notes: Sentences on the rows that they cover and the points lost on the verification rows.
+        result: The scores on the verification rows.
+        missed: Why the verification rows miss the bound; None if they keep it.
+    """
+
+    kept: Array
+    trimming: Trimming
+    notes: list[str]
+    result: EvaluationResult
+    missed: str | None
+
+
+def smallest_vocabulary(
+    recipe: TrimRecipe, fmt: EmbeddingFormat | None, session: Session
+) -> BoundedVocabulary:
+    """Find the smallest vocabulary that loses at most `max_drop` points.
+
+    Raises:
+        UsageError: The model's task is unknown, or there are too few rows.
+        GateError: The tokens of the training rows are not enough.
+    """
+    assert recipe.max_drop is not None
+    request = _request(recipe)
+    rows = open_rows(request, session)
+    known = np.unique(np.concatenate(list(request.trained.values())))
+    partition = choose_partition(
+        rows.pools(known),
+        selection_rows=SELECTION_ROWS,
+        verification_rows=VERIFICATION_ROWS,
+        seed=0,
+    )
+    if min(len(partition.selection), len(partition.verification)) < MIN_ROWS:
+        raise UsageError(
+            f"{recipe.data.source} has too few rows: {len(partition.selection)} would choose the "
+            f"vocabulary and {len(partition.verification)} would verify it",
+            f"give --data with at least {10 * MIN_ROWS} rows on which the model was not trained; "
+            "they need no labels",
+        )
+    selection = _open(request, partition, "validation", session)
+    texts = rows.training_texts(partition)
+    prompts = fmt.prompts.values() if fmt else ()
+    use = TokenUse.of_texts(selection.model, texts, prompts)
+    kept, trimming = _fewest(recipe.max_drop, selection, use)
+    verification = _open(request, partition, "verification", session)
+    result = verification.compare(kept)
+    points, low, high = verification.lost(result)
+    count = sum(each.n for each in result.evaluations if each.model == AFTER)
+    sentence = (
+        f"{len(kept):,} of {len(verification.model.tokenizer):,} tokens lose {points:z.2f} "
+        f"points of {verification.metric}, between {low:z.2f} and {high:z.2f} with 95 % "
+        f"confidence, on {count:,} verification rows"
+    )
+    missed = (
+        f"{sentence}: more than {recipe.max_drop:g}" if exceeds(points, recipe.max_drop) else None
+    )
+    return BoundedVocabulary(kept, trimming, [sentence, kept_note(trimming)], result, missed)
+
+
+def _request(recipe: TrimRecipe) -> EvaluationRequest:
+    """Return the request for the rows, which a model's task decides unless it is given."""
+    source = str(recipe.model)
+    task = recipe.task or task_of_model(source, recipe.data.source, recipe.pooling)
+    data = LabelledSettings(source=recipe.data.source)
+    trained = {source: training_rows(location(source))}
+    return EvaluationRequest(task, [source], data, trained, pooling=recipe.pooling)
+
+
+def _open(
+    request: EvaluationRequest, partition: Partition, split: str, session: Session
+) -> ScoredPart:
+    """Open a part of the rows, and score the model with its whole vocabulary on it."""
+    with TemporaryDirectory() as temporary:
+        file = Path(temporary) / "partition.safetensors"
+        partition.write(file)
+        data = request.data.model_copy(update={"partition": str(file), "split": split})
+        workload = open_evaluation(replace(request, data=data), session)
+    model = workload.load(request.models[0], head=TaskHeadSettings(), new_head=False)
+    if workload.needs_reference:
+        workload = workload.with_reference(model)
+    return ScoredPart(workload, model, workload.score(model))
+
+
+def _fewest(max_drop: float, selection: ScoredPart, use: TokenUse) -> tuple[Array, Trimming]:
+    """Return the fewest tokens that keep the score on the selection rows, and what they cover.
+
+    It assumes that fewer tokens lose more.
+
+    Raises:
+        UsageError: No token can be left out.
+        GateError: All tokens of the training rows lose more than the bound.
+    """
+    model = selection.model
+    least, most = use.sizes(model)
+
+    def lost(size: int) -> float:
+        kept, _ = use.keep(model, size)
+        points, *_ = selection.lost(selection.compare(kept))
+        Progress.log(f"{len(kept):,} tokens: {points:z.2f} points of {selection.metric} lost")
+        return points
+
+    if most < len(model.tokenizer) and exceeds(points := lost(most), max_drop):
+        raise GateError(
+            f"the {most:,} tokens of the training rows lose {points:.2f} points of "
+            f"{selection.metric} on the selection rows, more than {max_drop:g}",
+            "give more text, or allow a larger --max-drop",
+        )
+    sizes = sorted({round(most * (least / most) ** (n / SIZES)) for n in range(SIZES + 1)})
+    # The size at `few` loses too much, the one at `enough` does not.
+    few, enough = -1, len(sizes) - 1
+    while enough - few > 1:
+        middle = (few + enough) // 2
+        if exceeds(lost(sizes[middle]), max_drop):
+            few = middle
+        else:
+            enough = middle
+    return use.keep(model, sizes[enough])

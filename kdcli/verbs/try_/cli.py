@@ -1,7 +1,6 @@
 """`kdcli try`."""
 
-from kdcli.cli.show import Printable
-from kdcli.cli.verb import INSPECT, Given, verb
+from kdcli.cli.verb import INSPECT, Given, Printable, verb
 
 
 @verb(
