@@ -236,12 +236,7 @@ def recorded(
 
 
 def export_model(
-    model: PreTrainedModel,
-    folder: Path,
-    format: str,
-    precision: str = "fp32",
-    *,
-    pool: Pool | None = None,
+    model: PreTrainedModel, folder: Path, format: str, precision: str = "fp32"
 ) -> ModelFile:
     """Write a model's file to its place under `folder` (see `FILES`).
 
@@ -254,7 +249,7 @@ def export_model(
     or the file differs from torch by more than the precision explains, and OSError if the folder
     cannot be written.
     """
-    with recorded(model, folder, format, precision, pool=pool) as graph:
+    with recorded(model, folder, format, precision) as graph:
         if precision != "fp16":
             return graph.write()
         random = [_batch(model, graph.inputs, *shape) for shape in COMPARED_SHAPES]

@@ -808,9 +808,9 @@ def _check_widths(source: str, fmt: EmbeddingFormat, hidden: int) -> None:
         width = getattr(layer, "out_features", width)
 
 
-def _not_computed(source: str, reason: str, hint: str | None = None) -> UsageError:
+def _not_computed(source: str, reason: str) -> UsageError:
     poolings = ", ".join(MODES)
     return UsageError(
         f"{source} is an embedding model that kdcli cannot compute: {reason}",
-        hint or f"supported: an encoder, a pooling ({poolings}), {', '.join(LAYER_SETTINGS)}",
+        f"supported: an encoder, a pooling ({poolings}), {', '.join(LAYER_SETTINGS)}",
     )

@@ -100,7 +100,6 @@ def _pairs_by_set(task: Task, model: ModelScores, baseline: ModelScores) -> Iter
 
 def decisions(
     scores: Mapping[str, ModelScores],
-    baselines: Mapping[str, str] | None = None,
     *,
     chosen: Collection[str] = (),
     thresholds_from: Sequence[Decision] = (),
@@ -108,11 +107,10 @@ def decisions(
     differing: int = MAX_DIFFERING,
     resamples: int = RESAMPLES,
 ) -> list[Decision]:
-    """Compare models with their baselines class by class and row by row.
+    """Compare models with the first one class by class and row by row.
 
     Args:
         scores: model -> its scores.
-        baselines: model -> the model it is compared with; None compares all models with the first.
         chosen: Models whose step or settings were selected on the same rows.
         thresholds_from: Comparisons on the rows that chose the thresholds, which their
             `thresholds_on` names. By default, and for other models or sets, these rows choose.
@@ -124,10 +122,9 @@ def decisions(
     Returns:
         One entry for each pair of models and each set. Empty if the task has no classes.
     """
-    first, *others = scores
-    pairs = dict.fromkeys(others, first) if baselines is None else baselines
+    baseline, *others = scores
     all_decisions = []
-    for model, baseline in pairs.items():
+    for model in others:
         ours, theirs = scores[model], scores[baseline]
         task = ours.task
         if task is None or task.kind not in KINDS:

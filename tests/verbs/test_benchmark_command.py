@@ -157,12 +157,6 @@ def test_a_dtype_that_is_not_there_is_refused_by_name(
     assert not (tmp_path / "out").exists()
 
 
-def test_shapes_say_how_long_they_will_take(requests, tmp_path):
-    assert "2 untrained models, 2 cells: about " in own_files.said_by(
-        succeeds(*SMALL, "-o", tmp_path / "out")
-    )
-
-
 def test_gates_are_held_after_the_table_is_printed(requests, tmp_path):
     succeeds(
         *SMALL, "--min-speedup", "1.5", "--max-latency-ms", "5", "--strict", "-o", tmp_path / "a"

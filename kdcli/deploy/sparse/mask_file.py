@@ -357,13 +357,12 @@ def open_mask(path: Path) -> CodedMask:
     return coded
 
 
-def read_mask(path: Path, base: PreTrainedModel | None = None) -> MaskFile:
+def read_mask(path: Path) -> MaskFile:
     """Open and decode a mask file.
 
-    Raises UsageError if the file is missing, damaged, or not a mask file, or if it does not fit
-    `base`.
+    Raises UsageError if the file is missing, damaged, or not a mask file.
     """
-    return open_mask(path).decode(base)
+    return open_mask(path).decode()
 
 
 def read_smp(path: Path, model: PreTrainedModel) -> dict[str, Tensor]:

@@ -9,7 +9,6 @@ import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,7 +21,7 @@ from kdcli.deploy.cascade import KEY as CASCADE
 from kdcli.deploy.exported import is_export, open_export
 from kdcli.deploy.latency import CELLS, Latency, Protocol, Subject, measure_latency
 from kdcli.deploy.measurements import Failure, LatencyRow
-from kdcli.deploy.old_machines.measure_encoders import MIN_RUNS, WARM_RUNS, WARM_SECONDS, timed
+from kdcli.deploy.old_machines.measure_encoders import MIN_RUNS
 from kdcli.deploy.old_machines.portable import write_portable
 from kdcli.deploy.runners import check_backend
 from kdcli.deploy.shapes import PRESETS, config_of, paper_params
@@ -38,7 +37,7 @@ from kdcli.errors import (
     UsageError,
     did_you_mean,
 )
-from kdcli.models.card import COUNTED_TOKENS, describe, describe_source
+from kdcli.models.card import describe, describe_source
 from kdcli.models.embedding_format import check_computed
 from kdcli.models.grammar import is_shape
 from kdcli.models.layout import base_class
@@ -49,7 +48,6 @@ from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import Entry, ReportContents, RunResult, with_baseline, write_report
 from kdcli.report.schema import Report
 from kdcli.report.sections.timings import Cell, ran_as
-from kdcli.report.text import duration
 from kdcli.report.views import short
 from kdcli.types import Card
 from kdcli.verbs.benchmark.backend_scores import BackendScores, evaluate_backends, open_scored_task
@@ -60,8 +58,6 @@ from kdcli.workloads.workload import Workload
 
 COMPARED_TEXTS = 16
 """Number of real texts on which backends are compared with torch in float32."""
-STARTED_SECONDS = 3.0
-"""Approximate seconds that a worker takes to start, and a model to load."""
 LENGTH_TEXTS = 2000
 """Number of real texts that give the lengths of `padding: data`."""
 
@@ -121,11 +117,6 @@ def benchmark(resolved: Resolved[BenchmarkRecipe], options: RunOptions) -> RunRe
     rows = task.workload if task else None
     protocol = _protocol(recipe, sources, device, cells, rows)
     RunDir.claim(folder, resolved.to_yaml(), overwrite=options.overwrite)
-    if all(map(is_shape, models.values())):
-        seconds = _estimate(models, cards, protocol) * len({name for name, _ in backends})
-        Progress.log(
-            f"{len(models)} untrained models, {len(cells)} cells: about {duration(seconds)}"
-        )
     latency = _measure(models, backends, recipe.dtype, protocol)
     scores = BackendScores()
     if task is not None and not latency.interrupted:
@@ -518,29 +509,6 @@ def _subject(name: str, model: str, backend: str, precision: str) -> Subject:
     if not is_shape(model):
         check_computed(model)
     return Subject(name, location(model), backend, precision)
-
-
-def _estimate(models: Mapping[str, str], cards: Mapping[str, Card], protocol: Protocol) -> float:
-    """Estimate the seconds that a worker takes for shapes.
-
-    The estimate comes from one pass of the smallest shape and the multiply-adds of all shapes.
-    """
-    smallest = min(models, key=lambda name: cards[name].multiply_adds)
-    config = config_of(models[smallest])
-    untrained = base_class(config).from_config(config, dtype=torch.float32)
-    model = untrained.eval().to(protocol.device)
-    ids_BL = torch.ones((1, COUNTED_TOKENS), dtype=torch.long, device=protocol.device)
-    with torch.inference_mode():
-        first, second = (
-            timed(partial(model, input_ids=ids_BL), torch.device(protocol.device)) for _ in range(2)
-        )
-    per_token = min(first, second) / cards[smallest].multiply_adds / COUNTED_TOKENS
-    total = STARTED_SECONDS * (1 + len(models))
-    for batch_size, seq_len in protocol.cells:
-        passes = [per_token * card.multiply_adds * batch_size * seq_len for card in cards.values()]
-        total += max(protocol.min_seconds, protocol.min_runs * sum(passes))
-        total += sum(max(WARM_SECONDS, WARM_RUNS * one) for one in passes)
-    return total
 
 
 def _measure(
