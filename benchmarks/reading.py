@@ -274,8 +274,8 @@ def _open_tokens(folder: Path) -> Callable[[int, int], Array]:
     import numpy as np
 
     if (folder / "meta.json").is_file():
+        from kdcli.data.text.corpus import streams_of
         from kdcli.data.text.shards import TokenShards
-        from kdcli.data.text.stream import streams_of
 
         return streams_of(folder, TokenShards.read(folder))["train"].read
     import datasets

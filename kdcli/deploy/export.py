@@ -10,10 +10,11 @@ import logging
 import math
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,16 +24,91 @@ from transformers import PreTrainedModel
 from kdcli.deploy.backends import PACKED
 from kdcli.deploy.half import nodes_beyond_half
 from kdcli.deploy.packing import pack
-from kdcli.deploy.products import Keys
-from kdcli.deploy.quantise import NO_ROUNDINGS, Roundings, quantise_onnx, quantise_openvino
+from kdcli.deploy.products import Keys, key_of_module, products
+from kdcli.deploy.quantise import (
+    NO_ROUNDINGS,
+    Roundings,
+    names_in_int8,
+    products_of_file,
+    quantise_onnx,
+    quantise_openvino,
+)
+from kdcli.deploy.rounding import largest_pair
 from kdcli.deploy.sessions import Caller, library, onnx_caller, openvino_caller
 from kdcli.deploy.simplify import simplify
-from kdcli.deploy.sums import LargestSum, largest_sums
 from kdcli.errors import MachineError, UsageError, first_line
 from kdcli.models.embedding_format import Pool
 from kdcli.models.model import has_token_types
 from kdcli.models.shape import positions_of
 from kdcli.types import Array, Batch
+
+if TYPE_CHECKING:
+    import onnx
+
+MAX_SUM = 2**15 - 1
+MAX_ACTIVATION = 255
+
+
+@dataclass(frozen=True)
+class LargestSum:
+    """The largest sum of two neighbouring products of integers, in magnitude.
+
+    Attributes:
+        name: The linear, or the weights' name in the graph if no module has them.
+        any_input: The largest sum that any input can cause.
+        texts: A bound for the calibration texts, from the largest activation of each channel; None
+            if they did not reach the linear.
+    """
+
+    name: str
+    any_input: int
+    texts: int | None
+
+    @property
+    def can_saturate(self) -> bool:
+        """Whether some input can exceed 16 bits."""
+        return self.any_input > MAX_SUM
+
+
+def largest_sums(
+    plain: Path, file: Path, model: nn.Module, roundings: Roundings
+) -> list[LargestSum]:
+    """Read the integers of an int8 file, and return the largest sum of each of its products.
+
+    Args:
+        plain: The float32 file from which the file was made.
+        file: The int8 file.
+        model: The model, which names the products.
+        roundings: The roundings that were chosen on calibration texts, by key.
+    """
+    onnx = library("onnx", "onnx")
+    names = {key_of_module(module): name for name, module in products(model).items()}
+    stored = {tensor.name: tensor for tensor in onnx.load(file).graph.initializer}
+    sums = {}
+    for product in products_of_file(plain):
+        values_OI = _integers(stored, product.weight)
+        if product.is_table or values_OI is None:
+            continue
+        rounding = roundings.get(product.key)
+        largest_I = rounding.largest_input_I if rounding is not None else None
+        name = names.get(product.key, product.weight)
+        sums[name] = LargestSum(
+            name,
+            MAX_ACTIVATION * largest_pair(values_OI),
+            None if largest_I is None else largest_pair(values_OI * largest_I),
+        )
+    return list(sums.values())
+
+
+def _integers(stored: Mapping[str, "onnx.TensorProto"], weight: str) -> Tensor | None:
+    """Return the integers of a product, [out, in]; None if the file has it in float32."""
+    onnx = library("onnx", "onnx")
+    for name in names_in_int8(weight):
+        if f"{name}_quantized" in stored:
+            values_IO: Array = onnx.numpy_helper.to_array(stored[f"{name}_quantized"])
+            return torch.from_numpy(values_IO.copy()).T.int()
+    return None
+
 
 # Batch size and number of tokens with which the graph is recorded. Both axes stay dynamic.
 TRACED = (2, 24)

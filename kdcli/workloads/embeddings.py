@@ -60,7 +60,7 @@ from kdcli.types import (
     Start,
 )
 from kdcli.workloads.agreement import TeacherAgreement, vectors_of_texts
-from kdcli.workloads.beir import RETRIEVAL, read_retrieval
+from kdcli.workloads.beir import RETRIEVAL, open_index, read_retrieval
 from kdcli.workloads.embedder import Embedder, cosines
 from kdcli.workloads.embedding_texts import (
     TextRows,
@@ -70,6 +70,7 @@ from kdcli.workloads.embedding_texts import (
     read_all,
 )
 from kdcli.workloads.eval_sets import (
+    ClassEvaluation,
     EvalSet,
     PairEvaluation,
     RetrievalEvaluation,
@@ -81,8 +82,6 @@ from kdcli.workloads.requests import EvaluationRequest, WorkloadRequest
 from kdcli.workloads.scores import RESAMPLES, EvaluationResult, ModelScores, compare
 from kdcli.workloads.settings import POOLING, TaskHeadSettings
 from kdcli.workloads.training_plan import Plan, bucketed
-from kdcli.workloads.vector_classes import ClassEvaluation
-from kdcli.workloads.vector_index import open_index
 from kdcli.workloads.workload import MODEL_INPUTS, Workload
 
 TASKS = ("embedding", "retrieval")

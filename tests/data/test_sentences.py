@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from kdcli.data.accounts import ACCOUNTS
 from kdcli.data.labelled.kept import keep_rows
-from kdcli.data.text.choice import DistinctHashes
-from kdcli.data.text.sentences import held_out_count, read_texts, sentences
+from kdcli.data.text.sentences import DistinctHashes, held_out_count, read_texts, sentences
 from kdcli.errors import UsageError
 
 

@@ -14,8 +14,8 @@ import torch
 from onnx_graphs import graph, node
 
 from kdcli.deploy.doctor import int8_kernel
+from kdcli.deploy.export import MAX_SUM
 from kdcli.deploy.rounding import INT8, INT8_PAIRS, round_weight
-from kdcli.deploy.sums import MAX_SUM
 from kdcli.engine.device import cpu_flags
 
 TOKENS, WIDTH, OUTPUTS = 33, 130, 40

@@ -15,7 +15,7 @@ from kdcli.models.card import describe
 from kdcli.recipe.sections import RunOptions
 from kdcli.report import schema
 from kdcli.report.schema_decisions import ClassChange, Decision, PairedValue
-from kdcli.report.sections.price import price_sentence
+from kdcli.report.sections.timings import price_sentence
 from kdcli.verbs.compress.answer import Outcome, kept_products
 from kdcli.verbs.compress.compress_candidates import Front
 from kdcli.verbs.compress.halving import RungScore, halve

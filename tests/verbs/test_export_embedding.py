@@ -18,8 +18,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer
 
 from kdcli.models.embedding_format import EmbeddingFormat
-from kdcli.verbs.export.export_check import ExportCheck
-from kdcli.verbs.export.texts import CheckTexts
+from kdcli.verbs.export.export_check import CheckTexts, ExportCheck
 from kdcli.workloads.embedder import Embedder
 
 FORMAT = EmbeddingFormat("cls", layers=(own_files.DENSE,), prompts={"query": "w30 "}, max_length=20)

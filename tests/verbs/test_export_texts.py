@@ -11,7 +11,12 @@ from transformers import AutoTokenizer
 
 from kdcli.models.embedding_format import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder, load_tokenizer
-from kdcli.verbs.export.texts import divide, texts_of_package, texts_of_task, with_calibration
+from kdcli.verbs.export.export_check import (
+    divide,
+    texts_of_package,
+    texts_of_task,
+    with_calibration,
+)
 from kdcli.workloads.embedder import FORWARD_ROWS
 from kdcli.workloads.requests import EvaluationRequest
 from kdcli.workloads.settings import LabelledSettings

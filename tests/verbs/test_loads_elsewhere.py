@@ -19,7 +19,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from kdcli.models.embedding_format import POOLING_KEYS, EmbeddingFormat
-from kdcli.verbs.export.javascript import TYPED_TOKENIZERS, UNKNOWN_TYPES, JsModel, default_dtype
+from kdcli.verbs.export.readme import TYPED_TOKENIZERS, UNKNOWN_TYPES, JsModel, default_dtype
 
 TEXTS = ["w1 w2 w3 w4", "w21 w22 w20", "w3 w21 w4 w5 w22 w1"]
 # The texts of the model card.

@@ -16,7 +16,7 @@ import pytest
 
 from kdcli.deploy.predict import Predictor
 from kdcli.errors import UsageError
-from kdcli.verbs.try_.answers import MAX_TEXTS, TriedModel, answers
+from kdcli.verbs.try_.run import MAX_TEXTS, TriedModel, answers
 
 
 def fetched(address, typed=None, **headers):

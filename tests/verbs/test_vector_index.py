@@ -11,8 +11,8 @@ from own_files import kdcli, refused, report_of, succeeds
 from kdcli.errors import UsageError
 from kdcli.metrics.retrieval import similarities
 from kdcli.run.context import cpu_session
+from kdcli.workloads.beir import RESCORED, document_scorer
 from kdcli.workloads.embedder import Embedder
-from kdcli.workloads.vector_index import RESCORED, document_scorer
 
 DOCUMENTS = {f"d{n}": f"w{n % 13} w{n % 7} w{n % 5}" for n in range(40)}
 QUERIES = {f"q{n}": f"w{n % 13} w{n % 5}" for n in range(12)}

@@ -5,8 +5,15 @@ from functools import partial
 
 from kdcli.deploy.measurements import UNSTABLE_PHRASE
 from kdcli.report.schema import Candidate, Compression, Report
-from kdcli.report.sections.price import cost, price_columns, price_note
-from kdcli.report.sections.timings import UNSTABLE_NOTE, interval, milliseconds, speedup_fact
+from kdcli.report.sections.timings import (
+    UNSTABLE_NOTE,
+    cost,
+    interval,
+    milliseconds,
+    price_columns,
+    price_note,
+    speedup_fact,
+)
 from kdcli.report.text import (
     Picture,
     ReportSection,

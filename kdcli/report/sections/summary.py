@@ -13,8 +13,7 @@ from kdcli.report.sections.overview import (
     is_benchmark,
     shown_name,
 )
-from kdcli.report.sections.price import price_sentence
-from kdcli.report.sections.timings import cell_name, form_of, milliseconds, ran_as
+from kdcli.report.sections.timings import cell_name, form_of, milliseconds, price_sentence, ran_as
 from kdcli.report.text import loses, model_size, number, percent, plain, points_interval, short
 
 QUANTISED = ("int8", "int8-packed", "q4")

@@ -23,6 +23,7 @@ from kdcli.verbs.adapt.settings import AdaptRecipe
 from kdcli.workloads.beir import (
     QUERIES_AT_ONCE,
     RETRIEVAL,
+    Index,
     Retrieval,
     is_retrieval,
     read_retrieval,
@@ -31,7 +32,6 @@ from kdcli.workloads.beir import (
 from kdcli.workloads.embedder import Embedder, cosines
 from kdcli.workloads.rankings import ranking_scores
 from kdcli.workloads.scores import EvaluationResult, compare
-from kdcli.workloads.vector_index import Index
 
 REEMBEDDED, ADAPTED, OLD = "re-embedding", "adapted", "old model"
 NEIGHBOURS, RECALL = "neighbours", f"recall@{CUT}"

@@ -18,9 +18,8 @@ from kdcli.report import schema
 from kdcli.report.finish import BEST, Entry, ReportContents, RunResult, write_report
 from kdcli.report.front import Score, hub_data_set
 from kdcli.report.schema import Compression
-from kdcli.report.sections.price import price_sentence
 from kdcli.report.sections.summary import machine
-from kdcli.report.sections.timings import milliseconds
+from kdcli.report.sections.timings import milliseconds, price_sentence
 from kdcli.report.text import (
     data_name,
     duration,

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from kdcli.deploy.export import FILES, ModelFile
-from kdcli.deploy.sums import MAX_SUM, LargestSum
+from kdcli.deploy.export import FILES, MAX_SUM, LargestSum, ModelFile
 from kdcli.report.schema import Comparison
 from kdcli.report.schema_decisions import SchemaPart
 from kdcli.types import Card

@@ -19,8 +19,8 @@ from kdcli.errors import GateError, MachineError
 from kdcli.metrics.resolution import exceeds
 from kdcli.run.context import cpu_session
 from kdcli.types import Batch
+from kdcli.verbs.export.export_check import CheckTexts, TrainingRows
 from kdcli.verbs.export.facts import Attempt, FileComparison, GatedFile, Product
-from kdcli.verbs.export.texts import CheckTexts, TrainingRows
 
 QUANTISED = ("int8", PACKED, "q4")
 """Precisions that round product by product."""

@@ -50,26 +50,27 @@ from kdcli.models.static import is_static
 from kdcli.report.views import short
 from kdcli.run.context import cpu_session
 from kdcli.types import task_name, task_title
-from kdcli.verbs.export.export_check import ExportCheck
-from kdcli.verbs.export.facts import ExportFacts, FileFacts, GatedFile
-from kdcli.verbs.export.gate import FileCheck, write_gated
-from kdcli.verbs.export.javascript import (
-    CONFIG_KEY,
-    TYPED_TOKENIZERS,
-    JsModel,
-    default_dtype,
-)
-from kdcli.verbs.export.readme import file_loss, readme
-from kdcli.verbs.export.result import Exported
-from kdcli.verbs.export.texts import (
+from kdcli.verbs.export.export_check import (
     CALIBRATION_TEXTS,
     CheckTexts,
+    ExportCheck,
     check_can_train,
     divide,
     texts_of_package,
     texts_of_task,
     with_calibration,
 )
+from kdcli.verbs.export.facts import ExportFacts, FileFacts, GatedFile
+from kdcli.verbs.export.gate import FileCheck, write_gated
+from kdcli.verbs.export.readme import (
+    CONFIG_KEY,
+    TYPED_TOKENIZERS,
+    JsModel,
+    default_dtype,
+    file_loss,
+    readme,
+)
+from kdcli.verbs.export.result import Exported
 from kdcli.workloads import open_evaluation
 from kdcli.workloads.detect import task_of_model
 from kdcli.workloads.embedder import Embedder
