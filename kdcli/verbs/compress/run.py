@@ -19,6 +19,7 @@ from kdcli.engine.processes import joined
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, KdcliError, MachineError, UsageError
+from kdcli.models.embedding_format import check_computed
 from kdcli.models.load import location
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
@@ -389,6 +390,7 @@ def check_model(
     of the labels, which only labelled tasks have.
     """
     recipe = resolved.recipe
+    check_computed(str(recipe.model))
     session = cpu_session()
     workload = open_evaluation(evaluation_request(recipe), session)
     misfit = workload.misfit(str(recipe.model))
