@@ -55,8 +55,9 @@ def texts(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("student", ["--to=static:8", "--student=demo"])
-@pytest.mark.parametrize("kind", ["gpt2", "bart"])
+@pytest.mark.parametrize(
+    ("kind", "student"), [("gpt2", "--to=static:8"), ("bart", "--student=demo")]
+)
 def test_its_vectors_are_distilled(kind, texts, tmp_path, student, request):
     folder, teacher = tmp_path / "out", request.getfixturevalue(kind)
     method = ("--method", "embedding", "--data", texts)

@@ -211,11 +211,6 @@ def test_a_candidate_that_was_not_measured_misses_every_gate(
     assert (result.exit_code, message in own_files.said_by(result)) == (5, True)
 
 
-def test_a_model_on_another_backend_is_compared_with_itself_on_torch(requests, tmp_path):
-    given = [SMALL[0], "--backend", "onnx-int8", *FEW, "--min-speedup", "1.5"]
-    succeeds(*given, "-o", tmp_path / "out")
-
-
 def test_what_cannot_be_measured_is_refused_before_anything_is(requests, tmp_path):
     alone = own_files.refused(tmp_path, "benchmark", SMALL[0], "--min-speedup", "2")
     assert f"only {SMALL[0]} on torch is measured" in alone

@@ -113,12 +113,6 @@ def test_what_cannot_be_meant_is_refused(arguments, said, tmp_path):
     assert said in refused(tmp_path, "compress", *arguments)
 
 
-def test_rows_without_labels_are_refused(tmp_path, tuned):
-    write(tmp_path / "data" / "train.jsonl", [{"text": "w1 w2"}, {"text": "w3"}])
-    given = ("--task", "own", "--data", tmp_path / "data", "--max-drop", "100")
-    assert "label" in refused(tmp_path, "compress", tuned["model"], *given)
-
-
 def test_a_pipeline_leaves_the_model_of_its_last_step(tmp_path, tuned):
     keys = tuned | {"steps": STEPS, "goal__max_drop": 100.0}
     whole = earnest().compress(**keys, output_dir=tmp_path / "whole").folder
@@ -134,30 +128,10 @@ def test_a_pipeline_leaves_the_model_of_its_last_step(tmp_path, tuned):
     assert any(note.startswith("only 16 verification rows") for note in report.notes)
 
 
-def test_a_plan_that_is_interrupted_at_every_step_ends_with_the_same_choice(tmp_path, tuned):
-    whole = earnest().compress(**tuned, **PLAN, output_dir=tmp_path / "whole")
-    made, results = earnest(ends=("", signal.SIGTERM)), []
-    keys = tuned | PLAN | {"output_dir": tmp_path / "parts"}
-    while not results:
-        try:
-            results.append(made.compress(**keys, resume=True))
-        except Stopped:
-            continue
-    one, two = whole.report.compression, results[0].report.compression
-    same = ("name", "score", "ms", "outcome")
-    rows = [[[getattr(row, n) for n in same] for row in each.candidates] for each in (one, two)]
-    assert rows[0] == rows[1]
-    assert one.chosen == two.chosen
-    better = one.chosen.removesuffix("-onnx")
-    folders = [next(made.folder.rglob(better)) for made in (whole, *results)]
-    assert same_weights(*folders)
-
-
-@pytest.mark.parametrize(("lr", "learns"), [(1e-9, False), (3e-3, True)])
-def test_a_teacher_that_has_learned_nothing_is_named_at_once(lr, learns, tmp_path, tuned, capsys):
+def test_a_teacher_that_has_learned_nothing_is_named_at_once(tmp_path, tuned, capsys):
     encoder(tmp_path / "model", num_hidden_layers=2)
     own(tmp_path / "data", "class", n=256, judged=64)
-    training = {"plan__finetune": {"train": TRAIN | {"lr": lr, "max_steps": 60}}}
+    training = {"plan__finetune": {"train": TRAIN | {"lr": 1e-9, "max_steps": 60}}}
     keys = tuned | PLAN | training | {"data__source": str(tmp_path / "data")}
     made = earnest(ends=("onnx", signal.SIGTERM))
     with pytest.raises(Stopped):
@@ -168,8 +142,8 @@ def test_a_teacher_that_has_learned_nothing_is_named_at_once(lr, learns, tmp_pat
         r"the fine-tuned teacher has accuracy .* answering (brisk|calm) to every text has 0\.\d+"
     )
     assert re.search(score, said)
-    assert ("its score is not clearly better than always" in said) != learns
-    assert ("--set plan.finetune.train.lr=" in said) != learns
+    assert "its score is not clearly better than always" in said
+    assert "--set plan.finetune.train.lr=" in said
 
 
 @pytest.mark.parametrize(
@@ -247,7 +221,7 @@ def test_side_by_side_is_one_after_another(tuned, tmp_path, monkeypatch, capfd, 
     monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
     whole = tmp_path / "marker"
     whole.touch()
-    keys = {**tuned, **PLAN, "plan__undistilled": True}
+    keys = {**tuned, **PLAN, "plan__undistilled": True, "plan__shapes": ["1x16"]}
     markers = {1: whole, 2: tmp_path / "killed"}
     for count, marker in markers.items():
         made = Fakes({}, in_earnest=True, ms=dict(MS), killed=marker)

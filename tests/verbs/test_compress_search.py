@@ -485,27 +485,6 @@ def test_a_text_that_a_list_of_a_trimming_names_is_an_input(given, tmp_path):
         made.compress(**given, steps=steps, goal__max_drop=1.0)
 
 
-@pytest.mark.parametrize("goal", [1.0, 0.5])
-def test_a_process_that_is_killed_between_best_and_the_report_leaves_no_answer(
-    goal, given, monkeypatch
-):
-    made, folder = fakes(), given["output_dir"]
-    if goal != 1.0:
-        made.compress(**given, **GOAL)
-    with monkeypatch.context() as patch:
-        # The picture is drawn after best/ was written and before the report is.
-        patch.setattr("matplotlib.figure.Figure.savefig", killed)
-        with pytest.raises(Killed):
-            made.compress(**given, goal__max_drop=goal)
-    assert (folder / "best").is_dir()
-    assert not (folder / "report.json").exists()
-    made.calls.clear()
-    made.compress(**given, goal__max_drop=goal, resume=True)
-    answer = answer_of(folder)
-    assert (made.calls, answer.verification.look) == ([], 1 if goal == 1.0 else 2)
-    assert f"compressed to {answer.chosen}\n" in (folder / "best" / "README.md").read_text("utf-8")
-
-
 def killed(*_, **__):
     raise Killed
 

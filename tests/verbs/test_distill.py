@@ -12,7 +12,7 @@ import processes
 import pytest
 import torch
 from forked import Child
-from own_files import log_of, refused, report_of, said_by, same_weights, weights
+from own_files import log_of, refused, report_of, said_by, weights
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 from kdcli.cli import main
@@ -85,15 +85,6 @@ def test_unreached_weights_keep_their_values_and_are_named(given, model_dir, tmp
     assert not torch.equal(after[query.format(1)], before[query.format(3)])
     assert "the loss does not use" in said_by(result)
     assert "encoder.layer.1.output.dense" in result.stderr
-
-
-def test_several_students_of_one_teacher_pass_are_what_each_is_alone(given, tmp_path):
-    plain = [*given, "--set", "student.dropout=0.0"]
-    succeeds(*plain, "--to", "2x32", "--to", "3x16:64@4", "-o", tmp_path / "both")
-    succeeds(*plain, "--to", "3x16:64@4", "-o", tmp_path / "alone")
-    assert same_weights(tmp_path / "both" / "3x16_64@4", tmp_path / "alone")
-    assert list(report_of(tmp_path / "both").cards) == ["teacher", "2x32", "3x16:64@4"]
-    assert AutoModel.from_pretrained(tmp_path / "both" / "2x32").config.num_hidden_layers == 2
 
 
 @pytest.mark.parametrize(
@@ -309,15 +300,6 @@ def test_two_processes_are_one_with_the_same_global_batch(given, tmp_path, monke
     own_files.succeeds(*asked)
     assert capfd.readouterr().out.count("model and report in") == 1
     own_files.same_logs(tmp_path / "one", tmp_path / "two", rel=1e-5, abs=1e-5)
-
-
-def test_an_error_in_several_processes_keeps_its_exit_code(given, tmp_path, monkeypatch):
-    ends = SimpleNamespace(Popen=lambda command, env: Child(lambda: sys.exit(4), env))
-    monkeypatch.setattr(fan_out, "subprocess", ends)
-    more = ["--to", "2x32", "-o", tmp_path / "out", "--processes", "2", "--device", "cpu"]
-    result = kdcli(*given, *more)
-    assert (result.exit_code, result.stdout, "error: " in result.stderr) == (4, "", False)
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.long

@@ -21,7 +21,6 @@ QUICK = shlex.split(
 RUNS = {
     "text": f"distill {{teacher}} --data {{text}} {TEXT}",
     "task": f"distill {{classifier}} {TASK}",
-    "task without labels": f"distill {{classifier}} {TASK} --set data.labels=teacher",
     "task, copies": f"distill {{classifier}} {TASK} --augment --method pkd --set keep=best",
     "embedding": f"distill {{embedder}} --data {{text}} {TEXT} --set embedding.rows=80",
     "embedding, cut": f"distill {{embedder}} --data {{text}} {TEXT} --set embedding.rows=80 "
@@ -106,15 +105,6 @@ def test_too_little_text_is_refused_before_anything_is_timed(places, timed, tmp_
     assert not timed
 
 
-def test_a_goal_may_be_written_in_another_way(places, timed, tmp_path):  # noqa: F811
-    command = command_of("text", places, "--to", "2.0x", "--max-steps", "0", "-o", tmp_path / "out")
-    succeeds(*command)
-    (tmp_path / "out" / "report.json").unlink()
-    count = len(timed)
-    succeeds(*command, "--resume")
-    assert len(timed) == count
-
-
 def test_a_classifier_is_timed_without_its_head(places, worker, tmp_path):  # noqa: F811
     command = command_of("task", places, "--to", "2x", "--max-steps", "0", "-o", tmp_path / "out")
     succeeds(*command)
@@ -138,7 +128,7 @@ def test_an_untrained_classifier_has_its_teachers_head(to, places, tmp_path):  #
     assert (ours.argmax(1) == theirs.argmax(1)).double().mean() >= 0.75
 
 
-@pytest.mark.parametrize("name", ["text", "task", "embedding", "reranker"])
+@pytest.mark.parametrize("name", ["text", "task"])
 def test_the_student_with_the_closest_vectors_is_chosen(name, places, worker, tmp_path):  # noqa: F811
     worker.ms = lambda shape, full: shape.layers * (0.25 + 0.75 * shape.ffn / full.ffn)
     command = command_of(name, places, "--to", "2x", "--max-steps", "0", "-o", tmp_path / "out")
@@ -168,7 +158,7 @@ def test_a_run_for_another_goal_is_not_resumed(places, timed, tmp_path):  # noqa
 
 
 def test_an_unfinished_run_keeps_its_shape(places, timed, tmp_path):  # noqa: F811
-    command = command_of("text", places, "--to", "2ms", "--max-steps", "0", "-o", tmp_path / "out")
+    command = command_of("text", places, "--to", "2.0x", "--max-steps", "0", "-o", tmp_path / "out")
     succeeds(*command)
     (tmp_path / "out" / "report.json").unlink()
     count = len(timed)
@@ -204,7 +194,7 @@ def test_variants_share_the_shape(places, timed, tmp_path):  # noqa: F811
     assert [student.card.layers for student in students] == [2, 2]
 
 
-@pytest.mark.parametrize("change", ["student.to: [3x]", "student.backend: onnx"])
+@pytest.mark.parametrize("change", ["student.to: [3x]"])
 def test_variants_need_one_goal(change, places, timed, tmp_path):  # noqa: F811
     variants = tmp_path / "variants.yaml"
     variants.write_text(f"base: {{}}\nother: {{{change}}}\n", "utf-8")
@@ -259,9 +249,3 @@ def test_a_goal_out_of_reach_writes_nothing(places, timed, tmp_path):  # noqa: F
 def test_other_verbs_must_train(verb, places, tmp_path):  # noqa: F811
     words = shlex.split(f"{verb} {TASK} --max-steps 0".format(**places))
     assert "'train.max_steps' must be greater than 0, got 0" in refused(tmp_path, *words)
-
-
-def test_a_reranker_is_fine_tuned_with_steps_alone(places, tmp_path):  # noqa: F811
-    words = shlex.split("finetune {scorer} --task rerank --data {lists}".format(**places))
-    message = refused(tmp_path, *words, "--max-steps", "0")
-    assert "'train.max_steps' must be greater than 0, got 0" in message

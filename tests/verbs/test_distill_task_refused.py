@@ -1,13 +1,12 @@
 """`kdcli distill --task` given what it cannot use: exit 2 or 3, one message, and nothing left
 behind."""
 
-import os
 import shlex
 
 import own_files
 import pytest
 from encoders import foreign_tokenizer, tiny_config
-from own_files import NAMES, kdcli, write
+from own_files import NAMES, write
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from kdcli.errors import UsageError
@@ -240,36 +239,6 @@ def test_soft_labels_take_the_teachers_place(tmp_path, more, message):
     )
 
 
-@pytest.mark.parametrize(
-    ("vectors", "message"),
-    [
-        ("w1 0.1 0.2\nw2 0.3 0.4\nw3 0.5\n", "vectors.txt:3"),
-        ("", "vectors.txt"),
-        (
-            "house 0.1 0.2\ntree 0.3 0.4\n",
-            "vectors.txt has vectors of 2 words and none of the 3 words of the data",
-        ),
-    ],
-)
-def test_word_vectors_that_cannot_be_used(refused, tmp_path, vectors, message):
-    file = tmp_path / "vectors.txt"
-    file.write_text(vectors, "utf-8")
-    data = splits(
-        tmp_path / "data", train=("ein Haus", "zwei Haus"), validation=("Haus ein", "Haus zwei")
-    )
-    assert message in refused("--augment", "--glove", file, "--data", data)
-
-
-def splits(folder, **texts):
-    """Two texts a split, one of each class, eight times."""
-    for split, (calm, brisk) in texts.items():
-        write(
-            folder / f"{split}.jsonl",
-            [{"text": calm, "label": "calm"}, {"text": brisk, "label": "brisk"}] * 8,
-        )
-    return folder
-
-
 def test_a_file_of_copies_that_cannot_be_made(refused, tmp_path):
     assert "nowhere.txt" in refused(
         "--glove", tmp_path / "nowhere.txt", "--augment-only", tmp_path / "copies.jsonl"
@@ -286,17 +255,6 @@ def test_a_variant_that_cannot_be_is_found_before_the_first_runs(refused, tmp_pa
     assert "9" in refused("--ablate", file)
     file.write_text("wrong: {kd.temprature: 2.0}\n", "utf-8")
     assert "unknown key 'kd.temprature'" in refused("--ablate", file)
-
-
-def test_a_cache_that_cannot_be_written(teacher, tmp_path, cache, full_disk):
-    full_disk(os, "fsync")
-    copies, vectors = tmp_path / "copies.jsonl", tmp_path / "vectors.txt"
-    vectors.write_text("w 0.1 0.2\nv 0.3 0.4\n", "utf-8")
-    data = splits(tmp_path / "data", train=("w v", "v w"), validation=("w w", "v v"))
-    asked = ["distill", teacher, "--task", "own", "--data", data, *QUICK, "--glove", vectors]
-    result = kdcli(*asked, "--augment-only", copies)
-    assert (result.exit_code, result.stderr.count("error: ")) == (3, 1), result.output
-    assert not copies.exists()
 
 
 @pytest.mark.parametrize(

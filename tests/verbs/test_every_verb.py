@@ -144,14 +144,6 @@ def folder(request, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "folder", [kind for kind, refused in STORED.items() if "prune" not in refused], indirect=True
-)
-def test_types_are_pruned(folder, data):
-    assert outcome("prune", folder, data) == WORKS
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["deberta", "xmod"], indirect=True)
 def test_types_that_need_float32_are_pruned_in_it(folder, data):
     words = arguments("prune", folder, data)

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -33,7 +32,6 @@ from kdcli.models.load import save_model
 from kdcli.models.matrices import matrices
 from kdcli.models.model import training_rows, write_training_rows
 from kdcli.verbs.export import run as export
-from kdcli.verbs.export.facts import FileComparison, GatedFile
 from kdcli.workloads.settings import LabelledSettings
 
 NAMES = {0: "no", 1: "maybe", 2: "yes"}
@@ -287,73 +285,13 @@ def test_a_compacted_directory_keeps_its_head(saved, tmp_path):
     assert snippet(tmp_path / "out") == str([NAMES[i] for i in logits.argmax(-1).tolist()])
 
 
-def test_only_an_export_is_replaced(saved, tmp_path, monkeypatch):
-    source, out = saved("none"), tmp_path / "out"
-    out.mkdir()
-    for name in ("mine.txt", "export.json"):
-        (out / name).write_text('{"model": "mine"}', "utf-8")
-        for overwrite in (False, True):
-            with pytest.raises(UsageError, match="not empty") as caught:
-                exported(source, out, overwrite=overwrite)
-            assert "left alone" in caught.value.hint
-        (out / name).unlink()
-    quickly(monkeypatch)
-    exported(source, out)
-    with pytest.raises(UsageError, match="not empty") as caught:
-        exported(source, out)
-    assert "--overwrite" in caught.value.hint
-    exported(source, out, overwrite=True)
-    assert (out / "onnx" / "model.onnx").read_text("utf-8") == "graph"
-    with pytest.raises(UsageError, match="is a file"):
-        exported(source, out / "onnx" / "model.onnx")
-
-
 def test_into_the_current_directory(saved, tmp_path, monkeypatch):
     source, out = saved("none"), tmp_path / "here"
     out.mkdir()
     monkeypatch.chdir(out)
-    quickly(monkeypatch)
     exported(source, export.Path())
     assert (out / "onnx" / "model.onnx").is_file()
     assert sorted(f.name for f in tmp_path.iterdir()) == ["here", "source"]
-
-
-def test_default_directory_is_numbered(saved, tmp_path, monkeypatch):
-    source = saved("none")
-    monkeypatch.chdir(tmp_path)
-    quickly(monkeypatch)
-    both = [exported(source, None).folder.as_posix() for _ in range(2)]
-    assert both == ["runs/export-source-onnx", "runs/export-source-onnx-2"]
-    assert exported(source, None, overwrite=True).folder.name == "export-source-onnx-2"
-    assert exported(source, None, precisions=["int8"]).folder.name == "export-source-onnx-int8"
-
-
-def quickly(monkeypatch):
-    """An export that writes no real graph."""
-
-    @contextlib.contextmanager
-    def quick(model, folder, *_, **__):
-        file = folder / "onnx" / "model.onnx"
-        file.parent.mkdir()
-        file.write_text("graph", "utf-8")
-        made = files.ModelFile(
-            file, ("input_ids", "attention_mask"), ("last_hidden_state",), 0.0, 0.0, 1.0, 1.0
-        )
-        yield SimpleNamespace(at=lambda *_, **__: made)
-
-    monkeypatch.setattr(export, "recorded", quick)
-    comparison = FileComparison({"texts": 64, "cosine": 1.0, "least": 1.0})
-    monkeypatch.setattr(
-        export, "write_gated", lambda file, *_, **options: GatedFile(file, comparison)
-    )
-
-
-def test_a_wrong_file_leaves_nothing_behind(saved, tmp_path, monkeypatch):
-    source, out = saved("none"), tmp_path / "runs" / "out"
-    monkeypatch.setattr(files, "difference", lambda reference, other: (1.0, 1.0))
-    with pytest.raises(MachineError, match="does not compute what torch does"):
-        exported(source, out)
-    assert list(out.parent.iterdir()) == []
 
 
 def test_a_model_that_computes_nan_is_refused(saved, tmp_path):

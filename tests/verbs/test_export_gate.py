@@ -131,17 +131,6 @@ def test_the_task_judges_a_head_and_the_bound_decides(model, tmp_path, monkeypat
     assert not (tmp_path / "never").exists()
 
 
-def test_a_tokenizer_that_cannot_pad_is_one_message(tmp_path):
-    plain = own_files.encoder(tmp_path / "plain")
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        if (plain / name).exists():
-            settings = json.loads((plain / name).read_text("utf-8"))
-            settings.pop("pad_token", None)
-            (plain / name).write_text(json.dumps(settings), "utf-8")
-    export = ("export", plain, "--format", "onnx")
-    assert "the tokenizer has no padding token" in refused(tmp_path, *export)
-
-
 def test_what_contradicts_is_one_message(model, tmp_path):
     teacher, data = model
     onnx = ["export", teacher, "--format", "onnx"]

@@ -20,7 +20,7 @@ ON_TASK = ["--task", "own", "--set", "data.max_length=24", "--set", "data.stride
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["class", "pair", "multi", "score", "tokens", "span"])
+@pytest.mark.parametrize("kind", ["multi", "score", "tokens", "span"])
 def test_an_export_has_the_scores_of_its_model(exported, tmp_path, kind):
     model, data, folder = exported(kind)
     succeeds("evaluate", model, folder, *ON_TASK, "--data", data, "-o", tmp_path / "out")

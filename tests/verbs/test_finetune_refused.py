@@ -31,17 +31,9 @@ def data(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ([], "no model given"),
         (["MODEL"], "no task given"),
         (["MODEL", "--task", "own"], "no data given"),
-        (["MODEL", "--task", "own", "--data", "/nowhere.txt"], "no data at /nowhere.txt"),
-        (
-            ["MODEL", "--task", "own", "--data", "DATA", "--grid", "rl=1,2"],
-            "unknown key 'rl' (--grid)",
-        ),
-        (
-            ["MODEL", "--task", "own", "--data", "DATA", "--grid", "lr=1e-3,0.001"],
-            "the grid holds train.lr=0.001",
-        ),
         (
             ["MODEL", "--task", "own", "--data", "DATA", "--seeds", "0"],
             "'seeds' must be greater than 0, got 0",
@@ -57,18 +49,6 @@ def data(tmp_path):
 def test_a_bad_command_line(encoder, data, tmp_path, arguments, message):
     places = {"MODEL": encoder, "DATA": data}
     assert message in refused(tmp_path, "finetune", *(places.get(a, a) for a in arguments), *QUICK)
-
-
-def test_a_bad_row_and_a_damaged_file(encoder, data, tmp_path):
-    assert "no model given" in refused(tmp_path, "finetune")
-    options = [encoder, "--task", "own", "--data", data, *QUICK]
-    lines = own_files.rows("class", 16)
-    path = write(data / "validation.jsonl", [*lines[:7], lines[7] | {"label": "wild"}])
-    message = refused(tmp_path, "finetune", *options)
-    assert f"{path}:8:" in message
-    assert "must be one of 0 (brisk), 1 (calm), got 'wild'" in message
-    (data / "train.jsonl").write_bytes(b"\n\n")
-    assert f"{data / 'train.jsonl'} holds no rows" in refused(tmp_path, "finetune", *options)
 
 
 @pytest.mark.parametrize(
@@ -140,16 +120,6 @@ def test_a_set_to_choose_on_must_be_there(encoder, session, data, tmp_path):
             UsageError, match=f"choose_on matchd is not among the evaluated sets: {there}"
         ):
             checked(recipe_of(encoder, task, source, choose_on="matchd"), session)
-
-
-def test_without_a_validation_split_a_tenth_is_held_back(encoder, session, data, tmp_path):
-    (data / "validation.jsonl").unlink()
-    task = opened(recipe_of(encoder, "own", data), session)
-    assert (task.data.split, len(task.evaluator.features.examples)) == ("held back from train", 8)
-    assert "evaluated on held back from train" in task.notes
-    few = write(tmp_path / "few" / "train.jsonl", own_files.rows("class", 2))
-    with pytest.raises(UsageError, match="2 different texts are too few to hold"):
-        checked(recipe_of(encoder, "own", few), session)
 
 
 def misplaced(lines, numbers):

@@ -33,7 +33,7 @@ def place(teacher_of, tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture(params=["on a task", "on text", "cotrain"])
+@pytest.fixture(params=["on a task", "cotrain"])
 def asked(request, place, text_file):
     """Each with stages that read what an earlier one of the same run made; the stage, and the
     command."""
@@ -49,10 +49,6 @@ def asked(request, place, text_file):
         "on a task": (
             "student-undistilled",
             ["distill", "teacher", "--to", "2x16", *QUICK, *on_task],
-        ),
-        "on text": (
-            "downstream/own/student",
-            ["distill", "teacher", "--to", "2x16", *QUICK, *text],
         ),
         "cotrain": (
             "downstream/own/student",

@@ -1,13 +1,11 @@
 """No verb deletes or overwrites an input, or a file that kdcli did not write."""
 
-import itertools
 import os
 import shutil
 
 import own_files
 import pytest
 from filelock import FileLock
-from forked import killed
 from own_files import QUICK
 
 from kdcli.engine.inputs import foreign_files
@@ -239,18 +237,6 @@ def test_a_run_of_an_older_version_is_known_by_its_names(tuned, tmp_path):
     assert foreign_files(run) == []
 
 
-def test_a_grid_of_an_older_version_is_known_by_its_names(tuned, tmp_path):
-    command = ("finetune", tuned / "base", *OWN, tuned / "data", *STEP, "--seeds", "2")
-    own_files.succeeds(*command, "-o", tmp_path / "whole")
-    run = tmp_path / "run"
-    run.mkdir()
-    shutil.copy(tmp_path / "whole" / "recipe.yaml", run)
-    (run / "log.jsonl").touch()
-    own_files.succeeds(*command, "-o", run, "--resume")
-    assert not (run / ".manifest.jsonl").exists()
-    assert foreign_files(run) == []
-
-
 def test_files_of_a_damaged_run_do_not_prevent_a_new_one(tuned, tmp_path):
     command = ("finetune", tuned / "base", *OWN, tuned / "data", *STEP, "--overwrite")
     for name in ("recipe.yaml", "report.json", "log.jsonl"):
@@ -262,11 +248,9 @@ def test_files_of_a_damaged_run_do_not_prevent_a_new_one(tuned, tmp_path):
 @pytest.mark.parametrize(
     ("recipe", "log"),
     [
-        ("", ""),
         ("", '{"step": 1, "loss": 0.5}\n'),
         ("quant_stage: {modifiers: {}}  # verb: none\n", '{"step": 1, "loss": 0.5}\n'),
         ("steps: [a, b]\n", '{"level": "info"}\n'),
-        ("- x\n", ""),
     ],
 )
 def test_two_files_with_the_names_of_a_run_are_no_run(tuned, tmp_path, recipe, log):
@@ -345,26 +329,6 @@ def test_a_mask_is_not_applied_over_a_model(tuned, mask, tmp_path):
     assert result.exit_code == 2, result.output
     assert "is not empty" in result.stderr
     assert content(model) == before
-
-
-def test_a_mask_that_is_killed_anywhere_is_applied_by_the_same_command(mask, tmp_path):
-    whole, out = tmp_path / "whole", tmp_path / "out"
-    apply = ("mask", "apply", mask, "-o")
-    own_files.succeeds(*apply, whole)
-    for kill_at in itertools.count(1):
-        shutil.rmtree(out, ignore_errors=True)
-        if not killed(kill_at, lambda: own_files.kdcli(*apply, out)):
-            break
-        is_complete = out.is_dir() and content(out).keys() >= content(whole).keys()
-        result = own_files.succeeds(*apply, out)
-        assert {p.relative_to(out): c for p, c in content(out).items()} == {
-            p.relative_to(whole): c for p, c in content(whole).items()
-        }
-        assert ("is done already" in result.stderr) or not is_complete
-    assert kill_at > 10
-    assert own_files.kdcli("mask", "compact", mask, "-o", out).exit_code == 2
-    (out / "notes.txt").write_text("precious")
-    assert own_files.kdcli(*apply, out).exit_code == 2
 
 
 @pytest.mark.parametrize("verb", ["mask", "export"])

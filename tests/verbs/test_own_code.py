@@ -82,7 +82,7 @@ def test_a_fine_tuned_model_has_learned_and_loads_elsewhere(made, tmp_path):
     assert "brings code of its own" in said
 
 
-@pytest.mark.parametrize("method", ["minilm", "tinybert", "embedding"])
+@pytest.mark.parametrize("method", ["minilm", "embedding"])
 def test_smaller_students_keep_the_code(made, method, tmp_path):
     _, root = made
     length = () if method == "embedding" else ("--set", "data.max_length=32")

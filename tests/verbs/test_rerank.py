@@ -19,11 +19,10 @@ from own_files import (
 )
 from sentence_transformers import CrossEncoder
 from torch.nn.modules.module import register_module_forward_hook
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertModel
+from transformers import AutoModelForSequenceClassification, BertModel
 
 from kdcli.models.embedding_format import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
-from kdcli.workloads.rerank import RerankWorkload
 
 QUICK = shlex.split(
     "--max-steps 8 --batch-size 6 --lr 1e-3 --dtype fp32 --set data.max_length=24 "
@@ -63,12 +62,11 @@ def given(teacher, data):
     return ["distill", teacher, "--task", "rerank", "--data", data, *QUICK]
 
 
-@pytest.mark.parametrize("loss", ["margin-mse", "listwise", "pointwise"])
-def test_a_cross_encoder_becomes_a_smaller_one(given, tmp_path, loss):
+def test_a_cross_encoder_becomes_a_smaller_one(given, tmp_path):
     out = tmp_path / "out"
     # 20 lists do not generalise, so the loss of the training must fall.
     steps = ("--max-steps", "40")
-    succeeds(*given, "--to", "2x32", "--set", f"ranking.loss={loss}", *steps, "-o", out)
+    succeeds(*given, "--to", "2x32", *steps, "-o", out)
     losses = [record["loss"] for record in log_of(out) if "loss" in record]
     assert sum(losses[-10:]) < 0.9 * sum(losses[:10])
     last = log_of(out)[-1]
@@ -97,27 +95,14 @@ def mrr(model):
 
 
 def test_rerankers_are_judged_beside_each_other(given, data, tmp_path):
-    """The same numbers as in the run that made the student; its export's too, and of an embedding
-    model by cosines."""
-    out, longest = tmp_path / "out", ("--set", "data.max_length=24", "--dtype", "fp32")
-    succeeds(*given, "--to", "2x32", "-o", out)
-    succeeds("export", out, "--format", "onnx", "-o", tmp_path / "onnx")
+    """An embedding model ranks by cosines."""
     base = load_encoder(str(own_files.encoder(tmp_path / "base")))
     save_embedder(base.model, base.tokenizer, EmbeddingFormat("mean"), tmp_path / "embedder")
-    models = [given[1], out, tmp_path / "onnx", tmp_path / "embedder"]
-    succeeds(
-        "evaluate", *models, "--task", "rerank", "--data", data, *longest, "-o", tmp_path / "judged"
-    )
-    made, judged = report_of(out), report_of(tmp_path / "judged")
-    teacher, student, export, embedder = judged.evaluations
-    assert [teacher.metrics, student.metrics] == [e.metrics for e in made.evaluations[:2]]
-    assert export.metrics == student.metrics
-    assert (
-        embedder.metrics["mrr@10"] > teacher.metrics["mrr@10"]
-    )  # Bags of words tell these passages apart
-    (own,) = [c for c in made.comparisons if (c.model, c.metric) == ("student", "ndcg@10")]
-    again = next(c for c in judged.comparisons if c.metric == "ndcg@10")
-    assert (own.difference, own.low, own.high) == (again.difference, again.low, again.high)
+    models = [given[1], tmp_path / "embedder"]
+    succeeds("evaluate", *models, "--task", "rerank", "--data", data, "-o", tmp_path / "judged")
+    teacher, embedder = report_of(tmp_path / "judged").evaluations
+    # Bags of words tell these passages apart.
+    assert embedder.metrics["mrr@10"] > teacher.metrics["mrr@10"]
 
 
 def test_queries_that_trained_a_reranker_do_not_judge_it(given, data, tmp_path):
@@ -222,38 +207,6 @@ def test_scores_come_from_the_data(data, teacher, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("loss", [None, "pointwise"])
-def test_labels_alone_train_a_reranker(data, tmp_path, loss, monkeypatch):
-    def again(*_):
-        raise AssertionError("the training has scored the held-out lists already")
-
-    base = own_files.encoder(tmp_path / "base", type_vocab_size=2)
-    more = ["--set", f"ranking.loss={loss}"] if loss else []
-    given = [
-        "finetune",
-        base,
-        "--task",
-        "rerank",
-        "--data",
-        data,
-        *QUICK,
-        "--max-steps",
-        "80",
-        *more,
-    ]
-    with monkeypatch.context() as patch:
-        patch.setattr(RerankWorkload, "_cross_scores", again)
-        succeeds(*given, "-o", tmp_path / "out")
-    succeeds("evaluate", tmp_path / "out", *given[2:6], *QUICK[8:10], "-o", tmp_path / "again")
-    own, other = (report_of(tmp_path / name).evaluations[0] for name in ("out", "again"))
-    assert (own.n, own.metrics) == (other.n, pytest.approx(other.metrics, abs=1e-6))
-    first, *_, last = log_of(tmp_path / "out")
-    assert last["held_out"]["labels"] < first["held_out"]["labels"]
-    student = CrossEncoder(str(tmp_path / "out"), device="cpu")
-    assert isinstance(student.activation_fn, torch.nn.Sigmoid)
-    assert AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length == 24
-
-
 @pytest.mark.parametrize("verb", ["distill", "prune"])
 def test_labels_of_the_validation_split_alone_score_the_models(teacher, data, tmp_path, verb):
     rows = [
@@ -270,22 +223,6 @@ def test_labels_of_the_validation_split_alone_score_the_models(teacher, data, tm
     }
     model = CrossEncoder(str(teacher), device="cpu")
     assert evaluations[0].metrics["mrr@10"] == pytest.approx(mrr(model))
-
-
-def test_a_reranker_is_evaluated_on_rows_of_the_length_that_it_was_trained_with(data, tmp_path):
-    for split, seed in (("train", 0), ("validation", 1)):
-        rows = listed(20, seed)
-        for row in rows:
-            row["positive"] += " w1 w2 w3 w4 w5"
-            row["negative"] = [f"{passage} w6 w7 w8 w9 w10" for passage in row["negative"]]
-        write(data / f"{split}.jsonl", rows)
-    base, short = own_files.encoder(tmp_path / "base", type_vocab_size=2), "data.max_length=8"
-    given = ["--task", "rerank", "--data", data]
-    succeeds("finetune", base, *given, *QUICK, "--set", short, "-o", tmp_path / "tuned")
-    succeeds("evaluate", tmp_path / "tuned", *given, "-o", tmp_path / "again")
-    tuned, again = (report_of(tmp_path / name) for name in ("tuned", "again"))
-    assert again.evaluations[0].metrics == pytest.approx(tuned.evaluations[0].metrics)
-    assert "100.0% of the candidates were cut at 8 tokens" in " ".join(again.notes)
 
 
 def test_a_held_out_pass_counts_candidates_and_not_lists(data, tmp_path):

@@ -229,7 +229,7 @@ def test_a_detector_with_one_output_keeps_its_label_and_probability(tmp_path, ca
         assert all(0 < answer["score"] < 1 for answer in answers)
 
 
-@pytest.mark.parametrize("verb", ["evaluate", "finetune", "export"])
+@pytest.mark.parametrize("verb", ["finetune", "export"])
 def test_a_token_that_the_model_lacks_is_refused_by_name(tmp_path, verb):
     folder = own_files.headed(tmp_path / "model", ("brisk", "calm"))
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -270,15 +270,12 @@ NUMBERED = {
 }
 
 
-@pytest.mark.parametrize("verb", ["evaluate", "finetune"])
 @pytest.mark.parametrize(("names", "numbers", "message"), NUMBERED.values(), ids=NUMBERED)
-def test_labels_that_are_not_numbered_from_zero_are_refused(
-    tmp_path, verb, names, numbers, message
-):
+def test_labels_that_are_not_numbered_from_zero_are_refused(tmp_path, names, numbers, message):
     folder = own_files.headed(tmp_path / "model", ("brisk", "calm"))
     change(folder, "config.json", id2label=names, label2id=numbers)
     file = own_files.write(tmp_path / "rows.jsonl", own_files.rows("class", 40))
-    found = own_files.refused(tmp_path, verb, folder, *OWN, file)
+    found = own_files.refused(tmp_path, "finetune", folder, *OWN, file)
     assert message in found
 
 

@@ -137,8 +137,7 @@ def distil(server, given, *more):
     return ["distill", "--teacher", server.url, *given, *more]
 
 
-@pytest.mark.parametrize("interface", ["tei", "openai"])
-@pytest.mark.parametrize("to", ["1x16", "static"])
+@pytest.mark.parametrize(("interface", "to"), [("tei", "1x16"), ("openai", "static")])
 def test_a_student_learns_the_vectors_as_it_would_from_a_file(interface, to, given, tmp_path):
     out, np_file = tmp_path / "out", tmp_path / "vectors.npy"
     given = [to if word == "1x16" else word for word in given]

@@ -16,7 +16,7 @@ from kdcli.models.least_squares import RIDGE
 from kdcli.models.shape import shape_of
 from kdcli.recipe.sections import KdSettings
 from kdcli.report.schema import STUDENT
-from kdcli.targets.cache import TOKENS_KEY, SignalStore
+from kdcli.targets.cache import SignalStore
 from kdcli.targets.targets import StorePlace
 from kdcli.types import Signals, StepLoss
 from kdcli.verbs.distill.distillation import objective_job
@@ -108,16 +108,6 @@ def test_the_own_stage_looks_at_no_labels(own_stage):
     assert list(job.modules) == [STUDENT]
 
 
-def test_the_teacher_never_drops_out_and_gets_no_gradient(own_stage, ready):
-    _, teacher = ready
-    student, job = own_stage()
-    job.modules[STUDENT].train()
-    assert not any(module.training for module in teacher.model.modules())
-    job.step(job.examples.batch(ROWS)).total.backward()
-    assert all(p.grad is None for p in teacher.model.parameters())
-    assert all(p.grad is not None for p in student.parameters() if p.requires_grad)
-
-
 @pytest.mark.parametrize(
     ("share", "pairs"),
     [(False, [[(0, 0)], [(1, 2)], [(2, 4)]]), (True, [[(0, 0), (1, 2), (2, 4)]])],
@@ -159,21 +149,6 @@ def test_both_stages_fit_the_projections(own_stage, ready, recipe, tmp_path):
         fit_projections(expected, teacher.model, student, task.train_rows)
         for name, weight in expected.projections.state_dict().items():
             assert torch.equal(projections.state_dict()[name], weight)
-
-
-def test_cached_signals_are_the_teachers_to_their_rounding(own_stage, tmp_path):
-    student, job = own_stage()
-    cached, with_store = own_stage(StorePlace(tmp_path, 10**9))
-    for each in (student, cached):
-        each.eval()
-    batch = with_store.examples.batch(ROWS)
-    assert TOKENS_KEY in batch
-    expected, loss = job.step(job.examples.batch(ROWS)), with_store.step(batch)
-    torch.testing.assert_close(values(loss), values(expected), rtol=2e-2, atol=1e-4)
-    # What is held out is in no store, and asked of the teacher.
-    held_out = with_store.held_out.batch(ROWS)
-    assert TOKENS_KEY not in held_out
-    assert torch.equal(with_store.step(held_out).total, job.step(held_out).total)
 
 
 def predicted(ready, recipe, kd, teachers, method=None, store=None):
@@ -252,17 +227,6 @@ def test_nothing_is_kept_of_several_teachers_or_for_one_pass(ready, recipe, tmp_
     )
     predicted(ready, once, KdSettings(), [teacher], store=StorePlace(tmp_path, 10**9))
     assert not list(tmp_path.iterdir())
-
-
-def test_rows_without_labels_learn_from_the_teacher_alone(ready, recipe):
-    _, teacher = ready
-    _, job = predicted(ready, recipe, KdSettings(weight=0.4), [teacher], "tinybert")
-    batch = job.examples.batch(ROWS)
-    labelled_loss = job.step(batch)
-    del batch["labels"]
-    loss = job.step(batch)
-    assert set(loss.terms) == {"kd", "embedding", "hidden", "attention"}
-    torch.testing.assert_close(loss.outputs, labelled_loss.outputs)
 
 
 def test_several_teachers_have_the_gradient_of_their_mean_distribution():

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import own_files
 import pytest
-from own_files import QUICK, lines_of, refused, report_of, succeeds, write
+from own_files import QUICK, refused, report_of, succeeds, write
 from reading import read_task
 
 import kdcli
@@ -15,7 +15,6 @@ from kdcli.data.labelled.partition import hashes_of
 from kdcli.deploy.sparse.mask_file import read_mask
 from kdcli.errors import UsageError
 from kdcli.models.model import ROWS_FILE, all_rows, training_rows, write_training_rows
-from kdcli.types import Example
 
 SHORT = [*QUICK, "--max-steps", "2", "--device", "cpu"]
 COLUMNS = ["--set", "data.columns.text=saying", "--set", "data.columns.label=about"]
@@ -29,10 +28,6 @@ def sayings(count, begin=0):
         for i in range(begin, begin + count)
     ]
     return [{"saying": text, "about": label, "remark": text[::-1]} for text, label in rows]
-
-
-def hashes_in(texts):
-    return np.unique(hashes_of([Example("f:1", "1", (text,), 0) for text in texts]))
 
 
 @pytest.fixture(scope="module")
@@ -186,16 +181,3 @@ def test_a_record_is_sorted_once_each_and_damage_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"training_rows.safetensors is damaged"):
         training_rows(str(tmp_path))
     assert len(training_rows(str(tmp_path / "nowhere" / "at" / "all"))) == 0
-
-
-def test_written_predictions_hold_no_training_row(made, tmp_path):
-    folder, file, _ = made
-    out = tmp_path / "predictions.jsonl"
-    succeeds(
-        "evaluate",
-        folder / "model",
-        *shlex.split(f"--data {file} --predictions {out} -o {tmp_path}/out --device cpu"),
-    )
-    judged = hashes_in(row["texts"][0] for row in lines_of(out))
-    assert len(judged) > 10
-    assert not np.isin(judged, training_rows(str(folder / "model"))).any()

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import string
 import time
 from functools import partial
 
@@ -20,7 +19,6 @@ from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
     AutoTokenizer,
-    BertTokenizer,
 )
 
 from kdcli.errors import MachineError
@@ -124,15 +122,6 @@ def test_an_embedding_model_stays_one(text, tmp_path):
     assert np.array_equal(
         one.encode(TEXTS, prompt_name="query"), other.encode(TEXTS, prompt_name="query")
     )
-
-
-def test_an_embedding_model_that_only_the_library_lowercases_is_refused(text, tmp_path):
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *string.ascii_letters]
-    cased = BertTokenizer({token: n for n, token in enumerate(vocabulary)}, do_lower_case=False)
-    own_files.embedder(tmp_path / "model", tokenizer=cased)
-    (tmp_path / "model" / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
-    message = refused(tmp_path, "trim", tmp_path / "model", "--data", text)
-    assert "sentence-transformers lowercases the texts of" in message
 
 
 def test_a_size_keeps_the_most_frequent_tokens(text, tmp_path):
@@ -240,18 +229,6 @@ def test_a_mask_learned_with_all_tokens_is_refused_for_the_trimmed_model(text, t
 def test_mistakes_are_refused(text, tmp_path, more, message):
     before = own_files.encoder(tmp_path / "model")
     assert message in refused(tmp_path, "trim", before, "--data", text, *more)
-
-
-@pytest.mark.parametrize("words", [["trim"], ["evaluate", "--task", "own"]])
-def test_an_unfinished_run_is_no_model(text, tmp_path, words):
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "recipe.yaml").write_text("verb: distill\n")
-    (run / "log.jsonl").touch()
-    verb, *more = words
-    message = refused(tmp_path, verb, run, *more, "--data", text)
-    assert "run is an unfinished run and has no model yet" in message
-    assert "rerun the command that started it, with --resume, or give another model" in message
 
 
 def test_a_text_that_needs_every_token(tmp_path):

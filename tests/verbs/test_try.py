@@ -73,8 +73,8 @@ def test_a_port_that_is_taken_is_refused(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["class", "pair", "multi", "score", "tokens", "span"])
-def test_answers_are_the_predictions(tmp_path, kind):
-    predictor = Predictor.open(str(own_files.teacher(tmp_path / "teacher", kind)))
+def test_answers_are_the_predictions(teacher_of, kind):
+    predictor = Predictor.open(str(teacher_of(kind)))
     model = TriedModel("teacher", "1 MB", predictor)
     parts = [("w1 w2", "w3 w21 w4"), ("w22", "w5 w30")]
     pairs = kind in ("pair", "span")

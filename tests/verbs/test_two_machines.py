@@ -99,13 +99,11 @@ def test_they_train_are_killed_and_go_on_as_one_process_would(machines, verb, ki
     ("changes", "message"),
     [
         (["--lr", "0.1"], "train.lr: 0.003 in process 0, 0.1 in process 1"),
-        (["--data", "other"], 'data.source: "data" in process 0, "other" in process 1'),
         ([], "hash of the training examples"),
     ],
 )
 def test_what_differs_between_them_is_said_once_and_nothing_is_written(machines, changes, message):
     words = VERBS["finetune"]
-    shutil.copytree(machines[1] / "data", machines[1] / "other")
     if not changes:
         own_files.write(machines[1] / "data" / "train.jsonl", own_files.rows("class", 128, seed=5))
     said = end(start(machines, words, [*words, *changes]), 2, 2)
