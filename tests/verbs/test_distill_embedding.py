@@ -26,7 +26,6 @@ from transformers import AutoModel
 from kdcli.engine.session import Session, start
 from kdcli.models.embedding_format import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
-from kdcli.models.model import training_rows, write_training_rows
 from kdcli.recipe.resolve import read_recipe
 from kdcli.verbs.distill.space import VectorSpace
 from kdcli.workloads.eval_sets import PairEvaluation
@@ -161,12 +160,6 @@ def test_the_undistilled_student_is_made_in_float32(given, pairs, tmp_path, monk
     succeeds(*given, "--to", "4x32", "--dtype", "bf16", *judge, "-o", tmp_path / "out")
     teacher, _, undistilled = scored.values()
     assert all(torch.equal(weight, teacher[name]) for name, weight in undistilled.items())
-
-
-def test_a_student_knows_the_rows_that_trained_its_teacher(given, teacher, tmp_path):
-    write_training_rows(teacher, np.arange(3, dtype=np.uint64))
-    succeeds(*given, "--to", "2x32", "-o", tmp_path / "out")
-    assert (training_rows(str(tmp_path / "out")) == np.arange(3)).all()
 
 
 def test_vectors_that_will_be_cut_start_turned_to_their_components(given, teacher, tmp_path):

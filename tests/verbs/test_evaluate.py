@@ -180,37 +180,6 @@ def test_predictions_by_vectors_are_cosines(tmp_path):
 
 
 @pytest.mark.resampled
-def test_two_models_are_compared_pair_by_pair(models, data, tmp_path):
-    file = tmp_path / "predictions.jsonl"
-    result = succeeds(
-        *models, "--task", "own", "--data", data, "--predictions", file, "-o", tmp_path / "out"
-    )
-    report, rows = report_of(tmp_path / "out"), lines_of(file)
-    assert list(report.cards) == ["model-3", "model-5"]
-    right = np.array(
-        [[r["predicted"] == r["label"] for r in rows if r["model"] == m] for m in report.cards],
-        float,
-    )
-    assert right.shape == (2, 60)
-    accuracy = next(c for c in report.comparisons if c.metric == "accuracy")
-    assert (accuracy.model, accuracy.baseline, accuracy.task, accuracy.set) == (
-        "model-5",
-        "model-3",
-        "own",
-        "",
-    )
-    assert accuracy.difference == pytest.approx(right[1].mean() - right[0].mean())
-    assert accuracy.difference != 0
-    # The interval of a mean of paired differences, which is close to Tango's.
-    reach = 1.96 * (right[1] - right[0]).std() / np.sqrt(60)
-    ends = accuracy.difference - reach, accuracy.difference + reach
-    assert (accuracy.low, accuracy.high) == pytest.approx(ends, abs=0.03)
-    assert {c.metric for c in report.comparisons} == {"accuracy", "f1", "matthews"}
-    for text in (result.stdout, (tmp_path / "out" / "report.md").read_text("utf-8")):
-        assert all(part in text for part in ("model-5", f"{abs(accuracy.difference):.3f}"[:4]))
-
-
-@pytest.mark.resampled
 def test_repeated_texts_add_no_certainty_and_unknown_words_are_told(models, tmp_path):
     rows = own_files.rows("class", 60, seed=1)
     rows = [row | {"text": f"{row['text']} nowhere"} for row in rows]

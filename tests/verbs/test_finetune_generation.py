@@ -164,9 +164,3 @@ def test_other_verbs_say_who_generates(verb, trained, data, tmp_path):
     arguments = [trained if a == "MODEL" else a for a in verb]
     said = refused(tmp_path, *arguments, "--task", "own", "--data", data)
     assert "generates text, which this verb cannot do" in said
-
-
-def test_a_model_that_generates_nothing_is_not_judged(encoder, data, tmp_path):
-    assert "it generates no text" in refused(
-        tmp_path, "evaluate", encoder, "--task", "own", "--data", data
-    )

@@ -27,9 +27,7 @@ def tokenised(cache):
     ("more", "message"),
     [
         (["--to", "9x16"], "9x16"),
-        (["--to", "2x16", "--assistant", "2x8"], "larger than its teacher assistant"),
         (["--to", "2x16", "--device", "cuda:7"], "cuda"),
-        (["--to", "2x16", "--report-to", "wandbb"], "unknown tracker"),
         (["--to", "2x16", "--eval-task", "nosuch"], "nosuch"),
         (
             ["--to", "2x16", "--method", "distilbert", "--set", "data.mask.share=1.5"],
