@@ -43,7 +43,8 @@ class Protocol:
 
     A measurement of a cell ends when each subject has `min_runs` runs and all subjects together
     have run for `min_seconds`. A cell whose times are unstable is measured up to
-    `max_measurements` times. `padding` is `full` (no padding), `random` (lengths from a quarter of
+    `max_measurements` times, or only once if it is not the first and `only_first_again` is set.
+    `padding` is `full` (no padding), `random` (lengths from a quarter of
     a cell's tokens upwards) or `data` (lengths drawn from `lengths`).
     """
 
@@ -52,6 +53,7 @@ class Protocol:
     min_seconds: float
     cells: Sequence[tuple[int, int]] = CELLS
     max_measurements: int = MAX_MEASUREMENTS
+    only_first_again: bool = False
     padding: str = "full"
     lengths: Sequence[int] = ()  # number of tokens of real examples, cut to the cell's tokens
     # Real text on which backends are compared with torch in float32. Without it, ids are random.
@@ -94,7 +96,6 @@ class _Lines:
     """The log lines of a measurement. Parts that take less than `LINE_SECONDS` log nothing."""
 
     subjects: Sequence[Subject]
-    protocol: Protocol
     first: float | None = None  # When the first model was prepared, after the worker's start.
     last: float = field(default_factory=time.monotonic)
 
@@ -109,13 +110,13 @@ class _Lines:
             Progress.log(f"{prepared} of {number} models prepared  {time_left(left)}")
             self.last = now
         if "measuring" in message:
-            batch_size, seq_len, seconds = message["measuring"]
+            batch_size, seq_len, seconds, count = message["measuring"]
             if float(str(seconds)) >= LINE_SECONDS:
                 models = f"{number} models in turns" if number > 1 else "the model"
                 longer = ", longer if the times are unstable"
                 Progress.log(
                     f"timing {models} on {batch_size} x {seq_len} tokens: about {seconds} s"
-                    + (longer if self.protocol.max_measurements > 1 else "")
+                    + (longer if int(str(count)) > 1 else "")
                 )
                 self.last = now
 
@@ -133,7 +134,7 @@ def measure_latency(subjects: Sequence[Subject], protocol: Protocol) -> Latency:
         "threads": latency_threads(),
         "custom_code": custom_code_allowed(),
     }
-    latency, lines = Latency(), _Lines(subjects, protocol)
+    latency, lines = Latency(), _Lines(subjects)
     with tempfile.TemporaryFile("w+") as errors:
         # With -P, a file such as types.py in the current directory cannot shadow a module.
         command = [sys.executable, "-P", "-m", "kdcli.deploy.worker"]

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -96,6 +96,8 @@ def serve(subjects: Sequence[Subject], protocol: Protocol, folder: Path, send: S
     cells = [(size, min([seq_len, *limits])) for size, seq_len in protocol.cells]
     for cell in dict.fromkeys(cells):
         _measure_cell(protocol, loaded, cell, send)
+        if protocol.only_first_again:
+            protocol = replace(protocol, max_measurements=1)
 
 
 def _load(
@@ -225,7 +227,8 @@ def _measure_cell(
         calls[number] = call
     # Each model warms up alone before the rounds begin.
     rounds = max(protocol.min_seconds, protocol.min_runs * sum(first_seconds.values()))
-    send({"measuring": [*cell, round(len(calls) * WARM_SECONDS + rounds)]})
+    expected = round(len(calls) * WARM_SECONDS + rounds)
+    send({"measuring": [*cell, expected, protocol.max_measurements]})
     times = measure(
         calls, device, protocol.min_runs, protocol.min_seconds, protocol.max_measurements
     )

@@ -90,9 +90,8 @@ class Pool:
         """Run tasks in threads. Each may use `call`. Return their results, in the same order.
 
         If a task fails, or the user stops the run, the calls of the other tasks are stopped as by
-        SIGTERM. A second Ctrl-C kills their processes.
+        SIGTERM. A second Ctrl-C kills their processes. A task may run tasks of its own in this way.
         """
-        self.ends = False
         with ThreadPoolExecutor(len(tasks)) as threads:
             futures = [threads.submit(contextvars.copy_context().run, task) for task in tasks]
             try:
@@ -115,6 +114,8 @@ class Pool:
             self._each_busy(psutil.Process.kill)
             wait(futures)
             raise
+        finally:
+            self.ends = False
 
     def _resume_all(self) -> None:
         """Resume the processes that a measuring process suspended and can no longer resume.

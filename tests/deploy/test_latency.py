@@ -100,15 +100,14 @@ def test_ctrl_c_keeps_finished_cells(monkeypatch):
     ("most", "end"), [(3, "about 9 s, longer if the times are unstable"), (1, "about 9 s")]
 )
 def test_a_slow_measurement_logs_its_progress(most, end, capsys):
-    protocol = Protocol("cpu", 1, 0.0, max_measurements=most)
-    lines = latency_file._Lines((*SHAPES, Subject("another", LARGE)), protocol)
+    lines = latency_file._Lines((*SHAPES, Subject("another", LARGE)))
     lines.show({"prepared": [LARGE]}, 1)
     assert lines.first is not None
     lines.first -= 60
     lines.last -= 60
     lines.show({"prepared": [SMALL]}, 2)
-    lines.show({"measuring": [1, 128, 9]}, 3)
-    lines.show({"measuring": [8, 128, 1]}, 3)
+    lines.show({"measuring": [1, 128, 9, most]}, 3)
+    lines.show({"measuring": [8, 128, 1, most]}, 3)
     first, second = capsys.readouterr().err.splitlines()
     assert first == "2 of 3 models prepared  0:01:00 left"
     assert second == f"timing 3 models in turns on 1 x 128 tokens: {end}"
@@ -122,8 +121,9 @@ SHAPES = (Subject(LARGE, LARGE), Subject(SMALL, SMALL))
 def served(at_once, tmp_path):
     """A function that measures subjects in this process."""
 
-    def serve(subjects=SHAPES, cells=((1, 16), (2, 8))):
+    def serve(subjects=SHAPES, cells=((1, 16), (2, 8)), **settings):
         protocol, found = replace(FEW, min_runs=3, min_seconds=0.0, cells=cells), Latency()
+        protocol = replace(protocol, **settings)
         worker.serve(subjects, protocol, tmp_path, found.read)
         return found
 
@@ -151,6 +151,12 @@ def test_what_stays_unstable_is_stated_by_its_worse_end(served, times, baseline,
     assert [row.unstable for row in rows] == [of is WILD for of in (baseline, candidate)]
     assert rows[1].stated_ms == pytest.approx(4.0)
     assert rows[1].tokens_per_second == pytest.approx(16 / 0.004)
+
+
+def test_only_the_first_cell_is_measured_again(served, times):
+    asked = times(*[{0: WILD, 1: STEADY}] * 4)
+    assert len(served(only_first_again=True).rows) == 4
+    assert [is_warm for *_, is_warm in asked] == [False, True, True, False]
 
 
 def test_out_of_memory_in_one_cell(monkeypatch, served):

@@ -101,13 +101,12 @@ class Fakes:
             return replace(
                 VERBS,
                 export=partial(killed_once, self.killed),
-                evaluate=self._evaluate_in_earnest,
                 measure=self._measure,
             )
         if self.in_earnest:
-            names = ("finetune", "distill", "prune", "trim", "export")
+            names = ("finetune", "distill", "prune", "trim", "export", "evaluate")
             own = {name: self._recorded(name) for name in names}
-            return replace(VERBS, **own, evaluate=self._evaluate_in_earnest, measure=self._measure)
+            return replace(VERBS, **own, measure=self._measure)
         return Verbs(
             **trainings,
             trim=self._trim,
@@ -234,9 +233,8 @@ class Fakes:
         if recipe.data.split == "verification":
             scores |= {n: self._value(self.verified, n, score) for n, score in scores.items()}
         by_label = dict(zip(extras.names, scores.values(), strict=True))
-        latency = self._rows(dict(zip(extras.names, names, strict=True)))
         sizes = [self._value(self.mb, name, 8.0) for name in names]
-        self._report(folder, "evaluate", by_label, latency, sizes)
+        self._report(folder, "evaluate", by_label, sizes)
         return RunResult.read(folder)
 
     def _measure(self, subjects, protocol, deadline) -> Latency:
@@ -245,7 +243,17 @@ class Fakes:
         self.now += spent
         if spent > deadline - time.monotonic():
             return Latency(prepared=1, interrupted=True)
-        return self._rows({subject.name: subject.name for subject in subjects})
+        latency = latency_of(
+            {
+                one.name: self._value(self.ms, one.name, 10.0)
+                for one in subjects
+                if one.name not in self.unmeasured
+            }
+        )
+        for name in self.unmeasured & {one.name for one in subjects}:
+            failure = {"model": name, "backend": "onnx", "dtype": "fp32"}
+            latency.read({"failures": [failure | {"reason": "out of memory"}]})
+        return latency
 
     def _recorded(self, name: str):
         """Return a verb of kdcli whose calls are recorded, and at which the process may end."""
@@ -259,32 +267,11 @@ class Fakes:
 
         return call
 
-    def _evaluate_in_earnest(self, resolved, options: RunOptions, extras) -> RunResult:
-        """Score the models without a latency worker, and add the latencies of the tables."""
-        self.begins("evaluate", options.output_dir)
-        measure = resolved.recipe.measure.model_copy(update={"latency": False})
-        recipe = resolved.recipe.model_copy(update={"measure": measure})
-        result = VERBS.evaluate(replace(resolved, recipe=recipe), options, extras)
-        names = ["teacher", *(Path(model).name for model in recipe.models[1:])]
-        rows = self._rows(dict(zip(extras.names, names, strict=True))).rows
-        report = result.report.model_copy(update={"latency": rows})
-        text = report.model_dump_json(by_alias=True)
-        (result.folder / "report.json").write_text(text, "utf-8")
-        return replace(result, report=report)
-
     def _check_backend(self, name: str, precision: str) -> None:
         if name in self.missing:
             raise MachineError(f"{name} needs a library")
 
-    def _rows(self, names: dict[str, str]) -> Latency:
-        times = {n: self._value(self.ms, name, 10.0) for n, name in names.items()}
-        latency = latency_of({n: ms for n, ms in times.items() if names[n] not in self.unmeasured})
-        for label in names.keys() - {row.model for row in latency.rows}:
-            failure = {"model": label, "backend": "onnx", "dtype": "fp32"}
-            latency.read({"failures": [failure | {"reason": "out of memory"}]})
-        return latency
-
-    def _report(self, folder, command, scores, latency=None, sizes=()) -> None:
+    def _report(self, folder, command, scores, sizes=()) -> None:
         """Write a report with the scores, and a page of it."""
         first = next(iter(scores), "")
         sizes = [*sizes, *[8.0] * (len(scores) - len(sizes))]
@@ -302,8 +289,8 @@ class Fakes:
             training=None,
             curve=[],
             quality={},
-            latency=latency.rows if latency else [],
-            failures=latency.failures if latency else [],
+            latency=[],
+            failures=[],
             published=[],
             notes=[],
             evaluations=[

@@ -133,11 +133,11 @@ def test_a_teacher_that_has_learned_nothing_is_named_at_once(tmp_path, tuned, ca
     own(tmp_path / "data", "class", n=256, judged=64)
     training = {"plan__finetune": {"train": TRAIN | {"lr": 1e-9, "max_steps": 60}}}
     keys = tuned | PLAN | training | {"data__source": str(tmp_path / "data")}
-    made = earnest(ends=("onnx", signal.SIGTERM))
+    made = earnest(ends=("2x16", signal.SIGTERM))
     with pytest.raises(Stopped):
         made.compress(**keys | {"model": str(tmp_path / "model")}, output_dir=tmp_path / "out")
     said = " ".join(capsys.readouterr().err.split())
-    assert made.calls[-2:] == ["finetune teacher", "export onnx"]
+    assert made.calls[-2:] == ["finetune teacher", "distill 2x16"]
     score = (
         r"the fine-tuned teacher has accuracy .* answering (brisk|calm) to every text has 0\.\d+"
     )

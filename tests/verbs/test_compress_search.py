@@ -24,9 +24,10 @@ PLAN = {
     "measure__min_seconds": 0.0,
 }
 WHOLE = [
-    *("measure teacher onnx", "measure teacher 2x32 1x32", "export onnx"),
-    *("dry run 2x32", "distill 2x32", "distill 1x32", "distill 2x32"),
-    *("export 2x32-onnx", "evaluate selection", "evaluate verification-2x32-onnx"),
+    *("measure teacher onnx", "measure teacher 2x32 1x32"),
+    *("dry run 2x32", "distill 2x32", "distill 1x32", "export onnx", "distill 2x32"),
+    *("export 2x32-onnx", "evaluate selection", "measure teacher onnx 2x32-onnx"),
+    "evaluate verification-2x32-onnx",
 ]
 """The calls of the plan."""
 
@@ -193,7 +194,7 @@ def test_a_run_that_was_moved_continues_and_answers(given, tmp_path):
     shutil.rmtree(given["output_dir"])
     made.compress(**given | {"output_dir": moved}, **GOAL, resume=True)
     assert trained(made) == [
-        *("export onnx", "distill 2x32", "distill 1x32", "distill 1x32", "distill 2x32"),
+        *("distill 2x32", "distill 1x32", "distill 1x32", "export onnx", "distill 2x32"),
         "export 2x32-onnx",
     ]
     assert str(tmp_path / "out") not in "".join(
@@ -424,7 +425,8 @@ def test_a_pipeline_runs_its_steps_and_is_resumed_where_it_was_stopped(given):
     result = made.compress(**given, steps=steps, resume=True)
     assert calls_of(made) == [
         *("distill 1-distill", "prune 2-prune", "prune 2-prune", "export 3-export"),
-        *("evaluate selection", "evaluate verification-3-export"),
+        *("evaluate selection", "measure teacher 1-distill 2-prune 3-export"),
+        "evaluate verification-3-export",
     ]
     answer = answer_of(result.folder)
     names = ["teacher", "1-distill", "2-prune", "3-export"]
@@ -750,19 +752,33 @@ def test_a_report_that_cannot_be_read_answers_nothing(change, why, given, capsys
     assert why in " ".join(capsys.readouterr().err.split())
 
 
-def test_other_timings_need_other_scores(given):
+def test_other_timings_need_no_other_scores(given):
     made = fakes()
     made.compress(**given, **GOAL)
     made.calls.clear()
     made.compress(**given | {"measure__min_runs": 3}, goal__max_drop=2.0, resume=True)
-    assert calls_of(made) == ["evaluate selection"]
+    assert calls_of(made) == ["measure teacher onnx 2x32-onnx"]
+
+
+def test_latencies_are_measured_when_they_can_decide(given):
+    """As long as no candidate keeps the quality, the next one is tried without them."""
+    made = fakes(scores=dict.fromkeys(SCORES, 0.5) | {"teacher": 0.9})
+    with pytest.raises(GateError, match="The goal cannot be met"):
+        made.compress(**given, goal__max_drop=1.0, goal__speedup=1.1)
+    scored = [call for call in calls_of(made) if call.split()[0] in ("evaluate", "measure")]
+    assert scored[2:] == [
+        *["evaluate selection"] * 3,
+        "measure teacher onnx 1x32-onnx 2x32-onnx",
+        "evaluate verification-1x32-onnx",
+    ]
 
 
 def test_a_model_that_was_not_measured_is_named_and_measured_again(given):
     made = fakes(unmeasured={"onnx"})
-    why = "candidates on the selection rows failed: the latency of onnx was not measured: out of"
+    why = "the latency of onnx was not measured: out of memory"
     with pytest.raises(MachineError, match=why):
         made.compress(**given, **GOAL)
     made.unmeasured.clear()
     made.compress(**given, **GOAL, resume=True)
-    assert calls_of(made).count("evaluate selection") == 2
+    assert calls_of(made).count("evaluate selection") == 1
+    assert calls_of(made).count("measure teacher onnx 2x32-onnx") == 2

@@ -105,7 +105,8 @@ def with_cascades(search: Search, scores: CandidateScores, folder: Path) -> Cand
         }
     )
     facts = {one.name: facts_of(one) for one in found}
-    read_scores = read(merged, folders, scores.goal, search.recipe.price_per_hour)
+    read_scores = read(merged, folders, scores.goal)
+    read_scores = read_scores.with_latencies(merged, search.recipe.price_per_hour)
     return replace(
         read_scores,
         candidates=[replace(one, cascade=facts.get(one.name)) for one in read_scores.candidates],

@@ -324,16 +324,11 @@ def halve(
 
 
 def finish_best(search: Search, shape: str, step: Step) -> None:
-    """Train the best shape to the end, and also without the teacher."""
+    """Train the best shape to the end, and also without the teacher, beside the deferred tasks."""
     without = partial(train_without_teacher, shape=shape)
-    if search.steps.pool is None:
-        if train_fully(search, shape, step):
-            without(search)
-    else:
-        tasks = [partial(train_fully, shape=shape, step=step), without]
-        is_trained, _ = search.side_by_side(tasks)
-        if not is_trained:
-            search.candidates.pop(f"{shape}-undistilled-{search.fastest}", None)
+    is_trained, _ = search.with_deferred([partial(train_fully, shape=shape, step=step), without])
+    if not is_trained:
+        search.candidates.pop(f"{shape}-undistilled-{search.fastest}", None)
 
 
 def train_fully(search: Search, shape: str, step: Step) -> bool:
@@ -362,8 +357,11 @@ def export_student(search: Search, shape: str, model: Path, parent: Path) -> Non
         trim = search.make.trim(name, str(model), search.training_text(), {})
         if search.finishes(trim):
             models[name] = search.steps.path(trim)
-    for name, folder in models.items():
-        search.export(f"{name}-{search.fastest}", folder, search.fastest, [parent])
+
+    def export(branch: Search, name: str, folder: Path) -> None:
+        branch.export(f"{name}-{search.fastest}", folder, search.fastest, [parent])
+
+    search.side_by_side([partial(export, name=name, folder=at) for name, at in models.items()])
 
 
 def train_without_teacher(search: Search, shape: str) -> bool:

@@ -40,8 +40,9 @@ class ScoredModel:
         folder: The directory of the model.
         score: The task's first metric.
         low, high: The ends of the score's 95 % interval, paired with the teacher.
-        ms: The latency of one sequence of 128 tokens, the 90th percentile if it is `unstable`.
-        speedup: The speed-up over the teacher; None for the teacher.
+        ms: The latency of one sequence of 128 tokens, the 90th percentile if it is `unstable`;
+            infinity before it is measured.
+        speedup: The speed-up over the teacher; None for the teacher, and before it is measured.
         mb: The size of the model's files.
         unstable: Whether the measurement of `ms` is unstable.
         throughput: Texts per second in the largest batch that was measured of all models.

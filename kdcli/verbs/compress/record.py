@@ -26,7 +26,7 @@ class Attempt:
         seconds: The duration of the call.
         until: The optimiser steps after which the call paused a training; None for its end.
         error: Why the step fails whenever it is called; empty if it does not.
-        verb: The verb; empty for a measurement.
+        verb: The verb, or the name of a measurement.
     """
 
     place: str

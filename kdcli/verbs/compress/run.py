@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from kdcli.data.labelled.kept import keep_rows
-from kdcli.data.labelled.partition import Partition
+from kdcli.data.labelled.partition import VERIFICATION, Partition
 from kdcli.disk import as_directory
 from kdcli.engine.processes import joined
 from kdcli.engine.progress import Progress
@@ -26,6 +26,7 @@ from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult
 from kdcli.report.schema import Report
 from kdcli.report.text import directory_word, duration
+from kdcli.report.titles import SELECTION
 from kdcli.run.context import cpu_session
 from kdcli.run.side_by_side import open_pool
 from kdcli.run.stages import stoppable
@@ -119,7 +120,9 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions, verbs: Verbs = 
                 f"copy of the teacher{size}"
             )
         with steps.stopping(), keep_rows():
-            return checked(ship(_search(resolved, steps, verbs)))
+            search = _search(resolved, steps, verbs)
+            search.measure()
+            return checked(ship(search))
 
 
 def _search(resolved: Resolved[CompressRecipe], steps: Steps, verbs: Verbs) -> Search:
@@ -327,9 +330,11 @@ def follow_plan(search: Search, untrained: Untrained) -> None:
     for backend in search.backends:
         if why := slow.get(backend):
             search.skip(backend, why)
-    export_teacher(search, [name for name in search.backends if name not in slow])
+    fast = [name for name in search.backends if name not in slow]
     # If the fastest model is wanted, shapes are scored as well as backends.
-    if search.goal.is_bounded and search.score():
+    is_bounded = search.goal.is_bounded
+    export_teacher(search, fast, now=is_bounded or search.recipe.budget is not None)
+    if is_bounded and search.score():
         search.notes.append("a backend alone meets the goal, so nothing smaller was trained")
     else:
         try_all = try_family if search.recipe.plan.family else try_shapes
@@ -340,20 +345,28 @@ def follow_plan(search: Search, untrained: Untrained) -> None:
             search.try_pruning()
     if search.scores is None:
         # The model closest to the goal is on a backend that is too slow or too large for it.
-        export_teacher(search, list(slow))
+        export_teacher(search, list(slow), now=True)
         search.score()
     if search.scores is None:
         whys = "; ".join(f"{one.name}: {one.skipped}" for one in search.candidates.values())
         raise MachineError(f"no candidate could be made: {whys}")
 
 
-def export_teacher(search: Search, backends: Sequence[str]) -> None:
-    """Write the model itself for several backends."""
+def export_teacher(search: Search, backends: Sequence[str], *, now: bool) -> None:
+    """Write the model itself for several backends, now or beside the next training."""
 
     def export(branch: Search, backend: str) -> None:
         branch.export(backend, branch.teacher, backend)
 
-    search.side_by_side([partial(export, backend=backend) for backend in backends])
+    def compute_outputs(branch: Search, split: str) -> None:
+        branch.compute_outputs(TEACHER, branch.teacher, split)
+
+    search.deferred += [partial(export, backend=backend) for backend in backends]
+    search.deferred += [
+        partial(compute_outputs, split=split) for split in (SELECTION, VERIFICATION)
+    ]
+    if now:
+        search.with_deferred()
 
 
 def slow_backends(goal: GoalSettings, untrained: Untrained) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """The scores of the candidates and the teacher on held-out rows, and the choice among them."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -70,7 +71,8 @@ class Verification:
 class CandidateScores:
     """The scores of the teacher and its candidates, from one run on `rows` selection rows.
 
-    `verified` has the candidates that answered an earlier question to this run, by name.
+    `verified` has the candidates that answered an earlier question to this run, by name. Before
+    `with_latencies`, all models take infinitely long.
     """
 
     goal: GoalSettings
@@ -80,6 +82,46 @@ class CandidateScores:
     teacher: ScoredModel
     candidates: list[ScoredModel]
     verified: Mapping[str, Verification] = field(default_factory=dict)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the latencies are known."""
+        return self.teacher.ms < math.inf
+
+    @property
+    def keep_quality(self) -> bool:
+        """Whether a candidate keeps the limits of quality on the selection rows."""
+        return any(self.selected_misses(one).keys().isdisjoint(QUALITY) for one in self.candidates)
+
+    def with_latencies(
+        self, report: Report, price_per_hour: float | None = None
+    ) -> "CandidateScores":
+        """Add the latencies of a report.
+
+        Args:
+            report: The report of the scores, with latencies.
+            price_per_hour: The price of the machine.
+
+        Raises:
+            MachineError: The latency of a model is missing.
+        """
+        rows, largest = latency_rows(report), _largest_batch(report)
+
+        def timed(one: ScoredModel) -> ScoredModel:
+            row = rows[one.name]
+            costs = {limit.cost: limit.measure(row) for limit in LIMITS if limit.cost}
+            costs |= {P95: row.p95_ms} if self.goal.cascade else {}
+            return replace(
+                one,
+                ms=row.stated_ms,
+                speedup=row.speedup,
+                unstable=row.unstable,
+                throughput=Throughput.of(largest[one.name], price_per_hour) if largest else None,
+                costs={name: value for name, value in costs.items() if value is not None},
+            )
+
+        models = [timed(one) for one in self.candidates]
+        return replace(self, report=report, teacher=timed(self.teacher), candidates=models)
 
     def named(self, name: str) -> ScoredModel:
         """Return a candidate."""
@@ -159,49 +201,30 @@ class CandidateScores:
         return not strict.misses(one, self.teacher)
 
 
-def read(
-    report: Report,
-    folders: Mapping[str, Path],
-    goal: GoalSettings,
-    price_per_hour: float | None = None,
-) -> CandidateScores:
-    """Read the scores from a report of `evaluate`.
+def read(report: Report, folders: Mapping[str, Path], goal: GoalSettings) -> CandidateScores:
+    """Read the scores from a report of `evaluate`, without latencies.
 
     Args:
         report: The report, which names the teacher first.
         folders: The directories of its models.
         goal: The goal that the candidates should meet.
-        price_per_hour: The price of the machine.
-
-    Raises:
-        MachineError: The latency of a model is missing.
     """
     metric = next(iter(report.evaluations[0].metrics))
-    rows, largest = latency_rows(report), _largest_batch(report)
     scores = _scores(report, metric)
     base = next(iter(scores.values()))
 
     def model(name: str) -> ScoredModel:
         low, high = _interval(report, name, metric)
-        row, folder = rows[name], folders[name]
         return ScoredModel(
             name,
-            folder,
+            folders[name],
             scores[name],
             base + low,
             base + high,
-            row.stated_ms,
-            row.speedup,
-            deployed_bytes(str(folder), report.cards[name].bytes) / 1e6,
-            row.unstable,
-            Throughput.of(largest[name], price_per_hour) if name in largest else None,
-            tuple(decision for decision in report.decisions if decision.model == name),
-            costs=({P95: row.p95_ms} if goal.cascade else {})
-            | {
-                limit.cost: value
-                for limit in LIMITS
-                if limit.cost and (value := limit.measure(row)) is not None
-            },
+            ms=math.inf,
+            speedup=None,
+            mb=deployed_bytes(str(folders[name]), report.cards[name].bytes) / 1e6,
+            decisions=tuple(decision for decision in report.decisions if decision.model == name),
         )
 
     teacher, *candidates = map(model, report.cards)
@@ -277,5 +300,8 @@ def latency_rows(report: Report) -> dict[str, LatencyRow]:
         if name not in rows:
             failures = [failure.reason for failure in report.failures if failure.model == name]
             why = "; ".join(dict.fromkeys(failures)) or "it gave no result"
-            raise MachineError(f"the latency of {name} was not measured: {why}")
+            raise MachineError(
+                f"the latency of {name} was not measured: {why}",
+                "run the same command with --resume, which measures it again",
+            )
     return rows

@@ -2,26 +2,30 @@
 
 import functools
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from kdcli.data.labelled.partition import DividedRows, Partition
 from kdcli.data.text.sentences import read_texts
 from kdcli.deploy.environment import describe_environment
 from kdcli.deploy.exported import FACTS
+from kdcli.deploy.latency import Latency, Protocol, Subject
+from kdcli.deploy.old_machines.measure_encoders import MAX_MEASUREMENTS
 from kdcli.disk import atomic_file, disk_errors, read_json
 from kdcli.engine.device import choose_device
 from kdcli.engine.progress import Progress
 from kdcli.errors import MachineError
 from kdcli.models.layout import layout_for
-from kdcli.models.load import load_config
+from kdcli.models.load import load_config, location
 from kdcli.models.model import NO_ROWS
 from kdcli.recipe.sections import RecipeValues
 from kdcli.report.finish import RunResult
 from kdcli.report.schema import Report, Role
+from kdcli.report.titles import SELECTION
 from kdcli.run.context import cpu_session
 from kdcli.types import Kind
 from kdcli.verbs.compress.cascade import is_cascade, verified_risk, with_cascades
@@ -32,11 +36,12 @@ from kdcli.verbs.compress.scored import (
     CandidateScores,
     Verification,
     confidence_of,
+    latency_rows,
     read,
     read_verification,
 )
 from kdcli.verbs.compress.settings import EXPORTS, CompressRecipe, backend_of
-from kdcli.verbs.compress.steps import Step, Steps, TrainingCost, product
+from kdcli.verbs.compress.steps import LATENCIES, Step, Steps, TrainingCost, product
 from kdcli.verbs.compress.verb_steps import Verbs, VerbSteps
 from kdcli.version import install_command
 from kdcli.workloads import open_rows
@@ -64,6 +69,7 @@ class Search:
         missing: The backends that are not installed, with the reasons.
         fastest: The backend that trained shapes are exported to.
         no_cascade: Why there is no cascade although the goal asks for one.
+        deferred: Tasks that are left for the next ones that run side by side.
     """
 
     make: VerbSteps
@@ -79,6 +85,7 @@ class Search:
     notes: list[str] = field(default_factory=list)
     no_cascade: str = ""
     scores: CandidateScores | None = None
+    deferred: list[Callable[["Search"], object]] = field(default_factory=list)
 
     @property
     def recipe(self) -> CompressRecipe:
@@ -159,7 +166,7 @@ class Search:
         Each task has candidates of its own, which come into the list in the order of the tasks,
         whichever ends first.
         """
-        branches = [replace(self, candidates={}, notes=[]) for _ in tasks]
+        branches = [replace(self, candidates={}, notes=[], deferred=[]) for _ in tasks]
         calls = [
             functools.partial(task, branch) for task, branch in zip(tasks, branches, strict=True)
         ]
@@ -168,6 +175,19 @@ class Search:
             self.candidates |= branch.candidates
             self.notes += branch.notes
         return results
+
+    def with_deferred(self, tasks: Sequence[Callable[["Search"], T]] = ()) -> list[T]:
+        """Run the deferred tasks and these side by side. Return the results of these."""
+        deferred, self.deferred = self.deferred, []
+        return cast(list[T], self.side_by_side([*deferred, *tasks])[len(deferred) :])
+
+    def compute_outputs(self, name: str, model: Path | str, split: str = SELECTION) -> None:
+        """Compute a model's outputs beside other steps if there is a pool.
+
+        A later evaluation reads them. It also reports an error that ends this step.
+        """
+        if self.steps.pool is not None:
+            self.steps.run(self.make.outputs(name, str(model), split))
 
     def skip(self, name: str, why: str) -> None:
         """Log and record that a candidate is not tried, or not finished."""
@@ -209,6 +229,7 @@ class Search:
             why = self.steps.run(step, required=required and limit is None)
             if not why:
                 self.add(name, self.steps.path(step), model, parents)
+                self.compute_outputs(name, self.steps.path(step))
                 return
             if limit is not None:
                 Progress.log(f"{name} is quantised without a bound: {why}")
@@ -268,8 +289,10 @@ class Search:
     def score(self) -> bool:
         """Score all finished candidates on the selection rows, if there are any.
 
-        Return True if one meets the goal with confidence, and no faster one is wanted.
+        Latencies are only measured if they decide, or by `measure` at the end. Return True if a
+        candidate meets the goal with confidence, and no faster one is wanted.
         """
+        self.with_deferred()
         finished = {
             name: one
             for name, one in self.candidates.items()
@@ -280,22 +303,60 @@ class Search:
         folders = {TEACHER: Path(self.teacher)}
         folders |= {name: self.steps.absolute(one.folder) for name, one in finished.items()}
         models = {name: str(folder) for name, folder in folders.items()}
-        step = self.make.select(models, self.machine)
+        step = self.make.score(SELECTION, models)
         self.steps.require(step)
-        price = self.recipe.price_per_hour
-        scores = read(self.steps.result(step).report, folders, self.goal, price)
+        scores = read(self.steps.result(step).report, folders, self.goal)
+        line = Scored(list(finished.values()))
+        if line not in self.steps.record.lines:
+            self.steps.record.add(line)
+        self.scores = scores
+        if not (scores.keep_quality or self.goal.cascade or self.steps.record.looks(self.known)):
+            return False
+        self.measure()
+        chosen, missed = self.scores.choose()
+        return not missed and self.goal.is_bounded and self.scores.is_sure(chosen)
+
+    def measure(self) -> None:
+        """Add the latencies of all scored models, which take turns, unless they are known.
+
+        The rows of a larger batch decide nothing, so they are measured once even if they are
+        unstable, and so is everything if no candidate keeps the quality.
+        """
+        scores = self.scores
+        if scores is None or scores.is_measured:
+            return
+        models = {one.name: str(one.folder) for one in (scores.teacher, *scores.candidates)}
+        settings, device = self.recipe.measure, str(choose_device(self.steps.options.device))
+        count = MAX_MEASUREMENTS if scores.keep_quality or self.goal.cascade else 1
+        protocol = Protocol(
+            device,
+            settings.min_runs,
+            settings.min_seconds,
+            max_measurements=count,
+            only_first_again=True,
+        )
+        report = scores.report
+
+        def measured() -> Latency:
+            Progress.log("measuring the latencies of the candidates")
+            subjects = [Subject(name, location(source)) for name, source in models.items()]
+            latency = self.make.verbs.measure(subjects, protocol, deadline=math.inf)
+            self.steps.check()
+            latency_rows(with_rows(report, latency))
+            return latency
+
+        values = [dict(sorted(models.items())), self.machine, count]
+        latency = self.steps.once(LATENCIES, values, Latency, measured)
+        scores = scores.with_latencies(with_rows(report, latency), self.recipe.price_per_hour)
         if self.goal.cascade:
-            scores = with_cascades(self, scores, self.steps.path(step))
+            scores = with_cascades(
+                self, scores, self.steps.path(self.make.score(SELECTION, models))
+            )
         scored = [replace(o, parent=self.candidates[o.name].parent) for o in scores.candidates]
         self.scores = replace(scores, candidates=scored)
         looks = self.steps.record.looks(self.known)
         verified = {one.name: self.verify(one) for one in scored if self._look(one) in looks}
         self.scores = replace(self.scores, verified=verified)
-        line = Scored(list(finished.values()))
-        if line not in self.steps.record.lines:
-            self.steps.record.add(line)
-        chosen, missed = self.scores.choose()
-        return not missed and self.goal.is_bounded and self.scores.is_sure(chosen)
 
     def _verification(self, one: ScoredModel, confidence: float) -> Step:
         assert self.scores is not None
@@ -365,6 +426,11 @@ class Search:
             trained += [folder] if step.trains else []
             self.add(name, model, model, trained)
         self.score()
+
+
+def with_rows(report: Report, latency: Latency) -> Report:
+    """Return a report of scores with latencies."""
+    return report.model_copy(update={"latency": latency.rows, "failures": latency.failures})
 
 
 def _score(report: Report, name: str, *roles: Role) -> float | None:

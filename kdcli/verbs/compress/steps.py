@@ -47,6 +47,8 @@ STEPS = "steps"
 OUTPUTS = "outputs"
 """The directory of the outputs of scored models, so that another goal does not compute them again.
 """
+LATENCIES = "latencies"
+"""The name of the latencies of scored models."""
 COMPACT = "compact"
 PAGE = "report.html"
 OVER = "--budget ended before its training did"
@@ -145,14 +147,15 @@ class Steps:
         """Run independent tasks and return their results in order.
 
         With a pool, they run at the same time, and each of their steps in a process of the pool.
+        A task may have tasks of its own.
         """
         if self.pool is None or len(tasks) < 2:
             return [task() for task in tasks]
-        self._uses_pool = True
+        is_inner, self._uses_pool = self._uses_pool, True
         try:
             return self.pool.side_by_side(tasks)
         finally:
-            self._uses_pool = False
+            self._uses_pool = is_inner
 
     @property
     def seconds(self) -> float:
@@ -189,13 +192,14 @@ class Steps:
         return self.budget - self.seconds
 
     def seconds_after_training(self) -> float:
-        """Return the seconds of an export and two evaluations, as long as the slowest so far."""
+        """Return the seconds of an export, two evaluations and a measurement of latencies, as long
+        as the slowest so far."""
         passed = [one for one in self.record.attempts if one.place in self.passed]
-        slowest = {
-            verb: max((one.seconds for one in passed if one.verb == verb), default=0.0)
-            for verb in ("export", "evaluate")
-        }
-        return slowest["export"] + 2 * slowest["evaluate"]
+
+        def slowest(verb: str) -> float:
+            return max((one.seconds for one in passed if one.verb == verb), default=0.0)
+
+        return slowest("export") + 2 * slowest("evaluate") + slowest(LATENCIES)
 
     def relative(self, path: str | Path) -> str:
         """Return a path relative to the run, if it is inside."""
@@ -338,8 +342,6 @@ class Steps:
         Progress.log(f"{step_title(step.name)}: {step.verb}")
         if step.is_look and at not in self.record.looks():
             self.record.add(Look(at))
-        scores = step.verb == "evaluate"
-        outputs = keep_outputs(self.folder / OUTPUTS) if scores else contextlib.nullcontext()
         options = replace(
             self.step_options,
             output_dir=place,
@@ -347,13 +349,13 @@ class Steps:
             overwrite=not step.trains,
             stop_after=until,
         )
+        call = functools.partial(call_with_outputs, self.folder / OUTPUTS, step)
         try:
             if self._uses_pool and self.pool is not None:
-                self.pool.call(step.name, functools.partial(call_alone, step), options, left)
+                self.pool.call(step.name, call, options, left)
             else:
                 self.stop.deadline = time.monotonic() + left
-                with outputs:
-                    call_alone(step, options)
+                call(options)
         except Stopped:
             if self.stop.signalled:
                 raise
@@ -379,7 +381,7 @@ class Steps:
         if file.is_file() and not self.replaces_run:
             return adapter.validate_python(read_json(file)["value"])
         self.check()
-        with self._timed(at):
+        with self._timed(at, verb=name):
             value = compute()
             # The latency worker takes Ctrl-C itself and returns what it has measured until then.
             self.check()
@@ -465,6 +467,12 @@ def call_alone(step: Step, options: RunOptions) -> object:
     """Call a verb as if it were alone in this process."""
     with alone(options.output_dir):
         return step.call(options)
+
+
+def call_with_outputs(folder: Path, step: Step, options: RunOptions) -> None:
+    """Call a verb that keeps the outputs of scored models in a directory."""
+    with keep_outputs(folder):
+        call_alone(step, options)
 
 
 def product(folder: Path) -> Path:

@@ -15,8 +15,7 @@ from typing import Literal
 from kdcli.data.labelled.partition import VERIFICATION
 from kdcli.deploy.latency import Latency, measure_latency
 from kdcli.deploy.runners import check_backend
-from kdcli.disk import REPORT_FILE
-from kdcli.errors import MachineError, UsageError
+from kdcli.errors import UsageError
 from kdcli.models.grammar import is_static_shape
 from kdcli.recipe.resolve import recipe_keys, resolve
 from kdcli.recipe.sections import RecipeValues, RunOptions
@@ -25,7 +24,6 @@ from kdcli.report.front import EMBEDDER
 from kdcli.report.schema_decisions import Decision
 from kdcli.report.titles import SELECTION
 from kdcli.types import Kind
-from kdcli.verbs.compress.scored import latency_rows
 from kdcli.verbs.compress.settings import CompressRecipe, RecipeKeys, base_recipe, dotted
 from kdcli.verbs.compress.steps import Step
 from kdcli.verbs.distill.distill_recipes import distill_recipe, embedding_recipe
@@ -240,31 +238,16 @@ class VerbSteps:
             overwrite=options.overwrite,
         )
 
-    def select(self, models: Mapping[str, str], machine: object) -> Step:
-        """Score models, given by name, on the selection rows and measure their latency in turns.
-
-        `machine` is what latencies depend on besides the models.
-        """
-        measure = self.recipe.measure.model_dump(include={"min_runs", "min_seconds"})
-        keys = {f"measure.{key}": value for key, value in measure.items()}
-        score = self._evaluate(models, keys | {"measure.latency": True, "worst": 0})
-
-        def call(options: RunOptions) -> object:
-            result = score(options)
-            try:
-                latency_rows(result.report)
-            except MachineError:
-                # A step that has a report is not called again.
-                (result.folder / REPORT_FILE).unlink()
-                raise
-            return result
-
-        values: dict[str, object] = {"models": dict(sorted(models.items())), "machine": machine}
-        return Step(SELECTION, "evaluate", values, call)
+    def outputs(self, name: str, model: str, split: str) -> Step:
+        """Compute a model's outputs on the selection or verification rows, which later scores read
+        from the disk."""
+        keys: RecipeValues = {"data.split": VERIFICATION} if split == VERIFICATION else {}
+        call = partial(self._evaluate, {name: model}, keys, outputs_only=True)
+        return Step(f"{split}-{name}", "evaluate", {"model": model, "split": split}, call)
 
     def score(self, name: str, models: Mapping[str, str]) -> Step:
         """Score models, given by name, on the selection rows. Their outputs are stored."""
-        call = self._evaluate(models, {"worst": 0})
+        call = partial(self._evaluate, models, {"worst": 0})
         return Step(name, "evaluate", {"models": dict(sorted(models.items()))}, call)
 
     def verify(
@@ -279,7 +262,7 @@ class VerbSteps:
         keys: RecipeValues = {"data.split": VERIFICATION}
         chosen = [one.model_copy(update={"thresholds_on": SELECTION}) for one in selected]
         keys |= {"confidence": confidence, "resamples": resamples}
-        call = self._evaluate(models, keys, chosen)
+        call = partial(self._evaluate, models, keys, thresholds_from=chosen)
         name = f"{VERIFICATION}-{list(models)[-1]}"
         return Step(name, "evaluate", {"models": dict(models)}, call, is_look=True)
 
@@ -287,22 +270,24 @@ class VerbSteps:
         self,
         models: Mapping[str, str],
         keys: RecipeKeys,
+        options: RunOptions,
+        *,
         thresholds_from: Sequence[Decision] = (),
-    ) -> Callable[[RunOptions], RunResult]:
+        outputs_only: bool = False,
+    ) -> object:
         recipe = self.recipe
-
-        def call(options: RunOptions) -> RunResult:
-            values = self.task_data() | {"models": list(models.values()), "task": recipe.task}
-            values |= {"pooling": recipe.pooling, "max_class_drop": recipe.goal.max_class_drop}
-            resolved = resolve(EvaluateRecipe, recipe=None, options=values | dict(keys))
-            assert options.output_dir is not None
-            answers = options.output_dir / ANSWERS
-            extras = Extras(names=list(models), thresholds_from=thresholds_from, answers=answers)
-            result = self.verbs.evaluate(resolved, options, extras)
-            assert result is not None, "a step runs in a single process"
-            return result
-
-        return call
+        values = self.task_data() | {"models": list(models.values()), "task": recipe.task}
+        values |= {"pooling": recipe.pooling, "max_class_drop": recipe.goal.max_class_drop}
+        resolved = resolve(EvaluateRecipe, recipe=None, options=values | dict(keys))
+        assert options.output_dir is not None
+        answers = options.output_dir / ANSWERS
+        extras = Extras(
+            names=list(models),
+            thresholds_from=thresholds_from,
+            answers=answers,
+            outputs_only=outputs_only,
+        )
+        return self.verbs.evaluate(resolved, options, extras)
 
     def task_data(self) -> RecipeValues:
         """Return the keys of `data:` for a verb that reads the task's rows."""

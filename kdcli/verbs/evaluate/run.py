@@ -80,6 +80,7 @@ class Extras:
         names: The models' names in the report; None takes their short names.
         thresholds_from: Comparisons on the rows that chose thresholds; see `decisions`.
         answers: A file for each model's answers, from which `compress` makes cascades.
+        outputs_only: Only compute the outputs, which `keep_outputs` stores for a later evaluation.
     """
 
     predictions: Path | None = None
@@ -88,6 +89,7 @@ class Extras:
     names: Sequence[str] | None = None
     thresholds_from: Sequence[Decision] = ()
     answers: Path | None = None
+    outputs_only: bool = False
 
 
 def evaluate(
@@ -96,7 +98,7 @@ def evaluate(
     """Evaluate every model and compare the later ones with the first.
 
     Returns:
-        The report; None in a process that prints nothing.
+        The report; None in a process that prints nothing, and if only outputs are wanted.
     """
     recipe = resolved.recipe
     first = next(iter(recipe.models), None)
@@ -127,9 +129,12 @@ def evaluate(
     for name, source in zip(names, sources, strict=True):
         models |= _load(context, workload, name, source)
     if workload.needs_reference:
-        _check_compared(recipe, extras, list(models))
+        if not extras.outputs_only:
+            _check_compared(recipe, extras, list(models))
         workload = workload.with_reference(next(iter(models.values())))
     scores = {n: workload.score(model, worst=recipe.worst) for n, model in models.items()}
+    if extras.outputs_only:
+        return None
     to_submit: dict[str, list[float]] = {}
     if extras.submission is not None:
         assert labelled is not None
