@@ -28,7 +28,7 @@ from kdcli.engine.train import train
 from kdcli.losses import build_objective
 from kdcli.models.grammar import parse_shape
 from kdcli.models.shape import build_student, shape_of
-from kdcli.targets.teacher import Teacher
+from kdcli.targets.targets import Teacher
 from kdcli.types import Batch, Job, Schedule, Start, StepLoss
 from kdcli.verbs.distill.student import Student, freeze_unreached
 

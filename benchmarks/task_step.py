@@ -59,7 +59,7 @@ from kdcli.models.grammar import parse_shape
 from kdcli.models.heads import load_for_task
 from kdcli.models.shape import build_student, shape_of
 from kdcli.targets.cache import SignalStore
-from kdcli.targets.teacher import Teacher
+from kdcli.targets.targets import Teacher
 from kdcli.types import Batch, Examples, Job, Objective, Schedule, Signals, StepLoss, real_tokens
 from kdcli.verbs.distill.student import Student
 

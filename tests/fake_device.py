@@ -45,7 +45,7 @@ from kdcli.models.shape import shape_of
 from kdcli.pruners import build_pruner, cap
 from kdcli.pruners import methods as pruning_methods
 from kdcli.recipe.sections import KdSettings
-from kdcli.targets.teacher import Teacher
+from kdcli.targets.targets import Teacher
 from kdcli.types import IGNORED, Job, Needs, Schedule, StepLoss, Term, labelled_places
 from kdcli.verbs.cotrain.run import PairStep
 from kdcli.verbs.cotrain.settings import CommunitySettings, CotrainRecipe

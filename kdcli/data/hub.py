@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from kdcli.data.class_names import CARD, MAX_CARD_BYTES, ClassNames
-from kdcli.data.rows import Row
+from kdcli.data.rows import CARD, MAX_CARD_BYTES, ClassNames, Row
 from kdcli.data.storage import NotFound, list_siblings
 from kdcli.disk import COMMITS, use_entry
 from kdcli.errors import UsageError, first_line

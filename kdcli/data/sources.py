@@ -20,18 +20,21 @@ from typing import Any, NamedTuple
 
 from kdcli.data.accounts import REPEATED, RowAccount, is_repeated
 from kdcli.data.annotations import convert_annotations
-from kdcli.data.class_names import CARD, INFOS, ClassNames
 from kdcli.data.demo import DOCUMENTS, demo_documents, demo_identity
-from kdcli.data.documents import (
+from kdcli.data.hub import DATA_SET_ID, HubId, clone_files, hub_rows, hub_size, hub_splits
+from kdcli.data.readers import (
+    FORMATS,
+    PACKED,
     Sample,
     counted_documents,
+    cut_file,
     first_texts,
+    format_of,
     read_documents,
+    read_rows,
     sample_documents,
 )
-from kdcli.data.hub import DATA_SET_ID, HubId, clone_files, hub_rows, hub_size, hub_splits
-from kdcli.data.readers import FORMATS, PACKED, cut_file, format_of, read_rows
-from kdcli.data.rows import OnBadRow, Piece, Row, raise_bad_row, share_of
+from kdcli.data.rows import CARD, INFOS, ClassNames, OnBadRow, Piece, Row, raise_bad_row, share_of
 from kdcli.data.storage import (
     File,
     NotFound,

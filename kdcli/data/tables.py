@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, cast
 
-from kdcli.data.class_names import ClassNames
-from kdcli.data.rows import Piece, Row
+from kdcli.data.rows import ClassNames, Piece, Row
 from kdcli.data.storage import as_file, check_size, open_binary
 from kdcli.errors import UsageError, one_line
 

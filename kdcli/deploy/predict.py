@@ -20,7 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from kdcli.data.labelled.answer_windows import decode_answers, windows
 from kdcli.data.labelled.features import TokenizedRows, cover_letters, encode_texts
-from kdcli.data.labelled.tags import describe_unknown_scheme
+from kdcli.data.labelled.label_values import describe_unknown_scheme
 from kdcli.deploy.cascade import CascadeSettings, cascade_parts
 from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.export import VECTORS

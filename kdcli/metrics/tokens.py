@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kdcli.data.labelled.tags import BEGINS, ENDS, OUTSIDE, tag_of
+from kdcli.data.labelled.label_values import BEGINS, ENDS, OUTSIDE, tag_of
 from kdcli.metrics.bootstrap import Scorer
 from kdcli.metrics.classification import f1
 from kdcli.types import Array, Task

@@ -22,8 +22,7 @@ import torch
 from fsspec.implementations.local import LocalFileSystem
 from safetensors import SafetensorError, safe_open
 
-from kdcli.data.documents import placed_texts
-from kdcli.data.readers import read_rows
+from kdcli.data.readers import placed_texts, read_rows
 from kdcli.data.rows import Piece, Row, columns_in, names_in, take_first
 from kdcli.data.sources import SAVED_DICT, SAVED_STATE, FileSource, open_source
 from kdcli.data.storage import NotFound, base_name, list_names, open_binary, remote_errors

@@ -23,7 +23,7 @@ from kdcli.recipe.sections import TrainSettings
 from kdcli.types import Batch, Count, Examples, Needs, RowHashes, Signals
 from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.settings import TaskHeadSettings, TrainingData
-from kdcli.workloads.training_plan import Plan
+from kdcli.workloads.training import Plan
 from kdcli.workloads.workload import Workload
 
 MASKED_LOGITS = Needs(masked_logits=True)

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 from kdcli.data.labelled.lists import QUERIES, RERANK_TASK
 from kdcli.data.labelled.own import own_task
@@ -10,18 +11,20 @@ from kdcli.data.rows import FIRST_ROWS, Row, names_in, take_first
 from kdcli.data.sources import FileSource, open_source
 from kdcli.data.storage import NotFound, base_name
 from kdcli.data.tasks import named_tasks
+from kdcli.disk import RECIPE_FILE, holds_run
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.models.cross_encoder import activation_of
 from kdcli.models.embedding_format import is_embedder
 from kdcli.models.heads import head_of
-from kdcli.models.load import load_config
-from kdcli.recipe.resolve import RecipeT, Resolved, defaulted
+from kdcli.models.load import load_config, location
+from kdcli.recipe.resolve import RecipeT, Resolved, defaulted, flatten, read_recipe
+from kdcli.recipe.sections import RecipeValues
 from kdcli.types import OWN, task_title
-from kdcli.workloads.as_trained import trained_task
 from kdcli.workloads.beir import RETRIEVAL, is_retrieval
 from kdcli.workloads.embeddings import METHOD
 from kdcli.workloads.eval_sets import by_vectors, scores_classes, scores_pairs
+from kdcli.workloads.settings import LabelledSettings
 
 
 def task_of_model(
@@ -209,3 +212,62 @@ def _task_of_vectors(data: str | None, *, classes: bool) -> str:
     except (NotFound, UsageError):
         return METHOD
     return OWN if scores_pairs(task) or (every and scores_classes(task)) else METHOD
+
+
+def as_trained(
+    resolved: Resolved[RecipeT], model: str | None, *, task: bool = True, trains: bool = True
+) -> Resolved[RecipeT]:
+    """Fill unset data settings of a recipe from the run that trained a model, and log them.
+
+    These are the columns, the split seed, the overlap of windows and the maximum length. Nothing
+    changes if the recipe has a different task.
+
+    Args:
+        resolved: The recipe.
+        model: The model; None leaves the recipe unchanged.
+        task: Also fill the task if it is unset.
+        trains: Also fill the maximum length. If False, every evaluated model uses its own.
+
+    Raises:
+        UsageError: The `recipe.yaml` of the run cannot be read.
+    """
+    training = _recipe_of(Path(location(model))) if model is not None else {}
+    data, task_name = training.get("data"), getattr(resolved.recipe, "task", None)
+    if task_name is None and task:
+        task_name = training.get("task")
+    if not isinstance(data, dict) or task_name is None or task_name != training.get("task"):
+        return resolved
+    has_own_stride = data.get("stride") != LabelledSettings.model_fields["stride"].default
+    keys = ("columns", "split_seed", *["stride"] * has_own_stride, *["max_length"] * trains)
+    settings = {"task": task_name} | {f"data.{key}": data[key] for key in keys if data.get(key)}
+    # If the user sets one column, the other columns of the run do not apply either.
+    settings = {
+        key: value
+        for key, value in settings.items()
+        if not any(name.startswith(key) for name in resolved.origins)
+    }
+    if settings:
+        values = ", ".join(f"{key}={value}" for key, value in flatten(settings))
+        Progress.log(f"settings from the training run of {model}: {values}")
+    return defaulted(resolved, settings, f"the training run of {model}")
+
+
+def _recipe_of(folder: Path) -> RecipeValues:
+    """Read the recipe of the run that wrote a model, or return an empty one.
+
+    The run directory is the model's folder. For one model of a pair, or another form of a model, it
+    is the parent.
+    """
+    for run in (folder, folder.resolve().parent) if folder.is_dir() else ():
+        if holds_run(run):
+            return read_recipe(str(run / RECIPE_FILE), None)
+    return {}
+
+
+def trained_task(model: str | None) -> str | None:
+    """Return the task on which a run trained a model, if any.
+
+    Raises:
+        UsageError: The `recipe.yaml` of the run cannot be read.
+    """
+    return _recipe_of(Path(location(model))).get("task") if model is not None else None

@@ -42,12 +42,12 @@ from kdcli.targets.cache import DEFAULT_GROUPS, GroupSize
 from kdcli.targets.targets import (
     LazyVectors,
     StorePlace,
+    Teacher,
     Vectors,
     VectorTargets,
     anchors_of,
     stored_signals,
 )
-from kdcli.targets.teacher import Teacher
 from kdcli.types import (
     Array,
     Batch,
@@ -81,7 +81,7 @@ from kdcli.workloads.labelled_tasks import open_rows as open_labelled_rows
 from kdcli.workloads.requests import EvaluationRequest, WorkloadRequest
 from kdcli.workloads.scores import RESAMPLES, EvaluationResult, ModelScores, compare
 from kdcli.workloads.settings import POOLING, TaskHeadSettings
-from kdcli.workloads.training_plan import Plan, bucketed
+from kdcli.workloads.training import Plan, bucketed
 from kdcli.workloads.workload import MODEL_INPUTS, Workload
 
 TASKS = ("embedding", "retrieval")

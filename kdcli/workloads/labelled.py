@@ -37,8 +37,7 @@ from kdcli.models.temperature import stored_temperature
 from kdcli.recipe.sections import TrainSettings
 from kdcli.report.text import percent
 from kdcli.targets.outputs import load_or_compute_outputs
-from kdcli.targets.targets import PrecomputedLogits, StorePlace, Targets, stored_signals
-from kdcli.targets.teacher import Teacher
+from kdcli.targets.targets import PrecomputedLogits, StorePlace, Targets, Teacher, stored_signals
 from kdcli.types import (
     IGNORED,
     Array,
@@ -78,8 +77,7 @@ from kdcli.workloads.task_models import (
     same_tokens,
     warn_of_cut,
 )
-from kdcli.workloads.training import total_loss
-from kdcli.workloads.training_plan import Plan, bucketed
+from kdcli.workloads.training import Plan, bucketed, total_loss
 from kdcli.workloads.workload import LOGITS, Workload
 
 GROUP, SHORT_ROW = 8, 20

@@ -37,8 +37,7 @@ from kdcli.models.model import NO_ROWS, Model
 from kdcli.recipe.methods import own_settings
 from kdcli.recipe.sections import KdSettings, Section, TrainSettings
 from kdcli.targets.outputs import load_or_compute_outputs
-from kdcli.targets.targets import StorePlace, stored_signals
-from kdcli.targets.teacher import Teacher
+from kdcli.targets.targets import StorePlace, Teacher, stored_signals
 from kdcli.types import (
     Array,
     Batch,
@@ -68,8 +67,7 @@ from kdcli.workloads.rerank_rows import ListRows, ScoreTargets, tokenize_lists, 
 from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.settings import LabelledSettings, TaskHeadSettings
 from kdcli.workloads.task_models import describe_cut, warn_of_cut
-from kdcli.workloads.training import Keep, taught_job
-from kdcli.workloads.training_plan import Plan, bucketed
+from kdcli.workloads.training import Keep, Plan, bucketed, taught_job
 from kdcli.workloads.workload import LOGITS, Workload
 
 TASKS = ("rerank",)

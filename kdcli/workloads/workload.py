@@ -64,8 +64,7 @@ from kdcli.types import (
 )
 from kdcli.workloads.scores import RESAMPLES, EvaluationResult, ModelScores, compare
 from kdcli.workloads.settings import TaskHeadSettings
-from kdcli.workloads.training import Keep, model_job
-from kdcli.workloads.training_plan import Plan
+from kdcli.workloads.training import Keep, Plan, model_job
 
 M = TypeVar("M", bound=Model, default=Any)
 LOGITS = Needs(logits=True)

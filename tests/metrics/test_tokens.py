@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdcli.data.labelled.tags import describe_unknown_scheme
+from kdcli.data.labelled.label_values import describe_unknown_scheme
 from kdcli.metrics import scorer
 from kdcli.metrics.library import TaskMetric
 from kdcli.metrics.tokens import entities, entity_types

@@ -5,7 +5,7 @@ import pytest
 
 from kdcli.errors import UsageError
 from kdcli.recipe.sections import TrainSettings
-from kdcli.workloads.training_plan import bucketed
+from kdcli.workloads.training import bucketed
 
 
 def test_rows_without_any_token_are_refused():

@@ -8,10 +8,9 @@ from statistics import median
 from typing import NoReturn, get_args
 
 from kdcli.data import conll
-from kdcli.data.class_names import ClassName
 from kdcli.data.labelled.label_values import number_of
 from kdcli.data.readers import format_of
-from kdcli.data.rows import Row, columns_in, names_in
+from kdcli.data.rows import ClassName, Row, columns_in, names_in
 from kdcli.data.sources import SPLIT
 from kdcli.data.storage import base_name
 from kdcli.errors import UsageError, did_you_mean

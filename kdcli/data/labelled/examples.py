@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from kdcli.data.annotations import WORD, check_accepted
-from kdcli.data.class_names import ClassName
 from kdcli.data.labelled.label_values import (
     IGNORED_WORD,
     NO_LABEL_NUMBERS,
@@ -16,7 +15,7 @@ from kdcli.data.labelled.label_values import (
     may_be_no_label,
     number_of,
 )
-from kdcli.data.rows import BadRow, Row, RowValues, check_encodable, columns_in
+from kdcli.data.rows import BadRow, ClassName, Row, RowValues, check_encodable, columns_in
 from kdcli.types import IGNORED, Answer, Example, Kind, Task
 
 IDS = ("id", "idx", "guid")  # Columns that may hold the id of an example.

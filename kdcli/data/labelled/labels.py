@@ -6,7 +6,6 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from kdcli.data.class_names import ClassName
 from kdcli.data.labelled.label_values import (
     BRACKETS,
     IGNORED_WORD,
@@ -22,7 +21,7 @@ from kdcli.data.labelled.label_values import (
     separator_in,
     spelling,
 )
-from kdcli.data.rows import BadRow, check_encodable
+from kdcli.data.rows import BadRow, ClassName, check_encodable
 from kdcli.errors import UsageError
 from kdcli.types import Head, Kind
 

@@ -23,7 +23,6 @@ from kdcli.data.accounts import (
     REPEATED,
     RowAccount,
 )
-from kdcli.data.class_names import ClassName
 from kdcli.data.labelled.partition import (
     DividedRows,
     Partition,
@@ -32,7 +31,7 @@ from kdcli.data.labelled.partition import (
     held_back,
     text_hashes,
 )
-from kdcli.data.rows import BadRow, Row, RowValues, columns_in
+from kdcli.data.rows import BadRow, ClassName, Row, RowValues, columns_in
 from kdcli.data.sources import DemoSource, Log, open_source
 from kdcli.data.text.sentences import POSITIVE_COLUMN, negatives_in, text_in
 from kdcli.errors import UsageError

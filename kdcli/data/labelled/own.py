@@ -10,9 +10,13 @@ from dataclasses import replace
 
 from kdcli.data.annotations import check_accepted
 from kdcli.data.labelled.columns import Columns, parse_columns
-from kdcli.data.labelled.label_values import IGNORED_WORD, class_number, number_of
+from kdcli.data.labelled.label_values import (
+    IGNORED_WORD,
+    class_number,
+    describe_unknown_scheme,
+    number_of,
+)
 from kdcli.data.labelled.labels import TrainingLabels
-from kdcli.data.labelled.tags import describe_unknown_scheme
 from kdcli.data.rows import FIRST_ROWS, BadRow, OnBadRow, Row, columns_in, raise_bad_row
 from kdcli.data.sources import Log
 from kdcli.data.tasks.squad import IMPOSSIBLE_METRICS

@@ -53,7 +53,7 @@ from kdcli.types import Card
 from kdcli.verbs.benchmark.backend_scores import BackendScores, evaluate_backends, open_scored_task
 from kdcli.verbs.benchmark.compare import gather
 from kdcli.verbs.benchmark.settings import BenchmarkOptions, BenchmarkRecipe
-from kdcli.workloads.as_trained import as_trained
+from kdcli.workloads.detect import as_trained
 from kdcli.workloads.workload import Workload
 
 COMPARED_TEXTS = 16

@@ -58,8 +58,8 @@ from kdcli.verbs.compress.steps import Step, Steps
 from kdcli.verbs.compress.verb_steps import VERBS, Verbs, verb_steps
 from kdcli.workloads import open_evaluation
 from kdcli.workloads.decisions import KINDS
+from kdcli.workloads.finetuning import describe_learning, describe_score
 from kdcli.workloads.labelled import LabelledWorkload
-from kdcli.workloads.learning import describe_learning, describe_score
 
 NAME = "the fine-tuned teacher"
 REMEDY = (

@@ -33,7 +33,7 @@ from kdcli.report.text import data_name, short
 from kdcli.run.context import RunContext
 from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import Run, Stage, StageJob
-from kdcli.targets.teacher import Teacher
+from kdcli.targets.targets import Teacher
 from kdcli.types import (
     Batch,
     Job,

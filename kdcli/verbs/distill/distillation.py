@@ -37,7 +37,7 @@ from kdcli.verbs.distill.student import (
     freeze_unreached,
     teacher_needs,
 )
-from kdcli.workloads.training_plan import Plan
+from kdcli.workloads.training import Plan
 from kdcli.workloads.workload import Workload
 
 

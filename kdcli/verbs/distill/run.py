@@ -55,7 +55,7 @@ from kdcli.verbs.distill.task_stages import (
 )
 from kdcli.verbs.distill.vectors import open_vectors, with_learning_rate
 from kdcli.workloads import open_workload as open_any_workload
-from kdcli.workloads.as_trained import as_trained
+from kdcli.workloads.detect import as_trained
 from kdcli.workloads.finetune_recipes import as_finetune
 from kdcli.workloads.finetuning import request_of
 from kdcli.workloads.labelled import ROW_KINDS, LabelledWorkload

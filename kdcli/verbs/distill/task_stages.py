@@ -64,8 +64,7 @@ from kdcli.workloads.predictions import Features
 from kdcli.workloads.scores import EvaluationResult, ModelScores, compare
 from kdcli.workloads.settings import TaskHeadSettings
 from kdcli.workloads.task_models import row_format
-from kdcli.workloads.training import Keep, taught_job
-from kdcli.workloads.training_plan import log_padding
+from kdcli.workloads.training import Keep, log_padding, taught_job
 from kdcli.workloads.workload import Workload
 
 WITHOUT = STUDENT + UNDISTILLED

@@ -35,8 +35,7 @@ from kdcli.report.finish import Entry, quality_of
 from kdcli.report.schema import HELD_OUT_LOSS, TEACHER, UNDISTILLED
 from kdcli.run.context import RunContext
 from kdcli.run.stages import Run, Stage, StageJob
-from kdcli.targets.targets import Vectors, VectorTargets, anchors_of
-from kdcli.targets.teacher import Teacher
+from kdcli.targets.targets import Teacher, Vectors, VectorTargets, anchors_of
 from kdcli.targets.vector_shards import read_vectors
 from kdcli.types import Array, ModelShape, Needs, Outcome
 from kdcli.verbs.distill.distillation import (

@@ -42,11 +42,10 @@ from kdcli.run.context import RunContext, open_run
 from kdcli.types import RowHashes, Task, task_title
 from kdcli.verbs.evaluate.settings import EvaluateRecipe
 from kdcli.workloads import modules_by_task, open_evaluation
-from kdcli.workloads.as_trained import as_trained
 from kdcli.workloads.beir import RETRIEVAL
 from kdcli.workloads.cascades import answers_of
 from kdcli.workloads.decisions import KINDS, class_drop_misses, decisions
-from kdcli.workloads.detect import with_split, with_task
+from kdcli.workloads.detect import as_trained, with_split, with_task
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.embeddings import METHOD
 from kdcli.workloads.labelled import LabelledWorkload

@@ -26,18 +26,17 @@ from kdcli.models.model import Model
 from kdcli.pruners import Pruner, build_pruner, cap
 from kdcli.report.schema import DensityPoint, Histogram
 from kdcli.run.context import RunContext
-from kdcli.targets.targets import Targets, store_in
-from kdcli.targets.teacher import Teacher
+from kdcli.targets.targets import Targets, Teacher, store_in
 from kdcli.types import Batch, Card, Job, Needs, Schedule, Signals, StepLoss, Term
 from kdcli.verbs.prune.settings import PruneRecipe
 from kdcli.workloads.training import (
     first_rows,
     freeze_unused,
+    log_padding,
     mixed_terms,
     total_loss,
     training_job,
 )
-from kdcli.workloads.training_plan import log_padding
 from kdcli.workloads.workload import Workload
 
 TRACE = f"{CHECKPOINTS}/pruning.json"

@@ -47,8 +47,8 @@ from kdcli.verbs.prune.build import TRACE, BuiltPruning, build_pruning, restore_
 from kdcli.verbs.prune.method_recipes import with_defaults
 from kdcli.verbs.prune.settings import PruneRecipe
 from kdcli.workloads import open_workload
-from kdcli.workloads.as_trained import as_trained
 from kdcli.workloads.decisions import decisions
+from kdcli.workloads.detect import as_trained
 from kdcli.workloads.finetuning import (
     learning_notes,
     request_of,
