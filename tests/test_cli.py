@@ -25,7 +25,7 @@ from kdcli import errors
 from kdcli.cli import app
 from kdcli.cli.app import FEW_FILES, LITTLE_MEMORY, Verbs
 from kdcli.cli.libraries import prepare_libraries
-from kdcli.cli.values import VALUES
+from kdcli.cli.parameters import VALUES
 from kdcli.cli.verb import pinned
 from kdcli.engine.processes import INTERRUPTED
 from kdcli.models.source import check_source

@@ -210,7 +210,7 @@ class Given:
 
     def check_values(self) -> None:
         """Raise a UsageError for a value that is certainly wrong, before torch is loaded."""
-        from kdcli.cli.values import VALUES
+        from kdcli.cli.parameters import VALUES
         from kdcli.engine.processes import joined
 
         for parameter in self.verb.parameters:

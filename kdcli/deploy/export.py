@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kdcli.deploy.backends import PACKED
+from kdcli.deploy.calibrate import Keys, key_of_module, products
 from kdcli.deploy.half import nodes_beyond_half
 from kdcli.deploy.packing import pack
-from kdcli.deploy.products import Keys, key_of_module, products
 from kdcli.deploy.quantise import (
     NO_ROUNDINGS,
     Roundings,
@@ -214,7 +214,7 @@ class Recorded:
     ) -> ModelFile:
         """Write the file and compare it with torch.
 
-        Products are given by `kdcli.deploy.products.key_of`. Those in `in_float` keep float32
+        Products are given by `kdcli.deploy.calibrate.key_of`. Those in `in_float` keep float32
         weights, and `roundings` has the integers of the others. In fp16, `in_float` has the names
         of nodes. Those in `in_int8` are not packed.
 

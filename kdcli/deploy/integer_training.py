@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from kdcli.deploy.calibrate import Kernel, Rounding
-from kdcli.deploy.products import nearest_rounding, products
+from kdcli.deploy.calibrate import Kernel, Rounding, nearest_rounding, products
 from kdcli.deploy.rounding import Grid, Integers, block_factors, within_pairs
 from kdcli.engine.session import Session
 from kdcli.engine.train import train

@@ -10,10 +10,9 @@ import numpy as np
 import torch
 
 from kdcli.deploy.backends import PACKED
-from kdcli.deploy.calibrate import ACTIVATION_GROUP, Rounding
+from kdcli.deploy.calibrate import ACTIVATION_GROUP, SMALL_TABLE, Keys, Rounding, key_of
 from kdcli.deploy.folding import Folding
 from kdcli.deploy.half import in_half
-from kdcli.deploy.products import SMALL_TABLE, Keys, key_of
 from kdcli.deploy.rounding import (
     INT4_BLOCKS,
     INT4_FACTORS,

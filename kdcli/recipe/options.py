@@ -38,7 +38,7 @@ class Option:
         description: The description of the option (default: the field's description).
         choices: Allowed values, for help and completion (default: the values of a `Literal`
             field).
-        values: The kind of the values, a key of `VALUES` in kdcli/cli/values.py; it gives the
+        values: The kind of the values, a key of `VALUES` in kdcli/cli/parameters.py; it gives the
             completion of the shell and early checks.
         enables: A key in the same section, which the option sets to true.
         show_default: Whether help shows the field's default.

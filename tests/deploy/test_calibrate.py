@@ -9,9 +9,8 @@ import torch
 from onnx_graphs import graph, node
 from torch import nn
 
-from kdcli.deploy.calibrate import KERNELS, Rounding, calibrate
+from kdcli.deploy.calibrate import KERNELS, Rounding, by_key, calibrate, key_of
 from kdcli.deploy.export import largest_sums
-from kdcli.deploy.products import by_key, key_of
 from kdcli.deploy.quantise import quantise_onnx
 from kdcli.deploy.rounding import INT4_BLOCKS, INT8, InputStatistics, round_weight
 from kdcli.deploy.sessions import onnx_caller

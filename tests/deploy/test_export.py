@@ -11,8 +11,8 @@ import transformers
 from encoders import TYPES, tiny_config, tiny_encoder
 from onnxruntime.quantization import quantize_dynamic
 
+from kdcli.deploy.calibrate import keys_of, products
 from kdcli.deploy.export import EXACT, FILE_LIMITS, FILES, difference, export_model, recorded
-from kdcli.deploy.products import keys_of, products
 from kdcli.deploy.sessions import onnx_caller, openvino_caller
 from kdcli.errors import MachineError, UsageError
 from kdcli.version import install_command

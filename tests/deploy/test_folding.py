@@ -7,8 +7,7 @@ import pytest
 import torch
 from onnx_graphs import graph, node
 
-from kdcli.deploy.calibrate import Rounding
-from kdcli.deploy.products import key_of
+from kdcli.deploy.calibrate import Rounding, key_of
 from kdcli.deploy.quantise import quantise_onnx
 from kdcli.deploy.rounding import INT8_PAIRS, round_weight
 

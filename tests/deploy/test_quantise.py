@@ -12,10 +12,10 @@ from onnx_graphs import graph, node
 from torch import nn
 
 from kdcli.deploy.backends import PACKED
-from kdcli.deploy.calibrate import KERNELS, Rounding
-from kdcli.deploy.packing import pack
-from kdcli.deploy.products import (
+from kdcli.deploy.calibrate import (
+    KERNELS,
     SMALL_TABLE,
+    Rounding,
     by_key,
     key_of,
     nearest_rounding,
@@ -23,6 +23,7 @@ from kdcli.deploy.products import (
     products,
     smallest_count,
 )
+from kdcli.deploy.packing import pack
 from kdcli.deploy.quantise import quantise_onnx, quantise_openvino
 from kdcli.deploy.rounding import INT4_BLOCKS, INT4_FACTORS_PAIRS, INT8, INT8_PAIRS, round_weight
 from kdcli.deploy.sessions import onnx_caller, openvino_caller

@@ -12,7 +12,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 from kdcli.errors import UsageError
 from kdcli.models.shape import InitializedStudent
 from kdcli.types import Job, StepLoss, Term
-from kdcli.verbs.distill.family import family_job, member, members, nested_layers, turns_of
+from kdcli.verbs.distill.student import family_job, member, members, nested_layers, turns_of
 
 QUICK = shlex.split(
     "--max-steps 4 --batch-size 8 --lr 1e-3 --dtype fp32 --set data.max_length=16 "

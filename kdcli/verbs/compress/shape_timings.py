@@ -46,7 +46,7 @@ from kdcli.verbs.compress.limits import GoalSettings
 from kdcli.verbs.compress.scored import TEACHER
 from kdcli.verbs.compress.search import Search
 from kdcli.verbs.compress.settings import dotted
-from kdcli.verbs.distill.family import check_members
+from kdcli.verbs.distill.student import check_members
 from kdcli.workloads.embedder import Embedder
 
 SEARCHED = 12 + 2 * (MAX_DEPTHS + 1)

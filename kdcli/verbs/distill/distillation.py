@@ -27,14 +27,15 @@ from kdcli.report.schema import TEACHER, UNDISTILLED, Role
 from kdcli.run.context import RunContext
 from kdcli.targets.targets import StorePlace, targets_of
 from kdcli.types import Card, Job, ModelShape, RowHashes, Start
-from kdcli.verbs.distill.family import check_members, members
 from kdcli.verbs.distill.fast import how_distilled
 from kdcli.verbs.distill.settings import DistillRecipe, OnTextDownstream, StudentSettings
 from kdcli.verbs.distill.student import (
     Student,
+    check_members,
     distill_job,
     fit_projections,
     freeze_unreached,
+    members,
     teacher_needs,
 )
 from kdcli.workloads.training import Plan

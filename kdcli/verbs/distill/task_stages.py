@@ -47,9 +47,14 @@ from kdcli.types import (
 from kdcli.verbs.distill.augment import WordSource, augmented
 from kdcli.verbs.distill.distill_recipes import stage_settings, undistilled_recipe
 from kdcli.verbs.distill.distillation import Distillation, held_out_losses, objective_job, start_of
-from kdcli.verbs.distill.family import family_job
 from kdcli.verbs.distill.fast import shape_notes
-from kdcli.verbs.distill.student import Student, fit_projections, objective_of, objective_terms
+from kdcli.verbs.distill.student import (
+    Student,
+    family_job,
+    fit_projections,
+    objective_of,
+    objective_terms,
+)
 from kdcli.workloads.decisions import decisions
 from kdcli.workloads.finetuning import (
     WEIGHTS,

@@ -8,12 +8,20 @@ from typing import Protocol
 
 from kdcli.data.batches import BucketOrder
 from kdcli.deploy.backends import PACKED, kept_in
-from kdcli.deploy.calibrate import KERNELS, Rounding, calibrate
+from kdcli.deploy.calibrate import (
+    KERNELS,
+    Rounding,
+    by_key,
+    calibrate,
+    keys_of,
+    product_errors,
+    products,
+    smallest_count,
+)
 from kdcli.deploy.export import ModelFile, Recorded
 from kdcli.deploy.half import nodes_beyond_half
 from kdcli.deploy.integer_training import ROWS, train_integers
 from kdcli.deploy.packing import BLOCK
-from kdcli.deploy.products import by_key, keys_of, product_errors, products, smallest_count
 from kdcli.engine.progress import Progress
 from kdcli.errors import GateError, MachineError
 from kdcli.metrics.resolution import exceeds
