@@ -8,10 +8,12 @@ a lower bound is the reported speed-up; see `Speedup`.
 
 import contextlib
 import json
+import math
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -66,7 +68,7 @@ class Latency:
 
     Attributes:
         prepared: The number of models that were loaded, and exported if their backend needs it.
-        interrupted: Whether Ctrl-C ended the measurement.
+        interrupted: Whether Ctrl-C or the deadline ended the measurement.
     """
 
     rows: list[LatencyRow] = field(default_factory=list)
@@ -121,12 +123,14 @@ class _Lines:
                 self.last = now
 
 
-def measure_latency(subjects: Sequence[Subject], protocol: Protocol) -> Latency:
+def measure_latency(
+    subjects: Sequence[Subject], protocol: Protocol, deadline: float = math.inf
+) -> Latency:
     """Measure base encoders; the first subject is the baseline of every speed-up.
 
     A subject that does not fit into memory or has wrong output becomes a failure in the result.
-    Ctrl-C keeps the finished cells. Raises MachineError if the worker died; the message has its
-    last line or its signal.
+    Ctrl-C keeps the finished cells, and so does the deadline, a value of `time.monotonic()`. Raises
+    MachineError if the worker died; the message has its last line or its signal.
     """
     request = {
         "subjects": list(map(asdict, subjects)),
@@ -145,6 +149,11 @@ def measure_latency(subjects: Sequence[Subject], protocol: Protocol) -> Latency:
         )
         assert worker.stdin is not None
         assert worker.stdout is not None
+        timer = threading.Timer(
+            min(deadline - time.monotonic(), threading.TIMEOUT_MAX), worker.kill
+        )
+        timer.daemon = True
+        timer.start()
         try:
             with contextlib.suppress(BrokenPipeError):
                 worker.stdin.write(json.dumps(request))
@@ -161,8 +170,13 @@ def measure_latency(subjects: Sequence[Subject], protocol: Protocol) -> Latency:
             worker.wait()
             latency.interrupted = True
             return latency
+        finally:
+            timer.cancel()
         errors.seek(0)
         reason = last_message(errors.read()) or "it left no message"
+    if code and time.monotonic() >= deadline:
+        latency.interrupted = True
+        return latency
     if code:
         end = f"was ended by {signal.Signals(-code).name}" if code < 0 else "failed"
         raise MachineError(

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -94,6 +95,11 @@ def test_ctrl_c_keeps_finished_cells(monkeypatch):
     found = measure_latency([Subject("a", "x")], FEW)
     assert found.interrupted
     assert [(f.model, f.reason) for f in found.failures] == [("a", "out of memory")]
+
+
+def test_the_deadline_ends_a_measurement(monkeypatch):
+    workers_run(monkeypatch, PRINTS + "time.sleep(60)")
+    assert measure_latency([Subject("a", "x")], FEW, deadline=time.monotonic()).interrupted
 
 
 @pytest.mark.parametrize(

@@ -340,7 +340,7 @@ class Search:
         def measured() -> Latency:
             Progress.log("measuring the latencies of the candidates")
             subjects = [Subject(name, location(source)) for name, source in models.items()]
-            latency = self.make.verbs.measure(subjects, protocol, deadline=math.inf)
+            latency = self.make.verbs.measure(subjects, protocol, math.inf)
             self.steps.check()
             latency_rows(with_rows(report, latency))
             return latency

@@ -341,7 +341,7 @@ class _Timing:
             seconds = min(measure.min_seconds, seconds / 2)
             protocol = replace(protocol, min_seconds=seconds, max_measurements=1)
         deadline = time.monotonic() + steps.left
-        latency = self.search.make.verbs.measure(subjects, protocol, deadline=deadline)
+        latency = self.search.make.verbs.measure(subjects, protocol, deadline)
         if latency.interrupted and steps.left > 0:
             raise KeyboardInterrupt
         if latency.interrupted:

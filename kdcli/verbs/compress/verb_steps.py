@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from kdcli.data.labelled.partition import VERIFICATION
-from kdcli.deploy.latency import Latency, measure_latency
+from kdcli.deploy.latency import Latency, Protocol, Subject, measure_latency
 from kdcli.deploy.runners import check_backend
 from kdcli.errors import UsageError
 from kdcli.models.grammar import is_static_shape
@@ -69,7 +69,8 @@ class Verbs:
     """The verbs that a compression calls. A test gives its own.
 
     Attributes:
-        measure: Measures latencies.
+        measure: Measures latencies until a deadline. Its type names the arguments, because a test
+            replaces it.
         check_backend: Raises an error if a backend cannot be used on this machine.
         clock: The seconds from which durations are computed.
     """
@@ -80,7 +81,7 @@ class Verbs:
     trim: Callable[..., object]
     export: Callable[..., object]
     evaluate: Callable[..., RunResult | None]
-    measure: Callable[..., Latency] = measure_latency
+    measure: Callable[[Sequence[Subject], Protocol, float], Latency] = measure_latency
     check_backend: Callable[[str, str], None] = check_backend
     clock: Callable[[], float] = time.monotonic
 
