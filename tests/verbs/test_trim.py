@@ -77,7 +77,7 @@ def test_of_two_processes_that_need_the_counts_of_a_text_one_counts(
         return count_tokens(tokenizer, texts)
 
     def save_counts(file):
-        np.save(file, cut_vocabulary._counts(str(text), None, tiny_tokenizer()))
+        np.save(file, cut_vocabulary._counts(str(text), None, 1.0, tiny_tokenizer()))
 
     monkeypatch.setattr(cut_vocabulary, "count_tokens", count)
     files = [tmp_path / f"{name}.npy" for name in ("one", "other")]
@@ -96,7 +96,7 @@ def test_a_cache_without_a_place_for_a_lock_is_named(text, monkeypatch, cache, e
 
     monkeypatch.setattr(FileLock, "acquire", acquire)
     with pytest.raises(MachineError, match="could not be written") as caught:
-        cut_vocabulary._counts(str(text), None, tiny_tokenizer())
+        cut_vocabulary._counts(str(text), None, 1.0, tiny_tokenizer())
     assert "KDCLI_CACHE" in caught.value.hint
 
 
