@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -16,7 +16,7 @@ from typing import IO, Any
 from filelock import FileLock
 from safetensors import SafetensorError
 
-from kdcli.errors import MachineError, UsageError
+from kdcli.errors import MachineError, UsageError, did_you_mean
 from kdcli.manifest import MANIFEST, begin_manifest, record
 
 MAX_BYTES, MAX_DEPTH = 10_000_000, 32  # limits of a JSON file
@@ -230,6 +230,20 @@ def is_path(text: str) -> bool:
         return Path(text).exists()
     except OSError:
         return False
+
+
+def near_path(path: str, names: Iterable[str] = ()) -> str:
+    """Return `"; did you mean 'runs/x'?"` for the closest name next to a missing path, or an empty
+    string.
+
+    Args:
+        path: The path that a user gave.
+        names: Other names that are allowed.
+    """
+    parent, slash, name = path.rstrip("/").rpartition("/")
+    siblings = [each.name for each in user_path(f"{parent}{slash}" or ".").glob("[!.]*")]
+    near = did_you_mean(name, [*siblings, *names])
+    return near.replace("'", f"'{parent}{slash}", 1)
 
 
 def user_path(path: str | Path) -> Path:

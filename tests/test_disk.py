@@ -12,6 +12,7 @@ from kdcli.disk import (
     check_writable,
     content_of,
     fill_dir,
+    near_path,
     parse_json,
     read_json,
     user_path,
@@ -35,6 +36,13 @@ def test_a_path_that_no_file_system_takes_is_refused(path, message):
     for check in (user_path, lambda path: check_writable(Path(path), directory=True)):
         with pytest.raises(UsageError, match=message):
             check(path)
+
+
+def test_a_missing_path_has_the_closest_name_next_to_it(tmp_path):
+    (tmp_path / "tickets").mkdir()
+    assert near_path(f"{tmp_path}/tikets/") == f"; did you mean '{tmp_path}/tickets'?"
+    assert near_path(f"{tmp_path}/none/x") == near_path(f"{tmp_path}/zzz") == ""
+    assert near_path("dmeo", ["demo"]) == "; did you mean 'demo'?"
 
 
 def test_the_longest_name_is_taken(tmp_path):

@@ -163,6 +163,14 @@ def file_beside(source: str, name: str) -> Path | None:
     return path if path is not None and path.is_file() else None
 
 
+def hint_of_models(folder: Path) -> str:
+    """Return a hint for a directory without a model: the models in its subdirectories, if any."""
+    inside = sorted(path.parent.name for path in folder.glob(f"*/{CONFIG_FILE}"))
+    if inside:
+        return f"there are models in {', '.join(inside)}: give one of them"
+    return "give the directory of a model"
+
+
 def model_files(folder: Path, more: Sequence[str] = ()) -> list[str]:
     """Return the files that a model needs, as paths below its directory.
 

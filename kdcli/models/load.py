@@ -38,8 +38,8 @@ from kdcli.custom_code import (
     custom_code_allowed,
     raise_error_of_code,
 )
-from kdcli.disk import EMBEDDED, cached_file, fill_dir, is_path, read_json, user_path
-from kdcli.errors import KdcliError, UsageError, did_you_mean, first_line, raise_machine_error
+from kdcli.disk import EMBEDDED, cached_file, fill_dir, is_path, near_path, read_json, user_path
+from kdcli.errors import KdcliError, UsageError, first_line, raise_machine_error
 from kdcli.models.custom_class import (
     COMPACT_KEY,
     HEADS,
@@ -72,6 +72,7 @@ from kdcli.models.files import (
     encoder_path,
     file_beside,
     file_of,
+    hint_of_models,
     holds_table,
     tensor_names,
     weight_files,
@@ -381,7 +382,8 @@ def _no_config(folder: Path) -> UsageError:
             f"{folder} has no {CONFIG_FILE}: only sentence-transformers computes such a model",
             BY_LIBRARY,
         )
-    return UsageError(f"{folder} has no {CONFIG_FILE}, so it is not a model directory")
+    message = f"{folder} has no {CONFIG_FILE}, so it is not a model directory"
+    return UsageError(message, hint_of_models(folder))
 
 
 def _no_safetensors(source: str, pickles: list[str]) -> UsageError:
@@ -483,7 +485,7 @@ def _config_file(source: str, where: str) -> Path:
             raise UsageError(message, "request access there, then run `hf auth login`") from None
         raise UsageError(
             f"model '{source}' was found neither as a directory, nor in the Hugging Face cache, "
-            f"nor on the hub: {first_line(error)}{did_you_mean(source, EMBEDDED)}",
+            f"nor on the hub: {first_line(error)}{near_path(source, EMBEDDED)}",
             "check the name and the network, or use a local directory or 'demo'; "
             "HF_HUB_OFFLINE=1 uses the cache without asking the hub",
         ) from None
@@ -701,6 +703,12 @@ def load_weights(
             f"the weights of {source} are incomplete: {reason}",
             f"they may be of another network, with code of its own, than transformers' "
             f"{config.model_type}; or download them again",
+        )
+    # A sum reads the weights once, and is only finite if they are.
+    if bad := [name for name, p in model.named_parameters() if not torch.isfinite(p.sum())]:
+        raise UsageError(
+            f"the weights of {source} hold NaN or infinity, for example {bad[0]}",
+            "its training may have failed, or its files are damaged: give another model",
         )
     return without_decoder(model) if auto_class is base_class(config) else model
 

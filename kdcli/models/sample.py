@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from kdcli.errors import UsageError
 from kdcli.types import Batch, Examples
 
 SAMPLE_TOKENS = 8192
@@ -72,5 +73,14 @@ def run_sample(model: PreTrainedModel, sample: Batch, dtype: torch.dtype = torch
 
 
 def real_states(x_BLD: Tensor, sample: Batch) -> Tensor:
-    """Return the states of all tokens that are not padding, [R, D] float32 on the CPU."""
-    return x_BLD.cpu()[sample["attention_mask"].bool()].float()
+    """Return the states of all tokens that are not padding, [R, D] float32 on the CPU.
+
+    Raises UsageError if one is NaN or infinite, as where half precision is too small for a model.
+    """
+    states_RD = x_BLD.cpu()[sample["attention_mask"].bool()].float()
+    if not torch.isfinite(states_RD).all():
+        raise UsageError(
+            "the model computes NaN or infinity on the texts",
+            "if its weights are right, compute in float32: --set train.dtype=fp32",
+        )
+    return states_RD

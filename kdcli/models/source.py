@@ -6,8 +6,16 @@ from urllib.parse import urlsplit
 
 from huggingface_hub import constants
 
-from kdcli.disk import EMBEDDED, REPORT_FILE, cached_file, holds_run, read_json, user_path
-from kdcli.errors import UsageError, did_you_mean
+from kdcli.disk import (
+    EMBEDDED,
+    REPORT_FILE,
+    cached_file,
+    holds_run,
+    near_path,
+    read_json,
+    user_path,
+)
+from kdcli.errors import UsageError
 from kdcli.types import ModelShape
 
 HUB_NAME = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
@@ -76,14 +84,15 @@ def check_source(source: str) -> None:
     is_path = source.startswith((".", "/", "~")) or source.endswith("/") or name.count("/") > 1
     if folder.exists() or is_path:
         raise UsageError(
-            f"no model directory {source}", "give a hub id, a directory with config.json, or 'demo'"
+            f"no model directory {source}{near_path(source)}",
+            "give a hub id, a directory with config.json, or 'demo'",
         )
     if not constants.HF_HUB_OFFLINE or not HUB_NAME.fullmatch(name):
         return
     if cached_file(name, "config.json", revision or None) is None:
         raise UsageError(
             f"model '{source}' was found neither as a directory nor in the Hugging Face cache"
-            f"{did_you_mean(source, EMBEDDED)}",
+            f"{near_path(source, EMBEDDED)}",
             "check the name, or use a local directory or 'demo'; HF_HUB_OFFLINE=1 forbids asking "
             "the hub",
         )

@@ -16,7 +16,7 @@ from huggingface_hub.utils import httpx, validate_repo_id  # type: ignore[attr-d
 from rich.table import Table
 
 from kdcli.errors import UsageError
-from kdcli.models.files import CONFIG_FILE, model_files
+from kdcli.models.files import CONFIG_FILE, hint_of_models, model_files
 from kdcli.report.text import bytes_of
 
 REPORT_FILES = ("recipe.yaml", "report.json", "report.md", "report.html", "*.png", "*.csv")
@@ -46,13 +46,8 @@ class Upload:
             UsageError: The directory holds no model.
         """
         if not (folder / CONFIG_FILE).is_file():
-            inside = sorted(
-                str(p.parent.relative_to(folder)) for p in folder.glob(f"*/{CONFIG_FILE}")
-            )
-            hint = "give the directory of a model"
-            if inside:
-                hint = f"there are models in {', '.join(inside)}: push one of them"
-            raise UsageError(f"{folder} has no {CONFIG_FILE}, so it is not a model directory", hint)
+            message = f"{folder} has no {CONFIG_FILE}, so it is not a model directory"
+            raise UsageError(message, hint_of_models(folder))
         every = sorted(p for p in folder.rglob("*") if p.is_file())
         names = model_files(folder, more=REPORT_FILES if with_report else ())
         files = {name: (folder / name).stat().st_size for name in names}
@@ -101,11 +96,14 @@ def check_repository(repository: str) -> None:
     """
     try:
         validate_repo_id(repository)
+        is_valid = "/" in repository
     except HFValidationError:
+        is_valid = False
+    if not is_valid:
         raise UsageError(
             f"'{repository}' is not the name of a repository",
-            "give OWNER/NAME, or NAME for your own",
-        ) from None
+            "give OWNER/NAME; OWNER is your account or an organisation",
+        )
     if get_token() is None:
         raise UsageError(f"cannot push to {repository}: there is no token for the hub", LOGIN)
 

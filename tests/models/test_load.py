@@ -68,6 +68,12 @@ def finished_run(folder: Path) -> None:
     (folder / "report.json").touch()
 
 
+def spoil_weight(folder):
+    weights = load_file(folder / "model.safetensors")
+    next(w for name, w in weights.items() if "word_embeddings" in name)[0, 0] = float("nan")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
 BAD = {
     "no config": (lambda d: (d / "config.json").unlink(), "has no config.json"),
     "unfinished run": (unfinished_run, "is an unfinished run and has no model yet"),
@@ -106,6 +112,7 @@ BAD = {
         lambda d: change(d, "config.json", num_hidden_layers=5),
         "incomplete: 16 tensors are missing",
     ),
+    "weights with NaN": (spoil_weight, "hold NaN or infinity, for example .*embeddings.*weight"),
     "no weights": (lambda d: (d / "model.safetensors").unlink(), "has no model.safetensors"),
     "pickled weights": (pickled, r"weights as a pickle \(pytorch_model.bin\)"),
     "missing shard": (

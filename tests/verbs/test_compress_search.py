@@ -703,16 +703,24 @@ def test_the_shapes_of_a_plan_without_any_come_from_large_to_small(given):
 
 
 @pytest.mark.parametrize(
-    ("goal", "error", "said"),
+    ("keys", "error", "said"),
     [
-        ({"max_mb": 100.0}, UsageError, "meets every limit already: 10.00 ms, "),
-        ({"speedup": 20.0}, GateError, "1x32: even untrained, it is only 5.0 times as fast; the"),
+        ({"goal__max_mb": 100.0}, UsageError, "meets every limit already: 10.00 ms, "),
+        *(
+            (
+                {"goal__speedup": 20.0, "plan__prune": prune},
+                GateError,
+                "1x32 comes closest: even untrained, it is only 5.0 times as fast; the goal is 20",
+            )
+            # 1x32 has a quarter of the layers' weights.
+            for prune in (None, {"sparsity": [0.7]})
+        ),
     ],
 )
-def test_what_timing_tells_is_said_before_anything_is_written(goal, error, said, given):
+def test_what_timing_tells_is_said_before_anything_is_written(keys, error, said, given):
     made = fakes()
     with pytest.raises(error, match=said):
-        made.compress(**given, **{f"goal__{name}": each for name, each in goal.items()})
+        made.compress(**given | keys)
     assert not given["output_dir"].exists()
     assert all(call.startswith("measure") for call in made.calls)
 

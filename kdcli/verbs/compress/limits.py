@@ -6,6 +6,7 @@ this module for its options, so NumPy is only imported where a limit is checked.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -96,9 +97,12 @@ class Limit(ABC):
         """Return how a candidate misses a limit of quality on the verification rows."""
         return self.miss(one, teacher)
 
+    def excess(self, times: UntrainedTimes) -> float:
+        """Return by what factor a model misses the limit whatever it learns; up to 1 meets it."""
+        return 0.0
+
     def untrained_miss(self, times: UntrainedTimes, *, is_shape: bool) -> str:
-        """Return how a shape, or the given model on a backend, misses the limit whatever it
-        learns."""
+        """Return how a shape, or the given model on a backend, misses a limit that it exceeds."""
         return ""
 
     def is_met_by_model(self, ms: float, mb: float) -> bool:
@@ -206,9 +210,10 @@ class Speedup(Limit):
         measured = "no speed-up" if ratio.is_inconclusive else ratio.phrase(digits=2)
         return f"{measured}{trust}, not {self.value:g}"
 
+    def excess(self, times: UntrainedTimes) -> float:
+        return self.value / times.speedup if times.speedup else math.inf
+
     def untrained_miss(self, times: UntrainedTimes, *, is_shape: bool) -> str:
-        if times.speedup >= self.value:
-            return ""
         slow = f"is only {times.speedup:.1f} times as fast"
         return _untrained(slow, self.value, is_shape=is_shape)
 
@@ -234,9 +239,10 @@ class MaxLatency(Limit):
         trust = f" ({UNSTABLE_PHRASE})" if one.unstable else ""
         return f"{one.ms:.2f} ms{trust}, {one.ms - self.value:.2f} above {self.value:g}"
 
+    def excess(self, times: UntrainedTimes) -> float:
+        return times.ms / self.value
+
     def untrained_miss(self, times: UntrainedTimes, *, is_shape: bool) -> str:
-        if times.ms <= self.value:
-            return ""
         slow = f"takes {times.ms:.2f} ms"
         return _untrained(slow, self.value, is_shape=is_shape)
 
@@ -260,9 +266,10 @@ class MaxSize(Limit):
         over = f"{megabytes(one.mb - self.value)} above {self.value:g}"
         return f"{megabytes(one.mb)} MB, {over}"
 
+    def excess(self, times: UntrainedTimes) -> float:
+        return times.min_mb / self.value
+
     def untrained_miss(self, times: UntrainedTimes, *, is_shape: bool) -> str:
-        if times.min_mb <= self.value:
-            return ""
         what = "its layers alone take" if is_shape else "the model itself takes"
         return f"{what} at least {times.min_mb:.1f} MB, more than {self.value:g}"
 
@@ -348,9 +355,15 @@ class GoalSettings(Section):
             return {limit.key: why for limit in LIMITS if not limit.is_quality}
         if best:
             times = replace(times, ms=times.best_ms, speedup=times.best_speedup)
-        return _missed(
-            {limit.key: limit.untrained_miss(times, is_shape=is_shape) for limit in self.limits}
-        )
+        return {
+            limit.key: limit.untrained_miss(times, is_shape=is_shape)
+            for limit in self.limits
+            if limit.excess(times) > 1
+        }
+
+    def closest(self, times: Mapping[str, UntrainedTimes]) -> str:
+        """Return the name of the model that misses the goal least, whatever it learns."""
+        return min(times, key=lambda name: max(one.excess(times[name]) for one in self.limits))
 
     def untrained_whys(
         self, times: Mapping[str, UntrainedTimes], *, best: bool = False, is_shape: bool = True

@@ -12,6 +12,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from kdcli.data.labelled.kept import keep_rows
 from kdcli.data.labelled.partition import VERIFICATION, Partition
 from kdcli.disk import as_directory
@@ -45,7 +47,7 @@ from kdcli.verbs.compress.question import (
 )
 from kdcli.verbs.compress.record import Record
 from kdcli.verbs.compress.scored import TEACHER, deployed_bytes
-from kdcli.verbs.compress.search import Search, check_backends, evaluation_request
+from kdcli.verbs.compress.search import PRUNE, Search, check_backends, evaluation_request
 from kdcli.verbs.compress.settings import BY_MODEL, CompressRecipe, detected
 from kdcli.verbs.compress.shape_timings import (
     BudgetError,
@@ -300,17 +302,30 @@ def check_reachable(search: Search, untrained: Untrained) -> None:
             f"{recipe.model} meets every limit already: {ms:.2f} ms, {size:.1f} MB",
             "nothing was trained; ask for more",
         )
+    models = untrained.shapes | untrained.backends
     missed = {
         name: goal.untrained_misses(times, best=True, is_shape=name in untrained.shapes)
-        for name, times in (untrained.shapes | untrained.backends).items()
+        for name, times in models.items()
     }
-    if recipe.plan.prune is None and all(missed.values()):
-        whys = [f"{name}: {'; '.join(of.values())}" for name, of in missed.items()]
-        why = conflict(list(missed.values())) or "; ".join(whys)
+    if all(missed.values()) and not prunes_further(recipe, untrained):
+        closest = goal.closest(models)
+        why = f"{closest} comes closest: {'; '.join(missed[closest].values())}"
         raise GateError(
-            f"no shape and no backend of the plan can meet the goal: {why}",
-            "nothing was trained; name others in plan.shapes",
+            "no shape and no backend of the plan can meet the goal: "
+            f"{conflict(list(missed.values())) or why}",
+            "nothing was trained; ask for less, or name other shapes in plan.shapes",
         )
+
+
+def prunes_further(recipe: CompressRecipe, untrained: Untrained) -> bool:
+    """Return whether pruning keeps fewer weights than each shape, so that it may meet the goal.
+
+    A shape with as few weights has fewer layers than a pruned model, so it is faster.
+    """
+    if recipe.plan.prune is None:
+        return False
+    sparsity = (PRUNE | recipe.plan.prune)["sparsity"]
+    return bool(1 - np.max(sparsity) < untrained.smallest)
 
 
 def weight_bytes(recipe: CompressRecipe) -> int:

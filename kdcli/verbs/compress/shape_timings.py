@@ -29,7 +29,7 @@ from kdcli.errors import UsageError
 from kdcli.models.card import describe
 from kdcli.models.choose import LENGTH, SHAPE_ROWS, Comparison, mean_pooling
 from kdcli.models.embedding_format import Pool, read_format
-from kdcli.models.grammar import goal_of, is_static_shape, parse_shape
+from kdcli.models.grammar import goal_of, is_static_shape, parse_shape, short_name
 from kdcli.models.layout import layout_for
 from kdcli.models.load import load_encoder, location
 from kdcli.models.model import Model
@@ -79,12 +79,14 @@ class Untrained:
         backends: The model on each backend.
         fastest: The fastest backend, on which the shapes are measured.
         shapes: The untrained shapes on the fastest backend.
+        smallest: The share of the layers' weights that the smallest of these shapes has.
     """
 
     teacher: UntrainedTimes
     backends: dict[str, UntrainedTimes]
     fastest: str
     shapes: dict[str, UntrainedTimes]
+    smallest: float = 1.0
 
 
 def measure_untrained(search: Search, partition: Partition) -> Untrained:
@@ -109,7 +111,7 @@ def measure_untrained(search: Search, partition: Partition) -> Untrained:
     shapes = [] if goal is not None else _listed_shapes(search, model, loaded)
     if len(backends) == 1 and len(shapes) == 1 and not search.goal.is_bounded:
         untrained_student(loaded, shapes[0], recipe.seed)
-        times = {shapes[0].short: UNTIMED}
+        times = {_name(shapes[0], loaded.shape): UNTIMED}
         return Untrained(UNTIMED, {backends[0]: UNTIMED}, backends[0], times)
     values = [TIMINGS, backends, search.machine]
     baseline = Subject(TEACHER, location(model))
@@ -150,19 +152,20 @@ def measure_untrained(search: Search, partition: Partition) -> Untrained:
                 return {}
             of_model = of_backends.get(fastest, UntrainedTimes())
             paid, others = shapes_to_time(search, loaded, shapes, of_model, timing)
-            times = measure({shape.short: shape for shape in paid})
+            times = measure({_name(shape, loaded.shape): shape for shape in paid})
             if others and len(too_slow(search.goal, times)) == len(times):
-                times |= measure({shape.short: shape for shape in others})
+                times |= measure({_name(shape, loaded.shape): shape for shape in others})
             return times
         chosen: FastShape = choose_shape(goal, loaded, measure, compare)
         Progress.log(*chosen.lines(goal))
         return {chosen.name: chosen.times[chosen.name]}
 
-    named = recipe.plan.shapes or [shape.short for shape in shapes]
+    named = recipe.plan.shapes or [_name(shape, loaded.shape) for shape in shapes]
     times = search.steps.once(
         "timings-of-shapes", [*values, named], dict[str, UntrainedTimes], of_shapes
     )
-    untimed = [shape.short for shape in shapes if shape.short not in times]
+    sizes = {_name(shape, loaded.shape): size_of_layers(shape) for shape in shapes}
+    untimed = [name for name in sizes if name not in times]
     # The teacher is timed twice: next to the backends, and next to the shapes.
     count = len(subjects) + 1 + len(times) + 1
     seconds = search.steps.seconds / count * (count + len(untimed)) / SHARE_OF_BUDGET
@@ -172,7 +175,9 @@ def measure_untrained(search: Search, partition: Partition) -> Untrained:
             "not timed, because timing may take a tenth of --budget: "
             f"about --budget {math.ceil(seconds / 60)}m times all shapes",
         )
-    return Untrained(of_backends[TEACHER], measured, fastest, times)
+    least = min((size for name, size in sizes.items() if name in times), default=math.inf)
+    smallest = min(1.0, least / size_of_layers(loaded.shape))
+    return Untrained(of_backends[TEACHER], measured, fastest, times, smallest)
 
 
 def shapes_to_time(
@@ -197,13 +202,19 @@ def shapes_to_time(
     def rank(shape: ModelShape) -> tuple[bool, int]:
         share = 1.2 * size_of_layers(shape) / teacher
         ms, speedup = share * of_model.ms, of_model.speedup / share if share else math.inf
-        expected = {shape.short: UntrainedTimes(ms, speedup, ms, speedup)}
+        expected = {_name(shape, loaded.shape): UntrainedTimes(ms, speedup, ms, speedup)}
         return bool(too_slow(search.goal, expected)), -size_of_layers(shape)
 
     ranked = sorted(shapes, key=rank)
     count = max(1, math.floor(paid))
     chosen = ranked[:count]
     return [shape for shape in shapes if shape in chosen], ranked[count:]
+
+
+def _name(shape: ModelShape, teacher: ModelShape) -> str:
+    """Name a shape without its heads, and without the feed-forward width that follows from the
+    teacher's."""
+    return short_name(shape, teacher).partition("@")[0]
 
 
 def size_of_layers(shape: ModelShape) -> int:

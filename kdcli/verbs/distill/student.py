@@ -176,7 +176,13 @@ def freeze_unused_weights(students: Mapping[str, Student], batch: Batch, signals
     reached = set[int]()
     for name, student in students.items():
         weights = dict(student.named_parameters())
-        unreached[name] = params_without_grad(weights, StepLoss(student(batch, signals)).total)
+        total = StepLoss(student(batch, signals)).total
+        if not torch.isfinite(total):
+            raise UsageError(
+                f"{name}: the loss of the first batch is NaN or infinite, before any training",
+                "the teacher's states may be too large: give --set train.dtype=fp32",
+            )
+        unreached[name] = params_without_grad(weights, total)
         reached |= {id(weight) for n, weight in weights.items() if n not in unreached[name]}
     for name, student in students.items():
         # Members of a family share weights, which one of them may reach, or has frozen already.

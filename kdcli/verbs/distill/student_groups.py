@@ -20,7 +20,8 @@ from kdcli.engine.run_dir import RunDir
 from kdcli.errors import UsageError
 from kdcli.losses import inputs_of
 from kdcli.metrics.probe import probe_demo
-from kdcli.models.grammar import goal_of, short_name
+from kdcli.models.grammar import goal_of, is_static_shape, short_name
+from kdcli.models.layout import layout_for
 from kdcli.models.load import load_config, load_encoder, load_tokenizer, save_model
 from kdcli.models.masked_head import student_with_head
 from kdcli.models.model import Model
@@ -69,6 +70,8 @@ def read_text(recipe: DistillRecipe, options: RunOptions) -> None:
     relation_kernel(recipe.relation.kernel, *check_machine(recipe.train.dtype, options))
     source = str(recipe.teacher)
     config = load_config(source)
+    if not all(map(is_static_shape, recipe.student.to)):
+        layout_for(config).check_layers()
     if goal_of(recipe.student.to) is None:
         options.check_pushed(len(plan(recipe, config)))
     check_downstream(recipe.eval, recipe.train.seed)
