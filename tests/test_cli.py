@@ -656,6 +656,7 @@ def test_a_revision_in_the_cache_needs_no_network(tmp_path, monkeypatch):
         ("compress --max-mb fast", "takes a number, or one with MB, got 'fast'", ""),
         ("finetune --lr 1%", "takes a number, got '1%'", ""),
         ("compress demo --dry-run", "no such option: --dry-run", "--budget 20m limits its time"),
+        ("finetune demo --learning_rate 1", "no such option: --learning_rate", "here is --lr"),
         ("finetune demo more", "got unexpected extra argument(s) (more)", "kdcli finetune --help"),
         ("evaluate demo --min-metric f1=90", "f1 is at most 1", "--min-metric f1=0.9"),
         ("compress demo-classifer --data demo", "did you mean 'demo-classifier'?", ""),

@@ -34,6 +34,8 @@ INSTEAD = {
     "estimates a single training",
 }
 """Command and unknown option -> what to use instead."""
+OTHER_NAMES = {"--learning-rate": "--lr", "--num-train-epochs": "--epochs"}
+"""Options of transformers' Trainer -> kdcli's."""
 RESUME_AUTO = ("--resume", "auto")
 MAX_ARGUMENT = 4_096
 """Maximum number of characters of an argument. No path is longer."""
@@ -101,7 +103,10 @@ def _of_usage(error: Any) -> UsageError:
     message = error.format_message()
     verbs = error.ctx.command_path.split()[1:] if error.ctx else ()
     command = " ".join(["kdcli", *verbs])
-    instead = INSTEAD.get((command, getattr(error, "option_name", "")))
+    option = getattr(error, "option_name", "")
+    instead = INSTEAD.get((command, option))
+    if (own := OTHER_NAMES.get(option.replace("_", "-"))) is not None:
+        instead = f"its name here is {own}, in the commands that train"
     hint = instead or f"{command} --help lists what the command takes"
     return UsageError(f"{message[0].lower()}{message[1:].rstrip('.')}", hint)
 

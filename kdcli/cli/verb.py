@@ -165,7 +165,7 @@ class Given:
         Raises:
             UsageError: There is no such run.
         """
-        from kdcli.disk import RECIPE_FILE
+        from kdcli.disk import RECIPE_FILE, near_path
 
         given: str | None = self.values["recipe"]
         folder = self.values.get("output_dir") if self.values.get("resume") else None
@@ -174,7 +174,7 @@ class Given:
         saved = Path(folder) / RECIPE_FILE
         if not saved.is_file():
             raise UsageError(
-                f"{folder} holds no run to resume",
+                f"{folder} holds no run to resume{near_path(str(folder))}",
                 "give the directory of the run; or the model and the options of a new one",
             )
         return str(saved)

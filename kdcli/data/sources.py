@@ -49,7 +49,7 @@ from kdcli.data.storage import (
     list_siblings,
     remote_errors,
 )
-from kdcli.disk import HASHES, cache_dir, read_json, use_entry, user_path
+from kdcli.disk import HASHES, cache_dir, near_path, read_json, use_entry, user_path
 from kdcli.errors import UsageError
 
 SOURCE_HINT = (
@@ -374,7 +374,8 @@ def _hub_id(source: str) -> HubId:
     """Parse the id of a data set on the hub. Raises `NotFound` if the source is a path."""
     hub = DATA_SET_ID.fullmatch(source)
     if hub is None or source.startswith((".", "/", "~")) or format_of(source):
-        raise NotFound(f"no data at {source}{list_siblings(source)}", SOURCE_HINT)
+        near = near_path(source) or list_siblings(source)
+        raise NotFound(f"no data at {source}{near}", SOURCE_HINT)
     return HubId(hub[1], hub[2] or None, hub[3], hub[4])
 
 

@@ -21,7 +21,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from kdcli.disk import holds_run, unprintable
+from kdcli.disk import holds_run, near_path, unprintable
 from kdcli.errors import UsageError, did_you_mean, shortened
 from kdcli.recipe.options import settings_of
 from kdcli.recipe.sections import RecipeValues, Section
@@ -356,7 +356,7 @@ def read_recipe(recipe: str, verb: str | None) -> RecipeValues:
     path = names.get(recipe, Path(recipe))
     if not path.is_file():
         raise UsageError(
-            f"no recipe '{recipe}' for {verb}{did_you_mean(recipe, names)}",
+            f"no recipe '{recipe}' for {verb}{near_path(recipe, names)}",
             f"shipped recipes: {', '.join(names)}; or give the path of a YAML file",
         )
     try:

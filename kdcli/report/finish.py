@@ -25,6 +25,7 @@ from kdcli.disk import (
     HASHES,
     MAX_REPORT_BYTES,
     REPORT_FILE,
+    near_path,
     read_json,
     write_atomic,
 )
@@ -186,13 +187,11 @@ class RunResult(Usable):
                 another schema.
         """
         if not (folder / REPORT_FILE).is_file():
-            is_run = RunDir(folder).is_run
-            raise UsageError(
-                f"the run in {folder} is not finished" if is_run else f"no run at {folder}",
-                "rerun the command that started it, with --resume"
-                if is_run
-                else "give the directory of a finished run",
-            )
+            if RunDir(folder).is_run:
+                hint = "rerun the command that started it, with --resume"
+                raise UsageError(f"the run in {folder} is not finished", hint)
+            near = near_path(str(folder))
+            raise UsageError(f"no run at {folder}{near}", "give the directory of a finished run")
         return cls(
             checked_report(
                 read_json(folder / REPORT_FILE, max_bytes=MAX_REPORT_BYTES), folder / REPORT_FILE

@@ -85,7 +85,7 @@ class RunContext(Generic[RecipeT_co]):
         """
         timed = [model.timed for model in contents.models if model.timed is not None]
         if settings is not None and settings.latency and timed:
-            Progress.log("measuring latency")
+            Progress.log("measuring latency, which --set measure.latency=false skips")
             protocol = Protocol(
                 device=str(self.session.device),
                 min_runs=settings.min_runs,

@@ -219,8 +219,9 @@ def as_trained(
 ) -> Resolved[RecipeT]:
     """Fill unset data settings of a recipe from the run that trained a model, and log them.
 
-    These are the columns, the split seed, the overlap of windows and the maximum length. Nothing
-    changes if the recipe has a different task.
+    These are the columns, the split seed, whether bad rows are skipped, the overlap of windows and
+    the maximum length. Nothing changes if the recipe has a different task. A recipe without a task,
+    such as export's, has the model's.
 
     Args:
         resolved: The recipe.
@@ -232,14 +233,17 @@ def as_trained(
         UsageError: The `recipe.yaml` of the run cannot be read.
     """
     training = _recipe_of(Path(location(model))) if model is not None else {}
-    data, task_name = training.get("data"), getattr(resolved.recipe, "task", None)
-    if task_name is None and task:
+    data, has_task = training.get("data"), "task" in type(resolved.recipe).model_fields
+    task_name = getattr(resolved.recipe, "task", None)
+    if task_name is None and (task or not has_task):
         task_name = training.get("task")
     if not isinstance(data, dict) or task_name is None or task_name != training.get("task"):
         return resolved
     has_own_stride = data.get("stride") != LabelledSettings.model_fields["stride"].default
-    keys = ("columns", "split_seed", *["stride"] * has_own_stride, *["max_length"] * trains)
-    settings = {"task": task_name} | {f"data.{key}": data[key] for key in keys if data.get(key)}
+    keys = ["columns", "split_seed", "skip_bad", *["stride"] * has_own_stride]
+    keys += ["max_length"] * trains
+    settings = {"task": task_name} if has_task else {}
+    settings |= {f"data.{key}": data[key] for key in keys if data.get(key)}
     # If the user sets one column, the other columns of the run do not apply either.
     settings = {
         key: value

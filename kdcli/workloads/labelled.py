@@ -441,6 +441,8 @@ class LabelledWorkload(Workload[Model]):
             warn_of_cut(cut, "examples", max_length)
         of_cut = describe_cut(self.kind, cut, "examples", max_length)
         unknown, warnings = describe_unknown(evaluator.features.rows, model)
+        if self.train is not None:
+            warnings = []  # They were given for the training rows.
         Progress.warn(*warnings)
         asked = describe_asked(predictions)
         notes = ["; ".join([model.note, *asked, *of_cut, *unknown]), *warnings]
@@ -507,17 +509,16 @@ class LabelledWorkload(Workload[Model]):
 
 
 def describe_unknown(rows: TokenizedRows, model: Model) -> tuple[list[str], list[str]]:
-    """Return a note on the share of unknown tokens, and a warning if it is large.
+    """Return a note on the share of unknown tokens, or a warning if it is large.
 
     Both are empty if the tokenizer knows every token.
     """
     share = unknown_share(rows, model.tokenizer)
     if not share:
         return [], []
-    fact = [f"{percent(share, 1)}% of the tokens are unknown"]
     if share < MAX_UNKNOWN:
-        return fact, []
-    return fact, [
+        return [f"{percent(share, 1)}% of the tokens are unknown"], []
+    return [], [
         f"the tokenizer of {model.source} does not know {share:.0%} of the tokens: is the text in "
         "another language, or in other letters, than the model's vocabulary?"
     ]

@@ -88,6 +88,15 @@ def example(number, text, label):
     return Example(f"f.csv:{number}", str(number), (text,), label)
 
 
+def test_a_small_class_that_may_be_misspelt_is_said():
+    labels = ("hardware", "hardwear", "hadware", "topic-1", "topic-2", "hard")
+    task = Task("own", "class", ("text",), ("accuracy",), labels)
+    numbers = [0] * 40 + [3] * 40 + [1, 2, 4, 5]
+    found = describe_rows(task, [example(i, f"w{i}", label) for i, label in enumerate(numbers)])
+    doubts = [line for line in found if "misspelt" in line]
+    assert doubts == ["class 'hadware' may be a misspelt 'hardware': f.csv:81"]
+
+
 def test_class_counts_and_doubts_are_said():
     task = Task("own", "class", ("text",), ("accuracy",), ("Good day", "N/A", "bad", "goodday "))
     numbers = [0] * 40 + [2] * 30 + [1] * 3 + [3] * 11

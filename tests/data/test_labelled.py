@@ -152,7 +152,7 @@ def test_folders_of_languages_without_any_validation_split_hold_some_of_the_trai
     assert (list(found.sets), found.task.sets, found.split) == (
         ["en"],
         ("en",),
-        "held back from train",
+        "held-out rows",
     )
     assert sorted(ids(found.train) + held) == list(range(30))
     assert log[:-1] == [

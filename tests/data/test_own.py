@@ -265,7 +265,7 @@ def test_given_columns_and_kinds_are_read(rows, columns, expected):
             WIDE,
             {},
             "train.jsonl:1: which column holds the text? the columns are a, b, c, d",
-            "columns.text=a (or b); for pairs",
+            "columns.text=a (or b); for the labels also data.columns.label; for pairs",
         ),
         (
             WIDE,

@@ -132,7 +132,7 @@ def test_the_rows_held_back_depend_neither_on_number_nor_order_nor_verb(tmp_path
     alone = opened(file, log, training=False, trained={"runs/x": again.rows})
     assert (texts_of(judged(alone)), alone.split) == (
         texts_of(judged(first)),
-        "held back from train",
+        "held-out rows",
     )
     assert "training examples are held out for evaluation" in alone.notes[-1]
     assert not any("held out" in line for line in log)
@@ -190,7 +190,7 @@ def test_a_student_of_fewer_rows_is_not_judged_by_rows_of_its_teacher(tmp_path):
     known = int(np.isin(hashes_of(judged(opened(file, split_seed=1))), teacher.rows).sum())
     total = len(judged(opened(file, split_seed=1)))
     assert other.notes == [
-        f"skipped {known} of {total} rows held back from train: runs/teacher was trained on them, "
+        f"skipped {known} of {total} rows held out: runs/teacher was trained on them, "
         f"so their scores would be too high; {total - known} rows remain"
     ]
     assert len(judged(other)) == total - known

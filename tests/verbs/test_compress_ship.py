@@ -17,7 +17,7 @@ from kdcli.report.schema_decisions import (
     ClassChange,
     Decision,
 )
-from kdcli.report.sections.repeat import repeat_command
+from kdcli.report.sections.repeat import LEFT_OUT, repeat_command
 from kdcli.verbs.compress.divide import goal_notes, row_notes
 from kdcli.verbs.compress.limits import GoalSettings
 from kdcli.verbs.compress.ship import (
@@ -130,11 +130,13 @@ def test_the_command_of_a_model_card_has_neither_price_nor_directories(tmp_path,
     )
     assert repeat_command("compress", command, public=True) == (
         "kdcli compress org/model --data customer.csv --set data.source=rows.csv --task sst2 "
-        "--max-drop 1.0 -o run"
+        f"--max-drop 1.0 -o run\n{LEFT_OUT}"
     )
     served = "kdcli distill --teacher http://localhost:8080/v1 --data "
     command = served + "'https://me:secret@host/rows.csv?sig=secret'"
-    assert repeat_command("distill", command, public=True) == served + "https://host/rows.csv"
+    assert repeat_command("distill", command, public=True).startswith(
+        f"{served}https://host/rows.csv\n"
+    )
     priced = "kdcli compress m --price-per-hour=0.5 -y"
     assert repeat_command("compress", priced, public=True) == "kdcli compress m -y"
     assert repeat_command("compress", priced) == priced

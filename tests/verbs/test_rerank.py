@@ -257,7 +257,7 @@ def test_whole_queries_are_held_back_of_pairs(tmp_path):
     assert "queries are held out for evaluation" in said_by(result)
     assert "1 pairs of query and passage have several labels" in said_by(result)
     (first, *_) = report_of(tmp_path / "out").evaluations
-    assert first.split == "held back from train"
+    assert first.split == "held-out rows"
     assert 5 < first.n < 40
 
 

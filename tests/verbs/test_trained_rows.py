@@ -88,7 +88,7 @@ def test_evaluate_takes_the_rows_held_back_and_leaves_training_rows_out(made, tm
     (same,), (own,) = (
         report_of(where).evaluations for where in (tmp_path / "same", folder / "model")
     )
-    assert (same.n, same.split, same.metrics) == (own.n, "held back from train", own.metrics)
+    assert (same.n, same.split, same.metrics) == (own.n, "held-out rows", own.metrics)
     other = write(tmp_path / "other.jsonl", [*sayings(300, 2000), *trained(split)[:SHARED]])
     succeeds(*judged, "--data", other, "-o", tmp_path / "mixed")
     report = report_of(tmp_path / "mixed")

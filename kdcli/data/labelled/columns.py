@@ -49,7 +49,6 @@ MUCH_LONGER = 3
 """Ratio of median lengths above which an unused column causes a warning."""
 MANY_WORDS = 3
 """Number of words from which the name of a column looks like a text."""
-HEADERS = {"csv": "text,label", "tsv": r"text\tlabel"}
 _IDS = ("", "id", "idx", "guid", "index", "unnamed0")
 
 
@@ -163,11 +162,12 @@ class Columns:
     def _header_hint(self) -> str:
         """How to name the columns of a CSV or TSV file; empty for other files."""
         form = format_of(base_name(self._file))
-        if form is None or form.name not in HEADERS:
+        if form is None or form.name not in ("csv", "tsv"):
             return ""
-        example = HEADERS[form.name]
-        command = f"sed -i '1i {example}' {shlex.quote(self._file)}"
-        return f"if line 1 is a row, name the columns in a line above it, for example: {command}"
+        return (
+            "if line 1 is a row, name the columns in a line above it, with the separator of the "
+            "other lines, such as text,label"
+        )
 
     def check_unlabelled(self, rest: Iterable[Row], head: Head) -> None:
         """Check that the rows after the first ones have no labels either.
@@ -383,7 +383,12 @@ class Columns:
             )
             raise UsageError(f"{file} is plain text: its lines hold no labels", hint)
         question = question or f"which column holds the {role}?"
-        for_pairs = "; for pairs also data.columns.pair" if role == "text" else ""
+        for_pairs = ""
+        if role == "text":
+            names = {_key(column) for column in self.names}
+            is_label_known = "label" in self.by_role or names & {*itertools.chain(*_LABEL)}
+            for_label = "" if is_label_known else "; for the labels also data.columns.label"
+            for_pairs = f"{for_label}; for pairs also data.columns.pair"
         header = f"; {self._header_hint}" if self._header_hint else ""
         first, *others = choices or [""]
         if first:

@@ -56,6 +56,10 @@ _LOOK_ALIKE = (
 )
 
 
+MIN_LETTERS = 5
+"""Shorter names that differ in one letter are often different words."""
+
+
 def number_of(text: str) -> Number:
     """Parse a number, including infinity and NaN; None if the string is not a number."""
     text = text.strip()
@@ -126,6 +130,26 @@ def looks(name: str) -> str:
     """Return what is alike in names that look alike: case, white space, width, and letters."""
     visible = spelling(unicodedata.normalize("NFKC", name)).casefold()
     return "".join(visible.split()).translate(_LOOK_ALIKE)
+
+
+def may_be_misspelt(name: str, other: str) -> bool:
+    """Whether two names of some length differ in one letter, or in the order of two."""
+    if min(len(name), len(other)) < MIN_LETTERS or abs(len(name) - len(other)) > 1:
+        return False
+    start = _same_letters(name, other)
+    end = _same_letters(name[start:][::-1], other[start:][::-1])
+    rest, of_other = name[start : len(name) - end], other[start : len(other) - end]
+    is_short = max(len(rest), len(of_other)) == 1 or (len(rest) == 2 and rest == of_other[::-1])
+    # Names such as topic-1 and topic-2 are different classes.
+    return is_short and (rest + of_other).isalpha()
+
+
+def _same_letters(name: str, other: str) -> int:
+    """Return the number of equal letters at the start of two names."""
+    return next(
+        (n for n, (a, b) in enumerate(zip(name, other, strict=False)) if a != b),
+        min(len(name), len(other)),
+    )
 
 
 def _number_key(name: str) -> object:

@@ -24,6 +24,7 @@ from kdcli.data.accounts import (
     RowAccount,
 )
 from kdcli.data.labelled.partition import (
+    HELD_OUT_SPLIT,
     DividedRows,
     Partition,
     Pools,
@@ -324,7 +325,7 @@ def _divided(
         "for evaluation"
     )
     evaluated = train.take(np.flatnonzero(held))
-    return train.take(np.flatnonzero(~held)), evaluated, "held back from train"
+    return train.take(np.flatnonzero(~held)), evaluated, HELD_OUT_SPLIT
 
 
 def concatenate_lists(parts: Sequence[Lists]) -> Lists:

@@ -25,6 +25,7 @@ from kdcli.disk import user_path, write_atomic
 from kdcli.errors import UsageError
 from kdcli.types import Array, Example, RowHashes, Task
 
+HELD_OUT_SPLIT = "held-out rows"  # Name of the split in reports.
 HELD_BACK = 0.1  # Share of the rows that is held out if there is no validation split.
 _SEPARATOR = "\x1f"  # White space for `str.split`, so no canonical text contains it.
 _BYTES = 8

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from kdcli.data.labelled.label_values import looks, may_be_no_label
+from kdcli.data.labelled.label_values import looks, may_be_misspelt, may_be_no_label
 from kdcli.data.labelled.partition import text_groups
 from kdcli.data.rows import BadRow, Remark
 from kdcli.errors import UsageError
@@ -172,6 +172,12 @@ def _label_warnings(counts: dict[str, int], examples: Sequence[Example], task: T
     ]
     small = {name: count for name, count in counts.items() if count < MIN_CLASS_ROWS}
     if small and task.kind in ("class", "multi"):
+        lines += [
+            f"class {name!r} may be a misspelt {other!r}: {_places(examples, task, name)}"
+            for name in small
+            for other, count in counts.items()
+            if count > small[name] and may_be_misspelt(name, other)
+        ]
         lines.append(
             f"classes with fewer than {MIN_CLASS_ROWS} training rows: {_list_counts(small)}"
         )

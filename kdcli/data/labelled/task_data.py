@@ -13,6 +13,7 @@ import numpy as np
 from kdcli.data.accounts import ACCOUNTS, CUT, OTHER_PART, STRICT_HINT, TRAINED, RowAccount
 from kdcli.data.labelled.kept import kept_rows
 from kdcli.data.labelled.partition import (
+    HELD_OUT_SPLIT,
     VERIFICATION,
     Partition,
     choose_subset,
@@ -39,7 +40,6 @@ from kdcli.types import OWN, Example, Head, RowHashes, Task
 
 THIS_RUN = "this run"
 # Names of the split if the files have none.
-HELD_OUT_SPLIT = "held back from train"
 ALL_ROWS = "all rows"
 MIN_EVALUATION_ROWS = 20  # Rows that must remain for an evaluation after training rows are skipped.
 # Share of a benchmark's own validation split that may also be in its training split.
@@ -332,8 +332,8 @@ def _by_split(
     if places:
         return Labelled(task, train, sets, split)
     if not training and rows.is_one_file:
-        knows_file = split == "validation" and _trained_on(task, train, trained, seed)
-        if not knows_file:
+        holds_out = split == "validation" and not request.judge_trained_rows
+        if not (holds_out and _trained_on(task, train, trained, seed)):
             return Labelled(task, train, {"": train}, ALL_ROWS)
     if train and split == "validation":
         kept, held_out = _hold_out(task, train, seed)
@@ -407,7 +407,7 @@ def _skip_trained_rows(
         sets[name] = examples
         if not count:
             continue
-        where = {ALL_ROWS: "", HELD_OUT_SPLIT: f" {HELD_OUT_SPLIT}"}.get(
+        where = {ALL_ROWS: "", HELD_OUT_SPLIT: " held out"}.get(
             data.split, f" of {data.split} {name}".rstrip()
         )
         rows = f"{count:,} of {total:,} rows{where}"

@@ -11,6 +11,7 @@ from kdcli.report.schema import Report
 from kdcli.report.sections.evaluations import set_name
 
 PRICE = "--price-per-hour"
+LEFT_OUT = "# The directories of local files and the keys of addresses are left out: give your own."
 
 
 def repeat_command(verb: str, command_line: str | None, *, public: bool = False) -> str:
@@ -20,7 +21,7 @@ def repeat_command(verb: str, command_line: str | None, *, public: bool = False)
         verb: The verb.
         command_line: The command as it was typed; None if the run was started from Python.
         public: Whether anybody may read the command, as in a model card. It then has no price of
-            the machine, and no directories of local files.
+            the machine, and no directories of local files, which a comment tells.
     """
     if command_line is None:
         return f"kdcli {verb} --recipe recipe.yaml -o NEW_DIRECTORY"
@@ -32,8 +33,10 @@ def repeat_command(verb: str, command_line: str | None, *, public: bool = False)
         if words and words[-1] == PRICE:
             words.pop()
         elif option != PRICE or not equals:
-            words.append(_public(word))
-    return shlex.join(words)
+            words.append(word)
+    public_words = [_public(word) for word in words]
+    left_out = "" if public_words == words else f"\n{LEFT_OUT}"
+    return f"{shlex.join(public_words)}{left_out}"
 
 
 def _public(word: str) -> str:

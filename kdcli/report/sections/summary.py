@@ -17,6 +17,8 @@ from kdcli.report.sections.timings import cell_name, form_of, milliseconds, pric
 from kdcli.report.text import loses, model_size, number, percent, plain, points_interval, short
 
 QUANTISED = ("int8", "int8-packed", "q4")
+FEW_ROWS = 50
+"""With fewer rows, a score is hardly more than a guess: one row is more than two points."""
 SAME_SIZE = 1.05
 """Sizes within this factor are not compared."""
 
@@ -143,6 +145,8 @@ def _quality(report: Report, name: str) -> list[str]:
     one = evaluations[0]
     metric = next(iter(one.metrics))
     where = f"{one.n:,} rows of {_data(report, one)} ({one.split})"
+    if one.n < FEW_ROWS:
+        where = f"only {where}, too few to rely on"
     pairs = (
         c
         for c in report.comparisons

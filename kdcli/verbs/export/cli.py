@@ -18,7 +18,12 @@ def export(given: Given) -> Printable | None:
     precisions = own.precisions
     # Importing this takes seconds, so the options are checked first.
     from kdcli.verbs.export import run
+    from kdcli.workloads.detect import as_trained, trained_task
 
+    # The lines of a plain text file have no columns.
+    has_rows = not str(resolved.recipe.data.source).endswith(".txt")
+    if has_rows and own.task in (None, trained_task(own.model)):
+        resolved = as_trained(resolved, own.model, task=False, trains=False)
     exported = run.export(
         own.model,
         format=own.file_format,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from kdcli.deploy.export import SECOND_NAMES
 from kdcli.deploy.exported import EMBEDDING_KIND
 from kdcli.models.embedding_format import EmbeddingFormat
 from kdcli.models.heads import AUTO_CLASS
@@ -223,4 +224,6 @@ def readme(
         has_encoder=js.format is not None and not is_static(model.config),
         max_length=max_length,
         difference_text=difference_text,
+        files=[facts.path_of(file) for file in facts.by_file],
+        second_names=SECOND_NAMES,
     )

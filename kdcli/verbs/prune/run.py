@@ -59,6 +59,7 @@ from kdcli.workloads.labelled import WORST
 from kdcli.workloads.predictions import summed_up
 from kdcli.workloads.requests import WorkloadRequest
 from kdcli.workloads.scores import ModelScores
+from kdcli.workloads.scores import compare as compare_scores
 from kdcli.workloads.study import Member, compare, run_study, seeds_of, with_seed
 from kdcli.workloads.workload import Workload
 
@@ -275,6 +276,13 @@ def save_pruned(
     forms = [_Form(masked, model, scores, f"masked: {_where_it_loads(network)}")]
     if compact_class_of(network) is not None:
         forms.append(_save_compact(context, workload, forms[0], recipe, folder / COMPACT, rows))
+    ships = [f"{COMPACT}/ for one task"] if len(forms) > 1 else []
+    ships += [f"{MASK_FILE} and its base for many tasks"] if base is not None else []
+    notes.insert(
+        0,
+        f"ship {', or '.join(ships) or 'the masked model'}; it is only faster than the dense model "
+        "if the times above say so",
+    )
     notes += [form.note for form in forms]
     if len(forms) == 1:
         notes.append(_no_compact_form(network))
@@ -285,9 +293,14 @@ def save_pruned(
         sparse = Entry(SPARSE, "form", None, DENSE, of=MASKED, backend="sparse", dtype="fp32")
         entries.append(replace(sparse, timed=timed))
     contents = workload.report("prune", recipe, entries, outcome, notes=notes)
-    contents.evaluations = [
-        row for form in forms if form.scores for row in form.scores.rows(form.entry.name)
-    ]
+    scored = {form.entry.name: form.scores for form in forms if form.scores is not None}
+    if scored and workload.has_labels:
+        of_dense = _dense_scores(workload, recipe)
+        whole = {DENSE: of_dense} if of_dense is not None else {}
+        baselines = dict.fromkeys(scored, DENSE) if whole else {}
+        chosen = scored if outcome.best_step is not None else ()
+        result = compare_scores(workload.name, whole | scored, baselines, chosen=chosen)
+        contents.evaluations, contents.comparisons = result.evaluations, result.comparisons
     if not workload.has_labels:
         models = {form.entry.name: form.model for form in forms}
         _compare_with_dense(workload, recipe, models, contents)
@@ -366,6 +379,15 @@ def _save_compact(
         on_cpu = replace(context.session, device=torch.device("cpu"))
         scores = replace(workload, session=on_cpu).score(small, worst=WORST)  # type: ignore[type-var]
     return _Form(replace(entry, folder=None), small, scores, note)
+
+
+def _dense_scores(workload: Workload, recipe: PruneRecipe) -> ModelScores | None:
+    """Score the model as it was given; None if it has no head for the task."""
+    try:
+        dense = workload.load(str(recipe.model), head=recipe.head, new_head=False)
+    except UsageError:
+        return None
+    return workload.score(dense)
 
 
 def _compare_with_dense(
