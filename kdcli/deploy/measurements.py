@@ -60,10 +60,8 @@ class Speedup(_Part):
         return self.low if self.unstable else self.median
 
     def trust(self, *, digits: int = 1) -> str:
-        """Write how far to trust `phrase`: its quartiles, or the median of an unstable one."""
-        if self.unstable:
-            return f"{UNSTABLE_PHRASE}, median {self.median:.{digits}f}"
-        return f"{self.low:.{digits}f}–{self.high:.{digits}f}"
+        """Write how far to trust `phrase`: its quartiles, or the words for an unstable one."""
+        return UNSTABLE_PHRASE if self.unstable else f"{self.low:.{digits}f}–{self.high:.{digits}f}"
 
 
 class LatencyRow(_Part):

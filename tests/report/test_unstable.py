@@ -281,8 +281,7 @@ def test_phrases():
         "2.5 times as fast",
         "at least 2.3 times as fast",
     ]
-    assert stable.trust(digits=2) == "2.31–2.76"
-    assert unstable.trust() == "unstable measurement, median 2.5"
+    assert [stable.trust(digits=2), unstable.trust()] == ["2.31–2.76", "unstable measurement"]
     assert [stable.stated, unstable.stated] == [2.54, 2.31]
     slower = Speedup(**values | {"low": 0.9}, unstable=False)
     assert [slower.stated, slower.is_inconclusive, unstable.is_inconclusive] == [2.54, False, False]
