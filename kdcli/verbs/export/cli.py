@@ -20,15 +20,21 @@ def export(given: Given) -> Printable | None:
     from kdcli.verbs.export import run
     from kdcli.workloads.detect import as_trained, trained_task
 
+    data = resolved.recipe.data
     # The lines of a plain text file have no columns.
-    has_rows = not str(resolved.recipe.data.source).endswith(".txt")
-    if has_rows and own.task in (None, trained_task(own.model)):
-        resolved = as_trained(resolved, own.model, task=False, trains=False)
+    is_table = data.source is not None and not data.source.endswith(".txt")
+    if is_table and own.task in (None, trained_task(own.model)):
+        inherits = not data.columns
+        data = as_trained(resolved, own.model, task=False, trains=False).recipe.data
+        if inherits and own.task is None and own.max_drop is None:
+            # Without a task, texts are read from one column.
+            columns = {role: name for role, name in data.columns.items() if role == "text"}
+            data = data.model_copy(update={"columns": columns, "skip_bad": False})
     exported = run.export(
         own.model,
         format=own.file_format,
         precisions=precisions,
-        data=resolved.recipe.data,
+        data=data,
         pooling=own.pooling,
         task=own.task,
         max_drop=own.max_drop,
