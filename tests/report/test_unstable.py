@@ -191,7 +191,8 @@ def test_a_compression_judges_the_stated_figures(tmp_path, unstable):
     del values["models"]["3x384"], values["models"]["3x384 undistilled"]
     report = made(values, latency=rows, evaluations=scored, quality={}, curve=[], published=[])
     # Directories, because other names would be looked up on the hub.
-    judged = read(report, dict.fromkeys(("teacher", "6x384"), tmp_path), GoalSettings())
+    folders = dict.fromkeys(("teacher", "6x384"), tmp_path)
+    judged = read(report, folders, GoalSettings()).with_latencies(report)
     (one,) = judged.candidates
     assert (judged.teacher.ms, judged.teacher.speedup, judged.teacher.unstable) == (60, None, False)
     assert (one.ms, one.unstable) == (pytest.approx(7.8 if unstable else 6.0), unstable)
