@@ -383,11 +383,9 @@ def _save_compact(
 
 def _dense_scores(workload: Workload, recipe: PruneRecipe) -> ModelScores | None:
     """Score the model as it was given; None if it has no head for the task."""
-    try:
-        dense = workload.load(str(recipe.model), head=recipe.head, new_head=False)
-    except UsageError:
+    if workload.misfit(str(recipe.model)) is not None:
         return None
-    return workload.score(dense)
+    return workload.score(workload.load(str(recipe.model), head=recipe.head, new_head=False))
 
 
 def _compare_with_dense(
