@@ -704,13 +704,20 @@ def load_weights(
             f"they may be of another network, with code of its own, than transformers' "
             f"{config.model_type}; or download them again",
         )
-    # A sum reads the weights once, and is only finite if they are.
-    if bad := [name for name, p in model.named_parameters() if not torch.isfinite(p.sum())]:
+    if bad := [name for name, values in model.named_parameters() if not _is_finite(values)]:
         raise UsageError(
             f"the weights of {source} hold NaN or infinity, for example {bad[0]}",
             "its training may have failed, or its files are damaged: give another model",
         )
     return without_decoder(model) if auto_class is base_class(config) else model
+
+
+def _is_finite(values: torch.Tensor) -> bool:
+    """Return whether all values are finite. A sum could exceed the range of the format."""
+    if not values.numel() or not values.is_floating_point():
+        return True
+    least, largest = torch.aminmax(values.detach())
+    return bool(torch.isfinite(least) and torch.isfinite(largest))
 
 
 def encoder_or_head(source: str, config: PreTrainedConfig, auto_class: ModelClass) -> ModelClass:
