@@ -2,6 +2,8 @@
 #   docker build -t kdcli . && docker run --rm -v "$PWD:/data" kdcli distill demo --to 2x64 -o /data/small
 FROM python:3.12-slim
 WORKDIR /src
+# The build sees no git tag. Give the version: --build-arg SETUPTOOLS_SCM_PRETEND_VERSION=0.3.0
+ARG SETUPTOOLS_SCM_PRETEND_VERSION
 COPY pyproject.toml hatch_build.py constraints.txt README.md LICENSE CHANGELOG.md ./
 COPY kdcli kdcli
 COPY recipes recipes

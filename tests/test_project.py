@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -236,6 +237,8 @@ def test_the_licence_is_apache_and_names_nobody():
 def test_the_version_is_the_tag_or_that_of_the_next_release(tmp_path):
     text = (ROOT / "pyproject.toml").read_text("utf-8")
     (tmp_path / "pyproject.toml").write_text(text)
+    for name in (".gitattributes", ".git_archival.txt"):
+        shutil.copy(ROOT / name, tmp_path)
     fallback = tomllib.loads(text)["tool"]["hatch"]["version"]["fallback-version"]
     released = re.findall(r"^## (\d\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
     assert Version(fallback) > Version(released[0])
@@ -244,9 +247,9 @@ def test_the_version_is_the_tag_or_that_of_the_next_release(tmp_path):
         user = ["-c", "user.name=a", "-c", "user.email=a@b"]
         subprocess.run(["git", *user, *arguments], cwd=tmp_path, check=True)
 
-    def version():
+    def version(folder=tmp_path):
         command = [sys.executable, "-m", "hatchling", "version"]
-        return subprocess.check_output(command, cwd=tmp_path, text=True).strip()
+        return subprocess.check_output(command, cwd=folder, text=True).strip()
 
     assert version() == fallback
     git("init", "-q")
@@ -255,6 +258,9 @@ def test_the_version_is_the_tag_or_that_of_the_next_release(tmp_path):
     assert version().startswith(fallback.removesuffix("0") + "1+g")
     git("tag", "v7.1.0")
     assert version() == "7.1.0"
+    git("archive", "--output", "archive.zip", "HEAD")
+    shutil.unpack_archive(tmp_path / "archive.zip", tmp_path / "archive")
+    assert version(tmp_path / "archive") == "7.1.0"
     git("commit", "-q", "--allow-empty", "-m", "two")
     assert re.fullmatch(r"7\.1\.1\.dev1\+g\w+", version())
 

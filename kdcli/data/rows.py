@@ -110,8 +110,8 @@ def texts_in(values: RowValues) -> list[str]:
 def share_of(rows: Iterator[Row], share: float, on_bad: OnBadRow) -> Iterator[Row]:
     """Yield the rows whose texts have the smallest hashes, and call `on_bad` with all others.
 
-    A row is in the same shares in every file and in every order. A larger share has all rows of a
-    smaller one.
+    A row is in the same shares in every order of the rows and in every file of the same format. A
+    larger share has all rows of a smaller one.
     """
     for row in rows:
         if share == 1 or hash_of("\n".join(texts_in(row.values))) < share * 2**64:

@@ -21,7 +21,7 @@ def repeat_command(verb: str, command_line: str | None, *, public: bool = False)
         verb: The verb.
         command_line: The command as it was typed; None if the run was started from Python.
         public: Whether anybody may read the command, as in a model card. It then has no price of
-            the machine, and no directories of local files, which a comment tells.
+            the machine and no directories of local files; a comment says so.
     """
     if command_line is None:
         return f"kdcli {verb} --recipe recipe.yaml -o NEW_DIRECTORY"
