@@ -97,8 +97,9 @@ class Piece(NamedTuple):
 
 
 def hash_of(text: str) -> int:
-    """Return the 64-bit hash of a text."""
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+    """Return the 64-bit hash of a text, which may hold half a surrogate pair."""
+    data = text.encode("utf-8", "surrogatepass")
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "big")
 
 
 def texts_in(values: RowValues) -> list[str]:

@@ -400,6 +400,12 @@ def test_a_share_has_the_same_rows_in_every_order_and_file(tmp_path, form):
         assert (ids == tiny_tokenizer().sep_token_id).sum() == len(expected)
 
 
+def test_half_a_surrogate_pair_in_a_share_is_named(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "w1 \\ud83d"}\n')
+    with pytest.raises(UsageError, match=r"a\.jsonl:1: half a surrogate pair"):
+        corpus(tmp_path / "a.jsonl", share=0.999)
+
+
 def test_a_share_of_tokens_is_refused(tmp_path):
     write(tmp_path / "t.txt", DOCUMENTS)
     tokenised(tmp_path / "t.txt", tmp_path / "tokens")
