@@ -312,11 +312,17 @@ def _counts(
 def _counted(
     opened: Source, column: str | None, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[Array, RowAccount]:
-    """Count the tokens, and the rows of the text."""
+    """Count the tokens, and the rows of the text. Raises UsageError if there are no tokens."""
     account = RowAccount(opened.name)
     batches = _batches(_read_texts(opened, "train", column, account))
     counts = (count_tokens(tokenizer, batch) for batch in batches)
-    return np.asarray(sum(counts, np.zeros(len(tokenizer), np.int64))), account
+    total = np.asarray(sum(counts, np.zeros(len(tokenizer), np.int64)))
+    if not total.any():
+        if opened.share < 1:
+            part = f"data.share={opened.share:g} of {opened.name}"
+            raise UsageError(f"{part} holds no text", "raise data.share")
+        raise UsageError(f"{opened.name} holds no text")
+    return total, account
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:

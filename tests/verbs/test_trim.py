@@ -223,12 +223,14 @@ def test_a_mask_learned_with_all_tokens_is_refused_for_the_trimmed_model(text, t
             "systems, and bytes)",
         ),
         (["--set", "data.column=c"], "there is no column 'c'; the columns are a, b"),
+        (["--set", "data.share=0.001"], "data.share=0.001 of {text} holds no text"),
         (["--data", "nowhere.txt"], "no data at nowhere.txt"),
     ],
 )
 def test_mistakes_are_refused(text, tmp_path, more, message):
     before = own_files.encoder(tmp_path / "model")
-    assert message in refused(tmp_path, "trim", before, "--data", text, *more)
+    error = refused(tmp_path, "trim", before, "--data", text, *more)
+    assert message.format(text=text) in error
 
 
 def test_a_text_that_needs_every_token(tmp_path):
