@@ -89,12 +89,15 @@ def example(number, text, label):
 
 
 def test_a_small_class_that_may_be_misspelt_is_said():
-    labels = ("hardware", "hardwear", "hadware", "topic-1", "topic-2", "hard")
+    frequent = ("hardware", "topic-1", "class A", "stage II", "sports", "typical", "woman")
+    others = ("hadware", "hardwear", "topic-2", "class B", "stage III", "sport", "atypical")
+    labels = (*frequent, *others, "women", "hard", "software", "softwar")
     task = Task("own", "class", ("text",), ("accuracy",), labels)
-    numbers = [0] * 40 + [3] * 40 + [1, 2, 4, 5]
+    rows = {name: 40 if name in frequent else 1 for name in labels} | {"software": 11, "softwar": 3}
+    numbers = [number for number, name in enumerate(labels) for _ in range(rows[name])]
     found = describe_rows(task, [example(i, f"w{i}", label) for i, label in enumerate(numbers)])
     doubts = [line for line in found if "misspelt" in line]
-    assert doubts == ["class 'hadware' may be a misspelt 'hardware': f.csv:81"]
+    assert doubts == ["class 'hadware' may be a misspelt 'hardware': f.csv:280"]
 
 
 def test_class_counts_and_doubts_are_said():

@@ -56,8 +56,10 @@ _LOOK_ALIKE = (
 )
 
 
-MIN_LETTERS = 5
-"""Shorter names that differ in one letter are often different words."""
+MIN_LETTERS, MIN_SHARED_LETTERS = 6, 4
+"""Shorter names that differ in one letter are often different words, and so are names whose words
+share fewer letters, such as `class A` and `class B`."""
+_BETWEEN_WORDS = re.compile(r"[\W_]+")
 
 
 def number_of(text: str) -> Number:
@@ -133,15 +135,25 @@ def looks(name: str) -> str:
 
 
 def may_be_misspelt(name: str, other: str) -> bool:
-    """Whether two names of some length differ in one letter, or in the order of two."""
+    """Whether two names of some length differ in one letter, or in the order of two.
+
+    A first letter and a plural s tell words apart.
+    """
     if min(len(name), len(other)) < MIN_LETTERS or abs(len(name) - len(other)) > 1:
         return False
     start = _same_letters(name, other)
+    before = len(_BETWEEN_WORDS.split(name[:start])[-1])
+    if not before:
+        return False
     end = _same_letters(name[start:][::-1], other[start:][::-1])
     rest, of_other = name[start : len(name) - end], other[start : len(other) - end]
     is_short = max(len(rest), len(of_other)) == 1 or (len(rest) == 2 and rest == of_other[::-1])
+    letters = rest + of_other
+    after = len(_BETWEEN_WORDS.split(name[len(name) - end :])[0])
+    is_plural = not after and letters.casefold() == "s"
     # Names such as topic-1 and topic-2 are different classes.
-    return is_short and (rest + of_other).isalpha()
+    is_word = before + after < MIN_SHARED_LETTERS or is_plural or not letters.isalpha()
+    return is_short and not is_word
 
 
 def _same_letters(name: str, other: str) -> int:

@@ -16,6 +16,8 @@ from kdcli.types import OWN, Example, Task
 
 MAX_LISTED_PROBLEMS = 10  # Bad rows and classes that a message lists.
 MIN_CLASS_ROWS = 10  # A class with fewer rows is reported as small.
+MAX_COMPARED_NAMES = 1000  # Names that are compared with each other, which takes quadratic time.
+MISSPELT_RATIO = 5  # The right name of a class is this many times as frequent as a misspelt one.
 CONTRADICTING = ("class", "multi", "tokens")
 """Kinds of task for which a text has one right label."""
 SKIP = "to skip these rows, give --set data.skip_bad=true"
@@ -172,11 +174,14 @@ def _label_warnings(counts: dict[str, int], examples: Sequence[Example], task: T
     ]
     small = {name: count for name, count in counts.items() if count < MIN_CLASS_ROWS}
     if small and task.kind in ("class", "multi"):
+        compared = list(counts.items())[:MAX_COMPARED_NAMES]
         lines += [
             f"class {name!r} may be a misspelt {other!r}: {_places(examples, task, name)}"
-            for name in small
-            for other, count in counts.items()
-            if count > small[name] and may_be_misspelt(name, other)
+            for name, few in compared
+            for other, count in compared
+            if count >= MIN_CLASS_ROWS > few
+            and count >= MISSPELT_RATIO * few
+            and may_be_misspelt(name, other)
         ]
         lines.append(
             f"classes with fewer than {MIN_CLASS_ROWS} training rows: {_list_counts(small)}"
