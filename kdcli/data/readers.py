@@ -491,8 +491,8 @@ def sample_documents(piece: Piece, column: str | None) -> Sample:
         texts, size = first_texts(texts_of(rows, column))
         read = file.tell() - piece.begin
     if form == FileFormat("parquet", ""):
-        read = int(piece.size * table_share(piece, len(texts)))
+        read = int(piece.size * table_share(piece, len(texts)) / piece.share)
     elif form is not None and (form.name in TABLES or form.name == "json"):
         # The file is read or unpacked as a whole.
-        read = size
+        read = int(size / piece.share)
     return Sample(texts, min(piece.size, read))

@@ -138,7 +138,7 @@ class Source(ABC):
     def sample(self, split: str, piece: Piece, column: str | None) -> Sample:
         """Take documents from the beginning of one of the `pieces`."""
         texts, size = first_texts(self.documents_in(split, piece, column, RowAccount(self.name)))
-        return Sample(texts, min(piece.size, size))
+        return Sample(texts, min(piece.size, int(size / piece.share)))
 
     def has(self, split: str) -> bool:
         """Whether there is such a split."""
@@ -253,7 +253,8 @@ class HubSource(Source):
     def pieces(self, split: str, max_bytes: int) -> list[Piece]:
         self._check_split(split)
         shards, size = hub_size(self.hub, split)
-        return [Piece(f"{self.name} {split}", n, n + 1, size // shards) for n in range(shards)]
+        whole = Piece(f"{self.name} {split}", size=size // shards, share=self.share_in(split))
+        return [whole._replace(begin=n, end=n + 1) for n in range(shards)]
 
     def documents_in(
         self, split: str, piece: Piece, column: str | None, account: RowAccount
@@ -285,7 +286,7 @@ class DemoSource(Source):
 
     def pieces(self, split: str, max_bytes: int) -> list[Piece]:
         self._check_split(split)
-        return [Piece("demo", version=demo_identity())]
+        return [Piece("demo", version=demo_identity(), share=self.share_in(split))]
 
     def documents_in(
         self, split: str, piece: Piece, column: str | None, account: RowAccount

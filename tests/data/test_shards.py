@@ -37,15 +37,20 @@ def text(tmp_path):
     return tmp_path / "text"
 
 
-def made(source, folder, **how):
-    return tokenise(
-        open_source(str(source)), tiny_tokenizer(), None, folder, **{"log": lambda _: None} | how
-    )
+def made(source, folder, share=1.0, **how):
+    opened = open_source(str(source), share)
+    return tokenise(opened, tiny_tokenizer(), None, folder, **{"log": lambda _: None} | how)
 
 
 def expected(documents=DOCUMENTS):
     tokenizer = tiny_tokenizer()
     return [i for d in documents for i in (*tokenizer(d, add_special_tokens=False)["input_ids"], 3)]
+
+
+def test_another_share_of_the_generated_text_is_other_tokens(tmp_path):
+    before = made("demo", tmp_path, share=0.02)
+    after = made("demo", tmp_path, share=0.01)
+    assert after.tokens_of("train") < before.tokens_of("train")
 
 
 def test_a_parquet_file_is_cut_between_its_row_groups(tmp_path):
@@ -324,3 +329,16 @@ def test_a_sample_says_which_part_of_the_source_it_is(tmp_path, name):
     # Of a parquet file in gzip the size of a part is not known.
     if not name.endswith(".parquet.gz"):
         assert size / piece.size == pytest.approx(len(texts) / 20_000, rel=0.1)
+        fewer, size = source.sample("train", piece._replace(share=0.25), None)
+        assert size / piece.size == pytest.approx(len(fewer) / 5000, rel=0.1)
+
+
+def test_a_sample_of_a_share_is_as_much_of_a_json_file(tmp_path):
+    write(tmp_path / "c.json", [f"w{n} w{n * n}" for n in range(8000)])
+    source = open_source(str(tmp_path / "c.json"))
+    (piece,) = source.pieces("train", 1 << 30)
+    whole, part = (
+        source.sample("train", piece._replace(share=share), None) for share in (1.0, 0.25)
+    )
+    assert len(part.texts) < len(whole.texts) / 3
+    assert part.size == pytest.approx(whole.size, rel=0.1)
