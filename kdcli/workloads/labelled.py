@@ -441,9 +441,8 @@ class LabelledWorkload(Workload[Model]):
             warn_of_cut(cut, "examples", max_length)
         of_cut = describe_cut(self.kind, cut, "examples", max_length)
         unknown, warnings = describe_unknown(evaluator.features.rows, model)
-        if self.train is not None:
-            warnings = []  # They were given for the training rows.
-        Progress.warn(*warnings)
+        if warnings and not self._warned_of_unknown(model):
+            Progress.warn(*warnings)
         asked = describe_asked(predictions)
         notes = ["; ".join([model.note, *asked, *of_cut, *unknown]), *warnings]
         scores = scores_of(evaluator, self.split, predictions, worst, notes)
@@ -463,6 +462,12 @@ class LabelledWorkload(Workload[Model]):
             for example, prediction in zip(evaluator.features.examples, predictions, strict=True)
         )
         return scores.against_teacher(is_own=is_own)
+
+    def _warned_of_unknown(self, model: Model) -> bool:
+        """Whether opening the workload warned of unknown tokens in a model's training rows."""
+        if self.train is None or not same_tokens(self.tokenizer, model.tokenizer):
+            return False
+        return bool(describe_unknown(self.train.rows, model)[1])
 
     def trivial(self) -> ModelScores | None:
         if self.train is None or self.evaluator is None or not self.has_labels:

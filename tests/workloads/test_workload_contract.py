@@ -20,6 +20,7 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
+from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.models.model import return_token_types
 from kdcli.recipe.sections import KdSettings
@@ -219,6 +220,27 @@ def test_a_model_that_reads_token_types_gets_them(tmp_path, session, cache, with
     again = untyped.retokenize_for(bert)
     assert again.reads_as_it_is(bert)
     assert (again.held_out.labels is not None) == with_labels
+
+
+def test_a_warning_of_unknown_tokens_is_logged_unless_the_training_rows_had_it(
+    tmp_path, session, cache
+):
+    def save(folder: Path) -> None:
+        WORKLOADS["class"].save_model(folder)
+        tiny_tokenizer(range(30, 89)).save_pretrained(folder)
+
+    folders = [tmp_path / "known", tmp_path / "unknown"]
+    for folder in folders:
+        folder.mkdir()
+    known, _ = opened(WORKLOADS["class"], folders[0], session, with_labels=True)
+    case = replace(WORKLOADS["class"], save_model=save)
+    unknown, model = opened(case, folders[1], session, with_labels=True)
+    of_known_rows = replace(unknown, train=known.train)
+    for workload, warns in ((unknown, False), (known, True), (of_known_rows, True)):
+        with Progress.facts_once() as facts:
+            scores = workload.score(model)
+        assert any("does not know" in fact for fact in facts) == warns
+        assert any("does not know" in note for note in scores.notes)
 
 
 def test_padding_changes_no_loss(workload):
