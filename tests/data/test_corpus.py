@@ -182,6 +182,8 @@ def test_a_hub_id_is_streamed_and_once_tokenised_needs_no_network(hub, tmp_path,
             corpus(f"{NAME}:no-training")
         with pytest.raises(UsageError, match="BuilderConfig 'unknown' not found"):
             corpus(f"{NAME}:unknown")
+        pieces = open_source(f"{NAME}:plain", 0.5).pieces("train", 1)
+        assert {piece.share for piece in pieces} == {0.5}
         blocks = len(corpus(f"{NAME}:plain").train)
     # This process is offline again.
     again = corpus(f"{NAME}:plain")
