@@ -241,9 +241,11 @@ def near_path(path: str, names: Iterable[str] = ()) -> str:
         names: Other names that are allowed.
     """
     parent, slash, name = path.rstrip("/").rpartition("/")
-    siblings = [each.name for each in user_path(f"{parent}{slash}" or ".").glob("[!.]*")]
-    near = did_you_mean(name, [*siblings, *names])
-    return near.replace("'", f"'{parent}{slash}", 1)
+    siblings = {each.name for each in user_path(f"{parent}{slash}" or ".").glob("[!.]*")} - {name}
+    if not slash:
+        return did_you_mean(name, [*siblings, *names])
+    near = did_you_mean(name, siblings).replace("'", f"'{parent}{slash}", 1)
+    return near or did_you_mean(path, names)
 
 
 def user_path(path: str | Path) -> Path:

@@ -43,6 +43,9 @@ def test_a_missing_path_has_the_closest_name_next_to_it(tmp_path):
     assert near_path(f"{tmp_path}/tikets/") == f"; did you mean '{tmp_path}/tickets'?"
     assert near_path(f"{tmp_path}/none/x") == near_path(f"{tmp_path}/zzz") == ""
     assert near_path("dmeo", ["demo"]) == "; did you mean 'demo'?"
+    # What stands there already, but is refused, is no suggestion; other names have no directory.
+    assert near_path(f"{tmp_path}/tickets", ["tickets"]) == ""
+    assert near_path("runs/demo", ["demo"]) == "; did you mean 'demo'?"
 
 
 def test_the_longest_name_is_taken(tmp_path):

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object
 
 from kdcli.engine.session import Session
 from kdcli.errors import MachineError, is_out_of_memory
@@ -66,7 +65,7 @@ def evaluate_batches(
         p.dtype == torch.float32 for module in job.modules.values() for p in module.parameters()
     )
     without_autocast = job.compute_metrics is not None and not session.judging and is_float32
-    share = np.arange(len(examples))[accelerator.process_index :: accelerator.num_processes]
+    share = np.arange(len(examples))[session.rank :: session.processes]
     sums: dict[tuple[str, Count], float] = {}
     totals = dict.fromkeys(COUNTS, 0.0)
     outputs: list[tuple[int, Array]] = []
@@ -89,7 +88,7 @@ def evaluate_batches(
         out_of_memory = True
     if session.any_rank(out_of_memory):
         return None
-    ranks = gather_object([(sums, totals, outputs)])
+    ranks = session.gather((sums, totals, outputs))
     totals = {unit: sum(rank_totals[unit] for _, rank_totals, _ in ranks) or 1.0 for unit in COUNTS}
     losses: dict[str, float] = {}
     for name, unit in next(rank_sums for rank_sums, _, _ in ranks if rank_sums):

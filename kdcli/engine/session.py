@@ -48,11 +48,23 @@ class Session:
         device: The device of this process.
         judging: Whether the verb only evaluates. Scores are then computed in the session's dtype;
             verbs that train compute them in float32.
+        alone: Whether this process computes without the others, which wait or go on.
     """
 
     accelerator: Accelerator
     device: torch.device
     judging: bool = False
+    alone: bool = False
+
+    @property
+    def processes(self) -> int:
+        """The number of processes that share the work."""
+        return 1 if self.alone else int(self.accelerator.num_processes)
+
+    @property
+    def rank(self) -> int:
+        """The number of this process among those that share the work."""
+        return 0 if self.alone else int(self.accelerator.process_index)
 
     @property
     def is_main(self) -> bool:
@@ -75,6 +87,8 @@ class Session:
         Raises:
             KdcliError: The function raised it. The other processes raise a silent `ChildFailed`.
         """
+        if self.processes == 1:
+            return action()
         error, value = None, None
         if self.is_main:
             try:
@@ -92,7 +106,7 @@ class Session:
         Tensors of the other processes are ignored, because they may not have access to the main
         process's disk.
         """
-        if self.accelerator.num_processes == 1:
+        if self.processes == 1:
             return dict(tensors)
         layouts = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
         (layouts,) = broadcast_object_list([layouts])
@@ -104,7 +118,7 @@ class Session:
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all processes, in every process."""
-        if self.accelerator.num_processes == 1:
+        if self.processes == 1:
             return [value]
         return cast(list[T], gather_object([value]))
 
@@ -115,7 +129,7 @@ class Session:
             UsageError: Some facts differ; the message names each one with both values. It is
                 raised in every process.
         """
-        if self.accelerator.num_processes == 1:
+        if self.processes == 1:
             return
         ranks = self.gather(dict(facts))
         differences = []
@@ -136,14 +150,14 @@ class Session:
 
     def sum_over_ranks(self, values: Tensor) -> Tensor:
         """Return the sum of a tensor over all processes."""
-        if self.accelerator.num_processes == 1:
+        if self.processes == 1:
             return values
         summed: Tensor = self.accelerator.reduce(values.to(self.device), "sum")
         return summed
 
     def any_rank(self, flag: bool) -> bool:
         """Return True in every process if the flag is True in any of them."""
-        if self.accelerator.num_processes == 1:
+        if self.processes == 1:
             return flag
         return bool(self.sum_over_ranks(torch.tensor([float(flag)])).item())
 

@@ -260,6 +260,22 @@ def test_a_masked_language_model_head_works_in_every_form(given, task, tmp_path)
     ] * 2
 
 
+def test_two_processes_score_the_forms_without_labels(given, pruned, tmp_path):
+    """The main process scores the saved forms alone."""
+    out, _ = pruned
+    (tmp_path / "texts.txt").write_text("\n".join(f"w{n % 40} w{n % 7}" for n in range(60)))
+    words = ["prune", out, "--task", "own"]
+    started = processes.process(
+        *words,
+        *("--data", tmp_path / "texts.txt", "--set", "data.labels=teacher"),
+        *("--max-steps", "2", "--processes", "2", "--device", "cpu"),
+        *("--set", "measure.latency=false", "-o", tmp_path / "out"),
+    )
+    output = started.communicate(timeout=240)
+    assert started.returncode == 0, output
+    assert len(report_of(tmp_path / "out").evaluations) == 3
+
+
 @pytest.mark.parametrize("method", methods())
 def test_every_method_prunes(given, tmp_path, method):
     succeeds(

@@ -1,5 +1,7 @@
 """`kdcli export`."""
 
+from pathlib import Path
+
 from kdcli.cli.verb import SAVING, SHIP, Given, Printable, verb
 
 
@@ -20,16 +22,17 @@ def export(given: Given) -> Printable | None:
     from kdcli.verbs.export import run
     from kdcli.workloads.detect import as_trained, trained_task
 
-    data = resolved.recipe.data
-    # The lines of a plain text file have no columns.
-    is_table = data.source is not None and not data.source.endswith(".txt")
+    given_data = data = resolved.recipe.data
+    # The demo and plain text files do not have the columns of a training run.
+    source = data.source or "demo"
+    is_table = source != "demo" and ".txt" not in Path(source).suffixes
     if is_table and own.task in (None, trained_task(own.model)):
         inherits = not data.columns
         data = as_trained(resolved, own.model, task=False, trains=False).recipe.data
         if inherits and own.task is None and own.max_drop is None:
             # Without a task, texts are read from one column.
             columns = {role: name for role, name in data.columns.items() if role == "text"}
-            data = data.model_copy(update={"columns": columns, "skip_bad": False})
+            data = data.model_copy(update={"columns": columns, "skip_bad": given_data.skip_bad})
     exported = run.export(
         own.model,
         format=own.file_format,

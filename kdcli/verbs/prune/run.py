@@ -167,16 +167,19 @@ def _stage(
                 base = load_weights(str(recipe.model), AutoModel)
                 # Restore before scoring, so that the scored model is the saved one.
                 restore_precision(built.model.model, base)
-            scores, notes = None, list[str]()
+            scores, of_dense, notes = None, None, list[str]()
             if workload.has_metrics:
                 scores = scores_after_training(workload, built.model, outcome)
+            if scores is not None and workload.has_labels:
+                of_dense = _dense_scores(workload, recipe)
             if context.is_main:
                 delete_signals(folder)
                 if scores is not None:
                     scores = with_trivial_answer(workload, scores)
                     # The loss also has the regulariser of the scores.
                     notes = learning_notes("the pruned model", scores.evaluations, None, REMEDY)
-                save_pruned(context, workload, built, folder, outcome, scores, base, notes)
+                dense = {DENSE: of_dense} if of_dense is not None else {}
+                save_pruned(context, workload, built, folder, outcome, scores, dense, base, notes)
 
         cards = {DENSE: built.dense}
         return StageJob(built.job, built.schedule, built.steps_per_pass, finish, cards)
@@ -242,6 +245,7 @@ def save_pruned(
     folder: Path,
     outcome: Outcome,
     scores: ModelScores | None,
+    dense_scores: Mapping[str, ModelScores],
     base: PreTrainedModel | None,
     notes: Sequence[str],
 ) -> None:
@@ -254,10 +258,14 @@ def save_pruned(
         folder: The directory of the run.
         outcome: The outcome of the training.
         scores: The scores of the masked model; None if the workload has no sets to score it on.
+        dense_scores: The scores of the dense model by its name; empty if they are unknown.
         base: The encoder that the model was loaded from; None if its weights were trained.
         notes: What the scores of the model say about it.
     """
     model, pruner, recipe, teacher = built.model, built.pruner, built.recipe, built.teacher
+    # The other processes do not have the saved forms.
+    alone = replace(workload.session, alone=True)
+    workload = replace(workload, session=alone)  # type: ignore[type-var]
     network, source = model.model.cpu().eval(), str(recipe.model)
     masks, importance = pruner.masks.masks(), pruner.masks.scores()
     rows = all_rows(model.rows, workload.rows, *([teacher.rows] if teacher else []))
@@ -278,10 +286,11 @@ def save_pruned(
         forms.append(_save_compact(context, workload, forms[0], recipe, folder / COMPACT, rows))
     ships = [f"{COMPACT}/ for one task"] if len(forms) > 1 else []
     ships += [f"{MASK_FILE} and its base for many tasks"] if base is not None else []
+    judged = "if the times above say so" if recipe.measure.latency else "if a measurement says so"
     notes.insert(
         0,
         f"ship {', or '.join(ships) or 'the masked model'}; it is only faster than the dense model "
-        "if the times above say so",
+        f"{judged}",
     )
     notes += [form.note for form in forms]
     if len(forms) == 1:
@@ -295,11 +304,10 @@ def save_pruned(
     contents = workload.report("prune", recipe, entries, outcome, notes=notes)
     scored = {form.entry.name: form.scores for form in forms if form.scores is not None}
     if scored and workload.has_labels:
-        of_dense = _dense_scores(workload, recipe)
-        whole = {DENSE: of_dense} if of_dense is not None else {}
-        baselines = dict.fromkeys(scored, DENSE) if whole else {}
+        baselines = dict.fromkeys(scored, DENSE) if dense_scores else {}
         chosen = scored if outcome.best_step is not None else ()
-        result = compare_scores(workload.name, whole | scored, baselines, chosen=chosen)
+        every = {**dense_scores, **scored}
+        result = compare_scores(workload.name, every, baselines, chosen=chosen)
         contents.evaluations, contents.comparisons = result.evaluations, result.comparisons
     if not workload.has_labels:
         models = {form.entry.name: form.model for form in forms}
@@ -376,7 +384,7 @@ def _save_compact(
     entry = Entry.saved(COMPACT, "pruned", small.model, place, DENSE, source=str(recipe.model))
     note = _check_compact(workload, masked.model, small, fewest)
     if scores is not None and fewest > 1:
-        on_cpu = replace(context.session, device=torch.device("cpu"))
+        on_cpu = replace(workload.session, device=torch.device("cpu"))
         scores = replace(workload, session=on_cpu).score(small, worst=WORST)  # type: ignore[type-var]
     return _Form(replace(entry, folder=None), small, scores, note)
 
