@@ -1,15 +1,18 @@
 """Compare compressed embedding models with their teachers and with published scores.
 
     python benchmarks/board.py TEACHER [TEACHER ...] --data DIR --texts SOURCE [-o runs/board]
-        [--make NAME ...] [--sets SET ...] [--steps 400] [--rows 26000] [--length 32] [--seed 0]
+        [--make NAME ...] [--sets SET ...] [--published FILE]
+        [--steps 400] [--rows 26000] [--length 32] [--seed 0]
 
 TEACHER is a directory. Makes each teacher's variants with commands of kdcli, scores them on MTEB's
 data sets in DIR, times them in interleaved rounds, and writes board.md and board.svg. The commands
 that have succeeded are in board.jsonl with their time, and are skipped, so a run that was stopped
 goes on, and other variants, sets and teachers can be added. The page has every command.
 
-In DIR, pairs have the columns sentence1, sentence2 and score; texts with classes have text and
-label; retrieval has corpus.jsonl, queries.jsonl and qrels.tsv. published.csv has scores from MTEB.
+A directory below DIR is a set: pairs have the columns sentence1, sentence2 and score; texts with
+classes have text and label; retrieval has corpus.jsonl, queries.jsonl and qrels.tsv. FILE has
+published scores, one line a set, and a line with the size of each model. Without --sets, all sets
+of FILE are scored that stand in DIR.
 """
 
 import argparse
@@ -19,7 +22,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,8 @@ import matplotlib.pyplot as plt
 
 PUBLISHED = Path(__file__).with_name("published.csv")
 SOURCE = "results of MTEB (embeddings-benchmark/results, f4cc6c8, November 2026)"
+SIZE = "MB"
+"""The line of the published scores that has the size of each model."""
 CLASSES_WITH_16_ROWS = ("emotion",)
 """The sets for which MTEB takes another number of training rows of each class than 8."""
 MAIN_METRICS = ("ndcg@10", "spearman", "accuracy")
@@ -43,7 +48,8 @@ class Options:
         data: The directory of the data sets.
         texts: The texts that students learn from.
         make: The variants of each teacher.
-        sets: The data sets, as in published.csv.
+        sets: The directories of the data sets, relative to `data`.
+        published: The published scores.
         steps, rows, seed: Training steps, texts and seed of the students.
         length: Number of tokens of the text that is timed.
         output: The directory of the board.
@@ -54,6 +60,7 @@ class Options:
     texts: str
     make: Sequence[str]
     sets: Sequence[str]
+    published: Path
     steps: int
     rows: int
     seed: int
@@ -211,15 +218,44 @@ def latencies(lines: Sequence[Line], board: Board, options: Options) -> list[str
     return cells
 
 
-def page_of(table: Sequence[Sequence[str]], sets: Sequence[str], commands: Sequence[str]) -> str:
+@dataclass(frozen=True)
+class Published:
+    """Published scores of a model.
+
+    Attributes:
+        model: Its name.
+        size: Megabytes of its weights, as text.
+        scores: The score on each set in points, as text. Empty where none is known.
+    """
+
+    model: str
+    size: str
+    scores: Mapping[str, str]
+
+
+def published_scores(file: Path) -> list[Published]:
+    """Read the published scores: a column for each model, a line for each set and for the size."""
+    with file.open(newline="") as lines:
+        rows = {row.pop("set"): row for row in csv.DictReader(lines)}
+    sizes = rows.pop(SIZE)
+    return [
+        Published(model, size, {name: row[model] for name, row in rows.items()})
+        for model, size in sizes.items()
+    ]
+
+
+def page_of(
+    table: Sequence[Sequence[str]],
+    published: Sequence[Published],
+    sets: Sequence[str],
+    commands: Sequence[str],
+) -> str:
     """Return the page: the table, the published scores, and the commands."""
     head = ["model", "variant", *sets, "MB", "times as fast, quartiles", "minutes", "command"]
-    published = list(csv.DictReader(PUBLISHED.open(newline="")))
-    by_set = {row["set"]: row for row in published}
-    models = [name for name in published[0] if name != "set"]
     rows = [
-        [name, "published", *(by_set.get(s, {}).get(name, "") for s in sets), "", "", "", ""]
-        for name in models
+        [row.model, "published", *(row.scores.get(name, "") for name in sets), row.size, "", "", ""]
+        for row in published
+        if any(row.scores.get(name) for name in sets)
     ]
     lines = [head, ["---"] * len(head), *table, *rows]
     text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -227,12 +263,39 @@ def page_of(table: Sequence[Sequence[str]], sets: Sequence[str], commands: Seque
     return f"{text}\nPublished: {SOURCE}.\n\nCommands:\n\n{numbered}"
 
 
-def draw(points: Sequence[tuple[str, float, float]], file: Path) -> None:
+@dataclass(frozen=True)
+class Point:
+    """A model of the picture.
+
+    Attributes:
+        name: Its name and variant.
+        size: Megabytes of its weights.
+        score: Its mean score on the sets, in points.
+        marker: Matplotlib's sign: another one for published scores.
+    """
+
+    name: str
+    size: float
+    score: float
+    marker: str = "o"
+
+
+def published_points(published: Sequence[Published], sets: Sequence[str]) -> Iterator[Point]:
+    """Yield a point for each model that has a published score on all sets."""
+    for row in published:
+        scores = [row.scores.get(name, "") for name in sets]
+        if all(scores):
+            mean = sum(map(float, scores)) / len(scores)
+            yield Point(f"{row.model} published", float(row.size), mean, marker="x")
+
+
+def draw(points: Sequence[Point], file: Path) -> None:
     """Draw the mean score of each model over its size."""
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
-    for name, size, score in points:
-        axes.plot(size, score, "o", color="C0")
-        axes.annotate(name, (size, score), (4, 4), textcoords="offset points", fontsize=8)
+    for point in points:
+        place = (point.size, point.score)
+        axes.plot(*place, point.marker, color="C0" if point.marker == "o" else "C1")
+        axes.annotate(point.name, place, (4, 4), textcoords="offset points", fontsize=8)
     axes.set_xscale("log")
     axes.set_xlabel("size of the weights (MB)")
     axes.set_ylabel("mean score on the sets (points)")
@@ -245,7 +308,7 @@ def main() -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     board = Board(options.output)
     table: list[list[str]] = []
-    points: list[tuple[str, float, float]] = []
+    points: list[Point] = []
     for teacher in options.teachers:
         lines = make_lines(teacher, board, options)
         speed = latencies(lines, board, options)
@@ -262,15 +325,16 @@ def main() -> None:
             present = [value for value in scores if value is not None]
             if len(present) == len(scores):
                 mean = sum(present) / len(present)
-                points.append((f"{line.teacher} {line.variant}", size, mean))
-    page = page_of(table, options.sets, list(board.done))
+                points.append(Point(f"{line.teacher} {line.variant}", size, mean))
+    published = published_scores(options.published)
+    page = page_of(table, published, options.sets, list(board.done))
     (options.output / "board.md").write_text(page)
+    points += published_points(published, options.sets)
     draw(points, options.output / "board.svg")
     print(f"{options.output}/board.md and board.svg")
 
 
 def parsed_options() -> Options:
-    sets = [row["set"] for row in csv.DictReader(PUBLISHED.open(newline=""))]
     variants = ["int8", "packed", "half", "family", "static", "trimmed"]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -279,13 +343,20 @@ def parsed_options() -> Options:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--texts", required=True)
     parser.add_argument("--make", nargs="*", choices=variants, default=variants)
-    parser.add_argument("--sets", nargs="+", choices=sets, default=sets)
+    parser.add_argument("--sets", nargs="+")
+    parser.add_argument("--published", type=Path, default=PUBLISHED)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--rows", type=int, default=26000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--length", type=int, default=32)
     parser.add_argument("-o", dest="output", type=Path, default=Path("runs/board"))
-    return Options(**vars(parser.parse_args()))
+    given = parser.parse_args()
+    scores = published_scores(given.published)
+    given.sets = given.sets or [name for name in scores[0].scores if (given.data / name).is_dir()]
+    missing = [name for name in given.sets if not (given.data / name).is_dir()]
+    if missing:
+        parser.error(f"no directory {', '.join(missing)} in {given.data}")
+    return Options(**vars(given))
 
 
 if __name__ == "__main__":
