@@ -11,7 +11,7 @@ from accelerate.state import AcceleratorState
 from torch import nn
 
 from kdcli.data.batches import BatchOrder
-from kdcli.engine import evaluation as held_out
+from kdcli.engine import session as sessions
 from kdcli.engine.evaluation import (
     CPU_MICRO_BATCH,
     evaluate_batches,
@@ -217,7 +217,7 @@ def test_several_processes_find_together_what_one_finds(monkeypatch, count):
     """Each takes its share, the last ones of a hundred none at all; all of them hold all outputs in
     order."""
     parts: list[object] = []
-    monkeypatch.setattr(held_out, "gather_object", lambda mine: parts.extend(mine) or parts)
+    monkeypatch.setattr(sessions, "gather_object", lambda mine: parts.extend(mine) or parts)
     taken = []
     for index in range(count):
         rows = Rows()
@@ -232,7 +232,7 @@ def test_several_processes_find_together_what_one_finds(monkeypatch, count):
 
 def test_a_process_gives_up_when_another_one_has_no_memory(monkeypatch):
     monkeypatch.setattr(
-        held_out, "gather_object", lambda mine: pytest.fail("ranks would wait for each other")
+        sessions, "gather_object", lambda mine: pytest.fail("ranks would wait for each other")
     )
     assert evaluate_batches(Session(Rank(0, 2, flags=1.0), CPU), job_of(Rows()), Rows(), 8) is None
     assert Session(Rank(0, 2, flags=1.0), CPU).any_rank(False) is True
