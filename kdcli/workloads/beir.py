@@ -3,6 +3,9 @@
 A directory holds `corpus.jsonl` (`_id` or `id`, `title`, `text`), `queries.jsonl` (`_id` or `id`,
 `text`) and `qrels/test.tsv` (query, document, relevance). Each may have another format of rows, in
 which the columns of the relevance are `query-id`, `corpus-id` and `score`.
+
+A clone of MTEB's data on the hub has a directory for each of them, such as
+`corpus/corpus-00000-of-00002.parquet`, and the relevances in `qrels/`, `default/` or `data/`.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import csv
 import functools
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +24,7 @@ from kdcli.data.accounts import ACCOUNTS, RowAccount
 from kdcli.data.labelled.label_values import number_of
 from kdcli.data.labelled.partition import DividedRows, Partition, Pools, text_hashes
 from kdcli.data.readers import format_of
-from kdcli.data.sources import open_source
+from kdcli.data.sources import describe_missing_parts, names_by_split, open_source
 from kdcli.data.storage import folder_hash
 from kdcli.disk import HASHES, user_path
 from kdcli.engine.progress import Progress
@@ -129,6 +133,14 @@ def _in_int8(d_NE: Array) -> Array:
 
 RETRIEVAL = "retrieval"
 TEXT_FILES = ("corpus", "queries")
+RELEVANCES = ("qrels", "default", "data")
+"""Directories of relevances. The last two are the default configuration of a clone of the hub."""
+FIRST_SPLITS = ("test", "validation")
+"""The splits whose relevances are preferred, in this order."""
+FIRST_FORMATS = (".jsonl", ".jsonl.gz", ".tsv")
+"""The formats that are read if a file exists in several."""
+NAME = re.compile(r"([^.]+?)(?:-\d+-of-\d+(?:-\w+)?)?(\..+)")
+"""A file's name: what it holds, perhaps the number of a part, and its ending."""
 IDS = ("_id", "id")
 JUDGEMENT = ("query-id", "corpus-id", "score")
 """The columns of a relevance."""
@@ -148,6 +160,7 @@ class Retrieval(DividedRows):
         queries: id -> text.
         relevance: query -> document -> relevance. It may name documents that the corpus lacks,
             which no model finds, as in BEIR.
+        split: The split of the relevance.
         note: The relevant documents that the corpus lacks; empty if it has them all.
     """
 
@@ -155,6 +168,7 @@ class Retrieval(DividedRows):
     documents: dict[str, str]
     queries: dict[str, str]
     relevance: dict[str, dict[str, float]]
+    split: str = "test"
     note: str = ""
 
     def notes(self) -> list[str]:
@@ -199,7 +213,7 @@ class Retrieval(DividedRows):
         """
         values = retrieval_scores(self, model, session, index, max_length)
         notes = [model.note] if index is None else [model.note, f"searches {index.source}"]
-        return ranking_scores(RETRIEVAL, "test", values, notes)
+        return ranking_scores(RETRIEVAL, self.split, values, notes)
 
 
 def is_retrieval(source: str) -> bool:
@@ -207,32 +221,67 @@ def is_retrieval(source: str) -> bool:
     if "://" in source:
         return False
     folder = user_path(source)
-    return (folder / "qrels").is_dir() or _file_of(folder, "qrels") is not None
+    has_texts = all((folder / name).is_dir() for name in TEXT_FILES)
+    return (folder / "qrels").is_dir() or "qrels" in _by_stem(folder) or has_texts
 
 
-def read_retrieval(source: str) -> Retrieval:
+def relevance_files(source: str) -> dict[str, list[Path]]:
+    """Return the files of the relevances by split; empty without any.
+
+    A file next to the corpus has the relevances of the test split.
+    """
+    folder = user_path(source)
+    for place in (folder / name for name in RELEVANCES):
+        stems = _by_stem(place)
+        if by_split := names_by_split(stems, str(place)):
+            ordered = dict.fromkeys((*FIRST_SPLITS, *by_split))
+            return {split: stems[by_split[split][0]] for split in ordered if split in by_split}
+    beside = _by_stem(folder).get("qrels")
+    return {"test": beside} if beside else {}
+
+
+def read_retrieval(source: str, split: str | None = None) -> Retrieval:
     """Read a directory of retrieval data. Queries without a relevant document are dropped.
+
+    Args:
+        source: The directory.
+        split: The split of the relevances. Without it, or without a validation split, it is the
+            test split if there is one.
 
     Raises:
         UsageError: A file is missing or malformed, an id occurs twice, a relevance is given for an
             unknown query, two relevances contradict each other, a query has no text, no query has a
-            relevant document, or the corpus has none of the relevant documents.
+            relevant document, the corpus has none of the relevant documents, or the split has no
+            relevances.
     """
     folder = Path(source).expanduser()
-    qrels = _file_of(folder / "qrels", "test") or _file_of(folder, "qrels")
-    if not source or qrels is None:
+    by_split = relevance_files(source) if source else {}
+    if not by_split:
         raise UsageError(
-            f"no retrieval data in {source}" if source else "no retrieval data given",
+            f"no relevances in {source}" if source else "no retrieval data given",
             "give a directory with corpus.jsonl, queries.jsonl and qrels/test.tsv in BEIR's format "
-            "(--data, or eval.source for --eval-task)",
+            "(--data, or eval.source for --eval-task); BeIR/NAME on the hub has its relevances in "
+            "BeIR/NAME-qrels, whose files belong in qrels/",
         )
-    documents, queries = (_by_id(folder, name) for name in TEXT_FILES)
+    if split not in (None, "validation", *by_split):
+        raise UsageError(
+            f"{source} has no relevances of the {split} split",
+            f"choose one that it has: data.split={', '.join(by_split)}",
+        )
+    chosen = split if split in by_split else next(iter(by_split))
+    if chosen != (split or "test"):
+        Progress.log_fact(f"{source}: searches with the relevances of its {chosen} split")
+    qrels = by_split[chosen]
+    corpus, asked = (_text_files(folder, name, chosen) for name in TEXT_FILES)
+    read = [*corpus, *asked, *qrels]
+    if (missing := describe_missing_parts(file.name for file in read)) is not None:
+        raise UsageError(f"{folder}: {missing}", "download the others")
+    documents, queries = _by_id(corpus), _by_id(asked)
     relevance: dict[str, dict[str, float]] = {}
     absent: list[str] = []
-    text_files = [file for name in TEXT_FILES if (file := _file_of(folder, name))]
-    if (digest := folder_hash([*sorted(text_files), qrels])) is not None:
+    if (digest := folder_hash(read)) is not None:
         HASHES[source] = digest
-    for where, query, document, grade in _judgements(qrels):
+    for where, query, document, grade in itertools.chain.from_iterable(map(_judgements, qrels)):
         if query not in queries:
             raise UsageError(
                 f"{where} refers to query {query}, which does not exist",
@@ -248,14 +297,15 @@ def read_retrieval(source: str) -> Retrieval:
             )
     used = {q: t for q, t in queries.items() if any(g > 0 for g in relevance.get(q, {}).values())}
     if not used:
-        raise UsageError(f"{qrels} has no query with a relevant document")
+        raise UsageError(f"{qrels[0]} has no query with a relevant document")
     if (blank := next((query for query, text in used.items() if not text), None)) is not None:
         raise UsageError(
-            f"query {blank} of {folder} has no text", f"add a text, or remove it from {qrels.name}"
+            f"query {blank} of {folder} has no text",
+            f"add a text, or remove it from {qrels[0].name}",
         )
     if not any(grades.keys() & documents.keys() for grades in relevance.values()):
         raise UsageError(
-            f"the corpus has none of the documents in {qrels}, for example {absent[0]}",
+            f"the corpus has none of the documents in {qrels[0]}, for example {absent[0]}",
             "give the corpus and the relevances of one data set",
         )
     of_documents = RowAccount(source, "documents", len(documents))
@@ -271,7 +321,7 @@ def read_retrieval(source: str) -> Retrieval:
             f"first in {absent[0]}"
         )
         Progress.log_fact(note)
-    return Retrieval(folder.name, documents, used, relevance, note)
+    return Retrieval(folder.name, documents, used, relevance, chosen, note)
 
 
 def retrieval_scores(
@@ -298,11 +348,39 @@ def retrieval_scores(
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
-def _file_of(folder: Path, name: str) -> Path | None:
-    """Return the file of rows with a name in a folder, if any; JSON Lines and TSV come first."""
-    files = [file for file in sorted(folder.glob(f"{name}.*")) if format_of(file.name)]
-    preferred = (f"{name}.jsonl", f"{name}.jsonl.gz", f"{name}.tsv")
-    return min(files, key=lambda file: file.name not in preferred, default=None)
+def _by_stem(folder: Path) -> dict[str, list[Path]]:
+    """Return the files of rows in a folder by their names without an ending and a part's number.
+
+    Of a file that exists in several formats, one is returned.
+    """
+    endings: dict[str, dict[str, list[Path]]] = {}
+    for file in sorted(folder.glob("*.*")):
+        if format_of(file.name) and (parts := NAME.fullmatch(file.name)):
+            endings.setdefault(parts[1], {}).setdefault(parts[2], []).append(file)
+    return {
+        stem: min(by_ending.items(), key=lambda item: item[0] not in FIRST_FORMATS)[1]
+        for stem, by_ending in endings.items()
+    }
+
+
+def _text_files(folder: Path, name: str, split: str) -> list[Path]:
+    """Return the files of the corpus or the queries, which may have a directory.
+
+    In a directory, they are named after the split, or after what they hold, or there is one name.
+
+    Raises:
+        UsageError: There are none.
+    """
+    beside, inside = _by_stem(folder), _by_stem(folder / name)
+    if name in beside:
+        return beside[name]
+    of_split = names_by_split(inside, str(folder / name)).get(split, [])
+    only = inside if len(inside) == 1 else []
+    for stem in (*of_split, name, *only):
+        if stem in inside:
+            return inside[stem]
+    other = f"; {name}/ has {', '.join(inside)}" if inside else ""
+    raise UsageError(f"{folder} has no {name}.jsonl{other}")
 
 
 def _judgements(file: Path) -> Iterator[tuple[str, str, str, float]]:
@@ -342,23 +420,20 @@ def _id_of(value: object) -> str | None:
     return str(value) if is_id else None
 
 
-def _by_id(folder: Path, name: str) -> dict[str, str]:
-    """Read the texts of a file, id -> text."""
-    file = _file_of(folder, name)
-    if file is None:
-        raise UsageError(f"{folder} has no {name}.jsonl")
+def _by_id(files: Sequence[Path]) -> dict[str, str]:
+    """Read the texts of files, id -> text."""
     texts: dict[str, str] = {}
-    for _, rows in open_source(str(file)).tables("train"):
-        for where, row in rows:
-            doc_id = _id_of(next((row[column] for column in IDS if column in row), None))
-            text, title = row.get("text"), row.get("title") or ""
-            if doc_id is None or not isinstance(text, str) or not isinstance(title, str):
-                raise UsageError(
-                    f"{where}: must have '_id' and the string 'text'; it has {', '.join(row)}"
-                )
-            if doc_id in texts:
-                raise UsageError(f"{where}: _id {doc_id} occurs twice")
-            texts[doc_id] = f"{title} {text}".strip()
+    tables = itertools.chain.from_iterable(open_source(str(f)).tables("train") for f in files)
+    for where, row in itertools.chain.from_iterable(table.rows for table in tables):
+        doc_id = _id_of(next((row[column] for column in IDS if column in row), None))
+        text, title = row.get("text"), row.get("title") or ""
+        if doc_id is None or not isinstance(text, str) or not isinstance(title, str):
+            raise UsageError(
+                f"{where}: must have '_id' and the string 'text'; it has {', '.join(row)}"
+            )
+        if doc_id in texts:
+            raise UsageError(f"{where}: _id {doc_id} occurs twice")
+        texts[doc_id] = f"{title} {text}".strip()
     if not texts:
-        raise UsageError(f"{file} is empty")
+        raise UsageError(f"{files[0]} is empty")
     return texts

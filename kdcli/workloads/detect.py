@@ -21,7 +21,7 @@ from kdcli.models.load import load_config, location
 from kdcli.recipe.resolve import RecipeT, Resolved, defaulted, flatten, read_recipe
 from kdcli.recipe.sections import RecipeValues
 from kdcli.types import OWN, task_title
-from kdcli.workloads.beir import RETRIEVAL, is_retrieval
+from kdcli.workloads.beir import RETRIEVAL, is_retrieval, relevance_files
 from kdcli.workloads.embeddings import METHOD
 from kdcli.workloads.eval_sets import by_vectors, scores_classes, scores_pairs
 from kdcli.workloads.settings import LabelledSettings
@@ -178,13 +178,16 @@ def with_split(
     """Evaluate on the test split if the data have no validation split, unless the user chose one.
 
     If a head was trained on data without a validation split, a part of the training split was held
-    back for it, which is evaluated instead.
+    back for it, which is evaluated instead. Searches use the test split if there is one.
 
     Raises:
         UsageError: The model cannot be read.
     """
     if task is None or data is None or {"data.split", "data.partition"} & resolved.origins.keys():
         return resolved
+    if task == RETRIEVAL:
+        test = {"data.split": "test"} if "test" in relevance_files(data) else {}
+        return defaulted(resolved, test, "the splits of the data")
     try:
         opened = open_source(data)
     except NotFound:

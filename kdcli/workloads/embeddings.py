@@ -492,9 +492,10 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> EmbeddingWo
     if request.task == RETRIEVAL:
         request.data.refuse_choices("the queries and documents of a retrieval task")
         max_length = request.data.max_length
-        data = read_retrieval(request.data.source or "")
-        if request.data.partition is not None:
-            data = data.part(Partition.read(request.data.partition), request.data.split)
+        partition, split = request.data.partition, request.data.split
+        data = read_retrieval(request.data.source or "", split if partition is None else None)
+        if partition is not None:
+            data = data.part(Partition.read(partition), split)
         index = None
         if (source := request.documents) is not None:
             texts = list(data.documents.values())

@@ -336,6 +336,12 @@ def test_methods_of_pruning_share_examples_and_steps_and_no_learning_rate():
         assert "train.lr" not in recipes["movement"].origins, "the method's own may stand there"
     (alone,) = pruned("movement", task="mrpc")
     assert alone.recipe.train == plain.train
+    # So do runs that are compared, and a recipe's own method with another one.
+    options = {"task": "mrpc"}
+    variant = prune_recipes(["movement"], recipe=None, sets=(), options=options, compared=["smp"])
+    for (one,) in (variant, pruned("movement", recipe="smp-mrpc")):
+        assert one.recipe.train == theirs.train.model_copy(update={"lr": plain.train.lr})
+        assert "train.lr" not in one.origins
 
 
 def test_the_recipe_of_pruning_is_that_of_the_method_and_task_in_the_end():

@@ -62,6 +62,17 @@ def test_the_table_has_the_means_of_the_seeds_of_each_variant(tmp_path):
     assert (again.quality, again.evaluations) == (report.quality, report.evaluations)
 
 
+@pytest.mark.usefixtures("short_demo")
+def test_a_variant_with_another_method_has_the_budget_of_the_others(tmp_path):
+    (tmp_path / "list.yaml").write_text("magnitude: {method: magnitude}")
+    asked = "prune demo --task demo-topic --max-steps 2 --set measure.latency=false --ablate"
+    succeeds(*shlex.split(asked), tmp_path / "list.yaml", "-o", tmp_path / "out")
+    full, other = (report_of(tmp_path / "out" / name).recipe for name in ("full", "magnitude"))
+    assert other["data"] == full["data"]
+    own = {"lr": 3e-5, "warmup_fraction": 0.1}
+    assert other["train"] == full["train"] | own
+
+
 SHIPPED = {
     "smp": "prune demo --task demo-topic --sparsity 0.9 --sparsity 0.97",
     "ctcd": "cotrain 2x16 1x16 --data demo --no-standalone --eval-task demo-topic",

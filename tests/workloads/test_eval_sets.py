@@ -13,9 +13,11 @@ from sentence_transformers import SentenceTransformer
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, f1_score
 
+import kdcli
 from kdcli.errors import UsageError
 from kdcli.models.embedding_format import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
+from kdcli.workloads.beir import is_retrieval
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.embeddings import open_evaluation
 from kdcli.workloads.eval_sets import open_eval_sets, open_labelled_set
@@ -184,34 +186,78 @@ def test_whole_numbers_in_a_column_called_score_are_numbers(model, tmp_path, ses
     assert metrics["spearman"] == pytest.approx(wanted, abs=1e-6)
 
 
+HUB_FORMS = {
+    "parts": ("corpus/corpus", "queries/queries", "data/test"),
+    "pushed": ("corpus/train", "queries/train", "default/test"),
+    "splits": ("corpus/test", "queries/test", "qrels/test"),
+}
+"""The directories of corpus, queries and relevances in clones of the hub."""
+
+
 def test_retrieval_data_may_have_the_forms_of_mteb(model, tmp_path, session):
-    """Ids that are numbers, relevance as floats, and JSON Lines or Parquet instead of TSV."""
+    """Ids that are numbers, relevance as floats, other formats than TSV, and clones of the hub."""
     texts = [f"w1 w2 w3 w4 w{n} w{n + 9} w{2 * n}" for n in range(12)]
     judged = [{"query-id": n, "corpus-id": n, "score": 1.0} for n in range(12)]
+    rows = [{"id": n, "text": text} for n, text in enumerate(texts)]
 
     def metrics(folder):
         data = LabelledSettings(source=str(folder))
         workload = open_evaluation(EvaluationRequest("retrieval", [str(model)], data), session)
         return workload.score(Embedder.open(str(model))).evaluations[0].metrics
 
-    found = []
     for form in ("tsv", "jsonl", "parquet"):
-        folder = tmp_path / form
-        (folder / "qrels").mkdir(parents=True)
-        number = "_id" if form == "tsv" else "id"
-        rows = [{number: str(n) if form == "tsv" else n, "text": t} for n, t in enumerate(texts)]
-        if form == "parquet":
-            for name in ("corpus", "queries"):
-                Dataset.from_list(rows).to_parquet(folder / f"{name}.parquet")
-            Dataset.from_list(judged).to_parquet(folder / "qrels" / "test.parquet")
-        else:
-            for name in ("corpus", "queries"):
-                write(folder / f"{name}.jsonl", rows)
-            lines = ["query-id\tcorpus-id\tscore", *(f"{n}\t{n}\t1.0" for n in range(12))]
-            if form == "tsv":
-                (folder / "qrels" / "test.tsv").write_text("\n".join(lines) + "\n")
-            else:
-                write(folder / "qrels" / "test.jsonl", judged)
-        found.append(metrics(folder))
-    assert found[0] == found[1] == found[2]
-    assert 0.1 < found[0]["ndcg@10"] < 1
+        (tmp_path / form / "qrels").mkdir(parents=True)
+    named = [{"_id": str(n), "text": text} for n, text in enumerate(texts)]
+    lines = ["query-id\tcorpus-id\tscore", *(f"{n}\t{n}\t1.0" for n in range(12))]
+    (tmp_path / "tsv" / "qrels" / "test.tsv").write_text("\n".join(lines) + "\n")
+    write(tmp_path / "jsonl" / "qrels" / "test.jsonl", judged)
+    Dataset.from_list(judged).to_parquet(tmp_path / "parquet" / "qrels" / "test.parquet")
+    for name in ("corpus", "queries"):
+        write(tmp_path / "tsv" / f"{name}.jsonl", named)
+        write(tmp_path / "jsonl" / f"{name}.jsonl", rows)
+        Dataset.from_list(rows).to_parquet(tmp_path / "parquet" / f"{name}.parquet")
+    for form, stems in HUB_FORMS.items():
+        for stem, of_file in zip(stems, (rows, rows, judged), strict=True):
+            (tmp_path / form / stem).parent.mkdir(parents=True)
+            for part in range(2):
+                file = tmp_path / form / f"{stem}-{part:05}-of-00002.parquet"
+                Dataset.from_list(of_file[part::2]).to_parquet(file)
+        assert is_retrieval(str(tmp_path / form))
+    found = {form: metrics(tmp_path / form) for form in ("tsv", "jsonl", "parquet", *HUB_FORMS)}
+    assert 0.1 < found["tsv"]["ndcg@10"] < 1
+    assert found["tsv"] == found["jsonl"] == found["parquet"]
+    # The documents have another order there, which decides between equal ones.
+    for form in HUB_FORMS:
+        assert found[form]["recall@10"] == found["tsv"]["recall@10"]
+    (tmp_path / "parts" / "corpus" / "corpus-00001-of-00002.parquet").unlink()
+    with pytest.raises(UsageError, match=r"parts: 1 of 2 files are missing"):
+        metrics(tmp_path / "parts")
+
+
+def test_relevances_of_another_split_are_read(model, tmp_path, session):
+    folder = tmp_path / "retrieval"
+    for name in ("corpus", "queries"):
+        write(folder / f"{name}.jsonl", [{"_id": str(n), "text": f"w{n}"} for n in range(4)])
+    (folder / "qrels").mkdir()
+    (folder / "qrels" / "dev.tsv").write_text("0\t0\t1\n1\t1\t1\n")
+    (folder / "qrels" / "train.tsv").write_text("2\t2\t1\n")
+
+    def opened(**settings):
+        data = LabelledSettings(source=str(folder), **settings)
+        request = EvaluationRequest("retrieval", [str(model)], data)
+        (evaluation,) = (
+            open_evaluation(request, session).score(Embedder.open(str(model))).evaluations
+        )
+        return evaluation.split, evaluation.n
+
+    assert opened() == ("validation", 2)
+    with pytest.raises(UsageError, match="no relevances of the test split") as refused:
+        opened(split="test")
+    assert refused.value.hint == "choose one that it has: data.split=validation, train"
+    (folder / "qrels" / "test.tsv").write_text("3\t3\t1\n")
+    assert opened(split="validation") == ("validation", 2)
+    assert opened(split="test") == ("test", 1)
+    result = kdcli.evaluate(model, data=folder, output_dir=tmp_path / "out")
+    assert [each.split for each in result.report.evaluations] == ["test"]
+    (folder / "qrels" / "dev.tsv").unlink()
+    assert opened() == ("test", 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kdcli.cli.verb import COMPRESS, TRAINING, Given, Printable, verb
@@ -28,13 +28,22 @@ def prune(given: Given) -> Printable | None:
     from kdcli.verbs.prune import run
     from kdcli.verbs.prune.method_recipes import prune_recipes
 
-    def recipes(changes: Mapping[str, Any]) -> list[Resolved[PruneRecipe]]:
+    def recipes(
+        changes: Mapping[str, Any], compared: Sequence[str] = ()
+    ) -> list[Resolved[PruneRecipe]]:
         methods = [changes["method"]] if "method" in changes else given["method"] or []
-        changed = {**keys, **changes}
-        return prune_recipes(methods, recipe=given.recipe, sets=given.sets, options=changed)
+        return prune_recipes(
+            methods,
+            recipe=given.recipe,
+            sets=given.sets,
+            options={**keys, **changes},
+            compared=compared,
+        )
 
     whole = recipes({})
     listed = whole[0].recipe.ablate
     changes = {} if listed is None else ablations(listed)
-    variants = {name: recipes(keys_of_variant) for name, keys_of_variant in changes.items()}
+    compared = [each.recipe.method for each in whole]
+    compared += [str(own["method"]) for own in changes.values() if "method" in own]
+    variants = {name: recipes(own, compared) for name, own in changes.items()}
     return given.show(run.prune(whole, options, variants))

@@ -9,7 +9,6 @@ from kdcli.pruners import defaults
 from kdcli.recipe.resolve import (
     Resolved,
     defaulted,
-    read_recipe,
     recipe_keys,
     resolve,
     shipped,
@@ -18,6 +17,9 @@ from kdcli.types import OWN
 from kdcli.verbs.prune.settings import PruneRecipe
 from kdcli.workloads.detect import with_task
 
+OF_A_METHOD = ("method", "train.lr", "train.warmup_fraction", "pruner.", "kd.", "head.")
+"""The keys of a recipe with a method that other methods do not share."""
+
 
 def prune_recipes(
     methods: Sequence[str],
@@ -25,6 +27,7 @@ def prune_recipes(
     recipe: str | None,
     sets: Sequence[str],
     options: Mapping[str, object],
+    compared: Sequence[str] = (),
 ) -> list[Resolved[PruneRecipe]]:
     """Resolve a recipe for each method.
 
@@ -34,6 +37,7 @@ def prune_recipes(
 
     Args:
         methods: The methods; empty for the recipe's own method.
+        compared: The methods of other runs that these are compared with.
         recipe: The name or the path of a recipe.
         sets: Assignments of keys, such as `train.lr=0.01`.
         options: Recipe keys and their values.
@@ -51,25 +55,33 @@ def prune_recipes(
             resolved_once = found
     first = resolved_once.recipe
     chosen = list(methods) or [first.method]
-    whole = recipe is not None and "task" in read_recipe(recipe, "prune")
-    names = {} if whole else {method: f"{method}-{first.task}" for method in chosen}
-    available = {
-        m: recipe_keys(name, "prune") for m, name in names.items() if name in shipped("prune")
+    own_keys = recipe_keys(recipe, "prune") if recipe is not None else {}
+    # A recipe that names a task replaces the shipped ones.
+    every = [] if "task" in own_keys else [*compared, *chosen]
+    names = {method: f"{method}-{first.task}" for method in every}
+    layers = {
+        f"recipe {name}": {**recipe_keys(name, "prune"), "method": method}
+        for method, name in names.items()
+        if name in shipped("prune")
     }
+    if recipe is not None:
+        layers[f"recipe {recipe}"] = own_keys
     resolved = []
     for method in chosen:
-        beneath = {}
-        for other, values in available.items():
-            # Methods share the examples and the steps, but not the learning rate.
-            shared = [k for k in values if k.startswith(("data.", "train.")) and k != "train.lr"]
-            beneath[f"recipe {names[other]}"] = (
-                values if other == method else {k: values[k] for k in shared}
-            )
+        beneath = {origin: _read_by(method, keys) for origin, keys in layers.items()}
         own = {**options, "method": method if methods else None}
-        resolved.append(
-            resolve(PruneRecipe, recipe=recipe, beneath=beneath, sets=sets, options=own)
-        )
+        resolved.append(resolve(PruneRecipe, recipe=None, beneath=beneath, sets=sets, options=own))
     return resolved
+
+
+def _read_by(method: str, keys: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the keys of a recipe that a method reads.
+
+    Methods share the examples and the steps, but not the learning rate.
+    """
+    if keys.get("method", method) == method:
+        return keys
+    return {key: value for key, value in keys.items() if not key.startswith(OF_A_METHOD)}
 
 
 def with_defaults(resolved: Resolved[PruneRecipe]) -> Resolved[PruneRecipe]:
