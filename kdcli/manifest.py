@@ -49,6 +49,11 @@ def continue_manifest(folder: Path) -> None:
         _RECORDED.add(folder.resolve())
 
 
+def recorded_directories() -> frozenset[Path]:
+    """Return the directories whose files this process lists. A child lists its files there too."""
+    return frozenset(_RECORDED)
+
+
 def record(contents: Mapping[Path, Path]) -> None:
     """List files before they are moved into place, if their directory is recorded.
 

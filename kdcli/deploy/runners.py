@@ -175,7 +175,7 @@ def _torch_runner(
 def file_runner(file: Path, *, threads: int, precision: str = "f32") -> Runner:
     """Load an ONNX or OpenVINO file.
 
-    `threads` is the number of threads, or 0 for the runtime's default. Only OpenVINO uses
+    `threads` is the number of threads, or 0 for as many as PyTorch has. Only OpenVINO uses
     `precision`, which is `f32` or `bf16`.
     """
     if file.suffix == ".onnx":

@@ -46,11 +46,12 @@ class Caller:
 def onnx_caller(path: Path, *, threads: int) -> Caller:
     """Load an ONNX file with ONNX Runtime.
 
-    With `threads=0`, ONNX Runtime chooses the number of threads.
+    With `threads=0`, it has as many threads as PyTorch, so that processes share the cores.
     """
     runtime = library("onnxruntime", "onnx")
     options = runtime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.intra_op_num_threads = threads or torch.get_num_threads()
+    options.inter_op_num_threads = 1
     # By default, threads keep spinning after a call and take the cores of the model whose turn is
     # next: torch then took 48 ms instead of 20 ms (docs/evidence/speed.md).
     options.add_session_config_entry("session.force_spinning_stop", "1")
@@ -63,7 +64,7 @@ def onnx_caller(path: Path, *, threads: int) -> Caller:
 def openvino_caller(path: Path, *, threads: int, precision: str = "f32") -> Caller:
     """Load an OpenVINO file, tuned for latency.
 
-    With `threads=0`, OpenVINO chooses the number of threads. `precision` is the precision of the
+    With `threads=0`, it has as many threads as PyTorch. `precision` is the precision of the
     computation, `f32` or `bf16`. It is always set, because OpenVINO's default is the processor's
     fastest precision, so the same file would give other numbers on another machine.
     """
@@ -71,9 +72,8 @@ def openvino_caller(path: Path, *, threads: int, precision: str = "f32") -> Call
     settings: dict[str, str | int] = {
         "INFERENCE_PRECISION_HINT": precision,
         "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": threads or torch.get_num_threads(),
     }
-    if threads:
-        settings["INFERENCE_NUM_THREADS"] = threads
     request = openvino.Core().compile_model(path, "CPU", settings).create_infer_request()
 
     def run(inputs: Mapping[str, Array]) -> list[Array]:

@@ -16,7 +16,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import (
     FIRST_EXCEPTION,
     Future,
@@ -27,6 +27,7 @@ from concurrent.futures import (
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -38,6 +39,7 @@ from kdcli.engine import processes
 from kdcli.engine.processes import StopRequest, stop_requests
 from kdcli.engine.progress import Progress
 from kdcli.errors import MachineError, Stopped
+from kdcli.manifest import continue_manifest, recorded_directories
 from kdcli.recipe.sections import RunOptions
 
 T = TypeVar("T")
@@ -78,13 +80,19 @@ class Pool:
         context: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self.threads, self.stop, self.context = threads, stop, context
-        self.size, self.ends = len(devices), False
+        self.size = len(devices)
+        self.ending: set[object] = set()
         self.free: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.idle: dict[str, list[Worker]] = {device: [] for device in devices}
         self.busy: set[Worker] = set()
         self.shared = tempfile.TemporaryDirectory(prefix="kdcli-pool-")
         for device in devices:
             self.free.put(device)
+
+    @property
+    def ends(self) -> bool:
+        """Whether a group of tasks is being stopped, so that no call begins."""
+        return bool(self.ending)
 
     def side_by_side(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
         """Run tasks in threads. Each may use `call`. Return their results, in the same order.
@@ -105,7 +113,9 @@ class Pool:
                 raise
 
     def _end(self, futures: Sequence[Future[T]]) -> None:
-        self.ends = True
+        # A group inside another one may end first, while the other is still being stopped.
+        mark = object()
+        self.ending.add(mark)
         try:
             self._each_busy(psutil.Process.terminate)
             self._resume_all()
@@ -115,7 +125,7 @@ class Pool:
             wait(futures)
             raise
         finally:
-            self.ends = False
+            self.ending.discard(mark)
 
     def _resume_all(self) -> None:
         """Resume the processes that a measuring process suspended and can no longer resume.
@@ -160,7 +170,8 @@ class Pool:
                 try:
                     with self._worker(device) as worker:
                         own = replace(options, device=device)
-                        worker.executor.submit(_call, name, function, own, seconds).result()
+                        call = partial(_call, name, function, own, seconds, recorded_directories())
+                        worker.executor.submit(call).result()
                     return
                 except KeyboardInterrupt:
                     raise Stopped(f"stopped in {name}") from None
@@ -281,9 +292,15 @@ def _end_with_parent() -> None:
 
 
 def _call(
-    name: str, function: Callable[[RunOptions], object], options: RunOptions, seconds: float
+    name: str,
+    function: Callable[[RunOptions], object],
+    options: RunOptions,
+    seconds: float,
+    recorded: Iterable[Path],
 ) -> None:
-    """Call a function in this process of a pool."""
+    """Call a function in this process of a pool. The run's manifests list its files."""
+    for folder in recorded:
+        continue_manifest(folder)
     Progress.handler.setFormatter(logging.Formatter(f"[{name}] %(message)s"))
     parent = multiprocessing.parent_process()
     try:

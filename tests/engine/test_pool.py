@@ -12,10 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from kdcli.disk import write_atomic
 from kdcli.engine.pool import Pool, undisturbed
 from kdcli.engine.processes import StopRequest, handled_signals
 from kdcli.engine.progress import Progress
 from kdcli.errors import MachineError, Stopped, UsageError
+from kdcli.manifest import Manifest, begin_manifest
 from kdcli.recipe.sections import RunOptions
 
 
@@ -30,6 +32,10 @@ def die(file: Path, times: int, options: RunOptions) -> None:
         log.write("x")
     if file.stat().st_size <= times:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def write(file: Path, options: RunOptions) -> None:
+    write_atomic(file, "by a child")
 
 
 def refuse(options: RunOptions) -> None:
@@ -105,6 +111,14 @@ def test_calls_share_devices_and_come_back_in_order(pool, tmp_path, capfd):
     assert pool.side_by_side([functools.partial(task, name) for name in names]) == names
     assert [(tmp_path / name).read_text() for name in names] == ["cpu 3"] * 3
     assert sorted(capfd.readouterr().err.splitlines()) == [f"[{n}] at work" for n in names]
+
+
+def test_the_files_of_a_call_are_listed_in_the_manifest_of_the_run(pool, tmp_path):
+    begin_manifest(tmp_path)
+    inside = tmp_path / "step" / "file"
+    inside.parent.mkdir()
+    pool.call("a", functools.partial(write, inside), RunOptions())
+    assert Manifest(tmp_path).is_unchanged(inside)
 
 
 def test_a_killed_process_costs_its_call_only(pool, tmp_path, caplog):

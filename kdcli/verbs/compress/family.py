@@ -30,7 +30,7 @@ def try_family(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
     family = ",".join([teacher.short, *shapes])
     whole = training(search, family, None)
     step = whole if search.recipe.budget is None else paid_training(search, family)
-    if step is None or not all(search.with_deferred([partial(Search.finishes, step=step)])):
+    if step is None or not all(search.side_by_side([partial(Search.finishes, step=step)])):
         return
     folder = search.steps.path(step)
     tasks = [

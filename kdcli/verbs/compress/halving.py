@@ -325,8 +325,16 @@ def halve(
 
 def finish_best(search: Search, shape: str, step: Step) -> None:
     """Train the best shape to the end, and also without the teacher, beside the deferred tasks."""
+    fully = partial(train_fully, shape=shape, step=step)
     without = partial(train_without_teacher, shape=shape)
-    is_trained, _ = search.with_deferred([partial(train_fully, shape=shape, step=step), without])
+    compares = search.recipe.plan.undistilled and search.make.supervised and search.has_labels
+    if search.steps.pool is None or not compares:
+        # A training that runs alone is in this process, which has all threads.
+        (is_trained,) = search.side_by_side([fully])
+        if is_trained and compares:
+            without(search)
+        return
+    is_trained, _ = search.side_by_side([fully, without])
     if not is_trained:
         search.candidates.pop(f"{shape}-undistilled-{search.fastest}", None)
 
@@ -370,8 +378,6 @@ def train_without_teacher(search: Search, shape: str) -> bool:
     Return False if it was not trained.
     """
     plan = search.recipe.plan
-    if not (plan.undistilled and search.make.supervised and search.has_labels):
-        return False
     default = {} if "recipe" in plan.distill else distill_keys(search, shape)
     schedule = {key: value for key, value in default.items() if key.startswith("train.")}
     own = {key: value for key, value in plan.distill.items() if key != "loss"}

@@ -362,8 +362,17 @@ class GoalSettings(Section):
         }
 
     def closest(self, times: Mapping[str, UntrainedTimes]) -> str:
-        """Return the name of the model that misses the goal least, whatever it learns."""
-        return min(times, key=lambda name: max(one.excess(times[name]) for one in self.limits))
+        """Return the name of the model that misses the goal least, whatever it learns.
+
+        A model that could not be measured comes after the others.
+        """
+
+        def excess(name: str) -> float:
+            if not times[name].measured:
+                return math.inf
+            return max(one.excess(times[name]) for one in self.limits)
+
+        return min(times, key=excess)
 
     def untrained_whys(
         self, times: Mapping[str, UntrainedTimes], *, best: bool = False, is_shape: bool = True

@@ -381,7 +381,7 @@ def export_teacher(search: Search, backends: Sequence[str], *, now: bool) -> Non
         partial(compute_outputs, split=split) for split in (SELECTION, VERIFICATION)
     ]
     if now:
-        search.with_deferred()
+        search.side_by_side()
 
 
 def slow_backends(goal: GoalSettings, untrained: Untrained) -> dict[str, str]:

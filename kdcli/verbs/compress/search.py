@@ -160,26 +160,29 @@ class Search:
         """Return the cost of a training on this machine."""
         return self.steps.cost(step, self.machine)
 
-    def side_by_side(self, tasks: Sequence[Callable[["Search"], T]]) -> list[T]:
-        """Run independent tasks at the same time if there is a pool. Return their results in order.
+    def side_by_side(self, tasks: Sequence[Callable[["Search"], T]] = ()) -> list[T]:
+        """Run independent tasks and the deferred ones at the same time if there is a pool.
 
-        Each task has candidates of its own, which come into the list in the order of the tasks,
-        whichever ends first.
+        Each task has candidates of its own, which come into the list after those of the deferred
+        tasks, in the order of the tasks, whichever ends first. The deferred tasks take less time
+        than a training, so they begin last.
+
+        Returns:
+            The results of `tasks`, in order.
         """
-        branches = [replace(self, candidates={}, notes=[], deferred=[]) for _ in tasks]
-        calls = [
-            functools.partial(task, branch) for task, branch in zip(tasks, branches, strict=True)
+        deferred, self.deferred = self.deferred, []
+        branches = [
+            replace(self, candidates={}, notes=[], deferred=[]) for _ in (*tasks, *deferred)
         ]
-        results = self.steps.side_by_side(calls)
-        for branch in branches:
+        calls = [
+            functools.partial(task, branch)
+            for task, branch in zip((*tasks, *deferred), branches, strict=True)
+        ]
+        results = self.steps.side_by_side(calls)[: len(tasks)]
+        for branch in (*branches[len(tasks) :], *branches[: len(tasks)]):
             self.candidates |= branch.candidates
             self.notes += branch.notes
-        return results
-
-    def with_deferred(self, tasks: Sequence[Callable[["Search"], T]] = ()) -> list[T]:
-        """Run the deferred tasks and these side by side. Return the results of these."""
-        deferred, self.deferred = self.deferred, []
-        return cast(list[T], self.side_by_side([*deferred, *tasks])[len(deferred) :])
+        return cast(list[T], results)
 
     def compute_outputs(self, name: str, model: Path | str, split: str = SELECTION) -> None:
         """Compute a model's outputs beside other steps if there is a pool.
@@ -292,7 +295,7 @@ class Search:
         Latencies are only measured if they decide, or by `measure` at the end. Return True if a
         candidate meets the goal with confidence, and no faster one is wanted.
         """
-        self.with_deferred()
+        self.side_by_side()
         finished = {
             name: one
             for name, one in self.candidates.items()

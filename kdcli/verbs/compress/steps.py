@@ -69,6 +69,7 @@ class Step:
         values: Everything that its result depends on, besides the inputs of the whole run.
         call: Runs it.
         is_look: Whether it scores models on the verification rows.
+        leaves: The file that it writes last, unless it ends with a report.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Step:
     values: Mapping[str, object]
     call: Callable[[RunOptions], object]
     is_look: bool = False
+    leaves: str = FACTS
 
     @property
     def trains(self) -> bool:
@@ -273,7 +275,7 @@ class Steps:
         place = self.path(step)
         if self.replaces_run:
             return False
-        if (place / FACTS).is_file() or RunDir(place).done:
+        if (place / step.leaves).is_file() or RunDir(place).done:
             return True
         if until is None or not step.trains:
             return False

@@ -244,7 +244,8 @@ class VerbSteps:
         from the disk."""
         keys: RecipeValues = {"data.split": VERIFICATION} if split == VERIFICATION else {}
         call = partial(self._evaluate, {name: model}, keys, outputs_only=True)
-        return Step(f"{split}-{name}", "evaluate", {"model": model, "split": split}, call)
+        values = {"model": model, "split": split}
+        return Step(f"{split}-{name}", "evaluate", values, call, leaves=ANSWERS)
 
     def score(self, name: str, models: Mapping[str, str]) -> Step:
         """Score models, given by name, on the selection rows. Their outputs are stored."""

@@ -79,7 +79,8 @@ class Extras:
         names: The models' names in the report; None takes their short names.
         thresholds_from: Comparisons on the rows that chose thresholds; see `decisions`.
         answers: A file for each model's answers, from which `compress` makes cascades.
-        outputs_only: Only compute the outputs, which `keep_outputs` stores for a later evaluation.
+        outputs_only: Only compute the outputs, which `keep_outputs` stores for a later evaluation,
+            and the answers.
     """
 
     predictions: Path | None = None
@@ -133,6 +134,7 @@ def evaluate(
         workload = workload.with_reference(next(iter(models.values())))
     scores = {n: workload.score(model, worst=recipe.worst) for n, model in models.items()}
     if extras.outputs_only:
+        _write_answers(extras.answers, scores)
         return None
     to_submit: dict[str, list[float]] = {}
     if extras.submission is not None:
@@ -154,10 +156,18 @@ def evaluate(
         predicted = workload.predicted
         assert predicted is not None
         _write_predictions(extras.predictions, predicted, scores)
-    if extras.answers is not None:
-        parts = {name: answers_of(each).model_dump() for name, each in scores.items()}
-        write_atomic(extras.answers, json.dumps(parts, ensure_ascii=False))
+    _write_answers(extras.answers, scores)
     return _report(context, workload, models, scores, extras.thresholds_from)
+
+
+def _write_answers(file: Path | None, scores: Mapping[str, ModelScores]) -> None:
+    """Write each model's answers to a file, if one is given."""
+    if file is None:
+        return
+    parts = {name: answers_of(each).model_dump() for name, each in scores.items()}
+    with disk_errors(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(file, json.dumps(parts, ensure_ascii=False))
 
 
 def _check_predictions_file(file: Path | None, folder: Path) -> None:
