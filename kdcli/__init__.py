@@ -29,7 +29,7 @@ def __getattr__(name: str) -> Any:
     """Bring a function in when it is first asked for: it loads what `kdcli --help` must not wait
     for."""
     if name == "load":
-        from kdcli.deploy.sparse.loading import load
+        from kdcli.deploy.usable import load
 
         return load
     if name == "read":

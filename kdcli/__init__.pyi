@@ -7,7 +7,7 @@ from typing import Any, Literal, overload
 from transformers import PreTrainedTokenizerBase
 
 from kdcli.data.objects import Data, Model
-from kdcli.deploy.sparse.loading import load as load
+from kdcli.deploy.usable import load as load
 from kdcli.report.finish import RunResult
 from kdcli.report.publish import Published, Upload
 from kdcli.verbs.compress.compress_candidates import Front
@@ -521,7 +521,8 @@ def export(
         max_drop: Maximum drop of the task metric, in points (1 point = 0.01); kdcli keeps matrix
             products in float32 where needed.
         data: Data on which each file is compared with torch: the task's examples, or text
-            (default: the task's own data, or 'demo'). Or an object, such as a DataFrame.
+            (default: the task's own data, or the data of the model's training run). Or an object,
+            such as a DataFrame.
         pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
             model's own).
         task: Task on which the file is evaluated (default: none).

@@ -379,6 +379,10 @@ class Objective:
     notes: tuple[str, ...] = ()
 
 
+REGULARIZER = "regularizer"
+"""The name of the term that a pruner adds to the training loss alone."""
+
+
 @dataclass(frozen=True)
 class Term:
     """A scalar of a loss, which is a mean over the rows, tokens or labels of a batch.

@@ -27,7 +27,6 @@ from kdcli.cli.app import FEW_FILES, LITTLE_MEMORY, Verbs
 from kdcli.cli.libraries import prepare_libraries
 from kdcli.cli.parameters import VALUES
 from kdcli.cli.verb import pinned
-from kdcli.engine.processes import INTERRUPTED
 from kdcli.models.source import check_source
 from kdcli.recipe.sections import TRACKER_NAMES
 from kdcli.version import full_version
@@ -263,7 +262,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
     [
         (errors.DivergedError("loss is nan", "lower it"), 4, "error: loss is nan\nlower it\n"),
         (errors.Stopped("stopped after step 2"), 75, "stopped after step 2\n"),
-        (KeyboardInterrupt(), 130, f"{INTERRUPTED}\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
         (of_file("EACCES"), 3, UNUSABLE),
         (of_file("EROFS"), 3, UNUSABLE),
         (of_file("ENAMETOOLONG"), 2, UNUSABLE),

@@ -19,7 +19,7 @@ from typing import Any, Literal, overload
 from transformers import PreTrainedTokenizerBase
 
 from kdcli.data.objects import Data, Model
-from kdcli.deploy.sparse.loading import load as load
+from kdcli.deploy.usable import load as load
 from kdcli.report.finish import RunResult
 from kdcli.report.publish import Published, Upload
 from kdcli.verbs.compress.compress_candidates import Front

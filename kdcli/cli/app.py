@@ -61,9 +61,7 @@ class Verbs(Group):
             with ends_at_once():
                 return super().invoke(ctx)
         except KeyboardInterrupt:
-            from kdcli.engine.processes import INTERRUPTED
-
-            error: KdcliError = Interrupted(INTERRUPTED)
+            error: KdcliError = Interrupted("interrupted")
         except KdcliError as caught:
             error = caught
         except WRONG_USAGE as caught:

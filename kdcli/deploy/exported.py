@@ -14,10 +14,10 @@ from kdcli.deploy.runners import Runner, file_runner
 from kdcli.deploy.sessions import library
 from kdcli.disk import read_json, user_path
 from kdcli.errors import UsageError, first_line, one_line, raise_machine_error
+from kdcli.models.files import FACTS
 from kdcli.models.load import load_config
 from kdcli.types import Card
 
-FACTS = "export.json"
 EMBEDDING_KIND = "embedding"
 """The kind of an export that returns text embeddings."""
 

@@ -26,7 +26,7 @@ from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.export import VECTORS
 from kdcli.deploy.exported import EMBEDDING_KIND, is_export, open_export
 from kdcli.deploy.runners import Runner, runner
-from kdcli.deploy.sparse.loading import load
+from kdcli.deploy.sparse.loading import load_network
 from kdcli.engine.device import choose_device
 from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
@@ -207,7 +207,7 @@ class Predictor:
             export = open_export(source)
             return known(export.runner(latency_threads()), export.outputs)
         if network is None:
-            network = load(source)
+            network = load_network(source)
         device = choose_device("auto")
         network.to(device)
         if kind == TEXT_KIND:

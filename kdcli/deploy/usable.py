@@ -6,18 +6,21 @@ import functools
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
+
+from transformers import PreTrainedModel
 
 from kdcli.custom_code import custom_code, custom_code_allowed
-from kdcli.deploy.exported import EMBEDDING_KIND, is_export
+from kdcli.deploy.exported import EMBEDDING_KIND
 from kdcli.deploy.predict import RERANK_KIND, Predictions, Predictor, Text, kind_of_model
-from kdcli.deploy.sparse.loading import load
+from kdcli.deploy.sparse.loading import load_network
 from kdcli.disk import atomic_dir, check_writable, user_path
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import custom_class
-from kdcli.models.files import CONFIG_FILE, WEIGHT_FILES, model_files
-from kdcli.models.load import load_config
+from kdcli.models.files import CONFIG_FILE, model_files
+from kdcli.models.load import load_config, root_of
 
 
 class Usable(ABC):
@@ -42,7 +45,7 @@ class Usable(ABC):
             UsageError: The run left no model, or an export without weights for torch.
         """
         with custom_code(self.trust_remote_code):
-            return load_for_use(_model_folder(self.best))
+            return load_for_use(self._source)
 
     def save_pretrained(self, folder: Path | str) -> None:
         """Copy the files of the model or the export, with its tokenizer and its card.
@@ -74,9 +77,71 @@ class Usable(ABC):
 
     @functools.cached_property
     def _predictor(self) -> Predictor:
-        source = _model_folder(self.best)
         with custom_code(self.trust_remote_code):
-            return Predictor.open(source)
+            return Predictor.open(self._source)
+
+    @property
+    def _source(self) -> str:
+        """The model as other functions take it.
+
+        Raises:
+            UsageError: The run left no model.
+        """
+        return _model_folder(self.best)
+
+
+@dataclass(frozen=True)
+class LoadedModel(Usable):
+    """A model that `load` opened.
+
+    Attributes:
+        source: A directory of a model, an export or a cascade; a hub id, or `demo`.
+    """
+
+    source: str
+    trust_remote_code: bool = False
+
+    @property
+    def best(self) -> Path:
+        return Path(root_of(self.source))
+
+    @property
+    def _source(self) -> str:
+        return self.source
+
+
+@overload
+def load(
+    source: str | Path, mask: None = None, *, trust_remote_code: bool = False
+) -> LoadedModel: ...
+
+
+@overload
+def load(
+    source: str | Path, mask: str | Path, *, trust_remote_code: bool = False
+) -> PreTrainedModel: ...
+
+
+def load(
+    source: str | Path, mask: str | Path | None = None, *, trust_remote_code: bool = False
+) -> LoadedModel | PreTrainedModel:
+    """Open a model, an export or a cascade for use: `predict(texts)` and `model`.
+
+    Args:
+        source: A directory that kdcli wrote, another model's directory, a hub id, or `demo`.
+        mask: A mask file that was made for this base. The result is then the network in float32
+            and eval mode, with the head of the mask's task.
+        trust_remote_code: Run code that comes with the model. Models that kdcli wrote need none.
+
+    Raises:
+        UsageError: There is no model, or the mask is damaged or was made for another base.
+    """
+    trusts = trust_remote_code or custom_code_allowed()
+    with custom_code(trusts):
+        if mask is not None:
+            return load_network(source, mask)
+        load_config(str(source), weights=False, compacted=True)
+    return LoadedModel(str(source), trusts)
 
 
 def load_for_use(source: str) -> Any:
@@ -85,19 +150,14 @@ def load_for_use(source: str) -> Any:
     Raises:
         UsageError: The model cannot be loaded, or is an export without weights for torch.
     """
-    if is_export(source) and not any((Path(source) / name).is_file() for name in WEIGHT_FILES):
-        raise UsageError(
-            f"{source} is an export, and has no weights for torch",
-            "use .predict(), or export with weights=True",
-        )
     config = load_config(source, compacted=True)
     kind = kind_of_model(source, config, headless=True)
     if kind not in (EMBEDDING_KIND, RERANK_KIND):
-        return load(source)
+        return load_network(source)
     if custom_class(config) is not None and not custom_code_allowed():
         raise UsageError(
             f"{source} is compacted, and sentence-transformers runs the file with its class",
-            "use .predict() or kdcli.load(), or repeat the call with trust_remote_code=True",
+            "use .predict(), or repeat the call with trust_remote_code=True",
         )
     # Only here, because the import takes seconds.
     import sentence_transformers

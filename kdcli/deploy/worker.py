@@ -31,7 +31,7 @@ from kdcli.deploy.old_machines.measure_encoders import (
 )
 from kdcli.deploy.runners import ERROR_LIMITS, Runner, compare_states, runner
 from kdcli.deploy.shapes import config_of
-from kdcli.deploy.sparse.loading import has_own_class, load
+from kdcli.deploy.sparse.loading import has_own_class, load_network
 from kdcli.engine.memory import peak_of
 from kdcli.errors import UsageError, is_out_of_memory
 from kdcli.models.grammar import is_shape
@@ -158,7 +158,7 @@ def _model(source: str) -> PreTrainedModel:
         config = config_of(source)
         model = base_class(config).from_config(config, dtype=torch.float32)
     elif has_own_class(source):
-        model = load(source).base_model
+        model = load_network(source).base_model
     else:
         model = load_weights(source, AutoModel)
     return model.eval()

@@ -38,7 +38,7 @@ from rich.console import Console
 from kdcli.engine import processes
 from kdcli.engine.processes import StopRequest, stop_requests
 from kdcli.engine.progress import Progress
-from kdcli.errors import MachineError, Stopped
+from kdcli.errors import Interrupted, MachineError, Stopped
 from kdcli.manifest import continue_manifest, recorded_directories
 from kdcli.recipe.sections import RunOptions
 
@@ -173,7 +173,7 @@ class Pool:
                         call = partial(_call, name, function, own, seconds, recorded_directories())
                         worker.executor.submit(call).result()
                     return
-                except KeyboardInterrupt:
+                except (KeyboardInterrupt, Interrupted):
                     raise Stopped(f"stopped in {name}") from None
                 except BrokenProcessPool:
                     self._resume_all()

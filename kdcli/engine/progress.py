@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from kdcli.engine.processes import is_main
+from kdcli.types import REGULARIZER
 
 LOG = logging.getLogger("kdcli")
 WARNING = "warning: "
@@ -140,7 +141,10 @@ class Progress:
         tokens = record.tokens or 0
         seconds = record.seconds or 0.0
         speed = tokens / seconds if seconds else 0.0
-        facts = f"loss {record.loss:.4f}  {speed:,.0f} tokens/s"
+        # Held-out losses have no regularizer.
+        regularizer = (record.terms or {}).get(REGULARIZER, 0.0)
+        added = f" + regularizer {regularizer:.4g}" if regularizer else ""
+        facts = f"loss {(record.loss or 0.0) - regularizer:.4f}{added}  {speed:,.0f} tokens/s"
         if record.held_out is not None:
             first_metrics = list((record.metrics or {}).items())[:2]
             metrics = "".join(f", {name} {value:.4f}" for name, value in first_metrics)

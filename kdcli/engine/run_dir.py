@@ -128,10 +128,11 @@ class RunDir:
                 "choose another directory with -o",
             )
         if is_occupied and not (overwrite and is_run):
+            is_reported = (self.path / REPORT_FILE).is_file()
+            resuming = "" if is_reported else "continue its run with --resume, "
             raise UsageError(
                 f"output directory {self.path} is not empty",
-                "continue its run with --resume, delete it with --overwrite, or choose another "
-                "directory with -o"
+                f"{resuming}delete its run with --overwrite, or choose another directory with -o"
                 if is_run
                 else "it holds no run of kdcli; choose another directory with -o",
             )

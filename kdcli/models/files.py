@@ -36,6 +36,8 @@ ModelClass = type[PreTrainedModel] | type[_BaseAutoModelClass]
 """A class that loads models: a model class, or an auto class such as `AutoModel`."""
 
 CONFIG_FILE, ADAPTER = "config.json", "adapter_config.json"
+FACTS = "export.json"
+"""The facts of an export, a model file for another runtime than torch."""
 MODULES_FILE = "modules.json"
 """sentence-transformers' list of the modules that a text passes through."""
 LIBRARY_TYPE = "sentence-transformers"

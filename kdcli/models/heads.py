@@ -166,6 +166,9 @@ def _unfit(source: str, task: Task, misfit: str, *, label_count: int | None = No
     """
     pairs = task.kind == "score" and len(task.texts) == 2
     vectors = ", or evaluate its vectors: kdcli evaluate --pooling mean" if pairs else ""
+    # The words of a row are no text that a head for texts could read.
+    reads_rows = task.kind != "tokens" or "has no head" not in misfit
+    ignoring = "; or ignore the labels: --set data.labels=teacher" if reads_rows else ""
     mapped = ""
     if label_count is not None and "it predicts" in misfit:
         mapped = (
@@ -174,8 +177,7 @@ def _unfit(source: str, task: Task, misfit: str, *, label_count: int | None = No
         )
     return UsageError(
         f"the head of {source} does not fit {task.title}: {misfit}{pickled_head(source)}",
-        f"fine-tune it first: kdcli finetune{vectors}; or ignore the labels: --set "
-        f"data.labels=teacher{mapped}",
+        f"fine-tune it first: kdcli finetune{vectors}{ignoring}{mapped}",
     )
 
 

@@ -57,6 +57,7 @@ from kdcli.models.custom_class import (
 from kdcli.models.files import (
     BY_LIBRARY,
     CONFIG_FILE,
+    FACTS,
     HUB_ERRORS,
     LENGTH_FILE,
     LENGTH_FILES,
@@ -388,6 +389,12 @@ def _no_config(folder: Path) -> UsageError:
 
 def _no_safetensors(source: str, pickles: list[str]) -> UsageError:
     if not pickles:
+        if (user_path(source) / FACTS).is_file():
+            return UsageError(
+                f"{source} is an export, and has no weights for torch",
+                "give the model that it was made from, or export it with --weights; kdcli.load, "
+                "evaluate, benchmark and try run it as it is",
+            )
         return UsageError(f"{source} has no {WEIGHT_FILES[0]}")
     message = (
         f"{source} has its weights as a pickle ({pickles[0]}), which can run code when it is "

@@ -30,6 +30,7 @@ from transformers import PreTrainedModel
 from kdcli.pruners.masked import MaskedWeight, attach
 from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner
 from kdcli.recipe.sections import Section
+from kdcli.types import REGULARIZER
 
 DEFAULTS = Defaults(lr=WEIGHT_LR, teacher=0.9, exact=False)
 
@@ -88,7 +89,7 @@ def pruner(
     shift = BETA * math.log(-GAMMA / ZETA)
 
     def regularise(done: int) -> dict[str, Tensor]:
-        return {"regularizer": settings.regularizer * masks.mean_sigmoid(shift)}
+        return {REGULARIZER: settings.regularizer * masks.mean_sigmoid(shift)}
 
     return Pruner(
         masks,

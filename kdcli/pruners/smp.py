@@ -36,6 +36,7 @@ from kdcli.pruners.masked import attach
 from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner, RampShape, kept_share, progress, ramp
 from kdcli.pruners.selection import select_masks, threshold
 from kdcli.recipe.sections import Section
+from kdcli.types import REGULARIZER
 
 DEFAULTS = Defaults(lr=2e-2, teacher=0.5, head="embedding", warmup=0.0)
 
@@ -108,7 +109,7 @@ def pruner(
 
     def regularise(done: int) -> dict[str, Tensor]:
         weight = settings.regularizer * regularizer_progress(done)
-        return {"regularizer": weight * masks.mean_sigmoid()}
+        return {REGULARIZER: weight * masks.mean_sigmoid()}
 
     return Pruner(
         masks,

@@ -24,6 +24,7 @@ from kdcli.pruners.masked import attach
 from kdcli.pruners.movement import Ramp
 from kdcli.pruners.pruner import WEIGHT_LR, Defaults, Pruner, progress
 from kdcli.pruners.selection import threshold
+from kdcli.types import REGULARIZER
 
 DEFAULTS = Defaults(lr=WEIGHT_LR, teacher=0.9, exact=False)
 
@@ -59,7 +60,7 @@ def pruner(
         return threshold(masks.scores(), settings.threshold * ramp_progress(done))
 
     def regularise(done: int) -> dict[str, Tensor]:
-        return {"regularizer": settings.regularizer * ramp_progress(done) * masks.mean_sigmoid()}
+        return {REGULARIZER: settings.regularizer * ramp_progress(done) * masks.mean_sigmoid()}
 
     return Pruner(
         masks,

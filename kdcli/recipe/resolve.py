@@ -5,6 +5,7 @@ an unknown key names the nearest known key.
 """
 
 import copy
+import difflib
 import functools
 import importlib
 import itertools
@@ -482,11 +483,19 @@ def _check_key(model: type[BaseModel], key: str, origin: str) -> None:
     # Often only the section is missing, as in `lr` for `train.lr`.
     suffixes = ELSEWHERE | {a.rsplit(".", 1)[-1]: a for a in allowed}
     suffix = key.rsplit(".", 1)[-1]
-    near = did_you_mean(key, allowed)
+    near = did_you_mean(key, [a for a in allowed if _parts_are_alike(key, a)])
     if suffix in suffixes:
         near = f"; did you mean '{suffixes[suffix]}'?"
-    hint = "" if near else f"; known keys: {', '.join(allowed)}"
+    of_section = [a for a in allowed if a.split(".")[0] == key.split(".")[0]]
+    hint = "" if near else f"; known keys: {', '.join(of_section or allowed)}"
     raise UsageError(f"unknown key '{shortened(key, 80)}' ({origin}){near}{hint}")
+
+
+def _parts_are_alike(key: str, other: str) -> bool:
+    """Whether two keys may be the same one, misspelt. A common section, as of `data.share` and
+    `data.stride`, does not make them so."""
+    pairs = zip(key.split("."), other.split("."), strict=False)
+    return all(difflib.get_close_matches(a, [b]) for a, b in pairs)
 
 
 def _check_names(key: str, value: object, origin: str) -> None:
@@ -511,10 +520,13 @@ def reason(problem: ErrorDetails) -> str:
 
 
 def _as_share(problem: ErrorDetails) -> str:
-    """Return `"; did you mean 0.9?"` if a share below 1 was given as 90, else an empty string."""
+    """Return `"; did you mean 0.9?"` if a share below 1 was given as 90, else an empty string.
+
+    A number below 2 is rather a share that is too large than a percentage.
+    """
     limits, value = problem.get("ctx", {}), problem["input"]
     is_share = 1 in (limits.get("lt"), limits.get("le"))
-    if not is_share or not isinstance(value, int | float) or not 1 < value < 100:
+    if not is_share or not isinstance(value, int | float) or not 2 <= value < 100:
         return ""
     return f"; did you mean {value / 100:g}?"
 

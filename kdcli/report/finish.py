@@ -59,7 +59,7 @@ from kdcli.report.sections.evaluations import set_name
 from kdcli.report.sections.timings import PLAIN, form_of
 from kdcli.report.text import Plot, short
 from kdcli.report.views import first_pictures, html, model_card, terminal, write_views
-from kdcli.types import Card, Outcome
+from kdcli.types import REGULARIZER, Card, Outcome
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -369,10 +369,14 @@ def curve_of(log: Iterable[Mapping[str, Any]], trained: Sequence[str]) -> list[C
             }
             if terms:
                 held_out[model] = terms
+        loss = record.get("loss")
+        if loss is not None:
+            # Held-out losses have no regularizer.
+            loss -= record.get("terms", {}).get(REGULARIZER, 0.0)
         points.append(
             CurvePoint(
                 step=record["step"],
-                loss=record.get("loss"),
+                loss=loss,
                 held_out=held_out or None,
                 metrics=record.get("metrics"),
             )

@@ -98,6 +98,7 @@ class PublishedRow(SchemaPart):
 class CurvePoint(SchemaPart):
     """A logged step: the training loss and, after some steps, held-out losses and metrics.
 
+    `loss` is without the regularizer of a pruning method, which held-out losses do not have.
     `held_out` gives the terms of the held-out loss of each model that is trained.
     """
 

@@ -250,7 +250,7 @@ def paper_shape(card: Card) -> str | None:
 
 def on_disk(card: Card) -> str:
     """Write the size of the weights, and their type if it is not float32: `2.04 MB, fp16`."""
-    return model_size(card.bytes) + (f", {card.held_in}" if card.held_in != "fp32" else "")
+    return bytes_of(card.bytes) + (f", {card.held_in}" if card.held_in != "fp32" else "")
 
 
 def megabytes(value: float) -> str:
@@ -263,17 +263,11 @@ def megabytes(value: float) -> str:
     return f"{value:,.1f}" if value >= 9.995 else f"{value:#.3g}"
 
 
-def model_size(value: int) -> str:
-    """Write a model's number of bytes: `16.7 MB`, `2.07 MB` or, as `bytes_of` does, `1.20 GB`."""
-    is_small = 10**5 <= value < 10**7
-    return f"{megabytes(value / 10**6)} MB" if is_small else bytes_of(value)
-
-
 def bytes_of(value: int) -> str:
-    """Write a number of bytes in GB or MB, or in kB if it would be 0.0 MB."""
+    """Write a number of bytes: `1.20 GB`, `16.7 MB`, `0.453 MB` or, below 0.1 MB, `45.3 kB`."""
     if value >= 10**9:
         return f"{value / 10**9:,.2f} GB"
-    return f"{value / 10**6:,.1f} MB" if value >= 10**5 else f"{value / 1000:.1f} kB"
+    return f"{megabytes(value / 10**6)} MB" if value >= 10**5 else f"{value / 1000:.1f} kB"
 
 
 PartT = TypeVar("PartT", Evaluation, Comparison, Decision, Compression)

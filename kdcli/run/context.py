@@ -93,6 +93,9 @@ class RunContext(Generic[RecipeT_co]):
             )
             with undisturbed():
                 contents.latency = measure_latency(timed, protocol)
+            if contents.latency.interrupted:
+                # The report would lack measurements for good, and a resumed run repeats them.
+                raise KeyboardInterrupt
         if folder in (None, self.folder):
             contents.command_line = self.options.command_line(contents.command)
         return write_report(RunDir(folder or self.folder), contents)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from kdcli.engine.launch import already_done, claim, claim_or_resume, track
-from kdcli.engine.processes import StopRequest, stop_requests
+from kdcli.engine.processes import INTERRUPTED, StopRequest, stop_requests
 from kdcli.engine.run_dir import RunDir
 from kdcli.engine.session import Session
 from kdcli.engine.train import train
-from kdcli.errors import Stopped, UsageError
+from kdcli.errors import Interrupted, Stopped, UsageError
 from kdcli.recipe.resolve import RecipeT, Resolved
 from kdcli.recipe.sections import RunOptions, Section, TrainSettings
 from kdcli.report.finish import RunResult
@@ -136,20 +136,24 @@ def stoppable(options: RunOptions, folder: Path) -> Iterator[StopRequest]:
 
     Raises:
         Stopped: The run was stopped, also outside of a training. The hint names the command.
+        Interrupted: It was stopped twice, so that nothing more was saved.
     """
+    # The recipe may be that of a step of the command, as in `compress`.
+    verb = next(iter(options.arguments), "")
+    hint = f"continue with: {options.continuing_command(verb, folder)}"
     try:
         with stop_requests(at_once=True) as stop:
             try:
                 yield stop
             except KeyboardInterrupt:
                 if stop.insisted or not stop.signalled:
-                    raise
+                    raise Interrupted(INTERRUPTED, hint) from None
                 raise Stopped("stopped before the run was finished") from None
     except Stopped as stopped:
-        # The recipe may be that of a step of the command, as in `compress`.
-        verb = next(iter(options.arguments), "")
-        command = options.continuing_command(verb, folder)
-        raise Stopped(stopped.message, f"continue with: {command}") from None
+        raise Stopped(stopped.message, hint) from None
+    except Interrupted as ended:
+        # Without a hint, nothing was written that could be continued.
+        raise Interrupted(ended.message, hint if ended.hint else None) from None
 
 
 def run_stages(context: RunContext[Section], run: Run) -> bool:

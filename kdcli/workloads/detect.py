@@ -259,6 +259,27 @@ def as_trained(
     return defaulted(resolved, settings, f"the training run of {model}")
 
 
+def data_of_run(resolved: Resolved[RecipeT], model: str) -> tuple[Resolved[RecipeT], str | None]:
+    """Fill the data of a recipe from the run that trained a model.
+
+    Returns:
+        The recipe, unchanged if no run did, and the run's task; None if it trained on text.
+
+    Raises:
+        UsageError: The `recipe.yaml` of the run cannot be read.
+    """
+    training = _recipe_of(Path(location(model)))
+    task, data = training.get("task"), training.get("data")
+    if not isinstance(data, dict):
+        return resolved, None
+    settings = {"data.source": data.get("source"), "data.train": data.get("train")}
+    if task is None and data.get("column"):
+        settings["data.columns"] = {"text": data["column"]}
+    given = {key: value for key, value in settings.items() if value}
+    resolved = defaulted(resolved, given, f"the training run of {model}")
+    return as_trained(resolved, model, task=False, trains=False), task
+
+
 def _recipe_of(folder: Path) -> RecipeValues:
     """Read the recipe of the run that wrote a model, or return an empty one.
 

@@ -50,8 +50,8 @@ PREDICTIONS = "predictions.json"
 """File with the predicted value of every held-out example."""
 TUNED = "the fine-tuned model"
 REMEDY = (
-    "Train it for more epochs (--epochs) or with a larger learning rate, such as --lr 1e-3 for a "
-    "small model"
+    "Train it longer (--epochs or --max-steps) or with a larger learning rate, such as --lr 1e-3 "
+    "for a small model"
 )
 DOWNSTREAM = "downstream"
 """Directory of the fine-tuning runs that compare models."""

@@ -40,7 +40,7 @@ def test_every_kind_of_fault_is_counted_with_its_first_lines_at_once(tmp_path):
     first, *others = error.value.message.splitlines()
     assert first == "17 of 116 rows cannot be used:"
     assert set(others) == {
-        f"  12 rows: {file}:101: the label 'label' is missing; also 102, 103, 104, 105, 106, 107, "
+        f"  12 rows: {file}:101: there is no label in 'label'; also 102, 103, 104, 105, 106, 107, "
         "108, 109, 110, ...",
         f"  {file}:113: column 'text' must hold text, got int",
         f"  {file}:114: not JSON: Expecting property name enclosed in double quotes: line 2 column "
@@ -64,7 +64,7 @@ def test_faults_of_both_splits_come_together(tmp_path):
     with pytest.raises(UsageError) as error:
         opened(tmp_path)
     assert error.value.message.startswith("2 of 33 rows cannot be used:")
-    assert "train.jsonl:31: the label" in error.value.message
+    assert "train.jsonl:31: there is no label" in error.value.message
     assert (
         "validation.jsonl:2: 'label' of your data must be one of 0 (a), 1 (b), got 'z'"
         in error.value.message
@@ -101,20 +101,21 @@ def test_a_small_class_that_may_be_misspelt_is_said():
 
 
 def test_class_counts_and_doubts_are_said():
-    task = Task("own", "class", ("text",), ("accuracy",), ("Good day", "N/A", "bad", "goodday "))
-    numbers = [0] * 40 + [2] * 30 + [1] * 3 + [3] * 11
+    names = ("Good day", "N/A", "bad", "goodday ", "good day.")
+    task = Task("own", "class", ("text",), ("accuracy",), names)
+    numbers = [0] * 40 + [2] * 30 + [1] * 3 + [3] * 11 + [4] * 10
     found = describe_rows(
         task,
         [example(i, "" if i in (4, 9) else f"w{i}", label) for i, label in enumerate(numbers)],
     )
     assert found == [
-        "training rows by class: Good day 40, bad 30, goodday  11, N/A 3",
-        "classes that look alike: 'Good day' and 'goodday ' (40, 11 rows; "
-        "'goodday ' is at f.csv:73, "
-        "f.csv:74, f.csv:75 and 8 more)",
+        "training rows by class: Good day 40, bad 30, goodday  11, good day. 10, N/A 3",
+        "warning: classes that look alike: 'Good day' 40, 'goodday ' 11, 'good day.' 10 "
+        "('goodday ' is at f.csv:73, f.csv:74, f.csv:75 and 8 more); if they are one class, write "
+        "one name",
         "class 'N/A' looks like a missing label: f.csv:70, f.csv:71, f.csv:72",
         "classes with fewer than 10 training rows: N/A 3",
-        "1 of 84 training rows repeat an earlier text (up to case and spaces; first: f.csv:9)",
+        "1 of 94 training rows repeat an earlier text (up to case and spaces; first: f.csv:9)",
         "2 training rows without any text: f.csv:4, f.csv:9",
     ]
 
@@ -187,4 +188,4 @@ def test_classes_that_look_alike_are_named(other):
     rows = [example(n, f"w{n}", n % 3) for n in range(60)]
     (line,) = [line for line in describe_rows(task, rows) if "alike" in line]
     shown = repr(other) if other.isascii() else f"{other!r} = {other!a}"
-    assert line.startswith(f"classes that look alike: 'spam' and {shown} (20, 20 rows; ")
+    assert line.startswith(f"warning: classes that look alike: 'spam' 20, {shown} 20 (")

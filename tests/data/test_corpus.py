@@ -92,8 +92,9 @@ def test_tokenised_once(text):
 
 def test_too_little_text_for_a_block(tmp_path):
     write(tmp_path / "c.txt", ["w1 w2"])
-    with pytest.raises(UsageError, match="less than one block of 16"):
-        corpus(tmp_path / "c.txt")
+    with pytest.raises(UsageError, match="less than one block of 16") as caught:
+        corpus(tmp_path / "c.txt", share=0.999)
+    assert "or all of it with --set data.share=1.0" in caught.value.hint
     write(tmp_path / "d.txt", ["w1 w2 w3"] * 20)
     with pytest.raises(UsageError, match="too few to hold some out"):
         corpus(tmp_path / "d.txt")

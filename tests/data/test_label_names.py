@@ -71,12 +71,14 @@ def test_words_have_the_names_of_their_tags(tmp_path):
     data = read_task("own", tmp_path / "a.parquet")
     assert (data.task.kind, data.task.labels) == ("tokens", tuple(TAGS))
     assert data.train[0].label == (0, 1, 2)
+    with pytest.raises(UsageError, match="the model reads texts, but 'tokens' holds lists"):
+        read_task("own", tmp_path / "a.parquet", training=False, head=HEAD)
 
 
 def test_minus_one_of_a_schema_is_no_label(tmp_path):
     rows = [*ROWS, {"text": "w60", "label": -1}]
     Dataset.from_list(rows, features=CLASSES).to_parquet(tmp_path / "a.parquet")
-    with pytest.raises(UsageError, match=r"a\.parquet:61: the label 'label' is missing"):
+    with pytest.raises(UsageError, match=r"a\.parquet:61: there is no label in 'label'"):
         read_task("own", tmp_path / "a.parquet")
 
 

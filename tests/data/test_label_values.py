@@ -87,7 +87,7 @@ def test_an_empty_cell_and_nan_are_missing_labels(tmp_path):
     for n, value in enumerate((None, float("nan"), "")):
         labels = ["0", "1"] * 30 if value == "" else [0.0, 1.0] * 30
         file = write(tmp_path, [*labels, value], f"rows{n}.jsonl")
-        with pytest.raises(UsageError, match=f"rows{n}.jsonl:61: the label 'label' is missing"):
+        with pytest.raises(UsageError, match=f"rows{n}.jsonl:61: there is no label in 'label'"):
             read_task("own", file)
 
 
@@ -97,6 +97,10 @@ def test_a_score_that_may_be_missing_is_a_warning(tmp_path):
     data = read_task("own", write(tmp_path, labels, "train.jsonl"), log)
     assert data.task.kind == "score"
     assert any(line.startswith("score '-1.0' (1 times, first in ") for line in log)
+    file = write(tmp_path, [*labels, "NaN"], "other.csv")
+    assert len(read_task("own", file, log, skip_bad=True).train) < len(labels)
+    why = "looks like a missing label, so its rows cannot be used"
+    assert f"score 'NaN' (1 times, first in {file}:83) {why}" in log
 
 
 def test_words_with_the_label_to_ignore_are_neither_learned_nor_scored(tmp_path):

@@ -390,15 +390,18 @@ def test_unclear_columns_are_named_with_the_option(rows, columns, message, hint)
     ("rows", "message"),
     [
         ([], "the training data holds no examples"),
-        (labelled(0, "a"), "2: the label 'label' is a string, 'a', but a number at train.jsonl:1"),
-        (labelled(0, True), "2: the label 'label' is a boolean, True, but a number"),
+        (
+            labelled(0, "a"),
+            "2: the label in 'label' is a string, 'a', but a number at train.jsonl:1",
+        ),
+        (labelled(0, True), "2: the label in 'label' is a boolean, True, but a number"),
         (
             labelled({"a": 1}),
-            "1: the label 'label' is an object, {'a': 1}; kind class, multi or score",
+            "1: the label in 'label' is an object, {'a': 1}; kind class, multi or score",
         ),
-        (labelled(0, None), "2: the label 'label' is missing"),
-        (labelled("a", " "), "2: the label 'label' is missing"),
-        (labelled(0.5, float("nan")), "2: the label 'label' is missing"),
+        (labelled(0, None), "2: there is no label in 'label'"),
+        (labelled("a", " "), "2: there is no label in 'label'"),
+        (labelled(0.5, float("nan")), "2: there is no label in 'label'"),
         (labelled(1, 10**400), "2: the label in 'label' is not a finite number"),
         (
             [*labelled(0, 1), {"text": "a"}],
@@ -424,7 +427,7 @@ def test_unclear_columns_are_named_with_the_option(rows, columns, message, hint)
         (labelled([0, 1, 0]), "1: 'label' holds a class twice: [0, 1, 0]"),
         (
             table("tokens tags", (["a"], ["O"]), (["a"], "O")),
-            "2: the label 'tags' is a string, 'O'; ki",
+            "2: the label in 'tags' is a string, 'O'; ki",
         ),
         (answered(NONE, NONE), "1: from here on no example has an answer in 'answers'"),
     ],
@@ -449,11 +452,11 @@ def test_labels_that_are_no_task_are_named(rows, message):
             {"kind": "score"},
             "has the label 1, 1.0 in 'label': nothing to learn",
         ),
-        (labelled("a", "b"), {"kind": "score"}, "1: the score 'label' is not a number: 'a'"),
+        (labelled("a", "b"), {"kind": "score"}, "1: the score in 'label' is not a number: 'a'"),
         (
             labelled(["a"]),
             {"kind": "class"},
-            "1: the label 'label' is a list, ['a']; kind class takes a ",
+            "1: the label in 'label' is a list, ['a']; kind class takes a ",
         ),
         (
             labelled("a;b"),

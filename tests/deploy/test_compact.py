@@ -22,7 +22,7 @@ from transformers import AutoModel, dynamic_module_utils
 from kdcli.deploy.export import export_model
 from kdcli.deploy.sessions import onnx_caller
 from kdcli.deploy.sparse.compact import compact_model
-from kdcli.deploy.sparse.loading import load
+from kdcli.deploy.sparse.loading import load_network
 from kdcli.deploy.sparse.mask_file import apply_masks
 from kdcli.errors import UsageError
 from kdcli.models import modeling_kdcli, modeling_unilm
@@ -262,7 +262,7 @@ def saved(tmp_path_factory):
 @pytest.mark.parametrize("head", HEADS)
 def test_saved_directory_is_loaded_without_its_code(head, saved):
     model, folder = saved[head]
-    small = load(folder)
+    small = load_network(folder)
     assert type(small).__name__ == f"Compact{type(model).__name__}"
     assert gap(model, small, {"padded": PADDED, "none": None}) < 1e-5
     assert not small.training
@@ -270,7 +270,7 @@ def test_saved_directory_is_loaded_without_its_code(head, saved):
     assert files <= {f.name for f in folder.iterdir()}
     assert (folder / "model.safetensors").stat().st_size < 4.2 * weights(model)
     with pytest.raises(UsageError, match="already compacted"):
-        load(folder, "mask.safetensors")
+        load_network(folder, "mask.safetensors")
 
 
 def test_saved_directory_is_loaded_elsewhere_with_its_code(saved, tmp_path, monkeypatch):
@@ -328,7 +328,7 @@ def test_sizes_that_no_layer_can_have_are_refused(case, tmp_path):
     with pytest.raises(
         UsageError, match=r"compact_layers|other sizes, for example \S+: \[.*\] instead of \["
     ):
-        load(tmp_path)
+        load_network(tmp_path)
 
 
 def test_config_that_names_no_class_of_ours_is_refused(saved, tmp_path):
@@ -338,7 +338,7 @@ def test_config_that_names_no_class_of_ours_is_refused(saved, tmp_path):
         "utf-8",
     )
     with pytest.raises(UsageError, match="names the unknown class 'Other'"):
-        load(tmp_path / "other")
+        load_network(tmp_path / "other")
 
 
 def test_exports_to_onnx_at_any_size(tmp_path):

@@ -10,8 +10,9 @@ from pruned import info_for, random_masks
 from transformers import AutoModelForSequenceClassification
 
 import kdcli
-from kdcli.deploy.sparse.loading import load, task_part
+from kdcli.deploy.sparse.loading import task_part
 from kdcli.deploy.sparse.mask_file import apply_masks, write_mask
+from kdcli.deploy.usable import load
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def test_head_and_settings_of_the_task_come_with_the_mask(base, tmp_path):
     )
     found.save_pretrained(tmp_path / "whole")
     tiny_tokenizer().save_pretrained(tmp_path / "whole")
-    again = kdcli.load(tmp_path / "whole")
+    again = kdcli.load(tmp_path / "whole").model
     assert type(again) is type(model)
     ids = torch.randint(5, 64, (3, 9))
     with torch.no_grad():

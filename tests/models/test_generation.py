@@ -10,7 +10,7 @@ import torch
 from encoders import LEAKING, TYPES, tiny_config, tiny_tokenizer
 from transformers import AutoModel, AutoModelForMaskedLM
 
-from kdcli.deploy.sparse.loading import load
+from kdcli.deploy.sparse.loading import load_network
 from kdcli.errors import UsageError
 from kdcli.models.capture import capture
 from kdcli.models.derived_layout import LEAKS
@@ -211,7 +211,7 @@ def test_texts_give_texts_in_their_order_after_reloading(tmp_path):
     model.generation_config.max_new_tokens, tokenizer.model_max_length = 6, 40
     model.generation_config.num_beams = 2
     save_model(model, tokenizer, tmp_path)
-    loaded = load(tmp_path)
+    loaded = load_network(tmp_path)
     texts = [f"w{i} w{3 * i} " * (1 + i % 5) for i in range(40)]
     found = loaded.generate(texts)
     for text, target in zip(texts[:4], found, strict=False):

@@ -301,6 +301,8 @@ def test_a_head_that_does_not_fit_is_refused_or_replaced(headed_dir, kind, names
     assert f"the head of {folder} does not fit task {TASKS[kind].name}: " in error.value.message
     assert reason in error.value.message
     assert "kdcli finetune" in error.value.hint
+    # Lists of words are no texts that this head could read without their labels.
+    assert ("ignore the labels" in error.value.hint) == (kind != "tokens")
     headed = load(folder, kind)
     assert headed.note.startswith("a new head: ")
     assert reason in headed.note

@@ -267,7 +267,7 @@ def test_mlm_gives_the_whole_heads_logits_of_the_words(masked_dir, tmp_path, mod
     again = load_for_task(saved(headed, tmp_path), TASKS["class"], new_head=False)
     assert again.note == "its own head"
     assert_same_model(again.model, model, batch)
-    assert_same_model(kdcli.load(tmp_path), model, batch)
+    assert_same_model(kdcli.load(tmp_path).model, model, batch)
     stock = hf.AutoModel.from_pretrained(tmp_path).eval()
     assert not type(stock).__name__.startswith("LabelWords")
     kept, own = stock.state_dict(), model.base_model.state_dict()
@@ -298,7 +298,7 @@ def test_another_head_on_its_encoder_leaves_nothing_of_the_words(masked_dir, tmp
     assert "label_words" not in written
     assert "auto_map" not in written
     assert not list(folder.glob("*.py"))
-    assert type(kdcli.load(folder)) is type(headed.model)
+    assert type(kdcli.load(folder).model) is type(headed.model)
 
 
 def test_mlm_is_read_elsewhere_with_the_code_beside_it(masked_dir, tmp_path):

@@ -169,6 +169,11 @@ def test_unknown_key_with_nothing_near_lists_the_keys():
     message = refused(sets=["zzzzzz=1"])
     assert "did you mean" not in message
     assert "train.lr" in message
+    # A common section makes no keys similar, as with data.stride.
+    message = refused(verb=FinetuneRecipe, sets=["data.share=0.5"])
+    assert "known keys: data.source, data.train, " in message
+    assert "train.lr" not in message
+    assert "did you mean" not in refused(sets=["data.share=1.5"])
 
 
 @pytest.mark.parametrize(

@@ -82,8 +82,8 @@ def test_ls_shows_kind_origin_size_and_last_use(cache):
     assert listed["bytes"] == sum(entry["bytes"] for entry in listed["entries"])
     assert listed["folder"] == str(cache)
     table = run("ls").stdout
-    assert re.search(r"vectors +│ vectors 2 +│ +2.0 MB │ +3 d ago", table)
-    assert re.search(r"^3 entries, 2.0 MB in ", table, re.MULTILINE)
+    assert re.search(r"vectors +│ vectors 2 +│ +2\.00 MB │ +3 d ago", table)
+    assert re.search(r"^3 entries, 2.00 MB in ", table, re.MULTILINE)
 
 
 def test_an_entry_without_a_note_was_made_by_an_older_version(cache):

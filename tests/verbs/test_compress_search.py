@@ -170,6 +170,17 @@ def test_a_finished_run_answers_another_goal_without_training(given):
     assert made.calls == ["evaluate verification-onnx"]
 
 
+@pytest.mark.parametrize("goal", [{"speedup": 99.0}, {"max_drop": 0.0, "speedup": 3.0}])
+def test_a_goal_out_of_reach_is_answered_from_stored_times(given, goal):
+    made = fakes()
+    with pytest.raises(GateError):
+        made.compress(**given, goal__max_drop=1.0, goal__speedup=4.0)
+    made.calls.clear()
+    with pytest.raises(GateError):
+        made.compress(**given, **{f"goal__{key}": value for key, value in goal.items()})
+    assert [call for call in made.calls if call.startswith("measure")] == []
+
+
 def test_another_goal_trains_only_what_is_missing(given):
     made = fakes()
     first = made.compress(**given, **GOAL)
@@ -732,7 +743,9 @@ def test_a_budget_that_ends_while_models_are_timed_says_how_long_that_takes(give
     with pytest.raises(UsageError, match=why) as refusal:
         made.compress(**given, **GOAL, budget=20.0)
     # One of five models was prepared by then.
-    assert refusal.value.hint == "use --budget 10m or more"
+    assert refusal.value.hint == (
+        "use --budget 10m or more, because the candidates are trained after that"
+    )
     assert not given["output_dir"].exists()
 
 

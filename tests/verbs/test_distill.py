@@ -114,6 +114,7 @@ def test_a_masked_language_model_term_gives_student_and_assistant_a_head(given, 
         "assistant: head initialised at random: the teacher has no masked-language-model head"
         in said
     )
+    assert "training a teacher assistant 4x16 first, because the student has at most half" in said
     assert "student: head initialised from the teacher's" in said
     assert "the loss does not use" not in said
     for folder in (tmp_path / "out", tmp_path / "out" / "assistant-4x16"):

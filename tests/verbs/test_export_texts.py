@@ -1,6 +1,7 @@
 """The texts on which integers are chosen are never the texts on which a file is compared."""
 
 import json
+import shutil
 
 import numpy as np
 import own_files
@@ -69,6 +70,20 @@ def test_a_task_gives_its_training_rows_without_the_evaluated_ones(teacher_of, t
     alone = with_calibration(texts_of_task(request, LINES[30:]), load_tokenizer(source))
     assert (list(alone.compared), alone.from_package) == (LINES[30:], True)
     assert are_disjoint(alone)
+
+
+def test_without_data_the_texts_are_the_training_runs(teacher_of, tmp_path):
+    source = shutil.copytree(teacher_of("class"), tmp_path / "run")
+    succeeds("export", source, "-o", tmp_path / "own")
+    facts = json.loads((tmp_path / "own/export.json").read_text("utf-8"))
+    assert facts["compared_on"] == "32 evaluated texts of data"
+    assert "task" not in facts
+    recipe = (source / "recipe.yaml").read_text("utf-8")
+    (source / "recipe.yaml").write_text(recipe.replace("/data", "/gone"), "utf-8")
+    done = succeeds("export", source, "-o", tmp_path / "other")
+    assert f"the data of the run in {source} are not used: " in " ".join(done.stderr.split())
+    facts = json.loads((tmp_path / "other/export.json").read_text("utf-8"))
+    assert facts["compared_on"].endswith("texts of random words that the tokenizer knows")
 
 
 @pytest.mark.parametrize("kind", ["class", "span", "embedding"])

@@ -181,12 +181,17 @@ def test_classes_of_models_for_others(tmp_path):
     export = in_onnx(folder, weights=True)
     assert isinstance(export.model, SentenceTransformer)
     np.testing.assert_allclose(export.model.encode(TEXTS), export.predict(TEXTS), atol=1e-4)
+    for place in (folder, export.folder):
+        loaded = kdcli.load(place)
+        assert isinstance(loaded.model, SentenceTransformer)
+        np.testing.assert_allclose(loaded.predict(TEXTS), export.predict(TEXTS), atol=1e-4)
     own_files.headed(tmp_path / "raw", num_labels=1)
     CrossEncoder(str(tmp_path / "raw"), device="cpu").save_pretrained(str(tmp_path / "reranker"))
     bare = in_onnx(tmp_path / "reranker")
     with pytest.raises(UsageError, match="is an export, and has no weights for torch") as caught:
-        _ = bare.model
-    assert "weights=True" in caught.value.hint
+        _ = kdcli.load(bare.folder).model
+    assert "export it with --weights" in caught.value.hint
+    assert kdcli.load(bare.folder).predict(PAIRS) == bare.predict(PAIRS)
     whole = kdcli.export(
         tmp_path / "reranker", file_format="onnx", weights=True, output_dir=tmp_path / "whole"
     )

@@ -14,6 +14,7 @@ import os
 import shlex
 import shutil
 import signal
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -287,6 +288,25 @@ def test_sigterm_in_the_teachers_pass_leaves_a_run_to_resume(places, finished, t
     )
     succeeds(*command, "--resume")
     assert own_files.same_weights(tmp_path / "out", finished(name))
+
+
+def test_ctrl_c_in_a_measurement_leaves_a_run_to_resume(places, tmp_path):
+    measured = shlex.split("--set measure.latency=true --set measure.min_seconds=99")
+    command, log = [*command_of("finetune", places), *measured], logging.getLogger("kdcli")
+
+    def stop(record):
+        if record.getMessage().startswith("measuring latency"):
+            threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGINT]).start()
+        return True
+
+    log.addFilter(stop)
+    try:
+        done = kdcli(*command, "-o", tmp_path / "out")
+    finally:
+        log.removeFilter(stop)
+    assert done.exit_code == 75, done.output
+    assert "stopped before the run was finished continue with: kdcli finetune" in said_by(done)
+    assert not (tmp_path / "out/report.json").exists()
 
 
 KILLED = [(name, stage) for name, run in RUNS.items() for stage in run.killed]

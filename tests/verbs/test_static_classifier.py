@@ -48,7 +48,7 @@ def test_the_logits_are_the_head_of_the_mean_of_words():
 
 
 def test_a_trainer_finds_the_loss_and_may_pass_the_weights(student, tmp_path):
-    model = kdcli.load(student)
+    model = kdcli.load(student).model
     ids = torch.tensor([[5, 7, 5], [8, 9, 6]])
     labels = torch.tensor([1, 0])
     found = model(input_ids=ids, labels=labels)
@@ -64,7 +64,7 @@ def test_a_trainer_finds_the_loss_and_may_pass_the_weights(student, tmp_path):
 def test_a_teacher_without_labels_teaches(asked, tmp_path):
     out = tmp_path / "out"
     succeeds(*asked("class", to="static"), "--set", "data.labels=teacher", "-o", out)
-    assert kdcli.load(out).config.hidden_dim == 32
+    assert kdcli.load(out).model.config.hidden_dim == 32
     agreement = {e.model: e.metrics["agreement"] for e in report_of(out).evaluations}
     assert agreement["student"] > 0.85
 
@@ -141,4 +141,4 @@ def test_a_damaged_head_is_refused(student, tmp_path):
     del tensors["classifier.bias"]
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(UsageError, match="incomplete"):
-        kdcli.load(folder)
+        _ = kdcli.load(folder).model

@@ -211,12 +211,18 @@ class Columns:
                 f"{', '.join(_ROLES[kind])}",
                 f"remove data.columns.{others[0]}",
             )
-        if kind == "span":
-            found = self._by_roles(_ROLES[kind][:2], self.strings, must=True)
-            return tuple(found or ())
         if kind == "tokens":
             words = self._column("words", _WORDS, self.lists)
             return (words or self._text(),)
+        if self.lists and not self.strings:
+            raise UsageError(
+                f"{self.where}: the model reads texts, but '{self.lists[0]}' holds lists",
+                "write the words of each row as one text; or give a model that labels words, as "
+                "kdcli finetune makes one",
+            )
+        if kind == "span":
+            found = self._by_roles(_ROLES[kind][:2], self.strings, must=True)
+            return tuple(found or ())
         return self._pair_or_text()
 
     def unused(self, *used: str) -> str:

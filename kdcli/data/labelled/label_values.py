@@ -129,9 +129,10 @@ def spelling(name: str) -> str:
 
 
 def looks(name: str) -> str:
-    """Return what is alike in names that look alike: case, white space, width, and letters."""
+    """Return what is alike in names that look alike, whatever their case, white space, width,
+    letters from other alphabets, and full stops at the end."""
     visible = spelling(unicodedata.normalize("NFKC", name)).casefold()
-    return "".join(visible.split()).translate(_LOOK_ALIKE)
+    return ("".join(visible.split()).rstrip(".") or visible).translate(_LOOK_ALIKE)
 
 
 def may_be_misspelt(name: str, other: str) -> bool:

@@ -138,7 +138,7 @@ class TrainingLabels:
         holds_lists = self._first_set is not None or self._split_lists(several=several)
         in_schema = bool(self._seen) and self._seen.keys() == self.class_numbers.keys()
         if not in_schema:
-            self._drop_missing()
+            self._drop_missing(of_head)
         numbers = {name: number for name, (number, _) in self._seen.items()}
         has_word = None in numbers.values()
         is_score = not has_word and not in_schema and (self._has_fraction or of_head == "score")
@@ -248,18 +248,20 @@ class TrainingLabels:
         self._seen, self._sets_differ = seen, len(sets) > 1 or len(texts) < len(self._seen)
         return True
 
-    def _drop_missing(self) -> None:
+    def _drop_missing(self, of_head: Kind | None) -> None:
         """Forget the labels that stand for no label. Their rows are refused or skipped later."""
         numbers = {name: number for name, (number, _) in self._seen.items()}
         missing = missing_labels(numbers, signed=self.kind != "tokens")
-        if self.kind == "score" or self._has_fraction:
+        what, consequence = "label", "it is no class"
+        if "score" in (self.kind, of_head) or self._has_fraction:
             # A score may be any number.
+            what, consequence = "score", "its rows cannot be used"
             missing = {name for name in missing if not _is_finite(numbers[name])}
             suspects = {name for name in numbers if may_be_no_label(name)} - missing
             for name in sorted(suspects):
                 self.notes.append(f"score {self._suspect(name)}; if so, remove these rows")
         for name in sorted(missing):
-            self.notes.append(f"label {self._suspect(name)}, so it is no class")
+            self.notes.append(f"{what} {self._suspect(name)}, so {consequence}")
             if self._first_set is None:
                 self.rows -= self._counts[name]
             del self._seen[name]
@@ -321,7 +323,7 @@ class TrainingLabels:
         if value is None or is_nan or (isinstance(value, str) and not value.strip()):
             raise BadRow(
                 where,
-                f"the label '{self.column}' is missing",
+                f"there is no label in '{self.column}'",
                 hint="remove rows without a label",
             )
         value_type = str if isinstance(value, ClassName) else type(value)
@@ -333,7 +335,7 @@ class TrainingLabels:
         elif self.kind:
             in_rows = {"multi": ["a string", "a list"], "tokens": ["a list"]}
             allowed = in_rows.get(self.kind, allowed[:3])
-        subject = "an element of" if in_list else "the label"
+        subject = "an element of" if in_list else "the label in"
         problem = f"{subject} '{self.column}' is {type_name}"
         value_text = f", {reprlib.repr(value)}"
         if type_name not in allowed:
@@ -370,7 +372,7 @@ class TrainingLabels:
             number = value
         if number is None and self.kind == "score":
             raise BadRow(
-                where, f"the score '{self.column}' is not a number", f": {reprlib.repr(value)}"
+                where, f"the score in '{self.column}' is not a number", f": {reprlib.repr(value)}"
             )
         self._has_fraction |= number is not None and _is_finite(number) and number != int(number)
         if len(self._seen) <= MAX_CLASSES:

@@ -161,9 +161,9 @@ def _label_warnings(counts: dict[str, int], examples: Sequence[Example], task: T
     for name in counts:
         by_spelling.setdefault(looks(name), []).append(name)
     lines = [
-        f"classes that look alike: {' and '.join(map(_shown, names))} "
-        f"({', '.join(f'{counts[n]:,}' for n in names)} rows; {names[1]!r} is at "
-        f"{_places(examples, task, names[1])})"
+        "warning: classes that look alike: "
+        f"{', '.join(f'{_shown(n)} {counts[n]:,}' for n in names)} ({names[1]!r} is at "
+        f"{_places(examples, task, names[1])}); if they are one class, write one name"
         for names in by_spelling.values()
         if len(names) > 1
     ]

@@ -40,6 +40,7 @@ MAX_MAPS = 512
 # Streams up to this size are read with read-ahead. Blocks are read in random order, so for a stream
 # that does not fit in memory, the system reads 128 KB for each 250 bytes (docs/evidence/speed.md).
 MAX_BYTES_READ_AHEAD = 1 << 32
+WHOLE = "--set data.share=1.0"
 
 
 class TokenStream:
@@ -167,9 +168,11 @@ def open_corpus(
     if streams and share < 1:
         raise UsageError(
             f"data.share={share:g}: {source} holds tokens, whose rows are joined",
-            "give the text itself, or tokenise a share of it with kdcli tokenize --share",
+            "give the text itself, tokenise a share of it with kdcli tokenize --share, or read all "
+            f"of it with {WHOLE}",
         )
     streams = streams or _open_cached(source, tokenizer, frame, column, share, log)
+    more = "give more text" if share == 1 else f"give more text, or all of it with {WHOLE}"
 
     def blocks(split: str) -> Blocks:
         stream = streams.get(split) or TokenStream([], "<u2")
@@ -178,7 +181,7 @@ def open_corpus(
             raise UsageError(
                 f"the {split} text of {source} has {len(stream)} tokens, less than one block of "
                 f"{max_length}",
-                "give more text, or lower data.max_length",
+                f"{more}, or lower data.max_length",
             )
         return Blocks(stream, 0, count, max_length, frame, isolated)
 
@@ -191,7 +194,7 @@ def open_corpus(
         raise UsageError(
             f"{source} makes only {len(train)} blocks of {max_length} tokens: too few to hold "
             "some out",
-            "give more text or a validation split, or lower data.max_length",
+            f"{more}, give a validation split, or lower data.max_length",
         )
     first = len(train) - held_out
     return Corpus(replace(train, count=first), replace(train, first=first, count=held_out))

@@ -49,8 +49,6 @@ MAX_RANGE = 0.5
 
 Normally distributed times with an interquartile range of 25 % have a range of 47 %. Times with two
 modes may have close quartiles, and still a range of several medians."""
-MIN_RUNS = 30
-"""With fewer runs, the times are unstable, because chance decides where the quartiles are."""
 MAX_MEASUREMENTS, MAX_SECONDS = 3, 60.0
 """Maximum number of measurements of an unstable cell, and of the seconds that a repeated one takes.
 A measurement that took longer is not repeated."""
@@ -246,8 +244,7 @@ def measure(
     """Run `interleaved`, and run it again while the times of a subject are unstable.
 
     There are at most `max_measurements`. Each takes twice as long as the one before, but at most
-    `MAX_SECONDS`, and at least `MIN_RUNS` rounds, as fewer are unstable. A measurement that
-    already took `MAX_SECONDS` is not repeated. The result is the
+    `MAX_SECONDS`. A measurement that already took `MAX_SECONDS` is not repeated. The result is the
     measurement with the fewest unstable subjects, and of equal ones the last.
     """
     kept = times = interleaved(calls, device, min_runs, min_seconds)
@@ -257,7 +254,7 @@ def measure(
             break
         longer = min(2 * took, MAX_SECONDS)
         fitting = {key: calls[key] for key in kept}
-        times = interleaved(fitting, device, max(min_runs, MIN_RUNS), longer, is_warm=True)
+        times = interleaved(fitting, device, min_runs, longer, is_warm=True)
         if len(times) == len(kept) and len(unstable(times)) <= len(unstable(kept)):
             kept = times
     return kept
@@ -296,7 +293,7 @@ def summary(seconds: Sequence[float]) -> dict[str, Any]:
     spread, mean = (p75 - p25) / p50, sum(ms) / len(ms)
     values = (p50, p75, p90, p95, p99 if len(ms) >= RUNS_OF_P99 else None, mean, spread)
     status = next((name for name, most in MAX_SPREAD.items() if spread <= most), UNSTABLE)
-    if len(ms) < MIN_RUNS or (p90 - p10) / p50 > MAX_RANGE:
+    if (p90 - p10) / p50 > MAX_RANGE:
         status = UNSTABLE
     return {"n": len(ms), **{name: values[i] for i, name in enumerate(names)}, "status": status}
 

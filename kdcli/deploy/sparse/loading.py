@@ -10,8 +10,6 @@ import transformers
 from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
-from kdcli.custom_code import custom_code, custom_code_allowed
-from kdcli.deploy.cascade import FIRST
 from kdcli.deploy.sparse.mask_file import (
     MaskFile,
     MaskInfo,
@@ -21,7 +19,7 @@ from kdcli.deploy.sparse.mask_file import (
     open_mask,
     read_smp,
 )
-from kdcli.disk import read_json, user_path
+from kdcli.disk import read_json
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import (
     COMPACT_KEY,
@@ -54,31 +52,20 @@ NOT_OF_A_TASK = (
 PUBLISHED_WORDS = {"mnli": ("Maybe", "No", "Yes")}
 
 
-def load(
-    base: str | Path, mask: str | Path | None = None, *, trust_remote_code: bool = False
-) -> Any:
-    """Load a model in float32 and eval mode, or a cascade, which has only `predict(texts)`.
+def load_network(base: str | Path, mask: str | Path | None = None) -> PreTrainedModel:
+    """Load a network in float32 and eval mode.
 
     Without a mask, its class is the one that the base's configuration names. With a mask, it is the
     one that the mask names, and the model has the head of the mask's task.
 
-    * `base`: a hub id, a directory, or `demo`. Models that kdcli wrote need no `trust_remote_code`.
+    * `base`: a hub id, a directory, or `demo`.
     * `mask`: a mask file that was made for this base.
 
     Raises UsageError if the model cannot be loaded, if the mask is damaged or was made for another
     base, or if the base is compacted, because its matrices are no longer the ones that the mask was
     made for.
     """
-    with custom_code(trust_remote_code or custom_code_allowed()):
-        if mask is None and (user_path(str(base)) / FIRST / CONFIG_FILE).is_file():
-            # Predictors load their models by this module.
-            from kdcli.deploy.predict import Predictor
-
-            return Predictor.open(str(base))
-        return _load(str(base), mask)
-
-
-def _load(source: str, mask: str | Path | None) -> PreTrainedModel:
+    source = str(base)
     config = load_config(source, compacted=True)
     if mask is None:
         model_class = custom_class(config) or _class((config.architectures or [""])[0]) or AutoModel

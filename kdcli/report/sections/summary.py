@@ -14,7 +14,7 @@ from kdcli.report.sections.overview import (
     shown_name,
 )
 from kdcli.report.sections.timings import cell_name, form_of, milliseconds, price_sentence, ran_as
-from kdcli.report.text import loses, model_size, number, percent, plain, points_interval, short
+from kdcli.report.text import bytes_of, loses, number, percent, plain, points_interval, short
 
 QUANTISED = ("int8", "int8-packed", "q4")
 FEW_ROWS = 50
@@ -133,8 +133,8 @@ def _size(report: Report, name: str, first: str, row: LatencyRow | None) -> list
     if not own or (quantised and report.focus == "latency"):
         return []
     if other > SAME_SIZE * own:
-        return [f"takes {model_size(own)} instead of {model_size(other)}"]
-    return [f"has {model_size(own)} of weights"]
+        return [f"takes {bytes_of(own)} instead of {bytes_of(other)}"]
+    return [f"has {bytes_of(own)} of weights"]
 
 
 def _quality(report: Report, name: str) -> list[str]:

@@ -423,7 +423,8 @@ def check_size(indexed: IndexedTexts, new: Embedder, recipe: AdaptRecipe) -> Non
     if len(fitted) <= width:
         count = len(indexed.texts)
         raise UsageError(
-            f"{count:,} texts are too few: {len(fitted):,} of them would fit the map, and the "
+            f"{count:,} texts are too few: {len(fitted):,} of them would fit the map, and a linear "
+            f"map fits up to {width:,} texts exactly, whatever their vectors are, because the "
             f"vectors of {new.source} have {width:,} numbers",
             f"give at least {2 * width:,} texts of the index; they need no labels"
             if (recipe.data.rows or MAX_TEXTS) > count

@@ -21,11 +21,10 @@ from kdcli.deploy.cascade import KEY as CASCADE
 from kdcli.deploy.exported import is_export, open_export
 from kdcli.deploy.latency import CELLS, Latency, Protocol, Subject, measure_latency
 from kdcli.deploy.measurements import Failure, LatencyRow
-from kdcli.deploy.old_machines.measure_encoders import MIN_RUNS
 from kdcli.deploy.old_machines.portable import write_portable
 from kdcli.deploy.runners import check_backend
 from kdcli.deploy.shapes import PRESETS, config_of, paper_params
-from kdcli.deploy.sparse.loading import has_own_class, load
+from kdcli.deploy.sparse.loading import has_own_class, load_network
 from kdcli.engine.device import choose_device, choose_dtype
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir, numbered
@@ -261,14 +260,12 @@ def _check_stable(report: Report, folder: Path) -> None:
     if not unstable:
         return
     r = unstable[0]
-    is_short = r.n < MIN_RUNS
-    longer = f"measure.min_runs={MIN_RUNS}" if is_short else "measure.min_seconds=..."
     raise UnstableError(
         f"{len(unstable)} of {len(report.latency)} measurements are unstable, for example "
         f"{r.model} at {r.batch_size} x {r.seq_len}: {r.n:,} runs. Their middle half "
         f"spreads over {r.iqr_over_p50:.0%} of p50, and p90 is {r.p90_ms / r.p50_ms:.1f} times "
         "p50",
-        f"measure on a quieter machine, or longer with --set {longer}",
+        "measure on a quieter machine, or longer with --set measure.min_seconds=...",
         folder=folder,
     )
 
@@ -412,7 +409,8 @@ def _describe(model: str, options: RunOptions) -> tuple[Card, PreTrainedConfig]:
     if is_export(model):
         export = open_export(model, choose_device(options.device))
         return export.card, export.config
-    encoder = load(model).base_model if has_own_class(model) else load_encoder(model).model
+    own_class = has_own_class(model)
+    encoder = load_network(model).base_model if own_class else load_encoder(model).model
     return describe_source(encoder, model), encoder.config
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from kdcli.deploy.backends import kept_in
-from kdcli.deploy.exported import FACTS
 from kdcli.deploy.latency import Latency
 from kdcli.deploy.measurements import MEASURE_AGAIN, Speedup
 from kdcli.disk import REPORT_FILE, atomic_dir, read_json, write_atomic
@@ -14,6 +13,7 @@ from kdcli.engine.processes import stop_requests
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.metrics.resolution import exceeds
+from kdcli.models.files import FACTS
 from kdcli.report import schema
 from kdcli.report.finish import BEST, Entry, ReportContents, RunResult, write_report
 from kdcli.report.front import Score, hub_data_set

@@ -8,7 +8,7 @@ from kdcli.disk import read_json
 from kdcli.models.heads import tokenizer_for
 from kdcli.models.model import reads_token_types
 from kdcli.models.shape import positions_of
-from kdcli.report.text import fenced
+from kdcli.report.text import bytes_of, fenced
 
 LOAD = """\
 import json, numpy as np, onnxruntime, tokenizers
@@ -107,8 +107,8 @@ def cascade_card(
         )
     card = (
         "# A cascade of two models\n\n"
-        f"`{files[0]}` ({sizes[0] / 1e6:.1f} MB) reads every text. {when} The larger model is "
-        f"`{files[1]}` ({sizes[1] / 1e6:.1f} MB), which other tools load from this directory "
+        f"`{files[0]}` ({bytes_of(sizes[0])}) reads every text. {when} The larger model is "
+        f"`{files[1]}` ({bytes_of(sizes[1])}), which other tools load from this directory "
         "as if it were alone.\n\n"
         f"With kdcli, `kdcli.load(DIRECTORY).predict(texts)` runs both. Without it:\n\n"
         f"{fenced(code)}\n"

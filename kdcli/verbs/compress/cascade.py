@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter
 
 from kdcli.deploy.cascade import FIRST, KEY, SINGLE_FILE, TOKENIZER_FILE, write_single_file
-from kdcli.deploy.exported import FACTS, Export, open_export
+from kdcli.deploy.exported import Export, open_export
 from kdcli.deploy.measurements import LatencyRow
 from kdcli.deploy.measurements import Speedup as PairedSpeedup
 from kdcli.disk import cache_key, read_json, write_atomic
 from kdcli.engine.progress import Progress
 from kdcli.metrics.cascade import Answers, Rankings, Trial, choose, rows_needed, upper_limit
-from kdcli.models.files import CONFIG_FILE
+from kdcli.models.files import CONFIG_FILE, FACTS
 from kdcli.report.schema import CascadeFacts, Report
 from kdcli.report.text import percent
 from kdcli.report.titles import SELECTION

@@ -270,8 +270,10 @@ class MaxSize(Limit):
         return times.min_mb / self.value
 
     def untrained_miss(self, times: UntrainedTimes, *, is_shape: bool) -> str:
+        from kdcli.report.text import megabytes
+
         what = "its layers alone take" if is_shape else "the model itself takes"
-        return f"{what} at least {times.min_mb:.1f} MB, more than {self.value:g}"
+        return f"{what} at least {megabytes(times.min_mb)} MB, more than {self.value:g}"
 
     def is_met_by_model(self, ms: float, mb: float) -> bool:
         return 0 < mb <= self.value

@@ -27,7 +27,7 @@ from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult
 from kdcli.report.schema import Report
-from kdcli.report.text import directory_word, duration
+from kdcli.report.text import directory_word, duration, megabytes
 from kdcli.report.titles import SELECTION
 from kdcli.run.context import cpu_session
 from kdcli.run.side_by_side import open_pool
@@ -299,7 +299,7 @@ def check_reachable(search: Search, untrained: Untrained) -> None:
     ms = untrained.teacher.ms
     if search.fits and all(limit.is_met_by_model(ms, size) for limit in goal.limits):
         raise UsageError(
-            f"{recipe.model} meets every limit already: {ms:.2f} ms, {size:.1f} MB",
+            f"{recipe.model} meets every limit already: {ms:.2f} ms, {megabytes(size)} MB",
             "nothing was trained; ask for more",
         )
     models = untrained.shapes | untrained.backends

@@ -63,7 +63,8 @@ class BudgetError(UsageError):
 
 def budget_error(search: Search, why: str, seconds: float) -> BudgetError:
     """Return the error of a budget that is too small, with a hint of at least these seconds."""
-    steps, least = search.steps, f"use --budget {math.ceil(seconds / 60)}m or more"
+    steps, minutes = search.steps, math.ceil(seconds / 60)
+    least = f"use --budget {minutes}m or more, because the candidates are trained after that"
     if steps.has_measured:
         command = steps.continuing_command(seconds)
         least = f"{least}; {steps.folder} has the timings so far: {command}"

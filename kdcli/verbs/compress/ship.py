@@ -14,9 +14,8 @@ from typing import cast
 from huggingface_hub import ModelCard, ModelCardData
 
 from kdcli.deploy.export import add_second_names
-from kdcli.deploy.exported import FACTS
 from kdcli.disk import read_json
-from kdcli.models.files import CONFIG_FILE, WEIGHT_FILES, file_beside
+from kdcli.models.files import CONFIG_FILE, FACTS, WEIGHT_FILES, file_beside
 from kdcli.models.load import location
 from kdcli.models.temperature import remove_temperature, store_temperature
 from kdcli.recipe.sections import RunOptions

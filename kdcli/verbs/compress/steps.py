@@ -17,7 +17,6 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter
 
-from kdcli.deploy.exported import FACTS
 from kdcli.disk import as_directory, cache_key, disk_errors, read_json, write_atomic
 from kdcli.engine.pool import Pool
 from kdcli.engine.processes import StopRequest
@@ -32,6 +31,7 @@ from kdcli.errors import (
     Stopped,
     UsageError,
 )
+from kdcli.models.files import FACTS
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult
 from kdcli.report.text import duration
@@ -371,6 +371,11 @@ class Steps:
         """The options of every step."""
         return RunOptions(device=self.options.device, processes=1)
 
+    def has(self, name: str, values: object) -> bool:
+        """Whether `once` has a result for these values."""
+        file = self.place(name, values).with_suffix(".json")
+        return file in self.unwritten or (file.is_file() and not self.replaces_run)
+
     def once(self, name: str, values: object, kind: type[T], compute: Callable[[], T]) -> T:
         """Return what `compute` returned the first time for these values, also in an earlier
         process."""
@@ -378,10 +383,10 @@ class Steps:
         file = folder.with_suffix(".json")
         at = file.relative_to(self.folder / STEPS).as_posix()
         self.passed[at] = math.inf
-        if file in self.unwritten:
-            return adapter.validate_python(json.loads(self.unwritten[file])["value"])
-        if file.is_file() and not self.replaces_run:
-            return adapter.validate_python(read_json(file)["value"])
+        if self.has(name, values):
+            text = self.unwritten.get(file)
+            stored = read_json(file) if text is None else json.loads(text)
+            return adapter.validate_python(stored["value"])
         self.check()
         with self._timed(at, verb=name):
             value = compute()

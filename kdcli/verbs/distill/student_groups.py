@@ -164,8 +164,14 @@ def _groups(
         before, own = None, {n: p for n, p in planned.items() if p.assistant == assistant}
         short = "no-assistant"
         if assistant is not None:
-            short = f"assistant-{short_name(assistant, teacher.shape)}"
-            alone = assistant_recipe(resolved, short.removeprefix("assistant-"))
+            shape = short_name(assistant, teacher.shape)
+            short = f"assistant-{shape}"
+            if context.recipe.assistant == "auto":
+                Progress.log(
+                    f"training a teacher assistant {shape} first, because the student has at most "
+                    "half the teacher's layers and half its width; --assistant none omits it"
+                )
+            alone = assistant_recipe(resolved, shape)
             stage = replace(context, folder=folder / as_directory(short), resolved=alone)
             taught = {ASSISTANT: Planned(ASSISTANT, assistant, alone.recipe)}
             before = StudentGroup(stage, *shared, taught, card, context, groups, tasks)

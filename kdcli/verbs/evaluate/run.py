@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kdcli.data.labelled.request import RowsRequest
 from kdcli.data.labelled.task_data import Labelled, open_labelled
-from kdcli.deploy.sparse.loading import describe_head, load, published_mask, with_head
+from kdcli.deploy.sparse.loading import describe_head, load_network, published_mask, with_head
 from kdcli.deploy.sparse.mask_file import PUBLISHED, apply_masks, open_mask
 from kdcli.disk import (
     LOG_FILE,
@@ -393,7 +393,7 @@ def _under_mask(
             f"{', '.join(task.labels) or 'none'}",
             "evaluate a mask on its own task",
         )
-    model = load(base, file)
+    model = load_network(base, file)
     tokenizer = tokenizer_for(base, of_words=task.kind == "tokens")
     return Model(
         model,

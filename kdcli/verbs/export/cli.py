@@ -20,16 +20,20 @@ def export(given: Given) -> Printable | None:
     precisions = own.precisions
     # Importing this takes seconds, so the options are checked first.
     from kdcli.verbs.export import run
-    from kdcli.workloads.detect import as_trained, trained_task
+    from kdcli.workloads.detect import as_trained, data_of_run, trained_task
 
     given_data = data = resolved.recipe.data
+    task, of_run = own.task, False
     # The demo and plain text files do not have the columns of a training run.
     source = data.source or "demo"
     is_table = source != "demo" and ".txt" not in Path(source).suffixes
-    if is_table and own.task in (None, trained_task(own.model)):
+    if data.source is None and task is None and own.pooling is None:
+        resolved, task = data_of_run(resolved, own.model)
+        data, of_run = resolved.recipe.data, own.max_drop is None
+    elif is_table and task in (None, trained_task(own.model)):
         inherits = not data.columns
         data = as_trained(resolved, own.model, task=False, trains=False).recipe.data
-        if inherits and own.task is None and own.max_drop is None:
+        if inherits and task is None and own.max_drop is None:
             # Without a task, texts are read from one column.
             columns = {role: name for role, name in data.columns.items() if role == "text"}
             data = data.model_copy(update={"columns": columns, "skip_bad": given_data.skip_bad})
@@ -39,8 +43,9 @@ def export(given: Given) -> Printable | None:
         precisions=precisions,
         data=data,
         pooling=own.pooling,
-        task=own.task,
+        task=task,
         max_drop=own.max_drop,
+        of_run=of_run,
         steps=own.steps,
         weights=own.weights,
         output_dir=options.output_dir,

@@ -14,7 +14,7 @@ from kdcli.models.static import is_static
 from kdcli.report.front import EMBEDDER, PIPELINES, Score, front_matter, template
 from kdcli.report.schema import Comparison
 from kdcli.report.sections.summary import card_sentence, change_text
-from kdcli.report.text import model_size, plain, short
+from kdcli.report.text import bytes_of, plain, short
 from kdcli.verbs.export.export_check import agreement_text
 from kdcli.verbs.export.facts import ExportFacts, FileFacts
 
@@ -163,7 +163,7 @@ def _file_facts(facts: ExportFacts) -> list[str]:
         for row in (facts.comparisons or [])[:1]
         for scored in (facts.scores or [])[:1]
     ]
-    return [*lost, f"takes {model_size(facts.bytes)}"]
+    return [*lost, f"takes {bytes_of(facts.bytes)}"]
 
 
 def difference_text(file: FileFacts, kind: str | None) -> str:

@@ -22,19 +22,19 @@ from kdcli.data.text.sentences import sentences
 from kdcli.deploy.backends import check_format
 from kdcli.deploy.environment import versions
 from kdcli.deploy.export import FILES, RUNTIMES, add_second_names, recorded
-from kdcli.deploy.exported import EMBEDDING_KIND, FACTS
+from kdcli.deploy.exported import EMBEDDING_KIND
 from kdcli.deploy.integer_training import ROWS
 from kdcli.deploy.sessions import library
 from kdcli.disk import STAGED, check_writable, content_of, fill_dir, read_json, write_atomic
 from kdcli.engine.inputs import check_no_foreign_files, check_not_input, texts_in
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import lock_directory, numbered
-from kdcli.errors import UsageError
+from kdcli.errors import MachineError, UsageError
 from kdcli.models.card import describe
 from kdcli.models.cross_encoder import activation_of, set_activation
 from kdcli.models.custom_class import custom_class, save_network
 from kdcli.models.embedding_format import EmbeddingFormat, Pool, read_format, save_format
-from kdcli.models.files import CONFIG_FILE
+from kdcli.models.files import CONFIG_FILE, FACTS
 from kdcli.models.heads import AUTO_CLASS, check_head, head_of, tokenizer_for, tuned_length
 from kdcli.models.load import (
     load_config,
@@ -93,6 +93,7 @@ def export(
     pooling: str | None = None,
     task: str | None = None,
     max_drop: float | None = None,
+    of_run: bool = False,
     exact: bool = False,
     steps: int = 0,
     weights: bool = False,
@@ -114,6 +115,8 @@ def export(
         pooling: How an encoder makes the vector of a text.
         task: The task on which the model and each file are scored.
         max_drop: The maximum drop of the task's first metric, in points.
+        of_run: Whether task and data are those of the model's training run, which give texts to
+            compare and no scores. If they cannot be read, sentences of kdcli replace them.
         exact: Refuse an excess over `max_drop` of less than one row too.
         steps: The number of steps for which the integers of `int8-packed` are trained.
         weights: Write model.safetensors too.
@@ -135,7 +138,7 @@ def export(
     sources = [source, *texts_in(data.model_dump())]
     check_folder(folder, overwrite, sources)
     load = _load_vectors if pooling is not None or read_format(source) is not None else _load_head
-    loaded = load(source, data, pooling, task, steps * ROWS)
+    loaded = load(source, pooling, CheckedRows(data, task, of_run, steps * ROWS))
     Progress.log(f"exporting {short(source)} to {format}, {', '.join(precisions)}")
     with lock_directory(folder):
         # Another process may have written here since the first check.
@@ -145,7 +148,7 @@ def export(
                 loaded, staged, format, precisions, max_drop, exact=exact, steps=steps
             )
             facts = _facts(loaded, source, format, files, staged)
-            if task is not None:
+            if task is not None and not of_run:
                 rows = data.source and short(data.source)
                 facts = facts.model_copy(update={"task": task, "data": rows})
             _write_rest(loaded, facts, source, staged, weights)
@@ -320,18 +323,29 @@ class _Loaded:
         return None if self.format is None else Pool(self.format).eval()
 
 
-def _load_vectors(
-    source: str,
-    data: LabelledSettings,
-    pooling: str | None,
-    task: str | None,
-    most_trained: int,
-) -> _Loaded:
+@dataclass(frozen=True)
+class CheckedRows:
+    """The rows on which an export is checked.
+
+    Attributes:
+        data: Where they are.
+        task: The task that they are read for; None for plain texts, or for texts of kdcli.
+        of_run: Whether they are the training run's, which are compared and not scored.
+        most_trained: The maximum number of rows on which integers are trained.
+    """
+
+    data: LabelledSettings
+    task: str | None
+    of_run: bool
+    most_trained: int
+
+
+def _load_vectors(source: str, pooling: str | None, rows: CheckedRows) -> _Loaded:
     """Load an embedding model, or an encoder with a pooling."""
     embedder = Embedder.open(source, pooling=pooling, compacted=True)
     pad_id(embedder.tokenizer)
     pooling = pooling or embedder.format.pooling
-    texts, workload = _open_texts(data, source, task, pooling, embedder.tokenizer, most_trained)
+    texts, workload = _open_texts(rows, source, pooling, embedder.tokenizer)
     if workload is not None and workload.needs_reference:
         workload = workload.with_reference(embedder)
     max_length = limit_tokens(embedder.tokenizer, embedder.max_length)
@@ -346,13 +360,7 @@ def _load_vectors(
     )
 
 
-def _load_head(
-    source: str,
-    data: LabelledSettings,
-    _: str | None,
-    task: str | None,
-    most_trained: int,
-) -> _Loaded:
+def _load_head(source: str, _: str | None, rows: CheckedRows) -> _Loaded:
     """Load an encoder, or a model with the head that its config.json names.
 
     Raises:
@@ -364,9 +372,9 @@ def _load_head(
     architecture = next(iter(config.architectures or ()), type(config).__name__)
     head = head_of(config)
     kind = head.kind if head is not None else None
-    if task is not None and kind is None:
+    if rows.task is not None and kind is None and not rows.of_run:
         raise UsageError(
-            f"{source} has no head for {task_title(task)}",
+            f"{source} has no head for {task_title(rows.task)}",
             "--pooling makes an encoder an embedding model",
         )
     auto = custom_class(config) or (AUTO_CLASS[kind] if kind else AutoModel)
@@ -380,7 +388,7 @@ def _load_head(
     positions = positions_of(network.config) or VERY_LARGE_INTEGER
     max_length = limit_tokens(tokenizer, min(tokenizer.model_max_length, positions))
     model = Model(network, tokenizer, source)
-    texts, workload = _open_texts(data, source, task, None, tokenizer, most_trained)
+    texts, workload = _open_texts(rows, source, None, tokenizer)
     if isinstance(workload, LabelledWorkload):
         model = _model_of_task(model, workload)
     if workload is not None and workload.needs_reference:
@@ -400,31 +408,29 @@ def limit_tokens(tokenizer: PreTrainedTokenizerBase, length: int) -> int | None:
 
 
 def _open_texts(
-    data: LabelledSettings,
-    source: str,
-    task: str | None,
-    pooling: str | None,
-    tokenizer: PreTrainedTokenizerBase,
-    most_trained: int,
+    rows: CheckedRows, source: str, pooling: str | None, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[CheckTexts, Workload | None]:
     """Return the texts of an export and the rows on which its files are scored, if there are any.
 
-    Rows that trained the model are not scored. Integers are trained on at most `most_trained` rows.
+    Rows that trained the model are not scored.
     """
-    texts, workload = _texts_and_scored(data, source, task, pooling, tokenizer, most_trained)
-    if most_trained:
-        check_can_train(texts, most_trained)
+    try:
+        texts, workload = _texts_and_scored(rows, source, pooling, tokenizer)
+    except (UsageError, MachineError) as error:
+        if not rows.of_run:
+            raise
+        Progress.log(f"the data of the run in {source} are not used: {error.message}")
+        rows = replace(rows, data=NO_DATA, task=None)
+        texts, workload = _texts_and_scored(rows, source, pooling, tokenizer)
+    if rows.most_trained:
+        check_can_train(texts, rows.most_trained)
     return texts, workload
 
 
 def _texts_and_scored(
-    data: LabelledSettings,
-    source: str,
-    task: str | None,
-    pooling: str | None,
-    tokenizer: PreTrainedTokenizerBase,
-    most_trained: int,
+    rows: CheckedRows, source: str, pooling: str | None, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[CheckTexts, Workload | None]:
+    data, task = rows.data, rows.task
     most = TEXTS_COMPARED if pooling is None else VECTORS_COMPARED
     if task is not None:
         trained = {source: training_rows(location(source))}
@@ -432,7 +438,8 @@ def _texts_and_scored(
         request = EvaluationRequest(task, [source], data, trained, pooling=pooling, by_head=by_head)
         workload = open_evaluation(request, cpu_session())
         texts = with_calibration(texts_of_task(request, workload.texts_of_rows()), tokenizer)
-        return replace(texts, compared=texts.compared[:most]), workload
+        texts = replace(texts, compared=texts.compared[:most])
+        return texts, None if rows.of_run else workload
     if data.source is None:
         return texts_of_package(tokenizer, most), None
     account = RowAccount(data.source)
@@ -440,7 +447,7 @@ def _texts_and_scored(
     documents = (document for _, document in placed)
     if pooling is not None:
         documents = (text for document in documents for text in sentences(document))
-    most_calibration = max(CALIBRATION_TEXTS, most_trained)
+    most_calibration = max(CALIBRATION_TEXTS, rows.most_trained)
     texts = divide(documents, most, f"texts of {short(data.source)}", most_calibration)
     ACCOUNTS.close(account, account.used, Progress.log)
     return with_calibration(texts, tokenizer), None

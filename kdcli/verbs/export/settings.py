@@ -18,7 +18,7 @@ class ExportData(LabelledSettings):
     source: Annotated[str | None, DATA_OPTION] = Field(
         None,
         description="Data on which each file is compared with torch: the task's examples, or text "
-        "(default: the task's own data, or 'demo').",
+        "(default: the task's own data, or the data of the model's training run).",
     )
 
 

@@ -64,7 +64,7 @@ from kdcli.workloads.study import Member, compare, run_study, seeds_of, with_see
 from kdcli.workloads.workload import Workload
 
 Recipes = Sequence[Resolved[PruneRecipe]]
-REMEDY = "Keep more of the weights (--sparsity), or train for more epochs (--epochs)"
+REMEDY = "Keep more of the weights (--sparsity), or train longer (--epochs or --max-steps)"
 EMBEDDING_TASK = "embedding"
 
 

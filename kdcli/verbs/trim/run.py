@@ -8,7 +8,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from kdcli.data.labelled.partition import Partition, choose_partition
-from kdcli.deploy.sparse.loading import load
+from kdcli.deploy.sparse.loading import load_network
 from kdcli.engine.inputs import check_not_input
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
@@ -76,7 +76,8 @@ def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> TrimResult | No
     folder = context.folder
     texts = list(sources_of(recipe.data.source).values())
     check_not_input(folder, texts, "--overwrite")
-    fmt, tokenizer, model = read_format(source), load_tokenizer(source), load(source)
+    fmt, tokenizer = read_format(source), load_tokenizer(source)
+    model = load_network(source)
     if not has_encoder_class(str(model.config.model_type)):
         raise UsageError(
             f"a trimmed {model.config.model_type} cannot be saved: its encoder is part of a class "
