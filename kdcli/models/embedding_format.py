@@ -40,6 +40,7 @@ from kdcli.models.library_model import ROLE_TOKENS, custom_code_refused, load_li
 from kdcli.models.load import (
     AS_LOADED,
     check_case,
+    check_weights,
     encoder_settings,
     is_known_class,
     load_config,
@@ -784,6 +785,7 @@ def _with_layer(fmt: EmbeddingFormat, source: str, kind: str, path: str) -> Embe
             f"sentence-transformers cannot load {file.parent}: {one_line(error)}",
             "copy both files again from the original directory",
         ) from None
+    check_weights(layer, file.parent)
     return replace(fmt, layers=(*fmt.layers, layer))
 
 

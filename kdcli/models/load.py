@@ -663,7 +663,9 @@ def load_weights(
             check_declared(source, config, auto_class, files)
         torch.manual_seed(seed)
         if is_static(config) and auto_class is AutoModel:
-            return load_static(config, files[0])
+            static = load_static(config, files[0])
+            check_weights(static, source)
+            return static
         file = file_beside(where, CONFIG_FILE)
         is_twin = file is not None and read_json(file).get("model_type") != config.model_type
         if is_static(config) or is_twin:
@@ -711,12 +713,17 @@ def load_weights(
             f"they may be of another network, with code of its own, than transformers' "
             f"{config.model_type}; or download them again",
         )
+    check_weights(model, source)
+    return without_decoder(model) if auto_class is base_class(config) else model
+
+
+def check_weights(model: torch.nn.Module, source: str | Path) -> None:
+    """Raise a UsageError if a weight is NaN or infinite. `source` is the model's name in it."""
     if bad := [name for name, values in model.named_parameters() if not _is_finite(values)]:
         raise UsageError(
             f"the weights of {source} hold NaN or infinity, for example {bad[0]}",
             "its training may have failed, or its files are damaged: give another model",
         )
-    return without_decoder(model) if auto_class is base_class(config) else model
 
 
 def _is_finite(values: torch.Tensor) -> bool:

@@ -34,7 +34,8 @@ from kdcli.models.embedding_format import (
     read_format,
     save_embedder,
 )
-from kdcli.models.load import load_encoder
+from kdcli.models.load import load_encoder, save_model
+from kdcli.models.static import as_static
 from kdcli.workloads.embedder import Embedder
 
 pytestmark = pytest.mark.slow
@@ -318,6 +319,21 @@ def test_a_dense_layer_of_another_width_than_the_encoder_is_refused(saved):
         folder = saved(EmbeddingFormat(layers=(narrow,)))
         with pytest.raises(UsageError, match=r"takes vectors of width 16, .* width 32"):
             Embedder.open(str(folder))
+
+
+def test_a_layer_or_table_with_infinity_is_refused(saved, tmp_path):
+    folder = saved(EmbeddingFormat(layers=(DENSE,)))
+    file = folder / "2_Dense" / "model.safetensors"
+    weights = load_file(file)
+    weights["linear.weight"][0, 0] = float("inf")
+    save_file(weights, file)
+    with pytest.raises(UsageError, match=r"2_Dense hold NaN .* linear\.weight"):
+        Embedder.open(str(folder))
+    tokenizer = tiny_tokenizer()
+    static = as_static(torch.full((len(tokenizer), 4), float("nan")))
+    save_model(static, tokenizer, tmp_path / "static")
+    with pytest.raises(UsageError, match="static hold NaN or infinity, for example embeddings"):
+        Embedder.open_scored(str(tmp_path / "static"))
 
 
 def test_a_dense_layer_in_half_precision_is_read_in_float32(saved):
