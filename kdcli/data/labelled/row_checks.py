@@ -162,10 +162,11 @@ def _label_warnings(counts: dict[str, int], examples: Sequence[Example], task: T
         by_spelling.setdefault(looks(name), []).append(name)
     lines = [
         "warning: classes that look alike: "
-        f"{', '.join(f'{_shown(n)} {counts[n]:,}' for n in names)} ({names[1]!r} is at "
-        f"{_places(examples, task, names[1])}); if they are one class, write one name"
+        f"{', '.join(f'{_shown(n)} {counts[n]:,}' for n in names)} ({rare!r} is at "
+        f"{_places(examples, task, rare)}); if they are one class, write one name"
         for names in by_spelling.values()
         if len(names) > 1
+        for rare in [min(names, key=counts.__getitem__)]
     ]
     lines += [
         f"class {name!r} looks like a missing label: {_places(examples, task, name)}"
