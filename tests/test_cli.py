@@ -87,8 +87,8 @@ OPTIONS = {
     "push": "--dry-run --public --with-report",
     "try": "--host --port --teacher --trust-remote-code",
     "adapt": (
-        "--data --device --encodes --index --index-model -o --output-dir --overwrite --pooling "
-        "--push-to-hub --revision --set --strict-data --trust-remote-code"
+        "--data --device --dry-run --encodes --index --index-model -o --output-dir --overwrite "
+        "--pooling --push-to-hub --revision --set --strict-data --trust-remote-code"
     ),
     "trim": (
         "--data --device --max-drop -o --output-dir --overwrite --pooling --push-to-hub "

@@ -70,7 +70,7 @@ class Estimate:
         yield models
         # The paths of stages differ at their ends, so they are wrapped instead of truncated.
         stages = Table(
-            Column("run", overflow="fold"), "steps", "passes", "a step", "training", "peak memory"
+            Column("run", overflow="fold"), "steps", "passes", "a step", "time", "peak memory"
         )
         for stage in self.stages:
             cells = [f"{stage.steps:,}", f"{stage.passes:.2f}", f"{stage.seconds_per_step:.3g} s"]
@@ -78,7 +78,7 @@ class Estimate:
                 stage.folder, *cells, duration(stage.seconds), bytes_of(stage.peak_memory_bytes)
             )
         yield stages
-        yield "estimated from a few training steps; nothing was written"
+        yield "estimated from a few steps; nothing was written"
 
 
 def estimate_stage(

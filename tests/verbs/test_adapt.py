@@ -224,6 +224,20 @@ def test_other_requests_that_cannot_be_met_are_refused(folder, tmp_path):
     assert "the median cosine of its vectors and 50 rows is" in refused(tmp_path, *given, *words)
 
 
+def test_a_dry_run_checks_the_index_and_estimates_the_time(folder, tmp_path):
+    result = adapt(folder, tmp_path / "out", "--dry-run", "--json")
+    estimate = json.loads(result.stdout)
+    (stage,) = estimate["legs"]
+    assert (stage["folder"], stage["steps"]) == (str(tmp_path / "out"), 8)
+    assert stage["seconds"] == pytest.approx(COUNT / 64 * stage["seconds_per_step"])
+    assert estimate["models"]["re-embedding"]["params_total"] > 0
+    assert "encoding 500 texts takes 8 steps of 64 texts" in own_files.said_by(result)
+    assert list(tmp_path.iterdir()) == []
+    np.save(tmp_path / "bad.npy", np.ones((3, 48), np.float32))
+    words = ("--index", tmp_path / "bad.npy", "--data", folder / "docs.txt", "--dry-run")
+    refused(tmp_path, "adapt", folder / "new", *words)
+
+
 def test_rows_of_other_texts_are_logged(folder, tmp_path):
     vectors = np.load(folder / "index.npy")
     vectors[: COUNT // 4] = vectors[: COUNT // 4][::-1]

@@ -369,6 +369,16 @@ def test_int8_gets_what_training_left_of_the_goal(score, bounds, given):
     assert [bound and round(bound, 6) for bound in found] == bounds
 
 
+def test_packed_integers_are_trained_for_the_steps_of_the_plan(given):
+    plan = {"plan__pack_steps": 7, "plan__shapes": ["2x32"]}
+    with pytest.raises(UsageError, match="of onnx-int8-packed, and plan.backends has onnx-int8$"):
+        fakes().compress(**given | plan | {"plan__backends": ["onnx-int8"]}, **GOAL)
+    made = fakes()
+    backends = ["onnx-int8", "onnx-int8-packed"]
+    made.compress(**given | plan | {"plan__backends": backends}, goal__max_drop=0.1)
+    assert [export["steps"] for export in made.exports][:2] == [0, 7]
+
+
 def test_int8_that_loses_too_much_is_quantised_without_a_bound(given):
     made = fakes(errors={"onnx-int8-within-1": GateError("too much is lost")})
     plan = {"plan__backends": ["onnx-int8"], "plan__shapes": ["2x32"]}

@@ -6,6 +6,7 @@ from kdcli.cli.verb import COMPRESS, SAVING, Given, Printable, verb
 @verb(
     "sets",
     "device",
+    "dry_run",
     *SAVING,
     examples=(
         "kdcli adapt new-model --index vectors.npy --data docs.txt -o adapter",

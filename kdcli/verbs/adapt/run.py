@@ -6,6 +6,8 @@ texts -> the map that finds most on the selection texts -> its recall on the ver
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +15,12 @@ import numpy as np
 
 from kdcli.deploy.export import recorded
 from kdcli.disk import fill_dir
+from kdcli.engine.memory import begin_peak, peak_so_far
 from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
+from kdcli.engine.session import Session
 from kdcli.errors import KdcliError, UsageError
+from kdcli.models.card import describe_source
 from kdcli.models.embedding_format import Pool, save_embedder
 from kdcli.models.load import location
 from kdcli.models.model import TYPE_IDS, training_rows
@@ -25,11 +30,13 @@ from kdcli.report.finish import Entry, ReportContents, RunResult
 from kdcli.report.front import EMBEDDER
 from kdcli.report.text import short
 from kdcli.run.context import open_run
+from kdcli.run.dry_run import Estimate, StageEstimate
 from kdcli.verbs.adapt.adaptation import (
     ADAPTED,
     OLD,
     REEMBEDDED,
     Adaptation,
+    IndexedTexts,
     check_index_model,
     check_size,
     read_index,
@@ -39,10 +46,14 @@ from kdcli.workloads.embedder import Embedder
 
 UNIT = 0.01
 """Vectors whose lengths are this close to 1 have length 1."""
+SAMPLED_TEXTS = 64
+"""Number of texts that a dry run encodes."""
 
 
-def adapt(resolved: Resolved[AdaptRecipe], options: RunOptions) -> RunResult | None:
-    """Adapt a model to an index and report. Returns None in a process that prints nothing.
+def adapt(resolved: Resolved[AdaptRecipe], options: RunOptions) -> RunResult | Estimate | None:
+    """Adapt a model to an index and report, or estimate how long that takes.
+
+    Returns None in a process that prints nothing.
 
     Raises:
         UsageError: The model, the texts or the index cannot be used, or the rows of the index do
@@ -69,6 +80,8 @@ def adapt(resolved: Resolved[AdaptRecipe], options: RunOptions) -> RunResult | N
         )
     if old is not None:
         check_index_model(old, indexed, session)
+    if context.dry_run:
+        return _estimate(indexed, new, folder, session)
     Progress.log(f"encoding {len(indexed.texts):,} texts with {short(source)}")
     new_NE = new.vectors(indexed.texts.texts, "document", session)
     adaptation = Adaptation(indexed, new, new_NE, old, recipe.encodes, session)
@@ -111,6 +124,23 @@ def adapt(resolved: Resolved[AdaptRecipe], options: RunOptions) -> RunResult | N
         auto_class=EMBEDDER,
     )
     return context.report(contents, recipe.measure)
+
+
+def _estimate(indexed: IndexedTexts, new: Embedder, folder: Path, session: Session) -> Estimate:
+    """Estimate the time to encode all texts from the time of a few, in steps of so many texts."""
+    count = len(indexed.texts)
+    numbers = np.unique(np.linspace(0, count - 1, SAMPLED_TEXTS).astype(int))
+    texts = indexed.texts_at(numbers)
+    begin_peak(session.device)
+    new.vectors(texts[:1], "document", session)  # The first call is slower.
+    began = time.monotonic()
+    new.vectors(texts, "document", session)
+    seconds = time.monotonic() - began
+    steps = math.ceil(count / len(texts))
+    memory = peak_so_far(session.device)
+    whole = StageEstimate(str(folder), steps, 1.0, seconds * count / len(texts), seconds, memory)
+    Progress.log(f"encoding {count:,} texts takes {steps:,} steps of {len(texts)} texts")
+    return Estimate({REEMBEDDED: describe_source(new.model, new.source)}, [whole])
 
 
 def _write_onnx(model: Embedder, folder: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
-from kdcli.deploy.backends import FORMATS, BackendName, check_format
+from kdcli.deploy.backends import FORMATS, PACKED, BackendName, check_format
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.recipe.options import GOAL, RUN, Option
 from kdcli.recipe.resolve import Resolved, flatten, recipe_models, resolve, shipped
@@ -70,6 +70,12 @@ class PlanSettings(Section):
         default_factory=lambda: ["onnx-int8", "openvino-int8", "onnx"],
         min_length=1,
         description="Backends that are tried.",
+    )
+    pack_steps: int = Field(
+        0,
+        ge=0,
+        description="Number of steps for which the integers of onnx-int8-packed are trained, as "
+        "with the option --steps of export.",
     )
     shapes: list[str] = Field(
         default_factory=list,
@@ -255,6 +261,12 @@ def _check_goal(recipe: CompressRecipe) -> None:
         raise UsageError(
             f"--cascade joins two candidates in ONNX files, and {what}",
             "remove steps" if recipe.steps else "add onnx or onnx-int8 to plan.backends",
+        )
+    if recipe.plan.pack_steps and f"onnx-{PACKED}" not in recipe.plan.backends:
+        raise UsageError(
+            f"plan.pack_steps trains the integers of onnx-{PACKED}, and plan.backends has "
+            f"{', '.join(recipe.plan.backends)}",
+            f"add onnx-{PACKED} to plan.backends, or remove plan.pack_steps",
         )
     # This import loads numpy, and help imports this module.
     from kdcli.models.grammar import goal_of

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from kdcli.data.labelled.partition import VERIFICATION
+from kdcli.deploy.backends import PACKED
 from kdcli.deploy.latency import Latency, Protocol, Subject, measure_latency
 from kdcli.deploy.runners import check_backend
 from kdcli.errors import UsageError
@@ -214,12 +215,14 @@ class VerbSteps:
         With `max_drop`, products stay in float32 until the file loses at most this many points of
         the task's metric.
         """
-        values = {"model": model, "backend": backend, "max_drop": max_drop}
-        call = partial(self._export, model, backend, max_drop)
+        values: RecipeValues = {"model": model, "backend": backend, "max_drop": max_drop}
+        steps = self.recipe.plan.pack_steps if backend.endswith(PACKED) else 0
+        values |= {"steps": steps} if steps else {}
+        call = partial(self._export, model, backend, max_drop, steps)
         return Step(name, "export", values, call)
 
     def _export(
-        self, model: str, backend: str, max_drop: float | None, options: RunOptions
+        self, model: str, backend: str, max_drop: float | None, steps: int, options: RunOptions
     ) -> object:
         format, _, precision = backend.partition("-")
         recipe = self.recipe
@@ -235,6 +238,7 @@ class VerbSteps:
             max_drop=max_drop,
             # The file must meet the goal, which allows no excess.
             exact=True,
+            steps=steps,
             output_dir=options.output_dir,
             overwrite=options.overwrite,
         )
