@@ -514,7 +514,10 @@ WRONG_NAMES = {
     "distill demo --to 2x64 --to 2x640": (2, "student 2x640 is larger than its teacher"),
     "distill demo --to 99x65": (2, "student 99x65 is larger than its teacher"),
     "distill demo --to 2by64": (2, "'2by64' is not a shape"),
-    "export demo --format onnx --pack": (2, "--pack stores the weights of an int8 file in 4 bits"),
+    "export demo --format onnx --pack": (
+        2,
+        "--pack halves the size of an int8 file",
+    ),
     "export demo --format openvino --int8 --pack": (
         2,
         "--pack does not work with --format openvino",

@@ -17,7 +17,7 @@ BACKENDS: Mapping[str, tuple[str, ...]] = {
 """Backend -> its precisions. `sparse` multiplies sparse matrices, for a pruned model in torch."""
 
 PACKED = "int8-packed"
-"""The precision of an int8 file whose weights are stored in 4 bits."""
+"""The precision of an int8 file whose weights are stored in about half the size."""
 
 
 def kept_in(precision: str) -> str:

@@ -11,20 +11,23 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kdcli.deploy.codebook import CODED_ROWS, round_by_codebook
 from kdcli.deploy.rounding import (
     INT4_BLOCKS,
-    INT4_FACTORS_PAIRS,
     INT8,
     INT8_PAIRS,
+    PACKED_16,
     Grid,
     InputStatistics,
     Integers,
+    packed_grid,
     round_weight,
 )
 from kdcli.models.least_squares import add_products, mirrored
@@ -93,16 +96,32 @@ class Kernel:
 
 KERNELS = {
     ("onnx", "int8"): Kernel(INT8_PAIRS, _with_one_scale, is_unsigned=True),
-    ("onnx", "int8-packed"): Kernel(INT4_FACTORS_PAIRS, _with_one_scale, is_unsigned=True),
+    ("onnx", "int8-packed"): Kernel(PACKED_16, _with_one_scale, is_unsigned=True),
     ("onnx", "q4"): Kernel(INT4_BLOCKS, _exact),
     ("openvino", "int8"): Kernel(INT8, _in_groups),
 }
 """The kernel of each format and precision."""
 
 
+def kernel_for(format: str, precision: str, model: nn.Module) -> Kernel:
+    """Return the kernel of a model's products."""
+    kernel = KERNELS[format, precision]
+    if kernel.grid.max_factor is None:
+        return kernel
+    parts = products(model).values()
+    matrices = [part.weight.numel() for part in parts if isinstance(part, nn.Linear)]
+    tables = [part.weight.numel() for part in parts if is_coded(part)]
+    return replace(kernel, grid=packed_grid(sum(matrices), sum(tables)))
+
+
+def is_coded(part: nn.Module) -> bool:
+    """Whether a product is a table that a packed file stores as codes."""
+    return isinstance(part, nn.Embedding) and part.num_embeddings >= CODED_ROWS
+
+
 @dataclass(frozen=True)
 class Rounding:
-    """How the product of a linear is computed in integers.
+    """How a product is computed in integers.
 
     Attributes:
         integers: The rounded weights.
@@ -471,10 +490,58 @@ def product_errors(
 
 def nearest_rounding(module: nn.Linear | nn.Embedding, kernel: Kernel) -> Rounding:
     """Return the rounding of a product without calibration."""
-    is_table = isinstance(module, nn.Embedding)
-    # The rows of a table are not added, so no sum can saturate.
-    grid = replace(kernel.grid, pair_limit=None) if is_table else kernel.grid
+    grid = kernel.grid
+    if isinstance(module, nn.Embedding):
+        if grid.max_factor is not None:
+            return Rounding(round_table(module.weight))
+        # The rows of a table are not added, so no sum can saturate.
+        grid = replace(grid, pair_limit=None)
     return Rounding(round_weight(module.weight, grid))
+
+
+EXACT_ROWS = 1024
+"""Number of a packed table's rows that keep 8 bits."""
+
+
+def round_table(weight_VH: Tensor, counts_V: Tensor | None = None) -> Integers:
+    """Round a table for a packed file.
+
+    Args:
+        weight_VH: The table.
+        counts_V: How often texts read each row; None if that is unknown. The rows that they read
+            most keep 8 bits, because few rows are read in most places.
+    """
+    if len(weight_VH) < CODED_ROWS:
+        return round_weight(weight_VH, INT8)
+    is_exact_V = torch.zeros(len(weight_VH), dtype=torch.bool)
+    if counts_V is not None:
+        most_read = counts_V.argsort(descending=True, stable=True)[:EXACT_ROWS]
+        is_exact_V[most_read] = counts_V[most_read] > 0
+    return round_by_codebook(weight_VH, is_exact_V)
+
+
+@torch.no_grad()
+def round_tables(
+    model: nn.Module, run: Callable[[Batch], object], batches: Sequence[Batch]
+) -> dict[str, Rounding]:
+    """Round each table for a packed file, by name. See `calibrate` for the arguments."""
+    counts: dict[str, Tensor] = {}
+
+    def count(name: str, table: nn.Module, args: tuple[Tensor]) -> None:
+        assert isinstance(table, nn.Embedding)
+        own_V = torch.bincount(args[0].flatten(), minlength=table.num_embeddings)
+        counts[name] = own_V + counts.get(name, torch.zeros_like(own_V))
+
+    tables = {n: part for n, part in products(model).items() if isinstance(part, nn.Embedding)}
+    with ExitStack() as hooks:
+        for name, table in tables.items():
+            hooks.callback(table.register_forward_pre_hook(partial(count, name)).remove)
+        for batch in batches:
+            run(batch)
+    return {
+        name: Rounding(round_table(table.weight, counts.get(name)))
+        for name, table in tables.items()
+    }
 
 
 @contextmanager

@@ -318,7 +318,7 @@ def export_model(
 
     * int8: weights of linears and embeddings in 8 bits, with one scale per output or word.
       Activations are quantised at run time (in OpenVINO, only with VNNI).
-    * int8-packed: the same with weights stored in 4 bits; see `kdcli.deploy.packing`.
+    * int8-packed: the same with weights stored in about half the size; see `kdcli.deploy.packing`.
     * q4: weights in 4 bits, with one scale per 32 weights.
 
     Raises UsageError if torch cannot export the architecture, MachineError if a library is missing

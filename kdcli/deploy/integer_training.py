@@ -114,10 +114,10 @@ class _Student(nn.Module):
         self.model = copy.deepcopy(model).requires_grad_(requires_grad=False)
         self.packed: dict[str, tuple[Rounding, nn.Linear, _OnGrid]] = {}
         for name, part in products(self.model).items():
-            if isinstance(part, nn.Embedding):
-                part.weight.data = nearest_rounding(part, kernel).integers.weight()
-                continue
             rounding = roundings.get(name) or nearest_rounding(part, kernel)
+            if isinstance(part, nn.Embedding):
+                part.weight.data = rounding.integers.weight()
+                continue
             part.register_forward_pre_hook(_rounded_input(rounding, kernel))
             grid = kernel.grid.for_width(part.in_features)
             if grid.block is None:
@@ -153,7 +153,7 @@ class _OnGrid(nn.Module):
         super().__init__()
         values_OI = integers.values_OI
         blocks_OGN = values_OI.reshape(len(values_OI), -1, grid.block or 1).numpy()
-        factor_OG1 = torch.from_numpy(block_factors(blocks_OGN, axis=-1))
+        factor_OG1 = torch.from_numpy(block_factors(blocks_OGN, -1, -grid.low))
         factor_OI = factor_OG1.expand(blocks_OGN.shape).reshape(values_OI.shape).float()
         self.grid = grid
         self.register_buffer("factor_OI", factor_OI)

@@ -1,8 +1,11 @@
-"""Store the weights of an int8 ONNX file in 4 bits, with an integer factor per block.
+"""Store the weights of an int8 ONNX file in fewer bits.
 
-An int8 weight that is the product of a 4-bit number and its block's factor is stored as both. A few
-standard nodes multiply them again. They read only constants, so ONNX Runtime computes them when it
-opens the file, and what runs is the int8 graph.
+The integers of a matrix are numbers of a small range times a factor for each block: the file holds
+the factors, and several numbers in 16 bits. A table whose rows repeat few triples is stored as a
+code for each triple and a codebook; rows with other triples are stored as they are.
+
+A few standard nodes compute the integers again. They read only constants, so ONNX Runtime runs them
+when it opens the file, and what runs afterwards is the int8 graph.
 """
 
 from pathlib import Path
@@ -10,64 +13,49 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kdcli.deploy.codebook import CODED_ROWS, CODES, GROUP
 from kdcli.deploy.quantise import save_graph
-from kdcli.deploy.rounding import INT4_FACTORS, block_factors
+from kdcli.deploy.rounding import BLOCK, block_factors
 from kdcli.deploy.sessions import library
-from kdcli.errors import MachineError, UsageError
+from kdcli.errors import UsageError
 from kdcli.types import Array
 
 if TYPE_CHECKING:
-    from onnx import NodeProto
+    from onnx import NodeProto, TensorProto
 
-BLOCK = INT4_FACTORS.block or 0
-OFFSET = -INT4_FACTORS.low
-"""Added to a 4-bit number, so that it is not negative."""
-MIN_OPSET = 18
-"""The first opset with `BitwiseAnd`."""
+LEVELS = {4: 16, 3: 40}
+"""Number of integers that share 16 bits -> number of values that each may have."""
+EXACT_SHARE = 8
+"""Minimum number of rows of a packed table for each row that is stored as it is."""
 
 
 def pack(file: Path) -> None:
     """Pack the weights of an int8 ONNX file in place.
 
-    Weights that are not products of factors and 4-bit numbers stay as they are.
+    Weights of another form stay as they are.
 
     Raises:
         UsageError: No weight can be packed.
-        MachineError: The file has an old opset.
     """
     onnx = library("onnx", "onnx")
     model = onnx.load(file)
-    opset = next(each.version for each in model.opset_import if each.domain == "")
-    if opset < MIN_OPSET:
-        raise MachineError(
-            f"the graph has opset {opset}, and packed weights need at least {MIN_OPSET}",
-            "update torch and onnxscript, or export without --pack",
-        )
-    graph, tensor_of = model.graph, onnx.numpy_helper.from_array
+    graph = model.graph
     tables = {node.input[0] for node in graph.node if node.op_type == "Gather"}
-    kept = [
-        tensor_of(np.array(15, np.uint8), "packed_mask"),
-        tensor_of(np.array(4, np.uint8), "packed_bits"),
-        tensor_of(np.array(OFFSET, np.int32), "packed_offset"),
-    ]
+    constants: list[TensorProto] = []
     nodes: list[NodeProto] = []
-    widths = set()
+    widths: set[int] = set()
     for tensor in graph.initializer:
-        name, axis = tensor.name, int(tensor.name in tables)
-        parts = None
+        packing = None
         if tensor.data_type == onnx.TensorProto.INT8 and len(tensor.dims) == 2:
-            parts = _divide(onnx.numpy_helper.to_array(tensor), axis)
-            widths.add(tensor.dims[axis])
-        if parts is None:
-            kept.append(tensor)
+            values, is_table = onnx.numpy_helper.to_array(tensor), tensor.name in tables
+            packing = _Packing(tensor.name)
+            is_packed = packing.add_table(values) if is_table else packing.add_matrix(values)
+            widths |= set() if is_table else {len(values)}
+        if packing is None or not is_packed:
+            constants.append(tensor)
             continue
-        numbers, factors = parts
-        kept += [
-            tensor_of(numbers, f"{name}_numbers"),
-            tensor_of(factors, f"{name}_factors"),
-            tensor_of(np.array(tensor.dims), f"{name}_shape"),
-        ]
-        nodes += _unpack(name, axis + 1)
+        constants += packing.constants
+        nodes += packing.nodes
     if not nodes:
         if not widths:
             why = "the file has no int8 weights"
@@ -75,58 +63,135 @@ def pack(file: Path) -> None:
             listed = ", ".join(map(str, sorted(widths)))
             why = f"no int8 product has a multiple of {BLOCK} inputs, only {listed}"
         else:
-            why = "no int8 product consists of 4-bit numbers times a factor for each block"
+            why = "no int8 product consists of small numbers times a factor for each block"
         raise UsageError(f"nothing can be packed: {why}", "export with --int8 alone")
     nodes += graph.node
     del graph.initializer[:], graph.node[:]
-    graph.initializer.extend(kept)
+    graph.initializer.extend(constants)
     graph.node.extend(nodes)
     save_graph(model, file, any(file.parent.glob(f"{file.name}.data")))
 
 
-def _divide(values: Array, axis: int) -> tuple[Array, Array] | None:
-    """Divide a matrix into 4-bit numbers and factors.
+class _Packing:
+    """The constants and nodes that replace a weight.
 
-    Args:
-        values: The int8 matrix.
-        axis: The axis that is divided into blocks.
+    Attributes:
+        name: The name of the weight, which the last node computes.
+        constants: The constants.
+        nodes: The nodes.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.constants: list[TensorProto] = []
+        self.nodes: list[NodeProto] = []
+
+    def add_matrix(self, values_IO: Array) -> bool:
+        """Store a matrix as digits and factors. Return False if it is not of this form."""
+        if len(values_IO) % BLOCK:
+            return False
+        blocks_GNO = values_IO.reshape(-1, BLOCK, values_IO.shape[1])
+        divided = _divide(blocks_GNO)
+        if divided is None:
+            return False
+        count, digits_GNO, factors_G1O = divided
+        levels = LEVELS[count]
+        size = -(-digits_GNO.size // count)
+        digits_DW = np.zeros((count, size), np.uint32)
+        digits_DW.flat[: digits_GNO.size] = digits_GNO.ravel()
+        powers_D1 = (levels ** np.arange(count, dtype=np.uint32))[:, None]
+        words_W = (digits_DW * powers_D1).sum(0).astype(np.uint16)
+        wide = self.node("Cast", self.constant("words", words_W), to="INT32")
+        base = self.constant("levels", np.array(levels, np.int32))
+        digits = []
+        for n in range(count):
+            digits.append(self.node("Mod", wide, base) if n < count - 1 else wide)
+            wide = self.node("Div", wide, base) if n < count - 1 else wide
+        joined = self.node("Concat", *digits, axis=0)
+        if digits_DW.size > digits_GNO.size:
+            joined = self.cut(joined, digits_GNO.size, axis=0)
+        blocks = self.node("Reshape", joined, self.constant("blocks", blocks_GNO.shape))
+        signed = self.node("Sub", blocks, self.constant("offset", np.array(levels // 2, np.int32)))
+        # ONNX Runtime multiplies no 8-bit integers on a CPU.
+        factors = self.node("Cast", self.constant("factors", factors_G1O), to="INT32")
+        low = self.node("Cast", self.node("Mul", signed, factors), to="INT8")
+        self.node("Reshape", low, self.constant("shape", values_IO.shape), is_last=True)
+        return True
+
+    def add_table(self, values_VH: Array) -> bool:
+        """Store a table as codes and a codebook. Return False if it is not of this form."""
+        rows, width = values_VH.shape
+        if rows < CODED_ROWS:
+            return False
+        padded = np.pad(values_VH, ((0, 0), (0, -width % GROUP)))
+        triples_SVG = padded.reshape(rows, -1, GROUP).swapaxes(0, 1)
+        books, codes = zip(*map(_codes, triples_SVG), strict=True)
+        codes_VS = np.stack(codes, 1)
+        exact_K = np.flatnonzero((codes_VS < 0).any(1))
+        if len(exact_K) * EXACT_SHARE > rows:
+            return False
+        wide = self.node("Cast", self.constant("codes", codes_VS.astype(np.uint8)), to="INT32")
+        offsets_S = CODES * np.arange(len(books), dtype=np.int32)
+        places = self.node("Add", wide, self.constant("offsets", offsets_S))
+        book = self.constant("codebook", np.concatenate(books))
+        triples = self.node("Gather", book, places)
+        is_cut, is_exact = padded.shape[1] > width, len(exact_K) > 0
+        shape = self.constant("shape", padded.shape)
+        result = self.node("Reshape", triples, shape, is_last=not is_cut and not is_exact)
+        if is_cut:
+            result = self.cut(result, width, axis=1, is_last=not is_exact)
+        if is_exact:
+            numbers = self.constant("exact_numbers", exact_K[:, None])
+            exact = self.constant("exact", values_VH[exact_K])
+            self.node("ScatterND", result, numbers, exact, is_last=True)
+        return True
+
+    def constant(self, suffix: str, values: Array | tuple[int, ...]) -> str:
+        """Add a constant, and return its name."""
+        onnx, name = library("onnx", "onnx"), f"{self.name}_{suffix}"
+        self.constants.append(onnx.numpy_helper.from_array(np.asarray(values), name))
+        return name
+
+    def node(self, kind: str, *inputs: str, is_last: bool = False, **settings: str | int) -> str:
+        """Add a node, and return the name of its result."""
+        onnx = library("onnx", "onnx")
+        name = self.name if is_last else f"{self.name}_{kind}_{len(self.nodes)}"
+        if (to := settings.get("to")) is not None:
+            settings["to"] = onnx.TensorProto.DataType.Value(to)
+        self.nodes.append(onnx.helper.make_node(kind, list(inputs), [name], **settings))
+        return name
+
+    def cut(self, name: str, size: int, axis: int, *, is_last: bool = False) -> str:
+        """Add a node that keeps the first values of an axis, and return the name of its result."""
+        ends = {"begin": [0], "end": [size], "axis": [axis]}
+        words = [self.constant(suffix, np.array(value)) for suffix, value in ends.items()]
+        return self.node("Slice", name, *words, is_last=is_last)
+
+
+def _divide(blocks_GNO: Array) -> tuple[int, Array, Array] | None:
+    """Divide blocks of integers by their factors.
 
     Returns:
-        The numbers plus `OFFSET`, two in a byte, and the factor of each block. The lower halves of
-        a block's bytes are the first half of its numbers. None if the
-        matrix has no whole blocks, or the numbers of a block do not fit in 4 bits.
+        A key of `LEVELS`, the quotients plus half of its levels, and the factors; None if there are
+        quotients that need more levels.
     """
-    if values.shape[axis] % BLOCK:
-        return None
-    shape = list(values.shape)
-    shape[axis : axis + 1] = [-1, BLOCK]
-    axis += 1
-    blocks = values.reshape(shape)
-    factors = block_factors(blocks, axis)
-    numbers = blocks // factors
-    if numbers.min() < INT4_FACTORS.low or numbers.max() > INT4_FACTORS.high:
-        return None
-    low, high = np.split((numbers + OFFSET).astype(np.uint8), 2, axis)
-    return low | high << 4, factors
+    for count, levels in LEVELS.items():
+        factors_G1O = block_factors(blocks_GNO, 1, levels // 2)
+        digits_GNO = blocks_GNO.astype(np.int16) // factors_G1O + levels // 2
+        if digits_GNO.min() >= 0 and digits_GNO.max() < levels:
+            return count, digits_GNO, factors_G1O
+    return None
 
 
-def _unpack(name: str, axis: int) -> list["NodeProto"]:
-    """Return the nodes that compute a matrix from its numbers and factors."""
-    onnx = library("onnx", "onnx")
-    node, types = onnx.helper.make_node, onnx.TensorProto
-
-    def part(suffix: str) -> str:
-        return f"{name}_{suffix}"
-
-    # ONNX Runtime multiplies no 8-bit integers on a CPU.
-    return [
-        node("BitwiseAnd", [part("numbers"), "packed_mask"], [part("low")]),
-        node("BitShift", [part("numbers"), "packed_bits"], [part("high")], direction="RIGHT"),
-        node("Concat", [part("low"), part("high")], [part("blocks")], axis=axis),
-        node("Cast", [part("blocks")], [part("wide")], to=types.INT32),
-        node("Sub", [part("wide"), "packed_offset"], [part("signed")]),
-        node("Cast", [part("factors")], [part("wide_factors")], to=types.INT32),
-        node("Mul", [part("signed"), part("wide_factors")], [part("products")]),
-        node("Cast", [part("products")], [part("int8")], to=types.INT8),
-        node("Reshape", [part("int8"), part("shape")], [name]),
-    ]
+def _codes(triples_VG: Array) -> tuple[Array, Array]:
+    """Return the most frequent triples, [CODES, G], and the place of each row's, or -1, [V]."""
+    book_CG = np.zeros((CODES, GROUP), np.int8)
+    keys_V = triples_VG.astype(np.uint8) @ (256 ** np.arange(GROUP))
+    _, first, place_V, counts = np.unique(
+        keys_V, return_index=True, return_inverse=True, return_counts=True
+    )
+    kept = np.argsort(-counts, kind="stable")[:CODES]
+    book_CG[: len(kept)] = triples_VG[first[kept]]
+    code = np.full(len(counts), -1)
+    code[kept] = np.arange(len(kept))
+    return book_CG, code[place_V]

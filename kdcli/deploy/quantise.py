@@ -10,17 +10,24 @@ import numpy as np
 import torch
 
 from kdcli.deploy.backends import PACKED
-from kdcli.deploy.calibrate import ACTIVATION_GROUP, SMALL_TABLE, Keys, Rounding, key_of
+from kdcli.deploy.calibrate import (
+    ACTIVATION_GROUP,
+    SMALL_TABLE,
+    Keys,
+    Rounding,
+    key_of,
+    round_table,
+)
+from kdcli.deploy.codebook import CODED_ROWS
 from kdcli.deploy.folding import Folding
 from kdcli.deploy.half import in_half
 from kdcli.deploy.rounding import (
     INT4_BLOCKS,
-    INT4_FACTORS,
-    INT4_FACTORS_PAIRS,
     INT8_PAIRS,
     LIMIT,
     Grid,
     Integers,
+    packed_grid,
     round_weight,
 )
 from kdcli.deploy.sessions import library
@@ -33,10 +40,8 @@ if TYPE_CHECKING:
     from onnx import NodeProto
 
 Roundings = Mapping[str, Rounding]
-"""Maps the key of a linear's weights to its rounding."""
+"""Maps the key of a product's weights to its rounding."""
 NO_ROUNDINGS: Roundings = {}
-ROWS_AT_ONCE = 4096
-"""Number of a table's rows that are rounded at once."""
 LOGGERS = ("onnxruntime.quantization.matmul_nbits_quantizer", "onnxruntime.transformers.float16")
 
 
@@ -59,7 +64,7 @@ def quantise_onnx(
         in_float: The keys of products that keep their float32 weights; in `fp16`, the names of
             nodes.
         roundings: The integers of products by key. The weights of other products are rounded to the
-            nearest integers. In int8, a table has one scale per row.
+            nearest integers. A table has one scale per row.
         in_int8: For `int8-packed`, the keys of products that are rounded as in `int8`.
     """
     onnx = library("onnx", "onnx")
@@ -105,8 +110,9 @@ def _write_int8(
     kept = [
         name for product in products if product.key in choice.in_float for name in product.names
     ]
+    grid = _packed_grid(products) if choice.can_be_packed else INT8_PAIRS
     rounded = {
-        product.weight: choice.rounding(product)
+        product.weight: choice.rounding(product, grid)
         for product in products
         if not product.is_table and product.key not in choice.in_float
     }
@@ -193,9 +199,9 @@ class _Integers8:
     can_be_packed: bool
     in_int8: Keys
 
-    def rounding(self, product: "GraphProduct") -> Rounding:
-        """Return the rounding of a product of a linear."""
-        grid = INT4_FACTORS_PAIRS if self._is_packed(product.key) else INT8_PAIRS
+    def rounding(self, product: "GraphProduct", grid: Grid) -> Rounding:
+        """Return the rounding of a product of a linear, by default to a grid."""
+        grid = INT8_PAIRS if product.key in self.in_int8 else grid
         return self.roundings.get(product.key) or Rounding(_nearest(product.matrix_OI(), grid))
 
     def round_table(self, x_VH: Array) -> tuple[Array, Array] | None:
@@ -208,18 +214,13 @@ class _Integers8:
         key = key_of(x_VH) if self.in_float or self.can_be_packed else ""
         if key in self.in_float:
             return None
-        if self._is_packed(key):
-            # The chunks bound the memory.
-            chunks = np.array_split(x_VH, -(-len(x_VH) // ROWS_AT_ONCE))
-            parts = [_nearest(chunk, INT4_FACTORS) for chunk in chunks]
-            low_VH = torch.cat([part.values_OI for part in parts])
-            return low_VH.numpy(), torch.cat([part.scale_OG for part in parts]).numpy()
+        if self.can_be_packed and key not in self.in_int8:
+            known = self.roundings.get(key)
+            integers = known.integers if known else round_table(torch.from_numpy(x_VH.copy()))
+            return integers.values_OI.numpy(), integers.scale_OG.numpy()
         largest_V1 = np.abs(x_VH).max(axis=1, keepdims=True)
         scale_V1 = np.where(largest_V1 > 0, largest_V1 / LIMIT, 1).astype(np.float32)
         return np.round(x_VH / scale_V1).astype(np.int8), scale_V1
-
-    def _is_packed(self, key: str) -> bool:
-        return self.can_be_packed and key not in self.in_int8
 
 
 def _nearest(weight_OI: Array, grid: Grid) -> Integers:
@@ -370,6 +371,18 @@ def _is_linear(node: "onnx.NodeProto") -> bool:
     return node.op_type == "Gemm" and all(
         value == (0 if name == "transA" else 1) for name, value in values.items()
     )
+
+
+def _packed_grid(products: Sequence[GraphProduct]) -> Grid:
+    """Return the integers of the packed matrices of a file."""
+    of_weights = {product.weight: product for product in products}.values()
+    matrices = [product.array.size for product in of_weights if not product.is_table]
+    tables = [
+        product.array.size
+        for product in of_weights
+        if product.is_table and len(product.array) >= CODED_ROWS
+    ]
+    return packed_grid(sum(matrices), sum(tables))
 
 
 def products_of_file(plain: Path) -> Iterator[GraphProduct]:

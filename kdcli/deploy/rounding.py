@@ -82,10 +82,28 @@ INT4_BLOCKS = Grid(-8, 7, block=32)
 """The integers of ONNX Runtime's weights in 4 bits."""
 
 
-INT4_FACTORS = Grid(-8, 7, block=32, max_factor=15)
-"""The integers of a packed table."""
-INT4_FACTORS_PAIRS = Grid(-8, 7, block=32, pair_limit=PAIR_LIMIT, max_factor=15)
-"""The integers of ONNX Runtime's packed weights: 4 bits and a factor, whose product fits 8 bits."""
+BLOCK = 32
+"""Number of an output's packed weights that share a factor."""
+PACKED_16 = Grid(-8, 7, block=BLOCK, pair_limit=PAIR_LIMIT, max_factor=15)
+PACKED_40 = Grid(-20, 19, block=BLOCK, pair_limit=PAIR_LIMIT, max_factor=6)
+"""The integers of ONNX Runtime's packed weights: a number of 16 or 40 values and a factor, whose
+product fits 8 bits."""
+MAX_SHARE = 0.52
+"""Maximum size of the packed weights of a model with finer numbers, relative to 8 bits."""
+
+
+def packed_grid(matrices: int, tables: int) -> Grid:
+    """Return the integers of a model's packed matrices.
+
+    They have 40 values if the tables, whose codes are small, leave room for them.
+
+    Args:
+        matrices: The number of weights of matrices.
+        tables: The number of weights of tables that are stored as codes.
+    """
+    # Three numbers share 16 bits, and 32 numbers a factor. Three numbers of a table share 8 bits.
+    size = matrices * (2 / 3 + 1 / BLOCK) + tables / 3
+    return PACKED_40 if size <= MAX_SHARE * (matrices + tables) else PACKED_16
 
 
 @dataclass(frozen=True)
@@ -320,13 +338,13 @@ def largest_pair(values_OI: Tensor) -> int:
     return int(max(sums))
 
 
-def block_factors(blocks: Array, axis: int) -> Array:
-    """Return the factor of each block of integers: each integer is a 4-bit number times it.
+def block_factors(blocks: Array, axis: int, most: int) -> Array:
+    """Return the factor of each block of integers: each integer is a small number times it.
 
-    The range has one more negative number, so the factor is negative if the positive one occurs.
+    The numbers reach from -`most` to `most - 1`, so the factor is negative if `most` occurs.
     """
     factors = np.maximum(np.gcd.reduce(blocks, axis=axis, keepdims=True), 1)
-    is_turned = (blocks // factors).max(axis, keepdims=True) == -INT4_FACTORS.low
+    is_turned = (blocks // factors).max(axis, keepdims=True) == most
     return np.where(is_turned, -factors, factors)
 
 

@@ -9,18 +9,19 @@ from onnx_graphs import graph, node
 
 from kdcli.deploy.packing import pack
 from kdcli.deploy.rounding import (
-    INT4_FACTORS,
-    INT4_FACTORS_PAIRS,
     INT8_PAIRS,
+    PACKED_16,
+    PACKED_40,
     largest_pair,
+    packed_grid,
     round_weight,
 )
-from kdcli.errors import MachineError, UsageError
+from kdcli.errors import UsageError
 
-WIDTH, OUTPUTS, ROWS = 96, 40, 50
+WIDTH, OUTPUTS, ROWS = 96, 40, 4096
 
 
-def int8_file(folder, matrix_IO, table_VI, opset=20):
+def int8_file(folder, matrix_IO, table_VI):
     """An int8 file with the product of integers and a matrix, and the gathered rows of a table."""
     made = graph(
         [node("MatMulInteger", "x matrix", "y"), node("Gather", "table ids", "rows")],
@@ -34,16 +35,26 @@ def int8_file(folder, matrix_IO, table_VI, opset=20):
         },
         {"matrix": matrix_IO, "table": table_VI},
     )
-    made.opset_import[0].version = opset
     onnx.save(made, folder / "model.onnx")
     return folder / "model.onnx"
 
 
-def products_of(rng, rows):
-    """4-bit numbers times a factor for each block of 32, [rows, WIDTH]."""
-    numbers = rng.integers(-8, 8, (rows, WIDTH))
-    factors = rng.integers(1, 16, (rows, WIDTH // 32)) * rng.choice([-1, 1], (rows, WIDTH // 32))
+def products_of(rng, rows, levels=16):
+    """Numbers of `levels` values times a factor for each block of 32, [rows, WIDTH]."""
+    numbers = rng.integers(-levels // 2, levels // 2, (rows, WIDTH))
+    most = 127 // (levels // 2)
+    factors = rng.integers(1, most + 1, (rows, WIDTH // 32))
+    factors *= rng.choice([-1, 1], factors.shape)
     return (numbers * np.repeat(factors, 32, 1)).astype(np.int8)
+
+
+def coded(rng, width):
+    """Rows whose triples are among 256 for each place, except for two rows, [ROWS, width]."""
+    books = rng.integers(-127, 128, (-(-width // 3), 256, 3))
+    triples = [book[rng.integers(0, 256, ROWS)] for book in books]
+    table = np.concatenate(triples, 1)[:, :width].astype(np.int8)
+    table[[3, 99]] = rng.integers(-127, 128, (2, width))
+    return table
 
 
 def outputs_of(file, width=WIDTH):
@@ -55,53 +66,56 @@ def outputs_of(file, width=WIDTH):
     return session.run(None, feed)
 
 
-def unpacked(parts, name, axis):
-    """The integers of a packed matrix, from its parts and one number at a time."""
-    numbers, factors = parts[f"{name}_numbers"], parts[f"{name}_factors"]
-    shape = parts[f"{name}_shape"]
-    result = np.zeros(shape, np.float64)
-    for place in np.ndindex(*shape):
-        block, offset = divmod(place[axis], 32)
-        byte_place = [*place[:axis], block, offset % 16, *place[axis + 1 :]]
-        factor_place = [*place[:axis], block, 0, *place[axis + 1 :]]
-        byte = int(numbers[tuple(byte_place)])
-        number = (byte >> 4 if offset >= 16 else byte & 15) - 8
-        result[place] = number * float(factors[tuple(factor_place)])
+def unpacked_matrix(parts, name, levels):
+    """The integers of a packed matrix, one number at a time."""
+    words, factors = parts[f"{name}_words"].astype(int), parts[f"{name}_factors"]
+    result = np.zeros(parts[f"{name}_shape"], np.int64)
+    for n, (i, o) in enumerate(np.ndindex(*result.shape)):
+        digit, place = divmod(n, len(words))
+        number = words[place] // levels**digit % levels - levels // 2
+        result[i, o] = number * int(factors[i // 32, 0, o])
     return result
 
 
-def test_unpacked_integers_and_outputs_are_those_of_the_int8_file(tmp_path):
+def unpacked_table(parts, name, width):
+    """The rows of a packed table, one code at a time."""
+    codes, book = parts[f"{name}_codes"].astype(int), parts[f"{name}_codebook"]
+    rows = [np.concatenate([book[256 * s + c] for s, c in enumerate(row)])[:width] for row in codes]
+    table = np.array(rows)
+    table[parts[f"{name}_exact_numbers"][:, 0]] = parts[f"{name}_exact"]
+    return table
+
+
+@pytest.mark.parametrize(("levels", "in_a_word"), [(16, 4), (40, 3)])
+@pytest.mark.parametrize("width", [96, 97])
+def test_unpacked_integers_and_outputs_are_those_of_the_int8_file(
+    tmp_path, levels, in_a_word, width
+):
     rng = np.random.default_rng(0)
-    matrix_OI, table_VI = products_of(rng, OUTPUTS), products_of(rng, ROWS)
-    matrix_OI[3], matrix_OI[4, :32], table_VI[5] = 0, 8, 120
-    file = int8_file(tmp_path, matrix_OI.T, table_VI)
+    matrix_OI, table_VH = products_of(rng, OUTPUTS + 1, levels), coded(rng, width)
+    matrix_OI[3], matrix_OI[4, :32] = 0, levels // 2
+    file = int8_file(tmp_path, matrix_OI.T, table_VH)
     before = outputs_of(file)
     pack(file)
     model = onnx.load(file)
     onnx.checker.check_model(model)
     parts = {each.name: onnx.numpy_helper.to_array(each) for each in model.graph.initializer}
-    assert (unpacked(parts, "matrix", 0) == matrix_OI.T).all()
-    assert (unpacked(parts, "table", 1) == table_VI).all()
+    assert (unpacked_matrix(parts, "matrix", levels) == matrix_OI.T).all()
+    assert (unpacked_table(parts, "table", width) == table_VH).all()
+    assert parts["table_exact_numbers"].ravel().tolist() == [3, 99]
     for one, other in zip(before, outputs_of(file), strict=True):
         assert (one.dtype, one.tobytes()) == (other.dtype, other.tobytes())
-    saved = (
-        matrix_OI.size
-        + table_VI.size
-        - sum(
-            parts[f"{name}_{part}"].nbytes
-            for name in ("matrix", "table")
-            for part in ("numbers", "factors")
-        )
-    )
-    assert saved == (0.5 - 1 / 32) * (matrix_OI.size + table_VI.size)
+    assert parts["matrix_words"].nbytes == 2 * -(-matrix_OI.size // in_a_word)
+    assert parts["matrix_factors"].nbytes == matrix_OI.size / 32
+    assert parts["table_codes"].nbytes == ROWS * -(-width // 3)
     assert {node.domain for node in model.graph.node} == {""}
 
 
-def test_integers_without_a_factor_stay_and_others_are_packed(tmp_path):
+def test_integers_of_another_form_stay_and_others_are_packed(tmp_path):
     rng = np.random.default_rng(0)
-    matrix_OI, table_VI = products_of(rng, OUTPUTS), products_of(rng, ROWS)
-    table_VI[7, :2] = 127, 1
-    file = int8_file(tmp_path, matrix_OI.T, table_VI)
+    matrix_OI = products_of(rng, OUTPUTS)
+    table_VH = rng.integers(-127, 128, (ROWS, WIDTH)).astype(np.int8)
+    file = int8_file(tmp_path, matrix_OI.T, table_VH)
     before = outputs_of(file)
     pack(file)
     names = {each.name for each in onnx.load(file).graph.initializer}
@@ -117,13 +131,11 @@ def test_what_cannot_be_packed_is_one_message(tmp_path):
     floats = np.ones((64, 64), np.float32)
     with pytest.raises(UsageError, match="no int8 weights"):
         pack(int8_file(tmp_path, floats, floats))
-    with pytest.raises(MachineError, match="opset 17, and packed weights need at least 18"):
-        pack(int8_file(tmp_path, odd, odd, opset=17))
 
 
-@pytest.mark.parametrize("grid", [INT4_FACTORS, INT4_FACTORS_PAIRS])
+@pytest.mark.parametrize("grid", [PACKED_16, PACKED_40])
 @pytest.mark.parametrize("outlier", [1.0, 30.0])
-def test_rounded_weights_are_products_of_a_factor_and_4_bits(grid, outlier):
+def test_rounded_weights_are_products_of_a_factor_and_a_small_number(grid, outlier):
     torch.manual_seed(0)
     weight_OI = torch.randn(OUTPUTS, WIDTH)
     weight_OI[2, 5] *= outlier
@@ -131,16 +143,20 @@ def test_rounded_weights_are_products_of_a_factor_and_4_bits(grid, outlier):
     blocks = values_OI.numpy().reshape(OUTPUTS, -1, 32).astype(int)
     factors = np.gcd.reduce(blocks, axis=-1, keepdims=True).clip(1)
     numbers = blocks // factors
-    turned = np.where(numbers.max(-1, keepdims=True) == 8, -numbers, numbers)
-    assert (turned.min(), turned.max()) == (-8, 7)
+    turned = np.where(numbers.max(-1, keepdims=True) == -grid.low, -numbers, numbers)
+    assert grid.low <= turned.min() < turned.max() <= grid.high
     assert np.abs(blocks).max() <= 127
-    if grid.pair_limit is not None:
-        assert largest_pair(values_OI) <= grid.pair_limit
+    assert largest_pair(values_OI) <= grid.pair_limit
 
 
 def test_a_width_without_whole_blocks_has_8_bits():
     torch.manual_seed(0)
     weight_OI = torch.randn(OUTPUTS, 40)
-    rounded, plain = (round_weight(weight_OI, grid) for grid in (INT4_FACTORS_PAIRS, INT8_PAIRS))
+    rounded, plain = (round_weight(weight_OI, grid) for grid in (PACKED_16, INT8_PAIRS))
     assert torch.equal(rounded.values_OI, plain.values_OI)
     assert torch.equal(rounded.scale_OG, plain.scale_OG)
+
+
+def test_tables_make_room_for_finer_numbers():
+    assert packed_grid(matrices=100, tables=110) is PACKED_40
+    assert packed_grid(matrices=100, tables=30) is PACKED_16

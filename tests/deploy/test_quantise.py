@@ -17,6 +17,7 @@ from kdcli.deploy.calibrate import (
     SMALL_TABLE,
     Rounding,
     by_key,
+    kernel_for,
     key_of,
     nearest_rounding,
     product_errors,
@@ -25,7 +26,7 @@ from kdcli.deploy.calibrate import (
 )
 from kdcli.deploy.packing import pack
 from kdcli.deploy.quantise import quantise_onnx, quantise_openvino
-from kdcli.deploy.rounding import INT4_BLOCKS, INT4_FACTORS_PAIRS, INT8, INT8_PAIRS, round_weight
+from kdcli.deploy.rounding import INT4_BLOCKS, INT8, INT8_PAIRS, PACKED_16, round_weight
 from kdcli.deploy.sessions import onnx_caller, openvino_caller
 
 pytestmark = pytest.mark.slow
@@ -160,14 +161,21 @@ def by_file(model, folder, engine, precision, in_float=frozenset(), roundings=Ma
 
 
 @pytest.mark.parametrize(
-    ("engine", "precision"),
-    [("onnx", "int8"), ("onnx", PACKED), ("onnx", "q4"), ("openvino", "int8")],
+    ("engine", "precision", "rows"),
+    [
+        ("onnx", "int8", 50),
+        ("onnx", PACKED, 50),
+        ("onnx", PACKED, 4200),
+        ("onnx", "q4", 50),
+        ("openvino", "int8", 50),
+    ],
 )
-def test_weights_are_rounded_as_the_file_rounds_them(engine, precision, tmp_path):
-    model = Words()
+def test_weights_are_rounded_as_the_file_rounds_them(engine, precision, rows, tmp_path):
+    model = Words(rows)
     table, matrix, _ = by_file(model, tmp_path, engine, precision)
     for module, found in ((model.table, table), (model.matrix, matrix)):
-        expected = nearest_rounding(module, KERNELS[engine, precision]).integers.weight().numpy()
+        expected = nearest_rounding(module, kernel_for(engine, precision, model))
+        expected = expected.integers.weight().numpy()
         assert np.abs(expected - module.weight.detach().numpy()).max() > 1e-4
         assert found == pytest.approx(expected, abs=1e-5)
 
@@ -176,7 +184,7 @@ def test_weights_are_rounded_as_the_file_rounds_them(engine, precision, tmp_path
     ("engine", "precision", "grid"),
     [
         ("onnx", "int8", INT8_PAIRS),
-        ("onnx", PACKED, INT4_FACTORS_PAIRS),
+        ("onnx", PACKED, PACKED_16),
         ("onnx", "q4", INT4_BLOCKS),
         ("openvino", "int8", INT8),
     ],

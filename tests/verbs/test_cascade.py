@@ -267,6 +267,9 @@ def test_a_bound_that_too_few_rows_can_show_is_a_missed_goal(compressed):
         r"answers may still change, as far as 150 selection rows tell; it takes 2,995 rows to show",
         missed.value.message,
     )
+    # A candidate that meets the goal alone does not change why.
+    sentence = compress(goal__max_drop=0.1).report.compression.sentence
+    assert "There is no cascade: no cascade keeps 0.1 points: if 1x32-onnx+onnx" in sentence
     assert len(made.recipes) == trained
 
 

@@ -139,7 +139,7 @@ def find(search: Search, scores: CandidateScores, folder: Path) -> tuple[list[Fo
         )
     answers = read_answers(folder)
     alone = [one.ms for one in exports if not goal.misses(one, scores.teacher)]
-    found, limits, rows = list[Found](), dict[str, float](), 0
+    found, limits, rows, keeps = list[Found](), dict[str, float](), 0, False
     for first, second in permutations(exports, 2):
         if first.ms >= second.ms:
             continue
@@ -148,12 +148,13 @@ def find(search: Search, scores: CandidateScores, folder: Path) -> tuple[list[Fo
         rows = len(trials[0].losses_N)
         limits[f"{first.name}+{second.name}"] = upper_limit(trials[0].losses_N, error)
         if trial is not None and 0 < trial.asked < 1:
+            keeps = True
             ms = first.ms + trial.asked * second.ms
             if ms < min(alone, default=float("inf")):
                 found.append(Found(first.name, second.name, trial, ms))
     if found:
         return sorted(found, key=lambda one: one.ms)[:MAX_CASCADES], ""
-    if alone:
+    if keeps:
         return [], "no cascade is faster than the candidates that meet the goal alone"
     name, limit = min(limits.items(), key=lambda item: item[1], default=("no pair", 1.0))
     needed = rows_needed(max_risk, error)

@@ -6,22 +6,25 @@ The products whose rounding causes the largest errors stay in float32.
 from collections.abc import Sequence
 from typing import Protocol
 
+from torch import nn
+
 from kdcli.data.batches import BucketOrder
 from kdcli.deploy.backends import PACKED, kept_in
 from kdcli.deploy.calibrate import (
-    KERNELS,
     Rounding,
     by_key,
     calibrate,
+    kernel_for,
     keys_of,
     product_errors,
     products,
+    round_tables,
     smallest_count,
 )
 from kdcli.deploy.export import ModelFile, Recorded
 from kdcli.deploy.half import nodes_beyond_half
 from kdcli.deploy.integer_training import ROWS, train_integers
-from kdcli.deploy.packing import BLOCK
+from kdcli.deploy.rounding import BLOCK
 from kdcli.engine.progress import Progress
 from kdcli.errors import GateError, MachineError
 from kdcli.metrics.resolution import exceeds
@@ -197,9 +200,14 @@ class _Search:
                 "training rows, for a closer file"
             )
         self.roundings = self._calibrated(graph.precision)
-        widths = [part.weight.shape[1] for part in products(graph.network.model).values()]
+        if graph.precision != PACKED:
+            return
+        model = graph.network.model
+        self.roundings |= round_tables(model, graph.scored_outputs, self.calibration)
+        linears = [part for part in products(model).values() if isinstance(part, nn.Linear)]
+        widths = [linear.in_features for linear in linears]
         odd = [width for width in widths if width % BLOCK]
-        if graph.precision == PACKED and odd:
+        if odd:
             listed = ", ".join(map(str, sorted(set(odd))))
             Progress.log(
                 f"{len(odd)} of {len(widths)} products stay in plain int8, because their widths "
@@ -215,7 +223,7 @@ class _Search:
             graph.network.model,
             graph.kept_outputs,
             self.roundings,
-            KERNELS[graph.format, graph.precision],
+            kernel_for(graph.format, graph.precision, graph.network.model),
             rows,
             BucketOrder(rows.lengths, ROWS, ROWS, seed=0),
             steps,
@@ -225,7 +233,7 @@ class _Search:
     def _calibrated(self, precision: str) -> dict[str, Rounding]:
         """Return the integers of each linear in a precision."""
         graph = self.graph
-        kernel = KERNELS[graph.format, precision]
+        kernel = kernel_for(graph.format, precision, graph.network.model)
         return calibrate(graph.network.model, graph.scored_outputs, self.calibration, kernel)
 
     def _measure_errors(self) -> None:
@@ -236,7 +244,7 @@ class _Search:
             graph.network.model,
             graph.scored_outputs,
             self.calibration[:MEASURED_BATCHES],
-            KERNELS[graph.format, graph.precision],
+            kernel_for(graph.format, graph.precision, graph.network.model),
             self.roundings,
         )
         if graph.precision == PACKED:

@@ -483,7 +483,7 @@ def _notes(gated: GatedFile) -> list[str]:
         )
     if gated.kept_in == "int8":
         notes.append(
-            "its weights are stored in 4 bits. ONNX Runtime unpacks them when it opens the file; a "
+            "its weights are stored packed. ONNX Runtime unpacks them when it opens the file; a "
             "runtime that does not fold constants unpacks them in every call, and is slow"
         )
     for row in gated.comparison.comparisons:

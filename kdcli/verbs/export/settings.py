@@ -57,8 +57,8 @@ class ExportOptions:
         bool,
         Option("--pack"),
         Field(
-            description="Store the --int8 file's weights in 4 bits: half the size, the same "
-            "speed; ONNX only."
+            description="Store the --int8 file's weights in half the size, at the same speed; "
+            "ONNX only."
         ),
     ] = False
     steps: Annotated[
@@ -92,7 +92,7 @@ class ExportOptions:
     def precisions(self) -> list[str]:
         """The precisions of the files. If there are several, the first is float32."""
         if self.pack and not self.int8:
-            raise UsageError("--pack stores the weights of an int8 file in 4 bits", "add --int8")
+            raise UsageError("--pack halves the size of an int8 file", "add --int8")
         if self.pack and self.file_format != "onnx":
             raise UsageError(f"--pack does not work with --format {self.file_format}", "use onnx")
         if self.steps and not self.pack:
