@@ -41,7 +41,7 @@ from kdcli.verbs.compress.scored import (
     read_verification,
 )
 from kdcli.verbs.compress.settings import EXPORTS, CompressRecipe, backend_of
-from kdcli.verbs.compress.steps import LATENCIES, Step, Steps, TrainingCost, product
+from kdcli.verbs.compress.steps import LATENCIES, OVER, Step, Steps, TrainingCost, product
 from kdcli.verbs.compress.verb_steps import Verbs, VerbSteps
 from kdcli.version import install_command
 from kdcli.workloads import open_rows
@@ -406,7 +406,9 @@ class Search:
             self.skip(name, f"{config.model_type} has no compact form")
             return
         step = self.make.prune(name, self.teacher, PRUNE | keys)
-        if why := self.steps.why_not_begun(step, self.cost(step)):
+        if self.steps.left <= 0 and not self.steps.has_begun(step):
+            self.skip(name, OVER)
+        elif why := self.steps.why_not_begun(step, self.cost(step)):
             self.skip(name, why)
         elif self.finishes(step):
             folder = self.steps.path(step)

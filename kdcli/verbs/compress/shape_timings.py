@@ -46,13 +46,13 @@ from kdcli.verbs.compress.limits import GoalSettings
 from kdcli.verbs.compress.scored import TEACHER
 from kdcli.verbs.compress.search import Search
 from kdcli.verbs.compress.settings import dotted
+from kdcli.verbs.compress.steps import SHAPE_TIMINGS, TIMINGS
 from kdcli.verbs.distill.student import check_members
 from kdcli.workloads.embedder import Embedder
 
 SEARCHED = 12 + 2 * (MAX_DEPTHS + 1)
 """The most models that the search for a fast shape usually measures: four times two shapes and the
 teacher, then twice as many shapes as it compares, and the teacher."""
-TIMINGS = "timings"
 SHARE_OF_BUDGET = 0.1
 """The largest part of a budget in which models are timed before any training."""
 
@@ -162,9 +162,7 @@ def measure_untrained(search: Search, partition: Partition) -> Untrained:
         return {chosen.name: chosen.times[chosen.name]}
 
     named = recipe.plan.shapes or [_name(shape, loaded.shape) for shape in shapes]
-    times = search.steps.once(
-        "timings-of-shapes", [*values, named], dict[str, UntrainedTimes], of_shapes
-    )
+    times = search.steps.once(SHAPE_TIMINGS, [*values, named], dict[str, UntrainedTimes], of_shapes)
     sizes = {_name(shape, loaded.shape): size_of_layers(shape) for shape in shapes}
     untimed = [name for name in sizes if name not in times]
     # The teacher is timed twice: next to the backends, and next to the shapes.
