@@ -23,7 +23,7 @@ from kdcli.report.schema import Report
 from kdcli.report.sections.contents import sections
 from kdcli.report.sections.evaluations import MAX_LABELS, scores
 from kdcli.report.sections.grid import how_chosen
-from kdcli.report.sections.overview import card_title, facts, how_trained, models_section, title
+from kdcli.report.sections.overview import card_title, how_trained, models_section, title
 from kdcli.report.sections.repeat import repeat_block, repeat_command
 from kdcli.report.sections.summary import card_facts, card_sentence, summary
 from kdcli.report.sections.timings import latency_csv
@@ -242,7 +242,6 @@ def html(report: Report, *, links: bool = True) -> str:
         summary=summary(report),
         block=repeat_block(report),
         by_recipe=repeat_command(report.command, None),
-        facts=facts(report),
         sections=[part for part in parts if links or not part.links],
         drawn=drawn,
         script=Markup(script),  # noqa: S704

@@ -3,16 +3,13 @@
 from dataclasses import replace
 from functools import partial
 
-from kdcli.deploy.measurements import UNSTABLE_PHRASE
 from kdcli.report.schema import Candidate, Compression, Report
 from kdcli.report.sections.timings import (
     UNSTABLE_NOTE,
-    cost,
     interval,
     milliseconds,
     price_columns,
     price_note,
-    speedup_fact,
 )
 from kdcli.report.text import (
     Picture,
@@ -22,7 +19,6 @@ from kdcli.report.text import (
     megabytes,
     number,
     percent,
-    points_interval,
     short,
 )
 
@@ -102,49 +98,6 @@ def _row(
 def compressed_name(report: Report) -> str:
     """Name the model that was compressed, from which the teacher may be fine-tuned."""
     return short(str(report.recipe.get("model")))
-
-
-def compression_facts(report: Report, compression: Compression) -> list[tuple[str, str]]:
-    """Return the most important numbers of the chosen candidate, next to the teacher's."""
-    teacher = compression.candidates[0]
-    chosen = next(one for one in compression.candidates if one.name == compression.chosen)
-    listed = [_lost(compression)] if compression.verification else []
-    if (ratio := chosen.speedup) is not None:
-        listed.append(speedup_fact(ratio, compressed_name(report)))
-    size, before = megabytes(chosen.mb or 0), megabytes(teacher.mb or 0)
-    listed.append((f"{size} MB", f"to deploy, instead of {before} MB"))
-    batch, other = chosen.throughput, teacher.throughput
-    price = report.price_per_hour
-    if price is not None and batch is not None and batch.cost_per_million is not None:
-        text = f"for a million texts, at {price:g} an hour"
-        if batch.unstable:
-            text += f" ({UNSTABLE_PHRASE})"
-        elif other is not None and other.cost_per_million is not None and not other.unstable:
-            text += f", instead of {cost(other.cost_per_million)}"
-        listed.append(
-            (f"{'at most ' if batch.unstable else ''}{cost(batch.cost_per_million)}", text)
-        )
-    return listed
-
-
-def _lost(compression: Compression) -> tuple[str, str]:
-    """Write the points that the chosen candidate lost on the verification rows."""
-    verified = compression.verification
-    assert verified is not None
-    points, low, high = (
-        100 * (verified.teacher - value) for value in (verified.score, verified.high, verified.low)
-    )
-    what = compression.metric
-    if verified.reference == "teacher":
-        what = "agreement" if what == "agreement" else f"agreement ({what})"
-    is_lost = round(points, 2) > 0
-    value, change = (f"{points:.2f} points", "lost") if is_lost else ("no loss", "")
-    return (
-        value,
-        f"of {what} {change}".rstrip()
-        + f": {number(verified.score)} instead of {number(verified.teacher)} on "
-        f"{verified.rows:,} rows ({points_interval(low, high, verified.confidence)})",
-    )
 
 
 def _pictures(compression: Compression) -> list[Picture]:

@@ -1,24 +1,19 @@
-"""Show the head of a report: its title, the main table, and the most important numbers."""
+"""Show the head of a report: its title and the main table."""
 
 from collections.abc import Iterable
 from dataclasses import replace
-from statistics import fmean
 
 from kdcli.data.tasks import named_tasks
-from kdcli.deploy.measurements import UNSTABLE_PHRASE, LatencyRow
+from kdcli.deploy.measurements import LatencyRow
 from kdcli.report.schema import Quality, Report
-from kdcli.report.sections.candidates import compressed_name, compression_facts
+from kdcli.report.sections.candidates import compressed_name
 from kdcli.report.sections.evaluations import evaluations_by_task, set_name
 from kdcli.report.sections.kept_weights import best_pruned
 from kdcli.report.sections.timings import (
     UNSTABLE_NOTE,
-    cell_name,
     cells,
     first_cell,
-    form_of,
     interval,
-    ran_as,
-    speedup_fact,
 )
 from kdcli.report.text import (
     LOWER_IS_BETTER,
@@ -287,7 +282,7 @@ def _models_note(report: Report, names: list[str]) -> str:
 
 
 def foremost(report: Report) -> str:
-    """Return the model of the first numbers.
+    """Return the model of the first sentence.
 
     That is the fastest model of a report about latency, the best candidate of several, the best
     pruned model, the recipe itself among its variants, or else the last model.
@@ -324,58 +319,6 @@ def best_candidate(report: Report) -> str | None:
     return max(names, key=lambda name: sum(value for _, value in values[name].values()))
 
 
-def facts(report: Report) -> list[tuple[str, str]]:
-    """Return the most important numbers of one model, compared with the first model's."""
-    if report.compression is not None:
-        return compression_facts(report, report.compression)
-    cards = report.cards
-    first, name = next(iter(cards)), foremost(report)
-    card, baseline = cards[name], cards[first]
-    fastest = fastest_row(report)
-    pruned = [p for p in report.pruning if p.model == name] or report.pruning[:1]
-    listed = [
-        (f"{percent(p.density, 1)} %", f"of the layers' weights kept, {p.method}", "")
-        for p in pruned
-    ]
-    listed += _quality_facts(report, name, first, fastest)
-    if fastest is not None and fastest.speedup is not None:
-        ratio = fastest.speedup
-        ran = ran_as(fastest) if report.focus == "latency" else fastest.model
-        where = cell_name(fastest.cell)
-        listed.append((*speedup_fact(ratio, ratio.baseline, f"{ran}, {where}"), ""))
-    elif not pruned and (rows := [row for row in report.latency if row.model == name]):
-        row, where = rows[0], cell_name(rows[0].cell)
-        at_most, trust = ("at most ", f" ({UNSTABLE_PHRASE})") if row.unstable else ("", "")
-        listed.append((f"{at_most}{row.stated_ms:.1f} ms", where + trust, ""))
-    listed.append((on_disk(card), "on disk", on_disk(baseline)))
-    if card.multiply_adds != baseline.multiply_adds and not baseline.is_served:
-        listed.append((count(card.multiply_adds), "multiply-adds", count(baseline.multiply_adds)))
-    return [
-        (value, f"{what}; {first} {other}" if other and first != name else what)
-        for value, what, other in listed
-    ]
-
-
-def _quality_facts(
-    report: Report, name: str, first: str, fastest: LatencyRow | None
-) -> list[tuple[str, str, str]]:
-    """Return the first metric of every task: value, description, and the first model's value."""
-    # A fast form, such as int8, is shown with its own scores.
-    form = form_of(report, fastest).name if fastest and report.focus == "latency" else name
-    untrained = [m.name for m in report.with_role("untrained", "undistilled") if m.of == name]
-    listed = []
-    for task, models in (_quality(report) | _means(report)).items():
-        own, other = models.get(form, {}), models.get(first, {})
-        before = next((models[start] for start in untrained if start in models), {})
-        metric = next(iter(own), "loss")
-        if metric != "loss":
-            listed.append((number(own[metric]), f"{metric} on {task}", number(other.get(metric))))
-        elif own.get("loss") and "loss" in before:
-            times = f"{before['loss'] / own['loss']:.1f}×"
-            listed.append((times, f"lower {task} than before distillation", ""))
-    return listed
-
-
 def fastest_row(report: Report) -> LatencyRow | None:
     """Return the row with the highest stated speed-up of the first cell.
 
@@ -385,20 +328,3 @@ def fastest_row(report: Report) -> LatencyRow | None:
     if report.with_role("teacher") and report.focus == "quality":
         rows = [row for row in rows if row.model == foremost(report)]
     return max(rows, key=lambda row: (row.speedup and row.speedup.stated) or 0.0, default=None)
-
-
-def _means(report: Report) -> Quality:
-    """Return the mean metrics of tasks with many sets."""
-    quality: Quality = {}
-    for task, evaluations in evaluations_by_task(report).items():
-        sets = len({e.set for e in evaluations})
-        if sets <= MAX_SETS:
-            continue
-        for model in dict.fromkeys(e.model for e in evaluations):
-            own = [e.metrics for e in evaluations if e.model == model]
-            quality.setdefault(f"{task} (mean of {sets} sets)", {})[model] = {
-                metric: fmean(metrics[metric] for metrics in own)
-                for metric in own[0]
-                if all(metric in metrics for metrics in own)
-            }
-    return quality

@@ -5,7 +5,6 @@ import io
 from collections import Counter
 
 from kdcli.deploy.measurements import (
-    MEASURE_AGAIN,
     UNSTABLE_PHRASE,
     Agreement,
     Failure,
@@ -101,20 +100,6 @@ def interval(speedup: Speedup | None) -> str:
     if speedup.unstable:
         return f"≥{speedup.low:.2f}x, unstable"
     return f"{speedup.phrase('x', digits=2)} ({speedup.trust(digits=2)})"
-
-
-def speedup_fact(speedup: Speedup, baseline: str, ran: str = "") -> tuple[str, str]:
-    """Return a speed-up, and what it is or why there is none.
-
-    Args:
-        speedup: The speed-up.
-        baseline: The name of the model that the other one is compared with.
-        ran: The other model and the cell, if they must be told.
-    """
-    where = f": {ran}" if ran else ""
-    if speedup.is_inconclusive:
-        return "no speed-up", f"over {baseline}{where} (the times are unstable; {MEASURE_AGAIN})"
-    return speedup.phrase("×"), f"the speed of {baseline}{where} ({speedup.trust()})"
 
 
 def comparable(report: Report) -> list[LatencyRow]:
