@@ -43,7 +43,7 @@ def tokenise(text: str, model: str, repeats: int) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 began, before = time.perf_counter(), cpu_seconds()
                 where = Path(folder) / "shards"
-                tokenise(source, tokenizer, None, where, log=lambda line: None, workers=workers)
+                tokenise(source, tokenizer, None, where, workers=workers)
                 took[workers], spent[workers] = time.perf_counter() - began, cpu_seconds() - before
         ratios.append(took[1] / took[2])
         for n, seconds in took.items():
@@ -110,7 +110,6 @@ def opened(folder: str) -> None:
         column=None,
         isolated=False,
         held_out_blocks=256,
-        log=print,
     )
     order = BatchOrder(len(corpus.train), BATCH, 0)
     order.indices(1)

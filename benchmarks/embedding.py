@@ -155,7 +155,7 @@ def main() -> None:
     session = Session(start(device, dtype), device)
     plain = Session(session.accelerator, device, judging=True)
     teacher = Embedder.open(options.model, pooling="mean")
-    read = read_texts(options.texts, column=None, unit="sentence", rows=options.rows, log=print)
+    read = read_texts(options.texts, column=None, unit="sentence", rows=options.rows)
     rows = teacher.tokenize(read.texts, read.roles, LENGTH)
     encode: dict[str, list[float]] = {"ours": [], "theirs": []}
     epochs: dict[str, list[float]] = {"ours": [], "theirs": []}

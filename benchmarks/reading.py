@@ -152,7 +152,7 @@ def tokenise_ours(file: str, tokenizer: str, out: Path) -> int:
 
     shards.SHARD_BYTES = SHARD_BYTES
     source, loaded = open_source(file), load_tokenizer(tokenizer)
-    meta = tokenise(source, loaded, None, out, log=lambda _: None, workers=WORKERS)
+    meta = tokenise(source, loaded, None, out, workers=WORKERS)
     return sum(shard.tokens or 0 for shard in meta.shards)
 
 

@@ -28,7 +28,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -92,7 +91,7 @@ def teacher_and_rows(options: argparse.Namespace) -> tuple[PreTrainedModel, Toke
         }
         return AutoModelForSequenceClassification.from_config(BertConfig(**shape)), random_rows()
     request = RowsRequest("sst2", options.data, train_rows=ROWS, judged_rows=1)
-    data = open_labelled(request, log=print)
+    data = open_labelled(request)
     headed = load_for_task(options.model, data.task, new_head=True)
     rows = encode_examples(
         data.task, data.train, headed.tokenizer, max_length=64, token_types=False
@@ -358,7 +357,6 @@ def kdcli_ways(
         fingerprint=str(dtype),
         session=Session(start(device, dtype), device),
         limit_bytes=1 << 33,
-        log=partial(print, file=sys.stderr),
     )
     assert store is not None, "no room for the store"
     name, ways = str(dtype)[6:], {}

@@ -37,7 +37,9 @@ BELOW: dict[str, set[str]] = {
     "__main__": {"cli"},
     **{room: set() for room in ("models", "data", "recipe")},
 }
-GROUND = {"attention", "manifest", "custom_code", "errors", "types", "disk", "version"}
+GROUND = {
+    *("attention", "manifest", "custom_code", "errors", "messages", "types", "disk", "version")
+}
 # What the command line may import outside its functions, next to `METHODS`, which reads names from
 # folders.
 AT_HELP = {"custom_code", "errors", "cli", "kdcli", "version"}

@@ -127,7 +127,7 @@ def test_rows_in_memory_are_written_without_a_copy_of_them_all(tmp_path, monkeyp
     monkeypatch.setenv("KDCLI_CACHE", str(tmp_path))
     texts = [f"{n} is a text of {'many ' * 40}words" for n in range(20_000)]
     tracemalloc.start()
-    path = write_object(texts, print)
+    path = write_object(texts)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert path.stat().st_size > 4_000_000

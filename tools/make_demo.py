@@ -145,7 +145,6 @@ def train(model: BertForMaskedLM, tokenizer: BertTokenizerFast, steps: int) -> N
         column=None,
         isolated=False,
         held_out_blocks=256,
-        log=print,
     )
     order = BatchOrder(len(corpus.train), BATCH, SEED)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01, fused=True)

@@ -119,7 +119,8 @@ def _kind_of(error: OSError) -> type[KdcliError] | None:
 
 def _say(error: KdcliError) -> None:
     """Print an error in one of the processes of a run."""
-    from kdcli.engine.processes import is_main, joined
+    from kdcli.engine.processes import joined
+    from kdcli.messages import is_main
 
     if joined():
         from kdcli.engine.peers import peers

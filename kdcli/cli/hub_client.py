@@ -43,12 +43,10 @@ class HubClient(httpx.Client):
             response = _within(seconds, lambda: send(request, **options))
         except (TimeoutError, httpx.TimeoutException, httpx.NetworkError) as error:
             where = f"{request.url.scheme}://{request.url.netloc.decode()}"
-            from kdcli.engine.progress import Progress
+            from kdcli.messages import log
 
             state.failure = f"{where} does not answer ({str(error) or type(error).__name__})"
-            Progress.log(
-                f"{state.failure}; only files in the cache are used, as with HF_HUB_OFFLINE=1"
-            )
+            log(f"{state.failure}; only files in the cache are used, as with HF_HUB_OFFLINE=1")
             raise OfflineModeIsEnabled(state.failure) from None
         state.has_answered = True
         request.extensions["timeout"] = original

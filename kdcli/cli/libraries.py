@@ -45,8 +45,6 @@ def prepare_libraries(quiet: bool, verbose: bool, *, is_command: bool = True) ->
     Progress.console.quiet = quiet
     Progress.attach(is_command=is_command)
     watch_hub()
-    # Adding the same filter again changes nothing.
-    logging.getLogger("kdcli.models").addFilter(Progress.is_new_fact)
 
 
 class _HubRetries(logging.Filter):
@@ -59,10 +57,10 @@ class _HubRetries(logging.Filter):
         if not RETRIES.search(record.getMessage()):
             return True
         if not self.is_logged:
-            from kdcli.engine.progress import Progress
+            from kdcli.messages import log
 
             self.is_logged = True
-            Progress.log("waiting for the hub, which does not answer")
+            log("waiting for the hub, which does not answer")
         return False
 
 

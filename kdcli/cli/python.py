@@ -218,13 +218,13 @@ def source_of(value: object, subject: str) -> object:
     if isinstance(value, str | Path):
         return value
     from kdcli.data.objects import write_object
-    from kdcli.engine.progress import Progress
+    from kdcli.messages import log
 
     try:
-        path = write_object(value, Progress.log)
+        path = write_object(value)
     except UsageError as error:
         raise error.of(subject) from None
-    Progress.log(f"{subject.split()[-1]} is in {path}")
+    log(f"{subject.split()[-1]} is in {path}")
     return path
 
 

@@ -5,12 +5,13 @@ a table of all accounts. With `--strict-data`, a row that is left out is an erro
 asks for it. So is a labelled row without text, or with the text of an earlier row.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kdcli.data.rows import BadRow, BlankLine, LineBreaks, OutsideShare
 from kdcli.data.storage import base_name
 from kdcli.errors import UsageError
+from kdcli.messages import log_fact
 from kdcli.types import Example
 
 EMPTY, BAD, REPEATED = "empty", "bad", "repeated"
@@ -148,13 +149,12 @@ class Accounts:
         self.strict = strict
         self.by_key.clear()
 
-    def close(self, account: RowAccount, kept: int, log: Callable[[str], None]) -> None:
+    def close(self, account: RowAccount, kept: int) -> None:
         """Complete an account, and log it unless the same one was logged before.
 
         Args:
             account: The account.
             kept: The number of rows that are used.
-            log: Called with the line.
 
         Raises:
             UsageError: The account does not add up, or rows are left out and `strict` is set.
@@ -168,7 +168,7 @@ class Accounts:
             )
         self.check(account)
         if self.by_key.get(account.key) != account:
-            log(account.line)
+            log_fact(account.line)
         self.by_key[account.key] = account
 
     def check(self, account: RowAccount) -> None:

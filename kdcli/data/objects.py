@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
-from kdcli.data.sources import Log, names_by_split
+from kdcli.data.sources import names_by_split
 from kdcli.disk import (
     atomic_dir,
     atomic_file,
@@ -29,6 +29,7 @@ from kdcli.disk import (
 )
 from kdcli.errors import UsageError, first_line
 from kdcli.manifest import file_sha256
+from kdcli.messages import log
 
 if TYPE_CHECKING:
     import datasets
@@ -65,7 +66,7 @@ ROWS_PER_WRITE = 1000
 SPLITS_HINT = "for several splits, give datasets.DatasetDict(train=..., validation=...)"
 
 
-def write_object(value: object, log: Log) -> Path:
+def write_object(value: object) -> Path:
     """Write an object to the cache, unless it is there, and return the path of the file.
 
     A `DatasetDict` becomes a directory with a file for each split. Nothing deletes these files,
@@ -73,7 +74,6 @@ def write_object(value: object, log: Log) -> Path:
 
     Args:
         value: One of the types of `Data` that is no path.
-        log: Called with a message if a split is left out.
 
     Raises:
         UsageError: The object is of another type, is empty, or holds values that cannot be written.
@@ -82,7 +82,7 @@ def write_object(value: object, log: Log) -> Path:
     folder = cache_dir() / FOLDER
     content: _Content | Mapping[str, _Content]
     if _is_a(value, "datasets", "DatasetDict"):
-        content = _splits(value, log)
+        content = _splits(value)
         path = folder / cache_key(*((split, part.key) for split, part in sorted(content.items())))
     else:
         content = _content_of(value)
@@ -389,7 +389,7 @@ def _dataset(dataset: "datasets.Dataset") -> _Content:
     return _table(schema, batches)
 
 
-def _splits(splits: "datasets.DatasetDict", log: Log) -> dict[str, _Content]:
+def _splits(splits: "datasets.DatasetDict") -> dict[str, _Content]:
     """Return the tables of a `DatasetDict`, by the name that it gives to a split.
 
     Raises:

@@ -82,8 +82,6 @@ SAVED_HINT = "save the data set again with .flatten_indices().save_to_disk(), or
 SPLITS_HINT = "one of them should be train, validation or test"
 LOG_SECONDS = 10.0  # Seconds between log lines about the progress.
 
-Log = Callable[[str], None]
-
 
 class SourceFile(NamedTuple):
     """A file of a split: its name and its rows."""

@@ -22,9 +22,10 @@ from kdcli.custom_code import custom_code_allowed
 from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.measurements import Agreement, Failure, LatencyRow
 from kdcli.deploy.old_machines.measure_encoders import MAX_MEASUREMENTS
-from kdcli.engine.progress import LINE_SECONDS, Progress, time_left
+from kdcli.engine.progress import LINE_SECONDS, time_left
 from kdcli.engine.threads import measuring_environment
 from kdcli.errors import MachineError, last_message
+from kdcli.messages import log
 
 CELLS = ((1, 128), (8, 128))  # (batch size, tokens) that every report measures
 
@@ -109,14 +110,14 @@ class _Lines:
         elif "prepared" in message and now - self.last >= LINE_SECONDS:
             assert self.first is not None
             left = (now - self.first) / (prepared - 1) * (number - prepared)
-            Progress.log(f"{prepared} of {number} models prepared  {time_left(left)}")
+            log(f"{prepared} of {number} models prepared  {time_left(left)}")
             self.last = now
         if "measuring" in message:
             batch_size, seq_len, seconds, count = message["measuring"]
             if float(str(seconds)) >= LINE_SECONDS:
                 models = f"{number} models in turns" if number > 1 else "the model"
                 longer = ", longer if the times are unstable"
-                Progress.log(
+                log(
                     f"timing {models} on {batch_size} x {seq_len} tokens: about {seconds} s"
                     + (longer if int(str(count)) > 1 else "")
                 )

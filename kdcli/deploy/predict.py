@@ -28,8 +28,8 @@ from kdcli.deploy.exported import EMBEDDING_KIND, is_export, open_export
 from kdcli.deploy.runners import Runner, runner
 from kdcli.deploy.sparse.loading import load_network
 from kdcli.engine.device import choose_device
-from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
+from kdcli.messages import warn
 from kdcli.metrics.cascade import ranked_twice, sureness
 from kdcli.metrics.finite import check_finite
 from kdcli.metrics.tokens import entities
@@ -201,7 +201,7 @@ class Predictor:
         if kind == "tokens":
             labels = tuple(map(str, config.id2label.values()))
             if (warning := describe_unknown_scheme(labels)) is not None:
-                Progress.warn(f"{source}: {warning}")
+                warn(f"{source}: {warning}")
         known = functools.partial(cls, source, kind, config, tokenizer, format=fmt)
         if is_export(source):
             export = open_export(source)

@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 
 from kdcli.deploy.latency import Latency, Protocol, Subject, measure_latency
 from kdcli.disk import as_directory
-from kdcli.engine.progress import Progress
 from kdcli.errors import GateError, Interrupted, MachineError, UsageError
+from kdcli.messages import log
 from kdcli.models.card import describe
 from kdcli.models.grammar import SpeedGoal, short_name
 from kdcli.models.load import save_model
@@ -190,7 +190,7 @@ def times_of_shapes(
         seed: The seed of their weights.
         times: Measures models. The first one is the baseline.
     """
-    Progress.log(f"measuring {', '.join(shapes)} untrained on {backend}")
+    log(f"measuring {', '.join(shapes)} untrained on {backend}")
     subjects, sizes = [baseline], {}
     with tempfile.TemporaryDirectory() as temporary:
         for name, shape in shapes.items():
@@ -267,7 +267,7 @@ def choose_shape(
         compare, cosines = comparison(), dict[str, float]()
         for name, shape in candidates.items():
             cosines[name] = compare(shape)
-            Progress.log(f"{name}: mean cosine {cosines[name]:.3f} with the teacher after the fit")
+            log(f"{name}: mean cosine {cosines[name]:.3f} with the teacher after the fit")
         best = max(cosines, key=cosines.__getitem__)
         return FastShape(best, timed.sorted(), cosines)
     listed = timed.sorted()

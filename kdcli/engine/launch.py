@@ -15,7 +15,6 @@ from kdcli.engine.device import choose_device, choose_dtype
 from kdcli.engine.fan_out import fan_out
 from kdcli.engine.inputs import content_of_inputs
 from kdcli.engine.processes import joined
-from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import (
     RunDir,
     flatten_recipe,
@@ -25,6 +24,7 @@ from kdcli.engine.run_dir import (
 )
 from kdcli.engine.session import Session, start
 from kdcli.errors import ChildFailed, MachineError, UsageError, did_you_mean
+from kdcli.messages import log
 from kdcli.recipe.sections import RunOptions, TrainSettings
 from kdcli.types import Schedule
 
@@ -185,7 +185,7 @@ def choose_output_dir(
     folder = Path(broadcast_object_list([output_dir(name, options, recipe)])[0])
     # A step of another run always resumes, and has no words of a command line.
     if resume and options.arguments and not RunDir(folder).is_run:
-        Progress.log(f"{folder} holds no run to resume; a new run begins there")
+        log(f"{folder} holds no run to resume; a new run begins there")
     if not options.dry_run:
         session.on_main(
             lambda: RunDir(folder).check(
@@ -258,7 +258,7 @@ def already_done(session: Session, folder: Path) -> bool:
     """Return True, after a log line, if the directory's run has written its report."""
     done = session.on_main(lambda: RunDir(folder).done)
     if done:
-        Progress.log(f"{folder} is done already")
+        log(f"{folder} is done already")
         if session.is_main:
             # A run that was killed right after its report still has its checkpoints.
             RunDir(folder).drop_checkpoints()

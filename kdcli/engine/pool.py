@@ -40,6 +40,7 @@ from kdcli.engine.processes import StopRequest, stop_requests
 from kdcli.engine.progress import Progress
 from kdcli.errors import Interrupted, MachineError, Stopped
 from kdcli.manifest import continue_manifest, recorded_directories
+from kdcli.messages import log
 from kdcli.recipe.sections import RunOptions
 
 T = TypeVar("T")
@@ -179,7 +180,7 @@ class Pool:
                     self._resume_all()
                     seconds -= time.monotonic() - began
                     if attempt + 1 < ATTEMPTS and not self.stop.signalled and not self.ends:
-                        Progress.log(f"{name}: its process was killed; another one continues it")
+                        log(f"{name}: its process was killed; another one continues it")
             if self.ends or self.stop.signalled:
                 raise Stopped(f"stopped in {name}")
             raise MachineError(

@@ -20,6 +20,7 @@ from contextvars import ContextVar
 from types import FrameType
 
 from kdcli.errors import Interrupted, Stopped
+from kdcli.messages import slurm_tasks
 
 INTERRUPTED = "interrupted; no checkpoint of this step was written"
 PARENT = "KDCLI_PARENT"
@@ -182,17 +183,12 @@ def parent_watches() -> bool:
 
 def joined() -> bool:
     """Whether a launcher started this process as one of several."""
-    return "WORLD_SIZE" in os.environ or _slurm_tasks() > 1
-
-
-def _slurm_tasks() -> int:
-    # Count the tasks of an `srun` step. An `sbatch` script is one process for any allocation.
-    return int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
+    return "WORLD_SIZE" in os.environ or slurm_tasks() > 1
 
 
 def take_slurm() -> None:
     """Copy `srun`'s variables to the names that torch reads, unless another launcher set them."""
-    if "WORLD_SIZE" in os.environ or _slurm_tasks() == 1:
+    if "WORLD_SIZE" in os.environ or slurm_tasks() == 1:
         return
     env = os.environ
     # `gpu[03-07,11],login` begins with gpu03.
@@ -200,19 +196,13 @@ def take_slurm() -> None:
     local_tasks = re.match(r"\d+", env.get("SLURM_STEP_TASKS_PER_NODE", "1"))
     assert first
     assert local_tasks
-    env["WORLD_SIZE"] = str(_slurm_tasks())
+    env["WORLD_SIZE"] = str(slurm_tasks())
     env["RANK"] = env["SLURM_PROCID"]
     env["LOCAL_RANK"] = env["SLURM_LOCALID"]
     env["LOCAL_WORLD_SIZE"] = local_tasks[0]
     env.setdefault("MASTER_ADDR", first[1] + (first[2] or ""))
     # The port is the same in all processes of a step, and differs between jobs.
     env.setdefault("MASTER_PORT", str(20_000 + int(env["SLURM_JOB_ID"]) % 10_000))
-
-
-def is_main() -> bool:
-    """Whether this is the main process, which alone may print and write."""
-    default = os.environ.get("SLURM_PROCID", "0") if _slurm_tasks() > 1 else "0"
-    return int(os.environ.get("RANK", default)) == 0
 
 
 PEER_IS_GONE = (

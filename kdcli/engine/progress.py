@@ -1,4 +1,4 @@
-"""The progress of a run: lines for the logger `kdcli`, and a live bar.
+"""The progress of a run: lines for the log, and a live bar.
 
 The command line prints the lines on stderr. A terminal gets a live bar, and anything else one line
 every few seconds. With `-q` there is nothing.
@@ -6,11 +6,8 @@ every few seconds. With `-q` there is nothing.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
-from collections.abc import Iterator
-from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import ClassVar
@@ -19,16 +16,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from kdcli.engine.processes import is_main
+from kdcli.messages import LOG, log
 from kdcli.types import REGULARIZER
 
-LOG = logging.getLogger("kdcli")
-WARNING = "warning: "
-"""The beginning of a message of level WARNING. All others have level INFO."""
 LINE_SECONDS = 5.0
 """Seconds between two lines if there is no terminal."""
-_facts: ContextVar[set[str] | None] = ContextVar("facts", default=None)
-"""The facts that were logged since `Progress.facts_once` was entered."""
 PACE_STEPS = 5
 """Steps after the first one from which the remaining time is estimated."""
 
@@ -148,14 +140,14 @@ class Progress:
         if record.held_out is not None:
             first_metrics = list((record.metrics or {}).items())[:2]
             metrics = "".join(f", {name} {value:.4f}" for name, value in first_metrics)
-            self.log(f"step {step}: held-out loss {record.held_out['loss']:.4f}{metrics}")
+            log(f"step {step}: held-out loss {record.held_out['loss']:.4f}{metrics}")
         now = time.monotonic()
         left = self._time_left(step, now)
         if self.live:
             self.bar.update(self.task, completed=step, facts=facts, left=left)
             return
         if now - self.last_line >= LINE_SECONDS or step == self.steps:
-            self.log("  ".join(filter(None, [f"step {step}/{self.steps}", facts, left])))
+            log("  ".join(filter(None, [f"step {step}/{self.steps}", facts, left])))
             self.last_line = now
 
     def _time_left(self, step: int, now: float) -> str:
@@ -172,12 +164,6 @@ class Progress:
         return time_left((now - first_end) / steps * (self.steps - step))
 
     @classmethod
-    def log(cls, *messages: str) -> None:
-        """Log messages, in the main process only."""
-        for message in messages if is_main() else ():
-            LOG.log(logging.WARNING if message.startswith(WARNING) else logging.INFO, "%s", message)
-
-    @classmethod
     def attach(cls, *, is_command: bool) -> None:
         """Print messages on stderr.
 
@@ -191,47 +177,3 @@ class Progress:
             LOG.addHandler(cls.handler)
         if is_command or LOG.level == logging.NOTSET:
             LOG.setLevel(logging.INFO)
-
-    @classmethod
-    def log_fact(cls, *messages: str) -> None:
-        """Log facts about data or a model, each only once within `facts_once`."""
-        for message in messages:
-            if cls._is_new(message):
-                cls.log(message)
-
-    @classmethod
-    def is_new_fact(cls, record: logging.LogRecord) -> bool:
-        """Tell whether the main process logs a fact for the first time within `facts_once`."""
-        return is_main() and cls._is_new(record.getMessage())
-
-    @classmethod
-    def _is_new(cls, message: str) -> bool:
-        known = _facts.get()
-        is_new = known is None or message not in known
-        # A dry run is quiet. The run itself then logs the fact.
-        if known is not None and not cls.console.quiet:
-            known.add(message)
-        return is_new
-
-    @classmethod
-    def warn(cls, *messages: str) -> None:
-        """Log warnings, each only once within `facts_once`."""
-        cls.log_fact(*(WARNING + message for message in messages))
-
-    @staticmethod
-    @contextlib.contextmanager
-    def facts_once(known: set[str] | None = None) -> Iterator[set[str]]:
-        """Log equal facts only once, because several steps of a run read the same data.
-
-        Args:
-            known: The facts that another process has logged.
-
-        Yields:
-            The facts that were logged so far.
-        """
-        facts = set() if known is None else known
-        token = _facts.set(facts)
-        try:
-            yield facts
-        finally:
-            _facts.reset(token)

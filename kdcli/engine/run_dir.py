@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from glob import escape
@@ -44,6 +44,7 @@ from kdcli.disk import (
 from kdcli.engine.inputs import check_no_foreign_files, check_not_input, texts_in
 from kdcli.errors import MachineError, UsageError
 from kdcli.manifest import MANIFEST, begin_manifest, continue_manifest, file_sha256
+from kdcli.messages import log
 from kdcli.recipe.defaults import runs_dir
 from kdcli.recipe.yaml import flow_style, read_yaml
 
@@ -434,15 +435,8 @@ class RunDir:
         for old in self._checkpoints()[:-KEEP]:
             shutil.rmtree(old)
 
-    def load_checkpoint(self, warn: Callable[[str], None]) -> Checkpoint | None:
-        """Load the newest intact checkpoint.
-
-        Args:
-            warn: Called with a message for each damaged checkpoint.
-
-        Returns:
-            None if no checkpoint is intact.
-        """
+    def load_checkpoint(self) -> Checkpoint | None:
+        """Load the newest intact checkpoint, or return None. Damaged ones are logged."""
         folders = self._checkpoints()
         for folder in reversed(folders):
             consequence = (
@@ -456,7 +450,7 @@ class RunDir:
                     raise ValueError("its checksum does not match")
                 return Checkpoint(state["step"], load_file(folder / "tensors.safetensors"), state)
             except (OSError, UsageError, ValueError, KeyError, SafetensorError) as error:
-                warn(f"checkpoint {folder} is damaged ({error}); {consequence}")
+                log(f"checkpoint {folder} is damaged ({error}); {consequence}")
         return None
 
     def save_best(self, step: int, tensors: Mapping[str, Tensor]) -> None:

@@ -45,6 +45,7 @@ from kdcli.errors import (
     UsageError,
     is_out_of_memory,
 )
+from kdcli.messages import log
 from kdcli.types import COUNTS, Array, Batch, Count, Examples, Job, Outcome, Schedule, counts_of
 
 COMPARED_ROWS = 1_024
@@ -381,7 +382,7 @@ class _Run:
         if self.micro == 1:
             raise _out_of_memory(f"at step {step} with one sequence at a time")
         self.micro = math.ceil(self.micro / 2)
-        Progress.log(
+        log(
             f"out of memory: micro-batch halved to {self.micro}; "
             f"the global batch stays {self.schedule.batch_size}"
         )
@@ -460,7 +461,7 @@ class _Run:
         """Load the newest intact checkpoint, if there is one, and return its step."""
         run, session, checkpoint = self.run, self.session, None
         if run and session.is_main:
-            checkpoint = run.load_checkpoint(Progress.log)
+            checkpoint = run.load_checkpoint()
             # Without a finished step, step 0 is evaluated again.
             run.cut_log(checkpoint.step if checkpoint else -1)
         step, saved = session.on_main(
@@ -480,7 +481,7 @@ class _Run:
         outcome.tokens, outcome.seconds = state.tokens, state.seconds
         outcome.loss_first, outcome.loss_last = state.loss_first, state.loss_last
         outcome.resumed_from_step = step
-        Progress.log(f"resumed after step {step}")
+        log(f"resumed after step {step}")
         return int(step)
 
     def _checkpoint(self, step: int) -> None:

@@ -26,6 +26,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from kdcli.errors import UsageError
+from kdcli.messages import log
 from kdcli.models.fit import SILENCE
 from kdcli.models.layout import layout_for
 from kdcli.models.reduce import copy_reduced
@@ -140,14 +141,14 @@ def rows_to_compare(text: Examples, config: PreTrainedConfig, rows: int) -> Batc
     return rows_of(text, rows, min(LENGTH, positions_of(config) or LENGTH))
 
 
-def measured_layers(comparison: Comparison, count: int, log: Callable[[str], None]) -> list[int]:
+def measured_layers(comparison: Comparison, count: int) -> list[int]:
     """Return the teacher layers 1 ... N that a student of `count` layers keeps.
+
+    The log has their agreement, next to that of evenly spaced layers.
 
     Args:
         comparison: How choices are compared with the teacher.
         count: The number of layers.
-        log: Receives the result and its agreement, next to that of evenly spaced layers. A long
-            search also logs how many choices it has tried, and the best one.
     """
     config = comparison.teacher.config
     source = shape_of(config)

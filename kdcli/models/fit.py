@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from kdcli.messages import log
 from kdcli.models.layout import Layout, linears
 from kdcli.models.least_squares import Inputs, fit_linear, fit_norm
 from kdcli.models.sample import SAMPLE_TOKENS, real_states, run_sample
@@ -132,13 +133,12 @@ def fit_to_teacher(
     origins: Mapping[nn.Module, nn.Module],
     sample: Batch,
     dtype: torch.dtype,
-    log: Callable[[str], None] | None = None,
 ) -> None:
     """Fit a student's linears and normalisations to its teacher's outputs for a sample, in place.
 
     `origins` maps each of the student's layers to the teacher's layer that it replaces. Both models
-    run in `dtype`; the fitted weights are computed in float32 and float64. A long fit calls `log`
-    with the number of fitted layers.
+    run in `dtype`; the fitted weights are computed in float32 and float64. A long fit logs the
+    number of fitted layers.
     """
     fit = _Fit(sample)
     layer_of = {module: layer for layer in origins for module in layer.modules()}
@@ -161,7 +161,7 @@ def fit_to_teacher(
 
     def before_layer(layer: nn.Module, args: object) -> None:
         nonlocal logged
-        if log is not None and time.monotonic() - logged >= SILENCE:
+        if time.monotonic() - logged >= SILENCE:
             log(f"{layers.index(layer)} of {len(layers)} layers fitted")
             logged = time.monotonic()
         origin = origins[layer]

@@ -6,11 +6,11 @@ a model type, and a student has its teacher's layout.
 
 import copy
 import json
-import logging
 from dataclasses import replace
 
 from transformers import PreTrainedConfig
 
+from kdcli.messages import log_fact
 from kdcli.models.custom_class import runs_own_code
 from kdcli.models.derived_layout import NotDerivedError, derive, layout_of_states, small_copies
 from kdcli.models.files import TASK_KEY
@@ -21,7 +21,6 @@ UNRELATED = (
     *("return_dict", "output_hidden_states", "output_attentions"),
 )
 """Settings that do not change a base model's network."""
-LOG = logging.getLogger("kdcli.models")
 _BY_SETTINGS: dict[str, Layout] = {}
 _BY_COPY: dict[str, Layout] = {}
 _LOGGED: set[tuple[str, Layout]] = set()
@@ -83,13 +82,13 @@ def _derived(
 
 def _log(kind: str, row: Layout) -> None:
     if row.missing:
-        LOG.info("%s", row.missing)
+        log_fact(row.missing)
         return
     parts = vars(row)
     names = ", ".join(f"{name} {parts[name]}" for name in ("layers", *"qkvo", "up", "down"))
     # Users of well-known types need not read this in each run.
-    level = logging.DEBUG if kind in WRITTEN else logging.INFO
-    LOG.log(level, "%s: its layout was derived from the network and verified (%s)", kind, names)
+    if kind not in WRITTEN:
+        log_fact(f"{kind}: its layout was derived from the network and verified ({names})")
 
 
 def _key(small: PreTrainedConfig, kind: str) -> str:

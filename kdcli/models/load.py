@@ -6,7 +6,6 @@ A source is a hub id, a directory, or a model inside the package: `demo` or `dem
 import functools
 import importlib.resources
 import json
-import logging
 import re
 import string
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +39,7 @@ from kdcli.custom_code import (
 )
 from kdcli.disk import EMBEDDED, cached_file, fill_dir, is_path, near_path, read_json, user_path
 from kdcli.errors import KdcliError, UsageError, first_line, raise_machine_error
+from kdcli.messages import warn
 from kdcli.models.custom_class import (
     COMPACT_KEY,
     HEADS,
@@ -102,7 +102,6 @@ from kdcli.models.temperature import TEMPERATURE
 from kdcli.models.tokenizer_files import PROBE, TOKENIZER_FILE, check_ids, check_tokenizer
 from kdcli.types import RowHashes
 
-LOG = logging.getLogger("kdcli.models")
 # The progress bars of transformers would break the ones of kdcli.
 transformers_logging.disable_progress_bar()
 
@@ -689,12 +688,10 @@ def load_weights(
         # A decoder would return a table of keys and values.
         model.config.use_cache = False
     if has_own_code(model) and (names := fill_buffers(model)):
-        LOG.warning(
-            "transformers leaves buffers of %s empty, for example %s, because its code computes "
-            "them only when it builds the network; kdcli computes them again, but other programs "
-            "get other states from this model and from models made from it",
-            source,
-            names[0],
+        warn(
+            f"transformers leaves buffers of {source} empty, for example {names[0]}, because its "
+            "code computes them only when it builds the network; kdcli computes them again, but "
+            "other programs get other states from this model and from models made from it"
         )
     _check_used(source, config, info["unexpected_keys"])
     if not is_custom(model):

@@ -121,7 +121,6 @@ def copy_reduced(
     *,
     fit: bool,
     dtype: torch.dtype = torch.float32,
-    log: Callable[[str], None] | None = None,
 ) -> tuple[list[str], Tensor | None]:
     """Fill the parameters of a student of the teacher's type in place.
 
@@ -129,7 +128,6 @@ def copy_reduced(
     * `fit`: also fit the student to the teacher's outputs for the sample.
     * `dtype`: the number format in which the models run on the sample. Models that mask with the
       smallest float32 number run in float32.
-    * `log`: called with messages about the progress of the fit.
 
     Returns the names of the parameters that could not be filled, and the basis [D, N] of the
     teacher's residual stream that the student keeps, or None if it keeps the whole stream.
@@ -183,7 +181,7 @@ def copy_reduced(
     if fit:
         counterparts = _counterparts(teacher, student, origin, basis_DN, maps)
         layers = dict(zip(layout.modules(student), origins, strict=True))
-        fit_to_teacher(teacher, student, counterparts, layers, sample, dtype, log)
+        fit_to_teacher(teacher, student, counterparts, layers, sample, dtype)
     teacher.train(training)
     return unfilled, basis_DN
 

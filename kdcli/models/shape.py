@@ -5,7 +5,6 @@ This module derives the student's configuration and initial weights
 """
 
 import copy
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from kdcli.errors import UsageError
+from kdcli.messages import log
 from kdcli.models.fit import tokens_to_fit
 from kdcli.models.grammar import short_name
 from kdcli.models.layout import Layout, layout_for
@@ -153,13 +153,11 @@ def build_student(
     *,
     text: Examples | None = None,
     dtype: torch.dtype = torch.float32,
-    log: Callable[[str], None] | None = None,
 ) -> InitializedStudent:
     """Build a student of a shape from a base encoder.
 
     * `text`: the text to fit on. Without it, nothing is fitted.
     * `dtype`: the number format in which the models run on that text.
-    * `log`: receives a line before the fit, which can take minutes.
 
     A static student has random vectors, whatever `start.init` is: its table is fitted to vectors of
     texts, which this function does not have.
@@ -192,11 +190,12 @@ def build_student(
     layout = layout_for(teacher.config)
     tokens = tokens_to_fit(teacher, layout, shape.layers) if fit else SAMPLE_TOKENS
     sample = sample_of(text, teacher.config, positions_of(teacher.config), tokens)
-    if fit and log is not None:
+    if fit:
+        # The fit can take minutes.
         read = int(sample["attention_mask"].sum())
         log(f"fitting a {short_name(shape, source)} to the teacher's outputs for {read:,} tokens")
     unfilled, basis_DN = copy_reduced(
-        teacher, student, layout, chosen, sample, fit=fit, dtype=dtype, log=log
+        teacher, student, layout, chosen, sample, fit=fit, dtype=dtype
     )
     notes = [f"initialised from teacher layers {', '.join(map(str, chosen))}"]
     if shape.hidden < source.hidden:

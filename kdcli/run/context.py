@@ -11,9 +11,9 @@ import torch
 from kdcli.deploy.latency import Protocol, measure_latency
 from kdcli.engine.launch import choose_output_dir, launch
 from kdcli.engine.pool import undisturbed
-from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.engine.session import Session, start
+from kdcli.messages import log
 from kdcli.recipe.resolve import RecipeT, RecipeT_co, Resolved
 from kdcli.recipe.sections import MeasureSettings, RunOptions
 from kdcli.report.finish import ReportContents, RunResult, write_report
@@ -85,7 +85,7 @@ class RunContext(Generic[RecipeT_co]):
         """
         timed = [model.timed for model in contents.models if model.timed is not None]
         if settings is not None and settings.latency and timed:
-            Progress.log("measuring latency, which --set measure.latency=false skips")
+            log("measuring latency, which --set measure.latency=false skips")
             protocol = Protocol(
                 device=str(self.session.device),
                 min_runs=settings.min_runs,

@@ -15,9 +15,9 @@ from kdcli.engine.launch import process_count
 from kdcli.engine.memory import release_memory
 from kdcli.engine.pool import Pool
 from kdcli.engine.processes import StopRequest
-from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.engine.session import own_state
+from kdcli.messages import facts_once
 from kdcli.recipe.sections import RunOptions
 
 
@@ -60,7 +60,7 @@ def _as_command(trust_remote_code: bool, strict_data: bool, facts: set[str]) -> 
         facts: What the first process has logged.
     """
     ACCOUNTS.strict = strict_data
-    with custom_code(trust_remote_code), keep_rows(), Progress.facts_once(facts):
+    with custom_code(trust_remote_code), keep_rows(), facts_once(facts):
         yield
 
 

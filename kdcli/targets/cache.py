@@ -26,7 +26,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +43,7 @@ from kdcli.data.sources import LOG_SECONDS
 from kdcli.disk import cache_key, disk_errors, fsync, remove, use_entry, write_atomic
 from kdcli.engine.session import Session
 from kdcli.errors import MachineError, is_out_of_memory
+from kdcli.messages import log
 from kdcli.types import Array, Batch, Needs, Signals
 
 CACHE_FORMAT = 1  # incremented when the format of the cached files changes
@@ -251,7 +252,6 @@ class SignalStore:
         fingerprint: str,
         session: Session,
         limit_bytes: int,
-        log: Callable[[str], None],
         about: str | None = None,
         group_size: GroupSize = DEFAULT_GROUPS,
     ) -> Self | None:
@@ -269,7 +269,6 @@ class SignalStore:
             fingerprint: Hash of the teacher's weights and configuration.
             session: The device of the teacher, and the processes of the run.
             limit_bytes: Maximum size of the store.
-            log: Writes a log line.
             about: The teacher, for `kdcli cache`. None if the store is not in the cache.
             group_size: The size of the teacher's forward passes.
 
@@ -296,7 +295,7 @@ class SignalStore:
         if about is not None:
             use_entry(store.folder, f"{about}, {len(rows):,} rows")
         is_whole = all(session.gather(store._is_whole(key)))
-        if not is_whole and not store._create(key, teacher, session, log):
+        if not is_whole and not store._create(key, teacher, session):
             return None
         log(f"the teacher's signals are read from {store.folder} ({_mb(size)})")
         store.tokens = store._mapped(TOKENS_FILE, np.int16, layout.tokens_shape(rows))
@@ -377,9 +376,7 @@ class SignalStore:
         except OSError:
             return False
 
-    def _create(
-        self, key: str, teacher: nn.Module, session: Session, log: Callable[[str], None]
-    ) -> bool:
+    def _create(self, key: str, teacher: nn.Module, session: Session) -> bool:
         """Create the store, or wait until another run has created it.
 
         Returns:
@@ -391,8 +388,8 @@ class SignalStore:
             leaders = _leaders(folder, key, session)
             with contextlib.ExitStack() as stack:
                 if leaders[rank] == rank:
-                    stack.enter_context(_held(FileLock(folder / f".{key}.lock"), log))
-                return self._complete(key, teacher, leaders, session, log)
+                    stack.enter_context(_held(FileLock(folder / f".{key}.lock")))
+                return self._complete(key, teacher, leaders, session)
 
     def _complete(
         self,
@@ -400,7 +397,6 @@ class SignalStore:
         teacher: nn.Module,
         leaders: Sequence[int],
         session: Session,
-        log: Callable[[str], None],
     ) -> bool:
         """Compute the missing shards, together with the other processes.
 
@@ -409,7 +405,6 @@ class SignalStore:
             teacher: batch -> signals.
             leaders: For each process, the first one with the same directory, which holds the lock.
             session: The device and the processes.
-            log: Writes a log line.
 
         Returns:
             False if there is not enough free disk space.
@@ -422,7 +417,7 @@ class SignalStore:
             if is_whole:
                 done = {shard.number for shard in shards}
             elif leads:
-                done = self._begin(shards, log)
+                done = self._begin(shards)
             states = session.gather(done)
             if None in states:
                 return False
@@ -437,7 +432,7 @@ class SignalStore:
                     f"{_mb(sum(shard.size for shard in missing))}"
                     + (f"; {kept} of {len(shards)} shards are there" if kept else "")
                 )
-            self._write(missing[rank::size], teacher, session.device, log)
+            self._write(missing[rank::size], teacher, session.device)
             for number, shard in enumerate(missing):
                 has[leaders[number % size]].add(shard.number)
             session.wait()
@@ -471,7 +466,7 @@ class SignalStore:
             begins = {name: begins[name] + size for name, size in sizes.items()}
         return shards
 
-    def _begin(self, shards: Sequence[StoreShard], log: Callable[[str], None]) -> set[int] | None:
+    def _begin(self, shards: Sequence[StoreShard]) -> set[int] | None:
         """Create the files, or keep the complete shards in them.
 
         Returns:
@@ -533,7 +528,6 @@ class SignalStore:
         shards: Sequence[StoreShard],
         teacher: nn.Module,
         device: torch.device,
-        log: Callable[[str], None],
     ) -> None:
         """Compute shards, and write each into its place."""
         start = logged = time.monotonic()
@@ -611,7 +605,7 @@ def _leaders(folder: Path, key: str, session: Session) -> list[int]:
 
 
 @contextlib.contextmanager
-def _held(lock: FileLock, log: Callable[[str], None]) -> Iterator[None]:
+def _held(lock: FileLock) -> Iterator[None]:
     """Hold a lock, after a log line if another run holds it."""
     try:
         held = lock.acquire(timeout=0)

@@ -25,9 +25,9 @@ from transformers import PreTrainedModel
 
 from kdcli.data.labelled.features import TokenizedRows
 from kdcli.disk import cache_key, disk_errors, write_atomic
-from kdcli.engine.progress import Progress
 from kdcli.engine.session import Session
 from kdcli.errors import MachineError
+from kdcli.messages import log
 from kdcli.targets.cache import hashes_of_tokens
 from kdcli.types import Array
 
@@ -104,7 +104,7 @@ def stored_outputs(
         try:
             _write(file, outputs)
         except MachineError as error:
-            Progress.log(f"outputs are not kept for another goal: {error.message}")
+            log(f"outputs are not kept for another goal: {error.message}")
     return outputs
 
 
@@ -118,7 +118,7 @@ def delete_oldest_outputs(folder: Path, max_bytes: int = MAX_FOLDER_BYTES) -> No
             if total > max_bytes:
                 file.unlink()
     except OSError as error:
-        Progress.log(f"old outputs could not be deleted: {error}")
+        log(f"old outputs could not be deleted: {error}")
 
 
 def _hash_of_code(model: PreTrainedModel) -> str:
@@ -147,10 +147,10 @@ def _read(file: Path) -> list[Array] | None:
         # The files that were used last are kept.
         file.touch()
     except (OSError, SafetensorError) as error:
-        Progress.log(f"{file} cannot be read ({error}), so these outputs are computed again")
+        log(f"{file} cannot be read ({error}), so these outputs are computed again")
         return None
     if digest != _digest(values, shapes):
-        Progress.log(f"{file} is damaged (its hash differs), so these outputs are computed again")
+        log(f"{file} is damaged (its hash differs), so these outputs are computed again")
         return None
     ends = np.cumsum(shapes.prod(axis=1))
     parts = np.split(values, ends[:-1])

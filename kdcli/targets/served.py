@@ -25,8 +25,8 @@ from urllib3.exceptions import HTTPError
 
 from kdcli.data.sources import LOG_SECONDS
 from kdcli.disk import HASHES, cache_key
-from kdcli.engine.progress import Progress
 from kdcli.errors import MachineError, UsageError, one_line, shortened
+from kdcli.messages import log
 from kdcli.models.embedding_format import EmbeddingFormat
 from kdcli.models.library_model import LibraryConfig, LibraryModel
 from kdcli.models.model import Model
@@ -177,7 +177,7 @@ class _Repeats(urllib3.Retry):
             answer = "no answer" if response is None else f"status {response.status}"
             asked = None if response is None else self.get_retry_after(response)
             wait = self.get_backoff_time() if asked is None else asked
-            Progress.log(f"the teacher's server: {answer}; asking again after {wait:.0f} s")
+            log(f"the teacher's server: {answer}; asking again after {wait:.0f} s")
         super().sleep(response)
 
 

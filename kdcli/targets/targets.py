@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 from kdcli.data.labelled.features import TokenizedRows
 from kdcli.data.text.sentences import Texts
 from kdcli.engine.evaluation import to_device
-from kdcli.engine.progress import Progress
 from kdcli.engine.session import Session
 from kdcli.models.capture import Capture, capture, prepare_teacher
 from kdcli.models.card import weights_hash
@@ -335,7 +334,6 @@ def stored_signals(
         fingerprint=fingerprint,
         session=session,
         limit_bytes=place.limit_bytes,
-        log=Progress.log,
         about=place.about,
         group_size=group_size,
     )

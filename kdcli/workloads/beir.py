@@ -27,9 +27,9 @@ from kdcli.data.readers import format_of
 from kdcli.data.sources import describe_missing_parts, names_by_split, open_source
 from kdcli.data.storage import folder_hash
 from kdcli.disk import HASHES, user_path
-from kdcli.engine.progress import Progress
 from kdcli.engine.session import Session
 from kdcli.errors import UsageError
+from kdcli.messages import log_fact
 from kdcli.metrics.retrieval import rank_documents, ranking_metrics, similarities
 from kdcli.targets.precomputed import read_npy
 from kdcli.types import Array, RowHashes
@@ -270,7 +270,7 @@ def read_retrieval(source: str, split: str | None = None) -> Retrieval:
         )
     chosen = split if split in by_split else next(iter(by_split))
     if chosen != (split or "test"):
-        Progress.log_fact(f"{source}: searches with the relevances of its {chosen} split")
+        log_fact(f"{source}: searches with the relevances of its {chosen} split")
     qrels = by_split[chosen]
     corpus, asked = (_text_files(folder, name, chosen) for name in TEXT_FILES)
     read = [*corpus, *asked, *qrels]
@@ -309,18 +309,18 @@ def read_retrieval(source: str, split: str | None = None) -> Retrieval:
             "give the corpus and the relevances of one data set",
         )
     of_documents = RowAccount(source, "documents", len(documents))
-    ACCOUNTS.close(of_documents, len(documents), Progress.log_fact)
+    ACCOUNTS.close(of_documents, len(documents))
     of_queries = RowAccount(source, "queries", len(queries))
     if unused := [query for query in queries if query not in used]:
         of_queries.leave_out("without a relevant document", f"query {unused[0]}", len(unused))
-    ACCOUNTS.close(of_queries, len(used), Progress.log_fact)
+    ACCOUNTS.close(of_queries, len(used))
     note = ""
     if absent:
         note = (
             f"{len(absent):,} relevant documents are not in the corpus and count as not found, the "
             f"first in {absent[0]}"
         )
-        Progress.log_fact(note)
+        log_fact(note)
     return Retrieval(folder.name, documents, used, relevance, chosen, note)
 
 

@@ -12,7 +12,6 @@ from kdcli.data.batches import BatchOrder
 from kdcli.data.text.corpus import Corpus, open_corpus
 from kdcli.data.text.masking import Masked, PassOrder, check_share, mask_vocabulary
 from kdcli.engine.launch import make_schedule
-from kdcli.engine.progress import Progress
 from kdcli.engine.session import Session
 from kdcli.errors import UsageError
 from kdcli.losses.vocabulary import labels_of, masked_ce, soft_kl
@@ -146,7 +145,6 @@ def read_corpus(settings: TrainingData, tokenizer: PreTrainedTokenizerBase) -> C
         share=settings.share,
         held_out_blocks=settings.held_out_blocks,
         isolated=settings.pack_isolated,
-        log=Progress.log,
     )
 
 

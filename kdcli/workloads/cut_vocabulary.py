@@ -23,7 +23,6 @@ from kdcli.data.rows import texts_in
 from kdcli.data.sources import HubSource, Source, open_source
 from kdcli.data.text.shards import tokenizer_hash
 from kdcli.disk import cache_dir, cache_key, lock_entry, use_entry, write_atomic
-from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.models.model import Model
 from kdcli.models.shape import positions_of
@@ -290,7 +289,7 @@ def _counts(
     opened = open_source(source, share)
     if isinstance(opened, HubSource) or ACCOUNTS.strict:
         counts, account = _counted(opened, column, tokenizer)
-        ACCOUNTS.close(account, account.used, Progress.log_fact)
+        ACCOUNTS.close(account, account.used)
         return counts
     key = cache_key("counted vocabulary", opened.identity, column, tokenizer_hash(tokenizer))
     file = cache_dir() / "vocabularies" / f"{key}.safetensors"
@@ -305,7 +304,7 @@ def _counts(
                 write_atomic(file, save({"counts": counts}, metadata))
     with safe_open(file, "np") as stored:
         account = _ROW_ACCOUNT.validate_json(stored.metadata()[ACCOUNT])
-        ACCOUNTS.close(account, account.used, Progress.log_fact)
+        ACCOUNTS.close(account, account.used)
         return np.asarray(stored.get_tensor("counts"))
 
 
@@ -405,7 +404,7 @@ def _texts(source: Source, split: str, column: str | None) -> Iterator[str]:
     """Iterate over the texts of a split, and close the account of its rows."""
     account = RowAccount.of_split(source.name, split)
     yield from _read_texts(source, split, column, account)
-    ACCOUNTS.close(account, account.used, Progress.log_fact)
+    ACCOUNTS.close(account, account.used)
 
 
 def _read_texts(

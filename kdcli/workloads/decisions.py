@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kdcli.engine.progress import Progress
+from kdcli.messages import log
 from kdcli.metrics.calibration import (
     calibration_error,
     class_calibration_error,
@@ -129,7 +129,7 @@ def decisions(
         task = ours.task
         if task is None or task.kind not in KINDS:
             continue
-        Progress.log(f"{model} compared with {baseline} class by class")
+        log(f"{model} compared with {baseline} class by class")
         for pair in _pairs_by_set(task, ours, theirs):
             evaluation = pair.evaluation
             predictions = {baseline: pair.baseline, model: pair.model}

@@ -12,8 +12,8 @@ from kdcli.data.sources import FileSource, open_source
 from kdcli.data.storage import NotFound, base_name
 from kdcli.data.tasks import named_tasks
 from kdcli.disk import RECIPE_FILE, holds_run
-from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
+from kdcli.messages import log
 from kdcli.models.cross_encoder import activation_of
 from kdcli.models.embedding_format import is_embedder
 from kdcli.models.heads import head_of
@@ -119,7 +119,7 @@ def with_task(
     # The data of the user's own rows must be given.
     if task is None or (data is None and task in (OWN, METHOD, RETRIEVAL)):
         return resolved
-    Progress.log(f"{model}: using {task_title(task)}, as the model's files and the data suggest")
+    log(f"{model}: using {task_title(task)}, as the model's files and the data suggest")
     return defaulted(resolved, {"task": task}, f"the files of {model}")
 
 
@@ -196,7 +196,7 @@ def with_split(
         return resolved
     if opened.has("train") and not by_vectors(task, model, pooling):
         return resolved
-    Progress.log(f"{data} has no validation split: evaluating on its test split")
+    log(f"{data} has no validation split: evaluating on its test split")
     return defaulted(resolved, {"data.split": "test"}, "the splits of the data")
 
 
@@ -255,7 +255,7 @@ def as_trained(
     }
     if settings:
         values = ", ".join(f"{key}={value}" for key, value in flatten(settings))
-        Progress.log(f"settings from the training run of {model}: {values}")
+        log(f"settings from the training run of {model}: {values}")
     return defaulted(resolved, settings, f"the training run of {model}")
 
 

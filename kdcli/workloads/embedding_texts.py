@@ -10,7 +10,6 @@ from kdcli.data.labelled.features import TokenizedRows
 from kdcli.data.labelled.partition import Partition, text_hashes
 from kdcli.data.sources import open_source
 from kdcli.data.text.sentences import Texts, read_texts
-from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.types import Array, Batch
 from kdcli.workloads.requests import EvaluationRequest
@@ -127,6 +126,5 @@ def read_all(request: EvaluationRequest, split: str = "train", *, rows: int | No
         column=column_of_texts(request.data),
         unit="sentence",
         rows=rows,
-        log=Progress.log_fact,
         split=split,
     )

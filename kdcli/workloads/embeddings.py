@@ -25,11 +25,11 @@ from kdcli.data.text.sentences import Texts, held_out_count, read_texts
 from kdcli.deploy.runners import Runner
 from kdcli.deploy.sparse.mask_file import TaskFacts
 from kdcli.disk import cache_dir
-from kdcli.engine.progress import Progress
 from kdcli.engine.session import Session
 from kdcli.errors import UsageError
 from kdcli.losses import build_objective
 from kdcli.losses.embedding import check_dimensions
+from kdcli.messages import log, log_fact
 from kdcli.models.capture import Capture, capture
 from kdcli.models.choose import Pooling
 from kdcli.models.embedding_format import Pool, read_format, save_embedder
@@ -160,7 +160,7 @@ class EmbeddingWorkload(Workload[Embedder]):
             assert self.reader is not None
             texts = self.all_texts
             self._tokens = self.reader.tokenize(texts.texts, texts.roles, self.max_length)
-            Progress.log_fact(
+            log_fact(
                 f"{len(self._tokens):,} texts of {self._tokens.lengths.mean():.0f} tokens on "
                 "average"
             )
@@ -344,7 +344,7 @@ class EmbeddingWorkload(Workload[Embedder]):
         """
         if dry_run:
             if teacher.rows_at_once is not None:
-                Progress.log(
+                log(
                     f"{teacher.source} would be asked for the vectors of {len(tokens):,} texts, "
                     "except stored ones"
                 )
@@ -447,7 +447,7 @@ def open_workload(request: WorkloadRequest, session: Session) -> tuple[Embedding
     settings = own_settings(Settings, request.settings, "workload", "task embedding")
     loss = dict(request.loss)
     model = Embedder.open(request.model, pooling=settings.pooling)
-    Progress.log_fact(f"{model.source}: {model.note}")
+    log_fact(f"{model.source}: {model.note}")
     if request.data.source is None:
         raise UsageError(
             "no text given", "give --data TEXT, a file or directory of texts to encode"
@@ -458,7 +458,6 @@ def open_workload(request: WorkloadRequest, session: Session) -> tuple[Embedding
         column=column_of_texts(request.data),
         unit=settings.unit,
         rows=settings.rows,
-        log=Progress.log_fact,
         paired=loss.get("contrastive_weight", 0) > 0,
     )
     texts, partitioned = divided_texts(texts, request.data.partition)

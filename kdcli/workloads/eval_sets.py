@@ -17,9 +17,9 @@ from kdcli.data.labelled.splits import open_task
 from kdcli.data.labelled.task_data import Labelled, open_labelled
 from kdcli.data.storage import NotFound
 from kdcli.data.tasks import named_tasks, task_of
-from kdcli.engine.progress import Progress
 from kdcli.engine.session import Session
 from kdcli.errors import UsageError
+from kdcli.messages import silenced
 from kdcli.metrics import classification
 from kdcli.metrics.bootstrap import Scorer
 from kdcli.metrics.retrieval import RETRIEVAL_METRICS
@@ -284,15 +284,15 @@ def open_labelled_set(
             f"use stsb, own (two texts and a number, or a text and a class) or {RETRIEVAL}; other "
             "tasks need a fine-tuned model",
         )
-    request, log = settings.rows_request(name), Progress.log_fact
+    request = settings.rows_request(name)
     task = _task_in(request)
     if scores_pairs(task) and task.kind == "class":
         request = replace(request, columns={**request.columns, "kind": "score"})
     # A model with a classifier that is not read would be scored by other ones.
     if scores_classes(task) and not any(map(pickled_head, trained)):
-        data = open_labelled(request, trained=trained, skip_repeated=False, log=log)
+        data = open_labelled(request, trained=trained, skip_repeated=False)
         return ClassEvaluation(data, session, samples_per_label, settings.max_length)
-    data = open_labelled(request, training=False, trained=trained, log=log)
+    data = open_labelled(request, training=False, trained=trained)
     if not scores_pairs(data.task):
         raise UsageError(
             f"the rows of task {name} are of kind {data.task.kind}, but vectors are scored on "
@@ -314,15 +314,15 @@ def _task_in(request: RowsRequest) -> Task:
     If no rows are found, it is a task that nothing scores, because their reading reports the error.
     """
     try:
-        return open_task(
-            request,
-            BadRows(),
-            preferred=(request.split, "train"),
-            head=None,
-            trains=False,
-            withheld=False,
-            log=lambda message: None,
-        ).task
+        with silenced():
+            return open_task(
+                request,
+                BadRows(),
+                preferred=(request.split, "train"),
+                head=None,
+                trains=False,
+                withheld=False,
+            ).task
     except NotFound:
         return TEXTS
 

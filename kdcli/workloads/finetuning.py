@@ -19,9 +19,9 @@ from kdcli.data.tasks import task_of
 from kdcli.deploy.latency import Subject
 from kdcli.disk import as_directory, write_atomic
 from kdcli.engine.launch import make_schedule
-from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.engine.session import Session
+from kdcli.messages import log
 from kdcli.metrics.bootstrap import Scorer
 from kdcli.models.card import describe
 from kdcli.models.model import ROWS_FILE, Model, all_rows
@@ -116,7 +116,7 @@ def finetune_stage(
 
     def build() -> StageJob:
         if source is not None:
-            Progress.log(f"run {folder.name}")
+            log(f"run {folder.name}")
         name = source or str(recipe.model)
         loaded = model or workload.load(name, head=recipe.head, seed=recipe.train.seed)
         job, schedule = workload.job(loaded, recipe.train, recipe.keep)
@@ -153,7 +153,7 @@ def finetune_stage(
 def scores_after_training(workload: Workload, model: Model, outcome: Outcome) -> ModelScores:
     """Score a model after training."""
     if outcome.best_step is not None:
-        Progress.log(f"the best weights are from step {outcome.best_step}")
+        log(f"the best weights are from step {outcome.best_step}")
     return workload.score_trained(model, outcome.outputs, worst=WORST)
 
 

@@ -22,11 +22,11 @@ from kdcli.data.labelled.task_data import Labelled
 from kdcli.deploy.exported import in_own_runtime, is_export
 from kdcli.deploy.sparse.mask_file import TaskFacts
 from kdcli.engine.evaluation import evaluate_job
-from kdcli.engine.progress import Progress
 from kdcli.engine.session import Session
 from kdcli.errors import UsageError
 from kdcli.losses.hard import hard_loss, mean_over
 from kdcli.losses.soft_targets import soft_loss
+from kdcli.messages import log_fact, warn
 from kdcli.metrics.finite import check_finite
 from kdcli.models.card import weights_hash
 from kdcli.models.heads import AUTO_CLASS, load_for_task, misfit_of
@@ -302,7 +302,7 @@ class LabelledWorkload(Workload[Model]):
         teacher = load_for_task(source, self.data.task, label_map=head.label_map, new_head=False)
         if not own_tokens:
             check_vocabulary(teacher, reader.tokenizer, reader.source)
-        Progress.log_fact(f"teacher {source}: {teacher.note}")
+        log_fact(f"teacher {source}: {teacher.note}")
         return teacher
 
     def misfit(self, source: str) -> str | None:
@@ -442,7 +442,7 @@ class LabelledWorkload(Workload[Model]):
         of_cut = describe_cut(self.kind, cut, "examples", max_length)
         unknown, warnings = describe_unknown(evaluator.features.rows, model)
         if warnings and not self._warned_of_unknown(model):
-            Progress.warn(*warnings)
+            warn(*warnings)
         asked = describe_asked(predictions)
         notes = ["; ".join([model.note, *asked, *of_cut, *unknown]), *warnings]
         scores = scores_of(evaluator, self.split, predictions, worst, notes)
@@ -452,7 +452,7 @@ class LabelledWorkload(Workload[Model]):
             if (doubt := doubt_of_order(self.data.task, each)) is not None
         ]
         if doubts and self.reference is None:
-            Progress.warn(*doubts)
+            warn(*doubts)
             scores = replace(scores, notes=[*scores.notes, *doubts])
         scores = replace(scores, temperature=stored_temperature(model.model.config))
         if self.reference is None:

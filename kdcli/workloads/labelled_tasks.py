@@ -13,9 +13,9 @@ from kdcli.data.labelled.row_checks import describe_rows
 from kdcli.data.labelled.splits import TaskSource, read_splits
 from kdcli.data.labelled.task_data import Labelled, check_training, open_labelled
 from kdcli.deploy.exported import is_export
-from kdcli.engine.progress import Progress
 from kdcli.engine.session import Session
 from kdcli.errors import UsageError
+from kdcli.messages import log_fact, silenced
 from kdcli.metrics.generated_texts import require_libraries
 from kdcli.models.heads import head_of, load_for_task
 from kdcli.models.load import load_config, location
@@ -87,7 +87,7 @@ def opened(
     ]
     if data.split != "validation":
         facts.append(f"evaluated on {data.split}")
-    Progress.log_fact(*facts)
+    log_fact(*facts)
     workload.notes = [*notes, *facts]
     return workload
 
@@ -159,7 +159,6 @@ def check_task_data(request: WorkloadRequest) -> tuple[Labelled, Model, list[str
         trained=trained,
         withheld=request.data.labels == "teacher",
         head=_known_head(request),
-        log=Progress.log_fact,
     )
     if data.task.kind == "text" and not request.generates:
         raise UsageError(
@@ -172,17 +171,17 @@ def check_task_data(request: WorkloadRequest) -> tuple[Labelled, Model, list[str
     else:
         check_training(data)
         findings = describe_rows(data.task, data.train)
-        Progress.log_fact(*findings)
+        log_fact(*findings)
         notes += findings
     if request.choose_on is not None and request.choose_on not in data.sets:
         sets = ", ".join(filter(None, data.sets)) or "there is only one"
         raise UsageError(f"choose_on {request.choose_on} is not among the evaluated sets: {sets}")
     model = _load_model(request, data.task)
-    Progress.log_fact(f"{request.model}: {model.note}")
+    log_fact(f"{request.model}: {model.note}")
     if data.task.kind == "span":
         data, dropped = without_misplaced(data)
         notes += dropped
-        Progress.log_fact(*dropped)
+        log_fact(*dropped)
     return data, model, notes
 
 
@@ -198,7 +197,6 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> LabelledWor
         head=head_of(config) if request.label_map is None else None,
         trained=request.trained,
         withheld=request.data.labels == "teacher",
-        log=Progress.log_fact,
     )
     if not data.has_labels:
         data = without_labels(data)
@@ -208,16 +206,15 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> LabelledWor
 def open_rows(request: EvaluationRequest, session: Session) -> DividedRows:
     """Read the rows of all splits of a task."""
     data = open_evaluation(request, session).data
-    return read_splits(
-        TaskSource(
-            data.task,
-            request.data.source,
-            request.data.train,
-            on_bad=lambda row: None,
-            withheld=not data.has_labels,
-            log=lambda message: None,
-        )
+    source = TaskSource(
+        data.task,
+        request.data.source,
+        request.data.train,
+        on_bad=lambda row: None,
+        withheld=not data.has_labels,
     )
+    with silenced():
+        return read_splits(source)
 
 
 def without_labels(data: Labelled) -> Labelled:

@@ -23,10 +23,10 @@ from kdcli.data.labelled.partition import DividedRows, hashes_of
 from kdcli.deploy.exported import in_own_runtime
 from kdcli.disk import cache_dir
 from kdcli.engine.evaluation import evaluate_job
-from kdcli.engine.progress import Progress
 from kdcli.engine.session import Session
 from kdcli.errors import UsageError
 from kdcli.losses.ranking import label_loss, pad_lists, score_loss
+from kdcli.messages import log, log_fact
 from kdcli.metrics.cascade import Rankings, ranked_twice
 from kdcli.metrics.finite import check_finite
 from kdcli.models.card import weights_hash
@@ -499,9 +499,9 @@ def open_workload(request: WorkloadRequest, session: Session) -> tuple[RerankWor
     if unread:
         raise UsageError(f"task rerank does not read {', '.join(unread)}", "omit it")
     data = read_data(request.data)
-    Progress.log_fact(*data.notes)
+    log_fact(*data.notes)
     model = load_cross_encoder(request.model, seed=request.seed)
-    Progress.log_fact(f"{request.model}: {model.note}")
+    log_fact(f"{request.model}: {model.note}")
     settings = own_settings(Settings, request.settings, "workload", "task rerank")
     workload = RerankWorkload(
         session, data.train, data.evaluated, data.split, settings, request.data.max_length, model
@@ -530,7 +530,7 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> RerankWorkl
     if count and keep:
         split = f"{split}, {count:,} of {len(lists):,} trained a model"
     elif count:
-        Progress.log(
+        log(
             f"dropped {count:,} of {len(lists):,} queries that were used to train one of the models"
         )
         lists = lists.take(np.flatnonzero(~known_Q))
@@ -552,7 +552,7 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> RerankWorkl
 
 def open_rows(request: EvaluationRequest, session: Session) -> DividedRows:
     """Read the lists of all splits."""
-    return read_list_splits(list_source(request.data.source), Progress.log_fact)
+    return read_list_splits(list_source(request.data.source))
 
 
 def read_data(data: LabelledSettings, *, trains: bool = True) -> ListData:
@@ -561,7 +561,6 @@ def read_data(data: LabelledSettings, *, trains: bool = True) -> ListData:
     return read_lists(
         list_source(data.source),
         seed=data.split_seed,
-        log=Progress.log_fact,
         labelled={"data": True, "teacher": False, None: None}[data.labels],
         partition=data.partition,
         split=data.split,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kdcli.data.labelled.partition import text_groups
-from kdcli.engine.progress import Progress
+from kdcli.messages import log
 from kdcli.metrics.bootstrap import CONFIDENCE, Scorer, paired_bootstrap
 from kdcli.metrics.cascade import Rankings
 from kdcli.report.schema import Comparison, Evaluation
@@ -132,9 +132,7 @@ def compare(
     evaluations = [row for name, of_model in scores.items() for row in of_model.rows(name)]
     comparisons: list[Comparison] = []
     for model, baseline in pairs.items():
-        Progress.log(
-            f"{task_title(task)}: comparing {model} with {baseline}, {resamples:,} resamples"
-        )
+        log(f"{task_title(task)}: comparing {model} with {baseline}, {resamples:,} resamples")
         for set_name, count in scores[model].counts.items():
             scorer, base = (scores[name].scorers[set_name] for name in (model, baseline))
             differences = paired_differences(

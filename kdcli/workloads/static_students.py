@@ -26,8 +26,8 @@ from transformers import PreTrainedConfig
 
 from kdcli.data.labelled.features import TokenizedRows
 from kdcli.engine.evaluation import to_device
-from kdcli.engine.progress import Progress
 from kdcli.engine.session import Session
+from kdcli.messages import log
 from kdcli.models.embedding_format import EmbeddingFormat
 from kdcli.models.heads import describe_task
 from kdcli.models.layout import layout_for
@@ -237,7 +237,7 @@ def token_vectors(model: Embedder, session: Session) -> Tensor:
     prefix, suffix = example[:first], example[first + len(bare) :]
     count = int(model.model.config.vocab_size)
     ids_VL = torch.tensor([[*prefix, token, *suffix] for token in range(count)])
-    Progress.log(f"{model.source}: vectors of {count:,} single tokens")
+    log(f"{model.source}: vectors of {count:,} single tokens")
     module = model.captured().to(session.device).eval()
     parts = []
     with torch.inference_mode():

@@ -20,8 +20,8 @@ from kdcli.engine.launch import already_done, claim, launch, track
 from kdcli.engine.memory import release_memory
 from kdcli.engine.pool import Pool
 from kdcli.engine.processes import joined, stop_requests
-from kdcli.engine.progress import Progress
 from kdcli.errors import MachineError
+from kdcli.messages import facts_once, log, warn
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.combine import combine_reports, mean_report
@@ -123,7 +123,7 @@ def run_study(
     with (
         stop_requests(at_once=True) as stop,
         keep_rows(),
-        Progress.facts_once() as facts,
+        facts_once() as facts,
         nullcontext() if joined() else open_pool(options, stop, facts) as pool,
     ):
         own = options if joined() else replace(options, processes=1)
@@ -218,7 +218,7 @@ def _train_alone(title: str, member: Member[RecipeT], folder: Path, options: Run
 
 def _train_member(title: str, member: Member[RecipeT], context: RunContext[RecipeT]) -> None:
     """Train a member unless it is finished. `claim` emptied the directory for `--overwrite`."""
-    Progress.log(title)
+    log(title)
     session, place = context.session, context.folder / member.folder
     if already_done(session, place):
         return
@@ -252,7 +252,7 @@ def _name_equal_variants(members: Iterable[Member[RecipeT]]) -> None:
             recipe = recipe.model_copy(update={"train": train})
         same = known.setdefault(recipe.model_dump_json(), member.variant)
         if same != member.variant:
-            Progress.warn(f"the variants {same} and {member.variant} give the same training")
+            warn(f"the variants {same} and {member.variant} give the same training")
 
 
 def report_on_all(

@@ -11,8 +11,8 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from kdcli.deploy.cascade import cascade_parts
 from kdcli.deploy.exported import is_export, open_export
-from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
+from kdcli.messages import log_fact, warn
 from kdcli.models.cross_encoder import with_own_settings
 from kdcli.models.heads import check_head, load_for_task, tokenizer_for, tuned_length
 from kdcli.models.label_words import load_with_label_words
@@ -98,14 +98,14 @@ def row_format(settings: LabelledSettings, task: Task, model: Model) -> RowForma
     length = settings.max_length or model.tuned_length or task.max_length
     tuned = model.tuned_length
     if settings.max_length and tuned not in (None, VERY_LARGE_INTEGER, settings.max_length):
-        Progress.log_fact(
+        log_fact(
             f"{model.source} reads rows of {tuned} tokens: using {length} tokens, as "
             "data.max_length says"
         )
     positions = positions_of(model.model.config)
     if positions is not None and positions < length:
         if settings.max_length:
-            Progress.log_fact(
+            log_fact(
                 f"{model.source} reads at most {positions} tokens, so data.max_length is set to "
                 f"{positions}"
             )
@@ -135,7 +135,7 @@ def warn_of_cut(share: float, rows: str, max_length: int) -> None:
         max_length: The number of tokens at which they were cut.
     """
     if share > MAX_CUT_SHARE:
-        Progress.warn(
+        warn(
             f"{share:.1%} of the {rows} are longer than {max_length} tokens, and only "
             "their beginnings were read; data.max_length sets the length"
         )

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from kdcli.data.batches import BatchOrder, BucketOrder
 from kdcli.engine.launch import make_schedule
-from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
+from kdcli.messages import log
 from kdcli.models.capture import Capture, params_without_grad
 from kdcli.models.model import Model
 from kdcli.recipe.sections import KdSettings, TrainSettings
@@ -88,7 +88,7 @@ def log_padding(order: Order) -> None:
     steps = range(1, min(200, order.steps_of_pass) + 1)
     drawn = [lengths[plain.indices(step)] for step in steps]
     random = 1 - sum(int(b.sum()) for b in drawn) / sum(len(b) * int(b.max()) for b in drawn)
-    Progress.log(
+    log(
         f"{len(lengths):,} rows of {lengths.mean():.0f} tokens on average; grouping by length "
         f"leaves {order.padding():.1%} padding (random batches: {random:.1%})"
     )

@@ -34,9 +34,9 @@ from kdcli.data.labelled.task_data import Labelled
 from kdcli.deploy.exported import RunnerNetwork
 from kdcli.deploy.runners import Runner
 from kdcli.deploy.sparse.mask_file import TaskFacts
-from kdcli.engine.progress import Progress
 from kdcli.engine.session import Session
 from kdcli.errors import UsageError
+from kdcli.messages import log, log_fact
 from kdcli.metrics.bootstrap import CONFIDENCE
 from kdcli.models.capture import Capture, capture
 from kdcli.models.choose import Comparison, Pooling, mean_pooling, rows_to_compare
@@ -192,7 +192,7 @@ class Workload(ABC, Generic[M]):
             UsageError: The teacher cannot be used, or cannot read the same rows.
         """
         teacher = self.load(source, head=head, new_head=False)
-        Progress.log_fact(f"teacher {source}: {teacher.note}")
+        log_fact(f"teacher {source}: {teacher.note}")
         return teacher
 
     def needs_own_rows(self, teacher: M) -> bool:
@@ -227,7 +227,6 @@ class Workload(ABC, Generic[M]):
             start,
             text=self.sample,
             dtype=self._dtype_of_fit(teacher),
-            log=Progress.log,
         )
 
     @property
@@ -294,7 +293,7 @@ class Workload(ABC, Generic[M]):
         check_head(teacher)
         built = self.make_student(teacher, shape, start)
         for note in built.notes:
-            Progress.log(note)
+            log(note)
         assert self.sample is not None
         # A table of token vectors is fitted on the device.
         teacher.model.cpu()

@@ -91,7 +91,7 @@ def test_an_account_that_does_not_add_up_is_refused():
     account = RowAccount("rows.csv", read=10)
     account.leave_out("empty", "rows.csv:3")
     with pytest.raises(UsageError, match="2 rows are not accounted for"):
-        ACCOUNTS.close(account, 7, print)
+        ACCOUNTS.close(account, 7)
 
 
 def test_tokenised_text_has_an_account_also_from_the_cache(tmp_path, caplog):

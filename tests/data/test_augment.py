@@ -9,6 +9,7 @@ from encoders import tiny_encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from questions import CONTEXTS, WORDS, tokenizer_of
+from reading import logged_to
 
 from kdcli.data.augment.copies import TEXTS_PER_FILE, Augmented, augment, rows, words_of
 from kdcli.data.augment.neighbours import Neighbours
@@ -63,9 +64,8 @@ def augmented(path, task, given, source=None, **changes):
     source = source or FakeWords()
     words = {"masked_words": source, "neighbours": source, "tokenizer": tokenizer_of("word pieces")}
     numbers = {"copies": 6, "probability": 0.4, "candidates": 3, "seed": 0, "fingerprint": "f"}
-    return augment(
-        task, given, folder=path / "candidates", log=source.log.append, **words | numbers | changes
-    )
+    with logged_to(source.log):
+        return augment(task, given, folder=path / "candidates", **words | numbers | changes)
 
 
 def copies_of(found: Augmented, given):

@@ -79,14 +79,14 @@ def test_isolated_documents_attend_to_themselves_and_count_their_own_positions(t
 
 def test_tokenised_once(text):
     log = []
-    corpus(text, log=log.append)
+    corpus(text, log=log)
     assert log
     log.clear()
     # Another block length reads the same cache.
-    corpus(text, log=log.append, max_length=12)
+    corpus(text, log=log, max_length=12)
     assert not log
     (text).write_text("\n".join(["w1 w2 w3 w4"] * 300), "utf-8")
-    corpus(text, log=log.append)
+    corpus(text, log=log)
     assert log
 
 
@@ -130,7 +130,7 @@ def test_a_text_of_the_same_size_and_time_stamp_is_another_text(spelling, tmp_pa
     # The same text with another time stamp is not tokenised again.
     log = []
     os.utime(text, (2e9, 2e9))
-    corpus(spelling(text), log=log.append)
+    corpus(spelling(text), log=log)
     assert log == []
 
 
@@ -141,7 +141,7 @@ def test_of_two_processes_the_second_waits_and_reads(text, tmp_path, cache):
     whole.rename(tmp_path / "aside")
     with ThreadPoolExecutor(1) as pool:
         with FileLock(whole.with_name(f".{whole.name}.lock")):
-            second = pool.submit(lambda: len(corpus(text, log=log.append).train))
+            second = pool.submit(lambda: len(corpus(text, log=log).train))
             assert not wait([second], timeout=0.2).done
             (tmp_path / "aside").rename(whole)
         assert second.result(timeout=60) == expected
@@ -201,7 +201,7 @@ def test_a_data_set_of_the_hub_that_changed_is_tokenised_anew(hub, tmp_path, cac
     def first():
         """The first word of the text, and whether it was read again."""
         log.clear()
-        blocks = corpus(f"{NAME}:plain", log=log.append).train
+        blocks = corpus(f"{NAME}:plain", log=log).train
         return tiny_tokenizer().decode(blocks.batch(np.arange(1))["input_ids"][0, 1:2]), bool(log)
 
     for word in ("w1", "w2"):

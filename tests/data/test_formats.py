@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
-from reading import read_task
+from reading import logged_to, read_task
 
 from kdcli.data.readers import read_rows
 from kdcli.data.rows import Piece
@@ -563,7 +563,8 @@ def test_files_of_no_split_are_named(tmp_path):
         (tmp_path / name).write_text(FORMS["a.csv"], "utf-8", newline="")
     log, of_text = [], []
     read_task("own", tmp_path, log)
-    read_texts(str(tmp_path), column="text", unit="document", rows=None, log=of_text.append)
+    with logged_to(of_text):
+        read_texts(str(tmp_path), column="text", unit="document", rows=None)
     unread = "skipped, because their names match no split: notes.csv, train (1).csv"
     assert (log.count(unread), of_text.count(unread)) == (1, 1)
     single = []

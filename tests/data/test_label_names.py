@@ -30,7 +30,7 @@ def parquet(folder):
 
 
 def in_memory(folder):
-    return write_object(in_schema(), print)
+    return write_object(in_schema())
 
 
 def categorical(folder):
@@ -40,7 +40,7 @@ def categorical(folder):
 
 
 def categorical_in_memory(folder):
-    return write_object(pd.DataFrame(ROWS).astype({"label": "category"}), print)
+    return write_object(pd.DataFrame(ROWS).astype({"label": "category"}))
 
 
 SOURCES = [parquet, in_memory, categorical, categorical_in_memory]

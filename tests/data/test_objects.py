@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict
-from reading import read_task
+from reading import logged_to, read_task
 
 from kdcli.data.objects import write_object
 from kdcli.data.sources import open_source
@@ -34,7 +34,7 @@ TYPES = {
 
 
 def written(value) -> Path:
-    return write_object(value, print)
+    return write_object(value)
 
 
 def rows_in(path: Path, split: str = "train") -> list[dict]:
@@ -79,24 +79,25 @@ def test_a_dict_of_splits_is_a_directory_of_them():
         unsupervised=Dataset.from_list(ROWS),
     )
     lines: list[str] = []
-    path = write_object(splits, lines.append)
+    with logged_to(lines):
+        path = write_object(splits)
     assert sorted(file.name for file in path.iterdir()) == ["train.parquet", "validation.parquet"]
     assert (rows_in(path), rows_in(path, "validation")) == (ROWS[:40], ROWS[40:])
     assert lines == ["splits that are not read: unsupervised"]
-    assert write_object(splits, print) == path
+    assert write_object(splits) == path
     fewer = DatasetDict(train=splits["train"], validation=Dataset.from_list(ROWS[40:59]))
-    assert write_object(fewer, print) != path
+    assert write_object(fewer) != path
 
 
 def test_the_splits_of_a_dict_have_the_names_of_files():
     train, dev = Dataset.from_list(ROWS[:40]), Dataset.from_list(ROWS[40:])
-    path = write_object(DatasetDict(train=train, dev=dev), print)
+    path = write_object(DatasetDict(train=train, dev=dev))
     assert rows_in(path, "validation") == ROWS[40:]
     with pytest.raises(
         UsageError,
         match="the DatasetDict has two names for the validation split: dev and validation",
     ) as caught:
-        write_object(DatasetDict(train=train, dev=dev, validation=dev), print)
+        write_object(DatasetDict(train=train, dev=dev, validation=dev))
     assert caught.value.hint == "rename or remove one of them"
 
 
@@ -212,5 +213,5 @@ def test_a_cache_that_cannot_be_written_is_named(value, monkeypatch, tmp_path):
     (tmp_path / "cache").touch()
     monkeypatch.setenv("KDCLI_CACHE", str(tmp_path / "cache"))
     with pytest.raises(MachineError, match="cache") as caught:
-        write_object(value, lambda _: None)
+        write_object(value)
     assert caught.value.hint == "set KDCLI_CACHE to a directory that can be written"

@@ -5,7 +5,7 @@ import io
 import json
 
 import pytest
-from reading import read_task
+from reading import logged_to, read_task
 
 from kdcli.data.labelled.label_values import number_of
 from kdcli.data.labelled.labels import MANY_ROWS, MAX_CLASSES
@@ -20,7 +20,8 @@ from kdcli.types import Task
 def found(rows, log=None, **columns) -> Task:
     """The task of rows that stand in `train.jsonl`, a line each."""
     numbered = ((f"train.jsonl:{n}", row) for n, row in enumerate(rows, 1))
-    return own_task(numbered, columns, ([] if log is None else log).append)
+    with logged_to([] if log is None else log):
+        return own_task(numbered, columns)
 
 
 def table(columns, *values):
@@ -150,7 +151,7 @@ def test_rows_and_the_task_they_hold(rows, expected, suffix, tmp_path):
     text = in_csv(rows) if suffix == "csv" else "\n".join(map(json.dumps, rows))
     (tmp_path / f"train.{suffix}").write_text(text, "utf-8")
     ((_, read),) = open_source(str(tmp_path)).tables("train")
-    check(own_task(read, {}, print), expected)
+    check(own_task(read, {}), expected)
 
 
 @pytest.mark.parametrize(("rows", "expected"), NESTED.values(), ids=NESTED)
@@ -208,7 +209,7 @@ def test_rows_are_read_once_and_not_held():
             read.append(n)
             yield f"a:{n}", {"text": "w", "label": n % 3 if n < 4 * FIRST_ROWS else 7.5}
 
-    assert (own_task(rows(), {}, print).kind, read) == ("score", list(range(5 * FIRST_ROWS)))
+    assert (own_task(rows(), {}).kind, read) == ("score", list(range(5 * FIRST_ROWS)))
 
 
 WIDE = table("a b c d", ("x1", "x2", 1, 0.5), ("y1", "y2", 2, 0.7), ("z1", "z2", 1, 0.7))

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from reading import logged_to
 from transformers import AutoTokenizer
 
 from kdcli.data.text.own_tokenizer import SPECIAL, own_tokenizer
@@ -25,8 +26,9 @@ def source(tmp_path):
     return str(path)
 
 
-def trained(source, size=70, log=print):
-    return own_tokenizer(source, None, 1.0, size, 512, log=log)
+def trained(source, size=70, log=None):
+    with logged_to([] if log is None else log):
+        return own_tokenizer(source, None, 1.0, size, 512)
 
 
 def test_size_pieces_and_frame(source):
@@ -46,8 +48,8 @@ def test_size_pieces_and_frame(source):
 def test_another_process_trains_the_same(source, cache):
     program = (
         "import json, sys; from kdcli.data.text.own_tokenizer import own_tokenizer\n"
-        "print(json.dumps(own_tokenizer(sys.argv[1], None, 1.0, 70, 512, log=lambda line: "
-        "None).get_vocab()))"
+        "print(json.dumps(own_tokenizer(sys.argv[1], None, 1.0, 70, 512)"
+        ".get_vocab()))"
     )
     found = trained(source).get_vocab()
     command, environment = (
@@ -62,9 +64,9 @@ def test_another_process_trains_the_same(source, cache):
 
 def test_it_is_trained_once_for_each_text_and_size(source, cache):
     log = []
-    first = trained(source, log=log.append)
-    assert (trained(source, log=log.append).get_vocab(), len(log)) == (first.get_vocab(), 1)
-    assert trained(source, 60, log.append).get_vocab() != first.get_vocab()
+    first = trained(source, log=log)
+    assert (trained(source, log=log).get_vocab(), len(log)) == (first.get_vocab(), 1)
+    assert trained(source, 60, log).get_vocab() != first.get_vocab()
     assert len(list((cache / "tokenizers").glob("[!.]*"))) == 2
 
 
@@ -78,7 +80,7 @@ def test_saved_it_is_the_same(source, tmp_path):
 
 def test_a_short_text_makes_fewer_words_and_says_so(source):
     log = []
-    assert len(trained(source, 5000, log.append)) < 200
+    assert len(trained(source, 5000, log)) < 200
     assert "not 5,000" in log[-1]
 
 

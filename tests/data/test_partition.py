@@ -5,7 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
-from reading import read_task
+from reading import logged_to, read_task
 
 from kdcli.data.labelled.lists import read_lists
 from kdcli.data.labelled.partition import Partition, Pools, choose_partition, text_hashes
@@ -217,7 +217,7 @@ def _evaluated_rows(source, file):
 
 
 def _evaluated_lists(source, file):
-    data = read_lists(source, seed=0, partition=file, log=lambda message: None)
+    data = read_lists(source, seed=0, partition=file)
     return data.evaluated.queries
 
 
@@ -249,10 +249,10 @@ def test_lists_of_which_none_is_held_out_are_refused(tmp_path):
     file = tmp_path / "lists.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     with pytest.raises(UsageError, match="has 2 queries, and none of them is held out") as caught:
-        read_lists(str(file), seed=0, log=lambda message: None)
+        read_lists(str(file), seed=0)
     assert "a validation split" in str(caught.value.hint)
     # Without training, all of them are evaluated, and there is no mean of nothing.
     log: list[str] = []
-    with warnings.catch_warnings(action="error"):
-        read_lists(str(file), seed=0, log=log.append, trains=False)
+    with warnings.catch_warnings(action="error"), logged_to(log):
+        read_lists(str(file), seed=0, trains=False)
     assert log[-1] == "2 evaluation queries"

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 from encoders import tiny_tokenizer
 from forked import killed
-from reading import read_task
+from reading import logged_to, read_task
 from texts import DOCUMENTS, PACK, corpus, encoded, tokens, write
 
 from kdcli.data.batches import BatchOrder
@@ -46,10 +46,6 @@ EACH = [*KINDS, "txt.gz"]
 BOM = b"\xef\xbb\xbf"
 
 
-def silent(line):
-    pass
-
-
 def documents(source, split="train", column=None):
     return list(open_source(str(source)).documents(split, column))
 
@@ -60,7 +56,7 @@ def rows(source, split):
 
 
 def tokenised(source, folder):
-    return tokenise(open_source(str(source)), tiny_tokenizer(), None, folder, log=silent)
+    return tokenise(open_source(str(source)), tiny_tokenizer(), None, folder)
 
 
 # Every format gives the same rows.
@@ -340,13 +336,11 @@ NO_TEXT["ndjson"] = NO_TEXT["jsonl"]
 READERS = {
     "documents": documents,
     "corpus": corpus,
-    "sentences": lambda source: read_texts(
-        source, column=None, unit="sentence", rows=None, log=silent
-    ),
-    "tokenizer": lambda source: own_tokenizer(source, None, 1.0, 64, 64, log=silent),
+    "sentences": lambda source: read_texts(source, column=None, unit="sentence", rows=None),
+    "tokenizer": lambda source: own_tokenizer(source, None, 1.0, 64, 64),
     "own task": lambda source: read_task("own", source),
     "benchmark task": lambda source: read_task("sst2", source),
-    "lists": lambda source: read_lists(source, seed=0, log=silent),
+    "lists": lambda source: read_lists(source, seed=0),
 }
 
 
@@ -390,9 +384,8 @@ def test_a_share_has_the_same_rows_in_every_order_and_file(tmp_path, form):
     for share in (0.25, 0.5):
         below = int(share * 256)
         expected = {text for text, value in zip(texts, hashes, strict=True) if value[0] < below}
-        read = read_texts(
-            source, column=None, unit="document", rows=None, share=share, log=log.append
-        )
+        with logged_to(log):
+            read = read_texts(source, column=None, unit="document", rows=None, share=share)
         assert set(read.texts) == expected
         assert f"{100 - len(expected)} outside the share asked for" in log[-1]
         # Each document ends with the separator.

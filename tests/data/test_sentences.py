@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reading import logged_to
 
 from kdcli.data.accounts import ACCOUNTS
 from kdcli.data.labelled.kept import keep_rows
@@ -18,10 +19,7 @@ from kdcli.errors import UsageError
 def texts_of(tmp_path, table, **how):
     file = tmp_path / "train.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in table))
-    return read_texts(
-        str(file),
-        **{"column": None, "unit": "sentence", "rows": None, "log": lambda line: None} | how,
-    )
+    return read_texts(str(file), **{"column": None, "unit": "sentence", "rows": None} | how)
 
 
 @pytest.mark.parametrize(
@@ -90,9 +88,11 @@ def test_a_few_of_many_pairs_are_those_that_begin_all_of_them(tmp_path):
         for q, p, n in numbers.tolist()
     ]
     lines = {None: [], 1000: []}
-    whole, few = (
-        texts_of(tmp_path, rows, rows=count, log=said.append) for count, said in lines.items()
-    )
+    read = []
+    for count, said in lines.items():
+        with logged_to(said):
+            read.append(texts_of(tmp_path, rows, rows=count))
+    whole, few = read
     assert few.texts == whole.texts[:1000]
     assert few.roles == whole.roles[:1000]
     assert few.rows.tolist() == whole.rows[:1000].tolist()
@@ -117,7 +117,7 @@ def test_memory_is_needed_for_the_chosen_texts_only(tmp_path):
         opened.writelines(f"{n} is a text of {'many ' * 40}words\n" for n in range(60_000))
     assert file.stat().st_size > 13_000_000
     tracemalloc.start()
-    texts = read_texts(str(file), column=None, unit="document", rows=100, log=lambda line: None)
+    texts = read_texts(str(file), column=None, unit="document", rows=100)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(texts) == 100
@@ -167,7 +167,7 @@ def test_too_few_texts_are_told_with_the_columns(tmp_path):
     file = tmp_path / "numbers.csv"
     file.write_text("price\n3\n4\n", "utf-8")
     with pytest.raises(UsageError) as caught:
-        read_texts(str(file), column=None, unit="sentence", rows=None, log=print)
+        read_texts(str(file), column=None, unit="sentence", rows=None)
     assert f"no row of {file} holds a sentence of at least 2 words" in caught.value.message
     assert "--set workload.unit=document" in caught.value.hint
     assert caught.value.message.endswith("the only column is price")

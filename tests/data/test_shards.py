@@ -39,7 +39,7 @@ def text(tmp_path):
 
 def made(source, folder, share=1.0, **how):
     opened = open_source(str(source), share)
-    return tokenise(opened, tiny_tokenizer(), None, folder, **{"log": lambda _: None} | how)
+    return tokenise(opened, tiny_tokenizer(), None, folder, **how)
 
 
 def expected(documents=DOCUMENTS):
@@ -122,9 +122,7 @@ def test_a_directory_of_something_else_is_left_alone(text, tmp_path):
     with pytest.raises(UsageError, match=r"holds shards of .*text by .*, not of .*other\.txt"):
         made(tmp_path / "other.txt", tmp_path / "out")
     with pytest.raises(UsageError, match="column None, not text"):
-        tokenise(
-            open_source(str(text)), tiny_tokenizer(), "text", tmp_path / "out", log=lambda _: None
-        )
+        tokenise(open_source(str(text)), tiny_tokenizer(), "text", tmp_path / "out")
     assert {p: p.read_bytes() for p in (tmp_path / "out").iterdir()} == before
 
 
@@ -175,7 +173,6 @@ def test_tokens_of_another_tokenizer_are_refused(text, tmp_path):
         "column": None,
         "isolated": False,
         "held_out_blocks": 4,
-        "log": lambda _: None,
     }
     with pytest.raises(UsageError, match="not of the tokenizer of"):
         open_corpus(str(tmp_path / "out"), foreign_tokenizer(), **how)
@@ -214,7 +211,7 @@ def test_files_of_datatrove_are_read_in_order(tmp_path, size):
     for n in range(3):
         ds(tmp_path / "out", f"{n:05}_shuffled.ds", DOCUMENTS[n * 100 : n * 100 + 100], size=size)
     ds(tmp_path / "out", "validation_00000_shuffled.ds", ["w50 w51 w52"] * 40, size=size)
-    found = corpus(tmp_path / "out", log=log.append)
+    found = corpus(tmp_path / "out", log=log)
     assert tokens(found).tolist() == expected(DOCUMENTS[:300])
     assert len(found.held_out.batch(np.arange(2))["input_ids"][:, 1:-1].unique()) == 4
     assert "tokenizer nowhere/tiny is not on this machine" in log[0]

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from reading import read_task
+from reading import logged_to, read_task
 
 from kdcli.data.labelled.own import own_task
 from kdcli.data.rows import Row
@@ -18,7 +18,8 @@ READER, SCORER = Head("span"), Head("score")
 def task_of(values, head, **columns):
     messages = []
     rows = [Row(f"mine.jsonl:{n}", values) for n in range(3)]
-    return own_task(rows, columns, messages.append, head=head), messages[0]
+    with logged_to(messages):
+        return own_task(rows, columns, head=head), messages[0]
 
 
 @pytest.mark.parametrize(
@@ -43,25 +44,26 @@ def test_a_column_of_labels_is_used_and_named():
     values = {"text": "good", "label": "POSITIVE"}
     rows = [Row("a:1", values), Row("a:2", values | {"label": "NEGATIVE"})]
     messages = []
-    task = own_task(rows, {}, messages.append, head=CLASSES)
+    with logged_to(messages):
+        task = own_task(rows, {}, head=CLASSES)
     assert (task.label, task.labels) == ("label", CLASSES.labels)
     assert "text -> label" in messages[0]
     rows = [Row("a:1", {"text": "good", "verdict": "POSITIVE"})]
     with pytest.raises(UsageError, match="which column holds the label") as caught:
-        own_task(rows, {}, messages.append, head=CLASSES)
+        own_task(rows, {}, head=CLASSES)
     assert "data.columns.label=verdict" in str(caught.value.hint)
 
 
 def test_numbers_are_the_classes_of_a_head_with_names():
     rows = [Row("a:1", {"text": "good", "label": 1}), Row("a:2", {"text": "bad", "label": 0})]
-    assert own_task(rows, {}, print, head=CLASSES).labels == CLASSES.labels
+    assert own_task(rows, {}, head=CLASSES).labels == CLASSES.labels
     unnamed = Head("class", ("LABEL_0", "LABEL_1"), named=False)
-    assert own_task(rows, {}, print, head=unnamed).labels == ("0", "1")
+    assert own_task(rows, {}, head=unnamed).labels == ("0", "1")
 
 
 def test_labels_are_ignored_on_request():
     rows = [Row("a:1", {"text": "good", "label": "spam"})]
-    task = own_task(rows, {}, print, head=CLASSES, ignores_labels=True)
+    task = own_task(rows, {}, head=CLASSES, ignores_labels=True)
     assert (task.label, task.labels) == ("", CLASSES.labels)
 
 

@@ -11,21 +11,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from encoders import tiny_tokenizer
+from reading import logged_to
 
 from kdcli.data.text.corpus import Corpus, open_corpus
 
 DOCUMENTS = [f"w{i % 50} w{i % 7} w{i % 11}" for i in range(400)]
 
 
-def corpus(source, **changes) -> Corpus:
+def corpus(source, log=None, **changes) -> Corpus:
     given = {
         "max_length": 16,
         "column": None,
         "isolated": False,
         "held_out_blocks": 4,
-        "log": lambda _: None,
     }
-    return open_corpus(str(source), tiny_tokenizer(), **given | changes)
+    with logged_to([] if log is None else log):
+        return open_corpus(str(source), tiny_tokenizer(), **given | changes)
 
 
 def tokens(found: Corpus) -> np.ndarray:

@@ -325,7 +325,7 @@ def test_a_run_in_parts_ends_with_the_bits_of_a_run_in_one_part(tmp_path, capfd,
         assert outcome.resumed_from_step == (done or None)
         done = max(done, stop or 12)
         assert (outcome.steps, outcome.finished) == (done, done == 12)
-        assert run_dir.load_checkpoint(print).step == done
+        assert run_dir.load_checkpoint().step == done
         assert "metrics" in next(r for r in run_dir.read_log() if r["step"] == done)
     assert outcome.best_step == 10
     assert torch.equal(weights(whole), weights(net))

@@ -15,14 +15,14 @@ import pytest
 from kdcli.disk import write_atomic
 from kdcli.engine.pool import Pool, undisturbed
 from kdcli.engine.processes import StopRequest, handled_signals
-from kdcli.engine.progress import Progress
 from kdcli.errors import MachineError, Stopped, UsageError
 from kdcli.manifest import Manifest, begin_manifest
+from kdcli.messages import log
 from kdcli.recipe.sections import RunOptions
 
 
 def note(file: Path, options: RunOptions) -> None:
-    Progress.log("at work")
+    log("at work")
     file.write_text(f"{options.device} {os.environ['OMP_NUM_THREADS']}", "utf-8")
 
 

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from kdcli.engine.progress import LINE_SECONDS, PACE_STEPS, LogRecord, Progress
+from kdcli.messages import facts_once, log, log_fact, silenced, warn
 
 
 @pytest.mark.parametrize("done", [0, 40])
@@ -28,15 +29,14 @@ def test_the_remaining_time_is_that_of_steps_after_the_slow_first_one(done, monk
 
 
 def test_a_fact_is_logged_once_in_a_run_of_several_steps(capsys):
-    with Progress.facts_once():
-        Progress.console.quiet = True
-        Progress.log_fact("9 rows")
-        Progress.console.quiet = False
-        Progress.log_fact("9 rows", "8 rows")
-        Progress.log_fact("8 rows", "9 rows")
+    with facts_once():
+        with silenced():
+            log_fact("9 rows")
+        log_fact("9 rows", "8 rows")
+        log_fact("8 rows", "9 rows")
     assert capsys.readouterr().err.splitlines() == ["9 rows", "8 rows"]
     for _ in range(2):
-        Progress.log_fact("9 rows")
+        log_fact("9 rows")
     assert capsys.readouterr().err.splitlines() == ["9 rows", "9 rows"]
 
 
@@ -71,8 +71,8 @@ def test_a_program_silences_and_routes_messages(tmp_path):
 
 def test_messages_have_a_level(caplog):
     with caplog.at_level(logging.INFO, "kdcli"):
-        Progress.log("9 rows")
-        Progress.warn("1 row is empty")
+        log("9 rows")
+        warn("1 row is empty")
     assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
         ("INFO", "9 rows"),
         ("WARNING", "warning: 1 row is empty"),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from encoders import TYPES, tiny_encoder
+from reading import logged_to
 
 from kdcli.errors import UsageError
 from kdcli.models.choose import (
@@ -57,7 +58,8 @@ def planted(idle):
 def test_the_layers_that_change_something_are_kept(kept):
     idle = sorted({1, 2, 3, 4, 5, 6} - {*kept})
     lines = []
-    assert measured_layers(comparison_with(planted(idle)), 3, lines.append) == kept
+    with logged_to(lines):
+        assert measured_layers(comparison_with(planted(idle)), 3) == kept
     (line,) = lines
     assert f"layers {', '.join(map(str, kept))}: agreement 1.000" in line
 
@@ -68,7 +70,7 @@ def test_a_search_changes_neither_the_teacher_nor_random_numbers():
     torch.manual_seed(3)
     drawn = torch.rand(1)
     torch.manual_seed(3)
-    one, two = (measured_layers(comparison_with(teacher), 3, print) for _ in range(2))
+    one, two = (measured_layers(comparison_with(teacher), 3) for _ in range(2))
     assert one == two
     assert torch.rand(1) == drawn
     assert all(torch.equal(x, before[name]) for name, x in teacher.state_dict().items())
@@ -79,7 +81,7 @@ def test_a_search_changes_neither_the_teacher_nor_random_numbers():
 def test_layers_are_chosen_in_every_model_type(kind):
     torch.manual_seed(0)
     teacher = tiny_encoder(kind, **({} if kind == "modernbert" else {"num_hidden_layers": 3}))
-    layers = measured_layers(comparison_with(teacher), 2, print)
+    layers = measured_layers(comparison_with(teacher), 2)
     assert layers == sorted(set(layers))
     assert len(layers) == 2
     assert 1 <= layers[0] < layers[1] <= teacher.config.num_hidden_layers

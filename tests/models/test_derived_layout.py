@@ -167,7 +167,7 @@ def test_a_setting_without_a_name_changes_no_layout():
 
 def test_a_derived_layout_is_logged_once(caplog):
     prepare_libraries(quiet=False, verbose=False)
-    caplog.set_level(logging.INFO, "kdcli.models")
+    caplog.set_level(logging.INFO, "kdcli")
     forget()
     # The entries of very small models depend on their sizes.
     for width in (128, 128, 24):

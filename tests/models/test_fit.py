@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from encoders import CountingRows, tiny_encoder
+from reading import logged_to
 
 from kdcli.models import fit
 from kdcli.models.layout import layout_for, linears
@@ -72,7 +73,8 @@ def test_a_narrow_student_needs_two_runs_of_its_teacher_and_says_how_far_it_is(m
     runs, lines = [], []
     teacher.register_forward_hook(lambda *_: runs.append(1))
     narrow = replace(shape_of(teacher.config), layers=2, hidden=16, heads=2)
-    build_student(teacher, narrow, text=CountingRows(width=8), log=lines.append)
+    with logged_to(lines):
+        build_student(teacher, narrow, text=CountingRows(width=8))
     assert len(runs) == 2
     assert lines[1:] == ["0 of 2 layers fitted", "1 of 2 layers fitted"]
 

@@ -14,6 +14,7 @@ from encoders import tiny_config, tiny_encoder
 from forked import Child, Forked, in_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reading import logged_to
 from torch import nn
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 from transformers import AutoModelForTokenClassification as ForTokens
@@ -85,10 +86,9 @@ def opened(
     session = Session(start(CPU, torch.float32), CPU)
     how = {"needs": needs, "fingerprint": fingerprint, "session": session, "limit_bytes": limit}
     how["group_size"] = group_size
-    log = [] if log is None else log
-    return SignalStore.open(
-        folder, rows, teacher or capture(headed(rows.kind), needs), **how, log=log.append
-    )
+    teacher = teacher or capture(headed(rows.kind), needs)
+    with logged_to([] if log is None else log):
+        return SignalStore.open(folder, rows, teacher, **how)
 
 
 def tensors_of(signals):

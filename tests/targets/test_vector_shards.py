@@ -34,7 +34,7 @@ def data(tmp_path):
 
 @pytest.fixture
 def texts(data) -> Texts:
-    return read_texts(data, column=None, unit="document", rows=20, log=lambda line: None)
+    return read_texts(data, column=None, unit="document", rows=20)
 
 
 def parquet(path, **columns):
@@ -140,7 +140,7 @@ def test_half_precision_and_pairs(tmp_path, texts, data):
     assert read_vectors(str(tmp_path / "h.npy"), texts, data).dtype == np.float16
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text("\n".join(json.dumps({"query": t, "positive": f"{t}!"}) for t in ROWS))
-    linked = read_texts(str(pairs), column=None, unit="document", rows=None, log=lambda line: None)
+    linked = read_texts(str(pairs), column=None, unit="document", rows=None)
     with pytest.raises(
         UsageError, match="30 vectors for 30 texts; pairs need the columns text and"
     ):
@@ -150,7 +150,7 @@ def test_half_precision_and_pairs(tmp_path, texts, data):
 def test_many_vectors_are_in_a_file(tmp_path):
     file, count = tmp_path / "texts.txt", 40_000
     file.write_text("\n".join(f"document {n}" for n in range(count)))
-    every = read_texts(str(file), column=None, unit="document", rows=None, log=lambda line: None)
+    every = read_texts(str(file), column=None, unit="document", rows=None)
     vectors = np.random.default_rng(0).standard_normal((count, 512), dtype=np.float32)
     np.save(tmp_path / "v.npy", vectors)
     chosen = read_vectors(str(tmp_path / "v.npy"), every, str(file))
@@ -237,7 +237,7 @@ NAN[:, 1], ZERO[:] = np.nan, 0
     ],
 )
 def test_what_does_not_match_is_refused_with_its_place(tmp_path, data, files, message):
-    texts = read_texts(data, column=None, unit="document", rows=20, log=lambda line: None)
+    texts = read_texts(data, column=None, unit="document", rows=20)
     (tmp_path / "vectors").mkdir()
     for name, content in files.items():
         path = tmp_path / "vectors" / name
@@ -265,12 +265,12 @@ def test_vectors_that_are_not_there_or_have_no_text_are_refused(tmp_path, texts,
     parquet(tmp_path / "v.parquet", id=["id-1"], vector=[[1.0]])
     listed = tmp_path / "listed.jsonl"
     listed.write_text(json.dumps({"text": "one", "id": [1]}) + "\n" + json.dumps({"text": "two"}))
-    own = read_texts(str(listed), column=None, unit="document", rows=None, log=lambda line: None)
+    own = read_texts(str(listed), column=None, unit="document", rows=None)
     with pytest.raises(UsageError, match=r"listed.jsonl:1: column 'id' holds \[1\]"):
         read_vectors(str(tmp_path / "v.parquet"), own, str(listed))
     plain = tmp_path / "plain.txt"
     plain.write_text("\n".join(ROWS))
-    own = read_texts(str(plain), column=None, unit="document", rows=None, log=lambda line: None)
+    own = read_texts(str(plain), column=None, unit="document", rows=None)
     with pytest.raises(
         UsageError, match=r"plain.txt:1 has no 'id', and the vectors are matched by it"
     ):

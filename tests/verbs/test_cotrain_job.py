@@ -38,7 +38,7 @@ def base(tmp_path):
 
 @pytest.fixture
 def corpus(text_file):
-    how = {"max_length": 16, "column": None, "isolated": False, "held_out_blocks": 8, "log": print}
+    how = {"max_length": 16, "column": None, "isolated": False, "held_out_blocks": 8}
     return open_corpus(str(text_file), tiny_tokenizer(), **how)
 
 

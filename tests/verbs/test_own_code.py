@@ -174,7 +174,7 @@ def test_buffers_that_transformers_leaves_empty_are_computed(kind, tmp_path, cap
     text = code.read_text("utf-8")
     assert "isinstance(module, Rotation)" in text
     code.write_text(text.replace("isinstance(module, Rotation)", "False"), "utf-8")
-    caplog.set_level(logging.WARNING, "kdcli.models")
+    caplog.set_level(logging.WARNING, "kdcli")
     with custom_code(allowed=True):
         again = load_encoder(str(folder)).model
     assert "leaves buffers of" in caplog.text

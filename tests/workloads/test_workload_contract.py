@@ -20,8 +20,8 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
-from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
+from kdcli.messages import facts_once
 from kdcli.models.model import return_token_types
 from kdcli.recipe.sections import KdSettings
 from kdcli.types import Needs, Start
@@ -237,7 +237,7 @@ def test_a_warning_of_unknown_tokens_is_logged_unless_the_training_rows_had_it(
     unknown, model = opened(case, folders[1], session, with_labels=True)
     of_known_rows = replace(unknown, train=known.train)
     for workload, warns in ((unknown, False), (known, True), (of_known_rows, True)):
-        with Progress.facts_once() as facts:
+        with facts_once() as facts:
             scores = workload.score(model)
         assert any("does not know" in fact for fact in facts) == warns
         assert any("does not know" in note for note in scores.notes)

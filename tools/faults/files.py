@@ -268,7 +268,7 @@ def data_rows(case: Case) -> None:
     )
     read(
         f"{kind} {ending} {data!r:.300}",
-        lambda: open_labelled(RowsRequest("own", str(folder)), log=lambda _: None),
+        lambda: open_labelled(RowsRequest("own", str(folder))),
         is_valid=is_intact(case),
     )
     shutil.rmtree(folder)
@@ -355,7 +355,7 @@ def run_files(case: Case) -> None:
     read(what, lambda: run.done)
     read(what, run.read_log)
     read(what, lambda: run.cut_log(1))
-    read(what, lambda: run.load_checkpoint(lambda line: None))
+    read(what, lambda: run.load_checkpoint())
     read(what, lambda: run.load_best(2))
     shutil.rmtree(folder)
 

@@ -239,7 +239,7 @@ def _not_code(node: ast.AST) -> Iterator[ast.AST]:
     limit = isinstance(node, ast.keyword) and node.arg in ("ge", "gt", "le", "lt")
     if (
         limit
-        or called in ("range", "Progress.log")
+        or called in ("range", "log")
         or isinstance(node, ast.JoinedStr | ast.Assert | ast.Raise)
     ):
         yield from ast.walk(node)

@@ -129,7 +129,7 @@ def _tokens(folder: Path, material: Path) -> None:
         open_source(str(material / "text.txt")),
         load_tokenizer(str(material / "encoder")),
     )
-    tokenise(source, tokenizer, None, folder / "tokens", log=lambda _: None)
+    tokenise(source, tokenizer, None, folder / "tokens")
     shutil.copytree(material / "encoder", folder / "encoder")
 
 
@@ -139,7 +139,7 @@ def _read_tokens(folder: Path) -> object:
 
     shards, tokenizer = TokenShards.read(folder / "tokens"), load_tokenizer(str(folder / "encoder"))
     shards.check(folder / "tokens", tokenizer, Frame.of(tokenizer))
-    shards.close_account(lambda _: None)
+    shards.close_account()
     return shards.splits, shards.tokens_of("train")
 
 
@@ -177,7 +177,6 @@ def _open_signals(folder: Path) -> Any:
         fingerprint="f",
         session=session,
         limit_bytes=1 << 20,
-        log=lambda _: None,
     )
 
 

@@ -24,8 +24,9 @@ from transformers import PreTrainedTokenizerBase
 from kdcli.data.augment.masked_words import MaskedWords
 from kdcli.data.augment.neighbours import Neighbours
 from kdcli.data.augment.words import Word, tokenize_words, words_in
-from kdcli.data.sources import LOG_SECONDS, Log
+from kdcli.data.sources import LOG_SECONDS
 from kdcli.disk import cache_key, disk_errors, use_entry, write_atomic
+from kdcli.messages import log
 from kdcli.types import IGNORED, Example, Task
 
 # Texts whose candidates are computed and cached together. A killed run loses at most this many.
@@ -60,7 +61,6 @@ def augment(
     seed: int,
     folder: Path,
     fingerprint: str,
-    log: Log,
 ) -> Augmented:
     """Augment examples with copies.
 
@@ -78,7 +78,6 @@ def augment(
         seed: The seed of the copies.
         folder: The cache of candidates. Only one process may write there.
         fingerprint: Identifies the models, tokenizers and word vectors that candidates come from.
-        log: Called with messages about the progress.
 
     Raises:
         UsageError: The tokenizer is slow, see `kdcli.data.augment.words`.
@@ -91,7 +90,7 @@ def augment(
         return _candidates(portion, tokenizer, masked_words, neighbours, candidates)
 
     use_entry(folder / key, f"{len(texts):,} texts")
-    choices_of = _cached_choices(texts, choose, folder / key, log)
+    choices_of = _cached_choices(texts, choose, folder / key)
     all_copies: list[Example] = []
     words = replaced = without = 0
     for example in examples:
@@ -121,7 +120,6 @@ def _cached_choices(
     texts: Sequence[str],
     choose: Callable[[Sequence[str]], list[Choices]],
     folder: Path,
-    log: Log,
 ) -> dict[str, Choices]:
     """Return the choices of each text. `choose` computes the ones that the cache lacks."""
     choices_of: dict[str, Choices] = {}

@@ -33,9 +33,10 @@ from kdcli.data.labelled.partition import (
     text_hashes,
 )
 from kdcli.data.rows import BadRow, ClassName, Row, RowValues, columns_in
-from kdcli.data.sources import DemoSource, Log, open_source
+from kdcli.data.sources import DemoSource, open_source
 from kdcli.data.text.sentences import POSITIVE_COLUMN, negatives_in, text_in
 from kdcli.errors import UsageError
+from kdcli.messages import log_fact
 from kdcli.types import Array, Example, RowHashes, Task
 
 RERANK_TASK = Task("rerank", "score", ("query", "passage"), ("ndcg@10", "mrr@10"), max_length=256)
@@ -180,7 +181,7 @@ class ListData(NamedTuple):
     notes: list[str]
 
 
-def read_list_splits(source: str, log: Log) -> ListSplits:
+def read_list_splits(source: str) -> ListSplits:
     """Read the lists of candidates of every split.
 
     Raises:
@@ -194,13 +195,13 @@ def read_list_splits(source: str, log: Log) -> ListSplits:
     account = RowAccount(source)
 
     def read(split: str) -> Lists:
-        return _read(opened.tables(split, account.on_bad), account, log)
+        return _read(opened.tables(split, account.on_bad), account)
 
     validation, test = (
         read(split) if opened.has(split) else None for split in ("validation", "test")
     )
     splits = ListSplits(read("train"), validation, test)
-    ACCOUNTS.close(account, account.used, log)
+    ACCOUNTS.close(account, account.used)
     return splits
 
 
@@ -208,7 +209,6 @@ def read_lists(
     source: str,
     *,
     seed: int,
-    log: Log,
     labelled: bool | None = None,
     partition: str | None = None,
     split: str = "validation",
@@ -223,7 +223,6 @@ def read_lists(
     Args:
         source: The value of `--data`.
         seed: The seed that chooses the queries to hold out.
-        log: Called with each message.
         labelled: Whether evaluation needs labels; None if it does when there are any. Lists that
             cannot be scored are then skipped.
         partition: A file that names the queries to evaluate on.
@@ -234,12 +233,12 @@ def read_lists(
         UsageError: A row has none of the three forms, no query is left to train on, or no list can
             be scored.
     """
-    splits = read_list_splits(source, log)
+    splits = read_list_splits(source)
     notes: list[str] = []
     if not trains and partition is None and splits.validation is None:
         train, evaluated, split = splits.train.take(np.array([], np.int64)), splits.train, "train"
     else:
-        train, evaluated, split = _divided(splits, seed, partition, split, notes, log)
+        train, evaluated, split = _divided(splits, seed, partition, split, notes)
     if trains and not len(train):
         raise UsageError(f"{source} holds no query to train on")
     if not len(evaluated):
@@ -253,20 +252,20 @@ def read_lists(
     if labelled is None:
         labelled = splits.labelled
     if not labelled:
-        ACCOUNTS.close(account, len(train) + len(evaluated), log)
+        ACCOUNTS.close(account, len(train) + len(evaluated))
         train, evaluated = train.unlabelled(), evaluated.unlabelled()
         return ListData(train, evaluated, split, has_labels=False, notes=notes)
-    evaluated = _scorable(evaluated, f"{split} split of {Path(source).name}", account, log)
-    ACCOUNTS.close(account, len(train) + len(evaluated), log)
+    evaluated = _scorable(evaluated, f"{split} split of {Path(source).name}", account)
+    ACCOUNTS.close(account, len(train) + len(evaluated))
     training = ""
     if len(train):
         passages = f"{train.sizes.mean():.1f} passages on average"
         training = f"{len(train):,} training queries with {passages}; "
-    log(f"{training}{len(evaluated):,} evaluation queries")
+    log_fact(f"{training}{len(evaluated):,} evaluation queries")
     return ListData(train, evaluated, split, has_labels=True, notes=notes)
 
 
-def _scorable(evaluated: Lists, name: str, account: RowAccount, log: Log) -> Lists:
+def _scorable(evaluated: Lists, name: str, account: RowAccount) -> Lists:
     """Return the lists whose rankings can be scored; `account` counts the others.
 
     Raises:
@@ -280,7 +279,7 @@ def _scorable(evaluated: Lists, name: str, account: RowAccount, log: Log) -> Lis
             "give positive and negative)",
         )
     if not can_score.all():
-        log(
+        log_fact(
             f"skipped {(~can_score).sum():,} of {len(evaluated):,} evaluation queries, because "
             "their passages are not all labelled or not both relevant and irrelevant"
         )
@@ -295,7 +294,6 @@ def _divided(
     partition: str | None,
     split: str,
     notes: list[str],
-    log: Log,
 ) -> tuple[Lists, Lists, str]:
     """Return the lists to train on, the lists to evaluate on, and the name of their split."""
     train = splits.train
@@ -315,7 +313,7 @@ def _divided(
         )
         if len(kept) < len(train):
             count = len(train) - len(kept)
-            log(f"skipped {count:,} training queries that are also in the validation split")
+            log_fact(f"skipped {count:,} training queries that are also in the validation split")
         return train.take(kept), splits.validation, "validation"
     held = held_back(
         RERANK_TASK, [Example("", "", (query,), None) for query in train.queries], seed
@@ -344,7 +342,7 @@ ScoredPassage = tuple[str, float, float]
 """A passage, its label and its score."""
 
 
-def _read(tables: Iterator[tuple[str, Iterator[Row]]], account: RowAccount, log: Log) -> Lists:
+def _read(tables: Iterator[tuple[str, Iterator[Row]]], account: RowAccount) -> Lists:
     """Read the lists of all files of a split."""
     conflicts = 0
     by_query: dict[str, dict[str, tuple[float, float]]] = {}
@@ -371,7 +369,7 @@ def _read(tables: Iterator[tuple[str, Iterator[Row]]], account: RowAccount, log:
         if not where:
             raise UsageError(f"{name} holds no rows", FORM_HINT)
     if conflicts:
-        log(
+        log_fact(
             f"{conflicts:,} pairs of query and passage have several labels; the highest label is "
             "used"
         )

@@ -18,9 +18,9 @@ from kdcli.data.labelled.label_values import (
 )
 from kdcli.data.labelled.labels import TrainingLabels
 from kdcli.data.rows import FIRST_ROWS, BadRow, OnBadRow, Row, columns_in, raise_bad_row
-from kdcli.data.sources import Log
 from kdcli.data.tasks.squad import IMPOSSIBLE_METRICS
 from kdcli.errors import UsageError
+from kdcli.messages import log_fact, warn
 from kdcli.types import OWN, Head, Kind, LabelAccount, Task
 
 MAX_LISTED_CLASSES = 10
@@ -42,7 +42,6 @@ _METRICS_OF_TWO = ("accuracy", "f1", "matthews")
 def own_task(
     rows: Iterable[Row],
     columns: Mapping[str, str | list[str]],
-    log: Log,
     on_bad: OnBadRow = raise_bad_row,
     *,
     head: Head | None = None,
@@ -60,7 +59,6 @@ def own_task(
         columns: role -> column, with the roles of
             `kdcli.data.labelled.columns`. `text` may have a list of two columns.
             The key `kind` holds the kind of the task rather than a column.
-        log: Called with one sentence that describes the task.
         on_bad: Called with each row whose label cannot be read. Such rows are ignored.
         head: The labels and kind of the model's head; None if there is no head.
         trains: Whether a model learns from the rows. Rows that only evaluate a head may all have
@@ -80,7 +78,7 @@ def own_task(
     if head is not None and (ignores_labels or not by_name.has_label(head)):
         if not ignores_labels:
             by_name.check_unlabelled(rest, head)
-        return _unlabelled_task(by_name, kind, head, log)
+        return _unlabelled_task(by_name, kind, head)
     kind, texts, label = by_name.choose(kind)
     labels = TrainingLabels(label, kind)
     for where, row in itertools.chain(first_rows, rest):
@@ -101,13 +99,13 @@ def own_task(
     if head is not None and decides and "kind" not in columns:
         labels.check_outputs(head)
     impossible = kind == "span" and labels.empty > 0
-    log(_description(labels, kind, names, texts, label) + by_name.unused(*texts, label))
+    log_fact(_description(labels, kind, names, texts, label) + by_name.unused(*texts, label))
     for note in labels.notes:
-        log(note)
+        log_fact(note)
     account = _account(names, labels.class_numbers, head if decides else None)
-    _compare_names(label, *by_name.names_of_numbers(label), account, log)
+    _compare_names(label, *by_name.names_of_numbers(label), account)
     rows_of_labels = tuple(map(labels.first_row, names)) if account.names == names else ()
-    task = _task(by_name, kind, texts, label, account.names, log)
+    task = _task(by_name, kind, texts, label, account.names)
     metrics = IMPOSSIBLE_METRICS if impossible else task.metrics
     if kind == "class" and len(account.names) == 2:
         metrics = _METRICS_OF_TWO
@@ -122,7 +120,7 @@ def own_task(
 
 
 def _compare_names(
-    label: str, column: str, names: Mapping[str, str], account: LabelAccount, log: Log
+    label: str, column: str, names: Mapping[str, str], account: LabelAccount
 ) -> None:
     """Tell that another column names the numbers of the label.
 
@@ -131,7 +129,6 @@ def _compare_names(
         column: The column of the names; empty if there is none.
         names: number -> name.
         account: The classes as which the numbers are read.
-        log: Receives the message.
 
     Raises:
         UsageError: The head of the model has other names for these numbers.
@@ -149,7 +146,7 @@ def _compare_names(
             )
     if names and not account.numbers:
         listed = ", ".join(f"{number} {name}" for number, name in names.items())
-        log(f"column '{column}' names the classes ({listed}); use these names with {way}")
+        log_fact(f"column '{column}' names the classes ({listed}); use these names with {way}")
 
 
 def _task(
@@ -158,7 +155,6 @@ def _task(
     texts: tuple[str, ...],
     label: str,
     labels: tuple[str, ...],
-    log: Log,
 ) -> Task:
     """Return a task with the default metrics, and warn of what its columns may not mean."""
     warnings = [
@@ -166,8 +162,7 @@ def _task(
         describe_unknown_scheme(labels) if kind == "tokens" else None,
         columns.describe_splits(*texts, label),
     ]
-    for warning in filter(None, warnings):
-        log(f"warning: {warning}")
+    warn(*filter(None, warnings))
     max_length = MAX_LENGTHS.get(kind, Task.max_length)
     return Task(OWN, kind, texts, _METRICS[kind], labels, label, max_length=max_length)
 
@@ -187,7 +182,7 @@ def _description(
     return message
 
 
-def _unlabelled_task(columns: Columns, kind: Kind | None, head: Head, log: Log) -> Task:
+def _unlabelled_task(columns: Columns, kind: Kind | None, head: Head) -> Task:
     """Return the task of rows without labels.
 
     Raises:
@@ -203,11 +198,11 @@ def _unlabelled_task(columns: Columns, kind: Kind | None, head: Head, log: Log) 
         )
     kind = kind or head.kind
     texts = columns.texts(kind)
-    log(
+    log_fact(
         f"your data: no labels are read; models predict from {' and '.join(texts)} (kind "
         f"{kind}){columns.unused(*texts)}"
     )
-    task = _task(columns, kind, texts, "", head.labels, log)
+    task = _task(columns, kind, texts, "", head.labels)
     account = LabelAccount(head.labels, "head", "none") if head.labels else None
     return replace(task, impossible=kind == "span", account=account, score_name=head.score_name)
 

@@ -26,7 +26,6 @@ from kdcli.data.sources import (
     DemoSource,
     FileSource,
     HubSource,
-    Log,
     Source,
     describe_missing_parts,
     describe_unread,
@@ -36,6 +35,7 @@ from kdcli.data.storage import NotFound, base_name, list_folder, list_names
 from kdcli.data.tasks import task_of
 from kdcli.disk import user_path
 from kdcli.errors import UsageError
+from kdcli.messages import log_fact, warn
 from kdcli.types import NAMED_BY, OWN, Example, Head, LabelAccount, RowHashes, Task
 
 
@@ -49,7 +49,6 @@ class TaskSource:
         train_source: The source of the training split if it is another one.
         on_bad: Called with each row that does not fit the task.
         withheld: Whether rows may lack labels.
-        log: Called with each message.
         account: Counts the rows that are read.
         examples: All examples that were read.
     """
@@ -59,7 +58,6 @@ class TaskSource:
     train_source: str | None
     on_bad: OnBadRow
     withheld: bool
-    log: Log
     account: RowAccount = field(default_factory=lambda: RowAccount(""))
     examples: list[Example] = field(default_factory=list)
 
@@ -114,7 +112,7 @@ class TaskSource:
                 splits = {task.sets[0] if task.sets else "": (whole, split)}
         missing = [name for name in task.sets if name not in splits]
         if splits and missing:
-            self.log(
+            log_fact(
                 f"{task.name}: evaluating on {', '.join(splits)}; missing: {', '.join(missing)}"
             )
         return splits
@@ -157,11 +155,11 @@ class TaskSource:
         files = source.files.get(split, ()) if isinstance(source, FileSource) else ()
         if len(files) > 1:
             names = list_names([base_name(file) for file in files])
-            self.log(f"{split} is read from {len(files)} files: {names}")
+            log_fact(f"{split} is read from {len(files)} files: {names}")
         if (unread := describe_unread(source)) and not self.examples:
-            self.log(unread)
+            log_fact(unread)
         if missing := describe_missing_parts(map(base_name, files)):
-            self.log(f"warning: {split}: {missing}")
+            warn(f"{split}: {missing}")
         examples, bad_rows, account = _read_examples(
             self.task, source, split, withheld=self.withheld
         )
@@ -354,14 +352,13 @@ def open_task(
     head: Head | None,
     trains: bool,
     withheld: bool,
-    log: Log,
 ) -> TaskSource:
     """Return the places of a task's rows, and log its classes.
 
     Args:
         request: Which rows to read.
         bad_rows: Collects the rows that cannot be used.
-        preferred, head, trains, log: See `_own_task`.
+        preferred, head, trains: See `_own_task`.
         withheld: Whether the rows count as unlabelled.
 
     Raises:
@@ -375,7 +372,6 @@ def open_task(
             head=head,
             trains=trains,
             ignores_labels=withheld,
-            log=log,
         )
     else:
         task = task_of(request.task)
@@ -387,14 +383,13 @@ def open_task(
     has_labels = bool(task.label) and not withheld
     task = replace(task, account=task.account or _account_of(task, has_labels=has_labels))
     for line in describe_account(task):
-        log(line)
+        log_fact(line)
     return TaskSource(
         task,
         request.source,
         request.train_source,
         bad_rows,
         withheld=not has_labels,
-        log=log,
         account=RowAccount(request.source or request.task),
     )
 
@@ -407,7 +402,6 @@ def _own_task(
     head: Head | None,
     trains: bool,
     ignores_labels: bool,
-    log: Log,
 ) -> Task:
     """Derive the task of the user's own rows.
 
@@ -418,7 +412,6 @@ def _own_task(
         head: What a model's head predicts.
         trains: Whether a model learns from the rows.
         ignores_labels: Whether the rows count as unlabelled.
-        log: Called with each message.
 
     Raises:
         UsageError: No source is given, or the rows fit no task.
@@ -437,7 +430,6 @@ def _own_task(
         return own_task(
             rows,
             request.columns,
-            log,
             bad_rows,
             head=head,
             trains=trains,

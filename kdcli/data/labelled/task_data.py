@@ -33,9 +33,9 @@ from kdcli.data.labelled.splits import (
     open_task,
     read_splits,
 )
-from kdcli.data.sources import Log
 from kdcli.data.storage import NotFound
 from kdcli.errors import UsageError
+from kdcli.messages import log_fact
 from kdcli.types import OWN, Example, Head, RowHashes, Task
 
 THIS_RUN = "this run"
@@ -87,7 +87,6 @@ def open_labelled(
     skip_repeated: bool = True,
     withheld: bool = False,
     head: Head | None = None,
-    log: Log,
 ) -> Labelled:
     """Load a task. Evaluation examples that any of the models was trained on are skipped.
 
@@ -100,7 +99,6 @@ def open_labelled(
             the head.
         head: What a model's head predicts. It gives an own task its classes, and its kind if the
             rows have no labels.
-        log: Called with each message.
 
     Raises:
         UsageError: The task is unknown, there is no such data, rows do not fit the task (the
@@ -113,11 +111,10 @@ def open_labelled(
         skip_repeated=skip_repeated,
         withheld=withheld,
         head=head,
-        log=log,
     )
     # Rows that are kept in memory for several steps are in the account of each. A dry run, which
     # is quiet, may have read them.
-    ACCOUNTS.close(data.account, data.account.kept, log)
+    ACCOUNTS.close(data.account, data.account.kept)
     return data
 
 
@@ -130,7 +127,6 @@ def _open_labelled(
     skip_repeated: bool,
     withheld: bool,
     head: Head | None,
-    log: Log,
 ) -> Labelled:
     """Read the rows of `open_labelled`, log what they are, and close their account."""
     if not training:
@@ -142,7 +138,7 @@ def _open_labelled(
     def settle(usable: int) -> None:
         notes.extend(bad_rows.settle(usable, skip=request.skip_bad))
         for note in notes:
-            log(note)
+            log_fact(note)
 
     try:
         evaluates_split = not training and partition is None
@@ -153,7 +149,6 @@ def _open_labelled(
             head=head,
             trains=training,
             withheld=withheld,
-            log=log,
         )
         if partition is None:
             division = _by_split(rows, request, trained or {}, settle, training=training)
@@ -166,7 +161,7 @@ def _open_labelled(
         hint = f"give --data PATH (for distill: eval.source): {needed}"
         raise UsageError(f"task {request.task}: {error.message}", hint) from None
     for note in division.notes:
-        (log if training else notes.append)(note)
+        (log_fact if training else notes.append)(note)
     if not training:
         division = replace(division, train=[])
     data = replace(_choose_training(division, rows, request.train_rows), notes=notes)
@@ -175,15 +170,15 @@ def _open_labelled(
         known[THIS_RUN] = data.rows
     is_own = request.task == OWN
     published = partition is None and not is_own and data.split in ("validation", "test")
-    data = _choose_evaluated(data, request, known, rows.account, published=published, log=log)
-    ACCOUNTS.close(rows.account, len(data.train) + data.count, log)
+    data = _choose_evaluated(data, request, known, rows.account, published=published)
+    ACCOUNTS.close(rows.account, len(data.train) + data.count)
     if ACCOUNTS.strict:
         _check_texts(data)
     if is_own:
         evaluated = data.sets[""]
         repeats = describe_repeats(data.task, evaluated, "evaluated rows")
         for note in filter(None, [repeats, describe_empty(evaluated, "evaluated row")]):
-            log(note)
+            log_fact(note)
             data.notes.append(note)
     return replace(data, account=rows.account)
 
@@ -235,21 +230,20 @@ def _choose_evaluated(
     account: RowAccount,
     *,
     published: bool,
-    log: Log,
 ) -> Labelled:
     """Skip evaluation rows that a model was trained on, choose among the rest, and name them.
 
     Args:
         data: The task with all examples of the evaluated split.
         request: Which rows to read.
-        trained, published, log: See `_skip_trained_rows`.
+        trained, published: See `_skip_trained_rows`.
         account: Counts the rows that are left out.
 
     Raises:
         UsageError: Too few rows remain.
     """
     remaining, kept = _skip_trained_rows(
-        data, trained, keep=request.judge_trained_rows, published=published, log=log
+        data, trained, keep=request.judge_trained_rows, published=published
     )
     sets = {name: choose_subset(rows, request.judged_rows) for name, rows in remaining.sets.items()}
     chosen = replace(remaining, sets=sets)
@@ -378,7 +372,7 @@ def _trained_on(
 
 
 def _skip_trained_rows(
-    data: Labelled, trained: Mapping[str, RowHashes], *, keep: bool, published: bool, log: Log
+    data: Labelled, trained: Mapping[str, RowHashes], *, keep: bool, published: bool
 ) -> tuple[Labelled, RowHashes]:
     """Skip evaluation rows that a model was trained on, and log how many.
 
@@ -388,7 +382,6 @@ def _skip_trained_rows(
         keep: Whether to keep these rows instead.
         published: Whether the split belongs to a benchmark. If few of its rows are also in its
             training split, they are kept, because published results include them.
-        log: Called with each message.
 
     Returns:
         The remaining data, and the hashes of the rows that `keep` kept.
@@ -429,7 +422,7 @@ def _skip_trained_rows(
                 f"{total - count:,} rows remain"
             )
             sets[name] = [e for e, is_known in zip(examples, known, strict=True) if not is_known]
-        log(notes[-1])
+        log_fact(notes[-1])
     return replace(data, sets=sets, notes=notes), np.concatenate(kept)
 
 

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from kdcli.data.hub import entry_at_commit
-from kdcli.data.sources import HubSource, Log, describe_unread, open_source
+from kdcli.data.sources import HubSource, describe_unread, open_source
 from kdcli.data.text.shards import (
     META,
     SHARD_FORMAT,
@@ -33,6 +33,7 @@ from kdcli.data.text.shards import (
 from kdcli.data.text.tokenise import tokenise
 from kdcli.disk import cache_dir, cache_key, use_entry, user_path
 from kdcli.errors import UsageError
+from kdcli.messages import log
 from kdcli.types import Array, Batch
 
 # Maximum number of open maps. Each needs a file descriptor, and a process may have a few thousand.
@@ -141,7 +142,6 @@ def open_corpus(
     share: float = 1.0,
     isolated: bool,
     held_out_blocks: int,
-    log: Log,
 ) -> Corpus:
     """Open the blocks of a text, and tokenise it if its tokens are not in the cache.
 
@@ -155,7 +155,6 @@ def open_corpus(
         isolated: Whether the documents in a block must not attend to each other.
         held_out_blocks: The maximum number of blocks to hold out. They come from the validation
             split or, without one, from the end of the training text (at most a tenth of it).
-        log: Called with messages about the progress.
 
     Raises:
         UsageError: The source cannot be read, its tokens are damaged or come from another
@@ -164,14 +163,14 @@ def open_corpus(
     """
     frame = Frame.of(tokenizer)
     is_folder = source != "demo" and "://" not in source
-    streams = _open_tokens(user_path(source), tokenizer, frame, log) if is_folder else None
+    streams = _open_tokens(user_path(source), tokenizer, frame) if is_folder else None
     if streams and share < 1:
         raise UsageError(
             f"data.share={share:g}: {source} holds tokens, whose rows are joined",
             "give the text itself, tokenise a share of it with kdcli tokenize --share, or read all "
             f"of it with {WHOLE}",
         )
-    streams = streams or _open_cached(source, tokenizer, frame, column, share, log)
+    streams = streams or _open_cached(source, tokenizer, frame, column, share)
     more = "give more text" if share == 1 else f"give more text, or all of it with {WHOLE}"
 
     def blocks(split: str) -> Blocks:
@@ -201,14 +200,14 @@ def open_corpus(
 
 
 def _open_tokens(
-    folder: Path, tokenizer: PreTrainedTokenizerBase, frame: Frame, log: Log
+    folder: Path, tokenizer: PreTrainedTokenizerBase, frame: Frame
 ) -> dict[str, TokenStream] | None:
     """Open a directory of tokens; None if it holds no tokens."""
     if not (folder / META).is_file():
-        return open_datatrove(folder, tokenizer, frame, log)
+        return open_datatrove(folder, tokenizer, frame)
     shards = TokenShards.read(folder)
     shards.check(folder, tokenizer, frame)
-    shards.close_account(log)
+    shards.close_account()
     return streams_of(folder, shards)
 
 
@@ -218,7 +217,6 @@ def _open_cached(
     frame: Frame,
     column: str | None,
     share: float,
-    log: Log,
 ) -> dict[str, TokenStream]:
     """Open the cached tokens of a text. If there are none, tokenise the text first."""
     opened = open_source(source, share)
@@ -231,8 +229,8 @@ def _open_cached(
     if isinstance(opened, HubSource):
         folder = entry_at_commit(folder, opened.hub, about, is_complete, META)
     use_entry(folder, about)
-    shards = tokenise(opened, tokenizer, column, folder, log=log, cached=True)
-    shards.close_account(log)
+    shards = tokenise(opened, tokenizer, column, folder, cached=True)
+    shards.close_account()
     return streams_of(folder, shards)
 
 
@@ -255,7 +253,7 @@ class TokenFile:
 
 
 def open_datatrove(
-    folder: Path, tokenizer: PreTrainedTokenizerBase, frame: Frame, log: Log
+    folder: Path, tokenizer: PreTrainedTokenizerBase, frame: Frame
 ) -> dict[str, TokenStream] | None:
     """Open the streams of a directory of datatrove by split; None if there are no such files.
 
@@ -274,7 +272,7 @@ def open_datatrove(
     paths = [folder / name for name in names if name.endswith(DS)]
     files = [_read_metadata(path, vocabulary_size) for path in paths]
     for name in dict.fromkeys(file.tokenizer for file in files):
-        _check_tokenizer(folder, name, tokenizer, log)
+        _check_tokenizer(folder, name, tokenizer)
     sizes = sorted({file.token_bytes for file in files})
     if len(sizes) > 1:
         message = f"{folder} holds tokens of {' and of '.join(map(str, sizes))} bytes"
@@ -334,9 +332,7 @@ def _read_metadata(path: Path, vocabulary_size: int) -> TokenFile:
     return TokenFile(path, name, token_bytes, size // token_bytes)
 
 
-def _check_tokenizer(
-    folder: Path, name: str | None, tokenizer: PreTrainedTokenizerBase, log: Log
-) -> None:
+def _check_tokenizer(folder: Path, name: str | None, tokenizer: PreTrainedTokenizerBase) -> None:
     """Compare the vocabulary with the metadata's tokenizer, if it is on this machine."""
     if name is None or name == tokenizer.name_or_path:
         return

@@ -21,9 +21,10 @@ from tokenizers import (
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from kdcli.data.hub import entry_at_commit
-from kdcli.data.sources import HubSource, Log, open_source
+from kdcli.data.sources import HubSource, open_source
 from kdcli.disk import cache_dir, cache_key, disk_errors, lock_entry, use_entry, write_atomic
 from kdcli.errors import UsageError
+from kdcli.messages import log
 
 PAD, UNKNOWN_TOKEN, CLS, SEP, MASK_TOKEN = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -41,8 +42,6 @@ def own_tokenizer(
     share: float,
     vocab_size: int,
     max_length: int,
-    *,
-    log: Log,
 ) -> PreTrainedTokenizerBase:
     """Train a tokenizer on the training text of a source, or load it from the cache.
 
@@ -53,7 +52,6 @@ def own_tokenizer(
         vocab_size: The size of the vocabulary, including special tokens. A short text gives a
             smaller vocabulary, which is logged.
         max_length: The maximum number of tokens that the models accept.
-        log: Called with messages about the progress.
 
     Raises:
         UsageError: The source cannot be read, the text has too few words, or the size leaves no

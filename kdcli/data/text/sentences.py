@@ -30,9 +30,10 @@ from kdcli.data.rows import (
     names_in,
     take_first,
 )
-from kdcli.data.sources import Log, Source, describe_unread, open_source
+from kdcli.data.sources import Source, describe_unread, open_source
 from kdcli.disk import disk_errors
 from kdcli.errors import UsageError
+from kdcli.messages import log_fact
 from kdcli.types import Array, RowHashes
 
 HASHES_IN_MEMORY = 1 << 19
@@ -307,7 +308,6 @@ def read_texts(
     column: str | None,
     unit: str,
     rows: int | None,
-    log: Log,
     share: float = 1.0,
     paired: bool = False,
     split: str = "train",
@@ -319,7 +319,6 @@ def read_texts(
         column: The column of the text; None chooses it.
         unit: `sentence` splits documents into sentences, `document` keeps them whole.
         rows: The maximum number of texts. The texts with the smallest hashes are chosen.
-        log: Called with a message about the number of texts.
         share: The share of the training rows that is read.
         paired: Whether the caller needs pairs.
         split: The split that is read.
@@ -331,9 +330,9 @@ def read_texts(
     """
     read = _read_texts(source, column, unit, rows, share, split)
     for message in read.messages:
-        log(message)
+        log_fact(message)
     for account, kept in read.accounts:
-        ACCOUNTS.close(account, kept, log)
+        ACCOUNTS.close(account, kept)
     texts = read.texts
     if paired and not texts.paired:
         raise UsageError(

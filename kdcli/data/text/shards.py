@@ -16,9 +16,10 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from kdcli.data.accounts import ACCOUNTS, RowAccount
 from kdcli.data.rows import Piece
-from kdcli.data.sources import Log, Source
+from kdcli.data.sources import Source
 from kdcli.disk import MAX_REPORT_BYTES, cache_key, read_json, write_atomic
 from kdcli.errors import UsageError
+from kdcli.messages import log
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -158,7 +159,7 @@ class TokenShards:
         """Count the tokens of a split."""
         return sum(shard.tokens or 0 for shard in self.shards if shard.split == split)
 
-    def close_account(self, log: Log) -> None:
+    def close_account(self) -> None:
         """Close the account of the text's rows, unless an older version did not count them."""
         account = RowAccount(self.source)
         for shard in self.shards:
@@ -166,7 +167,7 @@ class TokenShards:
                 log(f"the rows of {self.source} are not counted: an older version wrote the tokens")
                 return
             account.add(shard.account)
-        ACCOUNTS.close(account, account.used, log)
+        ACCOUNTS.close(account, account.used)
 
     def bytes_of(self, shard: Shard) -> int:
         """Return the length of a shard's file."""

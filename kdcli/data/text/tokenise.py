@@ -23,10 +23,11 @@ from filelock import FileLock, Timeout
 from tokenizers import Tokenizer
 
 from kdcli.data.accounts import ACCOUNTS, RowAccount
-from kdcli.data.sources import LOG_SECONDS, Log, Source
+from kdcli.data.sources import LOG_SECONDS, Source
 from kdcli.data.text.shards import META, Frame, Shard, TokenShards
 from kdcli.disk import atomic_file, disk_errors, remove
 from kdcli.errors import MachineError, UsageError
+from kdcli.messages import log
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,7 +43,6 @@ def tokenise(
     column: str | None,
     folder: Path,
     *,
-    log: Log,
     workers: int | None = None,
     cached: bool = False,
 ) -> TokenShards:
@@ -53,7 +53,6 @@ def tokenise(
         tokenizer: A tokenizer of transformers.
         column: The column of the text; None chooses it.
         folder: The directory of the shards.
-        log: Called with messages about the progress.
         workers: The number of processes, each with one thread. None tokenises in this process,
             with as many threads as the tokenizer uses.
         cached: Whether the directory's name determines its content, as in the cache. Complete
@@ -74,7 +73,7 @@ def tokenise(
     frame = Frame.of(tokenizer)
     with disk_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(folder, log, waits=cached):
+    with _lock(folder, waits=cached):
         previous = _read_previous(folder, replaces=cached)
         if cached and previous and previous.complete and not previous.missing(folder, previous):
             return previous
@@ -92,7 +91,7 @@ def tokenise(
         if previous:
             meta = meta.finish(shard for shard in previous.shards if shard.file not in planned)
         with _clean_after_errors(folder, meta, missing, keeps_errors=not cached):
-            for shard in _write_shards(writer, missing, len(meta.shards), workers, log):
+            for shard in _write_shards(writer, missing, len(meta.shards), workers):
                 # A shard is finished when its counts are written, too.
                 meta = meta.finish([shard])
                 meta.write(folder)
@@ -132,7 +131,7 @@ class ShardWriter:
             encoder.no_padding()
         return cls(source, encoder, meta.sep_id, meta.column, meta.dtype, folder)
 
-    def write(self, shard: Shard, log: Log = lambda _: None) -> Shard:
+    def write(self, shard: Shard) -> Shard:
         """Write a shard completely or not at all, and return it with its counts."""
         total, logged = 0, time.monotonic()
         account = RowAccount(self.source.name)
@@ -191,7 +190,7 @@ def calls_of(documents: Iterator[str]) -> Iterator[tuple[list[str], list[bool]]]
 
 
 @contextlib.contextmanager
-def _lock(folder: Path, log: Log, *, waits: bool) -> Iterator[None]:
+def _lock(folder: Path, *, waits: bool) -> Iterator[None]:
     """Keep other processes from writing the directory."""
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
     with disk_errors(folder):
@@ -269,7 +268,7 @@ def _clean_after_errors(
 
 
 def _write_shards(
-    writer: ShardWriter, missing: Sequence[Shard], count: int, workers: int | None, log: Log
+    writer: ShardWriter, missing: Sequence[Shard], count: int, workers: int | None
 ) -> Iterator[Shard]:
     """Write shards in this process or in workers, and log the progress.
 
@@ -284,7 +283,7 @@ def _write_shards(
     megabytes = f" ({size / 1e6:,.1f} MB)" if size else ""
     log(f"tokenising {writer.source.name}{megabytes}: {len(missing)} of {count} shards")
     writes = (
-        (writer.write(shard, log) for shard in missing)
+        (writer.write(shard) for shard in missing)
         if workers is None
         else _write_in_workers(writer, missing, workers)
     )

@@ -10,9 +10,9 @@ import numpy as np
 
 from kdcli.data.labelled.partition import VERIFICATION, choose_partition, text_hashes
 from kdcli.data.text.sentences import Texts, read_texts
-from kdcli.engine.progress import Progress
 from kdcli.engine.session import Session
 from kdcli.errors import UsageError
+from kdcli.messages import warn
 from kdcli.metrics.bootstrap import paired_bootstrap
 from kdcli.metrics.retrieval import CUT, similarities
 from kdcli.report.schema import Mistake
@@ -107,7 +107,7 @@ class Adaptation:
             )
         # A row of another text is in the farther half in one of two cases.
         if (wrong := 2 * (nearer_Q > 0.5).mean()) > DOUBTFUL:
-            Progress.log(f"warning: about {wrong:.0%} of the rows of {source} fit other texts")
+            warn(f"about {wrong:.0%} of the rows of {source} fit other texts")
         shown = ", ".join(
             f"{each.name}{each.details} {recall:.3f}"
             for each, recall in zip(maps, recalls, strict=True)
@@ -390,8 +390,8 @@ def read_index(recipe: AdaptRecipe) -> IndexedTexts:
     """
     source, vectors, data = str(recipe.data.source), str(recipe.vectors), recipe.data
     if not is_retrieval(source):
-        rows, log = data.rows or MAX_TEXTS, Progress.log_fact
-        texts = read_texts(source, column=data.column, unit="document", rows=rows, log=log)
+        rows = data.rows or MAX_TEXTS
+        texts = read_texts(source, column=data.column, unit="document", rows=rows)
         retrieval = None
     elif data.rows is not None or data.column is not None:
         raise UsageError(

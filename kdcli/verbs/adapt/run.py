@@ -16,10 +16,10 @@ import numpy as np
 from kdcli.deploy.export import recorded
 from kdcli.disk import fill_dir
 from kdcli.engine.memory import begin_peak, peak_so_far
-from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.engine.session import Session
 from kdcli.errors import KdcliError, UsageError
+from kdcli.messages import log
 from kdcli.models.card import describe_source
 from kdcli.models.embedding_format import Pool, save_embedder
 from kdcli.models.load import location
@@ -82,7 +82,7 @@ def adapt(resolved: Resolved[AdaptRecipe], options: RunOptions) -> RunResult | E
         check_index_model(old, indexed, session)
     if context.dry_run:
         return _estimate(indexed, new, folder, session)
-    Progress.log(f"encoding {len(indexed.texts):,} texts with {short(source)}")
+    log(f"encoding {len(indexed.texts):,} texts with {short(source)}")
     new_NE = new.vectors(indexed.texts.texts, "document", session)
     adaptation = Adaptation(indexed, new, new_NE, old, recipe.encodes, session)
     chosen, how_chosen = adaptation.choose_map()
@@ -107,7 +107,7 @@ def adapt(resolved: Resolved[AdaptRecipe], options: RunOptions) -> RunResult | E
     except KdcliError as error:
         notes.append(f"no ONNX file was written: {error}")
     for note in notes:
-        Progress.log(note)
+        log(note)
     made = f"made from {short(source)} by mapping its vectors ({chosen.name}) to {short(index)}"
     entries = [
         Entry.loaded(REEMBEDDED, "baseline", new),
@@ -139,7 +139,7 @@ def _estimate(indexed: IndexedTexts, new: Embedder, folder: Path, session: Sessi
     steps = math.ceil(count / len(texts))
     memory = peak_so_far(session.device)
     whole = StageEstimate(str(folder), steps, 1.0, seconds * count / len(texts), seconds, memory)
-    Progress.log(f"encoding {count:,} texts takes {steps:,} steps of {len(texts)} texts")
+    log(f"encoding {count:,} texts takes {steps:,} steps of {len(texts)} texts")
     return Estimate({REEMBEDDED: describe_source(new.model, new.source)}, [whole])
 
 

@@ -15,9 +15,9 @@ import torch
 from kdcli.deploy.environment import latency_threads
 from kdcli.deploy.exported import Export
 from kdcli.deploy.runners import runner
-from kdcli.engine.progress import Progress
 from kdcli.engine.session import Session, start
 from kdcli.errors import UsageError
+from kdcli.messages import log
 from kdcli.metrics.resolution import exceeds
 from kdcli.models.grammar import is_shape
 from kdcli.models.load import location
@@ -144,7 +144,7 @@ def evaluate_backends(
                 forms.append(
                     Entry(label, "form", None, name, of=name, backend=backend, dtype=dtype)
                 )
-            Progress.log(f"scoring {label} on {task_title(workload.name)}")
+            log(f"scoring {label} on {task_title(workload.name)}")
             scores[label] = _score(workload, model, pair, device)
     first, *others = scores
     with_first = workload.compare(scores, dict.fromkeys(others, first))

@@ -26,7 +26,6 @@ from kdcli.deploy.runners import check_backend
 from kdcli.deploy.shapes import PRESETS, config_of, paper_params
 from kdcli.deploy.sparse.loading import has_own_class, load_network
 from kdcli.engine.device import choose_device, choose_dtype
-from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir, numbered
 from kdcli.errors import (
     GateError,
@@ -36,6 +35,7 @@ from kdcli.errors import (
     UsageError,
     did_you_mean,
 )
+from kdcli.messages import log
 from kdcli.models.card import describe, describe_source
 from kdcli.models.embedding_format import check_computed
 from kdcli.models.grammar import is_shape
@@ -188,7 +188,7 @@ def compare_runs(
         folder, resolved.to_yaml(), overwrite=options.overwrite, inputs=list(map(str, sources))
     )
     differing = gathered.differing()
-    Progress.log(*differing)
+    log(*differing)
     contents = ReportContents(
         "benchmark",
         resolved.recipe,
@@ -249,7 +249,7 @@ def check_latency_gates(
         missed += misses
         passed_unstable += unstable
     if passed_unstable:
-        Progress.log(f"within the limits, but unstable: {'; '.join(passed_unstable)}")
+        log(f"within the limits, but unstable: {'; '.join(passed_unstable)}")
     if missed:
         raise GateError("; ".join(missed), f"the report is in {folder}", folder=folder)
 
@@ -455,7 +455,7 @@ def _protocol(
         first = itertools.islice(placed, LENGTH_TEXTS if source else COMPARED_TEXTS)
         texts = [text for _, text in first]
         if source is not None:
-            ACCOUNTS.close(account, len(texts), Progress.log)
+            ACCOUNTS.close(account, len(texts))
     lengths: list[int] = []
     if recipe.padding == "data":
         if source is None and workload is None:
@@ -522,7 +522,7 @@ def _measure(
         groups.setdefault(subject.backend, []).append(subject)
     total = Latency()
     for backend, of_backend in groups.items():
-        Progress.log(f"measuring {len(of_backend)} on {backend}")
+        log(f"measuring {len(of_backend)} on {backend}")
         latency = measure_latency(list(dict.fromkeys([baseline, *of_backend])), protocol)
         seen = {_place(row) for row in total.rows}
         latency.rows = [row for row in latency.rows if _place(row) not in seen]

@@ -32,8 +32,8 @@ from kdcli.disk import (
     remove,
     without_home,
 )
-from kdcli.engine.progress import Progress
 from kdcli.errors import MachineError, UsageError
+from kdcli.messages import log
 from kdcli.report.text import bytes_of
 from kdcli.verbs.cache.settings import KINDS, OBJECTS, CleanOptions, check_kind
 
@@ -194,7 +194,7 @@ def entries_of(kinds: Iterable[str]) -> list[Entry]:
     for kind in (kind for kind in KINDS if kind in wanted):
         folder = root if kind == MEASUREMENTS else root / kind
         if kind != MEASUREMENTS and folder.is_symlink():
-            Progress.log(f"{folder} is a link, so its files are neither shown nor deleted")
+            log(f"{folder} is a link, so its files are neither shown nor deleted")
             continue
         entries += sorted(_entries_in(folder, kind), key=lambda entry: (-entry.size, entry.name))
     return entries

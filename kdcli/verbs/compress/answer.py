@@ -10,8 +10,8 @@ from kdcli.deploy.latency import Latency
 from kdcli.deploy.measurements import MEASURE_AGAIN, Speedup
 from kdcli.disk import REPORT_FILE, atomic_dir, read_json, write_atomic
 from kdcli.engine.processes import stop_requests
-from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
+from kdcli.messages import warn
 from kdcli.metrics.resolution import exceeds
 from kdcli.models.files import FACTS
 from kdcli.report import schema
@@ -359,7 +359,7 @@ def verify_decisions(
     report = verified.report.model_copy(update={"decisions": decisions})
     notes = check_temperature(chosen.folder, decisions, chosen.name)
     for warning in never_predicted(decisions):
-        Progress.warn(warning)
+        warn(warning)
         notes.append(warning)
     return replace(verified, report=report), [*notes, *report.notes]
 

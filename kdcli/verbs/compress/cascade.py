@@ -17,7 +17,7 @@ from kdcli.deploy.exported import Export, open_export
 from kdcli.deploy.measurements import LatencyRow
 from kdcli.deploy.measurements import Speedup as PairedSpeedup
 from kdcli.disk import cache_key, read_json, write_atomic
-from kdcli.engine.progress import Progress
+from kdcli.messages import log
 from kdcli.metrics.cascade import Answers, Rankings, Trial, choose, rows_needed, upper_limit
 from kdcli.models.files import CONFIG_FILE, FACTS
 from kdcli.report.schema import CascadeFacts, Report
@@ -278,7 +278,7 @@ def write_cascade(
             )
             files[SINGLE_FILE] = (folder / SINGLE_FILE).stat().st_size
         except ValueError as error:  # protobuf holds at most 2 GB.
-            Progress.log(f"{SINGLE_FILE} is not written: {error}")
+            log(f"{SINGLE_FILE} is not written: {error}")
     text = cascade_card(small, large, folder, kind, shared=shared)
     write_atomic(folder / "README.md", text)
     write_atomic(folder / FACTS, json.dumps(_facts(small, large, files), indent=2) + "\n")

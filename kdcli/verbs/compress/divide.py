@@ -3,8 +3,8 @@
 import numpy as np
 
 from kdcli.data.labelled.partition import Partition, Pools, choose_partition
-from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
+from kdcli.messages import log
 from kdcli.models.load import location
 from kdcli.models.model import training_rows
 from kdcli.run.context import cpu_session
@@ -58,7 +58,7 @@ def divide_rows(recipe: CompressRecipe, steps: Steps) -> tuple[Partition, list[s
             f"give --data with at least {wanted}; they need no labels",
         )
     selection, verification = map(pools.count_in, (partition.selection, partition.verification))
-    Progress.log(
+    log(
         f"{pools.count:,} rows: {selection:,} choose among candidates, {verification:,} verify the "
         "chosen model"
     )

@@ -14,8 +14,8 @@ import yaml
 
 from kdcli.deploy.untrained import UntrainedTimes
 from kdcli.disk import RECIPE_FILE
-from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir, flatten_recipe
+from kdcli.messages import log
 from kdcli.models.grammar import is_static_shape
 from kdcli.models.layout import layout_for
 from kdcli.models.load import load_config
@@ -153,7 +153,7 @@ def costs_of(search: Search, shapes: Sequence[str]) -> dict[str, TrainingCost]:
             search.skip(shape, cost.error)
             continue
         if alike is None:
-            Progress.log(f"{shape}: its training takes about {duration(cost.seconds)}")
+            log(f"{shape}: its training takes about {duration(cost.seconds)}")
             largest.append((kind, cost))
         costs[shape] = cost
     return costs
@@ -201,7 +201,7 @@ def paid_training(search: Search, shape: str) -> Step | None:
     if paid.steps >= paid.total:
         return training(search, shape, None)
     note = paid.note(shape, search.steps)
-    Progress.log(note)
+    log(note)
     search.notes.append(note)
     return distilling(search, shape, steps=paid.steps)
 
@@ -281,12 +281,12 @@ def rung_score(search: Search, shape: str, total: int, rung: int) -> RungScore |
     if why := search.steps.run(step, until=at):
         search.skip(shape, why)
         return None
-    log = [r for r in RunDir(search.steps.path(step)).read_log() if "held_out" in r]
+    records = [r for r in RunDir(search.steps.path(step)).read_log() if "held_out" in r]
     # A training that ended before the rung has its last score.
-    record = next((r for r in log if r["step"] >= at), log[-1])
+    record = next((r for r in records if r["step"] >= at), records[-1])
     metric, value = next(iter(record.get("metrics", {}).items()), (None, None))
     score = RungScore(float(record["held_out"]["loss"] if value is None else value), metric)
-    Progress.log(f"{shape} after {at} of {total} steps: {score}")
+    log(f"{shape} after {at} of {total} steps: {score}")
     return score
 
 
@@ -319,7 +319,7 @@ def halve(
         if scores[shape].quality >= near:
             equal = "within --max-drop of the best" if points else "as well"
             why = f"{order[0]} scores {equal} and is faster"
-        Progress.log(f"stopping {shape} ({scores[shape]}): {why}")
+        log(f"stopping {shape} ({scores[shape]}): {why}")
     return order[:keep], order[keep:]
 
 

@@ -14,9 +14,9 @@ from kdcli.data.sources import open_source
 from kdcli.disk import HASHES, cache_key
 from kdcli.engine.inputs import content_of_inputs
 from kdcli.engine.launch import output_dir
-from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir, is_unfinished, runs_of
 from kdcli.errors import KdcliError
+from kdcli.messages import log
 from kdcli.models.load import commit_of
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
@@ -51,10 +51,10 @@ def choose_folder(
         if not is_answered or options.resume or run.differing_keys(yaml):
             following = compression_of(earlier).next_candidate
             if not is_answered and following is not None and repeats(earlier, resolved.recipe):
-                Progress.log(f"Going on in {run.path} with the next candidate, {following}")
+                log(f"Going on in {run.path} with the next candidate, {following}")
             elif not is_answered:
                 why = "for the new goal, budget or price"
-                Progress.log(f"Reusing the candidates in {run.path} {why}")
+                log(f"Reusing the candidates in {run.path} {why}")
             return run.path, earlier, is_answered
     return output_dir(name, options, yaml, GOAL), None, False
 
@@ -73,7 +73,7 @@ def answered_runs(runs: Sequence[RunDir]) -> list[tuple[RunDir, RunResult, Recor
         except KdcliError as error:
             unreadable.append(error.message)
     if unreadable and not answered:
-        Progress.log(f"no candidates are reused: {unreadable[0]}")
+        log(f"no candidates are reused: {unreadable[0]}")
     return answered
 
 

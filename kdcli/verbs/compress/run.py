@@ -18,9 +18,9 @@ from kdcli.data.labelled.kept import keep_rows
 from kdcli.data.labelled.partition import VERIFICATION, Partition
 from kdcli.disk import as_directory
 from kdcli.engine.processes import joined
-from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, KdcliError, MachineError, UsageError
+from kdcli.messages import facts_once, log
 from kdcli.models.embedding_format import check_computed
 from kdcli.models.load import location
 from kdcli.recipe.resolve import Resolved
@@ -90,11 +90,11 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions, verbs: Verbs = 
     name = as_directory(f"compress-{Path(str(recipe.model)).name}-{data}")
     folder, earlier, is_answered = choose_folder(name, resolved, options)
     if earlier is not None and is_answered:
-        Progress.log(f"{folder} is done already")
+        log(f"{folder} is done already")
         with suppress(KdcliError):
             now, record = hashes_of_inputs(resolved, folder), Record.read(RunDir(folder))
             if changed := changed_inputs(now, record):
-                Progress.log(
+                log(
                     f"{changed} after this run began, so the answer may be outdated; start again "
                     "with --overwrite"
                 )
@@ -104,19 +104,19 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions, verbs: Verbs = 
         resolved.to_yaml(), resume=options.resume, overwrite=options.overwrite, free_keys=GOAL
     )
     if earlier is None:
-        Progress.log(f"output directory: {folder}")
+        log(f"output directory: {folder}")
     if resolved.origins["task"] == BY_MODEL:
-        Progress.log(f"{recipe.model}: {detected(str(recipe.task))}")
+        log(f"{recipe.model}: {detected(str(recipe.task))}")
     record = Record.read(RunDir(folder)) if is_resumed else Record()
     with stoppable(options, folder) as stop, ExitStack() as opened:
         budget = recipe.budget or math.inf
         steps = Steps(folder, options, budget, stop, record, verbs.clock)
-        facts = opened.enter_context(Progress.facts_once())
+        facts = opened.enter_context(facts_once())
         steps.pool = opened.enter_context(open_pool(options, stop, facts))
         if (pool := steps.pool) is not None:
             weights = weight_bytes(recipe)
             size = f" ({weights / 1e6:.0f} MB)" if weights else ""
-            Progress.log(
+            log(
                 f"independent steps run side by side in {pool.size} processes with {pool.threads} "
                 f"{'thread' if pool.threads == 1 else 'threads'} each; every process holds its own "
                 f"copy of the teacher{size}"
@@ -156,7 +156,7 @@ def _search(resolved: Resolved[CompressRecipe], steps: Steps, verbs: Verbs) -> S
         notes=notes,
     )
     check_cascade(search)
-    Progress.log(*notes)
+    log(*notes)
     for backend, why in missing.items():
         search.skip(backend, why)
 
@@ -447,7 +447,7 @@ def log_teacher(search: Search) -> None:
     """Log the scores of a fine-tuned teacher and of the trivial answer, and keep them as notes."""
     if not search.fits:
         notes = teacher_notes(RunResult.read(Path(search.teacher)).report)
-        Progress.log(*notes)
+        log(*notes)
         search.notes += notes
 
 

@@ -16,8 +16,8 @@ from kdcli.deploy.latency import Latency, Protocol, Subject
 from kdcli.deploy.old_machines.measure_encoders import MAX_MEASUREMENTS
 from kdcli.disk import atomic_file, disk_errors, read_json
 from kdcli.engine.device import choose_device
-from kdcli.engine.progress import Progress
 from kdcli.errors import MachineError
+from kdcli.messages import log
 from kdcli.models.files import FACTS
 from kdcli.models.layout import layout_for
 from kdcli.models.load import load_config, location
@@ -140,7 +140,7 @@ class Search:
         session = cpu_session()
         rows: DividedRows
         if (text := self.recipe.text) is not None:
-            rows = read_texts(text, column=None, unit="sentence", rows=None, log=Progress.log_fact)
+            rows = read_texts(text, column=None, unit="sentence", rows=None)
         else:
             rows = open_rows(evaluation_request(self.recipe), session)
         return rows.training_texts(partition)
@@ -194,7 +194,7 @@ class Search:
 
     def skip(self, name: str, why: str) -> None:
         """Log and record that a candidate is not tried, or not finished."""
-        Progress.log(f"{name} is skipped: {why}")
+        log(f"{name} is skipped: {why}")
         self.candidates[name] = Candidate(name, skipped=why)
 
     def finishes(self, step: Step) -> bool:
@@ -235,7 +235,7 @@ class Search:
                 self.compute_outputs(name, self.steps.path(step))
                 return
             if limit is not None:
-                Progress.log(f"{name} is quantised without a bound: {why}")
+                log(f"{name} is quantised without a bound: {why}")
         self.skip(name, why)
 
     def add(self, name: str, folder: Path, model: Path | str, parents: Sequence[Path]) -> None:
@@ -341,7 +341,7 @@ class Search:
         report = scores.report
 
         def measured() -> Latency:
-            Progress.log("measuring the latencies of the candidates")
+            log("measuring the latencies of the candidates")
             subjects = [Subject(name, location(source)) for name, source in models.items()]
             latency = self.make.verbs.measure(subjects, protocol, math.inf)
             self.steps.check()

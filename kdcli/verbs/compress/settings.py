@@ -228,9 +228,9 @@ def compress_recipe(
     resolved = resolve(CompressRecipe, recipe=recipe, sets=sets, options=options)
     source = resolved.recipe.data.source
     if given.data.source is None and source is not None:
-        from kdcli.engine.progress import Progress
+        from kdcli.messages import log
 
-        Progress.log(f"no --data given: using {source}, as the recipe {recipe} says")
+        log(f"no --data given: using {source}, as the recipe {recipe} says")
     if given.task is None:
         resolved = Resolved(resolved.recipe, {**resolved.origins, "task": BY_MODEL})
     _check_goal(resolved.recipe)

@@ -24,8 +24,8 @@ from kdcli.deploy.untrained import (
     untrained_student,
 )
 from kdcli.engine.device import choose_device, choose_dtype
-from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
+from kdcli.messages import log
 from kdcli.models.card import describe
 from kdcli.models.choose import LENGTH, SHAPE_ROWS, Comparison, mean_pooling
 from kdcli.models.embedding_format import Pool, read_format
@@ -121,7 +121,7 @@ def measure_untrained(search: Search, partition: Partition) -> Untrained:
     timing = _Timing(search, total)
 
     def time_backends() -> dict[str, UntrainedTimes]:
-        Progress.log(f"measuring {short(model)} on {', '.join(backends)}")
+        log(f"measuring {short(model)} on {', '.join(backends)}")
         return timing.times([baseline, *subjects])
 
     of_backends = search.steps.once(TIMINGS, values, dict[str, UntrainedTimes], time_backends)
@@ -158,7 +158,7 @@ def measure_untrained(search: Search, partition: Partition) -> Untrained:
                 times |= measure({_name(shape, loaded.shape): shape for shape in others})
             return times
         chosen: FastShape = choose_shape(goal, loaded, measure, compare)
-        Progress.log(*chosen.lines(goal))
+        log(*chosen.lines(goal))
         return {chosen.name: chosen.times[chosen.name]}
 
     named = recipe.plan.shapes or [_name(shape, loaded.shape) for shape in shapes]
@@ -242,7 +242,7 @@ def closest_first(search: Search, shapes: Sequence[str]) -> list[str]:
                 layers = evenly_spaced_layers(loaded.shape.layers, shape.layers)
                 agreements[name] = comparison.agreement(shape, layers)
         found = ", ".join(f"{name} {agreement:.3f}" for name, agreement in agreements.items())
-        Progress.log(f"agreement with the teacher before any training: {found}")
+        log(f"agreement with the teacher before any training: {found}")
         return agreements
 
     values = [search.teacher, list(shapes)]

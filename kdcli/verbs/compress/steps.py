@@ -20,7 +20,6 @@ from pydantic import TypeAdapter
 from kdcli.disk import as_directory, cache_key, disk_errors, read_json, write_atomic
 from kdcli.engine.pool import Pool
 from kdcli.engine.processes import StopRequest
-from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import (
     ChildFailed,
@@ -31,6 +30,7 @@ from kdcli.errors import (
     Stopped,
     UsageError,
 )
+from kdcli.messages import log, silenced
 from kdcli.models.files import FACTS
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult
@@ -349,7 +349,7 @@ class Steps:
         left = self.left if step.trains else math.inf
         if left <= 0:
             return True
-        Progress.log(f"{step_title(step.name)}: {step.verb}")
+        log(f"{step_title(step.name)}: {step.verb}")
         if step.is_look and at not in self.record.looks():
             self.record.add(Look(at))
         options = replace(
@@ -412,13 +412,9 @@ class Steps:
         """Return the cost of a training by a dry run on this machine, which prints nothing."""
 
         def estimate() -> TrainingCost:
-            console = Progress.console
-            quiet, console.quiet = console.quiet, True
             began = self.clock()
-            try:
+            with silenced():
                 found = call_alone(step, replace(self.step_options, dry_run=True))
-            finally:
-                console.quiet = quiet
             assert isinstance(found, Estimate)
             stages = found.stages
             seconds = sum(stage.seconds for stage in stages)
@@ -445,7 +441,7 @@ class Steps:
             return cost.error
         why = self.too_long(cost.seconds)
         if not why:
-            Progress.log(f"{step.name}: its training takes about {duration(cost.seconds)}")
+            log(f"{step.name}: its training takes about {duration(cost.seconds)}")
         return why
 
     def continuing_command(self, budget: float) -> str:

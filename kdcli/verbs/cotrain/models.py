@@ -18,7 +18,6 @@ from transformers import (
 
 from kdcli.custom_code import custom_code_allowed
 from kdcli.data.text.own_tokenizer import own_tokenizer
-from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
 from kdcli.losses.ctcd import STUDENT_MODEL, TEACHER_MODEL
 from kdcli.models import shape as forms
@@ -203,9 +202,7 @@ def tokenizer_of(
     if source is not None:
         return load_tokenizer(source)
     data, positions = recipe.data, max(MIN_POSITIONS, recipe.data.block_length)
-    return own_tokenizer(
-        data.text, data.column, data.share, recipe.vocab_size, positions, log=Progress.log
-    )
+    return own_tokenizer(data.text, data.column, data.share, recipe.vocab_size, positions)
 
 
 def _shape(text: str, default: ModelShape, heads: int | None) -> ModelShape:

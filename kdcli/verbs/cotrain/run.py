@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from kdcli.engine.launch import check_machine
-from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import UsageError
 from kdcli.losses.ctcd import STUDENT_MODEL, TEACHER_MODEL, Weights, ctcd, reverse_kl
+from kdcli.messages import log
 from kdcli.models.capture import Capture
 from kdcli.models.card import describe
 from kdcli.models.grammar import is_shape
@@ -175,7 +175,7 @@ class Cotraining:
     def build(self) -> StageJob:
         """Load both models and build the job."""
         if self.alone:
-            Progress.log("training the same models without each other")
+            log("training the same models without each other")
         pair = self.pair or load_pair(self.resolved.recipe, self.workload)
         self.pair = None
         job, schedule, steps_per_pass = pair_job(self.resolved.recipe, self.workload, pair)
@@ -298,7 +298,7 @@ def _prepare(context: RunContext[CotrainRecipe]) -> Run:
     else:
         workload, pair, tasks = _on_text(recipe, context)
         notes = list(pair.notes)
-    Progress.log(*pair.notes)
+    log(*pair.notes)
     community = pair.community
     main = Cotraining(context, workload, resolved, context.folder, notes, tasks, pair)
     others = []
@@ -476,7 +476,7 @@ class PairStep:
                 freeze_unused(self.models[role], outputs.sum())
             else:
                 self.models[role].requires_grad_(False)
-                Progress.log(f"{name} learns nothing with these weights and stays unchanged")
+                log(f"{name} learns nothing with these weights and stays unchanged")
 
 
 def pair_job(

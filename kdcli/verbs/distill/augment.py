@@ -13,8 +13,8 @@ from kdcli.data.augment.masked_words import MaskedWords
 from kdcli.data.augment.neighbours import Neighbours
 from kdcli.data.storage import content_hash
 from kdcli.disk import cache_dir, cache_key
-from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
+from kdcli.messages import log
 from kdcli.models.card import weights_hash
 from kdcli.models.masked_head import load_masked_lm
 from kdcli.models.model import Model
@@ -63,7 +63,7 @@ def open_words(
             )
         hashed = [weights_hash(model.model)]
     else:
-        Progress.log("augment.model is not set, so all replacement words are nearest neighbours")
+        log("augment.model is not set, so all replacement words are nearest neighbours")
     if settings.glove is not None:
         path = Path(settings.glove)
         neighbours = Neighbours.of_glove(path, words_of(task.data.task, task.data.train))
@@ -71,7 +71,7 @@ def open_words(
     else:
         neighbours = Neighbours.of_embeddings(teacher.model, teacher.tokenizer)
         hashed.append(weights_hash(teacher.model))
-    Progress.log(neighbours.note)
+    log(neighbours.note)
     return WordSource(
         model, neighbours, cache_key(*hashed, sorted(teacher.tokenizer.get_vocab().items()))
     )
@@ -98,7 +98,6 @@ def augmented(
         probability=settings.probability,
         candidates=settings.candidates,
         seed=seed,
-        log=Progress.log,
         folder=cache_dir() / "candidates",
         fingerprint=source.fingerprint,
         neighbours=source.neighbours,

@@ -119,7 +119,7 @@ def _check_shapes(given: Given) -> None:
 
 def _detect_task(given: Given, resolved: "Resolved[DistillRecipe]") -> None:
     """Set the task that the teacher was trained for, unless an option is for text alone."""
-    from kdcli.engine.progress import Progress
+    from kdcli.messages import log
     from kdcli.recipe.resolve import set_among
     from kdcli.types import task_title
     from kdcli.verbs.distill.settings import ONLY_ON_TEXT
@@ -130,4 +130,4 @@ def _detect_task(given: Given, resolved: "Resolved[DistillRecipe]") -> None:
         return
     if (task := task_to_distill(teacher, given["data"])) is not None:
         given.values["task"] = task
-        Progress.log(f"{teacher} is distilled on {task_title(task)}; --method distils its encoder")
+        log(f"{teacher} is distilled on {task_title(task)}; --method distils its encoder")

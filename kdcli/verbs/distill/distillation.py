@@ -11,10 +11,10 @@ import numpy as np
 from transformers import PretrainedConfig, PreTrainedModel
 
 from kdcli.disk import RECIPE_FILE, as_directory
-from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir, flatten_recipe
 from kdcli.errors import UsageError
 from kdcli.losses import build_objective, check_settings, masks_text
+from kdcli.messages import log
 from kdcli.models.card import describe, describe_source
 from kdcli.models.choose import ROWS, measured_layers
 from kdcli.models.grammar import is_family, parse_shape, shapes_in
@@ -186,7 +186,7 @@ def objective_job(
 def log_notes(name: str, notes: Sequence[str]) -> None:
     """Log how a student was made and how it learns."""
     for note in notes:
-        Progress.log(f"{name}: {note}")
+        log(f"{name}: {note}")
 
 
 def held_out_losses(run_dir: RunDir, names: Sequence[str]) -> dict[str, dict[str, float]]:
@@ -451,10 +451,7 @@ def with_measured_layers(
     if not context.dry_run:
         (depth,) = depths
         layers = context.session.on_main(
-            lambda: (
-                _stored(context)
-                or measured_layers(workload.comparison(teacher, ROWS), depth, Progress.log)
-            )
+            lambda: _stored(context) or measured_layers(workload.comparison(teacher, ROWS), depth)
         )
     student = context.recipe.student.model_copy(update={"layers": layers})
     recipe = context.recipe.model_copy(update={"student": student})

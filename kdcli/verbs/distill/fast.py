@@ -15,8 +15,8 @@ from kdcli.deploy.untrained import (
     times_of_shapes,
 )
 from kdcli.disk import RECIPE_FILE
-from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
+from kdcli.messages import log
 from kdcli.models.choose import SHAPE_ROWS, check_rows
 from kdcli.models.grammar import SpeedGoal, goal_of
 from kdcli.models.load import location
@@ -63,7 +63,7 @@ def with_shape(
         lambda: _earlier(context) or _choose(context, goal, workload, origin)
     )
     resolved = _with(context.resolved, chosen)
-    Progress.log(*shape_notes(resolved.recipe.student))
+    log(*shape_notes(resolved.recipe.student))
     return replace(context, resolved=resolved)
 
 
@@ -165,7 +165,7 @@ def _choose(
 
 def _check_slower(goal: SpeedGoal, teacher: Subject, backend: str, protocol: Protocol) -> None:
     """Raise a UsageError if the teacher meets the goal as it is."""
-    Progress.log(f"measuring {teacher.source} on {backend}")
+    log(f"measuring {teacher.source} on {backend}")
     own = teacher if backend == "torch" else subject_of(backend, teacher.source, backend)
     measured = measured_times(list(dict.fromkeys((teacher, own))), protocol)
     times = measured.get(own.name, UntrainedTimes())

@@ -17,10 +17,10 @@ from kdcli.data.sources import open_source
 from kdcli.disk import write_atomic
 from kdcli.engine.inputs import check_output_file, local_paths, texts_in
 from kdcli.engine.launch import launch
-from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import UsageError
 from kdcli.losses import on_tasks
+from kdcli.messages import log
 from kdcli.models.load import load_encoder, load_tokenizer
 from kdcli.models.model import Model
 from kdcli.recipe.resolve import Resolved, defaulted, set_among
@@ -189,7 +189,7 @@ def open_task(context: RunContext[DistillRecipe]) -> TaskDistillation:
     if recipe.soft_labels is not None:
         data = workload.data
         soft_NC, match = read_soft_labels(Path(recipe.soft_labels), data.task, data.train)
-        Progress.log(f"soft labels of {recipe.soft_labels}: {match}")
+        log(f"soft labels of {recipe.soft_labels}: {match}")
         teachers = []
     context = with_shape(context, workload, teacher)
     recipe = context.recipe
@@ -214,7 +214,7 @@ def open_task(context: RunContext[DistillRecipe]) -> TaskDistillation:
     whole = TaskDistillation(
         context, workload, teachers, reader, students, card, soft_NC, start, text, words
     )
-    Progress.log(*(note for each in whole.objectives().values() for note in each.notes))
+    log(*(note for each in whole.objectives().values() for note in each.notes))
     # Planning checks that the warm-up leaves steps in every stage. The number of copies is not
     # known yet, but they only add steps.
     workload.plan(recipe.train)
@@ -316,7 +316,7 @@ def _student_shapes(
             f"--method {SOFT_TARGETS} compares logits of whole rows; or --set stage=none trains "
             "without the states",
         )
-    Progress.log(f"{source} and {teacher.source} each read the rows with their own tokenizer")
+    log(f"{source} and {teacher.source} each read the rows with their own tokenizer")
     return shapes, workload.retokenize_for(reader), reader
 
 
@@ -334,7 +334,7 @@ def _open_general(context: RunContext[DistillRecipe], folder: Path, teacher: Mod
         text: RunContext[DistillRecipe] = context.inside(folder, resolved, overwrite=overwrite)
         return open_text(text)
     RunDir(folder).check(resolved.to_yaml(), resume=True, overwrite=False)
-    Progress.log(f"{folder} is done already")
+    log(f"{folder} is done already")
     if (text_source := resolved.recipe.data.source) and local_paths(text_source):
         # A continued run compares the content of the files that it opens.
         open_source(text_source)

@@ -11,8 +11,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from kdcli.engine.progress import Progress
 from kdcli.engine.session import Session
+from kdcli.messages import log
 from kdcli.models.embedding_format import EmbeddingFormat, dense_layer
 from kdcli.models.reduce import components
 from kdcli.recipe.methods import own_settings
@@ -148,7 +148,7 @@ class VectorSpace:
         basis_ED = principal_basis(self.vectors(sample), width)
         x = self.vectors(sample).astype(np.float64)
         share = np.square(x @ basis_ED).sum() / np.square(x).sum()
-        Progress.log(
+        log(
             f"the student learns {basis_ED.shape[1]} principal components of the teacher's "
             f"{self.teacher_width}-wide vectors, which hold {share:.1%} of the vectors' squared "
             "length"

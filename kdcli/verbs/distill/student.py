@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from kdcli.engine.progress import Progress
 from kdcli.engine.session import Session
 from kdcli.errors import MachineError, UsageError
 from kdcli.losses import build_objective
 from kdcli.losses.relation import why_no_triton
 from kdcli.losses.states import StateProjection
+from kdcli.messages import log
 from kdcli.models.capture import capture, params_without_grad
 from kdcli.models.layout import Layout, layout_for
 from kdcli.models.least_squares import Inputs, fit_linear
@@ -63,7 +63,7 @@ def relation_kernel(wanted: str, device: torch.device, dtype: torch.dtype) -> st
         raise MachineError(
             f"relation.kernel=triton cannot run here: {reason}", "set relation.kernel=auto or torch"
         )
-    Progress.log(
+    log(
         "relations: Triton kernels, see relation.kernel"
         if reason is None
         else f"no Triton kernels: {reason}"
@@ -192,7 +192,7 @@ def freeze_unused_weights(students: Mapping[str, Student], batch: Batch, signals
             named[parameter].requires_grad_(False)
         if frozen:
             modules = {p.rpartition("captured.model.")[2].rsplit(".", 1)[0] for p in frozen}
-            Progress.log(
+            log(
                 f"{name}: the loss does not use {len(frozen)} tensors after the last compared "
                 f"layer; they are not trained: {', '.join(sorted(modules))}"
             )

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from kdcli.disk import as_directory
 from kdcli.engine.launch import check_machine
-from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import UsageError
 from kdcli.losses import inputs_of
+from kdcli.messages import log
 from kdcli.metrics.probe import probe_demo
 from kdcli.models.grammar import goal_of, is_static_shape, short_name
 from kdcli.models.layout import layout_for
@@ -113,7 +113,7 @@ def open_text(context: RunContext[DistillRecipe]) -> Run:
     tasks = _open_tasks(context, workload)
     for variant in recipe.variants:
         if all(one.variant != variant for one in planned.values()):
-            Progress.log(f"variant {variant} changes nothing here and is skipped")
+            log(f"variant {variant} changes nothing here and is skipped")
     if recipe.student.layers == "measured":
         if any(one.assistant for one in planned.values()):
             raise UsageError(
@@ -167,7 +167,7 @@ def _groups(
             shape = short_name(assistant, teacher.shape)
             short = f"assistant-{shape}"
             if context.recipe.assistant == "auto":
-                Progress.log(
+                log(
                     f"training a teacher assistant {shape} first, because the student has at most "
                     "half the teacher's layers and half its width; --assistant none omits it"
                 )

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
-from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.losses import on_tasks
+from kdcli.messages import log
 from kdcli.models.capture import Capture
 from kdcli.models.layout import check_relations
 from kdcli.models.load import load_encoder, location, save_model
@@ -343,7 +343,7 @@ class TaskDistillation(OutputDistillation):
             copies = augmented(
                 self.recipe.augment, workload, self.teachers[0], self.words, seed=seed
             )
-        Progress.log(*copies.notes)
+        log(*copies.notes)
         task = workload.data.task
         form = row_format(self.recipe.data, task, self.origin)
         features = Features.of(task, copies.examples, self.origin.tokenizer, form)
@@ -380,7 +380,7 @@ class TaskDistillation(OutputDistillation):
     def begin(self, stage: str) -> None:
         if not self.context.dry_run:
             task = task_title(str(self.recipe.task))
-            Progress.log(f"{self.recipe.method} on {task}: {stage} stage")
+            log(f"{self.recipe.method} on {task}: {stage} stage")
         super().begin(stage)
 
     def build_intermediate(self) -> StageJob:
@@ -448,7 +448,7 @@ class TaskDistillation(OutputDistillation):
 
         Its score shows whether the distillation was worth it.
         """
-        Progress.log(f"run {ALONE}")
+        log(f"run {ALONE}")
         with self._student_before() as source:
             recipe = undistilled_recipe(self.recipe, source).recipe
             model = self._loaded(source, recipe.head, recipe.train.seed)
@@ -530,7 +530,7 @@ class TaskDistillation(OutputDistillation):
         start = Start(self._init, layers, seed=self.recipe.train.seed)
         built = self.workload.make_student(encoder, self.shape, start)
         for note in built.notes:
-            Progress.log(f"{self.largest}: {note}")
+            log(f"{self.largest}: {note}")
         save_model(built.model, self.origin.tokenizer, folder, teacher.rows)
 
 

@@ -19,11 +19,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kdcli.data.text.sentences import read_texts
-from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.engine.session import Session
 from kdcli.errors import UsageError
 from kdcli.losses.embedding import check_dimensions, check_pairs
+from kdcli.messages import log, log_fact
 from kdcli.models.embedding_format import EmbeddingFormat, Pool, read_format, save_embedder
 from kdcli.models.grammar import goal_of, static_shape
 from kdcli.models.load import load_config, location
@@ -181,7 +181,7 @@ class VectorDistillation(Distillation):
             if vector_settings(self.recipe).router:
                 queries = Embedder(student.encoder, tokenizer, "", format=fmt)
                 save_router(folder / ROUTER, queries, self._teacher_in_float32)
-                Progress.log(f"{folder / ROUTER}: queries by the student, documents by the teacher")
+                log(f"{folder / ROUTER}: queries by the student, documents by the teacher")
         self.context.session.wait()
         if self.context.is_main:
             self._report(students, starts, outcome)
@@ -363,7 +363,7 @@ def _open_teachers(recipe: DistillRecipe) -> list[Embedder]:
                 f"principal components of at most {MAX_WIDTH:,}",
                 "give a teacher with dense vectors",
             )
-        Progress.log_fact(f"{teacher.source}: {teacher.note}")
+        log_fact(f"{teacher.source}: {teacher.note}")
     return teachers
 
 
@@ -389,7 +389,6 @@ def _read_texts(
         unit="document" if settings.vectors else settings.unit,
         rows=settings.rows,
         paired=recipe.loss.get("contrastive_weight", 0) > 0,
-        log=Progress.log_fact,
     )
     texts, partitioned = divided_texts(texts, data.partition)
     precomputed_NE = None
@@ -446,5 +445,5 @@ def _origin(recipe: DistillRecipe, teacher: Embedder) -> Embedder:
             fmt = EmbeddingFormat(normalize=fmt.normalize, similarity=fmt.similarity)
             note = "mean pooling"
         origin = replace(origin, format=fmt, note=note)
-    Progress.log_fact(f"{source}: {origin.note}")
+    log_fact(f"{source}: {origin.note}")
     return origin

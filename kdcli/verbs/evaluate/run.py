@@ -26,9 +26,9 @@ from kdcli.disk import (
     write_atomic,
 )
 from kdcli.engine.inputs import check_output_file, texts_in
-from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, UsageError, did_you_mean
+from kdcli.messages import log, log_fact
 from kdcli.models.heads import tokenizer_for
 from kdcli.models.load import location
 from kdcli.models.model import Model, training_rows
@@ -151,7 +151,7 @@ def evaluate(
         assert extras.submission is not None
         assert labelled is not None
         file = write_submission(extras.submission, labelled.data.task, name, values)
-        Progress.log(f"to submit: {file}")
+        log(f"to submit: {file}")
     if extras.predictions is not None:
         predicted = workload.predicted
         assert predicted is not None
@@ -351,7 +351,7 @@ def _load(
     else:
         head = TaskHeadSettings(label_map=recipe.head.label_map)
         model = workload.load(source, head=head, new_head=False)
-    Progress.log_fact(f"{source}: {model.note}")
+    log_fact(f"{source}: {model.note}")
     if not (recipe.dimensions or recipe.vector_formats):
         return {name: model}
     if not isinstance(model, Embedder):
@@ -445,13 +445,13 @@ def _write_predictions(file: Path, data: Labelled, scores: Mapping[str, ModelSco
     with disk_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(file, "".join(lines))
-    Progress.log(f"{len(lines):,} predictions in {file}")
+    log(f"{len(lines):,} predictions in {file}")
 
 
 def _predict_test(workload: LabelledWorkload, model: Model) -> dict[str, list[float]]:
     """Predict the test split. Returns the predicted values of each set."""
     test = RowsRequest(workload.name, workload.settings.source, split="test")
-    data = open_labelled(test, training=False, withheld=True, log=Progress.log_fact)
+    data = open_labelled(test, training=False, withheld=True)
     values: dict[str, list[float]] = {}
     for name, examples in data.sets.items():
         # Ignore the labels, which some test files have.

@@ -20,8 +20,8 @@ from kdcli.data.labelled.splits import Splits
 from kdcli.deploy.export import GRAPH_OUTPUTS, ModelFile, without_padding
 from kdcli.deploy.exported import EMBEDDING_KIND
 from kdcli.deploy.runners import Runner, file_runner
-from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
+from kdcli.messages import log
 from kdcli.metrics.finite import check_finite
 from kdcli.metrics.resolution import points_per_row
 from kdcli.models.model import Model
@@ -191,7 +191,7 @@ def _training_rows(request: EvaluationRequest) -> list[TextRow]:
     try:
         rows = open_rows(request, cpu_session())
     except UsageError as error:
-        Progress.log(f"the training rows cannot be read: {error.message}")
+        log(f"the training rows cannot be read: {error.message}")
         return []
     if isinstance(rows, ListSplits):
         kept = np.flatnonzero(partition.is_training(rows.train.query_hashes))
@@ -280,7 +280,7 @@ class ExportCheck:
     def scores_of_torch(self) -> ModelScores:
         """The model's scores in torch."""
         assert self.workload is not None
-        Progress.log(f"{task_title(self.workload.name)}: scoring the model in torch")
+        log(f"{task_title(self.workload.name)}: scoring the model in torch")
         return self.workload.score(self.model)
 
     def compare(self, file: ModelFile) -> FileComparison:

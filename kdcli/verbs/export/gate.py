@@ -25,8 +25,8 @@ from kdcli.deploy.export import ModelFile, Recorded
 from kdcli.deploy.half import nodes_beyond_half
 from kdcli.deploy.integer_training import ROWS, train_integers
 from kdcli.deploy.rounding import BLOCK
-from kdcli.engine.progress import Progress
 from kdcli.errors import GateError, MachineError
+from kdcli.messages import log
 from kdcli.metrics.resolution import exceeds
 from kdcli.run.context import cpu_session
 from kdcli.types import Batch
@@ -151,7 +151,7 @@ class _Search:
         )
         if self.beyond_half:
             kind += f", {len(self.beyond_half)} nodes with values too large for it in float32"
-        Progress.log(f"file {kind}: {outcome}")
+        log(f"file {kind}: {outcome}")
         return not self.reason
 
     def failure(self) -> MachineError | GateError:
@@ -193,9 +193,9 @@ class _Search:
         self.calibration = self.check.calibration()
         texts = sum(len(batch["input_ids"]) for batch in self.calibration)
         self.calibrated_on = f"{texts} {self.check.texts.calibration_from}"
-        Progress.log(f"choosing the integers on {self.calibrated_on}")
+        log(f"choosing the integers on {self.calibrated_on}")
         if self.check.texts.from_package:
-            Progress.log(
+            log(
                 "the model may read other texts: give some of them with --data, or a task's "
                 "training rows, for a closer file"
             )
@@ -209,7 +209,7 @@ class _Search:
         odd = [width for width in widths if width % BLOCK]
         if odd:
             listed = ", ".join(map(str, sorted(set(odd))))
-            Progress.log(
+            log(
                 f"{len(odd)} of {len(widths)} products stay in plain int8, because their widths "
                 f"({listed}) are no multiples of {BLOCK}"
             )
@@ -218,7 +218,7 @@ class _Search:
         """Train the integers so that the outputs come closer to the model's."""
         graph, rows = self.graph, self.check.training_rows(steps * ROWS)
         self.calibrated_on += f" and trained for {steps} steps on {len(rows):,}"
-        Progress.log(f"training the integers for {steps} steps on {len(rows):,} texts")
+        log(f"training the integers for {steps} steps on {len(rows):,} texts")
         self.roundings = train_integers(
             graph.network.model,
             graph.kept_outputs,
@@ -239,7 +239,7 @@ class _Search:
     def _measure_errors(self) -> None:
         """Measure the error that each product causes if it alone is rounded."""
         graph = self.graph
-        Progress.log(f"measuring the error of each product: {self.reason}")
+        log(f"measuring the error of each product: {self.reason}")
         self.errors = product_errors(
             graph.network.model,
             graph.scored_outputs,

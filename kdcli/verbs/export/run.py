@@ -27,9 +27,9 @@ from kdcli.deploy.integer_training import ROWS
 from kdcli.deploy.sessions import library
 from kdcli.disk import STAGED, check_writable, content_of, fill_dir, read_json, write_atomic
 from kdcli.engine.inputs import check_no_foreign_files, check_not_input, texts_in
-from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import lock_directory, numbered
 from kdcli.errors import MachineError, UsageError
+from kdcli.messages import log
 from kdcli.models.card import describe
 from kdcli.models.cross_encoder import activation_of, set_activation
 from kdcli.models.custom_class import custom_class, save_network
@@ -139,7 +139,7 @@ def export(
     check_folder(folder, overwrite, sources)
     load = _load_vectors if pooling is not None or read_format(source) is not None else _load_head
     loaded = load(source, pooling, CheckedRows(data, task, of_run, steps * ROWS))
-    Progress.log(f"exporting {short(source)} to {format}, {', '.join(precisions)}")
+    log(f"exporting {short(source)} to {format}, {', '.join(precisions)}")
     with lock_directory(folder):
         # Another process may have written here since the first check.
         check_folder(folder, overwrite, sources)
@@ -419,7 +419,7 @@ def _open_texts(
     except (UsageError, MachineError) as error:
         if not rows.of_run:
             raise
-        Progress.log(f"the data of the run in {source} are not used: {error.message}")
+        log(f"the data of the run in {source} are not used: {error.message}")
         rows = replace(rows, data=NO_DATA, task=None)
         texts, workload = _texts_and_scored(rows, source, pooling, tokenizer)
     if rows.most_trained:
@@ -449,7 +449,7 @@ def _texts_and_scored(
         documents = (text for document in documents for text in sentences(document))
     most_calibration = max(CALIBRATION_TEXTS, rows.most_trained)
     texts = divide(documents, most, f"texts of {short(data.source)}", most_calibration)
-    ACCOUNTS.close(account, account.used, Progress.log)
+    ACCOUNTS.close(account, account.used)
     return with_calibration(texts, tokenizer), None
 
 

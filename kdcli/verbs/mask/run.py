@@ -26,9 +26,9 @@ from kdcli.deploy.sparse.mask_file import (
 )
 from kdcli.disk import STAGED, check_writable, content_of, fill_dir, is_half_filled, remove
 from kdcli.engine.inputs import check_not_input
-from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import lock_directory, numbered
 from kdcli.errors import UsageError
+from kdcli.messages import log
 from kdcli.models.custom_class import is_custom
 from kdcli.models.embedding_format import EmbeddingFormat, read_format, save_embedder
 from kdcli.models.files import CONFIG_FILE
@@ -195,10 +195,10 @@ def apply(own: ApplyOptions, sets: Sequence[str], output_dir: Path | None) -> Ma
         elif _holds(folder, save):
             # A killed command may have left this directory after it moved the last file.
             remove(folder / STAGED)
-            Progress.log(f"{folder} is done already")
+            log(f"{folder} is done already")
         else:
             raise _not_empty(folder)
-    Progress.log(f"{source} under {file}", *down_to_one(masks))
+    log(f"{source} under {file}", *down_to_one(masks))
     return _applied(file, mask, masks, whole, folder)
 
 

@@ -23,8 +23,8 @@ from kdcli.deploy.latency import Subject
 from kdcli.deploy.sparse.compact import compact_class_of, compact_model
 from kdcli.deploy.sparse.loading import task_part
 from kdcli.deploy.sparse.mask_file import MaskInfo, base_facts, write_mask
-from kdcli.engine.progress import Progress
 from kdcli.errors import UsageError
+from kdcli.messages import log, warn
 from kdcli.models.custom_class import is_custom
 from kdcli.models.layout import COMPACT_PATHS, layout_for
 from kdcli.models.load import load_weights, location
@@ -156,10 +156,10 @@ def _stage(
     recipe, folder = context.recipe, context.folder
 
     def build() -> StageJob:
-        Progress.log(f"{recipe.method}, sparsity {recipe.sparsity[0]:g}")
+        log(f"{recipe.method}, sparsity {recipe.sparsity[0]:g}")
         inside = None if context.dry_run else folder
         built = build_pruning(context, workload, recipe, model, teacher, inside)
-        Progress.warn(*built.warnings)
+        warn(*built.warnings)
 
         def finish(outcome: Outcome) -> None:
             base = None

@@ -11,7 +11,7 @@ from kdcli.cli.verb import PRINTING, SHIP, Given, Printable, verb
 )
 def push(given: Given) -> Printable | None:
     """Push a model or an export to the hub, with its card and nothing else."""
-    from kdcli.engine.progress import Progress
+    from kdcli.messages import log
     from kdcli.report.publish import Upload, publish
     from kdcli.verbs.push.settings import PushOptions
 
@@ -19,5 +19,5 @@ def push(given: Given) -> Printable | None:
     upload = Upload.of(own.directory, with_report=own.with_report)
     if own.dry_run:
         return given.show(upload)
-    Progress.log(f"pushing {', '.join(upload.files)}")
+    log(f"pushing {', '.join(upload.files)}")
     return given.show(publish(upload, own.repository, private=not own.public))

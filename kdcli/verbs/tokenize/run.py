@@ -19,8 +19,8 @@ from kdcli.data.text.shards import Frame, TokenShards
 from kdcli.data.text.tokenise import ShardWriter, tokenise
 from kdcli.disk import check_writable
 from kdcli.engine.inputs import check_not_input
-from kdcli.engine.progress import Progress
 from kdcli.errors import Stopped, UsageError
+from kdcli.messages import log
 from kdcli.models.load import load_tokenizer
 from kdcli.report.text import bytes_of, duration
 
@@ -116,15 +116,15 @@ def tokenize(
         check_not_input(output_dir, [source, tokenizer], "-o")
     opened = open_source(source, share)
     if unread := describe_unread(opened):
-        Progress.log(unread)
+        log(unread)
     loaded = load_tokenizer(tokenizer)
     workers = workers or _count_cores()
     if dry_run:
         return _estimate(opened, loaded, column, workers)
     assert output_dir is not None
     with _stopping_on_signals():
-        meta = tokenise(opened, loaded, column, output_dir, log=Progress.log, workers=workers)
-    meta.close_account(Progress.log)
+        meta = tokenise(opened, loaded, column, output_dir, workers=workers)
+    meta.close_account()
     return TokenizedDirectory(
         directory=str(output_dir),
         tokenizer=meta.name,

@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 from kdcli.data.labelled.partition import Partition, choose_partition
 from kdcli.deploy.sparse.loading import load_network
 from kdcli.engine.inputs import check_not_input
-from kdcli.engine.progress import Progress
 from kdcli.engine.run_dir import RunDir
 from kdcli.engine.session import Session
 from kdcli.errors import GateError, UsageError
+from kdcli.messages import log
 from kdcli.metrics.resolution import exceeds
 from kdcli.models.custom_class import HEADS
 from kdcli.models.embedding_format import EmbeddingFormat, read_format, save_embedder
@@ -106,7 +106,7 @@ def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> TrimResult | No
     RunDir.claim(folder, resolved.to_yaml(), overwrite=options.overwrite)
     _save(smaller, fmt, folder)
     for note in notes:
-        Progress.log(note)
+        log(note)
     made = f"made from {short(source)} by {kept_tokens(recipe, trimming)}"
     after = Entry.saved(AFTER, "trimmed", smaller.model, folder, BEFORE, made=made, source=source)
     contents = ReportContents(
@@ -317,7 +317,7 @@ def _fewest(max_drop: float, selection: ScoredPart, use: TokenUse) -> tuple[Arra
     def lost(size: int) -> float:
         kept, _ = use.keep(model, size)
         points, *_ = selection.lost(selection.compare(kept))
-        Progress.log(f"{len(kept):,} tokens: {points:z.2f} points of {selection.metric} lost")
+        log(f"{len(kept):,} tokens: {points:z.2f} points of {selection.metric} lost")
         return points
 
     if most < len(model.tokenizer) and exceeds(points := lost(most), max_drop):

@@ -22,8 +22,8 @@ import numpy as np
 from kdcli.deploy.exported import EMBEDDING_KIND, is_export
 from kdcli.deploy.predict import RERANK_KIND, AnswerSpan, Label, Labels, Predictor, Text
 from kdcli.disk import REPORT_FILE, user_path
-from kdcli.engine.progress import Progress
 from kdcli.errors import KdcliError, MachineError, UsageError
+from kdcli.messages import log, warn
 from kdcli.models.files import CONFIG_FILE, file_of, model_files
 from kdcli.models.load import root_of
 from kdcli.report.finish import RunResult
@@ -186,8 +186,8 @@ def serve(options: TryOptions) -> None:
         page.models = tried_models(options)
         host = f"[{options.host}]" if family == socket.AF_INET6 else options.host
         if not page.is_local:
-            Progress.warn(f"everybody who reaches {host} can use the models")
-        Progress.log(f"http://{host}:{server.server_port} shows the page; Ctrl-C ends it")
+            warn(f"everybody who reaches {host} can use the models")
+        log(f"http://{host}:{server.server_port} shows the page; Ctrl-C ends it")
         server.serve_forever()
 
 
@@ -213,7 +213,7 @@ def tried_models(options: TryOptions) -> list[TriedModel]:
             )
     own = _tried(source, name)
     if teacher is None:
-        Progress.log(f"{options.run} names no teacher; --teacher MODEL shows one next to it")
+        log(f"{options.run} names no teacher; --teacher MODEL shows one next to it")
         return [own]
     try:
         other = _tried(teacher, f"{short(teacher)} (teacher)")
@@ -224,7 +224,7 @@ def tried_models(options: TryOptions) -> list[TriedModel]:
     except KdcliError as error:
         if options.teacher is not None:
             raise
-        Progress.warn(f"the page shows no teacher: {error.message}")
+        warn(f"the page shows no teacher: {error.message}")
         return [own]
     return [other, own]
 
