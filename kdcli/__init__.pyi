@@ -11,7 +11,7 @@ from kdcli.deploy.usable import load as load
 from kdcli.report.finish import RunResult
 from kdcli.report.publish import Published, Upload
 from kdcli.verbs.compress.compress_candidates import Front
-from kdcli.verbs.export.result import Exported
+from kdcli.verbs.export.run import Exported
 
 __version__: str
 VERBS: tuple[str, ...]

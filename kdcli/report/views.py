@@ -1,6 +1,6 @@
 """Render a report for the terminal, as Markdown, as HTML, and as a model card.
 
-All views show the same sections.
+All views show the sections that `sections` lists.
 """
 
 import hashlib
@@ -8,6 +8,7 @@ import re
 from base64 import b64encode
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from textwrap import wrap
 
@@ -17,27 +18,42 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from kdcli.data.accounts import RowAccount
 from kdcli.disk import write_atomic
 from kdcli.report.front import EMBEDDER, PIPELINES, Score, front_matter, template
-from kdcli.report.schema import Report
-from kdcli.report.sections.contents import sections
-from kdcli.report.sections.evaluations import MAX_LABELS, scores
-from kdcli.report.sections.grid import how_chosen
+from kdcli.report.schema import Compression, Report
+from kdcli.report.sections.candidates import compression_section
+from kdcli.report.sections.curves import training_section
+from kdcli.report.sections.decision import decision_section
+from kdcli.report.sections.evaluations import MAX_LABELS, comparisons, details, scores, set_name
+from kdcli.report.sections.grid import how_chosen, selection_section
+from kdcli.report.sections.kept_weights import pruning_sections
 from kdcli.report.sections.overview import card_title, how_trained, models_section, title
 from kdcli.report.sections.repeat import repeat_block, repeat_command
 from kdcli.report.sections.summary import card_facts, card_sentence, summary
-from kdcli.report.sections.timings import latency_csv
+from kdcli.report.sections.timings import (
+    agreements,
+    latency,
+    latency_csv,
+    not_measured,
+    published,
+    published_speedups,
+)
 from kdcli.report.text import (
+    Link,
     Picture,
     ReportSection,
     View,
     count,
     fenced,
+    filled,
     plain,
     short,
     shortened_line,
     with_data_names,
 )
+from kdcli.report.titles import step_title
+from kdcli.types import NAMED_BY, LabelAccount
 
 __all__ = ["first_pictures", "html", "markdown", "model_card", "short", "terminal", "write_views"]
 
@@ -48,6 +64,14 @@ NUMBER = r"[+\-≤≥<]?\d+([.,]\d+)*(e[+-]?\d+)?x?(?![\w-]|[.,]\d)"
 METHODS = {"distill": "distillation", "cotrain": "distillation", "prune": "pruned"}
 """Verb -> the hub's tag of its method."""
 MAX_EXAMPLES = 5  # items with quotations that Markdown shows in a section
+MOST_NAMES = 12
+MAPPED_BY = {
+    "name": "name",
+    "number": "number, because data and model share no names",
+    "order": "order, because the model's classes have no names",
+    "none": "no labels are read",
+}
+NOTE = "Rows read = rows kept + rows left out."
 
 
 def write_views(folder: Path, report: Report) -> None:
@@ -341,3 +365,108 @@ def model_card(
         command=fenced(repeat_command(report.command, report.command_line, public=True)),
         plain=plain,
     )
+
+
+def sections(report: Report) -> list[ReportSection]:
+    """Return all sections of a report."""
+    if report.compression is not None:
+        return _of_compression(report, report.compression)
+    return [
+        models_section(report),
+        not_measured(report),
+        *scores(report),
+        comparisons(report),
+        decision_section(report),
+        *([selection_section(report.selection)] if report.selection else []),
+        latency(report),
+        agreements(report),
+        published_speedups(report),
+        ReportSection("Pictures", draw=partial(_pictures, report), least=View.HTML),
+        *pruning_sections(report),
+        training_section(report),
+        details(report),
+        published(report),
+        accounts_section(report),
+        ReportSection("Notes", items=[(note,) for note in report.notes]),
+    ]
+
+
+def _of_compression(report: Report, compression: Compression) -> list[ReportSection]:
+    """Show the candidates and what the chosen one lost. Everything else is folded, at the end."""
+    folded = [
+        models_section(report),
+        *scores(report),
+        latency(report),
+        agreements(report),
+        details(report),
+        published(report),
+        accounts_section(report),
+    ]
+    least = View.MARKDOWN
+    parts = [replace(part, open=False, least=max(part.least, least)) for part in folded]
+    # Only the sentences about the classes are seen at first.
+    classes = decision_section(report)
+    classes = replace(classes, parts=[replace(part, open=False) for part in classes.parts])
+    links = [
+        Link(f"{step_title(one.name)} ({one.command})", one.folder) for one in compression.steps
+    ]
+    return [
+        compression_section(compression, report.price_per_hour),
+        not_measured(report),
+        comparisons(report, lost=True),
+        classes,
+        ReportSection("Notes", items=[(note,) for note in report.notes]),
+        ReportSection("Reports of the steps", links=links, least=least),
+        ReportSection("All measurements", parts=parts, least=least),
+    ]
+
+
+def _pictures(report: Report) -> list[Picture]:
+    # Importing matplotlib takes a third of a second, and only a finished run needs it.
+    from kdcli.report.charts.charts import report_pictures
+
+    return report_pictures(report)
+
+
+def accounts_section(report: Report) -> ReportSection:
+    """Return the table of the accounts of all sources; the terminal shows them in the log."""
+    rows = [row for account in report.accounts for row in _rows(account)]
+    data = filled("Data read", rows, NOTE, least=View.MARKDOWN)
+    return replace(data, parts=[_classes(report)])
+
+
+def _classes(report: Report) -> ReportSection:
+    """Return the table of the classes of each task."""
+    by_task = {
+        set_name(one.task, one.set): _row_of_classes(one.classes)
+        for one in report.evaluations
+        if one.classes is not None
+    }
+    rows = [{"task": task} | row for task, row in by_task.items()]
+    return filled("Classes", rows, least=View.MARKDOWN)
+
+
+def _row_of_classes(classes: LabelAccount) -> dict[str, str]:
+    names = [f"{number} {name}" for number, name in enumerate(classes.names[:MOST_NAMES])]
+    more = f" ... {len(classes.names)} in all" if len(classes.names) > MOST_NAMES else ""
+    return {
+        "classes": ", ".join(names) + more,
+        "named by": NAMED_BY[classes.names_from],
+        "labels read by": MAPPED_BY[classes.mapping],
+    }
+
+
+def _rows(account: RowAccount) -> list[dict[str, str]]:
+    """Return a row with the totals of an account, and one for each reason."""
+    totals = {
+        "data": account.source,
+        "counted": account.rows,
+        "read": f"{account.read:,}",
+        "kept": f"{account.kept:,}",
+    }
+    reasons = [
+        {"left out": f"{one.count:,}", "reason": one.reason, "first": one.first}
+        for one in account.left_out
+    ]
+    first, *others = reasons or [{}]
+    return [totals | first, *others]

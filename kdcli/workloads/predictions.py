@@ -17,9 +17,8 @@ from scipy.special import expit, log_softmax
 from transformers import PreTrainedTokenizerBase
 
 from kdcli.data.labelled.answer_windows import Windows, decode_answers, windows
-from kdcli.data.labelled.features import TokenizedRows, encode_examples
+from kdcli.data.labelled.features import TokenizedRows, encode_examples, encode_targets
 from kdcli.data.labelled.partition import choose_subset
-from kdcli.data.labelled.source_targets import encode_targets
 from kdcli.metrics import scorer
 from kdcli.metrics.bootstrap import Scorer
 from kdcli.metrics.cascade import sureness

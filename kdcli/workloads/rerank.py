@@ -30,9 +30,14 @@ from kdcli.messages import log, log_fact
 from kdcli.metrics.cascade import Rankings, ranked_twice
 from kdcli.metrics.finite import check_finite
 from kdcli.models.card import weights_hash
-from kdcli.models.cross_encoder import ACTIVATION_CLASSES, activation_of, set_activation
-from kdcli.models.heads import with_new_head
-from kdcli.models.load import save_model
+from kdcli.models.cross_encoder import (
+    ACTIVATION_CLASSES,
+    activation_of,
+    set_activation,
+    with_own_settings,
+)
+from kdcli.models.heads import kind_of_head, load_for_task, with_new_head
+from kdcli.models.load import load_config, save_model
 from kdcli.models.model import NO_ROWS, Model
 from kdcli.recipe.methods import own_settings
 from kdcli.recipe.sections import KdSettings, Section, TrainSettings
@@ -57,16 +62,10 @@ from kdcli.workloads.cascades import Cascade
 from kdcli.workloads.embedder import Embedder, cosines, network_outputs
 from kdcli.workloads.rankings import METRICS, metrics_by_query, ranking_scores
 from kdcli.workloads.requests import EvaluationRequest, WorkloadRequest
-from kdcli.workloads.rerank_models import (
-    activation_taught_by,
-    is_reranker,
-    load_cross_encoder,
-    open_reranker,
-)
 from kdcli.workloads.rerank_rows import ListRows, ScoreTargets, tokenize_lists, tokens_in_row
 from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.settings import LabelledSettings, TaskHeadSettings
-from kdcli.workloads.task_models import describe_cut, warn_of_cut
+from kdcli.workloads.task_models import describe_cut, load_scored, warn_of_cut
 from kdcli.workloads.training import Keep, Plan, bucketed, taught_job
 from kdcli.workloads.workload import LOGITS, Workload
 
@@ -586,3 +585,62 @@ def _gains(scores_R: Array, lists: Lists) -> Array:
     lowest_Q = np.minimum.reduceat(scores_R, lists.ends - lists.sizes)
     gains_R: Array = scores_R - np.repeat(lowest_Q, lists.sizes)
     return gains_R
+
+
+def load_cross_encoder(
+    source: str,
+    *,
+    seed: int,
+) -> Model:
+    """Load a cross-encoder to train, and store its activation in its configuration.
+
+    A model without a head of one output gets a new one.
+
+    Raises:
+        UsageError: The model cannot be loaded, or cannot have such a head.
+    """
+    model = with_own_settings(load_for_task(source, RERANK_TASK, new_head=True, seed=seed))
+    activation = activation_of(model.source, model.model.config)
+    if activation is not None:
+        set_activation(model.model, activation)
+    return model
+
+
+def activation_taught_by(teacher: Model) -> str:
+    """Return the activation of a student that learns a teacher's scores.
+
+    It is the teacher's own. Cosines, the scores of an embedding model, have none.
+    """
+    if isinstance(teacher, Embedder):
+        return ACTIVATION_CLASSES["Identity"]
+    own = activation_of(teacher.source, teacher.model.config)
+    # `CrossEncoder` assumes this one for a model that names none.
+    return own or ACTIVATION_CLASSES["Sigmoid"]
+
+
+def open_reranker(source: str, *, pooling: str | None = None) -> Model:
+    """Load a cross-encoder, an embedding model or an export of either, to score candidates.
+
+    Raises:
+        UsageError: The model cannot be loaded, or is neither.
+    """
+    if pooling is None and is_reranker(source):
+        model = load_scored(source, RERANK_TASK)
+        # Refuse an activation that would order the candidates differently.
+        activation_of(source, model.model.config)
+        return model
+    embedder = Embedder.open_scored(source, pooling=pooling)
+    return replace(embedder, note=f"cosines of its vectors; {embedder.note}")
+
+
+def is_reranker(
+    source: str,
+) -> bool:
+    """Whether a model is a cross-encoder with one output.
+
+    Raises:
+        UsageError: The model's configuration cannot be loaded.
+    """
+    config = load_config(source, weights=False, compacted=True)
+    names = config.architectures or ()
+    return config.num_labels == 1 and any(kind_of_head(config, n) == "class" for n in names)

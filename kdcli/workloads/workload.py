@@ -40,7 +40,7 @@ from kdcli.messages import log, log_fact
 from kdcli.metrics.bootstrap import CONFIDENCE
 from kdcli.models.capture import Capture, capture
 from kdcli.models.choose import Comparison, Pooling, mean_pooling, rows_to_compare
-from kdcli.models.fitted_head import check_head, student_with_fitted_head
+from kdcli.models.heads import check_linear_head, student_with_fitted_head
 from kdcli.models.load import save_model
 from kdcli.models.model import Model
 from kdcli.models.shape import InitializedStudent, build_student
@@ -290,7 +290,7 @@ class Workload(ABC, Generic[M]):
         Raises:
             UsageError: The student cannot be made, or the teacher has no head to fit it to.
         """
-        check_head(teacher)
+        check_linear_head(teacher)
         built = self.make_student(teacher, shape, start)
         for note in built.notes:
             log(note)

@@ -15,7 +15,7 @@ from kdcli.data.augment.copies import TEXTS_PER_FILE, Augmented, augment, rows, 
 from kdcli.data.augment.neighbours import Neighbours
 from kdcli.data.augment.words import words_in
 from kdcli.data.labelled.answer_windows import misplaced
-from kdcli.data.labelled.examples import example_of
+from kdcli.data.labelled.splits import example_of
 from kdcli.data.tasks import task_of
 from kdcli.errors import MachineError
 from kdcli.types import Answer, Example, Task

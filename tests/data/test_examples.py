@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from kdcli.data.labelled.examples import example_of
+from kdcli.data.labelled.splits import example_of
 from kdcli.data.tasks import task_of
 from kdcli.errors import UsageError
 from kdcli.types import Answer, Task

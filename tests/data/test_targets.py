@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from questions import KINDS, tokenizer_of
 
-from kdcli.data.labelled.source_targets import MIN_SOURCE_TOKENS, encode_targets
+from kdcli.data.labelled.features import MIN_SOURCE_TOKENS, encode_targets
 from kdcli.errors import UsageError
 from kdcli.types import IGNORED, Example
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hn
 
-from kdcli.deploy.sparse.coding import BITS, GAPS, decode_mask, encode_mask
+from kdcli.deploy.sparse.mask_file import BITS, GAPS, decode_mask, encode_mask
 
 
 @given(hn.arrays(bool, st.tuples(st.integers(1, 40), st.integers(1, 40))))

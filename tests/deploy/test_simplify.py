@@ -8,8 +8,8 @@ import pytest
 from onnx import TensorProto
 from onnx_graphs import graph, node
 
+from kdcli.deploy.export import simplify
 from kdcli.deploy.quantise import quantise_onnx
-from kdcli.deploy.simplify import simplify
 
 INFINITE, LOWEST = -np.inf, float(np.finfo(np.float32).min)
 """What a mask may add to the scores that it hides."""

@@ -11,7 +11,7 @@ from transformers import (
 )
 
 from kdcli.errors import UsageError
-from kdcli.models.fitted_head import check_head, fit_head, last_linear, student_with_fitted_head
+from kdcli.models.heads import check_linear_head, fit_head, last_linear, student_with_fitted_head
 from kdcli.models.least_squares import BIAS_RIDGE, RIDGE
 from kdcli.models.model import Model
 from kdcli.models.shape import build_student
@@ -115,4 +115,4 @@ def test_a_teacher_without_a_head_is_refused():
     bare = Model(teacher.model.base_model, None, "bare")
     assert last_linear(bare.model) is None
     with pytest.raises(UsageError, match="bare has no head"):
-        check_head(bare)
+        check_linear_head(bare)

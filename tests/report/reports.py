@@ -12,7 +12,7 @@ import numpy as np
 from pydantic_core import to_json
 from rich.console import Console
 
-from kdcli.report.published import published_for
+from kdcli.report.finish import published_for
 from kdcli.report.schema import ModelEntry, Report
 from kdcli.report.sections.timings import latency_csv
 from kdcli.report.views import html, markdown, model_card, terminal

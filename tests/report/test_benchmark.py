@@ -28,7 +28,7 @@ from kdcli.report.sections.overview import title
 from kdcli.report.sections.summary import summary
 from kdcli.report.sections.timings import latency_csv
 from kdcli.report.views import html, markdown
-from kdcli.verbs.benchmark.compare import gather
+from kdcli.verbs.benchmark.run import gather
 
 pytestmark = pytest.mark.slow
 

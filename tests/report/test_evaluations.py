@@ -19,9 +19,8 @@ from reports import (
 
 from kdcli.data.tasks import task_of
 from kdcli.report.charts.charts import report_pictures
-from kdcli.report.published import published_for
+from kdcli.report.finish import published_for
 from kdcli.report.schema import Evaluation, Selection
-from kdcli.report.sections.contents import sections
 from kdcli.report.sections.evaluations import (
     MAX_TEXT,
     MEAN,
@@ -31,7 +30,7 @@ from kdcli.report.sections.evaluations import (
 )
 from kdcli.report.sections.grid import selection_section
 from kdcli.report.sections.overview import overview, title
-from kdcli.report.views import markdown, model_card
+from kdcli.report.views import markdown, model_card, sections
 
 pytestmark = pytest.mark.slow
 

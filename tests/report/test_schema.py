@@ -14,8 +14,7 @@ from reports import made, models_of
 from kdcli.data.tasks import named_tasks, task_of
 from kdcli.errors import UsageError
 from kdcli.recipe.resolve import ablations
-from kdcli.report.finish import checked_report
-from kdcli.report.published import published_for
+from kdcli.report.finish import checked_report, published_for
 from kdcli.report.schema import Mistake, Report
 from kdcli.report.tables import published_tables
 

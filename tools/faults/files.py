@@ -282,7 +282,7 @@ def latency_report(case: Case) -> None:
     """Combine damaged latency reports of kdcli and of `measure_encoders.py`."""
     from kdcli.deploy.old_machines.measure_encoders import SCHEMA
     from kdcli.types import Card
-    from kdcli.verbs.benchmark.compare import gather
+    from kdcli.verbs.benchmark.run import gather
 
     rng, path = case.rng, case.folder / "x.json"
     row: dict[str, object] = {

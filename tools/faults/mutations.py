@@ -59,7 +59,7 @@ SHARES = {
     "pruners": Share(("kdcli/pruners/*.py",), 10, ("tests/pruners", "tests/verbs/test_prune.py")),
     "metrics": Share(("kdcli/metrics/*.py",), 8, ("tests/metrics",)),
     "models": Share(
-        ("kdcli/models/reduce.py", "kdcli/deploy/sparse/coding.py"),
+        ("kdcli/models/reduce.py", "kdcli/deploy/sparse/mask_file.py"),
         4,
         ("tests/models", "tests/deploy"),
     ),

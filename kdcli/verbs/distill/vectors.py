@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import math
-from collections.abc import Mapping, Sequence
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,16 +23,25 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kdcli.data.text.sentences import read_texts
+from kdcli.disk import atomic_dir, read_json, write_atomic
 from kdcli.engine.run_dir import RunDir
 from kdcli.engine.session import Session
 from kdcli.errors import UsageError
 from kdcli.losses.embedding import check_dimensions, check_pairs
 from kdcli.messages import log, log_fact
-from kdcli.models.embedding_format import EmbeddingFormat, Pool, read_format, save_embedder
+from kdcli.models.embedding_format import (
+    PROMPTS_FILE,
+    EmbeddingFormat,
+    Pool,
+    read_format,
+    save_embedder,
+)
+from kdcli.models.files import LIBRARY, MODULES_FILE
 from kdcli.models.grammar import goal_of, static_shape
 from kdcli.models.load import load_config, location
 from kdcli.models.model import training_rows
 from kdcli.models.shape import InitializedStudent, shape_of
+from kdcli.models.source import is_address
 from kdcli.models.static import as_static
 from kdcli.recipe.resolve import Resolved, defaulted
 from kdcli.report.finish import Entry, quality_of
@@ -50,9 +63,14 @@ from kdcli.verbs.distill.distillation import (
 )
 from kdcli.verbs.distill.fast import shape_notes, with_shape
 from kdcli.verbs.distill.recipe_checks import check_signals
-from kdcli.verbs.distill.router import ROUTER, check_router, save_router
 from kdcli.verbs.distill.settings import DistillRecipe
-from kdcli.verbs.distill.space import VectorSpace, join_vectors, projected, vector_settings
+from kdcli.verbs.distill.space import (
+    VectorSpace,
+    join_vectors,
+    projected,
+    student_format,
+    vector_settings,
+)
 from kdcli.verbs.distill.student import (
     Student,
     distill_job,
@@ -72,6 +90,8 @@ from kdcli.workloads.training import first_rows
 
 MAX_WIDTH = 16_384
 """The widest vectors that teach, whose second moments take 2 GB."""
+ROUTER = "router"
+"""The directory of the model, in the student's."""
 
 
 def with_learning_rate(resolved: Resolved[DistillRecipe]) -> Resolved[DistillRecipe]:
@@ -447,3 +467,90 @@ def _origin(recipe: DistillRecipe, teacher: Embedder) -> Embedder:
         origin = replace(origin, format=fmt, note=note)
     log_fact(f"{source}: {origin.note}")
     return origin
+
+
+def check_router(
+    recipe: DistillRecipe, name: str, to: ModelShape, origin: Embedder, teacher_width: int
+) -> None:
+    """Check that a student's vectors can be compared with its teacher's.
+
+    Args:
+        recipe: The recipe.
+        name: The student's name.
+        to: The student's shape.
+        origin: The model that the student starts from.
+        teacher_width: The number of components of the teacher's vectors.
+
+    Raises:
+        UsageError: The student's vectors lie in another space.
+    """
+    if not vector_settings(recipe).router:
+        return
+    if is_address(str(recipe.teacher)):
+        raise UsageError(
+            f"workload.router saves the teacher too, and {recipe.teacher} gives only vectors",
+            "omit it, or give a teacher on this machine or on the hub",
+        )
+    if recipe.more_teachers or vector_settings(recipe).vectors:
+        other = "--also-teacher" if recipe.more_teachers else "--teacher-vectors"
+        raise UsageError(
+            f"workload.router needs documents' vectors of the teacher alone, not {other}",
+            "omit one of them",
+        )
+    width = to.hidden if to.is_static else student_format(recipe, origin, to).width(to.hidden)
+    reaches_width = width == teacher_width or (vector_settings(recipe).dense and not to.is_static)
+    if reaches_width and not recipe.loss.get("dimensions"):
+        return
+    raise UsageError(
+        f"workload.router: the vectors of {name} are principal components of the teacher's, so "
+        "that they cannot be compared with the teacher's vectors of documents",
+        f"choose a student of width {teacher_width}, or a shape with layers and "
+        "workload.dense=true; leave loss.dimensions unset",
+    )
+
+
+def save_router(folder: Path, queries: Embedder, documents: Embedder) -> None:
+    """Save two models as one model of sentence-transformers.
+
+    Args:
+        folder: The directory to write. An earlier one is replaced.
+        queries: The model of `encode_query`.
+        documents: The model of `encode_document` and `encode`.
+
+    Raises:
+        MachineError: The disk is full or not writable.
+    """
+    types: dict[str, str] = {}
+    structure: dict[str, list[str]] = {}
+    with atomic_dir(folder) as whole:
+        for route, model in (("query", queries), ("document", documents)):
+            structure[route] = []
+            for name, kind in _save_route(whole, route, model):
+                structure[route].append(name)
+                types[name] = kind
+        parameters = {"default_route": "document", "allow_empty_key": True, "route_mappings": {}}
+        router = {"types": types, "structure": structure, "parameters": parameters}
+        write_atomic(whole / "router_config.json", json.dumps(router, indent=2))
+        module = {"idx": 0, "name": "0", "path": "", "type": f"{LIBRARY}models.Router"}
+        write_atomic(whole / MODULES_FILE, json.dumps([module], indent=2))
+
+
+def _save_route(folder: Path, route: str, model: Embedder) -> Iterator[tuple[str, str]]:
+    """Save the modules of a model, each in a directory of its own, and yield their names and types.
+
+    The prompts of the documents' model, which is saved last, become the prompts of the router.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        whole = Path(temporary)
+        save_embedder(model.model, model.tokenizer, model.format, whole)
+        shutil.move(whole / PROMPTS_FILE, folder / PROMPTS_FILE)
+        modules = read_json(whole / MODULES_FILE, kind=list)
+        (whole / MODULES_FILE).unlink()
+        for module in modules:
+            kind = str(module["type"])
+            name = f"{route}_{module['idx']}_{kind.rpartition('.')[2]}"
+            (folder / name).mkdir(exist_ok=True)
+            for file in (whole / module["path"]).iterdir():
+                if file.is_file():
+                    shutil.move(file, folder / name / file.name)
+            yield name, kind

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from rich.table import Table
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
@@ -25,6 +27,7 @@ from kdcli.deploy.export import FILES, RUNTIMES, add_second_names, recorded
 from kdcli.deploy.exported import EMBEDDING_KIND
 from kdcli.deploy.integer_training import ROWS
 from kdcli.deploy.sessions import library
+from kdcli.deploy.usable import Usable
 from kdcli.disk import STAGED, check_writable, content_of, fill_dir, read_json, write_atomic
 from kdcli.engine.inputs import check_no_foreign_files, check_not_input, texts_in
 from kdcli.engine.run_dir import lock_directory, numbered
@@ -47,6 +50,7 @@ from kdcli.models.load import (
 from kdcli.models.model import TYPE_IDS, Model, training_rows, write_training_rows
 from kdcli.models.shape import positions_of
 from kdcli.models.static import is_static
+from kdcli.report.text import bytes_of
 from kdcli.report.views import short
 from kdcli.run.context import cpu_session
 from kdcli.types import task_name, task_title
@@ -67,10 +71,10 @@ from kdcli.verbs.export.readme import (
     TYPED_TOKENIZERS,
     JsModel,
     default_dtype,
+    difference_text,
     file_loss,
     readme,
 )
-from kdcli.verbs.export.result import Exported
 from kdcli.workloads import open_evaluation
 from kdcli.workloads.detect import task_of_model
 from kdcli.workloads.embedder import Embedder
@@ -79,6 +83,9 @@ from kdcli.workloads.labelled import LabelledWorkload
 from kdcli.workloads.requests import EvaluationRequest
 from kdcli.workloads.settings import LabelledSettings
 from kdcli.workloads.workload import Workload
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 TEXTS_COMPARED, VECTORS_COMPARED = 64, 256
 NO_DATA = LabelledSettings()  # the texts of the package
@@ -537,3 +544,73 @@ def _sha256(files: Iterable[Path]) -> str:
         with file.open("rb") as stream:
             hashlib.file_digest(stream, lambda: digest)
     return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Exported(Usable):
+    """The result of `kdcli export`.
+
+    Attributes:
+        facts: The content of export.json.
+        folder: The directory of the export.
+    """
+
+    facts: ExportFacts = field(repr=False)
+    folder: Path
+    trust_remote_code: bool = False
+
+    @property
+    def best(self) -> Path:
+        """The directory to ship."""
+        return self.folder
+
+    def to_json(self) -> str:
+        """Return the content of export.json."""
+        return self.facts.to_json()
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row a file: its size, its difference from torch, and the scores of both."""
+        import pandas as pd
+
+        rows = []
+        for file in self.facts.by_file:
+            row: dict[str, object] = {
+                "source": self.facts.source,
+                "format": self.facts.format,
+                "precision": file.precision,
+                "max_abs": file.max_abs,
+                "relative": file.relative,
+                "bytes": file.bytes,
+            }
+            row |= file.agreement
+            for scores in file.scores or ():
+                task = f"{scores.task} {scores.set}".strip()
+                row |= {f"{task} {name} torch": value for name, value in scores.torch.items()}
+                row |= {f"{task} {name} file": value for name, value in scores.file.items()}
+            rows.append(row)
+        return pd.DataFrame(rows)
+
+    def _repr_html_(self) -> str:
+        return str(self.to_frame().to_html(index=False))
+
+    def renderables(self) -> Iterable[object]:
+        """Return what the terminal shows: a table, notes, and the directory."""
+        facts = self.facts
+        table = Table("", "", show_header=False, box=None)
+        table.add_row("source", facts.source)
+        table.add_row("format", facts.format)
+        table.add_row("inputs", ", ".join(facts.inputs))
+        table.add_row("outputs", ", ".join(facts.outputs))
+        for file in facts.by_file:
+            table.add_row("precision", file.precision)
+            table.add_row("size", bytes_of(file.bytes))
+            table.add_row("next to torch", difference_text(file, facts.kind))
+            for scores in file.scores or ():
+                values = ", ".join(
+                    f"{name} {value:.4f} (torch {scores.torch[name]:.4f})"
+                    for name, value in scores.file.items()
+                )
+                table.add_row(task_name(scores.task), values)
+        yield table
+        yield from (note for file in facts.by_file for note in file.notes)
+        yield f"model in {self.folder} (README.md shows how to run it)"
