@@ -22,9 +22,11 @@ from kdcli.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from kdcli.cli.parameters import Parameter
+    from kdcli.recipe.resolve import Resolved
     from kdcli.recipe.sections import RunOptions, Section
 
 OptionsT = TypeVar("OptionsT")
+RecipeT = TypeVar("RecipeT", bound="Section")
 
 COMPRESS, TRAIN, MEASURE, SHIP, INSPECT = "Compress", "Train", "Measure", "Ship", "Inspect"
 """The headings of `kdcli --help`."""
@@ -252,6 +254,25 @@ class Given:
             if parameter.switch is not None and self._is_given(parameter, parameter.option.flag):
                 switches[parameter.switch] = True
         return keys | {key: value for key, value in switches.items() if key not in keys}
+
+    def resolve(
+        self, model: type[RecipeT], changes: Mapping[str, object] | None = None
+    ) -> Resolved[RecipeT]:
+        """Return the recipe that the user gave.
+
+        Args:
+            model: The settings model of the recipe.
+            changes: Dotted keys that override options. None removes an option.
+
+        Raises:
+            UsageError: The recipe or a key is not allowed.
+        """
+        from kdcli.recipe.resolve import resolve
+
+        recipe = self.recipe if "recipe" in self.values else None
+        return resolve(
+            model, recipe=recipe, sets=self.sets, options=self.keys() | dict(changes or {})
+        )
 
     def of(self, options: type[OptionsT]) -> OptionsT:
         """Return the run settings of a class.

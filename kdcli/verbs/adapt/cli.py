@@ -17,11 +17,10 @@ from kdcli.cli.verb import COMPRESS, SAVING, Given, Printable, verb
 )
 def adapt(given: Given) -> Printable | None:
     """Map a new embedding model's vectors into an old index, so that the index can stay."""
-    from kdcli.recipe.resolve import resolve
     from kdcli.verbs.adapt.settings import AdaptRecipe
 
-    options, keys = given.run_options, given.keys()
-    resolved = resolve(AdaptRecipe, recipe=None, sets=given.sets, options=keys)
+    options = given.run_options
+    resolved = given.resolve(AdaptRecipe)
     from kdcli.verbs.adapt import run
 
     result = run.adapt(resolved, options)

@@ -13,12 +13,10 @@ from kdcli.cli.verb import MEASURE, SCORING, Given, Printable, verb
 )
 def benchmark(given: Given) -> Printable | None:
     """Measure the latency of models or shapes next to a baseline, on several backends."""
-    from kdcli.recipe.resolve import resolve
     from kdcli.verbs.benchmark.settings import BenchmarkOptions, BenchmarkRecipe
 
-    options, keys = given.run_options, given.keys()
-    own = given.of(BenchmarkOptions)
-    resolved = resolve(BenchmarkRecipe, recipe=given.recipe, sets=given.sets, options=keys)
+    options, own = given.run_options, given.of(BenchmarkOptions)
+    resolved = given.resolve(BenchmarkRecipe)
     # Importing this takes seconds, so the recipe is checked first.
     from kdcli.verbs.benchmark import run
 

@@ -14,12 +14,11 @@ from kdcli.cli.verb import MEASURE, SCORING, Given, Printable, verb
 )
 def evaluate(given: Given) -> Printable | None:
     """Evaluate fine-tuned models on a labelled task, or embedding models, and compare them."""
-    from kdcli.recipe.resolve import metric_limits, resolve
+    from kdcli.recipe.resolve import metric_limits
     from kdcli.verbs.evaluate.settings import EvaluateOptions, EvaluateRecipe
 
-    options, keys = given.run_options, given.keys()
-    own = given.of(EvaluateOptions)
-    resolved = resolve(EvaluateRecipe, recipe=given.recipe, sets=given.sets, options=keys)
+    options, own = given.run_options, given.of(EvaluateOptions)
+    resolved = given.resolve(EvaluateRecipe)
     limits = metric_limits(own.min_metric or ())
     # Importing this takes seconds, so the recipe is checked first.
     from kdcli.verbs.evaluate import run

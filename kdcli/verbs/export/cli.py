@@ -11,12 +11,10 @@ def export(given: Given) -> Printable | None:
 
     If you give more than one of --int8, --fp16 and --q4, the float32 file is written too.
     """
-    from kdcli.recipe.resolve import resolve
     from kdcli.verbs.export.settings import ExportOptions, ExportRecipe
 
     options, own = given.run_options, given.of(ExportOptions)
-    keys = given.keys()
-    resolved = resolve(ExportRecipe, recipe=None, sets=given.sets, options=keys)
+    resolved = given.resolve(ExportRecipe)
     precisions = own.precisions
     # Importing this takes seconds, so the options are checked first.
     from kdcli.verbs.export import run

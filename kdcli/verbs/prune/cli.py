@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 )
 def prune(given: Given) -> Printable | None:
     """Remove weights of an encoder while it learns a task (SMP and its baselines)."""
-    from kdcli.recipe.resolve import ablations, resolve
+    from kdcli.recipe.resolve import ablations
     from kdcli.verbs.prune.settings import PruneRecipe
 
     options, keys = given.run_options, given.keys()
     keys.pop("method", None)
     # The imports below take seconds, so the recipe is checked first.
-    resolve(PruneRecipe, recipe=given.recipe, sets=given.sets, options=keys)
+    given.resolve(PruneRecipe, {"method": None})
     from kdcli.verbs.prune import run
     from kdcli.verbs.prune.method_recipes import prune_recipes
 

@@ -15,11 +15,10 @@ from kdcli.cli.verb import COMPRESS, SAVING, Given, Printable, verb
 )
 def trim(given: Given) -> Printable | None:
     """Remove the tokens that your text does not need from a model's vocabulary."""
-    from kdcli.recipe.resolve import resolve
     from kdcli.verbs.trim.settings import TrimRecipe
 
-    options, keys = given.run_options, given.keys()
-    resolved = resolve(TrimRecipe, recipe=None, sets=given.sets, options=keys)
+    options = given.run_options
+    resolved = given.resolve(TrimRecipe)
     from kdcli.verbs.trim import run
 
     result = run.trim(resolved, options)
