@@ -4,8 +4,6 @@ A command's `--help` fits on a screen: it leaves out the options that few people
 `--help-all` shows. Nothing here imports a large library before help is asked for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 

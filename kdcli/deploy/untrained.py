@@ -4,8 +4,6 @@ Latency depends on a student's shape and not on its weights, so students with ra
 measured. All times are of one sequence of 128 tokens, next to the teacher in torch in float32.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence

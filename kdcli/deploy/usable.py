@@ -1,7 +1,5 @@
 """Use the model that a verb leaves: load it with its own class, or predict with it."""
 
-from __future__ import annotations
-
 import functools
 import shutil
 from abc import ABC, abstractmethod

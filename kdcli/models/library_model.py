@@ -4,8 +4,6 @@ The library reads texts, not token ids. Therefore such a model's tokens are the 
 after a token for the text's role, and its only layer is the whole model.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import logging

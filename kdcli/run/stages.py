@@ -1,7 +1,5 @@
 """Runs and their stages, which are trained in order, or estimated in a dry run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace

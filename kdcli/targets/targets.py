@@ -1,7 +1,5 @@
 """A frozen teacher's signals: computed in every step, stored on disk, or read from a file."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Agreement of embedding models with a teacher on held-out texts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

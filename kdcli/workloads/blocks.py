@@ -1,7 +1,5 @@
 """Unlabelled text, as blocks of tokens that are masked for masked-language-model losses."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -5,8 +5,6 @@ computes the change of each class, where the two models disagree, how far their 
 trusted, and the thresholds at which the model reaches the baseline's precision and recall.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The texts of embedding models: tokenised rows, and the split into held-out and training texts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

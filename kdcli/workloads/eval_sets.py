@@ -1,7 +1,5 @@
 """Data sets on which embedding models are scored without fine-tuning."""
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@
 own run directories to compare models on a task.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Open labelled tasks: check that data and model fit together, and tokenise the data."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Requests to open a workload, for training or for evaluating models."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Tokenised lists of candidates, and a teacher's scores for them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -14,8 +14,6 @@ The table is u W. Training moves each vector on its own after that. A classifier
 its Y are the principal components of the states that the teacher's head reads.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

@@ -5,8 +5,6 @@ with a report, so an interrupted study repeats no finished run, and the runs tha
 continue from their checkpoints.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Load the models of labelled tasks, and choose the form of the rows that they read."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Tasks that generate text. Training predicts masked target tokens as in UniLM; scoring decodes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any

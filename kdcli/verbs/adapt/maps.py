@@ -3,8 +3,6 @@
 All are solved in closed form from sums of products, so memory does not grow with the texts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Self

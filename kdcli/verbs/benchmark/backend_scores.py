@@ -3,8 +3,6 @@
 A paired bootstrap compares each backend with torch in float32, and every model with the first one.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

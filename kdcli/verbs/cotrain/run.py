@@ -4,8 +4,6 @@ The same two models are then trained alone, for comparison. Data flow: a batch -
 of each model -> hard and soft terms -> engine.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Choose the student's shape for a goal: `--to 2x` or `--to 5ms`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

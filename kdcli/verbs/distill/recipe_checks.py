@@ -1,7 +1,5 @@
 """Check a recipe before models and data are read, and the models against the recipe."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from kdcli.deploy.runners import check_backend

@@ -3,8 +3,6 @@
 `--ablate` compares variants of a recipe.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Mapping

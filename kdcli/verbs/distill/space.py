@@ -1,7 +1,5 @@
 """Choose the space in which an embedding student learns the vectors of its teachers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 

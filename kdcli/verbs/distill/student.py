@@ -3,8 +3,6 @@
 Each student has its own loss against the signals of one teacher.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial, reduce

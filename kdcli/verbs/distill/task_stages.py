@@ -3,8 +3,6 @@
 Every stage is a run in its own directory. The prediction stage runs in the output directory itself.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ them (Matryoshka), the target is projected onto the principal components of the 
 that the first components carry most of the energy.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

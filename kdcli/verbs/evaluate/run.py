@@ -3,8 +3,6 @@
 Data flow: examples -> rows of tokens -> outputs of each model -> scores, differences -> report.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Compare an exported file with torch: its outputs on texts, and its scores."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -3,8 +3,6 @@
 The job learns from the labels, from a teacher's outputs, and from the method's own terms.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import json

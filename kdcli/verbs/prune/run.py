@@ -5,8 +5,6 @@ adds the labels' terms, the teacher's terms and the method's own. After training
 compact and the sparse form are compared with the dense model.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
