@@ -1,7 +1,8 @@
 """Messages of a run, for the logger `kdcli`. Only the main process logs them.
 
 The command line prints them on stderr (`kdcli.engine.progress`). A program that calls kdcli, a
-notebook and pytest route, silence and format them as those of any other logger.
+notebook and pytest route, silence and format them as those of any other logger. The processes of a
+pool print theirs on stderr.
 """
 
 import logging
@@ -15,6 +16,9 @@ WARNING = "warning: "
 """The beginning of a message of level WARNING. All others have level INFO."""
 _facts: ContextVar[set[str] | None] = ContextVar("facts", default=None)
 """The facts that were logged since `facts_once` was entered."""
+_silent: ContextVar[bool] = ContextVar("silent", default=False)
+"""Whether nothing is logged. Other threads have their own value."""
+LOG.addFilter(lambda record: not _silent.get())
 
 
 def slurm_tasks() -> int:
@@ -31,10 +35,19 @@ def is_main() -> bool:
     return int(os.environ.get("RANK", default)) == 0
 
 
+def is_logged(message: str = "") -> bool:
+    """Whether a message of the command line, or of a program's logger, is shown."""
+    return not _silent.get() and LOG.isEnabledFor(_level(message))
+
+
+def _level(message: str) -> int:
+    return logging.WARNING if message.startswith(WARNING) else logging.INFO
+
+
 def log(*messages: str) -> None:
     """Log messages, in the main process only."""
     for message in messages if is_main() else ():
-        LOG.log(logging.WARNING if message.startswith(WARNING) else logging.INFO, "%s", message)
+        LOG.log(_level(message), "%s", message)
 
 
 def log_fact(*messages: str) -> None:
@@ -44,7 +57,7 @@ def log_fact(*messages: str) -> None:
         if known is None or message not in known:
             log(message)
         # A silenced reader is followed by another one, which logs the fact.
-        if known is not None and LOG.isEnabledFor(logging.INFO):
+        if known is not None and is_logged(message):
             known.add(message)
 
 
@@ -73,9 +86,9 @@ def facts_once(known: set[str] | None = None) -> Iterator[set[str]]:
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Log nothing, because what is read or computed here follows again."""
-    before, LOG.disabled = LOG.disabled, True
+    """Suppress the messages of this thread about work that is repeated later."""
+    token = _silent.set(True)
     try:
         yield
     finally:
-        LOG.disabled = before
+        _silent.reset(token)

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from kdcli.messages import LOG, log
+from kdcli.messages import LOG, is_logged, log
 from kdcli.types import REGULARIZER
 
 LINE_SECONDS = 5.0
@@ -94,7 +94,7 @@ class Progress:
 
     def __init__(self, steps: int, done: int, shown: bool) -> None:
         self.steps, self.done = steps, done
-        self.shown = shown and not self.console.quiet and LOG.isEnabledFor(logging.INFO)
+        self.shown = shown and not self.console.quiet and is_logged()
         self.live = self.shown and self.console.is_terminal and self.handler in LOG.handlers
         self.last_line = time.monotonic()
         # The first step of this process, and when it ended.

@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from kdcli.errors import UsageError
-from kdcli.messages import log
+from kdcli.messages import log, silenced
 from kdcli.models.fit import SILENCE
 from kdcli.models.layout import layout_for
 from kdcli.models.reduce import copy_reduced
@@ -110,15 +110,17 @@ class Comparison:
             student: PreTrainedModel = type(teacher)(
                 student_config(teacher.config, shape, kept)
             ).float()
-        copy_reduced(
-            teacher,
-            student,
-            layout,
-            kept,
-            self.fitted,
-            fit=not layout.shared,
-            dtype=self.dtype,
-        )
+        # A comparison fits many students.
+        with silenced():
+            copy_reduced(
+                teacher,
+                student,
+                layout,
+                kept,
+                self.fitted,
+                fit=not layout.shared,
+                dtype=self.dtype,
+            )
         return student
 
 

@@ -183,7 +183,7 @@ def _unfit(source: str, task: Task, misfit: str, *, label_count: int | None = No
     """
     pairs = task.kind == "score" and len(task.texts) == 2
     vectors = ", or evaluate its vectors: kdcli evaluate --pooling mean" if pairs else ""
-    # The words of a row are no text that a head for texts could read.
+    # A text head cannot read rows of words.
     reads_rows = task.kind != "tokens" or "has no head" not in misfit
     ignoring = "; or ignore the labels: --set data.labels=teacher" if reads_rows else ""
     mapped = ""

@@ -492,8 +492,10 @@ def _check_key(model: type[BaseModel], key: str, origin: str) -> None:
 
 
 def _parts_are_alike(key: str, other: str) -> bool:
-    """Whether two keys may be the same one, misspelt. A common section, as of `data.share` and
-    `data.stride`, does not make them so."""
+    """Whether two keys may be the same one, misspelt.
+
+    Sharing a section, as `data.share` and `data.stride` do, does not count.
+    """
     pairs = zip(key.split("."), other.split("."), strict=False)
     return all(difflib.get_close_matches(a, [b]) for a, b in pairs)
 
@@ -522,7 +524,7 @@ def reason(problem: ErrorDetails) -> str:
 def _as_share(problem: ErrorDetails) -> str:
     """Return `"; did you mean 0.9?"` if a share below 1 was given as 90, else an empty string.
 
-    A number below 2 is rather a share that is too large than a percentage.
+    A number below 2 is more likely a share above 1 than a percentage.
     """
     limits, value = problem.get("ctx", {}), problem["input"]
     is_share = 1 in (limits.get("lt"), limits.get("le"))

@@ -222,7 +222,8 @@ class MeasureSettings(Section):
         50,
         gt=0,
         le=10**6,
-        description="Minimum number of timed runs; the quartiles of fewer than 30 are rough.",
+        description="Minimum number of timed runs; the quartiles of fewer than 30 are rough, "
+        "and fewer than 5 count as unstable.",
     )
     min_seconds: float = Field(
         5.0, ge=0, le=86_400, description="Minimum time to measure, in seconds."

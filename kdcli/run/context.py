@@ -93,8 +93,8 @@ class RunContext(Generic[RecipeT_co]):
             )
             with undisturbed():
                 contents.latency = measure_latency(timed, protocol)
-            if contents.latency.interrupted:
-                # The report would lack measurements for good, and a resumed run repeats them.
+            if contents.latency.interrupted and not self.session.judging:
+                # A training that is resumed repeats the measurements. Other verbs report the rest.
                 raise KeyboardInterrupt
         if folder in (None, self.folder):
             contents.command_line = self.options.command_line(contents.command)

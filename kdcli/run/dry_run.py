@@ -28,9 +28,9 @@ class StageEstimate:
 
     Attributes:
         folder: The run directory of the stage.
-        steps: Number of optimiser steps.
+        steps: Number of optimiser steps, or of batches where nothing is trained.
         passes: Number of passes over the data.
-        seconds: Expected training time.
+        seconds: Expected time of these steps.
         seconds_per_step: Mean time of one step.
         peak_memory_bytes: Peak memory.
     """

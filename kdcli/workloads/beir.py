@@ -231,13 +231,15 @@ def relevance_files(source: str) -> dict[str, list[Path]]:
     A file next to the corpus has the relevances of the test split.
     """
     folder = user_path(source)
+    beside = _by_stem(folder).get("qrels")
     for place in (folder / name for name in RELEVANCES):
         stems = _by_stem(place)
         if by_split := names_by_split(stems, str(place)):
             ordered = dict.fromkeys((*FIRST_SPLITS, *by_split))
             return {split: stems[by_split[split][0]] for split in ordered if split in by_split}
-    beside = _by_stem(folder).get("qrels")
-    return {"test": beside} if beside else {}
+        if beside:
+            return {"test": beside}
+    return {}
 
 
 def read_retrieval(source: str, split: str | None = None) -> Retrieval:

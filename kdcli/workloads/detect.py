@@ -13,7 +13,7 @@ from kdcli.data.storage import NotFound, base_name
 from kdcli.data.tasks import named_tasks
 from kdcli.disk import RECIPE_FILE, holds_run
 from kdcli.errors import UsageError
-from kdcli.messages import log
+from kdcli.messages import log, silenced
 from kdcli.models.cross_encoder import activation_of
 from kdcli.models.embedding_format import is_embedder
 from kdcli.models.heads import head_of
@@ -211,7 +211,8 @@ def _task_of_vectors(data: str | None, *, classes: bool) -> str:
         # Rows that are sorted by class begin with a single class, so all of them are read.
         every = classes and opened.has("train") and len(opened.splits()) > 1
         rows = _rows(data) if every else itertools.islice(_rows(data), FIRST_ROWS)
-        task = own_task(rows, {}, lambda message: None)
+        with silenced():
+            task = own_task(rows, {})
     except (NotFound, UsageError):
         return METHOD
     return OWN if scores_pairs(task) or (every and scores_classes(task)) else METHOD

@@ -492,7 +492,8 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> EmbeddingWo
         request.data.refuse_choices("the queries and documents of a retrieval task")
         max_length = request.data.max_length
         partition, split = request.data.partition, request.data.split
-        data = read_retrieval(request.data.source or "", split if partition is None else None)
+        is_chosen = partition is None and "split" in request.data.model_fields_set
+        data = read_retrieval(request.data.source or "", split if is_chosen else None)
         if partition is not None:
             data = data.part(Partition.read(partition), split)
         index = None

@@ -3,6 +3,7 @@
 import logging
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -38,6 +39,33 @@ def test_a_fact_is_logged_once_in_a_run_of_several_steps(capsys):
     for _ in range(2):
         log_fact("9 rows")
     assert capsys.readouterr().err.splitlines() == ["9 rows", "9 rows"]
+
+
+def test_silence_is_a_thread_s_own(caplog):
+    """Two threads that overlap, and a logger that passes warnings alone."""
+    caplog.set_level("INFO", "kdcli")
+    within, ended = threading.Event(), threading.Event()
+
+    def other():
+        with silenced():
+            within.set()
+            ended.wait(10)
+            log("hidden")
+
+    thread = threading.Thread(target=other)
+    with silenced():
+        thread.start()
+        within.wait(10)
+    log("shown")
+    ended.set()
+    thread.join()
+    log("shown later")
+    assert caplog.messages == ["shown", "shown later"]
+    caplog.set_level("WARNING", "kdcli")
+    with facts_once():
+        for _ in range(2):
+            warn("1 row is empty")
+    assert caplog.messages[2:] == ["warning: 1 row is empty"]
 
 
 PROGRAM = """

@@ -17,7 +17,7 @@ import kdcli
 from kdcli.errors import UsageError
 from kdcli.models.embedding_format import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
-from kdcli.workloads.beir import is_retrieval
+from kdcli.workloads.beir import is_retrieval, relevance_files
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.embeddings import open_evaluation
 from kdcli.workloads.eval_sets import open_eval_sets, open_labelled_set
@@ -259,5 +259,17 @@ def test_relevances_of_another_split_are_read(model, tmp_path, session):
     assert opened(split="test") == ("test", 1)
     result = kdcli.evaluate(model, data=folder, output_dir=tmp_path / "out")
     assert [each.split for each in result.report.evaluations] == ["test"]
+    # Without a choice, every verb takes the test split.
+    assert opened() == ("test", 1)
     (folder / "qrels" / "dev.tsv").unlink()
     assert opened() == ("test", 1)
+
+
+def test_relevances_beside_the_corpus_come_before_other_folders(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.tsv").write_text("0\t0\t1\n")
+    (tmp_path / "qrels.tsv").write_text("1\t1\t1\n")
+    assert relevance_files(str(tmp_path)) == {"test": [tmp_path / "qrels.tsv"]}
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "qrels" / "dev.tsv").write_text("2\t2\t1\n")
+    assert list(relevance_files(str(tmp_path))) == ["validation"]

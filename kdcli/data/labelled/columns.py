@@ -217,8 +217,8 @@ class Columns:
         if self.lists and not self.strings:
             raise UsageError(
                 f"{self.where}: the model reads texts, but '{self.lists[0]}' holds lists",
-                "write the words of each row as one text; or give a model that labels words, as "
-                "kdcli finetune makes one",
+                "write the words of each row as one text; or fine-tune a token classifier first "
+                "(kdcli finetune)",
             )
         if kind == "span":
             found = self._by_roles(_ROLES[kind][:2], self.strings, must=True)

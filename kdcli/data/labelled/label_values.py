@@ -129,8 +129,10 @@ def spelling(name: str) -> str:
 
 
 def looks(name: str) -> str:
-    """Return what is alike in names that look alike, whatever their case, white space, width,
-    letters from other alphabets, and full stops at the end."""
+    """Normalise a name so that names that look the same become equal.
+
+    Ignores case, white space, width, alphabets with the same letters, and full stops at the end.
+    """
     visible = spelling(unicodedata.normalize("NFKC", name)).casefold()
     return ("".join(visible.split()).rstrip(".") or visible).translate(_LOOK_ALIKE)
 

@@ -52,6 +52,8 @@ modes may have close quartiles, and still a range of several medians."""
 MAX_MEASUREMENTS, MAX_SECONDS = 3, 60.0
 """Maximum number of measurements of an unstable cell, and of the seconds that a repeated one takes.
 A measurement that took longer is not repeated."""
+FEW_RUNS = 5
+"""With fewer runs, a time is unstable whatever its spread."""
 RUNS_OF_P99 = 100
 """With fewer runs, the 99th percentile would depend on one or two of them."""
 OUT_OF_MEMORY = (
@@ -293,7 +295,7 @@ def summary(seconds: Sequence[float]) -> dict[str, Any]:
     spread, mean = (p75 - p25) / p50, sum(ms) / len(ms)
     values = (p50, p75, p90, p95, p99 if len(ms) >= RUNS_OF_P99 else None, mean, spread)
     status = next((name for name, most in MAX_SPREAD.items() if spread <= most), UNSTABLE)
-    if (p90 - p10) / p50 > MAX_RANGE:
+    if len(ms) < FEW_RUNS or (p90 - p10) / p50 > MAX_RANGE:
         status = UNSTABLE
     return {"n": len(ms), **{name: values[i] for i, name in enumerate(names)}, "status": status}
 

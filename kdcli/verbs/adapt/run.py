@@ -127,7 +127,7 @@ def adapt(resolved: Resolved[AdaptRecipe], options: RunOptions) -> RunResult | E
 
 
 def _estimate(indexed: IndexedTexts, new: Embedder, folder: Path, session: Session) -> Estimate:
-    """Estimate the time to encode all texts from the time of a few, in steps of so many texts."""
+    """Estimate the time to encode all texts from a sample of `SAMPLED_TEXTS`."""
     count = len(indexed.texts)
     numbers = np.unique(np.linspace(0, count - 1, SAMPLED_TEXTS).astype(int))
     texts = indexed.texts_at(numbers)

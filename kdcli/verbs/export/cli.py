@@ -17,6 +17,7 @@ def export(given: Given) -> Printable | None:
     resolved = given.resolve(ExportRecipe)
     precisions = own.precisions
     # Importing this takes seconds, so the options are checked first.
+    from kdcli.messages import log
     from kdcli.verbs.export import run
     from kdcli.workloads.detect import as_trained, data_of_run, trained_task
 
@@ -27,7 +28,10 @@ def export(given: Given) -> Printable | None:
     is_table = source != "demo" and ".txt" not in Path(source).suffixes
     if data.source is None and task is None and own.pooling is None:
         resolved, task = data_of_run(resolved, own.model)
-        data, of_run = resolved.recipe.data, own.max_drop is None
+        data = resolved.recipe.data
+        of_run = data.source is not None and own.max_drop is None
+        if of_run:
+            log(f"comparing on {data.source}, the data of the training run of {own.model}")
     elif is_table and task in (None, trained_task(own.model)):
         inherits = not data.columns
         data = as_trained(resolved, own.model, task=False, trains=False).recipe.data

@@ -238,7 +238,7 @@ def _applied(
     """Describe the saved model."""
     loads = f"{type(model).__name__}.from_pretrained('{folder}')"
     if is_custom(model):
-        loads = f"kdcli.load('{folder}'), or from_pretrained(..., trust_remote_code=True)"
+        loads = f"kdcli.load('{folder}').model, or from_pretrained(..., trust_remote_code=True)"
     kept, total = _density(masks.values()), sum(m.numel() for m in masks.values())
     size = sum(f.stat().st_size for f in folder.glob("model*.safetensors"))
     facts = {"folder": str(folder), "kept": kept, "weights": total, "bytes": size, "loads": loads}

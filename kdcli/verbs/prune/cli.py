@@ -22,7 +22,6 @@ def prune(given: Given) -> Printable | None:
     from kdcli.verbs.prune.settings import PruneRecipe
 
     options, keys = given.run_options, given.keys()
-    keys.pop("method", None)
     # The imports below take seconds, so the recipe is checked first.
     given.resolve(PruneRecipe, {"method": None})
     from kdcli.verbs.prune import run
