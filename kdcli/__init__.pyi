@@ -514,7 +514,8 @@ def export(
         int8: Quantise to 8 bits.
         fp16: Convert to half precision; ONNX only.
         q4: Quantise weights to 4 bits; ONNX only.
-        pack: Store the --int8 file's weights in half the size, at the same speed; ONNX only.
+        pack: Store the --int8 file's linears and its tables of at least 4,096 rows in about half
+            the size, at the same speed; ONNX only.
         steps: Train the integers of --pack for N steps on texts of --data, so that the file's
             outputs come closer to the model's (default: 0).
         weights: Write model.safetensors too.

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kdcli.deploy.codebook import CODED_ROWS, round_by_codebook
+from kdcli.deploy.codebook import CODED_ROWS, max_exact_rows, packed_grid, round_by_codebook
 from kdcli.deploy.rounding import (
     INT4_BLOCKS,
     INT8,
@@ -27,7 +27,6 @@ from kdcli.deploy.rounding import (
     Grid,
     InputStatistics,
     Integers,
-    packed_grid,
     round_weight,
 )
 from kdcli.models.least_squares import add_products, mirrored
@@ -110,13 +109,8 @@ def kernel_for(format: str, precision: str, model: nn.Module) -> Kernel:
         return kernel
     parts = products(model).values()
     matrices = [part.weight.numel() for part in parts if isinstance(part, nn.Linear)]
-    tables = [part.weight.numel() for part in parts if is_coded(part)]
-    return replace(kernel, grid=packed_grid(sum(matrices), sum(tables)))
-
-
-def is_coded(part: nn.Module) -> bool:
-    """Whether a product is a table that a packed file stores as codes."""
-    return isinstance(part, nn.Embedding) and part.num_embeddings >= CODED_ROWS
+    tables = [part.weight.shape for part in parts if isinstance(part, nn.Embedding)]
+    return replace(kernel, grid=packed_grid(sum(matrices), tables))
 
 
 @dataclass(frozen=True)
@@ -499,23 +493,20 @@ def nearest_rounding(module: nn.Linear | nn.Embedding, kernel: Kernel) -> Roundi
     return Rounding(round_weight(module.weight, grid))
 
 
-EXACT_ROWS = 1024
-"""Number of a packed table's rows that keep 8 bits."""
-
-
 def round_table(weight_VH: Tensor, counts_V: Tensor | None = None) -> Integers:
     """Round a table for a packed file.
 
     Args:
         weight_VH: The table.
         counts_V: How often texts read each row; None if that is unknown. The rows that they read
-            most keep 8 bits, because few rows are read in most places.
+            most keep 8 bits per number, because few rows are read in most places.
     """
-    if len(weight_VH) < CODED_ROWS:
+    rows = len(weight_VH)
+    if rows < CODED_ROWS:
         return round_weight(weight_VH, INT8)
-    is_exact_V = torch.zeros(len(weight_VH), dtype=torch.bool)
+    is_exact_V = torch.zeros(rows, dtype=torch.bool)
     if counts_V is not None:
-        most_read = counts_V.argsort(descending=True, stable=True)[:EXACT_ROWS]
+        most_read = counts_V.argsort(descending=True, stable=True)[: max_exact_rows(rows)]
         is_exact_V[most_read] = counts_V[most_read] > 0
     return round_by_codebook(weight_VH, is_exact_V)
 

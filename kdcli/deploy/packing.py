@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 LEVELS = {4: 16, 3: 40}
 """Number of integers that share 16 bits -> number of values that each may have."""
-EXACT_SHARE = 8
-"""Minimum number of rows of a packed table for each row that is stored as it is."""
 
 
 def pack(file: Path) -> None:
@@ -44,26 +42,21 @@ def pack(file: Path) -> None:
     constants: list[TensorProto] = []
     nodes: list[NodeProto] = []
     widths: set[int] = set()
+    rows: set[int] = set()
     for tensor in graph.initializer:
         packing = None
         if tensor.data_type == onnx.TensorProto.INT8 and len(tensor.dims) == 2:
             values, is_table = onnx.numpy_helper.to_array(tensor), tensor.name in tables
             packing = _Packing(tensor.name)
             is_packed = packing.add_table(values) if is_table else packing.add_matrix(values)
-            widths |= set() if is_table else {len(values)}
+            (rows if is_table else widths).add(len(values))
         if packing is None or not is_packed:
             constants.append(tensor)
             continue
         constants += packing.constants
         nodes += packing.nodes
     if not nodes:
-        if not widths:
-            why = "the file has no int8 weights"
-        elif all(width % BLOCK for width in widths):
-            listed = ", ".join(map(str, sorted(widths)))
-            why = f"no int8 product has a multiple of {BLOCK} inputs, only {listed}"
-        else:
-            why = "no int8 product consists of small numbers times a factor for each block"
+        why = _reason(widths, rows)
         raise UsageError(f"nothing can be packed: {why}", "export with --int8 alone")
     nodes += graph.node
     del graph.initializer[:], graph.node[:]
@@ -123,20 +116,23 @@ class _Packing:
         rows, width = values_VH.shape
         if rows < CODED_ROWS:
             return False
-        padded = np.pad(values_VH, ((0, 0), (0, -width % GROUP)))
-        triples_SVG = padded.reshape(rows, -1, GROUP).swapaxes(0, 1)
-        books, codes = zip(*map(_codes, triples_SVG), strict=True)
-        codes_VS = np.stack(codes, 1)
-        exact_K = np.flatnonzero((codes_VS < 0).any(1))
-        if len(exact_K) * EXACT_SHARE > rows:
+        # Rows that keep 8 bits per number must not take the codewords' places.
+        *_, missing_V = _codes(values_VH, np.full(rows, True))
+        is_coded_V = 2 * missing_V < -(-width // GROUP)
+        if 2 * np.count_nonzero(is_coded_V) < rows:
             return False
-        wide = self.node("Cast", self.constant("codes", codes_VS.astype(np.uint8)), to="INT32")
-        offsets_S = CODES * np.arange(len(books), dtype=np.int32)
+        books_SCG, codes_VS, missing_V = _codes(values_VH, is_coded_V)
+        exact_K = np.flatnonzero(missing_V)
+        if 2 * len(exact_K) > rows:
+            return False
+        wide = self.node("Cast", self.constant("codes", codes_VS), to="INT32")
+        offsets_S = CODES * np.arange(len(books_SCG), dtype=np.int32)
         places = self.node("Add", wide, self.constant("offsets", offsets_S))
-        book = self.constant("codebook", np.concatenate(books))
+        book = self.constant("codebook", np.concatenate(books_SCG))
         triples = self.node("Gather", book, places)
-        is_cut, is_exact = padded.shape[1] > width, len(exact_K) > 0
-        shape = self.constant("shape", padded.shape)
+        padded_width = GROUP * len(books_SCG)
+        is_cut, is_exact = padded_width > width, len(exact_K) > 0
+        shape = self.constant("shape", (rows, padded_width))
         result = self.node("Reshape", triples, shape, is_last=not is_cut and not is_exact)
         if is_cut:
             result = self.cut(result, width, axis=1, is_last=not is_exact)
@@ -168,6 +164,26 @@ class _Packing:
         return self.node("Slice", name, *words, is_last=is_last)
 
 
+def _reason(widths: set[int], rows: set[int]) -> str:
+    """Return why no int8 weight can be packed.
+
+    Args:
+        widths: The number of inputs of each matrix.
+        rows: The number of rows of each table.
+    """
+    reasons = [] if widths or rows else ["the file has no int8 weights"]
+    listed_widths, listed_rows = (", ".join(map(str, sorted(s))) for s in (widths, rows))
+    if widths and all(width % BLOCK for width in widths):
+        reasons.append(f"no int8 product has a multiple of {BLOCK} inputs, only {listed_widths}")
+    elif widths:
+        reasons.append("no int8 product consists of small numbers times a factor for each block")
+    if rows and max(rows) < CODED_ROWS:
+        reasons.append(f"no int8 table has at least {CODED_ROWS:,} rows, only {listed_rows}")
+    elif rows:
+        reasons.append(f"no int8 table of at least {CODED_ROWS:,} rows consists of codewords")
+    return ", and ".join(reasons)
+
+
 def _divide(blocks_GNO: Array) -> tuple[int, Array, Array] | None:
     """Divide blocks of integers by their factors.
 
@@ -183,15 +199,26 @@ def _divide(blocks_GNO: Array) -> tuple[int, Array, Array] | None:
     return None
 
 
-def _codes(triples_VG: Array) -> tuple[Array, Array]:
-    """Return the most frequent triples, [CODES, G], and the place of each row's, or -1, [V]."""
-    book_CG = np.zeros((CODES, GROUP), np.int8)
-    keys_V = triples_VG.astype(np.uint8) @ (256 ** np.arange(GROUP))
-    _, first, place_V, counts = np.unique(
-        keys_V, return_index=True, return_inverse=True, return_counts=True
-    )
-    kept = np.argsort(-counts, kind="stable")[:CODES]
-    book_CG[: len(kept)] = triples_VG[first[kept]]
-    code = np.full(len(counts), -1)
-    code[kept] = np.arange(len(kept))
-    return book_CG, code[place_V]
+def _codes(values_VH: Array, is_counted_V: Array) -> tuple[Array, Array, Array]:
+    """Replace the triples of a table's rows by codes.
+
+    Returns:
+        The triples that are most frequent in the counted rows, [S, CODES, G]; the place of each
+        row's triples among them, [V, S]; and how many triples of each row have none, [V].
+    """
+    rows, width = values_VH.shape
+    begins = range(0, width, GROUP)
+    books_SCG = np.zeros((len(begins), CODES, GROUP), np.uint8)
+    codes_VS = np.zeros((rows, len(begins)), np.uint8)
+    missing_V = np.zeros(rows, np.int32)
+    for place, begin in enumerate(begins):
+        shifts = 8 * np.arange(min(GROUP, width - begin), dtype=np.uint32)
+        bytes_VG = values_VH[:, begin : begin + GROUP].astype(np.uint8)
+        keys_V = (bytes_VG.astype(np.uint32) << shifts).sum(1, dtype=np.uint32)
+        keys, counts = np.unique(keys_V[is_counted_V], return_counts=True)
+        kept = np.sort(keys[np.argsort(-counts, kind="stable")[:CODES]])
+        code_V = np.searchsorted(kept[:-1], keys_V)
+        books_SCG[place, : len(kept), : len(shifts)] = kept[:, None] >> shifts & 255
+        codes_VS[:, place] = code_V
+        missing_V += kept[code_V] != keys_V
+    return books_SCG.view(np.int8), codes_VS, missing_V

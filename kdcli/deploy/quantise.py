@@ -18,7 +18,7 @@ from kdcli.deploy.calibrate import (
     key_of,
     round_table,
 )
-from kdcli.deploy.codebook import CODED_ROWS
+from kdcli.deploy.codebook import packed_grid
 from kdcli.deploy.folding import Folding
 from kdcli.deploy.half import in_half
 from kdcli.deploy.rounding import (
@@ -27,7 +27,6 @@ from kdcli.deploy.rounding import (
     LIMIT,
     Grid,
     Integers,
-    packed_grid,
     round_weight,
 )
 from kdcli.deploy.sessions import library
@@ -200,7 +199,7 @@ class _Integers8:
     in_int8: Keys
 
     def rounding(self, product: "GraphProduct", grid: Grid) -> Rounding:
-        """Return the rounding of a product of a linear, by default to a grid."""
+        """Return a linear's rounding. Without a calibrated one, round to `grid`."""
         grid = INT8_PAIRS if product.key in self.in_int8 else grid
         return self.roundings.get(product.key) or Rounding(_nearest(product.matrix_OI(), grid))
 
@@ -377,12 +376,8 @@ def _packed_grid(products: Sequence[GraphProduct]) -> Grid:
     """Return the integers of the packed matrices of a file."""
     of_weights = {product.weight: product for product in products}.values()
     matrices = [product.array.size for product in of_weights if not product.is_table]
-    tables = [
-        product.array.size
-        for product in of_weights
-        if product.is_table and len(product.array) >= CODED_ROWS
-    ]
-    return packed_grid(sum(matrices), sum(tables))
+    tables = [product.array.shape for product in of_weights if product.is_table]
+    return packed_grid(sum(matrices), tables)
 
 
 def products_of_file(plain: Path) -> Iterator[GraphProduct]:

@@ -88,22 +88,6 @@ PACKED_16 = Grid(-8, 7, block=BLOCK, pair_limit=PAIR_LIMIT, max_factor=15)
 PACKED_40 = Grid(-20, 19, block=BLOCK, pair_limit=PAIR_LIMIT, max_factor=6)
 """The integers of ONNX Runtime's packed weights: a number of 16 or 40 values and a factor, whose
 product fits 8 bits."""
-MAX_SHARE = 0.52
-"""Maximum size of the packed weights of a model with finer numbers, relative to 8 bits."""
-
-
-def packed_grid(matrices: int, tables: int) -> Grid:
-    """Return the integers of a model's packed matrices.
-
-    They have 40 values if the tables, whose codes are small, leave room for them.
-
-    Args:
-        matrices: The number of weights of matrices.
-        tables: The number of weights of tables that are stored as codes.
-    """
-    # Three numbers share 16 bits, and 32 numbers a factor. Three numbers of a table share 8 bits.
-    size = matrices * (2 / 3 + 1 / BLOCK) + tables / 3
-    return PACKED_40 if size <= MAX_SHARE * (matrices + tables) else PACKED_16
 
 
 @dataclass(frozen=True)

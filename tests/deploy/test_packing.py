@@ -7,15 +7,10 @@ import pytest
 import torch
 from onnx_graphs import graph, node
 
+from kdcli.deploy.calibrate import round_table
+from kdcli.deploy.codebook import packed_grid
 from kdcli.deploy.packing import pack
-from kdcli.deploy.rounding import (
-    INT8_PAIRS,
-    PACKED_16,
-    PACKED_40,
-    largest_pair,
-    packed_grid,
-    round_weight,
-)
+from kdcli.deploy.rounding import INT8_PAIRS, PACKED_16, PACKED_40, largest_pair, round_weight
 from kdcli.errors import UsageError
 
 WIDTH, OUTPUTS, ROWS = 96, 40, 4096
@@ -124,6 +119,20 @@ def test_integers_of_another_form_stay_and_others_are_packed(tmp_path):
     assert all(map(np.array_equal, before, outputs_of(file)))
 
 
+def test_a_table_of_few_rows_is_packed_if_texts_read_many_of_them(tmp_path):
+    torch.manual_seed(0)
+    rows, width = 5000, 30
+    counts_V = torch.arange(rows) % 2 * torch.arange(rows)
+    table_VH = round_table(torch.randn(rows, width), counts_V).values_OI.numpy()
+    file = int8_file(tmp_path, np.full((40, 40), 127, np.int8), table_VH)
+    pack(file)
+    stored = onnx.load(file).graph.initializer
+    parts = {each.name: onnx.numpy_helper.to_array(each) for each in stored}
+    most_read = torch.arange(rows)[counts_V.argsort(descending=True)[: rows // 16]]
+    assert parts["table_exact_numbers"].ravel().tolist() == sorted(most_read.tolist())
+    assert (unpacked_table(parts, "table", width) == table_VH).all()
+
+
 def test_what_cannot_be_packed_is_one_message(tmp_path):
     odd = np.full((40, 40), 127, np.int8)
     with pytest.raises(UsageError, match="multiple of 32 inputs, only 40"):
@@ -131,6 +140,11 @@ def test_what_cannot_be_packed_is_one_message(tmp_path):
     floats = np.ones((64, 64), np.float32)
     with pytest.raises(UsageError, match="no int8 weights"):
         pack(int8_file(tmp_path, floats, floats))
+    with pytest.raises(UsageError, match=r"no int8 table has at least 4,096 rows, only 40"):
+        pack(int8_file(tmp_path, floats, odd))
+    other = np.random.default_rng(0).integers(-127, 128, (ROWS, WIDTH)).astype(np.int8)
+    with pytest.raises(UsageError, match=r"no int8 table of at least 4,096 rows consists of code"):
+        pack(int8_file(tmp_path, floats, other))
 
 
 @pytest.mark.parametrize("grid", [PACKED_16, PACKED_40])
@@ -157,6 +171,13 @@ def test_a_width_without_whole_blocks_has_8_bits():
     assert torch.equal(rounded.scale_OG, plain.scale_OG)
 
 
-def test_tables_make_room_for_finer_numbers():
-    assert packed_grid(matrices=100, tables=110) is PACKED_40
-    assert packed_grid(matrices=100, tables=30) is PACKED_16
+@pytest.mark.parametrize(
+    ("matrices", "tables", "grid"),
+    [
+        (10_600_000, [(30_522, 384), (512, 384)], PACKED_40),
+        (3_540_000, [(9_000, 384)], PACKED_16),
+        (100_000, [(4_000, 384)], PACKED_16),
+    ],
+)
+def test_large_tables_make_room_for_finer_numbers(matrices, tables, grid):
+    assert packed_grid(matrices, tables) is grid

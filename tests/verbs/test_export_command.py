@@ -217,9 +217,10 @@ def test_training_brings_a_packed_file_closer_to_the_model(saved, tmp_path):
     assert not (tmp_path / "few").exists()
 
 
-def test_products_without_whole_blocks_are_counted(saved, tmp_path, caplog):
+def test_products_and_tables_that_are_not_packed_are_counted(saved, tmp_path, caplog):
     exported(saved("class", intermediate_size=80), tmp_path / "out", precisions=[PACKED])
     assert "1 of 8 products stay in plain int8, because their widths (80) are" in caplog.text
+    assert "tables stay in plain int8, because they have fewer than 4,096 rows" in caplog.text
 
 
 def test_a_model_without_whole_blocks_is_not_packed(saved, tmp_path):

@@ -21,6 +21,7 @@ from kdcli.deploy.calibrate import (
     round_tables,
     smallest_count,
 )
+from kdcli.deploy.codebook import CODED_ROWS
 from kdcli.deploy.export import ModelFile, Recorded
 from kdcli.deploy.half import nodes_beyond_half
 from kdcli.deploy.integer_training import ROWS, train_integers
@@ -203,8 +204,19 @@ class _Search:
         if graph.precision != PACKED:
             return
         model = graph.network.model
+        parts = products(model).values()
+        linears = [part for part in parts if isinstance(part, nn.Linear)]
+        rows = [part.num_embeddings for part in parts if isinstance(part, nn.Embedding)]
+        small = sorted(count for count in rows if count < CODED_ROWS)
+        if small:
+            listed = ", ".join(map(str, small))
+            log(
+                f"{len(small)} of {len(rows)} tables stay in plain int8, because they have fewer "
+                f"than {CODED_ROWS:,} rows ({listed})"
+            )
+        if len(small) < len(rows):
+            log("choosing the codes of tables, which may take minutes if they are large")
         self.roundings |= round_tables(model, graph.scored_outputs, self.calibration)
-        linears = [part for part in products(model).values() if isinstance(part, nn.Linear)]
         widths = [linear.in_features for linear in linears]
         odd = [width for width in widths if width % BLOCK]
         if odd:

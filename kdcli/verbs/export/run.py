@@ -22,6 +22,7 @@ from kdcli.data.labelled.features import pad_id
 from kdcli.data.sources import open_source
 from kdcli.data.text.sentences import sentences
 from kdcli.deploy.backends import check_format
+from kdcli.deploy.codebook import CODED_ROWS
 from kdcli.deploy.environment import versions
 from kdcli.deploy.export import FILES, RUNTIMES, add_second_names, recorded
 from kdcli.deploy.exported import EMBEDDING_KIND
@@ -490,8 +491,9 @@ def _notes(gated: GatedFile) -> list[str]:
         )
     if gated.kept_in == "int8":
         notes.append(
-            "its weights are stored packed. ONNX Runtime unpacks them when it opens the file; a "
-            "runtime that does not fold constants unpacks them in every call, and is slow"
+            f"its weights are stored packed, except for tables of fewer than {CODED_ROWS:,} rows. "
+            "ONNX Runtime unpacks the weights when it opens the file; a runtime that does not fold "
+            "constants unpacks them in every call, and is slow"
         )
     for row in gated.comparison.comparisons:
         name = f"{task_name(row.task)} {row.set}".strip()
