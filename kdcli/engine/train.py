@@ -78,7 +78,11 @@ def train(session: Session, job: Job, schedule: Schedule, run: RunDir | None) ->
         DivergedError: A loss or gradient is not finite. The step was not applied.
         MachineError: Out of memory with one sequence at a time, or the disk is full.
     """
-    return _Run(session, job, schedule, run).train()
+    try:
+        return _Run(session, job, schedule, run).train()
+    finally:
+        # Otherwise accelerate keeps the optimizer, with its moments, as long as the session.
+        session.accelerator.free_memory()
 
 
 @dataclass

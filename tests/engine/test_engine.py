@@ -3,6 +3,7 @@ students."""
 
 import atexit
 import dataclasses
+import gc
 import json
 import math
 import os
@@ -118,6 +119,16 @@ def test_it_learns_and_logs(tmp_path):
     assert [r["step"] for r in log if "held_out" in r] == [0, 5, 10, 12]
     assert log[-1]["held_out"]["loss"] < log[0]["held_out"]["loss"]
     assert log[-1]["tokens"] == outcome.tokens
+
+
+def test_a_session_keeps_no_optimizer_after_a_training():
+    def optimizers():
+        gc.collect()
+        return {id(each) for each in gc.get_objects() if isinstance(each, torch.optim.Optimizer)}
+
+    session, before = session_of(), optimizers()
+    train(session, job_of({"net": Net()}), make_schedule(), None)
+    assert optimizers() <= before
 
 
 def test_micro_batches_do_not_change_the_result():
