@@ -135,14 +135,17 @@ def test_the_task_judges_a_head_and_the_bound_decides(model, tmp_path, monkeypat
 def test_what_contradicts_is_one_message(model, tmp_path):
     teacher, data = model
     onnx = ["export", teacher, "--format", "onnx"]
-    assert "--max-drop needs a task" in refused(tmp_path, *onnx, "--int8", "--max-drop", "1")
+    plain = own_files.encoder(tmp_path / "plain")
+    # A model with a training run has its task and data.
+    assert "--max-drop needs a task" in refused(
+        tmp_path, "export", plain, "--format", "onnx", "--int8", "--max-drop", "1"
+    )
     assert "at least 0 points" in refused(
         tmp_path, *onnx, *TASK, "--data", data, "--max-drop", "-1"
     )
     assert "openvino is not written in q4" in refused(
         tmp_path, "export", teacher, "--format", "openvino", "--q4"
     )
-    plain = own_files.encoder(tmp_path / "plain")
     assert "has no head for your data" in refused(
         tmp_path, "export", plain, "--format", "onnx", *TASK, "--data", data
     )
