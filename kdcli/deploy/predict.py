@@ -27,6 +27,7 @@ from kdcli.deploy.export import VECTORS
 from kdcli.deploy.exported import EMBEDDING_KIND, is_export, open_export
 from kdcli.deploy.runners import Runner, runner
 from kdcli.deploy.sparse.loading import load_network
+from kdcli.disk import unprintable
 from kdcli.engine.device import choose_device
 from kdcli.errors import UsageError
 from kdcli.messages import warn
@@ -537,6 +538,8 @@ def _checked(item: object, number: int, counts: tuple[int, ...] | None) -> tuple
     item = item.tolist() if isinstance(item, np.ndarray) else item
     texts = (item,) if isinstance(item, str) else item
     if isinstance(texts, list | tuple) and all(isinstance(each, str) for each in texts):
+        if any(map(unprintable, texts)):
+            raise UsageError(f"item {number} is not UTF-8 text", "correct or remove it")
         if counts is None or len(texts) in counts:
             return tuple(texts)
         got = f"{len(texts)} texts"

@@ -167,7 +167,7 @@ def file_beside(source: str, name: str) -> Path | None:
 
 def hint_of_models(folder: Path) -> str:
     """Return a hint for a directory without a model: the models in its subdirectories, if any."""
-    inside = sorted(path.parent.name for path in folder.glob(f"*/{CONFIG_FILE}"))
+    inside = sorted(str(path.parent) for path in folder.glob(f"*/{CONFIG_FILE}"))
     if inside:
         return f"there are models in {', '.join(inside)}: give one of them"
     return "give the directory of a model"

@@ -16,12 +16,17 @@ from kdcli.disk import (
     user_path,
 )
 from kdcli.errors import UsageError
+from kdcli.models.files import FACTS
 from kdcli.types import ModelShape
 
 HUB_NAME = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
 """A model on the hub, without a revision."""
 MODEL_OR_REPORT = ("config.json", REPORT_FILE)
 """Files of a directory that holds a model or a finished run."""
+
+
+MODEL_FILES = ("config.json", FACTS)
+"""Files of which a model or an export has one."""
 
 
 def is_address(source: str) -> bool:
@@ -82,6 +87,12 @@ def check_source(source: str) -> None:
         return
     name, _, revision = source.partition("@")
     is_path = source.startswith((".", "/", "~")) or source.endswith("/") or name.count("/") > 1
+    if folder.is_file():
+        inside = (p for p in folder.parents if any((p / each).is_file() for each in MODEL_FILES))
+        raise UsageError(
+            f"{source} is a file, and a model is a directory",
+            f"give its directory: {next(inside, folder.parent)}",
+        )
     if folder.exists() or is_path:
         raise UsageError(
             f"no model directory {source}{near_path(source)}",

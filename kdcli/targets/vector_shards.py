@@ -28,7 +28,7 @@ from kdcli.data.sources import SAVED_DICT, SAVED_STATE, FileSource, open_source
 from kdcli.data.storage import NotFound, base_name, list_names, open_binary, remote_errors
 from kdcli.data.text.sentences import Texts
 from kdcli.disk import disk_errors, user_path
-from kdcli.errors import UsageError, one_line
+from kdcli.errors import MachineError, UsageError, one_line
 from kdcli.types import Array
 
 ROWS_AT_ONCE = 1024
@@ -105,9 +105,9 @@ def _shards(source: str) -> list[_Shard]:
             opened = open_source(source)
         except NotFound:
             raise UsageError(f"no vectors at {source}", HINT) from None
-        except UsageError as error:
+        except (UsageError, MachineError) as error:
             # Its hint is about --data.
-            raise UsageError(f"no vectors at {source}: {error.message}", HINT) from None
+            raise type(error)(f"no vectors at {source}: {error.message}", HINT) from None
         if isinstance(opened, FileSource):
             # `save_to_disk` lists its files in their order.
             return [_table(str(file)) for file in opened.files["train"]]

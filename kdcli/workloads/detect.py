@@ -69,9 +69,12 @@ def known_task(
     Raises:
         UsageError: The model cannot be read.
     """
-    if pooling is None and (task := trained_task(model)) is not None and _has_texts_of(task, data):
-        return task
-    if pooling is not None or is_embedder(model):
+    trained = trained_task(model) if pooling is None else None
+    # The data decide what the vectors of a model are scored on, whoever made it.
+    has_vectors = pooling is not None or trained in (METHOD, RETRIEVAL)
+    if trained is not None and not has_vectors and _has_texts_of(trained, data):
+        return trained
+    if has_vectors or is_embedder(model):
         return _task_of_vectors(data, classes=classes)
     config = load_config(model, compacted=True, weights=False)
     head = head_of(config)

@@ -476,4 +476,5 @@ def _hardly_fell(losses: Sequence[float]) -> str:
     first, last = fmean(losses[:count]), fmean(losses[-count:])
     if last < HARDLY * first:
         return ""
-    return f"its training loss only went from {number(first)} to {number(last)} on average"
+    how = "only went" if last < first else "rose"
+    return f"its training loss {how} from {number(first)} to {number(last)} on average"

@@ -143,6 +143,16 @@ def test_a_directory_that_is_not_there(source):
     assert "demo" in caught.value.hint
 
 
+def test_a_file_is_no_model(model_dir):
+    for name in ("config.json", "sub/model.onnx"):
+        file = model_dir / name
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+        with pytest.raises(UsageError, match="is a file, and a model is a directory") as caught:
+            load_encoder(str(file))
+        assert caught.value.hint == f"give its directory: {model_dir}"
+
+
 def test_a_gliner_directory_is_named(model_dir):
     (model_dir / "config.json").rename(model_dir / "gliner_config.json")
     with pytest.raises(UsageError, match="is a GLiNER model") as caught:

@@ -32,6 +32,12 @@ def data(tmp_path):
     return str(file)
 
 
+def test_tokens_are_no_texts(tmp_path):
+    (tmp_path / "meta.json").write_text('{"source": "x", "sep_id": 2, "shards": []}')
+    with pytest.raises(UsageError, match="holds tokens of kdcli tokenize"):
+        read_texts(str(tmp_path), column=None, unit="sentence", rows=None)
+
+
 @pytest.fixture
 def texts(data) -> Texts:
     return read_texts(data, column=None, unit="document", rows=20)

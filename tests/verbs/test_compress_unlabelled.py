@@ -137,6 +137,10 @@ def test_retrieval_data_is_found_in_the_home_directory(tmp_path, monkeypatch):
     (tmp_path / "beir" / "qrels").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert known_task(str(tmp_path / "model"), "~/beir") == "retrieval"
+    # A model that kdcli made for its vectors is scored as the original.
+    (tmp_path / "model" / "recipe.yaml").write_text("verb: compress\ntask: embedding\n")
+    (tmp_path / "model" / "log.jsonl").write_text("")
+    assert known_task(str(tmp_path / "model"), "~/beir") == "retrieval"
 
 
 @pytest.mark.parametrize("make", MAKERS)

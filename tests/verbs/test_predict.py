@@ -173,6 +173,8 @@ def test_a_run_gives_its_model_its_predictions_and_its_pictures(tmp_path):
     for wrong, message in ((3, "type int"), (("w1", "w2", "w3"), "3 texts"), (["w1", 2], "list")):
         with pytest.raises(UsageError, match=f"item 1 is .*{message}.*a text or a pair of texts"):
             run.predict(["w1", wrong])
+    with pytest.raises(UsageError, match="item 1 is not UTF-8 text"):
+        run.predict(["w1", "\ud800"])
 
 
 def test_classes_of_models_for_others(tmp_path):

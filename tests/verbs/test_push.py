@@ -69,7 +69,7 @@ def test_a_dry_run_lists_the_files_without_a_token(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("folder", "name", "message"),
     [
-        ("runs", "someone/x", "there are models in model: give one of them"),
+        ("runs", "someone/x", "runs/model: give one of them"),
         ("runs/empty", "someone/x", "has no config.json"),
         ("runs/model", "some one/x", "is not the name of a repository"),
         ("runs/model", "x", "is not the name of a repository"),

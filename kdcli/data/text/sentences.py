@@ -31,6 +31,7 @@ from kdcli.data.rows import (
     take_first,
 )
 from kdcli.data.sources import Source, describe_unread, open_source
+from kdcli.data.text.shards import is_tokens
 from kdcli.disk import disk_errors
 from kdcli.errors import UsageError
 from kdcli.messages import log_fact
@@ -328,6 +329,11 @@ def read_texts(
             positive, there is no pair although the caller needs pairs, or there are fewer than two
             texts.
     """
+    if is_tokens(source):
+        raise UsageError(
+            f"{source} holds tokens of kdcli tokenize, and this training needs the text itself",
+            "give the text, or a method that learns from tokens (--method minilm)",
+        )
     read = _read_texts(source, column, unit, rows, share, split)
     for message in read.messages:
         log_fact(message)

@@ -17,7 +17,14 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from kdcli.data.accounts import ACCOUNTS, RowAccount
 from kdcli.data.rows import Piece
 from kdcli.data.sources import Source
-from kdcli.disk import MAX_REPORT_BYTES, cache_key, read_json, write_atomic
+from kdcli.disk import (
+    MAX_REPORT_BYTES,
+    cache_key,
+    disk_errors,
+    read_json,
+    user_path,
+    write_atomic,
+)
 from kdcli.errors import UsageError
 from kdcli.messages import log
 
@@ -25,6 +32,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 META = "meta.json"
+MAX_KEYS_BYTES = 10_000
+"""The bytes of the file that hold its keys other than the shards."""
 SHARD_FORMAT: Literal[2] = 2  # Raise it when the meaning of the files changes.
 # Bytes of text per shard. A killed worker loses at most the half minute that it takes for a shard.
 SHARD_BYTES = 1 << 26
@@ -77,6 +86,15 @@ class Shard:
     def size(self) -> int:
         """The approximate size of the text in bytes."""
         return sum(piece.size for piece in self.pieces)
+
+
+def is_tokens(source: str) -> bool:
+    """Whether a source is a directory of tokens that `kdcli tokenize` wrote."""
+    file = user_path(source) / META
+    if not file.is_file():
+        return False
+    with disk_errors(file), file.open("rb") as opened:
+        return b'"sep_id"' in opened.read(MAX_KEYS_BYTES)
 
 
 @dataclass(frozen=True)
