@@ -57,6 +57,11 @@ def test_of_several_methods_the_best_comes_first():
     assert title(report) == "bert-base-uncased on sst2, smp, movement 50 %, 90 %"
     assert best_pruned(report) == "0.9", "the densest is not compared with the others"
     assert "bert-base-uncased with smp 90 % keeps " in words(report)
+    # Variants of one method. The method of the first one kept more weights than it was asked for.
+    alike = [pruned_values("0.9", 0.9, density=1.0), pruned_values("0.97", 0.9, density=0.1)]
+    report = sparsities_of(*alike)
+    assert best_pruned(report) == "0.97"
+    assert "bert-base-uncased, pruned as 0.97, keeps " in words(report)
 
 
 def written(picture: Picture | None) -> list[str]:

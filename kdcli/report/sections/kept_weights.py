@@ -23,6 +23,8 @@ TYPES = {
     "P2": "positions, queries",
 }
 """Types of matrices in the order of the tables, and their meanings."""
+DENSITY_ERROR = 0.01
+"""The share of the weights that a pruning may keep beyond its target."""
 SPREAD = "over heads"
 TOTAL = "all"  # name of the row and the column over all layers and types
 
@@ -119,11 +121,14 @@ def _by_layer(pruned: Pruning) -> ReportSection:
 def best_pruned(report: Report) -> str | None:
     """Return the best of several pruned models at the highest sparsity.
 
+    A method without a target may keep more weights, and is compared only with others of its kind.
     The result is None if the report is about one pruning.
     """
     if len(report.pruning) < 2:
         return None
     most = max(p.sparsity for p in report.pruning)
+    pruned = [p for p in report.pruning if p.sparsity == most]
+    reaching = [p for p in pruned if p.density <= 1 - most + DENSITY_ERROR] or pruned
     # The first metric of a task is the one that decides.
     reached = {
         name: sum(
@@ -131,6 +136,6 @@ def best_pruned(report: Report) -> str | None:
             for models in report.quality.values()
             if name in models
         )
-        for name in (p.model for p in report.pruning if p.sparsity == most)
+        for name in (p.model for p in reaching)
     }
     return max(reached, key=reached.__getitem__)

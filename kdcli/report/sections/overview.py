@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from kdcli.data.tasks import named_tasks
 from kdcli.deploy.measurements import LatencyRow
-from kdcli.report.schema import Quality, Report
+from kdcli.report.schema import Pruning, Quality, Report
 from kdcli.report.sections.candidates import compressed_name
 from kdcli.report.sections.evaluations import evaluations_by_task, set_name
 from kdcli.report.sections.kept_weights import best_pruned
@@ -95,6 +95,9 @@ def shown_name(report: Report, name: str) -> str:
     model, source = report.model(name), short(origin(report))
     if report.pruning:
         own = [p for p in report.pruning if p.model == name]
+        alike = [p for p in own for q in report.pruning if _pruning(p) == _pruning(q)]
+        if len(alike) > 1:
+            return f"{source}, pruned as {name},"
         if own and len(report.pruning) > 1:
             return f"{source} with {own[0].method} {100 * own[0].sparsity:g} %"
         return f"{name} {source}"
@@ -108,6 +111,11 @@ def shown_name(report: Report, name: str) -> str:
     if model.card is not None and is_original:
         return short(model.card.id)
     return name
+
+
+def _pruning(model: Pruning) -> tuple[str, float]:
+    """Return the method and the sparsity, which the variants of an ablation have in common."""
+    return model.method, model.sparsity
 
 
 def _some(names: list[str]) -> str:
