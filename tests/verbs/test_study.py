@@ -71,6 +71,10 @@ def test_a_variant_with_another_method_has_the_budget_of_the_others(tmp_path):
     assert other["data"] == full["data"]
     own = {"lr": 3e-5, "warmup_fraction": 0.1}
     assert other["train"] == full["train"] | own
+    methods = ["--method", "smp", "--method", "l0"]
+    refused = own_files.kdcli(*shlex.split(asked), "smp", *methods, "-o", tmp_path / "never")
+    assert (refused.exit_code, refused.stderr.count("error: ")) == (2, 1)
+    assert "--ablate smp takes one method, got smp, l0" in refused.stderr
 
 
 SHIPPED = {

@@ -146,7 +146,7 @@ class _Search:
         outcome = self.reason or f"accepted{self._ignored_excess(comparison)}"
         is_mixed = graph.precision in QUANTISED
         kind = (
-            f"with {count} products in {kept_in(self.graph.precision)}"
+            f"with {count or 'no'} products left in {kept_in(self.graph.precision)}"
             if is_mixed
             else f"in {graph.precision}"
         )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kdcli.cli.verb import COMPRESS, TRAINING, Given, Printable, verb
+from kdcli.errors import UsageError
 
 if TYPE_CHECKING:
     from kdcli.recipe.resolve import Resolved
@@ -22,6 +23,7 @@ def prune(given: Given) -> Printable | None:
     from kdcli.verbs.prune.settings import PruneRecipe
 
     options, keys = given.run_options, given.keys()
+    keys.pop("method", None)
     # The imports below take seconds, so the recipe is checked first.
     given.resolve(PruneRecipe, {"method": None})
     from kdcli.verbs.prune import run
@@ -41,6 +43,11 @@ def prune(given: Given) -> Printable | None:
 
     whole = recipes({})
     listed = whole[0].recipe.ablate
+    if listed is not None and len(whole) > 1:
+        raise UsageError(
+            f"--ablate {listed} takes one method, got {', '.join(given['method'])}",
+            "give one --method; the list of variants may name others",
+        )
     changes = {} if listed is None else ablations(listed)
     compared = [each.recipe.method for each in whole]
     compared += [str(own["method"]) for own in changes.values() if "method" in own]
