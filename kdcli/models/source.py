@@ -16,17 +16,12 @@ from kdcli.disk import (
     user_path,
 )
 from kdcli.errors import UsageError
-from kdcli.models.files import FACTS
 from kdcli.types import ModelShape
 
 HUB_NAME = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
 """A model on the hub, without a revision."""
 MODEL_OR_REPORT = ("config.json", REPORT_FILE)
 """Files of a directory that holds a model or a finished run."""
-
-
-MODEL_FILES = ("config.json", FACTS)
-"""Files of which a model or an export has one."""
 
 
 def is_address(source: str) -> bool:
@@ -88,7 +83,10 @@ def check_source(source: str) -> None:
     name, _, revision = source.partition("@")
     is_path = source.startswith((".", "/", "~")) or source.endswith("/") or name.count("/") > 1
     if folder.is_file():
-        inside = (p for p in folder.parents if any((p / each).is_file() for each in MODEL_FILES))
+        from kdcli.models.files import CONFIG_FILE, FACTS  # It imports torch.
+
+        files = CONFIG_FILE, FACTS
+        inside = (above for above in folder.parents if any((above / f).is_file() for f in files))
         raise UsageError(
             f"{source} is a file, and a model is a directory",
             f"give its directory: {next(inside, folder.parent)}",

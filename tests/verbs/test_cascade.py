@@ -41,7 +41,7 @@ def parts_of(folder, make):
     """Two exports with the same tokenizer and different heads, the second with surer answers."""
     for name, scale in (("small", 0.4), ("large", 3.0)):
         make(folder / name)
-        network = package.load(folder / name / "model")
+        network = package.load(folder / name / "model").model
         torch.manual_seed(len(name + make.__name__) if scale < 1 else 0)
         torch.nn.init.normal_(network.classifier.weight, std=scale)
         network.save_pretrained(folder / name / "model")

@@ -385,7 +385,8 @@ def test_packed_integers_are_trained_for_the_steps_of_the_plan(given):
     made = fakes()
     backends = ["onnx-int8", "onnx-int8-packed"]
     made.compress(**given | plan | {"plan__backends": backends}, goal__max_drop=0.1)
-    assert [export["steps"] for export in made.exports][:2] == [0, 7]
+    # The model's own exports follow the student's.
+    assert [export["steps"] for export in made.exports][-2:] == [0, 7]
 
 
 def test_int8_that_loses_too_much_is_quantised_without_a_bound(given):

@@ -89,7 +89,7 @@ def test_a_tiny_model_learns_to_copy_and_to_reverse(trained, data):
         json.loads(line)
         for line in (data / "validation.jsonl").read_text("utf-8").splitlines()[:20]
     ]
-    found = package.load(trained).generate([row["source"] for row in texts])
+    found = package.load(trained).model.generate([row["source"] for row in texts])
     assert sum(f == row["target"] for f, row in zip(found, texts, strict=True)) >= 19
 
 
@@ -97,7 +97,7 @@ def test_transformers_alone_loads_it_by_the_file_beside_the_weights_and_as_a_sto
     text = ["w1 w2 w3 w4"]
     alone = AutoModelForMaskedLM.from_pretrained(trained, trust_remote_code=True)
     assert type(alone).__module__.startswith("transformers_modules.")
-    assert alone.generate(text) == package.load(trained).generate(text) == ["w4 w3 w2"]
+    assert alone.generate(text) == package.load(trained).model.generate(text) == ["w4 w3 w2"]
     result = RunResult.read(trained)
     assert result.predict(text) == result.model.generate(text) == ["w4 w3 w2"]
     assert result.predict([]) == []

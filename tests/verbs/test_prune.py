@@ -125,7 +125,7 @@ def test_every_form_is_the_same_model(base, pruned):
     expected = logits(AutoModelForSequenceClassification.from_pretrained(out), out)
     for model in (
         package.load(base, mask=out / MASK),
-        package.load(out / "compact"),
+        package.load(out / "compact").model,
         AutoModelForSequenceClassification.from_pretrained(out / "compact", trust_remote_code=True),
     ):
         torch.testing.assert_close(logits(model, out), expected, atol=1e-5, rtol=1e-5)
@@ -183,7 +183,7 @@ def test_mask_info_diff_apply_and_compact(base, pruned, tmp_path):
     succeeds("mask", "compact", out / MASK, "--base", base, "-o", tmp_path / "small")
     expected = logits(AutoModelForSequenceClassification.from_pretrained(out), out)
     torch.testing.assert_close(
-        logits(package.load(tmp_path / "small"), out), expected, atol=1e-5, rtol=1e-5
+        logits(package.load(tmp_path / "small").model, out), expected, atol=1e-5, rtol=1e-5
     )
     for folder in (out, tmp_path / "applied", tmp_path / "small"):
         assert AutoTokenizer.from_pretrained(folder).model_max_length == facts["max_length"]
@@ -241,19 +241,19 @@ def test_a_masked_language_model_head_works_in_every_form(given, task, tmp_path)
     report = report_of(out)
     assert any("trust_remote_code" in note for note in report.notes)
     assert "trust_remote_code=True" in (out / "README.md").read_text("utf-8")
-    expected = logits(package.load(out), out)
+    expected = logits(package.load(out).model, out)
     assert expected.std() > 0.1
     with safe_open(out / MASK, "pt") as file:
         assert not any(64 in file.get_slice(name).get_shape() for name in file.keys())  # noqa: SIM118  # not a mapping
     for model in (
         AutoModelForSequenceClassification.from_pretrained(out, trust_remote_code=True),
         package.load(base, mask=out / MASK),
-        package.load(out / "compact"),
+        package.load(out / "compact").model,
         AutoModelForSequenceClassification.from_pretrained(out / "compact", trust_remote_code=True),
     ):
         torch.testing.assert_close(logits(model.eval(), out), expected, atol=1e-5, rtol=1e-5)
     succeeds("mask", "apply", out / MASK, "-o", tmp_path / "applied")
-    assert torch.equal(logits(package.load(tmp_path / "applied"), out), expected)
+    assert torch.equal(logits(package.load(tmp_path / "applied").model, out), expected)
     succeeds("evaluate", out, out / "compact", *task, "-o", tmp_path / "judged")
     assert [e.metrics for e in report_of(tmp_path / "judged").evaluations] == [
         pytest.approx(score(out))

@@ -117,7 +117,9 @@ def test_mask_saves_the_model_with_its_head_and_says_what_it_took(made, tmp_path
     assert "task mnli" in said
     assert "Maybe (entailment), No (neutral), Yes (contradiction)" in said
     expected = by_hand(model, rows[:4], "Maybe", "No", "Yes")
-    torch.testing.assert_close(by_hand(package.load(out), rows[:4]), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        by_hand(package.load(out).model, rows[:4]), expected, atol=1e-5, rtol=1e-5
+    )
 
 
 def test_a_name_that_tells_no_task_gives_the_encoder_until_one_is_told(made, tmp_path):
