@@ -80,7 +80,8 @@ def try_shapes(search: Search, shapes: Mapping[str, UntrainedTimes]) -> None:
         return
     costs = costs_of(search, sorted(alive, key=lambda shape: -shapes[shape].ms))
     alive = [shape for shape in alive if shape in costs]
-    if search.steps.too_long(seconds_of_halving(costs)):
+    whole = seconds_of_halving(costs) + search.steps.seconds_after_training()
+    if search.steps.too_long(whole):
         spend_budget(search, alive)
         return
     stopped: list[_Stopped] = []
