@@ -56,10 +56,11 @@ def paid_steps(search: Search, step: Step, cost: TrainingCost) -> PaidSteps:
 
     def compute() -> PaidSteps:
         around = cost.setup + steps.seconds_after_training()
-        left = steps.left - around
-        if left <= 0:
-            why = f"a fit, an export and the scores take about {duration(around)}, "
+        if steps.left <= cost.setup:
+            why = f"a fit takes about {duration(cost.setup)}, "
             return PaidSteps(0, cost.steps, 0.0, f"{why}{duration(max(0.0, steps.left))} are left")
+        # A student that is only fitted is exported and scored even if the budget ends before.
+        left = max(0.0, steps.left - around)
         whole = steps.seconds + around + cost.seconds / MARGIN
         if cost.seconds <= MARGIN * left:
             return PaidSteps(cost.steps, cost.steps, whole)
