@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -275,15 +275,52 @@ def check_config(raw: Mapping[str, Any], source: object) -> None:
     implementation that would be downloaded, and weights that kdcli does not read.
     """
 
-    def refuse(name: str, allowed: str) -> None:
-        value = shortened(repr(raw[name]), 60)
-        raise UsageError(f"{source}: '{name}' must be {allowed}, got {value}")
+    _check_kinds(raw, source)
+    _check_id2label(raw, source)
+    _check_label_numbers(raw, source)
+    _check_own_keys(raw, source)
+    for name, value in raw.items():
+        _check_setting(raw, name, value, source)
+    if raw.get("model_type") == "mpnet" and raw.get("pad_token_id") not in (None, MPNET_PADDING):
+        # Its network counts positions from this id, whatever the configuration says.
+        _refuse(raw, source, "pad_token_id", f"{MPNET_PADDING} in this type of model")
+    if raw.get("chunk_size_feed_forward") not in (None, 0):
+        allowed = "0, because other values fail for some batch lengths"
+        _refuse(raw, source, "chunk_size_feed_forward", allowed)
+    if raw.get("return_dict") is False:
+        _refuse(raw, source, "return_dict", "true, because outputs are read by name")
+    if raw.get("is_causal") is True:
+        _refuse(raw, source, "is_causal", "false, because a token must see the whole text")
+    for name in ("attn_implementation", "_attn_implementation"):
+        if raw.get(name) not in ATTENTION:
+            allowed = "absent, eager or sdpa, because others may download code"
+            _refuse(raw, source, name, allowed)
+    for name, description in OTHER_WEIGHTS.items():
+        if raw.get(name) is not None:
+            raise UsageError(
+                f"{source} names {description} ('{name}'), but kdcli reads plain "
+                f"{WEIGHT_FILES[0]} only",
+                f"save the model as {WEIGHT_FILES[0]}",
+            )
 
+
+def _refuse(raw: Mapping[str, Any], source: object, name: str, allowed: str) -> NoReturn:
+    """Raise a UsageError for the value of a key."""
+    value = shortened(repr(raw[name]), 60)
+    raise UsageError(f"{source}: '{name}' must be {allowed}, got {value}")
+
+
+def _check_kinds(raw: Mapping[str, Any], source: object) -> None:
+    """Check the JSON types of the keys that transformers and kdcli read."""
     for name, kind in CONFIG_TYPES.items():
         if not isinstance(raw.get(name), kind | None):
-            refuse(name, TYPE_NAMES[kind])
+            _refuse(raw, source, name, TYPE_NAMES[kind])
     if not all(isinstance(name, str) for name in raw.get("architectures") or ()):
-        refuse("architectures", "a list of names")
+        _refuse(raw, source, "architectures", "a list of names")
+
+
+def _check_id2label(raw: Mapping[str, Any], source: object) -> None:
+    """Check that every output of a head has a number and a name."""
     numbers = list(raw.get("id2label") or ())
     if set(map(str, numbers)) != set(map(str, range(len(numbers)))):
         raise UsageError(
@@ -292,56 +329,42 @@ def check_config(raw: Mapping[str, Any], source: object) -> None:
             "number them from 0 in a copy of the model, in the order of the head's outputs",
         )
     if None in (raw.get("id2label") or {}).values():
-        refuse("id2label", "a JSON object with a name for each output")
-    _check_label_numbers(raw, source)
-    if raw.get("model_type") == "mpnet" and raw.get("pad_token_id") not in (None, MPNET_PADDING):
-        # Its network counts positions from this id, whatever the configuration says.
-        refuse("pad_token_id", f"{MPNET_PADDING} in this type of model")
+        _refuse(raw, source, "id2label", "a JSON object with a name for each output")
+
+
+def _check_own_keys(raw: Mapping[str, Any], source: object) -> None:
+    """Check the keys that only kdcli writes."""
     words = raw.get(LABEL_WORDS_KEY)
     if words is not None and not (
         isinstance(words.get("ids"), list) and isinstance(words.get("auto_class"), str)
     ):
-        refuse(LABEL_WORDS_KEY, "a JSON object with ids and auto_class")
+        _refuse(raw, source, LABEL_WORDS_KEY, "a JSON object with ids and auto_class")
     if not all(map(_is_compact_layer, raw.get(COMPACT_KEY) or ())):
-        refuse(
-            COMPACT_KEY,
-            "a list of JSON objects with heads and the four sizes of Q, K, V, O, U and D",
-        )
+        allowed = "a list of JSON objects with heads and the four sizes of Q, K, V, O, U and D"
+        _refuse(raw, source, COMPACT_KEY, allowed)
     # An interface of True passes, because bool is a subclass of int.
     if (unilm := raw.get(UNILM_KEY)) is not None and not all(
         isinstance(unilm.get(key), int) for key in ("mask_token_id", "position_offset", "interface")
     ):
-        refuse(UNILM_KEY, "a JSON object with mask_token_id, position_offset and interface")
-    for name, value in raw.items():
-        if name in FLAGS and not isinstance(value, bool | None):
-            refuse(name, "true or false")
-        if isinstance(value, float) and not math.isfinite(value):
-            refuse(name, "a finite number")
-        upper = MAX_REPEATED if REPEATED.fullmatch(name) else MAX_SIZE
-        lower = 1 if name.endswith(POSITIVE_SIZES) else -1 if OPTIONAL_SIZE.fullmatch(name) else 0
-        is_size = SIZE.fullmatch(name) and isinstance(value, int | float)
-        if is_size and not lower <= value <= upper:
-            refuse(name, f"at least {lower} and at most {upper:,}")
-        # The key would replace a method of the configuration, or a table that renames its keys.
-        attribute = getattr(PreTrainedConfig, name, None)
-        if callable(attribute) or isinstance(attribute, dict):
-            raise UsageError(f"{source}: '{name}' is not a setting", "remove the key")
-    if raw.get("chunk_size_feed_forward") not in (None, 0):
-        refuse("chunk_size_feed_forward", "0, because other values fail for some batch lengths")
-    if raw.get("return_dict") is False:
-        refuse("return_dict", "true, because outputs are read by name")
-    if raw.get("is_causal") is True:
-        refuse("is_causal", "false, because a token must see the whole text")
-    for name in ("attn_implementation", "_attn_implementation"):
-        if raw.get(name) not in ATTENTION:
-            refuse(name, "absent, eager or sdpa, because others may download code")
-    for name, description in OTHER_WEIGHTS.items():
-        if raw.get(name) is not None:
-            raise UsageError(
-                f"{source} names {description} ('{name}'), but kdcli reads plain "
-                f"{WEIGHT_FILES[0]} only",
-                f"save the model as {WEIGHT_FILES[0]}",
-            )
+        allowed = "a JSON object with mask_token_id, position_offset and interface"
+        _refuse(raw, source, UNILM_KEY, allowed)
+
+
+def _check_setting(raw: Mapping[str, Any], name: str, value: object, source: object) -> None:
+    """Check one key whose name says what its value must be."""
+    if name in FLAGS and not isinstance(value, bool | None):
+        _refuse(raw, source, name, "true or false")
+    if isinstance(value, float) and not math.isfinite(value):
+        _refuse(raw, source, name, "a finite number")
+    upper = MAX_REPEATED if REPEATED.fullmatch(name) else MAX_SIZE
+    lower = 1 if name.endswith(POSITIVE_SIZES) else -1 if OPTIONAL_SIZE.fullmatch(name) else 0
+    is_size = SIZE.fullmatch(name) and isinstance(value, int | float)
+    if is_size and not lower <= value <= upper:
+        _refuse(raw, source, name, f"at least {lower} and at most {upper:,}")
+    # The key would replace a method of the configuration, or a table that renames its keys.
+    attribute = getattr(PreTrainedConfig, name, None)
+    if callable(attribute) or isinstance(attribute, dict):
+        raise UsageError(f"{source}: '{name}' is not a setting", "remove the key")
 
 
 def _is_compact_layer(layer: object) -> bool:

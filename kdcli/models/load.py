@@ -8,7 +8,7 @@ import importlib.resources
 import json
 import re
 import string
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -672,15 +672,7 @@ def load_weights(
         model, info = auto_class.from_pretrained(
             where, revision=revision, output_loading_info=True, **settings
         )
-    if info["mismatched_keys"]:
-        name, stored, needed = min(info["mismatched_keys"])
-        raise UsageError(
-            f"the weights of {source} do not fit its config.json: {len(info['mismatched_keys'])} "
-            f"tensors have other sizes, for example {name}: {list(stored)} instead of "
-            f"{list(needed)}",
-            "correct the sizes in the config.json of a copy of the model (id2label has a name for "
-            "each output of a head)",
-        )
+    _check_sizes(source, info["mismatched_keys"])
     with suppress(*HUB_ERRORS):
         # Put the card into the cache, because models made from this one inherit its licence.
         file_of(where, MODEL_CARD, revision)
@@ -696,22 +688,41 @@ def load_weights(
     _check_used(source, config, info["unexpected_keys"])
     if not is_custom(model):
         forget_custom_classes(model.config)
-    # Under a head, the encoder's tensors have a prefix, and the pooler is required because the head
-    # reads it.
-    headed = model.base_model is not model
-    prefix, optional = (
-        (f"{model.base_model_prefix}.", OPTIONAL_TENSORS[1:]) if headed else ("", OPTIONAL_TENSORS)
-    )
-    allowed = tuple(prefix + name for name in optional)
-    if missing := sorted(name for name in info["missing_keys"] if not name.startswith(allowed)):
-        reason = f"{len(missing)} tensors are missing, for example {missing[0]}"
-        raise UsageError(
-            f"the weights of {source} are incomplete: {reason}",
-            f"they may be of another network, with code of its own, than transformers' "
-            f"{config.model_type}; or download them again",
-        )
+    _check_complete(source, model, info["missing_keys"])
     check_weights(model, source)
     return without_decoder(model) if auto_class is base_class(config) else model
+
+
+def _check_sizes(
+    source: str, mismatched: Collection[tuple[str, Sequence[int], Sequence[int]]]
+) -> None:
+    """Check that no stored tensor has another size than config.json gives it."""
+    if not mismatched:
+        return
+    name, stored, needed = min(mismatched)
+    raise UsageError(
+        f"the weights of {source} do not fit its config.json: {len(mismatched)} tensors have other "
+        f"sizes, for example {name}: {list(stored)} instead of {list(needed)}",
+        "correct the sizes in the config.json of a copy of the model (id2label has a name for "
+        "each output of a head)",
+    )
+
+
+def _check_complete(source: str, model: PreTrainedModel, missing: Collection[str]) -> None:
+    """Check that the weights have every tensor that the model computes with."""
+    allowed = OPTIONAL_TENSORS
+    if model.base_model is not model:
+        # Under a head, the encoder's tensors have a prefix, and the pooler is required because the
+        # head reads it.
+        prefix = f"{model.base_model_prefix}."
+        allowed = tuple(prefix + name for name in OPTIONAL_TENSORS[1:])
+    if absent := sorted(name for name in missing if not name.startswith(allowed)):
+        raise UsageError(
+            f"the weights of {source} are incomplete: {len(absent)} tensors are missing, for "
+            f"example {absent[0]}",
+            "they may be of another network, with code of its own, than transformers' "
+            f"{model.config.model_type}; or download them again",
+        )
 
 
 def check_weights(model: torch.nn.Module, source: str | Path) -> None:

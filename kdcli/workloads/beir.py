@@ -14,7 +14,7 @@ import csv
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -257,46 +257,15 @@ def read_retrieval(source: str, split: str | None = None) -> Retrieval:
             relevances.
     """
     folder = Path(source).expanduser()
-    by_split = relevance_files(source) if source else {}
-    if not by_split:
-        raise UsageError(
-            f"no relevances in {source}" if source else "no retrieval data given",
-            "give a directory with corpus.jsonl, queries.jsonl and qrels/test.tsv in BEIR's format "
-            "(--data, or eval.source for --eval-task); BeIR/NAME on the hub has its relevances in "
-            "BeIR/NAME-qrels, whose files belong in qrels/",
-        )
-    if split not in (None, "validation", *by_split):
-        raise UsageError(
-            f"{source} has no relevances of the {split} split",
-            f"choose one that it has: data.split={', '.join(by_split)}",
-        )
-    chosen = split if split in by_split else next(iter(by_split))
-    if chosen != (split or "test"):
-        log_fact(f"{source}: searches with the relevances of its {chosen} split")
-    qrels = by_split[chosen]
+    chosen, qrels = _relevances_of(source, split)
     corpus, asked = (_text_files(folder, name, chosen) for name in TEXT_FILES)
     read = [*corpus, *asked, *qrels]
     if (missing := describe_missing_parts(file.name for file in read)) is not None:
         raise UsageError(f"{folder}: {missing}", "download the others")
-    documents, queries = _by_id(corpus), _by_id(asked)
-    relevance: dict[str, dict[str, float]] = {}
-    absent: list[str] = []
     if (digest := folder_hash(read)) is not None:
         HASHES[source] = digest
-    for where, query, document, grade in itertools.chain.from_iterable(map(_judgements, qrels)):
-        if query not in queries:
-            raise UsageError(
-                f"{where} refers to query {query}, which does not exist",
-                "add it, or remove the line",
-            )
-        if grade > 0 and document not in documents:
-            absent.append(f"{where}, document {document}")
-        if relevance.setdefault(query, {}).setdefault(document, grade) != grade:
-            raise UsageError(
-                f"{where} gives document {document} a second, different relevance for query "
-                f"{query}",
-                "keep one of the lines",
-            )
+    documents, queries = _by_id(corpus), _by_id(asked)
+    relevance, absent = _grades(qrels, queries, documents)
     used = {q: t for q, t in queries.items() if any(g > 0 for g in relevance.get(q, {}).values())}
     if not used:
         raise UsageError(f"{qrels[0]} has no query with a relevant document")
@@ -324,6 +293,50 @@ def read_retrieval(source: str, split: str | None = None) -> Retrieval:
         )
         log_fact(note)
     return Retrieval(folder.name, documents, used, relevance, chosen, note)
+
+
+def _relevances_of(source: str, split: str | None) -> tuple[str, list[Path]]:
+    """Return the split whose relevances are used, and their files."""
+    by_split = relevance_files(source) if source else {}
+    if not by_split:
+        raise UsageError(
+            f"no relevances in {source}" if source else "no retrieval data given",
+            "give a directory with corpus.jsonl, queries.jsonl and qrels/test.tsv in BEIR's format "
+            "(--data, or eval.source for --eval-task); BeIR/NAME on the hub has its relevances in "
+            "BeIR/NAME-qrels, whose files belong in qrels/",
+        )
+    if split not in (None, "validation", *by_split):
+        raise UsageError(
+            f"{source} has no relevances of the {split} split",
+            f"choose one that it has: data.split={', '.join(by_split)}",
+        )
+    chosen = split if split in by_split else next(iter(by_split))
+    if chosen != (split or "test"):
+        log_fact(f"{source}: searches with the relevances of its {chosen} split")
+    return chosen, by_split[chosen]
+
+
+def _grades(
+    qrels: Sequence[Path], queries: Mapping[str, str], documents: Mapping[str, str]
+) -> tuple[dict[str, dict[str, float]], list[str]]:
+    """Return the grade of each document by query, and where the corpus lacks a relevant one."""
+    relevance: dict[str, dict[str, float]] = {}
+    absent: list[str] = []
+    for where, query, document, grade in itertools.chain.from_iterable(map(_judgements, qrels)):
+        if query not in queries:
+            raise UsageError(
+                f"{where} refers to query {query}, which does not exist",
+                "add it, or remove the line",
+            )
+        if grade > 0 and document not in documents:
+            absent.append(f"{where}, document {document}")
+        if relevance.setdefault(query, {}).setdefault(document, grade) != grade:
+            raise UsageError(
+                f"{where} gives document {document} a second, different relevance for query "
+                f"{query}",
+                "keep one of the lines",
+            )
+    return relevance, absent
 
 
 def retrieval_scores(

@@ -257,52 +257,14 @@ def _row(one: ScoredModel, outcome: str, better: str | None = None) -> schema.Ca
 
 def ship(search: Search) -> RunResult:
     """Verify the best candidate, put it into best/, and write the report."""
-    recipe, steps, goal, scores = search.recipe, search.steps, search.goal, search.scores
+    recipe, goal, scores = search.recipe, search.goal, search.scores
     assert scores is not None
     last = scores.candidates[-1]
     chosen, missed = (last, scores.selected_misses(last)) if recipe.steps else scores.choose()
     verified, verification_notes = verify_decisions(search, scores, chosen)
     missed = verified.misses(goal, missed)
     outcome = Outcome(scores, verified, missed, has_labels=search.has_labels)
-    answer = outcome.sentence(short(str(recipe.model)))
-    if search.no_cascade:
-        answer += f" There is no cascade: {search.no_cascade}."
-    # The price stays on this machine: README.md of best/ is for everybody.
-    cost = price_sentence(
-        recipe.price_per_hour, verified.chosen.throughput, verified.teacher.throughput
-    )
-    following = None if recipe.steps else outcome.next_candidate()
-    described = ""
-    if following is not None:
-        command = steps.options.changed_command("compress", steps.folder, {})
-        described = outcome.describe_next(following, command)
-    verification = schema.Verified(
-        rows=verified.rows,
-        teacher=verified.teacher.score,
-        score=verified.chosen.score,
-        low=verified.chosen.low,
-        high=verified.chosen.high,
-        confidence=verified.confidence,
-        look=verified.look,
-        reference="labels" if search.has_labels else "teacher",
-        risk=None if verified.chosen.cascade is None else verified.chosen.cascade.risk,
-    )
-    compression = Compression(
-        task=str(recipe.task),
-        metric=scores.metric,
-        rows=scores.rows,
-        goal={limit.key: limit.value for limit in goal.limits},
-        limits=[limit.of_report(scores.teacher) for limit in goal.limits],
-        strict=goal.strict,
-        cascade=goal.cascade,
-        met=not missed,
-        chosen=chosen.name,
-        next_candidate=None if following is None else following.name,
-        sentence=" ".join(filter(None, [answer, cost, described])),
-        candidates=[*outcome.rows(), *skipped_rows(search)],
-        steps=step_reports(search),
-        verification=verification,
-    )
+    compression = _compression(search, outcome)
     held = "the candidate nearest to the goal" if missed else "the chosen model"
     notes = [
         f"{BEST}/ holds {held}, and its README.md says how to run it",
@@ -325,6 +287,58 @@ def ship(search: Search) -> RunResult:
     )
     write = partial(_write, search, scores, verified, compression, notes)
     return _replace_best(search, shipped, write)
+
+
+def _compression(search: Search, outcome: Outcome) -> Compression:
+    """Return what the report holds about the search."""
+    recipe, goal = search.recipe, search.goal
+    scores, verified = outcome.scores, outcome.verified
+    following = None if recipe.steps else outcome.next_candidate()
+    verification = schema.Verified(
+        rows=verified.rows,
+        teacher=verified.teacher.score,
+        score=verified.chosen.score,
+        low=verified.chosen.low,
+        high=verified.chosen.high,
+        confidence=verified.confidence,
+        look=verified.look,
+        reference="labels" if search.has_labels else "teacher",
+        risk=None if verified.chosen.cascade is None else verified.chosen.cascade.risk,
+    )
+    return Compression(
+        task=str(recipe.task),
+        metric=scores.metric,
+        rows=scores.rows,
+        goal={limit.key: limit.value for limit in goal.limits},
+        limits=[limit.of_report(scores.teacher) for limit in goal.limits],
+        strict=goal.strict,
+        cascade=goal.cascade,
+        met=not outcome.missed,
+        chosen=verified.chosen.name,
+        next_candidate=None if following is None else following.name,
+        sentence=_answer(search, outcome, following),
+        candidates=[*outcome.rows(), *skipped_rows(search)],
+        steps=step_reports(search),
+        verification=verification,
+    )
+
+
+def _answer(search: Search, outcome: Outcome, following: ScoredModel | None) -> str:
+    """Return the report's first sentences: the answer, its price, and what to try next."""
+    recipe, steps, verified = search.recipe, search.steps, outcome.verified
+    sentences = [outcome.sentence(short(str(recipe.model)))]
+    if search.no_cascade:
+        sentences.append(f"There is no cascade: {search.no_cascade}.")
+    # The price stays on this machine: README.md of best/ is for everybody.
+    cost = price_sentence(
+        recipe.price_per_hour, verified.chosen.throughput, verified.teacher.throughput
+    )
+    if cost:
+        sentences.append(cost)
+    if following is not None:
+        command = steps.options.changed_command("compress", steps.folder, {})
+        sentences.append(outcome.describe_next(following, command))
+    return " ".join(sentences)
 
 
 def _replace_best(search: Search, shipped: Shipped, write: Callable[[], RunResult]) -> RunResult:
