@@ -358,8 +358,7 @@ def _check_setting(raw: Mapping[str, Any], name: str, value: object, source: obj
         _refuse(raw, source, name, "a finite number")
     upper = MAX_REPEATED if REPEATED.fullmatch(name) else MAX_SIZE
     lower = 1 if name.endswith(POSITIVE_SIZES) else -1 if OPTIONAL_SIZE.fullmatch(name) else 0
-    is_size = SIZE.fullmatch(name) and isinstance(value, int | float)
-    if is_size and not lower <= value <= upper:
+    if isinstance(value, int | float) and SIZE.fullmatch(name) and not lower <= value <= upper:
         _refuse(raw, source, name, f"at least {lower} and at most {upper:,}")
     # The key would replace a method of the configuration, or a table that renames its keys.
     attribute = getattr(PreTrainedConfig, name, None)

@@ -710,7 +710,7 @@ def _check_sizes(
 
 def _check_complete(source: str, model: PreTrainedModel, missing: Collection[str]) -> None:
     """Check that the weights have every tensor that the model computes with."""
-    allowed = OPTIONAL_TENSORS
+    allowed: tuple[str, ...] = OPTIONAL_TENSORS
     if model.base_model is not model:
         # Under a head, the encoder's tensors have a prefix, and the pooler is required because the
         # head reads it.

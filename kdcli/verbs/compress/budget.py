@@ -42,8 +42,8 @@ class PaidSteps:
 def paid_steps(search: Search, step: Step, cost: TrainingCost) -> PaidSteps:
     """Return how many steps of a training the budget pays for.
 
-    The time left also pays for the preparation of the training, which takes as long as its dry run,
-    and for an export and the scores, which take as long as the slowest ones so far.
+    The spare time also pays for the preparation of the training, which takes as long as its dry
+    run, and for its exports and scores.
 
     Args:
         search: The search.
@@ -60,8 +60,9 @@ def paid_steps(search: Search, step: Step, cost: TrainingCost) -> PaidSteps:
             why = f"a fit takes about {duration(cost.setup)}, "
             return PaidSteps(0, cost.steps, 0.0, f"{why}{duration(max(0.0, steps.left))} are left")
         # A student that is only fitted is exported and scored even if the budget ends before.
-        left = max(0.0, steps.left - around)
-        whole = steps.seconds + around + cost.seconds / MARGIN
+        left = max(0.0, steps.spare - around)
+        answer = steps.left - steps.spare
+        whole = steps.seconds + around + cost.seconds / MARGIN + answer
         if cost.seconds <= MARGIN * left:
             return PaidSteps(cost.steps, cost.steps, whole)
         count = math.floor(MARGIN * left / cost.seconds * cost.steps)

@@ -179,29 +179,39 @@ def spend_budget(search: Search, shapes: Sequence[str]) -> None:
 
     Halving would give half of the time to shapes that it stops.
     """
+    least = 0.0
     for shape in closest_first(search, shapes):
         if search.met and search.goal.is_bounded:
             search.skip(shape, f"not trained: {search.met} meets the goal")
-            continue
-        step = paid_training(search, shape)
-        if step is not None:
+        elif (step := paid_training(search, shape, least)) is not None:
             train_fully(search, shape, step)
             search.score()
+            # Another shape is only better if it is trained too.
+            least = 1 / QUARTERS
 
 
-def paid_training(search: Search, shape: str) -> Step | None:
+def paid_training(search: Search, shape: str, least: float = 0.0) -> Step | None:
     """Return the step that distils a shape for as many steps as the budget pays for.
 
-    If it pays for none, skip the shape and return None.
+    If it pays for none, or for a smaller share of the steps than `least`, skip the shape and return
+    None.
     """
-    whole = distilling(search, shape)
+    steps, whole = search.steps, distilling(search, shape)
+    # A training also prepares what its dry run prepares.
+    soonest = 2 * steps.seconds_of_dry_run() + steps.seconds_after_training()
+    if least and not steps.has_begun(whole) and (why := steps.too_long(soonest)):
+        search.skip(shape, f"not trained: even without any steps, {why}")
+        return None
     paid = paid_steps(search, whole, search.cost(whole))
-    if paid.why:
-        search.skip(shape, paid.why)
+    why = paid.why
+    if not why and paid.steps < least * paid.total:
+        why = f"not trained: the budget pays for {paid.steps:,} of {paid.total:,} steps"
+    if why:
+        search.skip(shape, why)
         return None
     if paid.steps >= paid.total:
         return training(search, shape, None)
-    note = paid.note(shape, search.steps)
+    note = paid.note(shape, steps)
     log(note)
     search.notes.append(note)
     return distilling(search, shape, steps=paid.steps)

@@ -41,7 +41,7 @@ from kdcli.verbs.compress.scored import (
     read_verification,
 )
 from kdcli.verbs.compress.settings import EXPORTS, CompressRecipe, backend_of
-from kdcli.verbs.compress.steps import LATENCIES, OVER, Step, Steps, TrainingCost, product
+from kdcli.verbs.compress.steps import LATENCIES, Step, Steps, TrainingCost, product
 from kdcli.verbs.compress.verb_steps import Verbs, VerbSteps
 from kdcli.version import install_command
 from kdcli.workloads import open_rows
@@ -406,8 +406,10 @@ class Search:
             self.skip(name, f"{config.model_type} has no compact form")
             return
         step = self.make.prune(name, self.teacher, PRUNE | keys)
-        if self.steps.left <= 0 and not self.steps.has_begun(step):
-            self.skip(name, OVER)
+        if not self.steps.has_begun(step) and (
+            why := self.steps.too_long(self.steps.seconds_of_dry_run())
+        ):
+            self.skip(name, f"even a dry run has no time: {why}")
         elif why := self.steps.why_not_begun(step, self.cost(step)):
             self.skip(name, why)
         elif self.finishes(step):

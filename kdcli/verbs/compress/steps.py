@@ -51,6 +51,8 @@ LATENCIES = "latencies"
 """The name of the latencies of scored models."""
 TIMINGS, SHAPE_TIMINGS = "timings", "timings-of-shapes"
 """The names of the latencies of the model on each backend, and of untrained shapes."""
+COST = "cost-"
+"""The beginning of the name of a dry run."""
 COMPACT = "compact"
 PAGE = "report.html"
 OVER = "--budget ended before its training did"
@@ -195,21 +197,33 @@ class Steps:
         """The seconds of the budget that are left."""
         return self.budget - self.seconds
 
-    def seconds_after_training(self) -> float:
-        """Return the seconds of two exports, two evaluations and a measurement of latencies.
+    @property
+    def spare(self) -> float:
+        """The seconds of the budget that are left for candidates.
 
-        Each takes as long as the slowest so far. The timing of untrained models has exports and a
-        measurement, so it counts where there was none.
+        The latencies of all candidates and the scores on the verification rows come after them.
         """
+        latencies = self._slowest(LATENCIES) or self._slowest(TIMINGS, SHAPE_TIMINGS)
+        return self.left - latencies - self._slowest("evaluate")
+
+    def seconds_after_training(self) -> float:
+        """Return the seconds in which a trained student becomes a candidate.
+
+        It is exported, also with a trimmed vocabulary, and evaluated. Each step takes as long as
+        the slowest so far. The timing of untrained models has exports, so it counts where there was
+        none.
+        """
+        export = self._slowest("export") or self._slowest(TIMINGS, SHAPE_TIMINGS) / 2
+        return 2 * export + self._slowest("evaluate")
+
+    def seconds_of_dry_run(self) -> float:
+        """Return the seconds that the slowest dry run took so far."""
+        return self._slowest(*(one.verb for one in self.record.attempts if COST in one.verb))
+
+    def _slowest(self, *verbs: str) -> float:
+        """Return the seconds of the slowest of these steps on the way to this answer."""
         passed = [one for one in self.record.attempts if one.place in self.passed]
-
-        def slowest(*verbs: str) -> float:
-            return max((one.seconds for one in passed if one.verb in verbs), default=0.0)
-
-        timing = slowest(TIMINGS, SHAPE_TIMINGS)
-        # A student is also exported with a trimmed vocabulary.
-        exports = 2 * (slowest("export") or timing / 2)
-        return exports + 2 * slowest("evaluate") + (slowest(LATENCIES) or timing)
+        return max((one.seconds for one in passed if one.verb in verbs), default=0.0)
 
     def relative(self, path: str | Path) -> str:
         """Return a path relative to the run, if it is inside."""
@@ -422,7 +436,7 @@ class Steps:
 
         values = [*step.identity, place]
         try:
-            return self.once(f"cost-{step.name}", values, TrainingCost, estimate)
+            return self.once(f"{COST}{step.name}", values, TrainingCost, estimate)
         except (Stopped, Interrupted):
             raise
         except KdcliError as error:
@@ -430,9 +444,9 @@ class Steps:
 
     def too_long(self, seconds: float) -> str:
         """Return why a training takes longer than the time that is left; empty if it does not."""
-        if seconds <= self.left:
+        if seconds <= self.spare:
             return ""
-        left = duration(max(0.0, self.left))
+        left = duration(max(0.0, self.spare))
         return f"it takes about {duration(seconds)}, {left} are left"
 
     def why_not_begun(self, step: Step, cost: TrainingCost) -> str:
