@@ -59,7 +59,7 @@ class Fakes:
         verified: its score on the verification rows, if it is another one.
         ms: the latency of a model, or of a backend on which an untrained model is measured.
         mb: the size of a model.
-        seconds: what each training takes.
+        seconds: what each training takes, and each call of another verb or of `dry-run`.
         estimates: what its dry run says, if it is something else.
         errors: the error that a step ends with.
         calls: the steps that were called, as `verb name`.
@@ -159,6 +159,7 @@ class Fakes:
                 student = getattr(recipe, "student", None)
                 (shape,) = getattr(student, "to", None) or [verb]
                 self.calls.append(f"dry run {shape}")
+                self.now += self.seconds.get("dry-run", 0.0)
                 seconds = self._value({**self.seconds, **self.estimates}, shape, 0.0)
                 return Estimate({}, [StageEstimate("", self.steps, 1.0, seconds, 1.0, 0)])
             folder = options.output_dir
@@ -214,6 +215,7 @@ class Fakes:
     def _export(self, source, *, format, precisions, output_dir, **settings) -> object:
         shutil.rmtree(output_dir, ignore_errors=True)
         self.begins("export", output_dir)
+        self.now += self.seconds.get("export", 0.0)
         self.exports.append(settings)
         copy_model(Path(source), output_dir)
         file = {"onnx": "onnx/model.onnx", "openvino": "openvino/openvino_model.xml"}[format]
@@ -227,6 +229,7 @@ class Fakes:
         folder, recipe = options.output_dir, resolved.recipe
         RunDir.claim(folder, resolved.to_yaml(), overwrite=options.overwrite)
         self.begins("evaluate", folder)
+        self.now += self.seconds.get("evaluate", 0.0)
         # Without a trained teacher, its directory is the model's.
         names = ["teacher", *(Path(model).name for model in recipe.models[1:])]
         scores = {name: self._value(self.scores, name, 0.9) for name in names}

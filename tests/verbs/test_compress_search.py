@@ -330,12 +330,32 @@ def test_the_shape_closest_to_the_teacher_is_trained_first_and_leaves_the_rest_o
     words = " ".join(capsys.readouterr().err.split())
     agreements = {shape: float(re.search(rf"{shape} (0\.\d+)", words)[1]) for shape in shapes}
     order = sorted(shapes, key=lambda shape: -agreements[shape])
-    assert [call for call in made.calls if call.startswith("distill")] == [
-        f"distill {shape}" for shape in order
-    ]
     # A fit takes no time here.
-    steps = [made.recipes[shape]["train"]["max_steps"] for shape in order]
-    assert steps == [None, 20, 0]
+    steps = {shape: recipe["train"]["max_steps"] for shape, recipe in made.recipes.items()}
+    assert list(steps.items()) == [(order[0], None), (order[1], 20)]
+    assert f"{order[2]} is skipped: not trained: the budget pays for 0 of 40 steps" in words
+
+
+@pytest.mark.parametrize(
+    ("budget", "skipped"),
+    [
+        (120.0, "2x32 is skipped: not trained: even without any steps, it takes about 23 s"),
+        (180.0, "2x32 is skipped: not trained: the budget pays for 0 of 40 steps"),
+    ],
+)
+def test_a_budget_is_kept_with_all_that_takes_time(budget, skipped, given, capsys):
+    seconds = {"dry-run": 6.0, "measure": 5.0, "export": 4.0, "evaluate": 3.0}
+    seconds |= {"2x32": 150.0, "1x32": 100.0, "prune": 80.0}
+    made = fakes(seconds=seconds, steps=40)
+    made.scores |= {"2x32": 0.6, "1x32": 0.6}
+    keys = given | {"plan__prune": {}}
+    with pytest.raises(GateError):
+        made.compress(**keys, goal__max_drop=0.1, goal__speedup=1.9, budget=budget)
+    words = " ".join(capsys.readouterr().err.split())
+    assert skipped in words
+    assert "pruned is skipped: it takes about 91 s" in words
+    # At least half of the budget trains.
+    assert budget / 2 < made.now <= budget
 
 
 def test_a_tenth_of_the_budget_times_the_shapes_that_may_meet_the_goal(given):

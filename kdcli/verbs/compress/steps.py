@@ -453,7 +453,7 @@ class Steps:
         """Return why a training cannot begin; empty if it can, or if it has begun already."""
         if cost.error or self.has_begun(step):
             return cost.error
-        why = self.too_long(cost.seconds)
+        why = self.too_long(cost.seconds + self.seconds_after_training())
         if not why:
             log(f"{step.name}: its training takes about {duration(cost.seconds)}")
         return why
