@@ -17,10 +17,12 @@ ROOT = Path(kdcli.__file__).parent
 FILES = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py"))
 
 # Package -> the packages that it may import. All may import errors, types and disk.
-TOP = "cli workloads targets run report deploy engine losses pruners models data metrics recipe"
+TOP = (
+    "cli workloads targets run report deploy engine losses pruners models data metrics recipe kept"
+)
 BELOW: dict[str, set[str]] = {
     "verbs": set(TOP.split()),
-    "targets": {"engine", "data", "losses", "models", "recipe"},
+    "targets": {"kept", "engine", "data", "losses", "models", "recipe"},
     "workloads": {
         *("targets", "run", "deploy", "report", "engine"),
         *("data", "metrics", "losses", "models", "recipe"),
@@ -35,7 +37,8 @@ BELOW: dict[str, set[str]] = {
     "cli": {*("workloads", "deploy", "report", "engine"), *("data", "models", "recipe", "kdcli")},
     "kdcli": {"deploy"},
     "__main__": {"cli"},
-    **{room: set() for room in ("models", "data", "recipe")},
+    "models": {"kept"},
+    **{room: set() for room in ("kept", "data", "recipe")},
 }
 GROUND = {
     *("attention", "manifest", "custom_code", "errors", "messages", "types", "disk", "version")

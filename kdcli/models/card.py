@@ -75,18 +75,6 @@ def describe(model: PreTrainedModel, name: str, folder: Path | None) -> Card:
     )
 
 
-def weights_hash(model: PreTrainedModel) -> str:
-    """Return the SHA-256 of a model in memory.
-
-    The hash covers its configuration and the names, shapes and float32 values of its weights.
-    """
-    digest = hashlib.sha256(model.config.to_json_string().encode())
-    for name, weight in model.state_dict().items():
-        digest.update(f"{name} {tuple(weight.shape)}\n".encode())
-        digest.update(weight.float().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
 def multiply_adds(model: PreTrainedModel) -> int:
     """Return the number of multiply-adds of a forward pass over one sequence of 128 tokens.
 

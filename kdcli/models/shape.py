@@ -5,22 +5,33 @@ This module derives the student's configuration and initial weights
 """
 
 import copy
+import hashlib
+import json
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from kdcli.disk import cache_key
 from kdcli.errors import UsageError
+from kdcli.kept import Result, keeper_for
 from kdcli.messages import log
 from kdcli.models.fit import tokens_to_fit
 from kdcli.models.grammar import short_name
+from kdcli.models.identity import hash_of_code, weights_hash
 from kdcli.models.layout import Layout, layout_for
 from kdcli.models.reduce import copy_reduced
 from kdcli.models.sample import SAMPLE_TOKENS, sample_of
 from kdcli.models.static import as_static, is_static
-from kdcli.types import FITTED, Examples, ModelShape, Start
+from kdcli.types import FITTED, Batch, Examples, ModelShape, Start
+from kdcli.version import __version__ as kdcli_version
+
+BASIS = "basis_DN"
+"""The name of the basis among the kept weights of a fitted student."""
 
 
 @dataclass(frozen=True)
@@ -191,12 +202,11 @@ def build_student(
     tokens = tokens_to_fit(teacher, layout, shape.layers) if fit else SAMPLE_TOKENS
     sample = sample_of(text, teacher.config, positions_of(teacher.config), tokens)
     if fit:
-        # The fit can take minutes.
-        read = int(sample["attention_mask"].sum())
-        log(f"fitting a {short_name(shape, source)} to the teacher's outputs for {read:,} tokens")
-    unfilled, basis_DN = copy_reduced(
-        teacher, student, layout, chosen, sample, fit=fit, dtype=dtype
-    )
+        unfilled, basis_DN = _fit_once(teacher, student, layout, chosen, sample, dtype, start.seed)
+    else:
+        unfilled, basis_DN = copy_reduced(
+            teacher, student, layout, chosen, sample, fit=False, dtype=dtype
+        )
     notes = [f"initialised from teacher layers {', '.join(map(str, chosen))}"]
     if shape.hidden < source.hidden:
         notes[0] += f", width {source.hidden} reduced to {shape.hidden}"
@@ -207,6 +217,49 @@ def build_student(
             f"{unfilled[0]}"
         )
     return InitializedStudent(student, notes, basis_DN)
+
+
+def _fit_once(
+    teacher: PreTrainedModel,
+    student: PreTrainedModel,
+    layout: Layout,
+    chosen: list[int],
+    sample: Batch,
+    dtype: torch.dtype,
+    seed: int,
+) -> tuple[list[str], Tensor | None]:
+    """Fit a student that began with the weights of a seed, as `copy_reduced` does.
+
+    A fit can take minutes, so the steps of a run that keep their results compute it once.
+    """
+
+    def fit() -> tuple[list[str], Tensor | None]:
+        read, name = int(sample["attention_mask"].sum()), short_name(student_shape, source)
+        log(f"fitting a {name} to the teacher's outputs for {read:,} tokens")
+        return copy_reduced(teacher, student, layout, chosen, sample, fit=True, dtype=dtype)
+
+    student_shape, source = shape_of(student.config), shape_of(teacher.config)
+    keeper = keeper_for(sum(weight.nbytes for weight in student.state_dict().values()))
+    if keeper is None:
+        return fit()
+    tokens = {name: hashlib.sha256(x.numpy().tobytes()).hexdigest() for name, x in sample.items()}
+    key = cache_key(
+        "fit",
+        *(kdcli_version, torch.__version__, transformers.__version__),
+        *(weights_hash(teacher), hash_of_code(teacher), student.config.to_json_string()),
+        *(chosen, seed, str(dtype), teacher.device.type, tokens),
+    )
+    if (kept := keeper.load(key)) is not None:
+        weights = {name: torch.from_numpy(array) for name, array in kept.arrays.items()}
+        basis_DN = weights.pop(BASIS, None)
+        student.load_state_dict(weights)
+        return json.loads(kept.text), basis_DN
+    began = time.monotonic()
+    unfilled, basis_DN = fit()
+    weights = student.state_dict() | ({} if basis_DN is None else {BASIS: basis_DN})
+    arrays = {name: weight.numpy(force=True) for name, weight in weights.items()}
+    keeper.store(key, Result(arrays, json.dumps(unfilled)), time.monotonic() - began)
+    return unfilled, basis_DN
 
 
 def evenly_spaced_layers(teacher_layers: int, student_layers: int) -> list[int]:

@@ -16,7 +16,7 @@ from kdcli.data.text.sentences import Texts
 from kdcli.engine.evaluation import to_device
 from kdcli.engine.session import Session
 from kdcli.models.capture import Capture, capture, prepare_teacher
-from kdcli.models.card import weights_hash
+from kdcli.models.identity import weights_hash
 from kdcli.models.model import Model
 from kdcli.targets.cache import DEFAULT_GROUPS, LOGITS_KEY, GroupSize, SignalStore
 from kdcli.types import Array, Batch, Examples, Needs, Signals

@@ -22,7 +22,6 @@ from kdcli.engine.session import Session
 from kdcli.errors import MachineError, UsageError, is_out_of_memory
 from kdcli.metrics.finite import check_finite
 from kdcli.models.capture import Capture, capture
-from kdcli.models.card import weights_hash
 from kdcli.models.embedding_format import (
     EmbeddingFormat,
     Pool,
@@ -31,6 +30,7 @@ from kdcli.models.embedding_format import (
     load_by_library,
     load_embedder,
 )
+from kdcli.models.identity import weights_hash
 from kdcli.models.load import check_case, load_tokenizer
 from kdcli.models.model import Model, reads_token_types
 from kdcli.models.shape import positions_of

@@ -28,8 +28,8 @@ from kdcli.losses.hard import hard_loss, mean_over
 from kdcli.losses.soft_targets import soft_loss
 from kdcli.messages import log_fact, warn
 from kdcli.metrics.finite import check_finite
-from kdcli.models.card import weights_hash
 from kdcli.models.heads import AUTO_CLASS, load_for_task, misfit_of
+from kdcli.models.identity import weights_hash
 from kdcli.models.load import load_config
 from kdcli.models.model import Model
 from kdcli.models.shape import InitializedStudent

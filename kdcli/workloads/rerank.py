@@ -29,7 +29,6 @@ from kdcli.losses.ranking import label_loss, pad_lists, score_loss
 from kdcli.messages import log, log_fact
 from kdcli.metrics.cascade import Rankings, ranked_twice
 from kdcli.metrics.finite import check_finite
-from kdcli.models.card import weights_hash
 from kdcli.models.cross_encoder import (
     ACTIVATION_CLASSES,
     activation_of,
@@ -37,6 +36,7 @@ from kdcli.models.cross_encoder import (
     with_own_settings,
 )
 from kdcli.models.heads import kind_of_head, load_for_task, with_new_head
+from kdcli.models.identity import weights_hash
 from kdcli.models.load import load_config, save_model
 from kdcli.models.model import NO_ROWS, Model
 from kdcli.recipe.methods import own_settings

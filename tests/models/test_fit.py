@@ -8,12 +8,13 @@ import torch
 from encoders import CountingRows, tiny_encoder
 from reading import logged_to
 
+from kdcli.kept import keep_results
 from kdcli.models import fit
 from kdcli.models.layout import layout_for, linears
 from kdcli.models.least_squares import BIAS_RIDGE, LEAST_SHARE
 from kdcli.models.sample import sample_of
 from kdcli.models.shape import build_student, shape_of
-from kdcli.types import Start
+from kdcli.types import FITTED, Start
 
 
 @pytest.mark.parametrize(
@@ -114,3 +115,33 @@ def test_a_fit_in_half_precision_is_as_close_to_the_teacher(kind, dtype, format_
     in_float32 = build_student(teacher, shape, text=rows)
     assert unlike(in_half) == pytest.approx(unlike(in_float32), rel=0.05, abs=1e-3)
     assert unlike(in_half) < 1
+
+
+@pytest.mark.parametrize("width", [16, 32])
+def test_a_fit_is_kept_to_the_bit_and_only_for_the_same_student(width, tmp_path):
+    teacher = tiny_encoder("bert", num_hidden_layers=4)
+    heads = shape_of(teacher.config).heads * width // 32
+    shape = replace(shape_of(teacher.config), layers=2, hidden=width, heads=heads)
+    rows, others = CountingRows(width=8), CountingRows(width=3)
+
+    def fits(start=FITTED, text=rows):
+        lines = []
+        with logged_to(lines):
+            built = build_student(teacher, shape, start, text=text)
+        return built, any(line.startswith("fitting a ") for line in lines)
+
+    alone, _ = fits()
+    with keep_results(tmp_path):
+        found = [fits(), fits(), fits(text=others), fits(Start(layers=(1, 4))), fits(Start(seed=1))]
+        assert [is_new for _, is_new in found] == [True, False, True, True, True]
+        first, again, *_ = [built for built, _ in found]
+    for built in (first, again):
+        weights = built.model.state_dict()
+        assert weights.keys() == alone.model.state_dict().keys()
+        for name, weight in alone.model.state_dict().items():
+            torch.testing.assert_close(weights[name], weight, rtol=0, atol=0)
+        assert built.notes == alone.notes
+        assert built.model.training == alone.model.training
+    assert (again.basis_DN is None) == (width == 32)
+    if width == 16:
+        torch.testing.assert_close(again.basis_DN, alone.basis_DN, rtol=0, atol=0)

@@ -10,9 +10,10 @@ import pytest
 import torch
 from test_cache import headed, rows_of
 
-from kdcli.models.card import weights_hash
+from kdcli.kept import delete_oldest_results, keep_results
+from kdcli.models.identity import weights_hash
 from kdcli.run.context import cpu_session
-from kdcli.targets.outputs import delete_oldest_outputs, keep_outputs, load_or_compute_outputs
+from kdcli.targets.outputs import load_or_compute_outputs
 
 SHAPES = {"class": (3,), "tokens": (30, 3)}
 
@@ -44,7 +45,7 @@ def session_of(dtype=torch.float32, device="cpu", judging=False, processes=1):
 @pytest.mark.parametrize("kind", SHAPES)
 def test_outputs_are_kept_to_the_bit(kind, tmp_path):
     ask, model, rows = Asked(SHAPES[kind]), headed(), rows_of()
-    with keep_outputs(tmp_path / "outputs"):
+    with keep_results(tmp_path / "outputs"):
         first, second = ask(model, rows), ask(model, rows)
     assert ask.computed == 1
     for before, after in zip(first, second, strict=True):
@@ -67,7 +68,7 @@ def test_what_outputs_depend_on_is_never_mixed_up(tmp_path):
     asked += [(model, replace(rows, pad_id=1))]
     for settings in ({"dtype": torch.bfloat16}, {"device": "meta"}, {"judging": True}):
         asked.append((model, rows, session_of(**settings)))
-    with keep_outputs(tmp_path):
+    with keep_results(tmp_path):
         for each in asked:
             ask(*each)
         assert ask.computed == len(asked)
@@ -84,7 +85,7 @@ def test_outputs_depend_on_the_code_of_the_model(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     model = headed()
     model.__class__ = importlib.import_module(code.stem).Own
-    with keep_outputs(tmp_path / "outputs"):
+    with keep_results(tmp_path / "outputs"):
         for added in ("", "# changed\n", ""):
             code.write_text(text + added, "utf-8")
             ask(model, rows)
@@ -94,26 +95,26 @@ def test_outputs_depend_on_the_code_of_the_model(tmp_path, monkeypatch):
 @pytest.mark.parametrize("damage", [lambda b: b[:-5], lambda b: b[:-1] + bytes([b[-1] ^ 1])])
 def test_damaged_outputs_are_computed_again(damage, tmp_path, capsys):
     ask, model, rows = Asked((3,)), headed(), rows_of()
-    with keep_outputs(tmp_path):
+    with keep_results(tmp_path):
         ask(model, rows)
         (file,) = tmp_path.iterdir()
         file.write_bytes(damage(file.read_bytes()))
         ask(model, rows)
         assert ask.computed == 2
-        assert "so these outputs are computed again" in capsys.readouterr().err
+        assert "so its content is computed again" in capsys.readouterr().err
         ask(model, rows)
     assert ask.computed == 2
 
 
 def test_a_file_that_cannot_be_written_ends_no_run(tmp_path, capsys):
     (tmp_path / "file").touch()
-    with keep_outputs(tmp_path / "file"):
+    with keep_results(tmp_path / "file"):
         Asked((3,))(headed(), rows_of())
-    assert "outputs are not kept for another goal: " in capsys.readouterr().err
+    assert "a result is not kept for later steps: " in capsys.readouterr().err
 
 
 def test_nothing_is_kept_of_several_processes(tmp_path):
-    with keep_outputs(tmp_path / "outputs"):
+    with keep_results(tmp_path / "outputs"):
         Asked((3,))(headed(), rows_of(), session_of(processes=2))
     assert not (tmp_path / "outputs").exists()
 
@@ -121,7 +122,7 @@ def test_nothing_is_kept_of_several_processes(tmp_path):
 def test_the_files_that_were_used_last_stay(tmp_path):
     ask, model = Asked((3,)), headed()
     files = []
-    with keep_outputs(tmp_path):
+    with keep_results(tmp_path):
         for seed in range(3):
             ask(model, rows_of(seed=seed))
             (new,) = set(tmp_path.iterdir()) - set(files)
@@ -129,6 +130,6 @@ def test_the_files_that_were_used_last_stay(tmp_path):
             os.utime(new, (seed, seed))
         # A file that is read counts as new.
         ask(model, rows_of(seed=0))
-    delete_oldest_outputs(tmp_path, 2 * files[0].stat().st_size)
+    delete_oldest_results(tmp_path, 2 * files[0].stat().st_size)
     assert set(tmp_path.iterdir()) == {files[0], files[2]}
-    delete_oldest_outputs(tmp_path / "missing")
+    delete_oldest_results(tmp_path / "missing")

@@ -336,15 +336,9 @@ def test_the_shape_closest_to_the_teacher_is_trained_first_and_leaves_the_rest_o
     assert f"{order[2]} is skipped: not trained: the budget pays for 0 of 40 steps" in words
 
 
-@pytest.mark.parametrize(
-    ("budget", "skipped"),
-    [
-        (120.0, "2x32 is skipped: not trained: even without any steps, it takes about 23 s"),
-        (180.0, "2x32 is skipped: not trained: the budget pays for 0 of 40 steps"),
-    ],
-)
-def test_a_budget_is_kept_with_all_that_takes_time(budget, skipped, given, capsys):
-    seconds = {"dry-run": 6.0, "measure": 5.0, "export": 4.0, "evaluate": 3.0}
+@pytest.mark.parametrize("budget", [115.0, 130.0, 180.0])
+def test_a_budget_is_kept_with_all_that_takes_time(budget, given, capsys):
+    seconds = {"dry-run": 12.0, "measure": 5.0, "export": 4.0, "evaluate": 3.0}
     seconds |= {"2x32": 150.0, "1x32": 100.0, "prune": 80.0}
     made = fakes(seconds=seconds, steps=40)
     made.scores |= {"2x32": 0.6, "1x32": 0.6}
@@ -352,7 +346,7 @@ def test_a_budget_is_kept_with_all_that_takes_time(budget, skipped, given, capsy
     with pytest.raises(GateError):
         made.compress(**keys, goal__max_drop=0.1, goal__speedup=1.9, budget=budget)
     words = " ".join(capsys.readouterr().err.split())
-    assert skipped in words
+    assert "2x32 is skipped: not trained: " in words
     assert "pruned is skipped: it takes about 91 s" in words
     # At least half of the budget trains.
     assert budget / 2 < made.now <= budget

@@ -11,6 +11,7 @@ from kdcli.deploy.measurements import MEASURE_AGAIN, Speedup
 from kdcli.disk import REPORT_FILE, atomic_dir, read_json, write_atomic
 from kdcli.engine.processes import stop_requests
 from kdcli.engine.run_dir import RunDir
+from kdcli.kept import delete_oldest_results
 from kdcli.messages import warn
 from kdcli.metrics.resolution import exceeds
 from kdcli.models.files import FACTS
@@ -31,7 +32,6 @@ from kdcli.report.text import (
     short,
 )
 from kdcli.report.titles import SELECTION, VERIFICATION
-from kdcli.targets.outputs import delete_oldest_outputs
 from kdcli.verbs.compress.limits import POINT, ScoredModel, conflict
 from kdcli.verbs.compress.record import Answer
 from kdcli.verbs.compress.scored import ERROR, P95, TEACHER, CandidateScores, Verification
@@ -495,5 +495,5 @@ def _write(
     from kdcli.report.charts.tradeoff import png
 
     write_atomic(folder / PICTURE, png(compression))
-    delete_oldest_outputs(folder / OUTPUTS)
+    delete_oldest_results(folder / OUTPUTS)
     return write_report(RunDir(folder), contents)

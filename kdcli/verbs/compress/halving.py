@@ -197,8 +197,7 @@ def paid_training(search: Search, shape: str, least: float = 0.0) -> Step | None
     None.
     """
     steps, whole = search.steps, distilling(search, shape)
-    # A training also prepares what its dry run prepares.
-    soonest = 2 * steps.seconds_of_dry_run() + steps.seconds_after_training()
+    soonest = steps.seconds_of_dry_run() + steps.seconds_after_training()
     if least and not steps.has_begun(whole) and (why := steps.too_long(soonest)):
         search.skip(shape, f"not trained: even without any steps, {why}")
         return None

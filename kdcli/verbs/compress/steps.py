@@ -30,6 +30,7 @@ from kdcli.errors import (
     Stopped,
     UsageError,
 )
+from kdcli.kept import keep_results
 from kdcli.messages import log, silenced
 from kdcli.models.files import FACTS
 from kdcli.recipe.sections import RunOptions
@@ -38,15 +39,14 @@ from kdcli.report.text import duration
 from kdcli.report.titles import step_title
 from kdcli.run.dry_run import Estimate
 from kdcli.run.side_by_side import alone
-from kdcli.targets.outputs import keep_outputs
 from kdcli.verbs.compress.record import Attempt, Look, Record
 
 T = TypeVar("T")
 STEPS = "steps"
 """The directory of the steps."""
 OUTPUTS = "outputs"
-"""The directory of the outputs of scored models, so that another goal does not compute them again.
-"""
+"""The directory of the outputs of scored models and of fitted students, so that another goal and
+another step do not compute them again."""
 LATENCIES = "latencies"
 """The name of the latencies of scored models."""
 TIMINGS, SHAPE_TIMINGS = "timings", "timings-of-shapes"
@@ -101,7 +101,8 @@ class TrainingCost:
     Attributes:
         steps, seconds: Its optimiser steps, and their seconds.
         error: Why it would fail; empty if it would not.
-        setup: The seconds of the dry run, which prepares a training.
+        setup: The seconds that the dry run took, without those of a fit that the training does not
+            repeat.
     """
 
     steps: int
@@ -426,13 +427,21 @@ class Steps:
         """Return the cost of a training by a dry run on this machine, which prints nothing."""
 
         def estimate() -> TrainingCost:
-            began = self.clock()
+            began, kept = self.clock(), 0.0
+            options = replace(self.step_options, dry_run=True)
             with silenced():
-                found = call_alone(step, replace(self.step_options, dry_run=True))
+                if self.record.run is None:
+                    # Nothing is written yet.
+                    found = call_alone(step, options)
+                else:
+                    with keep_results(self.folder / OUTPUTS) as keeper:
+                        found = call_alone(step, options)
+                    kept = keeper.seconds
             assert isinstance(found, Estimate)
             stages = found.stages
             seconds = sum(stage.seconds for stage in stages)
-            return TrainingCost(stages[-1].steps, seconds, setup=self.clock() - began)
+            setup = max(0.0, self.clock() - began - kept)
+            return TrainingCost(stages[-1].steps, seconds, setup=setup)
 
         values = [*step.identity, place]
         try:
@@ -496,7 +505,7 @@ def call_alone(step: Step, options: RunOptions) -> object:
 
 def call_with_outputs(folder: Path, step: Step, options: RunOptions) -> None:
     """Call a verb that keeps the outputs of scored models in a directory."""
-    with keep_outputs(folder):
+    with keep_results(folder):
         call_alone(step, options)
 
 

@@ -15,7 +15,7 @@ from kdcli.data.storage import content_hash
 from kdcli.disk import cache_dir, cache_key
 from kdcli.errors import UsageError
 from kdcli.messages import log
-from kdcli.models.card import weights_hash
+from kdcli.models.identity import weights_hash
 from kdcli.models.masked_head import load_masked_lm
 from kdcli.models.model import Model
 from kdcli.verbs.distill.settings import AugmentSettings

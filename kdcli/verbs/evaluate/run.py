@@ -77,7 +77,7 @@ class Extras:
         names: The models' names in the report; None takes their short names.
         thresholds_from: Comparisons on the rows that chose thresholds; see `decisions`.
         answers: A file for each model's answers, from which `compress` makes cascades.
-        outputs_only: Only compute the outputs, which `keep_outputs` stores for a later evaluation,
+        outputs_only: Only compute the outputs, which `keep_results` stores for a later evaluation,
             and the answers.
     """
 
