@@ -29,7 +29,7 @@ from kdcli.messages import log
 from kdcli.models.card import describe
 from kdcli.models.choose import LENGTH, SHAPE_ROWS, Comparison, mean_pooling
 from kdcli.models.embedding_format import Pool, read_format
-from kdcli.models.grammar import goal_of, is_static_shape, parse_shape, short_name
+from kdcli.models.grammar import SpeedGoal, goal_of, is_static_shape, parse_shape, short_name
 from kdcli.models.layout import layout_for
 from kdcli.models.load import load_encoder, location
 from kdcli.models.model import Model
@@ -134,49 +134,97 @@ def measure_untrained(search: Search, partition: Partition) -> Untrained:
     }
     # A resumed run does not measure them again, but their seconds count.
     timing.earlier = len(subjects) + 1
-
-    def measure(named: Mapping[str, ModelShape]) -> dict[str, UntrainedTimes]:
-        return times_of_shapes(named, loaded, fastest, baseline, recipe.seed, timing.times)
-
-    def compare() -> Compare:
-        compared = _comparison(search, partition, loaded).cosine
-
-        def within_the_budget(shape: ModelShape) -> float:
-            timing.check_budget()
-            return compared(shape)
-
-        return within_the_budget
+    timer = _ShapeTimer(search, partition, loaded, fastest, baseline, timing)
 
     def of_shapes() -> dict[str, UntrainedTimes]:
-        if goal is None:
-            if not shapes:
-                return {}
-            of_model = of_backends.get(fastest, UntrainedTimes())
-            paid, others = shapes_to_time(search, loaded, shapes, of_model, timing)
-            times = measure({_name(shape, loaded.shape): shape for shape in paid})
-            if others and len(too_slow(search.goal, times)) == len(times):
-                times |= measure({_name(shape, loaded.shape): shape for shape in others})
-            return times
-        chosen: FastShape = choose_shape(goal, loaded, measure, compare)
-        log(*chosen.lines(goal))
-        return {chosen.name: chosen.times[chosen.name]}
+        if goal is not None:
+            return timer.fastest_for(goal)
+        return timer.listed(shapes, of_backends.get(fastest, UntrainedTimes()))
 
     named = recipe.plan.shapes or [_name(shape, loaded.shape) for shape in shapes]
     times = search.steps.once(SHAPE_TIMINGS, [*values, named], dict[str, UntrainedTimes], of_shapes)
     sizes = {_name(shape, loaded.shape): size_of_layers(shape) for shape in shapes}
-    untimed = [name for name in sizes if name not in times]
     # The teacher is timed twice: next to the backends, and next to the shapes.
-    count = len(subjects) + 1 + len(times) + 1
-    seconds = search.steps.seconds / count * (count + len(untimed)) / SHARE_OF_BUDGET
+    timed = len(subjects) + 1 + len(times) + 1
+    _skip_untimed(search, [name for name in sizes if name not in times], timed)
+    least = min((size for name, size in sizes.items() if name in times), default=math.inf)
+    smallest = min(1.0, least / size_of_layers(loaded.shape))
+    return Untrained(of_backends[TEACHER], measured, fastest, times, smallest)
+
+
+@dataclass(frozen=True)
+class _ShapeTimer:
+    """Times untrained shapes on one backend.
+
+    Attributes:
+        search: The search.
+        partition: The rows that choose and verify candidates.
+        loaded: The model that the shapes are made from.
+        backend: The backend.
+        baseline: The model in torch.
+        timing: Measures models until the budget ends.
+    """
+
+    search: Search
+    partition: Partition
+    loaded: Model
+    backend: str
+    baseline: Subject
+    timing: "_Timing"
+
+    def times(self, named: Mapping[str, ModelShape]) -> dict[str, UntrainedTimes]:
+        """Return the times of shapes by name."""
+        seed, measure = self.search.recipe.seed, self.timing.times
+        return times_of_shapes(named, self.loaded, self.backend, self.baseline, seed, measure)
+
+    def listed(
+        self, shapes: Sequence[ModelShape], of_model: UntrainedTimes
+    ) -> dict[str, UntrainedTimes]:
+        """Return the times of the shapes that the budget can time.
+
+        If all of them are too slow, the others are timed too. `of_model` is the model's own time on
+        the backend.
+        """
+        if not shapes:
+            return {}
+        paid, others = shapes_to_time(self.search, self.loaded, shapes, of_model, self.timing)
+        times = self.times(self._named(paid))
+        if others and len(too_slow(self.search.goal, times)) == len(times):
+            times |= self.times(self._named(others))
+        return times
+
+    def fastest_for(self, goal: SpeedGoal) -> dict[str, UntrainedTimes]:
+        """Choose a shape for a goal of speed, and return its times."""
+        chosen: FastShape = choose_shape(goal, self.loaded, self.times, self._compare)
+        log(*chosen.lines(goal))
+        return {chosen.name: chosen.times[chosen.name]}
+
+    def _compare(self) -> Compare:
+        """Return what compares a shape with the model while the budget lasts."""
+        compared = _comparison(self.search, self.partition, self.loaded).cosine
+
+        def within_the_budget(shape: ModelShape) -> float:
+            self.timing.check_budget()
+            return compared(shape)
+
+        return within_the_budget
+
+    def _named(self, shapes: Sequence[ModelShape]) -> dict[str, ModelShape]:
+        return {_name(shape, self.loaded.shape): shape for shape in shapes}
+
+
+def _skip_untimed(search: Search, untimed: Sequence[str], timed: int) -> None:
+    """Skip the shapes that were not timed, and name the budget that times all.
+
+    `timed` is the number of models that were timed.
+    """
+    seconds = search.steps.seconds / timed * (timed + len(untimed)) / SHARE_OF_BUDGET
     for name in untimed:
         search.skip(
             name,
             "not timed, because timing may take a tenth of --budget: "
             f"about --budget {math.ceil(seconds / 60)}m times all shapes",
         )
-    least = min((size for name, size in sizes.items() if name in times), default=math.inf)
-    smallest = min(1.0, least / size_of_layers(loaded.shape))
-    return Untrained(of_backends[TEACHER], measured, fastest, times, smallest)
 
 
 def shapes_to_time(
