@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
+from typing import Protocol as CallProtocol
 
 from kdcli.data.labelled.partition import VERIFICATION
 from kdcli.deploy.backends import PACKED
@@ -18,7 +19,7 @@ from kdcli.deploy.latency import Latency, Protocol, Subject, measure_latency
 from kdcli.deploy.runners import check_backend
 from kdcli.errors import UsageError
 from kdcli.models.grammar import is_static_shape
-from kdcli.recipe.resolve import recipe_keys, resolve
+from kdcli.recipe.resolve import Resolved, recipe_keys, resolve
 from kdcli.recipe.sections import RecipeValues, RunOptions
 from kdcli.report.finish import RunResult
 from kdcli.report.front import EMBEDDER
@@ -29,14 +30,14 @@ from kdcli.verbs.compress.settings import CompressRecipe, RecipeKeys, base_recip
 from kdcli.verbs.compress.steps import Step
 from kdcli.verbs.distill.distill_recipes import distill_recipe, embedding_recipe
 from kdcli.verbs.distill.run import distill
-from kdcli.verbs.distill.settings import at_width
+from kdcli.verbs.distill.settings import DistillRecipe, at_width
 from kdcli.verbs.evaluate.run import Extras, evaluate
 from kdcli.verbs.evaluate.settings import EvaluateRecipe
 from kdcli.verbs.export.gate import QUANTISED
 from kdcli.verbs.export.run import export
 from kdcli.verbs.finetune.run import finetune
 from kdcli.verbs.prune.method_recipes import prune_recipes
-from kdcli.verbs.prune.run import prune
+from kdcli.verbs.prune.run import Recipes, prune
 from kdcli.verbs.trim.run import trim
 from kdcli.verbs.trim.settings import TrimRecipe
 from kdcli.workloads.beir import RETRIEVAL
@@ -47,7 +48,7 @@ from kdcli.workloads.finetune_recipes import finetune_recipe
 from kdcli.workloads.labelled import ROW_KINDS
 from kdcli.workloads.rerank import TASKS
 from kdcli.workloads.scores import RESAMPLES
-from kdcli.workloads.settings import LabelledSettings
+from kdcli.workloads.settings import FinetuneRecipe, LabelledSettings
 
 DISTILL = {"method": "tinybert", "stage": "joint"}
 """A single stage, whose one learning curve shows how good a student is."""
@@ -65,6 +66,26 @@ MAX_RESAMPLES = 20_000
 """Maximum number of bootstrap resamples for the interval of a late look at the rows."""
 
 
+class ExportCall(CallProtocol):
+    """The arguments of `export` that a compression gives."""
+
+    def __call__(
+        self,
+        source: str,
+        *,
+        format: str,
+        precisions: Sequence[str],
+        data: LabelledSettings,
+        pooling: str | None,
+        task: str | None,
+        max_drop: float | None,
+        exact: bool,
+        steps: int,
+        output_dir: Path | None,
+        overwrite: bool,
+    ) -> object: ...
+
+
 @dataclass(frozen=True)
 class Verbs:
     """The verbs that a compression calls. A test gives its own.
@@ -76,12 +97,12 @@ class Verbs:
         clock: The seconds from which durations are computed.
     """
 
-    finetune: Callable[..., object]
-    distill: Callable[..., object]
-    prune: Callable[..., object]
-    trim: Callable[..., object]
-    export: Callable[..., object]
-    evaluate: Callable[..., RunResult | None]
+    finetune: Callable[[Resolved[FinetuneRecipe], RunOptions], object]
+    distill: Callable[[Resolved[DistillRecipe], RunOptions], object]
+    prune: Callable[[Recipes, RunOptions], object]
+    trim: Callable[[Resolved[TrimRecipe], RunOptions], object]
+    export: ExportCall
+    evaluate: Callable[[Resolved[EvaluateRecipe], RunOptions, Extras], RunResult | None]
     measure: Callable[[Sequence[Subject], Protocol, float], Latency] = measure_latency
     check_backend: Callable[[str, str], None] = check_backend
     clock: Callable[[], float] = time.monotonic
