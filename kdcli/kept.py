@@ -89,6 +89,7 @@ class Keeper:
             log(f"a result is not kept for later steps: {error.message}")
             return
         self.seconds += seconds
+        delete_oldest_results(self.folder)
 
     def _file(self, key: str) -> Path:
         return self.folder / f"{key}.safetensors"

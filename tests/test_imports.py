@@ -24,10 +24,10 @@ BELOW: dict[str, set[str]] = {
     "verbs": set(TOP.split()),
     "targets": {"kept", "engine", "data", "losses", "models", "recipe"},
     "workloads": {
-        *("targets", "run", "deploy", "report", "engine"),
+        *("kept", "targets", "run", "deploy", "report", "engine"),
         *("data", "metrics", "losses", "models", "recipe"),
     },
-    "run": {"deploy", "report", "engine", "data", "recipe"},
+    "run": {"kept", "deploy", "report", "engine", "data", "recipe"},
     "report": {"deploy", "engine", "models", "data", "recipe"},
     "deploy": {"engine", "models", "metrics", "data", "kdcli"},
     "engine": {"recipe"},

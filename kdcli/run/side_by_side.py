@@ -17,6 +17,7 @@ from kdcli.engine.pool import Pool
 from kdcli.engine.processes import StopRequest
 from kdcli.engine.run_dir import RunDir
 from kdcli.engine.session import own_state
+from kdcli.kept import keep_results, keeper_for
 from kdcli.messages import facts_once
 from kdcli.recipe.sections import RunOptions
 
@@ -42,7 +43,9 @@ def open_pool(options: RunOptions, stop: StopRequest, facts: set[str]) -> Iterat
     threads = int(given) if given.isdecimal() else max(1, cores // count)
     on_cpu = device.type == "cpu"
     devices = ["cpu" if on_cpu else f"{device.type}:{rank}" for rank in range(count)]
-    context = partial(_as_command, options.trust_remote_code, options.strict_data, facts)
+    keeper = keeper_for()
+    results = None if keeper is None else keeper.folder
+    context = partial(_as_command, options.trust_remote_code, options.strict_data, facts, results)
     pool = Pool(devices, threads, stop, context)
     try:
         yield pool
@@ -51,16 +54,20 @@ def open_pool(options: RunOptions, stop: StopRequest, facts: set[str]) -> Iterat
 
 
 @contextlib.contextmanager
-def _as_command(trust_remote_code: bool, strict_data: bool, facts: set[str]) -> Iterator[None]:
+def _as_command(
+    trust_remote_code: bool, strict_data: bool, facts: set[str], results: Path | None
+) -> Iterator[None]:
     """Do for the calls in another process what a command does for its own.
 
     Args:
         trust_remote_code: Whether a model's own code may run.
         strict_data: Whether rows that cannot be used are an error.
         facts: What the first process has logged.
+        results: Where results are kept that all processes use.
     """
     ACCOUNTS.strict = strict_data
-    with custom_code(trust_remote_code), keep_rows(), facts_once(facts):
+    keeping = contextlib.nullcontext() if results is None else keep_results(results)
+    with custom_code(trust_remote_code), keep_rows(), keeping, facts_once(facts):
         yield
 
 

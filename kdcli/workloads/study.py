@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Generic, TypeVar
 
 from kdcli.data.labelled.kept import keep_rows
@@ -19,6 +20,7 @@ from kdcli.engine.memory import release_memory
 from kdcli.engine.pool import Pool
 from kdcli.engine.processes import joined, stop_requests
 from kdcli.errors import MachineError
+from kdcli.kept import keep_results
 from kdcli.messages import facts_once, log, warn
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
@@ -120,7 +122,10 @@ def run_study(
         return run_command(members[0].resolved, options, name, members[0].prepare)
     with (
         stop_requests(at_once=True) as stop,
+        TemporaryDirectory() as aside,
         keep_rows(),
+        # The runs of one seed begin with the same students, and the check has made them all.
+        keep_results(Path(aside)),
         facts_once() as facts,
         nullcontext() if joined() else open_pool(options, stop, facts) as pool,
     ):

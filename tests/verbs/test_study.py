@@ -36,6 +36,8 @@ def test_the_table_has_the_means_of_the_seeds_of_each_variant(tmp_path):
     done = succeeds(*study)
     # --max-steps sets the length of all.
     assert "warning: the variants full and longer give the same training" in said_by(done)
+    # The variants of one seed begin with the same student.
+    assert said_by(done).count("fitting a 1x16 to") == 2
     report = report_of(out)
     by_name = {e.model: e for e in report.evaluations}
     for name, folder in names.items():
