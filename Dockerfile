@@ -1,5 +1,6 @@
 # kdcli for the CPU, with ONNX Runtime and OpenVINO:
-#   docker build -t kdcli . && docker run --rm -v "$PWD:/data" kdcli distill demo --to 2x64 -o /data/small
+#   docker build -t kdcli .
+#   docker run --rm -v "$PWD:/data" kdcli distill demo --to 2x64 -o /data/small
 FROM python:3.12-slim
 WORKDIR /src
 # The build sees no git tag. Give the version: --build-arg SETUPTOOLS_SCM_PRETEND_VERSION=0.3.0

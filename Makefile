@@ -17,7 +17,7 @@ install: $(STAMP) ## set up .venv from constraints.txt
 
 # torch first and by its exact version: a looser request may bring gigabytes of CUDA libraries.
 $(STAMP): $(CONSTRAINTS) pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kdcli needs Python 3.11 or newer")'
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kdcli needs Python 3.11+")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -c $(CONSTRAINTS) $$(grep '^torch==' $(CONSTRAINTS))
 	$(BIN)/pip install --quiet -c $(CONSTRAINTS) -e .[dev]
@@ -31,14 +31,14 @@ lowest: ## write constraints-lowest.txt with uv, after a change of pyproject.tom
 		--output-file constraints-lowest.txt.new pyproject.toml
 	mv constraints-lowest.txt.new constraints-lowest.txt
 
-demo: $(STAMP) ## compress the embedded classifier on text without labels, offline after the installation: one to two and a half minutes
+demo: $(STAMP) ## compress the embedded classifier, without labels: up to three minutes
 	$(BIN)/kdcli compress demo-classifier --data demo --max-drop 1.0 -o runs/demo --overwrite
 
 # One single-threaded process a core: the models of the tests are too small for more.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --timeout 600 -n auto --dist worksteal
-# `make check` runs the unit tests of every folder. A module of tests that take seconds is marked with
-# `pytestmark = pytest.mark.slow`: exports, latency, the contract of every model type. So are commands:
-# all of tests/verbs but for one module.
+# `make check` runs the unit tests of every folder. A module of tests that take seconds is marked
+# with `pytestmark = pytest.mark.slow`: exports, latency, the contract of every model type. So are
+# commands: all of tests/verbs but for one module.
 check: lint ## lint, types and the unit tests: about a minute
 	$(PYTEST) -x -m "not slow and not long"
 
@@ -54,17 +54,17 @@ lint: $(STAMP) ## ruff and the strict type checker
 	$(BIN)/mypy --num-workers auto
 
 MINUTES ?= 10
-faults: $(STAMP) ## search for faults for MINUTES=10: kills, full disks, bad files and words, models of strangers
+faults: $(STAMP) ## search for faults for MINUTES=10: kills, full disks, bad files and words
 	$(BIN)/python -m tools.faults --minutes $(MINUTES)
 
-mutations: $(STAMP) ## change sixty formulas, schedules, values and codes, one at a time: which do the tests miss? Hours
+mutations: $(STAMP) ## change sixty formulas and values, one at a time; takes hours
 	$(BIN)/python -m tools.faults.mutations
 
 gpu: MINUTES = 9
-gpu: $(STAMP) ## measure on a machine with a GPU, for MINUTES=9: a call goes on where the last one stopped
+gpu: $(STAMP) ## measure on a machine with a GPU, for MINUTES=9; continues the last call
 	$(BIN)/python -m tools.gpu --minutes $(MINUTES)
 
-board: $(STAMP) ## compress TEACHERS=DIR, learn from TEXTS=SOURCE, score on MTEB's sets in DATA=DIR, next to published scores
+board: $(STAMP) ## compress TEACHERS=DIR on TEXTS=SOURCE, score on MTEB's sets in DATA=DIR
 	$(BIN)/python benchmarks/board.py $(TEACHERS) --data $(DATA) --texts $(TEXTS) -o runs/board
 
 size: $(STAMP) ## tokens and lines by folder, next to the last release

@@ -16,7 +16,7 @@
 
 Each way runs in a new process, and the ways take turns. The table has the medians of the rounds:
 seconds, CPU seconds of all processes, peak memory of the largest process, and disk space of the
-result. docs/evidence/libraries.md has the results.
+result. docs/architecture.md has the conclusion.
 """
 
 from __future__ import annotations

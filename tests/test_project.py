@@ -22,7 +22,6 @@ from readme_renderer import markdown
 from kdcli import losses, pruners
 from kdcli.errors import KdcliError
 from kdcli.version import install_command
-from tools.model_types import page
 
 pytestmark = pytest.mark.slow
 
@@ -284,11 +283,6 @@ def test_no_word_of_where_it_was_written():
 )
 def test_the_search_for_such_words_finds_them(line):
     assert FOREIGN.search(line)
-
-
-def test_the_page_of_model_types_shows_what_the_test_found():
-    written = (ROOT / "docs" / "model-types.md").read_text("utf-8")
-    assert written == page(), "run: python -m tools.model_types > docs/model-types.md"
 
 
 def test_every_page_is_reached_from_the_navigation():

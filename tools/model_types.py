@@ -1,7 +1,4 @@
-"""Print docs/model-types.md: what kdcli can do with each model type that a test tries.
-
-python -m tools.model_types > docs/model-types.md
-"""
+"""Write a page of docs/reference: what kdcli can do with each model type that a test tries."""
 
 import json
 from collections.abc import Iterable
@@ -18,8 +15,7 @@ HEAD = """\
 # Model types
 
 This page lists the model types that a test tries, each with a tiny random model. A type that is
-missing here usually works too: see [Add a model type](add-a-model-type.md).
-`python -m tools.model_types > docs/model-types.md` writes this page from the test's results.
+missing here usually works too: see [Add a model type](../add-a-model-type.md).
 """
 BOTH_WAYS = """\
 ## Every verb
@@ -119,7 +115,3 @@ def table(reasons: dict[str, str], prefix: str) -> str:
     """Return a table of model types and the reasons."""
     rows = [f"| `{kind}` | {text.removeprefix(prefix)} |" for kind, text in reasons.items()]
     return "\n".join(["| type | reason |", "|---|---|", *rows, ""])
-
-
-if __name__ == "__main__":
-    print(page(), end="")

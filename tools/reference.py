@@ -1,4 +1,4 @@
-"""Write docs/reference/: every option and recipe key, from their declarations, a page per verb.
+"""Write docs/reference/: the options and recipe keys of each verb, and the model types.
 
 python -m tools.reference
 """
@@ -15,6 +15,7 @@ from kdcli.cli.verb import Verb, VerbCommand
 from kdcli.recipe.options import Setting, settings_of
 from kdcli.recipe.sections import CommandOptions, RunOptions
 from kdcli.recipe.yaml import flow_style
+from tools.model_types import page
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
 HEAD = """\
@@ -46,7 +47,7 @@ def reference() -> dict[str, str]:
     links += "* [keys of `workload`](workload.md), which depend on the kind of data\n"
     index = "\n".join([HEAD, links, SHARED, shared_table(verbs)])
     pages = {f"{command}.md": "\n".join(parts) for command, parts in sections.items()}
-    return {"index.md": index, **pages, "workload.md": workloads()}
+    return {"index.md": index, **pages, "workload.md": workloads(), "model-types.md": page()}
 
 
 def all_verbs() -> Iterable[tuple[str, Verb]]:
@@ -156,5 +157,5 @@ def workloads() -> str:
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
-    for page, content in reference().items():
-        (FOLDER / page).write_text(content, "utf-8")
+    for file, content in reference().items():
+        (FOLDER / file).write_text(content, "utf-8")

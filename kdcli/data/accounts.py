@@ -5,7 +5,7 @@ a table of all accounts. With `--strict-data`, a row that is left out is an erro
 asks for it. So is a labelled row without text, or with the text of an earlier row.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from kdcli.data.rows import BadRow, BlankLine, LineBreaks, OutsideShare
@@ -57,6 +57,7 @@ class RowAccount:
         left_out: The other rows.
         line_breaks: The line breaks in quoted cells; None without any. With them, a file has more
             lines than rows.
+        in_part: Whether the source has more rows, which were not needed.
     """
 
     source: str
@@ -65,6 +66,7 @@ class RowAccount:
     kept: int = 0
     left_out: list[LeftOut] = field(default_factory=list)
     line_breaks: LeftOut | None = None
+    in_part: bool = False
 
     @classmethod
     def of_split(cls, source: str, split: str, rows: str = "rows") -> "RowAccount":
@@ -95,6 +97,12 @@ class RowAccount:
         places = [example.where for example in before if id(example) not in kept]
         if places:
             self.leave_out(reason, places[0], len(places))
+
+    def end_before(self, rows: Iterator[object]) -> None:
+        """Note whether counted rows are left that nobody needs. This reads the first of them."""
+        if next(rows, None) is not None:
+            self.read -= 1
+            self.in_part = True
 
     def on_bad(self, error: BadRow) -> None:
         """Count something that is no error by itself; raise the error of a line that is no row."""
@@ -129,7 +137,12 @@ class RowAccount:
         name = base_name(self.source) or self.source
         left_out = f"; left out: {', '.join(map(str, self.left_out))}" if self.left_out else ""
         breaks = f"; {self.line_breaks}" if self.line_breaks else ""
-        return f"{self.rows} of {name}: {self.read:,} read, {self.kept:,} kept{left_out}{breaks}"
+        read = (
+            f"the first {self.read:,} read, more are not needed"
+            if self.in_part
+            else (f"{self.read:,} read")
+        )
+        return f"{self.rows} of {name}: {read}, {self.kept:,} kept{left_out}{breaks}"
 
 
 @dataclass

@@ -73,6 +73,8 @@ def ends_at_once() -> Iterator[None]:
 
     A process that calls kdcli as a library, such as a notebook's, would lose what it has in memory.
     """
+    # The resource tracker removes what an ended process leaves, and would warn of it.
+    sys.warnoptions.append("ignore:resource_tracker:UserWarning")
     token = _ends_at_once.set(True)
     try:
         yield

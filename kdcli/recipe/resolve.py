@@ -225,7 +225,7 @@ FRACTIONS = (
     *("accuracy", "agreement", "f1", "macro_f1", "micro_f1", "matthews", "precision", "recall"),
     *("pearson", "spearman", "exact", "best_exact", "best_f1", "answer_f1", "no_answer_accuracy"),
     *("rouge1", "rouge2", "rougeL", "rougeLsum", "bleu"),
-    *("mrr@10", "ndcg@10", "recall@10", "recall@100"),
+    *("mrr@10", "ndcg@10", "recall@10", "recall@100", "neighbours@10"),
 )
 """kdcli's metrics whose best value is 1."""
 

@@ -71,17 +71,19 @@ Epochs = Annotated[
         "--epochs",
         panel=TRAINING,
         excludes=("--max-steps",),
-        description="Epochs (default: 3; 1 for embedding models).",
+        description="Epochs, unless --max-steps is given (default: 3; 1 for embedding models).",
         verb="distill",
     ),
     Option(
         "--epochs",
         panel=TRAINING,
         excludes=("--max-steps",),
-        description="Epochs (default: 10 on text, 3 on a task).",
+        description="Epochs, unless --max-steps is given (default: 10 on text, 3 on a task).",
         verb="cotrain",
     ),
-    Field(gt=0, le=10**6, description="Passes over the training data."),
+    Field(
+        gt=0, le=10**6, description="Passes over the training data, unless --max-steps is given."
+    ),
 ]
 LearningRate = Annotated[
     float,

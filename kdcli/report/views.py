@@ -6,7 +6,7 @@ All views show the sections that `sections` lists.
 import hashlib
 import re
 from base64 import b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from rich.table import Table as RichTable
 from kdcli.data.accounts import RowAccount
 from kdcli.disk import write_atomic
 from kdcli.report.front import EMBEDDER, PIPELINES, Score, front_matter, template
-from kdcli.report.schema import Compression, Report
+from kdcli.report.schema import Compression, Evaluation, Report
 from kdcli.report.sections.candidates import compression_section
 from kdcli.report.sections.curves import training_section
 from kdcli.report.sections.decision import decision_section
@@ -351,6 +351,7 @@ def model_card(
         own_code=own_code,
         has_head=has_head,
         generates=generates,
+        prediction=[] if generates else _prediction(auto_class, evaluations),
         embeds=embeds,
         encodes=encodes,
         labels=next(filter(None, classes), []),
@@ -365,6 +366,31 @@ def model_card(
         command=fenced(repeat_command(report.command, report.command_line, public=True)),
         plain=plain,
     )
+
+
+def _prediction(auto_class: str, evaluations: Sequence[Evaluation]) -> list[str]:
+    """Return code that prints an answer of a model with a head, from `model` and `tokenizer`."""
+    if auto_class == "AutoModelForQuestionAnswering":
+        return [
+            'inputs = tokenizer("a question", "a text with the answer", return_tensors="pt")',
+            "start, end = (scores.argmax() for scores in model(**inputs).to_tuple()[:2])",
+            'print(tokenizer.decode(inputs["input_ids"][0, start : end + 1]))',
+        ]
+    if auto_class not in ("AutoModelForSequenceClassification", "AutoModelForTokenClassification"):
+        return []
+    texts = ['"a text"', '"another text"']
+    count = max((len(wrong.texts) for each in evaluations for wrong in each.worst), default=1)
+    answer = "logits"
+    if auto_class == "AutoModelForTokenClassification":
+        answer = "[model.config.id2label[n] for n in logits[0].argmax(-1).tolist()]"
+    elif any(each.confusion for each in evaluations):
+        answer = "model.config.id2label[logits.argmax().item()]"
+    elif any(each.per_class for each in evaluations):
+        answer = "[name for n, name in model.config.id2label.items() if logits[0, n] > 0]"
+    return [
+        f'logits = model(**tokenizer({", ".join(texts[:count])}, return_tensors="pt")).logits',
+        f"print({answer})",
+    ]
 
 
 def sections(report: Report) -> list[ReportSection]:

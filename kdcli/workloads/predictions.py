@@ -464,25 +464,37 @@ def trivial_predictions(
     """Give every example the same answer, which the training labels alone choose.
 
     It is the most frequent class. For `multi`, it is the label or set of labels with the best first
-    metric on the training rows. The list is empty for other kinds of task: the same entities or the
-    same number for every text score 0 by definition, so every model beats them.
+    metric on the training rows. Of equally good answers it is the first one, and the next one is
+    named. The list is empty for other kinds of task: the same entities or the same number for every
+    text score 0 by definition, so every model beats them.
     """
     if task.kind not in ("class", "multi"):
         return []
-    best = _best_labels(task, train) if task.kind == "multi" else _most_frequent(train)
+    best, *ties = _best_labels(task, train) if task.kind == "multi" else _most_frequent(train)
     answers = [replace(example, label=best) for example in examples]
-    names = shown_label(task, answers[0])
-    shown = names if task.kind == "class" else ", ".join(names) or "no label"
+    shown = _shown_answer(task, answers[0])
+    if ties:
+        other = _shown_answer(task, replace(examples[0], label=ties[0]))
+        more = f" and {len(ties) - 1:,} more" if len(ties) > 1 else ""
+        equal = "good" if task.kind == "multi" else "frequent"
+        shown = f"{shown} (as {equal} in training as {other}{more})"
     return [Prediction(reference(task, answer), shown, []) for answer in answers]
 
 
-def _most_frequent(train: Sequence[Example]) -> Any:
-    """Return the most frequent label."""
-    return Counter(example.label for example in train).most_common(1)[0][0]
+def _shown_answer(task: Task, example: Example) -> str:
+    names = shown_label(task, example)
+    return names if task.kind == "class" else ", ".join(names) or "no label"
 
 
-def _best_labels(task: Task, train: Sequence[Example]) -> Any:
-    """Return the label or set of labels that scores best as the answer to every training row.
+def _most_frequent(train: Sequence[Example]) -> list[Any]:
+    """Return the most frequent labels, which are equally frequent."""
+    counts = Counter(example.label for example in train)
+    most = max(counts.values())
+    return [label for label, count in counts.items() if count == most]
+
+
+def _best_labels(task: Task, train: Sequence[Example]) -> list[Any]:
+    """Return the labels or sets of labels that score best as the answer to every training row.
 
     Only frequent ones are tried, on a sample of the rows.
     """
@@ -499,7 +511,9 @@ def _best_labels(task: Task, train: Sequence[Example]) -> Any:
         values = scorer(judged, [predicted] * len(rows), truth)(np.arange(len(rows)))
         return values[task.metrics[0]]
 
-    return max(answers, key=score)
+    scores = {answer: score(answer) for answer in answers}
+    most = max(scores.values())
+    return [answer for answer, value in scores.items() if value == most]
 
 
 def summed_up(by_set: Mapping[str, Mapping[str, float]], choose_on: str | None) -> dict[str, float]:

@@ -5,7 +5,7 @@ with a report, so an interrupted study repeats no finished run, and the runs tha
 continue from their checkpoints.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -236,8 +236,8 @@ def compare(
     names: Names, context: RunContext[RecipeT], members: Members[RecipeT]
 ) -> Study[RecipeT]:
     """Check every variant, as the first run of each loads it again, and compare their models."""
+    members = _without_repeated(members)
     variants = first_of_each(members)
-    _name_equal_variants(variants)
     # A dry run prepares the variants anyway.
     for member in [] if context.dry_run else variants:
         member.prepare(_inside(context, member))
@@ -245,17 +245,23 @@ def compare(
     return Study(members, partial(report_on_all, names, context, members))
 
 
-def _name_equal_variants(members: Iterable[Member[RecipeT]]) -> None:
-    """Log variants whose trainings are equal, such as two numbers of epochs with --max-steps."""
-    known: dict[str, str] = {}
-    for member in members:
+def _without_repeated(members: Members[RecipeT]) -> list[Member[RecipeT]]:
+    """Drop variants whose training is an earlier variant's, and log them.
+
+    Two numbers of epochs with --max-steps are an example.
+    """
+    known, kept = dict[str, str](), set[str]()
+    for member in first_of_each(members):
         recipe = member.resolved.recipe
         if recipe.train.max_steps is not None:
             train = recipe.train.model_copy(update={"epochs": 0.0})
             recipe = recipe.model_copy(update={"train": train})
         same = known.setdefault(recipe.model_dump_json(), member.variant)
-        if same != member.variant:
-            warn(f"the variants {same} and {member.variant} give the same training")
+        if same == member.variant:
+            kept.add(same)
+        else:
+            warn(f"{member.variant} is the same training as {same}, which trains once for both")
+    return [member for member in members if member.variant in kept]
 
 
 def report_on_all(
@@ -280,8 +286,12 @@ def report_on_all(
         recipe=context.recipe,
         reports={name: mean_report(of_seeds) for name, of_seeds in reports.items()},
         notes=[
-            *(note for note in notes[0] if all(note in others for others in notes)),
             *(f"{member.variant or 'seeds'}: {member.folder}/" for member in members),
+            *(
+                f"in each of these directories: {note}"
+                for note in notes[0]
+                if all(note in others for others in notes)
+            ),
             *of_first_seed,
         ],
     )

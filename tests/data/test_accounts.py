@@ -94,6 +94,21 @@ def test_an_account_that_does_not_add_up_is_refused():
         ACCOUNTS.close(account, 7)
 
 
+def test_a_source_that_is_read_in_part_says_so(tmp_path):
+    file = tmp_path / "texts.txt"
+    file.write_text("\n".join(["a", "", "b", "", "c"]))
+    for needed, line in (
+        (1, "rows of texts.txt: the first 3 read, more are not needed, 1 kept; left out: 2 empty"),
+        (3, "rows of texts.txt: 5 read, 3 kept; left out: 2 empty"),
+    ):
+        account = RowAccount(str(file))
+        rows = open_source(str(file)).placed_documents("train", None, account)
+        account.kept = len([next(rows) for _ in range(needed)])
+        account.end_before(rows)
+        assert account.line.startswith(line)
+        assert account.kept == account.used
+
+
 def test_tokenised_text_has_an_account_also_from_the_cache(tmp_path, caplog):
     file = tmp_path / "texts.txt"
     texts = [f"Text number {n} is long enough to fill some of a block." for n in range(200)]

@@ -112,7 +112,8 @@ def test_class_counts_and_doubts_are_said():
         "training rows by class: Good day 40, bad 30, goodday  11, good day. 10, N/A 3",
         "warning: classes that look alike: 'Good day' 40, 'goodday ' 11, 'good day.' 10 "
         "('good day.' is at f.csv:84, f.csv:85, f.csv:86 and 7 more); if they are one class, write "
-        "one name",
+        "one name, in pandas with rows['label'] = rows['label'].replace("
+        "{'goodday ': 'Good day', 'good day.': 'Good day'})",
         "class 'N/A' looks like a missing label: f.csv:70, f.csv:71, f.csv:72",
         "classes with fewer than 10 training rows: N/A 3",
         "1 of 94 training rows repeat an earlier text (up to case and spaces; first: f.csv:9)",

@@ -21,6 +21,7 @@ from kdcli.report.sections.repeat import LEFT_OUT, repeat_command
 from kdcli.verbs.compress.divide import goal_notes, row_notes
 from kdcli.verbs.compress.limits import GoalSettings
 from kdcli.verbs.compress.ship import (
+    OF_STEP,
     Shipped,
     best_card,
     check_temperature,
@@ -71,8 +72,11 @@ def test_the_card_of_best_has_the_scores_of_the_verification_rows(tmp_path):
     assert (card.data.base_model, card.data["base_model_relation"]) == ("org/big", "finetune")
     lead = "Made from org/big by distillation and pruning, it loses 1.00 points, takes 1 MB and"
     title = "# org/big compressed to 2x64"
-    middle = f"{lead} runs with transformers.\n\nIt is a cascade.\n\nHow to run it.\n\n## Repeat it"
-    assert card.text.strip() == f"{title}\n\n{middle}\n\n```\n{command}\n```\n\nVersions: kdcli 1."
+    middle = f"{lead} runs with transformers.\n\nIt is a cascade.\n\n{OF_STEP}\n\nHow to run it."
+    assert (
+        card.text.strip()
+        == f"{title}\n\n{middle}\n\n## Repeat it\n\n```\n{command}\n```\n\nVersions: kdcli 1."
+    )
     (tmp_path / "export.json").write_text('{"files": {"onnx/model_int8.onnx": 3}}')
     measured = "with ONNX Runtime (`onnx/model_int8.onnx`, which these numbers are for) or, as"
     assert measured in best_card(STEP_CARD, tmp_path, shipped, command)

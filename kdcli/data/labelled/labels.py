@@ -314,7 +314,8 @@ class TrainingLabels:
                 (_, first_at), (_, where) = self._seen[first], self._seen[name]
                 raise UsageError(
                     f"{where}: the label {name!r} in '{self.column}' is spelled {first!r} at "
-                    f"{first_at}"
+                    f"{first_at}",
+                    "write one of the two in all rows: every class needs one name",
                 )
 
     def _check_type(self, where: str, value: object, *, in_list: bool) -> None:

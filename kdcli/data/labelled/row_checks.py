@@ -163,7 +163,8 @@ def _label_warnings(counts: dict[str, int], examples: Sequence[Example], task: T
     lines = [
         "warning: classes that look alike: "
         f"{', '.join(f'{_shown(n)} {counts[n]:,}' for n in names)} ({rare!r} is at "
-        f"{_places(examples, task, rare)}); if they are one class, write one name"
+        f"{_places(examples, task, rare)}); if they are one class, write one name, in pandas with "
+        f"{_merging(task.label, names, counts)}"
         for names in by_spelling.values()
         if len(names) > 1
         for rare in [min(names, key=counts.__getitem__)]
@@ -188,6 +189,13 @@ def _label_warnings(counts: dict[str, int], examples: Sequence[Example], task: T
             f"classes with fewer than {MIN_CLASS_ROWS} training rows: {_list_counts(small)}"
         )
     return lines
+
+
+def _merging(column: str, names: Sequence[str], counts: dict[str, int]) -> str:
+    """Return a line of pandas that writes the most frequent name for all of them."""
+    most = max(names, key=counts.__getitem__)
+    replaced = {name: most for name in names if name != most}
+    return f"rows[{column!r}] = rows[{column!r}].replace({replaced!r})"
 
 
 def _shown(name: str) -> str:

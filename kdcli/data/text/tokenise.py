@@ -205,7 +205,8 @@ def _lock(folder: Path, *, waits: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        if not folder.exists():
+        # Others may wait for the lock of a cache entry.
+        if not waits or not folder.exists():
             # Windows does not delete an open file.
             with contextlib.suppress(OSError):
                 Path(lock.lock_file).unlink()

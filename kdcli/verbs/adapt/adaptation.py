@@ -34,7 +34,8 @@ from kdcli.workloads.rankings import ranking_scores
 from kdcli.workloads.scores import EvaluationResult, compare
 
 REEMBEDDED, ADAPTED, OLD = "re-embedding", "adapted", "old model"
-NEIGHBOURS, RECALL = "neighbours", f"recall@{CUT}"
+NEIGHBOURS, SHARED, RECALL = "neighbours", f"neighbours@{CUT}", f"recall@{CUT}"
+"""A task, its metric, and the metric of `retrieval`."""
 MAX_NEARER, DOUBTFUL = 0.25, 0.05
 """Maximum mean of `Search.share_nearer` of a usable index, which is 0.5 by chance, and the share of
 wrong rows from which it is logged."""
@@ -83,7 +84,7 @@ class Adaptation:
         return Searches(self, wanted, documents, wanted.nearest())
 
     def choose_map(self) -> tuple[VectorMap, str]:
-        """Fit every kind of map, and return the one with the best recall on the selection texts.
+        """Fit every kind of map, and return the best one on the selection texts.
 
         Returns:
             The map, and a sentence on all maps.
@@ -94,8 +95,8 @@ class Adaptation:
         fitted, selection, _ = self.indexed.parts
         maps = list(fit_maps(self.new_NE[fitted], self.indexed.old_NE[fitted]))
         searches = self.searching(selection)
-        recalls = [float(searches.recall(searches.by_map(each)).mean()) for each in maps]
-        chosen = maps[int(np.argmax(recalls))]
+        shares = [float(searches.share_found(searches.by_map(each)).mean()) for each in maps]
+        chosen = maps[int(np.argmax(shares))]
         nearer_Q = searches.by_map(chosen).share_nearer()
         source = self.indexed.source
         if (nearer := nearer_Q.mean()) > MAX_NEARER:
@@ -109,11 +110,11 @@ class Adaptation:
         if (wrong := 2 * (nearer_Q > 0.5).mean()) > DOUBTFUL:
             warn(f"about {wrong:.0%} of the rows of {source} fit other texts")
         shown = ", ".join(
-            f"{each.name}{each.details} {recall:.3f}"
-            for each, recall in zip(maps, recalls, strict=True)
+            f"{each.name}{each.details} {share:.3f}"
+            for each, share in zip(maps, shares, strict=True)
         )
         return chosen, (
-            f"the {chosen.name} map has the best {RECALL} on {len(selection):,} selection texts, "
+            f"the {chosen.name} map has the best {SHARED} on {len(selection):,} selection texts, "
             f"after a fit to {len(fitted):,} other texts: {shown}"
         )
 
@@ -123,14 +124,14 @@ class Adaptation:
         searches = self.searching(numbers)
         adapted = searches.by_map(chosen)
         found_QK, wanted_QK = adapted.nearest(), searches.wanted_QK
-        recalls = {
+        shares = {
             REEMBEDDED: np.ones(len(numbers)),
             ADAPTED: overlap(found_QK, wanted_QK),
-            OLD: searches.recall(searches.by_old_model()),
+            OLD: searches.share_found(searches.by_old_model()),
         }
         scores = {
-            name: ranking_scores(NEIGHBOURS, VERIFICATION, {RECALL: recall_Q})
-            for name, recall_Q in recalls.items()
+            name: ranking_scores(NEIGHBOURS, VERIFICATION, {SHARED: shared_Q})
+            for name, shared_Q in shares.items()
         }
         scores[REEMBEDDED] = replace(scores[REEMBEDDED], is_reference=True)
         wanted, found = (
@@ -142,15 +143,15 @@ class Adaptation:
             indexed.texts_at(numbers),
             wanted,
             found,
-            1 - recalls[ADAPTED],
+            1 - shares[ADAPTED],
             LISTED,
         )
         own = (adapted.share_nearer() == 0).mean()
         sentence = (
             f"{len(numbers):,} verification texts find "
-            f"{_percent(kept_share(recalls[ADAPTED], recalls[REEMBEDDED]))} of the {CUT} nearest "
+            f"{_percent(kept_share(shares[ADAPTED], shares[REEMBEDDED]))} of the {CUT} nearest "
             f"of {len(searches.documents):,} texts that they find with re-embedding. The old model "
-            f"finds {recalls[OLD].mean():.1%} of them. {own:.1%} of the texts find their own row "
+            f"finds {shares[OLD].mean():.1%} of them. {own:.1%} of the texts find their own row "
             "first"
         )
         return _with_worst(compare(NEIGHBOURS, scores), worst), sentence
@@ -224,7 +225,7 @@ class Searches:
         own_Q = self.reembedded.own_Q
         return Search(documents_NE[own_Q], documents_NE, own_Q, self.adaptation.similarity)
 
-    def recall(self, search: Search) -> Array:
+    def share_found(self, search: Search) -> Array:
         """Return the share of re-embedding's texts that a search finds, [Q]."""
         return overlap(search.nearest(), self.wanted_QK)
 

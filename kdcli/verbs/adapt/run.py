@@ -1,7 +1,7 @@
 """`kdcli adapt`: map a new embedding model's vectors into the index of an old one.
 
 Data flow: texts -> vectors of the new model, and their rows of the index -> maps, fitted to most
-texts -> the map that finds most on the selection texts -> its recall on the verification texts.
+texts -> the best map on the selection texts -> its scores on the verification texts.
 """
 
 from __future__ import annotations

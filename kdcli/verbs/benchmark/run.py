@@ -463,6 +463,7 @@ def _protocol(
         first = itertools.islice(placed, LENGTH_TEXTS if source else COMPARED_TEXTS)
         texts = [text for _, text in first]
         if source is not None:
+            account.end_before(placed)
             ACCOUNTS.close(account, len(texts))
     lengths: list[int] = []
     if recipe.padding == "data":

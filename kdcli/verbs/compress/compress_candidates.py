@@ -73,14 +73,17 @@ class Front:
                 "speedup": one.speedup.stated if one.speedup else 1.0,
                 "unstable": one.unstable or bool(one.speedup and one.speedup.unstable),
                 "mb": one.mb,
-                "fast": one.name in self.fast,
-                "small": one.name in self.small,
+                "on_latency_front": one.name in self.fast,
+                "on_size_front": one.name in self.small,
             }
             for one in self.rows()
         ]
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one row a candidate."""
+        """Return one row a candidate.
+
+        A candidate is on a front if no candidate that is as good is faster, or is smaller.
+        """
         import pandas as pd
 
         return pd.DataFrame(self._records())

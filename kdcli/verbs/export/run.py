@@ -457,6 +457,7 @@ def _texts_and_scored(
         documents = (text for document in documents for text in sentences(document))
     most_calibration = max(CALIBRATION_TEXTS, rows.most_trained)
     texts = divide(documents, most, f"texts of {short(data.source)}", most_calibration)
+    account.end_before(placed)
     ACCOUNTS.close(account, account.used)
     return with_calibration(texts, tokenizer), None
 
