@@ -571,6 +571,24 @@ def test_a_model_that_does_not_exist_has_no_error_about_its_tokenizer(line, tmp_
     )
 
 
+@pytest.mark.parametrize(
+    ("line", "option"),
+    [
+        ("tokenize two.csv --tokenizer demo -o out", "--column NAME"),
+        ("trim demo --data two.csv -o out", "--set data.column=NAME"),
+        ("export demo --data two.csv -o out", "--set data.columns.text=NAME"),
+    ],
+)
+def test_the_column_of_a_text_is_named_by_the_option_of_the_verb(
+    line, option, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("two.csv").write_text("a,b\nx y,z w\n")
+    result = CliRunner().invoke(app, line.split())
+    assert result.exit_code == 2
+    assert result.stderr.rstrip().endswith(f"name the column of the text with {option}")
+
+
 def test_wrong_names_are_refused_before_torch_is_loaded(tmp_path):
     (tmp_path / "file").touch()
     program = (

@@ -145,13 +145,26 @@ class Verb:
 
     def _call(self, given: Given) -> Printable | None:
         from kdcli.data.accounts import ACCOUNTS
+        from kdcli.data.readers import COLUMN_OPTION
 
+        named = COLUMN_OPTION.set(self._column_option())
         try:
             with custom_code(bool(given.values.get("trust_remote_code"))):
                 return self.function(given)
         finally:
             # Functions that Python calls afterwards have no --strict-data.
             ACCOUNTS.strict = False
+            COLUMN_OPTION.reset(named)
+
+    def _column_option(self) -> str:
+        """Return the option that names the column of a text."""
+        from kdcli.recipe.options import settings_of
+
+        models = [model for model in (self.recipe, self.options) if model is not None]
+        keys = {each.key for model in models for each in settings_of(model)}
+        if "column" in keys:
+            return "--column NAME"
+        return f"--set {'data.column' if 'data.column' in keys else 'data.columns.text'}=NAME"
 
 
 class Given:

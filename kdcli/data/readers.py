@@ -15,6 +15,7 @@ import lzma
 import shlex
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import IO, Any, NamedTuple
 
 from kdcli.data import conll
@@ -377,10 +378,8 @@ def _read_json(name: str, file: IO[bytes], form: FileFormat, on_bad: OnBadRow) -
         yield from _object_row(f"{name}:{number}", row, on_bad)
 
 
-COLUMN_HINT = (
-    "name the column of the text with --set data.column=NAME (distill, cotrain, trim, benchmark), "
-    "--set data.columns.text=NAME (evaluate, prune, export, compress) or --column NAME (tokenize)"
-)
+COLUMN_OPTION = ContextVar("COLUMN_OPTION", default="--set data.columns.text=NAME")
+"""The option of the running command that names the column of the text."""
 SAMPLE_BYTES = 1 << 18  # Size of a sample.
 
 
@@ -389,6 +388,10 @@ class Sample(NamedTuple):
 
     texts: list[str]
     size: int
+
+
+def _column_hint() -> str:
+    return f"name the column of the text with {COLUMN_OPTION.get()}"
 
 
 def texts_of(rows: Iterable[Row], column: str | None) -> Iterator[str]:
@@ -414,11 +417,11 @@ def placed_texts(rows: Iterable[Row], column: str | None) -> Iterator[tuple[str,
     for where, values in rows:
         if column not in values:
             problem = f"there is no column '{column}'; {columns_in(values)}"
-            raise UsageError(f"{where}: {problem}", COLUMN_HINT)
+            raise UsageError(f"{where}: {problem}", _column_hint())
         text = values[column]
         if not isinstance(text, str | None):
             problem = f"column '{column}' holds {type(text).__name__}, not text"
-            raise UsageError(f"{where}: {problem}", COLUMN_HINT)
+            raise UsageError(f"{where}: {problem}", _column_hint())
         if text and not text.isspace():
             yield where, check_encodable(where, column, text)
         else:
@@ -448,7 +451,7 @@ def text_column(rows: Sequence[Row]) -> str:
         return strings[0]
     where = rows[0].where
     message = f"{where}: which column holds the text? {columns_in(names_in(rows))}"
-    raise UsageError(message, COLUMN_HINT)
+    raise UsageError(message, _column_hint())
 
 
 def _is_text(value: object) -> bool:

@@ -39,6 +39,7 @@ def folder(tmp_path_factory):
     own_files.embedder(folder / "new", num_hidden_layers=1)
     own_files.embedder(folder / "other", num_hidden_layers=2)
     (folder / "docs.txt").write_text("\n".join(TEXTS))
+    (folder / "new" / "README.md").write_text("---\nlicense: mit\nbase_model: me/new\n---\n")
     np.save(folder / "index.npy", old_vectors(encode(folder / "new")))
     return folder
 
@@ -145,6 +146,10 @@ def test_the_saved_model_finds_the_neighbours_that_the_report_states(folder, tmp
     before, after = (report.cards[name] for name in ("re-embedding", "adapted"))
     assert after.params_total - before.params_total == 33 * 48
     assert after.bytes > before.bytes + 4 * 33 * 48
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "license: mit" in card
+    assert "base_model: me/new" in card
+    assert "\n# new adapted to an index on docs.txt\n" in card
     (difference,) = (c for c in report.comparisons if c.model == "adapted")
     assert difference.low < difference.difference < difference.high <= 0
 

@@ -76,7 +76,8 @@ def card_title(report: Report, name: str) -> str:
     Example: `bert-base-uncased distilled to 6x384 on sst2`.
     """
     model = report.model(name)
-    how = {"finetuned": "fine-tuned", "pruned": "pruned"}.get(model.role, "")
+    roles = {"finetuned": "fine-tuned", "pruned": "pruned", "adapted": "adapted to an index"}
+    how = roles.get(model.role, "")
     if model.role in ("student", "assistant") and model.card is not None:
         how = f"distilled to {card_shape(model.card)}"
     if not how:
