@@ -575,7 +575,7 @@ def test_a_model_that_does_not_exist_has_no_error_about_its_tokenizer(line, tmp_
     ("line", "option"),
     [
         ("tokenize two.csv --tokenizer demo -o out", "--column NAME"),
-        ("trim demo --data two.csv -o out", "--set data.column=NAME"),
+        ("distill demo --to 2x64 --data two.csv -o out", "--set data.column=NAME"),
         ("export demo --data two.csv -o out", "--set data.columns.text=NAME"),
     ],
 )

@@ -145,16 +145,19 @@ class Verb:
 
     def _call(self, given: Given) -> Printable | None:
         from kdcli.data.accounts import ACCOUNTS
-        from kdcli.data.readers import COLUMN_OPTION
+        from kdcli.data.readers import COLUMN_HINT
 
-        named = COLUMN_OPTION.set(self._column_option())
         try:
             with custom_code(bool(given.values.get("trust_remote_code"))):
                 return self.function(given)
+        except UsageError as error:
+            if error.hint is not None:
+                own_hint = f"{COLUMN_HINT} with {self._column_option()}"
+                error.hint = error.hint.replace(COLUMN_HINT, own_hint)
+            raise
         finally:
             # Functions that Python calls afterwards have no --strict-data.
             ACCOUNTS.strict = False
-            COLUMN_OPTION.reset(named)
 
     def _column_option(self) -> str:
         """Return the option that names the column of a text."""

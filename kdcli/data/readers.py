@@ -15,7 +15,6 @@ import lzma
 import shlex
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from typing import IO, Any, NamedTuple
 
 from kdcli.data import conll
@@ -378,8 +377,8 @@ def _read_json(name: str, file: IO[bytes], form: FileFormat, on_bad: OnBadRow) -
         yield from _object_row(f"{name}:{number}", row, on_bad)
 
 
-COLUMN_OPTION = ContextVar("COLUMN_OPTION", default="--set data.columns.text=NAME")
-"""The option of the running command that names the column of the text."""
+COLUMN_HINT = "name the column of the text"
+"""A hint to which the command adds its option."""
 SAMPLE_BYTES = 1 << 18  # Size of a sample.
 
 
@@ -388,10 +387,6 @@ class Sample(NamedTuple):
 
     texts: list[str]
     size: int
-
-
-def _column_hint() -> str:
-    return f"name the column of the text with {COLUMN_OPTION.get()}"
 
 
 def texts_of(rows: Iterable[Row], column: str | None) -> Iterator[str]:
@@ -417,11 +412,11 @@ def placed_texts(rows: Iterable[Row], column: str | None) -> Iterator[tuple[str,
     for where, values in rows:
         if column not in values:
             problem = f"there is no column '{column}'; {columns_in(values)}"
-            raise UsageError(f"{where}: {problem}", _column_hint())
+            raise UsageError(f"{where}: {problem}", COLUMN_HINT)
         text = values[column]
         if not isinstance(text, str | None):
             problem = f"column '{column}' holds {type(text).__name__}, not text"
-            raise UsageError(f"{where}: {problem}", _column_hint())
+            raise UsageError(f"{where}: {problem}", COLUMN_HINT)
         if text and not text.isspace():
             yield where, check_encodable(where, column, text)
         else:
@@ -451,7 +446,7 @@ def text_column(rows: Sequence[Row]) -> str:
         return strings[0]
     where = rows[0].where
     message = f"{where}: which column holds the text? {columns_in(names_in(rows))}"
-    raise UsageError(message, _column_hint())
+    raise UsageError(message, COLUMN_HINT)
 
 
 def _is_text(value: object) -> bool:
