@@ -104,7 +104,7 @@ def distill(
         glove: Word vectors for words of several tokens (default: the teacher's embeddings).
         lr: Peak learning rate (default: 3e-4 on text, 5e-4 for embedding models, 3e-5 on a task
             or lists).
-        max_steps: Number of optimiser steps (default: all steps of the epochs).
+        max_steps: Optimiser steps, instead of --epochs (default: all steps of the epochs).
         epochs: Epochs (default: 3; 1 for embedding models).
         batch_size: Rows per optimiser step, over all devices and micro-batches (default: 256 on
             text, 64 for embedding models, 32 on a task or lists).
@@ -184,7 +184,7 @@ def prune(
             DataFrame.
         eval_task: Tasks on which the report also compares all models; may be repeated.
         lr: Peak learning rate; for smp, the scores' (default: the method's).
-        max_steps: Number of optimiser steps (default: all steps of the epochs).
+        max_steps: Optimiser steps, instead of --epochs (default: all steps of the epochs).
         epochs: Passes over the training data (default: 3).
         batch_size: Rows per optimiser step, over all devices and micro-batches (default: 32).
         seed: Seed of everything random: heads, order, dropout (default: 0).
@@ -268,7 +268,7 @@ def cotrain(
             (default: WikiText-103, or the task's own data). Or an object, such as a DataFrame.
         eval_task: Tasks on which the report also compares all models; may be repeated.
         lr: Peak learning rate (default: 5e-4 on text, 3e-5 on a task).
-        max_steps: Number of optimiser steps (default: all steps of the epochs).
+        max_steps: Optimiser steps, instead of --epochs (default: all steps of the epochs).
         epochs: Epochs (default: 10 on text, 3 on a task).
         batch_size: Rows per optimiser step, over all devices and micro-batches (default: 128 on
             text, 32 on a task).
@@ -331,7 +331,7 @@ def finetune(
         metric: Additional metric of the evaluate library: a name, script or directory; may be
             repeated.
         lr: Peak learning rate (default: 3e-5).
-        max_steps: Number of optimiser steps (default: all steps of the epochs).
+        max_steps: Optimiser steps, instead of --epochs (default: all steps of the epochs).
         epochs: Passes over the training data (default: 3).
         batch_size: Rows per optimiser step, over all devices and micro-batches (default: 32).
         seed: Seed of everything random: heads, order, dropout (default: 0).

@@ -71,19 +71,17 @@ Epochs = Annotated[
         "--epochs",
         panel=TRAINING,
         excludes=("--max-steps",),
-        description="Epochs, unless --max-steps is given (default: 3; 1 for embedding models).",
+        description="Epochs (default: 3; 1 for embedding models).",
         verb="distill",
     ),
     Option(
         "--epochs",
         panel=TRAINING,
         excludes=("--max-steps",),
-        description="Epochs, unless --max-steps is given (default: 10 on text, 3 on a task).",
+        description="Epochs (default: 10 on text, 3 on a task).",
         verb="cotrain",
     ),
-    Field(
-        gt=0, le=10**6, description="Passes over the training data, unless --max-steps is given."
-    ),
+    Field(gt=0, le=10**6, description="Passes over the training data."),
 ]
 LearningRate = Annotated[
     float,
@@ -163,7 +161,7 @@ class Section(BaseModel):
         return value
 
 
-STEPS = "Number of optimiser steps (default: all steps of the epochs)."
+STEPS = "Optimiser steps, instead of --epochs (default: all steps of the epochs)."
 
 
 class TrainSettings(Section):
