@@ -72,6 +72,7 @@ def test_small_files_share_a_shard(tmp_path):
     meta = made(tmp_path / "text", tmp_path / "out")
     assert 4 < len(meta.shards) < 20
     assert tokens(corpus(tmp_path / "out")).tolist() == expected()
+    assert not list(tmp_path.glob(".*.lock"))
 
 
 def test_workers_write_the_same_bytes_as_one_process(text, tmp_path):
