@@ -26,7 +26,7 @@ from huggingface_hub import HfFileSystem, constants, file_download, hf_api
 from huggingface_hub.utils import close_session
 from transformers.utils import hub as transformers_hub
 
-from kdcli.data.hub import hub_splits
+from kdcli.data.hub import hub_configs, hub_files, hub_splits
 from kdcli.disk import COMMITS
 
 COMMIT = "a" * 40
@@ -140,7 +140,8 @@ class Hub:
 def _forget() -> None:
     close_session()
     HfFileSystem.clear_instance_cache()
-    hub_splits.cache_clear()
+    for cached in (hub_configs, hub_files, hub_splits):
+        cached.cache_clear()
     COMMITS.clear()
 
 
@@ -260,13 +261,21 @@ class _Handler(BaseHTTPRequestHandler):
         self, name: str, commit: str, files: dict[str, bytes], kind: str | None, under: str
     ) -> None:
         if kind == "tree":
-            found = [(path, content) for path, content in files.items() if path.startswith(under)]
-            body = json.dumps(
-                [
-                    {"type": "file", "path": p, "size": len(c), "oid": _etag(c)[:40]}
-                    for p, c in found
+            below = f"{under}/" if under else ""
+            entries = [
+                {"type": "file", "path": path, "size": len(content), "oid": _etag(content)[:40]}
+                for path, content in files.items()
+                if path.startswith(below)
+            ]
+            if "recursive=true" not in self.path.lower():
+                own = [e for e in entries if "/" not in e["path"].removeprefix(below)]
+                inner = {e["path"].removeprefix(below).partition("/")[0] for e in entries}
+                folders = {below + name for name in inner} - {e["path"] for e in own}
+                entries = own + [
+                    {"type": "directory", "path": path, "size": 0, "oid": _etag(b"")[:40]}
+                    for path in sorted(folders)
                 ]
-            )
+            body = json.dumps(entries)
         else:
             siblings = [{"rfilename": path} for path in files]
             body = json.dumps(

@@ -2,14 +2,14 @@
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kdcli.data.rows import CARD, MAX_CARD_BYTES, ClassNames, Row
-from kdcli.data.storage import NotFound, list_siblings
-from kdcli.disk import COMMITS, use_entry
+from kdcli.data.storage import File, NotFound, as_file, list_names, list_siblings
+from kdcli.disk import COMMITS, use_entry, user_path
 from kdcli.errors import UsageError, first_line
 
 if TYPE_CHECKING:
@@ -111,7 +111,14 @@ def hub_splits(hub: HubId) -> list[str]:
     import datasets
 
     with _hub_errors(hub):
-        splits = datasets.get_dataset_split_names(hub.name, hub.config, revision=hub.revision)
+        try:
+            splits = datasets.get_dataset_split_names(hub.name, hub.config, revision=hub.revision)
+        except ValueError:
+            # The configuration is wrong, or none is named and none is the default.
+            names = datasets.get_dataset_config_names(hub.name, revision=hub.revision)
+            if hub.config not in names:
+                raise unknown_config(hub.name, hub.config, names) from None
+            raise
     if hub.split is None:
         return list(splits)
     if hub.split not in splits:
@@ -149,53 +156,121 @@ def _open_stream(hub: HubId, split: str) -> "datasets.IterableDataset":
     )
 
 
+@functools.cache
+def hub_configs(hub: HubId) -> tuple[str, ...]:
+    """List the configurations of a data set."""
+    import datasets
+
+    with _hub_errors(hub):
+        return tuple(datasets.get_dataset_config_names(hub.name, revision=hub.revision))
+
+
+@functools.cache
+def hub_files(hub: HubId) -> dict[str, list[File]]:
+    """Return the addresses of the files of a configuration by split."""
+    import datasets
+
+    with _hub_errors(hub):
+        revision = hub.revision or hub.commit()
+        builder = datasets.load_dataset_builder(hub.name, hub.config, revision=revision)
+    return _files_of(builder)
+
+
+def _files_of(builder: "datasets.DatasetBuilder") -> dict[str, list[File]]:
+    by_split = builder.config.data_files or {}
+    return {str(split): list(map(as_file, paths)) for split, paths in by_split.items()}
+
+
+def unknown_config(address: str, config: str | None, names: Sequence[str]) -> NotFound:
+    """Return the error for a configuration that does not exist, or that nobody named."""
+    if not names:
+        return NotFound(f"{address} has no configuration {config}", f"give --data {address}")
+    listed = list_names(list(names))
+    if config is None:
+        message = f"{address} has the configurations {listed}, no default"
+    else:
+        message = f"{address} has no configuration {config}; it has {listed}"
+    return NotFound(message, f"name one of them: --data {address}:{names[0]}")
+
+
 class CloneFiles(NamedTuple):
     """The files of a clone by split, and the names of its classes."""
 
-    files: Mapping[str, list[str]]
+    files: Mapping[str, list[File]]
     classes: ClassNames
 
 
-def clone_files(folder: Path) -> CloneFiles | None:
-    """Find the files of the default configuration in the card of a data set's clone.
+def split_address(source: str) -> tuple[Path, str | None]:
+    """Split the address of a clone, `DIRECTORY[:CONFIG]`, into its parts."""
+    path = user_path(source)
+    folder, _, config = source.rpartition(":")
+    if folder and not path.exists() and (user_path(folder) / CARD).is_file():
+        return user_path(folder), config
+    return path, None
+
+
+def clone_configs(folder: Path) -> dict[str, dict[str, object]]:
+    """Read the configurations in the card of a data set's clone; empty without any.
+
+    Raises:
+        UsageError: The card cannot be read.
+    """
+    card = folder / CARD
+    if not card.is_file() or CONFIGS not in card.read_bytes()[:MAX_CARD_BYTES]:
+        return {}
+    from huggingface_hub import DatasetCard
+
+    with _card_errors(card):
+        configs = DatasetCard.load(card).data.to_dict().get("configs")
+        return {config.get("config_name", "default"): config for config in configs or []}
+
+
+def clone_files(folder: Path, name: str | None = None) -> CloneFiles | None:
+    """Find the files of a configuration in the card of a data set's clone.
+
+    Args:
+        folder: The clone.
+        name: The configuration; None for the default one.
 
     Returns:
         The files, or None if there is no card with configurations.
 
     Raises:
-        UsageError: The card cannot be read, no configuration is the default, or it has settings
-            for the readers of `datasets`.
+        UsageError: The card cannot be read, it lacks the configuration, no configuration is the
+            default, or it has settings for the readers of `datasets`.
     """
-    card = folder / CARD
-    if not card.is_file() or CONFIGS not in card.read_bytes()[:MAX_CARD_BYTES]:
-        return None
-    import datasets
-    from huggingface_hub import DatasetCard
-
-    hint = "write `default: true` below one of them, or give a directory of its files"
-    try:
-        configs = DatasetCard.load(card).data.to_dict().get("configs")
-        by_name = {config.get("config_name", "default"): config for config in configs or []}
-        defaults = [name for name, config in by_name.items() if config.get("default")]
-        (name, *_) = [*defaults, *({"default"} & by_name.keys()), *by_name] or [None]
-        if name is None:
+    by_name, card = clone_configs(folder), folder / CARD
+    if name is None:
+        if not by_name:
             return None
-        is_clear = len(by_name) == 1 or defaults or name == "default"
-        builder = datasets.load_dataset_builder(str(folder), name) if is_clear else None
-    except Exception as error:  # noqa: BLE001  # Readers of YAML raise their own classes.
-        message = f"{card}: the configurations cannot be read: {first_line(error)}"
-        raise UsageError(message, hint) from None
-    if builder is None:
-        raise UsageError(f"{card} has the configurations {', '.join(by_name)}, no default", hint)
-    files = {split: list(paths) for split, paths in (builder.config.data_files or {}).items()}
+        defaults = [name for name, config in by_name.items() if config.get("default")]
+        alone = by_name if len(by_name) == 1 else ()
+        name = next(iter([*defaults, *({"default"} & by_name.keys()), *alone]), None)
+    if name is None or name not in by_name:
+        raise unknown_config(str(folder), name, list(by_name))
+    import datasets
+
+    with _card_errors(card):
+        builder = datasets.load_dataset_builder(str(folder), name)
+    files = _files_of(builder)
     settings = by_name[name].keys() - CONFIG_KEYS
     if settings:
         raise UsageError(
             f"{card}: the configuration has {', '.join(sorted(settings))}, which kdcli does not "
             "read",
-            f"let datasets read it: load_dataset('{folder}').save_to_disk('DIRECTORY')",
+            f"let datasets read it: load_dataset('{folder}', '{name}').save_to_disk('DIRECTORY')",
         )
     return CloneFiles(files, ClassNames.of(builder.info.features))
+
+
+@contextmanager
+def _card_errors(card: Path) -> Iterator[None]:
+    """Turn every error of a card's reader into one that names the card."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  # Readers of YAML raise their own classes.
+        message = f"{card}: the configurations cannot be read: {first_line(error)}"
+        raise UsageError(message, "correct the card, or give a directory of files") from None
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Sources of rows and documents, as `--data` names them.
 
 A source is a file, a directory or .zip of files, a directory that `save_to_disk` of `datasets`
-wrote, a URL of one of them (`hf://`, `s3://`, `https://`), a data set on the hub
-(`owner/name[:config][:split][@revision]`), or `demo`.
+wrote, a clone of a data set of the hub (`DIRECTORY[:config]`), a URL of one of them (`hf://`,
+`s3://`, `https://`), a data set on the hub (`owner/name[:config][:split][@revision]`), or `demo`.
 
 Each line of a .txt file is a document, except for blank lines. In other formats, each row holds a
 document in the given column, in `text`, or in the only column of strings. Blank and null documents
@@ -21,7 +21,15 @@ from typing import Any, NamedTuple
 from kdcli.data.accounts import REPEATED, RowAccount, is_repeated
 from kdcli.data.annotations import convert_annotations
 from kdcli.data.demo import DOCUMENTS, demo_documents, demo_identity
-from kdcli.data.hub import DATA_SET_ID, HubId, clone_files, hub_rows, hub_size, hub_splits
+from kdcli.data.hub import (
+    DATA_SET_ID,
+    HubId,
+    clone_files,
+    hub_rows,
+    hub_size,
+    hub_splits,
+    split_address,
+)
 from kdcli.data.readers import (
     FORMATS,
     PACKED,
@@ -38,7 +46,6 @@ from kdcli.data.rows import CARD, INFOS, ClassNames, OnBadRow, Piece, Row, raise
 from kdcli.data.storage import (
     File,
     NotFound,
-    as_file,
     base_name,
     check_size,
     content_hash,
@@ -311,7 +318,7 @@ def _open(source: str) -> Source:
         return DemoSource()
     if "://" in source:
         return FileSource(source, _remote_files(source))
-    path = user_path(source)
+    path, config = split_address(source)
     if path.parent == cache_dir() / "objects":
         # A recipe of a Python function may name an object that is in the cache.
         use_entry(path)
@@ -322,29 +329,27 @@ def _open(source: str) -> Source:
         _check_format(path, path.name)
         return FileSource(source, {"train": (path,)})
     if path.is_dir():
-        opened = _open_folder(source, path)
+        opened = _open_folder(source, path, config)
         read = {Path(file) for of_split in opened.files.values() for file in of_split}
         # A card names classes, or the files of each split.
-        if opened.classes.columns or clone_files(path) is not None:
+        if opened.classes.columns or clone_files(path, config) is not None:
             read |= {path / name for name in (CARD, INFOS) if (path / name).is_file()}
         _remember_hash(source, lambda: folder_hash(sorted(read)))
         return opened
-    return HubSource(source, _hub_id(source))
+    return HubSource(source, hub_id(source))
 
 
-def _open_folder(source: str, folder: Path) -> FileSource:
+def _open_folder(source: str, folder: Path, config: str | None) -> FileSource:
     """Open a directory of `save_to_disk`, a clone of a data set of the hub, or any other one."""
     if (by_split := _saved_splits(folder)) is not None:
         return FileSource(source, by_split)
-    clone = clone_files(folder)
+    clone = clone_files(folder, config)
     if clone is None:
         return FileSource(source, _local_splits(folder), ClassNames.of_card(folder))
     known = names_by_split(clone.files, str(folder))
     if not known:
         raise NotFound(f"{folder} has the splits {', '.join(clone.files)}", SPLITS_HINT)
-    by_split = {
-        split: tuple(map(as_file, clone.files[name])) for split, (name, *_) in known.items()
-    }
+    by_split = {split: tuple(clone.files[name]) for split, (name, *_) in known.items()}
     for file in itertools.chain.from_iterable(by_split.values()):
         _check_format(file, base_name(file))
     return FileSource(source, by_split, clone.classes)
@@ -365,11 +370,11 @@ def check_data_exists(source: str) -> None:
 
     This opens no file and asks no server, so it can run before torch is loaded.
     """
-    if source != "demo" and "://" not in source and not user_path(source).exists():
-        _hub_id(source)
+    if source != "demo" and "://" not in source and not split_address(source)[0].exists():
+        hub_id(source)
 
 
-def _hub_id(source: str) -> HubId:
+def hub_id(source: str) -> HubId:
     """Parse the id of a data set on the hub. Raises `NotFound` if the source is a path."""
     hub = DATA_SET_ID.fullmatch(source)
     if hub is None or source.startswith((".", "/", "~")) or format_of(source):

@@ -60,6 +60,9 @@ def local_paths(source: str) -> list[Path]:
                 continue
             try:
                 path = user_path(text)
+                if not path.exists():
+                    # The configuration of a clone may follow.
+                    path = user_path(text.rpartition(":")[0] or text)
                 if path.exists():
                     paths[path] = None
                 elif glob.has_magic(text):

@@ -5,13 +5,17 @@ A directory holds `corpus.jsonl` (`_id` or `id`, `title`, `text`), `queries.json
 which the columns of the relevance are `query-id`, `corpus-id` and `score`.
 
 A clone of MTEB's data on the hub has a directory for each of them, such as
-`corpus/corpus-00000-of-00002.parquet`, and the relevances in `qrels/`, `default/` or `data/`.
+`corpus/corpus-00000-of-00002.parquet`, and the relevances in `qrels/`, `default/` or `data/`. A
+clone with several languages, and a data set on the hub, have a configuration for each of them:
+`corpus`, `queries` and `qrels` or `default`; `de-corpus`, `de-queries` and `de-qrels`; or
+`corpus-de`, `queries-de` and `de`.
 """
 
 from __future__ import annotations
 
 import csv
 import functools
+import io
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,11 +25,20 @@ from pathlib import Path
 import numpy as np
 
 from kdcli.data.accounts import ACCOUNTS, RowAccount
+from kdcli.data.hub import (
+    HubId,
+    clone_configs,
+    clone_files,
+    hub_configs,
+    hub_files,
+    split_address,
+    unknown_config,
+)
 from kdcli.data.labelled.label_values import number_of
 from kdcli.data.labelled.partition import DividedRows, Partition, Pools, text_hashes
 from kdcli.data.readers import format_of
-from kdcli.data.sources import describe_missing_parts, names_by_split, open_source
-from kdcli.data.storage import folder_hash
+from kdcli.data.sources import describe_missing_parts, hub_id, names_by_split, open_source
+from kdcli.data.storage import File, NotFound, base_name, folder_hash, open_binary
 from kdcli.disk import HASHES, user_path
 from kdcli.engine.session import Session
 from kdcli.errors import UsageError
@@ -141,6 +154,8 @@ FIRST_FORMATS = (".jsonl", ".jsonl.gz", ".tsv")
 """The formats that are read if a file exists in several."""
 NAME = re.compile(r"([^.]+?)(?:-\d+-of-\d+(?:-\w+)?)?(\..+)")
 """A file's name: what it holds, perhaps the number of a part, and its ending."""
+CONFIG = re.compile(r"(?:(.+)[-._])?(corpus|queries|qrels)(?:[-._](.+))?")
+"""A configuration's name: perhaps a language, and a part of the data."""
 IDS = ("_id", "id")
 JUDGEMENT = ("query-id", "corpus-id", "score")
 """The columns of a relevance."""
@@ -217,29 +232,105 @@ class Retrieval(DividedRows):
 
 
 def is_retrieval(source: str) -> bool:
-    """Return whether a source is a directory of retrieval data."""
+    """Return whether a source holds retrieval data."""
     if "://" in source:
         return False
+    if _is_folder(source):
+        return True
+    configs, language = _configs(source)
+    return bool(configs) and (language is None or language in configs)
+
+
+def _is_folder(source: str) -> bool:
+    """Return whether the names in a directory are the ones of retrieval data."""
     folder = user_path(source)
     has_texts = all((folder / name).is_dir() for name in TEXT_FILES)
     return (folder / "qrels").is_dir() or "qrels" in _by_stem(folder) or has_texts
 
 
-def relevance_files(source: str) -> dict[str, list[Path]]:
+def relevance_files(source: str) -> dict[str, list[File]]:
     """Return the files of the relevances by split; empty without any.
 
     A file next to the corpus has the relevances of the test split.
+
+    Raises:
+        UsageError: The data have several languages, and the source names none of them.
     """
     folder = user_path(source)
+    if not _is_folder(source):
+        files = _config_files(source, "qrels")
+        if files and not split_address(source)[0].exists() and (named := hub_id(source).split):
+            files = {name: of_split for name, of_split in files.items() if name == named}
+        return _in_order(files, source)
     beside = _by_stem(folder).get("qrels")
     for place in (folder / name for name in RELEVANCES):
-        stems = _by_stem(place)
-        if by_split := names_by_split(stems, str(place)):
-            ordered = dict.fromkeys((*FIRST_SPLITS, *by_split))
-            return {split: stems[by_split[split][0]] for split in ordered if split in by_split}
+        if by_split := _in_order(_by_stem(place), str(place)):
+            return by_split
         if beside:
             return {"test": beside}
     return {}
+
+
+def _in_order(stems: Mapping[str, list[File]], place: str) -> dict[str, list[File]]:
+    """Return the files of each split, the preferred splits first."""
+    by_split = names_by_split(stems, place)
+    ordered = dict.fromkeys((*FIRST_SPLITS, *by_split))
+    return {split: stems[by_split[split][0]] for split in ordered if split in by_split}
+
+
+def _configs(source: str) -> tuple[dict[str, dict[str, str]], str | None]:
+    """Find the configurations of the corpus, the queries and the relevances.
+
+    Returns:
+        Language ("" for configurations without one) -> part -> configuration, empty if there are
+        none; and the language that the source names, or the only one.
+    """
+    folder, language = split_address(source)
+    try:
+        if folder.exists():
+            names = list(clone_configs(folder))
+        else:
+            language = hub_id(source).config
+            names = list(hub_configs(_data_set(source)))
+    except NotFound:
+        return {}, None
+    parts: dict[str, dict[str, str]] = {}
+    for name in names:
+        part, of = "qrels", "" if name == "default" else name
+        if match := CONFIG.fullmatch(name):
+            part, of = match[2], match[1] or match[3] or ""
+        parts.setdefault(of, {})[part] = name
+    # Languages may share a corpus.
+    shared = parts.get("", {})
+    full = {of: shared | own for of, own in parts.items() if len(shared | own) == 3}
+    if language is None and ("" in full or len(full) == 1):
+        language = "" if "" in full else next(iter(full))
+    return full, language
+
+
+def _data_set(source: str) -> HubId:
+    """Return a data set of the hub, whatever its configuration."""
+    return hub_id(source)._replace(config=None, split=None)
+
+
+def _config_files(source: str, part: str) -> dict[str, list[File]]:
+    """Return the files of the corpus, the queries or the relevances by split.
+
+    Raises:
+        UsageError: The data have several languages, and the source names none of them.
+    """
+    configs, language = _configs(source)
+    if not configs:
+        return {}
+    folder, _ = split_address(source)
+    if language is None or language not in configs:
+        address = str(folder) if folder.exists() else _data_set(source).name
+        raise unknown_config(address, language, sorted(filter(None, configs)))
+    name = configs[language][part]
+    if folder.exists():
+        clone = clone_files(folder, name)
+        return dict(clone.files) if clone else {}
+    return hub_files(_data_set(source)._replace(config=name))
 
 
 def read_retrieval(source: str, split: str | None = None) -> Retrieval:
@@ -256,13 +347,14 @@ def read_retrieval(source: str, split: str | None = None) -> Retrieval:
             relevant document, the corpus has none of the relevant documents, or the split has no
             relevances.
     """
-    folder = Path(source).expanduser()
+    folder = split_address(source)[0]
     chosen, qrels = _relevances_of(source, split)
-    corpus, asked = (_text_files(folder, name, chosen) for name in TEXT_FILES)
+    corpus, asked = (_text_files(source, name, chosen) for name in TEXT_FILES)
     read = [*corpus, *asked, *qrels]
-    if (missing := describe_missing_parts(file.name for file in read)) is not None:
+    if (missing := describe_missing_parts(map(base_name, read))) is not None:
         raise UsageError(f"{folder}: {missing}", "download the others")
-    if (digest := folder_hash(read)) is not None:
+    local = [file for file in read if isinstance(file, Path)]
+    if local and (digest := folder_hash(local)) is not None:
         HASHES[source] = digest
     documents, queries = _by_id(corpus), _by_id(asked)
     relevance, absent = _grades(qrels, queries, documents)
@@ -272,7 +364,7 @@ def read_retrieval(source: str, split: str | None = None) -> Retrieval:
     if (blank := next((query for query, text in used.items() if not text), None)) is not None:
         raise UsageError(
             f"query {blank} of {folder} has no text",
-            f"add a text, or remove it from {qrels[0].name}",
+            f"add a text, or remove it from {base_name(qrels[0])}",
         )
     if not any(grades.keys() & documents.keys() for grades in relevance.values()):
         raise UsageError(
@@ -295,7 +387,7 @@ def read_retrieval(source: str, split: str | None = None) -> Retrieval:
     return Retrieval(folder.name, documents, used, relevance, chosen, note)
 
 
-def _relevances_of(source: str, split: str | None) -> tuple[str, list[Path]]:
+def _relevances_of(source: str, split: str | None) -> tuple[str, list[File]]:
     """Return the split whose relevances are used, and their files."""
     by_split = relevance_files(source) if source else {}
     if not by_split:
@@ -317,7 +409,7 @@ def _relevances_of(source: str, split: str | None) -> tuple[str, list[Path]]:
 
 
 def _grades(
-    qrels: Sequence[Path], queries: Mapping[str, str], documents: Mapping[str, str]
+    qrels: Sequence[File], queries: Mapping[str, str], documents: Mapping[str, str]
 ) -> tuple[dict[str, dict[str, float]], list[str]]:
     """Return the grade of each document by query, and where the corpus lacks a relevant one."""
     relevance: dict[str, dict[str, float]] = {}
@@ -363,12 +455,12 @@ def retrieval_scores(
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
-def _by_stem(folder: Path) -> dict[str, list[Path]]:
+def _by_stem(folder: Path) -> dict[str, list[File]]:
     """Return the files of rows in a folder by their names without an ending and a part's number.
 
     Of a file that exists in several formats, one is returned.
     """
-    endings: dict[str, dict[str, list[Path]]] = {}
+    endings: dict[str, dict[str, list[File]]] = {}
     for file in sorted(folder.glob("*.*")):
         if format_of(file.name) and (parts := NAME.fullmatch(file.name)):
             endings.setdefault(parts[1], {}).setdefault(parts[2], []).append(file)
@@ -378,7 +470,7 @@ def _by_stem(folder: Path) -> dict[str, list[Path]]:
     }
 
 
-def _text_files(folder: Path, name: str, split: str) -> list[Path]:
+def _text_files(source: str, name: str, split: str) -> list[File]:
     """Return the files of the corpus or the queries, which may have a directory.
 
     In a directory, they are named after the split, or after what they hold, or there is one name.
@@ -386,9 +478,13 @@ def _text_files(folder: Path, name: str, split: str) -> list[Path]:
     Raises:
         UsageError: There are none.
     """
-    beside, inside = _by_stem(folder), _by_stem(folder / name)
-    if name in beside:
-        return beside[name]
+    folder = user_path(source)
+    if _is_folder(source):
+        beside, inside = _by_stem(folder), _by_stem(folder / name)
+        if name in beside:
+            return beside[name]
+    else:
+        inside = _config_files(source, name)
     of_split = names_by_split(inside, str(folder / name)).get(split, [])
     only = inside if len(inside) == 1 else []
     for stem in (*of_split, name, *only):
@@ -398,7 +494,7 @@ def _text_files(folder: Path, name: str, split: str) -> list[Path]:
     raise UsageError(f"{folder} has no {name}.jsonl{other}")
 
 
-def _judgements(file: Path) -> Iterator[tuple[str, str, str, float]]:
+def _judgements(file: File) -> Iterator[tuple[str, str, str, float]]:
     """Yield the place, query, document and grade of each relevance.
 
     A .tsv file may lack the names of its columns.
@@ -407,8 +503,10 @@ def _judgements(file: Path) -> Iterator[tuple[str, str, str, float]]:
         UsageError: A row has no query, document or whole number.
     """
     rows: Iterable[tuple[str, Sequence[object]]]
-    if file.suffix == ".tsv":
-        with file.open(encoding="utf-8", newline="") as lines:
+    is_tsv = base_name(file).endswith(".tsv")
+    if is_tsv:
+        with open_binary(file) as content:
+            lines = io.TextIOWrapper(content, encoding="utf-8", newline="")
             table = list(csv.reader(lines, delimiter="\t"))
         is_header = bool(table and table[0]) and _grade(table[0][-1]) is None
         rows = [(f"{file}:{n}", row) for n, row in enumerate(table, 1)][is_header:]
@@ -418,7 +516,7 @@ def _judgements(file: Path) -> Iterator[tuple[str, str, str, float]]:
     for where, row in rows:
         ids, grade = list(map(_id_of, row[:-1])), _grade(row[-1]) if row else None
         if len(ids) != 2 or not ids[0] or not ids[1] or grade is None:
-            form = "separated by tabs" if file.suffix == ".tsv" else f"in {', '.join(JUDGEMENT)}"
+            form = "separated by tabs" if is_tsv else f"in {', '.join(JUDGEMENT)}"
             raise UsageError(f"{where} must have query, document and relevance, {form}")
         yield where, ids[0], ids[1], grade
 
@@ -435,7 +533,7 @@ def _id_of(value: object) -> str | None:
     return str(value) if is_id else None
 
 
-def _by_id(files: Sequence[Path]) -> dict[str, str]:
+def _by_id(files: Sequence[File]) -> dict[str, str]:
     """Read the texts of files, id -> text."""
     texts: dict[str, str] = {}
     tables = itertools.chain.from_iterable(open_source(str(f)).tables("train") for f in files)

@@ -181,7 +181,7 @@ def test_a_hub_id_is_streamed_and_once_tokenised_needs_no_network(hub, tmp_path,
         assert list(open_source(f"{NAME}:plain").documents("train", None)) == DOCUMENTS
         with pytest.raises(UsageError, match="no-training has no train split; it has validation"):
             corpus(f"{NAME}:no-training")
-        with pytest.raises(UsageError, match="BuilderConfig 'unknown' not found"):
+        with pytest.raises(UsageError, match="no configuration unknown; it has plain, no-train"):
             corpus(f"{NAME}:unknown")
         pieces = open_source(f"{NAME}:plain", 0.5).pieces("train", 1)
         assert {piece.share for piece in pieces} == {0.5}

@@ -20,6 +20,7 @@ from kdcli.data.readers import read_rows
 from kdcli.data.rows import Piece
 from kdcli.data.sources import open_source
 from kdcli.data.text.sentences import read_texts
+from kdcli.engine.inputs import local_paths
 from kdcli.errors import UsageError
 from kdcli.types import Answer, Head
 
@@ -664,10 +665,15 @@ def test_the_default_configuration_of_a_clone_is_read_with_its_class_names(tmp_p
     assert open_source(str(tmp_path)).splits() == ["train"]
 
 
-def test_other_configurations_of_a_clone_are_read_by_their_directory(tmp_path):
+def test_other_configurations_of_a_clone_are_read_by_their_name(tmp_path):
     with pytest.raises(UsageError, match="has the configurations en, de, no default") as caught:
         open_source(str(clone(tmp_path, default="")))
-    assert "write `default: true` below one of them" in caught.value.hint
+    assert caught.value.hint == f"name one of them: --data {tmp_path}:en"
+    with pytest.raises(UsageError, match="has no configuration fr; it has en, de"):
+        open_source(f"{tmp_path}:fr")
+    assert open_source(f"{tmp_path}:en").splits() == ["train", "validation"]
+    assert read_task("own", f"{tmp_path}:de").task.labels == ("good", "bad")
+    assert local_paths(f"{tmp_path}:de") == [tmp_path]
     assert open_source(str(tmp_path / "en")).splits() == ["validation", "train"]
     en = CONFIGS.format(default="").replace("name: en\n", "name: en\n  default: true\n")
     (tmp_path / "README.md").write_text(en, "utf-8")

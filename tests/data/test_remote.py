@@ -2,6 +2,7 @@
 would here."""
 
 import gzip
+import itertools
 import json
 import os
 import threading
@@ -14,6 +15,7 @@ from texts import DOCUMENTS, corpus, tokens, write
 
 from kdcli.data.accounts import RowAccount
 from kdcli.data.hub import HubId
+from kdcli.data.labelled.own import own_task
 from kdcli.data.sources import open_source
 from kdcli.errors import UsageError
 
@@ -178,3 +180,29 @@ def test_the_hub_by_id_and_by_address(hub, tmp_path, cache):  # noqa: F811
             assert "\n" not in caught.value.message
         with pytest.raises(UsageError, match="cannot be loaded from the hub"):
             read("nobody")
+
+
+def test_a_data_set_of_the_hub_names_its_configurations(hub, tmp_path):  # noqa: F811
+    """Their files are patterns in directories, as on the hub."""
+    files = ["  data_files: [{split: test, path: 'de/test-*'}]", "  data_files: en/test-0.jsonl"]
+    card = ["---", "configs:", "- config_name: de", files[0], "- config_name: en", files[1], "---"]
+    pair = {"sentence1": "a b", "sentence2": "c d"}
+    rows = "".join(json.dumps(pair | {"similarity_score": n / 8}) + "\n" for n in range(40))
+    hub.repositories[NAME] = {
+        "README.md": "\n".join(card).encode(),
+        "de/test-0.jsonl": rows.encode(),
+        "en/test-0.jsonl": rows.encode(),
+    }
+    with hub.known(tmp_path / "hf"):
+        with pytest.raises(UsageError, match="has the configurations de, en, no def") as caught:
+            open_source(NAME).splits()
+        assert caught.value.hint == f"name one of them: --data {NAME}:de"
+        source = open_source(f"{NAME}:de")
+        assert source.splits() == ["test"]
+        table = itertools.chain.from_iterable(t.rows for t in source.tables("test"))
+        task = own_task(table, {})
+        assert (task.kind, task.texts, task.label) == (
+            "score",
+            ("sentence1", "sentence2"),
+            "similarity_score",
+        )

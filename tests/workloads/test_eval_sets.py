@@ -1,5 +1,6 @@
 """Data sets on which embedding models are scored without fine-tuning."""
 
+import itertools
 import json
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 from encoders import on_disk, tiny_encoder
+from hub_server import hub  # noqa: F401
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 from sklearn.linear_model import LogisticRegression
@@ -232,6 +234,49 @@ def test_retrieval_data_may_have_the_forms_of_mteb(model, tmp_path, session):
     (tmp_path / "parts" / "corpus" / "corpus-00001-of-00002.parquet").unlink()
     with pytest.raises(UsageError, match=r"parts: 1 of 2 files are missing"):
         metrics(tmp_path / "parts")
+
+
+@pytest.mark.parametrize("names", ["{part}", "{language}-{part}", "{part}-{language}"])
+def test_retrieval_data_may_have_configurations(model, tmp_path, session, hub, names):  # noqa: F811
+    """Each part of the data is a configuration, perhaps of a language."""
+    rows = {
+        "corpus": [{"_id": str(n), "text": f"w{n} w{n + 1}"} for n in range(9)],
+        "queries": [{"_id": str(n), "text": f"w{n}"} for n in range(9)],
+        "qrels": [{"query-id": str(n), "corpus-id": str(n), "score": 1} for n in range(4)],
+    }
+    folder = tmp_path / "clone"
+    languages = ("de", "en") if "language" in names else ("",)
+    configs = []
+    for language, part in itertools.product(languages, rows):
+        name = names.format(part=part, language=language)
+        if part == "qrels" and names != "{language}-{part}":
+            name = language or "default"
+        write(folder / "rows" / f"{name}.jsonl", rows[part][language == "en" :])
+        files = [{"split": "validation", "path": f"rows/{name}.jsonl"}]
+        configs.append({"config_name": name, "data_files": files})
+    (folder / "README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n")
+    hub.add("someone/searches", folder)
+
+    def scored(source):
+        data = LabelledSettings(source=source)
+        workload = open_evaluation(EvaluationRequest("retrieval", [str(model)], data), session)
+        (evaluation,) = workload.score(Embedder.open(str(model))).evaluations
+        return evaluation.split, evaluation.n, evaluation.metrics
+
+    address = ":en" if languages[0] else ""
+    with hub.known(tmp_path / "hf"):
+        found = [scored(f"{where}{address}") for where in (folder, "someone/searches")]
+        assert found[0] == found[1]
+        assert found[0][:2] == ("validation", 3 if languages[0] else 4)
+        for where in (str(folder), "someone/searches"):
+            assert is_retrieval(where)
+            if languages[0]:
+                with pytest.raises(UsageError, match="has the configurations de, en, no default"):
+                    scored(where)
+            with pytest.raises(UsageError, match="no relevances in someone/searches"):
+                scored(f"someone/searches{address or ':'}:test")
+            # The rows of one part are texts.
+            assert not is_retrieval(f"{where}:{names.format(part='corpus', language='de')}")
 
 
 def test_relevances_of_another_split_are_read(model, tmp_path, session):

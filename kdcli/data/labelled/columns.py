@@ -33,6 +33,7 @@ _TEXT: _Groups = (
 _LABEL: _Groups = (
     *(("label",), ("labels",), ("class",), ("target",), ("y",), ("goldlabel",)),
     ("category", "sentiment", "intent", "topic", "score", "rating", "stars"),
+    ("similarityscore", "relatednessscore"),
 )
 _WORDS: _Groups = (("tokens",), ("words",))
 _TAGS: _Groups = (("nertags",), ("tags",), ("postags",), ("labels",), ("label",), ("upos",))
