@@ -2,6 +2,7 @@
 
     python benchmarks/int8.py MODEL TEXTS --calibration SOURCE [--pooling mean] [--prompt "query: "]
                               [--pairs STSB] [--file NAME=PATH ...] [--rounds 40] [-o files]
+                              [--picture sizes.svg]
 
 MODEL is an encoder whose vectors are means, or a classifier of texts. Makes the model's float32
 file, kdcli's int8 file and the file of ONNX Runtime's `quantize_dynamic`. `--file` adds ONNX or
@@ -15,6 +16,8 @@ files are compared. Prints, for each file:
   random order. The ratio is the median over the rounds, with the quartiles;
 * the largest sum of two neighbouring products of integers. Without VNNI, ONNX Runtime cuts off sums
   beyond 32,767 silently.
+
+`--picture` draws the size of each file over 1 - its mean agreement with torch, one text at a time.
 """
 
 import argparse
@@ -37,6 +40,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 from kdcli.deploy.rounding import largest_pair
 from kdcli.deploy.runners import Runner, file_runner
 from kdcli.metrics.regression import spearman
+from kdcli.report.charts.drawing import INK, scatter_chart
 from kdcli.types import Array, Batch
 
 BATCH, LENGTH = 32, 128
@@ -88,12 +92,17 @@ class Texts:
         vectors_BE: Array = mean_BE / np.linalg.norm(mean_BE, axis=-1, keepdims=True)
         return vectors_BE
 
-    def agreement(self, reference: Array, values: Array) -> str:
-        """Return the share of equal predictions, or the mean and the lowest cosine."""
+    def agreement(self, reference: Array, values: Array) -> Array:
+        """Return whether the predictions of each text are equal, or the cosines of its vectors."""
         if self.is_classifier:
-            return f"{(reference.argmax(-1) == values.argmax(-1)).mean():.4f}"
-        cosines = (reference * values).sum(-1)
-        return f"{cosines.mean():.4f} {cosines.min():.4f}"
+            return reference.argmax(-1) == values.argmax(-1)
+        cosines_N: Array = (reference * values).sum(-1)
+        return cosines_N
+
+    def describe(self, agreement_N: Array) -> str:
+        """Write the share of equal predictions, or the mean and the lowest cosine."""
+        least = "" if self.is_classifier else f" {agreement_N.min():.4f}"
+        return f"{agreement_N.mean():.4f}{least}"
 
 
 def make(source: str, calibration: str, pooling: str | None, folder: Path) -> dict[str, Path]:
@@ -187,6 +196,7 @@ def main() -> None:
     parser.add_argument("--file", action="append", default=[], metavar="NAME=PATH")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("-o", "--output", type=Path, default=Path("files"))
+    parser.add_argument("--picture", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     files: dict[str, Path] = {}
@@ -212,18 +222,30 @@ def main() -> None:
     scored = score(reference.by_torch(ends)) if rows else 0.0
     if rows:
         print(f"torch: Spearman {scored:.4f} on {len(rows)} pairs")
+    points: dict[str, tuple[float, float]] = {}
     for name, file in files.items():
         runner = file_runner(file, threads=1)
-        size = sum(part.stat().st_size for part in file.parent.glob(f"{file.stem}.*"))
+        size = sum(part.stat().st_size for part in file.parent.glob(f"{file.stem}.*")) / 1e6
+        alone_N, padded_N = (
+            reference.agreement(exact_NE, reference.by_file(runner, texts, rows_of_batch))
+            for rows_of_batch in (1, BATCH)
+        )
+        # Float32 leaves rounding errors of 1e-8, which would make the axis logarithmic.
+        points[name] = size, round(1 - float(alone_N.mean()), 4)
         parts = [
-            f"{size / 1e6:.1f} MB",
-            f"alone {reference.agreement(exact_NE, reference.by_file(runner, texts, 1))}",
-            f"padded {reference.agreement(exact_NE, reference.by_file(runner, texts, BATCH))}",
+            f"{size:.1f} MB",
+            f"alone {reference.describe(alone_N)}",
+            f"padded {reference.describe(padded_N)}",
         ]
         if rows:
             found = score(reference.by_file(runner, ends, BATCH))
             parts.append(f"Spearman {found:.4f}, lost {100 * (scored - found):.2f}")
         print(f"{name}: {'; '.join(parts)}; largest sum {largest_sum(file)}", flush=True)
+    if options.picture is not None:
+        measure = "equal answers" if reference.is_classifier else "mean cosine"
+        labels = {name: f"{name}, {size:.1f} MB" for name, (size, _) in points.items()}
+        drawn = scatter_chart(points, labels, "MB", f"1 - {measure}", zero=True)
+        options.picture.write_text(f"{drawn.replace('currentColor', INK)}\n", "utf-8")
     for threads in (1, 2) if options.rounds else ():
         for name, text in ratios(files, threads, options.rounds).items():
             print(f"{name}, {threads} threads: {text}", flush=True)
