@@ -30,7 +30,10 @@ from kdcli.deploy.predict import Predictor
 from kdcli.disk import read_json
 from kdcli.errors import GateError, MachineError
 from kdcli.metrics.cascade import Answers, choose, ranked_twice, upper_limit
-from kdcli.verbs.compress.cascade import write_cascade
+from kdcli.report.schema import Report
+from kdcli.verbs.compress.cascade import find, write_cascade
+from kdcli.verbs.compress.limits import GoalSettings, ScoredModel
+from kdcli.verbs.compress.scored import CandidateScores
 
 TEXTS = [f"w{n % 50} w{n % 7} w{n % 11}" for n in range(24)]
 MS = {"1x32": 2.0, "onnx": 60.0, "teacher": 100.0}
@@ -271,6 +274,30 @@ def test_a_bound_that_too_few_rows_can_show_is_a_missed_goal(compressed):
     sentence = compress(goal__max_drop=0.1).report.compression.sentence
     assert "There is no cascade: no cascade keeps 0.1 points: if 1x32-onnx+onnx" in sentence
     assert len(made.recipes) == trained
+
+
+def test_a_larger_model_that_changes_too_many_answers_is_no_end(tmp_path):
+    """Two int8 files, of which the larger one changes 2 % of the teacher's answers."""
+    right, wrong = [0] * 1000, [1] * 20 + [0] * 980
+    shown = {"teacher": right, "1x32-onnx-int8": wrong[::-1], "onnx-int8": wrong}
+    answers = {name: {"shown": each, "sure": [0.9] * 1000} for name, each in shown.items()}
+    (tmp_path / "answers.json").write_text(json.dumps(answers), "utf-8")
+    scored = {}
+    for name, ms in zip(shown, (100.0, 2.0, 20.0), strict=True):
+        (tmp_path / name / "onnx").mkdir(parents=True)
+        score = 1 - sum(shown[name]) / 1000
+        scored[name] = ScoredModel(name, tmp_path / name, score, score, score, ms, None, 1.0)
+    teacher, *candidates = scored.values()
+    goal = GoalSettings(max_drop=1.0, cascade=True)
+    report = Report.model_construct()
+    scores = CandidateScores(goal, report, "agreement", 1000, teacher, candidates)
+    found, why = find(scores, tmp_path)
+    assert not found
+    assert why.endswith(
+        "if 1x32-onnx-int8+onnx-int8 asks nearly always, up to 2.89 % of its answers may still "
+        "change, as far as 1,000 selection rows tell; add onnx to plan.backends: in float32, the "
+        "model itself changes no answers"
+    )
 
 
 def test_one_candidate_makes_no_cascade(tmp_path):

@@ -77,7 +77,7 @@ def with_cascades(search: Search, scores: CandidateScores, folder: Path) -> Cand
         scores: The scores of the candidates.
         folder: The directory of their evaluation.
     """
-    found, search.no_cascade = find(search, scores, folder)
+    found, search.no_cascade = find(scores, folder)
     if not found:
         return scores
     steps, folders = search.steps, {scores.teacher.name: scores.teacher.folder}
@@ -117,7 +117,7 @@ def _name(part: object) -> str:
     return str(getattr(part, "model", None) or getattr(part, "name", ""))
 
 
-def find(search: Search, scores: CandidateScores, folder: Path) -> tuple[list[Found], str]:
+def find(scores: CandidateScores, folder: Path) -> tuple[list[Found], str]:
     """Return the fastest cascades that keep `max_drop`, or why there are none.
 
     A cascade is only found if it is faster than every candidate that keeps the goal alone.
@@ -159,6 +159,8 @@ def find(search: Search, scores: CandidateScores, folder: Path) -> tuple[list[Fo
     name, limit = min(limits.items(), key=lambda item: item[1], default=("no pair", 1.0))
     needed = rows_needed(max_risk, error)
     hint = f"; it takes {needed:,} rows to show less" if rows < needed else ""
+    if not hint and limit > max_risk and FORMAT not in answers:
+        hint = f"; add {FORMAT} to plan.backends: in float32, the model itself changes no answers"
     return [], (
         f"no cascade keeps {goal.max_drop:g} points: if {name} asks nearly always, up to "
         f"{percent(limit)} % of its answers may still change, as far as {rows:,} selection rows "
