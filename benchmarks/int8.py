@@ -94,10 +94,10 @@ class Texts:
 
     def agreement(self, reference: Array, values: Array) -> Array:
         """Return whether the predictions of each text are equal, or the cosines of its vectors."""
+        agreement_N: Array = (reference * values).sum(-1)
         if self.is_classifier:
-            return reference.argmax(-1) == values.argmax(-1)
-        cosines_N: Array = (reference * values).sum(-1)
-        return cosines_N
+            agreement_N = reference.argmax(-1) == values.argmax(-1)
+        return agreement_N
 
     def describe(self, agreement_N: Array) -> str:
         """Write the share of equal predictions, or the mean and the lowest cosine."""
