@@ -40,6 +40,7 @@ from kdcli.models.embedding_format import EmbeddingFormat, Pool, load_embedder, 
 from kdcli.models.heads import PROBLEM, kind_of_head, tokenizer_for
 from kdcli.models.load import check_case, load_config
 from kdcli.models.model import reads_token_types
+from kdcli.models.padding import settle_padding
 from kdcli.models.shape import positions_of
 from kdcli.types import Array, Example, Kind
 
@@ -209,6 +210,8 @@ class Predictor:
             return known(export.runner(latency_threads()), export.outputs)
         if network is None:
             network = load_network(source)
+            if kind != TEXT_KIND:
+                settle_padding(network, tokenizer, source)
         device = choose_device("auto")
         network.to(device)
         if kind == TEXT_KIND:

@@ -38,7 +38,6 @@ from kdcli.models.files import (
 )
 from kdcli.models.library_model import ROLE_TOKENS, custom_code_refused, load_library_model
 from kdcli.models.load import (
-    AS_LOADED,
     check_case,
     check_weights,
     encoder_settings,
@@ -52,8 +51,10 @@ from kdcli.models.load import (
     save_model,
 )
 from kdcli.models.model import NO_ROWS, Model
+from kdcli.models.padding import settle_padding
 from kdcli.models.shape import longest_input
 from kdcli.models.static import CLASSIFIER, bare_tokenizer, is_static
+from kdcli.models.tokenizer_files import AS_LOADED
 from kdcli.types import RowHashes
 
 PROMPTS_FILE = "config_sentence_transformers.json"
@@ -598,8 +599,8 @@ def _load_encoder(source: str, *, compacted: bool) -> Model:
         return Model(load_weights(source, AutoModel).eval(), tokenizer, source)
     if (model_class := custom_class(config)) is None:
         return load_encoder(source)
-    tokenizer = load_tokenizer(source)
-    return Model(load_weights(source, model_class).eval(), tokenizer, source)
+    tokenizer, model = load_tokenizer(source), load_weights(source, model_class).eval()
+    return Model(model, tokenizer, source, settle_padding(model, tokenizer, source))
 
 
 def save_embedder(

@@ -45,6 +45,7 @@ from kdcli.models.load import (
 )
 from kdcli.models.masked_head import student_with_head
 from kdcli.models.model import Model, return_token_types, training_rows
+from kdcli.models.padding import settle_padding
 from kdcli.models.shape import InitializedStudent, longest_input
 from kdcli.models.static import StaticConfig
 from kdcli.models.static_classifier import StaticForSequenceClassification
@@ -163,7 +164,8 @@ def load_for_task(
         model = with_new_head(encoder, config, task, seed, source=source)
         return_token_types(config, tokenizer)
         note = f"a new head: {misfit}"
-    return Model(model.eval(), tokenizer, source, note, max_length, training_rows(location(source)))
+    note += settle_padding(model.eval(), tokenizer, source)
+    return Model(model, tokenizer, source, note, max_length, training_rows(location(source)))
 
 
 def check_head(source: str, config: PreTrainedConfig, task: Task) -> None:

@@ -88,6 +88,7 @@ from kdcli.models.layout import (
 )
 from kdcli.models.model import NO_ROWS, Model, training_rows, write_training_rows
 from kdcli.models.native_twin import TWINS, is_equal_to_stock, native_twin
+from kdcli.models.padding import settle_padding
 from kdcli.models.shape import longest_input
 from kdcli.models.source import check_source
 from kdcli.models.static import (
@@ -99,7 +100,13 @@ from kdcli.models.static import (
     read_sizes,
 )
 from kdcli.models.temperature import TEMPERATURE
-from kdcli.models.tokenizer_files import PROBE, TOKENIZER_FILE, check_ids, check_tokenizer
+from kdcli.models.tokenizer_files import (
+    AS_LOADED,
+    PROBE,
+    TOKENIZER_FILE,
+    check_ids,
+    check_tokenizer,
+)
 from kdcli.types import RowHashes
 
 # The progress bars of transformers would break the ones of kdcli.
@@ -111,8 +118,6 @@ PINNED = re.compile(r"((?:[\w.-]+/)?[\w.-]+)@([\w./-]+)")
 SNAPSHOT_FILES = ["*.json", "*.txt", "*.model", "*.safetensors", "*.py", "*.md", "*.npy"]
 OTHER_FILES = ["onnx/*", "openvino/*", "checkpoints/*"]
 PROBED = {"return_token_type_ids": True, "verbose": False}
-# Attribute of a tokenizer that holds truncation and padding before any call.
-AS_LOADED = "kdcli_as_loaded"
 # Configuration keys that describe the source of a model and not the model: a key of earlier
 # versions of transformers and kdcli, and defaults for ONNX files.
 INHERITED_KEYS = ("finetuning_task", "transformers.js_config")
@@ -196,7 +201,8 @@ def load_encoder(
     tokenizer = load_tokenizer(source)
     model = load_weights(source, AutoModel)
     rows = training_rows(location(source))
-    return Model(model.eval(), tokenizer, source, rows=rows)
+    note = settle_padding(model.eval(), tokenizer, source)
+    return Model(model, tokenizer, source, note, rows=rows)
 
 
 def load_config(source: str, *, weights: bool = True, compacted: bool = False) -> PreTrainedConfig:

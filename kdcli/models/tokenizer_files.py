@@ -58,6 +58,8 @@ PROBE = f"{string.printable} \u00e9\u00df\u4e2d\u6587\U0001f600 {RUNS}"
 """A text with characters of many kinds, on which a tokenizer is tried. Long runs of a letter show
 patterns that take forever."""
 LISTED_TOKENS = 5
+AS_LOADED = "kdcli_as_loaded"
+"""Attribute of a tokenizer that holds truncation and padding before any call."""
 ORIGINAL_HINT = "use the tokenizer of the original model"
 TEMPLATE_HINT = "correct the post_processor in the tokenizer.json of a copy of the model"
 

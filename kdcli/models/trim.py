@@ -32,8 +32,9 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from kdcli.errors import UsageError
 from kdcli.models.custom_class import LABEL_WORDS_KEY, UNILM_KEY, empty_model, load_tensors
-from kdcli.models.load import AS_LOADED, load_tokenizer, save_tokenizer
+from kdcli.models.load import load_tokenizer, save_tokenizer
 from kdcli.models.static import FRAMING_KEY
+from kdcli.models.tokenizer_files import AS_LOADED
 from kdcli.types import Array
 
 TRIMMABLE_KINDS = ("WordPiece", "BPE", "Unigram", "WordLevel")

@@ -92,6 +92,7 @@ class Embedder(Model):
             return cls(loaded.model, loaded.tokenizer, source, loaded.note, format=fmt)
         loaded = load_embedder(source, compacted=compacted)
         fmt, note = format_for(source, loaded.model.config, pooling)
+        note += loaded.note
         return cls(loaded.model, loaded.tokenizer, source, note, rows=loaded.rows, format=fmt)
 
     @classmethod

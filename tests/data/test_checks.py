@@ -58,6 +58,17 @@ def test_every_kind_of_fault_is_counted_with_its_first_lines_at_once(tmp_path):
     assert [line for line in log if line in found.notes] == found.notes
 
 
+def test_a_label_that_would_be_a_class_in_another_type_is_skipped(tmp_path):
+    labels = ["0", "1"] * 20 + [0, 1] * 5
+    file = put(
+        tmp_path / "train.jsonl", [{"text": f"w{i}", "label": x} for i, x in enumerate(labels)]
+    )
+    found = opened(file, skip_bad=True)
+    assert found.notes[0] == "skipped 10 of 50 rows that cannot be used:"
+    assert len(found.train) + len(found.sets[""]) == 40
+    assert [(each.reason, each.count) for each in found.account.left_out] == [("bad", 10)]
+
+
 def test_faults_of_both_splits_come_together(tmp_path):
     put(tmp_path / "train.jsonl", [*rows(30), {"text": "w1", "label": None}])
     put(tmp_path / "validation.jsonl", [{"text": "v1", "label": "a"}, {"text": "v2", "label": "z"}])

@@ -34,6 +34,11 @@ class BadRows:
         self._by_problem: dict[str, list[BadRow]] = {}
         self._counts: Counter[str] = Counter()
 
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The places of all rows, in order."""
+        return tuple(sorted(self._places))
+
     def __call__(self, row: BadRow) -> None:
         """Add a row, unless it is only to be counted."""
         if isinstance(row, Remark) or row.where in self._places:

@@ -90,6 +90,7 @@ class TaskSource:
         train_source: The source of the training split if it is another one.
         on_bad: Called with each row that does not fit the task.
         withheld: Whether rows may lack labels.
+        refused: The places of rows whose labels do not fit the other labels.
         account: Counts the rows that are read.
         examples: All examples that were read.
     """
@@ -99,6 +100,7 @@ class TaskSource:
     train_source: str | None
     on_bad: OnBadRow
     withheld: bool
+    refused: tuple[str, ...] = ()
     account: RowAccount = field(default_factory=lambda: RowAccount(""))
     examples: list[Example] = field(default_factory=list)
 
@@ -202,7 +204,7 @@ class TaskSource:
         if missing := describe_missing_parts(map(base_name, files)):
             warn(f"{split}: {missing}")
         examples, bad_rows, account = _read_examples(
-            self.task, source, split, withheld=self.withheld
+            self.task, source, split, self.refused, withheld=self.withheld
         )
         self.account.add(account)
         for row in bad_rows:
@@ -340,9 +342,10 @@ def _hub_source(where: tuple[str, str | None], name: str) -> Source:
 
 @kept_rows
 def _read_examples(
-    task: Task, source: Source, split: str, *, withheld: bool
+    task: Task, source: Source, split: str, refused: tuple[str, ...], *, withheld: bool
 ) -> tuple[list[Example], list[BadRow], RowAccount]:
     """Return the examples of a split, the rows that cannot be read, and the account of both."""
+    refused_places = frozenset(refused)
     bad_rows: list[BadRow] = []
     account = RowAccount(source.name)
     if isinstance(source, DemoSource):
@@ -361,6 +364,8 @@ def _read_examples(
     examples = []
     for number, row in read_numbered_rows(source, split, on_bad):
         try:
+            if row.where in refused_places:
+                raise BadRow(row.where, "the label does not fit the other labels")
             examples.append(example_of(task, row, number, withheld=withheld))
             account.read += 1
         except BadRow as error:
@@ -431,6 +436,7 @@ def open_task(
         request.train_source,
         bad_rows,
         withheld=not has_labels,
+        refused=bad_rows.places,
         account=RowAccount(request.source or request.task),
     )
 

@@ -1,0 +1,78 @@
+"""Find out whether a network's answers change when a row is padded to the length of another one."""
+
+from torch import Tensor, no_grad, tensor
+from torch.nn.functional import pad
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from kdcli.errors import UsageError
+from kdcli.models.model import TYPE_IDS, reads_token_types
+from kdcli.models.shape import longest_input
+from kdcli.models.tokenizer_files import AS_LOADED
+
+TEXT = "a b c d"
+LENGTH = 6
+"""Maximum number of tokens of the row that is tried, and of its padding."""
+CHANGE = 0.01
+"""Rounding changes outputs by less than this share of the largest one."""
+
+
+def settle_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str) -> str:
+    """Make a tokenizer pad where padding changes no answer, and describe answers that it changes.
+
+    Rows are padded on the right. A tokenizer that pads on the left would change the answers of most
+    encoders, also of models that are saved with it.
+
+    Args:
+        model: An encoder, or an encoder with a head, in eval mode.
+        tokenizer: Its tokenizer.
+        source: The model, for messages.
+
+    Returns:
+        A note on the padding; empty if there is nothing to know.
+
+    Raises:
+        UsageError: Only padding on the left changes no answer.
+    """
+    length = min(LENGTH, (longest_input(model.config) or 2 * LENGTH) // 2)
+    ids = tokenizer(TEXT)["input_ids"][:length]
+    filler = tokenizer.pad_token_id or 0
+    if not ids:
+        return ""
+    types = reads_token_types(model.config, tokenizer)
+
+    def outputs(before: int, after: int) -> Tensor:
+        row_BL = pad(tensor([ids]), (before, after), value=filler)
+        batch = {"input_ids": row_BL, "attention_mask": row_BL.new_zeros(row_BL.shape)}
+        batch["attention_mask"][:, before : before + len(ids)] = 1
+        if types:
+            batch[TYPE_IDS] = row_BL.new_zeros(row_BL.shape)
+        with no_grad():
+            first: Tensor = model(**batch)[0]
+        is_of_tokens = first.shape[1:2] == row_BL.shape[1:]
+        return first[:, before : before + len(ids)] if is_of_tokens else first
+
+    alone = outputs(0, 0)
+
+    def changes(before: int, after: int) -> bool:
+        difference = (outputs(before, after) - alone).abs().max()
+        return bool(difference > CHANGE * alone.abs().max())
+
+    if changes(0, len(ids)):
+        if not changes(len(ids), 0):
+            raise UsageError(
+                f"the head of {source} reads the last token of a row, also if that is padding; "
+                "kdcli pads on the right",
+                "use a model of another type, or the vectors of this one",
+            )
+        return "; its answers depend on padding, so on the other rows of a batch"
+    if tokenizer.padding_side == "left" and changes(len(ids), 0):
+        _pad_on_the_right(tokenizer)
+        return "; padding on the left, as its tokenizer does, changes its answers: kdcli pads right"
+    return ""
+
+
+def _pad_on_the_right(tokenizer: PreTrainedTokenizerBase) -> None:
+    tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "right"
+    truncation, padding = getattr(tokenizer, AS_LOADED, (None, None))
+    if padding is not None:
+        setattr(tokenizer, AS_LOADED, (truncation, padding | {"direction": "right"}))

@@ -1,0 +1,43 @@
+"""Padding on the side where it changes no answer, or a note or refusal."""
+
+import json
+
+import pytest
+import torch
+from encoders import on_disk, tiny_config
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from kdcli.deploy.predict import Predictor
+from kdcli.errors import UsageError
+from kdcli.models.load import load_encoder, save_model
+
+
+def saved(kind, folder, side="right"):
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_config(tiny_config(kind, initializer_range=0.5))
+    config = on_disk(model.eval(), folder) / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"padding_side": side}))
+    return str(folder)
+
+
+@pytest.mark.parametrize(("kind", "side"), [("bert", "right"), ("qwen3", "left")])
+def test_padding_that_changes_no_answer_stays(kind, side, tmp_path):
+    loaded = load_encoder(saved(kind, tmp_path, side))
+    assert (loaded.note, loaded.tokenizer.padding_side) == ("", side)
+
+
+def test_a_model_is_saved_with_the_padding_of_its_scores(tmp_path):
+    loaded = load_encoder(saved("bert", tmp_path / "left", "left"))
+    assert "kdcli pads right" in loaded.note
+    save_model(loaded.model, loaded.tokenizer, tmp_path / "right")
+    assert AutoTokenizer.from_pretrained(tmp_path / "right").padding_side == "right"
+
+
+def test_answers_that_depend_on_padding_are_a_note(tmp_path):
+    assert "depend on padding" in load_encoder(saved("convbert", tmp_path)).note
+
+
+def test_a_head_that_reads_padding_is_refused(tmp_path):
+    model = saved("xlnet", tmp_path)
+    with pytest.raises(UsageError, match="reads the last token of a row, also if that is padding"):
+        Predictor.open(model)
