@@ -37,7 +37,7 @@ from kdcli.metrics.tokens import entities
 from kdcli.models.cross_encoder import activation_of, is_cross_encoder, read_scorer
 from kdcli.models.custom_class import UNILM_KEY
 from kdcli.models.embedding_format import EmbeddingFormat, Pool, load_embedder, read_format
-from kdcli.models.heads import PROBLEM, kind_of_head, tokenizer_for
+from kdcli.models.heads import PROBLEM, head_of, kind_of_head, tokenizer_for
 from kdcli.models.load import check_case, load_config
 from kdcli.models.model import reads_token_types
 from kdcli.models.padding import settle_padding
@@ -522,7 +522,9 @@ def kind_of_model(source: str, config: PreTrainedConfig, *, headless: bool = Fal
     if config.num_labels == 1 and has_scores:
         return RERANK_KIND
     if config.num_labels == 1 and config.problem_type is None:
-        return "score"
+        # A name such as SPAM is a detector's, whose output is the logit of a probability.
+        head = head_of(config)
+        return "multi" if head is not None and head.named else "score"
     return next((k for k, problem in PROBLEM.items() if problem == config.problem_type), kind)
 
 

@@ -201,6 +201,14 @@ def test_classes_of_models_for_others(tmp_path):
     assert whole.model.predict(PAIRS).tolist() == pytest.approx(whole.predict(PAIRS), abs=1e-4)
 
 
+def test_a_detector_with_one_named_output_gives_its_probability(tmp_path):
+    folder = own_files.headed(tmp_path / "detector", ("SPAM",))
+    wanted = pipeline("text-classification", model=str(folder), device="cpu")(TEXTS)
+    for model in (kdcli.load(folder), in_onnx(folder)):
+        for one, other in zip(model.predict(TEXTS), wanted, strict=True):
+            assert one.scores == {"SPAM": pytest.approx(other["score"], abs=1e-4)}
+
+
 def test_what_has_no_head_or_no_model_is_refused(tmp_path):
     folder = on_disk(tiny_encoder("bert"), tmp_path / "encoder")
     with pytest.raises(UsageError, match="is an encoder without a head") as caught:
