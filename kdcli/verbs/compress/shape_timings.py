@@ -236,8 +236,8 @@ def shapes_to_time(
 ) -> tuple[list[ModelShape], list[ModelShape]]:
     """Return the shapes that a tenth of the budget can time, and the others.
 
-    The largest shapes that should meet the goal come first. The time that is expected of a shape
-    is proportional to the size of its layers, and a fifth longer than that.
+    The largest shapes that may meet the goal come first. The time that is expected of a shape is
+    proportional to the size of its layers, which is less than it will take.
     """
     steps = search.steps
     each = steps.seconds / max(1, timing.earlier)
@@ -247,7 +247,7 @@ def shapes_to_time(
     teacher = size_of_layers(loaded.shape)
 
     def rank(shape: ModelShape) -> tuple[bool, int]:
-        share = 1.2 * size_of_layers(shape) / teacher
+        share = size_of_layers(shape) / teacher
         ms, speedup = share * of_model.ms, of_model.speedup / share if share else math.inf
         expected = {_name(shape, loaded.shape): UntrainedTimes(ms, speedup, ms, speedup)}
         return bool(too_slow(search.goal, expected)), -size_of_layers(shape)
