@@ -193,7 +193,8 @@ def _names(cells: Sequence[str]) -> list[str]:
 
 
 def _check_names(where: str, names: Sequence[str]) -> None:
-    """Raise a UsageError if there are too many names, or two columns have the same one."""
+    """Raise a UsageError if there are too many names, if two columns have the same one, or if they
+    are in single quotes."""
     if len(names) > MAX_COLUMNS:
         raise UsageError(f"{where}: there are {len(names):,} columns, more than {MAX_COLUMNS:,}")
     (repeated, times), *_ = Counter(filter(None, names)).most_common(1) or [("", 0)]
@@ -201,6 +202,12 @@ def _check_names(where: str, names: Sequence[str]) -> None:
         raise UsageError(
             f"{where}: there are {times} columns '{repeated}'; each column has its own name",
             "rename the columns in this line",
+        )
+    if names and all(len(name) > 2 and name[0] == name[-1] == "'" for name in names):
+        raise UsageError(
+            f"{where}: the columns are in single quotes ({', '.join(names)}), which CSV does not "
+            "have: they would be a part of every cell",
+            'write double quotes, in pandas with read_csv(FILE, quotechar="\'").to_csv(FILE)',
         )
 
 

@@ -377,6 +377,10 @@ LINES = "".join(f"film {n} was dull,{('bad', 'good')[n % 2]}\n" for n in range(6
 REFUSED = {
     "unclear.csv": ("text;raw|label\nx;y|1\n", ["1: are the columns separated by ';' or '|'"]),
     "twice.csv": ("text,text,label\na,b,1\n", ["1: there are 2 columns 'text'"]),
+    "quotes.csv": (
+        "'text','label'\n'a, b','c'\n",
+        ["1: the columns are in single quotes ('text', 'label')", "quotechar="],
+    ),
     "twice.jsonl": ('{"text": "a", "text": "b"}\n', ["1: ", "holds 'text' twice"]),
     "joined.csv": (
         f"text,label\n{LINES}text,label\n{LINES}",
