@@ -7,12 +7,13 @@ be written or read, its result is computed again.
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
@@ -66,27 +67,34 @@ class Keeper:
                 arrays = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
             # The files that were used last are kept.
             file.touch()
+            result = Result(arrays, facts.get(TEXT, ""))
+            why = "" if facts.get(DIGEST) == result.digest else "its hash differs"
         except (OSError, SafetensorError) as error:
-            log(f"{file} cannot be read ({error}), so its content is computed again")
-            return None
-        result = Result(arrays, facts.get(TEXT, ""))
-        if facts.get(DIGEST) != result.digest:
-            log(f"{file} is damaged (its hash differs), so its content is computed again")
-            return None
-        return result
+            why = str(error)
+        if not why:
+            return result
+        log(f"{file} is damaged ({why}), so its content is computed again")
+        with suppress(OSError):
+            file.unlink()
+        return None
 
     def store(self, key: str, result: Result, seconds: float) -> None:
         """Store a result that took some seconds to compute."""
         file = self._file(key)
+        # A transposed array would be written in the order of its memory.
+        arrays = {name: np.require(one, requirements="C") for name, one in result.arrays.items()}
+        facts = {DIGEST: result.digest, TEXT: result.text}
         try:
             with disk_errors(file):
-                file.parent.mkdir(parents=True, exist_ok=True)
-            facts = {DIGEST: result.digest, TEXT: result.text}
-            # A transposed array would be written in the order of its memory.
-            arrays = {name: np.ascontiguousarray(one) for name, one in result.arrays.items()}
-            write_atomic(file, save(arrays, metadata=facts))
-        except MachineError as error:
-            log(f"a result is not kept for later steps: {error.message}")
+                self.folder.mkdir(parents=True, exist_ok=True)
+            # Several processes may compute the same result.
+            with FileLock(file.with_suffix(".lock")):
+                if not file.is_file():
+                    write_atomic(file, save(arrays, metadata=facts))
+                file.with_suffix(".lock").unlink(missing_ok=True)
+        except (MachineError, OSError, NotImplementedError) as error:
+            why = error.message if isinstance(error, MachineError) else str(error)
+            log(f"a result is not kept for later steps: {why}")
             return
         self.seconds += seconds
         delete_oldest_results(self.folder)
@@ -121,10 +129,14 @@ def delete_oldest_results(folder: Path, max_bytes: int = MAX_FOLDER_BYTES) -> No
     """Keep the files in a directory that were used last, up to `max_bytes` in total."""
     total = 0
     try:
-        used = [(file.stat(), file) for file in folder.glob("*.safetensors")]
+        used = []
+        for file in folder.glob("*.safetensors"):
+            # Another process may delete it.
+            with suppress(FileNotFoundError):
+                used.append((file.stat(), file))
         for status, file in sorted(used, key=lambda each: each[0].st_mtime, reverse=True):
             total += status.st_size
             if total > max_bytes:
-                file.unlink()
+                file.unlink(missing_ok=True)
     except OSError as error:
         log(f"old results could not be deleted: {error}")

@@ -30,7 +30,7 @@ from kdcli.deploy.sparse.loading import load_network
 from kdcli.disk import unprintable
 from kdcli.engine.device import choose_device
 from kdcli.errors import UsageError
-from kdcli.messages import warn
+from kdcli.messages import log_fact, warn
 from kdcli.metrics.cascade import ranked_twice, sureness
 from kdcli.metrics.finite import check_finite
 from kdcli.metrics.tokens import entities
@@ -210,8 +210,8 @@ class Predictor:
             return known(export.runner(latency_threads()), export.outputs)
         if network is None:
             network = load_network(source)
-            if kind != TEXT_KIND:
-                settle_padding(network, tokenizer, source)
+            if kind != TEXT_KIND and (note := settle_padding(network, tokenizer, source)):
+                log_fact(f"{source}: {note}")
         device = choose_device("auto")
         network.to(device)
         if kind == TEXT_KIND:
@@ -522,7 +522,7 @@ def kind_of_model(source: str, config: PreTrainedConfig, *, headless: bool = Fal
     if config.num_labels == 1 and has_scores:
         return RERANK_KIND
     if config.num_labels == 1 and config.problem_type is None:
-        # A name such as SPAM is a detector's, whose output is the logit of a probability.
+        # The output of a detector, which has a name such as SPAM, is the logit of a probability.
         head = head_of(config)
         return "multi" if head is not None and head.named else "score"
     return next((k for k, problem in PROBLEM.items() if problem == config.problem_type), kind)

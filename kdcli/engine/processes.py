@@ -63,6 +63,7 @@ class StopRequest:
 
 _request: StopRequest | None = None
 """The request of the `stop_requests` that is open in this process."""
+QUIET_TRACKER = "ignore:resource_tracker:UserWarning"
 _ends_at_once: ContextVar[bool] = ContextVar("ends_at_once", default=False)
 """Whether a second signal may end this process, because it runs nothing but a command."""
 
@@ -74,12 +75,13 @@ def ends_at_once() -> Iterator[None]:
     A process that calls kdcli as a library, such as a notebook's, would lose what it has in memory.
     """
     # The resource tracker removes what an ended process leaves, and would warn of it.
-    sys.warnoptions.append("ignore:resource_tracker:UserWarning")
+    sys.warnoptions.append(QUIET_TRACKER)
     token = _ends_at_once.set(True)
     try:
         yield
     finally:
         _ends_at_once.reset(token)
+        sys.warnoptions.remove(QUIET_TRACKER)
 
 
 @contextlib.contextmanager

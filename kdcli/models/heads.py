@@ -164,7 +164,7 @@ def load_for_task(
         model = with_new_head(encoder, config, task, seed, source=source)
         return_token_types(config, tokenizer)
         note = f"a new head: {misfit}"
-    note += settle_padding(model.eval(), tokenizer, source)
+    note = "; ".join(filter(None, [note, settle_padding(model.eval(), tokenizer, source)]))
     return Model(model, tokenizer, source, note, max_length, training_rows(location(source)))
 
 

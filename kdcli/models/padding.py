@@ -17,10 +17,10 @@ CHANGE = 0.01
 
 
 def settle_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str) -> str:
-    """Make a tokenizer pad where padding changes no answer, and describe answers that it changes.
+    """Set the tokenizer's padding side so that padding changes no output, if that is possible.
 
-    Rows are padded on the right. A tokenizer that pads on the left would change the answers of most
-    encoders, also of models that are saved with it.
+    kdcli pads on the right. Padding on the left changes the answers of most encoders, and of every
+    model that is saved with such a tokenizer.
 
     Args:
         model: An encoder, or an encoder with a head, in eval mode.
@@ -28,7 +28,7 @@ def settle_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, s
         source: The model, for messages.
 
     Returns:
-        A note on the padding; empty if there is nothing to know.
+        A note if padding changes outputs, or if the side was changed; else an empty string.
 
     Raises:
         UsageError: Only padding on the left changes no answer.
@@ -48,26 +48,28 @@ def settle_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, s
             batch[TYPE_IDS] = row_BL.new_zeros(row_BL.shape)
         with no_grad():
             first: Tensor = model(**batch)[0]
-        is_of_tokens = first.shape[1:2] == row_BL.shape[1:]
-        return first[:, before : before + len(ids)] if is_of_tokens else first
+        return first
 
     alone = outputs(0, 0)
 
     def changes(before: int, after: int) -> bool:
-        difference = (outputs(before, after) - alone).abs().max()
-        return bool(difference > CHANGE * alone.abs().max())
+        padded = outputs(before, after)
+        if padded.shape != alone.shape:
+            # States of tokens. Those of the padding do not count.
+            padded = padded[:, before : before + len(ids)]
+        return bool((padded - alone).abs().max() > CHANGE * alone.abs().max())
 
     if changes(0, len(ids)):
         if not changes(len(ids), 0):
             raise UsageError(
-                f"the head of {source} reads the last token of a row, also if that is padding; "
+                f"the head of {source} reads the last token of a row, even if it is padding; "
                 "kdcli pads on the right",
                 "use a model of another type, or the vectors of this one",
             )
-        return "; its answers depend on padding, so on the other rows of a batch"
+        return "its answers depend on padding, so on the other rows of a batch"
     if tokenizer.padding_side == "left" and changes(len(ids), 0):
         _pad_on_the_right(tokenizer)
-        return "; padding on the left, as its tokenizer does, changes its answers: kdcli pads right"
+        return "padding on the left, as its tokenizer does, changes its answers: kdcli pads right"
     return ""
 
 

@@ -5,7 +5,6 @@ This module derives the student's configuration and initial weights
 """
 
 import copy
-import hashlib
 import json
 import time
 from contextlib import suppress
@@ -242,12 +241,12 @@ def _fit_once(
     keeper = keeper_for(sum(weight.nbytes for weight in student.state_dict().values()))
     if keeper is None:
         return fit()
-    tokens = {name: hashlib.sha256(x.numpy().tobytes()).hexdigest() for name, x in sample.items()}
+    rows = Result({name: tensor.numpy(force=True) for name, tensor in sample.items()})
     key = cache_key(
         "fit",
         *(kdcli_version, torch.__version__, transformers.__version__),
         *(weights_hash(teacher), hash_of_code(teacher), student.config.to_json_string()),
-        *(chosen, seed, str(dtype), teacher.device.type, tokens),
+        *(chosen, seed, str(dtype), teacher.device.type, rows.digest),
     )
     if (kept := keeper.load(key)) is not None:
         weights = {name: torch.from_numpy(array) for name, array in kept.arrays.items()}

@@ -122,10 +122,10 @@ def run_study(
         return run_command(members[0].resolved, options, name, members[0].prepare)
     with (
         stop_requests(at_once=True) as stop,
-        TemporaryDirectory() as aside,
+        TemporaryDirectory(prefix="kdcli-study-") as folder,
         keep_rows(),
-        # The runs of one seed begin with the same students, and the check has made them all.
-        keep_results(Path(aside)),
+        # The runs of one seed begin with the same students.
+        keep_results(Path(folder)),
         facts_once() as facts,
         nullcontext() if joined() else open_pool(options, stop, facts) as pool,
     ):

@@ -117,6 +117,31 @@ def test_a_fit_in_half_precision_is_as_close_to_the_teacher(kind, dtype, format_
     assert unlike(in_half) < 1
 
 
+class Block:
+    """The same tokens in rows of another length."""
+
+    def __init__(self, width):
+        self.width = width
+
+    def __len__(self):
+        return 1024 // self.width
+
+    def batch(self, indices):
+        ids_BL = (torch.arange(1024) * 7 % 50 + 5).reshape(-1, self.width)[torch.as_tensor(indices)]
+        return {"input_ids": ids_BL, "attention_mask": torch.ones_like(ids_BL)}
+
+
+def test_the_length_of_the_rows_belongs_to_a_fit(tmp_path):
+    teacher = tiny_encoder("bert", num_hidden_layers=4)
+    shape = replace(shape_of(teacher.config), layers=2)
+    alone = build_student(teacher, shape, text=Block(8)).model.state_dict()
+    with keep_results(tmp_path):
+        build_student(teacher, shape, text=Block(4))
+        after = build_student(teacher, shape, text=Block(8)).model.state_dict()
+    for name, weight in alone.items():
+        torch.testing.assert_close(after[name], weight, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("width", [16, 32])
 def test_a_fit_is_kept_to_the_bit_and_only_for_the_same_student(width, tmp_path):
     teacher = tiny_encoder("bert", num_hidden_layers=4)

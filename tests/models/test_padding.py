@@ -26,6 +26,14 @@ def test_padding_that_changes_no_answer_stays(kind, side, tmp_path):
     assert (loaded.note, loaded.tokenizer.padding_side) == ("", side)
 
 
+@pytest.mark.parametrize("classes", [4, 5, 8, 10, 12])
+def test_the_number_of_classes_is_not_taken_for_a_length(classes, tmp_path):
+    config = tiny_config("bert", num_labels=classes, initializer_range=0.5)
+    on_disk(AutoModelForSequenceClassification.from_config(config).eval(), tmp_path)
+    (found,) = Predictor.open(str(tmp_path)).predict(["w1 w2"])
+    assert len(found.scores) == classes
+
+
 def test_a_model_is_saved_with_the_padding_of_its_scores(tmp_path):
     loaded = load_encoder(saved("bert", tmp_path / "left", "left"))
     assert "kdcli pads right" in loaded.note
@@ -39,5 +47,5 @@ def test_answers_that_depend_on_padding_are_a_note(tmp_path):
 
 def test_a_head_that_reads_padding_is_refused(tmp_path):
     model = saved("xlnet", tmp_path)
-    with pytest.raises(UsageError, match="reads the last token of a row, also if that is padding"):
+    with pytest.raises(UsageError, match="reads the last token of a row, even if it is padding"):
         Predictor.open(model)

@@ -129,11 +129,11 @@ def has_time_to_finish(search: Search, one: _Stopped, cost: TrainingCost) -> boo
     `cost` may be the cost of a larger shape. If there is no time for it, the shape's own training
     is estimated.
     """
-    rest = 1 - one.steps / max(1, cost.steps)
-    if not search.steps.too_long(rest * cost.seconds):
+    rest, after = 1 - one.steps / max(1, cost.steps), search.steps.seconds_after_training()
+    if not search.steps.too_long(rest * cost.seconds + after):
         return True
     own = search.cost(distilling(search, one.shape))
-    return not own.error and not search.steps.too_long(rest * own.seconds)
+    return not own.error and not search.steps.too_long(rest * own.seconds + after)
 
 
 def costs_of(search: Search, shapes: Sequence[str]) -> dict[str, TrainingCost]:
