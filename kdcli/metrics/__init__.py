@@ -6,7 +6,7 @@
 import importlib
 from collections.abc import Sequence
 
-from kdcli.metrics.bootstrap import Scorer
+from kdcli.metrics.bootstrap import Scorer, WeightedScorer
 from kdcli.types import Array, Task
 
 METRIC_MODULES = {
@@ -53,4 +53,6 @@ def scorer(
             raise ValueError(f"no metric {unknown[0]!r} for tasks of kind {task.kind}")
         return {name: float(scores[name]) for name in task.metrics}
 
-    return score
+    return (
+        WeightedScorer(score, score_all.weights) if isinstance(score_all, WeightedScorer) else score
+    )

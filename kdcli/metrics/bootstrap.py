@@ -8,6 +8,7 @@ bootstrap's interval is widened by the effect of a single example.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Protocol, runtime_checkable
 
@@ -28,6 +29,24 @@ class ScorerWithValues(Protocol):
 
     def example_values(self) -> Mapping[str, Array]:
         """Return each example's value of every metric but the ones in `OF_NUMBERS`, [n]."""
+
+
+@dataclass(frozen=True)
+class WeightedScorer:
+    """A scorer of metrics that do not depend on all examples equally.
+
+    Attributes:
+        score: The scorer.
+        weights: Returns the weight of each example in a metric, [n], or None if all are equal. The
+            recall of a class, for example, depends on the examples of the class alone.
+    """
+
+    score: Scorer
+    weights: Callable[[str], Array | None]
+
+    def __call__(self, rows: Array) -> dict[str, float]:
+        """Score the examples with the given indices."""
+        return self.score(rows)
 
 
 Interval = tuple[float, float, float]
@@ -77,7 +96,8 @@ def paired_bootstrap(
       each of the two models' counts.
     * Metrics of numbers, such as correlations, are only widened if no example differs.
 
-    No interval reaches beyond the metric's largest possible difference.
+    A `WeightedScorer` tells how many examples a metric depends on: the recall of a class with 23 of
+    160 examples on 23. No interval reaches beyond the metric's largest possible difference.
 
     Args:
         model, baseline: Scorers of the same `n` examples in the same order.
@@ -111,16 +131,22 @@ def paired_bootstrap(
     intervals: dict[str, Interval] = {}
     for (name, value), (low, high) in zip(ours.items(), bounds, strict=True):
         difference = value - theirs[name]
+        weights_N = _weights(name, n, model, baseline)
         if name in OF_NUMBERS:
             effect = _mean_size(sizes_N, np.ones(n)) / n if is_same else 0.0
         elif _are_shares(values[name], base_values[name], n):
-            ends = _interval_of_shares(values[name], base_values[name], sizes_N, z)
+            ends = _interval_of_shares(values[name], base_values[name], sizes_N, weights_N, z)
             intervals[name] = (difference, *ends)
             continue
         else:
-            read = sizes_N if len(values[name]) == n else sizes_N[_sample(n, seed)]
+            is_sample = len(values[name]) != n
+            read = sizes_N[_sample(n, seed)] if is_sample else sizes_N
             of_models = [(values[name], value), (base_values[name], theirs[name])]
             effect = max(_largest_effect(each_N, mean, read) for each_N, mean in of_models) / n
+            if is_sample or not any(np.ptp(each_N) for each_N, _ in of_models):
+                # No value, or no value of the sample, shows the effect of an example.
+                repeats = _mean_size(sizes_N, weights_N)
+                effect = max(effect, repeats / max(_count_equal(weights_N), 1.0))
         added = z * math.sqrt(2.0) * effect
         most = MAX_DIFFERENCE.get(name, 1.0)
         intervals[name] = _widened((difference, low, high), added, most)
@@ -132,20 +158,38 @@ def _are_shares(values_N: Array, base_N: Array, n: int) -> bool:
     return len(values_N) == n and is_binary(values_N) and is_binary(base_N)
 
 
+def _weights(name: str, n: int, *scorers: Scorer) -> Array:
+    """Return the weight of each example in a metric of two models, [n]."""
+    of_models = (s.weights(name) if isinstance(s, WeightedScorer) else None for s in scorers)
+    return sum((np.ones(n) if each_N is None else each_N for each_N in of_models), np.zeros(n))
+
+
+def _count_equal(weights_N: Array) -> float:
+    """Return how many equally weighted examples have a mean of the same variance (Kish 1965)."""
+    squares = float(np.square(weights_N).sum())
+    return float(weights_N.sum()) ** 2 / squares if squares else 0.0
+
+
 def _interval_of_shares(
-    values_N: Array, base_values_N: Array, sizes_N: Array, z: float
+    values_N: Array, base_values_N: Array, sizes_N: Array, weights_N: Array, z: float
 ) -> tuple[float, float]:
     """Return Tango's interval of the difference between two models' shares of correct examples.
 
     Args:
         values_N, base_values_N: Whether each model is right, 0 or 1 up to rounding.
         sizes_N: The number of examples with each example's text.
+        weights_N: The weight of each example.
         z: The quantile of the normal distribution for the wanted level.
     """
+    if not weights_N.any():
+        return -1.0, 1.0
     correct_N, base_N = np.rint(values_N), np.rint(base_values_N)
-    better, worse = int((correct_N > base_N).sum()), int((correct_N < base_N).sum())
-    repeats = _repeats(sizes_N, correct_N != base_N)
-    return tango_interval(better / repeats, worse / repeats, len(sizes_N) / repeats, z)
+    better, worse = (
+        float(weights_N[differs_N].sum() / weights_N.sum())
+        for differs_N in (correct_N > base_N, correct_N < base_N)
+    )
+    count = _count_equal(weights_N) / _repeats(sizes_N, weights_N, correct_N != base_N)
+    return tango_interval(better * count, worse * count, count, z)
 
 
 def _widened(interval: Interval, added: float, most: float) -> Interval:
@@ -212,15 +256,18 @@ def _mean_size(sizes_N: Array, weights_N: Array) -> float:
     return float(weights_N.sum() / (weights_N / sizes_N).sum())
 
 
-def _repeats(sizes_N: Array, differs_N: Array) -> float:
+def _repeats(sizes_N: Array, weights_N: Array, differs_N: Array) -> float:
     """Return how many examples count as one in Tango's interval.
 
     It is the mean number of examples of a text or, if it is larger, the mean size of the groups
     of the examples on which the models differ. The latter is the factor by which the groups
     increase the variance of the difference.
     """
-    mean = _mean_size(sizes_N, np.ones(len(sizes_N)))
-    return max(mean, float(sizes_N[differs_N].mean())) if differs_N.any() else mean
+    mean = _mean_size(sizes_N, weights_N)
+    differing_N = weights_N * differs_N
+    if not differing_N.any():
+        return mean
+    return max(mean, float(np.average(sizes_N, weights=differing_N)))
 
 
 def _sample(n: int, seed: int) -> Array:

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from kdcli.metrics.bootstrap import Scorer
+from kdcli.metrics.bootstrap import WeightedScorer
 from kdcli.types import Array, Task
 
 
-def scorer(task: Task, predictions: Sequence[int], references: Sequence[int]) -> Scorer:
+def scorer(task: Task, predictions: Sequence[int], references: Sequence[int]) -> WeightedScorer:
     """Score by `accuracy`, `f1`, `macro_f1` and `matthews`.
 
     `agreement` is the accuracy if the truth is another model's predictions. `f1` is the F1 of class
@@ -21,8 +21,19 @@ def scorer(task: Task, predictions: Sequence[int], references: Sequence[int]) ->
     number is not a class of the task.
     """
     classes = len(task.labels)
-    cell = _numbers(references, classes) * classes + _numbers(predictions, classes)
-    return lambda indices: _metrics(_counts(cell[indices], classes).astype(np.float64))
+    true_N, predicted_N = (_numbers(each, classes) for each in (references, predictions))
+    cell = true_N * classes + predicted_N
+    occurrences_C = np.bincount(np.append(true_N, predicted_N), minlength=classes)
+    by_class_N = 1 / occurrences_C[true_N] + 1 / occurrences_C[predicted_N]
+    of_second_N = (true_N == 1) | (predicted_N == 1)
+    weights = {
+        "f1": of_second_N if classes == 2 else by_class_N,
+        "macro_f1": by_class_N,
+        "matthews": by_class_N,
+    }
+    return WeightedScorer(
+        lambda indices: _metrics(_counts(cell[indices], classes).astype(np.float64)), weights.get
+    )
 
 
 def confusion(predictions: Sequence[int], references: Sequence[int], classes: int) -> Array:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kdcli.metrics.bootstrap import Scorer
+from kdcli.metrics.bootstrap import Scorer, WeightedScorer
 from kdcli.metrics.classification import f1
 from kdcli.types import Array, Task
 
@@ -32,7 +32,10 @@ def scorer(
             "exact": times @ exact / len(indices),
         }
 
-    return score
+    occurrences = predicted + true
+    by_label = occurrences / np.maximum(occurrences.sum(axis=0), 1.0)
+    weights = {"micro_f1": occurrences.sum(axis=1), "macro_f1": by_label.sum(axis=1)}
+    return WeightedScorer(score, weights.get)
 
 
 def _indicators(rows: Sequence[Sequence[int]], labels: int) -> Array:

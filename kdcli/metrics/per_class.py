@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kdcli.metrics.bootstrap import Scorer
+from kdcli.metrics.bootstrap import Scorer, WeightedScorer
 from kdcli.metrics.classification import f1
 from kdcli.metrics.tokens import EntitySpan, entities, entity_types
 from kdcli.types import Array, Task
@@ -98,6 +98,13 @@ def class_scorer(task: Task, counts: ClassCounts) -> Scorer:
     accuracy of the examples of the class. A metric is 0 where it is undefined.
     """
     names, metrics = class_names(task), class_metrics(task)
+    read = {"recall": (counts.true,), "f1": (counts.true, counts.predicted)}
+    keys = {f"{metric} {name}": (metric, c) for metric in metrics for c, name in enumerate(names)}
+
+    def weights(key: str) -> Array:
+        metric, c = keys[key]
+        chosen = [each.examples[each.classes == c] for each in read[metric]]
+        return np.bincount(np.concatenate(chosen), minlength=counts.n)
 
     def score(indices: Array) -> dict[str, float]:
         times_N = np.bincount(indices, minlength=counts.n)
@@ -109,13 +116,9 @@ def class_scorer(task: Task, counts: ClassCounts) -> Scorer:
             "recall": hits_C / np.maximum(true_C, 1.0),
             "f1": f1(hits_C, predicted_C, true_C),
         }
-        return {
-            f"{metric} {name}": value
-            for metric in metrics
-            for name, value in zip(names, values[metric].tolist(), strict=True)
-        }
+        return {key: float(values[metric][c]) for key, (metric, c) in keys.items()}
 
-    return score
+    return WeightedScorer(score, weights)
 
 
 def largest_confusions(counts_CC: Array, limit: int) -> list[tuple[int, int, int]]:

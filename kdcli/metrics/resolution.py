@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kdcli.metrics.bootstrap import Scorer, example_values, is_binary
+from kdcli.metrics.bootstrap import Scorer, WeightedScorer, example_values, is_binary
 
 ROUNDING = 1e-9
 """Difference in points up to which two drops are equal."""
@@ -20,6 +20,8 @@ def points_per_row(scorers: Sequence[Scorer], metric: str, rows: int) -> float:
         rows: Number of rows.
     """
     for scorer in scorers:
+        if isinstance(scorer, WeightedScorer) and scorer.weights(metric) is not None:
+            return 0.0
         values_N = example_values(scorer, rows, seed=0).get(metric)
         if values_N is None or not len(values_N) or not is_binary(values_N):
             return 0.0

@@ -13,7 +13,7 @@ from typing import TypedDict
 import numpy as np
 
 from kdcli.errors import UsageError
-from kdcli.metrics.bootstrap import Scorer
+from kdcli.metrics.bootstrap import Scorer, WeightedScorer
 from kdcli.types import Array, Task
 
 # Maps a language to a regular expression for its articles, which are ignored. The expressions come
@@ -165,7 +165,8 @@ def _with_unanswerable(raw: Array, no_answer: Array, answerable: Array, has_text
             ),
         }
 
-    return score
+    weights = {"answer_f1": answerable, "no_answer_accuracy": ~answerable}
+    return WeightedScorer(score, weights.get)
 
 
 def _words(text: str, language: str) -> list[str]:

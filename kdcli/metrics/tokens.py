@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kdcli.data.labelled.label_values import BEGINS, ENDS, OUTSIDE, tag_of
-from kdcli.metrics.bootstrap import Scorer
+from kdcli.metrics.bootstrap import Scorer, WeightedScorer
 from kdcli.metrics.classification import f1
 from kdcli.types import Array, Task
 
@@ -35,7 +35,14 @@ def scorer(
             "accuracy": correct_words / max(words, 1.0),
         }
 
-    return score
+    _, predicted_N, true_N, _, words_N = counts.T
+    weights = {
+        "f1": predicted_N + true_N,
+        "precision": predicted_N,
+        "recall": true_N,
+        "accuracy": words_N,
+    }
+    return WeightedScorer(score, weights.get)
 
 
 def entities(tags: Sequence[str], labels: tuple[str, ...] | None = None) -> set[EntitySpan]:

@@ -19,7 +19,7 @@ from kdcli.engine.session import Session
 from kdcli.errors import UsageError
 from kdcli.messages import silenced
 from kdcli.metrics import classification
-from kdcli.metrics.bootstrap import Scorer
+from kdcli.metrics.bootstrap import WeightedScorer
 from kdcli.metrics.retrieval import RETRIEVAL_METRICS
 from kdcli.models.embedding_format import is_embedder
 from kdcli.models.load import pickled_head
@@ -96,7 +96,7 @@ class ClassEvaluation:
                 f"the {len(train)} training rows have a single class, and a regression needs two",
                 "add rows of other classes, or raise data.train_rows",
             )
-        scorers: list[Scorer] = []
+        scorers: list[WeightedScorer] = []
         for drawn in draws:
             at = np.searchsorted(used, drawn)
             predictions = _predict(train_ND[at], labels_N[at], other_MD)
@@ -116,7 +116,11 @@ class ClassEvaluation:
             metrics=score(np.arange(count)),
         )
         return ModelScores(
-            [evaluation], {"": score}, {"": count}, examples={"": examples}, notes=[model.note]
+            [evaluation],
+            {"": replace(scorers[0], score=score)},
+            {"": count},
+            examples={"": examples},
+            notes=[model.note],
         )
 
     def _vectors(self, model: Embedder, examples: Sequence[Example]) -> Array:

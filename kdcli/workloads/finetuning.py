@@ -20,7 +20,7 @@ from kdcli.engine.launch import make_schedule
 from kdcli.engine.run_dir import RunDir
 from kdcli.engine.session import Session
 from kdcli.messages import log
-from kdcli.metrics.bootstrap import Scorer
+from kdcli.metrics.bootstrap import Scorer, WeightedScorer
 from kdcli.models.card import describe
 from kdcli.models.model import ROWS_FILE, Model, all_rows
 from kdcli.recipe.resolve import Resolved
@@ -419,7 +419,8 @@ def _mean_scorers(workload: LabelledWorkload, folders: Sequence[Path]) -> dict[s
             metrics = [scorers[name](indices) for scorers in scorers_of_runs]
             return {m: statistics.fmean(of_run[m] for of_run in metrics) for m in metrics[0]}
 
-        return score
+        first = scorers_of_runs[0][name]
+        return replace(first, score=score) if isinstance(first, WeightedScorer) else score
 
     return {name: mean(name) for name in scorers_of_runs[0]}
 

@@ -182,6 +182,47 @@ def test_no_model_agrees_better_with_the_baseline_than_the_baseline():
     assert ended["accuracy"] == (*free["accuracy"][:2], 0.0)
 
 
+def spans(answers):
+    predictions = [{"id": "1", "text": "".join(a), "no_answer": 0.0 if a else 1.0} for a in answers]
+    return predictions, [{"id": "1", "answers": a} for a in answers]
+
+
+FEW = {
+    "class": ([*[1] * 7, *[0] * 42],) * 2,
+    "multi": ([*[[1, 0]] * 7, *[[0, 0]] * 42],) * 2,
+    "tokens": ([*[["PER"]] * 7, *[["O"]] * 42],) * 2,
+    "span": spans([*[["cat"]] * 7, *[[]] * 42]),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric", "count"),
+    [
+        ("class", "f1", 7),
+        # The mean of two classes varies as much as the mean of 4 / (1 / 7 + 1 / 42) equal rows.
+        ("class", "macro_f1", 24),
+        ("class", "matthews", 24),
+        ("class", "accuracy", 49),
+        ("multi", "micro_f1", 7),
+        ("multi", "exact", 49),
+        ("tokens", "recall", 7),
+        ("tokens", "accuracy", 49),
+        ("span", "answer_f1", 7),
+        ("span", "no_answer_accuracy", 42),
+        ("span", "exact", 49),
+    ],
+)
+def test_without_a_change_an_interval_is_about_the_examples_that_the_metric_reads(
+    kind, metric, count
+):
+    labels = {"class": ("a", "b"), "multi": ("a", "b")}.get(kind, TASKS[kind].labels)
+    task = replace(TASKS[kind], labels=labels, metrics=(metric,))
+    score = scorer(task, *FEW[kind])
+    _, low, high = paired_bootstrap(score, score, 49, resamples=20)[metric]
+    assert -low == pytest.approx(high)
+    assert high == pytest.approx(1.96**2 / (count + 1.96**2), abs=1e-4)
+
+
 @pytest.mark.parametrize("n", [1, 1000, FEW_EXAMPLES + 1])
 def test_no_interval_is_a_point_where_no_example_differs(n):
     right = accuracy_of(np.arange(n) % 10 > 0)

@@ -82,11 +82,35 @@ def test_the_interval_of_a_class_is_about_its_rows():
     found = paired_bootstrap(*scorers, 500, resamples=2000)
     difference, low, high = found["recall red"]
     assert (difference, low) == (0, pytest.approx(-high))
-    assert high < 0.01
+    # The models agree on all 400 rows of the class.
+    assert high == pytest.approx(1.96**2 / (400 + 1.96**2), abs=1e-4)
     difference, low, high = found["recall green"]
     assert difference == pytest.approx(-0.3)
     # The standard error of a share of 0.3 among 100 rows is 0.0458.
     assert (low, high) == pytest.approx((-0.3 - 1.96 * 0.0458, -0.3 + 1.96 * 0.0458), abs=0.012)
+
+
+@pytest.mark.parametrize("rows", [160, 3000])
+@pytest.mark.parametrize("hits", [0, 23])
+def test_the_interval_of_a_class_without_a_change_is_about_its_rows(rows, hits):
+    true = np.repeat([1, 0], [23, rows - 23])
+    predicted = np.repeat([1, 0], [hits, rows - hits])
+    scorer = class_scorer(CLASS, count_classes(CLASS, predicted, true))
+    found = paired_bootstrap(scorer, scorer, rows, resamples=20)
+    expected = 1.96**2 / (23 + 1.96**2)
+    for metric in ("recall green", "f1 green"):
+        # With many rows, the bound is z * sqrt(2) / 23.
+        bound = expected if rows == 160 else 1.96 * 2**0.5 / 23
+        assert found[metric] == pytest.approx((0, -bound, bound), abs=1e-4)
+    # Nothing is known about a class without rows.
+    assert found["recall blue"] == (0, -1, 1)
+
+
+def test_the_interval_of_a_type_without_a_change_is_about_its_sentences():
+    true = [["B-PER", "O"]] * 7 + [["O", "O"]] * 42
+    scorer = class_scorer(TOKENS, count_classes(TOKENS, true, true))
+    found = paired_bootstrap(scorer, scorer, 49, resamples=20, baseline_is_reference=True)
+    assert found["f1 PER"] == pytest.approx((0, -(1.96**2) / (7 + 1.96**2), 0), abs=1e-4)
 
 
 def test_the_largest_confusions_come_first():

@@ -86,3 +86,17 @@ def test_of_several_sets_the_worst_one_has_a_sentence():
 
 def test_a_report_without_decisions_has_no_section():
     assert "Class by class" not in words(made(evaluate_values()))
+
+
+def test_calibration_explains_only_the_temperatures_that_the_table_has():
+    report = report_with()
+    (each,) = report.decisions
+    none = {
+        name: one.model_copy(update={"temperature": None, "scaled_error": None})
+        for name, one in each.calibration.items()
+    }
+    without = each.model_copy(update={"calibration": none})
+    note = parts_of(report.model_copy(update={"decisions": [without]}))["Calibration"].note
+    assert "The temperature divides" not in note
+    assert f"that the logits of {BASELINE} and {MODEL} could be divided by" in note
+    assert "The temperature divides the logits." in parts_of(report)["Calibration"].note

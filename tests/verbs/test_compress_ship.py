@@ -48,6 +48,10 @@ Distilled from big, it takes 1 MB and runs with transformers.
 
 How to run it.
 
+### Scores on sst2
+
+| model | accuracy |
+
 ## Repeat it
 
 ```
@@ -72,7 +76,8 @@ def test_the_card_of_best_has_the_scores_of_the_verification_rows(tmp_path):
     assert (card.data.base_model, card.data["base_model_relation"]) == ("org/big", "finetune")
     lead = "Made from org/big by distillation and pruning, it loses 1.00 points, takes 1 MB and"
     title = "# org/big compressed to 2x64"
-    middle = f"{lead} runs with transformers.\n\nIt is a cascade.\n\n{OF_STEP}\n\nHow to run it."
+    results = f"### Scores on sst2\n\n{OF_STEP}\n\n| model | accuracy |"
+    middle = f"{lead} runs with transformers.\n\nIt is a cascade.\n\nHow to run it.\n\n{results}"
     assert (
         card.text.strip()
         == f"{title}\n\n{middle}\n\n## Repeat it\n\n```\n{command}\n```\n\nVersions: kdcli 1."
@@ -80,6 +85,8 @@ def test_the_card_of_best_has_the_scores_of_the_verification_rows(tmp_path):
     (tmp_path / "export.json").write_text('{"files": {"onnx/model_int8.onnx": 3}}')
     measured = "with ONNX Runtime (`onnx/model_int8.onnx`, which these numbers are for) or, as"
     assert measured in best_card(STEP_CARD, tmp_path, shipped, command)
+    without_scores = STEP_CARD.replace("### Scores on sst2", "### Models")
+    assert OF_STEP not in best_card(without_scores, tmp_path, shipped, command)
 
 
 def test_the_second_name_of_a_file_is_a_link_and_not_a_copy(tmp_path):

@@ -238,13 +238,21 @@ def _calibration(decision: Decision) -> ReportSection:
     ]
     note = (
         "Expected calibration error: mean distance between confidence and share of correct "
-        "predictions, in 15 bins (Guo et al. 2017). The temperature divides the logits. It was "
-        "fitted on these rows, so the error after scaling is optimistic."
+        "predictions, in 15 bins (Guo et al. 2017)."
     )
+    without = [name for name, each in d.calibration.items() if each.temperature is None]
+    if len(without) < len(d.calibration):
+        note += (
+            " The temperature divides the logits. It was fitted on these rows, so the error after "
+            "scaling is optimistic."
+        )
     if any(each.stored_temperature is not None for each in d.calibration.values()):
         note += " The stored temperature is kdcli_temperature in config.json."
-    if any(each.temperature is None for each in d.calibration.values()):
-        note += " No temperature: none between 0.01 and 100 is the best one for these rows."
+    if without:
+        note += (
+            f" No number between 0.01 and 100 that the logits of {' and '.join(without)} could be "
+            "divided by makes its probabilities fit these rows best, so it has no temperature."
+        )
     note += f" {_reference(d)}"
     if d.reference == "teacher":
         note += (

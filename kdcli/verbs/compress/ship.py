@@ -36,8 +36,10 @@ COMMAND = re.compile(r"\n## Repeat it\n\n(`{3,})\n.*?\n\1\n", re.DOTALL)
 """The section of a model card that repeats the step which made the model."""
 LEAD = re.compile(r"\A\s*# .*\s+(?:.* and runs with .*\.\n)?")
 """The title and the first sentence of a model card."""
-OF_STEP = "Scores below are on the selection rows, by which this model was chosen."
-"""The sentence before the card of the step that made the model."""
+OF_STEP = "These scores are on the selection rows, by which this model was chosen."
+"""The sentence below the heading of the scores of the step that made the model."""
+SCORES = re.compile(r"^#+ Scores on .*$", re.MULTILINE)
+"""The heading of a task's scores in a model card."""
 MAX_LISTED = 10
 """Maximum number of classes that a note names."""
 
@@ -109,8 +111,8 @@ def best_card(text: str, folder: Path, shipped: Shipped, command: str) -> str:
     body = LEAD.sub("", card.text)
     repeat = f"\n## Repeat it\n\n{fenced(command)}\n"
     body, replaced = COMMAND.subn(lambda _: repeat, body)
-    of_step = f"{OF_STEP}\n\n{body.strip()}" if body.strip() else ""
-    parts = [title, lead, plain(shipped.remarks), of_step, "" if replaced else repeat.strip()]
+    body = SCORES.sub(lambda heading: f"{heading[0]}\n\n{OF_STEP}", body, count=1)
+    parts = [title, lead, plain(shipped.remarks), body.strip(), "" if replaced else repeat.strip()]
     card.text = "\n\n".join(filter(None, parts)) + "\n"
     return str(card)
 
