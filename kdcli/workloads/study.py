@@ -236,7 +236,7 @@ def compare(
     names: Names, context: RunContext[RecipeT], members: Members[RecipeT]
 ) -> Study[RecipeT]:
     """Check every variant, as the first run of each loads it again, and compare their models."""
-    members = _without_repeated(members)
+    members = without_repeated(members)
     variants = first_of_each(members)
     # A dry run prepares the variants anyway.
     for member in [] if context.dry_run else variants:
@@ -245,7 +245,7 @@ def compare(
     return Study(members, partial(report_on_all, names, context, members))
 
 
-def _without_repeated(members: Members[RecipeT]) -> list[Member[RecipeT]]:
+def without_repeated(members: Members[RecipeT]) -> list[Member[RecipeT]]:
     """Drop variants whose training is an earlier variant's, and log them.
 
     Two numbers of epochs with --max-steps are an example.

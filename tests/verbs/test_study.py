@@ -1,6 +1,7 @@
 """Several runs of one command: `--ablate`, `--seeds`, `--grid`, methods and sparsities."""
 
 import hashlib
+import json
 import shlex
 from statistics import fmean, stdev
 
@@ -64,6 +65,19 @@ def test_the_table_has_the_means_of_the_seeds_of_each_variant(tmp_path):
     assert times(out / first / "seed-4") == before
     again = report_of(out)
     assert (again.quality, again.evaluations) == (report.quality, report.evaluations)
+
+
+@pytest.mark.usefixtures("short_demo")
+def test_equal_variants_of_a_task_train_once(tmp_path):
+    (tmp_path / "list.yaml").write_text("longer: {train.epochs: 9.0}\nrate: {train.lr: 0.02}")
+    asked = "distill demo-classifier --task demo-topic --to 1x64 --max-steps 2 --dry-run --json"
+    done = succeeds(*shlex.split(asked), "--ablate", tmp_path / "list.yaml")
+    assert "longer is the same training as full, which trains once for both" in said_by(done)
+    folders = [stage["folder"] for stage in json.loads(done.stdout)["legs"]]
+    assert {name for name in ("full", "longer", "rate") if name in " ".join(folders)} == {
+        "full",
+        "rate",
+    }
 
 
 @pytest.mark.usefixtures("short_demo")

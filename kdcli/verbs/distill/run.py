@@ -59,7 +59,14 @@ from kdcli.workloads.finetuning import request_of
 from kdcli.workloads.labelled import ROW_KINDS, LabelledWorkload
 from kdcli.workloads.labelled_tasks import open_workload
 from kdcli.workloads.settings import TaskHeadSettings
-from kdcli.workloads.study import Member, Members, Study, report_on_all, run_study
+from kdcli.workloads.study import (
+    Member,
+    Members,
+    Study,
+    report_on_all,
+    run_study,
+    without_repeated,
+)
 from kdcli.workloads.task_models import check_vocabulary, same_tokens
 
 
@@ -145,7 +152,9 @@ def _check_variants(
     own = context.inside(inside, first.resolved, overwrite=context.options.overwrite)
     opened = open_task(own)
     chosen = opened.context.resolved
-    members = [replace(one, resolved=like_first(chosen, one.resolved)) for one in members]
+    members = without_repeated(
+        [replace(one, resolved=like_first(chosen, one.resolved)) for one in members]
+    )
     for one in members[1:]:
         replace(opened, context=replace(context, resolved=one.resolved)).objectives()
     context = replace(context, resolved=like_first(chosen, context.resolved))
