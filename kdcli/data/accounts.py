@@ -99,9 +99,13 @@ class RowAccount:
             self.leave_out(reason, places[0], len(places))
 
     def end_before(self, rows: Iterator[object]) -> None:
-        """Note whether counted rows are left that nobody needs. This reads the first of them."""
-        if next(rows, None) is not None:
-            self.read -= 1
+        """Note whether the source has more rows than the caller needs. This reads the next row."""
+        try:
+            if next(rows, None) is not None:
+                self.read -= 1
+                self.in_part = True
+        except UsageError:
+            # The next row cannot be used, or the next file has none. Neither was counted.
             self.in_part = True
 
     def on_bad(self, error: BadRow) -> None:

@@ -109,6 +109,20 @@ def test_a_source_that_is_read_in_part_says_so(tmp_path):
         assert account.kept == account.used
 
 
+@pytest.mark.parametrize("then", ["bad row", "empty file"])
+def test_what_is_not_needed_is_not_refused(tmp_path, then):
+    first, second = tmp_path / "train-0.jsonl", tmp_path / "train-1.jsonl"
+    rows = [{"text": "a"}, {"text": "b"}, *([{"text": 7}] if then == "bad row" else [])]
+    first.write_text("\n".join(map(json.dumps, rows)))
+    second.write_text("")
+    account = RowAccount(str(tmp_path))
+    placed = open_source(account.source).placed_documents("train", None, account)
+    used = len([next(placed) for _ in range(2)])
+    account.end_before(placed)
+    ACCOUNTS.close(account, used)
+    assert "the first 2 read, more are not needed, 2 kept" in account.line
+
+
 def test_tokenised_text_has_an_account_also_from_the_cache(tmp_path, caplog):
     file = tmp_path / "texts.txt"
     texts = [f"Text number {n} is long enough to fill some of a block." for n in range(200)]
