@@ -132,6 +132,14 @@ def test_class_counts_and_doubts_are_said():
     ]
 
 
+@pytest.mark.parametrize("kind", ["multi", "tokens"])
+def test_cells_with_several_labels_have_no_line_of_pandas(kind):
+    task = Task("own", kind, ("text",), ("accuracy",), ("spam", "Spam"))
+    rows = [example(n, f"w{n}", (n % 2,)) for n in range(40)]
+    (line,) = [line for line in describe_rows(task, rows) if "alike" in line]
+    assert line.endswith("; if they are one class, write one name")
+
+
 @pytest.mark.parametrize(
     ("kind", "labels", "expected"),
     [

@@ -168,8 +168,8 @@ def _label_warnings(counts: dict[str, int], examples: Sequence[Example], task: T
     lines = [
         "warning: classes that look alike: "
         f"{', '.join(f'{_shown(n)} {counts[n]:,}' for n in names)} ({rare!r} is at "
-        f"{_places(examples, task, rare)}); if they are one class, write one name, in pandas with "
-        f"{_merging(task.label, names, counts)}"
+        f"{_places(examples, task, rare)}); if they are one class, write one name"
+        f"{_merging(task, names, counts)}"
         for names in by_spelling.values()
         if len(names) > 1
         for rare in [min(names, key=counts.__getitem__)]
@@ -196,11 +196,17 @@ def _label_warnings(counts: dict[str, int], examples: Sequence[Example], task: T
     return lines
 
 
-def _merging(column: str, names: Sequence[str], counts: dict[str, int]) -> str:
-    """Return a line of pandas that writes the most frequent name for all of them."""
+def _merging(task: Task, names: Sequence[str], counts: dict[str, int]) -> str:
+    """Return how pandas writes the most frequent name for all of them.
+
+    It is empty if a cell may hold several names, because `replace` compares whole cells.
+    """
+    if task.kind != "class":
+        return ""
     most = max(names, key=counts.__getitem__)
     replaced = {name: most for name in names if name != most}
-    return f"rows[{column!r}] = rows[{column!r}].replace({replaced!r})"
+    column = f"rows[{task.label!r}]"
+    return f", in pandas with {column} = {column}.replace({replaced!r})"
 
 
 def _shown(name: str) -> str:
