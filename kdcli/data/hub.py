@@ -47,22 +47,30 @@ class HubId(NamedTuple):
         return f"{self.name}:{self.config or ''}:{self.split or ''}".rstrip(":")
 
     def commit(self) -> str | None:
-        """Ask the hub for the commit of the revision; None without a network.
+        """Ask the hub for the commit of the revision; None without a network or such a data set.
 
         The current commit of a data set is remembered for the recipe of the run.
         """
         from huggingface_hub import HfApi
+        from huggingface_hub.errors import HFValidationError
 
         # Use the client's own import, because versions of the client use different libraries.
         from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
         try:
             info = HfApi().dataset_info(self.name, revision=self.revision, timeout=COMMIT_TIMEOUT)
-        except (OSError, httpx.HTTPError):
+        except (OSError, httpx.HTTPError, HFValidationError):
             return None
         if self.revision is None and info.sha:
             COMMITS[self.source] = info.sha
         return info.sha
+
+    def at_commit(self) -> "HubId":
+        """Return the address at the commit of the run's first request for it.
+
+        A run then reads only one commit. Without a network, the commit is unknown.
+        """
+        return self._replace(revision=self.revision or COMMITS.get(self.source) or self.commit())
 
 
 def entry_at_commit(
@@ -149,8 +157,7 @@ def hub_rows(hub: HubId, split: str, shard: int | None = None) -> Iterator[Row]:
 def _open_stream(hub: HubId, split: str) -> "datasets.IterableDataset":
     import datasets
 
-    # Use the commit of the first request, so that a run reads only one commit.
-    revision = hub.revision or COMMITS.get(hub.source) or hub.commit()
+    revision = hub.at_commit().revision
     return datasets.load_dataset(
         hub.name, hub.config, split=hub.split or split, revision=revision, streaming=True
     )
@@ -158,7 +165,7 @@ def _open_stream(hub: HubId, split: str) -> "datasets.IterableDataset":
 
 @functools.cache
 def hub_configs(hub: HubId) -> tuple[str, ...]:
-    """List the configurations of a data set."""
+    """List the configurations of a data set; see `HubId.at_commit` for its revision."""
     import datasets
 
     with _hub_errors(hub):
@@ -167,12 +174,11 @@ def hub_configs(hub: HubId) -> tuple[str, ...]:
 
 @functools.cache
 def hub_files(hub: HubId) -> dict[str, list[File]]:
-    """Return the addresses of the files of a configuration by split."""
+    """Return the addresses of a configuration's files by split; see `HubId.at_commit`."""
     import datasets
 
     with _hub_errors(hub):
-        revision = hub.revision or hub.commit()
-        builder = datasets.load_dataset_builder(hub.name, hub.config, revision=revision)
+        builder = datasets.load_dataset_builder(hub.name, hub.config, revision=hub.revision)
     return _files_of(builder)
 
 
@@ -182,7 +188,7 @@ def _files_of(builder: "datasets.DatasetBuilder") -> dict[str, list[File]]:
 
 
 def unknown_config(address: str, config: str | None, names: Sequence[str]) -> NotFound:
-    """Return the error for a configuration that does not exist, or that nobody named."""
+    """Return the error for a configuration that does not exist, or for a source that names none."""
     if not names:
         return NotFound(f"{address} has no configuration {config}", f"give --data {address}")
     listed = list_names(list(names))

@@ -170,7 +170,6 @@ class Retrieval(DividedRows):
     """A corpus, queries, and the relevance of documents to each query.
 
     Attributes:
-        name: The directory's name.
         documents: id -> text.
         queries: id -> text.
         relevance: query -> document -> relevance. It may name documents that the corpus lacks,
@@ -179,7 +178,6 @@ class Retrieval(DividedRows):
         note: The relevant documents that the corpus lacks; empty if it has them all.
     """
 
-    name: str
     documents: dict[str, str]
     queries: dict[str, str]
     relevance: dict[str, dict[str, float]]
@@ -242,7 +240,7 @@ def is_retrieval(source: str) -> bool:
 
 
 def _is_folder(source: str) -> bool:
-    """Return whether the names in a directory are the ones of retrieval data."""
+    """Return whether a directory has files or directories that are named as in retrieval data."""
     folder = user_path(source)
     has_texts = all((folder / name).is_dir() for name in TEXT_FILES)
     return (folder / "qrels").is_dir() or "qrels" in _by_stem(folder) or has_texts
@@ -262,12 +260,12 @@ def relevance_files(source: str) -> dict[str, list[File]]:
         if files and not split_address(source)[0].exists() and (named := hub_id(source).split):
             files = {name: of_split for name, of_split in files.items() if name == named}
         return _in_order(files, source)
-    beside = _by_stem(folder).get("qrels")
+    next_to_corpus = _by_stem(folder).get("qrels")
     for place in (folder / name for name in RELEVANCES):
         if by_split := _in_order(_by_stem(place), str(place)):
             return by_split
-        if beside:
-            return {"test": beside}
+        if next_to_corpus:
+            return {"test": next_to_corpus}
     return {}
 
 
@@ -294,23 +292,43 @@ def _configs(source: str) -> tuple[dict[str, dict[str, str]], str | None]:
             names = list(hub_configs(_data_set(source)))
     except NotFound:
         return {}, None
-    parts: dict[str, dict[str, str]] = {}
+    by_language: dict[str, dict[str, str]] = {}
     for name in names:
-        part, of = "qrels", "" if name == "default" else name
         if match := CONFIG.fullmatch(name):
-            part, of = match[2], match[1] or match[3] or ""
-        parts.setdefault(of, {})[part] = name
+            part, language_of_part = match[2], match[1] or match[3] or ""
+        else:
+            part, language_of_part = "qrels", "" if name == "default" else name
+        by_language.setdefault(language_of_part, {})[part] = name
     # Languages may share a corpus.
-    shared = parts.get("", {})
-    full = {of: shared | own for of, own in parts.items() if len(shared | own) == 3}
+    shared = by_language.get("", {})
+    full = {key: shared | own for key, own in by_language.items() if len(shared | own) == 3}
     if language is None and ("" in full or len(full) == 1):
         language = "" if "" in full else next(iter(full))
     return full, language
 
 
 def _data_set(source: str) -> HubId:
-    """Return a data set of the hub, whatever its configuration."""
-    return hub_id(source)._replace(config=None, split=None)
+    """Return a data set of the hub, whatever its configuration, at the commit that the run reads.
+
+    The commit is remembered for the address in the recipe.
+    """
+    return hub_id(source).at_commit()._replace(config=None, split=None)
+
+
+def _config_of(source: str, part: str) -> str | None:
+    """Return the configuration of the corpus, the queries or the relevances; None without any.
+
+    Raises:
+        UsageError: The data have several languages, and the source names none of them.
+    """
+    configs, language = _configs(source)
+    if not configs:
+        return None
+    if language is None or language not in configs:
+        folder, _ = split_address(source)
+        address = str(folder) if folder.exists() else hub_id(source).name
+        raise unknown_config(address, language, sorted(filter(None, configs)))
+    return configs[language][part]
 
 
 def _config_files(source: str, part: str) -> dict[str, list[File]]:
@@ -319,18 +337,32 @@ def _config_files(source: str, part: str) -> dict[str, list[File]]:
     Raises:
         UsageError: The data have several languages, and the source names none of them.
     """
-    configs, language = _configs(source)
-    if not configs:
+    config = _config_of(source, part)
+    if config is None:
         return {}
     folder, _ = split_address(source)
-    if language is None or language not in configs:
-        address = str(folder) if folder.exists() else _data_set(source).name
-        raise unknown_config(address, language, sorted(filter(None, configs)))
-    name = configs[language][part]
     if folder.exists():
-        clone = clone_files(folder, name)
+        clone = clone_files(folder, config)
         return dict(clone.files) if clone else {}
-    return hub_files(_data_set(source)._replace(config=name))
+    return hub_files(_data_set(source)._replace(config=config))
+
+
+def corpus_address(source: str) -> str:
+    """Return the address with which `--data` reads only the documents of retrieval data.
+
+    Raises:
+        UsageError: There are no documents or no relevances, or the data have several languages, and
+            the source names none of them.
+    """
+    files = _text_files(source, "corpus", _relevances_of(source, None)[0])
+    if isinstance(files[0], Path):
+        return str(files[0] if len(files) == 1 else files[0].parent)
+    hub, config = hub_id(source), _config_of(source, "corpus")
+    # `--data` reads training text, and the documents' split has any name.
+    by_split = _config_files(source, "corpus")
+    split = next(name for name, of_split in by_split.items() if of_split == files)
+    revision = f"@{hub.revision}" if hub.revision else ""
+    return f"{hub.name}:{config}:{split}{revision}"
 
 
 def read_retrieval(source: str, split: str | None = None) -> Retrieval:
@@ -384,7 +416,7 @@ def read_retrieval(source: str, split: str | None = None) -> Retrieval:
             f"first in {absent[0]}"
         )
         log_fact(note)
-    return Retrieval(folder.name, documents, used, relevance, chosen, note)
+    return Retrieval(documents, used, relevance, chosen, note)
 
 
 def _relevances_of(source: str, split: str | None) -> tuple[str, list[File]]:
@@ -480,9 +512,9 @@ def _text_files(source: str, name: str, split: str) -> list[File]:
     """
     folder = user_path(source)
     if _is_folder(source):
-        beside, inside = _by_stem(folder), _by_stem(folder / name)
-        if name in beside:
-            return beside[name]
+        in_folder, inside = _by_stem(folder), _by_stem(folder / name)
+        if name in in_folder:
+            return in_folder[name]
     else:
         inside = _config_files(source, name)
     of_split = names_by_split(inside, str(folder / name)).get(split, [])

@@ -167,6 +167,8 @@ def test_queries_with_relevant_documents_are_scored_too(folder, tmp_path):
     np.save(tmp_path / "index.npy", encode(folder / "other"))
     words = ("--index", tmp_path / "index.npy", "--data", beir, "--encodes", "queries")
     given = ("adapt", folder / "new", *words, "--index-model", folder / "other")
+    message = refused(tmp_path, *given, "--set", "data.rows=40")
+    assert f"give the documents alone: --data {beir}/corpus.jsonl" in message
     succeeds(*given, "-o", tmp_path / "out")
     of_texts = {name: encode(path) for name, path in models(folder, tmp_path).items()}
     of_queries = {

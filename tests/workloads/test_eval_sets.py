@@ -16,10 +16,11 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, f1_score
 
 import kdcli
+from kdcli.data.text.sentences import read_texts
 from kdcli.errors import UsageError
 from kdcli.models.embedding_format import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
-from kdcli.workloads.beir import is_retrieval, relevance_files
+from kdcli.workloads.beir import corpus_address, is_retrieval, relevance_files
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.embeddings import open_evaluation
 from kdcli.workloads.eval_sets import open_eval_sets, open_labelled_set
@@ -236,16 +237,13 @@ def test_retrieval_data_may_have_the_forms_of_mteb(model, tmp_path, session):
         metrics(tmp_path / "parts")
 
 
-@pytest.mark.parametrize("names", ["{part}", "{language}-{part}", "{part}-{language}"])
-def test_retrieval_data_may_have_configurations(model, tmp_path, session, hub, names):  # noqa: F811
-    """Each part of the data is a configuration, perhaps of a language."""
+def put_searches(folder, names, languages=("",)):
+    """Write a clone of retrieval data with a configuration for each part and language."""
     rows = {
         "corpus": [{"_id": str(n), "text": f"w{n} w{n + 1}"} for n in range(9)],
         "queries": [{"_id": str(n), "text": f"w{n}"} for n in range(9)],
         "qrels": [{"query-id": str(n), "corpus-id": str(n), "score": 1} for n in range(4)],
     }
-    folder = tmp_path / "clone"
-    languages = ("de", "en") if "language" in names else ("",)
     configs = []
     for language, part in itertools.product(languages, rows):
         name = names.format(part=part, language=language)
@@ -255,6 +253,14 @@ def test_retrieval_data_may_have_configurations(model, tmp_path, session, hub, n
         files = [{"split": "validation", "path": f"rows/{name}.jsonl"}]
         configs.append({"config_name": name, "data_files": files})
     (folder / "README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n")
+
+
+@pytest.mark.parametrize("names", ["{part}", "{language}-{part}", "{part}-{language}"])
+def test_retrieval_data_may_have_configurations(model, tmp_path, session, hub, names):  # noqa: F811
+    """Each part of the data is a configuration, perhaps of a language."""
+    folder = tmp_path / "clone"
+    languages = ("de", "en") if "language" in names else ("",)
+    put_searches(folder, names, languages)
     hub.add("someone/searches", folder)
 
     def scored(source):
@@ -275,8 +281,41 @@ def test_retrieval_data_may_have_configurations(model, tmp_path, session, hub, n
                     scored(where)
             with pytest.raises(UsageError, match="no relevances in someone/searches"):
                 scored(f"someone/searches{address or ':'}:test")
+            corpus = read_texts(
+                corpus_address(f"{where}{address}"), column="text", unit="document", rows=None
+            )
+            assert len(corpus) == (8 if languages[0] else 9)
             # The rows of one part are texts.
             assert not is_retrieval(f"{where}:{names.format(part='corpus', language='de')}")
+
+
+@pytest.mark.parametrize("language", ["", ":en"])
+def test_a_recipe_pins_the_retrieval_data_of_the_hub(model, tmp_path, hub, language):  # noqa: F811
+    names = "{language}-{part}" if language else "{part}"
+    put_searches(tmp_path / "clone", names, ("de", "en") if language else ("",))
+    hub.add("someone/searches", tmp_path / "clone")
+    source = f"someone/searches{language}"
+    with hub.known(tmp_path / "hf"):
+
+        def evaluated(out, data):
+            options = {"task": "retrieval", "output_dir": tmp_path / out}
+            report = kdcli.evaluate(str(model), data=data, **options).report
+            return report.recipe["data"]["source"], report.data_versions
+
+        pinned = f"{source}@{'a' * 40}"
+        versions = {source: f"commit {'a' * 40}"}
+        # The second run reads what the process already knows.
+        assert evaluated("first", source) == evaluated("again", source) == (source, versions)
+        hub.add("someone/searches", tmp_path / "clone")
+        assert evaluated("later", source) == (source, {source: f"commit {'b' * 40}"})
+        for run, commit in (("first", "a"), ("later", "b")):
+            text = (tmp_path / run / "recipe.yaml").read_text()
+            assert f"source: {source}@{commit * 40}" in text
+        hub.asked.clear()
+        evaluated("pinned", pinned)
+        files = [path for _, path in hub.asked if "/resolve/" in path and "rows/" in path]
+        assert files
+        assert all("a" * 40 in path for path in files)
 
 
 def test_relevances_of_another_split_are_read(model, tmp_path, session):

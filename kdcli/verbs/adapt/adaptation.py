@@ -25,6 +25,7 @@ from kdcli.workloads.beir import (
     RETRIEVAL,
     Index,
     Retrieval,
+    corpus_address,
     is_retrieval,
     read_retrieval,
     retrieval_scores,
@@ -397,7 +398,7 @@ def read_index(recipe: AdaptRecipe) -> IndexedTexts:
     elif data.rows is not None or data.column is not None:
         raise UsageError(
             f"data.rows and data.column are for texts, and {source} holds queries and documents",
-            f"omit them, or give the documents alone: --data {source}/corpus.jsonl",
+            f"omit them, or give the documents alone: --data {corpus_address(source)}",
         )
     else:
         retrieval = read_retrieval(source)
