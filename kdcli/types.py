@@ -163,7 +163,7 @@ class Task:
         max_length: Tokens per row in the benchmark's protocol.
         words: Label words (SMP), one per output of the head: in the order of `labels`, one for
             `score`, and start and end for `span`.
-        rows_of_labels: The first row of each of the `labels` of a user's own rows, for messages.
+        rows_of_labels: label -> its first row, in the order of a user's own rows, for messages.
         account: Where the `labels` of a user's own rows come from.
         score_name: The name of a `score`, if the model has one, such as `toxicity`.
     """
@@ -183,7 +183,7 @@ class Task:
     glue_words: bool = False
     max_length: int = 128
     words: tuple[str, ...] = ()
-    rows_of_labels: tuple[str, ...] = field(default=(), compare=False)
+    rows_of_labels: Mapping[str, str] = field(default_factory=dict, compare=False)
     account: LabelAccount | None = field(default=None, compare=False)
     score_name: str = field(default="", compare=False)
 

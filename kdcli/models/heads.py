@@ -314,14 +314,15 @@ def misfit_of(
 def _label_misfit(head_labels: Sequence[str], task: Task) -> str:
     """Name the labels of a head, and the task's labels that are not among them."""
     in_head, in_data = _comparable(head_labels, task.labels)
-    foreign = [n for n, name in enumerate(in_data) if name not in in_head]
+    rows = task.rows_of_labels
+    pairs = zip(task.labels, in_data, strict=True)
+    foreign = [label for label, name in pairs if name not in in_head]
     predicted = f"it predicts {_listed(head_labels)}"
     if not foreign:
         return f"{predicted}; {task.title} has only {_listed(task.labels)}"
-    others = _listed([task.labels[n] for n in foreign])
-    rows = task.rows_of_labels
-    where = f" (the first in {rows[foreign[0]]})" if rows else ""
-    return f"{predicted}, but {task.title} has {others}{where}"
+    in_order = [label for label in rows or foreign if label in foreign]
+    where = f"; the first is in {rows[in_order[0]]}" if rows else ""
+    return f"{predicted}, but {task.title} has {_listed(in_order)}{where}"
 
 
 def _comparable(*lists: Sequence[str]) -> list[list[str]]:

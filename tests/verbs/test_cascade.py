@@ -30,6 +30,7 @@ from kdcli.deploy.predict import Predictor
 from kdcli.disk import read_json
 from kdcli.errors import GateError, MachineError
 from kdcli.metrics.cascade import Answers, choose, ranked_twice, upper_limit
+from kdcli.models.model import training_rows
 from kdcli.report.schema import Report
 from kdcli.verbs.compress.cascade import find, write_cascade
 from kdcli.verbs.compress.limits import GoalSettings, ScoredModel
@@ -235,6 +236,8 @@ def test_a_cascade_is_found_verified_and_shipped(compressed, tmp_path):
     ).read_text("utf-8")
     assert read_json(best / "config.json")["kdcli_cascade"] == {"threshold": facts.setting}
     assert not (best / "first" / "tokenizer.json").exists()
+    # The small model learned from rows that the larger one was not trained on.
+    assert len(training_rows(str(best)))
     # The shipped directory has the score that the report states.
     result = kdcli(
         "evaluate", folder / "model", best, "--data", folder / "texts.jsonl", "--set",

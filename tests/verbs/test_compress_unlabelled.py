@@ -20,6 +20,7 @@ from kdcli.errors import UsageError
 from kdcli.models.embedding_format import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
 from kdcli.models.model import write_training_rows
+from kdcli.report.publish import Upload
 from kdcli.workloads.detect import known_task
 
 LABELS = ("brisk", "calm")
@@ -213,7 +214,8 @@ def test_what_is_shipped_loads_and_says_where_it_comes_from(classified, tmp_path
     inside = {path.relative_to(best).as_posix() for path in best.rglob("*") if path.is_file()}
     assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= inside
     assert any(name.startswith("onnx/") for name in inside)
-    assert not inside & {"report.json", "recipe.yaml", "log.jsonl", "training_rows.safetensors"}
+    assert not inside & {"report.json", "recipe.yaml", "log.jsonl"}
+    assert "training_rows.safetensors" in Upload.of(best).kept
     card, verified = ModelCard.load(best / "README.md"), report_of(folder / "out").evaluations[-1]
     scores = {result.metric_type: result.metric_value for result in card.data.eval_results}
     assert scores == pytest.approx(verified.metrics)
@@ -221,6 +223,8 @@ def test_what_is_shipped_loads_and_says_where_it_comes_from(classified, tmp_path
     assert card.data.library_name == "transformers"
     assert "Made from model by distillation" in card.text
     succeeds("evaluate", folder / "model", best, "--data", data, "-o", tmp_path / "again")
+    notes = report_of(tmp_path / "again").notes
+    assert any(note.startswith(f"skipped 140 of 200 rows: {best} was trained") for note in notes)
 
 
 def test_no_training_row_is_evaluated_and_no_evaluated_row_chooses_the_vocabulary(tmp_path):
@@ -299,9 +303,8 @@ def test_labels_of_another_head_and_too_few_rows_are_refused(tmp_path):
     headed(tmp_path / "model", ("spam", "ham"), num_hidden_layers=2)
     data = write(tmp_path / "rows.jsonl", rows("class", 200))
     message = refused(tmp_path, "evaluate", tmp_path / "model", "--data", data)
-    first = next(n for n, row in enumerate(lines_of(data), 1) if row["label"] == "brisk")
     assert (
-        f"it predicts spam, ham, but your data has brisk, calm (the first in {data}:{first})"
+        f"it predicts spam, ham, but your data has calm, brisk; the first is in {data}:1"
     ) in message
     assert "--set data.labels=teacher" in message
     headed(tmp_path / "wider", ("spam", "ham", "news"), num_hidden_layers=2)
@@ -309,8 +312,13 @@ def test_labels_of_another_head_and_too_few_rows_are_refused(tmp_path):
         message = refused(tmp_path, "compress", model, "--data", data, "--max-drop", "1")
         assert "do not fit the head of" in message
         assert "it predicts " in message
-        assert f"but your data has brisk, calm (the first in {data}:" in message
+        assert f"but your data has calm, brisk; the first is in {data}:1" in message
         assert "--set data.labels=teacher" in message
+    names = ["spam", "z", "ham", "e", "d", "c", "b", "a"]
+    several = [{"text": f"w{n}", "label": names[n % 8]} for n in range(40)]
+    data = write(tmp_path / "several.jsonl", several)
+    message = refused(tmp_path, "evaluate", tmp_path / "model", "--data", data)
+    assert f"your data has z, e, d, c, b ... (6 labels); the first is in {data}:2" in message
     few = write(tmp_path / "few.jsonl", [{"text": f"w{n}"} for n in range(4)])
     message = refused(tmp_path, "compress", tmp_path / "model", "--data", few, "--max-drop", "1")
     assert "4 rows, too few" in message

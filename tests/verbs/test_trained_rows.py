@@ -124,6 +124,15 @@ def trained(split):
     ]
 
 
+@pytest.mark.parametrize("verb", ["compress", "compress --task own", "trim"])
+def test_other_verbs_read_the_columns_of_the_training(made, verb, tmp_path):
+    file = write(tmp_path / "few.jsonl", sayings(4, 2000))
+    given = [made[0] / "model", "--data", file, "--max-drop", "1"]
+    message = refused(tmp_path, *shlex.split(verb), *given)
+    assert "model: data.columns.text=saying, data.columns.label=about" in message
+    assert "too few" in message
+
+
 def test_a_benchmark_leaves_them_out(made, tmp_path):
     folder, _, split = made
     other = write(tmp_path / "other.jsonl", [*sayings(NEW, 2000), *trained(split)[:SHARED]])

@@ -4,7 +4,7 @@ import math
 import reprlib
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from kdcli.data.labelled.label_values import (
     BRACKETS,
@@ -109,6 +109,10 @@ class TrainingLabels:
     def first_row(self, name: str) -> str:
         """Return the place of the first row with a label, which is one of the names of `decide`."""
         return self._seen[name][1]
+
+    def first_rows(self, names: Collection[str]) -> dict[str, str]:
+        """Return the place of the first row with each name, in the order of the rows."""
+        return {name: row for name, (_, row) in self._seen.items() if name in names}
 
     def decide(
         self, *, one_is_enough: bool = False, of_head: Kind | None = None

@@ -104,7 +104,7 @@ def own_task(
         log_fact(note)
     account = _account(names, labels.class_numbers, head if decides else None)
     _compare_names(label, *by_name.names_of_numbers(label), account)
-    rows_of_labels = tuple(map(labels.first_row, names)) if account.names == names else ()
+    rows_of_labels = labels.first_rows(names) if account.names == names else {}
     task = _task(by_name, kind, texts, label, account.names)
     metrics = IMPOSSIBLE_METRICS if impossible else task.metrics
     if kind == "class" and len(account.names) == 2:

@@ -20,6 +20,7 @@ from kdcli.disk import cache_key, read_json, write_atomic
 from kdcli.messages import log
 from kdcli.metrics.cascade import Answers, Rankings, Trial, choose, rows_needed, upper_limit
 from kdcli.models.files import CONFIG_FILE, FACTS
+from kdcli.models.model import all_rows, training_rows, write_training_rows
 from kdcli.report.schema import CascadeFacts, Report
 from kdcli.report.text import percent
 from kdcli.report.titles import SELECTION
@@ -262,6 +263,8 @@ def write_cascade(
     shutil.rmtree(folder, ignore_errors=True)
     small, large = open_export(str(first)), open_export(str(second))
     shutil.copytree(second, folder, ignore=shutil.ignore_patterns("README.md", FACTS))
+    rows = (training_rows(str(part)) for part in (first, second))
+    write_training_rows(folder, all_rows(*rows))
     shared = _tokenizer(first) == _tokenizer(second)
     (folder / FIRST / FORMAT).mkdir(parents=True)
     for name in small.facts["files"]:

@@ -226,6 +226,9 @@ def compress_recipe(
         recipe = next((name for name in names if name in shipped("compress")), None)
     options = {**options, "task": task}
     resolved = resolve(CompressRecipe, recipe=recipe, sets=sets, options=options)
+    from kdcli.workloads.detect import as_trained
+
+    resolved = as_trained(resolved, given.model, trains=False)
     source = resolved.recipe.data.source
     if given.data.source is None and source is not None:
         from kdcli.messages import log

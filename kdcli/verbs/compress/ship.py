@@ -17,6 +17,7 @@ from kdcli.deploy.export import add_second_names
 from kdcli.disk import read_json
 from kdcli.models.files import CONFIG_FILE, FACTS, WEIGHT_FILES, file_beside
 from kdcli.models.load import location
+from kdcli.models.model import all_rows, training_rows, write_training_rows
 from kdcli.models.temperature import remove_temperature, store_temperature
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.front import METHOD_TAGS, Score, store_scores
@@ -69,7 +70,7 @@ def fill_best(folder: Path, sources: Sequence[Path], options: RunOptions, shippe
     """Copy a candidate's model in torch and its file for a backend into a directory.
 
     Its README.md gets the result and the command. Anybody may read it once the model is pushed, so
-    the command has no directories of this machine.
+    the command has no directories of this machine. `push` leaves the hashes of the training rows.
     """
     for place in dict.fromkeys(sources):
         config = file_beside(location(str(place)), CONFIG_FILE)
@@ -78,6 +79,8 @@ def fill_best(folder: Path, sources: Sequence[Path], options: RunOptions, shippe
         for name in Upload.of(source).files:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source / name, folder / name)
+    rows = (training_rows(location(str(place))) for place in sources)
+    write_training_rows(folder, all_rows(*rows))
     add_second_names(folder)
     readme = folder / "README.md"
     command = repeat_command("compress", options.command_line("compress"), public=True)

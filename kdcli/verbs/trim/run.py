@@ -20,7 +20,7 @@ from kdcli.models.embedding_format import EmbeddingFormat, read_format, save_emb
 from kdcli.models.layout import has_encoder_class
 from kdcli.models.load import check_case, load_tokenizer, location, save_model
 from kdcli.models.model import Model, training_rows
-from kdcli.recipe.resolve import Resolved
+from kdcli.recipe.resolve import Resolved, resolve
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import Entry, ReportContents, RunResult
 from kdcli.report.front import EMBEDDER
@@ -28,13 +28,14 @@ from kdcli.report.schema import Trimming
 from kdcli.report.text import short
 from kdcli.run.context import open_run
 from kdcli.types import Array
+from kdcli.verbs.evaluate.settings import EvaluateRecipe
 from kdcli.verbs.trim.settings import TrimRecipe
 from kdcli.workloads import open_evaluation, open_rows
 from kdcli.workloads.cut_vocabulary import TokenUse, cut, kept_note, sources_of, trimmed
-from kdcli.workloads.detect import task_of_model
+from kdcli.workloads.detect import as_trained, task_of_model
 from kdcli.workloads.requests import EvaluationRequest
 from kdcli.workloads.scores import EvaluationResult, ModelScores
-from kdcli.workloads.settings import LabelledSettings, TaskHeadSettings
+from kdcli.workloads.settings import TaskHeadSettings
 from kdcli.workloads.workload import Workload
 
 
@@ -282,7 +283,9 @@ def _request(recipe: TrimRecipe) -> EvaluationRequest:
     """Return the request for the rows, which a model's task decides unless it is given."""
     source = str(recipe.model)
     task = recipe.task or task_of_model(source, recipe.data.source, recipe.pooling)
-    data = LabelledSettings(source=recipe.data.source)
+    options = {"task": task, "data.source": recipe.data.source}
+    resolved = resolve(EvaluateRecipe, recipe=None, options=options)
+    data = as_trained(resolved, source, trains=False).recipe.data
     trained = {source: training_rows(location(source))}
     return EvaluationRequest(task, [source], data, trained, pooling=recipe.pooling)
 
