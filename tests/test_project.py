@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -20,6 +21,7 @@ from packaging.version import Version
 from readme_renderer import markdown
 
 from kdcli import losses, pruners
+from kdcli.cli.about import TOPICS
 from kdcli.errors import KdcliError
 from kdcli.version import install_command
 
@@ -307,6 +309,9 @@ def test_every_method_has_a_section_in_the_documentation():
 
 
 def test_every_exit_code_is_documented():
-    text = (ROOT / "docs" / "errors.md").read_text("utf-8")
-    codes = {int(c) for c in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
-    assert codes == {0} | {e.exit_code for e in [KdcliError, *KdcliError.__subclasses__()]}
+    table = TOPICS["exit-codes"].removeprefix("Exit codes\n")
+    assert f"```\n{table}```" in (ROOT / "docs" / "errors.md").read_text("utf-8")
+    codes = {int(c) for c in re.findall(r"^  (\d+) ", table, re.MULTILINE)}
+    named = {e.exit_code for e in [KdcliError, *KdcliError.__subclasses__()]}
+    # A shell adds 128 to the number of the signal that ended a process.
+    assert codes == {0, 128 + signal.SIGTERM} | named

@@ -43,14 +43,15 @@ An option overrides a variable, and a variable overrides pyproject.toml:
     "exit-codes": """\
 Exit codes
   0    The command did what it was asked to do.
+  1    A bug in kdcli, with a traceback: please report it.
   2    The command, the recipe, the model or the data cannot be used; the message says why.
   3    The machine cannot do it: too little memory or disk, or a missing library or device.
-  4    The training diverged: the loss is no longer a number.
+  4    The training diverged: a loss or a gradient is not finite. The step was not applied.
   5    A limit was missed: the goal of compress, a bound of evaluate, benchmark or export.
   6    A measurement was too unstable, or a part of the cache could not be deleted.
   75   The run was stopped and has a checkpoint: run the same command with --resume.
-  130  Interrupted with Ctrl-C.
-  1    A bug in kdcli, with a traceback: please report it.
+  130  Interrupted before any checkpoint, or by Ctrl-C while scoring, which --resume continues.
+  143  Ended by SIGTERM while scoring, which --resume continues.
 """,
 }
 """Topic -> its text."""

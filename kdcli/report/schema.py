@@ -133,8 +133,9 @@ class Mistake(SchemaPart):
 class TrivialAnswer(SchemaPart):
     """The scores of always giving the same answer, chosen from the training labels.
 
-    `answer` is the most frequent class or, for several labels, the label or set of labels with the
-    best first metric on the training rows. `is_beaten` is true if the first metric of the model is
+    `answer` is the most frequent class, the most frequent tag of a word, the mean number or, for
+    several labels, the label or set of labels with the best first metric on the training rows. It
+    is empty for rankings, whose scores are the expected ones of a random order. `is_beaten` is true if the first metric of the model is
     higher with 95 % confidence. If the same rows chose the step whose weights were kept, this is
     optimistic.
     """
@@ -151,7 +152,7 @@ class Evaluation(SchemaPart):
     the labels of the rows, or the teacher's outputs. `rows_sha256` is a hash of the examples that
     does not depend on their order. If a model was fine-tuned with several seeds, `metrics` are
     means over the seeds, and `deviations` are the sample standard deviations. `trivial` is given
-    for models that the verb finetune trained on classes or several labels, also in `compress`.
+    for models that were trained on labels.
     """
 
     model: str

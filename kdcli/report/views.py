@@ -64,6 +64,7 @@ NUMBER = r"[+\-≤≥<]?\d+([.,]\d+)*(e[+-]?\d+)?x?(?![\w-]|[.,]\d)"
 METHODS = {"distill": "distillation", "cotrain": "distillation", "prune": "pruned"}
 """Verb -> the hub's tag of its method."""
 MAX_EXAMPLES = 5  # items with quotations that Markdown shows in a section
+MAX_PARTS = 3  # parts that Markdown names if only HTML shows them
 MOST_NAMES = 12
 MAPPED_BY = {
     "name": "name",
@@ -94,14 +95,16 @@ def write_views(folder: Path, report: Report) -> None:
 def shown(everything: Iterable[ReportSection], view: View) -> list[ReportSection]:
     """Return the sections that a view shows and that are not empty.
 
-    Markdown counts the parts that only HTML shows.
+    Markdown names or counts the parts that only HTML shows.
     """
     kept = []
     for section in everything:
         parts = shown(section.parts, view)
         whole = shown(section.parts, View.HTML) if view is View.MARKDOWN else parts
-        hidden = len(whole) - len(parts)
-        sentences = [*section.sentences, *([f"{hidden} more in report.html."] if hidden else [])]
+        seen = {part.title for part in parts}
+        hidden = [part.title for part in whole if part.title not in seen]
+        names = "; ".join(hidden) if len(hidden) <= MAX_PARTS else f"{len(hidden)} more parts"
+        sentences = [*section.sentences, *([f"Also in report.html: {names}."] if hidden else [])]
         draws = view is View.HTML and section.draw is not list
         content = (section.columns, sentences, section.items, section.links, parts, draws)
         if section.least <= view and any(content):

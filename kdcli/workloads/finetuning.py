@@ -164,12 +164,11 @@ def with_trivial_answer(workload: Workload, scores: ModelScores) -> ModelScores:
     for row, other in zip(scores.evaluations, trivial.evaluations, strict=True):
         own, base = scores.scorers[row.set], trivial.scorers[row.set]
         differences = paired_differences(
-            own, base, scores.counts[row.set], examples=scores.examples[row.set]
+            own, base, scores.counts[row.set], examples=scores.examples.get(row.set)
         )
         _, low, _ = differences[workload.metric]
-        answer = TrivialAnswer(
-            answer=trivial.predictions[0].shown, metrics=other.metrics, is_beaten=low > 0
-        )
+        shown = trivial.predictions[0].shown if trivial.predictions else ""
+        answer = TrivialAnswer(answer=shown, metrics=other.metrics, is_beaten=low > 0)
         rows.append(row.model_copy(update={"trivial": answer}))
     return replace(scores, evaluations=rows)
 
@@ -447,8 +446,9 @@ def describe_score(one: Evaluation, model: str, rows: str) -> str:
     scored = f"{model} has {metric} {number(score)} on {where}"
     if one.trivial is None:
         return scored
-    always = f"answering {one.trivial.answer} to every text has"
-    return f"{scored}; {always} {number(one.trivial.metrics[metric])}"
+    answer = one.trivial.answer
+    always = f"answering {answer} to every text" if answer else "a random order of the passages"
+    return f"{scored}; {always} has {number(one.trivial.metrics[metric])}"
 
 
 def describe_learning(evaluations: Sequence[Evaluation], losses: Sequence[float]) -> str:
@@ -463,8 +463,11 @@ def describe_learning(evaluations: Sequence[Evaluation], losses: Sequence[float]
         losses: The logged losses of its training.
     """
     hardly = _hardly_fell(losses)
-    if any(one.trivial is not None and not one.trivial.is_beaten for one in evaluations):
-        worse = "its score is not clearly better than always giving the same answer"
+    trivial = [one.trivial for one in evaluations if one.trivial is not None]
+    unbeaten = [each for each in trivial if not each.is_beaten]
+    if unbeaten:
+        other = "always giving the same answer" if unbeaten[0].answer else "a random order"
+        worse = f"its score is not clearly better than {other}"
         return f"may have learned little or nothing: {' and '.join(filter(None, [worse, hardly]))}"
     return f"may not have learned all that it can: {hardly}" if hardly else ""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -463,32 +463,49 @@ def trivial_predictions(
 ) -> list[Prediction]:
     """Give every example the same answer, which the training labels alone choose.
 
-    It is the most frequent class. For `multi`, it is the label or set of labels with the best first
-    metric on the training rows. Of equally good answers it is the first one, and the next one is
-    named. The list is empty for other kinds of task: the same entities or the same number for every
-    text score 0 by definition, so every model beats them.
+    It is the most frequent class, the most frequent tag for each word, the mean number, or no span.
+    For `multi`, it is the label or set of labels with the best first metric on the training rows.
+    Of equally good answers it is the first one, and the next one is named. The list is empty for
+    tasks that generate text.
     """
-    if task.kind not in ("class", "multi"):
+    if task.kind == "text":
         return []
-    best, *ties = _best_labels(task, train) if task.kind == "multi" else _most_frequent(train)
-    answers = [replace(example, label=best) for example in examples]
-    shown = _shown_answer(task, answers[0])
+    if task.kind == "span":
+        nothing = {"text": "", "no_answer": 1.0}
+        return [Prediction({"id": example.id, **nothing}, "nothing", []) for example in examples]
+    if task.kind == "score":
+        mean = float(np.mean([example.label for example in train]))
+        return [Prediction(mean, f"{mean:.3g}", [])] * len(examples)
+    best, *ties = _best_labels(task, train) if task.kind == "multi" else _most_frequent(task, train)
+    answers = [_answered(task, example, best) for example in examples]
+    shown = _shown_answer(task, best)
     if ties:
-        other = _shown_answer(task, replace(examples[0], label=ties[0]))
+        other = _shown_answer(task, ties[0])
         more = f" and {len(ties) - 1:,} more" if len(ties) > 1 else ""
         equal = "good" if task.kind == "multi" else "frequent"
         shown = f"{shown} (as {equal} in training as {other}{more})"
     return [Prediction(reference(task, answer), shown, []) for answer in answers]
 
 
-def _shown_answer(task: Task, example: Example) -> str:
-    names = shown_label(task, example)
-    return names if task.kind == "class" else ", ".join(names) or "no label"
+def _answered(task: Task, example: Example, answer: Any) -> Example:
+    if task.kind != "tokens":
+        return replace(example, label=answer)
+    return replace(example, label=[i if i == IGNORED else answer for i in example.label])
 
 
-def _most_frequent(train: Sequence[Example]) -> list[Any]:
+def _shown_answer(task: Task, answer: Any) -> str:
+    if task.kind == "multi":
+        return ", ".join(task.labels[i] for i in answer) or "no label"
+    name = task.labels[answer]
+    return f"{name} for each word" if task.kind == "tokens" else name
+
+
+def _most_frequent(task: Task, train: Sequence[Example]) -> list[Any]:
     """Return the most frequent labels, which are equally frequent."""
-    counts = Counter(example.label for example in train)
+    labels: Iterable[Any] = (example.label for example in train)
+    if task.kind == "tokens":
+        labels = (i for i in itertools.chain.from_iterable(labels) if i != IGNORED)
+    counts = Counter(labels)
     most = max(counts.values())
     return [label for label, count in counts.items() if count == most]
 

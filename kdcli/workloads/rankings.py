@@ -6,7 +6,7 @@ import numpy as np
 
 from kdcli.data.labelled.lists import RERANK_TASK, Lists
 from kdcli.metrics.bootstrap import Scorer
-from kdcli.metrics.retrieval import ranking_metrics
+from kdcli.metrics.retrieval import CUT, ranking_metrics
 from kdcli.report.schema import Evaluation
 from kdcli.types import Array
 from kdcli.workloads.scores import ModelScores
@@ -39,6 +39,23 @@ def _means(values: Mapping[str, Array]) -> dict[str, float]:
 
 def _scorer(values: Mapping[str, Array]) -> Scorer:
     return lambda at: _means({name: of_query[at] for name, of_query in values.items()})
+
+
+def random_order_metrics(lists: Lists) -> dict[str, Array]:
+    """Compute each query's expected metrics of a random order, metric -> values [Q]."""
+    ndcg, mrr = [], []
+    for begin, end in zip(lists.ends - lists.sizes, lists.ends, strict=True):
+        gains = np.maximum(lists.labels[begin:end], 0)
+        places = np.arange(1, min(CUT, len(gains)) + 1)
+        discounts = 1 / np.log2(places + 1)
+        ideal = np.sort(gains)[::-1][: len(places)]
+        ndcg.append(gains.mean() * discounts.sum() / (ideal @ discounts))
+        left = len(gains) - places + 1
+        # The chance that a place has a relevant passage if the places before it have none.
+        hits = np.minimum((gains > 0).sum() / left, 1)
+        missed = np.cumprod(np.append(1, 1 - hits))[:-1]
+        mrr.append((missed * hits / places).sum())
+    return dict(zip(METRICS, (np.array(ndcg), np.array(mrr)), strict=True))
 
 
 def metrics_by_query(lists: Lists, scores_R: Array) -> dict[str, Array]:

@@ -60,7 +60,12 @@ from kdcli.types import (
 )
 from kdcli.workloads.cascades import Cascade
 from kdcli.workloads.embedder import Embedder, cosines, network_outputs
-from kdcli.workloads.rankings import METRICS, metrics_by_query, ranking_scores
+from kdcli.workloads.rankings import (
+    METRICS,
+    metrics_by_query,
+    random_order_metrics,
+    ranking_scores,
+)
 from kdcli.workloads.requests import EvaluationRequest, WorkloadRequest
 from kdcli.workloads.rerank_rows import ListRows, ScoreTargets, tokenize_lists, tokens_in_row
 from kdcli.workloads.scores import ModelScores
@@ -415,6 +420,11 @@ class RerankWorkload(Workload[Model]):
         if outputs is None or len(outputs) != len(self.evaluated):
             return self.score(model, worst=worst)
         return self.score_values(self._without_padding(outputs), [model.note])
+
+    def trivial(self) -> ModelScores | None:
+        if self.labels != "data":
+            return None
+        return ranking_scores(self.name, self.split, random_order_metrics(self.evaluated))
 
     def score_values(self, scores_R: Array, notes: Sequence[str] = ()) -> ModelScores:
         """Evaluate the rankings that the candidates' scores produce."""

@@ -473,7 +473,8 @@ class Workload(ABC, Generic[M]):
     def trivial(self) -> ModelScores | None:
         """Score the same answer to all held-out rows, chosen from the training labels alone.
 
-        A model that has learned something scores higher. Returns None if there is no such answer.
+        For rankings, it is a random order. A model that has learned something scores higher.
+        Returns None if there is no such answer.
         """
         return None
 

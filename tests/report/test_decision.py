@@ -26,7 +26,7 @@ def test_texts_are_in_html_only():
     assert missing(words(report), "a film of which", "nobody heard", "0.1250 → 0.8750") == []
     for text in (markdown(report), printed(report)):
         assert "nobody heard" not in text
-    assert "1 more in report.html" in markdown(report)
+    assert "Also in report.html: Rows that differ most." in markdown(report)
 
 
 def test_a_class_that_gains_is_no_worst_class():

@@ -272,7 +272,7 @@ def test_each_view_shows_its_sections_and_markdown_counts_the_others():
         titles[:2],
         titles,
     ]
-    assert shown([top], View.MARKDOWN)[0].sentences == ["1 more in report.html."]
+    assert shown([top], View.MARKDOWN)[0].sentences == ["Also in report.html: HTML."]
     assert shown([ReportSection("top", parts=parts[2:])], View.TERMINAL) == []
 
 

@@ -150,6 +150,12 @@ def test_the_saved_model_finds_the_neighbours_that_the_report_states(folder, tmp
     assert "license: mit" in card
     assert "base_model: me/new" in card
     assert "# new adapted to an index" in card
+    share, of_old = (100 * rows[name].metrics["neighbours@10"] for name in pairs)
+    found = f"finds {share:.1f} % of the 10 nearest texts of re-embedding (95 % interval "
+    for file in ("README.md", "report.md"):
+        text = (tmp_path / "out" / file).read_text()
+        assert found in text
+        assert f"; the old model finds {of_old:.1f} %" in text
     (difference,) = (c for c in report.comparisons if c.model == "adapted")
     assert difference.low < difference.difference < difference.high <= 0
 

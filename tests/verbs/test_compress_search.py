@@ -713,6 +713,14 @@ def test_the_report_says_how_long_the_models_took_that_were_not_chosen(given):
     assert expected in report_of(result.folder).notes
 
 
+def test_the_report_says_that_the_run_took_longer_than_its_budget(given):
+    made = fakes(seconds={"2x32": 80.0, "evaluate": 20.0}, estimates={"2x32": 10.0})
+    keys = given | {"plan__shapes": ["2x32"]}
+    result = made.compress(**keys, goal__max_drop=1.0, budget=50.0)
+    (took,) = [note for note in report_of(result.folder).notes if "The run took" in note]
+    assert took.startswith(f"The run took {made.now:.0f} s, longer than --budget 50 s; ")
+
+
 def test_backends_that_are_not_installed_are_skipped(given):
     made = fakes(missing={"openvino"})
     plan = {"plan__backends": ["onnx", "openvino-int8"]}

@@ -75,13 +75,24 @@ def test_a_run_shows_the_trivial_answer_and_warns_if_it_learned_nothing(given, t
     ]
     assert re.fullmatch(
         r"the fine-tuned model has accuracy \d\.\d+ on 48 held-out rows; "
-        r"answering (brisk|calm) to every text has \d\.\d+",
+        r"answering (brisk|calm)( \(as frequent in training as \w+\))? to every text has \d\.\d+",
         score,
     )
     said = "may have learned little or nothing: its score is not clearly better than always"
     assert said in warning
     assert "--lr 1e-3" in warning
     assert all(note in " ".join(done.stdout.split()) for note in (score, warning))
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer"), [("tokens", "O for each word"), ("span", "nothing"), ("score", r"\d\S*")]
+)
+def test_every_kind_of_label_has_a_trivial_answer(kind, answer, encoder, tmp_path):
+    data = own_files.own(tmp_path / "data", kind)
+    untrained = ["--lr", "1e-9", "--max-steps", "1", "-o", tmp_path / "out"]
+    succeeds("finetune", encoder, "--task", "own", "--data", data, *QUICK, *untrained)
+    notes = " ".join(report_of(tmp_path / "out").notes)
+    assert re.search(rf"held-out rows; answering {answer} to every text has 0\.0", notes)
 
 
 def test_another_seed_gives_other_weights(given, tmp_path):

@@ -94,6 +94,18 @@ def mrr(model):
     return np.mean(found)
 
 
+def test_an_untrained_reranker_is_no_better_than_a_random_order(teacher, data, tmp_path):
+    given = ["--task", "rerank", "--data", data, *QUICK, "--lr", "1e-9", "-o", tmp_path / "out"]
+    succeeds("finetune", teacher, *given)
+    sizes = np.array([1 + len(row["negative"]) for row in listed(20, seed=1)])
+    expected = np.mean([np.mean(1 / np.arange(1, size + 1)) for size in sizes])
+    (evaluation,) = report_of(tmp_path / "out").evaluations
+    assert evaluation.trivial.metrics["mrr@10"] == pytest.approx(expected)
+    notes = " ".join(report_of(tmp_path / "out").notes)
+    assert "; a random order of the passages has 0." in notes
+    assert "its score is not clearly better than a random order" in notes
+
+
 def test_rerankers_are_judged_beside_each_other(given, data, tmp_path):
     """An embedding model ranks by cosines."""
     base = load_encoder(str(own_files.encoder(tmp_path / "base")))

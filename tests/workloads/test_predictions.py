@@ -9,7 +9,7 @@ from encoders import tiny_tokenizer
 from questions import asking, one_hot, tokenizer_of
 
 from kdcli.report.schema import Evaluation
-from kdcli.types import Answer, Example, Task
+from kdcli.types import IGNORED, Answer, Example, Task
 from kdcli.workloads.predictions import (
     Evaluator,
     Prediction,
@@ -279,13 +279,16 @@ def test_an_answer_becomes_a_label_where_the_context_has_it(answer, label):
         (MULTI, [(), (), (1,)], MULTI.labels[1], [0, 1, 0]),
         # No set is frequent, but one label is.
         (MULTI, [(0, 1), (1, 2), (), (), ()], MULTI.labels[1], [0, 1, 0]),
+        (TAGS, [(1, IGNORED), (1, 0)], "B-X for each word", ["B-X"]),
+        (SCORE, [1.0, 2.0], "1.5", 1.5),
     ],
 )
-def test_the_trivial_answer_is_a_frequent_class_or_the_best_labels(task, labels, shown, value):
+def test_the_trivial_answer_is_a_frequent_label_or_the_best_labels(task, labels, shown, value):
     answers = trivial_predictions(task, texts(labels), texts(labels[:1]) * 2)
     assert [(answer.shown, answer.value) for answer in answers] == [(shown, value)] * 2
 
 
-@pytest.mark.parametrize(("task", "label"), [(TAGS, (0,)), (SCORE, 1.5), (SQUAD, ())])
-def test_an_answer_that_every_model_beats_is_no_trivial_answer(task, label):
-    assert trivial_predictions(task, texts([label] * 3), texts([label])) == []
+def test_the_trivial_answer_to_a_question_is_no_span():
+    (answer,) = trivial_predictions(SQUAD, texts([()]), texts([()]))
+    assert (answer.shown, answer.value["text"]) == ("nothing", "")
+    assert answer.value["no_answer"] > 0

@@ -1,5 +1,6 @@
 """The metrics of rerankers against trec_eval, with ties and with grades."""
 
+from itertools import permutations
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytrec_eval
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdcli.workloads.rankings import metrics_by_query, ranking_scores
+from kdcli.workloads.rankings import metrics_by_query, random_order_metrics, ranking_scores
 
 
 def lists_of(grades):
@@ -45,6 +46,22 @@ def test_rerankers_are_scored_as_by_trec_eval(data):
         first = of_query["recip_rank"] if of_query["recip_rank"] >= 0.1 else 0.0
         assert found["ndcg@10"][q] == pytest.approx(of_query["ndcg_cut_10"])
         assert found["mrr@10"][q] == pytest.approx(first)
+
+
+@pytest.mark.parametrize("grades", [[1, 0, 0, 0, 0], [0, 2, 1, 1], [3], [1, 0, -1]])
+def test_a_random_order_scores_the_mean_over_all_orders(grades):
+    orders = list(permutations(grades))
+    scores = np.tile(-np.arange(len(grades), dtype=np.float64), len(orders))
+    every = metrics_by_query(lists_of(orders), scores)
+    expected = random_order_metrics(lists_of([grades]))
+    assert {name: of_query.item() for name, of_query in expected.items()} == pytest.approx(
+        {name: of_query.mean() for name, of_query in every.items()}
+    )
+
+
+def test_a_random_order_is_scored_on_ten_places():
+    few, many = (random_order_metrics(lists_of([[1] + [0] * n])) for n in (9, 19))
+    assert all(many[name] == pytest.approx(of_few / 2) for name, of_few in few.items())
 
 
 def test_a_model_that_scores_all_passages_alike_gains_nothing():

@@ -4,6 +4,7 @@ A model card states the result of its model in its first sentence.
 """
 
 from kdcli.deploy.measurements import MEASURE_AGAIN, UNSTABLE_PHRASE, LatencyRow
+from kdcli.metrics.retrieval import CUT
 from kdcli.report.schema import HELD_OUT_LOSS, Comparison, Evaluation, Report, Throughput
 from kdcli.report.sections.evaluations import set_name
 from kdcli.report.sections.overview import (
@@ -16,6 +17,8 @@ from kdcli.report.sections.overview import (
 from kdcli.report.sections.timings import cell_name, form_of, milliseconds, price_sentence, ran_as
 from kdcli.report.text import bytes_of, loses, number, percent, plain, points_interval, short
 
+NEIGHBOURS = "neighbours"
+"""The task of `adapt`: the nearest texts of each text."""
 QUANTISED = ("int8", "int8-packed", "q4")
 FEW_ROWS = 50
 """With fewer rows, a score is hardly more than a guess: one row is more than two points."""
@@ -154,6 +157,8 @@ def _quality(report: Report, name: str) -> list[str]:
         and (c.task == one.task or one.reference == "teacher")
     )
     if (pair := next(pairs, None)) is not None:
+        if one.task == NEIGHBOURS:
+            return [_found(report, pair, one, where)]
         return [_difference(report, pair, one, where)]
     text = f"reaches {number(one.metrics[metric])} {metric} on {where}"
     baseline = report.model(name).baseline or next(iter(report.cards))
@@ -202,6 +207,21 @@ def _difference(report: Report, pair: Comparison, one: Evaluation, where: str) -
         named = "" if pair.metric == "agreement" else f" ({pair.metric})"
         what = f"agreement with {baseline}{named}"
     return f"{change_text(pair, what)} on {where}"
+
+
+def _found(report: Report, pair: Comparison, one: Evaluation, where: str) -> str:
+    """Write the share of re-embedding's texts that a model finds, and that the old model finds."""
+    share, low, high = (percent(1 + x, 1) for x in (pair.difference, pair.low, pair.high))
+    others = (
+        f"; the {each.model} finds {percent(each.metrics[pair.metric], 1)} %"
+        for each in report.evaluations
+        if each.task == one.task and each.model not in (pair.model, pair.baseline)
+    )
+    interval = f"{100 * pair.confidence:.3g} % interval {low} to {high}"
+    return (
+        f"finds {share} % of the {CUT} nearest texts of {pair.baseline} ({interval}) on "
+        f"{where}{next(others, '')}"
+    )
 
 
 def change_text(row: Comparison, what: str) -> str:

@@ -16,6 +16,7 @@ from kdcli.messages import warn
 from kdcli.metrics.bootstrap import paired_bootstrap
 from kdcli.metrics.retrieval import CUT, similarities
 from kdcli.report.schema import Mistake
+from kdcli.report.sections.summary import NEIGHBOURS
 from kdcli.targets.vector_shards import read_vectors
 from kdcli.types import Array
 from kdcli.verbs.adapt.maps import VectorMap, fit_maps
@@ -35,8 +36,8 @@ from kdcli.workloads.rankings import ranking_scores
 from kdcli.workloads.scores import EvaluationResult, compare
 
 REEMBEDDED, ADAPTED, OLD = "re-embedding", "adapted", "old model"
-NEIGHBOURS, SHARED, RECALL = "neighbours", f"neighbours@{CUT}", f"recall@{CUT}"
-"""A task, its metric, and the metric of `retrieval`."""
+SHARED, RECALL = f"{NEIGHBOURS}@{CUT}", f"recall@{CUT}"
+"""The metrics of the tasks `neighbours` and `retrieval`."""
 MAX_NEARER, DOUBTFUL = 0.25, 0.05
 """Maximum mean of `Search.share_nearer` of a usable index, which is 0.5 by chance, and the share of
 wrong rows from which it is logged."""

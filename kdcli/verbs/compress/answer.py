@@ -405,7 +405,10 @@ def step_reports(search: Search) -> list[schema.StepReport]:
 
 def notes_on_search(search: Search, scores: CandidateScores, verified: Verification) -> list[str]:
     """Return notes on the time, on products in float32, on the latencies and on the interval."""
-    took = f"The run took {duration(search.steps.record.seconds())}"
+    spent, steps = duration(search.steps.record.seconds()), search.steps
+    took = f"The run took {spent}"
+    if steps.seconds > steps.budget and spent != (budget := duration(steps.budget)):
+        took += f", longer than --budget {budget}"
     dropped = duration(seconds_dropped(search, verified.chosen))
     if dropped != duration(0):
         took += f"; {dropped} went into models that were not chosen"
