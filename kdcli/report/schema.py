@@ -135,7 +135,9 @@ class TrivialAnswer(SchemaPart):
 
     `answer` is the most frequent class, the most frequent tag of a word, the mean number or, for
     several labels, the label or set of labels with the best first metric on the training rows. It
-    is empty for rankings, whose scores are the expected ones of a random order. `is_beaten` is true if the first metric of the model is
+    is empty for rankings, whose scores are the expected ones of a random order.
+
+    `is_beaten` is true if the first metric of the model is
     higher with 95 % confidence. If the same rows chose the step whose weights were kept, this is
     optimistic.
     """
