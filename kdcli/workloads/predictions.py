@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -488,9 +488,10 @@ def trivial_predictions(
 
 
 def _answered(task: Task, example: Example, answer: Any) -> Example:
-    if task.kind != "tokens":
-        return replace(example, label=answer)
-    return replace(example, label=[i if i == IGNORED else answer for i in example.label])
+    words: Any = example.label
+    if task.kind == "tokens":
+        answer = [i if i == IGNORED else answer for i in words]
+    return replace(example, label=answer)
 
 
 def _shown_answer(task: Task, answer: Any) -> str:
@@ -502,9 +503,9 @@ def _shown_answer(task: Task, answer: Any) -> str:
 
 def _most_frequent(task: Task, train: Sequence[Example]) -> list[Any]:
     """Return the most frequent labels, which are equally frequent."""
-    labels: Iterable[Any] = (example.label for example in train)
+    labels: list[Any] = [example.label for example in train]
     if task.kind == "tokens":
-        labels = (i for i in itertools.chain.from_iterable(labels) if i != IGNORED)
+        labels = [i for i in itertools.chain.from_iterable(labels) if i != IGNORED]
     counts = Counter(labels)
     most = max(counts.values())
     return [label for label, count in counts.items() if count == most]

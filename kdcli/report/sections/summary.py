@@ -4,7 +4,6 @@ A model card states the result of its model in its first sentence.
 """
 
 from kdcli.deploy.measurements import MEASURE_AGAIN, UNSTABLE_PHRASE, LatencyRow
-from kdcli.metrics.retrieval import CUT
 from kdcli.report.schema import HELD_OUT_LOSS, Comparison, Evaluation, Report, Throughput
 from kdcli.report.sections.evaluations import set_name
 from kdcli.report.sections.overview import (
@@ -218,8 +217,9 @@ def _found(report: Report, pair: Comparison, one: Evaluation, where: str) -> str
         if each.task == one.task and each.model not in (pair.model, pair.baseline)
     )
     interval = f"{100 * pair.confidence:.3g} % interval {low} to {high}"
+    _, _, cut = pair.metric.partition("@")
     return (
-        f"finds {share} % of the {CUT} nearest texts of {pair.baseline} ({interval}) on "
+        f"finds {share} % of the {cut} nearest texts of {pair.baseline} ({interval}) on "
         f"{where}{next(others, '')}"
     )
 

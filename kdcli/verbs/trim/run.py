@@ -28,14 +28,13 @@ from kdcli.report.schema import Trimming
 from kdcli.report.text import short
 from kdcli.run.context import open_run
 from kdcli.types import Array
-from kdcli.verbs.evaluate.settings import EvaluateRecipe
 from kdcli.verbs.trim.settings import TrimRecipe
 from kdcli.workloads import open_evaluation, open_rows
 from kdcli.workloads.cut_vocabulary import TokenUse, cut, kept_note, sources_of, trimmed
 from kdcli.workloads.detect import as_trained, task_of_model
 from kdcli.workloads.requests import EvaluationRequest
 from kdcli.workloads.scores import EvaluationResult, ModelScores
-from kdcli.workloads.settings import TaskHeadSettings
+from kdcli.workloads.settings import FinetuneRecipe, TaskHeadSettings
 from kdcli.workloads.workload import Workload
 
 
@@ -284,7 +283,7 @@ def _request(recipe: TrimRecipe) -> EvaluationRequest:
     source = str(recipe.model)
     task = recipe.task or task_of_model(source, recipe.data.source, recipe.pooling)
     options = {"task": task, "data.source": recipe.data.source}
-    resolved = resolve(EvaluateRecipe, recipe=None, options=options)
+    resolved = resolve(FinetuneRecipe, recipe=None, options=options)
     data = as_trained(resolved, source, trains=False).recipe.data
     trained = {source: training_rows(location(source))}
     return EvaluationRequest(task, [source], data, trained, pooling=recipe.pooling)
