@@ -98,5 +98,5 @@ def test_calibration_explains_only_the_temperatures_that_the_table_has():
     without = each.model_copy(update={"calibration": none})
     note = parts_of(report.model_copy(update={"decisions": [without]}))["Calibration"].note
     assert "The temperature divides" not in note
-    assert f"that the logits of {BASELINE} and {MODEL} could be divided by" in note
+    assert f"No temperature for {BASELINE} and {MODEL}: " in note
     assert "The temperature divides the logits." in parts_of(report)["Calibration"].note

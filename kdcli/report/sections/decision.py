@@ -249,10 +249,8 @@ def _calibration(decision: Decision) -> ReportSection:
     if any(each.stored_temperature is not None for each in d.calibration.values()):
         note += " The stored temperature is kdcli_temperature in config.json."
     if without:
-        note += (
-            f" No number between 0.01 and 100 that the logits of {' and '.join(without)} could be "
-            "divided by makes its probabilities fit these rows best, so it has no temperature."
-        )
+        named = " and ".join(without)
+        note += f" No temperature for {named}: the best one is not between 0.01 and 100."
     note += f" {_reference(d)}"
     if d.reference == "teacher":
         note += (
