@@ -101,7 +101,7 @@ class TrainingCost:
     Attributes:
         steps, seconds: Its optimiser steps, and their seconds.
         error: Why it would fail; empty if it would not.
-        setup: The seconds that the dry run took, without those of a fit that the training does not
+        setup: The seconds of the dry run without a fit that is kept, which the training does not
             repeat.
     """
 
