@@ -6,6 +6,7 @@ from multiprocessing import get_context
 
 import numpy as np
 import pytest
+from reading import logged_to
 
 from kdcli.kept import Keeper, Result, delete_oldest_results
 
@@ -26,12 +27,13 @@ def test_every_array_is_kept_to_the_bit(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:-5], lambda b: b[:-1] + bytes([b[-1] ^ 1])])
-def test_a_damaged_file_is_replaced(damage, tmp_path, capsys):
-    keeper, file = Keeper(tmp_path), tmp_path / "key.safetensors"
+def test_a_damaged_file_is_replaced(damage, tmp_path):
+    keeper, file, lines = Keeper(tmp_path), tmp_path / "key.safetensors", []
     keeper.store("key", Result(ARRAYS), 2.0)
     file.write_bytes(damage(file.read_bytes()))
-    assert keeper.load("key") is None
-    assert "is damaged" in capsys.readouterr().err
+    with logged_to(lines):
+        assert keeper.load("key") is None
+    assert "key.safetensors is damaged" in lines[0]
     keeper.store("key", Result(ARRAYS), 2.0)
     assert keeper.load("key") is not None
 

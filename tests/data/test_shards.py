@@ -17,6 +17,7 @@ from texts import DOCUMENTS, corpus, tokens, write
 from typer.testing import CliRunner
 
 from kdcli.cli import app, main
+from kdcli.data.readers import COLUMN_HINT
 from kdcli.data.sources import open_source
 from kdcli.data.text.corpus import open_corpus
 from kdcli.data.text.tokenise import tokenise
@@ -93,7 +94,7 @@ def test_a_wrong_line_in_a_worker_is_named_and_the_other_shards_stay(text, tmp_p
             UsageError, match=r"train\.jsonl:301: column 'text' holds int"
         ) as caught:
             made(text, tmp_path / f"{workers}", workers=workers)
-        assert "data.column" in caught.value.hint
+        assert caught.value.hint == COLUMN_HINT
     assert len(list((tmp_path / "None").glob("*.bin"))) > 5
 
 

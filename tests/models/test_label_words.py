@@ -130,7 +130,9 @@ def test_logits_of_texts_are_dot_products_and_stay_so_when_saved(encoder_dir, tm
     assert_same_model(stock, model, batch)
     assert stock.config.id2label == dict(enumerate(NAMES))
     again = load_for_task(str(tmp_path), TASKS["class"], new_head=False)
-    assert again.note == "its own head"
+    note, _, of_padding = again.note.partition("; ")
+    assert note == "its own head"
+    assert ("depend on padding" in of_padding) == (model_type == "convbert")
     assert_same_model(again.model, model, batch)
     # The head is frozen; of the encoder only its own pooler and what never trains (RoFormer's table
     # of positions) are.
@@ -265,7 +267,9 @@ def test_mlm_gives_the_whole_heads_logits_of_the_words(masked_dir, tmp_path, mod
         if not n.startswith(prefix)
     )
     again = load_for_task(saved(headed, tmp_path), TASKS["class"], new_head=False)
-    assert again.note == "its own head"
+    note, _, of_padding = again.note.partition("; ")
+    assert note == "its own head"
+    assert ("depend on padding" in of_padding) == (model_type == "convbert")
     assert_same_model(again.model, model, batch)
     assert_same_model(kdcli.load(tmp_path).model, model, batch)
     stock = hf.AutoModel.from_pretrained(tmp_path).eval()

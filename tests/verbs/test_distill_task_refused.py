@@ -1,6 +1,7 @@
 """`kdcli distill --task` given what it cannot use: exit 2 or 3, one message, and nothing left
 behind."""
 
+import re
 import shlex
 
 import own_files
@@ -122,7 +123,8 @@ def test_a_teacher_that_was_not_fine_tuned_for_the_task(refused, tmp_path):
     assert unfit in message
     assert "fine-tune it first: kdcli finetune" in message
     three = own_files.headed(tmp_path / "three", ("a", "b", "c"))
-    assert "it predicts a, b, c, but your data has brisk, calm" in refused(given=(three,))
+    refusal = refused(given=(three,))
+    assert re.search("it predicts a, b, c, but your data has (brisk, calm|calm, brisk);", refusal)
     assert unfit in refused("--also-teacher", base)
     assert unfit in refused("--ablate", "tinybert", given=(base,))
     assert unfit in refused("--augment-only", tmp_path / "copies.jsonl", given=(base,))
