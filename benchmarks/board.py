@@ -207,7 +207,8 @@ def latencies(lines: Sequence[Line], board: Board, options: Options) -> list[str
     """Time a teacher and its variants in interleaved rounds. Returns a cell for each line."""
     words = ["benchmark", *(str(line.folder) for line in lines), "--batch-size", "1"]
     words += ["--seq-len", str(options.length)]
-    row = board.run(words, options.output / lines[0].teacher / f"latency-{len(lines)}")
+    name = "-".join(["latency", *(line.folder.name for line in lines[1:])])
+    row = board.run(words, options.output / lines[0].teacher / name)
     if row is None:
         return [""] * len(lines)
     cells = []

@@ -67,6 +67,24 @@ def test_one_metric_of_several_models_is_a_column_a_model_and_a_missing_set_has_
     assert section.rows[-1][1:3] == ["0.9250", ""]
 
 
+def test_means_of_seeds_have_deviations_and_the_papers_of_a_single_set_are_a_column():
+    values = evaluate_values(("matched", "mismatched"), "mnli")
+    seeds = {"seeds": 2, "deviations": {"accuracy": 0.012}, "metrics": {"accuracy": 0.8}}
+    scored = [one | seeds for one in values["evaluations"]]
+    name = scored[0]["model"]
+    paper = {"row": "12x768, full", "source": "a paper", "shape": "12x768", "model": name}
+    paper |= {"task": "mnli", "metric": "accuracy", "values": {"matched": 80.9}}
+    by_set, published = scores(made(values, evaluations=scored, published=[paper]))
+    assert by_set.rows[0][1] == "0.8000 ± 0.012"
+    assert "sample standard deviation of 2 runs" in by_set.note
+    assert published.rows[0] == ["matched", "0.8090"]
+    of_one = [one for one in scored if one["set"] == "matched"]
+    (by_model,) = scores(made(values, evaluations=of_one, published=[paper]))
+    assert by_model.title == "Scores on mnli matched"
+    assert by_model.columns == ["model", "accuracy", "published", "examples", "split"]
+    assert by_model.rows[0][:3] == [name, "0.8000 ± 0.012", "0.8090"]
+
+
 def test_published_scores_by_language_stand_behind_ours():
     rows = published_for([], {"eval": {"tasks": ["xnli"]}})
     assert published_for([], {"task": "xnli"}) == rows

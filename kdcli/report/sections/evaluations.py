@@ -43,41 +43,44 @@ def evaluations_by_task(report: Report, model: str | None = None) -> dict[str, l
 def scores(report: Report, model: str | None = None) -> list[ReportSection]:
     """Show a table for each task.
 
-    It has a row for each model or, if the task has several sets, a row for each set and their mean.
+    It has a row for each model or, if several sets were evaluated, a row for each set and the mean.
     """
     sections = []
     for task, own in evaluations_by_task(report, model).items():
-        if any(e.set for e in own):
-            sections += [_by_set(task, own), *_published(report, task, own)]
-        else:
-            sections.append(_by_model(report, task, own))
+        several = len({e.set for e in own}) > 1
+        sections.append(_by_set(task, own) if several else _by_model(report, task, own))
+        if own[0].set:
+            sections += _published(report, task, own)
     return sections
 
 
 def _by_model(report: Report, task: str, evaluations: list[Evaluation]) -> ReportSection:
-    metrics = names_in(e.metrics for e in evaluations)
+    metrics, name = names_in(e.metrics for e in evaluations), evaluations[0].set
     papers = {
         row.model: row
         for row in report.published
-        if row.model and row.task == task and "" in row.values
+        if row.model and row.task == task and name in row.values
     }
     rows = []
     for e in evaluations:
         row = {"model": e.model} | {metric: _value(e, metric) for metric in metrics}
-        row["published"] = number(papers[e.model].values[""] / 100) if e.model in papers else ""
+        row["published"] = number(papers[e.model].values[name] / 100) if e.model in papers else ""
         # Labels need no word: they are the usual reference.
         reference = e.reference if e.reference != "labels" else ""
         row |= {"examples": f"{e.n:,}", "split": e.split, "reference": reference}
         rows.append(row)
-    notes = []
-    if (seeds := max(e.seeds for e in evaluations)) > 1:
-        notes.append(f"Mean ± sample standard deviation of {seeds} runs.")
+    notes = [_note_on_seeds(evaluations)]
     if papers:
         sources = ", ".join(dict.fromkeys(row.source for row in papers.values()))
         shapes = ", ".join(dict.fromkeys(str(row.shape) for row in papers.values()))
         metric = next(iter(papers.values())).metric
         notes.append(f"Published: {metric} of {shapes}, {sources}; {THEIR_OWN}.")
-    return filled(f"Scores on {task}", rows, " ".join(notes))
+    return filled(f"Scores on {set_name(task, name)}", rows, " ".join(filter(None, notes)))
+
+
+def _note_on_seeds(evaluations: list[Evaluation]) -> str:
+    seeds = max(e.seeds for e in evaluations)
+    return f"Mean ± sample standard deviation of {seeds} runs." if seeds > 1 else ""
 
 
 def _value(evaluation: Evaluation, metric: str) -> str:
@@ -96,22 +99,18 @@ def _by_set(task: str, evaluations: list[Evaluation]) -> ReportSection:
         names = metrics
     elif len(metrics) == 1:
         names, title = models, f"{title}, {metrics[0]}"
-    sets: dict[str, list[Evaluation]] = {}
-    for e in evaluations:
-        sets.setdefault(e.set, []).append(e)
-    values = [
-        [
-            next((e.metrics.get(metric) for e in own if e.model == model), None)
-            for model, metric in columns
-        ]
-        for own in sets.values()
-    ]
-    rows = [
-        [name, *map(number, row), f"{own[0].n:,}", own[0].split]
-        for (name, own), row in zip(sets.items(), values, strict=True)
-    ]
+    values, rows = list[list[float | None]](), list[list[str]]()
+    for name in dict.fromkeys(e.set for e in evaluations):
+        own = {e.model: e for e in evaluations if e.set == name}
+        cells = [(own.get(model), metric) for model, metric in columns]
+        values.append([None if e is None else e.metrics.get(metric) for e, metric in cells])
+        first = next(iter(own.values()))
+        scores = ["" if e is None else _value(e, metric) for e, metric in cells]
+        rows.append([name, *scores, f"{first.n:,}", first.split])
     rows.append([MEAN, *map(number, _means(values)), "", ""])
-    return ReportSection(title, ["set", *names, "examples", "split"], rows, marked=len(rows) - 1)
+    note = _note_on_seeds(evaluations)
+    columns_shown = ["set", *names, "examples", "split"]
+    return ReportSection(title, columns_shown, rows, note, marked=len(rows) - 1)
 
 
 def _means(values: list[list[float | None]]) -> list[float | None]:
@@ -123,10 +122,15 @@ def _means(values: list[list[float | None]]) -> list[float | None]:
 
 
 def _published(report: Report, task: str, evaluations: list[Evaluation]) -> list[ReportSection]:
-    """Show what papers report for the evaluated sets, and the mean over these sets alone."""
+    """Show what papers report for the evaluated sets, and the mean over these sets alone.
+
+    The variants of one set have their published scores next to their own.
+    """
     sets, sections = list(dict.fromkeys(e.set for e in evaluations)), []
+    several = len(sets) > 1
     for metric in names_in(e.metrics for e in evaluations):
-        papers = [row for row in report.published if (row.task, row.metric) == (task, metric)]
+        of_metric = [row for row in report.published if (row.task, row.metric) == (task, metric)]
+        papers = [row for row in of_metric if several or not row.model]
         if not papers:
             continue
         values = [
