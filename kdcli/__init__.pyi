@@ -670,14 +670,12 @@ def compress(
         budget: Time limit, such as 90s, 30m or 2h (default: none).
         max_drop: Maximum drop of the task metric, in points (1 point = 0.01); without labels, of
             the agreement with the model.
-        max_class_drop: Maximum drop of any class, label or entity type, in points (1 point =
-            0.01), compared with the model.
+        max_class_drop: Maximum drop of any class, label or entity type.
         speedup: Minimum speed-up over PyTorch in float32.
-        max_latency_ms: Maximum latency of one sequence of 128 tokens, in milliseconds.
-        max_mb: Maximum size of the files that one deployment needs, in megabytes.
+        max_latency_ms: Maximum milliseconds for one sequence of 128 tokens.
+        max_mb: Maximum megabytes of the files of one deployment.
         strict: Apply --max-drop to the pessimistic end of the 95 % interval.
         cascade: Also try a cascade: a small model answers, and a larger one where it is unsure.
-            The share of answers that change is bounded.
         task: Task: sst2, mnli, squad ..., or 'own' for your own files.
         pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
             model's own).
@@ -741,14 +739,12 @@ def compress(
         budget: Time limit, such as 90s, 30m or 2h (default: none).
         max_drop: Maximum drop of the task metric, in points (1 point = 0.01); without labels, of
             the agreement with the model.
-        max_class_drop: Maximum drop of any class, label or entity type, in points (1 point =
-            0.01), compared with the model.
+        max_class_drop: Maximum drop of any class, label or entity type.
         speedup: Minimum speed-up over PyTorch in float32.
-        max_latency_ms: Maximum latency of one sequence of 128 tokens, in milliseconds.
-        max_mb: Maximum size of the files that one deployment needs, in megabytes.
+        max_latency_ms: Maximum milliseconds for one sequence of 128 tokens.
+        max_mb: Maximum megabytes of the files of one deployment.
         strict: Apply --max-drop to the pessimistic end of the 95 % interval.
         cascade: Also try a cascade: a small model answers, and a larger one where it is unsure.
-            The share of answers that change is bounded.
         task: Task: sst2, mnli, squad ..., or 'own' for your own files.
         pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
             model's own).

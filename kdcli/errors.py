@@ -174,5 +174,5 @@ def raise_machine_error(error: BaseException) -> None:
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     """Return `"; did you mean 'x'?"` for the closest allowed name, or an empty string."""
-    near = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.6)
     return f"; did you mean '{near[0]}'?" if near else ""

@@ -546,7 +546,8 @@ class Job:
         held_out: The held-out examples, or None.
         compute_metrics: `outputs` of all held-out examples, float32, in their order -> metrics.
         best: The metric that selects the weights to keep; None keeps the last weights.
-        best_from: The first step whose weights may be selected.
+        best_from: The first step whose weights may be selected; 0 if the weights before the
+            first step may be.
         param_group: Name of a parameter (module name first) -> how it is trained. None gives all
             parameters the same settings.
         shared: Micro-batch on the device -> tensors [B, ...] that losses of the whole batch read,

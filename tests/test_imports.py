@@ -41,7 +41,8 @@ BELOW: dict[str, set[str]] = {
     **{room: set() for room in ("kept", "data", "recipe")},
 }
 GROUND = {
-    *("attention", "manifest", "custom_code", "errors", "messages", "types", "disk", "version")
+    *("attention", "manifest", "custom_code", "errors", "listing", "messages"),
+    *("types", "disk", "version"),
 }
 # What the command line may import outside its functions, next to `METHODS`, which reads names from
 # folders.

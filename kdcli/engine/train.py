@@ -194,7 +194,8 @@ class _Run:
             load_modules(self.job.modules, self.session.broadcast(best))
             self.on_step_end(outcome.best_step)
         outcome.steps, outcome.finished = steps, steps >= self.schedule.steps
-        if self.latest is not None and self.latest[0] == (outcome.best_step or steps):
+        kept = steps if outcome.best_step is None else outcome.best_step
+        if self.latest is not None and self.latest[0] == kept:
             outcome.outputs = self.latest[1]
         outcome.tokens_per_second = outcome.tokens / outcome.seconds if outcome.seconds else 0.0
         peak = torch.tensor([float(peak_so_far(self.device))], dtype=torch.float64)
@@ -455,7 +456,8 @@ class _Run:
         value = metrics[self.job.best]
         # NaN is worse than any number.
         rank = -math.inf if math.isnan(value) else value
-        if self.best is None or rank > self.best[0]:
+        # Trained weights are kept if they are as good as the weights before the first step.
+        if self.best is None or (rank, step > 0) > (self.best[0], self.best[1] > 0):
             self.best = (rank, step)
             if self.session.is_main:
                 self.run.save_best(step, module_tensors(self.job.modules))

@@ -25,6 +25,7 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from kdcli.custom_code import custom_code_allowed
 from kdcli.errors import UsageError
+from kdcli.listing import class_names, numbered_classes
 from kdcli.models.custom_class import (
     LABEL_WORDS_KEY,
     class_for,
@@ -304,8 +305,8 @@ def misfit_of(
     if sorted(in_head) == sorted(in_data):
         needed = [in_data.index(name) for name in in_head]
         raise UsageError(
-            f"{source} has the labels of {task.title} in another order: {_numbered(head_labels)}; "
-            f"the data: {_numbered(task.labels)}",
+            f"{source} has the labels of {task.title} in another order: "
+            f"{numbered_classes(head_labels)}; the data: {numbered_classes(task.labels)}",
             f"add --set head.label_map='{needed}' to put them in the data's order",
         )
     return _label_misfit(head_labels, task)
@@ -317,12 +318,13 @@ def _label_misfit(head_labels: Sequence[str], task: Task) -> str:
     rows = task.rows_of_labels
     pairs = zip(task.labels, in_data, strict=True)
     foreign = [label for label, name in pairs if name not in in_head]
-    predicted = f"it predicts {_listed(head_labels)}"
+    predicted = f"it predicts {class_names(head_labels, LISTED_LABELS)}"
     if not foreign:
-        return f"{predicted}; {task.title} has only {_listed(task.labels)}"
+        return f"{predicted}; {task.title} has only {class_names(task.labels, LISTED_LABELS)}"
     in_order = [label for label in rows or foreign if label in foreign]
     where = f"; the first is in {rows[in_order[0]]}" if rows else ""
-    return f"{predicted}, but {task.title} has {_listed(in_order)}{where}"
+    missing = class_names(in_order, LISTED_LABELS)
+    return f"{predicted}, but {task.title} has {missing}{where}"
 
 
 def _comparable(*lists: Sequence[str]) -> list[list[str]]:
@@ -333,19 +335,6 @@ def _comparable(*lists: Sequence[str]) -> list[list[str]]:
         if all(len(set(names)) == len(names) and all(names) for names in candidates):
             return candidates
     return [list(names) for names in lists]
-
-
-def _listed(names: Sequence[str]) -> str:
-    """List the first names, and count them all if there are more."""
-    listed = ", ".join(map(str, names[:LISTED_LABELS]))
-    if len(names) <= LISTED_LABELS:
-        return listed
-    return f"{listed} ... ({len(names)} labels)"
-
-
-def _numbered(names: Sequence[str]) -> str:
-    listed = ", ".join(f"{i} {name}" for i, name in enumerate(names[:10]))
-    return listed if len(names) <= 10 else f"{listed} ... ({len(names)} in total)"
 
 
 def _score_name(config: PreTrainedConfig) -> str:

@@ -20,6 +20,7 @@ from rich.table import Table as RichTable
 
 from kdcli.data.accounts import RowAccount
 from kdcli.disk import write_atomic
+from kdcli.listing import class_names, numbered_classes
 from kdcli.report.front import EMBEDDER, PIPELINES, Score, front_matter, template
 from kdcli.report.schema import Compression, Evaluation, Report
 from kdcli.report.sections.candidates import compression_section
@@ -65,7 +66,6 @@ METHODS = {"distill": "distillation", "cotrain": "distillation", "prune": "prune
 """Verb -> the hub's tag of its method."""
 MAX_EXAMPLES = 5  # items with quotations that Markdown shows in a section
 MAX_PARTS = 3  # parts that Markdown names if only HTML shows them
-MOST_NAMES = 12
 MAPPED_BY = {
     "name": "name",
     "number": "number, because data and model share no names",
@@ -357,8 +357,7 @@ def model_card(
         prediction=[] if generates else _prediction(auto_class, evaluations),
         embeds=embeds,
         encodes=encodes,
-        labels=next(filter(None, classes), []),
-        most=MAX_LABELS,
+        classes=class_names(next(filter(None, classes), []), MAX_LABELS),
         ancestor=(
             "the model that it was made from"
             if entry.role in ("trimmed", "adapted")
@@ -476,10 +475,8 @@ def _classes(report: Report) -> ReportSection:
 
 
 def _row_of_classes(classes: LabelAccount) -> dict[str, str]:
-    names = [f"{number} {name}" for number, name in enumerate(classes.names[:MOST_NAMES])]
-    more = f" ... {len(classes.names)} in all" if len(classes.names) > MOST_NAMES else ""
     return {
-        "classes": ", ".join(names) + more,
+        "classes": numbered_classes(classes.names),
         "named by": NAMED_BY[classes.names_from],
         "labels read by": MAPPED_BY[classes.mapping],
     }

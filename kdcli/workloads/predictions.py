@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from kdcli.data.labelled.answer_windows import Windows, decode_answers, windows
 from kdcli.data.labelled.features import TokenizedRows, encode_examples, encode_targets
 from kdcli.data.labelled.partition import choose_subset
+from kdcli.listing import class_names
 from kdcli.metrics import scorer
 from kdcli.metrics.bootstrap import Scorer
 from kdcli.metrics.cascade import sureness
@@ -496,7 +497,7 @@ def _answered(task: Task, example: Example, answer: Any) -> Example:
 
 def _shown_answer(task: Task, answer: Any) -> str:
     if task.kind == "multi":
-        return ", ".join(task.labels[i] for i in answer) or "no label"
+        return class_names(task.labels[i] for i in answer) or "no label"
     name = task.labels[answer]
     return f"{name} for each word" if task.kind == "tokens" else name
 

@@ -318,7 +318,7 @@ def test_labels_of_another_head_and_too_few_rows_are_refused(tmp_path):
     several = [{"text": f"w{n}", "label": names[n % 8]} for n in range(40)]
     data = write(tmp_path / "several.jsonl", several)
     message = refused(tmp_path, "evaluate", tmp_path / "model", "--data", data)
-    assert f"your data has z, e, d, c, b ... (6 labels); the first is in {data}:2" in message
+    assert f"your data has z, e, d, c, b and 1 more; the first is in {data}:2" in message
     few = write(tmp_path / "few.jsonl", [{"text": f"w{n}"} for n in range(4)])
     message = refused(tmp_path, "compress", tmp_path / "model", "--data", few, "--max-drop", "1")
     assert "4 rows, too few" in message

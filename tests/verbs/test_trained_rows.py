@@ -124,11 +124,19 @@ def trained(split):
     ]
 
 
-@pytest.mark.parametrize("verb", ["compress", "compress --task own", "trim"])
-def test_other_verbs_read_the_columns_of_the_training(made, verb, tmp_path):
+@pytest.mark.parametrize(
+    ("verb", "options"),
+    [
+        ("compress", "--max-drop 1"),
+        ("compress", "--task own --max-drop 1"),
+        ("trim", "--max-drop 1"),
+        ("finetune", "--task own"),
+        ("cotrain", "1x32 --task own"),
+    ],
+)
+def test_other_verbs_read_the_columns_of_the_training(made, verb, options, tmp_path):
     file = write(tmp_path / "few.jsonl", sayings(4, 2000))
-    given = [made[0] / "model", "--data", file, "--max-drop", "1"]
-    message = refused(tmp_path, *shlex.split(verb), *given)
+    message = refused(tmp_path, verb, made[0] / "model", "--data", file, *shlex.split(options))
     assert "model: data.columns.text=saying, data.columns.label=about" in message
     assert "too few" in message
 

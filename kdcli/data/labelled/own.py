@@ -20,10 +20,10 @@ from kdcli.data.labelled.labels import TrainingLabels
 from kdcli.data.rows import FIRST_ROWS, BadRow, OnBadRow, Row, columns_in, raise_bad_row
 from kdcli.data.tasks.squad import IMPOSSIBLE_METRICS
 from kdcli.errors import UsageError
+from kdcli.listing import MOST, class_name, class_names, listed
 from kdcli.messages import log_fact, warn
 from kdcli.types import OWN, Head, Kind, LabelAccount, Task
 
-MAX_LISTED_CLASSES = 10
 # Maximum number of tokens per row. A `span` window has the length used for SQuAD, because it must
 # hold the question, the overlap and more. A `text` row has the length used for summaries.
 MAX_LENGTHS: Mapping[Kind, int] = {"span": 384, "text": 512}
@@ -145,8 +145,8 @@ def _compare_names(
                 "head.label_map='[0, 1, ...]'",
             )
     if names and not account.numbers:
-        listed = ", ".join(f"{number} {name}" for number, name in names.items())
-        log_fact(f"column '{column}' names the classes ({listed}); use these names with {way}")
+        classes = listed(f"{number} {class_name(name)}" for number, name in names.items())
+        log_fact(f"column '{column}' names the classes ({classes}); use these names with {way}")
 
 
 def _task(
@@ -174,7 +174,7 @@ def _description(
     message = f"your data: {labels.rows} examples of kind {kind}, {' and '.join(texts)} -> {label}"
     if names:
         message += f", {len(names)} classes"
-        message += f" ({', '.join(names)})" if len(names) <= MAX_LISTED_CLASSES else ""
+        message += f" ({class_names(names)})" if len(names) <= MOST else ""
     if kind == "span" and labels.empty:
         message += f", {labels.empty} without an answer"
     if labels.ignored:

@@ -12,6 +12,7 @@ from kdcli.data.labelled.label_values import looks, may_be_misspelt, may_be_no_l
 from kdcli.data.labelled.partition import text_groups
 from kdcli.data.rows import BadRow, Remark
 from kdcli.errors import UsageError
+from kdcli.listing import class_name, listed
 from kdcli.types import OWN, Example, Task
 
 MAX_LISTED_PROBLEMS = 10  # Bad rows and classes that a message lists.
@@ -232,5 +233,4 @@ def _list_places(places: Sequence[str]) -> str:
 
 def _list_counts(counts: dict[str, int]) -> str:
     ordered = sorted(counts.items(), key=lambda item: -item[1])
-    more = "" if len(ordered) <= MAX_LISTED_PROBLEMS else f" ... {len(ordered)} classes in all"
-    return ", ".join(f"{name} {count:,}" for name, count in ordered[:MAX_LISTED_PROBLEMS]) + more
+    return listed(f"{class_name(name)} {count:,}" for name, count in ordered)

@@ -3,7 +3,7 @@
 import itertools
 import math
 import reprlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from kdcli.data.labelled.label_values import (
     may_be_no_label,
     number_of,
 )
-from kdcli.data.labelled.own import MAX_LISTED_CLASSES, own_task
+from kdcli.data.labelled.own import own_task
 from kdcli.data.labelled.partition import (
     DividedRows,
     Partition,
@@ -55,6 +55,7 @@ from kdcli.data.storage import NotFound, base_name, list_folder, list_names
 from kdcli.data.tasks import task_of
 from kdcli.disk import user_path
 from kdcli.errors import UsageError
+from kdcli.listing import class_name, listed, numbered_classes
 from kdcli.messages import log_fact, warn
 from kdcli.types import (
     IGNORED,
@@ -70,7 +71,6 @@ from kdcli.types import (
 )
 
 IDS = ("id", "idx", "guid")  # Columns that may hold the id of an example.
-CLASSES_LISTED = 12
 _short = reprlib.repr
 _COLUMN_HINT = "if the column has another name, give --task own and --set data.columns.ROLE=NAME"
 _LABEL_HINT = (
@@ -502,11 +502,11 @@ def describe_account(task: Task) -> list[str]:
     account = task.account
     if account is None:
         return []
-    listed = _first([f"{n} {name}" for n, name in enumerate(account.names)])
+    classes = numbered_classes(account.names)
     source = NAMED_BY[account.names_from]
-    line = f"classes of {task.title}: {listed}; their names are from {source}"
+    line = f"classes of {task.title}: {classes}; their names are from {source}"
     if account.numbers:
-        read = _first([f"{number} is {name}" for number, name in account.numbers.items()])
+        read = listed(f"{number} is {class_name(name)}" for number, name in account.numbers.items())
         line += (
             "; the data and the model have no names of classes in common, so their numbers decide: "
             f"{read}; if this is wrong, write names into the data, or set head.label_map"
@@ -514,12 +514,6 @@ def describe_account(task: Task) -> list[str]:
     elif account.mapping in ("number", "order"):
         line += "; the model's classes have no names, so its outputs are taken in this order"
     return [line]
-
-
-def _first(items: Sequence[str]) -> str:
-    """List the first items."""
-    more = " ..." if len(items) > MAX_LISTED_CLASSES else ""
-    return ", ".join(items[:MAX_LISTED_CLASSES]) + more
 
 
 def example_of(task: Task, row: Row, number: int, *, withheld: bool = False) -> Example:
@@ -602,12 +596,9 @@ def _class(task: Task, where: str, label: object, texts: tuple[str, ...]) -> int
     takes_numbers = all(number_of(name) is None for name in task.labels)
     if takes_numbers and number is not None and number in range(len(task.labels)):
         return int(number)
-    allowed = ", ".join(
-        f"{i} ({name})" if takes_numbers else name
-        for i, name in enumerate(task.labels[:CLASSES_LISTED])
-    )
-    more = "" if len(task.labels) <= CLASSES_LISTED else f" ... {len(task.labels)} in all"
-    problem = f"'{task.label}' of {task.title} must be one of {allowed}{more}"
+    names = map(class_name, task.labels)
+    allowed = listed(f"{i} ({name})" if takes_numbers else name for i, name in enumerate(names))
+    problem = f"'{task.label}' of {task.title} must be one of {allowed}"
     hint = None
     if may_be_no_label(str(label)) or number in NO_LABEL_NUMBERS:
         hint = f"{_short(label)} looks like a missing label: remove the rows without a label"

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from kdcli.listing import class_name, listed
 from kdcli.report.schema import Report
 from kdcli.report.schema_decisions import ClassChange, Decision, OperatingPoint
 from kdcli.report.sections.evaluations import (
@@ -26,7 +27,6 @@ from kdcli.report.text import (
 )
 
 TOO_FEW = "not enough rows to tell"
-MAX_LISTED_CLASSES = 10  # classes that a sentence lists
 
 
 def decision_section(report: Report) -> ReportSection:
@@ -100,7 +100,7 @@ def worst_class(decision: Decision, *, lost: bool) -> str:
         ends = f"{signed(value.low)} to {signed(value.high)}"
         change = f"difference {signed(value.difference)} (95 % interval {ends})"
     return (
-        f"{where}: the worst class is {worst.name} ({worst.count:,} {_counted(d)}): "
+        f"{where}: the worst class is {class_name(worst.name)} ({worst.count:,} {_counted(d)}): "
         f"{metric_name(d)} {number(value.model)}, {d.baseline} {number(value.baseline)}, {change}."
     )
 
@@ -108,12 +108,10 @@ def worst_class(decision: Decision, *, lost: bool) -> str:
 def _small(decision: Decision) -> str:
     """List the classes with too few examples."""
     d = decision
-    names = [f"{each.name} ({each.count:,})" for each in d.classes if not each.enough]
-    if not names:
+    small = listed(f"{class_name(c.name)} ({c.count:,})" for c in d.classes if not c.enough)
+    if not small:
         return ""
-    listed = ", ".join(names[:MAX_LISTED_CLASSES])
-    more = f" and {len(names) - MAX_LISTED_CLASSES} more" if len(names) > MAX_LISTED_CLASSES else ""
-    return f"{d.model}: {TOO_FEW} (fewer than {d.min_count} {_counted(d)}): {listed}{more}."
+    return f"{d.model}: {TOO_FEW} (fewer than {d.min_count} {_counted(d)}): {small}."
 
 
 def metric_name(decision: Decision) -> str:

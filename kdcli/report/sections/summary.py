@@ -129,13 +129,16 @@ def _size(report: Report, name: str, first: str, row: LatencyRow | None) -> list
 
     Weights that a backend quantised when it was measured have another size than on disk.
     """
-    card = report.cards[name]
-    own, other = card.bytes, report.cards[first].bytes
+    card, first_card = report.cards[name], report.cards[first]
+    own, other = card.bytes, first_card.bytes
     quantised = row is not None and row.dtype in QUANTISED and row.dtype != card.held_in
     if not own or (quantised and report.focus == "latency"):
         return []
     if other > SAME_SIZE * own:
         return [f"takes {bytes_of(own)} instead of {bytes_of(other)}"]
+    if own > other and card.held_in != first_card.held_in:
+        types = f"in {card.held_in} instead of {bytes_of(other)} in {first_card.held_in}"
+        return [f"takes {bytes_of(own)} {types}"]
     return [f"has {bytes_of(own)} of weights"]
 
 

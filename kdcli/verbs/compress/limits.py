@@ -297,19 +297,16 @@ class GoalSettings(Section):
     )
     max_class_drop: MaxClassDrop = Field(
         None,
-        description="Maximum drop of any class, label or entity type, in points (1 point = 0.01), "
-        "compared with the model.",
+        description="Maximum drop of any class, label or entity type.",
     )
     speedup: Annotated[float | None, Option("--speedup", panel=GOAL, metavar="FACTOR")] = Field(
         None, gt=1, description="Minimum speed-up over PyTorch in float32."
     )
     max_latency_ms: Annotated[
         float | None, Option("--max-latency-ms", panel=GOAL, metavar="MS")
-    ] = Field(
-        None, gt=0, description="Maximum latency of one sequence of 128 tokens, in milliseconds."
-    )
+    ] = Field(None, gt=0, description="Maximum milliseconds for one sequence of 128 tokens.")
     max_mb: Annotated[float | None, Option("--max-mb", panel=GOAL, metavar="MB")] = Field(
-        None, gt=0, description="Maximum size of the files that one deployment needs, in megabytes."
+        None, gt=0, description="Maximum megabytes of the files of one deployment."
     )
     strict: Annotated[bool, Option("--strict", panel=GOAL, rare=True)] = Field(
         False,
@@ -319,7 +316,7 @@ class GoalSettings(Section):
     cascade: Annotated[bool, Option("--cascade", panel=GOAL)] = Field(
         False,
         description="Also try a cascade: a small model answers, and a larger one where it is "
-        "unsure. The share of answers that change is bounded.",
+        "unsure.",
     )
 
     @property

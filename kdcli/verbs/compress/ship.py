@@ -15,6 +15,7 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from kdcli.deploy.export import add_second_names
 from kdcli.disk import read_json
+from kdcli.listing import class_names
 from kdcli.models.files import CONFIG_FILE, FACTS, WEIGHT_FILES, file_beside
 from kdcli.models.load import location
 from kdcli.models.model import all_rows, training_rows, write_training_rows
@@ -41,7 +42,6 @@ OF_STEP = "These scores are on the selection rows, by which this model was chose
 """The sentence below the heading of the scores of the step that made the model."""
 SCORES = re.compile(r"^#+ Scores on .*$", re.MULTILINE)
 """The heading of a task's scores in a model card."""
-MAX_LISTED = 10
 """Maximum number of classes that a note names."""
 
 
@@ -202,20 +202,14 @@ def never_predicted(decisions: Sequence[Decision]) -> list[str]:
         names = [one.name for one in decision.classes]
         if lost := [name for name in names if name in by_teacher - by_model]:
             notes.append(
-                f"the chosen model never predicts {_listed(lost)} on the verification rows, but "
-                "the teacher does; if you need these classes, set --max-class-drop or a smaller "
-                "--max-drop"
+                f"the chosen model never predicts {class_names(lost)} on the verification rows, "
+                "but the teacher does; if you need these classes, set --max-class-drop or a "
+                "smaller --max-drop"
             )
         absent = [name for name in names if name not in by_teacher]
         if absent and decision.reference == "teacher":
             notes.append(
-                f"the teacher never predicts {_listed(absent)} on the verification rows, so these "
-                "classes were not checked; give --data that contains them"
+                f"the teacher never predicts {class_names(absent)} on the verification rows, so "
+                "these classes were not checked; give --data that contains them"
             )
     return notes
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:MAX_LISTED])
-    more = len(names) - MAX_LISTED
-    return f"{shown} and {more} more" if more > 0 else shown

@@ -53,6 +53,7 @@ from kdcli.verbs.cotrain.models import (
 from kdcli.verbs.cotrain.settings import ONLY_ON_TASK, ONLY_ON_TEXT, CotrainRecipe
 from kdcli.workloads import open_workload
 from kdcli.workloads.blocks import TextWorkload, check_masking, read_corpus
+from kdcli.workloads.detect import as_trained
 from kdcli.workloads.finetune_recipes import as_finetune
 from kdcli.workloads.finetuning import (
     DOWNSTREAM,
@@ -87,9 +88,12 @@ def cotrain(
         KdcliError: The run fails. If the recipe, a model or the data cannot be used, nothing is
             written.
     """
+    resolved = as_trained(resolved, resolved.recipe.teacher)
     recipe = resolved.recipe
     members: list[Member[CotrainRecipe]] = []
     for variant, own in (variants or {"": resolved}).items():
+        if variants is not None:
+            own = as_trained(own, own.recipe.teacher)
         check(own)
         if own.recipe.task is None:
             _read_text(own.recipe, options)

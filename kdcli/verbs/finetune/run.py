@@ -23,6 +23,7 @@ from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import Run
 from kdcli.types import Start
 from kdcli.workloads import open_workload
+from kdcli.workloads.detect import as_trained
 from kdcli.workloads.finetuning import drop_weights, finetune_stage, request_of, selected_report
 from kdcli.workloads.predictions import summed_up
 from kdcli.workloads.requests import required_task
@@ -50,10 +51,12 @@ def finetune(
             "no model given",
             "kdcli finetune MODEL --task TASK; MODEL is a hub id, a directory or 'demo'",
         )
+    resolved = as_trained(resolved, recipe.model)
+    recipe = resolved.recipe
     task = required_task(recipe.task)
     check_grid([values for values, _ in combinations(resolved)])
     data = directory_word(task, recipe.data.source)
-    name = f"finetune-{Path(recipe.model).name}-{data}"
+    name = f"finetune-{Path(str(recipe.model)).name}-{data}"
     return run_study(_members(resolved), resolved, options, name, _check)
 
 

@@ -1,0 +1,32 @@
+"""Names of classes in a sentence or in one cell of a table."""
+
+import re
+from collections.abc import Iterable
+from itertools import islice
+
+MOST = 10
+"""The number of items that a list shows."""
+_WORD = re.compile(r"[\w<>+#/&@%$-]+(?:[.'’][\w<>+#/&@%$-]+)*[+#%]*")
+
+
+def class_name(name: str) -> str:
+    """Return a name as it is, or in quotes if a reader could not see where it ends."""
+    return name if _WORD.fullmatch(name) else repr(name)
+
+
+def listed(items: Iterable[str], most: int = MOST) -> str:
+    """List the first items, and count the others."""
+    rest = iter(items)
+    shown = ", ".join(islice(rest, most))
+    others = sum(1 for _ in rest)
+    return f"{shown} and {others:,} more" if others else shown
+
+
+def class_names(names: Iterable[str], most: int = MOST) -> str:
+    """List names of classes."""
+    return listed(map(class_name, names), most)
+
+
+def numbered_classes(names: Iterable[str], most: int = MOST) -> str:
+    """List names of classes with their numbers."""
+    return listed((f"{number} {class_name(name)}" for number, name in enumerate(names)), most)
