@@ -111,7 +111,11 @@ PACKAGINGS = {
         folder, _network("modernbert"), framed(*BERT), [Pooling(32, "cls")]
     ),
     "Nomic on ModernBERT": lambda folder: _save(
-        folder, _network("modernbert"), framed(*BERT), [Pooling(32)], prompts=PREFIXES
+        folder,
+        _network("modernbert", max_position_embeddings=20),
+        framed(*BERT),
+        [Pooling(32)],
+        prompts=PREFIXES,
     ),
     "Nomic v1.5": lambda folder: _save(
         folder,

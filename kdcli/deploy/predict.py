@@ -41,7 +41,7 @@ from kdcli.models.heads import PROBLEM, head_of, kind_of_head, tokenizer_for
 from kdcli.models.load import check_case, load_config
 from kdcli.models.model import reads_token_types
 from kdcli.models.padding import settle_padding
-from kdcli.models.shape import positions_of
+from kdcli.models.shape import library_length, longest_input
 from kdcli.types import Array, Example, Kind
 
 Text = str | Sequence[str]
@@ -279,11 +279,11 @@ class Predictor:
     @property
     def max_length(self) -> int:
         """The number of tokens at which a text is cut."""
-        own = None if self.format is None else self.format.max_length
+        if self.format is not None:
+            return library_length(self.format.max_length, self.tokenizer, self.config)
         if is_cross_encoder(self.source):
-            own = read_scorer(self.source)
-        length = own or self.tokenizer.model_max_length
-        return int(min(length, positions_of(self.config) or 1 << 30))
+            return library_length(read_scorer(self.source), self.tokenizer, self.config)
+        return int(min(self.tokenizer.model_max_length, longest_input(self.config) or 1 << 30))
 
     @property
     def _token_types(self) -> bool:

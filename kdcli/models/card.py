@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
+from kdcli.models.files import stored_weights
 from kdcli.models.layout import layout_for
 from kdcli.models.load import commit_of, location
 from kdcli.models.shape import positions_of, shape_of
@@ -45,7 +46,7 @@ def describe(model: PreTrainedModel, name: str, folder: Path | None) -> Card:
         p.numel() for name, p in model.base_model.named_parameters() if name.startswith(prefixes)
     )
     total = sum(p.numel() for p in model.parameters())
-    weights = sorted(folder.glob("model*.safetensors")) if folder else []
+    weights = stored_weights(folder) if folder else []
     # The layers after an embedding model's pooling. A static classifier has copies of its own.
     own = folder if type(model).__name__ != CLASSIFIER else None
     layers = sorted(own.glob("*_Dense/model.safetensors")) if own else []

@@ -20,6 +20,7 @@ from kdcli.models.embedding_format import (
 from kdcli.models.files import MODULES_FILE, check_modules, module_kind
 from kdcli.models.load import check_case
 from kdcli.models.model import Model
+from kdcli.models.shape import library_length
 
 ACTIVATION_CLASSES = {
     "Sigmoid": "torch.nn.modules.activation.Sigmoid",
@@ -117,8 +118,8 @@ def with_own_settings(model: Model) -> Model:
     if not is_cross_encoder(model.source):
         return model
     check_case(model.tokenizer, model.source)
-    length = read_scorer(model.source)
-    return model if length is None else replace(model, tuned_length=length)
+    own = read_scorer(model.source)
+    return replace(model, tuned_length=library_length(own, model.tokenizer, model.model.config))
 
 
 def set_activation(model: PreTrainedModel, name: str) -> None:

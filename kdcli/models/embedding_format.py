@@ -32,7 +32,9 @@ from kdcli.models.files import (
     LENGTH_FILE,
     LIBRARY,
     MODULES_FILE,
+    PICKLES,
     check_modules,
+    conversion_of,
     file_beside,
     module_kind,
 )
@@ -775,9 +777,11 @@ def _with_layer(fmt: EmbeddingFormat, source: str, kind: str, path: str) -> Embe
         )
     _required(source, name)
     if (file := file_beside(root_of(source), f"{path}/model.safetensors")) is None:
+        folder = Path(root_of(source), path)
+        is_pickled = folder.is_dir() and any(folder.glob(PICKLES))
         raise UsageError(
             f"{source} has no {path}/model.safetensors",
-            "a layer is read from safetensors only",
+            conversion_of(folder) if is_pickled else "a layer is read from safetensors only",
         )
     try:
         layer = _library_class(kind).load(str(file.parent)).float()

@@ -7,6 +7,7 @@ name only safetensors files in its own directory, so that nothing is unpickled.
 import json
 import math
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
@@ -59,6 +60,8 @@ LENGTH_FILES = (
 TASK_KEY = "kdcli_task"
 """Configuration key with the name of the task on which kdcli fine-tuned the model."""
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
+PICKLES = "pytorch_model*.bin"
+"""The weights that earlier versions of the libraries wrote."""
 MODEL_FILES = (
     "README.md",
     "LICENSE*",
@@ -122,6 +125,7 @@ OPTIONAL_SIZE = re.compile(r".*(buckets|positions)")
 # Sizes of at least 1. Others may be 0, such as ALBERT's gap_size.
 POSITIVE_SIZES = ("layers", "heads", "hidden_size", "intermediate_size", "embedding_size")
 MPNET_PADDING = 1
+OF_BLOCKS = ("big_bird", "bigbird_pegasus")
 MAX_SIZE, MAX_REPEATED = 10_000_000, 1_000
 HUB_ERRORS = (OSError, httpx.HTTPError)
 ATTENTION = (None, "eager", "sdpa")
@@ -284,6 +288,9 @@ def check_config(raw: Mapping[str, Any], source: object) -> None:
     if raw.get("model_type") == "mpnet" and raw.get("pad_token_id") not in (None, MPNET_PADDING):
         # Its network counts positions from this id, whatever the configuration says.
         _refuse(raw, source, "pad_token_id", f"{MPNET_PADDING} in this type of model")
+    if raw.get("model_type") in OF_BLOCKS and raw.get("attention_type") != "original_full":
+        allowed = "original_full, because transformers' other one changes after a short text"
+        _refuse({"attention_type": "block_sparse"} | dict(raw), source, "attention_type", allowed)
     if raw.get("chunk_size_feed_forward") not in (None, 0):
         allowed = "0, because other values fail for some batch lengths"
         _refuse(raw, source, "chunk_size_feed_forward", allowed)
@@ -399,18 +406,34 @@ def config_errors(source: object) -> Iterator[None]:
         raise UsageError(f"{source} cannot be used: {kind}{one_line(error)}", hint) from None
 
 
-def weight_files(source: str, revision: str | None) -> list[Path]:
-    """Return the safetensors files of a model, downloaded if they are not cached.
-
-    `revision` is a commit of the hub. Raises UsageError for an adapter, for an index that names
-    anything but safetensors files in its own directory, and for a damaged file. Raises HUB_ERRORS
-    if a file is missing or cannot be downloaded.
-    """
-    if file_of(source, ADAPTER, revision) is not None:
+def check_no_adapter(source: str, where: str) -> None:
+    """Raise a UsageError if a model's files, at `where`, are an adapter's."""
+    if file_beside(where, ADAPTER) is not None:
         raise UsageError(
             f"{source} holds an adapter ({ADAPTER}), not a model",
             "merge the adapter into its base model, and save the result",
         )
+
+
+def conversion_of(folder: Path) -> str:
+    """Return the hint that converts the pickled weights in a directory, whatever they are for."""
+    code = (
+        "import pathlib, torch; from safetensors.torch import save_file; "
+        f"d = pathlib.Path({json.dumps(str(folder))}); "
+        f'save_file({{k: v.contiguous().clone() for f in d.glob("{PICKLES}") '
+        "for k, v in torch.load(f, weights_only=True).items()}, "
+        f'd / "{WEIGHT_FILES[0]}", {{"format": "pt"}})'
+    )
+    return f"convert it once, which runs none of its code: python -c {shlex.quote(code)}"
+
+
+def weight_files(source: str, revision: str | None) -> list[Path]:
+    """Return the safetensors files of a model, downloaded if they are not cached.
+
+    `revision` is a commit of the hub. Raises UsageError for an index that names anything but
+    safetensors files in its own directory, and for a damaged file. Raises HUB_ERRORS if a file is
+    missing or cannot be downloaded.
+    """
     files = [file_of(source, WEIGHT_FILES[0], revision)]
     if files[0] is None:
         index = file_of(source, WEIGHT_FILES[1], revision)
@@ -427,6 +450,14 @@ def weight_files(source: str, revision: str | None) -> list[Path]:
         except SafetensorError as error:
             raise UsageError(f"{file} is damaged: {error}", "download or copy it again") from None
     return present
+
+
+def stored_weights(folder: Path) -> list[Path]:
+    """Return the files of a directory from which transformers loads a model's weights."""
+    # The directory may hold other files, such as weights in half precision.
+    if (whole := folder / WEIGHT_FILES[0]).is_file():
+        return [whole]
+    return sorted(folder.glob("model-*-of-*.safetensors"))
 
 
 def tensor_names(source: str) -> list[str]:

@@ -3,6 +3,7 @@
 A source is a hub id, a directory, or a model inside the package: `demo` or `demo-classifier`.
 """
 
+import fnmatch
 import functools
 import importlib.resources
 import json
@@ -62,13 +63,16 @@ from kdcli.models.files import (
     LENGTH_FILE,
     LENGTH_FILES,
     MODULES_FILE,
+    PICKLES,
     TASK_KEY,
     WEIGHT_FILES,
     ModelClass,
     check_builds,
     check_config,
     check_declared,
+    check_no_adapter,
     config_errors,
+    conversion_of,
     encoder_folder,
     encoder_path,
     file_beside,
@@ -220,6 +224,7 @@ def load_config(source: str, *, weights: bool = True, compacted: bool = False) -
     folder = user_path(where)
     is_folder = folder.is_dir()
     check_source(str(folder) if is_folder else source)
+    check_no_adapter(source, where)
     # sentence-transformers writes no configuration for a table.
     is_table = file_beside(where, CONFIG_FILE) is None and holds_table(root_of(source))
     if is_folder and not is_table and not (folder / CONFIG_FILE).is_file():
@@ -242,7 +247,7 @@ def load_config(source: str, *, weights: bool = True, compacted: bool = False) -
     if weights and not is_folder:
         _check_repository(source)
     elif weights and not any((folder / name).is_file() for name in WEIGHT_FILES):
-        raise _no_safetensors(str(folder), [file.name for file in sorted(folder.glob("*.bin"))])
+        raise _no_safetensors(str(folder), [file.name for file in sorted(folder.glob(PICKLES))])
     if is_static(config) and (file := file_beside(where, WEIGHT_FILES[0])) is not None:
         read_sizes(config, file)
     return config
@@ -363,7 +368,7 @@ def _check_repository(source: str) -> None:
         # Offline, the cache is tried.
         return
     if not any(name in files for name in WEIGHT_FILES):
-        raise _no_safetensors(source, [name for name in files if name.endswith(".bin")])
+        raise _no_safetensors(source, fnmatch.filter(files, PICKLES))
 
 
 def _gliner(source: str) -> UsageError:
@@ -400,18 +405,17 @@ def _no_safetensors(source: str, pickles: list[str]) -> UsageError:
                 "give the model that it was made from, or export it with --weights; kdcli.load, "
                 "evaluate, benchmark and try run it as it is",
             )
-        return UsageError(f"{source} has no {WEIGHT_FILES[0]}")
+        return UsageError(
+            f"{source} has no {WEIGHT_FILES[0]}",
+            "give the model from which it was made: kdcli reads no weights of other formats (GGUF, "
+            "ONNX files of other programs, TensorFlow)",
+        )
     message = (
         f"{source} has its weights as a pickle ({pickles[0]}), which can run code when it is "
         "opened; kdcli reads safetensors only"
     )
-    convert = (
-        'if you trust it, convert it once: python -c "from transformers import '
-        f"AutoModelForMaskedLM as M; M.from_pretrained('{source}', use_safetensors=False)"
-        ".save_pretrained('converted')\" and copy the tokenizer's files to the new directory"
-    )
     if Path(source).is_dir():
-        return UsageError(message, convert)
+        return UsageError(message, conversion_of(Path(source)))
     if (converted := _converted(source)) is not None:
         pages = f"{source}/discussions/{converted.rpartition('/')[2]}"
         return UsageError(
@@ -422,7 +426,8 @@ def _no_safetensors(source: str, pickles: list[str]) -> UsageError:
     return UsageError(
         message,
         "the hub often has a conversion as a pull request 'Adding safetensors': if it has the "
-        f"number N, give {source}@refs/pr/N; or, {convert}",
+        f"number N, give {source}@refs/pr/N; or download it (hf download {source} --local-dir DIR) "
+        f"and {conversion_of(Path('DIR'))}",
     )
 
 
@@ -691,7 +696,7 @@ def load_weights(
             "code computes them only when it builds the network; kdcli computes them again, but "
             "other programs get other states from this model and from models made from it"
         )
-    _check_used(source, config, info["unexpected_keys"])
+    _check_used(source, model, config, info["unexpected_keys"])
     if not is_custom(model):
         forget_custom_classes(model.config)
     _check_complete(source, model, info["missing_keys"])
@@ -775,21 +780,40 @@ def is_known_class(name: str, config: PreTrainedConfig) -> bool:
     return name == CLASSIFIER or known or name in classes_in_code(config)
 
 
-def _check_used(source: str, config: PreTrainedConfig, unused: Sequence[str]) -> None:
-    """Check that no tensors of a class that transformers does not have are ignored.
+def _check_used(
+    source: str, model: PreTrainedModel, config: PreTrainedConfig, unused: Sequence[str]
+) -> None:
+    """Check that no tensors of another network are ignored.
 
-    A known class may have a head, which an encoder does without.
+    They are those of a class that transformers does not have, and those inside the encoder. A known
+    class may have a head, which an encoder does without.
     """
     names = config.architectures or ()
     unknown = next((name for name in names if not is_known_class(name, config)), None)
-    if unknown is None or not unused:
-        return
-    raise UsageError(
-        f"{source} is a {unknown}, a class that transformers does not have; {len(unused)} of its "
-        f"tensors would be ignored, for example {min(unused)}",
-        "correct 'architectures' in the config.json of a copy of the model, or save only its "
-        f"encoder: AutoModel.from_pretrained('{source}').save_pretrained(...)",
-    )
+    if unknown is not None and unused:
+        raise UsageError(
+            f"{source} is a {unknown}, a class that transformers does not have; {len(unused)} of "
+            f"its tensors would be ignored, for example {min(unused)}",
+            "correct 'architectures' in the config.json of a copy of the model, or save only its "
+            f"encoder: AutoModel.from_pretrained('{source}').save_pretrained(...)",
+        )
+    if inside := [name for name in unused if _is_inside(model, name)]:
+        loaded = type(model).__name__
+        raise UsageError(
+            f"the weights of {source} are of another network than transformers' {loaded}, which "
+            f"would ignore {len(inside)} tensors of its encoder, for example {min(inside)}",
+            "correct its config.json (a number of layers, for example) in a copy of the model; or, "
+            "if the model is meant to be without them, save it so: "
+            f"{loaded}.from_pretrained('{source}').save_pretrained(...)",
+        )
+
+
+def _is_inside(model: PreTrainedModel, name: str) -> bool:
+    """Return whether a stored tensor is a parameter of a part that a model's encoder has."""
+    part, *inner = name.removeprefix(f"{model.base_model_prefix}.").split(".")
+    # Other endings are those of buffers, which old versions of transformers stored.
+    is_parameter = bool(inner) and inner[-1] in ("weight", "bias")
+    return is_parameter and part in dict(model.base_model.named_children())
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from kdcli.disk import cache_key
 from kdcli.errors import UsageError
@@ -59,19 +59,39 @@ def positions_of(config: PreTrainedConfig) -> int | None:
 
     Returns None if it has no table or uses only distances.
     """
+    positions = _declared_positions(config)
+    if positions is None or layout_for(config).rotary:
+        return None
+    return positions - (config.pad_token_id + 1 if layout_for(config).position_offset else 0)
+
+
+def _declared_positions(config: PreTrainedConfig) -> int | None:
+    """Return the number of positions that a configuration names, if any."""
     try:
         positions = getattr(config, "max_position_embeddings", None)
     except NotImplementedError:
         # XLNet's configuration, which has no limit, raises this.
         positions = None
-    if positions is None or positions < 1 or layout_for(config).rotary:
-        return None
-    return int(positions) - (config.pad_token_id + 1 if layout_for(config).position_offset else 0)
+    return None if positions is None or positions < 1 else int(positions)
 
 
 def longest_input(config: PreTrainedConfig) -> int | None:
     """Return the number of tokens that a model of any type can read; None if it has no limit."""
     return None if is_static(config) else positions_of(config)
+
+
+def library_length(
+    own: int | None, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
+) -> int:
+    """Return the number of tokens that sentence-transformers reads of a text.
+
+    Without a length of its `own`, a model reads no more than its configuration's positions, also if
+    they are rotary and have no table.
+    """
+    length = own or tokenizer.model_max_length
+    if own is None:
+        length = min(length, _declared_positions(config) or length)
+    return int(min(length, longest_input(config) or length))
 
 
 def student_config(

@@ -33,7 +33,7 @@ from kdcli.models.embedding_format import (
 from kdcli.models.identity import weights_hash
 from kdcli.models.load import check_case, load_tokenizer
 from kdcli.models.model import Model, reads_token_types
-from kdcli.models.shape import positions_of
+from kdcli.models.shape import library_length, positions_of
 from kdcli.models.source import is_address
 from kdcli.targets.outputs import load_or_compute_outputs, stored_outputs
 from kdcli.targets.served import ServerSettings, load_served
@@ -137,8 +137,7 @@ class Embedder(Model):
 
         It comes from the model's format or its tokenizer, and is limited by its positions.
         """
-        length = self.format.max_length or self.tokenizer.model_max_length
-        return int(min(length, positions_of(self.model.config) or length))
+        return library_length(self.format.max_length, self.tokenizer, self.model.config)
 
     @property
     def rows_at_once(self) -> int | None:

@@ -2,6 +2,7 @@
 refused."""
 
 import json
+import shlex
 import shutil
 import string
 
@@ -307,11 +308,15 @@ def test_other_modules_are_refused(saved, name, content, message):
         read_format(str(folder))
 
 
-def test_a_dense_layer_in_another_file_is_refused(saved):
+def test_a_pickled_dense_layer_is_refused_and_the_hint_converts_it(saved):
     layer = saved(EmbeddingFormat(layers=(DENSE,))) / "2_Dense"
-    (layer / "model.safetensors").rename(layer / "pytorch_model.bin")
-    with pytest.raises(UsageError, match=r"has no 2_Dense/model\.safetensors"):
+    torch.save(load_file(layer / "model.safetensors"), layer / "pytorch_model.bin")
+    (layer / "model.safetensors").unlink()
+    with pytest.raises(UsageError, match=r"has no 2_Dense/model\.safetensors") as caught:
         read_format(str(layer.parent))
+    exec(shlex.split(caught.value.hint)[-1], {})
+    (read,) = read_format(str(layer.parent)).layers
+    assert torch.equal(read.linear.weight, DENSE.linear.weight)
 
 
 def test_a_dense_layer_of_another_width_than_the_encoder_is_refused(saved):

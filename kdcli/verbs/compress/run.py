@@ -22,6 +22,7 @@ from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, KdcliError, MachineError, UsageError
 from kdcli.messages import facts_once, log
 from kdcli.models.embedding_format import check_computed
+from kdcli.models.files import stored_weights
 from kdcli.models.load import location
 from kdcli.recipe.resolve import Resolved
 from kdcli.recipe.sections import RunOptions
@@ -330,7 +331,7 @@ def prunes_further(recipe: CompressRecipe, untrained: Untrained) -> bool:
 
 def weight_bytes(recipe: CompressRecipe) -> int:
     """Return the total size of the model's weight files, in bytes; 0 if none is found."""
-    files = Path(location(str(recipe.model))).glob("model*.safetensors")
+    files = stored_weights(Path(location(str(recipe.model))))
     return sum(file.stat().st_size for file in files)
 
 
