@@ -63,7 +63,7 @@ def cache_dir() -> Path:
     It is `$KDCLI_CACHE`, otherwise `~/.cache/kdcli`, otherwise a temporary directory.
     """
     if directory := os.environ.get("KDCLI_CACHE"):
-        return Path(directory)
+        return user_path(directory)
     try:
         return Path.home() / ".cache" / "kdcli"
     except RuntimeError:

@@ -723,3 +723,15 @@ def test_resume_alone_continues_a_run_with_its_recipe(tmp_path):
     other = run("prune", "--resume", "-o", str(folder))
     assert other.exit_code == 2
     assert "is a recipe of 'finetune', not of 'prune'" in other.stderr
+
+
+def test_two_values_of_an_option_are_a_warning(monkeypatch):
+    given = ["evaluate", "demo-classifier", "--data", "a.csv", "--data=b.csv"]
+    given += ["--set", "worst=1", "--set", "worst=2", "-o", "a", "--output-dir", "a"]
+    monkeypatch.setattr(sys, "argv", ["kdcli", *given])
+    lines = CliRunner().invoke(app, given).stderr.splitlines()
+    assert lines[:2] == [
+        "warning: --set worst is given twice: 1, 2; the last value counts",
+        "warning: --data is given twice: a.csv, b.csv; the last value counts",
+    ]
+    assert not any("--output-dir" in line for line in lines)

@@ -6,7 +6,9 @@ from typer.testing import CliRunner
 import kdcli
 from kdcli.cli import app
 from kdcli.cli.about import TOPICS
+from kdcli.disk import cache_dir
 from kdcli.errors import UsageError
+from kdcli.recipe.defaults import runs_dir
 
 TRIM = ("trim", "demo", "--data", "demo", "--vocab-size", "500", "-q")
 
@@ -43,6 +45,13 @@ def test_runs_are_created_in_the_given_directory(table, tmp_path, monkeypatch):
     monkeypatch.setenv("KDCLI_OUTPUT_DIR", str(tmp_path / "others"))
     assert run(*TRIM).exit_code == 0
     assert len(list((tmp_path / "others").iterdir())) == 1
+
+
+def test_a_tilde_is_the_home_of_the_user(table, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("KDCLI_CACHE", "~/cache")
+    table('output_dir = "~/runs"')
+    assert (runs_dir(), cache_dir()) == (tmp_path / "home" / "runs", tmp_path / "home" / "cache")
 
 
 @pytest.mark.parametrize(

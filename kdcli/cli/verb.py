@@ -129,6 +129,7 @@ class Verb:
         if "processes" in given.values:
             _join()
         given.check_conflicts()
+        given.warn_of_repeats()
         given.pin_revision()
         given.check_values()
         repository = given.values.get("push_to_hub")
@@ -225,6 +226,28 @@ class Given:
                     second = other if other.startswith("-") else "a model"
                     message = f"{flag} and {second} contradict each other"
                     raise UsageError(message, "give one of them")
+
+    def warn_of_repeats(self) -> None:
+        """Warn of options, and of keys of `--set`, with two values. The last one counts."""
+        from kdcli.messages import warn
+
+        sets = (pair.partition("=") for pair in self.values.get("sets") or [])
+        values = [(f"--set {key.strip()}", value) for key, _, value in sets]
+        words = list(zip(self.arguments, (*self.arguments[1:], ""), strict=False))
+        for parameter in self.verb.parameters:
+            option, flags = parameter.option, _flags(parameter)
+            if option.is_argument or parameter.is_list or parameter.kind is bool:
+                continue
+            parts = ((word.partition("="), after) for word, after in words)
+            values += [
+                (option.flag, value if equals else after)
+                for (name, equals, value), after in parts
+                if name in flags
+            ]
+        for name in dict(values):
+            of_name = [value for key, value in values if key == name]
+            if len(set(of_name)) > 1:
+                warn(f"{name} is given twice: {', '.join(of_name)}; the last value counts")
 
     def check_values(self) -> None:
         """Raise a UsageError for a value that is certainly wrong, before torch is loaded."""

@@ -4,6 +4,7 @@ import os
 import tomllib
 from pathlib import Path
 
+from kdcli.disk import user_path
 from kdcli.errors import UsageError, did_you_mean, first_line
 
 VARIABLES = {"device": "KDCLI_DEVICE", "output_dir": "KDCLI_OUTPUT_DIR"}
@@ -27,7 +28,7 @@ def option_defaults() -> dict[str, object]:
 
 def runs_dir() -> Path:
     """Return the directory in which runs without `--output-dir` are created."""
-    return Path(str(_given().get("output_dir", RUNS)))
+    return user_path(str(_given().get("output_dir", RUNS)))
 
 
 def _given() -> dict[str, object]:

@@ -12,6 +12,7 @@ import itertools
 import math
 import os
 import re
+import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ MAX_KEY = 128
 
 ITEM = re.compile(r"\.(\d+)(?=\.|$)")
 """The number of a list's item in a dotted key."""
+NULLS = ("", "~", "null")
+"""The usual spellings of a value that is not set."""
 SET, OPTION = "--set", "option"
 COMMAND_LINE = (SET, OPTION)
 """Origins of values that the command line gives."""
@@ -142,7 +145,8 @@ def resolve(
         key, equals, text = pair.partition("=")
         if not equals:
             raise UsageError(f"--set takes KEY.PATH=VALUE, got '{pair}'")
-        put(key.strip(), _parse_value(text), SET)
+        key = _current_key(model, key.strip())
+        put(key, _set_value(model, key, text), SET)
     for key, value in (options or {}).items():
         if value is not None:
             put(key, value, OPTION)
@@ -250,6 +254,10 @@ def metric_limits(pairs: Sequence[str]) -> dict[str, float]:
             raise UsageError(
                 f"--min-metric {pair}: {metric.strip()} is at most 1",
                 f"points are hundredths: --min-metric {metric.strip()}={value / 100:g}",
+            )
+        if metric.strip() in limits:
+            raise UsageError(
+                f"--min-metric {metric.strip()} is given twice", "give each metric one value"
             )
         limits[metric.strip()] = float(value)
     return limits
@@ -419,6 +427,41 @@ def _parse_value(text: str) -> Any:
         return read_yaml(text)
     except (yaml.YAMLError, ValueError):
         return text
+
+
+def _set_value(model: type[BaseModel], key: str, text: str) -> Any:
+    """Read a value of `--set`: YAML, or for a key that holds text the text itself.
+
+    The column `0` of a table is a name and no number, and ` #` in a name begins no comment.
+    """
+    value, text = _parse_value(text), text.strip()
+    allowed = _types_at(model, key)
+    takes_list = any(typing.get_origin(each) is list for each in allowed)
+    is_yaml = (
+        str not in allowed
+        or text.startswith(("'", '"'))
+        or (takes_list and isinstance(value, list))
+        or (type(None) in allowed and text in NULLS)
+    )
+    return value if is_yaml else text
+
+
+def _types_at(model: type[BaseModel], key: str) -> tuple[Any, ...]:
+    """Return the types that a value may have, also of a key in a free mapping."""
+    for setting in settings_of(model):
+        allowed = _alternatives(setting.kind)
+        if setting.key == key:
+            return allowed
+        if key.startswith(f"{setting.key}."):
+            mapping = next((each for each in allowed if typing.get_origin(each) is dict), None)
+            return _alternatives(typing.get_args(mapping)[1]) if mapping else ()
+    return ()
+
+
+def _alternatives(annotation: object) -> tuple[Any, ...]:
+    """Return the members of a union, or the type itself."""
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    return typing.get_args(annotation) if is_union else (annotation,)
 
 
 @functools.cache
