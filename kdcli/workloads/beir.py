@@ -41,7 +41,7 @@ from kdcli.data.sources import describe_missing_parts, hub_id, names_by_split, o
 from kdcli.data.storage import File, NotFound, base_name, folder_hash, open_binary
 from kdcli.disk import HASHES, user_path
 from kdcli.engine.session import Session
-from kdcli.errors import UsageError
+from kdcli.errors import UsageError, one_line
 from kdcli.messages import log_fact
 from kdcli.metrics.retrieval import rank_documents, ranking_metrics, similarities
 from kdcli.targets.precomputed import read_npy
@@ -537,9 +537,13 @@ def _judgements(file: File) -> Iterator[tuple[str, str, str, float]]:
     rows: Iterable[tuple[str, Sequence[object]]]
     is_tsv = base_name(file).endswith(".tsv")
     if is_tsv:
-        with open_binary(file) as content:
-            lines = io.TextIOWrapper(content, encoding="utf-8", newline="")
-            table = list(csv.reader(lines, delimiter="\t"))
+        try:
+            with open_binary(file) as content:
+                lines = io.TextIOWrapper(content, encoding="utf-8-sig", newline="")
+                table = list(csv.reader(lines, delimiter="\t", strict=True))
+        except (csv.Error, UnicodeDecodeError) as error:
+            hint = "save it as UTF-8, with a query, a document and a relevance on each line"
+            raise UsageError(f"{file} cannot be read: {one_line(error)}", hint) from None
         is_header = bool(table and table[0]) and _grade(table[0][-1]) is None
         rows = [(f"{file}:{n}", row) for n, row in enumerate(table, 1)][is_header:]
     else:

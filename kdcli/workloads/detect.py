@@ -1,13 +1,12 @@
 """Find out from a model's files and from the data which task a model is for."""
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
 from kdcli.data.labelled.lists import QUERIES, RERANK_TASK
 from kdcli.data.labelled.own import own_task
 from kdcli.data.readers import format_of
-from kdcli.data.rows import FIRST_ROWS, Row, names_in, take_first
+from kdcli.data.rows import Row, names_in, take_first
 from kdcli.data.sources import FileSource, open_source
 from kdcli.data.storage import NotFound, base_name
 from kdcli.data.tasks import named_tasks
@@ -180,8 +179,8 @@ def with_split(
 ) -> Resolved[RecipeT]:
     """Evaluate on the test split if the data have no validation split, unless the user chose one.
 
-    If a head was trained on data without a validation split, a part of the training split was held
-    back for it, which is evaluated instead. Searches use the test split if there is one.
+    If kdcli trained a head on data without a validation split, a part of the training split was
+    held back for it, which is evaluated instead. Searches use the test split if there is one.
 
     Raises:
         UsageError: The model cannot be read.
@@ -197,7 +196,8 @@ def with_split(
         return resolved
     if opened.has("validation") or not opened.has("test"):
         return resolved
-    if opened.has("train") and not by_vectors(task, model, pooling):
+    is_trained = trained_task(model) == task and not by_vectors(task, model, pooling)
+    if opened.has("train") and is_trained:
         return resolved
     log(f"{data} has no validation split: evaluating on its test split")
     return defaulted(resolved, {"data.split": "test"}, "the splits of the data")
@@ -211,14 +211,14 @@ def _task_of_vectors(data: str | None, *, classes: bool) -> str:
         return RETRIEVAL
     try:
         opened = open_source(data)
-        # Rows that are sorted by class begin with a single class, so all of them are read.
-        every = classes and opened.has("train") and len(opened.splits()) > 1
-        rows = _rows(data) if every else itertools.islice(_rows(data), FIRST_ROWS)
+        has_both = opened.has("train") and len(opened.splits()) > 1
         with silenced():
-            task = own_task(rows, {})
+            # Rows that are sorted by label begin with a single one, so all of them are read.
+            task = own_task(_rows(data), {})
     except (NotFound, UsageError):
         return METHOD
-    return OWN if scores_pairs(task) or (every and scores_classes(task)) else METHOD
+    is_classified = classes and has_both and scores_classes(task)
+    return OWN if scores_pairs(task) or is_classified else METHOD
 
 
 def as_trained(

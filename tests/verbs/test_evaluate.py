@@ -284,6 +284,15 @@ def test_a_test_split_and_a_part_of_it(models, data, tmp_path):
     assert (evaluation.split, evaluation.n) == ("test", 10)
 
 
+def test_a_model_that_kdcli_did_not_train_is_evaluated_on_the_test_split(tmp_path):
+    model = own_files.headed(tmp_path / "model", ("brisk", "calm"))
+    write(tmp_path / "data" / "train.jsonl", own_files.rows("class", 40))
+    write(tmp_path / "data" / "test.jsonl", own_files.rows("class", 30, seed=2))
+    succeeds(model, "--data", tmp_path / "data", "-o", tmp_path / "out")
+    (evaluation,) = report_of(tmp_path / "out").evaluations
+    assert (evaluation.split, evaluation.n) == ("test", 30)
+
+
 def test_a_file_with_only_some_of_the_classes_is_judged_with_the_names_of_the_model(tmp_path):
     names = ("brisk", "calm", "dire")
     model = own_files.headed(tmp_path / "model", names)

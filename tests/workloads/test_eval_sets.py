@@ -20,7 +20,13 @@ from kdcli.data.text.sentences import read_texts
 from kdcli.errors import UsageError
 from kdcli.models.embedding_format import EmbeddingFormat, save_embedder
 from kdcli.models.load import load_encoder
-from kdcli.workloads.beir import corpus_address, is_retrieval, relevance_files
+from kdcli.workloads.beir import (
+    corpus_address,
+    is_retrieval,
+    read_retrieval,
+    relevance_files,
+)
+from kdcli.workloads.detect import known_task
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.embeddings import open_evaluation
 from kdcli.workloads.eval_sets import open_eval_sets, open_labelled_set
@@ -187,6 +193,23 @@ def test_whole_numbers_in_a_column_called_score_are_numbers(model, tmp_path, ses
     wanted = spearmanr((first * second).sum(1), [row["score"] for row in rows]).statistic
     metrics = opened.score(Embedder.open(str(model))).evaluations[0].metrics
     assert metrics["spearman"] == pytest.approx(wanted, abs=1e-6)
+
+
+def test_pairs_that_are_sorted_by_score_are_pairs_with_a_score(model, tmp_path):
+    rows = [{"sentence1": f"w{n}", "sentence2": f"w{n + 1}", "score": n // 150} for n in range(450)]
+    write(tmp_path / "pairs.jsonl", rows)
+    assert known_task(str(model), str(tmp_path / "pairs.jsonl")) == "own"
+
+
+@pytest.mark.parametrize(
+    "content", [b"q\xe9\td1\t1\n", b'q\t"d1\t1\n', b"q\t" + b"d" * 200_000 + b"\t1\n"]
+)
+def test_relevances_that_cannot_be_read_are_named(tmp_path, content):
+    write(tmp_path / "corpus.jsonl", [{"_id": "d1", "text": "w1"}])
+    write(tmp_path / "queries.jsonl", [{"_id": "q", "text": "w1"}])
+    (tmp_path / "qrels.tsv").write_bytes(b"q\td1\t1\n" + content)
+    with pytest.raises(UsageError, match=r"qrels\.tsv cannot be read: "):
+        read_retrieval(str(tmp_path))
 
 
 HUB_FORMS = {
