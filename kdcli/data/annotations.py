@@ -234,7 +234,9 @@ def _results(task: RowValues) -> list[dict[str, list[Any]]]:
             kind, value = result.get("type"), result.get("value", {})
             name = ENTITIES if kind == "labels" else str(result.get("from_name"))
             choice = value if kind == "labels" else value.get(kind)
-            if choice is not None:
+            # Other labels are of regions without a position in the text, such as boxes.
+            is_region = kind != "labels" and str(kind).endswith("labels")
+            if choice is not None and not is_region:
                 by_name.setdefault(name, []).extend(
                     choice if isinstance(choice, list) else [choice]
                 )
@@ -291,7 +293,7 @@ def _rows_of_object(name: str, values: Mapping[str, Any]) -> list[Any]:
     if parts and are_columns:
         return [dict(zip(values, row, strict=True)) for row in zip(*parts, strict=True)]
     if parts and all(isinstance(v, dict) and v.keys() == parts[0].keys() for v in parts):
-        if [*parts[0]] == [str(number) for number in range(len(parts[0]))]:
+        if all(map(str.isdecimal, parts[0])):
             return [{column: values[column][key] for column in values} for key in parts[0]]
         if len(parts) > 1:
             return parts

@@ -42,13 +42,28 @@ def read_conll(name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow) ->
             sentence, is_whole = [], True
             continue
         cells = line.rstrip().split("\t" if "\t" in line else None)
-        if line.startswith("#") and not (TAG.fullmatch(cells[-1]) or (sentence and len(cells) > 1)):
+        is_first = not sentence
+        if line.startswith("#") and not _is_tagged(line, cells, width, is_first=is_first):
             # A comment, as before the sentences of the Universal Dependencies.
             continue
         width = width or len(cells)
         sentence.append((number, cells))
     if is_whole:
         yield from _row(name, sentence, width, on_bad)
+
+
+def _is_tagged(line: str, cells: Sequence[str], width: int, *, is_first: bool) -> bool:
+    """Whether a line that begins with `#` is a word with its tags.
+
+    The first word of a sentence, such as `#topic`, has as many columns as the other words. Spaces
+    follow the `#` of a comment, and GermEval writes a tab.
+    """
+    if TAG.fullmatch(cells[-1]) or not is_first or len(cells) == 1:
+        return len(cells) > 1
+    has_tab, begins_word = "\t" in line, not line[1:2].isspace()
+    return (
+        (has_tab or begins_word) if len(cells) == width else has_tab and begins_word and not width
+    )
 
 
 def _is_tagged_rule(cells: Sequence[str]) -> bool:

@@ -36,6 +36,9 @@ HINTS = {
 }
 
 
+UNNAMED_HINT = "put texts with a separator in quotes, or name all columns in line 1"
+
+
 class _Header(NamedTuple):
     """How a file is read.
 
@@ -76,6 +79,7 @@ def read_delimited(
     reread = _RereadLines(lines)
     header = _read_header(kind, name, reread)
     columns = header.columns
+    named = max((number for number, column in enumerate(columns, 1) if column), default=0)
     first = reread.look_ahead(FIRST_LINES)
     usual = _usual_cells(first, header)
     header = header._replace(
@@ -108,6 +112,10 @@ def read_delimited(
                 )
             problem = "the row repeats the names of the columns"
             on_bad(BadRow(where, problem, hint="if files were joined here, remove the line"))
+        elif len(cells) == len(columns) and any(map(str.strip, cells[named:])):
+            # A spreadsheet may end every line in empty cells, which hide a separator in a text.
+            detail = f": {next(filter(str.strip, cells[named:]))!r:.60}"
+            on_bad(BadRow(where, "a cell is in a column without a name", detail, UNNAMED_HINT))
         elif len(cells) == len(columns):
             for cell, of_column in zip(cells, usual, strict=True):
                 of_column.add(cell)

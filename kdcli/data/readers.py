@@ -49,6 +49,7 @@ JSON_HINT = (
     'write an object such as {"text": "..."} on each line of a .jsonl file (jq -c . FILE does); a '
     "file that is one list ends in .json"
 )
+RETURN_HINT = "if it ends a line, replace it by a line feed: tr '\\r' '\\n'"
 SIGNATURE_BYTES = 32
 # The first bytes of files -> the format, and what to do if the name of the file has another one.
 SIGNATURES = {
@@ -225,7 +226,9 @@ def _read_lines(
 def _read_text(name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow) -> Iterator[Row]:
     for number, line in lines:
         where, text = f"{name}:{number}", line.strip()
-        if text:
+        if "\r" in text:
+            on_bad(BadRow(where, "a carriage return within the line", hint=RETURN_HINT))
+        elif text:
             yield Row(where, {"text": text})
         else:
             on_bad(BlankLine(where))

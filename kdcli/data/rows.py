@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -139,6 +139,12 @@ def columns_in(values: Iterable[str]) -> str:
     if len(names) == 1:
         return f"the only column is {names[0]}"
     return f"the columns are {', '.join(names)}" if names else "the row has no columns"
+
+
+def unused_columns(names: Iterable[str], used: Collection[str]) -> str:
+    """List the columns that are not used, at the end of a message."""
+    unused = [name for name in names if name not in used]
+    return f"; unused columns: {', '.join(unused)}" if unused else ""
 
 
 def check_encodable(where: str, column: str, text: str) -> str:

@@ -78,10 +78,13 @@ OTHER_NAMES = {
     **dict.fromkeys(("valid", "val", "dev", "eval", "evaluation"), "validation"),
     "testing": "test",
 }
+SPLITS = ("train", "validation", "test")
 SPLIT = re.compile(rf"(train|validation|test|{'|'.join(OTHER_NAMES)})(_[a-z]+)?(_\d+)?")
 OF_PARTS = re.compile(r"(.*?)(\d+)-of-(\d+)\b.*")
 """Matches a file name that states the number of files, such as `train-00000-of-00003.csv`."""
 DESCRIPTIONS = (".json", ".arrow")
+PAPERS = ("readme", "license", "licence", "notice", "citation", "changelog", "requirements")
+"""The names of text files next to data."""
 ZIP = ".zip"
 HUB_FOLDER = "data"
 SAVED_DICT, SAVED_STATE = "dataset_dict.json", "state.json"  # Of `save_to_disk`.
@@ -427,7 +430,7 @@ def _local_splits(folder: Path) -> dict[str, tuple[File, ...]]:
     They may be in a directory `data`, or in a directory for each split, as in a hub's clone.
     """
     files = {p.name: p for p in sorted(folder.iterdir()) if p.is_file() and p.name != INFOS}
-    if not any(map(format_of, files)):
+    if not any(map(_holds_rows, files)):
         if (folder / HUB_FOLDER).is_dir():
             return _local_splits(folder / HUB_FOLDER)
         folders = {path.name: path for path in sorted(folder.iterdir()) if path.is_dir()}
@@ -449,8 +452,10 @@ def _remote_files(url: str) -> dict[str, tuple[File, ...]]:
         if archive:
             system, path = fsspec.core.url_to_fs(f"zip://{archive}")
             entries = _inside(system.ls(path, detail=True))
-            if len(entries) == 1 and entries[0]["type"] == "directory":
-                entries = _inside(system.ls(entries[0]["name"], detail=True))
+            folders = [entry["name"] for entry in entries if entry["type"] == "directory"]
+            has_rows = any(_holds_rows(base_name(entry["name"])) for entry in entries)
+            if len(folders) == 1 and not has_rows:
+                entries = _inside(system.ls(folders[0], detail=True))
             members = [entry for entry in entries if entry["type"] == "file"]
             for member in members:
                 check_size(base_name(member["name"]), member["compress_size"], member["size"])
@@ -524,12 +529,22 @@ def _inner_part(name: str) -> str:
     return words[0] if len(words) == 1 else ""
 
 
-def describe_unread(source: Source) -> str | None:
-    """Return a message about files of a local directory that hold rows but belong to no split."""
+def describe_unread(source: Source, sets: Iterable[str] = ()) -> str | None:
+    """Return a message about files of a local directory that hold rows and are not read.
+
+    Args:
+        source: The source.
+        sets: The sets of a task, whose names may follow the name of a split.
+    """
     if not isinstance(source, FileSource) or not user_path(source.name).is_dir():
         return None
-    used = {file for files in source.files.values() for file in files if isinstance(file, Path)}
-    folders = {file.parent for file in used}
+    read = {*SPLITS, *(f"{split}_{name}" for split in SPLITS for name in sets)}
+    by_split = {
+        split: {file for file in files if isinstance(file, Path)}
+        for split, files in source.files.items()
+    }
+    folders = {file.parent for files in by_split.values() for file in files}
+    used = {file for split, files in by_split.items() if split in read for file in files}
     others = {file for folder in folders for file in folder.iterdir() if file.is_file()} - used
     names = sorted(file.name for file in others if _holds_rows(file.name))
     return f"skipped, because their names match no split: {list_names(names)}" if names else None
@@ -540,8 +555,8 @@ def _holds_rows(name: str) -> bool:
 
     There, a .json file is usually a description, and an .arrow file a cache.
     """
-    is_hidden = name.startswith(".")
-    return bool(format_of(name)) and not is_hidden and not name.lower().endswith(DESCRIPTIONS)
+    is_other = name.startswith(".") or name.lower().split(".")[0] in PAPERS
+    return bool(format_of(name)) and not is_other and not name.lower().endswith(DESCRIPTIONS)
 
 
 def describe_missing_parts(names: Iterable[str]) -> str | None:

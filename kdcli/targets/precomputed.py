@@ -127,7 +127,13 @@ def _from_rows(file: Path, task: Task, examples: Sequence[Example]) -> tuple[Arr
     if not all(isinstance(text, str) for text in texts[0]):
         _check_count(file, len(values), examples)
         return logits_NC, "matched by the order of the rows"
-    number = {text: n for n, text in enumerate(texts)}
+    number: dict[tuple[object, ...], int] = {}
+    for n, text in enumerate(texts):
+        earlier = number.setdefault(text, n)
+        if values[n] != values[earlier]:
+            raise UsageError(
+                f"{names[n]}: the text has other values in {names[earlier]}", "give each text once"
+            )
     at = [number.get(example.texts, -1) for example in examples]
     if -1 in at:
         first = examples[at.index(-1)]

@@ -158,7 +158,7 @@ def test_half_a_surrogate_is_no_answer_and_no_name_either():
         "",
         " 2",
         "1.5",
-        [1],
+        [0, 1],
         {},
     ],
 )

@@ -236,6 +236,21 @@ TAGGED = {
 }
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("#a\tX\nb\tY\n\n#c\tX\n", "#a b #c"),
+        ("a X\n\n#b Y\nc X\n\n# d\ne X\n", "a #b c e"),
+        ("#\tpage 1\na\tX\tY\n\n#\tpage 2\nb\tX\tY\n", "a b"),
+        ("#begin document (a); part 000\na\t0\tX\nb\t1\tY\n\n#end document\n", "a b"),
+    ],
+)
+def test_a_first_word_that_begins_like_a_comment_is_a_word(tmp_path, text, words):
+    (tmp_path / "a.conll").write_text(text, "utf-8")
+    rows = read_rows(Piece(str(tmp_path / "a.conll")))
+    assert [word for _, row in rows for word in row["tokens"]] == words.split()
+
+
 @pytest.mark.parametrize("name", TAGGED)
 def test_the_same_tagged_words_give_the_same_examples(tmp_path, name):
     (tmp_path / name).write_text(TAGGED[name], "utf-8", newline="")
@@ -564,13 +579,17 @@ def test_several_files_of_a_split_are_logged(tmp_path):
 
 
 def test_files_of_no_split_are_named(tmp_path):
-    for name in ("train.csv", "train (1).csv", "notes.csv", ".hidden.csv"):
+    others = ("train (1).csv", "notes.csv", "train_more.csv", "test_hard.csv", ".hidden.csv")
+    for name in ("train.csv", *others):
         (tmp_path / name).write_text(FORMS["a.csv"], "utf-8", newline="")
     log, of_text = [], []
     read_task("own", tmp_path, log)
     with logged_to(of_text):
         read_texts(str(tmp_path), column="text", unit="document", rows=None)
-    unread = "skipped, because their names match no split: notes.csv, train (1).csv"
+    unread = (
+        "skipped, because their names match no split: notes.csv, test_hard.csv, train (1).csv, "
+        "train_more.csv"
+    )
     assert (log.count(unread), of_text.count(unread)) == (1, 1)
     single = []
     read_task("own", tmp_path / "train.csv", single)
@@ -816,6 +835,7 @@ def test_two_columns_of_a_table_have_two_names(tmp_path):
 JSON_FORMS = {
     "columns": {"text": ["a", "b"], "label": [1, 2]},
     "pandas": {"text": {"0": "a", "1": "b"}, "label": {"0": 1, "1": 2}},
+    "pandas, shuffled": {"text": {"7": "a", "3": "b"}, "label": {"7": 1, "3": 2}},
     "pandas in parts": {
         "columns": ["text", "label"],
         "index": [0, 1],
@@ -903,3 +923,37 @@ def test_quoted_lines_of_tabs_that_look_like_rows_are_refused(tmp_path):
     (tmp_path / "a.tsv").write_text(text, "utf-8")
     with pytest.raises(UsageError, match=r"a.tsv:62: not TSV: the quote that opens here joins"):
         list(next(open_source(str(tmp_path / "a.tsv")).tables("train")).rows)
+
+
+def test_texts_about_data_are_no_data(tmp_path):
+    (tmp_path / "data").mkdir()
+    for folder in (tmp_path, tmp_path / "data"):
+        (folder / "README.txt").write_text("a line", "utf-8")
+        (folder / "LICENSE.txt").write_text("a line", "utf-8")
+    (tmp_path / "data" / "rows.csv").write_text(FORMS["a.csv"], "utf-8", newline="")
+    with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
+        for file in ("README.txt", "data/README.txt", "data/rows.csv"):
+            archive.write(tmp_path / file, file)
+    assert examples(tmp_path) == examples(tmp_path / "data.zip") == EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("a.txt", "one\ntwo\rthree\n", "a.txt:2: a carriage return within the line"),
+        ("a.csv", "text,label,,\none,a,,\ntwo, b,a,\n", "a.csv:3: a cell is in a column without a"),
+    ],
+)
+def test_what_has_no_place_in_its_line_is_named(tmp_path, name, content, problem):
+    (tmp_path / name).write_bytes(content.encode())
+    with pytest.raises(UsageError, match=problem):
+        list(open_source(str(tmp_path / name)).documents("train", "text"))
+
+
+def test_boxes_are_no_classes(tmp_path):
+    value = {"globalOffsets": {"start": 0, "end": 3}, "hypertextlabels": ["PER"]}
+    result = {"type": "hypertextlabels", "from_name": "ner", "value": value}
+    task = {"data": {"text": "Ann left"}, "annotations": [{"result": [result]}]}
+    (tmp_path / "a.json").write_text(json.dumps([task]), "utf-8")
+    with pytest.raises(UsageError, match="the only column is text"):
+        read_task("own", tmp_path / "a.json")

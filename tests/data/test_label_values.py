@@ -198,6 +198,35 @@ def test_each_text_may_have_one_of_several_labels(tmp_path):
     assert {e.label for e in data.train} == {(0,), (1,)}
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
+def test_lists_of_one_label_are_classes_for_a_head_that_has_classes(tmp_path, name):
+    file, head = write(tmp_path, [["good"], ["bad"]] * 30, name), Head("class", ("good", "bad"))
+    log = []
+    data = read_task("own", file, log, head=head, training=False)
+    assert (data.task.kind, [e.label for e in data.sets[""]]) == ("class", [0, 1] * 30)
+    lists = "each list in 'label' holds one label"
+    assert f"{lists}, which is read as the class of its text" in log
+    several = read_task("own", file, head=head, training=False, columns={"kind": "multi"})
+    assert several.task.kind == "multi"
+    log = []
+    assert read_task("own", file, log).task.kind == "multi"
+    assert f"{lists}; if each text has one class, give --set data.columns.kind=class" in log
+
+
+def test_the_kind_makes_lists_of_one_label_classes(tmp_path):
+    file = write(tmp_path, [["good"], ["bad"]] * 30, "a.jsonl")
+    data = read_task("own", file, columns={"kind": "class"})
+    assert (data.task.kind, data.task.labels) == ("class", ("bad", "good"))
+    assert {e.label for e in data.train} == {0, 1}
+
+
+def test_a_0_and_a_1_for_each_of_two_classes_are_refused(tmp_path):
+    file = write(tmp_path, [[0, 1], [1, 0]] * 30, "a.jsonl")
+    with pytest.raises(UsageError) as caught:
+        read_task("own", file, head=Head("class", ("bad", "good")), training=False)
+    assert "not a 0 or 1 for each class" in caught.value.hint
+
+
 def test_equal_lists_in_strings_teach_nothing(tmp_path):
     file = write(tmp_path, ["['a', 'b']", "['b', 'a']"] * 30)
     with pytest.raises(UsageError, match="nothing to learn"):

@@ -455,9 +455,9 @@ def test_labels_that_are_no_task_are_named(rows, message):
         ),
         (labelled("a", "b"), {"kind": "score"}, "1: the score in 'label' is not a number: 'a'"),
         (
-            labelled(["a"]),
+            labelled(["a", "b"]),
             {"kind": "class"},
-            "1: the label in 'label' is a list, ['a']; kind class takes a ",
+            "1: the label in 'label' is a list, ['a', 'b']; kind class takes a ",
         ),
         (
             labelled("a;b"),

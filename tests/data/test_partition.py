@@ -256,3 +256,20 @@ def test_lists_of_which_none_is_held_out_are_refused(tmp_path):
     with warnings.catch_warnings(action="error"), logged_to(log):
         read_lists(str(file), seed=0, trains=False)
     assert log[-1] == "2 evaluation queries"
+
+
+def test_columns_that_lists_do_not_use_are_logged(tmp_path):
+    rows = [{"query": "a", "passage": f"b {n}", "relevance": n % 2} for n in range(4)]
+    file, lines = tmp_path / "lists.jsonl", []
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    with logged_to(lines):
+        assert not read_lists(str(file), seed=0, trains=False).has_labels
+    assert "1 queries; unused columns: relevance" in lines
+
+
+@pytest.mark.parametrize("label", ["1_0", "0,5", "١"])
+def test_labels_of_lists_are_numbers(tmp_path, label):
+    file = tmp_path / "lists.jsonl"
+    file.write_text(json.dumps({"query": "a", "passage": "b", "label": label}) + "\n", "utf-8")
+    with pytest.raises(UsageError, match="must hold a finite number"):
+        read_lists(str(file), seed=0, trains=False)

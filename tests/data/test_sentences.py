@@ -175,3 +175,15 @@ def test_too_few_texts_are_told_with_the_columns(tmp_path):
 
 def test_a_tenth_at_most_is_held_out():
     assert [held_out_count(["x"] * n, 256) for n in (5, 50, 10_000)] == [1, 5, 256]
+
+
+def test_columns_that_are_not_used_are_logged(tmp_path):
+    names = ("query", "positive", "hard_negative", "negative_1")
+    rows = [{name: f"{name} {n}" for name in names} for n in range(4)]
+    lines = []
+    with logged_to(lines):
+        for column in (None, "positive"):
+            texts_of(tmp_path, rows, column=column, unit="document")
+    unused = "; unused columns: query, hard_negative, negative_1"
+    assert "4 pairs, 12 distinct texts; unused columns: hard_negative" in lines
+    assert f"4 documents, 4 distinct texts{unused}" in lines

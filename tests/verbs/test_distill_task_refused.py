@@ -207,6 +207,10 @@ SOFT = {"probabilities": [0.5, 0.5]}
             "soft.jsonl:1: the values must be finite, got [0.5, nan]",
         ),
         ([{"text": "w1", **SOFT}] * 32, "has no soft labels for 32 of 32 training rows"),
+        (
+            [{"text": "w1", **SOFT}, {"text": "w1", "probabilities": [0.1, 0.9]}],
+            "soft.jsonl:2: the text has other values in",
+        ),
         ([], "soft.jsonl holds no rows"),
     ],
 )

@@ -10,7 +10,7 @@ from typing import NoReturn, get_args
 from kdcli.data import conll
 from kdcli.data.labelled.label_values import number_of
 from kdcli.data.readers import format_of
-from kdcli.data.rows import ClassName, Row, columns_in, names_in
+from kdcli.data.rows import ClassName, Row, columns_in, names_in, unused_columns
 from kdcli.data.sources import SPLIT
 from kdcli.data.storage import base_name
 from kdcli.errors import UsageError, did_you_mean
@@ -228,8 +228,7 @@ class Columns:
 
     def unused(self, *used: str) -> str:
         """List the columns that are not used, for a message."""
-        unused = [c for c in self.names if c not in used]
-        return f"; unused columns: {', '.join(unused)}" if unused else ""
+        return unused_columns(self.names, used)
 
     def names_of_numbers(self, label: str) -> tuple[str, dict[str, str]]:
         """Return the column that names the numbers of the label, and number -> name.

@@ -232,6 +232,15 @@ def parse_list(text: str, form: str) -> list[str] | None:
         return None
 
 
+def single_label(label: object) -> object:
+    """Return the only element of a list, such as annotation tools write for a single class.
+
+    The list may be in a string. Anything else is returned unchanged.
+    """
+    parts = parse_list(label, BRACKETS) if isinstance(label, str) else label
+    return parts[0] if isinstance(parts, list) and len(parts) == 1 else label
+
+
 def _is_quoted(text: str) -> bool:
     """Whether the first element of a list in brackets is in quotes."""
     return re.match(r"(?:\w+\()?[\[({]\s*['\"]", text.strip()) is not None

@@ -19,6 +19,7 @@ from kdcli.data.labelled.label_values import (
     number_of,
     parse_list,
     separator_in,
+    single_label,
     spelling,
 )
 from kdcli.data.rows import BadRow, ClassName, check_encodable
@@ -69,6 +70,9 @@ class TrainingLabels:
         self._types: dict[bool, tuple[str, str]] = {}
         self._first_set: frozenset[str] | None = None
         self._sets_differ = self._has_fraction = False
+        self._first_list: list[str] = []
+        self._orders_differ = False
+        self._one_each = True  # Whether each list holds one label.
 
     def add(self, where: str, label: object) -> None:
         """Add a row's label.
@@ -83,6 +87,8 @@ class TrainingLabels:
         if self.kind == "span":
             self.empty += not (isinstance(label, dict) and label.get("text"))
             return
+        if self.kind == "class":
+            label = single_label(label)
         self._check_type(where, label, in_list=False)
         if not isinstance(label, list):
             self._name(where, label)
@@ -97,8 +103,11 @@ class TrainingLabels:
         if self.kind != "tokens":
             self._check_distinct(where, label, names)
         self.empty += not names
+        self._one_each &= len(names) == 1
         self._first_set = frozenset(names) if self._first_set is None else self._first_set
+        self._first_list = self._first_list or names
         self._sets_differ |= self._first_set != frozenset(names)
+        self._orders_differ |= self._first_list != names
 
     def _check_distinct(self, where: str, label: object, names: Sequence[str]) -> None:
         """Raise a BadRow if a label is a list that holds a name twice."""
@@ -140,6 +149,8 @@ class TrainingLabels:
             return "span", ()
         several = "multi" in (self.kind, of_head)
         holds_lists = self._first_set is not None or self._split_lists(several=several)
+        if holds_lists and self._one_each and self.kind is None:
+            holds_lists = self._are_several(of_head)
         in_schema = bool(self._seen) and self._seen.keys() == self.class_numbers.keys()
         if not in_schema:
             self._drop_missing(of_head)
@@ -159,7 +170,7 @@ class TrainingLabels:
             name: spelling(name) if number is None or has_word else number
             for name, number in numbers.items()
         }
-        if not one_is_enough:
+        if not one_is_enough or (kind == "multi" and self._orders_differ):
             self._check_several(kind, keys)
         if kind == "score":
             return kind, ()
@@ -172,6 +183,17 @@ class TrainingLabels:
         else:
             names = sorted(numbers, key=lambda name: numbers[name] or 0)
         return kind, tuple(names)
+
+    def _are_several(self, of_head: Kind | None) -> bool:
+        """Whether lists of one label are of a task in which a text may have several."""
+        lists = f"each list in '{self.column}' holds one label"
+        if of_head == "class":
+            self.notes.append(f"{lists}, which is read as the class of its text")
+            return False
+        self.notes.append(
+            f"{lists}; if each text has one class, give --set data.columns.kind=class"
+        )
+        return True
 
     def check_outputs(self, head: Head) -> None:
         """Check that a head with one output has no two labels to decide between.
@@ -249,6 +271,7 @@ class TrainingLabels:
             f"'{self.column}' holds lists of labels {shown}; if each one is a single class, give "
             "--set data.columns.kind=class"
         )
+        self._one_each = all(len(each) == 1 for each in sets)
         self._seen, self._sets_differ = seen, len(sets) > 1 or len(texts) < len(self._seen)
         return True
 
@@ -288,7 +311,7 @@ class TrainingLabels:
         raise UsageError(
             f"{self._first_at}: from here on every {unit} has the label {names} in "
             f"'{self.column}': nothing to learn",
-            _LABEL_HINT,
+            _LIST_HINT if kind == "multi" and self._orders_differ else _LABEL_HINT,
         )
 
     def _check_count(self, kind: Kind, count: int, *, in_schema: bool, has_word: bool) -> None:

@@ -23,6 +23,7 @@ from kdcli.data.accounts import (
     REPEATED,
     RowAccount,
 )
+from kdcli.data.labelled.label_values import number_of
 from kdcli.data.labelled.partition import (
     HELD_OUT_SPLIT,
     DividedRows,
@@ -32,9 +33,9 @@ from kdcli.data.labelled.partition import (
     held_back,
     text_hashes,
 )
-from kdcli.data.rows import BadRow, ClassName, Row, RowValues, columns_in
+from kdcli.data.rows import BadRow, ClassName, Row, RowValues, columns_in, unused_columns
 from kdcli.data.sources import DemoSource, open_source
-from kdcli.data.text.sentences import POSITIVE_COLUMN, negatives_in, text_in
+from kdcli.data.text.sentences import NEGATIVE_COLUMN, POSITIVE_COLUMN, negatives_in, text_in
 from kdcli.errors import UsageError
 from kdcli.messages import log_fact
 from kdcli.types import Array, Example, RowHashes, Task
@@ -42,6 +43,10 @@ from kdcli.types import Array, Example, RowHashes, Task
 RERANK_TASK = Task("rerank", "score", ("query", "passage"), ("ndcg@10", "mrr@10"), max_length=256)
 QUERIES = ("query", "question", "anchor")
 PASSAGES = ("passage", "sentence", "document")
+LIST_COLUMNS = (
+    *(*QUERIES, *PASSAGES, "passages", POSITIVE_COLUMN),
+    *("label", "labels", "score", "scores"),
+)
 UNSCORED = "without a label for each passage, or with labels of one kind"
 FORM_HINT = "a row holds query and passage, or query and passages, or query, positive and negative"
 
@@ -345,11 +350,13 @@ ScoredPassage = tuple[str, float, float]
 def _read(tables: Iterator[tuple[str, Iterator[Row]]], account: RowAccount) -> Lists:
     """Read the lists of all files of a split."""
     conflicts = 0
+    names: dict[str, None] = {}
     by_query: dict[str, dict[str, tuple[float, float]]] = {}
     for name, rows in tables:
         where = ""
         for where, row in rows:
             query, candidates = _candidates(where, row)
+            names.update(dict.fromkeys(row))
             account.read += 1
             by_passage = by_query.setdefault(query, {})
             if candidates and all(passage in by_passage for passage, _, _ in candidates):
@@ -368,6 +375,9 @@ def _read(tables: Iterator[tuple[str, Iterator[Row]]], account: RowAccount) -> L
                     by_passage[passage] = (np.fmax(first_label, label), score)
         if not where:
             raise UsageError(f"{name} holds no rows", FORM_HINT)
+    negatives = filter(NEGATIVE_COLUMN.fullmatch, names)
+    if unused := unused_columns(names, {*LIST_COLUMNS, *negatives}):
+        log_fact(f"{len(by_query):,} queries{unused}")
     if conflicts:
         log_fact(
             f"{conflicts:,} pairs of query and passage have several labels; the highest label is "
@@ -435,6 +445,7 @@ def _numbers(where: str, row: RowValues, name: str, count: int) -> list[float]:
         return [math.nan] * count
     try:
         values = [x.number if isinstance(x, ClassName) else x for x in values]
+        values = [number_of(x) if isinstance(x, str) else x for x in values]
         numbers = [math.nan if isinstance(x, bool) else float(x) for x in values]
     except (TypeError, ValueError):
         numbers = []

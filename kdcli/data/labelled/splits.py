@@ -21,6 +21,7 @@ from kdcli.data.labelled.label_values import (
     labels_in,
     may_be_no_label,
     number_of,
+    single_label,
 )
 from kdcli.data.labelled.own import own_task
 from kdcli.data.labelled.partition import (
@@ -199,7 +200,7 @@ class TaskSource:
         if len(files) > 1:
             names = list_names([base_name(file) for file in files])
             log_fact(f"{split} is read from {len(files)} files: {names}")
-        if (unread := describe_unread(source)) and not self.examples:
+        if (unread := describe_unread(source, self.task.sets)) and not self.examples:
             log_fact(unread)
         if missing := describe_missing_parts(map(base_name, files)):
             warn(f"{split}: {missing}")
@@ -589,6 +590,8 @@ def _class(task: Task, where: str, label: object, texts: tuple[str, ...]) -> int
     """
     if (by_name := class_number(task.labels, str(label))) is not None:
         return by_name
+    if (single := single_label(label)) is not label:
+        return _class(task, where, single, texts)
     if isinstance(label, ClassName) and str(label.number) in task.labels:
         return task.labels.index(str(label.number))
     number = number_of(str(label)) if isinstance(label, str | int | float) else None
@@ -617,7 +620,8 @@ def _score(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> float:
     if isinstance(label, ClassName):
         label = label.number
     try:
-        score = math.nan if isinstance(label, bool) else float(label)
+        number: Any = number_of(label) if isinstance(label, str) else label
+        score = math.nan if isinstance(label, bool) else float(number)
     except (TypeError, ValueError, OverflowError):
         score = math.nan
     if not math.isfinite(score):

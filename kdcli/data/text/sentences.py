@@ -20,6 +20,7 @@ import regex  # type: ignore[import-untyped]
 from kdcli.data.accounts import ACCOUNTS, CUT, REPEATED, RowAccount
 from kdcli.data.labelled.kept import kept_rows
 from kdcli.data.labelled.partition import DividedRows, Partition, Pools, text_hashes
+from kdcli.data.readers import text_column
 from kdcli.data.rows import (
     BadRow,
     Row,
@@ -29,6 +30,7 @@ from kdcli.data.rows import (
     hash_of,
     names_in,
     take_first,
+    unused_columns,
 )
 from kdcli.data.sources import Source, describe_unread, open_source
 from kdcli.data.text.shards import is_tokens
@@ -364,7 +366,7 @@ def _read_texts(
     """Read texts as `read_texts` does. The accounts are not closed, as each step needs them."""
     opened = open_source(source, share)
     of_rows = RowAccount.of_split(source, split)
-    name, units = _read_units(opened, split, column, unit, of_rows)
+    name, units, unused = _read_units(opened, split, column, unit, of_rows)
     of_texts = RowAccount.of_split(source, split, name) if name == SENTENCES else of_rows
     choice = TextChoice(rows, of_texts, paired=name == PAIRS)
     for one in units:
@@ -373,7 +375,7 @@ def _read_texts(
     if choice.distinct < 2:
         raise _too_few_texts(opened, split, column, choice.distinct)
     message = f"{choice.read:,} {name}, {choice.distinct:,} distinct texts"
-    messages = [message + (f"; using {len(taken):,}" if rows else "")]
+    messages = [message + (f"; using {len(taken):,}" if rows else "") + unused]
     if unread := describe_unread(opened):
         messages.insert(0, unread)
     if choice.cut:
@@ -444,10 +446,13 @@ def _link(taken: Sequence[Candidate], read: int) -> Texts:
 
 def _read_units(
     source: Source, split: str, column: str | None, unit: str, account: RowAccount
-) -> tuple[str, Iterator[Unit]]:
-    """Read the texts of a source, and return them with their name for a message.
+) -> tuple[str, Iterator[Unit], str]:
+    """Read the texts of a source.
 
     `account` counts the rows.
+
+    Returns:
+        The name of the texts for a message, the texts, and the columns that are not used.
     """
     tables = list(source.tables(split))
     first, _ = take_first(row for table in tables for row in table.rows)
@@ -459,11 +464,15 @@ def _read_units(
     queries = [name for name in QUERY_COLUMNS if name in names]
     if column is None and (queries or POSITIVE_COLUMN in names):
         rows = (row for table in source.tables(split, account.on_bad) for row in table.rows)
-        return PAIRS, _read_pairs(rows, queries[0] if queries else "query", account)
+        query, *_ = *queries, "query"
+        used = {query, POSITIVE_COLUMN, *filter(NEGATIVE_COLUMN.fullmatch, names)}
+        return PAIRS, _read_pairs(rows, query, account), unused_columns(names, used)
+    unused = unused_columns(names, [column or text_column(first)])
     documents = source.placed_documents(split, column, account)
     if unit == "document":
-        return "documents", (Unit(document.strip(), where) for where, document in documents)
-    return SENTENCES, _read_sentences(documents, account)
+        units = (Unit(document.strip(), where) for where, document in documents)
+        return "documents", units, unused
+    return SENTENCES, _read_sentences(documents, account), unused
 
 
 def _read_sentences(documents: Iterator[tuple[str, str]], account: RowAccount) -> Iterator[Unit]:
