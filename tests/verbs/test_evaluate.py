@@ -354,6 +354,10 @@ def test_a_model_with_the_labels_in_another_order(models, data, tmp_path):
             {"models": ["a"], "task": "sst2", "masks": ["m"], "measure": {"latency": True}},
             "measures no latency",
         ),
+        (
+            {"models": ["a"], "task": "retrieval", "data": {"labels": "teacher"}},
+            "data.labels=teacher does not apply to task retrieval",
+        ),
         ({"models": ["a", "b"], "task": "sst2"}, "--submission takes one model, not 2"),
         (
             {"models": ["a"], "task": "sst2", "masks": ["m", "n"]},

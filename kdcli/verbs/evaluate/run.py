@@ -295,6 +295,12 @@ def check_recipe(recipe: EvaluateRecipe, extras: Extras) -> None:
             f"--documents and vector_formats are for task {RETRIEVAL}, not for {recipe.task}",
             "omit them",
         )
+    if recipe.task == RETRIEVAL and recipe.data.labels == "teacher":
+        raise UsageError(
+            f"data.labels=teacher does not apply to task {RETRIEVAL}, which is scored by the "
+            "relevances of the data",
+            "remove it; to compare the vectors of models, give --data a file of texts",
+        )
     if not predicts_rows(recipe.task) and (
         recipe.masks or recipe.metrics or extras.predictions or extras.submission
     ):
