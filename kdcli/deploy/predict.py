@@ -405,8 +405,8 @@ class Predictor:
 
         They are the words that the tokenizer sees, or the items of a list of words.
         """
+        _checked(item, number, None)
         if not isinstance(item, str):
-            _checked(item, number, None)
             return [(n, n + 1) for n in range(len(item))]
         encoded = self.tokenizer(
             item, add_special_tokens=False, return_offsets_mapping=True, verbose=False

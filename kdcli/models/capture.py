@@ -249,7 +249,7 @@ class Capture(nn.Module):
     def _hook_hidden(self, recorder: _Recorder, hooks: ExitStack) -> None:
         if not self.needs.hidden:
             return
-        done, last, norm = 0, len(self.layers), self.layout.final_norm
+        done = 0
 
         def before(
             module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]
@@ -260,7 +260,7 @@ class Capture(nn.Module):
         def after(module: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]) -> None:
             nonlocal done
             done += 1
-            if norm is None or done < last:
+            if done < self.last:
                 recorder.record(
                     "hidden", done, lambda: output if isinstance(output, Tensor) else output[0]
                 )
@@ -268,20 +268,14 @@ class Capture(nn.Module):
         def whole(module: nn.Module, args: object, output: BaseModelOutput) -> None:
             recorder.record("hidden", self.last, lambda: output.last_hidden_state)
 
-        def normed(module: nn.Module, args: object, output: Tensor) -> None:
-            recorder.record("hidden", last, lambda: output)
-
+        # What follows the last layer may depend on the number of layers, as DeBERTa's convolution.
+        hooks.callback(self.model.base_model.register_forward_hook(whole).remove)
         if not self.layers:
             # Only the output of a static model, and of one with unknown layers, can be used.
-            hooks.callback(self.model.base_model.register_forward_hook(whole).remove)
             return
         hooks.callback(self.layers[0].register_forward_pre_hook(before, with_kwargs=True).remove)
         for layer in dict.fromkeys(self.layers):
             hooks.callback(layer.register_forward_hook(after).remove)
-        if norm is not None:
-            hooks.callback(
-                self.model.base_model.get_submodule(norm).register_forward_hook(normed).remove
-            )
 
     def _hook_labelled(self, labelled_P: Tensor, hooks: ExitStack) -> None:
         """Pass only the labelled tokens to the head, as one row.

@@ -245,6 +245,7 @@ def _derive(config: PreTrainedConfig) -> Layout:
     recorder = _Recorder()
     with recorder.watching(model, frozenset(layers)) as trace:
         states = _run(model, batch)
+    _check_last_state(trace, states)
     last = len(trace.runs) - 1
     calls = [call for call in trace.calls if call.run == last]
     layer = trace.runs[last][0]
@@ -252,7 +253,6 @@ def _derive(config: PreTrainedConfig) -> Layout:
         layers=layers_path,
         shared=len(layers) == 1 and int(model.config.num_hidden_layers) > 1,
         local="sliding_attention" in (getattr(config, "layer_types", None) or ()),
-        final_norm=_final_norm(model, trace, states),
         embeddings=_embeddings(model, trace, layers),
     )
     row, attention = _attention(row, layer, calls)
@@ -439,17 +439,16 @@ def _sizes(layer: nn.Module) -> tuple[tuple[str, torch.Size], ...]:
     )
 
 
-def _final_norm(model: nn.Module, trace: Trace, states: Tensor) -> str | None:
-    """Return the path of the module between the last layer and the last hidden state."""
-    paths = _paths(model)
+def _check_last_state(trace: Trace, states: Tensor) -> None:
+    """Check that the last hidden state is the last layer's output, or that of a module after it."""
     if torch.equal(trace.runs[-1][1], states):
-        return None
+        return
     at = max(n for n, call in enumerate(trace.calls) if call.module is trace.runs[-1][0])
     for call in trace.calls[at + 1 :]:
         if call.module is not None and call.output.shape == states.shape:
             is_leaf = next(call.module.children(), None) is None
             if is_leaf and torch.equal(call.output, states):
-                return paths[call.module]
+                return
     raise NotDerivedError(
         "its last hidden state is neither its last layer's output nor that of a module after it"
     )

@@ -26,6 +26,7 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 from kdcli.custom_code import custom_code_allowed
 from kdcli.errors import UsageError
 from kdcli.listing import class_names, numbered_classes
+from kdcli.models.cross_encoder import with_own_settings
 from kdcli.models.custom_class import (
     LABEL_WORDS_KEY,
     class_for,
@@ -166,7 +167,8 @@ def load_for_task(
         return_token_types(config, tokenizer)
         note = f"a new head: {misfit}"
     note = "; ".join(filter(None, [note, settle_padding(model.eval(), tokenizer, source)]))
-    return Model(model, tokenizer, source, note, max_length, training_rows(location(source)))
+    rows = training_rows(location(source))
+    return with_own_settings(Model(model, tokenizer, source, note, max_length, rows))
 
 
 def check_head(source: str, config: PreTrainedConfig, task: Task) -> None:

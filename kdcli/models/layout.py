@@ -73,8 +73,6 @@ class Layout(Written):
     up: str = "intermediate.dense"
     down: str = "output.dense"
     gate: str | None = None
-    # The norm of the last layer's output in pre-norm models, whose layers begin with their norms.
-    final_norm: str | None = None
     # Name prefixes of the parameters that count as embeddings.
     embeddings: tuple[str, ...] = ("embeddings.", "embeddings_project.")
     # Attention goes through transformers' attention interface; otherwise the linears are hooked.

@@ -4,7 +4,7 @@ from torch import Tensor, no_grad, tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kdcli.errors import UsageError
+from kdcli.errors import UsageError, first_line
 from kdcli.models.model import TYPE_IDS, reads_token_types
 from kdcli.models.shape import longest_input
 from kdcli.models.tokenizer_files import AS_LOADED
@@ -31,7 +31,7 @@ def settle_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, s
         A note if padding changes outputs, or if the side was changed; else an empty string.
 
     Raises:
-        UsageError: Only padding on the left changes no answer.
+        UsageError: Only padding on the left changes no answer, or the head cannot read two rows.
     """
     length = min(LENGTH, (longest_input(model.config) or 2 * LENGTH) // 2)
     ids = tokenizer(TEXT)["input_ids"][:length]
@@ -41,13 +41,20 @@ def settle_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, s
     types = reads_token_types(model.config, tokenizer)
 
     def outputs(before: int, after: int) -> Tensor:
-        row_BL = pad(tensor([ids]), (before, after), value=filler)
+        # A head that does not know the padding token reads one row, but not two.
+        row_BL = pad(tensor([ids, ids]), (before, after), value=filler)
         batch = {"input_ids": row_BL, "attention_mask": row_BL.new_zeros(row_BL.shape)}
         batch["attention_mask"][:, before : before + len(ids)] = 1
         if types:
             batch[TYPE_IDS] = row_BL.new_zeros(row_BL.shape)
-        with no_grad():
-            first: Tensor = model(**batch)[0]
+        try:
+            with no_grad():
+                first: Tensor = model(**batch)[0]
+        except ValueError as error:
+            raise UsageError(
+                f"{source} cannot read several rows: {first_line(error)}",
+                f"set pad_token_id to {filler} in the config.json of a copy of the model",
+            ) from None
         return first
 
     alone = outputs(0, 0)

@@ -33,7 +33,6 @@ from kdcli.models.cross_encoder import (
     ACTIVATION_CLASSES,
     activation_of,
     set_activation,
-    with_own_settings,
 )
 from kdcli.models.heads import kind_of_head, load_for_task, with_new_head
 from kdcli.models.identity import weights_hash
@@ -609,7 +608,7 @@ def load_cross_encoder(
     Raises:
         UsageError: The model cannot be loaded, or cannot have such a head.
     """
-    model = with_own_settings(load_for_task(source, RERANK_TASK, new_head=True, seed=seed))
+    model = load_for_task(source, RERANK_TASK, new_head=True, seed=seed)
     activation = activation_of(model.source, model.model.config)
     if activation is not None:
         set_activation(model.model, activation)

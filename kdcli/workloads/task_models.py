@@ -11,7 +11,6 @@ from kdcli.deploy.cascade import cascade_parts
 from kdcli.deploy.exported import is_export, open_export
 from kdcli.errors import UsageError
 from kdcli.messages import log_fact, warn
-from kdcli.models.cross_encoder import with_own_settings
 from kdcli.models.heads import check_head, load_for_task, tokenizer_for, tuned_length
 from kdcli.models.label_words import load_with_label_words
 from kdcli.models.model import Model, training_rows
@@ -59,8 +58,7 @@ def load_scored(
             `label_map` is set for an export.
     """
     if not is_export(source):
-        model = load_for_task(source, task, label_map=label_map, new_head=False, compacted=True)
-        return with_own_settings(model)
+        return load_for_task(source, task, label_map=label_map, new_head=False, compacted=True)
     if label_map is not None:
         raise UsageError(
             f"the labels of the export {source} cannot be reordered", "omit head.label_map"

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-from encoders import tiny_encoder
+from encoders import padded_batch, tiny_encoder
 
 from kdcli.losses import build_objective
 from kdcli.models import capture as module
@@ -70,6 +70,15 @@ def test_two_models_of_one_type_run_in_turns(kind):
 
 
 @torch.no_grad()
+@torch.no_grad()
+def test_the_last_state_is_that_of_the_model_at_any_depth():
+    # The convolution follows the first layer, which is the last one here.
+    model = tiny_encoder("deberta-v2", num_hidden_layers=1, conv_kernel_size=3)
+    batch = padded_batch(model)
+    states = capture(model, Needs(hidden=frozenset({1})))(batch).hidden[1]
+    assert torch.equal(states, model(**batch).last_hidden_state)
+
+
 def test_grouped_key_and_value_heads_are_repeated():
     captured = capture(tiny_encoder("eurobert", num_key_value_heads=2), only(1))(BATCH)
     assert captured.q[1].shape == captured.k[1].shape == captured.v[1].shape == (2, 4, 10, 8)

@@ -49,12 +49,12 @@ ROWS = {
     "splinter": HOOKED,
     "roberta": OFFSET,
     "xlm-roberta": OFFSET,
-    "xlm-roberta-xl": OFFSET | {"final_norm": "encoder.LayerNorm"},
+    "xlm-roberta-xl": OFFSET,
     "camembert": OFFSET,
     "data2vec-text": OFFSET,
-    "roberta-prelayernorm": OFFSET | {"final_norm": "LayerNorm"},
+    "roberta-prelayernorm": OFFSET,
     # Rotary embeddings read no position ids, so nothing shows where these begin.
-    "esm": LEAKS | {"rotary": "halves", "final_norm": "encoder.emb_layer_norm_after"},
+    "esm": LEAKS | {"rotary": "halves"},
     "mobilebert": LEAKS,
     "albert": FACTORISED
     | {
@@ -89,9 +89,8 @@ ROWS = {
         "up": "mlp.Wi",
         "gate": "mlp.Wi",
         "down": "mlp.Wo",
-        "final_norm": "final_norm",
     },
-    "eurobert": LLAMA | {"final_norm": "norm"},
+    "eurobert": LLAMA,
     "nomic_bert": LLAMA | {"embeddings": ("embeddings.",)},
     "mpnet": HOOKED
     | OFFSET
@@ -121,15 +120,15 @@ ROWS = {
     },
     "roformer": HOOKED | {"rotary": "pairs", "positions": "encoder.embed_positions"},
     "convbert": HOOKED | LEAKS,
-    "megatron-bert": HOOKED | {"final_norm": "encoder.ln"},
+    "megatron-bert": HOOKED,
     "rembert": HOOKED | FACTORISED,
     "gte": LLAMA | {"embeddings": ("embeddings.",)},
     "jina_embeddings_v3": LLAMA
     | {"embeddings": ("embeddings.",), "up": "mlp.fc1", "gate": None, "down": "mlp.fc2"},
-    "esmc": LLAMA | {"final_norm": "norm"},
-    "ultrabert": LLAMA | LEAKS | {"final_norm": "norm", "local": True},
-    "gemma3_text": LLAMA | LEAKS | {"final_norm": "norm", "local": True},
-    "qwen3": LLAMA | LEAKS | {"final_norm": "norm", "causal": True},
+    "esmc": LLAMA,
+    "ultrabert": LLAMA | LEAKS | {"local": True},
+    "gemma3_text": LLAMA | LEAKS | {"local": True},
+    "qwen3": LLAMA | LEAKS | {"causal": True},
     "roc_bert": {},
     "big_bird": HOOKED,
     "luke": HOOKED | OFFSET,

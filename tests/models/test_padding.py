@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from encoders import on_disk, tiny_config
+from encoders import on_disk, small_config, tiny_config
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from kdcli.deploy.predict import Predictor
@@ -49,3 +49,12 @@ def test_a_head_that_reads_padding_is_refused(tmp_path):
     model = saved("xlnet", tmp_path)
     with pytest.raises(UsageError, match="reads the last token of a row, even if it is padding"):
         Predictor.open(model)
+
+
+def test_a_head_that_does_not_know_the_padding_token_is_refused(tmp_path):
+    config = small_config("gpt2")
+    config.pad_token_id = None
+    on_disk(AutoModelForSequenceClassification.from_config(config).eval(), tmp_path)
+    with pytest.raises(UsageError, match="cannot read several rows") as caught:
+        Predictor.open(str(tmp_path))
+    assert "pad_token_id to 0" in caught.value.hint

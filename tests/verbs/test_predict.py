@@ -101,6 +101,11 @@ def test_entities_are_the_ones_of_a_pipeline(tagger):
     assert any(" " in e.text for e in found), "some entities have several words"
 
 
+def test_a_text_that_is_not_utf_8_has_no_entities(tagger):
+    with pytest.raises(UsageError, match="item 1 is not UTF-8 text"):
+        kdcli.load(tagger).predict(["w1", "\ud800"])
+
+
 def test_entities_have_all_letters_of_their_words(tmp_path):
     tokenizer = with_pre_tokenizer(ROBBERT)
     config = tiny_config("bert", vocab_size=len(tokenizer), id2label={0: "X", 1: "O"})

@@ -203,6 +203,9 @@ def test_a_reranker_uses_the_settings_of_its_files_or_is_refused(tmp_path, cache
     change(folder, LENGTH_FILE, processing_kwargs={"text": {"max_length": 40}})
     ours, theirs = Predictor.open(str(folder)), CrossEncoder(str(folder), device="cpu")
     np.testing.assert_allclose(ours.predict(pairs), theirs.predict(pairs), atol=1e-5)
+    own_files.succeeds("export", folder, "-o", tmp_path / "file")
+    of_file = Predictor.open(str(tmp_path / "file")).predict(pairs)
+    np.testing.assert_allclose(of_file, theirs.predict(pairs), atol=1e-4)
     lists = [{"query": query, "passages": passages, "labels": [1, 0, 0, 0, 0, 0]}]
     file = own_files.write(tmp_path / "lists.jsonl", lists)
     evaluate = ("evaluate", folder, "--task", "rerank", "--data", file)

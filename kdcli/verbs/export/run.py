@@ -35,7 +35,7 @@ from kdcli.engine.run_dir import lock_directory, numbered
 from kdcli.errors import MachineError, UsageError
 from kdcli.messages import log
 from kdcli.models.card import describe
-from kdcli.models.cross_encoder import activation_of, set_activation
+from kdcli.models.cross_encoder import activation_of, set_activation, with_own_settings
 from kdcli.models.custom_class import custom_class, save_network
 from kdcli.models.embedding_format import EmbeddingFormat, Pool, read_format, save_format
 from kdcli.models.files import CONFIG_FILE, FACTS
@@ -394,8 +394,10 @@ def _load_head(source: str, _: str | None, rows: CheckedRows) -> _Loaded:
     if kind is None and architecture != type(network).__name__:
         notes = [f"the head of {architecture} is left out: the file outputs the last hidden state"]
     positions = positions_of(network.config) or VERY_LARGE_INTEGER
-    max_length = limit_tokens(tokenizer, min(tokenizer.model_max_length, positions))
-    model = Model(network, tokenizer, source)
+    length = min(tokenizer.model_max_length, positions)
+    # An export has no file with the length of a cross-encoder.
+    model = with_own_settings(Model(network, tokenizer, source, tuned_length=length))
+    max_length = limit_tokens(tokenizer, model.tuned_length or length)
     texts, workload = _open_texts(rows, source, None, tokenizer)
     if isinstance(workload, LabelledWorkload):
         model = _model_of_task(model, workload)
@@ -477,7 +479,7 @@ def _model_of_task(
     tokenizer = tokenizer_for(model.source, of_words=of_words)
     length = tuned_length(model.model.config, tokenizer, task)
     rows = training_rows(location(model.source))
-    return Model(model.model, tokenizer, model.source, "", length, rows)
+    return with_own_settings(Model(model.model, tokenizer, model.source, "", length, rows))
 
 
 def _notes(gated: GatedFile) -> list[str]:
