@@ -327,6 +327,11 @@ class CascadeFacts(SchemaPart):
     asked: float
     risk: float
 
+    @property
+    def ranks(self) -> bool:
+        """Whether `setting` is a number of candidates, because thresholds are below 1."""
+        return self.setting >= 1
+
 
 CandidateCost = str
 """A cost of a candidate: `ms` is its latency, `mb` its size, and others are keys of `costs`."""

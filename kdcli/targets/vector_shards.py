@@ -10,7 +10,7 @@ import re
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -35,13 +35,14 @@ ROWS_AT_ONCE = 1024
 MAX_IN_MEMORY = 1 << 26  # Bytes of the chosen vectors. More are in a temporary file.
 ARRAYS = ("npy", "safetensors")
 TABLES = ("parquet", "arrow", "jsonl", "ndjson")
-TEXT, ID, VECTOR = "text", "id", "vector"
+TEXT, VECTOR, IDS = "text", "vector", ("id", "_id")
 PART = re.compile(r"(\d+)-of-(\d+)|(\d+)(?!.*\d)")  # The number of a shard in its name.
 SAME = 0.01  # Two vectors of one text may differ by this share of their length.
 HINT = (
     "give .npy, .safetensors, .parquet, .arrow or .jsonl files: one file, a directory, a pattern, "
     "a URL, a directory of save_to_disk, or a data set of the hub"
 )
+ARRAY_HINT = "write floats [rows, width]: np.save('vectors.npy', np.asarray(vectors, 'float32'))"
 
 
 class VectorRows(NamedTuple):
@@ -60,18 +61,25 @@ class VectorRows(NamedTuple):
     place: Callable[[int], str]
 
 
-def read_vectors(source: str, texts: Texts, data: str, column: str | None = None) -> Array:
+def read_vectors(
+    source: str,
+    texts: Texts,
+    data: str,
+    column: str | None = None,
+    numbers: Mapping[object, int] | None = None,
+) -> Array:
     """Read the vectors of texts, [N, E].
 
     Rows with a column `text`, or the column of the texts, are matched by the text. Rows with a
-    column `id` are matched by the column `id` of the texts. All others are matched by their order,
-    with one vector for each text of the source.
+    column `id` or `_id` are matched by that column of the texts. All others are matched by their
+    order, with one vector for each text of the source.
 
     Args:
         source: A file, directory, pattern, URL or data set of the hub.
         texts: The texts.
         data: The source of the texts, for their ids.
         column: The column of the texts; None if it was chosen by its name.
+        numbers: The number of each text by its id; None reads the ids of the source.
 
     Raises:
         UsageError: There are no vectors, a shard is missing or there twice, vectors differ in width
@@ -82,7 +90,7 @@ def read_vectors(source: str, texts: Texts, data: str, column: str | None = None
     for shard in shards:
         chosen.begin(shard.name)
         for rows in shard.read(TEXT if column is None else column):
-            chosen.add(rows, lambda: _ids(data, texts, column))
+            chosen.add(rows, lambda: _ids(data, texts, column) if numbers is None else numbers)
     return chosen.close()
 
 
@@ -101,6 +109,8 @@ def _shards(source: str) -> list[_Shard]:
     """
     names = _files(source)
     if names is None:
+        if base_name(source).rpartition(".")[2].lower() in (*ARRAYS, *TABLES):
+            raise UsageError(f"no vectors at {source}: there is no such file", HINT)
         try:
             opened = open_source(source)
         except NotFound:
@@ -218,7 +228,8 @@ def _open_npy(path: Path, name: str) -> Iterator[tuple[int, Array]]:
         # Unlike `np.load`, this never unpickles objects.
         array = np.lib.format.open_memmap(path, mode="r")
     except (ValueError, EOFError, OSError) as error:
-        raise UsageError(f"{name} cannot be read as a .npy array: {one_line(error)}") from None
+        message = f"{name} cannot be read as a .npy array: {one_line(error)}"
+        raise UsageError(message, ARRAY_HINT) from None
     _check_floats(name, str(array.dtype), array.shape, is_float=array.dtype.kind == "f")
     for first in range(0, len(array), ROWS_AT_ONCE):
         rows_BE = array[first : first + ROWS_AT_ONCE]
@@ -252,9 +263,10 @@ def _open_safetensors(path: Path, name: str) -> Iterator[tuple[int, Array]]:
 
 
 def _check_floats(name: str, dtype: str, shape: Sequence[int], *, is_float: bool) -> None:
-    if len(shape) != 2 or not is_float:
+    if len(shape) != 2 or shape[1] == 0 or not is_float:
         raise UsageError(
-            f"{name} holds {dtype} {list(shape)}; it must hold floats, with one row for each text"
+            f"{name} holds {dtype} {list(shape)}; it must hold floats, with one row for each text",
+            ARRAY_HINT,
         )
 
 
@@ -267,7 +279,7 @@ def _read_table(rows: Iterable[Row], name: str, text: str) -> Iterator[VectorRow
     first, remaining = take_first(rows)
     names = names_in(first)
     vector = _vector_column(first, names, name)
-    key = next((column for column in (text, TEXT, ID) if column in names), None)
+    key = next((column for column in (text, TEXT, *IDS) if column in names), None)
     width = None
     while part := list(itertools.islice(remaining, ROWS_AT_ONCE)):
         vectors = [values.get(vector) for _, values in part]
@@ -349,7 +361,7 @@ def _ids(data: str, texts: Texts, column: str | None) -> dict[object, int]:
 
         def rows_with_ids(rows: Iterable[Row], ids: deque[object] = ids) -> Iterator[Row]:
             for row in rows:
-                ids.append(_key_of(row, ID))
+                ids.append(_key_of(row, next((key for key in IDS if key in row.values), IDS[0])))
                 yield row
 
         for where, text in placed_texts(rows_with_ids(table.rows), column):
@@ -362,8 +374,8 @@ def _ids(data: str, texts: Texts, column: str | None) -> dict[object, int]:
                 continue
             if own is None:
                 raise UsageError(
-                    f"{where} has no '{ID}', and the vectors are matched by it",
-                    f"give the texts a column {ID}, or the vectors a column {TEXT}",
+                    f"{where} has no '{IDS[0]}', and the vectors are matched by it",
+                    f"give the texts a column {IDS[0]}, or the vectors a column {TEXT}",
                 )
             if own in found:
                 raise UsageError(f"{where} has the id {own!r}, which another text has too")
@@ -382,7 +394,7 @@ class _ChosenVectors:
         self._first = ""
         self._seen_N = np.zeros(len(texts), dtype=bool)
         self._key: str | None = None
-        self._numbers: dict[object, int] | None = None
+        self._numbers: Mapping[object, int] | None = None
         self._order = np.argsort(texts.rows, kind="stable")
         self._sorted_rows = texts.rows[self._order]
 
@@ -390,7 +402,7 @@ class _ChosenVectors:
         """Begin the next shard."""
         self._shards[shard] = 0
 
-    def add(self, rows: VectorRows, ids: Callable[[], dict[object, int]]) -> None:
+    def add(self, rows: VectorRows, ids: Callable[[], Mapping[object, int]]) -> None:
         """Keep the vectors of the texts; `ids` returns the number of each text by its id."""
         (*_, shard) = self._shards
         vectors_BE = rows.vectors_BE
@@ -431,7 +443,8 @@ class _ChosenVectors:
             number = int(wrong[0])
             raise UsageError(
                 f"{rows.place(int(own[number]))}: the vector is zero or not finite, for the text "
-                f"{self._texts.texts[int(at[number])]!r:.60}"
+                f"{self._texts.texts[int(at[number])]!r:.60}",
+                "encode the text again, or remove the text and its vector",
             )
         self._vectors_NE[at], self._seen_N[at] = vectors_BE[own], True
 
@@ -446,7 +459,7 @@ class _ChosenVectors:
                 f"{self._source} has {count:,} vectors for {texts.read:,} texts{pairs}"
                 f"{self._odd_shard()}",
                 f"give one vector for each text of --data, in its order, or tables with a column "
-                f"{TEXT} or {ID}",
+                f"{TEXT} or {IDS[0]}",
             )
         if not self._seen_N.all():
             missing = np.flatnonzero(~self._seen_N)
@@ -457,12 +470,12 @@ class _ChosenVectors:
         return self._vectors_NE
 
     def _numbers_by(
-        self, key: str | None, ids: Callable[[], dict[object, int]]
-    ) -> dict[object, int] | None:
+        self, key: str | None, ids: Callable[[], Mapping[object, int]]
+    ) -> Mapping[object, int] | None:
         """Return the number of each text by its value of a column."""
         if key is None:
             return None
-        return ids() if key == ID else {text: n for n, text in enumerate(self._texts.texts)}
+        return ids() if key in IDS else {text: n for n, text in enumerate(self._texts.texts)}
 
     def _without_repeated(self, at: Array, own: Array, rows: VectorRows) -> tuple[Array, Array]:
         """Drop vectors of texts that have one. Raises UsageError if it is another one."""

@@ -206,6 +206,7 @@ NAN[:, 1], ZERO[:] = np.nan, 0
         ),
         ({"1.npy": VECTORS, "2.parquet": {"vector": TABLE}}, "in several formats: .npy, .parquet"),
         ({"v.txt": b"one"}, "has no vectors of a known format; there is v.txt"),
+        ({"v.npy": VECTORS[:, :0]}, r"v.npy holds float32 \[30, 0\]; it must hold floats"),
         ({"v.npy": b"\x93NUMPY"}, "v.npy cannot be read as a .npy array"),
         ({"v.safetensors": b"\x93NUMPY"}, "v.safetensors cannot be read as safetensors"),
         ({"v.parquet": b"PAR1"}, "v.parquet"),
@@ -264,8 +265,9 @@ def test_repeated_vectors_of_a_text_are_no_error(tmp_path, texts, data):
 
 
 def test_vectors_that_are_not_there_or_have_no_text_are_refused(tmp_path, texts, data):
-    with pytest.raises(UsageError, match="no vectors at"):
-        read_vectors(str(tmp_path / "none.npy"), texts, data)
+    # It could be the name of a data set.
+    with pytest.raises(UsageError, match=r"no vectors at none\.npy: there is no such file"):
+        read_vectors("none.npy", texts, data)
     with pytest.raises(UsageError, match="no vectors at"):
         read_vectors(str(tmp_path / "*.npy"), texts, data)
     parquet(tmp_path / "v.parquet", id=["id-1"], vector=[[1.0]])

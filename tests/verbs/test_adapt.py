@@ -7,8 +7,10 @@ import re
 import numpy as np
 import onnxruntime
 import own_files
+import pyarrow as pa
 import pytest
 from own_files import refused, report_of, succeeds
+from pyarrow import parquet
 from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer
 
@@ -170,8 +172,10 @@ def test_queries_with_relevant_documents_are_scored_too(folder, tmp_path):
         (beir / f"{name}.jsonl").write_text("\n".join(lines))
     rows = ["query\tdocument\tgrade", *(f"q{n}\td{n}\t1" for n in range(40))]
     (beir / "qrels" / "test.tsv").write_text("\n".join(rows))
-    np.save(tmp_path / "index.npy", encode(folder / "other"))
-    words = ("--index", tmp_path / "index.npy", "--data", beir, "--encodes", "queries")
+    order, vectors = shuffled(np.arange(COUNT)), encode(folder / "other")
+    columns = {"_id": [f"d{n}" for n in order], "vector": vectors[order].tolist()}
+    parquet.write_table(pa.table(columns), tmp_path / "index.parquet")
+    words = ("--index", tmp_path / "index.parquet", "--data", beir, "--encodes", "queries")
     given = ("adapt", folder / "new", *words, "--index-model", folder / "other")
     message = refused(tmp_path, *given, "--set", "data.rows=40")
     assert f"give the documents alone: --data {beir}/corpus.jsonl" in message

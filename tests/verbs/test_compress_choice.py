@@ -21,6 +21,7 @@ from kdcli.verbs.compress.compress_candidates import Front
 from kdcli.verbs.compress.halving import RungScore, halve
 from kdcli.verbs.compress.limits import GoalSettings, ScoredModel, conflict
 from kdcli.verbs.compress.scored import (
+    P95,
     CandidateScores,
     Verification,
     confidence_of,
@@ -172,6 +173,7 @@ def test_the_choice_knows_what_was_verified(candidates, known, goal, name, misse
 
 
 START = "a is 5.0 times as fast as big (4.0–6.0; 2.00 ms a text instead of 10.00) and 2.0 times "
+RANKED = schema.CascadeFacts(first="s", second="l", setting=3, asked=0.375, risk=0.004)
 WON = "The goal cannot be met with what was tried. Nearest: " + START
 
 
@@ -214,6 +216,13 @@ WON = "The goal cannot be met with what was tried. Nearest: " + START
             "a is 2.0 times smaller (4.00 MB instead of 8.00). The times are unstable (at most "
             "10.12 ms a text) and give no speed-up; measure again on an idle machine, with kdcli "
             "benchmark. It loses no accuracy",
+        ),
+        (
+            replace(A, cascade=RANKED, costs={P95: 3.0}),
+            {"max_drop": 1.0},
+            "It is a cascade: s scores all passages of a query, and l the best 3 of them, which "
+            "are 37.5 % of the passages, so the time is a mean; 95 % of the passages take at most "
+            "3.00 ms. With 95 % confidence, a ranking scores on average at most 0.40 points less",
         ),
     ],
 )

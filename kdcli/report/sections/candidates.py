@@ -51,7 +51,7 @@ def compression_section(
     if any(one.cascade for one in tried):
         note += (
             " A candidate with + is a cascade: the second model reads the texts about which the "
-            "first one is unsure, so ms is a mean over the texts."
+            "first one is unsure, or the passages that it ranks best, so ms is a mean."
         )
     if any(one.unstable or (one.speedup and one.speedup.unstable) for one in tried) or (
         priced and any(batch.unstable for batch in batches)
@@ -78,7 +78,8 @@ def _row(
         lost, bounds = lost_points(difference, low, high)
     asked = ""
     if one.cascade is not None:
-        asked = f"; asks {one.cascade.second} about {percent(one.cascade.asked, 1)} % of the texts"
+        facts, item = one.cascade, "passages" if one.cascade.ranks else "texts"
+        asked = f"; asks {facts.second} about {percent(facts.asked, 1)} % of the {item}"
     # The word marks the row where there is no bold type.
     mark = " (chosen)" * (one.name == compression.chosen)
     return {

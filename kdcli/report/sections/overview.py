@@ -63,6 +63,8 @@ def title(report: Report) -> str:
         what, where = _chain(report), task
     elif report.with_role("trimmed"):
         what, where = f"{name} with a smaller vocabulary", ""
+    elif report.with_role("adapted"):
+        what, where = f"{name} adapted to an index", ""
     else:
         models = [report.model(card) for card in report.cards]
         what = _some([name if model.role == "finetuned" else model.name for model in models])

@@ -222,8 +222,8 @@ def _found(report: Report, pair: Comparison, one: Evaluation, where: str) -> str
     interval = f"{100 * pair.confidence:.3g} % interval {low} to {high}"
     _, _, cut = pair.metric.partition("@")
     return (
-        f"finds {share} % of the {cut} nearest texts of {pair.baseline} ({interval}) on "
-        f"{where}{next(others, '')}"
+        f"finds {share} % of the {cut} nearest texts of {pair.baseline} "
+        f"({interval}{next(others, '')}) on {where}"
     )
 
 

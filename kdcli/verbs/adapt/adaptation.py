@@ -392,6 +392,7 @@ def read_index(recipe: AdaptRecipe) -> IndexedTexts:
         UsageError: They cannot be read or do not match.
     """
     source, vectors, data = str(recipe.data.source), str(recipe.vectors), recipe.data
+    numbers: dict[object, int] | None = None
     if not is_retrieval(source):
         rows = data.rows or MAX_TEXTS
         texts = read_texts(source, column=data.column, unit="document", rows=rows)
@@ -403,11 +404,12 @@ def read_index(recipe: AdaptRecipe) -> IndexedTexts:
         )
     else:
         retrieval = read_retrieval(source)
+        numbers = {key: number for number, key in enumerate(retrieval.documents)}
         documents = list(retrieval.documents.values())
         count, none_N = len(documents), np.full(len(documents), -1)
         roles = ["document"] * count
         texts = Texts(documents, roles, none_N, none_N[:, None], np.arange(count), count)
-    old_NE = read_vectors(vectors, texts, source, data.column)
+    old_NE = read_vectors(vectors, texts, source, data.column, numbers)
     if old_NE.shape[1] < 2:
         raise UsageError(
             f"{vectors} holds vectors of one number, which cannot be searched",

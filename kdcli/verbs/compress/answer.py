@@ -193,16 +193,24 @@ class Outcome:
         if facts is None:
             return ""
         level, most = f"{100 * verified.confidence:.4g} % confidence", f"{facts.risk / POINT:.2f}"
-        bound = (
-            f"at most {most} % of the answers on such texts differ from the teacher's"
-            if isinstance(facts.setting, float) and facts.setting < 1
-            else f"a ranking scores on average at most {most} points less than the teacher's"
-        )
+        share, slowest = percent(facts.asked, 1), milliseconds(chosen.costs[P95])
+        if facts.ranks:
+            how = (
+                f"{facts.first} scores all passages of a query, and {facts.second} the best "
+                f"{facts.setting:g} of them, which are {share} % of the passages"
+            )
+            item = "passages"
+            bound = f"a ranking scores on average at most {most} points less than the teacher's"
+        else:
+            how = (
+                f"{facts.first} reads every text, and {facts.second} reads {share} % of them, "
+                f"where {facts.first} is unsure"
+            )
+            item = "texts"
+            bound = f"at most {most} % of the answers on such texts differ from the teacher's"
         return (
-            f"It is a cascade: {facts.first} reads every text, and {facts.second} reads "
-            f"{percent(facts.asked, 1)} % of them, where {facts.first} is unsure, so the time is a "
-            f"mean; 95 % of the texts take at most {milliseconds(chosen.costs[P95])} ms. With "
-            f"{level}, {bound}"
+            f"It is a cascade: {how}, so the time is a mean; 95 % of the {item} take at most "
+            f"{slowest} ms. With {level}, {bound}"
         )
 
     def _selection_loss(self) -> str:
