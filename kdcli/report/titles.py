@@ -18,6 +18,8 @@ def step_title(name: str) -> str:
         return "candidates on the selection rows"
     if name.startswith(VERIFICATION):
         return f"{step_title(name.removeprefix(VERIFICATION))} on the verification rows"
+    if "+" in name:
+        return " + ".join(map(step_title, name.split("+")))
     if bounded := BOUNDED.fullmatch(name):
         points = "point" if bounded[2] == "1" else "points"
         return f"{step_title(bounded[1])} (at most {bounded[2]} {points} lost)"

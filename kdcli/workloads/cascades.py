@@ -48,7 +48,7 @@ def as_cascade(second: Model, parts: CascadeParts | None, load: Callable[..., Mo
     if parts is None:
         return second
     first = load(parts.first, parts.tokenizer)
-    note = f"{second.note}, asked where {first.note} in first/ is unsure"
+    note = f"a cascade of first/, {first.note}, and a larger model, {second.note}"
     own = vars(second) | {"note": note}
     return Cascade(**own, first=first, second=second, settings=parts.settings)
 

@@ -423,10 +423,14 @@ def notes_on_search(search: Search, scores: CandidateScores, verified: Verificat
     notes = [took]
     notes += [note for one in scores.candidates if (note := kept_products(one))]
     if any(row.status != "ok" for row in scores.report.latency):
-        folders = str(scores.teacher.folder), str(search.steps.folder / BEST)
+        facts, folders = verified.chosen.cascade, [search.steps.folder / BEST]
+        if facts is not None:
+            # The time of a cascade itself depends on the texts.
+            folders = [scores.named(name).folder for name in (facts.first, facts.second)]
+        models = [str(folder) for folder in (scores.teacher.folder, *folders)]
         notes.append(
             "some latencies are noisy or unstable: the machine had other work, so measure again "
-            f"when it has none: kdcli benchmark {shlex.join(folders)}"
+            f"when it has none: kdcli benchmark {shlex.join(models)}"
         )
     if verified.look > 1:
         notes.append(
@@ -457,8 +461,12 @@ def seconds_dropped(search: Search, chosen: ScoredModel) -> float:
     """
     if search.recipe.steps:
         return 0.0
-    one = search.candidates[chosen.name]
-    kept = {one.folder, one.model, one.parent, search.steps.relative(search.teacher)}
+    names, facts = {chosen.name}, chosen.cascade
+    if facts is not None:
+        names |= {facts.first, facts.second}
+    parts = [search.candidates[name] for name in names]
+    kept = {place for one in parts for place in (one.folder, one.model, one.parent)}
+    kept.add(search.steps.relative(search.teacher))
     shared = (SELECTION, VERIFICATION)
     return sum(
         attempt.seconds

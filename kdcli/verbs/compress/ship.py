@@ -13,6 +13,7 @@ from typing import cast
 
 from huggingface_hub import ModelCard, ModelCardData
 
+from kdcli.deploy.cascade import FIRST, SINGLE_FILE
 from kdcli.deploy.export import add_second_names
 from kdcli.disk import read_json
 from kdcli.listing import class_names
@@ -125,12 +126,21 @@ def _libraries(folder: Path) -> tuple[str, str]:
     torch = "sentence-transformers" if (folder / "modules.json").is_file() else "transformers"
     if not (folder / FACTS).is_file():
         return torch, torch
-    files: list[str] = sorted(read_json(folder / FACTS)["files"])
-    model = next(name for name in files if name.endswith((".onnx", ".xml")))
+    model = _model_file(folder)
+    if (folder / FIRST / FACTS).is_file():
+        both = f"`{FIRST}/{_model_file(folder / FIRST)}` and `{model}`"
+        return torch, f"ONNX Runtime ({both}, which these numbers are for)"
     backend = "ONNX Runtime" if model.endswith(".onnx") else "OpenVINO"
     weights = WEIGHT_FILES[0]
     measured = f"{backend} (`{model}`, which these numbers are for)"
     return torch, f"{measured} or, as `{weights}` in float32, with {torch}"
+
+
+def _model_file(folder: Path) -> str:
+    """Return the file of an export, or of the larger model of a cascade."""
+    files = sorted(read_json(folder / FACTS)["files"])
+    models = (name for name in files if name.endswith((".onnx", ".xml")) and name != SINGLE_FILE)
+    return str(next(models))
 
 
 def fit_temperature(folder: Path, decisions: Sequence[Decision], model: str) -> None:
