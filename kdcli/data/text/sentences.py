@@ -375,7 +375,7 @@ def _read_texts(
     if choice.distinct < 2:
         raise _too_few_texts(opened, split, column, choice.distinct)
     message = f"{choice.read:,} {name}, {choice.distinct:,} distinct texts"
-    messages = [message + (f"; using {len(taken):,}" if rows else "") + unused]
+    messages = [message + (f"; using {len(taken):,}" if choice.cut else "") + unused]
     if unread := describe_unread(opened):
         messages.insert(0, unread)
     if choice.cut:
