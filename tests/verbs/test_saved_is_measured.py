@@ -206,6 +206,10 @@ def test_a_reranker_uses_the_settings_of_its_files_or_is_refused(tmp_path, cache
     own_files.succeeds("export", folder, "-o", tmp_path / "file")
     of_file = Predictor.open(str(tmp_path / "file")).predict(pairs)
     np.testing.assert_allclose(of_file, theirs.predict(pairs), atol=1e-4)
+    (tmp_path / "few.txt").write_text("w1 w2 w3 w4", "utf-8")
+    own_files.succeeds("trim", folder, "--data", tmp_path / "few.txt", "-o", tmp_path / "few")
+    trimmed, few = CrossEncoder(str(tmp_path / "few"), device="cpu"), [("w1 w2", "w3 w4 w2 " * 30)]
+    np.testing.assert_allclose(trimmed.predict(few), theirs.predict(few), atol=1e-5)
     lists = [{"query": query, "passages": passages, "labels": [1, 0, 0, 0, 0, 0]}]
     file = own_files.write(tmp_path / "lists.jsonl", lists)
     evaluate = ("evaluate", folder, "--task", "rerank", "--data", file)

@@ -15,6 +15,7 @@ from kdcli.engine.session import Session
 from kdcli.errors import GateError, UsageError
 from kdcli.messages import log
 from kdcli.metrics.resolution import exceeds
+from kdcli.models.cross_encoder import activation_of, set_activation, with_own_settings
 from kdcli.models.custom_class import HEADS
 from kdcli.models.embedding_format import EmbeddingFormat, read_format, save_embedder
 from kdcli.models.layout import has_encoder_class
@@ -86,7 +87,12 @@ def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> TrimResult | No
         )
     if fmt is not None:
         check_case(tokenizer, source)
-    whole = Model(model, tokenizer, source, "")
+    whole = with_own_settings(Model(model, tokenizer, source, ""))
+    # The trimmed model has no files of its own for these settings of a cross-encoder.
+    if whole.tuned_length is not None:
+        tokenizer.model_max_length = whole.tuned_length
+    if fmt is None and (activation := activation_of(source, model.config)) is not None:
+        set_activation(model, activation)
     result = EvaluationResult()
     missed = None
     if recipe.max_drop is None:
