@@ -39,7 +39,7 @@ def rank(query, passages):
     order = np.argsort(-first, kind="stable")
     best = order[:config["{key}"]["keep"]]
     second = np.array([logits(1, query, passages[n])[0] for n in best])
-    return [*best[np.argsort(-second)], *order[len(best):]]
+    return np.concatenate([best[np.argsort(-second)], order[len(best):]]).tolist()
 print(rank("a query", ["a passage", "another passage"]))
 """
 SOFTMAX = (
