@@ -21,6 +21,7 @@ from packaging.version import InvalidVersion, Version
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from kdcli.custom_code import custom_code_allowed
 from kdcli.disk import disk_errors, fill_dir, read_json, write_atomic
@@ -54,7 +55,7 @@ from kdcli.models.load import (
 )
 from kdcli.models.model import NO_ROWS, Model
 from kdcli.models.padding import settle_padding
-from kdcli.models.shape import longest_input
+from kdcli.models.shape import library_length
 from kdcli.models.static import CLASSIFIER, bare_tokenizer, is_static
 from kdcli.models.tokenizer_files import AS_LOADED
 from kdcli.types import RowHashes
@@ -620,10 +621,11 @@ def save_embedder(
     static = is_static(model.config)
     if static:
         tokenizer, model.config.normalize = bare_tokenizer(tokenizer), fmt.normalize
-    elif fmt.max_length is not None:
-        longest = longest_input(model.config) or fmt.max_length
-        fmt = replace(fmt, max_length=min(fmt.max_length, longest))
-        tokenizer.model_max_length = fmt.max_length
+    else:
+        length = library_length(fmt.max_length, tokenizer, model.config)
+        # text-embeddings-inference cannot read sentence_bert_config.json without a length.
+        fmt = replace(fmt, max_length=length if length < VERY_LARGE_INTEGER else None)
+        tokenizer.model_max_length = length
     # Write the encoder last, because its config.json makes the directory a model.
     folder.mkdir(parents=True, exist_ok=True)
     save_format(fmt, model.config.hidden_size, folder, static=static)

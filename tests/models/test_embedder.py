@@ -82,7 +82,7 @@ def saved(encoder, tmp_path):
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.pooling)
-def test_sentence_transformers_and_kdcli_give_the_same_vectors(fmt, saved, session):
+def test_sentence_transformers_and_kdcli_give_the_same_vectors(fmt, encoder, saved, session):
     folder = saved(fmt)
     theirs, ours = SentenceTransformer(str(folder), device="cpu"), Embedder.open(str(folder))
     for role, how in (("", {}), ("query", {"prompt_name": "query"})):
@@ -98,7 +98,7 @@ def test_sentence_transformers_and_kdcli_give_the_same_vectors(fmt, saved, sessi
         fmt.pooling,
         fmt.normalize,
         fmt.prompts,
-        fmt.max_length,
+        fmt.max_length or encoder.config.max_position_embeddings,
     )
 
 

@@ -248,7 +248,8 @@ def _write_rest(
     tidy_config(model, staged / CONFIG_FILE, defaults)
     if loaded.format is not None:
         static = is_static(model.config)
-        save_format(loaded.format, model.config.hidden_size, staged, static=static)
+        fmt = replace(loaded.format, max_length=loaded.max_length)
+        save_format(fmt, model.config.hidden_size, staged, static=static)
     save_tokenizer(loaded.tokenizer, staged)
     write_training_rows(staged, training_rows(location(source)))
     text = readme(facts, model, _js_model(loaded, facts), loaded.max_length, location(source))
