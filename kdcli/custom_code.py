@@ -17,6 +17,12 @@ CODE_FAILS = (
     "model that transformers has without --trust-remote-code"
 )
 """The hint if code that comes with a model fails."""
+NETWORKS = "transformers.models."
+"""The package of transformers' own networks and tokenizers."""
+NETWORK_FAILS = (
+    "it may need longer texts or other inputs than text; if it fails on other data too, use a "
+    "model of another type"
+)
 _allowed = False
 
 
@@ -52,11 +58,30 @@ def raise_error_of_code(error: BaseException) -> None:
         raise UsageError(f"the model's own code fails: {failure}", CODE_FAILS) from error
 
 
+def _raise_error_of_network(error: BaseException) -> None:
+    """Raise a UsageError, with the model's name, if a network or tokenizer of transformers failed.
+
+    An error in code that the network calls is the network's own, unless that code is kdcli's.
+    """
+    failed: object = None
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        module = f"{frame.f_globals.get('__name__')}."
+        if module.startswith("kdcli."):
+            break
+        if module.startswith(NETWORKS):
+            failed = frame.f_locals.get("self", failed)
+    if failed is not None:
+        name, kind = getattr(failed, "name_or_path", ""), type(failed).__name__
+        model = f"{name}, a {kind}," if name else f"a {kind}"
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise UsageError(f"{model} fails: {reason}", NETWORK_FAILS) from error
+
+
 @contextmanager
 def custom_code(allowed: bool) -> Iterator[None]:
     """Allow or refuse custom code inside this context, in all threads of the process.
 
-    Raises UsageError if such code fails.
+    Raises UsageError if such code fails, or if a network of transformers does.
     """
     global _allowed
     before = _allowed
@@ -67,6 +92,7 @@ def custom_code(allowed: bool) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         raise_error_of_code(error)
+        _raise_error_of_network(error)
         raise
     finally:
         _allowed = before

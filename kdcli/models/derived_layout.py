@@ -395,6 +395,12 @@ def _run(model: PreTrainedModel, batch: Batch) -> Tensor:
             f"its last_hidden_state for {ROWS} texts of {LENGTH} tokens has the shape "
             f"{list(states.shape)}, which is not a state for each token"
         )
+    width = getattr(model.config, "hidden_size", states.shape[-1])
+    if states.shape[-1] != width:
+        raise NotDerivedError(
+            f"its last_hidden_state has {states.shape[-1]} values for each token, but the "
+            f"hidden_size of its config.json is {width}"
+        )
     return states
 
 

@@ -91,8 +91,8 @@ class Embedder(Model):
             loaded, fmt = load_by_library(source, reason)
             return cls(loaded.model, loaded.tokenizer, source, loaded.note, format=fmt)
         loaded = load_embedder(source, compacted=compacted)
-        fmt, note = format_for(source, loaded.model.config, pooling)
-        note += loaded.note
+        fmt, pooled = format_for(source, loaded.model.config, pooling)
+        note = "; ".join(filter(None, [pooled, loaded.note]))
         return cls(loaded.model, loaded.tokenizer, source, note, rows=loaded.rows, format=fmt)
 
     @classmethod

@@ -1,12 +1,14 @@
-"""Padding on the side where it changes no answer, or a note or refusal."""
+"""Padding on the side where it changes no answer, or a note or refusal; rows that a network cannot
+read."""
 
 import json
 
 import pytest
 import torch
 from encoders import on_disk, small_config, tiny_config
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
+from kdcli.custom_code import custom_code
 from kdcli.deploy.predict import Predictor
 from kdcli.errors import UsageError
 from kdcli.models.load import load_encoder, save_model
@@ -58,3 +60,13 @@ def test_a_head_that_does_not_know_the_padding_token_is_refused(tmp_path):
     with pytest.raises(UsageError, match="cannot read several rows") as caught:
         Predictor.open(str(tmp_path))
     assert "pad_token_id to 0" in caught.value.hint
+
+
+def test_a_network_that_cannot_read_a_row_is_named(tmp_path):
+    on_disk(AutoModel.from_config(small_config("canine")), tmp_path)
+    network = load_encoder(str(tmp_path)).model
+    named = f"{tmp_path}, a CanineModel, fails: RuntimeError: max_pool1d"
+    with pytest.raises(UsageError) as caught, custom_code(False):
+        network(input_ids=torch.ones(1, 2, dtype=torch.long))
+    assert caught.value.message.startswith(named)
+    assert "longer texts" in caught.value.hint
