@@ -670,10 +670,10 @@ def compress(
         budget: Time limit, such as 90s, 30m or 2h (default: none).
         max_drop: Maximum drop of the task metric, in points (1 point = 0.01); without labels, of
             the agreement with the model.
-        max_class_drop: Maximum drop of any class, label or entity type.
+        max_class_drop: Maximum drop of any class or entity type, in points.
         speedup: Minimum speed-up over PyTorch in float32.
-        max_latency_ms: Maximum milliseconds for one sequence of 128 tokens.
-        max_mb: Maximum megabytes of the files of one deployment.
+        max_latency_ms: Maximum latency of 128 tokens, in milliseconds.
+        max_mb: Maximum size of the deployed files, in megabytes.
         strict: Apply --max-drop to the pessimistic end of the 95 % interval.
         cascade: Also try a cascade: a small model answers, and a larger one where it is unsure.
         task: Task: sst2, mnli, squad ..., or 'own' for your own files.
@@ -739,10 +739,10 @@ def compress(
         budget: Time limit, such as 90s, 30m or 2h (default: none).
         max_drop: Maximum drop of the task metric, in points (1 point = 0.01); without labels, of
             the agreement with the model.
-        max_class_drop: Maximum drop of any class, label or entity type.
+        max_class_drop: Maximum drop of any class or entity type, in points.
         speedup: Minimum speed-up over PyTorch in float32.
-        max_latency_ms: Maximum milliseconds for one sequence of 128 tokens.
-        max_mb: Maximum megabytes of the files of one deployment.
+        max_latency_ms: Maximum latency of 128 tokens, in milliseconds.
+        max_mb: Maximum size of the deployed files, in megabytes.
         strict: Apply --max-drop to the pessimistic end of the 95 % interval.
         cascade: Also try a cascade: a small model answers, and a larger one where it is unsure.
         task: Task: sst2, mnli, squad ..., or 'own' for your own files.

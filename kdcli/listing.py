@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from itertools import islice
 
-MOST = 10
+MAX_LISTED = 10
 """The number of items that a list shows."""
 _WORD = re.compile(r"[\w<>+#/&@%$-]+(?:[.'’][\w<>+#/&@%$-]+)*[+#%]*")
 
@@ -14,7 +14,7 @@ def class_name(name: str) -> str:
     return name if _WORD.fullmatch(name) else repr(name)
 
 
-def listed(items: Iterable[str], most: int = MOST) -> str:
+def listed(items: Iterable[str], most: int = MAX_LISTED) -> str:
     """List the first items, and count the others."""
     rest = iter(items)
     shown = ", ".join(islice(rest, most))
@@ -22,11 +22,11 @@ def listed(items: Iterable[str], most: int = MOST) -> str:
     return f"{shown} and {others:,} more" if others else shown
 
 
-def class_names(names: Iterable[str], most: int = MOST) -> str:
-    """List names of classes."""
+def class_names(names: Iterable[str], most: int = MAX_LISTED) -> str:
+    """List names of classes, as `class_name` writes them."""
     return listed(map(class_name, names), most)
 
 
-def numbered_classes(names: Iterable[str], most: int = MOST) -> str:
+def numbered_classes(names: Iterable[str], most: int = MAX_LISTED) -> str:
     """List names of classes with their numbers."""
     return listed((f"{number} {class_name(name)}" for number, name in enumerate(names)), most)

@@ -289,8 +289,12 @@ def check_config(raw: Mapping[str, Any], source: object) -> None:
         # Its network counts positions from this id, whatever the configuration says.
         _refuse(raw, source, "pad_token_id", f"{MPNET_PADDING} in this type of model")
     if raw.get("model_type") in OF_BLOCKS and raw.get("attention_type") != "original_full":
-        allowed = "original_full, because transformers' other one changes after a short text"
-        _refuse({"attention_type": "block_sparse"} | dict(raw), source, "attention_type", allowed)
+        raise UsageError(
+            f"{source}: block-sparse attention switches itself off after a short text, so answers "
+            "depend on earlier texts",
+            'set "attention_type": "original_full" in the config.json of a copy; it has the same '
+            "weights",
+        )
     if raw.get("chunk_size_feed_forward") not in (None, 0):
         allowed = "0, because other values fail for some batch lengths"
         _refuse(raw, source, "chunk_size_feed_forward", allowed)

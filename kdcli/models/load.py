@@ -368,7 +368,8 @@ def _check_repository(source: str) -> None:
         # Offline, the cache is tried.
         return
     if not any(name in files for name in WEIGHT_FILES):
-        raise _no_safetensors(source, fnmatch.filter(files, PICKLES))
+        pickles = [name for name in files if fnmatch.fnmatch(name.rpartition("/")[2], PICKLES)]
+        raise _no_safetensors(source, pickles)
 
 
 def _gliner(source: str) -> UsageError:
@@ -813,7 +814,8 @@ def _is_inside(model: PreTrainedModel, name: str) -> bool:
     part, *inner = name.removeprefix(f"{model.base_model_prefix}.").split(".")
     # Other endings are those of buffers, which old versions of transformers stored.
     is_parameter = bool(inner) and inner[-1] in ("weight", "bias")
-    return is_parameter and part in dict(model.base_model.named_children())
+    # A pooler may be built without its parameters, and no state depends on it.
+    return is_parameter and part != "pooler" and part in dict(model.base_model.named_children())
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from kdcli.types import Array, Example, Task
 PROBABILITIES_COLUMN = "probabilities"
 LOGITS_COLUMN = "logits"
 SCORE_COLUMN = "score"
+SAME = 0.01  # two rows of one text may differ by this much
 MIN_PROBABILITY = 1e-6  # smaller probabilities are raised to this before the logarithm
 SUM_TOLERANCE = 1e-2  # for the sum of a row's probabilities
 
@@ -130,9 +131,11 @@ def _from_rows(file: Path, task: Task, examples: Sequence[Example]) -> tuple[Arr
     number: dict[tuple[object, ...], int] = {}
     for n, text in enumerate(texts):
         earlier = number.setdefault(text, n)
-        if values[n] != values[earlier]:
+        # Rows of one text that were scored in other batches differ by rounding.
+        if not np.allclose(values[n], values[earlier], atol=SAME):
             raise UsageError(
-                f"{names[n]}: the text has other values in {names[earlier]}", "give each text once"
+                f"{names[n]}: the text has other values in {names[earlier]}",
+                "keep one row for each text",
             )
     at = [number.get(example.texts, -1) for example in examples]
     if -1 in at:

@@ -539,6 +539,20 @@ class TestJudge:
         assert not net.training
         assert (run_dir.path / CHECKPOINTS / BEST_WEIGHTS).exists()
 
+    @pytest.mark.parametrize(
+        ("scores", "best"), [([0.3, 0.2, 0.1, 0.2], 0), ([0.3, 0.3, 0.3, 0.2], 5)]
+    )
+    def test_the_start_is_kept_if_no_step_is_as_good(self, tmp_path, scores, best):
+        values = iter(scores)
+        net = Net(dropout=0.3)
+        job = dataclasses.replace(judged_job(net, lambda _: {"score": next(values)}), best_from=0)
+        outcome = train(session_of(), job, make_schedule(), RunDir.claim(tmp_path / "run", "x: 1"))
+        expected = Net(dropout=0.3)
+        if best:
+            run({"net": expected}, stop_after=best)
+        assert outcome.best_step == best
+        assert torch.equal(weights(net), weights(expected))
+
     @pytest.mark.parametrize("in_float32", [True, False])
     def test_outputs_of_lower_precision_are_no_final_outputs(
         self, tmp_path, monkeypatch, in_float32

@@ -61,7 +61,7 @@ CONFIGS = {
     "not a number": ({"hidden_dropout_prob": float("nan")}, "must be a finite number"),
     "dropout above one": ({"hidden_dropout_prob": 7.5}, "dropout"),
     "chunks": ({"chunk_size_feed_forward": 7}, "'chunk_size_feed_forward' must be 0"),
-    "attention over blocks": ({"model_type": "big_bird"}, "'attention_type' must be original_full"),
+    "attention over blocks": ({"model_type": "big_bird"}, "switches itself off after a short text"),
     "a flag that is a list": ({"output_hidden_states": ["a"]}, "must be true or false"),
     "label words without ids": ({"label_words": {}}, "'label_words' must be"),
 }

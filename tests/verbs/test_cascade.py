@@ -299,7 +299,7 @@ def test_a_larger_model_that_changes_too_many_answers_is_no_end(tmp_path):
     assert why.endswith(
         "if 1x32-onnx-int8+onnx-int8 asks nearly always, up to 2.89 % of its answers may still "
         "change, as far as 1,000 selection rows tell; add onnx to plan.backends: in float32, the "
-        "model itself changes no answers"
+        "model itself loses nothing"
     )
 
 

@@ -190,9 +190,10 @@ class TrainingLabels:
         if of_head == "class":
             self.notes.append(f"{lists}, which is read as the class of its text")
             return False
-        self.notes.append(
-            f"{lists}; if each text has one class, give --set data.columns.kind=class"
-        )
+        if of_head is None:
+            self.notes.append(
+                f"{lists}; if each text has one class, give --set data.columns.kind=class"
+            )
         return True
 
     def check_outputs(self, head: Head) -> None:

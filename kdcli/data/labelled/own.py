@@ -20,7 +20,7 @@ from kdcli.data.labelled.labels import TrainingLabels
 from kdcli.data.rows import FIRST_ROWS, BadRow, OnBadRow, Row, columns_in, raise_bad_row
 from kdcli.data.tasks.squad import IMPOSSIBLE_METRICS
 from kdcli.errors import UsageError
-from kdcli.listing import MOST, class_name, class_names, listed
+from kdcli.listing import MAX_LISTED, class_name, class_names, listed
 from kdcli.messages import log_fact, warn
 from kdcli.types import OWN, Head, Kind, LabelAccount, Task
 
@@ -174,7 +174,7 @@ def _description(
     message = f"your data: {labels.rows} examples of kind {kind}, {' and '.join(texts)} -> {label}"
     if names:
         message += f", {len(names)} classes"
-        message += f" ({class_names(names)})" if len(names) <= MOST else ""
+        message += f" ({class_names(names)})" if len(names) <= MAX_LISTED else ""
     if kind == "span" and labels.empty:
         message += f", {labels.empty} without an answer"
     if labels.ignored:

@@ -160,11 +160,11 @@ def find(scores: CandidateScores, folder: Path) -> tuple[list[Found], str]:
     name, limit = min(limits.items(), key=lambda item: item[1], default=("no pair", 1.0))
     lost = f"up to {percent(limit)} % of its answers may still change"
     if isinstance(answers[TEACHER], Rankings):
-        lost = f"its rankings may still score {limit / POINT:.2f} points less"
+        lost = f"its rankings may still score up to {limit / POINT:.2f} points less"
     needed = rows_needed(max_risk, error)
     hint = f"; it takes {needed:,} rows to show less" if rows < needed else ""
     if not hint and limit > max_risk and FORMAT not in answers:
-        hint = f"; add {FORMAT} to plan.backends: in float32, the model itself changes no answers"
+        hint = f"; add {FORMAT} to plan.backends: in float32, the model itself loses nothing"
     return [], (
         f"no cascade keeps {goal.max_drop:g} points: if {name} asks nearly always, {lost}, as far "
         f"as {rows:,} selection rows tell{hint}"

@@ -297,16 +297,16 @@ class GoalSettings(Section):
     )
     max_class_drop: MaxClassDrop = Field(
         None,
-        description="Maximum drop of any class, label or entity type.",
+        description="Maximum drop of any class or entity type, in points.",
     )
     speedup: Annotated[float | None, Option("--speedup", panel=GOAL, metavar="FACTOR")] = Field(
         None, gt=1, description="Minimum speed-up over PyTorch in float32."
     )
     max_latency_ms: Annotated[
         float | None, Option("--max-latency-ms", panel=GOAL, metavar="MS")
-    ] = Field(None, gt=0, description="Maximum milliseconds for one sequence of 128 tokens.")
+    ] = Field(None, gt=0, description="Maximum latency of 128 tokens, in milliseconds.")
     max_mb: Annotated[float | None, Option("--max-mb", panel=GOAL, metavar="MB")] = Field(
-        None, gt=0, description="Maximum megabytes of the files of one deployment."
+        None, gt=0, description="Maximum size of the deployed files, in megabytes."
     )
     strict: Annotated[bool, Option("--strict", panel=GOAL, rare=True)] = Field(
         False,

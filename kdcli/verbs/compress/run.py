@@ -404,10 +404,11 @@ def checked(result: RunResult) -> RunResult:
     """
     compression = compression_of(result)
     if not compression.met:
-        hint = f"the whole table is in {result.folder} (report.html)"
-        if (budget := result.report.recipe.get("budget")) is not None:
-            hint += f"; --budget was {duration(budget)}, and a larger one may meet the goal"
-        raise GateError(compression.sentence, hint, folder=result.folder)
+        raise GateError(
+            compression.sentence,
+            f"the whole table is in {result.folder} (report.html)",
+            folder=result.folder,
+        )
     return result
 
 

@@ -43,7 +43,6 @@ OF_STEP = "These scores are on the selection rows, by which this model was chose
 """The sentence below the heading of the scores of the step that made the model."""
 SCORES = re.compile(r"^#+ Scores on .*$", re.MULTILINE)
 """The heading of a task's scores in a model card."""
-"""Maximum number of classes that a note names."""
 
 
 @dataclass(frozen=True)

@@ -201,8 +201,9 @@ class OutputDistillation(Distillation):
             jobs = {n: workload.job(student, train, keep)[0] for n, student in students.items()}
             depths = {name: student.shape.layers for name, student in students.items()}
             job = family_job(jobs, depths)
-        if recipe.student.init != "random":
-            job = replace(job, best_from=0)  # A few steps may be worse than none.
+        if recipe.student.init != "random" and len(students) == 1:
+            # A few steps may be worse than none. Of a family, the largest member's score chooses.
+            job = replace(job, best_from=0)
         plan = workload.plan(train)
         log_padding(plan.order)
         per_copy = recipe.augment.predict and train.max_steps is None
