@@ -402,7 +402,8 @@ def disk_errors(path: Path) -> Iterator[None]:
         code = getattr(error, "errno", None)
         if code == errno.ENOSPC or "No space left" in str(error):
             raise MachineError(
-                f"the disk is full: {path} could not be written", "free some space, then --resume"
+                f"the disk is full: {path} could not be written",
+                "free some space and give the command again; one that trains takes --resume",
             ) from None
         hint = (
             "set KDCLI_CACHE to a directory that can be written"

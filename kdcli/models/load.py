@@ -700,7 +700,7 @@ def load_weights(
     _check_used(source, model, config, info["unexpected_keys"])
     if not is_custom(model):
         forget_custom_classes(model.config)
-    _check_complete(source, model, info["missing_keys"])
+    _check_complete(source, model, info["missing_keys"], info["unexpected_keys"])
     check_weights(model, source)
     return without_decoder(model) if auto_class is base_class(config) else model
 
@@ -720,7 +720,9 @@ def _check_sizes(
     )
 
 
-def _check_complete(source: str, model: PreTrainedModel, missing: Collection[str]) -> None:
+def _check_complete(
+    source: str, model: PreTrainedModel, missing: Collection[str], unused: Collection[str]
+) -> None:
     """Check that the weights have every tensor that the model computes with."""
     allowed: tuple[str, ...] = OPTIONAL_TENSORS
     if model.base_model is not model:
@@ -732,7 +734,9 @@ def _check_complete(source: str, model: PreTrainedModel, missing: Collection[str
         raise UsageError(
             f"the weights of {source} are incomplete: {len(absent)} tensors are missing, for "
             f"example {absent[0]}",
-            "they may be of another network, with code of its own, than transformers' "
+            "they are quantised (qweight): give the model that they were made from"
+            if any(name.endswith(".qweight") for name in unused)
+            else "they may be of another network, with code of its own, than transformers' "
             f"{model.config.model_type}; or download them again",
         )
 

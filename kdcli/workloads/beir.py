@@ -553,7 +553,11 @@ def _judgements(file: File) -> Iterator[tuple[str, str, str, float]]:
         ids, grade = list(map(_id_of, row[:-1])), _grade(row[-1]) if row else None
         if len(ids) != 2 or not ids[0] or not ids[1] or grade is None:
             form = "separated by tabs" if is_tsv else f"in {', '.join(JUDGEMENT)}"
-            raise UsageError(f"{where} must have query, document and relevance, {form}")
+            raise UsageError(
+                f"{where} must have query, document and relevance, {form}",
+                "give each judgement a row with these 3 values; of TREC's 4 columns, remove the "
+                "second",
+            )
         yield where, ids[0], ids[1], grade
 
 

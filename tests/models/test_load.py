@@ -498,3 +498,14 @@ def test_code_that_fails_is_named(case, tmp_path):
     with pytest.raises(UsageError, match=named) as caught, custom_code(True):
         load_encoder(str(folder))
     assert "another version of transformers" in (caught.value.hint or "")
+
+
+def test_quantised_weights_without_their_settings_are_named(tmp_path):
+    on_disk(tiny_encoder("bert"), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "encoder.layer.0.attention.self.query"
+    tensors[f"{name}.qweight"] = tensors.pop(f"{name}.weight").int()
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UsageError, match=r"1 tensors are missing, .*query\.weight") as caught:
+        load_encoder(str(tmp_path))
+    assert "they are quantised" in caught.value.hint
