@@ -88,12 +88,15 @@ def cotrain(
         KdcliError: The run fails. If the recipe, a model or the data cannot be used, nothing is
             written.
     """
-    resolved = as_trained(resolved, resolved.recipe.teacher)
+    # Without a task, the pair learns from text, whatever trained the teacher.
+    completed = {
+        variant: as_trained(own, own.recipe.teacher, task=False)
+        for variant, own in (variants or {"": resolved}).items()
+    }
+    resolved = completed.get("", resolved)
     recipe = resolved.recipe
     members: list[Member[CotrainRecipe]] = []
-    for variant, own in (variants or {"": resolved}).items():
-        if variants is not None:
-            own = as_trained(own, own.recipe.teacher)
+    for variant, own in completed.items():
         check(own)
         if own.recipe.task is None:
             _read_text(own.recipe, options)

@@ -94,7 +94,8 @@ def prune(
 def _complete(recipes: Recipes) -> list[Resolved[PruneRecipe]]:
     """Check the recipes of a run, and fill in what the model, the teacher and the methods say."""
     origin = recipes[0].recipe
-    recipes = [as_trained(as_trained(each, origin.model), origin.teacher) for each in recipes]
+    for source in dict.fromkeys([origin.model, origin.teacher]):
+        recipes = [as_trained(each, source) for each in recipes]
     first, methods = recipes[0].recipe, [r.recipe.method for r in recipes]
     if first.model is None or first.task is None:
         raise UsageError(
