@@ -727,11 +727,12 @@ def test_resume_alone_continues_a_run_with_its_recipe(tmp_path):
 
 def test_two_values_of_an_option_are_a_warning(monkeypatch):
     given = ["evaluate", "demo-classifier", "--data", "a.csv", "--data=b.csv"]
-    given += ["--set", "worst=1", "--set", "worst=2", "-o", "a", "--output-dir", "a"]
+    given += ["--set", "worst=1", "--set", "worst=2", "--set", "split=test", "--set", "split= test"]
+    given += ["--pooling", "mean", "--set", "pooling=cls", "-o", "a", "--output-dir", "a"]
     monkeypatch.setattr(sys, "argv", ["kdcli", *given])
     lines = CliRunner().invoke(app, given).stderr.splitlines()
-    assert lines[:2] == [
-        "warning: --set worst is given twice: 1, 2; the last value counts",
-        "warning: --data is given twice: a.csv, b.csv; the last value counts",
+    assert [line for line in lines if "several values" in line] == [
+        "warning: several values of --set worst: 1, 2; 2 counts",
+        "warning: several values of --set pooling and --pooling: cls, mean; mean counts",
+        "warning: several values of --data: a.csv, b.csv; b.csv counts",
     ]
-    assert not any("--output-dir" in line for line in lines)

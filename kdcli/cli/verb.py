@@ -228,26 +228,32 @@ class Given:
                     raise UsageError(message, "give one of them")
 
     def warn_of_repeats(self) -> None:
-        """Warn of options, and of keys of `--set`, with two values. The last one counts."""
+        """Warn of recipe keys and options with several values.
+
+        The last one counts, and options override `--set`.
+        """
         from kdcli.messages import warn
 
         sets = (pair.partition("=") for pair in self.values.get("sets") or [])
-        values = [(f"--set {key.strip()}", value) for key, _, value in sets]
+        values = [(key.strip(), f"--set {key.strip()}", value.strip()) for key, _, value in sets]
         words = list(zip(self.arguments, (*self.arguments[1:], ""), strict=False))
         for parameter in self.verb.parameters:
             option, flags = parameter.option, _flags(parameter)
             if option.is_argument or parameter.is_list or parameter.kind is bool:
                 continue
             parts = ((word.partition("="), after) for word, after in words)
+            key = parameter.key if parameter.is_recipe_key else option.flag
             values += [
-                (option.flag, value if equals else after)
+                (key, option.flag, (value if equals else after).strip())
                 for (name, equals, value), after in parts
                 if name in flags
             ]
-        for name in dict(values):
-            of_name = [value for key, value in values if key == name]
-            if len(set(of_name)) > 1:
-                warn(f"{name} is given twice: {', '.join(of_name)}; the last value counts")
+        for key in dict.fromkeys(key for key, _, _ in values):
+            of_key = [(name, value) for other, name, value in values if other == key]
+            given = [value for _, value in of_key]
+            if len(set(given)) > 1:
+                names = " and ".join(dict(of_key))
+                warn(f"several values of {names}: {', '.join(given)}; {given[-1]} counts")
 
     def check_values(self) -> None:
         """Raise a UsageError for a value that is certainly wrong, before torch is loaded."""

@@ -1,6 +1,8 @@
 """Read CoNLL text: a word and its tags on each line, and an empty line after each sentence."""
 
+import itertools
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from kdcli.data.rows import BadRow, OnBadRow, Row
@@ -12,6 +14,8 @@ RENAME_HINT = "rename the file, so that its name ends in .conll"
 FORM_HINT = "give each word a tag on its line, and each sentence an empty line after it"
 MAX_WORDS = 10_000
 BOUNDARY = "-DOCSTART-"
+FIRST_LINES = 1_000  # Lines that are kept in memory to tell a word from a comment.
+SETTING = re.compile(r"#[^\t=]* = ")  # Of a comment such as `# sent_id = 2`.
 RULE = re.compile(r"([-=_*#])\1{2,}")  # A line that separates sentences.
 UNIVERSAL_COLUMNS = 10
 """Columns of the Universal Dependencies: number, word, lemma, UPOS, XPOS and more."""
@@ -29,10 +33,12 @@ def read_conll(name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow) ->
         lines: The numbered lines.
         on_bad: Called with the first bad line of a sentence, which is then skipped.
     """
+    first = list(itertools.islice(lines, FIRST_LINES))
+    last_cells = Counter(line.rstrip().rpartition("\t")[2] for _, line in first)
     width = previous = 0
     is_whole = True
     sentence: list[tuple[int, list[str]]] = []
-    for number, line in lines:
+    for number, line in itertools.chain(first, lines):
         # A line that is missing was reported as bad.
         is_whole = is_whole and number == previous + 1
         previous = number
@@ -42,8 +48,10 @@ def read_conll(name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow) ->
             sentence, is_whole = [], True
             continue
         cells = line.rstrip().split("\t" if "\t" in line else None)
-        is_first = not sentence
-        if line.startswith("#") and not _is_tagged(line, cells, width, is_first=is_first):
+        is_repeated = last_cells[cells[-1]] > 1
+        if line.startswith("#") and not _is_tagged(
+            line, cells, width, is_first=not sentence, is_repeated=is_repeated
+        ):
             # A comment, as before the sentences of the Universal Dependencies.
             continue
         width = width or len(cells)
@@ -52,18 +60,30 @@ def read_conll(name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow) ->
         yield from _row(name, sentence, width, on_bad)
 
 
-def _is_tagged(line: str, cells: Sequence[str], width: int, *, is_first: bool) -> bool:
+def _is_tagged(
+    line: str, cells: Sequence[str], width: int, *, is_first: bool, is_repeated: bool
+) -> bool:
     """Whether a line that begins with `#` is a word with its tags.
 
     The first word of a sentence, such as `#topic`, has as many columns as the other words. Spaces
-    follow the `#` of a comment, and GermEval writes a tab.
+    follow the `#` of a comment, and GermEval writes a tab. The names of the columns, such as
+    `#Token` and `Tag`, end in a cell that is no tag.
+
+    Args:
+        line: The line.
+        cells: Its cells.
+        width: The number of columns; 0 before the first word.
+        is_first: Whether no word of the sentence was read.
+        is_repeated: Whether other lines end in the same cell.
     """
     if TAG.fullmatch(cells[-1]) or not is_first or len(cells) == 1:
         return len(cells) > 1
     has_tab, begins_word = "\t" in line, not line[1:2].isspace()
-    return (
-        (has_tab or begins_word) if len(cells) == width else has_tab and begins_word and not width
-    )
+    if SETTING.match(line):
+        return False
+    if not width:
+        return has_tab and begins_word and is_repeated
+    return len(cells) == width and (has_tab or begins_word)
 
 
 def _is_tagged_rule(cells: Sequence[str]) -> bool:

@@ -36,7 +36,9 @@ HINTS = {
 }
 
 
-UNNAMED_HINT = "put texts with a separator in quotes, or name all columns in line 1"
+UNNAMED_HINT = (
+    "put texts with a separator in quotes, name all columns in line 1, or remove the column"
+)
 
 
 class _Header(NamedTuple):

@@ -49,7 +49,6 @@ JSON_HINT = (
     'write an object such as {"text": "..."} on each line of a .jsonl file (jq -c . FILE does); a '
     "file that is one list ends in .json"
 )
-RETURN_HINT = "if it ends a line, replace it by a line feed: tr '\\r' '\\n'"
 SIGNATURE_BYTES = 32
 # The first bytes of files -> the format, and what to do if the name of the file has another one.
 SIGNATURES = {
@@ -227,11 +226,18 @@ def _read_text(name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow) ->
     for number, line in lines:
         where, text = f"{name}:{number}", line.strip()
         if "\r" in text:
-            on_bad(BadRow(where, "a carriage return within the line", hint=RETURN_HINT))
+            problem = "a carriage return within the line"
+            on_bad(BadRow(where, problem, hint=_return_hint(name)))
         elif text:
             yield Row(where, {"text": text})
         else:
             on_bad(BlankLine(where))
+
+
+def _return_hint(name: str) -> str:
+    """Return the command that replaces the carriage returns of a file."""
+    files = f"< {shlex.quote(name)} > {shlex.quote(f'fixed-{base_name(name)}')}"
+    return f"if it ends a line, replace it by a line feed: tr '\\r' '\\n' {files}"
 
 
 def count_lines_before(piece: Piece) -> int:

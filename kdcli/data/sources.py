@@ -84,12 +84,13 @@ OF_PARTS = re.compile(r"(.*?)(\d+)-of-(\d+)\b.*")
 """Matches a file name that states the number of files, such as `train-00000-of-00003.csv`."""
 DESCRIPTIONS = (".json", ".arrow")
 PAPERS = ("readme", "license", "licence", "notice", "citation", "changelog", "requirements")
-"""The names of text files next to data."""
+"""The names of .txt files next to data."""
 ZIP = ".zip"
 HUB_FOLDER = "data"
 SAVED_DICT, SAVED_STATE = "dataset_dict.json", "state.json"  # Of `save_to_disk`.
 SAVED_HINT = "save the data set again with .flatten_indices().save_to_disk(), or as Parquet"
 SPLITS_HINT = "one of them should be train, validation or test"
+UNREAD_HINT = "kdcli reads train, validation and test: rename the file, or give it alone as --data"
 LOG_SECONDS = 10.0  # Seconds between log lines about the progress.
 
 
@@ -430,7 +431,7 @@ def _local_splits(folder: Path) -> dict[str, tuple[File, ...]]:
     They may be in a directory `data`, or in a directory for each split, as in a hub's clone.
     """
     files = {p.name: p for p in sorted(folder.iterdir()) if p.is_file() and p.name != INFOS}
-    if not any(map(_holds_rows, files)):
+    if not any(map(_is_data, files)):
         if (folder / HUB_FOLDER).is_dir():
             return _local_splits(folder / HUB_FOLDER)
         folders = {path.name: path for path in sorted(folder.iterdir()) if path.is_dir()}
@@ -453,8 +454,8 @@ def _remote_files(url: str) -> dict[str, tuple[File, ...]]:
             system, path = fsspec.core.url_to_fs(f"zip://{archive}")
             entries = _inside(system.ls(path, detail=True))
             folders = [entry["name"] for entry in entries if entry["type"] == "directory"]
-            has_rows = any(_holds_rows(base_name(entry["name"])) for entry in entries)
-            if len(folders) == 1 and not has_rows:
+            has_data = any(_is_data(base_name(entry["name"])) for entry in entries)
+            if len(folders) == 1 and not has_data:
                 entries = _inside(system.ls(folders[0], detail=True))
             members = [entry for entry in entries if entry["type"] == "file"]
             for member in members:
@@ -547,16 +548,25 @@ def describe_unread(source: Source, sets: Iterable[str] = ()) -> str | None:
     used = {file for split, files in by_split.items() if split in read for file in files}
     others = {file for folder in folders for file in folder.iterdir() if file.is_file()} - used
     names = sorted(file.name for file in others if _holds_rows(file.name))
-    return f"skipped, because their names match no split: {list_names(names)}" if names else None
+    if not names:
+        return None
+    return f"skipped, because their names match no split: {list_names(names)}; {UNREAD_HINT}"
+
+
+def _is_data(name: str) -> bool:
+    """Return whether a file has a known format, and is neither hidden nor a text about the data."""
+    form = format_of(name)
+    if form is None or name.startswith("."):
+        return False
+    return form.name != "txt" or name.lower().split(".")[0] not in PAPERS
 
 
 def _holds_rows(name: str) -> bool:
-    """Return whether a file in the directory of a split looks like rows.
+    """Return whether a file next to the files of a split looks like rows.
 
     There, a .json file is usually a description, and an .arrow file a cache.
     """
-    is_other = name.startswith(".") or name.lower().split(".")[0] in PAPERS
-    return bool(format_of(name)) and not is_other and not name.lower().endswith(DESCRIPTIONS)
+    return _is_data(name) and not name.lower().endswith(DESCRIPTIONS)
 
 
 def describe_missing_parts(names: Iterable[str]) -> str | None:

@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from kdcli.data.labelled.columns import Columns
+from kdcli.data.labelled.label_values import number_of
 from kdcli.data.labelled.lists import QUERIES, RERANK_TASK
 from kdcli.data.labelled.own import own_task
 from kdcli.data.readers import format_of
-from kdcli.data.rows import Row, names_in, take_first
+from kdcli.data.rows import BadRow, Row, names_in, take_first
 from kdcli.data.sources import FileSource, open_source
 from kdcli.data.storage import NotFound, base_name
 from kdcli.data.tasks import named_tasks
@@ -154,9 +156,14 @@ def _may_be_lists(data: str | None) -> bool:
 
 
 def _rows(data: str) -> Iterator[Row]:
-    """Yield the rows of the first split."""
+    """Yield the rows of the first split, without the bad ones, which their reader reports."""
     opened = open_source(data)
-    return (row for table in opened.tables(opened.splits()[0]) for row in table.rows)
+    split = opened.splits()[0]
+    return (row for table in opened.tables(split, _skip) for row in table.rows)
+
+
+def _skip(bad: BadRow) -> None:
+    """Skip a bad row, which tells nothing about the task."""
 
 
 def _is_text(data: str | None) -> bool:
@@ -211,14 +218,31 @@ def _task_of_vectors(data: str | None, *, classes: bool) -> str:
         return RETRIEVAL
     try:
         opened = open_source(data)
-        has_both = opened.has("train") and len(opened.splits()) > 1
+        may_have_classes = classes and opened.has("train") and len(opened.splits()) > 1
+        first, rows = take_first(_rows(data))
+        if not first or not _may_be_scored(first, classes=may_have_classes):
+            return METHOD
         with silenced():
             # Rows that are sorted by label begin with a single one, so all of them are read.
-            task = own_task(_rows(data), {})
+            task = own_task(rows, {}, _skip)
     except (NotFound, UsageError):
         return METHOD
-    is_classified = classes and has_both and scores_classes(task)
+    is_classified = may_have_classes and scores_classes(task)
     return OWN if scores_pairs(task) or is_classified else METHOD
+
+
+def _may_be_scored(rows: list[Row], *, classes: bool) -> bool:
+    """Whether the first rows are pairs with a number, or texts with a class if there are `classes`.
+
+    Raises:
+        UsageError: The columns are unknown or ambiguous.
+    """
+    kind, texts, label = Columns(rows, {}).choose(None)
+    if kind is not None:
+        return False
+    labels = [str(values.get(label, "")) for _, values in rows]
+    are_pairs = len(texts) == 2 and any(number_of(each) is not None for each in labels)
+    return are_pairs or (classes and len(texts) == 1)
 
 
 def as_trained(

@@ -243,6 +243,9 @@ TAGGED = {
         ("a X\n\n#b Y\nc X\n\n# d\ne X\n", "a #b c e"),
         ("#\tpage 1\na\tX\tY\n\n#\tpage 2\nb\tX\tY\n", "a b"),
         ("#begin document (a); part 000\na\t0\tX\nb\t1\tY\n\n#end document\n", "a b"),
+        ("#Token\tTag\na\tX\nb\tY\n", "a b"),
+        ("#a\tB-X\nb\tY\n", "#a b"),
+        ("a 1 x X\nb 2 y Y\n\n#sent id = 2\nc 1 x X\n", "a b c"),
     ],
 )
 def test_a_first_word_that_begins_like_a_comment_is_a_word(tmp_path, text, words):
@@ -579,7 +582,7 @@ def test_several_files_of_a_split_are_logged(tmp_path):
 
 
 def test_files_of_no_split_are_named(tmp_path):
-    others = ("train (1).csv", "notes.csv", "train_more.csv", "test_hard.csv", ".hidden.csv")
+    others = ("train (1).csv", "notice.csv", "train_more.csv", "test_hard.csv", ".hidden.csv")
     for name in ("train.csv", *others):
         (tmp_path / name).write_text(FORMS["a.csv"], "utf-8", newline="")
     log, of_text = [], []
@@ -587,8 +590,9 @@ def test_files_of_no_split_are_named(tmp_path):
     with logged_to(of_text):
         read_texts(str(tmp_path), column="text", unit="document", rows=None)
     unread = (
-        "skipped, because their names match no split: notes.csv, test_hard.csv, train (1).csv, "
-        "train_more.csv"
+        "skipped, because their names match no split: notice.csv, test_hard.csv, train (1).csv, "
+        "train_more.csv; kdcli reads train, validation and test: rename the file, or give it alone "
+        "as --data"
     )
     assert (log.count(unread), of_text.count(unread)) == (1, 1)
     single = []
@@ -935,19 +939,44 @@ def test_texts_about_data_are_no_data(tmp_path):
         for file in ("README.txt", "data/README.txt", "data/rows.csv"):
             archive.write(tmp_path / file, file)
     assert examples(tmp_path) == examples(tmp_path / "data.zip") == EXPECTED
+    # Only the names of plain text tell that it is about the data.
+    (tmp_path / "data" / "rows.csv").rename(tmp_path / "requirements.csv")
+    assert examples(tmp_path) == EXPECTED
+
+
+@pytest.mark.parametrize("folders", [["data"], ["train", "test"]])
+def test_rows_are_read_before_folders(tmp_path, folders):
+    for folder in folders:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "notes.txt").write_text("a line", "utf-8")
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.json").write_text(json.dumps(ROWS), "utf-8")
+    files = open_source(str(tmp_path)).files
+    assert [*files.values()] == [(tmp_path / "test.json",), (tmp_path / "train.json",)]
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "problem"),
+    ("name", "content", "problem", "hint"),
     [
-        ("a.txt", "one\ntwo\rthree\n", "a.txt:2: a carriage return within the line"),
-        ("a.csv", "text,label,,\none,a,,\ntwo, b,a,\n", "a.csv:3: a cell is in a column without a"),
+        (
+            "a.txt",
+            "one\ntwo\rthree\n",
+            "a.txt:2: a carriage return within the line",
+            r"tr '\r' '\n' < DIR/a.txt > fixed-a.txt",
+        ),
+        (
+            "a.csv",
+            "text,label,,\none,a,,\ntwo, b,a,\n",
+            "a.csv:3: a cell is in a column without a",
+            "or remove the column",
+        ),
     ],
 )
-def test_what_has_no_place_in_its_line_is_named(tmp_path, name, content, problem):
+def test_what_has_no_place_in_its_line_is_named(tmp_path, name, content, problem, hint):
     (tmp_path / name).write_bytes(content.encode())
-    with pytest.raises(UsageError, match=problem):
+    with pytest.raises(UsageError, match=problem) as caught:
         list(open_source(str(tmp_path / name)).documents("train", "text"))
+    assert hint in str(caught.value.hint).replace(str(tmp_path), "DIR")
 
 
 def test_boxes_are_no_classes(tmp_path):

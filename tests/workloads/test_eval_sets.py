@@ -4,6 +4,7 @@ import itertools
 import json
 from types import SimpleNamespace
 
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -199,6 +200,17 @@ def test_pairs_that_are_sorted_by_score_are_pairs_with_a_score(model, tmp_path):
     rows = [{"sentence1": f"w{n}", "sentence2": f"w{n + 1}", "score": n // 150} for n in range(450)]
     write(tmp_path / "pairs.jsonl", rows)
     assert known_task(str(model), str(tmp_path / "pairs.jsonl")) == "own"
+    # A bad row is reported when the pairs are read.
+    with (tmp_path / "pairs.jsonl").open("a", encoding="utf-8") as file:
+        file.write("no row\n")
+    assert known_task(str(model), str(tmp_path / "pairs.jsonl")) == "own"
+
+
+def test_rows_that_cannot_be_scored_are_not_all_read(model):
+    files = fsspec.filesystem("memory")
+    files.pipe("/unscored.jsonl", b'{"text": "w1", "topic": "news"}\n' * 100_000)
+    assert known_task(str(model), "memory://unscored.jsonl") == "embedding"
+    assert 0 < files.store["/unscored.jsonl"].tell() < 1_000_000
 
 
 @pytest.mark.parametrize(
