@@ -235,9 +235,12 @@ def _read_text(name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow) ->
 
 
 def _return_hint(name: str) -> str:
-    """Return the command that replaces the carriage returns of a file."""
-    files = f"< {shlex.quote(name)} > {shlex.quote(f'fixed-{base_name(name)}')}"
-    return f"if it ends a line, replace it by a line feed: tr '\\r' '\\n' {files}"
+    """Return the command that replaces the carriage returns of a file on this machine."""
+    hint, form = "if it ends a line, replace it by a line feed", format_of(base_name(name))
+    if "://" in name or form is None or form.packed:
+        return hint
+    fixed = shlex.quote(f"fixed-{base_name(name)}")
+    return f"{hint}: tr '\\r' '\\n' < {shlex.quote(name)} > {fixed}"
 
 
 def count_lines_before(piece: Piece) -> int:

@@ -214,7 +214,7 @@ def test_rows_that_cannot_be_scored_are_not_all_read(model):
 
 
 @pytest.mark.parametrize(
-    "content", [b"q\xe9\td1\t1\n", b'q\t"d1\t1\n', b"q\t" + b"d" * 200_000 + b"\t1\n"]
+    "content", [b"q\xe9\td1\t1\n", b'q\t"d1\t1\n', b"q\t" + b"d" * (1 << 26) + b"\t1\n"]
 )
 def test_relevances_that_cannot_be_read_are_named(tmp_path, content):
     write(tmp_path / "corpus.jsonl", [{"_id": "d1", "text": "w1"}])
