@@ -1,7 +1,7 @@
-"""Names of classes in a sentence or in one cell of a table."""
+"""Names of classes, and parts of a sentence, in one line."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 MAX_LISTED = 10
@@ -30,3 +30,8 @@ def class_names(names: Iterable[str], most: int = MAX_LISTED) -> str:
 def numbered_classes(names: Iterable[str], most: int = MAX_LISTED) -> str:
     """List names of classes with their numbers."""
     return listed((f"{number} {class_name(name)}" for number, name in enumerate(names)), most)
+
+
+def joined(parts: Sequence[str]) -> str:
+    """Join parts of a sentence: `a, b and c`."""
+    return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))

@@ -23,11 +23,12 @@ from reports import (
 from kdcli.data import sources, storage
 from kdcli.deploy.measurements import LatencyRow
 from kdcli.disk import HASHES
+from kdcli.listing import joined
 from kdcli.report import finish
 from kdcli.report.finish import RunResult, frame
 from kdcli.report.sections.overview import title
 from kdcli.report.sections.repeat import repeat_block, repeat_command
-from kdcli.report.sections.summary import _listed, summary
+from kdcli.report.sections.summary import summary
 from kdcli.report.text import directory_word, loses, lost_points, points_interval, with_data_names
 from kdcli.report.views import html, markdown
 from kdcli.verbs.compress.limits import GoalSettings
@@ -250,8 +251,8 @@ def test_a_gain_or_loss_of_nothing_has_no_sign():
 
 
 def test_a_summary_without_facts_is_empty():
-    assert _listed([]) == ""
-    assert _listed(["a", "b", "c"]) == "a, b and c"
+    assert joined([]) == ""
+    assert joined(["a", "b", "c"]) == "a, b and c"
 
 
 def test_names_neither_leave_the_comment_nor_end_the_block():

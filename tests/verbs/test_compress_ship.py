@@ -1,6 +1,7 @@
 """What the selection rows decide about a chosen model, and what the rows of a run are warned of."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,12 @@ def test_the_card_of_best_has_the_scores_of_the_verification_rows(tmp_path):
     (tmp_path / "export.json").write_text('{"files": {"onnx/model_int8.onnx": 3}}')
     measured = "with ONNX Runtime (`onnx/model_int8.onnx`, which these numbers are for) or, as"
     assert measured in best_card(STEP_CARD, tmp_path, shipped, command)
+    small = tmp_path / "small"
+    small.mkdir()
+    (small / "README.md").write_text("---\ntags: [kdcli, quantized]\n---\n# Small\n")
+    both = ModelCard(best_card(STEP_CARD, tmp_path, replace(shipped, first=small), command))
+    assert "by distillation, pruning and quantization" in both.text
+    assert both.data.tags == [*card.data.tags, "quantized"]
     without_scores = STEP_CARD.replace("### Scores on sst2", "### Models")
     assert OF_STEP not in best_card(without_scores, tmp_path, shipped, command)
 

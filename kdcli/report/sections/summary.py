@@ -4,6 +4,7 @@ A model card states the result of its model in its first sentence.
 """
 
 from kdcli.deploy.measurements import MEASURE_AGAIN, UNSTABLE_PHRASE, LatencyRow
+from kdcli.listing import joined
 from kdcli.report.schema import HELD_OUT_LOSS, Comparison, Evaluation, Report, Throughput
 from kdcli.report.sections.evaluations import set_name
 from kdcli.report.sections.overview import (
@@ -46,7 +47,7 @@ def summary(report: Report) -> str:
         sentences.append(f"{what} is the best of {len(report.with_role('candidate'))} candidates.")
         what = "It"
     if facts:
-        sentences.append(f"{what} {_listed(facts)}.")
+        sentences.append(f"{what} {joined(facts)}.")
     scored = form_of(report, row).name if row and report.focus == "latency" else name
     sentences += [f"It {fact}." for fact in _quality(report, scored)]
     sentences += _raised_losses(report)
@@ -64,7 +65,7 @@ def card_sentence(made: str, facts: list[str], library: str) -> str:
         library: What runs it, as Markdown.
     """
     start = plain(f"{made[:1].upper()}{made[1:]}")
-    return f"{start}, it {_listed([*map(plain, facts), f'runs with {library}'])}."
+    return f"{start}, it {joined([*map(plain, facts), f'runs with {library}'])}."
 
 
 def card_facts(report: Report, name: str) -> list[str]:
@@ -85,10 +86,6 @@ def machine(report: Report, device: str) -> str:
     environment = report.environment
     names = [environment.get("cpu")] if device == "cpu" else environment.get("gpus") or []
     return f" on {names[0]}" if names and names[0] else ""
-
-
-def _listed(facts: list[str]) -> str:
-    return " and ".join(filter(None, [", ".join(facts[:-1]), *facts[-1:]]))
 
 
 def _row(report: Report, name: str) -> LatencyRow | None:
@@ -189,7 +186,7 @@ def _raised_losses(report: Report) -> list[str]:
     if not raised:
         return []
     return [
-        f"Training raised the {HELD_OUT_LOSS} {_listed(raised)}: train longer, or with a lower "
+        f"Training raised the {HELD_OUT_LOSS} {joined(raised)}: train longer, or with a lower "
         "learning rate."
     ]
 

@@ -281,6 +281,7 @@ def ship(search: Search) -> RunResult:
         *notes_on_search(search, scores, verified),
     ]
     report, source = verified.report, recipe.data.source
+    first = chosen.cascade and search.candidates[chosen.cascade.first]
     shipped = Shipped(
         model=short(str(recipe.model)),
         name=chosen.name,
@@ -292,6 +293,7 @@ def ship(search: Search) -> RunResult:
             if e.model == chosen.name
         ],
         dataset=hub_data_set(str(recipe.task), source),
+        first=search.steps.absolute(first.folder) if first else None,
     )
     write = partial(_write, search, scores, verified, compression, notes)
     return _replace_best(search, shipped, write)

@@ -16,7 +16,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from kdcli.deploy.cascade import FIRST, SINGLE_FILE
 from kdcli.deploy.export import add_second_names
 from kdcli.disk import read_json
-from kdcli.listing import class_names
+from kdcli.listing import class_names, joined
 from kdcli.models.files import CONFIG_FILE, FACTS, WEIGHT_FILES, file_beside
 from kdcli.models.load import location
 from kdcli.models.model import all_rows, training_rows, write_training_rows
@@ -56,6 +56,7 @@ class Shipped:
         remarks: Further sentences; may be empty.
         scores: Its scores on the verification rows.
         dataset: The data set of the hub that these rows are from, if there is one.
+        first: Of a cascade, the directory of the small model's export.
     """
 
     model: str
@@ -64,6 +65,7 @@ class Shipped:
     remarks: str
     scores: list[Score]
     dataset: str | None
+    first: Path | None = None
 
 
 def fill_best(folder: Path, sources: Sequence[Path], options: RunOptions, shipped: Shipped) -> None:
@@ -105,10 +107,13 @@ def best_card(text: str, folder: Path, shipped: Shipped, command: str) -> str:
     data = cast(ModelCardData, card.data)
     data.library_name = library
     tags = data.tags or []
+    if shipped.first is not None:
+        small = ModelCard.load(shipped.first / "README.md", ignore_metadata_errors=True)
+        tags = data.tags = list(dict.fromkeys([*tags, *(small.data.tags or [])]))
     name = f"{without_owner(shipped.model)}-{shipped.name}".replace(" ", "-")
     store_scores(data, name, shipped.scores, shipped.dataset)
     methods = [METHOD_NAMES[tag] for tag in METHOD_TAGS if tag in tags]
-    made = f"made from {shipped.model} by {' and '.join(methods) or 'kdcli compress'}"
+    made = f"made from {shipped.model} by {joined(methods) or 'kdcli compress'}"
     title = f"# {plain(shipped.model)} compressed to {plain(shipped.name)}"
     lead = card_sentence(made, shipped.facts, runs_with)
     body = LEAD.sub("", card.text)
