@@ -28,6 +28,9 @@ KNOWN_SEPARATORS = ",;\t|"
 SEPARATOR_LINE = re.compile(r"sep=(.)\s*", re.IGNORECASE)  # Of spreadsheets.
 ESCAPED_QUOTE = r"\""  # As Spark writes it. CSV doubles the quote.
 UNCLEAR_QUOTE = "the quote that opens here joins lines that look like rows"
+OPEN_QUOTE = "a quote in this row does not close"
+CUT = "unexpected end of data"
+"""What the csv module says of a quote that does not close."""
 HINTS = {
     "csv": 'put the whole text in quotes and double the quotes in it ("", not \\"), or save the '
     "rows as .jsonl; "
@@ -94,7 +97,8 @@ def read_delimited(
         try:
             cells = _cells(line, reread, header, usual)
         except csv.Error as error:
-            detail = ": " + str(error).replace("\t", "\\t")
+            problem = OPEN_QUOTE if str(error) == CUT else str(error)
+            detail = ": " + problem.replace("\t", "\\t")
             on_bad(BadRow(where, f"not {kind.upper()}", detail, HINTS[kind]))
             reread.put_back()
             continue
@@ -299,7 +303,7 @@ def _tab_separated_cells(
     is_open = any(map(_is_open, cells))
     if is_open and len(cells) == 1:
         # With one column, the number of cells does not tell whether the next line belongs here.
-        raise csv.Error("the row begins with a quote that does not close")
+        raise csv.Error(OPEN_QUOTE)
     if is_open and header.quotes:
         whole: list[str] = []
         with suppress(csv.Error):
@@ -356,7 +360,7 @@ def _are_quoted(lines: Sequence[str], header: _Header, usual: "Sequence[_UsualCe
     except csv.Error as error:
         # The first lines may end within a quoted cell, or a quote may never close.
         whole, cut = lines[:end], lines[end:]
-        is_cut = str(error) == "unexpected end of data" and any('"' in line for line in whole)
+        is_cut = str(error) == CUT and any('"' in line for line in whole)
         return is_cut and (len(cut) == 1 or not _look_like_rows(cut, header, usual))
     return True
 

@@ -196,7 +196,7 @@ def csv_file(folder, lines):
         ({0: '"film 0 was dull,bad', 1: 'film 1 was dull",good'}, 2, JOINED),
         ({20: '"film 20 was dull,bad', 25: 'film 25 was "dull",good'}, 22, "not CSV"),
         ({20: '"film 20 was dull,bad', 25: '"film 25, was dull",good'}, 22, "not CSV"),
-        ({20: '"film 20 was dull,bad'}, 22, "not CSV"),
+        ({20: '"film 20 was dull,bad'}, 22, "not CSV: a quote in this row does not close"),
         ({39: '"film 39 was dull,good'}, 41, "not CSV"),
     ],
 )
