@@ -120,7 +120,7 @@ def test_class_counts_and_doubts_are_said():
         [example(i, "" if i in (4, 9) else f"w{i}", label) for i, label in enumerate(numbers)],
     )
     assert found == [
-        "training rows by class: Good day 40, bad 30, goodday  11, good day. 10, N/A 3",
+        "training rows by class: 'Good day' 40, bad 30, 'goodday ' 11, 'good day.' 10, N/A 3",
         "warning: classes that look alike: 'Good day' 40, 'goodday ' 11, 'good day.' 10 "
         "('good day.' is at f.csv:84, f.csv:85, f.csv:86 and 7 more); if they are one class, write "
         "one name, in pandas with rows['label'] = rows['label'].replace("
