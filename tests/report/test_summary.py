@@ -26,6 +26,7 @@ from kdcli.disk import HASHES
 from kdcli.listing import joined
 from kdcli.report import finish
 from kdcli.report.finish import RunResult, frame
+from kdcli.report.schema import Compression, GoalLimit, Report
 from kdcli.report.sections.overview import title
 from kdcli.report.sections.repeat import repeat_block, repeat_command
 from kdcli.report.sections.summary import summary
@@ -348,3 +349,12 @@ def test_a_directory_has_the_name_of_your_own_data(source, word, monkeypatch):
     monkeypatch.setenv("KDCLI_CACHE", "cache")
     assert directory_word("own", source) == word
     assert directory_word("sst2", source) == "sst2"
+
+
+@pytest.mark.parametrize(
+    ("met", "start"), [(True, "Goal met: at most 1 point lost. "), (False, "")]
+)
+def test_a_goal_that_is_met_comes_first(met, start):
+    limits = [GoalLimit(phrase="at most 1 point lost")]
+    compression = Compression.model_construct(limits=limits, met=met, sentence="It is small.")
+    assert summary(Report.model_construct(compression=compression)) == f"{start}It is small."

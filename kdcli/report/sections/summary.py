@@ -28,8 +28,10 @@ SAME_SIZE = 1.05
 
 def summary(report: Report) -> str:
     """Return what was made, how fast and how small it is, and what it lost on how many rows."""
-    if report.compression is not None:
-        return report.compression.sentence
+    if (compression := report.compression) is not None:
+        phrases = joined([limit.phrase for limit in compression.limits])
+        met = f"Goal met: {phrases}. " if compression.met and phrases else ""
+        return met + compression.sentence
     if not report.cards:
         return ""
     name, first = foremost(report), next(iter(report.cards))
