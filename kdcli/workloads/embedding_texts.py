@@ -98,9 +98,11 @@ def column_of_texts(data: LabelledSettings) -> str | None:
     columns = [named] if isinstance(named, str) else named
     others = ", ".join(f"data.columns.{role}" for role in data.columns if role != "text")
     if others:
+        labelled = "for rows with labels, add --task own; otherwise "
         raise UsageError(
             f"without a task, texts are read from one column, data.columns.text; got {others}",
-            f"remove {others}, or rename the key to data.columns.text",
+            f"{labelled if 'label' in data.columns else ''}remove {others}, or rename the key to "
+            "data.columns.text",
         )
     if len(columns) > 1:
         raise UsageError(

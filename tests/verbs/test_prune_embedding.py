@@ -129,7 +129,9 @@ def test_agreement_needs_two_texts(given, embedder, tmp_path):
 def test_text_has_one_column(given, embedder, tmp_path, columns):
     data = ["--data", tmp_path / "texts.txt", "--set", f"data.columns={columns}"]
     for start in (given, ["evaluate", embedder, "--task", "embedding"]):
-        assert "texts are read from one column" in refused(tmp_path, *start, *data)
+        message = refused(tmp_path, *start, *data)
+        assert "texts are read from one column" in message
+        assert ("add --task own" in message) == ("label" in columns)
 
 
 def test_the_named_column_is_read(given, embedder, tmp_path):
