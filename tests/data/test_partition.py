@@ -8,7 +8,7 @@ import pytest
 from reading import logged_to, read_task
 
 from kdcli.data.labelled.lists import read_lists
-from kdcli.data.labelled.partition import Partition, Pools, choose_partition, text_hashes
+from kdcli.data.labelled.partition import Partition, PartSize, Pools, choose_partition, text_hashes
 from kdcli.errors import UsageError
 from kdcli.types import Head
 
@@ -18,9 +18,8 @@ def hashes(name, count):
 
 
 def chosen(pools, selection=100, verification=200, seed=0):
-    return choose_partition(
-        pools, selection_rows=selection, verification_rows=verification, seed=seed
-    )
+    sizes = PartSize(selection, 0.1), PartSize(verification, 0.2)
+    return choose_partition(pools, selection=sizes[0], verification=sizes[1], seed=seed)
 
 
 def shares(partition, pools):
@@ -83,6 +82,23 @@ def test_the_rows_come_from_the_splits_that_there_are(pools, expected):
     assert shares(partition, pools) == expected
     assert not np.isin(partition.selection, partition.verification).any()
     assert not np.isin(pools.known, [*partition.selection, *partition.verification]).any()
+
+
+@pytest.mark.parametrize(
+    ("pools", "expected"),
+    [
+        (Pools(TRAIN), {"selection train": 900, "verification train": 1333}),
+        (Pools(TRAIN, VALIDATION, TEST), {"selection validation": 150, "verification test": 60}),
+        (
+            Pools(TRAIN, hashes("validation", 950), hashes("test", 2000)),
+            {"selection validation": 900, "verification test": 1500},
+        ),
+    ],
+)
+def test_a_number_of_rows_that_the_user_chose_is_taken_up_to_a_third(pools, expected):
+    sizes = PartSize(100, 0.1).given(900), PartSize(200, 0.2).given(1500)
+    partition = choose_partition(pools, selection=sizes[0], verification=sizes[1], seed=0)
+    assert shares(partition, pools) == expected
 
 
 def test_no_row_is_in_two_parts_however_the_splits_overlap():

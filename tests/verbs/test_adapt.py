@@ -14,7 +14,7 @@ from pyarrow import parquet
 from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer
 
-from kdcli.data.labelled.partition import Pools, choose_partition, text_hashes
+from kdcli.data.labelled.partition import PartSize, Pools, choose_partition, text_hashes
 from kdcli.run.context import cpu_session
 from kdcli.verbs.adapt.maps import FOLDS, RIDGES, fit_maps
 from kdcli.workloads.embedder import Embedder
@@ -122,7 +122,9 @@ def test_the_saved_model_finds_the_neighbours_that_the_report_states(folder, tmp
     np.testing.assert_allclose(np.linalg.norm(mapped, axis=1), 1, atol=1e-5)
 
     hashes = text_hashes(TEXTS)
-    parts = choose_partition(Pools(hashes), selection_rows=1000, verification_rows=2000, seed=0)
+    parts = choose_partition(
+        Pools(hashes), selection=PartSize(1000, 0.1), verification=PartSize(2000, 0.2), seed=0
+    )
     numbers = np.flatnonzero(np.isin(hashes, parts.verification))
     assert len(numbers) == COUNT // 5
     among = numbers if encodes == "documents" else np.arange(COUNT)

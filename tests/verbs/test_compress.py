@@ -114,7 +114,7 @@ def test_what_cannot_be_meant_is_refused(arguments, said, tmp_path):
 
 
 def test_a_pipeline_leaves_the_model_of_its_last_step(tmp_path, tuned):
-    keys = tuned | {"steps": STEPS, "goal__max_drop": 100.0}
+    keys = tuned | {"steps": STEPS, "goal__max_drop": 100.0, "data__verification_rows": 500}
     whole = earnest().compress(**keys, output_dir=tmp_path / "whole").folder
     report = report_of(whole)
     names = ["teacher", "1-distill", "2-prune", "3-export"]
@@ -126,6 +126,8 @@ def test_a_pipeline_leaves_the_model_of_its_last_step(tmp_path, tuned):
     assert report.compression.verification.rows == 16
     assert {row.split for row in report.evaluations} == {"verification"}
     assert any(note.startswith("only 16 verification rows") for note in report.notes)
+    missing = "data.verification_rows=500, but the data has only 16 rows for this part"
+    assert missing in report.notes
 
 
 def test_a_teacher_that_has_learned_nothing_is_named_at_once(tmp_path, tuned, capsys):

@@ -30,10 +30,41 @@ HELD_BACK = 0.1  # Share of the rows that is held out if there is no validation 
 _SEPARATOR = "\x1f"  # White space for `str.split`, so no canonical text contains it.
 _BYTES = 8
 VERIFICATION = "verification"
-SELECTION_SHARE, VERIFICATION_SHARE = 0.1, 0.2
-"""Maximum share of the training rows that is used for selection and for verification."""
+GIVEN_SHARE = 1 / 3
+"""Maximum share of the training rows that becomes a part whose size the user chose."""
 FREE_SHARE = 0.5
 """If a model was trained on more than the rest, no training row is used for its evaluation."""
+
+
+@dataclass(frozen=True)
+class PartSize:
+    """How many rows a part should have.
+
+    Attributes:
+        rows: The number of rows.
+        share: Maximum share of the training rows that is taken for them.
+        is_given: Whether the user chose the number. If not, a split is used whole.
+    """
+
+    rows: int
+    share: float
+    is_given: bool = False
+
+    def given(self, rows: int | None) -> "PartSize":
+        """Return the size with a number of rows that the user chose, if any."""
+        return self if rows is None else PartSize(rows, GIVEN_SHARE, is_given=True)
+
+    def of_split(self, split: "_Drawn") -> RowHashes:
+        """Return the rows of a validation or test split that is not divided."""
+        return split.take(min(self.rows, len(split)) if self.is_given else len(split))
+
+    def most(self, train: RowHashes) -> int:
+        """Return how many training rows the share allows."""
+        return int(self.share * len(train))
+
+
+SELECTION_SIZE, VERIFICATION_SIZE = PartSize(2000, 0.1), PartSize(5000, 0.2)
+"""The sizes by default."""
 
 
 @dataclass(frozen=True)
@@ -178,23 +209,22 @@ class DividedRows(Protocol):
 def choose_partition(
     pools: Pools,
     *,
-    selection_rows: int,
-    verification_rows: int,
+    selection: PartSize,
+    verification: PartSize,
     seed: int,
 ) -> Partition:
     """Choose the selection and verification rows.
 
     A test split is the verification set. Without it, the validation split is, and training rows are
-    added up to `verification_rows`. Selection rows come from a validation split that is not needed
-    for verification, else from the training rows. No row is chosen that trained one of the models.
-    If they know most of the training rows, or a tenth of the training rows is less than half of the
-    validation split, the validation split is divided between both parts.
+    added up to the size of this part. Selection rows come from a validation split that is not
+    needed for verification, else from the training rows. No row is chosen that trained one of the
+    models. If they know most of the training rows, or selection may take fewer of these than half
+    of the validation split, the validation split is divided between both parts.
 
     Args:
         pools: The rows of each split.
-        selection_rows: Number of selection rows; at most a tenth of the training rows are taken.
-        verification_rows: Number of verification rows; at most a fifth of the training rows are
-            taken.
+        selection: The size of the selection part.
+        verification: The size of the verification part.
         seed: Seed that selects rows.
     """
     known = pools.known
@@ -202,26 +232,26 @@ def choose_partition(
     validation = _Drawn(pools.validation, np.union1d(known, pools.test), seed)
     others = np.concatenate([known, pools.test, pools.validation])
     train = _Drawn(pools.train, others, seed)
-    from_train = int(SELECTION_SHARE * len(pools.train)), int(VERIFICATION_SHARE * len(pools.train))
+    most_selected, most_verified = (part.most(pools.train) for part in (selection, verification))
     if len(test):
-        verification = test.take(len(test))
+        verified = verification.of_split(test)
         if len(validation):
-            return Partition(validation.take(len(validation)), verification)
-        return Partition(train.take(min(selection_rows, from_train[0])), verification)
+            return Partition(selection.of_split(validation), verified)
+        return Partition(train.take(min(selection.rows, most_selected)), verified)
     half = len(validation) // 2
-    is_large = len(validation) >= selection_rows + verification_rows
+    is_large = len(validation) >= selection.rows + verification.rows
     is_known = len(train) < FREE_SHARE * len(pools.train)
-    if len(validation) and (is_large or is_known or from_train[0] < half):
-        selection = validation.take(min(selection_rows, half))
-        return Partition(selection, validation.take(verification_rows))
+    if len(validation) and (is_large or is_known or most_selected < half):
+        selected = validation.take(min(selection.rows, half))
+        return Partition(selected, validation.take(verification.rows))
     if len(validation):
-        verification = validation.take(len(validation))
-        missing = max(0, min(verification_rows - len(pools.validation), from_train[1]))
-        verification = np.union1d(verification, train.take(missing))
-        return Partition(train.take(min(selection_rows, from_train[0])), verification)
+        verified = validation.take(len(validation))
+        missing = max(0, min(verification.rows - len(pools.validation), most_verified))
+        verified = np.union1d(verified, train.take(missing))
+        return Partition(train.take(min(selection.rows, most_selected)), verified)
     free = len(train)
-    verification = train.take(min(verification_rows, from_train[1], 2 * free // 3))
-    return Partition(train.take(min(selection_rows, from_train[0], free // 3)), verification)
+    verified = train.take(min(verification.rows, most_verified, 2 * free // 3))
+    return Partition(train.take(min(selection.rows, most_selected, free // 3)), verified)
 
 
 class _Drawn:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from kdcli.data.labelled.partition import VERIFICATION, choose_partition, text_hashes
+from kdcli.data.labelled.partition import VERIFICATION, PartSize, choose_partition, text_hashes
 from kdcli.data.text.sentences import Texts, read_texts
 from kdcli.engine.session import Session
 from kdcli.errors import UsageError
@@ -340,7 +340,7 @@ def failures(
 
 MAX_TEXTS = 20_000
 """Maximum number of texts, unless the recipe gives one."""
-SELECTION_TEXTS, VERIFICATION_TEXTS = 1000, 2000
+SELECTION, VERIFIED = PartSize(1000, 0.1), PartSize(2000, 0.2)
 """Maximum numbers of texts that choose the map and that verify it."""
 CHECKED_TEXTS, SAME_MODEL = 64, 0.9
 """Number of texts on which `--index-model` is checked, and their least median cosine."""
@@ -368,8 +368,8 @@ class IndexedTexts:
         hashes = text_hashes(self.texts.texts)
         partition = choose_partition(
             self.texts.pools(hashes[:0]),
-            selection_rows=SELECTION_TEXTS,
-            verification_rows=VERIFICATION_TEXTS,
+            selection=SELECTION,
+            verification=VERIFIED,
             seed=0,
         )
         parts = (

@@ -2,7 +2,13 @@
 
 import numpy as np
 
-from kdcli.data.labelled.partition import Partition, Pools, choose_partition
+from kdcli.data.labelled.partition import (
+    SELECTION_SIZE,
+    VERIFICATION_SIZE,
+    Partition,
+    Pools,
+    choose_partition,
+)
 from kdcli.errors import UsageError
 from kdcli.messages import log
 from kdcli.models.load import location
@@ -44,8 +50,8 @@ def divide_rows(recipe: CompressRecipe, steps: Steps) -> tuple[Partition, list[s
     else:
         partition = choose_partition(
             pools,
-            selection_rows=data.selection_rows,
-            verification_rows=data.verification_rows,
+            selection=SELECTION_SIZE.given(data.selection_rows),
+            verification=VERIFICATION_SIZE.given(data.verification_rows),
             seed=data.split_seed,
         )
     if not len(partition.verification) or not len(partition.selection):
@@ -62,8 +68,14 @@ def divide_rows(recipe: CompressRecipe, steps: Steps) -> tuple[Partition, list[s
         f"{pools.count:,} rows: {selection:,} choose among candidates, {verification:,} verify the "
         "chosen model"
     )
+    asked = {"selection_rows": selection, "verification_rows": verification}
+    short = [
+        f"data.{key}={wanted}, but the data has only {count:,} rows for this part"
+        for key, count in asked.items()
+        if (wanted := getattr(data, key)) is not None and count < wanted
+    ]
     few = goal_notes(recipe.goal, selection, verification)
-    return partition, [*rows.notes(), *row_notes(pools, partition), *few]
+    return partition, [*rows.notes(), *row_notes(pools, partition), *short, *few]
 
 
 def row_notes(pools: Pools, partition: Partition) -> list[str]:

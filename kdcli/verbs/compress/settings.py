@@ -113,18 +113,18 @@ class PlanSettings(Section):
 class CompressData(LabelledSettings):
     """`data:` of `compress`."""
 
-    selection_rows: int = Field(
-        2000,
+    selection_rows: int | None = Field(
+        None,
         gt=0,
-        description="Number of rows that choose among candidates; at most a tenth of the training "
-        "rows.",
+        description="Number of rows that choose among candidates; at most a third of the training "
+        "rows (default: 2,000, but at most a tenth).",
     )
-    verification_rows: int = Field(
-        5000,
+    verification_rows: int | None = Field(
+        None,
         gt=0,
-        description="Number of rows that score the chosen model, once, at the end; at most a fifth "
+        description="Number of rows that score the chosen model, once, at the end; at most a third "
         "of the training rows (default: the test split, or the validation split and training rows "
-        "up to this number).",
+        "up to 5,000, but at most a fifth).",
     )
 
 

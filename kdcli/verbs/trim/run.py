@@ -7,7 +7,12 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from transformers import PreTrainedModel
 
-from kdcli.data.labelled.partition import Partition, choose_partition
+from kdcli.data.labelled.partition import (
+    SELECTION_SIZE,
+    VERIFICATION_SIZE,
+    Partition,
+    choose_partition,
+)
 from kdcli.deploy.sparse.loading import load_network
 from kdcli.engine.inputs import check_not_input
 from kdcli.engine.run_dir import RunDir
@@ -185,10 +190,8 @@ def check_bound(recipe: TrimRecipe) -> None:
 
 
 BEFORE, AFTER = "untrimmed", "trimmed"
-SELECTION_ROWS, VERIFICATION_ROWS = 2000, 5000
-"""Maximum numbers of rows that choose the size and that verify it."""
 MIN_ROWS = 20
-"""Minimum number of rows for each of them."""
+"""Minimum number of rows that choose the size, and of rows that verify it."""
 SIZES = 24
 """Number of sizes, each smaller than the next by the same ratio. A bisection tries five of them."""
 
@@ -253,8 +256,8 @@ def smallest_vocabulary(
     known = np.unique(np.concatenate(list(request.trained.values())))
     partition = choose_partition(
         rows.pools(known),
-        selection_rows=SELECTION_ROWS,
-        verification_rows=VERIFICATION_ROWS,
+        selection=SELECTION_SIZE,
+        verification=VERIFICATION_SIZE,
         seed=0,
     )
     if min(len(partition.selection), len(partition.verification)) < MIN_ROWS:
