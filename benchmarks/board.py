@@ -163,19 +163,22 @@ def make_lines(teacher: str, board: Board, options: Options) -> list[Line]:
 
 
 def score(lines: Sequence[Line], name: str, board: Board, options: Options) -> None:
-    """Score the models that have no score on a set yet, in one command."""
-    known = scores_on(name, board)
-    folders = [str(line.folder) for line in lines if str(line.folder) not in known]
-    if not folders:
-        return
-    data = options.data / name
-    words = ["evaluate", *folders, "--data", str(data)]
+    """Score each model that has no score on a set yet, in a command of its own.
+
+    A board that is stopped loses one model's score, and not the whole set.
+    """
+    known, data, keys = scores_on(name, board), options.data / name, list[str]()
     if any(path.name.startswith("test.") for path in data.iterdir()):
-        words += ["--set", "data.split=test"]
+        keys += ["--set", "data.split=test"]
     if name in CLASSES_WITH_16_ROWS:
-        words += ["--set", "samples_per_label=16"]
-    folder = options.output / "scores" / f"{lines[0].teacher}-{name.replace('/', '-')}-{len(known)}"
-    board.run(words, folder, models=folders, set=name)
+        keys += ["--set", "samples_per_label=16"]
+    for line in lines:
+        model = str(line.folder)
+        if model not in known:
+            title = f"{line.teacher}-{line.variant}-{name}"
+            folder = options.output / "scores" / title.replace(", ", "-").replace("/", "-")
+            words = ["evaluate", model, "--data", str(data), *keys]
+            board.run(words, folder, models=[model], set=name)
 
 
 def scores_on(name: str, board: Board) -> dict[str, float]:
@@ -321,6 +324,8 @@ def main() -> None:
             size = megabytes(line.folder)
             place = str(list(board.done).index(line.command) + 1) if line.command else ""
             minutes = "" if line.minutes is None else f"{line.minutes:.1f}"
+            # The members of a family share one training.
+            minutes += " in all" if ", " in line.variant else ""
             cells = ["" if value is None else f"{value:.2f}" for value in scores]
             table.append([line.teacher, line.variant, *cells, f"{size:.1f}", times, minutes, place])
             present = [value for value in scores if value is not None]

@@ -172,7 +172,10 @@ def raise_machine_error(error: BaseException) -> None:
         raise error
 
 
-def did_you_mean(name: str, allowed: Iterable[str]) -> str:
-    """Return `"; did you mean 'x'?"` for the closest allowed name, or an empty string."""
+def did_you_mean(name: str, allowed: Iterable[str], prefix: str = "") -> str:
+    """Return `"; did you mean 'x'?"` for the closest allowed name, or an empty string.
+
+    `prefix` comes before the name, such as the section of a key.
+    """
     near = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.6)
-    return f"; did you mean '{near[0]}'?" if near else ""
+    return f"; did you mean '{prefix}{near[0]}'?" if near else ""

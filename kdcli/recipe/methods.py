@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
 from kdcli.errors import UsageError, did_you_mean
+from kdcli.recipe.options import settings_of
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -103,19 +104,19 @@ def own_settings(
     """
     from pydantic import ValidationError
 
-    from kdcli.recipe.resolve import reason, with_brackets
+    from kdcli.recipe.resolve import in_words, key_of, reason
 
     try:
         return model.model_validate(dict(given))
     except ValidationError as error:
-        known, lines = list(model.model_fields), []
+        known, lines = [setting.key for setting in settings_of(model)], []
         for problem in error.errors():
-            key = ".".join([section, *map(str, problem["loc"])])
+            key = key_of(problem["loc"], given)
+            name = in_words(f"{section}.{key}")
             if problem["type"] == "extra_forbidden":
-                near = did_you_mean(key.split(".")[-1], known)
-                lines.append(f"unknown key '{key}' of {owner}{near}")
+                near = did_you_mean(key, known, f"{section}.")
+                lines.append(f"unknown key {name} of {owner}{near}")
             else:
-                name = with_brackets(key)
-                lines.append(f"'{name}' {reason(problem)}, got {problem['input']!r}")
+                lines.append(f"{name} {reason(problem)}, got {problem['input']!r}")
         allowed = ", ".join(f"{section}.{name}" for name in known)
         raise UsageError("\n".join(lines), f"keys of {owner}: {allowed}") from None

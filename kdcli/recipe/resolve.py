@@ -38,13 +38,15 @@ MAX_KEY = 128
 """Maximum number of characters of a key. PyYAML writes longer keys in another form."""
 
 
-ITEM = re.compile(r"\.(\d+)(?=\.|$)")
-"""The number of a list's item in a dotted key."""
+ITEM = re.compile(r"\[(\d+)\]\.?")
+"""The index of a list's item in a dotted key."""
 NULLS = ("", "~", "null")
 """The usual spellings of a value that is not set."""
 SET, OPTION = "--set", "option"
 COMMAND_LINE = (SET, OPTION)
 """Origins of values that the command line gives."""
+SECTION = "section "
+"""The prefix of an origin that is a section of another recipe, such as `section plan.distill`."""
 ELSEWHERE = {
     "learning_rate": "train.lr",
     "steps": "train.max_steps",
@@ -93,6 +95,7 @@ def resolve(
     beneath: Mapping[str, Mapping[str, object]] | None = None,
     sets: Sequence[str] = (),
     options: Mapping[str, object] | None = None,
+    sections: Mapping[str, Mapping[str, object]] | None = None,
 ) -> Resolved[RecipeT]:
     """Merge a recipe, `--set` pairs and options over the defaults of a settings model.
 
@@ -103,6 +106,8 @@ def resolve(
             override earlier ones. Epochs also override an earlier origin's number of steps.
         sets: `key.path=value` pairs. Each value is YAML.
         options: Dotted key -> value. A value of None was not given.
+        sections: Values from sections of another recipe, which override the options: the dotted
+            key of the section -> its keys. Errors name these keys in full.
 
     Raises:
         UsageError: The recipe or a key is unknown, a value has the wrong type, or the YAML is
@@ -124,7 +129,7 @@ def resolve(
             target = target.setdefault(parent, {})
             if not isinstance(target, dict):
                 raise UsageError(
-                    f"'{key}' ({origin}) lies under '{parent}', which was given the value "
+                    f"{_named(key, origin)} lies under '{parent}', which was given the value "
                     f"{target!r}"
                 )
         target[last] = value
@@ -150,6 +155,9 @@ def resolve(
     for key, value in (options or {}).items():
         if value is not None:
             put(key, value, OPTION)
+    for section, keys in (sections or {}).items():
+        for key, value in flatten(keys):
+            put(key, value, f"{SECTION}{section}")
     resolved = Resolved(_validated(model, values, origins), origins)
     for origin, defaults in resolved.recipe.own_defaults().items():
         resolved = defaulted(resolved, defaults, origin)
@@ -283,7 +291,7 @@ def combinations(
     model = type(resolved.recipe)
     grid: dict[str, list[object]] = {}
     for key, choices in lists.items():
-        _check_key(model, key, "grid")
+        _check_key(model, key, f"{SECTION}grid")
         if not isinstance(choices, list) or not choices:
             raise UsageError(f"grid.{key} must hold a list of values, got {choices!r}")
         grid[key] = choices
@@ -292,7 +300,7 @@ def combinations(
     for choice in itertools.product(*grid.values()):
         settings = dict(zip(grid, choice, strict=True))
         changed = _with(values | {"grid": {}, "seeds": 1}, settings)
-        origins = kept | dict.fromkeys(settings, "grid")
+        origins = kept | dict.fromkeys(settings, f"{SECTION}grid")
         recipes.append((settings, Resolved(_validated(model, changed, origins), origins)))
     return recipes
 
@@ -505,7 +513,7 @@ def set_among(resolved: Resolved[Section], keys: Sequence[str]) -> str | None:
             continue
         if key in defaults and given.get(key) == defaults[key]:
             continue
-        return flags.get(key, key) if origin == OPTION else f"'{key}' ({origin})"
+        return flags.get(key, key) if origin == OPTION else _named(key, origin)
     return None
 
 
@@ -518,20 +526,54 @@ def _check_key(model: type[BaseModel], key: str, origin: str) -> None:
     allowed = leaf_keys(model)
     if key in allowed or any(key.startswith(f"{a}.") for a in leaf_keys(model, mappings=True)):
         return
-    inside = [a for a in allowed if a.startswith(f"{key}.")]
+    # Of a key in a list, only the part after the list.
+    prefix = _in_full("", origin).rpartition("].")[2]
+    inside = [f"{prefix}{a}" for a in allowed if a.startswith(f"{key}.")]
     if inside:
         raise UsageError(
-            f"'{key}' ({origin}) is a section: it must hold keys", f"keys: {', '.join(inside)}"
+            f"{_named(key, origin)} is a section: it must hold keys", f"keys: {', '.join(inside)}"
         )
     # Often only the section is missing, as in `lr` for `train.lr`.
     suffixes = ELSEWHERE | {a.rsplit(".", 1)[-1]: a for a in allowed}
     suffix = key.rsplit(".", 1)[-1]
-    near = did_you_mean(key, [a for a in allowed if _parts_are_alike(key, a)])
+    near = did_you_mean(key, [a for a in allowed if _parts_are_alike(key, a)], prefix)
     if suffix in suffixes:
-        near = f"; did you mean '{suffixes[suffix]}'?"
+        near = f"; did you mean '{prefix}{suffixes[suffix]}'?"
     of_section = [a for a in allowed if a.split(".")[0] == key.split(".")[0]]
-    hint = "" if near else f"; known keys: {', '.join(of_section or allowed)}"
-    raise UsageError(f"unknown key '{shortened(key, 80)}' ({origin}){near}{hint}")
+    known = ", ".join(f"{prefix}{a}" for a in of_section or allowed)
+    hint = "" if near else f"; known keys: {known}"
+    raise UsageError(f"unknown key {_named(shortened(key, 80), origin)}{near}{hint}")
+
+
+def _in_full(key: str, origin: str) -> str:
+    """Return a key as the user wrote it: after the section of another recipe that holds it."""
+    section = origin.removeprefix(SECTION)
+    return key if section == origin else f"{section}.{key}"
+
+
+def _origin_note(origin: str) -> str:
+    """Return an origin in brackets; empty for a section, which is a part of its keys' names."""
+    return "" if origin.startswith(SECTION) else f" ({origin})"
+
+
+def _named(key: str, origin: str) -> str:
+    """Name a key with its origin: `'lr' (--set)`, or `'plan.distill.lr'` of a section."""
+    # A key that the user wrote may hold brackets.
+    full = _in_full(key, origin)
+    return f"'{key}' ({origin})" if full == key else in_words(full)
+
+
+def in_words(key: str) -> str:
+    """Quote a dotted key: `'train.lr'`, `item 1 of 'sparsity'`, `'trim.rows' in item 2 of 'steps'`.
+
+    Only `--set` with a whole list sets an item.
+    """
+    first, *rest = ITEM.split(key)
+    words = f"'{first}'"
+    for index, inside in zip(rest[::2], rest[1::2], strict=True):
+        words = f"item {int(index) + 1} of {words}"
+        words = f"'{inside}' in {words}" if inside else words
+    return words
 
 
 def _parts_are_alike(key: str, other: str) -> bool:
@@ -546,14 +588,16 @@ def _parts_are_alike(key: str, other: str) -> bool:
 def _check_names(key: str, value: object, origin: str) -> None:
     """Raise a UsageError for a key or a text that a recipe cannot hold."""
     if any(not name or len(name) > MAX_KEY for name in key.split(".")):
-        raise UsageError(f"'{key:.80}' ({origin}): a key is a word of 1 to {MAX_KEY} characters")
+        raise UsageError(
+            f"{_named(key[:80], origin)}: a key is a word of 1 to {MAX_KEY} characters"
+        )
     for text in value if isinstance(value, list) else [value]:
         if isinstance(text, str) and (unprintable(text) or "\0" in text):
-            raise UsageError(f"'{key}' ({origin}) is not UTF-8 text: {text!a:.80}")
+            raise UsageError(f"{_named(key, origin)} is not UTF-8 text: {text!a:.80}")
     if isinstance(value, dict):
         for name, inside in value.items():
             if not isinstance(name, str) or not name:
-                raise UsageError(f"'{key}' ({origin}) holds the key {name!r}; keys are words")
+                raise UsageError(f"{_named(key, origin)} holds the key {name!r}; keys are words")
             _check_names(f"{key}.{name}", inside, origin)
 
 
@@ -582,13 +626,17 @@ def explain(
     """Return one line for each wrong value, with the key that the user gave."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for problem in error.errors():
-        key = _key_of(problem["loc"], values)
-        enclosing = (k for k in origins if f"{key}.".startswith(f"{k}."))
-        set_key = key if key in origins else next(enclosing, None)
+        key = key_of(problem["loc"], values)
+        name = key.partition("[")[0]
+        enclosing = (k for k in origins if f"{name}.".startswith(f"{k}."))
+        set_key = name if name in origins else next(enclosing, None)
         deeper = next((k for k in origins if k.startswith(f"{key}.")), key)
         origin = origins.get(set_key or deeper, "default")
-        subject = f"'{with_brackets(key)}'" if set_key else f"'{deeper}' lies under '{key}', which"
-        value = f"got {shortened(repr(problem['input']), 500)} ({origin}){_as_share(problem)}"
+        subject = in_words(_in_full(key, origin))
+        if not set_key:
+            subject = f"{in_words(_in_full(deeper, origin))} lies under {subject}, which"
+        value = f"got {shortened(repr(problem['input']), 500)}"
+        value += f"{_origin_note(origin)}{_as_share(problem)}"
         reasons.setdefault((subject, value), []).append(reason(problem))
     lines = []
     for (subject, value), (first, *others) in reasons.items():
@@ -598,23 +646,18 @@ def explain(
     return lines[:MAX_PROBLEMS] + ([f"... and {omitted:,} more"] if omitted > 0 else [])
 
 
-def with_brackets(key: str) -> str:
-    """Write the items of lists in a dotted key with brackets: `sparsity.0` as `sparsity[0]`."""
-    return ITEM.sub(r"[\1]", key)
-
-
-def _key_of(location: Sequence[int | str], values: Any) -> str:
-    """Return the dotted key of an error's location.
+def key_of(location: Sequence[int | str], values: Any) -> str:
+    """Return the dotted key of an error's location, such as `student.to` or `sparsity[0]`.
 
     A location also names the types that pydantic tried. These are not keys.
     """
-    parts = []
+    key = ""
     for part in location:
-        is_key = isinstance(values, dict) and part in values
-        if is_key or (isinstance(values, list) and isinstance(part, int)):
+        is_item = isinstance(values, list) and isinstance(part, int)
+        if is_item or (isinstance(values, dict) and part in values):
             values = values[part]
-            parts.append(str(part))
-    return ".".join(parts)
+            key += f"[{part}]" if is_item else f".{part}"
+    return key.removeprefix(".")
 
 
 def _lines(

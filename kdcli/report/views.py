@@ -146,7 +146,7 @@ class FittedTable:
 
         A table that is too wide and has few rows is turned on its side, if one table is then
         enough. Otherwise its cells break at spaces and hyphens. A table that is still too wide
-        becomes several tables.
+        becomes several tables, each with the columns that tell its rows apart.
         """
         room, marked = options.max_width - 1, self.table.marked
         lines = [
@@ -160,7 +160,10 @@ class FittedTable:
                 lines, marked = turned, None
         columns = list(zip(*lines, strict=True))
         least = [_least_width(column) for column in columns]
-        pieces = _pieces(least, room)
+        keys = _key_columns(lines[1:])
+        if sum(width + 3 for width in least[:keys]) > room // 2:
+            keys = 1
+        pieces = _pieces(least, room, keys)
         for piece in pieces:
             grid = RichTable(header_style="bold")
             spare = room - sum(least[k] + 3 for k in piece)
@@ -173,7 +176,7 @@ class FittedTable:
                 grid.add_column(heading, justify="right" if is_right else "left")
                 cells.append(texts)
             for i, row in enumerate(zip(*cells, strict=True)):
-                if len(pieces) == 1 or any(row[1:]):
+                if len(pieces) == 1 or any(row[keys:]):
                     grid.add_row(*row, style="bold" if i == marked else None)
             yield grid
 
@@ -193,12 +196,18 @@ def _wrapped(cell: str, width: int) -> str:
     return escape("\n".join(wrap(cell, width or 1)).replace("\xa0", " "))
 
 
-def _pieces(least: list[int], room: int) -> list[list[int]]:
-    """Divide columns among as few tables as possible, each with the first column."""
-    pieces: list[list[int]] = [[0]]
-    for i in range(1, len(least)):
-        if len(pieces[-1]) > 1 and sum(least[k] + 3 for k in (*pieces[-1], i)) > room:
-            pieces.append([0])
+def _key_columns(rows: Sequence[Sequence[str]]) -> int:
+    """Return how many of the first columns tell all rows apart; 1 if no number of columns does."""
+    counts = range(1, len(rows[0])) if rows else ()
+    return next((n for n in counts if len({tuple(row[:n]) for row in rows}) == len(rows)), 1)
+
+
+def _pieces(least: list[int], room: int, keys: int) -> list[list[int]]:
+    """Divide columns among as few tables as possible, each with the first `keys` columns."""
+    pieces: list[list[int]] = [list(range(keys))]
+    for i in range(keys, len(least)):
+        if len(pieces[-1]) > keys and sum(least[k] + 3 for k in (*pieces[-1], i)) > room:
+            pieces.append(list(range(keys)))
         pieces[-1].append(i)
     return pieces
 

@@ -1,10 +1,11 @@
 """Fine-tuning recipes: given by the user, shipped for a task, or derived from another recipe."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from kdcli.disk import user_path
 from kdcli.errors import UsageError
-from kdcli.recipe.resolve import Resolved, flatten, resolve, shipped
+from kdcli.recipe.resolve import Resolved, resolve, shipped
 from kdcli.workloads.settings import (
     DownstreamSettings,
     FinetuneRecipe,
@@ -14,7 +15,11 @@ from kdcli.workloads.settings import (
 
 
 def finetune_recipe(
-    *, recipe: str | None = None, sets: Sequence[str] = (), options: Mapping[str, object]
+    *,
+    recipe: str | None = None,
+    sets: Sequence[str] = (),
+    options: Mapping[str, object],
+    sections: Mapping[str, Mapping[str, object]] | None = None,
 ) -> Resolved[FinetuneRecipe]:
     """Resolve a fine-tuning recipe.
 
@@ -24,13 +29,15 @@ def finetune_recipe(
         recipe: Name or file of a recipe.
         sets: Values of `--set`.
         options: Recipe key -> value of an option.
+        sections: Values from sections of another recipe, as in `resolve`.
 
     Raises:
         UsageError: The recipe cannot be read, or a key or value is not allowed.
     """
-    resolved = resolve(FinetuneRecipe, recipe=recipe, sets=sets, options=options)
+    read = partial(resolve, FinetuneRecipe, sets=sets, options=options, sections=sections)
+    resolved = read(recipe=recipe)
     if recipe is None and (task := resolved.recipe.task) in shipped("finetune"):
-        return resolve(FinetuneRecipe, recipe=task, sets=sets, options=options)
+        return read(recipe=task)
     return resolved
 
 
@@ -98,5 +105,5 @@ def downstream_recipe(
         "task": task,
         "data.source": eval_source(settings, task),
         "train.seed": seed,
-    } | dict(flatten(settings.overrides))
-    return finetune_recipe(options=options)
+    }
+    return finetune_recipe(options=options, sections={"eval.overrides": settings.overrides})

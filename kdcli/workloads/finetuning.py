@@ -38,7 +38,12 @@ from kdcli.workloads.labelled_tasks import check_task_data, open_workload
 from kdcli.workloads.predictions import Features, Prediction
 from kdcli.workloads.requests import WorkloadRequest
 from kdcli.workloads.scores import EvaluationResult, ModelScores, compare, paired_differences
-from kdcli.workloads.settings import DownstreamSettings, FinetuneRecipe, OnTask
+from kdcli.workloads.settings import (
+    DownstreamSettings,
+    FinetuneRecipe,
+    OnTask,
+    TaskHeadSettings,
+)
 from kdcli.workloads.task_models import row_format
 from kdcli.workloads.training import log_padding
 from kdcli.workloads.workload import Workload
@@ -153,6 +158,13 @@ def scores_after_training(workload: Workload, model: Model, outcome: Outcome) ->
     if outcome.best_step is not None:
         log(f"the best weights are from step {outcome.best_step}")
     return workload.score_trained(model, outcome.outputs, worst=WORST)
+
+
+def scores_as_given(workload: Workload, source: str, head: TaskHeadSettings) -> ModelScores | None:
+    """Score a model before its training; None if it has no head for the task."""
+    if workload.misfit(source) is not None:
+        return None
+    return workload.score(workload.load(source, head=head, new_head=False))
 
 
 def with_trivial_answer(workload: Workload, scores: ModelScores) -> ModelScores:

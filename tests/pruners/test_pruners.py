@@ -273,7 +273,7 @@ def test_contrast_is_the_formula():
         (
             "smp",
             {"temprature": 2.0},
-            "unknown key 'pruner.temprature' of method smp; did you mean 'temperature'?",
+            "unknown key 'pruner.temprature' of method smp; did you mean 'pruner.temperature'?",
         ),
         ("smp", {"temperature": 0.0}, "'pruner.temperature' must be greater than 0, got 0.0"),
         (

@@ -219,7 +219,7 @@ def test_a_text_that_may_be_missing_can_be_removed(write):
         ),
         (
             "data.columns.text=[a, 2]",
-            "'data.columns.text[1]' must be a valid string, got 2 (--set)",
+            "item 2 of 'data.columns.text' must be a valid string, got 2 (--set)",
         ),
     ],
 )
@@ -409,7 +409,7 @@ class TestCombinations:
             recipe = of.recipe
             assert (recipe.train.lr, recipe.train.batch_size, recipe.keep) == tuple(chosen.values())
             assert (recipe.grid, recipe.seeds) == ({}, 1)
-            assert of.origins["train.lr"] == "grid"
+            assert of.origins["train.lr"] == "section grid"
             assert not [key for key in of.origins if key.startswith(("grid", "seeds"))]
         # The recipe that they were made of is as it was.
         assert resolved.recipe.train.lr == FinetuneRecipe().train.lr
@@ -444,11 +444,11 @@ class TestCombinations:
         [
             ("grid.train.lr=0.1", "grid.train.lr must hold a list of values, got 0.1"),
             ("grid.train.lr=[]", "grid.train.lr must hold a list of values, got []"),
-            ("grid.train.lrr=[1.0]", "unknown key 'train.lrr' (grid); did you mean 'train.lr'?"),
-            ("grid.train=[1.0]", "'train' (grid) is a section"),
-            ("grid.train.lr=[1e-3, high]", "'train.lr' must be a valid number, got 'high' (grid)"),
-            ("grid.keep=[last, frist]", "'keep' must be 'last' or 'best', got 'frist' (grid)"),
-            ("grid.train.epochs=[3.0, 0]", "'train.epochs' must be greater than 0, got 0 (grid)"),
+            ("grid.train.lrr=[1.0]", "unknown key 'grid.train.lrr'; did you mean 'grid.train.lr'?"),
+            ("grid.train=[1.0]", "'grid.train' is a section"),
+            ("grid.train.lr=[1e-3, high]", "'grid.train.lr' must be a valid number, got 'high'"),
+            ("grid.keep=[last, frist]", "'grid.keep' must be 'last' or 'best', got 'frist'"),
+            ("grid.train.epochs=[3.0, 0]", "'grid.train.epochs' must be greater than 0, got 0"),
         ],
     )
     def test_what_cannot_be_tried_is_refused(self, pair, said):
@@ -544,13 +544,22 @@ class TestDownstreamRecipe:
 
     def test_an_override_that_finetune_does_not_know(self):
         for overrides, said in (
-            ({"train": {"lrr": 1.0}}, "did you mean 'train.lr'?"),
-            ({"train": {"lr": "fast"}}, "'train.lr' must be a valid number, got 'fast'"),
-            ({"teacher": "x"}, "unknown key 'teacher'"),
+            ({"train": {"lrr": 1.0}}, "did you mean 'eval.overrides.train.lr'?"),
+            ({"train": {"lr": "fast"}}, "'eval.overrides.train.lr' must be a valid number"),
+            ({"teacher": "x"}, "unknown key 'eval.overrides.teacher'"),
         ):
             assert said in refusal(
                 downstream_recipe, DownstreamSettings(overrides=overrides), "cola", 0
             )
+
+
+def test_a_key_in_a_list_of_sections_is_named_by_its_place():
+    keys = {"steps[1].distill": {"train.lrr": 1.0}}
+    message = refused(sections=keys)
+    assert "unknown key 'distill.train.lrr' in item 2 of 'steps'" in message
+    assert "did you mean 'distill.train.lr'?" in message
+    message = refused(sections={"plan.distill": {"student": {"layers": [1, "two"]}}})
+    assert "item 2 of 'plan.distill.student.layers' must be a valid integer, got 'two'" in message
 
 
 class TestOpenKeys:

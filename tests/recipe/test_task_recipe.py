@@ -142,8 +142,8 @@ def test_the_intermediate_stage_has_its_own_keys_and_else_those_of_the_predictio
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        ("intermediate.lrr=1", "unknown key 'intermediate.lrr'; did you mean 'lr'?"),
-        ("intermediate.lr=fast", "'lr' must be a valid number, got 'fast' (intermediate)"),
+        ("intermediate.lrr=1", "unknown key 'intermediate.lrr'; did you mean 'intermediate.lr'?"),
+        ("intermediate.lr=fast", "'intermediate.lr' must be a valid number, got 'fast'"),
         ("intermediate.seed=1", "all stages share train.seed"),
         ("intermediate.dtype=bf16", "all stages share train.dtype"),
         ("kd.temperature=0", "'kd.temperature' must be greater than 0"),
@@ -205,7 +205,7 @@ def test_the_stage_on_text_takes_method_and_loss_of_the_task_where_it_has_no_rec
         "x",
     )
     assert (of_text.train.lr, of_text.teacher, of_text.assistant) == (1e-3, "t", "none")
-    with pytest.raises(UsageError, match=r"did you mean 'train\.lr'"):
+    with pytest.raises(UsageError, match=r"did you mean 'general\.overrides\.train\.lr'"):
         general_recipe(
             asked(sets=["general.overrides.train.lrr=1"], task="own", general__use=True).recipe
         )

@@ -217,6 +217,21 @@ def test_a_table_of_many_variants_becomes_several_and_no_cell_is_cut():
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_every_part_of_a_wide_table_has_the_columns_that_tell_its_rows_apart():
+    header = ["metric", "model", "baseline", "difference", "95% interval", ""]
+    metrics = [f"neighbours recall@{k}" for k in (1, 5, 10, 100)]
+    rows = [
+        [metric, model, "re-embedding", "-0.4824", "-0.4975 to -0.4662", "lower"]
+        for metric in metrics
+        for model in ("adapted", "old-model")
+    ]
+    lines = columns_of(header, *rows, width=70)
+    assert sum("metric" in line and "model" in line for line in lines) == 2
+    assert sum("95% interval" in line for line in lines) == 1
+    assert sum("adapted" in line for line in lines) == 2 * len(metrics)
+    assert max(map(len, lines)) <= 70
+
+
 def columns_of(header, *rows, width=80):
     """Return the lines of the cells of a table, without its frame."""
     console = Console(width=width, file=io.StringIO())

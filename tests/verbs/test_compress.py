@@ -72,19 +72,19 @@ def tuned(tmp_path_factory):
         ),
         (
             ["demo", "--task", "demo-topic", "--max-drop", "1", "--set", "plan.distill.methd=x"],
-            "plan.distill: unknown key 'methd'",
+            "unknown key 'plan.distill.methd'; did you mean 'plan.distill.method'?",
         ),
         (
             ["demo", "--task", "demo-topic", "--max-drop", "1", "--set", "plan.distill.recipe=5"],
-            "plan.distill: recipe must be the name of a recipe or the path of a file, got 5",
+            "'plan.distill.recipe' must be the name of a recipe or the path of a file, got 5",
         ),
         (
             ["demo", "--task", "demo-topic", "--max-drop", "1", "--set", "steps=[{distil: {}}]"],
-            "distil: no such step; did you mean 'distill'?",
+            "'distil' in item 1 of 'steps' is no step; did you mean 'distill'?",
         ),
         (
             ["demo", "--task", "demo-topic", "--set", "steps=[{}]"],
-            "step 1 must name one of distill, prune, trim, quantize, export, got an empty step",
+            "item 1 of 'steps' must name one of distill, prune, trim, quantize, export, got an",
         ),
         (["--front", "run"], "--front and --output-dir contradict each other"),
         (["--front", "run", "--speedup", "9"], "--front and --speedup contradict each other"),
@@ -97,7 +97,7 @@ def tuned(tmp_path_factory):
                 "--set",
                 "steps=[{trim: {}}, {quantize: {format: 5}}]",
             ],
-            "steps: step 2, quantize: unknown format '5'",
+            "'quantize.format' in item 2 of 'steps': unknown format '5'",
         ),
         (
             ["demo", "--task", "demo-topic", "--max-drop", "1", "--set", "plan.backends=[onx]"],

@@ -13,6 +13,8 @@ from transformers import (
     AutoTokenizer,
 )
 
+from kdcli.report.text import number
+
 QUICK = shlex.split(
     "--max-steps 6 --batch-size 8 --dtype fp32 --set data.max_length=16 "
     "--set train.warmup_fraction=0.2 --set train.eval_every=3 --set train.log_every=1 "
@@ -177,6 +179,26 @@ def test_on_a_task_the_teacher_alone_is_the_result_of_finetune(on_task, model_di
     own_files.succeeds("finetune", model_dir, *own, *ON_TASK, "-o", tmp_path / "ft")
     one, other = weights(tmp_path / "out" / "teacher"), weights(tmp_path / "ft")
     assert all(torch.equal(one[k], other[k]) for k in other)
+
+
+def test_a_teacher_that_loses_its_score_is_named_with_its_start(on_task, model_dir, tmp_path):
+    teacher, out = tmp_path / "teacher", tmp_path / "out"
+    task = on_task[2:]
+    own_files.succeeds("finetune", model_dir, *task, "--max-steps", "40", "-o", teacher)
+    # The teacher learns from a student that knows nothing.
+    quick = ["--weights", "1:0:0:1", "--lr", "3e-2", "--no-standalone"]
+    succeeds(teacher, "2x16", *task, *quick, "-o", out)
+    report = report_of(out)
+    notes = "\n".join(report.notes)
+    (before,) = report_of(teacher).evaluations
+    (after, _) = report.evaluations
+    assert after.metrics["accuracy"] < before.metrics["accuracy"]
+    start = f"the teacher had accuracy {number(before.metrics['accuracy'])} before the training and"
+    assert f"{start} loses " in notes
+    assert notes.count("lower the learning rate (--lr, or train.teacher_lr") == 1
+    for name in ("teacher", "student"):
+        assert f"the {name} has accuracy " in notes
+    assert "the student had" not in notes
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,9 @@ def test_members_are_stock_models_with_the_layers_of_the_largest(given, method, 
     assert turns == [{f"{n}x32"} for n in (4, 3, 2, 1)]
     report = report_of(tmp_path / "out")
     assert {one.name for one in report.models if one.role == "student"} == names
+    assert any("share one training" in note for note in report.notes)
+    card = (tmp_path / "out" / "2x32" / "README.md").read_text("utf-8")
+    assert ", together with 3 other models." in card
     losses = report.quality["held-out loss"]
     # Members without layers start far from the teacher, and all of them learn.
     assert all(losses[f"{n}x32"]["loss"] < losses[f"{n}x32 undistilled"]["loss"] for n in (1, 2, 3))

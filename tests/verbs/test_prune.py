@@ -41,7 +41,7 @@ from kdcli.recipe.sections import RunOptions
 from kdcli.run import stages
 from kdcli.verbs.prune.build import TRACE
 from kdcli.verbs.prune.method_recipes import prune_recipes
-from kdcli.verbs.prune.run import _check_compact, prune, runs_of
+from kdcli.verbs.prune.run import _advice, _check_compact, prune, runs_of
 
 MASK = "mask/mask.safetensors"
 TEXTS = ["w1 w2 w3", "w25 w26 w27 w28 w29", "w3 w30"]
@@ -430,6 +430,27 @@ def test_a_pruned_model_is_compared_with_the_trivial_answer(pruned):
     assert len(warnings) == (not masked.trivial.is_beaten)
 
 
+@pytest.mark.parametrize(
+    ("is_beaten", "lost", "advice"),
+    [
+        (True, 0.01, ["ship compact/; it is only faster than the dense model if"]),
+        (True, 0.2, ["before you ship compact/: the pruned model loses 20.00 points of accuracy"]),
+        (False, 0.2, []),
+    ],
+)
+def test_the_advice_follows_from_the_scores(is_beaten, lost, advice):
+    trivial = SimpleNamespace(is_beaten=is_beaten)
+    difference = SimpleNamespace(
+        model="masked", metric="accuracy", difference=-lost, low=-lost, high=-lost, confidence=0.95
+    )
+    contents = SimpleNamespace(
+        evaluations=[SimpleNamespace(trivial=trivial)], comparisons=[difference]
+    )
+    notes = _advice(contents, ["compact/"], latency=True)
+    assert [note[: len(start)] for note, start in zip(notes, advice, strict=True)] == advice
+    assert all("(--sparsity)" in note for note in notes if lost > 0.05)
+
+
 def test_a_teacher_is_learned_from(given, tmp_path):
     teacher = own_files.headed(tmp_path / "teacher", tuple(sorted(NAMES)), seed=3)
     args = [*given, "--teacher", teacher, "--set", "train.log_every=1"]
@@ -466,8 +487,8 @@ def test_cap_contrasts_with_the_model_as_it_was_and_as_it_is_fine_tuned(given, t
 @pytest.mark.parametrize(
     ("methods", "options", "message"),
     [
-        ([], {"sparsity": [1.0]}, "'sparsity[0]' must be less than 1, got 1.0"),
-        ([], {"sparsity": [-0.1]}, "'sparsity[0]' must be greater than or equal to 0"),
+        ([], {"sparsity": [1.0]}, "item 1 of 'sparsity' must be less than 1, got 1.0"),
+        ([], {"sparsity": [-0.1]}, "item 1 of 'sparsity' must be greater than or equal to 0"),
         ([], {"sparsity": [0.5, 0.5]}, "sparsity 0.5 was given twice"),
         (["smp", "smp"], {}, "method smp was given twice"),
         (

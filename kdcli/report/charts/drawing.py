@@ -412,7 +412,7 @@ def scatter_chart(
 
 def _apart(heights: list[float], gap: float = 0.07) -> list[float]:
     """Move labels until they do not overlap and lie inside. Heights are fractions of the axis."""
-    placed, last = list(heights), -1.0
+    placed, last = list(heights), -gap / 2
     order = sorted(range(len(heights)), key=heights.__getitem__)
     for i in order:
         last = placed[i] = max(heights[i], last + gap)

@@ -160,7 +160,9 @@ def how_trained(report: Report) -> str:
     t = report.training
     if t is None or not t.steps:
         return ""
-    return f"{t.steps:,} steps, {t.tokens:,} tokens, {duration(t.seconds)}"
+    others = len(report.with_role("student", "peer")) - 1
+    together = f", together with {others} other model{'s' * (others > 1)}" if others > 0 else ""
+    return f"{t.steps:,} steps, {t.tokens:,} tokens, {duration(t.seconds)}{together}"
 
 
 def _pair(report: Report) -> str:

@@ -11,7 +11,14 @@ from pydantic.dataclasses import dataclass
 from kdcli.deploy.backends import FORMATS, PACKED, BackendName, check_format
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.recipe.options import GOAL, RUN, Option
-from kdcli.recipe.resolve import Resolved, flatten, recipe_models, resolve, shipped
+from kdcli.recipe.resolve import (
+    Resolved,
+    flatten,
+    in_words,
+    recipe_models,
+    resolve,
+    shipped,
+)
 from kdcli.recipe.sections import (
     MeasureSettings,
     PricePerHour,
@@ -298,32 +305,40 @@ def _check_steps(recipe: CompressRecipe) -> None:
         "distill": recipe.plan.distill,
         "prune": recipe.plan.prune or {},
     }
-    for number, step in enumerate(
-        [*({k: v} for k, v in planned.items()), *recipe.steps], 1 - len(planned)
-    ):
+    for name, keys in planned.items():
+        _check_keys(name, keys, f"plan.{name}")
+    for index, step in enumerate(recipe.steps):
+        item = f"steps[{index}]"
         if len(step) != 1:
             got = ", ".join(step) or "an empty step"
-            raise UsageError(f"steps: step {number} must name one of {', '.join(STEPS)}, got {got}")
+            raise UsageError(f"{in_words(item)} must name one of {', '.join(STEPS)}, got {got}")
         ((name, keys),) = step.items()
-        where = f"steps: step {number}, {name}" if number > 0 else f"plan.{name}"
-        if number > 0 and name not in STEPS:
+        if name not in STEPS:
             raise UsageError(
-                f"{where}: no such step{did_you_mean(name, STEPS)}", f"known: {', '.join(STEPS)}"
+                f"{in_words(f'{item}.{name}')} is no step{did_you_mean(name, STEPS)}",
+                f"known: {', '.join(STEPS)}",
             )
-        if name in EXPORTS:
-            if wrong := next((key for key in keys if key not in EXPORT_KEYS), None):
-                raise UsageError(
-                    f"{where}: unknown key '{wrong}'", f"known: {', '.join(EXPORT_KEYS)}"
-                )
-            try:
-                check_format(str(keys.get("format", FORMATS[0])))
-            except UsageError as unknown:
-                raise unknown.of(where) from None
-            continue
-        try:
-            resolve(recipe_models()[name], recipe=base_recipe(keys), options=dotted(keys))
-        except UsageError as wrong:
-            raise wrong.of(where) from None
+        _check_keys(name, keys, f"{item}.{name}")
+
+
+def _check_keys(name: str, keys: RecipeKeys, section: str) -> None:
+    """Check the keys of a planned verb or of a step, which stand in a section of the recipe."""
+    if name not in EXPORTS:
+        if not isinstance(named := keys.get("recipe"), str | None):
+            raise UsageError(
+                f"{in_words(f'{section}.recipe')} must be the name of a recipe or the path of a "
+                f"file, got {named!r}"
+            )
+        resolve(recipe_models()[name], recipe=named, sections={section: dotted(keys)})
+        return
+    if wrong := next((key for key in keys if key not in EXPORT_KEYS), None):
+        raise UsageError(
+            f"unknown key {in_words(f'{section}.{wrong}')}", f"known: {', '.join(EXPORT_KEYS)}"
+        )
+    try:
+        check_format(str(keys.get("format", FORMATS[0])))
+    except UsageError as unknown:
+        raise unknown.of(in_words(f"{section}.format")) from None
 
 
 def backend_of(verb: str, keys: RecipeKeys) -> str:
@@ -332,15 +347,10 @@ def backend_of(verb: str, keys: RecipeKeys) -> str:
 
 
 def base_recipe(keys: RecipeKeys) -> str | None:
-    """Return the recipe that a step starts from; None without one.
-
-    Raises:
-        UsageError: `recipe` is no text.
-    """
+    """Return the recipe that a step starts from; None without one."""
     named = keys.get("recipe")
-    if named is None or isinstance(named, str):
-        return named
-    raise UsageError(f"recipe must be the name of a recipe or the path of a file, got {named!r}")
+    assert named is None or isinstance(named, str)
+    return named
 
 
 def dotted(keys: RecipeKeys) -> RecipeValues:

@@ -30,6 +30,7 @@ from kdcli.models.masked_head import load_masked_lm, student_with_head
 from kdcli.models.model import Model, all_rows
 from kdcli.types import ModelShape, RowHashes, Start
 from kdcli.verbs.cotrain.settings import CotrainRecipe
+from kdcli.workloads.settings import TaskHeadSettings
 from kdcli.workloads.task_models import check_vocabulary
 from kdcli.workloads.workload import Workload
 
@@ -70,17 +71,22 @@ class ModelPair:
         return {role: workload.capture(loaded) for role, loaded in self.models.items()}
 
 
+def head_of(recipe: CotrainRecipe, role: str) -> TaskHeadSettings:
+    """Return the head settings of a model. The map of the labels belongs to the teacher."""
+    if role == TEACHER_MODEL:
+        return recipe.head
+    return recipe.head.model_copy(update={"label_map": None})
+
+
 def load_task_pair(recipe: CotrainRecipe, workload: Workload) -> ModelPair:
     """Load both models for a task. Shapes are copied from `base`, or else from the teacher."""
     seed = recipe.train.seed
     models: dict[str, Model] = {}
     notes: list[str] = []
-    without_map = recipe.head.model_copy(update={"label_map": None})
     for number, role in enumerate(PAIR_ROLES):
         source = str(getattr(recipe, role))
         if not is_shape(source):
-            head = recipe.head if role == TEACHER_MODEL else without_map
-            model = workload.load(source, head=head, seed=seed)
+            model = workload.load(source, head=head_of(recipe, role), seed=seed)
         else:
             base = load_encoder(recipe.base or str(recipe.teacher))
             shape = parse_shape(source, base.shape)
@@ -88,7 +94,7 @@ def load_task_pair(recipe: CotrainRecipe, workload: Workload) -> ModelPair:
             notes += [f"{role}: {note}" for note in built.notes]
             with tempfile.TemporaryDirectory() as aside:
                 save_model(built.model, base.tokenizer, Path(aside), base.rows)
-                model = workload.load(aside, head=without_map, seed=seed)
+                model = workload.load(aside, head=head_of(recipe, STUDENT_MODEL), seed=seed)
             model = replace(model, source=source)
         if role == STUDENT_MODEL:
             check_vocabulary(models[TEACHER_MODEL], model.tokenizer, source)

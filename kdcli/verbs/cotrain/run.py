@@ -27,7 +27,8 @@ from kdcli.recipe.resolve import Resolved, set_among
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import Entry, ReportContents, RunResult, quality_of
 from kdcli.report.schema import Quality, Report
-from kdcli.report.text import data_name, short
+from kdcli.report.sections.summary import change_text
+from kdcli.report.text import data_name, number, short
 from kdcli.run.context import RunContext
 from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import Run, Stage, StageJob
@@ -46,6 +47,7 @@ from kdcli.types import (
 from kdcli.verbs.cotrain.models import (
     PAIR_ROLES,
     ModelPair,
+    head_of,
     load_task_pair,
     load_text_pair,
     tokenizer_of,
@@ -60,10 +62,15 @@ from kdcli.workloads.finetuning import (
     Downstream,
     check_downstream,
     compare_downstream,
+    learning_notes,
     open_downstream,
     request_of,
+    scores_as_given,
+    with_trivial_answer,
 )
 from kdcli.workloads.labelled import WORST
+from kdcli.workloads.scores import ModelScores
+from kdcli.workloads.scores import compare as compare_scores
 from kdcli.workloads.study import Member, compare, run_study, seeds_of, with_seed
 from kdcli.workloads.training import first_rows, freeze_unused, total_loss, training_job
 from kdcli.workloads.workload import Workload
@@ -207,7 +214,11 @@ class Cotraining:
         contents.notes = self.notes
         if workload.has_metrics:
             for name, loaded in pair.models.items():
-                contents.evaluations += workload.score(loaded, worst=WORST).rows(name)
+                scores, before = workload.score(loaded, worst=WORST), self._scores_before(name)
+                if self.context.is_main:
+                    scores = with_trivial_answer(workload, scores)
+                    contents.notes += _learning_notes(workload, name, before, scores)
+                contents.evaluations += scores.rows(name)
             contents.quality = quality_of(contents.evaluations)
         else:
             losses = held_out_mlm_losses(recipe, RunDir(self.folder))
@@ -218,6 +229,33 @@ class Cotraining:
         # The comparison run writes its report now, the main run after the comparison.
         if self.alone and self.context.is_main:
             self.context.report(contents, folder=self.folder)
+
+    def _scores_before(self, role: str) -> ModelScores | None:
+        """Score a model before its training; None of a new head, and of the comparison run."""
+        recipe = self.resolved.recipe
+        source = str(getattr(recipe, role))
+        if self.alone or is_shape(source):
+            return None
+        return scores_as_given(self.workload, source, head_of(recipe, role))
+
+
+def _learning_notes(
+    workload: Workload, name: str, before: ModelScores | None, after: ModelScores
+) -> list[str]:
+    """Compare a model's scores with the trivial answer, and with its scores before the training."""
+    model = f"the {name}"
+    if before is None:
+        return learning_notes(model, after.evaluations, None)
+    notes, lost = learning_notes(model, after.evaluations, None, KEEP_SCORE), False
+    starts = {one.set: number(one.metrics[workload.metric]) for one in before.evaluations}
+    for row in compare_scores(workload.name, {BEFORE: before, name: after}).comparisons:
+        if row.metric == workload.metric:
+            where = f" on {row.set}" if row.set else ""
+            start = f"{model} had {row.metric} {starts[row.set]}{where} before the training"
+            notes.append(f"{start} and {change_text(row, row.metric)}")
+            lost |= row.high < 0
+    is_said = any(KEEP_SCORE in note for note in notes)
+    return [*notes, KEEP_SCORE] if lost and not is_said else notes
 
 
 def origin_of(recipe: CotrainRecipe) -> str | None:
@@ -383,6 +421,12 @@ def _on_text(
     return workload, pair, tasks
 
 
+BEFORE = "start"
+"""Name of a model before its training, in the comparison with itself."""
+KEEP_SCORE = (
+    "To keep the score, lower the learning rate (--lr, or train.teacher_lr of the teacher alone), "
+    "or give the labels more weight (--weights)"
+)
 PARTNERS = ("student-1", "student-2")
 """Names of the two models if a community teacher teaches both."""
 STANDALONE = "standalone"

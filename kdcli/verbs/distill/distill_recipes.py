@@ -6,9 +6,9 @@ from pydantic import ValidationError
 
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.recipe.resolve import (
+    SECTION,
     Resolved,
     explain,
-    flatten,
     read_recipe,
     recipe_keys,
     resolve,
@@ -47,9 +47,8 @@ def general_recipe(recipe: DistillRecipe) -> Resolved[DistillRecipe]:
         # An assistant is only worth its steps if the student on text is the final result.
         loss = {f"loss.{key}": value for key, value in recipe.loss.items()}
         options |= {"method": recipe.method, "assistant": "none"} | loss
-    return resolve(
-        DistillRecipe, recipe=general.recipe, options=options | dict(flatten(general.overrides))
-    )
+    sections = {"general.overrides": general.overrides}
+    return resolve(DistillRecipe, recipe=general.recipe, options=options, sections=sections)
 
 
 def distill_recipe(
@@ -132,14 +131,14 @@ def stage_settings(recipe: DistillRecipe) -> DistillTrainSettings:
             raise UsageError(f"intermediate.{key} cannot be set: all stages share train.{key}")
         if key not in known:
             raise UsageError(
-                f"unknown key 'intermediate.{key}'{did_you_mean(key, known)}",
+                f"unknown key 'intermediate.{key}'{did_you_mean(key, known, 'intermediate.')}",
                 f"known keys: {', '.join(known)}",
             )
     values = recipe.train.model_dump() | recipe.intermediate
     try:
         return DistillTrainSettings.model_validate(values)
     except ValidationError as error:
-        origins = dict.fromkeys(recipe.intermediate, "intermediate")
+        origins = dict.fromkeys(recipe.intermediate, f"{SECTION}intermediate")
         raise UsageError("\n".join(explain(error, values, origins))) from None
 
 
@@ -164,7 +163,8 @@ def undistilled_recipe(recipe: DistillRecipe, student: str) -> Resolved[Finetune
         keys += [key.removeprefix("train.") for key in STATIC_DEFAULTS]
     options |= {f"train.{key}": getattr(recipe.train, key) for key in keys}
     options |= {f"head.{key}": getattr(recipe.head, key) for key in ("kind", "words")}
-    return finetune_recipe(options=options | dict(flatten(recipe.undistilled.overrides)))
+    sections = {"undistilled.overrides": recipe.undistilled.overrides}
+    return finetune_recipe(options=options, sections=sections)
 
 
 def embedding_recipe(teacher: str) -> str:

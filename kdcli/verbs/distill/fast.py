@@ -16,7 +16,7 @@ from kdcli.disk import RECIPE_FILE
 from kdcli.errors import UsageError
 from kdcli.messages import log
 from kdcli.models.choose import SHAPE_ROWS, check_rows
-from kdcli.models.grammar import SpeedGoal, goal_of
+from kdcli.models.grammar import SpeedGoal, goal_of, is_family
 from kdcli.models.load import location
 from kdcli.models.model import Model
 from kdcli.recipe.resolve import Resolved, resolve
@@ -78,7 +78,9 @@ def how_distilled(teacher: Card | None, recipe: DistillRecipe) -> str:
 
 
 def shape_notes(student: StudentSettings) -> list[str]:
-    """Return the note on the shape that was chosen for a goal, for the log and the report."""
+    """Return the note on a family, or on the shape that was chosen for a goal."""
+    if is_family(student.to):
+        return ["the students share one training: its time and tokens are of all together"]
     chosen = student.chosen
     # Another --to may have replaced the shape of the recipe.
     if student.to != [chosen.shape]:

@@ -35,6 +35,7 @@ from kdcli.recipe.sections import RunOptions
 from kdcli.report import schema
 from kdcli.report.finish import Entry, ReportContents, RunResult, quality_of
 from kdcli.report.schema import PrunedMatrix, Report
+from kdcli.report.sections.summary import change_text
 from kdcli.report.text import bytes_of, data_name, directory_word, percent, short
 from kdcli.run.context import RunContext
 from kdcli.run.dry_run import Estimate
@@ -51,6 +52,7 @@ from kdcli.workloads.finetuning import (
     learning_notes,
     request_of,
     scores_after_training,
+    scores_as_given,
     with_trivial_answer,
 )
 from kdcli.workloads.labelled import WORST
@@ -64,6 +66,8 @@ from kdcli.workloads.workload import Workload
 Recipes = Sequence[Resolved[PruneRecipe]]
 REMEDY = "Keep more of the weights (--sparsity), or train longer (--epochs or --max-steps)"
 EMBEDDING_TASK = "embedding"
+MAX_LOSS = 0.05
+"""A model that lost more of a metric than this is not ready to ship."""
 
 
 def prune(
@@ -170,7 +174,7 @@ def _stage(
             if workload.has_metrics:
                 scores = scores_after_training(workload, built.model, outcome)
             if scores is not None and workload.has_labels:
-                of_dense = _dense_scores(workload, recipe)
+                of_dense = scores_as_given(workload, str(recipe.model), recipe.head)
             if context.is_main:
                 delete_signals(folder)
                 if scores is not None:
@@ -285,12 +289,6 @@ def save_pruned(
         forms.append(_save_compact(context, workload, forms[0], recipe, folder / COMPACT, rows))
     ships = [f"{COMPACT}/ for one task"] if len(forms) > 1 else []
     ships += [f"{MASK_FILE} and its base for many tasks"] if base is not None else []
-    judged = "if the times above say so" if recipe.measure.latency else "if a measurement says so"
-    notes.insert(
-        0,
-        f"ship {', or '.join(ships) or 'the masked model'}; it is only faster than the dense model "
-        f"{judged}",
-    )
     notes += [form.note for form in forms]
     if len(forms) == 1:
         notes.append(_no_compact_form(network))
@@ -323,7 +321,24 @@ def save_pruned(
         size = _write_masks(folder, info, masks, head, importance, rows)
         contents.notes.append(f"mask: {size} in addition to the base ({MASK_FILE})")
     contents.pruning = [facts]
+    contents.notes[:0] = _advice(contents, ships, latency=recipe.measure.latency)
     context.report(contents, recipe.measure, folder)
+
+
+def _advice(contents: ReportContents, ships: Sequence[str], *, latency: bool) -> list[str]:
+    """Say what to ship, or what to do first. Of a model that learned little, other notes say it."""
+    trivial = [one.trivial for one in contents.evaluations if one.trivial is not None]
+    if not all(answer.is_beaten for answer in trivial):
+        return []
+    ship = ", or ".join(ships) or "the masked model"
+    of_masked = [one for one in contents.comparisons if one.model == MASKED]
+    of_metric = [one for one in of_masked if one.metric == of_masked[0].metric]
+    worst = min(of_metric, key=lambda one: one.difference, default=None)
+    if worst is not None and -worst.difference > MAX_LOSS:
+        change = change_text(worst, worst.metric)
+        return [f"before you ship {ship}: the pruned model {change}. {REMEDY}"]
+    judged = "if the times above say so" if latency else "if a measurement says so"
+    return [f"ship {ship}; it is only faster than the dense model {judged}"]
 
 
 def _where_it_loads(network: PreTrainedModel) -> str:
@@ -386,13 +401,6 @@ def _save_compact(
         on_cpu = replace(workload.session, device=torch.device("cpu"))
         scores = replace(workload, session=on_cpu).score(small, worst=WORST)  # type: ignore[type-var]
     return _Form(replace(entry, folder=None), small, scores, note)
-
-
-def _dense_scores(workload: Workload, recipe: PruneRecipe) -> ModelScores | None:
-    """Score the model as it was given; None if it has no head for the task."""
-    if workload.misfit(str(recipe.model)) is not None:
-        return None
-    return workload.score(workload.load(str(recipe.model), head=recipe.head, new_head=False))
 
 
 def _compare_with_dense(
