@@ -153,7 +153,9 @@ class FittedTable:
             [_unbroken(text) for text in line[: self.table.narrow]]
             for line in (self.table.columns, *self.table.rows)
         ]
-        if len(lines) <= len(lines[0]) and sum(len(name) + 3 for name in lines[0]) > room:
+        folded = sum(_least_width(column) + 3 for column in zip(*lines, strict=True))
+        is_wide = max(folded, sum(len(name) + 3 for name in lines[0])) > room
+        if is_wide and len(lines) <= len(lines[0]):
             turned = [list(column) for column in zip(*lines, strict=True)]
             turned[0][0] = ""
             if sum(_least_width(column) + 3 for column in zip(*turned, strict=True)) <= room:

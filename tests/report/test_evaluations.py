@@ -61,7 +61,7 @@ def test_one_metric_of_several_models_is_a_column_a_model_and_a_missing_set_has_
     values = evaluate_values(("de", "en"), "xnli")
     evaluations = [e | {"metrics": {"accuracy": 0.5}} for e in values["evaluations"]]
     (section,) = scores(made(values, evaluations=evaluations))
-    assert section.title == "Scores on xnli, accuracy"
+    assert section.title == "Scores on xnli, accuracy (validation)"
     assert section.columns[:3] == ["set", "bert-base-uncased", "all-MiniLM-L6-v2"]
     (section,) = scores(made(values, evaluations=values["evaluations"][:-1]))
     assert section.rows[-1][1:3] == ["0.9250", ""]

@@ -230,6 +230,10 @@ def test_every_part_of_a_wide_table_has_the_columns_that_tell_its_rows_apart():
     assert sum("95% interval" in line for line in lines) == 1
     assert sum("adapted" in line for line in lines) == 2 * len(metrics)
     assert max(map(len, lines)) <= 70
+    # Few rows become columns.
+    lines = columns_of(header, *rows[:2], width=70)
+    assert sum("adapted" in line for line in lines) == 1
+    assert max(map(len, lines)) <= 70
 
 
 def columns_of(header, *rows, width=80):

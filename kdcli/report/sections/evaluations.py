@@ -99,6 +99,9 @@ def _by_set(task: str, evaluations: list[Evaluation]) -> ReportSection:
         names = metrics
     elif len(metrics) == 1:
         names, title = models, f"{title}, {metrics[0]}"
+    splits = dict.fromkeys(e.split for e in evaluations)
+    if len(splits) == 1:
+        title += f" ({', '.join(splits)})"
     values, rows = list[list[float | None]](), list[list[str]]()
     for name in dict.fromkeys(e.set for e in evaluations):
         own = {e.model: e for e in evaluations if e.set == name}
@@ -106,10 +109,11 @@ def _by_set(task: str, evaluations: list[Evaluation]) -> ReportSection:
         values.append([None if e is None else e.metrics.get(metric) for e, metric in cells])
         first = next(iter(own.values()))
         scores = ["" if e is None else _value(e, metric) for e, metric in cells]
-        rows.append([name, *scores, f"{first.n:,}", first.split])
-    rows.append([MEAN, *map(number, _means(values)), "", ""])
+        rows.append([name, *scores, f"{first.n:,}", *[first.split] * (len(splits) > 1)])
+    columns_shown = ["set", *names, "examples", *["split"] * (len(splits) > 1)]
+    means = list(map(number, _means(values)))
+    rows.append([MEAN, *means, *[""] * (len(columns_shown) - 1 - len(means))])
     note = _note_on_seeds(evaluations)
-    columns_shown = ["set", *names, "examples", "split"]
     return ReportSection(title, columns_shown, rows, note, marked=len(rows) - 1)
 
 
