@@ -143,6 +143,20 @@ def test_a_list_of_labels_in_a_cell_is_several_labels(tmp_path, form):
     assert any(line.startswith("'label' holds lists of labels ") for line in log)
 
 
+@pytest.mark.parametrize(
+    ("name", "cell"), [("a.csv", json.dumps), ("a.csv", repr), ("a.jsonl", lambda value: value)]
+)
+def test_choices_of_label_studio_are_labels_with_and_without_a_head(tmp_path, name, cell):
+    """Its exports write one choice as a name, and several as an object."""
+    names = ("food", "price", "room", "staff")
+    labels = [each[0] if len(each) == 1 else cell({"choices": each}) for each in SETS * 10]
+    file = write(tmp_path, labels, name)
+    for head in (None, Head("multi", names)):
+        data = read_task("own", file, head=head, training=False)
+        assert (data.task.kind, data.task.labels) == ("multi", names)
+        assert [[names[n] for n in e.label] for e in data.sets[""]] == SETS * 10
+
+
 @pytest.mark.parametrize(("form", "nothing"), [(FORMS["a bar"], "none"), (repr, "[]")])
 def test_an_empty_list_in_a_cell_is_no_class(tmp_path, form, nothing):
     data = read_task("own", write(tmp_path, [*map(form, SETS * 10), nothing]), training=False)

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import json
 import re
 import unicodedata
 from collections import Counter
@@ -36,6 +37,7 @@ LIST_FORMS = (BRACKETS, "|", ";", ",", *PARTS_OF_NAMES)
 
 # Also `array(['a'], dtype=object)` and `frozenset({'a'})`.
 _BRACKETED = re.compile(r"(?:\w+\()?(?:\[(.*)\]|\((.*)\)|\{(.*)\})(?:, dtype=[^)]*)?\)?", re.DOTALL)
+_CHOICES = re.compile(r"\{\s*['\"]choices['\"]\s*:\s*(\[.*\])\s*\}", re.DOTALL)
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 # Spaces and hyphens within a name, but not between two digits.
 _SEPARATED = re.compile(r"(?<=[^\W\d])[\s_-]+(?=\w)|(?<=\w)[\s_-]+(?=[^\W\d])")
@@ -216,7 +218,8 @@ def parse_list(text: str, form: str) -> list[str] | None:
     """Read a list of labels from a string; None if it is not in one of the `LIST_FORMS`."""
     if form != BRACKETS:
         return [part for each in text.split(form) if (part := each.strip())]
-    match = _BRACKETED.fullmatch(text.strip())
+    choices = _CHOICES.fullmatch(text.strip())
+    match = _BRACKETED.fullmatch(choices[1] if choices else text.strip())
     if match is None:
         return None
     inner = next(group for group in match.groups() if group is not None).strip()
@@ -230,6 +233,12 @@ def parse_list(text: str, form: str) -> list[str] | None:
         return [str(ast.literal_eval(each)) for each in _QUOTED.findall(inner)]
     except (SyntaxError, ValueError):
         return None
+
+
+def as_cell(label: object) -> object:
+    """Write the choices of Label Studio as its CSV files do. Other labels are unchanged."""
+    is_choices = isinstance(label, dict) and label.keys() == {"choices"}
+    return json.dumps(label, ensure_ascii=False) if is_choices else label
 
 
 def single_label(label: object) -> object:

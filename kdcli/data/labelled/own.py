@@ -12,6 +12,7 @@ from kdcli.data.annotations import check_accepted
 from kdcli.data.labelled.columns import Columns, parse_columns
 from kdcli.data.labelled.label_values import (
     IGNORED_WORD,
+    as_cell,
     class_number,
     describe_unknown_scheme,
     number_of,
@@ -86,7 +87,7 @@ def own_task(
             check_accepted(where, row, label)
             if label not in row:
                 raise BadRow(where, f"there is no column '{label}'; {columns_in(row)}")
-            labels.add(where, row[label])
+            labels.add(where, as_cell(row[label]))
             labels.rows += 1
         except BadRow as error:
             on_bad(error)

@@ -17,6 +17,7 @@ from kdcli.data.labelled.kept import kept_rows
 from kdcli.data.labelled.label_values import (
     IGNORED_WORD,
     NO_LABEL_NUMBERS,
+    as_cell,
     class_number,
     labels_in,
     may_be_no_label,
@@ -536,7 +537,7 @@ def example_of(task: Task, row: Row, number: int, *, withheld: bool = False) -> 
     read = _words if task.kind == "tokens" else _texts
     texts = read(task, where, values)
     name = check_encodable(where, "id", str(example_id))
-    label = values.get(task.label)
+    label = as_cell(values.get(task.label))
     if withheld and (label is None or str(label) in ("-1", "-1.0")):
         return Example(where, name, texts, None)
     if label is None:
