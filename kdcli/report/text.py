@@ -171,11 +171,11 @@ def plain(text: str) -> str:
     return re.sub(r"([\\`*|\[\]])", r"\\\1", " ".join(text.split()).replace("<", "&lt;"))
 
 
-def fenced(block: str) -> str:
-    """Return a block of Markdown that shows a text as it is."""
+def fenced(block: str, language: str) -> str:
+    """Return a block of Markdown that shows a text as it is, such as code in `python` or `sh`."""
     # A name in the text must not end the block.
     fence = max(["```", *(f"{run}`" for run in re.findall("`+", block))], key=len)
-    return "\n".join([fence, block, fence])
+    return "\n".join([f"{fence}{language}", block, fence])
 
 
 def short(model: str) -> str:

@@ -228,7 +228,7 @@ def markdown(report: Report) -> str:
     lines += [f"kdcli {report.command}, {report.created}.", ""]
     for section in shown(sections(report), View.MARKDOWN):
         lines += _written(section, "##")
-    return "\n".join([*lines, "## How to repeat it", "", fenced(repeat_block(report)), ""])
+    return "\n".join([*lines, "## How to repeat it", "", fenced(repeat_block(report), "sh"), ""])
 
 
 def _written(section: ReportSection, level: str) -> list[str]:
@@ -376,7 +376,7 @@ def model_card(
         ),
         origin=source and short(source),
         results=[line for section in results for line in _written(section, "###")],
-        command=fenced(repeat_command(report.command, report.command_line, public=True)),
+        command=fenced(repeat_command(report.command, report.command_line, public=True), "sh"),
         plain=plain,
     )
 

@@ -99,4 +99,10 @@ def test_calibration_explains_only_the_temperatures_that_the_table_has():
     note = parts_of(report.model_copy(update={"decisions": [without]}))["Calibration"].note
     assert "The temperature divides" not in note
     assert f"No temperature for {BASELINE} and {MODEL}: " in note
-    assert "The temperature divides the logits." in parts_of(report)["Calibration"].note
+    note = parts_of(report)["Calibration"].note
+    assert "The temperature divides the logits." in note
+    assert "is below 0.1" not in note
+    low = {MODEL: each.calibration[MODEL].model_copy(update={"temperature": 0.016})}
+    nearly = each.model_copy(update={"calibration": low})
+    note = parts_of(report.model_copy(update={"decisions": [nearly]}))["Calibration"].note
+    assert f"The temperature of {MODEL} is below 0.1, because nearly every prediction" in note

@@ -259,7 +259,7 @@ def test_a_summary_without_facts_is_empty():
 def test_names_neither_leave_the_comment_nor_end_the_block():
     report = made(compress_values(), data_versions={"a\nrm -rf /": "x", "```": "y"})
     assert not [line for line in repeat_block(report).splitlines()[1:] if line[0] != "#"]
-    assert "\n````\nkdcli" in markdown(report)
+    assert "\n````sh\nkdcli" in markdown(report)
 
 
 @pytest.mark.parametrize(

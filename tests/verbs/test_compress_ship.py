@@ -55,7 +55,7 @@ How to run it.
 
 ## Repeat it
 
-```
+```sh
 kdcli distill teacher
 ```
 
@@ -81,7 +81,7 @@ def test_the_card_of_best_has_the_scores_of_the_verification_rows(tmp_path):
     middle = f"{lead} runs with transformers.\n\nIt is a cascade.\n\nHow to run it.\n\n{results}"
     assert (
         card.text.strip()
-        == f"{title}\n\n{middle}\n\n## Repeat it\n\n```\n{command}\n```\n\nVersions: kdcli 1."
+        == f"{title}\n\n{middle}\n\n## Repeat it\n\n```sh\n{command}\n```\n\nVersions: kdcli 1."
     )
     (tmp_path / "export.json").write_text('{"files": {"onnx/model_int8.onnx": 3}}')
     measured = "with ONNX Runtime (`onnx/model_int8.onnx`, which these numbers are for) or, as"

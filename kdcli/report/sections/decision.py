@@ -27,6 +27,12 @@ from kdcli.report.text import (
 )
 
 TOO_FEW = "not enough rows to tell"
+LOW_TEMPERATURE = 0.1
+LOW = (
+    f"below {LOW_TEMPERATURE}, because nearly every prediction on the rows of the fit is right; it "
+    "makes all answers look certain, so fit another one to more rows, or to harder ones"
+)
+"""What a temperature below this one means."""
 
 
 def decision_section(report: Report) -> ReportSection:
@@ -248,7 +254,13 @@ def _calibration(decision: Decision) -> ReportSection:
         note += " The stored temperature is kdcli_temperature in config.json."
     if without:
         named = " and ".join(without)
-        note += f" No temperature for {named}: the best one is not between 0.01 and 100."
+        note += (
+            f" No temperature for {named}: the best one is not between 0.01 and 100, as when every "
+            "prediction is right, or when confidence does not tell right from wrong."
+        )
+    low = [n for n, each in d.calibration.items() if (each.temperature or 1) < LOW_TEMPERATURE]
+    if low:
+        note += f" The temperature of {' and '.join(low)} is {LOW}."
     note += f" {_reference(d)}"
     if d.reference == "teacher":
         note += (

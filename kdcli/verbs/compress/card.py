@@ -111,7 +111,7 @@ def cascade_card(
         f"`{files[1]}` ({bytes_of(sizes[1])}), which other tools load from this directory "
         "as if it were alone.\n\n"
         f"With kdcli, `kdcli.load(DIRECTORY).predict(texts)` runs both. Without it:\n\n"
-        f"{fenced(code.strip())}\n"
+        f"{fenced(code.strip(), 'python')}\n"
     )
     if (folder / SINGLE_FILE).is_file():
         words = f" `{WORDS}` is 1 at the first token of each word, else 0." if is_words else ""

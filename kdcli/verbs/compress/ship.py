@@ -25,6 +25,7 @@ from kdcli.recipe.sections import RunOptions
 from kdcli.report.front import METHOD_TAGS, Score, store_scores
 from kdcli.report.publish import Upload
 from kdcli.report.schema_decisions import Calibration, Decision
+from kdcli.report.sections.decision import LOW, LOW_TEMPERATURE
 from kdcli.report.sections.repeat import repeat_command
 from kdcli.report.sections.summary import card_sentence
 from kdcli.report.text import fenced, plain, without_owner
@@ -35,7 +36,7 @@ METHOD_NAMES = {
     "quantized": "quantization",
 }
 """Tag of the hub -> the method."""
-COMMAND = re.compile(r"\n## Repeat it\n\n(`{3,})\n.*?\n\1\n", re.DOTALL)
+COMMAND = re.compile(r"\n## Repeat it\n\n(`{3,})sh\n.*?\n\1\n", re.DOTALL)
 """The section of a model card that repeats the step which made the model."""
 LEAD = re.compile(r"\A\s*# .*\s+(?:.* and runs with .*\.\n)?")
 """The title and the first sentence of a model card."""
@@ -117,7 +118,7 @@ def best_card(text: str, folder: Path, shipped: Shipped, command: str) -> str:
     title = f"# {plain(shipped.model)} compressed to {plain(shipped.name)}"
     lead = card_sentence(made, shipped.facts, runs_with)
     body = LEAD.sub("", card.text)
-    repeat = f"\n## Repeat it\n\n{fenced(command)}\n"
+    repeat = f"\n## Repeat it\n\n{fenced(command, 'sh')}\n"
     body, replaced = COMMAND.subn(lambda _: repeat, body)
     body = SCORES.sub(lambda heading: f"{heading[0]}\n\n{OF_STEP}", body, count=1)
     parts = [title, lead, plain(shipped.remarks), body.strip(), "" if replaced else repeat.strip()]
@@ -189,9 +190,10 @@ def check_temperature(folder: Path, decisions: Sequence[Decision], model: str) -
     if found.stored_error >= found.error:
         remove_temperature(folder)
         return [f"{change}, so it is not stored"]
+    low = f". It is {LOW}" if found.stored_temperature < LOW_TEMPERATURE else ""
     return [
         f"{change}: config.json stores it as kdcli_temperature; divide the logits by it to get "
-        "calibrated probabilities"
+        f"calibrated probabilities{low}"
     ]
 
 
