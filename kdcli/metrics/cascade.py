@@ -10,13 +10,14 @@ most the given probability. The choice among pairs needs other rows to be confir
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from pydantic import BaseModel
-from scipy.special import betaincinv, expit, softmax
+from scipy.special import bdtrin, betaincinv, expit, softmax
 
 from kdcli.metrics.bootstrap import is_binary
 from kdcli.metrics.retrieval import ranking_metrics
@@ -26,6 +27,8 @@ THRESHOLDS = np.append(1 - 10 ** -np.arange(5, 2, -0.05), np.arange(198, -1, -1)
 """The thresholds that are tried, from the highest to 0. Trained models are sure of most texts, so
 the steps above 0.99 become smaller."""
 RANKING_METRIC = "ndcg@10"
+MAX_LOST = 1 << 30
+"""More lost rows than anybody has."""
 SHORTER = 0.9
 """Each length to which lists are cut is at most this share of the length before."""
 
@@ -144,16 +147,36 @@ def ranked_twice(first_M: Array, second_M: Array, keep: int) -> Array:
     return scores_M
 
 
-def choose(trials: Iterator[Trial], max_risk: float, error: float) -> Trial | None:
-    """Return the last trial before the first whose upper limit exceeds a risk; None without one."""
+def choose(
+    trials: Iterator[Trial], max_risk: float, error: float
+) -> tuple[Trial | None, Trial | None]:
+    """Return the last trial before the first whose upper limit exceeds a risk, and this first one.
+
+    Either is None if there is none.
+    """
     chosen = None
     for trial in trials:
         if upper_limit(trial.losses_N, error) > max_risk:
-            break
+            return chosen, trial
         chosen = trial
-    return chosen
+    return chosen, None
 
 
-def rows_needed(max_risk: float, error: float) -> int:
-    """Return the number of rows that prove a risk if not one of them is lost."""
-    return math.ceil(math.log(error) / math.log1p(-max_risk))
+def rows_needed(losses_N: Array, max_risk: float, error: float) -> int | None:
+    """Return the smallest number of rows that shows a risk if their mean loss is the given rows'.
+
+    With so many rows, `upper_limit` is at most the risk. The result is None if no number of rows
+    shows it, because the mean loss is not below the risk.
+    """
+    mean = float(losses_N.mean())
+    if mean >= max_risk:
+        return None
+    if not is_binary(losses_N):
+        error /= math.e
+
+    def rows(lost: int) -> int:
+        """Return the smallest number of rows that shows the risk although some are lost."""
+        return int(np.ceil(bdtrin(lost, error, max_risk)))
+
+    counts = range(MAX_LOST)
+    return rows(bisect_left(counts, True, key=lambda lost: mean * rows(lost) - 1e-9 <= lost))

@@ -1,4 +1,4 @@
-"""The bound on a drop, and the smallest drop that rows can show."""
+"""The bound on a drop, the smallest drop that rows can show, and the rows that show a bound."""
 
 from collections.abc import Sequence
 
@@ -26,6 +26,23 @@ def points_per_row(scorers: Sequence[Scorer], metric: str, rows: int) -> float:
         if values_N is None or not len(values_N) or not is_binary(values_N):
             return 0.0
     return 100 / rows
+
+
+def rows_within(drop: float, high: float, bound: float, rows: int) -> int | None:
+    """Return about how many rows bring the upper end of a drop's interval down to a bound.
+
+    The distance of the end from the drop shrinks with the square root of the number of rows, or
+    faster. The result is None if the drop itself is not below the bound.
+
+    Args:
+        drop: The drop in points.
+        high: The upper end of its interval.
+        bound: The largest drop that is allowed.
+        rows: The number of rows that gave the interval.
+    """
+    if drop >= bound:
+        return None
+    return round(rows * ((high - drop) / (bound - drop)) ** 2)
 
 
 def exceeds(drop: float, bound: float, tolerance: float = 0.0) -> bool:

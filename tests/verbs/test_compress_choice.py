@@ -5,12 +5,14 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 from transformers import BertConfig, BertModel
 
 from kdcli.deploy.measurements import Speedup
 from kdcli.deploy.untrained import UntrainedTimes, min_mb
+from kdcli.metrics.cascade import upper_limit
 from kdcli.models.card import describe
 from kdcli.recipe.sections import RunOptions
 from kdcli.report import schema
@@ -228,6 +230,44 @@ WON = "The goal cannot be met with what was tried. Nearest: " + START
 )
 def test_the_sentence_says_what_is_gained_and_lost_and_on_how_many_rows(one, goal, said):
     assert said in said_of(scores_of(one, **goal))
+
+
+@pytest.mark.parametrize(
+    ("score", "goal", "said"),
+    [
+        # The distance of 1 point from the end must shrink to 0.5: four times the rows.
+        (0.895, {}, "beyond the goal. At the same loss, about 2,000 verification rows would"),
+        (0.895, {"strict": True}, "At the same loss, about 2,000 verification rows would be"),
+        (0.885, {"strict": True}, "More verification rows do not help, because the loss itself"),
+        (0.885, {}, ""),
+        (0.909, {}, ""),
+    ],
+)
+def test_the_rows_that_would_show_the_goal_are_named(score, goal, said):
+    one = measured("a", score, 2.0, 4.0, low=score - 0.01, high=score + 0.01)
+    sentence = said_of(scores_of(one, max_drop=1.0, **goal))
+    assert said in sentence
+    assert ("verification rows would" in sentence or "do not help" in sentence) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("max_drop", "said"),
+    [
+        (2.0, "At the same rate of changes, about 907 verification rows would be enough."),
+        (1.2, "More verification rows do not help, because the rate of changes itself is not"),
+    ],
+)
+def test_a_cascade_that_misses_its_bound_names_the_rows_that_would_show_it(max_drop, said):
+    losses = np.repeat([1.0, 0.0], [6, 494])
+    facts = RANKED.model_copy(update={"setting": 0.9, "risk": upper_limit(losses, 0.05)})
+    one = replace(A, cascade=facts, costs={P95: 3.0})
+    scores = replace(scores_of(A, max_drop=max_drop), metric="agreement")
+    seen = replace(verified(one), losses_N=losses)
+    outcome = Outcome(scores, seen, seen.misses(scores.goal, {}), has_labels=False)
+    sentence = outcome.sentence("big")
+    assert said in sentence
+    assert "the cascade's one-sided limit of changes is 2.35 points, more than" in sentence
+    assert "this limit is one-sided, so it is below the interval's upper end" in sentence
 
 
 @pytest.mark.parametrize(

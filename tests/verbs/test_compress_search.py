@@ -764,7 +764,8 @@ def test_the_shapes_of_a_plan_without_any_come_from_large_to_small(given):
 @pytest.mark.parametrize(
     ("keys", "error", "said"),
     [
-        ({"goal__max_mb": 100.0}, UsageError, "meets every limit already: 10.00 ms, "),
+        ({"goal__max_mb": 100.0}, UsageError, "meets every limit already: 0.249 MB"),
+        ({"goal__max_latency_ms": 99.0}, UsageError, "meets every limit already: 10.00 ms, 0.249"),
         *(
             (
                 {"goal__speedup": 20.0, "plan__prune": prune},
@@ -782,6 +783,15 @@ def test_what_timing_tells_is_said_before_anything_is_written(keys, error, said,
         made.compress(**given | keys)
     assert not given["output_dir"].exists()
     assert all(call.startswith("measure") for call in made.calls)
+
+
+def test_a_limit_of_size_with_a_budget_measures_latencies_only_at_the_end(given):
+    made = fakes(seconds={"measure": 60.0}, mb={"onnx": 0.24, "2x32": 0.21, "1x32": 0.1})
+    keys = given | {"plan__backends": ["onnx", "onnx-int8"]}
+    made.compress(**keys, goal__max_mb=0.2, budget=20.0)
+    *_, measured, _ = made.calls
+    assert [call for call in made.calls if call.startswith("measure")] == [measured]
+    assert answer_of(given["output_dir"]).chosen == "1x32-onnx-int8"
 
 
 def test_a_budget_that_ends_while_models_are_timed_says_how_long_that_takes(given):

@@ -13,7 +13,8 @@ from kdcli.engine.processes import stop_requests
 from kdcli.engine.run_dir import RunDir
 from kdcli.kept import delete_oldest_results
 from kdcli.messages import warn
-from kdcli.metrics.resolution import exceeds
+from kdcli.metrics.cascade import rows_needed
+from kdcli.metrics.resolution import exceeds, rows_within
 from kdcli.models.files import FACTS
 from kdcli.report import schema
 from kdcli.report.finish import BEST, Entry, ReportContents, RunResult, write_report
@@ -32,6 +33,7 @@ from kdcli.report.text import (
     short,
 )
 from kdcli.report.titles import SELECTION, VERIFICATION
+from kdcli.verbs.compress.cascade import describe_needed, loss_name
 from kdcli.verbs.compress.limits import POINT, ScoredModel, conflict
 from kdcli.verbs.compress.record import Answer
 from kdcli.verbs.compress.scored import ERROR, P95, TEACHER, CandidateScores, Verification
@@ -105,7 +107,7 @@ class Outcome:
 
         `model` is the name of the model that was compressed.
         """
-        goal, teacher, chosen = self.scores.goal, self.verified.teacher, self.verified.chosen
+        teacher, chosen = self.verified.teacher, self.verified.chosen
         ratio, times = self._speed()
         smaller = (
             f"{_size_change(teacher.mb, chosen.mb)} ({megabytes(chosen.mb)} MB instead of "
@@ -119,7 +121,7 @@ class Outcome:
             won = f"{chosen.name} is {faster} and {smaller}"
         cascade = self._describe_cascade()
         won += f". It {self._lost()}{f'. {cascade}' if cascade else ''}"
-        apart = self._selection_loss()
+        apart = self._rows_needed() + self._selection_loss()
         if self.missed and not self.scores.selected_misses(self.selected):
             return (
                 f"{chosen.name} met the goal on the selection rows but misses it on the "
@@ -132,9 +134,36 @@ class Outcome:
                 f"The goal cannot be met with what was tried. Nearest: {won}. It misses: "
                 f"{why}.{apart}"
             )
-        _, high = _loss(teacher, chosen)
-        is_within = goal.max_drop is None or not exceeds(high, goal.max_drop)
-        return f"{won}{'' if is_within else '; the interval reaches beyond the goal'}.{apart}"
+        beyond = "" if self._is_shown else "; the interval reaches beyond the goal"
+        return f"{won}{beyond}.{apart}"
+
+    @property
+    def _is_shown(self) -> bool:
+        """Whether the end of the interval, or a cascade's limit, is within `max_drop`."""
+        chosen, bound = self.verified.chosen, self.scores.goal.max_drop
+        _, high = _loss(self.verified.teacher, chosen)
+        limit = high if chosen.cascade is None else chosen.cascade.risk / POINT
+        return bound is None or not exceeds(limit, bound)
+
+    def _rows_needed(self) -> str:
+        """Say how many verification rows would show that the loss is within `max_drop`.
+
+        The result is empty if these rows show it, or if the loss itself misses the goal.
+        """
+        goal, verified = self.scores.goal, self.verified
+        facts, bound = verified.chosen.cascade, goal.max_drop
+        if bound is None or self._is_shown:
+            return ""
+        if facts is not None and verified.losses_N is not None:
+            loss, error = loss_name(ranks=facts.ranks), 1 - verified.confidence
+            needed = rows_needed(verified.losses_N, bound * POINT, error)
+        else:
+            loss, lost = "loss", (verified.teacher.score - verified.chosen.score) / POINT
+            _, high = _loss(verified.teacher, verified.chosen)
+            needed = rows_within(lost, high, bound, verified.rows)
+            if needed is None and not goal.strict:
+                return ""
+        return f" {describe_needed(needed, loss, 'verification').capitalize()}."
 
     def _speed(self) -> tuple[Speedup, str]:
         """Return the speed-up of the chosen candidate, and its time next to the teacher's."""
@@ -208,6 +237,8 @@ class Outcome:
             )
             item = "texts"
             bound = f"at most {most} % of the answers on such texts differ from the teacher's"
+            if self.scores.metric == "agreement":
+                bound += "; this limit is one-sided, so it is below the interval's upper end"
         return (
             f"It is a cascade: {how}, so the time is a mean; 95 % of the {item} take at most "
             f"{slowest} ms. With {level}, {bound}"

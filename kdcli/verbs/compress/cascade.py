@@ -24,6 +24,7 @@ from kdcli.models.model import all_rows, training_rows, write_training_rows
 from kdcli.report.schema import CascadeFacts, Report
 from kdcli.report.text import percent
 from kdcli.report.titles import SELECTION
+from kdcli.types import Array
 from kdcli.verbs.compress.card import cascade_card
 from kdcli.verbs.compress.limits import POINT
 from kdcli.verbs.compress.record import Candidate
@@ -140,35 +141,52 @@ def find(scores: CandidateScores, folder: Path) -> tuple[list[Found], str]:
         )
     answers = read_answers(folder)
     alone = [one.ms for one in exports if not goal.misses(one, scores.teacher)]
-    found, limits, rows, keeps = list[Found](), dict[str, float](), 0, False
+    found, keeps, beyond = list[Found](), False, dict[str, Trial]()
     for first, second in permutations(exports, 2):
         if first.ms >= second.ms:
             continue
-        trials = list(answers[first.name].trials(answers[second.name], answers[TEACHER]))  # type: ignore[arg-type]
-        trial = choose(iter(trials), max_risk, error)
-        rows = len(trials[0].losses_N)
-        limits[f"{first.name}+{second.name}"] = upper_limit(trials[0].losses_N, error)
-        if trial is not None and 0 < trial.asked < 1:
+        trials = answers[first.name].trials(answers[second.name], answers[TEACHER])  # type: ignore[arg-type]
+        trial, too_risky = choose(trials, max_risk, error)
+        if trial is not None and trial.asked < 1:
             keeps = True
             ms = first.ms + trial.asked * second.ms
-            if ms < min(alone, default=float("inf")):
+            if trial.asked and ms < min(alone, default=float("inf")):
                 found.append(Found(first.name, second.name, trial, ms))
+        elif too_risky is not None:
+            beyond[f"{first.name}+{second.name}"] = too_risky
     if found:
         return sorted(found, key=lambda one: one.ms)[:MAX_CASCADES], ""
-    if keeps:
+    if keeps or not beyond:
         return [], "no cascade is faster than the candidates that meet the goal alone"
-    name, limit = min(limits.items(), key=lambda item: item[1], default=("no pair", 1.0))
-    lost = f"up to {percent(limit)} % of its answers may still change"
-    if isinstance(answers[TEACHER], Rankings):
+    limits = {name: upper_limit(one.losses_N, error) for name, one in beyond.items()}
+    name = min(limits, key=limits.__getitem__)
+    losses_N, limit = beyond[name].losses_N, limits[name]
+    items, lost = "texts", f"up to {percent(limit)} % of its answers may still change"
+    ranks = isinstance(answers[TEACHER], Rankings)
+    if ranks:
+        items = "passages"
         lost = f"its rankings may still score up to {limit / POINT:.2f} points less"
-    needed = rows_needed(max_risk, error)
-    hint = f"; it takes {needed:,} rows to show less" if rows < needed else ""
-    if not hint and limit > max_risk and FORMAT not in answers:
-        hint = f"; add {FORMAT} to plan.backends: in float32, the model itself loses nothing"
+    needed = rows_needed(losses_N, max_risk, error)
+    hints = [describe_needed(needed, loss_name(ranks=ranks), SELECTION)]
+    if FORMAT not in answers:
+        hints.append(f"add {FORMAT} to plan.backends: in float32, the model itself loses nothing")
     return [], (
-        f"no cascade keeps {goal.max_drop:g} points: if {name} asks nearly always, {lost}, as far "
-        f"as {rows:,} selection rows tell{hint}"
+        f"no cascade keeps {goal.max_drop:g} points: if {name} asks about "
+        f"{percent(beyond[name].asked, 1)} % of the {items}, {lost}, as far as {len(losses_N):,} "
+        f"selection rows tell; {'; '.join(hints)}"
     )
+
+
+def loss_name(*, ranks: bool) -> str:
+    """Name what a cascade's bound limits."""
+    return "mean loss" if ranks else "rate of changes"
+
+
+def describe_needed(needed: int | None, loss: str, rows: str) -> str:
+    """Say how many rows would show that a loss is within the goal; None if no number would."""
+    if needed is None:
+        return f"more {rows} rows do not help, because the {loss} itself is not below the goal"
+    return f"at the same {loss}, about {needed:,} {rows} rows would be enough"
 
 
 def facts_of(one: Found) -> CascadeFacts:
@@ -312,13 +330,7 @@ def is_cascade(folder: Path) -> bool:
     return (folder / FIRST / FACTS).is_file()
 
 
-def verified_risk(folder: Path, name: str, error: float) -> float:
-    """Return the upper limit that the verification rows give for a cascade.
-
-    Args:
-        folder: The directory of the evaluation.
-        name: The cascade.
-        error: The probability with which the limit may be wrong.
-    """
+def verified_losses(folder: Path, name: str) -> Array:
+    """Return a cascade's loss on each verification row, given the directory of the evaluation."""
     answers = read_answers(folder)
-    return upper_limit(answers[name].losses(answers[TEACHER]), error)  # type: ignore[arg-type]
+    return answers[name].losses(answers[TEACHER])  # type: ignore[arg-type]

@@ -153,8 +153,8 @@ class MaxDrop(Limit):
         from kdcli.metrics.resolution import exceeds
 
         if one.cascade is not None and exceeds(one.cascade.risk / POINT, self.value):
-            most = f"the cascade's upper limit of changes is {one.cascade.risk / POINT:.2f} points"
-            return f"{most}, more than {self.value:g}"
+            most = f"the cascade's one-sided limit of changes is {one.cascade.risk / POINT:.2f}"
+            return f"{most} points, more than {self.value:g}"
         lost = (teacher.score - (one.low if self.strict else one.score)) / POINT
         if not exceeds(lost, self.value):
             return ""
@@ -329,6 +329,11 @@ class GoalSettings(Section):
     def is_bounded(self) -> bool:
         """Whether speed or size is limited. `max_drop` alone asks for the fastest model."""
         return any(not limit.is_quality for limit in self.limits)
+
+    @property
+    def is_of_speed(self) -> bool:
+        """Whether speed or latency is limited."""
+        return any(limit.axis == "ms" for limit in self.limits)
 
     def misses(self, one: ScoredModel, teacher: ScoredModel) -> dict[str, str]:
         """Return how a candidate misses the goal on the selection rows, by limit."""

@@ -299,8 +299,9 @@ def check_reachable(search: Search, untrained: Untrained) -> None:
     size = deployed_bytes(str(recipe.model), weights) / 1e6 if weights else 0.0
     ms = untrained.teacher.ms
     if search.fits and all(limit.is_met_by_model(ms, size) for limit in goal.limits):
+        facts = [f"{ms:.2f} ms", f"{megabytes(size)} MB"]
         raise UsageError(
-            f"{recipe.model} meets every limit already: {ms:.2f} ms, {megabytes(size)} MB",
+            f"{recipe.model} meets every limit already: {', '.join(facts[not ms :])}",
             "nothing was trained; ask for more",
         )
     models = untrained.shapes | untrained.backends

@@ -13,6 +13,7 @@ from kdcli.models.load import location
 from kdcli.report.pareto import SAME_LATENCY, Point, dominated_by
 from kdcli.report.schema import Report, Throughput
 from kdcli.report.sections.timings import first_cell
+from kdcli.types import Array
 from kdcli.verbs.compress.limits import LIMITS, QUALITY, GoalSettings, ScoredModel
 
 TEACHER = "teacher"
@@ -49,6 +50,7 @@ class Verification:
             selection.
         look: How many times verification rows were looked at, this time included.
         confidence: The level of the chosen model's interval, see `confidence_of`.
+        losses_N: Of a cascade, the loss on each row, between 0 and 1.
     """
 
     report: Report
@@ -57,6 +59,7 @@ class Verification:
     chosen: ScoredModel
     look: int
     confidence: float
+    losses_N: Array | None = None
 
     def misses(self, goal: GoalSettings, selected: Mapping[str, str]) -> dict[str, str]:
         """Return how the chosen model misses a goal, with its quality on the verification rows.

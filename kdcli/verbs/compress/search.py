@@ -18,6 +18,7 @@ from kdcli.disk import atomic_file, disk_errors, read_json
 from kdcli.engine.device import choose_device
 from kdcli.errors import MachineError
 from kdcli.messages import log
+from kdcli.metrics.cascade import upper_limit
 from kdcli.models.files import FACTS
 from kdcli.models.layout import layout_for
 from kdcli.models.load import load_config, location
@@ -28,7 +29,7 @@ from kdcli.report.schema import Report, Role
 from kdcli.report.titles import SELECTION
 from kdcli.run.context import cpu_session
 from kdcli.types import Kind
-from kdcli.verbs.compress.cascade import is_cascade, verified_risk, with_cascades
+from kdcli.verbs.compress.cascade import is_cascade, verified_losses, with_cascades
 from kdcli.verbs.compress.limits import POINT, GoalSettings, ScoredModel
 from kdcli.verbs.compress.record import Candidate, Scored
 from kdcli.verbs.compress.scored import (
@@ -109,6 +110,17 @@ class Search:
             return ""
         chosen, missed = self.scores.choose()
         return "" if missed else chosen.name
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether latencies are measured before the end.
+
+        A limit of size needs none, unless the fastest model is wanted and time is not limited.
+        """
+        goal = self.goal
+        wants_fastest = goal.max_drop is not None and self.recipe.budget is None
+        is_of_speed = goal.is_of_speed or goal.cascade or not goal.is_bounded
+        return is_of_speed or wants_fastest
 
     @functools.cached_property
     def machine(self) -> list[object]:
@@ -313,9 +325,11 @@ class Search:
         if line not in self.steps.record.lines:
             self.steps.record.add(line)
         self.scores = scores
-        if not (scores.keep_quality or self.goal.cascade or self.steps.record.looks(self.known)):
+        looks = self.steps.record.looks(self.known)
+        if not (scores.keep_quality or self.goal.cascade or looks):
             return False
-        self.measure()
+        if self.is_timed or looks:
+            self.measure()
         chosen, missed = self.scores.choose()
         return not missed and self.goal.is_bounded and self.scores.is_sure(chosen)
 
@@ -392,9 +406,10 @@ class Search:
         verified = read_verification(self.steps.result(step).report, self.scores, one, look)
         if one.cascade is None:
             return verified
-        risk = verified_risk(self.steps.path(step), one.name, 1 - confidence_of(look))
+        losses_N = verified_losses(self.steps.path(step), one.name)
+        risk = upper_limit(losses_N, 1 - verified.confidence)
         chosen = replace(verified.chosen, cascade=one.cascade.model_copy(update={"risk": risk}))
-        return replace(verified, chosen=chosen)
+        return replace(verified, chosen=chosen, losses_N=losses_N)
 
     def try_pruning(self) -> None:
         """Prune the model and compact it."""

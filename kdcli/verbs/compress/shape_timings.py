@@ -93,7 +93,8 @@ class Untrained:
 def measure_untrained(search: Search, partition: Partition) -> Untrained:
     """Measure the model on every backend, and the untrained shapes on the fastest backend.
 
-    Nothing is measured if nothing depends on it: one backend, one shape, no limit of speed or size.
+    Nothing is measured if nothing depends on it: one backend and one shape without a limit of speed
+    or size, or a limit of size alone; see `Search.is_timed`.
 
     Args:
         search: The search.
@@ -110,10 +111,9 @@ def measure_untrained(search: Search, partition: Partition) -> Untrained:
     if goal is not None:
         layout_for(loaded.model.config).check_layers()
     shapes = [] if goal is not None else _listed_shapes(search, model, loaded)
-    if len(backends) == 1 and len(shapes) == 1 and not search.goal.is_bounded:
-        untrained_student(loaded, shapes[0], recipe.seed)
-        times = {_name(shapes[0], loaded.shape): UNTIMED}
-        return Untrained(UNTIMED, {backends[0]: UNTIMED}, backends[0], times)
+    is_single = len(backends) == 1 and len(shapes) == 1 and not search.goal.is_bounded
+    if goal is None and (is_single or not search.is_timed):
+        return _untimed(search, loaded, shapes)
     values = [TIMINGS, backends, search.machine]
     baseline = Subject(TEACHER, location(model))
     subjects = [subject_of(backend, location(model), backend) for backend in backends]
@@ -150,6 +150,25 @@ def measure_untrained(search: Search, partition: Partition) -> Untrained:
     least = min((size for name, size in sizes.items() if name in times), default=math.inf)
     smallest = min(1.0, least / size_of_layers(loaded.shape))
     return Untrained(of_backends[TEACHER], measured, fastest, times, smallest)
+
+
+def _untimed(search: Search, loaded: Model, shapes: Sequence[ModelShape]) -> Untrained:
+    """Return the sizes of the model and of the shapes. Fewer weights count as faster."""
+    card = describe(loaded.model, TEACHER, None)
+    backends = {
+        name: replace(UNTIMED, min_mb=min_mb(card, name, keeps_vocabulary=True))
+        for name in search.backends
+    }
+    smallest = min(backends, key=lambda name: backends[name].min_mb)
+    of_shapes, shares = dict[str, UntrainedTimes](), [1.0]
+    for shape in shapes:
+        name = _name(shape, loaded.shape)
+        card = describe(untrained_student(loaded, shape, search.recipe.seed), name, None)
+        share = size_of_layers(shape) / size_of_layers(loaded.shape)
+        mb = min_mb(card, smallest, keeps_vocabulary=False)
+        of_shapes[name] = replace(UNTIMED, ms=share, best_ms=share, min_mb=mb)
+        shares.append(share)
+    return Untrained(UNTIMED, backends, smallest, of_shapes, min(shares))
 
 
 @dataclass(frozen=True)

@@ -203,9 +203,11 @@ class Steps:
         """The seconds of the budget that are left for candidates.
 
         The latencies of all candidates and the scores on the verification rows come after them.
+        Latencies that were never measured are expected to take as long as scores.
         """
+        scores = self._slowest("evaluate")
         latencies = self._slowest(LATENCIES) or self._slowest(TIMINGS, SHAPE_TIMINGS)
-        return self.left - latencies - self._slowest("evaluate")
+        return self.left - (latencies or scores) - scores
 
     def seconds_after_training(self) -> float:
         """Return the seconds in which a trained student becomes a candidate.
