@@ -55,14 +55,29 @@ def shape_of(config: PreTrainedConfig) -> ModelShape:
 
 
 def positions_of(config: PreTrainedConfig) -> int | None:
-    """Return the length of a model's position table in tokens.
+    """Return the number of positions that a model can tell apart, whatever else is in a batch.
 
-    Returns None if it has no table or uses only distances.
+    Returns None if it has no table of them or uses only distances.
     """
     positions = _declared_positions(config)
-    if positions is None or layout_for(config).rotary:
+    if positions is None:
         return None
+    if layout_for(config).rotary:
+        return _same_frequencies(config, positions)
     return positions - (config.pad_token_id + 1 if layout_for(config).position_offset else 0)
+
+
+def _same_frequencies(config: PreTrainedConfig, positions: int) -> int | None:
+    """Return the number of tokens above which rotary frequencies change, if they do.
+
+    They would change for all rows of a batch, by the length of its longest row.
+    """
+    settings = getattr(config, "rope_parameters", None) or {}
+    # Some models have settings for each type of layer.
+    ropes = [each for each in (settings, *settings.values()) if isinstance(each, dict)]
+    changing = [rope for rope in ropes if rope.get("rope_type") in ("dynamic", "longrope")]
+    limits = [rope.get("original_max_position_embeddings") or positions for rope in changing]
+    return min(map(int, limits), default=None)
 
 
 def _declared_positions(config: PreTrainedConfig) -> int | None:

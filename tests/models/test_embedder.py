@@ -102,6 +102,19 @@ def test_sentence_transformers_and_kdcli_give_the_same_vectors(fmt, encoder, sav
     )
 
 
+def test_a_long_text_does_not_change_the_vectors_of_its_batch(tmp_path, session):
+    """The longest row of a batch would decide the rotary frequencies of all rows."""
+    torch.manual_seed(0)
+    dims = 4
+    rope = {"rope_type": "longrope", "rope_theta": 100.0, "original_max_position_embeddings": 16}
+    rope |= {"short_factor": [1.0] * dims, "long_factor": [8.0] * dims}
+    decoder = tiny_encoder("phi3", max_position_embeddings=64, rope_parameters=rope)
+    save_embedder(decoder, tiny_tokenizer(), EmbeddingFormat("last", max_length=64), tmp_path)
+    model, text = Embedder.open(str(tmp_path)), "w1 w2 w3"
+    alone, together = (model.vectors([text, *o], "", session)[0] for o in ([], ["w4 " * 40]))
+    np.testing.assert_allclose(alone, together, atol=1e-5)
+
+
 def test_every_layer_that_sentence_transformers_saves_is_read(saved, tmp_path_factory, session):
     torch.manual_seed(0)
     encoder = Transformer(str(saved(EmbeddingFormat())))
