@@ -166,6 +166,7 @@ class Task:
         rows_of_labels: label -> its first row, in the order of a user's own rows, for messages.
         account: Where the `labels` of a user's own rows come from.
         score_name: The name of a `score`, if the model has one, such as `toxicity`.
+        decimal_comma: Whether the numbers of a user's own rows have a decimal comma.
     """
 
     name: str
@@ -186,6 +187,7 @@ class Task:
     rows_of_labels: Mapping[str, str] = field(default_factory=dict, compare=False)
     account: LabelAccount | None = field(default=None, compare=False)
     score_name: str = field(default="", compare=False)
+    decimal_comma: bool = field(default=False, compare=False)
 
     @property
     def title(self) -> str:

@@ -8,7 +8,7 @@ asks for it. So is a labelled row without text, or with the text of an earlier r
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from kdcli.data.rows import BadRow, BlankLine, LineBreaks, OutsideShare
+from kdcli.data.rows import BadRow, BlankLine, LineBreaks, NamesOfColumns, OutsideShare
 from kdcli.data.storage import base_name
 from kdcli.errors import UsageError
 from kdcli.messages import log_fact
@@ -118,6 +118,8 @@ class RowAccount:
         elif isinstance(error, OutsideShare):
             self.read += 1
             self.leave_out(OUTSIDE_SHARE, error.where)
+        elif isinstance(error, NamesOfColumns):
+            log_fact(error.message)
         else:
             raise error
 

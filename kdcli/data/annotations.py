@@ -9,7 +9,15 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kdcli.data.rows import BadRow, OnBadRow, Row, RowValues, names_in, take_first
+from kdcli.data.rows import (
+    BadRow,
+    OnBadRow,
+    Row,
+    RowValues,
+    names_in,
+    take_first,
+    usual_text_column,
+)
 from kdcli.errors import UsageError
 
 WORD = re.compile(r"\w+|[^\w\s]")
@@ -45,8 +53,7 @@ def convert_annotations(rows: Iterable[Row], on_bad: OnBadRow) -> Iterator[Row]:
     # Words have positions and tags too.
     others = [name for name in names if name != "tokens"]
     entities = [n for n in others if any(_entities(values.get(n)) for _, values in first)]
-    texts = [n for n in names if any(isinstance(values.get(n), str) for _, values in first)]
-    text = "text" if "text" in texts else texts[0] if len(texts) == 1 else None
+    text = usual_text_column(first)
     tags_words = len(entities) == 1 and text is not None
     if not answers and not tags_words:
         yield from rows

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from kdcli.data.rows import BadRow, OnBadRow, Row
+from kdcli.data.rows import BadRow, NamesOfColumns, OnBadRow, Row
 
 ENDINGS = ("conll", "conllu", "bio", "iob", "iob2")
 TAG = re.compile(r"O|[BIESLUMW]-\S+")
@@ -53,6 +53,8 @@ def read_conll(name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow) ->
             line, cells, width, is_first=not sentence, is_repeated=is_repeated
         ):
             # A comment, as before the sentences of the Universal Dependencies.
+            if not width and len(cells) > 1 and _begins_word(line):
+                on_bad(NamesOfColumns(f"{name}:{number}", line.rstrip()))
             continue
         width = width or len(cells)
         sentence.append((number, cells))
@@ -78,12 +80,15 @@ def _is_tagged(
     """
     if TAG.fullmatch(cells[-1]) or not is_first or len(cells) == 1:
         return len(cells) > 1
-    has_tab, begins_word = "\t" in line, not line[1:2].isspace()
-    if SETTING.match(line):
-        return False
     if not width:
-        return has_tab and begins_word and is_repeated
-    return len(cells) == width and (has_tab or begins_word)
+        return _begins_word(line) and is_repeated
+    is_like_others = "\t" in line or not line[1:2].isspace()
+    return len(cells) == width and is_like_others and not SETTING.match(line)
+
+
+def _begins_word(line: str) -> bool:
+    """Whether a line that begins with `#` may hold a word, or the name of a column, and more."""
+    return "\t" in line and not line[1:2].isspace() and not SETTING.match(line)
 
 
 def _is_tagged_rule(cells: Sequence[str]) -> bool:

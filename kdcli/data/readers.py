@@ -24,7 +24,6 @@ from kdcli.data.delimited import read_delimited
 from kdcli.data.rows import (
     BadRow,
     BlankLine,
-    ClassName,
     OnBadRow,
     Piece,
     Row,
@@ -34,6 +33,7 @@ from kdcli.data.rows import (
     raise_bad_row,
     share_of,
     take_first,
+    usual_text_column,
 )
 from kdcli.data.storage import File, as_file, base_name, check_size, file_stat, open_binary
 from kdcli.data.tables import read_table, table_errors, table_share
@@ -448,21 +448,13 @@ def counted_documents(
 
 
 def text_column(rows: Sequence[Row]) -> str:
-    """Choose the column of the text: `text`, or the only column that holds a string."""
-    strings = [
-        name for name in names_in(rows) if any(_is_text(row.values.get(name)) for row in rows)
-    ]
-    if any("text" in row.values for row in rows):
-        return "text"
-    if len(strings) == 1:
-        return strings[0]
-    where = rows[0].where
-    message = f"{where}: which column holds the text? {columns_in(names_in(rows))}"
-    raise UsageError(message, COLUMN_HINT)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and not isinstance(value, ClassName)
+    """Choose the column of the text: `text`, another usual name, or the only column of strings."""
+    column = usual_text_column(rows)
+    if column is None:
+        where, names = rows[0].where, names_in(rows)
+        message = f"{where}: which column holds the text? {columns_in(names)}"
+        raise UsageError(message, COLUMN_HINT)
+    return column
 
 
 def read_documents(piece: Piece, column: str | None, account: RowAccount) -> Iterator[str]:

@@ -2,11 +2,12 @@
 
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kdcli.errors import UsageError, first_line
@@ -57,6 +58,17 @@ class OutsideShare(Remark):
 
     def __init__(self, where: str) -> None:
         super().__init__(where, "the row is outside the share")
+
+
+class NamesOfColumns(Remark):
+    """A line of CoNLL that is read as the names of the columns, but may be a word."""
+
+    def __init__(self, where: str, line: str) -> None:
+        super().__init__(
+            where,
+            f"{line!r} is read as the names of the columns; if it is a word with its tag, write "
+            "another sentence above it",
+        )
 
 
 class LineBreaks(Remark):
@@ -131,6 +143,50 @@ def take_first(rows: Iterable[Row]) -> tuple[list[Row], Iterator[Row]]:
 def names_in(rows: Iterable[Row]) -> list[str]:
     """List the columns of some rows, in the order in which they occur."""
     return list(dict.fromkeys(name for _, values in rows for name in values))
+
+
+TEXT_COLUMNS = (("text",), ("sentence",), ("review", "content", "comment", "body"))
+"""Usual names of the column of a text, as `column_key` writes them. The first group that names a
+column decides."""
+
+MUCH_LONGER = 3
+"""Ratio of median lengths above which another column may hold the text."""
+
+
+def column_key(name: str) -> str:
+    """Normalise a name, so that `Sentence_1`, `sentence 1` and `sentence1` are the same."""
+    return re.sub(r"[\W_]", "", name.lower())
+
+
+def usual_text_column(rows: Sequence[Row]) -> str | None:
+    """Return the column of the text by its name, or the only column that holds strings.
+
+    Returns:
+        None if no column or several columns may be meant, or if another column has much longer
+        strings than the one with a usual name other than `text`.
+    """
+    names = names_in(rows)
+    if "text" in names:
+        return "text"
+    strings = [name for name in names if strings_in(rows, name)]
+    named = ([n for n in strings if column_key(n) in group] for group in TEXT_COLUMNS)
+    found = next(filter(None, named), strings)
+    if len(found) != 1:
+        return None
+    longest = max(median_length(rows, name) for name in strings)
+    return None if longest > MUCH_LONGER * median_length(rows, found[0]) else found[0]
+
+
+def strings_in(rows: Iterable[Row], column: str) -> list[str]:
+    """Return the strings in a column, except for the names of classes."""
+    values = (values.get(column) for _, values in rows)
+    return [v for v in values if isinstance(v, str) and not isinstance(v, ClassName)]
+
+
+def median_length(rows: Iterable[Row], column: str) -> float:
+    """Return the median length of a column's strings."""
+    texts = strings_in(rows, column)
+    return median(map(len, texts)) if texts else 0.0
 
 
 def columns_in(values: Iterable[str]) -> str:

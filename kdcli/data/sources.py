@@ -5,18 +5,19 @@ wrote, a clone of a data set of the hub (`DIRECTORY[:config]`), a URL of one of 
 `s3://`, `https://`), a data set on the hub (`owner/name[:config][:split][@revision]`), or `demo`.
 
 Each line of a .txt file is a document, except for blank lines. In other formats, each row holds a
-document in the given column, in `text`, or in the only column of strings. Blank and null documents
-are skipped.
+document in the given column, in one with a usual name, such as `text`, or in the only column of
+strings. Blank and null documents are skipped.
 """
 
 import itertools
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import ZipFile
 
 from kdcli.data.accounts import REPEATED, RowAccount, is_repeated
 from kdcli.data.annotations import convert_annotations
@@ -531,26 +532,50 @@ def _inner_part(name: str) -> str:
 
 
 def describe_unread(source: Source, sets: Iterable[str] = ()) -> str | None:
-    """Return a message about files of a local directory that hold rows and are not read.
+    """Return a message about files with rows that lie next to the files that are read.
+
+    They are in a local directory, in a directory below it, or in a zip file.
 
     Args:
         source: The source.
         sets: The sets of a task, whose names may follow the name of a split.
     """
-    if not isinstance(source, FileSource) or not user_path(source.name).is_dir():
+    if not isinstance(source, FileSource):
         return None
     read = {*SPLITS, *(f"{split}_{name}" for split in SPLITS for name in sets)}
-    by_split = {
-        split: {file for file in files if isinstance(file, Path)}
-        for split, files in source.files.items()
-    }
-    folders = {file.parent for files in by_split.values() for file in files}
-    used = {file for split, files in by_split.items() if split in read for file in files}
-    others = {file for folder in folders for file in folder.iterdir() if file.is_file()} - used
-    names = sorted(file.name for file in others if _holds_rows(file.name))
+    used = {file for split in source.files.keys() & read for file in source.files[split]}
+    place = user_path(source.name)
+    if place.is_dir():
+        names = _beside({file for files in source.files.values() for file in files}, used, sets)
+    elif place.is_file() and source.name.lower().endswith(ZIP):
+        inside = {str(file).partition("::")[0].removeprefix("zip://") for file in used}
+        with ZipFile(place) as archive:
+            names = [n for n in archive.namelist() if n not in inside and _holds_rows(base_name(n))]
+    else:
+        return None
     if not names:
         return None
-    return f"skipped, because their names match no split: {list_names(names)}; {UNREAD_HINT}"
+    return (
+        f"skipped, because their names match no split: {list_names(sorted(names))}; {UNREAD_HINT}"
+    )
+
+
+def _beside(files: Iterable[File], used: Collection[File], sets: Iterable[str]) -> list[str]:
+    """List the files and directories with rows that lie next to files and are not used."""
+    folders = {file.parent for file in files if isinstance(file, Path)}
+    others = [path for folder in folders for path in folder.iterdir() if path not in used]
+    names = [path.name for path in others if path.is_file() and _holds_rows(path.name)]
+    known = {*sets, *(folder.name for folder in folders)}
+    return names + [
+        f"{path.name}/"
+        for path in others
+        if path.is_dir()
+        and path.name not in known
+        and not path.name.startswith(".")
+        # A model may have a vocab.txt.
+        and not (path / "config.json").is_file()
+        and any(_holds_rows(inner.name) for inner in path.glob("*"))
+    ]
 
 
 def _is_data(name: str) -> bool:

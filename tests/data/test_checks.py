@@ -77,7 +77,7 @@ def test_faults_of_both_splits_come_together(tmp_path):
     assert error.value.message.startswith("2 of 33 rows cannot be used:")
     assert "train.jsonl:31: there is no label" in error.value.message
     assert (
-        "validation.jsonl:2: 'label' of your data must be one of 0 (a), 1 (b), got 'z'"
+        "validation.jsonl:2: 'label' of your data must be one of a, b, got 'z'"
         in error.value.message
     )
 

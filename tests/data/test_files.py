@@ -20,6 +20,28 @@ def documents(source, split="train", column=None):
     return list(open_source(str(source)).documents(split, column))
 
 
+@pytest.mark.parametrize(
+    ("row", "wanted"),
+    [
+        ({"queue": "billing", "Body": "w1 w2"}, ["w1 w2"]),
+        ({"queue": "billing", "sentence": "w1 w2", "comment": "w3"}, ["w1 w2"]),
+        ({"text": "w1", "article": "w2 w3 w4 w5"}, ["w1"]),
+    ],
+)
+def test_the_column_of_the_text_has_a_usual_name(tmp_path, row, wanted):
+    (tmp_path / "a.jsonl").write_text(json.dumps(row), "utf-8")
+    assert documents(tmp_path / "a.jsonl") == wanted
+
+
+@pytest.mark.parametrize(
+    "row", [{"comment": "w1", "article": "w2 w3 w4 w5"}, {"body": "w1", "content": "w2"}]
+)
+def test_a_usual_name_is_not_enough_if_another_column_may_be_meant(tmp_path, row):
+    (tmp_path / "a.jsonl").write_text(json.dumps(row), "utf-8")
+    with pytest.raises(UsageError, match="which column holds the text"):
+        documents(tmp_path / "a.jsonl")
+
+
 def put(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     return tmp_path / name

@@ -254,6 +254,14 @@ def test_a_first_word_that_begins_like_a_comment_is_a_word(tmp_path, text, words
     assert [word for _, row in rows for word in row["tokens"]] == words.split()
 
 
+def test_a_line_that_may_name_the_columns_is_logged(tmp_path):
+    (tmp_path / "a.conll").write_text("#word\tX\na\tY\nb\tZ\n", "utf-8")
+    log = []
+    read_task("own", tmp_path / "a.conll", log, training=False)
+    [line] = [line for line in log if "names of the columns" in line]
+    assert "a.conll:1: '#word\\tX' is read as the names of the columns" in line
+
+
 @pytest.mark.parametrize("name", TAGGED)
 def test_the_same_tagged_words_give_the_same_examples(tmp_path, name):
     (tmp_path / name).write_text(TAGGED[name], "utf-8", newline="")
@@ -598,6 +606,20 @@ def test_files_of_no_split_are_named(tmp_path):
     single = []
     read_task("own", tmp_path / "train.csv", single)
     assert not any("skipped" in line for line in single)
+
+
+def test_rows_in_other_directories_and_in_zip_files_are_named(tmp_path):
+    (tmp_path / "2020").mkdir()
+    for name in ("rows.csv", "2020/more.csv"):
+        (tmp_path / name).write_text(FORMS["a.csv"], "utf-8", newline="")
+    log = []
+    read_task("own", tmp_path, log)
+    assert any("names match no split: 2020/;" in line for line in log)
+    with zipfile.ZipFile(tmp_path / "rows.zip", "w") as archive:
+        for name in ("train.csv", "sample_submission.csv"):
+            archive.writestr(name, FORMS["a.csv"])
+    read_task("own", tmp_path / "rows.zip", log)
+    assert any("no split: sample_submission.csv" in line for line in log)
 
 
 def test_missing_parts_of_a_split_are_a_warning(tmp_path):

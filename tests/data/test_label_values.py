@@ -344,10 +344,50 @@ def test_the_kind_decides_whether_a_cell_is_a_list(tmp_path):
     assert "price|room" in read_task("own", file, **one).task.labels
 
 
-def test_numbers_with_a_decimal_comma_are_refused(tmp_path):
-    file = write(tmp_path, ["0,5", "1,5", "2", "3,5"] * 20)
+def write_scores(folder, scores, column="score"):
+    """Write a row for each score, as spreadsheets do where the decimal sign is a comma."""
+    file = folder / "train.csv"
+    rows = (f"words {n};{score}\n" for n, score in enumerate(scores))
+    file.write_text(f"text;{column}\n{''.join(rows)}", "utf-8")
+    return file
+
+
+def test_decimal_commas_in_other_columns_than_scores_are_refused(tmp_path):
+    file = write_scores(tmp_path, ["0,5", "1,5", "2", "3,5"] * 20, "label")
     with pytest.raises(UsageError, match=r"train.csv:2: the label '0,5' in 'label' may be a num"):
         read_task("own", file)
+    assert read_task("own", file, columns={"kind": "score"}).task.kind == "score"
+
+
+def test_decimal_commas_are_read_if_all_scores_have_them(tmp_path):
+    data = read_task("own", write_scores(tmp_path, ["4,2", "3,667", "5"] * 20), training=False)
+    assert [example.label for example in data.sets[""]][:3] == [4.2, 3.667, 5.0]
+    (tmp_path / "validation.jsonl").write_text('{"text": "words", "score": "4.2"}\n', "utf-8")
+    with pytest.raises(UsageError, match=r"jsonl:1: .* finite number, got '4\.2'") as caught:
+        read_task("own", tmp_path)
+    assert "such as 4,2" in caught.value.hint
+
+
+UNCLEAR = {
+    "4,2 3.75": r":2: the number in 'score' has a decimal comma, but the one at .*:3 a point",
+    "1,234 2,345 7": ":2: the number in 'score' has a comma that may separate thousands",
+    "4.2/5 3/5": ":2: the label '4.2/5' in 'score' may be a number",
+}
+
+
+@pytest.mark.parametrize(("scores", "problem"), UNCLEAR.items())
+def test_numbers_that_can_be_read_in_two_ways_are_refused(tmp_path, scores, problem):
+    file = write_scores(tmp_path, scores.split() * 20)
+    with pytest.raises(UsageError, match=problem):
+        read_task("own", file)
+
+
+def test_numbers_are_no_classes_of_a_file_with_names(tmp_path):
+    """Their order is that of the alphabet, in which `fake` comes before `real`."""
+    write(tmp_path, ["real", "fake"] * 30)
+    write(tmp_path, ["0", "1"], "validation.csv")
+    with pytest.raises(UsageError, match="must be one of fake, real, got '0'"):
+        read_task("own", tmp_path)
 
 
 @pytest.mark.parametrize("other", ["pos\u200b", "pos ", "pos\u00a0"])

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -272,6 +273,20 @@ def test_lists_of_which_none_is_held_out_are_refused(tmp_path):
     with warnings.catch_warnings(action="error"), logged_to(log):
         read_lists(str(file), seed=0, trains=False)
     assert log[-1] == "2 evaluation queries"
+
+
+def test_lists_of_the_named_split_are_evaluated(tmp_path):
+    for split in ("train", "test"):
+        row = {"query": split, "passages": ["a", "b"], "labels": [1, 0]}
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps(row) + "\n", "utf-8")
+    read = partial(read_lists, str(tmp_path), seed=0, split="test")
+    for trains in (True, False):
+        assert (read(trains=trains).evaluated.queries, read().split) == (["test"], "test")
+    (tmp_path / "train.jsonl").unlink()
+    assert read(trains=False).evaluated.queries == ["test"]
+    (tmp_path / "test.jsonl").rename(tmp_path / "train.jsonl")
+    with pytest.raises(UsageError, match="no test split"):
+        read(trains=False)
 
 
 def test_columns_that_lists_do_not_use_are_logged(tmp_path):

@@ -1,16 +1,24 @@
 """Choose the columns of a user's own rows: the columns that the user names, or else conventions."""
 
 import itertools
-import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
 from typing import NoReturn, get_args
 
 from kdcli.data import conll
 from kdcli.data.labelled.label_values import number_of
 from kdcli.data.readers import format_of
-from kdcli.data.rows import ClassName, Row, columns_in, names_in, unused_columns
+from kdcli.data.rows import (
+    MUCH_LONGER,
+    TEXT_COLUMNS,
+    Row,
+    column_key,
+    columns_in,
+    median_length,
+    names_in,
+    strings_in,
+    unused_columns,
+)
 from kdcli.data.sources import SPLIT
 from kdcli.data.storage import base_name
 from kdcli.errors import UsageError, did_you_mean
@@ -23,13 +31,10 @@ _ROLES: Mapping[Kind, tuple[str, ...]] = {
     "span": ("question", "context", "answers"),
     "text": ("source", "target"),
 }
-# Column names, normalised by `_key`. The first group that matches a column decides. Two matching
+# Names as `column_key` writes them. The first group that matches a column decides. Two matching
 # columns in one group are ambiguous.
 _Groups = tuple[tuple[str, ...], ...]
-_TEXT: _Groups = (
-    *(("text",), ("sentence",), ("review", "content", "comment", "body")),
-    ("title",),
-)
+_TEXT: _Groups = (*TEXT_COLUMNS, ("title",))
 _LABEL: _Groups = (
     *(("label",), ("labels",), ("class",), ("target",), ("y",), ("goldlabel",)),
     ("category", "sentiment", "intent", "topic", "score", "rating", "stars"),
@@ -46,8 +51,6 @@ _PAIRS = (
     ),
     *(("text", "textpair"), ("query", "passage")),
 )
-MUCH_LONGER = 3
-"""Ratio of median lengths above which an unused column causes a warning."""
 MANY_WORDS = 3
 """Number of words from which the name of a column looks like a text."""
 _IDS = ("", "id", "idx", "guid", "index", "unnamed0")
@@ -123,11 +126,11 @@ class Columns:
         self.free = [
             c
             for c in self.names
-            if c not in named and _key(c) not in _IDS and not c.lower().endswith("_id")
+            if c not in named and column_key(c) not in _IDS and not c.lower().endswith("_id")
         ]
         # In a CSV file, numbers are strings too.
         self.strings = [
-            c for c in self.free if any(number_of(text) is None for text in _texts_in(head, c))
+            c for c in self.free if any(number_of(text) is None for text in strings_in(head, c))
         ]
         self.lists = [c for c in self.free if _holds_lists(head, c)]
 
@@ -236,9 +239,9 @@ class Columns:
         Such a column is called like that of the label, for example `label_text`, and has one name
         for each number in the first rows. Both are empty if there is none.
         """
-        wanted = {f"{_key(label)}{end}" for end in ("text", "name", "names", "string")}
+        wanted = {f"{column_key(label)}{end}" for end in ("text", "name", "names", "string")}
         for column in self.strings:
-            if _key(column) not in wanted:
+            if column_key(column) not in wanted:
                 continue
             pairs = {(str(row.get(label)), str(row.get(column))) for _, row in self.head}
             names = dict(pairs)
@@ -273,10 +276,11 @@ class Columns:
         role = "source" if kind == "text" else "text"
         if kind in ("tokens", "span") or {role, "pair"} & self.by_role.keys():
             return None
-        chosen = max(texts, key=self._median_length)
+        lengths = {column: median_length(self.head, column) for column in self.names}
+        chosen = max(texts, key=lengths.__getitem__)
         others = [c for c in self.strings if c not in (*texts, label)]
-        longest = max(others, key=self._median_length, default=chosen)
-        length, other = self._median_length(chosen), self._median_length(longest)
+        longest = max(others, key=lengths.__getitem__, default=chosen)
+        length, other = lengths[chosen], lengths[longest]
         if other <= MUCH_LONGER * length:
             return None
         return (
@@ -284,11 +288,6 @@ class Columns:
             f"'{longest}' is longer (median {other:.0f}); to use it instead, add --set "
             f"data.columns.{role}={longest}"
         )
-
-    def _median_length(self, column: str) -> float:
-        """Return the median length of a column's strings in the first rows."""
-        texts = _texts_in(self.head, column)
-        return median(map(len, texts)) if texts else 0.0
 
     def choose(self, kind: Kind | None) -> ColumnChoice:
         """Choose the columns for a kind, or for any kind if it is None.
@@ -317,6 +316,8 @@ class Columns:
         label = self._column("label", _LABEL, self.free)
         texts = self._pair_or_text(label)
         rest = [c for c in self.free if c not in texts]
+        # Without another column, one that looks like an id may be the label.
+        rest = rest or [c for c in self.names if c not in texts]
         return kind, texts, label or self._refuse("label", rest)
 
     def _by_roles(
@@ -349,7 +350,7 @@ class Columns:
 
     def _pair_or_text(self, label: str | None = None) -> tuple[str, ...]:
         """Choose the columns of the one or two texts."""
-        by_key = {_key(c): c for c in self.strings if c != label}
+        by_key = {column_key(c): c for c in self.strings if c != label}
         texts = self.by_role.get("text", ())
         if not texts and "pair" not in self.by_role:
             texts = next(
@@ -369,7 +370,7 @@ class Columns:
 
     def _by_name(self, role: str, groups: _Groups, candidates: list[str]) -> str | None:
         for group in groups:
-            hits = [c for c in candidates if _key(c) in group]
+            hits = [c for c in candidates if column_key(c) in group]
             if len(hits) > 1:
                 self._refuse(role, hits, f"which column holds the {role}, {' or '.join(hits)}?")
             if hits:
@@ -391,7 +392,7 @@ class Columns:
         question = question or f"which column holds the {role}?"
         for_pairs = ""
         if role == "text":
-            names = {_key(column) for column in self.names}
+            names = {column_key(column) for column in self.names}
             is_label_known = "label" in self.by_role or names & {*itertools.chain(*_LABEL)}
             for_label = "" if is_label_known else "; for the labels also data.columns.label"
             for_pairs = f"{for_label}; for pairs also data.columns.pair"
@@ -415,16 +416,5 @@ class Columns:
         raise UsageError(f"{self.where}: {question} {columns_in(self.names)}", f"{hint}{header}")
 
 
-def _texts_in(rows: Iterable[Row], column: str) -> list[str]:
-    """Return the strings in a column, except for the names of classes."""
-    values = (values.get(column) for _, values in rows)
-    return [v for v in values if isinstance(v, str) and not isinstance(v, ClassName)]
-
-
 def _holds_lists(rows: Iterable[Row], column: str) -> bool:
     return any(isinstance(values.get(column), list) for _, values in rows)
-
-
-def _key(column: str) -> str:
-    """Normalise a name, so that `Sentence_1`, `sentence 1` and `sentence1` are the same."""
-    return re.sub(r"[\W_]", "", column.lower())

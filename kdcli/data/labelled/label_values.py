@@ -30,10 +30,12 @@ integer."""
 IGNORED_WORD = "-100"
 """The label of words that losses ignore, in the scripts of transformers."""
 BRACKETS = "[]"
-PARTS_OF_NAMES = ("/", "&", "+", "\n", "\t", " ")
+PARTS_OF_NAMES = ("/", "&", "+", "#", "\n", "\t", " ")
 """Separators that also occur in names, such as `R&B`. They count only if all parts recur."""
 LIST_FORMS = (BRACKETS, "|", ";", ",", *PARTS_OF_NAMES)
 """Forms of a list of labels in a string: in brackets, or with a separator."""
+SCORE_COLUMNS = ("score", "rating", "stars", "similarityscore", "relatednessscore")
+"""Names of columns of numbers, as `column_key` writes them."""
 
 # Also `array(['a'], dtype=object)` and `frozenset({'a'})`.
 _BRACKETED = re.compile(r"(?:\w+\()?(?:\[(.*)\]|\((.*)\)|\{(.*)\})(?:, dtype=[^)]*)?\)?", re.DOTALL)
@@ -42,7 +44,8 @@ _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 # Spaces and hyphens within a name, but not between two digits.
 _SEPARATED = re.compile(r"(?<=[^\W\d])[\s_-]+(?=\w)|(?<=\w)[\s_-]+(?=[^\W\d])")
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
-_PERCENTAGE = re.compile(r"[+-]?\d+([.,]\d+)?\s*%")
+_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")
+_OF_A_SCALE = re.compile(r"[+-]?\d+([.,]\d+)?\s*(%|/\s*\d+)")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(
     r"[+-]?(([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?|nan|inf|infinity)", re.IGNORECASE
@@ -77,9 +80,24 @@ def has_decimal_comma(text: str) -> bool:
     return _DECIMAL_COMMA.fullmatch(text.strip()) is not None
 
 
-def is_percentage(text: str) -> bool:
-    """Whether a string is a number with a percent sign."""
-    return _PERCENTAGE.fullmatch(text.strip()) is not None
+def has_thousands_comma(text: str) -> bool:
+    """Whether the comma of a string may separate the thousands of a number."""
+    return _THOUSANDS.fullmatch(text.strip()) is not None
+
+
+def number_with_comma(text: str) -> Number:
+    """Parse a number whose fraction follows a comma; None for anything else, also for a point."""
+    return None if "." in text else number_of(text.replace(",", ".", 1))
+
+
+def is_of_a_scale(text: str) -> bool:
+    """Whether a string is a number with a percent sign, or with its maximum as in `4.2/5`."""
+    return _OF_A_SCALE.fullmatch(text.strip()) is not None
+
+
+def may_be_number(text: str) -> bool:
+    """Whether a person reads a string as a number."""
+    return number_of(text) is not None or has_decimal_comma(text) or is_of_a_scale(text)
 
 
 def may_be_no_label(name: str) -> bool:

@@ -10,19 +10,22 @@ from kdcli.data.labelled.label_values import (
     BRACKETS,
     IGNORED_WORD,
     NO_ANSWER,
+    SCORE_COLUMNS,
     Number,
     form_of_lists,
     has_decimal_comma,
-    is_percentage,
+    has_thousands_comma,
+    is_of_a_scale,
     may_be_no_label,
     missing_labels,
     number_of,
+    number_with_comma,
     parse_list,
     separator_in,
     single_label,
     spelling,
 )
-from kdcli.data.rows import BadRow, ClassName, check_encodable
+from kdcli.data.rows import BadRow, ClassName, check_encodable, column_key
 from kdcli.errors import UsageError
 from kdcli.types import Head, Kind
 
@@ -54,6 +57,7 @@ class TrainingLabels:
         empty: The number of labels without a class or an answer.
         ignored: The number of words that losses and metrics ignore.
         notes: What the labels may mean, for the log; filled by `decide`.
+        comma_at: The place of the first number with a decimal comma; "" without any.
     """
 
     def __init__(self, column: str, kind: Kind | None) -> None:
@@ -73,6 +77,12 @@ class TrainingLabels:
         self._first_list: list[str] = []
         self._orders_differ = False
         self._one_each = True  # Whether each list holds one label.
+        # A comma in other columns may separate two labels.
+        self._reads_commas = kind == "score" or (
+            kind is None and column_key(column) in SCORE_COLUMNS
+        )
+        self.comma_at = self._point_at = ""
+        self._are_thousands = True  # Whether each comma may separate thousands.
 
     def add(self, where: str, label: object) -> None:
         """Add a row's label.
@@ -173,6 +183,7 @@ class TrainingLabels:
         if not one_is_enough or (kind == "multi" and self._orders_differ):
             self._check_several(kind, keys)
         if kind == "score":
+            self._check_commas()
             return kind, ()
         self._check_count(kind, len(keys), in_schema=in_schema, has_word=has_word)
         self._check_spellings(keys)
@@ -183,6 +194,19 @@ class TrainingLabels:
         else:
             names = sorted(numbers, key=lambda name: numbers[name] or 0)
         return kind, tuple(names)
+
+    def _check_commas(self) -> None:
+        """Raise a UsageError if it is unclear what the commas in numbers mean."""
+        problem = ""
+        if self.comma_at and self._point_at:
+            problem = f"has a decimal comma, but the one at {self._point_at} a point"
+        elif self.comma_at and self._are_thousands:
+            problem = "has a comma that may separate thousands, and so have all others"
+        if problem:
+            raise UsageError(
+                f"{self.comma_at}: the number in '{self.column}' {problem}",
+                "write all numbers with a point and without separators, such as 1234.5",
+            )
 
     def _are_several(self, of_head: Kind | None) -> bool:
         """Whether lists of one label are of a task in which a text may have several."""
@@ -235,16 +259,20 @@ class TrainingLabels:
         commas = [text for text in texts if has_decimal_comma(text)]
         are_numbers = all(each in commas or number_of(each) is not None for each in texts)
         if commas and are_numbers and not several:
+            if self._reads_commas:
+                return False
             raise UsageError(
                 f"{self.first_row(commas[0])}: the label '{commas[0]}' in '{self.column}' may be a "
                 "number with a decimal comma, or two labels",
-                "write a point instead; for several labels, give --set data.columns.kind=multi",
+                "for numbers, give --set data.columns.kind=score; for several labels, "
+                "--set data.columns.kind=multi",
             )
-        if texts and self.kind is None and all(map(is_percentage, texts)):
+        if texts and self.kind is None and all(map(is_of_a_scale, texts)):
             raise UsageError(
                 f"{self.first_row(texts[0])}: the label '{texts[0]}' in '{self.column}' may be a "
                 "number",
-                "leave out the percent signs; for classes, give --set data.columns.kind=class",
+                "write the number alone, without a percent sign or a maximum; for classes, give "
+                "--set data.columns.kind=class",
             )
         form = form_of_lists(texts, several=several)
         if form is None:
@@ -396,18 +424,31 @@ class TrainingLabels:
             self.class_numbers[name] = value.number
         number: Number = None
         if isinstance(value, str):
-            number = number_of(value)
+            number = self._number_in(where, value)
         elif isinstance(value, int | float) and not isinstance(value, bool):
             number = value
         if number is None and self.kind == "score":
-            raise BadRow(
-                where, f"the score in '{self.column}' is not a number", f": {reprlib.repr(value)}"
-            )
+            detail = f": {reprlib.repr(value)}"
+            problem = f"the score in '{self.column}' is not a number"
+            raise BadRow(where, problem, detail, "write a number alone, such as 4.2")
         self._has_fraction |= number is not None and _is_finite(number) and number != int(number)
         if len(self._seen) <= MAX_CLASSES:
             self._seen[check_encodable(where, self.column, name)] = number, where
             self._counts[name] = 1
         return name
+
+    def _number_in(self, where: str, text: str) -> Number:
+        """Return the number that a string spells, and note how its fraction is written."""
+        number = number_of(text)
+        if number is not None:
+            self._point_at = self._point_at or (where if "." in text else "")
+        elif self._reads_commas and has_decimal_comma(text):
+            number = number_with_comma(text)
+            self.comma_at = self.comma_at or where
+            self._are_thousands &= has_thousands_comma(text)
+            # Also if all fractions are 0.
+            self._has_fraction = True
+        return number
 
 
 def _is_finite(number: Number) -> bool:

@@ -35,13 +35,18 @@ from kdcli.data.labelled.partition import (
 )
 from kdcli.data.rows import BadRow, ClassName, Row, RowValues, columns_in, unused_columns
 from kdcli.data.sources import DemoSource, open_source
-from kdcli.data.text.sentences import NEGATIVE_COLUMN, POSITIVE_COLUMN, negatives_in, text_in
+from kdcli.data.text.sentences import (
+    NEGATIVE_COLUMN,
+    POSITIVE_COLUMN,
+    QUERIES,
+    negatives_in,
+    text_in,
+)
 from kdcli.errors import UsageError
 from kdcli.messages import log_fact
 from kdcli.types import Array, Example, RowHashes, Task
 
 RERANK_TASK = Task("rerank", "score", ("query", "passage"), ("ndcg@10", "mrr@10"), max_length=256)
-QUERIES = ("query", "question", "anchor")
 PASSAGES = ("passage", "sentence", "document")
 LIST_COLUMNS = (
     *(*QUERIES, *PASSAGES, "passages", POSITIVE_COLUMN),
@@ -153,6 +158,20 @@ class ListSplits(DividedRows):
         parts = (self.train, self.validation, self.test)
         return [part for part in parts if part is not None]
 
+    def named(self, split: str) -> Lists | None:
+        """Return the lists of a split to evaluate on; None without a validation split.
+
+        Raises:
+            UsageError: There is no such split.
+        """
+        if split == "validation":
+            return self.validation
+        if split != "test":
+            raise UsageError(f"data.split={split} needs data.partition")
+        if self.test is None:
+            raise UsageError("data.split=test: the data have no test split")
+        return self.test
+
     def pools(self, trained: RowHashes) -> Pools:
         """Return the hashes of the queries of each split. `trained` has the models' training
         rows."""
@@ -199,13 +218,12 @@ def read_list_splits(source: str) -> ListSplits:
         )
     account = RowAccount(source)
 
-    def read(split: str) -> Lists:
-        return _read(opened.tables(split, account.on_bad), account)
+    def read(split: str) -> Lists | None:
+        has_split = opened.has(split)
+        return _read(opened.tables(split, account.on_bad), account) if has_split else None
 
-    validation, test = (
-        read(split) if opened.has(split) else None for split in ("validation", "test")
-    )
-    splits = ListSplits(read("train"), validation, test)
+    train = read("train") or _read(iter(()), account)
+    splits = ListSplits(train, read("validation"), read("test"))
     ACCOUNTS.close(account, account.used)
     return splits
 
@@ -221,9 +239,9 @@ def read_lists(
 ) -> ListData:
     """Read lists of candidates.
 
-    The evaluation lists come from the `validation` split. Without it, a share of the queries is
-    held out from `train`, chosen by hash; or all of them are evaluated if nothing is trained. No
-    query is in both parts.
+    The evaluation lists come from the `validation` or the `test` split. Without a validation split,
+    a share of the queries is held out from `train`, chosen by hash; or all of them are evaluated if
+    nothing is trained. No query is in both parts.
 
     Args:
         source: The value of `--data`.
@@ -231,16 +249,16 @@ def read_lists(
         labelled: Whether evaluation needs labels; None if it does when there are any. Lists that
             cannot be scored are then skipped.
         partition: A file that names the queries to evaluate on.
-        split: Which part of the partition is evaluated.
+        split: The split, or the part of the partition, that is evaluated.
         trains: Whether the run trains a model.
 
     Raises:
-        UsageError: A row has none of the three forms, no query is left to train on, or no list can
-            be scored.
+        UsageError: A row has none of the three forms, there is no test split, no query is left to
+            train on, or no list can be scored.
     """
     splits = read_list_splits(source)
     notes: list[str] = []
-    if not trains and partition is None and splits.validation is None:
+    if not trains and partition is None and splits.named(split) is None:
         train, evaluated, split = splits.train.take(np.array([], np.int64)), splits.train, "train"
     else:
         train, evaluated, split = _divided(splits, seed, partition, split, notes)
@@ -311,15 +329,15 @@ def _divided(
         )
         kept = np.flatnonzero(chosen.is_training(train.query_hashes))
         return train.take(kept), evaluated, split
-    if splits.validation is not None:
-        known = set(splits.validation.queries)
+    if (named := splits.named(split)) is not None:
+        known = set(named.queries)
         kept = np.array(
             [n for n, query in enumerate(train.queries) if query not in known], dtype=np.int64
         )
         if len(kept) < len(train):
             count = len(train) - len(kept)
-            log_fact(f"skipped {count:,} training queries that are also in the validation split")
-        return train.take(kept), splits.validation, "validation"
+            log_fact(f"skipped {count:,} training queries that are also in the {split} split")
+        return train.take(kept), named, split
     held = held_back(
         RERANK_TASK, [Example("", "", (query,), None) for query in train.queries], seed
     )
@@ -387,7 +405,8 @@ def _read(tables: Iterator[tuple[str, Iterator[Row]]], account: RowAccount) -> L
     values = np.array(
         [pair for by_passage in by_query.values() for pair in by_passage.values()]
     ).reshape(-1, 2)
-    ends = np.cumsum([len(by_passage) for by_passage in by_query.values()])
+    sizes = [len(by_passage) for by_passage in by_query.values()]
+    ends = np.cumsum(np.array(sizes, dtype=np.int64))
     return Lists(list(by_query), ends, passages, values[:, 0], values[:, 1])
 
 

@@ -115,6 +115,7 @@ def own_task(
         metrics=metrics,
         impossible=impossible,
         rows_of_labels=rows_of_labels,
+        decimal_comma=bool(labels.comma_at),
         account=account if names else None,
         score_name=head.score_name if head is not None and decides else "",
     )

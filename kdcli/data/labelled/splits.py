@@ -22,6 +22,7 @@ from kdcli.data.labelled.label_values import (
     labels_in,
     may_be_no_label,
     number_of,
+    number_with_comma,
     single_label,
 )
 from kdcli.data.labelled.own import own_task
@@ -587,7 +588,8 @@ def _words(task: Task, where: str, values: RowValues) -> tuple[str, ...]:
 def _class(task: Task, where: str, label: object, texts: tuple[str, ...]) -> int:
     """Return the number of a class from its name or number.
 
-    In a CSV file, numbers are strings. In a user's own files, numbers are names.
+    In a CSV file, numbers are strings. In a user's own files, numbers are names, unless a schema or
+    a model numbers the classes: their order in the training rows is alphabetical.
     """
     if (by_name := class_number(task.labels, str(label))) is not None:
         return by_name
@@ -596,8 +598,12 @@ def _class(task: Task, where: str, label: object, texts: tuple[str, ...]) -> int
     if isinstance(label, ClassName) and str(label.number) in task.labels:
         return task.labels.index(str(label.number))
     number = number_of(str(label)) if isinstance(label, str | int | float) else None
+    account = task.account
+    has_order = account is None or (
+        account.names_from in ("schema", "task") or account.mapping == "number"
+    )
     # If any name is a number, numbers are names.
-    takes_numbers = all(number_of(name) is None for name in task.labels)
+    takes_numbers = has_order and all(number_of(name) is None for name in task.labels)
     if takes_numbers and number is not None and number in range(len(task.labels)):
         return int(number)
     names = map(class_name, task.labels)
@@ -621,7 +627,9 @@ def _score(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> float:
     if isinstance(label, ClassName):
         label = label.number
     try:
-        number: Any = number_of(label) if isinstance(label, str) else label
+        number: Any = label
+        if isinstance(label, str):
+            number = (number_with_comma if task.decimal_comma else number_of)(label)
         score = math.nan if isinstance(label, bool) else float(number)
     except (TypeError, ValueError, OverflowError):
         score = math.nan
@@ -630,6 +638,7 @@ def _score(task: Task, where: str, label: Any, texts: tuple[str, ...]) -> float:
             where,
             f"'{task.label}' of {task.title} must be a finite number",
             f", got {_short(label)}",
+            f"write a number alone, such as {'4,2' if task.decimal_comma else '4.2'}",
         )
     return score
 

@@ -242,7 +242,7 @@ ENDS = re.compile(rf"""[.!?]["'”’)\]]*(?={SPACE})|[。！？][”’」』�
 MIN_WORDS = 2  # Minimum number of words per sentence. CJK characters count as words.
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+")
 LETTER = regex.compile(r"\p{L}")  # Numbers alone are no sentence.
-QUERY_COLUMNS = ("query", "anchor")
+QUERIES = ("query", "question", "anchor")
 POSITIVE_COLUMN = "positive"
 PAIR_HINT = "pairs have the columns query, positive and optionally negative"
 NEGATIVE_COLUMN = re.compile(r"negatives?(_\d+)?")
@@ -461,8 +461,10 @@ def _read_units(
         within = f" in {source.share:g} of its rows" if source.share < 1 else ""
         raise UsageError(f"{part}{source.name} holds no text{within}")
     names = names_in(first)
-    queries = [name for name in QUERY_COLUMNS if name in names]
-    if column is None and (queries or POSITIVE_COLUMN in names):
+    queries = [name for name in QUERIES if name in names]
+    # A question may also stand next to the context that answers it.
+    is_paired = POSITIVE_COLUMN in names or not {"question"}.issuperset(queries)
+    if column is None and is_paired:
         rows = (row for table in source.tables(split, account.on_bad) for row in table.rows)
         query, *_ = *queries, "query"
         used = {query, POSITIVE_COLUMN, *filter(NEGATIVE_COLUMN.fullmatch, names)}
