@@ -20,6 +20,15 @@ from kdcli.types import Card
 
 EMBEDDING_KIND = "embedding"
 """The kind of an export that returns text embeddings."""
+AGAIN = "export the model again"
+
+
+@dataclass(frozen=True)
+class TrainedOn:
+    """The task that a run trained a model on, and the columns of its data by their role."""
+
+    task: str
+    columns: Mapping[str, str | list[str]]
 
 
 class RuntimeNetwork(Protocol):
@@ -89,9 +98,7 @@ class Export:
             return file_runner(file, threads=threads)
         except Exception as error:  # noqa: BLE001  # the runtimes raise their own types
             raise_machine_error(error)
-            raise UsageError(
-                f"{name} cannot load {file}: {first_line(error)}", "export the model again"
-            ) from None
+            raise UsageError(f"{name} cannot load {file}: {first_line(error)}", AGAIN) from None
 
 
 def file_in(facts: Mapping[str, Any]) -> str:
@@ -107,13 +114,38 @@ def is_export(source: str) -> bool:
     return (user_path(source) / FACTS).is_file()
 
 
+def trained_on(folder: Path) -> TrainedOn | None:
+    """Read what an export tells of the run that trained its model.
+
+    Returns:
+        None if the directory holds no export, or no run trained the model.
+
+    Raises:
+        UsageError: The export is damaged.
+    """
+    if not is_export(str(folder)):
+        return None
+    try:
+        told = read_json(folder / FACTS).get("trained_on")
+        return TypeAdapter(TrainedOn | None).validate_python(told)
+    except ValidationError as error:
+        raise _damaged(folder, error) from None
+
+
+def _damaged(folder: Path, error: Exception) -> UsageError:
+    """Return the error for an export whose facts cannot be read."""
+    return UsageError(
+        f"{folder / FACTS} cannot be read: {type(error).__name__} {one_line(error)}", AGAIN
+    )
+
+
 def open_export(source: str, device: torch.device | None = None) -> Export:
     """Read an export and check its files.
 
     Raises UsageError if the export is damaged, incomplete or from an earlier version, or if
     `device` is not the CPU.
     """
-    folder, again = user_path(source), "export the model again"
+    folder = user_path(source)
     if device is not None and device.type != "cpu":
         raise UsageError(
             f"{source} is an export, which runs on the CPU only, not on {device}",
@@ -128,15 +160,13 @@ def open_export(source: str, device: torch.device | None = None) -> Export:
             raise ValueError(f"it does not name {file_in(facts)}")
         TypeAdapter(list[str]).validate_python(facts["outputs"])
     except (UsageError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"{folder / FACTS} cannot be read: {type(error).__name__} {one_line(error)}", again
-        ) from None
+        raise _damaged(folder, error) from None
     try:
         TypeAdapter(Card).validate_python(facts.get("card"))
     except ValidationError:
         raise UsageError(
             f"{folder / FACTS} is damaged or from an earlier kdcli: it does not describe the model",
-            again,
+            AGAIN,
         ) from None
     for name, size in sizes.items():
         # A name must be a file of the directory, not a path out of it.
@@ -145,7 +175,7 @@ def open_export(source: str, device: torch.device | None = None) -> Export:
         actual = file.stat().st_size if file.is_file() else None
         if actual != size:
             problem = "is missing" if actual is None else f"has {actual:,} bytes, not {size:,}"
-            raise UsageError(f"{file} {problem}", again)
+            raise UsageError(f"{file} {problem}", AGAIN)
     return Export(folder, facts, load_config(source, weights=False, compacted=True))
 
 

@@ -127,3 +127,20 @@ def set_activation(model: PreTrainedModel, name: str) -> None:
     if hasattr(model.config, "sbert_ce_default_activation_function"):
         del model.config.sbert_ce_default_activation_function
     model.config.sentence_transformers = {"activation_fn": name}
+
+
+def standing_alone(model: Model) -> Model:
+    """Return a model that needs no files of a cross-encoder for its length and its activation.
+
+    The tokenizer and the configuration, which every form of the model has, hold them instead.
+
+    Raises:
+        UsageError: The files have a setting that changes the scores and that kdcli does not
+            compute.
+    """
+    model = with_own_settings(model)
+    if model.tuned_length is not None:
+        model.tokenizer.model_max_length = model.tuned_length
+    if (activation := activation_of(model.source, model.model.config)) is not None:
+        set_activation(model.model, activation)
+    return model

@@ -47,6 +47,8 @@ COMMAND_LINE = (SET, OPTION)
 """Origins of values that the command line gives."""
 SECTION = "section "
 """The prefix of an origin that is a section of another recipe, such as `section plan.distill`."""
+TRAINING_RUN = "the training run of"
+"""The beginning of the origin of values from the run that trained a model."""
 ELSEWHERE = {
     "learning_rate": "train.lr",
     "steps": "train.max_steps",
@@ -195,6 +197,17 @@ def defaulted(
     changes = {key: value for key, value in values.items() if key not in resolved.origins}
     recipe = type(resolved.recipe).model_validate(_with(resolved.recipe.model_dump(), changes))
     return Resolved(recipe, {**resolved.origins, **dict.fromkeys(changes, origin)})
+
+
+def inherited(resolved: Resolved[RecipeT]) -> list[str]:
+    """Return a line for the log with the values that come from a model's training run."""
+    values, by_origin = resolved.recipe.model_dump(), dict[str, list[str]]()
+    for key, origin in resolved.origins.items():
+        if origin.startswith(TRAINING_RUN):
+            value = functools.reduce(lambda tree, name: tree[name], key.split("."), values)
+            pairs = flatten({key: value})
+            by_origin.setdefault(origin, []).extend(f"{name}={each}" for name, each in pairs)
+    return [f"settings from {origin}: {', '.join(lines)}" for origin, lines in by_origin.items()]
 
 
 def _with(tree: RecipeValues, values: Mapping[str, object]) -> RecipeValues:

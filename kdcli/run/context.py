@@ -14,7 +14,7 @@ from kdcli.engine.pool import undisturbed
 from kdcli.engine.run_dir import RunDir
 from kdcli.engine.session import Session, start
 from kdcli.messages import log
-from kdcli.recipe.resolve import RecipeT, RecipeT_co, Resolved
+from kdcli.recipe.resolve import RecipeT, RecipeT_co, Resolved, inherited
 from kdcli.recipe.sections import MeasureSettings, RunOptions
 from kdcli.report.finish import ReportContents, RunResult, write_report
 
@@ -136,4 +136,5 @@ def open_run(
     if session is None:
         return None
     folder = choose_output_dir(name, resolved, options, session)
+    log(*inherited(resolved))
     return RunContext(resolved, options, session, folder)

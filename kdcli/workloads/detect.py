@@ -4,14 +4,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kdcli.data.labelled.columns import Columns
-from kdcli.data.labelled.label_values import number_of
-from kdcli.data.labelled.lists import QUERIES, RERANK_TASK
+from kdcli.data.labelled.label_values import may_be_number
+from kdcli.data.labelled.lists import RERANK_TASK
 from kdcli.data.labelled.own import own_task
 from kdcli.data.readers import format_of
 from kdcli.data.rows import BadRow, Row, names_in, take_first
 from kdcli.data.sources import FileSource, open_source
 from kdcli.data.storage import NotFound, base_name
 from kdcli.data.tasks import named_tasks
+from kdcli.data.text.sentences import QUERIES
+from kdcli.deploy.exported import TrainedOn, trained_on
 from kdcli.disk import RECIPE_FILE, holds_run
 from kdcli.errors import UsageError
 from kdcli.messages import log, silenced
@@ -19,7 +21,7 @@ from kdcli.models.cross_encoder import activation_of
 from kdcli.models.embedding_format import is_embedder
 from kdcli.models.heads import head_of
 from kdcli.models.load import load_config, location
-from kdcli.recipe.resolve import RecipeT, Resolved, defaulted, flatten, read_recipe
+from kdcli.recipe.resolve import TRAINING_RUN, RecipeT, Resolved, defaulted, read_recipe
 from kdcli.recipe.sections import RecipeValues
 from kdcli.types import OWN, task_title
 from kdcli.workloads.beir import RETRIEVAL, is_retrieval, relevance_files
@@ -216,43 +218,37 @@ def _task_of_vectors(data: str | None, *, classes: bool) -> str:
         return METHOD
     if is_retrieval(data):
         return RETRIEVAL
+    are_pairs = False
     try:
         opened = open_source(data)
         may_have_classes = classes and opened.has("train") and len(opened.splits()) > 1
         first, rows = take_first(_rows(data))
-        if not first or not _may_be_scored(first, classes=may_have_classes):
+        if not first:
+            return METHOD
+        kind, texts, label = Columns(first, {}).choose(None)
+        are_pairs = len(texts) == 2 and any(
+            may_be_number(str(values.get(label, ""))) for _, values in first
+        )
+        if kind is not None or not (are_pairs or (may_have_classes and len(texts) == 1)):
             return METHOD
         with silenced():
             # Rows that are sorted by label begin with a single one, so all of them are read.
             task = own_task(rows, {}, _skip)
     except (NotFound, UsageError):
-        return METHOD
+        # The reader of the pairs says what is wrong with their numbers.
+        return OWN if are_pairs else METHOD
     is_classified = may_have_classes and scores_classes(task)
     return OWN if scores_pairs(task) or is_classified else METHOD
-
-
-def _may_be_scored(rows: list[Row], *, classes: bool) -> bool:
-    """Whether the first rows are pairs with a number, or texts with a class if there are `classes`.
-
-    Raises:
-        UsageError: The columns are unknown or ambiguous.
-    """
-    kind, texts, label = Columns(rows, {}).choose(None)
-    if kind is not None:
-        return False
-    labels = [str(values.get(label, "")) for _, values in rows]
-    are_pairs = len(texts) == 2 and any(number_of(each) is not None for each in labels)
-    return are_pairs or (classes and len(texts) == 1)
 
 
 def as_trained(
     resolved: Resolved[RecipeT], model: str | None, *, task: bool = True, trains: bool = True
 ) -> Resolved[RecipeT]:
-    """Fill unset data settings of a recipe from the run that trained a model, and log them.
+    """Fill unset data settings of a recipe from the run that trained a model.
 
     These are the columns, the split seed, whether bad rows are skipped, the overlap of windows and
     the maximum length. Nothing changes if the recipe has a different task. A recipe without a task,
-    such as export's, has the model's.
+    such as export's, has the model's. The demo and plain text have no columns.
 
     Args:
         resolved: The recipe.
@@ -263,7 +259,7 @@ def as_trained(
     Raises:
         UsageError: The `recipe.yaml` of the run cannot be read.
     """
-    training = _recipe_of(Path(location(model))) if model is not None else {}
+    training = _recipe_of(model) if model is not None else {}
     data, has_task = training.get("data"), "task" in type(resolved.recipe).model_fields
     task_name = getattr(resolved.recipe, "task", None)
     if task_name is None and (task or not has_task):
@@ -273,6 +269,9 @@ def as_trained(
     has_own_stride = data.get("stride") != LabelledSettings.model_fields["stride"].default
     keys = ["columns", "split_seed", "skip_bad", *["stride"] * has_own_stride]
     keys += ["max_length"] * trains
+    source = getattr(getattr(resolved.recipe, "data", None), "source", None)
+    if source == "demo" or _is_text(source):
+        keys.remove("columns")
     settings = {"task": task_name} if has_task else {}
     settings |= {f"data.{key}": data[key] for key in keys if data.get(key)}
     # If the user sets one column, the other columns of the run do not apply either.
@@ -281,10 +280,7 @@ def as_trained(
         for key, value in settings.items()
         if not any(name.startswith(key) for name in resolved.origins)
     }
-    if settings:
-        values = ", ".join(f"{key}={value}" for key, value in flatten(settings))
-        log(f"settings from the training run of {model}: {values}")
-    return defaulted(resolved, settings, f"the training run of {model}")
+    return defaulted(resolved, settings, f"{TRAINING_RUN} {model}")
 
 
 def data_of_run(resolved: Resolved[RecipeT], model: str) -> tuple[Resolved[RecipeT], str | None]:
@@ -296,7 +292,7 @@ def data_of_run(resolved: Resolved[RecipeT], model: str) -> tuple[Resolved[Recip
     Raises:
         UsageError: The `recipe.yaml` of the run cannot be read.
     """
-    training = _recipe_of(Path(location(model)))
+    training = _recipe_of(model)
     task, data = training.get("task"), training.get("data")
     if not isinstance(data, dict):
         return resolved, None
@@ -304,19 +300,25 @@ def data_of_run(resolved: Resolved[RecipeT], model: str) -> tuple[Resolved[Recip
     if task is None and data.get("column"):
         settings["data.columns"] = {"text": data["column"]}
     given = {key: value for key, value in settings.items() if value}
-    resolved = defaulted(resolved, given, f"the training run of {model}")
+    resolved = defaulted(resolved, given, f"{TRAINING_RUN} {model}")
     return as_trained(resolved, model, task=False, trains=False), task
 
 
-def _recipe_of(folder: Path) -> RecipeValues:
-    """Read the recipe of the run that wrote a model, or return an empty one.
+def _recipe_of(model: str) -> RecipeValues:
+    """Read the recipe of the run that trained a model, or what an export tells of it.
 
     The run directory is the model's folder. For one model of a pair, or another form of a model, it
-    is the parent.
+    is the parent. The result is empty if there is no run.
+
+    Raises:
+        UsageError: The `recipe.yaml` of the run, or the export, cannot be read.
     """
-    for run in (folder, folder.resolve().parent) if folder.is_dir() else ():
-        if holds_run(run):
-            return read_recipe(str(run / RECIPE_FILE), None)
+    folder = Path(location(model))
+    for place in (folder, folder.resolve().parent) if folder.is_dir() else ():
+        if (told := trained_on(place)) is not None:
+            return {"task": told.task, "data": {"columns": told.columns}}
+        if holds_run(place):
+            return read_recipe(str(place / RECIPE_FILE), None)
     return {}
 
 
@@ -326,4 +328,15 @@ def trained_task(model: str | None) -> str | None:
     Raises:
         UsageError: The `recipe.yaml` of the run cannot be read.
     """
-    return _recipe_of(Path(location(model))).get("task") if model is not None else None
+    return _recipe_of(model).get("task") if model is not None else None
+
+
+def training_of(model: str) -> TrainedOn | None:
+    """Return what an export tells of the run that trained a model; None if no task did.
+
+    Raises:
+        UsageError: The `recipe.yaml` of the run cannot be read.
+    """
+    training = _recipe_of(model)
+    task, data = training.get("task"), training.get("data")
+    return TrainedOn(task, data.get("columns") or {}) if task and isinstance(data, dict) else None

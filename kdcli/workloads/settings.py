@@ -198,7 +198,7 @@ class TrainingData(LabelledSettings):
         "'demo' (default: WikiText-103, or the task's own data).",
     )
     column: str | None = Field(
-        None, description="Column of the text (default: 'text', or the only column of strings)."
+        None, description="Column of the text (default: 'text', 'body' ..., or the only strings)."
     )
     share: TextShare = 1.0
     pack_isolated: bool = Field(

@@ -150,16 +150,31 @@ def test_the_task_is_known_from_model_and_rows(make, tmp_path):
     assert known_task(str(tmp_path / "model"), str(data)) == task
 
 
+@pytest.mark.parametrize("score", ["0,5", "4.2/5", "50 %"])
+def test_pairs_with_numbers_are_scored_however_they_are_written(tmp_path, score):
+    embedder(tmp_path)
+    pairs = [{"sentence1": f"w{n}", "sentence2": "w1", "label": score} for n in range(3)]
+    assert known_task(str(tmp_path / "model"), str(write(tmp_path / "pairs.jsonl", pairs))) == "own"
+
+
+def test_a_model_alone_is_refused_before_its_rows_are_read(tmp_path):
+    embedder(tmp_path)
+    rows = [{"wording": f"w{n}", "queue": "billing"} for n in range(3)]
+    data = write(tmp_path / "tickets.jsonl", rows)
+    message = refused(tmp_path, "evaluate", tmp_path / "model", "--data", data)
+    assert "texts with classes in train.* and test.*" in message
+
+
 def test_an_embedding_model_reads_the_column_that_is_named(tmp_path):
     lines = embedder(tmp_path)[0].read_text("utf-8").splitlines()
-    named = [{"queue": f"q{n % 3}", "body": line} for n, line in enumerate(lines)]
+    named = [{"queue": f"q{n % 3}", "wording": line} for n, line in enumerate(lines)]
     data = write(tmp_path / "tickets.jsonl", named)
     with pytest.raises(UsageError, match="which column holds the text"):
         compressed(tmp_path, data)
     with pytest.raises(
         UsageError, match=r"one column, data\.columns\.text; got data\.columns\.label"
     ):
-        compressed(tmp_path, data, data__columns={"text": "body", "label": "queue"})
+        compressed(tmp_path, data, data__columns={"text": "wording", "label": "queue"})
 
 
 def test_rows_without_a_benchmarks_columns_are_the_users_own(tmp_path):

@@ -95,6 +95,30 @@ def session_of(runtime, folder):
     return lambda inputs: made.run(None, {i.name: inputs[i.name] for i in made.get_inputs()})[0]
 
 
+def test_an_export_reads_the_columns_of_its_models_run(teacher_of, tmp_path):
+    source = shutil.copytree(teacher_of("class"), tmp_path / "run")
+    recipe = (source / "recipe.yaml").read_text("utf-8")
+    columns = {"text": "wording", "label": "mood"}
+    named = recipe.replace("columns: {}", f"columns: {json.dumps(columns)}")
+    (source / "recipe.yaml").write_text(named, "utf-8")
+    folder = tmp_path / "export"
+    succeeds("export", source, "--data", "demo", "-o", folder)
+    facts = (folder / "export.json").read_text("utf-8")
+    assert json.loads(facts)["trained_on"] == {"task": "own", "columns": columns}
+    rows = own_files.lines_of(teacher_of("class").parent / "data" / "validation.jsonl")
+    named = [{"note": "x y", "wording": row["text"], "mood": row["label"]} for row in rows]
+    data = own_files.write(tmp_path / "rows.jsonl", named)
+    succeeds("evaluate", folder, "--data", data, "-o", tmp_path / "scores")
+    succeeds("evaluate", source, "--data", data, "-o", tmp_path / "of_run")
+    of_export, of_run = (report_of(tmp_path / name) for name in ("scores", "of_run"))
+    assert of_export.evaluations[0].metrics == of_run.evaluations[0].metrics
+    # Plain text has no columns.
+    texts = tmp_path / "texts.txt"
+    texts.write_text("".join(f"{row['text']}\n" for row in rows), "utf-8")
+    succeeds("evaluate", source, folder, "--data", texts, "-o", tmp_path / "of_texts")
+
+
+@pytest.mark.slow
 def test_an_export_may_be_the_baseline_of_its_model(exported, tmp_path):
     model, _, folder = exported("class", "onnx", "--int8")
     shown = succeeds("benchmark", folder, model, *FEW, "-o", tmp_path / "out").stdout

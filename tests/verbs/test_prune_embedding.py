@@ -136,11 +136,11 @@ def test_text_has_one_column(given, embedder, tmp_path, columns):
 
 def test_the_named_column_is_read(given, embedder, tmp_path):
     lines = (tmp_path / "texts.txt").read_text("utf-8").splitlines()
-    rows = [{"queue": f"w{n}", "body": line} for n, line in enumerate(lines)]
+    rows = [{"queue": f"w{n}", "wording": line} for n, line in enumerate(lines)]
     data = ["--data", own_files.write(tmp_path / "rows.jsonl", rows)]
     words = ["evaluate", embedder, embedder, "--task", "embedding", *data]
     assert "which column holds the text?" in refused(tmp_path, *words)
-    succeeds(*words, "--set", "data.columns.text=body", "-o", tmp_path / "out")
+    succeeds(*words, "--set", "data.columns.text=wording", "-o", tmp_path / "out")
 
 
 def test_methods_that_train_the_weights_leave_no_mask_file(given, tmp_path):

@@ -43,7 +43,7 @@ from kdcli.models.grammar import is_shape
 from kdcli.models.layout import base_class
 from kdcli.models.load import load_encoder, load_tokenizer, location
 from kdcli.models.shape import longest_input
-from kdcli.recipe.resolve import Resolved
+from kdcli.recipe.resolve import Resolved, inherited
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import (
     Entry,
@@ -120,6 +120,7 @@ def benchmark(resolved: Resolved[BenchmarkRecipe], options: RunOptions) -> RunRe
     described = {name: _describe(model, options) for name, model in models.items()}
     cards = {name: card for name, (card, _) in described.items()}
     _check_lengths({name: config for name, (_, config) in described.items()}, cells)
+    log(*inherited(resolved))
     task = open_scored_task(recipe, models, device) if recipe.task else None
     rows = task.workload if task else None
     protocol = _protocol(recipe, sources, device, cells, rows)

@@ -24,7 +24,7 @@ from kdcli.messages import facts_once, log
 from kdcli.models.embedding_format import check_computed
 from kdcli.models.files import stored_weights
 from kdcli.models.load import location
-from kdcli.recipe.resolve import Resolved
+from kdcli.recipe.resolve import Resolved, inherited
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import RunResult
 from kdcli.report.schema import Report
@@ -108,6 +108,7 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions, verbs: Verbs = 
         log(f"output directory: {folder}")
     if resolved.origins["task"] == BY_MODEL:
         log(f"{recipe.model}: {detected(str(recipe.task))}")
+    log(*inherited(resolved))
     record = Record.read(RunDir(folder)) if is_resumed else Record()
     with stoppable(options, folder) as stop, ExitStack() as opened:
         budget = recipe.budget or math.inf

@@ -117,18 +117,19 @@ def evaluate(
     if context is None:
         return None
     _check_predictions_file(extras.predictions, context.folder)
+    sources = recipe.masks or recipe.models
+    names = extras.names or _short_names(sources)
+    if recipe.task == METHOD and not (recipe.dimensions or recipe.vector_formats):
+        _check_compared(recipe, extras, names)
     workload = open_evaluation(_request(recipe), context.session)
     labelled = workload if isinstance(workload, LabelledWorkload) else None
     _check_workload(recipe, extras, workload, options)
     # All models are loaded before the first is evaluated, because the last may be unusable.
     models: dict[str, Model] = {}
-    sources = recipe.masks or recipe.models
-    names = extras.names or _short_names(sources)
     for name, source in zip(names, sources, strict=True):
         models |= _load(context, workload, name, source)
     if workload.needs_reference:
-        if not extras.outputs_only:
-            _check_compared(recipe, extras, list(models))
+        _check_compared(recipe, extras, list(models))
         workload = workload.with_reference(next(iter(models.values())))
     scores = {n: workload.score(model, worst=recipe.worst) for n, model in models.items()}
     if extras.outputs_only:
@@ -189,14 +190,15 @@ def _check_compared(recipe: EvaluateRecipe, extras: Extras, models: Sequence[str
     Raises:
         UsageError: There is only the reference.
     """
-    if len(models) > 1 or extras.predictions is not None or recipe.measure.latency:
+    has_other_use = extras.predictions is not None or extras.outputs_only
+    if len(models) > 1 or has_other_use or recipe.measure.latency:
         return
     [name] = models
     hint = "also give the models to compare with it"
     if recipe.dimensions:
         hint += ", or its whole width in `dimensions`"
     if recipe.task == METHOD:
-        hint += ", or pairs of texts with a score and --task own"
+        hint += ", pairs of texts with a score, or texts with classes in train.* and test.*"
     elif recipe.data.labels == "teacher":
         hint += ", or remove data.labels=teacher"
     else:

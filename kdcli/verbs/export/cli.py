@@ -1,7 +1,5 @@
 """`kdcli export`."""
 
-from pathlib import Path
-
 from kdcli.cli.verb import SAVING, SHIP, Given, Printable, verb
 
 
@@ -17,24 +15,20 @@ def export(given: Given) -> Printable | None:
     resolved = given.resolve(ExportRecipe)
     precisions = own.precisions
     # Importing this takes seconds, so the options are checked first.
-    from kdcli.messages import log
+    from kdcli.recipe.resolve import inherited
     from kdcli.verbs.export import run
     from kdcli.workloads.detect import as_trained, data_of_run, trained_task
 
     given_data = data = resolved.recipe.data
     task, of_run = own.task, False
-    # The demo and plain text files do not have the columns of a training run.
-    source = data.source or "demo"
-    is_table = source != "demo" and ".txt" not in Path(source).suffixes
     if data.source is None and task is None and own.pooling is None:
         resolved, task = data_of_run(resolved, own.model)
         data = resolved.recipe.data
         of_run = data.source is not None and own.max_drop is None
-        if of_run:
-            log(f"comparing on {data.source}, the data of the training run of {own.model}")
-    elif is_table and task in (None, trained_task(own.model)):
+    elif task in (None, trained_task(own.model)):
         inherits = not data.columns
-        data = as_trained(resolved, own.model, task=False, trains=False).recipe.data
+        resolved = as_trained(resolved, own.model, task=False, trains=False)
+        data = resolved.recipe.data
         if inherits and task is None and own.max_drop is None:
             # Without a task, texts are read from one column.
             columns = {role: name for role, name in data.columns.items() if role == "text"}
@@ -48,6 +42,7 @@ def export(given: Given) -> Printable | None:
         task=task,
         max_drop=own.max_drop,
         of_run=of_run,
+        notes=inherited(resolved),
         steps=own.steps,
         weights=own.weights,
         output_dir=options.output_dir,

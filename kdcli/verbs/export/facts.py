@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from kdcli.deploy.export import FILES, MAX_SUM, LargestSum, ModelFile
+from kdcli.deploy.exported import TrainedOn
 from kdcli.report.schema import Comparison
 from kdcli.report.schema_decisions import SchemaPart
 from kdcli.types import Card
@@ -203,6 +204,7 @@ class ExportFacts(FileFacts):
         also: The files in other precisions.
         task: The task on which the files were scored; None if they were not scored.
         data: The source of the task's rows; None for the task's own data set.
+        trained_on: The task and the columns of the run that trained the model.
         versions: The version of each library.
     """
 
@@ -217,6 +219,7 @@ class ExportFacts(FileFacts):
     also: list[FileFacts]
     task: str | None = None
     data: str | None = None
+    trained_on: TrainedOn | None = None
     versions: dict[str, str]
 
     @property

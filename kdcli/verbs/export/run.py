@@ -35,7 +35,7 @@ from kdcli.engine.run_dir import lock_directory, numbered
 from kdcli.errors import MachineError, UsageError
 from kdcli.messages import log
 from kdcli.models.card import describe
-from kdcli.models.cross_encoder import activation_of, set_activation, with_own_settings
+from kdcli.models.cross_encoder import activation_of, standing_alone, with_own_settings
 from kdcli.models.custom_class import custom_class, save_network
 from kdcli.models.embedding_format import EmbeddingFormat, Pool, read_format, save_format
 from kdcli.models.files import CONFIG_FILE, FACTS
@@ -77,7 +77,7 @@ from kdcli.verbs.export.readme import (
     readme,
 )
 from kdcli.workloads import open_evaluation
-from kdcli.workloads.detect import task_of_model
+from kdcli.workloads.detect import task_of_model, training_of
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.embedding_texts import column_of_texts
 from kdcli.workloads.labelled import LabelledWorkload
@@ -102,6 +102,7 @@ def export(
     task: str | None = None,
     max_drop: float | None = None,
     of_run: bool = False,
+    notes: Sequence[str] = (),
     exact: bool = False,
     steps: int = 0,
     weights: bool = False,
@@ -125,6 +126,7 @@ def export(
         max_drop: The maximum drop of the task's first metric, in points.
         of_run: Whether task and data are those of the model's training run, which give texts to
             compare and no scores. If they cannot be read, sentences of kdcli replace them.
+        notes: Lines for the log, after the arguments are checked.
         exact: Refuse an excess over `max_drop` of less than one row too.
         steps: The number of steps for which the integers of `int8-packed` are trained.
         weights: Write model.safetensors too.
@@ -145,6 +147,7 @@ def export(
     folder = output_dir or numbered(name, taken=overwrite)
     sources = [source, *texts_in(data.model_dump())]
     check_folder(folder, overwrite, sources)
+    log(*notes)
     load = _load_vectors if pooling is not None or read_format(source) is not None else _load_head
     loaded = load(source, pooling, CheckedRows(data, task, of_run, steps * ROWS))
     log(f"exporting {short(source)} to {format}, {', '.join(precisions)}")
@@ -231,6 +234,7 @@ def _facts(
         files={part.relative_to(staged).as_posix(): part.stat().st_size for part in parts},
         card=card,
         also=also,
+        trained_on=training_of(source),
         versions=versions()
         | {name: library(name, format).__version__ for name in RUNTIMES[format]},
     )
@@ -388,16 +392,12 @@ def _load_head(source: str, _: str | None, rows: CheckedRows) -> _Loaded:
         )
     auto = custom_class(config) or (AUTO_CLASS[kind] if kind else AutoModel)
     network = load_weights(source, auto).eval()
-    if kind == "score" and (activation := activation_of(source, config)) is not None:
-        # sentence-transformers may hold it in another file, which an export does not have.
-        set_activation(network, activation)
     notes = []
     if kind is None and architecture != type(network).__name__:
         notes = [f"the head of {architecture} is left out: the file outputs the last hidden state"]
     positions = positions_of(network.config) or VERY_LARGE_INTEGER
     length = min(tokenizer.model_max_length, positions)
-    # An export has no file with the length of a cross-encoder.
-    model = with_own_settings(Model(network, tokenizer, source, tuned_length=length))
+    model = standing_alone(Model(network, tokenizer, source, tuned_length=length))
     max_length = limit_tokens(tokenizer, model.tuned_length or length)
     texts, workload = _open_texts(rows, source, None, tokenizer)
     if isinstance(workload, LabelledWorkload):

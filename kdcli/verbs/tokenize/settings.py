@@ -29,7 +29,7 @@ class TokenizeOptions:
     column: Annotated[
         str | None,
         Option("--column", metavar="NAME"),
-        Field(description="Column of the text (default: 'text', or the only column of strings)."),
+        Field(description="Column of the text (default: 'text', 'body' ..., or the only strings)."),
     ] = None
     share: Annotated[
         float,

@@ -20,13 +20,13 @@ from kdcli.engine.session import Session
 from kdcli.errors import GateError, UsageError
 from kdcli.messages import log
 from kdcli.metrics.resolution import exceeds
-from kdcli.models.cross_encoder import activation_of, set_activation, with_own_settings
+from kdcli.models.cross_encoder import standing_alone
 from kdcli.models.custom_class import HEADS
 from kdcli.models.embedding_format import EmbeddingFormat, read_format, save_embedder
 from kdcli.models.layout import has_encoder_class
 from kdcli.models.load import check_case, load_tokenizer, location, save_model
 from kdcli.models.model import Model, training_rows
-from kdcli.recipe.resolve import Resolved, resolve
+from kdcli.recipe.resolve import Resolved, inherited, resolve
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import Entry, ReportContents, RunResult
 from kdcli.report.front import EMBEDDER
@@ -92,12 +92,9 @@ def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> TrimResult | No
         )
     if fmt is not None:
         check_case(tokenizer, source)
-    whole = with_own_settings(Model(model, tokenizer, source, ""))
-    # The trimmed model has no files of its own for these settings of a cross-encoder.
-    if whole.tuned_length is not None:
-        tokenizer.model_max_length = whole.tuned_length
-    if fmt is None and (activation := activation_of(source, model.config)) is not None:
-        set_activation(model, activation)
+    whole = Model(model, tokenizer, source, "")
+    if fmt is None:
+        whole = standing_alone(whole)
     result = EvaluationResult()
     missed = None
     if recipe.max_drop is None:
@@ -293,7 +290,9 @@ def _request(recipe: TrimRecipe) -> EvaluationRequest:
     task = recipe.task or task_of_model(source, recipe.data.source, recipe.pooling)
     options = {"task": task, "data.source": recipe.data.source}
     resolved = resolve(FinetuneRecipe, recipe=None, options=options)
-    data = as_trained(resolved, source, trains=False).recipe.data
+    resolved = as_trained(resolved, source, trains=False)
+    log(*inherited(resolved))
+    data = resolved.recipe.data
     trained = {source: training_rows(location(source))}
     return EvaluationRequest(task, [source], data, trained, pooling=recipe.pooling)
 
