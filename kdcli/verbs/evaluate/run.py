@@ -119,7 +119,9 @@ def evaluate(
     _check_predictions_file(extras.predictions, context.folder)
     sources = recipe.masks or recipe.models
     names = extras.names or _short_names(sources)
-    if recipe.task == METHOD and not (recipe.dimensions or recipe.vector_formats):
+    makes_several = bool(recipe.dimensions or recipe.vector_formats)
+    if recipe.task == METHOD and not (makes_several or recipe.data.columns):
+        # Otherwise the reader of the texts may ask for a column first.
         _check_compared(recipe, extras, names)
     workload = open_evaluation(_request(recipe), context.session)
     labelled = workload if isinstance(workload, LabelledWorkload) else None
