@@ -12,7 +12,7 @@ from kdcli.data.rows import BadRow, Row, names_in, take_first
 from kdcli.data.sources import FileSource, open_source
 from kdcli.data.storage import NotFound, base_name
 from kdcli.data.tasks import named_tasks
-from kdcli.data.text.sentences import QUERIES
+from kdcli.data.text.sentences import QUERIES, usual_names
 from kdcli.deploy.exported import TrainedOn, trained_on
 from kdcli.disk import RECIPE_FILE, holds_run
 from kdcli.errors import UsageError
@@ -154,7 +154,7 @@ def _may_be_lists(data: str | None) -> bool:
         first, _ = take_first(_rows(data))
     except (NotFound, UsageError):
         return True
-    return not set(QUERIES).isdisjoint(names_in(first))
+    return not set(QUERIES).isdisjoint(usual_names(dict.fromkeys(names_in(first))))
 
 
 def _rows(data: str) -> Iterator[Row]:

@@ -289,6 +289,17 @@ def test_lists_of_the_named_split_are_evaluated(tmp_path):
         read(trains=False)
 
 
+def test_a_spreadsheet_holds_lists_in_its_cells(tmp_path):
+    (tmp_path / "lists.csv").write_text(
+        "Query,Passages,Labels\nq,\"['a', 'b']\",\"[1, 0]\"\n", "utf-8"
+    )
+    data = read_lists(str(tmp_path / "lists.csv"), seed=0, trains=False)
+    assert (data.evaluated.passages, [*data.evaluated.labels]) == (["a", "b"], [1.0, 0.0])
+    (tmp_path / "lists.csv").write_text('Query,Positive,Negatives\nq,a,"[""b"", ""c""]"\n', "utf-8")
+    data = read_lists(str(tmp_path / "lists.csv"), seed=0, trains=False)
+    assert data.evaluated.passages == ["a", "b", "c"]
+
+
 def test_columns_that_lists_do_not_use_are_logged(tmp_path):
     rows = [{"query": "a", "passage": f"b {n}", "relevance": n % 2} for n in range(4)]
     file, lines = tmp_path / "lists.jsonl", []

@@ -259,6 +259,17 @@ def as_cell(label: object) -> object:
     return json.dumps(label, ensure_ascii=False) if is_choices else label
 
 
+def list_in(value: object) -> list[object]:
+    """Return the elements of a list, which may be in a string, as in a cell of CSV.
+
+    Anything else is the only element. In a string, the elements are in quotes.
+    """
+    if isinstance(value, str) and (_is_quoted(value) or value.strip() == "[]"):
+        parts = parse_list(value, BRACKETS)
+        return [value] if parts is None else list(parts)
+    return value if isinstance(value, list) else [value]
+
+
 def single_label(label: object) -> object:
     """Return the only element of a list, such as annotation tools write for a single class.
 

@@ -23,7 +23,7 @@ from kdcli.data.accounts import (
     REPEATED,
     RowAccount,
 )
-from kdcli.data.labelled.label_values import number_of
+from kdcli.data.labelled.label_values import BRACKETS, list_in, number_of, parse_list
 from kdcli.data.labelled.partition import (
     HELD_OUT_SPLIT,
     DividedRows,
@@ -41,6 +41,7 @@ from kdcli.data.text.sentences import (
     QUERIES,
     negatives_in,
     text_in,
+    usual_names,
 )
 from kdcli.errors import UsageError
 from kdcli.messages import log_fact
@@ -372,7 +373,8 @@ def _read(tables: Iterator[tuple[str, Iterator[Row]]], account: RowAccount) -> L
     by_query: dict[str, dict[str, tuple[float, float]]] = {}
     for name, rows in tables:
         where = ""
-        for where, row in rows:
+        for where, given in rows:
+            row = usual_names(given)
             query, candidates = _candidates(where, row)
             names.update(dict.fromkeys(row))
             account.read += 1
@@ -451,7 +453,7 @@ def _text(where: str, row: RowValues, names: tuple[str, ...]) -> str:
 
 
 def _texts(where: str, row: RowValues, name: str) -> list[str]:
-    values = row[name] if isinstance(row[name], list) else [row[name]]
+    values = list_in(row[name])
     if not values:
         raise BadRow(where, f"'{name}' is empty", hint=FORM_HINT)
     return [text_in(where, row, name, value, FORM_HINT) for value in values]
@@ -462,6 +464,9 @@ def _numbers(where: str, row: RowValues, name: str, count: int) -> list[float]:
     values = row.get(name)
     if values is None:
         return [math.nan] * count
+    if isinstance(values, str):
+        # A cell of CSV.
+        values = parse_list(values, BRACKETS) or values
     try:
         values = [x.number if isinstance(x, ClassName) else x for x in values]
         values = [number_of(x) if isinstance(x, str) else x for x in values]

@@ -19,6 +19,7 @@ import regex  # type: ignore[import-untyped]
 
 from kdcli.data.accounts import ACCOUNTS, CUT, REPEATED, RowAccount
 from kdcli.data.labelled.kept import kept_rows
+from kdcli.data.labelled.label_values import list_in
 from kdcli.data.labelled.partition import DividedRows, Partition, Pools, text_hashes
 from kdcli.data.readers import text_column
 from kdcli.data.rows import (
@@ -460,7 +461,7 @@ def _read_units(
         part = "" if split == "train" else f"the {split} split of "
         within = f" in {source.share:g} of its rows" if source.share < 1 else ""
         raise UsageError(f"{part}{source.name} holds no text{within}")
-    names = names_in(first)
+    names = list(usual_names(dict.fromkeys(names_in(first))))
     queries = [name for name in QUERIES if name in names]
     # A question may also stand next to the context that answers it.
     is_paired = POSITIVE_COLUMN in names or not {"question"}.issuperset(queries)
@@ -469,12 +470,18 @@ def _read_units(
         query, *_ = *queries, "query"
         used = {query, POSITIVE_COLUMN, *filter(NEGATIVE_COLUMN.fullmatch, names)}
         return PAIRS, _read_pairs(rows, query, account), unused_columns(names, used)
-    unused = unused_columns(names, [column or text_column(first)])
+    unused = unused_columns(names_in(first), [column or text_column(first)])
     documents = source.placed_documents(split, column, account)
     if unit == "document":
         units = (Unit(document.strip(), where) for where, document in documents)
         return "documents", units, unused
     return SENTENCES, _read_sentences(documents, account), unused
+
+
+def usual_names(values: RowValues) -> RowValues:
+    """Write the names of columns as pairs and lists have them, such as `negative_1`."""
+    usual = {name: re.sub(r"[\s-]+", "_", name.strip().lower()) for name in values}
+    return {name if usual[name] in values else usual[name]: value for name, value in values.items()}
 
 
 def _read_sentences(documents: Iterator[tuple[str, str]], account: RowAccount) -> Iterator[Unit]:
@@ -488,7 +495,8 @@ def _read_sentences(documents: Iterator[tuple[str, str]], account: RowAccount) -
 
 
 def _read_pairs(rows: Iterator[Row], query: str, account: RowAccount) -> Iterator[Unit]:
-    for where, values in rows:
+    for where, row in rows:
+        values = usual_names(row)
         account.read += 1
         text, positive = (
             text_in(where, values, name, values.get(name), PAIR_HINT)
@@ -508,7 +516,7 @@ def negatives_in(where: str, values: RowValues, hint: str) -> list[str]:
     return [
         text_in(where, values, name, text, hint)
         for name, value in by_column.items()
-        for text in (value if isinstance(value, list) else [value])
+        for text in list_in(value)
     ]
 
 
