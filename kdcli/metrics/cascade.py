@@ -165,7 +165,7 @@ def choose(
 def rows_needed(losses_N: Array, max_risk: float, error: float) -> int | None:
     """Return the smallest number of rows that shows a risk if their mean loss is the given rows'.
 
-    With so many rows, `upper_limit` is at most the risk. The result is None if no number of rows
+    With this number, `upper_limit` is at most the risk. The result is None if no number of rows
     shows it, because the mean loss is not below the risk.
     """
     mean = float(losses_N.mean())

@@ -337,14 +337,15 @@ class Search:
         """Add the latencies of all scored models, which take turns, unless they are known.
 
         The rows of a larger batch decide nothing, so they are measured once even if they are
-        unstable, and so is everything if no candidate keeps the quality.
+        unstable, and so is everything if no candidate keeps the quality or the budget ends.
         """
         scores = self.scores
         if scores is None or scores.is_measured:
             return
         models = {one.name: str(one.folder) for one in (scores.teacher, *scores.candidates)}
         settings, device = self.recipe.measure, str(choose_device(self.steps.options.device))
-        count = MAX_MEASUREMENTS if scores.keep_quality or self.goal.cascade else 1
+        repeats = (scores.keep_quality or self.goal.cascade) and self.steps.spare >= 0
+        count = MAX_MEASUREMENTS if repeats else 1
         protocol = Protocol(
             device,
             settings.min_runs,
