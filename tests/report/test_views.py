@@ -23,7 +23,7 @@ from reports import (
 from rich.console import Console
 
 from kdcli.errors import UsageError
-from kdcli.report.charts.charts import report_pictures, size_latency
+from kdcli.report.charts.charts import report_pictures
 from kdcli.report.charts.weight_maps import model_pictures
 from kdcli.report.schema import Report
 from kdcli.report.sections.overview import overview, title
@@ -436,11 +436,3 @@ def test_sizes_name_the_type_of_weights_that_are_not_float32(values):
         "438.0 MB, fp16",
         "90.9 MB",
     ]
-
-
-def test_a_model_named_after_its_shape_is_labelled_with_its_feed_forward_width(values):
-    values["models"]["3x384"]["card"]["ffn"] = 1216
-    picture = size_latency(made(values))
-    assert picture is not None
-    assert "3x384:1216" in picture.svg
-    assert "3x384 3x384" not in picture.svg

@@ -31,7 +31,6 @@ from kdcli.report.sections.timings import (
 from kdcli.report.text import (
     LOWER_IS_BETTER,
     Picture,
-    card_shape,
     names_in,
     number,
     shortened_line,
@@ -66,7 +65,6 @@ def report_pictures(report: Report) -> list[Picture]:
         drawn += [latency_over(report, "tokens"), latency_over(report, "batch size")]
     if len(report.pruning) > 1:
         drawn += [_score_over_density(report), quality_against(report, "size")]
-    drawn.append(size_latency(report))
     return [p for p in drawn if p is not None]
 
 
@@ -180,31 +178,6 @@ def _metric_curve(report: Report) -> Picture | None:
     return Picture(svg(drawing), caption)
 
 
-def size_latency(report: Report) -> Picture | None:
-    """Draw the models' weights on disk against their latency in the first cell."""
-    all_cards = report.cards
-    rows = [row for row in comparable(report) if row.model in all_cards]
-    if len(rows) < 2:
-        return None
-    cards = {row.model: all_cards[row.model] for row in rows}
-    points = {row.model: (cards[row.model].bytes / 1e6, row.stated_ms) for row in rows}
-    unstable = {row.model for row in rows if row.unstable}
-    labels = {}
-    for name, card in cards.items():
-        shape = card_shape(card)
-        is_named_after_shape = name in (shape, shape.partition(":")[0])
-        short = shortened_line(without_owner(name), 24)
-        labels[name] = shape if is_named_after_shape else f"{short} {shape}"
-        labels[name] += UNSTABLE_MARK * (name in unstable)
-    where = cell_name(rows[0].cell)
-    words = "; ".join(
-        f"{name} {size:,.1f} MB, {ms:.3g} ms{UNSTABLE_MARK * (name in unstable)}"
-        for name, (size, ms) in points.items()
-    )
-    drawing = scatter_chart(points, labels, "weights, MB", f"median ms, {where}", zero=True)
-    return Picture(drawing, _with_remark(f"Size and latency, {where}: {words}.", unstable))
-
-
 def _with_remark(caption: str, unstable: Collection[str]) -> str:
     """Add to a caption where unstable measurements are drawn, if there are any."""
     return f"{caption} {AT_P90}" if unstable else caption
@@ -280,9 +253,7 @@ def quality_against(report: Report, what: Cost) -> Picture | None:
     unstable = [name for name in points if what == "latency" and timed[name].unstable]
     marks = {name: UNSTABLE_MARK * (name in unstable) for name in points}
     labels = {name: shortened_line(without_owner(name), 24) + marks[name] for name in points}
-    drawing = scatter_chart(
-        points, labels, label, shortened_line(f"{metric} on {task}", 40), front=front
-    )
+    drawing = scatter_chart(points, labels, label, shortened_line(f"{metric} on {task}", 40), front)
     words = "; ".join(
         f"{name} {cost:.4g} {unit}{marks[name]}, {number(value)}"
         for name, (cost, value) in points.items()

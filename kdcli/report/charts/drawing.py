@@ -26,7 +26,6 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from kdcli.report.text import percent, shortened_line
-from kdcli.types import Array
 
 # Readable on a white and on a black page.
 COLOURS = ["#2f74ff", "#e07b00", "#12966b", "#a855f7", "#e0365c", "#0a95b8"]
@@ -183,11 +182,6 @@ def set_range(axes: Axes, axis: Axis, reach: AxisRange) -> None:
         (axes.set_xscale if across else axes.set_yscale)("log")
         plain_logarithm(axis, (1, 2, 5))
     (axes.set_xlim if across else axes.set_ylim)(reach.low, reach.high)
-
-
-def fractions(axes: Axes, points: Sequence[tuple[float, float]]) -> Array:
-    """Return how far along both axes points are drawn, from 0 to 1; the ranges must be set."""
-    return np.asarray((axes.transData + axes.transAxes.inverted()).transform(points))
 
 
 def mark_outlier(
@@ -360,27 +354,24 @@ def scatter_chart(
     labels: Mapping[str, str],
     across_label: str,
     along_label: str,
-    *,
-    front: Sequence[str] | None = None,
-    zero: bool = False,
+    front: Sequence[str],
 ) -> str:
-    """Draw a labelled point for each model, as SVG.
+    """Draw the cost and the score of each model as a labelled point, as SVG.
 
-    With `zero` both axes are costs, which begin at 0 or are logarithmic. A line joins
-    the points of `front` from left to right; the other points are hollow.
+    A line joins the points of `front` from left to right; the other points are hollow.
     """
     drawing, axes = figure()
     costs, scores = ({name: point[i] for name, point in points.items()} for i in (0, 1))
-    across = cost_range(costs)
-    along = cost_range(scores) if zero else score_range(scores)
+    across, along = cost_range(costs), score_range(scores)
     set_range(axes, axes.xaxis, across)
     set_range(axes, axes.yaxis, along)
     axes.set(xlabel=across_label, ylabel=along_label)
     drawn = {name: (across.place(x), along.place(y)) for name, (x, y) in points.items()}
-    if front is not None:
-        joined = zip(*(drawn[name] for name in front), strict=True)
-        axes.step(*joined, where="post", color=INK, linewidth=1, alpha=0.7)
-    places = fractions(axes, list(drawn.values()))
+    joined = zip(*(drawn[name] for name in front), strict=True)
+    axes.step(*joined, where="post", color=INK, linewidth=1, alpha=0.7)
+    # As fractions of the axes.
+    to_fractions = axes.transData + axes.transAxes.inverted()
+    places = np.asarray(to_fractions.transform(list(drawn.values())))
     heights = _apart(places[:, 1].tolist())
     for number, (name, (x, y)) in enumerate(drawn.items()):
         label = labels[name]
@@ -389,7 +380,7 @@ def scatter_chart(
         if name in along.outside:
             label += f" ({along.label(scores[name], vertical=True)})"
         colour = COLOURS[number % len(COLOURS)]
-        face = colour if front is None or name in front else "none"
+        face = colour if name in front else "none"
         drawn_point = axes.scatter([x], [y], facecolors=face, edgecolors=colour, s=55, zorder=3)
         drawn_point.set(linewidths=1.6, clip_on=False)
         exact = f"{along_label} {scores[name]:.6g}, {across_label} {costs[name]:,.6g}"
@@ -399,7 +390,7 @@ def scatter_chart(
             label,
             (x, y),
             # The label is above the line that continues to the right of the point.
-            xytext=(aside, heights[number] + 0.045 * (front is not None)),
+            xytext=(aside, heights[number] + 0.045),
             textcoords=("offset points", "axes fraction"),
             ha=side,
             va="center",
@@ -410,9 +401,9 @@ def scatter_chart(
     return svg(drawing)
 
 
-def _apart(heights: list[float], gap: float = 0.07) -> list[float]:
+def _apart(heights: list[float]) -> list[float]:
     """Move labels until they do not overlap and lie inside. Heights are fractions of the axis."""
-    placed, last = list(heights), -gap / 2
+    placed, last, gap = list(heights), -1.0, 0.07
     order = sorted(range(len(heights)), key=heights.__getitem__)
     for i in order:
         last = placed[i] = max(heights[i], last + gap)
