@@ -37,7 +37,6 @@ from kdcli.types import (
     Batch,
     Job,
     Outcome,
-    ParamGroup,
     Schedule,
     Signals,
     StepLoss,
@@ -465,7 +464,7 @@ class PairStep:
         community: Teacher | None = None,
     ) -> None:
         self.workload, self.models, self.community = workload, models, community
-        self.recipe, self.train = recipe, recipe.train
+        self.recipe = recipe
         self.names, self.weights = pair_names(recipe), weights_of(recipe)
         self.modules = {name: models[role] for role, name in self.names.items()}
 
@@ -507,12 +506,6 @@ class PairStep:
 
         return divergence
 
-    def param_group(self, parameter: str) -> ParamGroup:
-        """Return the learning rate of a parameter, relative to `train.lr`."""
-        is_teacher = parameter.partition(".")[0] == self.names[TEACHER_MODEL]
-        rate = self.train.teacher_lr if is_teacher else self.train.student_lr
-        return ParamGroup(lr=(rate or self.train.lr) / self.train.lr)
-
     def freeze_idle(self, batch: Batch) -> None:
         """Freeze the parameters without a gradient.
 
@@ -545,7 +538,7 @@ def pair_job(
     step.freeze_idle(first_rows(workload.examples))
     plan = workload.plan(recipe.train)
     job = training_job(workload, step.modules, step, plan.order, recipe.keep)
-    return replace(job, param_group=step.param_group), plan.schedule, plan.steps_per_pass
+    return job, plan.schedule, plan.steps_per_pass
 
 
 def held_out_mlm_losses(recipe: CotrainRecipe, run_dir: RunDir) -> dict[str, tuple[float, float]]:

@@ -14,7 +14,6 @@ from kdcli.workloads.settings import (
     TEXT_KEYS,
     TEXT_TRAINING,
     DownstreamSettings,
-    FinetuneTrainSettings,
     OnTask,
     TrainingData,
     VariantSettings,
@@ -84,17 +83,6 @@ class PairSettings(Section):
     )
 
 
-class CotrainTrainSettings(FinetuneTrainSettings):
-    """`train:` of `cotrain`."""
-
-    teacher_lr: float | None = Field(
-        None, gt=0, description="Peak learning rate of the teacher (default: lr)."
-    )
-    student_lr: float | None = Field(
-        None, gt=0, description="Peak learning rate of the student (default: lr)."
-    )
-
-
 class CommunitySettings(Section):
     """`community:`, a frozen pre-trained model that both models learn from (Community KD)."""
 
@@ -130,7 +118,6 @@ class CotrainRecipe(VariantSettings, PairSettings, OnTask):
     )
     community: CommunitySettings = CommunitySettings()
     data: TrainingData = TrainingData()
-    train: CotrainTrainSettings = CotrainTrainSettings()
     eval: DownstreamSettings = DownstreamSettings()
 
     def own_defaults(self) -> Mapping[str, Mapping[str, object]]:
