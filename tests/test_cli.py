@@ -526,7 +526,10 @@ WRONG_NAMES = {
         2,
         "--steps trains the integers of a packed file",
     ),
-    "export demo --format onyx": (2, "unknown format 'onyx'; did you mean 'onnx'?"),
+    "export demo --format onyx": (
+        2,
+        "--format must be 'onnx' or 'openvino', got onyx; did you mean 'onnx'?",
+    ),
     "benchmark demo --backend onx": (2, "unknown backend 'onx'; did you mean 'onnx'?"),
     "benchmark demo --backend int8": (2, "unknown backend 'int8'; did you mean 'onnx-int8'?"),
     "benchmark demo --backend onxx-int8": (2, "unknown backend 'onxx'; did you mean 'onnx'?"),

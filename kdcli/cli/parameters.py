@@ -82,18 +82,6 @@ def _check_backend(text: str) -> None:
     check_backend_name(text)
 
 
-def _formats() -> Iterable[str]:
-    from kdcli.deploy.backends import FORMATS
-
-    return FORMATS
-
-
-def _check_format(name: str) -> None:
-    from kdcli.deploy.backends import check_format
-
-    check_format(name)
-
-
 def _check_model(source: str) -> None:
     from kdcli.models.grammar import is_shape
     from kdcli.models.source import check_source
@@ -128,7 +116,6 @@ VALUES: Mapping[str, Values] = {
     "recipe": Values(_recipes),
     "shape": Values(_shapes, _check_shape),
     "backend": Values(_backends, _check_backend),
-    "format": Values(_formats, _check_format),
     "device": Values(lambda: DEVICES),
     "model": Values(check=_check_model),
     "teacher": Values(check=_check_teacher),

@@ -18,7 +18,7 @@ from kdcli.cli.app import app
 from kdcli.cli.help import Command
 from kdcli.cli.libraries import prepare_libraries
 from kdcli.custom_code import custom_code
-from kdcli.errors import UsageError, did_you_mean
+from kdcli.errors import UsageError
 
 if TYPE_CHECKING:
     from kdcli.cli.parameters import Parameter
@@ -264,8 +264,6 @@ class Given:
             value, kind = self.values.get(parameter.name), parameter.option.values
             # pydantic refuses values of other types.
             values = [v for v in _listed(value) if isinstance(v, str | Path)]
-            if parameter.name == "method":
-                _check_methods(values, parameter)
             # A bool is an int too, and an option that is on or off is never wrong.
             if isinstance(value, bool):
                 continue
@@ -327,7 +325,7 @@ class Given:
         """
         from pydantic import ValidationError
 
-        from kdcli.recipe.resolve import reason
+        from kdcli.recipe.resolve import reason, suggestion
 
         values: dict[str, Any] = {}
         flags: dict[str, str] = {}
@@ -342,7 +340,8 @@ class Given:
         except ValidationError as error:
             problem = error.errors()[0]
             flag = flags[str(problem["loc"][0])]
-            raise UsageError(f"{flag} {reason(problem)}, got {problem['input']}") from None
+            given = f"got {problem['input']}{suggestion(problem)}"
+            raise UsageError(f"{flag} {reason(problem)}, {given}") from None
 
     def show(self, result: ResultT) -> ResultT:
         """Print a result and return it. Nothing is printed from Python, where `json` is None."""
@@ -444,17 +443,6 @@ def _listed(value: object) -> list[object]:
     if isinstance(value, list | tuple):
         return list(value)
     return [] if value is None else [value]
-
-
-def _check_methods(methods: Iterable[object], parameter: Parameter) -> None:
-    """Raise a UsageError for an unknown method."""
-    known = sorted(parameter.choices)
-    for method in methods:
-        if method not in known:
-            raise UsageError(
-                f"unknown method '{method}'{did_you_mean(str(method), known)}",
-                f"known: {', '.join(known)}",
-            )
 
 
 def _check_number(value: float, parameter: Parameter) -> None:

@@ -29,15 +29,6 @@ FORMATS = ("onnx", "openvino")
 """The formats of `kdcli export`."""
 
 
-def check_format(name: str) -> None:
-    """Raise a UsageError if a format of exports is unknown."""
-    if name not in FORMATS:
-        raise UsageError(
-            f"unknown format '{name}'{did_you_mean(name, FORMATS)}",
-            f"allowed: {', '.join(FORMATS)}",
-        )
-
-
 def check_backend_name(text: str) -> str:
     """Return the name of a backend, such as `onnx` or `onnx-int8`.
 

@@ -20,7 +20,7 @@ from typing import NotRequired, TypedDict
 import torch
 
 from kdcli.disk import cache_dir, cache_key, disk_errors, read_json, use_entry, write_atomic
-from kdcli.errors import MachineError, UsageError, did_you_mean
+from kdcli.errors import MachineError, UsageError
 
 DRIVER = Path("/proc/driver/nvidia")
 """Files of a loaded NVIDIA driver: `version` and `gpus/*/information`."""
@@ -135,14 +135,8 @@ def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
         device: The device of the products.
 
     Raises:
-        UsageError: The name is unknown.
         MachineError: The device only emulates bfloat16, or float16 has no loss scaling on it.
     """
-    if wanted not in ("auto", *TORCH_DTYPES):
-        raise UsageError(
-            f"unknown dtype '{wanted}'; allowed: auto, "
-            f"{', '.join(TORCH_DTYPES)}{did_you_mean(wanted, TORCH_DTYPES)}"
-        )
     if wanted == "auto":
         if device.type != "mps" and has_bf16(device) and (device.type != "cpu" or _cpu_bf16_pays()):
             return torch.bfloat16

@@ -25,7 +25,7 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from kdcli.custom_code import custom_code_allowed
 from kdcli.disk import disk_errors, fill_dir, read_json, write_atomic
-from kdcli.errors import UsageError, did_you_mean, one_line, shortened
+from kdcli.errors import UsageError, one_line, shortened
 from kdcli.models.custom_class import custom_class
 from kdcli.models.files import (
     BY_LIBRARY,
@@ -156,8 +156,6 @@ LAYER_ERRORS = (
     *(TypeError, ValueError, KeyError),
 )
 """Exceptions of sentence-transformers if it cannot load the files of a layer."""
-CHOICES = ("mean", "cls", "last")
-"""Poolings that `--pooling` accepts."""
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 
@@ -545,14 +543,9 @@ def format_for(
 ) -> tuple[EmbeddingFormat, str]:
     """Return the format of an embedding model or a plain encoder, and a note on where it is from.
 
-    `pooling` is the value of `--pooling`, one of `CHOICES`, or None. Raises UsageError if the
-    format cannot be read, does not fit the encoder, or contradicts `pooling`.
+    `pooling` is the value of `--pooling`, or None. Raises UsageError if the format cannot be read,
+    does not fit the encoder, or contradicts `pooling`.
     """
-    if pooling is not None and pooling not in CHOICES:
-        raise UsageError(
-            f"unknown pooling '{pooling}'{did_you_mean(pooling, CHOICES)}",
-            f"known: {', '.join(CHOICES)}",
-        )
     fmt = read_format(source)
     if fmt is not None:
         if pooling not in (None, fmt.pooling):

@@ -24,8 +24,6 @@ MIN_SAMPLE = 1024
 BRACKET_DEVIATIONS = 4.0
 # Mean sigmoid below which float32 loses digits.
 SMALLEST_SCORE = 1e-30
-# Names of the masking functions that keep a given density; see `select_masks`.
-MASKINGS = ("local", "global", "proportional")
 
 
 def keep_top(scores: Tensor, keep: int) -> Tensor:
@@ -46,7 +44,7 @@ def select_masks(
     """Choose masks of a given density.
 
     Args:
-        masking: One of `MASKINGS`.
+        masking: `local`, `global` or `proportional`.
         scores: name -> scores [rows, in].
         kinds: name -> kind of the matrix (Q, K, V, O, U, D, ...), for `proportional` only.
         density: Share of the weights to keep.

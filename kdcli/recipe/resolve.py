@@ -621,12 +621,14 @@ def reason(problem: ErrorDetails) -> str:
     return f"{message[0].lower()}{message[1:]}"
 
 
-def _as_share(problem: ErrorDetails) -> str:
-    """Return `"; did you mean 0.9?"` if a share below 1 was given as 90, else an empty string.
+def suggestion(problem: ErrorDetails) -> str:
+    """Return `"; did you mean 0.9?"` if a share below 1 was given as 90, or the nearest word.
 
-    A number below 2 is more likely a share above 1 than a percentage.
+    The result may be empty. A number below 2 is more likely a share above 1 than a percentage.
     """
     limits, value = problem.get("ctx", {}), problem["input"]
+    if problem["type"] == "literal_error":
+        return did_you_mean(str(value), re.findall(r"'(.*?)'", limits["expected"]))
     is_share = 1 in (limits.get("lt"), limits.get("le"))
     if not is_share or not isinstance(value, int | float) or not 2 <= value < 100:
         return ""
@@ -649,7 +651,7 @@ def explain(
         if not set_key:
             subject = f"{in_words(_in_full(deeper, origin))} lies under {subject}, which"
         value = f"got {shortened(repr(problem['input']), 500)}"
-        value += f"{_origin_note(origin)}{_as_share(problem)}"
+        value += f"{_origin_note(origin)}{suggestion(problem)}"
         reasons.setdefault((subject, value), []).append(reason(problem))
     lines = []
     for (subject, value), (first, *others) in reasons.items():

@@ -80,7 +80,7 @@ from kdcli.workloads.eval_sets import (
 from kdcli.workloads.labelled_tasks import open_rows as open_labelled_rows
 from kdcli.workloads.requests import EvaluationRequest, WorkloadRequest
 from kdcli.workloads.scores import RESAMPLES, EvaluationResult, ModelScores, compare
-from kdcli.workloads.settings import POOLING, TaskHeadSettings
+from kdcli.workloads.settings import POOLING, PoolingName, TaskHeadSettings
 from kdcli.workloads.training import Plan, bucketed
 from kdcli.workloads.workload import MODEL_INPUTS, Workload
 
@@ -98,7 +98,7 @@ MAX_BYTES_AT_ONCE = 1 << 22
 class Settings(Section):
     """The `workload` section of verbs that train embedding models."""
 
-    pooling: str | None = Field(None, description=POOLING)
+    pooling: PoolingName | None = Field(None, description=POOLING)
     unit: Literal["sentence", "document"] = Field(
         "sentence", description="Training unit: single sentences, or whole documents."
     )

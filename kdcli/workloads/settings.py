@@ -1,7 +1,7 @@
 """Recipe sections for labelled data, and the recipe of `finetune`."""
 
 from collections.abc import Collection, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
@@ -41,10 +41,10 @@ TASK_OPTION = Option("--task", panel=DATA, metavar="TASK", values="task")
 TASK = "Task: sst2, mnli, squad ..., or 'own' for your own files."
 TaskName = Annotated[str | None, TASK_OPTION, Field(description=TASK)]
 POOLING = "Pooling for an encoder without modules.json (default: the model's own)."
-POOLINGS = ("mean", "cls", "last")
+PoolingName = Literal["mean", "cls", "last"]
 Pooling = Annotated[
-    str | None,
-    Option("--pooling", panel=DATA, choices=POOLINGS, metavar="NAME"),
+    PoolingName | None,
+    Option("--pooling", panel=DATA, metavar="NAME"),
     Field(description=POOLING),
 ]
 WITH_POOLING = Option(
@@ -53,7 +53,7 @@ WITH_POOLING = Option(
     metavar="NAME",
     kind=str,
     key="pooling",
-    choices=POOLINGS,
+    choices=get_args(PoolingName),
     description=POOLING,
 )
 """`--pooling` as a key of the `workload` section."""

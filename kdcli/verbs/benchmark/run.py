@@ -34,7 +34,6 @@ from kdcli.errors import (
     MachineError,
     UnstableError,
     UsageError,
-    did_you_mean,
 )
 from kdcli.messages import log
 from kdcli.models.card import describe, describe_source
@@ -336,13 +335,8 @@ def models_and_cells(recipe: BenchmarkRecipe) -> tuple[list[str], list[tuple[int
     """Return the models, the baseline first, and the cells of a recipe and its preset.
 
     Raises:
-        UsageError: An unknown preset, or no model.
+        UsageError: No model is given.
     """
-    if recipe.preset is not None and recipe.preset not in PRESETS:
-        raise UsageError(
-            f"unknown preset '{recipe.preset}'{did_you_mean(recipe.preset, PRESETS)}",
-            f"known: {', '.join(PRESETS)}",
-        )
     alone = not recipe.models and recipe.baseline is None
     preset = PRESETS[recipe.preset or "papers"] if recipe.preset or alone else None
     models = list(recipe.models) or list(preset.shapes if preset else ())

@@ -58,8 +58,8 @@ class BenchmarkRecipe(Section):
         None, description="Model to compare with (default: the first)."
     )
     preset: Annotated[
-        str | None,
-        Option("--preset", metavar="NAME", choices=("papers", "minilm", "tinybert", "serving")),
+        Literal["papers", "minilm", "tinybert", "serving"] | None,
+        Option("--preset", metavar="NAME"),
     ] = Field(
         None,
         description="Models and cells to measure if you give none "

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
-from kdcli.deploy.backends import FORMATS, PACKED, BackendName, check_format
+from kdcli.deploy.backends import FORMATS, PACKED, BackendName
 from kdcli.errors import UsageError, did_you_mean
 from kdcli.recipe.options import GOAL, RUN, Option
 from kdcli.recipe.resolve import (
@@ -335,10 +335,11 @@ def _check_keys(name: str, keys: RecipeKeys, section: str) -> None:
         raise UsageError(
             f"unknown key {in_words(f'{section}.{wrong}')}", f"known: {', '.join(EXPORT_KEYS)}"
         )
-    try:
-        check_format(str(keys.get("format", FORMATS[0])))
-    except UsageError as unknown:
-        raise unknown.of(in_words(f"{section}.format")) from None
+    if (format := keys.get("format", FORMATS[0])) not in FORMATS:
+        raise UsageError(
+            f"{in_words(f'{section}.format')}: unknown format '{format}'",
+            f"allowed: {', '.join(FORMATS)}",
+        )
 
 
 def backend_of(verb: str, keys: RecipeKeys) -> str:

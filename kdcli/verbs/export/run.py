@@ -21,7 +21,6 @@ from kdcli.data.accounts import ACCOUNTS, RowAccount
 from kdcli.data.labelled.features import pad_id
 from kdcli.data.sources import open_source
 from kdcli.data.text.sentences import sentences
-from kdcli.deploy.backends import check_format
 from kdcli.deploy.codebook import CODED_ROWS
 from kdcli.deploy.environment import versions
 from kdcli.deploy.export import FILES, RUNTIMES, add_second_names, recorded
@@ -290,10 +289,9 @@ def check_request(
     """Check the arguments of `export` before a model is loaded.
 
     Raises:
-        UsageError: The format or a precision is unknown, or a bound is negative or has no task.
+        UsageError: The format has no such precision, or a bound is negative or has no task.
         MachineError: A library is missing.
     """
-    check_format(format)
     for precision in precisions:
         if (format, precision) not in FILES:
             allowed = ", ".join(p for f, p in FILES if f == format)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from kdcli.deploy.backends import FORMATS, PACKED
+from kdcli.deploy.backends import PACKED
 from kdcli.errors import UsageError
 from kdcli.recipe.options import GOAL, Option
 from kdcli.recipe.sections import DATA_OPTION, Section
@@ -42,9 +42,9 @@ class ExportOptions:
         ),
     ]
     file_format: Annotated[
-        str,
-        Option("--format", name="file_format", metavar="FORMAT", choices=FORMATS, values="format"),
-        Field(description="Format of the file: onnx or openvino."),
+        Literal["onnx", "openvino"],
+        Option("--format", name="file_format", metavar="FORMAT"),
+        Field(description="Format of the file."),
     ] = "onnx"
     int8: Annotated[bool, Option("--int8"), Field(description="Quantise to 8 bits.")] = False
     fp16: Annotated[

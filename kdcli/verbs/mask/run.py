@@ -36,7 +36,7 @@ from kdcli.models.heads import kind_of_head, tokenizer_for
 from kdcli.models.load import check_case, load_weights, location, save_model
 from kdcli.models.matrices import matrices
 from kdcli.models.model import all_rows, training_rows
-from kdcli.pruners.selection import MASKINGS, down_to_one, select_masks
+from kdcli.pruners.selection import down_to_one, select_masks
 from kdcli.recipe.resolve import resolve
 from kdcli.recipe.sections import Section
 from kdcli.report.text import bytes_of, number, percent
@@ -312,14 +312,8 @@ def _cut(
     """Select masks of another sparsity from the scores of a mask file.
 
     Raises:
-        UsageError: A wrong sparsity or masking, or a mask file without scores.
+        UsageError: The mask file has no scores.
     """
-    if not 0 <= sparsity < 1:
-        raise UsageError(
-            f"--sparsity must be at least 0 and less than 1, got {sparsity:g}", "0.9 removes 90 %"
-        )
-    if masking not in MASKINGS:
-        raise UsageError(f"unknown masking '{masking}'", f"allowed: {', '.join(MASKINGS)}")
     if not mask.scores:
         raise UsageError(
             f"{mask.path} holds no scores to cut at another density",

@@ -1,7 +1,7 @@
 """The options of `kdcli mask`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
@@ -53,13 +53,15 @@ class ApplyOptions:
         float | None,
         Option("--sparsity", metavar="SHARE"),
         Field(
+            ge=0,
+            lt=1,
             description="Share of the weights to remove, chosen by the stored scores (default: the "
-            "stored mask)."
+            "stored mask).",
         ),
     ] = None
     masking: Annotated[
-        str | None,
-        Option("--masking", choices=("local", "global", "proportional"), metavar="NAME"),
+        Literal["local", "global", "proportional"] | None,
+        Option("--masking", metavar="NAME"),
         Field(
             description="Which weights compete with each other under --sparsity "
             "(default: proportional)."
