@@ -41,6 +41,7 @@ from kdcli.deploy.rounding import largest_pair
 from kdcli.deploy.runners import Runner, file_runner
 from kdcli.metrics.regression import spearman
 from kdcli.report.charts.drawing import INK, scatter_chart
+from kdcli.report.pareto import front_of
 from kdcli.types import Array, Batch
 
 BATCH, LENGTH = 32, 128
@@ -230,8 +231,7 @@ def main() -> None:
             reference.agreement(exact_NE, reference.by_file(runner, texts, rows_of_batch))
             for rows_of_batch in (1, BATCH)
         )
-        # Float32 leaves rounding errors of 1e-8, which would make the axis logarithmic.
-        points[name] = size, round(1 - float(alone_N.mean()), 4)
+        points[name] = size, float(alone_N.mean())
         parts = [
             f"{size:.1f} MB",
             f"alone {reference.describe(alone_N)}",
@@ -244,7 +244,7 @@ def main() -> None:
     if options.picture is not None:
         measure = "equal answers" if reference.is_classifier else "mean cosine"
         labels = {name: f"{name}, {size:.1f} MB" for name, (size, _) in points.items()}
-        drawn = scatter_chart(points, labels, "MB", f"1 - {measure}", zero=True)
+        drawn = scatter_chart(points, labels, "MB", measure, front_of(points))
         options.picture.write_text(f"{drawn.replace('currentColor', INK)}\n", "utf-8")
     for threads in (1, 2) if options.rounds else ():
         for name, text in ratios(files, threads, options.rounds).items():

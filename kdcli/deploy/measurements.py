@@ -3,7 +3,7 @@
 import math
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PositiveFloat, model_validator
 
 FiniteOrNone = Annotated[
     float | None, BeforeValidator(lambda v: v if v is None or math.isfinite(v) else None)
@@ -19,11 +19,13 @@ MEASURE_AGAIN = "measure again on an idle machine, with kdcli benchmark"
 """The remedy if times give no speed-up."""
 
 
-class _Part(BaseModel):
+class SchemaPart(BaseModel):
+    """The base of every part of a report. Unknown keys and wrong types are errors."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class Speedup(_Part):
+class Speedup(SchemaPart):
     """Median and quartiles of the paired ratios of a baseline's times to a model's.
 
     `unstable`: the times of the model or of the baseline were unstable. Then the reported speed-up
@@ -33,9 +35,9 @@ class Speedup(_Part):
     """
 
     baseline: str
-    median: float
-    low: float
-    high: float
+    median: PositiveFloat
+    low: PositiveFloat
+    high: PositiveFloat
     unstable: bool
 
     @property
@@ -64,7 +66,7 @@ class Speedup(_Part):
         return UNSTABLE_PHRASE if self.unstable else f"{self.low:.{digits}f}–{self.high:.{digits}f}"
 
 
-class LatencyRow(_Part):
+class LatencyRow(SchemaPart):
     """One model in one cell. Times are of a whole batch.
 
     `dtype` is fp32, bf16, fp16, int8 or q4, and `padding` is full, random or data. `status` says
@@ -84,11 +86,11 @@ class LatencyRow(_Part):
     seq_len: int
     padding: str
     n: int
-    p50_ms: float
-    p75_ms: float
-    p90_ms: float
-    p95_ms: float
-    mean_ms: float
+    p50_ms: PositiveFloat
+    p75_ms: PositiveFloat
+    p90_ms: PositiveFloat
+    p95_ms: PositiveFloat
+    mean_ms: PositiveFloat
     iqr_over_p50: float
     status: Literal["ok", "noisy", "unstable"]
     speedup: Speedup | None = None
@@ -123,14 +125,13 @@ class LatencyRow(_Part):
 
     def priced(self, price_per_hour: float | None) -> Self:
         """Fill in the throughput and, at a price per hour of the machine, the cost."""
-        rate = 1000 * self.batch_size / self.stated_ms if self.stated_ms > 0 else None
-        cost = None
-        if rate is not None and price_per_hour is not None:
+        rate, cost = 1000 * self.batch_size / self.stated_ms, None
+        if price_per_hour is not None:
             cost = price_per_hour / SECONDS_PER_HOUR / rate * TEXTS
         return self.model_copy(update={"texts_per_second": rate, "cost_per_million": cost})
 
 
-class Failure(_Part):
+class Failure(SchemaPart):
     """A measurement that failed. It has no cell if the model could not be prepared at all."""
 
     model: str
@@ -141,7 +142,7 @@ class Failure(_Part):
     reason: str
 
 
-class Agreement(_Part):
+class Agreement(SchemaPart):
     """The difference between a backend's output and the output of torch in float32.
 
     The output is `wrong` if the `relative` error exceeds `limit`; then the backend is not measured.

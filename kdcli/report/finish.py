@@ -20,6 +20,7 @@ from kdcli.deploy.cascade import KEY as CASCADE
 from kdcli.deploy.environment import describe_environment, versions
 from kdcli.deploy.exported import Export
 from kdcli.deploy.latency import Latency, Subject
+from kdcli.deploy.measurements import SchemaPart
 from kdcli.deploy.usable import Usable
 from kdcli.disk import (
     COMMITS,
@@ -55,7 +56,7 @@ from kdcli.report.schema import (
     Training,
     Trimming,
 )
-from kdcli.report.schema_decisions import Decision, SchemaPart
+from kdcli.report.schema_decisions import Decision
 from kdcli.report.sections.evaluations import set_name
 from kdcli.report.sections.timings import PLAIN, form_of
 from kdcli.report.tables import published_tables

@@ -7,8 +7,8 @@ from typing import Any, Literal, Self, TypeVar
 from pydantic import AliasChoices, BaseModel, Field, model_validator
 
 from kdcli.data.accounts import RowAccount
-from kdcli.deploy.measurements import Agreement, Failure, LatencyRow, Speedup
-from kdcli.report.schema_decisions import Confusion, Decision, SchemaPart
+from kdcli.deploy.measurements import Agreement, Failure, LatencyRow, SchemaPart, Speedup
+from kdcli.report.schema_decisions import Confusion, Decision
 from kdcli.types import Card, LabelAccount
 
 SCHEMA: Literal[2] = 2
@@ -285,12 +285,9 @@ class Throughput(SchemaPart):
     cost_per_million: float | None = None
 
     @classmethod
-    def of(cls, row: LatencyRow, price_per_hour: float | None) -> Self | None:
-        """Return the throughput of a measurement; None if its time is 0."""
-        priced = row.priced(price_per_hour)
-        if priced.texts_per_second is None:
-            return None
-        facts = priced.model_dump(include=set(cls.model_fields))
+    def of(cls, row: LatencyRow, price_per_hour: float | None) -> Self:
+        """Return the throughput of a measurement."""
+        facts = row.priced(price_per_hour).model_dump(include=set(cls.model_fields))
         return cls(**facts, unstable=row.unstable)
 
 

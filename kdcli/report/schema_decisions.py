@@ -2,13 +2,9 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-
-class SchemaPart(BaseModel):
-    """The base of every part of a report. Unknown keys and wrong types are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+from kdcli.deploy.measurements import SchemaPart
 
 
 class Confusion(SchemaPart):

@@ -10,6 +10,7 @@ from kdcli.data.sources import open_source
 from kdcli.errors import UsageError, one_line
 from kdcli.types import Array, Example, Task
 
+ARRAY_HINT = "write floats [rows, width]: np.save('vectors.npy', np.asarray(vectors, 'float32'))"
 # Columns of soft labels.
 PROBABILITIES_COLUMN = "probabilities"
 LOGITS_COLUMN = "logits"
@@ -19,46 +20,50 @@ MIN_PROBABILITY = 1e-6  # smaller probabilities are raised to this before the lo
 SUM_TOLERANCE = 1e-2  # for the sum of a row's probabilities
 
 
-def _mapped(file: Path) -> Array:
+def open_npy(path: Path, name: object) -> np.memmap[Any, np.dtype[Any]]:
+    """Map a `.npy` array. `name` stands for the file in an error.
+
+    Raises:
+        UsageError: It is not a plain array.
+    """
     try:
         # Unlike `np.load`, this never unpickles objects.
-        return np.lib.format.open_memmap(file, mode="r")
+        return np.lib.format.open_memmap(path, mode="r")
     except (ValueError, EOFError, OSError) as error:
-        raise UsageError(f"{file} cannot be read as a .npy array: {one_line(error)}") from None
+        message = f"{name} cannot be read as a .npy array: {one_line(error)}"
+        raise UsageError(message, ARRAY_HINT) from None
 
 
-def read_npy(file: Path, count: int, of: str) -> Array:
-    """Read a `.npy` array with one vector for each of `count` texts, [count, E].
+def check_floats(name: object, dtype: str, shape: Sequence[int], *, is_float: bool) -> None:
+    """Raise a UsageError unless a file holds floats, [rows, width]."""
+    if len(shape) != 2 or shape[1] == 0 or not is_float:
+        raise UsageError(
+            f"{name} holds {dtype} {list(shape)}; it must hold floats, with one row for each text",
+            ARRAY_HINT,
+        )
+
+
+def read_npy(file: Path, count: int) -> Array:
+    """Read a `.npy` array with one vector for each of `count` documents, [count, E].
 
     Args:
         file: The file.
-        count: The number of texts.
-        of: The word for a text in messages.
+        count: The number of documents.
 
     Raises:
         UsageError: The file has the wrong format, number of rows or kind of values, or a vector is
             not finite.
     """
     if not file.is_file():
-        raise UsageError(f"no vectors at {file}", f"give a .npy file with a row for each {of}")
-    rows_NE = _floats(file)
+        raise UsageError(f"no vectors at {file}", "give a .npy file with a row for each document")
+    rows_NE = open_npy(file, file)
+    check_floats(file, str(rows_NE.dtype), rows_NE.shape, is_float=rows_NE.dtype.kind == "f")
     if len(rows_NE) != count:
-        raise UsageError(f"{file} has {len(rows_NE):,} vectors for {count:,} {of}s")
+        raise UsageError(f"{file} has {len(rows_NE):,} vectors for {count:,} documents")
     vectors_NE = np.asarray(rows_NE, dtype=np.float32)
     if len(wrong := np.flatnonzero(~np.isfinite(vectors_NE).all(1))):
         raise UsageError(f"{file}: {len(wrong):,} vectors are not finite, the first: {wrong[0]}")
     return vectors_NE
-
-
-def _floats(file: Path) -> Array:
-    """Open an array [rows, width] of floats."""
-    rows_RE = _mapped(file)
-    if rows_RE.ndim != 2 or rows_RE.dtype.kind != "f":
-        raise UsageError(
-            f"{file} holds {rows_RE.dtype} {list(rows_RE.shape)}; it must hold floats, with one "
-            "row for each text"
-        )
-    return rows_RE
 
 
 def read_soft_labels(file: Path, task: Task, examples: Sequence[Example]) -> tuple[Array, str]:
@@ -90,7 +95,7 @@ def read_soft_labels(file: Path, task: Task, examples: Sequence[Example]) -> tup
         problem = "is neither .npy, .jsonl nor .parquet" if file.is_file() else "does not exist"
         raise UsageError(f"soft labels {file}: the file {problem}")
     if file.suffix == ".npy":
-        array = _mapped(file)
+        array = open_npy(file, file)
         if array.dtype.kind not in "fiu" or array.ndim != (1 if task.kind == "score" else 2):
             shape = "[rows]" if task.kind == "score" else "[rows, classes]"
             raise UsageError(

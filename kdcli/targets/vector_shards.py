@@ -29,6 +29,7 @@ from kdcli.data.storage import NotFound, base_name, list_names, open_binary, rem
 from kdcli.data.text.sentences import Texts
 from kdcli.disk import disk_errors, user_path
 from kdcli.errors import MachineError, UsageError, one_line
+from kdcli.targets.precomputed import check_floats, open_npy
 from kdcli.types import Array
 
 ROWS_AT_ONCE = 1024
@@ -42,7 +43,6 @@ HINT = (
     "give .npy, .safetensors, .parquet, .arrow or .jsonl files: one file, a directory, a pattern, "
     "a URL, a directory of save_to_disk, or a data set of the hub"
 )
-ARRAY_HINT = "write floats [rows, width]: np.save('vectors.npy', np.asarray(vectors, 'float32'))"
 
 
 class VectorRows(NamedTuple):
@@ -224,13 +224,8 @@ def _place(name: str, first: int, row: int) -> str:
 
 
 def _open_npy(path: Path, name: str) -> Iterator[tuple[int, Array]]:
-    try:
-        # Unlike `np.load`, this never unpickles objects.
-        array = np.lib.format.open_memmap(path, mode="r")
-    except (ValueError, EOFError, OSError) as error:
-        message = f"{name} cannot be read as a .npy array: {one_line(error)}"
-        raise UsageError(message, ARRAY_HINT) from None
-    _check_floats(name, str(array.dtype), array.shape, is_float=array.dtype.kind == "f")
+    array = open_npy(path, name)
+    check_floats(name, str(array.dtype), array.shape, is_float=array.dtype.kind == "f")
     for first in range(0, len(array), ROWS_AT_ONCE):
         rows_BE = array[first : first + ROWS_AT_ONCE]
         if not array.flags.f_contiguous:
@@ -251,7 +246,7 @@ def _open_safetensors(path: Path, name: str) -> Iterator[tuple[int, Array]]:
                 )
             tensor = file.get_slice(key)
             shape, dtype = tensor.get_shape(), tensor.get_dtype()
-            _check_floats(name, dtype, shape, is_float=dtype in ("F16", "BF16", "F32", "F64"))
+            check_floats(name, dtype, shape, is_float=dtype in ("F16", "BF16", "F32", "F64"))
         for first in range(0, shape[0], ROWS_AT_ONCE):
             with safe_open(path, framework="pt") as file:
                 rows_BE = file.get_slice(key)[first : first + ROWS_AT_ONCE]
@@ -260,14 +255,6 @@ def _open_safetensors(path: Path, name: str) -> Iterator[tuple[int, Array]]:
             yield first, rows_BE.numpy()
     except (SafetensorError, OSError) as error:
         raise UsageError(f"{name} cannot be read as safetensors: {one_line(error)}") from None
-
-
-def _check_floats(name: str, dtype: str, shape: Sequence[int], *, is_float: bool) -> None:
-    if len(shape) != 2 or shape[1] == 0 or not is_float:
-        raise UsageError(
-            f"{name} holds {dtype} {list(shape)}; it must hold floats, with one row for each text",
-            ARRAY_HINT,
-        )
 
 
 def _read_table(rows: Iterable[Row], name: str, text: str) -> Iterator[VectorRows]:
@@ -302,7 +289,7 @@ def _read_table(rows: Iterable[Row], name: str, text: str) -> Iterator[VectorRow
                 f"{wrong}: column '{vector}' holds other values than numbers"
             ) from None
         keys = [_key_of(row, key) for row in part] if key else None
-        yield VectorRows(vectors_BE, keys, key, partial(_where, part))
+        yield VectorRows(vectors_BE, keys, key, [row.where for row in part].__getitem__)
 
 
 def _key_of(row: Row, column: str) -> Hashable:
@@ -318,10 +305,6 @@ def _key_of(row: Row, column: str) -> Hashable:
             "give it strings or numbers, by which texts and vectors can be matched",
         )
     return value.strip() if isinstance(value, str) else value
-
-
-def _where(rows: Sequence[Row], row: int) -> str:
-    return rows[row].where
 
 
 def _vector_column(rows: Sequence[Row], names: Sequence[str], name: str) -> str:

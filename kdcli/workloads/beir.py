@@ -98,7 +98,7 @@ def open_index(
         UsageError: The model cannot be loaded, or the file does not fit the documents.
     """
     if Path(source).suffix == ".npy":
-        vectors_NE = read_npy(user_path(source), len(documents), "document")
+        vectors_NE = read_npy(user_path(source), len(documents))
         return Index(source, vectors_NE.shape[1], lambda: vectors_NE)
     model = Embedder.open_scored(source, pooling=pooling)
     width = model.format.width(model.model.config.hidden_size)

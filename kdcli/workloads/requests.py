@@ -6,7 +6,12 @@ from dataclasses import dataclass, field
 from kdcli.errors import UsageError
 from kdcli.recipe.sections import RecipeValues
 from kdcli.types import RowHashes
-from kdcli.workloads.settings import DownstreamSettings, LabelledSettings, TaskHeadSettings
+from kdcli.workloads.settings import (
+    DownstreamSettings,
+    LabelledSettings,
+    PoolingName,
+    TaskHeadSettings,
+)
 
 
 def required_task(task: str | None) -> str:
@@ -86,7 +91,7 @@ class EvaluationRequest:
     data: LabelledSettings
     trained: Mapping[str, RowHashes] = field(default_factory=dict)
     metrics: Sequence[str] = ()
-    pooling: str | None = None
+    pooling: PoolingName | None = None
     by_head: bool = False
     documents: str | None = None
     divided: bool = False

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from kdcli.deploy.measurements import Failure, LatencyRow
 from kdcli.deploy.old_machines.measure_encoders import SCHEMA
@@ -19,63 +27,25 @@ from kdcli.engine.device import known_devices
 from kdcli.errors import UsageError
 
 SCRIPT, PLAN = "measure_encoders.py", "shapes.json"
-AtLeastOne = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+class _OutOfMemory(BaseModel):
+    """The row of an encoder that did not fit, whose other keys are null."""
 
-
-class _Speedup(_Part):
-    baseline: str
-    median: Positive
-    low: Positive
-    high: Positive
-    unstable: bool
-
-
-class _Row(_Part):
     model: str
-    backend: Literal["portable"]
-    device: str
-    dtype: Literal["fp32", "fp16"]
-    batch_size: AtLeastOne
-    seq_len: AtLeastOne
-    padding: Literal["full", "random"]
-    n: Annotated[int, Field(ge=0)]
-    p50_ms: Positive | None
-    p75_ms: Positive | None
-    p90_ms: Positive | None
-    p95_ms: Positive | None
-    p99_ms: Positive | None
-    mean_ms: Positive | None
-    iqr_over_p50: Annotated[float, Field(ge=0)] | None
-    status: Literal["ok", "noisy", "unstable", "out of memory"]
-    speedup: _Speedup | None
-
-    @property
-    def fits(self) -> bool:
-        """Whether memory sufficed. If it did not, all times are None."""
-        return self.status != "out of memory"
-
-    @model_validator(mode="after")
-    def _times(self) -> Self:
-        times = (
-            self.p50_ms,
-            self.p75_ms,
-            self.p90_ms,
-            self.p95_ms,
-            self.mean_ms,
-            self.iqr_over_p50,
-        )
-        if {value is not None for value in times} != {self.fits}:
-            raise ValueError(f"status '{self.status}' contradicts the times")
-        return self
+    backend: str
+    dtype: str
+    batch_size: PositiveInt
+    seq_len: PositiveInt
+    p50_ms: None
+    status: Literal["out of memory"]
+    speedup: None
 
 
-class _Result(_Part):
+class _Result(BaseModel):
     """The file that `measure_encoders.py` writes."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     schema_version: Literal[2] = Field(alias="schema")
     kind: Literal["kdcli portable latency"]
@@ -84,8 +54,10 @@ class _Result(_Part):
     sha256: dict[str, str]
     settings: dict[str, Any]
     environment: dict[str, Any]
-    models: Annotated[dict[str, dict[str, AtLeastOne]], Field(min_length=1)]
-    rows: Annotated[list[_Row], Field(min_length=1)]
+    models: Annotated[dict[str, dict[str, PositiveInt]], Field(min_length=1)]
+    rows: Annotated[
+        list[Annotated[LatencyRow | _OutOfMemory, Discriminator("status")]], Field(min_length=1)
+    ]
 
     @model_validator(mode="after")
     def _names_agree(self) -> Self:
@@ -172,7 +144,6 @@ def read_portable(path: Path) -> PortableResult:
         raise UsageError(f"{path} has schema {raw.get('schema')}; this kdcli reads {SCHEMA}", hint)
     try:
         result = _Result.model_validate_json(path.read_bytes())
-        rows = [LatencyRow.model_validate(row.model_dump()) for row in result.rows if row.fits]
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "as a whole"
@@ -188,11 +159,11 @@ def read_portable(path: Path) -> PortableResult:
     measured = dict.fromkeys(row.model for row in result.rows)
     return PortableResult(
         shapes=[shape for shape in result.models if shape in measured],
-        rows=rows,
+        rows=[row for row in result.rows if isinstance(row, LatencyRow)],
         failures=[
             Failure.model_validate(row.model_dump(include=cell) | {"reason": row.status})
             for row in result.rows
-            if not row.fits
+            if isinstance(row, _OutOfMemory)
         ],
         environment=result.environment,
         notes=notes,

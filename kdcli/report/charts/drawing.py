@@ -184,6 +184,11 @@ def set_range(axes: Axes, axis: Axis, reach: AxisRange) -> None:
     (axes.set_xlim if across else axes.set_ylim)(reach.low, reach.high)
 
 
+def fractions(axes: Axes, points: Sequence[tuple[float, float]]) -> Array:
+    """Return how far along both axes points are drawn, from 0 to 1; the ranges must be set."""
+    return np.asarray((axes.transData + axes.transAxes.inverted()).transform(points))
+
+
 def mark_outlier(
     axes: Axes, point: tuple[float, float], across: AxisRange, along: AxisRange, name: str
 ) -> None:
@@ -369,9 +374,7 @@ def scatter_chart(
     drawn = {name: (across.place(x), along.place(y)) for name, (x, y) in points.items()}
     joined = zip(*(drawn[name] for name in front), strict=True)
     axes.step(*joined, where="post", color=INK, linewidth=1, alpha=0.7)
-    # As fractions of the axes.
-    to_fractions = axes.transData + axes.transAxes.inverted()
-    places = np.asarray(to_fractions.transform(list(drawn.values())))
+    places = fractions(axes, list(drawn.values()))
     heights = _apart(places[:, 1].tolist())
     for number, (name, (x, y)) in enumerate(drawn.items()):
         label = labels[name]

@@ -8,8 +8,8 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from kdcli.deploy.export import FILES, MAX_SUM, LargestSum, ModelFile
 from kdcli.deploy.exported import TrainedOn
+from kdcli.deploy.measurements import SchemaPart
 from kdcli.report.schema import Comparison
-from kdcli.report.schema_decisions import SchemaPart
 from kdcli.types import Card
 
 
