@@ -41,7 +41,6 @@ from kdcli.deploy.rounding import largest_pair
 from kdcli.deploy.runners import Runner, file_runner
 from kdcli.metrics.regression import spearman
 from kdcli.report.charts.drawing import INK, scatter_chart
-from kdcli.report.pareto import front_of
 from kdcli.types import Array, Batch
 
 BATCH, LENGTH = 32, 128
@@ -231,7 +230,7 @@ def main() -> None:
             reference.agreement(exact_NE, reference.by_file(runner, texts, rows_of_batch))
             for rows_of_batch in (1, BATCH)
         )
-        points[name] = size, float(alone_N.mean())
+        points[name] = size, round(1 - float(alone_N.mean()), 4)
         parts = [
             f"{size:.1f} MB",
             f"alone {reference.describe(alone_N)}",
@@ -244,7 +243,7 @@ def main() -> None:
     if options.picture is not None:
         measure = "equal answers" if reference.is_classifier else "mean cosine"
         labels = {name: f"{name}, {size:.1f} MB" for name, (size, _) in points.items()}
-        drawn = scatter_chart(points, labels, "MB", measure, front_of(points))
+        drawn = scatter_chart(points, labels, "MB", f"1 - {measure}")
         options.picture.write_text(f"{drawn.replace('currentColor', INK)}\n", "utf-8")
     for threads in (1, 2) if options.rounds else ():
         for name, text in ratios(files, threads, options.rounds).items():

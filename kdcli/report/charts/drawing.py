@@ -26,6 +26,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from kdcli.report.text import percent, shortened_line
+from kdcli.types import Array
 
 # Readable on a white and on a black page.
 COLOURS = ["#2f74ff", "#e07b00", "#12966b", "#a855f7", "#e0365c", "#0a95b8"]
@@ -359,11 +360,11 @@ def scatter_chart(
     labels: Mapping[str, str],
     across_label: str,
     along_label: str,
-    front: Sequence[str],
+    front: Sequence[str] = (),
 ) -> str:
     """Draw the cost and the score of each model as a labelled point, as SVG.
 
-    A line joins the points of `front` from left to right; the other points are hollow.
+    A line joins the points of `front`, if any, from left to right; the other points are hollow.
     """
     drawing, axes = figure()
     costs, scores = ({name: point[i] for name, point in points.items()} for i in (0, 1))
@@ -372,8 +373,9 @@ def scatter_chart(
     set_range(axes, axes.yaxis, along)
     axes.set(xlabel=across_label, ylabel=along_label)
     drawn = {name: (across.place(x), along.place(y)) for name, (x, y) in points.items()}
-    joined = zip(*(drawn[name] for name in front), strict=True)
-    axes.step(*joined, where="post", color=INK, linewidth=1, alpha=0.7)
+    if front:
+        joined = zip(*(drawn[name] for name in front), strict=True)
+        axes.step(*joined, where="post", color=INK, linewidth=1, alpha=0.7)
     places = fractions(axes, list(drawn.values()))
     heights = _apart(places[:, 1].tolist())
     for number, (name, (x, y)) in enumerate(drawn.items()):
@@ -383,7 +385,7 @@ def scatter_chart(
         if name in along.outside:
             label += f" ({along.label(scores[name], vertical=True)})"
         colour = COLOURS[number % len(COLOURS)]
-        face = colour if name in front else "none"
+        face = colour if name in front or not front else "none"
         drawn_point = axes.scatter([x], [y], facecolors=face, edgecolors=colour, s=55, zorder=3)
         drawn_point.set(linewidths=1.6, clip_on=False)
         exact = f"{along_label} {scores[name]:.6g}, {across_label} {costs[name]:,.6g}"
@@ -393,7 +395,7 @@ def scatter_chart(
             label,
             (x, y),
             # The label is above the line that continues to the right of the point.
-            xytext=(aside, heights[number] + 0.045),
+            xytext=(aside, heights[number] + 0.045 * bool(front)),
             textcoords=("offset points", "axes fraction"),
             ha=side,
             va="center",
