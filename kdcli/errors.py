@@ -11,6 +11,10 @@ import errno
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 LONG_WORD = re.compile(r"\S{1000,}")  # longer than any name or path that a user can recognise
 
@@ -34,6 +38,13 @@ def shortened(text: str, limit: int) -> str:
 def one_line(error: BaseException) -> str:
     """Return a library error's message on one line."""
     return " ".join(str(error).split())
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return the first problem that pydantic found, after the key that has it."""
+    problem = error.errors(include_url=False)[0]
+    key = ".".join(map(str, problem["loc"]))
+    return f"{key}: {problem['msg']}" if key else problem["msg"]
 
 
 def first_line(error: BaseException) -> str:

@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig
 from kdcli.deploy.exported import open_export
 from kdcli.deploy.sessions import library
 from kdcli.disk import user_path
-from kdcli.errors import UsageError
+from kdcli.errors import UsageError, first_problem
 from kdcli.models.load import load_config
 
 if TYPE_CHECKING:
@@ -86,8 +86,8 @@ def cascade_parts(source: str, config: PreTrainedConfig) -> CascadeParts | None:
     try:
         settings = CascadeSettings.model_validate(given)
     except ValidationError as error:
-        message = error.errors(include_url=False)[0]["msg"]
-        raise UsageError(f"{KEY} in the config.json of {source}: {message}", again) from None
+        where = f"{KEY} in the config.json of {source}"
+        raise UsageError(f"{where}: {first_problem(error)}", again) from None
     first = user_path(source) / FIRST
     own, other = load_config(str(first), weights=False).id2label, config.id2label
     if own != other:

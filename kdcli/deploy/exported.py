@@ -3,17 +3,24 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, Self
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    InstanceOf,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 from transformers import PreTrainedConfig
 
 from kdcli.deploy.export import FILES, RUNTIMES
 from kdcli.deploy.runners import Runner, file_runner
 from kdcli.deploy.sessions import library
 from kdcli.disk import read_json, user_path
-from kdcli.errors import UsageError, first_line, one_line, raise_machine_error
+from kdcli.errors import UsageError, first_line, first_problem, raise_machine_error
 from kdcli.models.files import FACTS
 from kdcli.models.load import load_config
 from kdcli.types import Card
@@ -52,40 +59,41 @@ class RunnerNetwork:
         return self.ready
 
 
-@dataclass(frozen=True)
-class Export:
-    """An exported model: its directory, its export.json, and the original model's configuration.
+class Export(BaseModel):
+    """An exported model: what its export.json says, and the original model's configuration.
 
-    `card` describes the original model, with the size and the hash of the exported files.
+    Attributes:
+        folder: Its directory.
+        config: The configuration.
+        format: `onnx` or `openvino`, a backend of `kdcli.deploy.runners`.
+        precision: `fp32`, `fp16`, `int8`, `int8-packed` or `q4`.
+        files: The size of every model file, by its path in the directory.
+        outputs: The names of the outputs, in order.
+        card: The size of the original model, with the size and the hash of the exported files.
     """
 
+    model_config = ConfigDict(frozen=True)
+
     folder: Path
-    facts: Mapping[str, Any]
-    config: PreTrainedConfig
-
-    @property
-    def format(self) -> str:
-        """`onnx` or `openvino`, a backend of `kdcli.deploy.runners`."""
-        return str(self.facts["format"])
-
-    @property
-    def precision(self) -> str:
-        """`fp32`, `fp16`, `int8` or `q4`."""
-        return str(self.facts["precision"])
+    config: InstanceOf[PreTrainedConfig]
+    format: str
+    precision: str
+    files: dict[str, int]
+    outputs: list[str]
+    card: Card
 
     @property
     def file(self) -> Path:
         """The file that the runtime loads."""
-        return self.folder / file_in(self.facts)
+        return self.folder / FILES[self.format, self.precision]
 
-    @property
-    def outputs(self) -> list[str]:
-        """The names of the outputs, in order."""
-        return list(self.facts["outputs"])
-
-    @property
-    def card(self) -> Card:
-        return TypeAdapter(Card).validate_python(self.facts["card"])
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        name = FILES.get((self.format, self.precision))
+        if name not in self.files:
+            missing = "a format that kdcli reads" if name is None else name
+            raise ValueError(f"it does not name {missing}")
+        return self
 
     def runner(self, threads: int) -> Runner:
         """Load the file; its outputs have the order of `kdcli.deploy.export.GRAPH_OUTPUTS`.
@@ -99,14 +107,6 @@ class Export:
         except Exception as error:  # noqa: BLE001  # the runtimes raise their own types
             raise_machine_error(error)
             raise UsageError(f"{name} cannot load {file}: {first_line(error)}", AGAIN) from None
-
-
-def file_in(facts: Mapping[str, Any]) -> str:
-    """Return the path, inside an export's directory, of the file to load, given its export.json.
-
-    Raises KeyError if the format or the precision is unknown.
-    """
-    return FILES[facts["format"], facts["precision"]]
 
 
 def is_export(source: str) -> bool:
@@ -132,10 +132,10 @@ def trained_on(folder: Path) -> TrainedOn | None:
         raise _damaged(folder, error) from None
 
 
-def _damaged(folder: Path, error: Exception) -> UsageError:
+def _damaged(folder: Path, error: ValidationError) -> UsageError:
     """Return the error for an export whose facts cannot be read."""
     return UsageError(
-        f"{folder / FACTS} cannot be read: {type(error).__name__} {one_line(error)}", AGAIN
+        f"{folder / FACTS} is damaged or from an earlier kdcli: {first_problem(error)}", AGAIN
     )
 
 
@@ -151,24 +151,15 @@ def open_export(source: str, device: torch.device | None = None) -> Export:
             f"{source} is an export, which runs on the CPU only, not on {device}",
             "add --device cpu",
         )
+    config = load_config(source, weights=False, compacted=True)
     try:
-        facts = read_json(folder / FACTS)
-        sizes = TypeAdapter(dict[str, int]).validate_python(facts["files"])
-        if (facts["format"], facts["precision"]) not in FILES:
-            raise ValueError("it names another format")
-        if file_in(facts) not in sizes:
-            raise ValueError(f"it does not name {file_in(facts)}")
-        TypeAdapter(list[str]).validate_python(facts["outputs"])
-    except (UsageError, ValueError, KeyError, TypeError) as error:
+        facts = read_json(folder / FACTS) | {"folder": folder, "config": config}
+        export = Export.model_validate(facts)
+    except UsageError as error:
+        raise UsageError(error.message, AGAIN) from None
+    except ValidationError as error:
         raise _damaged(folder, error) from None
-    try:
-        TypeAdapter(Card).validate_python(facts.get("card"))
-    except ValidationError:
-        raise UsageError(
-            f"{folder / FACTS} is damaged or from an earlier kdcli: it does not describe the model",
-            AGAIN,
-        ) from None
-    for name, size in sizes.items():
+    for name, size in export.files.items():
         # A name must be a file of the directory, not a path out of it.
         inside = Path(name).parent.name if Path(name).parent.name in RUNTIMES else ""
         file = folder / inside / Path(name).name
@@ -176,7 +167,7 @@ def open_export(source: str, device: torch.device | None = None) -> Export:
         if actual != size:
             problem = "is missing" if actual is None else f"has {actual:,} bytes, not {size:,}"
             raise UsageError(f"{file} {problem}", AGAIN)
-    return Export(folder, facts, load_config(source, weights=False, compacted=True))
+    return export
 
 
 def in_own_runtime(network: object) -> RuntimeNetwork | None:

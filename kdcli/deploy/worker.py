@@ -112,7 +112,7 @@ def _load(
         if is_export(source):
             export = open_export(source, device)
             loaded_runner = export.runner(threads)
-            weights = sum(export.facts["files"].values())
+            weights = sum(export.files.values())
             loaded.append(
                 _Loaded(spec, export.config, loaded_runner, time.perf_counter() - began, weights)
             )

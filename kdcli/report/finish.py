@@ -32,7 +32,7 @@ from kdcli.disk import (
     write_atomic,
 )
 from kdcli.engine.run_dir import RunDir
-from kdcli.errors import UsageError
+from kdcli.errors import UsageError, first_problem
 from kdcli.models.card import describe, describe_source
 from kdcli.models.files import LIBRARY_TYPE
 from kdcli.models.load import location
@@ -301,9 +301,7 @@ def checked_report(raw: Mapping[str, object], file: Path) -> Report:
     try:
         return Report.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(map(str, first["loc"])) or "as a whole"
-        raise UsageError(f"{file} is not a report of kdcli: {key}: {first['msg']}") from None
+        raise UsageError(f"{file} is not a report of kdcli: {first_problem(error)}") from None
 
 
 def quality_of(evaluations: Iterable[Evaluation]) -> Quality:

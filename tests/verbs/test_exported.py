@@ -134,9 +134,9 @@ def test_an_export_may_be_the_baseline_of_its_model(exported, tmp_path):
     [
         (lambda f: (f / "onnx" / "model.onnx").write_bytes(b"cut"), "model.onnx has 3 bytes, not"),
         (lambda f: (f / "onnx" / "model.onnx").unlink(), "model.onnx is missing"),
-        (lambda f: (f / "export.json").write_text("{"), "export.json cannot be read"),
+        (lambda f: (f / "export.json").write_text("{"), "export.json is not valid JSON"),
         (lambda f: edit(f, card=None), "from an earlier kdcli"),
-        (lambda f: edit(f, format="pickle"), "it names another format"),
+        (lambda f: edit(f, format="pickle"), "it does not name a format that kdcli reads"),
         (lambda f: edit(f, files={"../onnx/model.onnx": 3, "onnx/model.onnx": 3}), "bytes, not 3"),
         (lambda f: edit(f, files={"onnx/other.onnx": 3}), "it does not name onnx/model.onnx"),
         (lambda f: spoil(f / "onnx" / "model.onnx"), "onnxruntime cannot load"),

@@ -24,7 +24,7 @@ from kdcli.deploy.old_machines.measure_encoders import SCHEMA
 from kdcli.deploy.shapes import VOCABULARY, shape
 from kdcli.disk import MAX_REPORT_BYTES, disk_errors, read_json, write_atomic
 from kdcli.engine.device import known_devices
-from kdcli.errors import UsageError
+from kdcli.errors import UsageError, first_problem
 
 SCRIPT, PLAN = "measure_encoders.py", "shapes.json"
 
@@ -145,9 +145,7 @@ def read_portable(path: Path) -> PortableResult:
     try:
         result = _Result.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "as a whole"
-        raise UsageError(f"{path} is damaged, {where}: {first['msg']}", hint) from None
+        raise UsageError(f"{path} is damaged: {first_problem(error)}", hint) from None
     notes = []
     if not result.complete:
         notes.append(

@@ -37,7 +37,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kdcli.disk import MAX_BYTES, disk_errors, parse_json, user_path, write_atomic
-from kdcli.errors import UsageError
+from kdcli.errors import UsageError, first_problem
 from kdcli.models.matrices import matrices
 from kdcli.models.model import NO_ROWS, all_rows
 from kdcli.types import Array, RowHashes
@@ -348,11 +348,7 @@ def open_mask(path: Path) -> CodedMask:
         head = _HEAD.validate_python(parse_json(header.head.encode(), f"the header of {path}"))
         coded = CodedMask(info, path, load_tensors(data), head)
     except (ValidationError, SafetensorError, KeyError, UnicodeError) as error:
-        reason = (
-            error.errors(include_url=False)[0]["msg"]
-            if isinstance(error, ValidationError)
-            else error
-        )
+        reason = first_problem(error) if isinstance(error, ValidationError) else error
         raise _invalid(path, reason) from None
     if header.format != MASK_FORMAT:
         raise UsageError(

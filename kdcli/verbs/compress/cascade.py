@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ from kdcli.models.model import all_rows, training_rows, write_training_rows
 from kdcli.report.schema import CascadeFacts, Report
 from kdcli.report.text import percent
 from kdcli.report.titles import SELECTION
-from kdcli.types import Array
+from kdcli.types import Array, Card
 from kdcli.verbs.compress.card import cascade_card
 from kdcli.verbs.compress.limits import POINT
 from kdcli.verbs.compress.record import Candidate
@@ -287,7 +287,7 @@ def write_cascade(
     write_training_rows(folder, all_rows(*rows))
     shared = _tokenizer(first) == _tokenizer(second)
     (folder / FIRST / FORMAT).mkdir(parents=True)
-    for name in small.facts["files"]:
+    for name in small.files:
         shutil.copy(first / name, folder / FIRST / name)
     for file in first.glob("*"):
         is_read = file.name in (CONFIG_FILE, FACTS) or not shared
@@ -295,7 +295,7 @@ def write_cascade(
             shutil.copy(file, folder / FIRST)
     config = read_json(folder / CONFIG_FILE) | {KEY: settings}
     write_atomic(folder / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
-    files, threshold = dict(large.facts["files"]), settings.get("threshold")
+    files, threshold = dict(large.files), settings.get("threshold")
     if threshold is not None and kind is not None:
         try:
             write_single_file(
@@ -306,16 +306,22 @@ def write_cascade(
             log(f"{SINGLE_FILE} is not written: {error}")
     text = cascade_card(small, large, folder, kind, shared=shared)
     write_atomic(folder / "README.md", text)
-    write_atomic(folder / FACTS, json.dumps(_facts(small, large, files), indent=2) + "\n")
+    facts = read_json(second / FACTS) | {"files": files, "card": asdict(_card_of(small, large))}
+    write_atomic(folder / FACTS, json.dumps(facts, indent=2) + "\n")
 
 
-def _facts(small: Export, large: Export, files: Mapping[str, int]) -> dict[str, object]:
-    """Return the larger model's export.json, with the size of both models."""
-    own, other = large.facts["card"], small.facts["card"]
-    sums = ("params_total", "params_embedding", "params_transformer", "params_nonzero", "bytes")
-    card = own | {key: own[key] + other[key] for key in sums}
-    card["sha256"] = cache_key(own["sha256"], other["sha256"])
-    return {**large.facts, "files": files, "card": card}
+def _card_of(small: Export, large: Export) -> Card:
+    """Return the larger model's card, with the size of both models."""
+    own, other = large.card, small.card
+    return replace(
+        own,
+        params_total=own.params_total + other.params_total,
+        params_embedding=own.params_embedding + other.params_embedding,
+        params_transformer=own.params_transformer + other.params_transformer,
+        params_nonzero=own.params_nonzero + other.params_nonzero,
+        bytes=own.bytes + other.bytes,
+        sha256=cache_key(own.sha256, other.sha256),
+    )
 
 
 def _tokenizer(folder: Path) -> list[object]:

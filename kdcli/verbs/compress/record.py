@@ -13,7 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from kdcli.disk import LOG_FILE
 from kdcli.engine.run_dir import RunDir
-from kdcli.errors import MachineError
+from kdcli.errors import MachineError, first_problem
 from kdcli.verbs.compress.limits import GoalSettings
 
 
@@ -116,10 +116,9 @@ class Record:
             lines = [{k: v for k, v in line.items() if k != "step"} for line in run.read_log()]
             return cls(TypeAdapter(list[Line]).validate_python(lines))
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
             raise MachineError(
                 f"{run.path / LOG_FILE} is damaged, or of an earlier version of kdcli: "
-                f"{first['msg']}",
+                f"{first_problem(error)}",
                 "start anew with --overwrite",
             ) from None
 
