@@ -12,11 +12,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn, Self
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # the hub's client
+from pydantic import (
+    BaseModel,
+    Field,
+    StrictBool,
+    StrictInt,
+    ValidationError,
+    model_validator,
+)
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
@@ -30,7 +38,7 @@ from kdcli.custom_code import (
     raise_error_of_code,
 )
 from kdcli.disk import read_json
-from kdcli.errors import KdcliError, UsageError, one_line, shortened
+from kdcli.errors import KdcliError, UsageError, first_problem, one_line, shortened
 from kdcli.models.custom_class import COMPACT_KEY, LABEL_WORDS_KEY, UNILM_KEY
 
 ModelClass = type[PreTrainedModel] | type[_BaseAutoModelClass]
@@ -98,16 +106,6 @@ MODEL_FILES = (
     "first/onnx/*.onnx*",
 )
 """Files that a model needs, as patterns of paths below its directory."""
-CONFIG_TYPES: dict[str, type] = {
-    "architectures": list,
-    "auto_map": dict,
-    "id2label": dict,
-    "label2id": dict,
-    COMPACT_KEY: list,
-    LABEL_WORDS_KEY: dict,
-    UNILM_KEY: dict,
-}
-TYPE_NAMES: dict[type, str] = {dict: "a JSON object", list: "a list", int: "a whole number"}
 FLAGS = (
     "output_hidden_states",
     "output_attentions",
@@ -145,6 +143,49 @@ FOREIGN_ERRORS = (
     StrictDataclassError,
 )
 """Exceptions that transformers and tokenizers raise for unsuitable files."""
+Size = Annotated[int, Field(strict=True, ge=0, le=MAX_SIZE)]
+FourSizes = Annotated[list[Size], Field(min_length=4, max_length=4)]
+
+
+class _CompactLayer(BaseModel):
+    """A layer of `COMPACT_KEY`: its heads, and the sizes of its matrices."""
+
+    heads: Annotated[int, Field(strict=True, ge=1)]
+    Q: FourSizes
+    K: FourSizes
+    V: FourSizes
+    O: FourSizes  # noqa: E741  # the name of the matrix
+    U: FourSizes
+    D: FourSizes
+
+    @model_validator(mode="after")
+    def _divide(self) -> Self:
+        if any(sizes[1] % self.heads for sizes in (self.Q, self.K, self.V)):
+            raise ValueError("the outputs of Q, K and V must be multiples of the number of heads")
+        return self
+
+
+class _LabelWords(BaseModel):
+    ids: list[Any]
+    auto_class: str
+
+
+class _UniLM(BaseModel):
+    mask_token_id: StrictInt
+    position_offset: StrictInt
+    interface: StrictInt | StrictBool
+
+
+class _Config(BaseModel):
+    """The keys of a configuration whose JSON types transformers and kdcli rely on."""
+
+    architectures: list[str] | None = None
+    auto_map: dict[str, Any] | None = None
+    id2label: dict[Any, Any] | None = None
+    label2id: dict[Any, Any] | None = None
+    compact: list[_CompactLayer] | None = Field(None, validation_alias=COMPACT_KEY)
+    words: _LabelWords | None = Field(None, validation_alias=LABEL_WORDS_KEY)
+    unilm: _UniLM | None = Field(None, validation_alias=UNILM_KEY)
 
 
 def file_of(
@@ -278,11 +319,12 @@ def check_config(raw: Mapping[str, Any], source: object) -> None:
     Raises UsageError for a value of the wrong type, a size beyond any encoder's, an attention
     implementation that would be downloaded, and weights that kdcli does not read.
     """
-
-    _check_kinds(raw, source)
+    try:
+        _Config.model_validate(raw)
+    except ValidationError as error:
+        raise UsageError(f"{source}: {first_problem(error)}") from None
     _check_id2label(raw, source)
     _check_label_numbers(raw, source)
-    _check_own_keys(raw, source)
     for name, value in raw.items():
         _check_setting(raw, name, value, source)
     if raw.get("model_type") == "mpnet" and raw.get("pad_token_id") not in (None, MPNET_PADDING):
@@ -321,15 +363,6 @@ def _refuse(raw: Mapping[str, Any], source: object, name: str, allowed: str) -> 
     raise UsageError(f"{source}: '{name}' must be {allowed}, got {value}")
 
 
-def _check_kinds(raw: Mapping[str, Any], source: object) -> None:
-    """Check the JSON types of the keys that transformers and kdcli read."""
-    for name, kind in CONFIG_TYPES.items():
-        if not isinstance(raw.get(name), kind | None):
-            _refuse(raw, source, name, TYPE_NAMES[kind])
-    if not all(isinstance(name, str) for name in raw.get("architectures") or ()):
-        _refuse(raw, source, "architectures", "a list of names")
-
-
 def _check_id2label(raw: Mapping[str, Any], source: object) -> None:
     """Check that every output of a head has a number and a name."""
     numbers = list(raw.get("id2label") or ())
@@ -341,24 +374,6 @@ def _check_id2label(raw: Mapping[str, Any], source: object) -> None:
         )
     if None in (raw.get("id2label") or {}).values():
         _refuse(raw, source, "id2label", "a JSON object with a name for each output")
-
-
-def _check_own_keys(raw: Mapping[str, Any], source: object) -> None:
-    """Check the keys that only kdcli writes."""
-    words = raw.get(LABEL_WORDS_KEY)
-    if words is not None and not (
-        isinstance(words.get("ids"), list) and isinstance(words.get("auto_class"), str)
-    ):
-        _refuse(raw, source, LABEL_WORDS_KEY, "a JSON object with ids and auto_class")
-    if not all(map(_is_compact_layer, raw.get(COMPACT_KEY) or ())):
-        allowed = "a list of JSON objects with heads and the four sizes of Q, K, V, O, U and D"
-        _refuse(raw, source, COMPACT_KEY, allowed)
-    # An interface of True passes, because bool is a subclass of int.
-    if (unilm := raw.get(UNILM_KEY)) is not None and not all(
-        isinstance(unilm.get(key), int) for key in ("mask_token_id", "position_offset", "interface")
-    ):
-        allowed = "a JSON object with mask_token_id, position_offset and interface"
-        _refuse(raw, source, UNILM_KEY, allowed)
 
 
 def _check_setting(raw: Mapping[str, Any], name: str, value: object, source: object) -> None:
@@ -375,20 +390,6 @@ def _check_setting(raw: Mapping[str, Any], name: str, value: object, source: obj
     attribute = getattr(PreTrainedConfig, name, None)
     if callable(attribute) or isinstance(attribute, dict):
         raise UsageError(f"{source}: '{name}' is not a setting", "remove the key")
-
-
-def _is_compact_layer(layer: object) -> bool:
-    """Return whether an item of `COMPACT_KEY` has sizes with which a layer can compute."""
-    if not isinstance(layer, dict):
-        return False
-    heads, given = layer.get("heads"), [layer.get(letter) for letter in "QKVOUD"]
-    sizes = [size for size in given if isinstance(size, list) and len(size) == 4]
-    if len(sizes) != len(given) or type(heads) is not int or heads < 1:
-        return False
-    numbers = [number for size in sizes for number in size]
-    if not all(type(number) is int and 0 <= number <= MAX_SIZE for number in numbers):
-        return False
-    return all(size[1] % heads == 0 for size in sizes[:3])
 
 
 @contextmanager

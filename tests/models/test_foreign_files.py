@@ -23,9 +23,12 @@ CONFIGS = {
         "not a multiple of the number of attention heads",
     ),
     "padding outside the vocabulary": ({"pad_token_id": 10**9}, "adding_idx"),
-    "labels in a list": ({"id2label": ["a", "b"]}, "'id2label' must be a JSON object"),
-    "a number for code": ({"auto_map": 5}, "'auto_map' must be a JSON object"),
-    "a number for the class": ({"architectures": [5]}, "'architectures' must be a list of names"),
+    "labels in a list": ({"id2label": ["a", "b"]}, "id2label: Input should be a valid dictionary"),
+    "a number for code": ({"auto_map": 5}, "auto_map: Input should be a valid dictionary"),
+    "a number for the class": (
+        {"architectures": [5]},
+        "architectures.0: .* string",
+    ),
     "quantised": ({"quantization_config": {"quant_method": "bnb"}}, "quantised weights"),
     "weights of another name": ({"transformers_weights": "x.bin"}, "transformers_weights"),
     "a billion layers": (
@@ -63,7 +66,7 @@ CONFIGS = {
     "chunks": ({"chunk_size_feed_forward": 7}, "'chunk_size_feed_forward' must be 0"),
     "attention over blocks": ({"model_type": "big_bird"}, "switches itself off after a short text"),
     "a flag that is a list": ({"output_hidden_states": ["a"]}, "must be true or false"),
-    "label words without ids": ({"label_words": {}}, "'label_words' must be"),
+    "label words without ids": ({"label_words": {}}, "label_words.ids: Field required"),
 }
 
 
