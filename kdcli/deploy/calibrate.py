@@ -74,10 +74,6 @@ def _in_groups(x: Tensor) -> Tensor:
     return (torch.round(groups / scale) * scale).reshape(*x.shape[:-1], -1)[..., :width]
 
 
-def _exact(x: Tensor) -> Tensor:
-    return x
-
-
 @dataclass(frozen=True)
 class Kernel:
     """How a runtime multiplies activations by integers.
@@ -96,7 +92,7 @@ class Kernel:
 KERNELS = {
     ("onnx", "int8"): Kernel(INT8_PAIRS, _with_one_scale, is_unsigned=True),
     ("onnx", "int8-packed"): Kernel(PACKED_16, _with_one_scale, is_unsigned=True),
-    ("onnx", "q4"): Kernel(INT4_BLOCKS, _exact),
+    ("onnx", "q4"): Kernel(INT4_BLOCKS, nn.Identity()),
     ("openvino", "int8"): Kernel(INT8, _in_groups),
 }
 """The kernel of each format and precision."""

@@ -6,14 +6,13 @@ used.
 This module imports nothing heavy.
 """
 
-import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import FrameType
 
 from kdcli.engine.processes import INTERRUPTED, PARENT, handled_signals
@@ -58,7 +57,14 @@ def fan_out(arguments: Sequence[str], count: int, *, on_cpu: bool) -> int:
         subprocess.Popen(command, env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(count)
     ]
-    with _forwarded_signals(processes):
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        # In a terminal, Ctrl-C reaches all processes anyway.
+        if number == signal.SIGTERM or not sys.stdin.isatty():
+            for process in processes:
+                process.send_signal(number)
+
+    with handled_signals(forward):
         first = _wait(processes)
     if first is None:
         return 0
@@ -84,20 +90,6 @@ def _environment(count: int, *, on_cpu: bool) -> dict[str, str]:
         shared["ACCELERATE_USE_CPU"] = "true"
         shared.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     return shared
-
-
-@contextlib.contextmanager
-def _forwarded_signals(processes: Sequence[Process]) -> Iterator[None]:
-    """Forward SIGTERM and Ctrl-C to the processes."""
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        # In a terminal, Ctrl-C reaches all processes anyway.
-        if number == signal.SIGTERM or not sys.stdin.isatty():
-            for process in processes:
-                process.send_signal(number)
-
-    with handled_signals(forward):
-        yield
 
 
 def _wait(processes: Sequence[Process]) -> int | None:

@@ -60,6 +60,11 @@ class StopRequest:
         self.insisted = self.insisted or again
         return again
 
+    def handle(self, signum: int, frame: FrameType | None) -> None:
+        """Record a signal. Raises KeyboardInterrupt if it says to end at once."""
+        if self.take(signum):
+            raise KeyboardInterrupt
+
 
 _request: StopRequest | None = None
 """The request of the `stop_requests` that is open in this process."""
@@ -115,7 +120,7 @@ def stop_requests(*, at_once: bool = False) -> Iterator[StopRequest]:
     try:
         with contextlib.ExitStack() as stack:
             if threading.current_thread() is threading.main_thread():
-                stack.enter_context(_handlers(request))
+                stack.enter_context(handled_signals(request.handle))
                 if _ends_at_once.get():
                     stack.enter_context(_watcher())
             yield request
@@ -126,18 +131,6 @@ def stop_requests(*, at_once: bool = False) -> Iterator[StopRequest]:
         raise
     finally:
         _request = None
-
-
-@contextlib.contextmanager
-def _handlers(request: StopRequest) -> Iterator[None]:
-    """Record SIGTERM and Ctrl-C in a request, which may raise KeyboardInterrupt."""
-
-    def ask(signum: int, frame: FrameType | None) -> None:
-        if request.take(signum):
-            raise KeyboardInterrupt
-
-    with handled_signals(ask):
-        yield
 
 
 @contextlib.contextmanager

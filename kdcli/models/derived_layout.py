@@ -205,15 +205,6 @@ def _isolated() -> Iterator[None]:
             raise NotDerivedError(f"a small copy of it fails: {failure}") from error
 
 
-def derive(small: PreTrainedConfig) -> Layout:
-    """Return the layout of a small copy of a configuration.
-
-    Raises NotDerivedError, with the step that failed, if kdcli cannot use the architecture.
-    """
-    with _isolated():
-        return _derive(small)
-
-
 def layout_of_states(small: PreTrainedConfig, reason: NotDerivedError) -> Layout:
     """Return the layout of a model whose layers cannot be used.
 
@@ -230,7 +221,12 @@ def layout_of_states(small: PreTrainedConfig, reason: NotDerivedError) -> Layout
         return row
 
 
-def _derive(config: PreTrainedConfig) -> Layout:
+@_isolated()
+def derive(config: PreTrainedConfig) -> Layout:
+    """Return the layout of a small copy of a configuration.
+
+    Raises NotDerivedError, with the step that failed, if kdcli cannot use the architecture.
+    """
     if not has_encoder_class(str(config.model_type)):
         raise NotDerivedError("its encoder is part of a class with a decoder")
     if not int(getattr(config, "num_hidden_layers", 0) or 0):

@@ -69,15 +69,10 @@ from kdcli.workloads.study import (
 )
 from kdcli.workloads.task_models import check_vocabulary, same_tokens
 
-
-def _open_rows(context: RunContext[DistillRecipe]) -> Run:
-    return open_task(context).run
-
-
 OPEN: Mapping[Kind, Callable[[RunContext[DistillRecipe]], Run]] = {
     "text": open_text,
     "embedding": open_vectors,
-    "rows": _open_rows,
+    "rows": lambda context: open_task(context).run,
     "outputs": lambda context: open_outputs(context).run,
 }
 """The function that checks and opens the models and the data, for each kind of data."""
