@@ -195,9 +195,7 @@ def choose_output_dir(
     return folder
 
 
-def output_dir(
-    name: str, options: RunOptions, recipe_yaml: str, free_keys: tuple[str, ...] = ()
-) -> Path:
+def output_dir(name: str, options: RunOptions, recipe_yaml: str) -> Path:
     """Return the output directory as this process sees it: `-o`, or else one in `runs/`.
 
     Args:
@@ -205,13 +203,12 @@ def output_dir(
         options: The options of the run.
         recipe_yaml: The resolved recipe. `--resume` looks for a run that has it, and `--overwrite`
             for a run on the same data.
-        free_keys: Beginnings of keys that a resumed run may change.
     """
     if options.output_dir is not None:
         return options.output_dir
     name = as_directory(name)
     if options.resume:
-        return run_to_continue(name, recipe_yaml, free_keys)
+        return run_to_continue(name, recipe_yaml)
     if options.overwrite:
         return run_to_overwrite(name, recipe_yaml)
     return numbered(name, taken=False)

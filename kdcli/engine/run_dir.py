@@ -60,7 +60,9 @@ NOT_SET, NULL = "not set", json.dumps(None)
 MEASURED = json.dumps("measured")
 """Value of `student.layers` before a run has chosen the layers and written them down."""
 NOT_OF_TRAINING = ("measure.", "train.checkpoint_every")
-"""Keys that do not affect training, so a resumed run may change them."""
+"""Beginnings of keys that do not affect training, so a resumed run may change them."""
+OF_QUESTION = ("goal.", "budget", "price_per_hour")
+"""Beginnings of the keys that a question to a finished run of `compress` may change."""
 SOURCE = "data.source"
 """The key that names the data of a run."""
 KEEP = 2
@@ -91,7 +93,6 @@ class RunDir:
         *,
         resume: bool,
         overwrite: bool,
-        free_keys: tuple[str, ...] = (),
         written: Sequence[Path] = (),
         inputs: Sequence[str] = (),
     ) -> bool:
@@ -101,7 +102,6 @@ class RunDir:
             recipe_yaml: The resolved recipe.
             resume: Whether to continue a run in the directory.
             overwrite: Whether a run in the directory may be deleted.
-            free_keys: Beginnings of keys that a resumed run may change.
             written: Further files and directories that the command writes.
             inputs: Further models and data that the command reads.
 
@@ -121,7 +121,7 @@ class RunDir:
                 and any(not _is_from_unfinished_claim(p) for p in self.path.iterdir())
             )
         if is_occupied and resume and is_run:
-            self._check_same_recipe(recipe_yaml, free_keys)
+            self._check_same_recipe(recipe_yaml)
             return True
         if is_occupied and overwrite and is_run and not self._is_ours():
             raise UsageError(
@@ -171,7 +171,6 @@ class RunDir:
         *,
         resume: bool = False,
         overwrite: bool = False,
-        free_keys: tuple[str, ...] = (),
         written: Sequence[Path] = (),
         inputs: Sequence[str] = (),
     ) -> RunDir:
@@ -185,7 +184,6 @@ class RunDir:
             resume: Continue the run in the directory. Its recipe must have the same values;
                 comments may differ.
             overwrite: Delete the run in the directory.
-            free_keys: Beginnings of keys that a resumed run may change.
             written, inputs: See `check`.
 
         Raises:
@@ -200,7 +198,6 @@ class RunDir:
                 recipe_yaml,
                 resume=resume,
                 overwrite=overwrite,
-                free_keys=free_keys,
                 written=written,
                 inputs=inputs,
             )
@@ -296,11 +293,11 @@ class RunDir:
         """Whether the directory holds a run of kdcli."""
         return holds_run(self.path)
 
-    def has_recipe(self, recipe_yaml: str, free_keys: tuple[str, ...] = ()) -> bool:
+    def has_recipe(self, recipe_yaml: str) -> bool:
         """Whether the directory holds a run with this recipe. A damaged recipe counts as
         different."""
         try:
-            return self.is_run and not self.differing_keys(recipe_yaml, free_keys)
+            return self.is_run and not self.differing_keys(recipe_yaml)
         except UsageError:
             return False
 
@@ -313,8 +310,12 @@ class RunDir:
             return False
         return not any(line.startswith(f"{SOURCE}:") for line in differing)
 
-    def differing_keys(self, recipe_yaml: str, free_keys: tuple[str, ...] = ()) -> list[str]:
+    def differing_keys(
+        self, recipe_yaml: str, free_keys: tuple[str, ...] = NOT_OF_TRAINING + OF_QUESTION
+    ) -> list[str]:
         """Return the keys in which the run's recipe differs, with both values.
+
+        `free_keys` are the beginnings of the keys that may differ.
 
         Raises:
             UsageError: The recipe is damaged.
@@ -334,7 +335,7 @@ class RunDir:
             f"{key}: was {before.get(key, NOT_SET)}, is {now.get(key, NOT_SET)}"
             for key in {**before, **now}
             if not _same(before.get(key, NOT_SET), now.get(key, NOT_SET))
-            and not key.startswith(NOT_OF_TRAINING + free_keys)
+            and not key.startswith(free_keys)
         ]
 
     def _relative(self, recipe_yaml: str) -> str:
@@ -353,8 +354,8 @@ class RunDir:
                 recipe_yaml = recipe_yaml.replace(f" {flow_style(text)} ", f" {flow_style(here)} ")
         return recipe_yaml
 
-    def _check_same_recipe(self, recipe_yaml: str, free_keys: tuple[str, ...]) -> None:
-        differing = self.differing_keys(recipe_yaml, free_keys)
+    def _check_same_recipe(self, recipe_yaml: str) -> None:
+        differing = self.differing_keys(recipe_yaml)
         before, now = (
             read_yaml((self.path / RECIPE_FILE).read_text("utf-8")),
             read_yaml(recipe_yaml),
@@ -539,7 +540,7 @@ def runs_of(name: str) -> list[RunDir]:
     return [run for _, path in newest_first if (run := RunDir(path)).is_run]
 
 
-def run_to_continue(name: str, recipe_yaml: str, free_keys: tuple[str, ...] = ()) -> Path:
+def run_to_continue(name: str, recipe_yaml: str) -> Path:
     """Return the directory under `runs/` that `--resume` without `-o` continues.
 
     It is the newest unfinished run with the same recipe, or else the newest finished one. If there
@@ -548,12 +549,11 @@ def run_to_continue(name: str, recipe_yaml: str, free_keys: tuple[str, ...] = ()
     Args:
         name: The name of the run's directory.
         recipe_yaml: The resolved recipe.
-        free_keys: Beginnings of keys that a resumed run may change.
     """
     runs = runs_of(name)
     if not runs:
         return numbered(name, taken=True)
-    same = [run for run in runs if run.has_recipe(recipe_yaml, free_keys)]
+    same = [run for run in runs if run.has_recipe(recipe_yaml)]
     return next(filter(is_unfinished, same), [*same, *runs][0]).path
 
 

@@ -14,7 +14,7 @@ from kdcli.data.sources import open_source
 from kdcli.disk import HASHES, cache_key
 from kdcli.engine.inputs import content_of_inputs
 from kdcli.engine.launch import output_dir
-from kdcli.engine.run_dir import RunDir, is_unfinished, runs_of
+from kdcli.engine.run_dir import NOT_OF_TRAINING, RunDir, is_unfinished, runs_of
 from kdcli.errors import KdcliError
 from kdcli.messages import log
 from kdcli.models.load import commit_of
@@ -25,9 +25,6 @@ from kdcli.report.schema import Compression
 from kdcli.verbs.compress.record import Record, question_of
 from kdcli.verbs.compress.settings import CompressRecipe, dotted
 from kdcli.workloads.cut_vocabulary import sources_of
-
-GOAL = ("goal.", "budget", "price_per_hour")
-"""Beginnings of the keys that a question to a finished run may change."""
 
 
 def choose_folder(
@@ -40,15 +37,15 @@ def choose_folder(
     """
     yaml = resolved.to_yaml()
     if options.overwrite:
-        return output_dir(name, options, yaml, GOAL), None, False
+        return output_dir(name, options, yaml), None, False
     runs = [RunDir(options.output_dir)] if options.output_dir is not None else runs_of(name)
-    same = [run for run in runs if run.has_recipe(yaml, GOAL)]
+    same = [run for run in runs if run.has_recipe(yaml)]
     answered = answered_runs(same)
     continues = options.resume and any(map(is_unfinished, same))
     if answered and not continues:
         run, earlier, record = answered[0]
         is_answered = answers(earlier, record, resolved.recipe, resumes=options.resume)
-        if not is_answered or options.resume or run.differing_keys(yaml):
+        if not is_answered or options.resume or run.differing_keys(yaml, NOT_OF_TRAINING):
             following = compression_of(earlier).next_candidate
             if not is_answered and following is not None and repeats(earlier, resolved.recipe):
                 log(f"Going on in {run.path} with the next candidate, {following}")
@@ -56,7 +53,7 @@ def choose_folder(
                 why = "for the new goal, budget or price"
                 log(f"Reusing the candidates in {run.path} {why}")
             return run.path, earlier, is_answered
-    return output_dir(name, options, yaml, GOAL), None, False
+    return output_dir(name, options, yaml), None, False
 
 
 def answered_runs(runs: Sequence[RunDir]) -> list[tuple[RunDir, RunResult, Record]]:

@@ -40,7 +40,6 @@ from kdcli.verbs.compress.family import try_family
 from kdcli.verbs.compress.halving import try_shapes
 from kdcli.verbs.compress.limits import GoalSettings, conflict
 from kdcli.verbs.compress.question import (
-    GOAL,
     changed_inputs,
     choose_folder,
     compression_of,
@@ -102,7 +101,7 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions, verbs: Verbs = 
         return checked(earlier)
     options = replace(options, resume=options.resume or earlier is not None)
     is_resumed = RunDir(folder).check(
-        resolved.to_yaml(), resume=options.resume, overwrite=options.overwrite, free_keys=GOAL
+        resolved.to_yaml(), resume=options.resume, overwrite=options.overwrite
     )
     if earlier is None:
         log(f"output directory: {folder}")
@@ -235,7 +234,6 @@ def claim_folder(
         resolved.to_yaml(),
         resume=steps.options.resume,
         overwrite=steps.options.overwrite,
-        free_keys=GOAL,
     )
     try:
         lines = Record.read(claimed).lines
