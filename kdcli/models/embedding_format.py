@@ -602,15 +602,18 @@ def _load_encoder(source: str, *, compacted: bool) -> Model:
 def save_embedder(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    fmt: EmbeddingFormat,
+    fmt: EmbeddingFormat | None,
     folder: Path,
     rows: RowHashes = NO_ROWS,
 ) -> None:
     """Save an encoder and its format, so that `SentenceTransformer` and `AutoModel` load the
-    directory.
+    directory. A model without a format is saved alone.
 
     `rows` are hashes of the labelled rows that trained the model or a model it was made from.
     """
+    if fmt is None:
+        save_model(model, tokenizer, folder, rows)
+        return
     static = is_static(model.config)
     if static:
         tokenizer, model.config.normalize = bare_tokenizer(tokenizer), fmt.normalize
@@ -625,7 +628,7 @@ def save_embedder(
     save_model(model, tokenizer, folder, rows)
 
 
-def save_format(fmt: EmbeddingFormat, hidden: int, folder: Path, *, static: bool = False) -> None:
+def save_format(fmt: EmbeddingFormat, hidden: int, folder: Path, *, static: bool) -> None:
     """Write sentence-transformers' files for an encoder of width `hidden`, or a `static` model.
 
     They have the form that all versions of the library can read.

@@ -4,6 +4,7 @@ import filecmp
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
@@ -33,7 +34,7 @@ from kdcli.models.custom_class import is_custom
 from kdcli.models.embedding_format import EmbeddingFormat, read_format, save_embedder
 from kdcli.models.files import CONFIG_FILE
 from kdcli.models.heads import kind_of_head, tokenizer_for
-from kdcli.models.load import check_case, load_weights, location, save_model
+from kdcli.models.load import check_case, load_weights, location
 from kdcli.models.matrices import matrices
 from kdcli.models.model import all_rows, training_rows
 from kdcli.pruners.selection import down_to_one, select_masks
@@ -181,13 +182,7 @@ def apply(own: ApplyOptions, sets: Sequence[str], output_dir: Path | None) -> Ma
     fmt = None if mask.info.architecture is not None else read_format(source) or stored
     if fmt is not None:
         check_case(tokenizer, source)
-
-    def save(place: Path) -> None:
-        if fmt is not None:
-            save_embedder(whole, tokenizer, fmt, place, rows)
-        else:
-            save_model(whole, tokenizer, place, rows)
-
+    save = partial(save_embedder, whole, tokenizer, fmt, rows=rows)
     with lock_directory(folder):
         if not _is_occupied(folder):
             with fill_dir(folder, last=CONFIG_FILE) as staged:

@@ -1,5 +1,6 @@
 """`kdcli trim`: remove the tokens that a text does not need from a model's vocabulary."""
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +25,7 @@ from kdcli.models.cross_encoder import standing_alone
 from kdcli.models.custom_class import HEADS
 from kdcli.models.embedding_format import EmbeddingFormat, read_format, save_embedder
 from kdcli.models.layout import has_encoder_class
-from kdcli.models.load import check_case, load_tokenizer, location, save_model
+from kdcli.models.load import check_case, load_tokenizer, location
 from kdcli.models.model import Model, training_rows
 from kdcli.recipe.resolve import Resolved, inherited, resolve
 from kdcli.recipe.sections import RunOptions
@@ -112,7 +113,7 @@ def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> TrimResult | No
         smaller, trimming, notes = cut(whole, bounded.kept), bounded.trimming, bounded.notes
         result, missed = bounded.result, bounded.missed
     RunDir.claim(folder, resolved.to_yaml(), overwrite=options.overwrite)
-    _save(smaller, fmt, folder)
+    save_embedder(smaller.model, smaller.tokenizer, fmt, folder, training_rows(location(source)))
     for note in notes:
         log(note)
     made = f"made from {short(source)} by {kept_tokens(recipe, trimming)}"
@@ -128,14 +129,6 @@ def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> TrimResult | No
         auto_class=EMBEDDER if fmt else auto_class_of(model),
     )
     return TrimResult(context.report(contents, recipe.measure), missed)
-
-
-def _save(model: Model, fmt: EmbeddingFormat | None, folder: Path) -> None:
-    rows = training_rows(location(model.source))
-    if fmt is not None:
-        save_embedder(model.model, model.tokenizer, fmt, folder, rows)
-    else:
-        save_model(model.model, model.tokenizer, folder, rows)
 
 
 def auto_class_of(model: PreTrainedModel) -> str:
@@ -337,12 +330,6 @@ def _fewest(max_drop: float, selection: ScoredPart, use: TokenUse) -> tuple[Arra
             "give more text, or allow a larger --max-drop",
         )
     sizes = sorted({round(most * (least / most) ** (n / SIZES)) for n in range(SIZES + 1)})
-    # The size at `few` loses too much, the one at `enough` does not.
-    few, enough = -1, len(sizes) - 1
-    while enough - few > 1:
-        middle = (few + enough) // 2
-        if exceeds(lost(sizes[middle]), max_drop):
-            few = middle
-        else:
-            enough = middle
+    # The largest size is known to be enough.
+    enough = bisect_left(sizes[:-1], True, key=lambda size: not exceeds(lost(size), max_drop))
     return use.keep(model, sizes[enough])
