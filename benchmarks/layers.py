@@ -17,12 +17,15 @@ measured` (kdcli/models/choose.py).
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import random
 import tempfile
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -36,7 +39,7 @@ from kdcli.metrics.regression import pearson, spearman
 from kdcli.models.choose import ROWS, pair_cosines, parts_of, vectors_of
 from kdcli.models.embedding_format import Pool, save_embedder
 from kdcli.models.sample import rows_of
-from kdcli.models.shape import build_student, evenly_spaced_layers, shape_of
+from kdcli.models.shape import build_student, evenly_spaced_layers
 from kdcli.run.context import cpu_session
 from kdcli.types import Batch, Examples, Start
 from kdcli.workloads.embedder import Embedder
@@ -112,6 +115,106 @@ def print_correlations(measured: list[dict[str, float]], of: list[dict[str, floa
         print(f"| {name} | " + " | ".join(f"{value:.2f}" for value in values) + " |")
 
 
+def choices_of(layers: int, keep: int, count: int | None) -> list[tuple[int, ...]]:
+    """Return all choices of layers, or the evenly spaced layers and `count` random choices."""
+    choices = list(itertools.combinations(range(1, layers + 1), keep))
+    if not count:
+        return choices
+    even = tuple(evenly_spaced_layers(layers, keep))
+    others = [chosen for chosen in choices if chosen != even]
+    return sorted([even, *random.Random(0).sample(others, min(count, len(others)))])
+
+
+def scores_of(
+    student: Embedder, pairs: list[dict[str, str]], asked: list[dict[str, str]], when: str
+) -> dict[str, float]:
+    """Score a student on pairs of sentences with labels, and on questions with their sentences."""
+    session = cpu_session()
+
+    def vectors(rows: list[dict[str, str]], key: str) -> Tensor:
+        return torch.from_numpy(student.vectors([row[key] for row in rows], "", session))
+
+    labels = np.array([row["label"] for row in pairs])
+    one, other = vectors(pairs, "sentence1"), vectors(pairs, "sentence2")
+    return {
+        f"STS-B, {when}": spearman(F.cosine_similarity(one, other).numpy(), labels),
+        f"MRR@10, {when}": mrr(vectors(asked, "question"), vectors(asked, "sentence")),
+    }
+
+
+@dataclass(frozen=True)
+class Criteria:
+    """Measures students by the criteria.
+
+    Attributes:
+        teacher: The teacher.
+        fits: The texts to which students are fitted, by the name of the fit.
+        compared: The texts on which students are compared with the teacher.
+    """
+
+    teacher: Embedder
+    fits: Mapping[str, Examples]
+    compared: Batch
+
+    @classmethod
+    def of(cls, teacher: Embedder, lines: list[str]) -> Self:
+        """Fit to every other text, and compare on the texts between."""
+
+        def tokens(texts: list[str], length: int) -> Examples:
+            return teacher.tokenize(texts, [""] * len(texts), length)
+
+        even, between = lines[::2], lines[1::2]
+        fits = {"search": tokens(even[:SEARCH], 32), "fit": tokens(even[:FITTED], LENGTH)}
+        return cls(teacher, fits, rows_of(teacher.tokenize(between, [""] * len(between)), ROWS, 32))
+
+    @functools.cached_property
+    def _of_teacher(self) -> tuple[Tensor, Tensor]:
+        return self._outputs(self.teacher.model)
+
+    def _outputs(self, model: PreTrainedModel) -> tuple[Tensor, Tensor]:
+        """Return the vectors of the texts' parts, and the last hidden states of the texts."""
+        pool, parts = Pool(self.teacher.format), parts_of(self.compared)
+        return vectors_of(model, parts, pool), states_of(model, self.compared)
+
+    def measure(self, layers: Sequence[int]) -> tuple[PreTrainedModel, dict[str, float]]:
+        """Return the student of some layers after the last fit, and the criteria of each fit."""
+        found: dict[str, float] = {}
+        shape = replace(self.teacher.shape, layers=len(layers))
+        for name, text in self.fits.items():
+            start = Start(layers=list(layers))
+            model = build_student(self.teacher.model, shape, start, text=text).model
+            own_VND, own_NLD = self._outputs(model)
+            target_VND, target_NLD = self._of_teacher
+            mask_NL = self.compared["attention_mask"]
+            values = criteria(own_VND, target_VND, own_NLD, target_NLD, mask_NL)
+            found |= {f"{criterion} ({name})": value for criterion, value in values.items()}
+        return model, found
+
+
+def train(student: PreTrainedModel, teacher: Embedder, options: argparse.Namespace) -> Embedder:
+    """Distil a student on TEXTS."""
+    with tempfile.TemporaryDirectory() as folder:
+        started, trained = Path(folder, "started"), Path(folder, "trained")
+        save_embedder(student, teacher.tokenizer, teacher.format, started)
+        kdcli.distill(
+            options.model,
+            student=started,
+            method="embedding",
+            pooling=options.pooling,
+            data=options.texts,
+            max_steps=options.max_steps,
+            batch_size=BATCH,
+            dtype="bf16",
+            sets=[
+                f"workload.rows={options.max_steps * BATCH}",
+                f"data.max_length={LENGTH}",
+                "measure.latency=false",
+            ],
+            output_dir=trained,
+        )
+        return Embedder.open(str(trained))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -123,79 +226,19 @@ def main() -> None:
     parser.add_argument("--max-steps", type=int, default=0)
     parser.add_argument("--pooling", default="mean")
     options = parser.parse_args()
-    teacher, session = Embedder.open(options.model, pooling=options.pooling), cpu_session()
-    lines = Path(options.texts).read_text("utf-8").splitlines()
+    teacher = Embedder.open(options.model, pooling=options.pooling)
     pairs, asked = read_rows(options.pairs), read_rows(options.questions)[:QUESTIONS]
-    labels = np.array([row["label"] for row in pairs])
-
-    def rows(texts: list[str], count: int) -> Batch:
-        return rows_of(teacher.tokenize(texts, [""] * len(texts)), count, 32)
-
-    def scores(student: Embedder, when: str) -> dict[str, float]:
-        def vectors(texts: list[str]) -> Tensor:
-            return torch.from_numpy(student.vectors(texts, "", session))
-
-        one, other = (vectors([row[f"sentence{n}"] for row in pairs]) for n in (1, 2))
-        found = (vectors([row[key] for row in asked]) for key in ("question", "sentence"))
-        return {
-            f"STS-B, {when}": spearman(F.cosine_similarity(one, other).numpy(), labels),
-            f"MRR@10, {when}": mrr(*found),
-        }
-
-    compared = rows(lines[1::2], ROWS)
-    parts, pool = parts_of(compared), Pool(teacher.format)
-    fits: dict[str, Examples] = {}
-    for name, count in (("search", SEARCH), ("fit", FITTED)):
-        texts = lines[::2][:count]
-        fits[name] = teacher.tokenize(texts, [""] * len(texts), LENGTH if name == "fit" else 32)
-    target_VND, target_NLD = (
-        vectors_of(teacher.model, parts, pool),
-        states_of(teacher.model, compared),
-    )
-    shape = replace(shape_of(teacher.model.config), layers=options.keep)
-    choices = list(itertools.combinations(range(1, teacher.shape.layers + 1), options.keep))
-    if options.choices:
-        even = tuple(evenly_spaced_layers(teacher.shape.layers, options.keep))
-        others = [layers for layers in choices if layers != even]
-        chosen = random.Random(0).sample(others, min(options.choices, len(others)))
-        choices = sorted([even, *chosen])
+    compared = Criteria.of(teacher, Path(options.texts).read_text("utf-8").splitlines())
     measured: list[dict[str, float]] = []
     scored: list[dict[str, float]] = []
-    for layers in choices:
-        start = Start(layers=list(layers))
-        found: dict[str, float] = {}
-        for name, text in fits.items():
-            built = build_student(teacher.model, shape, start, text=text)
-            states_NLD = states_of(built.model, compared)
-            own_VND = vectors_of(built.model, parts, pool)
-            values = criteria(
-                own_VND, target_VND, states_NLD, target_NLD, compared["attention_mask"]
-            )
-            found |= {f"{criterion} ({name})": value for criterion, value in values.items()}
-        measured.append(found)
-        scored.append(scores(replace(teacher, model=built.model.eval()), "untrained"))
+    for layers in choices_of(teacher.shape.layers, options.keep, options.choices):
+        model, found = compared.measure(layers)
+        own = scores_of(replace(teacher, model=model.eval()), pairs, asked, "untrained")
         if options.max_steps:
-            with tempfile.TemporaryDirectory() as folder:
-                started, trained = Path(folder, "started"), Path(folder, "trained")
-                save_embedder(built.model, teacher.tokenizer, teacher.format, started)
-                kdcli.distill(
-                    options.model,
-                    student=started,
-                    method="embedding",
-                    pooling=options.pooling,
-                    data=options.texts,
-                    max_steps=options.max_steps,
-                    batch_size=BATCH,
-                    dtype="bf16",
-                    sets=[
-                        f"workload.rows={options.max_steps * BATCH}",
-                        f"data.max_length={LENGTH}",
-                        "measure.latency=false",
-                    ],
-                    output_dir=trained,
-                )
-                scored[-1] |= scores(Embedder.open(str(trained)), "trained")
-        cells = [f"{name} {value:.4f}" for name, value in (scored[-1] | found).items()]
+            own |= scores_of(train(model, teacher, options), pairs, asked, "trained")
+        measured.append(found)
+        scored.append(own)
+        cells = [f"{name} {value:.4f}" for name, value in (own | found).items()]
         print(", ".join(map(str, layers)), *cells, sep=" | ", flush=True)
     print_correlations(measured, scored)
 
