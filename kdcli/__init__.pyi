@@ -510,7 +510,7 @@ def export(
     Args:
         model: Model: a hub id, a directory, 'demo' or 'demo-classifier'; its head is exported
             too. Or a model in memory.
-        file_format: Format of the file: onnx or openvino (default: onnx).
+        file_format: Format of the file (onnx or openvino; default: onnx).
         int8: Quantise to 8 bits.
         fp16: Convert to half precision; ONNX only.
         q4: Quantise weights to 4 bits; ONNX only.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import errno
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -181,6 +181,13 @@ def raise_machine_error(error: BaseException) -> None:
     number = error.errno if isinstance(error, OSError) else None
     if is_out_of_memory(error) or errno.errorcode.get(number or 0) in OF_MACHINE:
         raise error
+
+
+def check_known(kind: str, name: str, known: Collection[str]) -> None:
+    """Raise a UsageError for a name that is not known. `kind` says what it names."""
+    if name not in known:
+        problem = f"unknown {kind} '{name}'{did_you_mean(name, known)}"
+        raise UsageError(problem, f"known: {', '.join(known)}")
 
 
 def did_you_mean(name: str, allowed: Iterable[str], prefix: str = "") -> str:

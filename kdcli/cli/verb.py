@@ -18,7 +18,7 @@ from kdcli.cli.app import app
 from kdcli.cli.help import Command
 from kdcli.cli.libraries import prepare_libraries
 from kdcli.custom_code import custom_code
-from kdcli.errors import UsageError
+from kdcli.errors import UsageError, check_known
 
 if TYPE_CHECKING:
     from kdcli.cli.parameters import Parameter
@@ -264,6 +264,9 @@ class Given:
             value, kind = self.values.get(parameter.name), parameter.option.values
             # pydantic refuses values of other types.
             values = [v for v in _listed(value) if isinstance(v, str | Path)]
+            if parameter.name == "method":
+                for each in values:
+                    check_known("method", str(each), sorted(parameter.choices))
             # A bool is an int too, and an option that is on or off is never wrong.
             if isinstance(value, bool):
                 continue

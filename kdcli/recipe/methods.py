@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
-from kdcli.errors import UsageError, did_you_mean
+from kdcli.errors import UsageError, check_known, did_you_mean
 from kdcli.recipe.options import settings_of
 
 if TYPE_CHECKING:
@@ -70,12 +70,7 @@ class Methods:
         Raises:
             UsageError: The method is unknown.
         """
-        known = self.names()
-        if method not in known:
-            raise UsageError(
-                f"unknown method '{method}'{did_you_mean(method, known)}",
-                f"known: {', '.join(known)}",
-            )
+        check_known("method", method, self.names())
         return importlib.import_module(f"{self.package}.{method.replace('-', '_')}")
 
     def settings(self, method: str, given: Mapping[str, object]) -> BaseModel:

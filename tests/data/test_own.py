@@ -337,7 +337,7 @@ def test_given_columns_and_kinds_are_read(rows, columns, expected):
         (
             WIDE,
             {"txt": "a"},
-            "unknown role 'data.columns.txt'; did you mean 'text'?",
+            "unknown role of data.columns 'txt'; did you mean 'text'?",
             "known: text, pair, label",
         ),
         (

@@ -21,7 +21,7 @@ from kdcli.data.rows import (
 )
 from kdcli.data.sources import SPLIT
 from kdcli.data.storage import base_name
-from kdcli.errors import UsageError, did_you_mean
+from kdcli.errors import UsageError, check_known, did_you_mean
 from kdcli.types import Head, Kind
 
 TASK_KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -63,11 +63,7 @@ def parse_columns(
     roles = [*dict.fromkeys(itertools.chain(*_ROLES.values())), "kind"]
     by_role: dict[str, tuple[str, ...]] = {}
     for role, value in columns.items():
-        if role not in roles:
-            near = did_you_mean(role, roles)
-            raise UsageError(
-                f"unknown role 'data.columns.{role}'{near}", f"known: {', '.join(roles)}"
-            )
+        check_known("role of data.columns", role, roles)
         by_role[role] = (value,) if isinstance(value, str) else tuple(value)
         if len(by_role[role]) != 1 and not (
             role == "text" and len(by_role[role]) == 2 and "pair" not in columns

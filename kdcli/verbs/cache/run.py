@@ -32,10 +32,10 @@ from kdcli.disk import (
     remove,
     without_home,
 )
-from kdcli.errors import MachineError, UsageError
+from kdcli.errors import MachineError, UsageError, check_known
 from kdcli.messages import log
 from kdcli.report.text import bytes_of
-from kdcli.verbs.cache.settings import KINDS, OBJECTS, CleanOptions, check_kind
+from kdcli.verbs.cache.settings import KINDS, OBJECTS, CleanOptions
 
 MEASUREMENTS = "measurements"
 NAME = re.compile(r"\.?((?:cpu-bf16-)?[0-9a-f]{24}(?:-[0-9a-f]{12})?)(?:\..+)?")
@@ -145,7 +145,7 @@ def selected(options: CleanOptions) -> list[Entry]:
         UsageError: A kind is unknown.
     """
     for kind in options.kinds:
-        check_kind(kind)
+        check_known("kind", kind, KINDS)
     kinds = options.kinds or [kind for kind in KINDS if kind != OBJECTS]
     entries = entries_of(kinds)
     if options.older_than is None:

@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from kdcli.errors import UsageError, did_you_mean
+from kdcli.errors import UsageError
 from kdcli.recipe.options import Option
 
 KINDS = {
@@ -37,14 +37,6 @@ def age_of(text: str) -> float:
             "for example --older-than 30d",
         )
     return float(match[1]) * UNITS[match[2]]
-
-
-def check_kind(kind: str) -> None:
-    """Raise a UsageError if a kind of cache entries is unknown."""
-    if kind not in KINDS:
-        raise UsageError(
-            f"unknown kind '{kind}'{did_you_mean(kind, KINDS)}", f"known: {', '.join(KINDS)}"
-        )
 
 
 @dataclass(frozen=True)

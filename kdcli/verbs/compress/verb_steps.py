@@ -48,7 +48,7 @@ from kdcli.workloads.finetune_recipes import finetune_recipe
 from kdcli.workloads.labelled import ROW_KINDS
 from kdcli.workloads.rerank import TASKS
 from kdcli.workloads.scores import RESAMPLES
-from kdcli.workloads.settings import FinetuneRecipe, LabelledSettings
+from kdcli.workloads.settings import FinetuneRecipe, LabelledSettings, PoolingName
 
 DISTILL = {"method": "tinybert", "stage": "joint"}
 """A single stage, whose one learning curve shows how good a student is."""
@@ -76,7 +76,7 @@ class ExportCall(CallProtocol):
         format: str,
         precisions: Sequence[str],
         data: LabelledSettings,
-        pooling: str | None,
+        pooling: PoolingName | None,
         task: str | None,
         max_drop: float | None,
         exact: bool,

@@ -81,7 +81,7 @@ from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.embedding_texts import column_of_texts
 from kdcli.workloads.labelled import LabelledWorkload
 from kdcli.workloads.requests import EvaluationRequest
-from kdcli.workloads.settings import LabelledSettings
+from kdcli.workloads.settings import LabelledSettings, PoolingName
 from kdcli.workloads.workload import Workload
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def export(
     format: str,
     precisions: Sequence[str] = ("fp32",),
     data: LabelledSettings = NO_DATA,
-    pooling: str | None = None,
+    pooling: PoolingName | None = None,
     task: str | None = None,
     max_drop: float | None = None,
     of_run: bool = False,
@@ -351,12 +351,11 @@ class CheckedRows:
     most_trained: int
 
 
-def _load_vectors(source: str, pooling: str | None, rows: CheckedRows) -> _Loaded:
+def _load_vectors(source: str, pooling: PoolingName | None, rows: CheckedRows) -> _Loaded:
     """Load an embedding model, or an encoder with a pooling."""
     embedder = Embedder.open(source, pooling=pooling, compacted=True)
     pad_id(embedder.tokenizer)
-    pooling = pooling or embedder.format.pooling
-    texts, workload = _open_texts(rows, source, pooling, embedder.tokenizer)
+    texts, workload = _open_texts(rows, source, pooling, embedder.tokenizer, by_head=False)
     if workload is not None and workload.needs_reference:
         workload = workload.with_reference(embedder)
     max_length = limit_tokens(embedder.tokenizer, embedder.max_length)
@@ -397,7 +396,7 @@ def _load_head(source: str, _: str | None, rows: CheckedRows) -> _Loaded:
     length = min(tokenizer.model_max_length, positions)
     model = standing_alone(Model(network, tokenizer, source, tuned_length=length))
     max_length = limit_tokens(tokenizer, model.tuned_length or length)
-    texts, workload = _open_texts(rows, source, None, tokenizer)
+    texts, workload = _open_texts(rows, source, None, tokenizer, by_head=True)
     if isinstance(workload, LabelledWorkload):
         model = _model_of_task(model, workload)
     if workload is not None and workload.needs_reference:
@@ -417,33 +416,42 @@ def limit_tokens(tokenizer: PreTrainedTokenizerBase, length: int) -> int | None:
 
 
 def _open_texts(
-    rows: CheckedRows, source: str, pooling: str | None, tokenizer: PreTrainedTokenizerBase
+    rows: CheckedRows,
+    source: str,
+    pooling: PoolingName | None,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    by_head: bool,
 ) -> tuple[CheckTexts, Workload | None]:
     """Return the texts of an export and the rows on which its files are scored, if there are any.
 
     Rows that trained the model are not scored.
     """
     try:
-        texts, workload = _texts_and_scored(rows, source, pooling, tokenizer)
+        texts, workload = _texts_and_scored(rows, source, pooling, tokenizer, by_head=by_head)
     except (UsageError, MachineError) as error:
         if not rows.of_run:
             raise
         log(f"the data of the run in {source} are not used: {error.message}")
         rows = replace(rows, data=NO_DATA, task=None)
-        texts, workload = _texts_and_scored(rows, source, pooling, tokenizer)
+        texts, workload = _texts_and_scored(rows, source, pooling, tokenizer, by_head=by_head)
     if rows.most_trained:
         check_can_train(texts, rows.most_trained)
     return texts, workload
 
 
 def _texts_and_scored(
-    rows: CheckedRows, source: str, pooling: str | None, tokenizer: PreTrainedTokenizerBase
+    rows: CheckedRows,
+    source: str,
+    pooling: PoolingName | None,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    by_head: bool,
 ) -> tuple[CheckTexts, Workload | None]:
     data, task = rows.data, rows.task
-    most = TEXTS_COMPARED if pooling is None else VECTORS_COMPARED
+    most = TEXTS_COMPARED if by_head else VECTORS_COMPARED
     if task is not None:
         trained = {source: training_rows(location(source))}
-        by_head = pooling is None
         request = EvaluationRequest(task, [source], data, trained, pooling=pooling, by_head=by_head)
         workload = open_evaluation(request, cpu_session())
         texts = with_calibration(texts_of_task(request, workload.texts_of_rows()), tokenizer)
@@ -454,7 +462,7 @@ def _texts_and_scored(
     account = RowAccount(data.source)
     placed = open_source(data.source).placed_documents("train", column_of_texts(data), account)
     documents = (document for _, document in placed)
-    if pooling is not None:
+    if not by_head:
         documents = (text for document in documents for text in sentences(document))
     most_calibration = max(CALIBRATION_TEXTS, rows.most_trained)
     texts = divide(documents, most, f"texts of {short(data.source)}", most_calibration)
