@@ -20,7 +20,6 @@ from kdcli.report.charts.drawing import (
     COLOURS,
     cost_range,
     figure,
-    fractions,
     score_range,
     set_range,
     svg,
@@ -127,12 +126,12 @@ def picture(points: Sequence[Point], metric: str, ink: str, batch_size: int = 1)
     scores = score_range({one.name: one.score for one in points}, bars=bars)
     set_range(axes, axes.xaxis, times)
     set_range(axes, axes.yaxis, scores)
-    places = fractions(axes, [(one.ms, one.score) for one in points])
-    for one, (across, _) in zip(points, places, strict=True):
+    middle = axes.transAxes.transform((0.5, 0.5))[0]
+    for one in points:
         colour, ends = ROLES[one.role], [[one.score - one.low], [one.high - one.score]]
         axes.errorbar([one.ms], [one.score], yerr=ends, fmt="o", color=colour, markersize=6)
         # Labels stay on the side of the picture that has room for them.
-        side = "right" if across > 0.5 else "left"
+        side = "right" if axes.transData.transform((one.ms, one.score))[0] > middle else "left"
         axes.annotate(
             f"{one.name}\n{one.score:.3f}, {one.time}",
             (one.ms, one.score),

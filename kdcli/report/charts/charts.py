@@ -9,6 +9,7 @@ from kdcli.report.charts.drawing import (
     COLOURS,
     DASHES,
     INK,
+    MARKERS,
     Line,
     line_chart,
     scatter_chart,
@@ -42,7 +43,6 @@ HELD_PREFIX = "held-out "  # prefix of the labels of held-out losses
 TOGETHER = "together"  # the line of this run, next to the lines of the compared runs
 MAX_LINES = 12  # in one picture
 MAX_TERMS = 9  # with more held-out terms, a picture has a line for each student
-MARKERS = "os^Dv"
 UNSTABLE_MARK = " (unstable)"  # after a name in a picture
 BEYOND = "At the edge, since the rest would be too close together: {}."
 AT_P90 = "Unstable measurements are drawn at their 90th percentile, not at their median."

@@ -8,12 +8,11 @@ import io
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 from urllib.parse import quote, unquote
 
 import matplotlib as mpl
-import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -26,11 +25,11 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from kdcli.report.text import percent, shortened_line
-from kdcli.types import Array
 
 # Readable on a white and on a black page.
 COLOURS = ["#2f74ff", "#e07b00", "#12966b", "#a855f7", "#e0365c", "#0a95b8"]
 DASHES = ["-", "--", ":", "-."]
+MARKERS = "os^Dv<>PX"
 # The page's text colour replaces it, so that one picture serves a light and a dark page.
 INK = "#778899"
 # Inches. The pictures are narrow, so that their labels stay readable on a telephone.
@@ -183,11 +182,6 @@ def set_range(axes: Axes, axis: Axis, reach: AxisRange) -> None:
         (axes.set_xscale if across else axes.set_yscale)("log")
         plain_logarithm(axis, (1, 2, 5))
     (axes.set_xlim if across else axes.set_ylim)(reach.low, reach.high)
-
-
-def fractions(axes: Axes, points: Sequence[tuple[float, float]]) -> Array:
-    """Return how far along both axes points are drawn, from 0 to 1; the ranges must be set."""
-    return np.asarray((axes.transData + axes.transAxes.inverted()).transform(points))
 
 
 def mark_outlier(
@@ -355,68 +349,86 @@ def legend(drawing: Figure, columns: int, chosen: str | None = None) -> None:
         drawn.remove()
 
 
+@dataclass(frozen=True)
+class Scatter:
+    """Scores of models over a cost.
+
+    Attributes:
+        points: The cost and the score of each model.
+        labels: The names of the models in the legend.
+        cost, score: The titles of the axes.
+        across, along: The ranges of the axes.
+        front: The models on the Pareto front, from the cheapest, which a line joins. The others are
+            hollow. Without it, all are filled.
+        ends: The intervals of the scores that have one.
+        chosen: The model that is drawn larger.
+    """
+
+    points: Mapping[str, tuple[float, float]]
+    labels: Mapping[str, str]
+    cost: str
+    score: str
+    across: AxisRange
+    along: AxisRange
+    front: Sequence[str] = ()
+    ends: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    chosen: str = ""
+
+    @property
+    def outside(self) -> list[str]:
+        """The models at the edge, since the rest would be too close together."""
+        beyond = self.across.outside | self.along.outside
+        return [name for name in self.points if name in beyond]
+
+    def draw(self, axes: Axes) -> None:
+        """Draw the picture without its legend."""
+        across, along = self.across, self.along
+        drawn = {name: (across.place(x), along.place(y)) for name, (x, y) in self.points.items()}
+        if self.front:
+            joined = zip(*(drawn[name] for name in self.front), strict=True)
+            axes.step(*joined, where="post", color=INK, linewidth=1, alpha=0.7)
+        for number, (name, (x, y)) in enumerate(drawn.items()):
+            colour, ends = COLOURS[number % len(COLOURS)], self.ends.get(name)
+            low, high = map(along.place, ends or (y, y))
+            drawn_point, *_ = axes.errorbar(
+                [x],
+                [y],
+                yerr=[[max(0.0, y - low)], [max(0.0, high - y)]],
+                ecolor=colour,
+                elinewidth=1,
+                capsize=3,
+                linestyle="none",
+                marker=MARKERS[number % len(MARKERS)],
+                markersize=10 if name == self.chosen else 6,
+                markeredgecolor=colour,
+                markerfacecolor=colour if name in (self.front or drawn) else "none",
+                label=self.labels[name],
+                clip_on=False,
+            )
+            cost, score = self.points[name]
+            interval = f" ({ends[0]:.6g} to {ends[1]:.6g})" if ends else ""
+            exact = f"{self.score} {score:.6g}{interval}, {self.cost} {cost:,.6g}"
+            show_values(drawn_point, [f"{self.labels[name]}: {exact}"])
+            if name in self.outside:
+                mark_outlier(axes, self.points[name], across, along, name)
+        axes.set(xlabel=self.cost, ylabel=self.score)
+        set_range(axes, axes.xaxis, across)
+        set_range(axes, axes.yaxis, along)
+
+
 def scatter_chart(
     points: Mapping[str, tuple[float, float]],
     labels: Mapping[str, str],
-    across_label: str,
-    along_label: str,
+    cost: str,
+    score: str,
     front: Sequence[str] = (),
 ) -> str:
-    """Draw the cost and the score of each model as a labelled point, as SVG.
-
-    A line joins the points of `front`, if any, from left to right; the other points are hollow.
-    """
-    drawing, axes = figure()
+    """Return a picture of scores over a cost as SVG; see `Scatter`."""
     costs, scores = ({name: point[i] for name, point in points.items()} for i in (0, 1))
-    across, along = cost_range(costs), score_range(scores)
-    set_range(axes, axes.xaxis, across)
-    set_range(axes, axes.yaxis, along)
-    axes.set(xlabel=across_label, ylabel=along_label)
-    drawn = {name: (across.place(x), along.place(y)) for name, (x, y) in points.items()}
-    if front:
-        joined = zip(*(drawn[name] for name in front), strict=True)
-        axes.step(*joined, where="post", color=INK, linewidth=1, alpha=0.7)
-    places = fractions(axes, list(drawn.values()))
-    heights = _apart(places[:, 1].tolist())
-    for number, (name, (x, y)) in enumerate(drawn.items()):
-        label = labels[name]
-        if name in across.outside:
-            label += f" ({across.label(costs[name], vertical=False)})"
-        if name in along.outside:
-            label += f" ({along.label(scores[name], vertical=True)})"
-        colour = COLOURS[number % len(COLOURS)]
-        face = colour if name in front or not front else "none"
-        drawn_point = axes.scatter([x], [y], facecolors=face, edgecolors=colour, s=55, zorder=3)
-        drawn_point.set(linewidths=1.6, clip_on=False)
-        exact = f"{along_label} {scores[name]:.6g}, {across_label} {costs[name]:,.6g}"
-        show_values(drawn_point, [f"{labels[name]}: {exact}"])
-        aside, side = (-8, "right") if places[number, 0] > 0.5 else (8, "left")
-        axes.annotate(
-            label,
-            (x, y),
-            # The label is above the line that continues to the right of the point.
-            xytext=(aside, heights[number] + 0.045 * bool(front)),
-            textcoords=("offset points", "axes fraction"),
-            ha=side,
-            va="center",
-            fontsize=9,
-            color=INK,
-            in_layout=False,  # A long name may run over the edge; the axes keep their size.
-        )
+    drawing, axes = figure(0.3 + 0.17 * len(points) / 2)
+    Scatter(points, labels, cost, score, cost_range(costs), score_range(scores), front).draw(axes)
+    legend(drawing, 2)
     return svg(drawing)
-
-
-def _apart(heights: list[float]) -> list[float]:
-    """Move labels until they do not overlap and lie inside. Heights are fractions of the axis."""
-    placed, last, gap = list(heights), -1.0, 0.07
-    order = sorted(range(len(heights)), key=heights.__getitem__)
-    for i in order:
-        last = placed[i] = max(heights[i], last + gap)
-    highest = 1 - gap / 2
-    for i in reversed(order):
-        placed[i] = min(placed[i], highest)
-        highest = placed[i] - gap
-    return placed
 
 
 def heat_map(

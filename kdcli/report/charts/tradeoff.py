@@ -9,18 +9,14 @@ from matplotlib.figure import Figure
 
 from kdcli.report.charts.charts import AT_P90, BEYOND, UNSTABLE_MARK
 from kdcli.report.charts.drawing import (
-    COLOURS,
     HEIGHT,
     INK,
     WIDTH,
-    AxisRange,
+    Scatter,
     cost_range,
     figure,
     legend,
-    mark_outlier,
     score_range,
-    set_range,
-    show_values,
     styled,
     svg,
 )
@@ -30,7 +26,6 @@ from kdcli.report.text import Picture, number
 
 AXES: dict[CandidateCost, str] = {"ms": "median ms, 1 × 128 tokens", "mb": "files, MB"}
 COSTS: dict[CandidateCost, str] = {"ms": "latency", "mb": "size"}
-CANDIDATE_MARKERS = "os^Dv<>PX"
 
 
 def compression_pictures(compression: Compression) -> list[Picture]:
@@ -44,7 +39,7 @@ def png(compression: Compression) -> bytes:
     drawing = Figure(figsize=(len(charts) * WIDTH, HEIGHT + 0.6), layout="constrained")
     for axes, chart in zip(drawing.subplots(1, len(charts)), charts, strict=True):
         chart.draw(styled(drawing, axes))
-    legend(drawing, 4, charts[0].labels[compression.chosen])
+    legend(drawing, 4, charts[0].scatter.labels[compression.chosen])
     data = io.BytesIO()
     drawing.savefig(data, format="png", dpi=150, facecolor="white", metadata={"Software": None})
     return data.getvalue()
@@ -63,67 +58,55 @@ class _Chart:
     measured: list[Candidate]
     cost: CandidateCost
 
-    @property
-    def axis(self) -> str:
-        return AXES.get(self.cost, self.cost)
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """The names of the candidates with a mark for unstable latencies."""
-        is_latency = self.cost == "ms"
-        return {
-            one.name: one.name + UNSTABLE_MARK * (is_latency and one.unstable)
-            for one in self.measured
-        }
-
-    @cached_property
-    def points(self) -> dict[str, tuple[float, float]]:
-        """The cost and the score of each candidate."""
-        return {one.name: (one.cost(self.cost), one.score or 0.0) for one in self.measured}
-
-    @cached_property
-    def front(self) -> list[str]:
-        """The names on the Pareto front."""
-        return candidates_on_front(self.measured, self.cost)
-
     def limits(self, axis: str) -> list[float]:
-        """Return the values that the goal allows on an axis."""
+        """Return the values of the goal on an axis."""
         lines = [limit.line for limit in self.compression.limits if limit.axis == axis]
         return [line for line in lines if line is not None]
 
     @cached_property
-    def ranges(self) -> tuple[AxisRange, AxisRange]:
-        """The ranges of cost and score, which one bad candidate does not stretch.
-
-        The teacher and the chosen candidate are always inside.
-        """
-        kept = [self.measured[0].name, self.compression.chosen]
-        costs, scores = ({n: point[i] for n, point in self.points.items()} for i in (0, 1))
-        ends = {one.name: (one.low, one.high) for one in self.measured}
-        bars = {n: [end for end in both if end is not None] for n, both in ends.items()}
-        return (
-            cost_range(costs, fixed=self.limits(self.cost), kept=kept),
-            score_range(scores, fixed=self.limits("score")[:1], kept=kept, bars=bars),
+    def scatter(self) -> Scatter:
+        """The candidates, with the teacher, the chosen one and the goal on the axes."""
+        compression, cost = self.compression, self.cost
+        kept = [self.measured[0].name, compression.chosen]
+        costs = {one.name: one.cost(cost) for one in self.measured}
+        scores = {one.name: one.score or 0.0 for one in self.measured}
+        ends = {
+            one.name: (one.low, one.high)
+            for one in self.measured
+            if one.low is not None and one.high is not None
+        }
+        return Scatter(
+            points={name: (costs[name], scores[name]) for name in costs},
+            labels={
+                one.name: one.name + UNSTABLE_MARK * (cost == "ms" and one.unstable)
+                for one in self.measured
+            },
+            cost=AXES.get(cost, cost),
+            score=f"{compression.metric}, selection rows",
+            across=cost_range(costs, fixed=self.limits(cost), kept=kept),
+            along=score_range(scores, fixed=self.limits("score")[:1], kept=kept, bars=ends),
+            front=candidates_on_front(self.measured, cost),
+            ends=ends,
+            chosen=compression.chosen,
         )
 
     def picture(self) -> Picture:
-        compression, cost = self.compression, self.cost
-        across, along = self.ranges
+        compression, cost, scatter = self.compression, self.cost, self.scatter
         drawing, axes = figure(0.6)
         self.draw(axes)
-        legend(drawing, 2, self.labels[compression.chosen])
+        legend(drawing, 2, scatter.labels[compression.chosen])
         words = "; ".join(
-            f"{self.labels[name]} {value:.3g}, {number(score)}"
-            for name, (value, score) in self.points.items()
+            f"{scatter.labels[name]} {value:.3g}, {number(score)}"
+            for name, (value, score) in scatter.points.items()
         )
         caption = (
-            f"{compression.metric} on {compression.task} over {self.axis}, bars are 95 % "
-            f"intervals: {words}. On the line, the Pareto front: {', '.join(self.front)}."
+            f"{compression.metric} on {compression.task} over {scatter.cost}, bars are 95 % "
+            f"intervals: {words}. On the line, the Pareto front: {', '.join(scatter.front)}."
         )
         has_goal = self.limits("score") or self.limits(cost)
         remarks = " Dashed: the goal." if has_goal else ""
-        if outside := [name for name in self.points if name in across.outside | along.outside]:
-            remarks += f" {BEYOND.format(', '.join(outside))}"
+        if scatter.outside:
+            remarks += f" {BEYOND.format(', '.join(scatter.outside))}"
         if cost == "ms" and any(one.unstable for one in self.measured):
             remarks += f" {AT_P90}"
         shown = (
@@ -133,39 +116,9 @@ class _Chart:
         return Picture(svg(drawing), caption + remarks, shown + remarks)
 
     def draw(self, axes: Axes) -> None:
-        """Draw the candidates."""
-        across, along = self.ranges
-        drawn = {n: (across.place(x), along.place(y)) for n, (x, y) in self.points.items()}
-        joined = zip(*(drawn[name] for name in self.front), strict=True)
-        axes.step(*joined, where="post", color=INK, linewidth=1, alpha=0.7)
-        for place, one in enumerate(self.measured):
-            (x, y), colour = drawn[one.name], COLOURS[place % len(COLOURS)]
-            low, high = (y if end is None else along.place(end) for end in (one.low, one.high))
-            drawn_point, *_ = axes.errorbar(
-                [x],
-                [y],
-                yerr=[[max(0.0, y - low)], [max(0.0, high - y)]],
-                ecolor=colour,
-                elinewidth=1,
-                capsize=3,
-                linestyle="none",
-                marker=CANDIDATE_MARKERS[place % len(CANDIDATE_MARKERS)],
-                markersize=10 if one.name == self.compression.chosen else 6,
-                markeredgecolor=colour,
-                markerfacecolor=colour if one.name in self.front else "none",
-                label=self.labels[one.name],
-                clip_on=False,
-            )
-            cost, score = self.points[one.name]
-            interval = "" if one.low is None else f" ({one.low:.4f} to {one.high:.4f})"
-            exact = f"{self.compression.metric} {score:.4f}{interval}, {self.axis} {cost:,.4g}"
-            show_values(drawn_point, [f"{self.labels[one.name]}: {exact}"])
-            if one.name in across.outside | along.outside:
-                mark_outlier(axes, self.points[one.name], across, along, one.name)
+        """Draw the candidates and the goal."""
+        self.scatter.draw(axes)
         for limit in self.limits("score")[:1]:
             axes.axhline(limit, color=INK, linewidth=1, linestyle="--")
         for limit in self.limits(self.cost):
             axes.axvline(limit, color=INK, linewidth=1, linestyle="--")
-        quality = f"{self.compression.metric}, selection rows"
-        axes.set(xlabel=self.axis, ylabel=quality, ylim=(along.low, along.high))
-        set_range(axes, axes.xaxis, across)

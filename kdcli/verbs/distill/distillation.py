@@ -422,7 +422,10 @@ def start_of(student: StudentSettings, seed: int) -> Start:
 
 
 def with_measured_layers(
-    context: RunContext[DistillRecipe], workload: Workload, teacher: Model, depths: set[int]
+    context: RunContext[DistillRecipe],
+    workload: Workload,
+    teacher: Model,
+    shapes: Iterable[ModelShape],
 ) -> RunContext[DistillRecipe]:
     """Return the context of a run whose recipe lists the layers instead of `measured`.
 
@@ -433,13 +436,14 @@ def with_measured_layers(
         context: The run.
         workload: The texts on which choices are tried.
         teacher: The model whose layers are copied.
-        depths: The numbers of layers of the students.
+        shapes: The shapes of the students.
 
     Raises:
         UsageError: The students have different depths.
     """
     if context.recipe.student.layers != "measured":
         return context
+    depths = {shape.layers for shape in shapes}
     if len(depths) > 1:
         raise UsageError(
             "student.layers=measured chooses layers for one depth, but the students have "

@@ -197,8 +197,7 @@ def open_task(context: RunContext[DistillRecipe]) -> TaskDistillation:
     recipe = context.recipe
     shapes, workload, reader = _student_shapes(context, workload, reader)
     if recipe.student.source is None and not recipe.general.use:
-        depths = {shape.layers for shape in shapes.values()}
-        context = with_measured_layers(context, workload, teacher, depths)
+        context = with_measured_layers(context, workload, teacher, shapes.values())
     own_tokens = workload.kind in ROW_KINDS
     teachers += [
         workload.load_teacher(source, reader, head=TaskHeadSettings(), own_tokens=own_tokens)
@@ -254,8 +253,7 @@ def open_outputs(context: RunContext[DistillRecipe]) -> OutputDistillation:
     shapes = {STUDENT: origin.shape}
     if recipe.student.to:
         shapes = student_shapes(recipe, origin.shape)
-    depths = {shape.layers for shape in shapes.values()}
-    context = with_measured_layers(context, workload, origin, depths)
+    context = with_measured_layers(context, workload, origin, shapes.values())
     students = {name: Planned(name, shape, recipe) for name, shape in shapes.items()}
     return OutputDistillation(context, workload, teachers, origin, students, card_of(teachers))
 

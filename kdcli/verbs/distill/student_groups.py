@@ -121,8 +121,8 @@ def open_text(context: RunContext[DistillRecipe]) -> Run:
                 "assistant teaches them",
                 "add --assistant none, or name the layers",
             )
-        depths = {one.shape.layers for one in planned.values()}
-        context = with_measured_layers(context, workload, teacher, depths)
+        shapes = [one.shape for one in planned.values()]
+        context = with_measured_layers(context, workload, teacher, shapes)
         planned = plan(context.recipe, teacher.model.config)
     groups = _groups(context, workload, teacher, tasks, planned)
     stages = [Stage(group.folder, group.context.resolved, group.build) for group in groups]

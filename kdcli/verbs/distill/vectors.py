@@ -331,8 +331,7 @@ def open_vectors(context: RunContext[DistillRecipe]) -> Run:
         context = with_shape(context, workload, origin)
         recipe = context.recipe
         shapes = _shapes_of(context, teacher, origin)
-    depths = {to.layers for to in shapes.values()}
-    context = with_measured_layers(context, workload, origin, depths)
+    context = with_measured_layers(context, workload, origin, shapes.values())
     students = {name: Planned(name, to, context.recipe) for name, to in shapes.items()}
     card = card_of(teachers)
     whole = VectorDistillation(context, workload, teachers, origin, students, card, precomputed_NE)
