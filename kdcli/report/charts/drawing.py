@@ -389,11 +389,11 @@ class Scatter:
             axes.step(*joined, where="post", color=INK, linewidth=1, alpha=0.7)
         for number, (name, (x, y)) in enumerate(drawn.items()):
             colour, ends = COLOURS[number % len(COLOURS)], self.ends.get(name)
-            low, high = map(along.place, ends or (y, y))
+            bars = [[abs(along.place(end) - y)] for end in ends] if ends else None
             drawn_point, *_ = axes.errorbar(
                 [x],
                 [y],
-                yerr=[[max(0.0, y - low)], [max(0.0, high - y)]],
+                yerr=bars,
                 ecolor=colour,
                 elinewidth=1,
                 capsize=3,
