@@ -96,7 +96,9 @@ def test_quality_on_another_backend_belongs_to_the_weights(runs):
     assert first.caption.endswith("The quality belongs to the weights, not to this backend.")
     assert "of the weights, not" not in second.caption
     # The hollow point and its entry in the legend.
-    hollow = [len(re.findall("fill: none; stroke: #a855f7", p.svg)) for p in report_pictures(runs)]
+    hollow = [
+        len(re.findall("fill-opacity: 0; stroke: #a855f7", p.svg)) for p in report_pictures(runs)
+    ]
     assert hollow == [2, 2]
 
 
