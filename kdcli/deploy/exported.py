@@ -126,10 +126,19 @@ def trained_on(folder: Path) -> TrainedOn | None:
     if not is_export(str(folder)):
         return None
     try:
-        told = read_json(folder / FACTS).get("trained_on")
+        told = _facts(folder).get("trained_on")
         return TypeAdapter(TrainedOn | None).validate_python(told)
     except ValidationError as error:
         raise _damaged(folder, error) from None
+
+
+def _facts(folder: Path) -> dict[str, object]:
+    """Read the facts of an export. Raises UsageError if they cannot be read."""
+    try:
+        facts: dict[str, object] = read_json(folder / FACTS)
+    except UsageError as error:
+        raise UsageError(error.message, AGAIN) from None
+    return facts
 
 
 def _damaged(folder: Path, error: ValidationError) -> UsageError:
@@ -153,10 +162,8 @@ def open_export(source: str, device: torch.device | None = None) -> Export:
         )
     config = load_config(source, weights=False, compacted=True)
     try:
-        facts = read_json(folder / FACTS) | {"folder": folder, "config": config}
+        facts = _facts(folder) | {"folder": folder, "config": config}
         export = Export.model_validate(facts)
-    except UsageError as error:
-        raise UsageError(error.message, AGAIN) from None
     except ValidationError as error:
         raise _damaged(folder, error) from None
     for name, size in export.files.items():
