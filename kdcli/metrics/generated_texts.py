@@ -69,7 +69,9 @@ def rouge(prediction: str, reference: str) -> list[float]:
 
 @cache
 def _rouge_scorer() -> Any:
-    return _library("rouge_score.rouge_scorer").RougeScorer(list(ROUGE), use_stemmer=True)
+    # Its own default logs through absl, which adds a handler that repeats the messages of kdcli.
+    tokenizer = _library("rouge_score.tokenizers").DefaultTokenizer(use_stemmer=True)
+    return _library("rouge_score.rouge_scorer").RougeScorer(list(ROUGE), tokenizer=tokenizer)
 
 
 def _library(module: str) -> ModuleType:

@@ -1,6 +1,9 @@
 """Metrics of generated texts: as sacrebleu and rouge-score give them for a whole set, on any choice
 of examples."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from rouge_score.rouge_scorer import RougeScorer
@@ -80,3 +83,12 @@ def test_a_missing_library_names_the_extra(module, without):
     ) as error:
         require_libraries()
     assert error.value.hint == "pip install rouge-score sacrebleu"
+
+
+def test_scoring_adds_no_handler_that_would_repeat_every_message():
+    code = (
+        "import logging; from kdcli.metrics.generated_texts import rouge; "
+        "rouge('a text', 'the text'); print(logging.root.handlers)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "[]\n"
