@@ -17,6 +17,7 @@ SCHEMA: Literal[2] = 2
 TEACHER, ASSISTANT, STUDENT, FINETUNED = "teacher", "assistant", "student", "finetuned"
 UNDISTILLED = " undistilled"  # suffix of the name of a student without its distillation
 HELD_OUT_LOSS = "held-out loss"  # the distillation loss, among the qualities
+AT = " at step "  # between the name of a model and the step of its checkpoint
 
 Role = Literal[
     "teacher",  # other models learn from it
@@ -31,7 +32,7 @@ Role = Literal[
     "baseline",  # other models are compared with it
     "untrained",  # a student before its training
     "undistilled",  # a student that was trained without its teacher
-    "checkpoint",  # another model after an earlier step; earlier versions wrote it
+    "checkpoint",  # another model after an earlier step of its training
     "form",  # the weights of another model on another backend
 ]
 """The role of a model in its report."""
@@ -227,6 +228,17 @@ class PrunedMatrix(SchemaPart):
     kept: int
 
 
+class Histogram(SchemaPart):
+    """The distribution of the scores after a step.
+
+    `counts[i]` scores lie between `edges[i]` and `edges[i + 1]`.
+    """
+
+    step: int
+    edges: list[float]
+    counts: list[int]
+
+
 class DensityPoint(SchemaPart):
     """The share of the masked matrices' weights that is kept after a step."""
 
@@ -249,8 +261,7 @@ class Pruning(SchemaPart):
     matrices: list[PrunedMatrix]
     heads: list[list[float]]
     curve: list[DensityPoint]
-    # Earlier versions wrote the distributions of the scores.
-    histograms: list[dict[str, Any]] = Field(default_factory=list, exclude=True)
+    histograms: list[Histogram]
 
 
 class Trimming(SchemaPart):

@@ -600,6 +600,7 @@ def pruned_values(
     kinds="QKVOUD",
     layers=6,
     number_of_heads=12,
+    scores=True,
     **changes: object,
 ) -> dict[str, object]:
     """Shares that grow towards the middle layers and differ between types and heads; a cubic
@@ -618,6 +619,17 @@ def pruned_values(
         {"step": s, "density": max(kept, kept + (1 - kept) * (1 - s / 600) ** 3)}
         for s in steps[:-1]
     ]
+    histograms = []
+    for step in steps if scores else []:
+        spread = (
+            values.normal(-0.1, 0.5, 4000)
+            * step
+            / 1000
+            * np.where(values.random(4000) < 0.2, 1, 0.3)
+        )
+        low, high = (float(spread.min()), float(spread.max())) if step else (0.0, 1.0)
+        counts, edges = np.histogram(spread, 40, (low, high))
+        histograms.append({"step": step, "edges": edges.tolist(), "counts": counts.tolist()})
     shares = np.clip(density * values.uniform(0.3, 1.7, (layers, number_of_heads)), 0, 1)
     return {
         "model": name,
@@ -628,6 +640,7 @@ def pruned_values(
         "matrices": matrices,
         "heads": shares.tolist(),
         "curve": [*curve, {"step": 1000, "density": kept}],
+        "histograms": histograms,
     } | changes
 
 

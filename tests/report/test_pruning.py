@@ -17,8 +17,10 @@ from reports import (
 from kdcli.report.charts.charts import report_pictures
 from kdcli.report.charts.drawing import MAX_NUMBERS
 from kdcli.report.charts.weight_maps import (
+    MAX_RIDGES,
     head_map,
     model_pictures,
+    score_ridges,
     type_map,
 )
 from kdcli.report.schema import Pruning
@@ -121,11 +123,31 @@ def test_picture_of_heads_has_a_cell_a_head(odd):
     assert head_map(one.model_copy(update={"heads": []})) is None
 
 
+def test_scores_are_drawn_at_a_few_steps_and_the_last():
+    one = entry()
+    steps = [
+        int(t.replace(",", ""))
+        for t in written(score_ridges(one))
+        if re.fullmatch(r"[1-9][\d,]+", t)
+    ]
+    assert (len(steps), max(steps)) == (MAX_RIDGES, 1000)
+    assert 0 not in steps, "all scores are the same before the first step"
+    for histograms in (one.histograms[:1], []):
+        assert score_ridges(one.model_copy(update={"histograms": histograms})) is None
+
+
+def test_a_rare_score_does_not_widen_the_picture():
+    edges = [float(i) for i in range(-50, 51)]
+    counts = [1, *[0] * 48, 50_000, 50_000, *[0] * 48, 1]
+    picture = score_ridges(entry(histograms=[{"step": 5, "edges": edges, "counts": counts}]))
+    assert "From -1 to 1 at first" in picture.caption
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_nothing_or_everything_kept(share):
     matrices = [{"name": "1.Q", "layer": 1, "kind": "Q", "weights": 10, "kept": int(10 * share)}]
-    assert len(model_pictures(entry(matrices=matrices, heads=[[share, share]], density=share))) == 2
+    assert len(model_pictures(entry(matrices=matrices, heads=[[share, share]], density=share))) == 4
 
 
 def test_the_curve_of_several_methods_has_a_line_each_with_bars_over_seeds():

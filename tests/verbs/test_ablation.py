@@ -7,6 +7,8 @@ import own_files
 import pytest
 from own_files import refused, report_of, said_by, same_weights, succeeds, times
 
+from kdcli.report.charts.charts import report_pictures
+
 QUICK = shlex.split(
     "--max-steps 6 --batch-size 8 --dtype fp32 --set data.max_length=16 --seed 3 "
     "--set train.eval_every=3 --set train.checkpoint_every=2 "
@@ -71,14 +73,19 @@ def test_variants_of_one_pass_are_what_each_is_alone(given, tmp_path):
     assert times(out / "without-value") == before
 
 
-def test_students_are_scored_with_several_seeds(given, scored, tmp_path):
+def test_students_are_scored_along_the_way_with_several_seeds(given, scored, tmp_path):
     out = tmp_path / "out"
     (tmp_path / "list.yaml").write_text("without-value: {loss.value: none}")
-    more = ["--set", "eval.seeds=2", "--assistant", "none"]
+    more = ["--set", "eval.seeds=2", "--set", "eval.at=[2, 4]", "--assistant", "none"]
     succeeds(*given, *scored, *more, "--ablate", tmp_path / "list.yaml", "-o", out)
     report, copy = report_of(out), "student undistilled"
     by_name = {e.model: e for e in report.evaluations}
-    assert set(by_name) == {"teacher", copy, "full", "without-value"}
+    grown = [
+        f"{name}{end}"
+        for name in ("full", "without-value")
+        for end in (" at step 2", " at step 4", "")
+    ]
+    assert set(by_name) == {"teacher", copy, *grown}
     for name, one in by_name.items():
         runs = [out / "downstream" / "own" / name.replace(" ", "-") / f"seed-{n}" for n in range(2)]
         values = [report_of(run).evaluations[0].metrics["accuracy"] for run in runs]
@@ -95,6 +102,9 @@ def test_students_are_scored_with_several_seeds(given, scored, tmp_path):
         assert c.low <= c.difference <= c.high
     text = (out / "report.md").read_text("utf-8")
     assert "Mean ± sample standard deviation of 2 runs" in text
+    start = "accuracy on own over the tokens distilled on: full"
+    assert sum(p.caption.startswith(start) for p in report_pictures(report)) == 1
+    assert not list(out.rglob("*at-step-*/model.safetensors"))
 
 
 @pytest.mark.parametrize(
@@ -107,6 +117,12 @@ def test_students_are_scored_with_several_seeds(given, scored, tmp_path):
         ),
         ("a: {loss.masked_lm_weight: 1.0}", [], "some variants read masked text and some do not"),
         ("a: {loss.value: none}", ["--method", "embedding"], "--ablate"),
+        (
+            "a: {loss.value: none}",
+            ["--set", "eval.at=[6]"],
+            "eval.at: step 6 is not before the last step, 6",
+        ),
+        ("a: {loss.value: none}", ["--set", "eval.at=[2]"], "add --eval-task TASK"),
     ],
 )
 def test_lists_that_cannot_be_compared_are_refused(given, tmp_path, listed, more, message):

@@ -115,6 +115,7 @@ def test_density_is_exact_and_kept_weights_are_the_bases(base, pruned):
         (p.density for p in found.curve), reverse=True
     )
     assert found.curve[0].density == 1.0
+    assert all(sum(h.counts) == sum(m.weights for m in found.matrices) for h in found.histograms)
     assert report.evaluations[0].metrics["accuracy"] > 0.8
     assert "own" in result.stdout
 

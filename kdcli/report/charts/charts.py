@@ -19,6 +19,7 @@ from kdcli.report.charts.drawing import (
 from kdcli.report.pareto import front_of
 from kdcli.report.schema import CurvePoint, Report
 from kdcli.report.sections.evaluations import set_name
+from kdcli.report.sections.grid import by_setting, spread
 from kdcli.report.sections.timings import (
     PLAIN,
     Cell,
@@ -57,8 +58,10 @@ def report_pictures(report: Report) -> list[Picture]:
     """
     drawn = [
         *_compared_curves(report),
+        *_growth(report),
         _loss_curve(report),
         _metric_curve(report),
+        _setting_curve(report),
     ]
     if report.focus == "latency":
         drawn += [quality_against(report, "latency"), quality_against(report, "size")]
@@ -161,6 +164,45 @@ def _after_start(curve: list[CurvePoint]) -> list[tuple[int, dict[str, dict[str,
     return [(p.step, p.held_out) for p in curve if p.held_out and p.step]
 
 
+def _growth(report: Report) -> list[Picture]:
+    """Draw the quality of every student over its tokens; dashed lines are the undistilled ones."""
+    checkpoints: dict[str, list[tuple[int, str]]] = {}
+    for model in report.with_role("checkpoint"):
+        if model.of is not None and model.step is not None:
+            checkpoints.setdefault(model.of, []).append((model.step, model.name))
+    if report.training is None or not checkpoints:
+        return []
+    tokens_per_step = report.training.tokens / max(1, report.training.steps)
+    end = report.training.tokens / 1e6
+    untrained = [model.name for model in report.with_role("untrained")]
+    drawn = []
+    for task, by_model in report.quality.items():
+        metric = next(iter(next(iter(by_model.values()), {})), "")
+        lines: list[Line] = []
+        for name, colour in zip(checkpoints, itertools.cycle(COLOURS), strict=False):
+            points = [
+                (step * tokens_per_step / 1e6, by_model[at][metric])
+                for step, at in sorted(checkpoints[name])
+                if at in by_model
+            ]
+            if points:
+                points.append((end, by_model[name][metric]))
+                marker = MARKERS[len(lines) // len(COLOURS) % len(MARKERS)]
+                lines.append(Line(name, points, colour, marker=marker))
+        if not lines:
+            continue
+        start = min(line.points[0][0] for line in lines)
+        for name in [name for name in by_model if name in untrained]:
+            value = by_model[name][metric]
+            lines.append(Line(name, [(start, value), (end, value)], INK, "--", marker=""))
+        along = shortened_line(f"{metric} on {task}", 40)
+        drawing, axes = line_chart(lines, "million tokens", along, columns=2)
+        ticks(axes, sorted({x for line in lines for x, _ in line.points}), log=start * 8 <= end)
+        caption = f"{metric} on {task} over the tokens distilled on: {_ends(lines)}."
+        drawn.append(Picture(svg(drawing), caption))
+    return drawn
+
+
 def _metric_curve(report: Report) -> Picture | None:
     """Draw a task's metrics on the validation set over the steps, if there are two of them."""
     points = [(p.step, p.metrics) for p in report.curve if p.metrics]
@@ -175,6 +217,38 @@ def _metric_curve(report: Report) -> Picture | None:
     caption = f"On the validation set while training: {_ends(lines)}."
     if len(lines) < len(names):
         caption += f" The first {len(lines)} of {len(names)} metrics."
+    return Picture(svg(drawing), caption)
+
+
+def _setting_curve(report: Report) -> Picture | None:
+    """Draw the metric of the choice over the one numeric setting that differs, if there is one."""
+    if report.selection is None:
+        return None
+    metric, groups = report.selection.metric, by_setting(report.selection)
+    keys = {key for settings, _ in groups for key in settings}
+    differ = [key for key in keys if len({settings.get(key) for settings, _ in groups}) > 1]
+    if len(groups) < 2 or len(differ) != 1:
+        return None
+    key = differ[0]
+    points = []
+    for settings, runs in groups:
+        value = settings.get(key)
+        values = [run.metrics[metric] for run in runs if metric in run.metrics]
+        if isinstance(value, str) or value is None or not values:
+            return None
+        points.append((value, *spread(values)))
+    points.sort()
+    places, means, deviations = zip(*points, strict=True)
+    bars = [deviation or 0.0 for deviation in deviations]
+    line = Line("", list(zip(places, means, strict=True)), COLOURS[0], bars=bars)
+    drawing, axes = line_chart(
+        [line], shortened_line(key, 40), shortened_line(f"{metric} on {report.selection.on}", 40)
+    )
+    ticks(axes, places, log=places[0] > 0 and places[-1] / places[0] >= 8)
+    words = "; ".join(
+        f"{x:g} {number(y)}" + (f" ± {sd:.2g}" if sd is not None else "") for x, y, sd in points
+    )
+    caption = f"{metric} over {key}, mean ± sample standard deviation over seeds: {words}."
     return Picture(svg(drawing), caption)
 
 

@@ -22,6 +22,14 @@ def by_setting(selection: Selection) -> list[tuple[GridSettings, list[RunRow]]]:
     return groups
 
 
+def spread(values: list[float]) -> tuple[float, float | None]:
+    """Return the mean and the sample standard deviation (n - 1).
+
+    The deviation of a single value is None.
+    """
+    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
 def selection_section(selection: Selection) -> ReportSection:
     """Show the mean ± sample standard deviation over the seeds of each setting, and every run."""
     chosen, metrics = selection.settings, _metrics(selection)
@@ -85,6 +93,5 @@ def _settings(settings: GridSettings) -> dict[str, str]:
 
 def _over(runs: list[RunRow], metric: str) -> str:
     values = [run.metrics[metric] for run in runs if metric in run.metrics]
-    if len(values) < 2:
-        return number(values[0] if values else None)
-    return f"{number(float(np.mean(values)))} ± {np.std(values, ddof=1):.2g}"
+    mean, deviation = spread(values) if values else (None, None)
+    return number(mean) if deviation is None else f"{number(mean)} ± {deviation:.2g}"

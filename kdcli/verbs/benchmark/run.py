@@ -595,7 +595,7 @@ def gather(sources: Sequence[Path], card_of: Callable[[str], Card]) -> Gathered:
 def _add_report(gathered: Gathered, run: str, report: Report) -> None:
     """Add a report under the name of its run."""
     measured = {row.model for row in report.latency}
-    # Untrained students only matter within their own run.
+    # Untrained students and checkpoints only matter within their own run.
     listed = [m for m in report.models if m.card or m.role == "form" or m.name in measured]
     alone = len(listed) == 1
     names = {model.name: run if alone else f"{run}: {model.name}" for model in listed}

@@ -28,7 +28,7 @@ from kdcli.run.context import RunContext
 from kdcli.targets.targets import StorePlace, targets_of
 from kdcli.types import Card, Job, ModelShape, RowHashes, Start
 from kdcli.verbs.distill.fast import how_distilled
-from kdcli.verbs.distill.settings import DistillRecipe, StudentSettings
+from kdcli.verbs.distill.settings import DistillRecipe, OnTextDownstream, StudentSettings
 from kdcli.verbs.distill.student import (
     Student,
     check_members,
@@ -38,7 +38,6 @@ from kdcli.verbs.distill.student import (
     members,
     teacher_needs,
 )
-from kdcli.workloads.settings import DownstreamSettings
 from kdcli.workloads.training import Plan
 from kdcli.workloads.workload import Workload
 
@@ -154,6 +153,7 @@ def objective_job(
     *,
     place: StorePlace | None = None,
     trains: bool = True,
+    on_step_end: Callable[[int], None] | None = None,
 ) -> Job:
     """Build the job that trains objectives against one teacher's signals, without labels.
 
@@ -166,6 +166,7 @@ def objective_job(
         plan: The order and number of the steps.
         place: Where the teacher's signals may be stored; None computes them in every step.
         trains: Whether the students are trained. Otherwise no weight needs to be frozen.
+        on_step_end: See `Job.on_step_end`.
     """
     for student in students.values():
         fit_projections(student.objective, teacher.model, student.encoder, workload.sample)
@@ -179,7 +180,7 @@ def objective_job(
         passes=plan.schedule.steps / plan.steps_per_pass,
         place=place,
     )
-    return distill_job(students, targets, workload, plan.order)
+    return distill_job(students, targets, workload, plan.order, on_step_end=on_step_end)
 
 
 def log_notes(name: str, notes: Sequence[str]) -> None:
@@ -412,7 +413,7 @@ def variants_recipe(
     recipe, wanted = resolved.recipe, {student.variant for student in students}
     kept = {v: changes for v, changes in recipe.variants.items() if v in wanted}
     return replace(
-        resolved, recipe=recipe.model_copy(update={"variants": kept, "eval": DownstreamSettings()})
+        resolved, recipe=recipe.model_copy(update={"variants": kept, "eval": OnTextDownstream()})
     )
 
 

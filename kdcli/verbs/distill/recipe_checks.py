@@ -155,8 +155,10 @@ def check_embedding(recipe: DistillRecipe) -> None:
         raise UsageError(
             "data.pack_isolated is for methods that read blocks of text, not for embedding"
         )
-    if recipe.variants:
-        raise UsageError(f"--ablate is for methods that read blocks of text, not for {METHOD}")
+    if recipe.variants or recipe.eval.at:
+        raise UsageError(
+            f"--ablate and eval.at are for methods that read blocks of text, not for {METHOD}"
+        )
 
 
 def check_signals(

@@ -161,6 +161,14 @@ class RelationSettings(Section):
     )
 
 
+class OnTextDownstream(DownstreamSettings):
+    """`eval:` of `distill` on text."""
+
+    at: list[Annotated[int, Field(gt=0)]] = Field(
+        default_factory=list, description="Steps after which the students are evaluated too."
+    )
+
+
 class GeneralSettings(Section):
     """`general:`, a run of `distill` on text whose student the task starts from."""
 
@@ -309,7 +317,7 @@ class DistillRecipe(OnTask):
         "epochs).",
     )
     undistilled: UndistilledSettings = UndistilledSettings()
-    eval: DownstreamSettings = DownstreamSettings()
+    eval: OnTextDownstream = OnTextDownstream()
     cache_gb: CacheSize = 8.0
 
     @property

@@ -3,7 +3,7 @@
 Each student has its own loss against the signals of one teacher.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial, reduce
 from operator import or_
@@ -201,12 +201,14 @@ def distill_job(
     targets: Targets,
     workload: Workload,
     order: Order,
+    *,
+    on_step_end: Callable[[int], None] | None = None,
 ) -> Job:
     """Build the job that trains students of one teacher on a workload's examples."""
     weights = [id(weight) for student in students.values() for weight in student.parameters()]
     if len(set(weights)) < len(weights):
         alone = partial(distill_job, targets=targets, workload=workload, order=order)
-        jobs = {name: alone({name: one}) for name, one in students.items()}
+        jobs = {name: alone({name: one}, on_step_end=on_step_end) for name, one in students.items()}
         depths = {n: int(one.encoder.config.num_hidden_layers) for n, one in students.items()}
         return family_job(jobs, depths)
     examples, held_out = targets.attach(workload.examples, workload.held_out)
@@ -220,7 +222,7 @@ def distill_job(
             terms |= {f"{prefix}{name}": term for name, term in student(batch, teacher).items()}
         return StepLoss(terms)
 
-    return Job(students, step, examples, order, held_out)
+    return Job(students, step, examples, order, held_out, on_step_end=on_step_end)
 
 
 CHECKED_TOKENS = 16
@@ -388,6 +390,8 @@ def family_job(jobs: Mapping[str, Job], depths: Mapping[str, int]) -> Job:
 
     def begin_next(done: int) -> None:
         family.done = done
+        if first.on_step_end is not None:
+            first.on_step_end(done)
 
     return replace(first, modules={"family": family}, step=step, on_step_end=begin_next)
 

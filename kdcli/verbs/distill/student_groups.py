@@ -6,6 +6,8 @@ The teacher's signals for a batch of token ids are computed once, for the losses
 from __future__ import annotations
 
 import copy
+import itertools
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,7 +28,7 @@ from kdcli.models.model import Model
 from kdcli.models.shape import InitializedStudent
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import Entry, RunResult, quality_of
-from kdcli.report.schema import ASSISTANT, HELD_OUT_LOSS, TEACHER, UNDISTILLED, Role
+from kdcli.report.schema import ASSISTANT, AT, HELD_OUT_LOSS, TEACHER, UNDISTILLED, Role
 from kdcli.run.context import RunContext
 from kdcli.run.stages import Run, Stage, StageJob
 from kdcli.types import Outcome
@@ -108,9 +110,7 @@ def open_text(context: RunContext[DistillRecipe]) -> Run:
     context = with_shape(context, workload, teacher)
     planned = plan(context.recipe, teacher.model.config)
     context.options.check_pushed(len(planned))
-    settings, tasks = recipe.eval, Downstream()
-    if settings.tasks:
-        tasks = open_downstream(settings, teacher.source, recipe.train.seed, context)
+    tasks = _open_tasks(context, workload)
     for variant in recipe.variants:
         if all(one.variant != variant for one in planned.values()):
             log(f"variant {variant} changes nothing here and is skipped")
@@ -127,6 +127,22 @@ def open_text(context: RunContext[DistillRecipe]) -> Run:
     groups = _groups(context, workload, teacher, tasks, planned)
     stages = [Stage(group.folder, group.context.resolved, group.build) for group in groups]
     return Run(stages, resolved=context.resolved)
+
+
+def _open_tasks(context: RunContext[DistillRecipe], workload: TextWorkload) -> Downstream:
+    """Open the tasks on which the students are compared."""
+    settings, train = context.recipe.eval, context.recipe.train
+    tasks: Downstream = {}
+    if settings.tasks:
+        tasks = open_downstream(settings, str(context.recipe.teacher), train.seed, context)
+    steps = workload.plan(train).schedule.steps
+    if late := [step for step in settings.at if step >= steps]:
+        raise UsageError(f"eval.at: step {late[0]} is not before the last step, {steps}")
+    if settings.at and not tasks and not context.dry_run:
+        raise UsageError(
+            "eval.at scores students on tasks, but no task was given", "add --eval-task TASK"
+        )
+    return tasks
 
 
 def _groups(
@@ -202,6 +218,11 @@ class StudentGroup(Distillation):
             n: (p, group.model_folder(n)) for group in groups for n, p in group.students.items()
         }
 
+    def checkpoint(self, name: str, step: int) -> Path:
+        """Return the directory of a student's weights after a step, which exists until scoring."""
+        directory = as_directory(f"{name}{AT}{step}").replace(" ", "-")
+        return self.run.folder / DOWNSTREAM / directory
+
     def build(self) -> StageJob:
         """Load the teacher, make the students, and build the job that trains them."""
         teacher, trains = self._teacher(), self.recipe.train.trains
@@ -209,10 +230,23 @@ class StudentGroup(Distillation):
         cards = self.cards({name: student.encoder for name, student in students.items()})
         if self.assistant is not None:
             cards.pop(TEACHER, None)
+        at_step = None
+        if self.tasks and not self.is_assistant:
+            at_step = partial(self._keep, students)
         steps = self.workload.plan(self.recipe.train)
-        job = objective_job(students, teacher, self.workload, steps, trains=trains)
+        job = objective_job(
+            students, teacher, self.workload, steps, trains=trains, on_step_end=at_step
+        )
         finish = partial(self._finish, students)
         return StageJob(job, steps.schedule, steps.steps_per_pass, finish, cards)
+
+    def _keep(self, students: Mapping[str, Student], done: int) -> None:
+        """Save the students after a step, if they will be scored at this step."""
+        if done not in self.run.recipe.eval.at or not self.context.is_main:
+            return
+        for name, student in students.items():
+            folder = self.checkpoint(name, done)
+            save_model(student.encoder, self.origin.tokenizer, folder, self.rows)
 
     def _finish(self, students: Mapping[str, Student], outcome: Outcome) -> None:
         for name, student in students.items() if self.context.is_main else ():
@@ -282,6 +316,7 @@ class StudentGroup(Distillation):
         sources: dict[str, str | Path] = {TEACHER: str(recipe.teacher)}
         baselines = {}
         for name, (planned, place) in self.all_students().items():
+            sources |= {f"{name}{AT}{step}": self.checkpoint(name, step) for step in recipe.eval.at}
             sources[name] = place
             if not recipe.train.trains:
                 baselines[name] = TEACHER
@@ -295,9 +330,13 @@ class StudentGroup(Distillation):
                 save_model(built.model, fresh.tokenizer, copied, fresh.rows)
         self.context.session.wait()
         seeds = recipe.eval.seeds
-        return compare_downstream(
+        result = compare_downstream(
             self.run, self.tasks, sources, folder, seeds=seeds, baselines=baselines
         )
+        checkpoints = itertools.product(self.all_students(), recipe.eval.at)
+        for name, step in checkpoints if self.context.is_main else ():
+            shutil.rmtree(self.checkpoint(name, step), ignore_errors=True)
+        return result
 
     def _report(
         self, students: Mapping[str, Student], outcome: Outcome, scores: EvaluationResult
@@ -353,15 +392,20 @@ class StudentGroup(Distillation):
     def _models_without_files(
         self, trained: Sequence[str], scores: EvaluationResult
     ) -> list[Entry]:
-        """Return the students before training, also the copies that were scored."""
+        """Return the models before training and, if they were scored, at their checkpoints."""
         if not self.recipe.train.trains:
             return []
-        starts = {start.name: start for start in map(Entry.without_distillation, trained)}
-        for name, (planned, _) in self.all_students().items() if scores.evaluations else ():
+        extra = {start.name: start for start in map(Entry.without_distillation, trained)}
+        if not scores.evaluations:
+            return list(extra.values())
+        for name, (planned, _) in self.all_students().items():
+            for step in self.recipe.eval.at:
+                at = f"{name}{AT}{step}"
+                extra[at] = Entry(at, "checkpoint", None, of=name, step=step)
             # Variants of one shape share the student that was copied from the teacher.
             start = replace(Entry.without_distillation(planned.like), of=name)
-            starts.setdefault(start.name, start)
-        return list(starts.values())
+            extra.setdefault(start.name, start)
+        return list(extra.values())
 
     def _demo_probes(
         self, students: Mapping[str, Student]

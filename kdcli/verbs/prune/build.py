@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -21,7 +22,7 @@ from kdcli.models.card import describe_source
 from kdcli.models.layout import layout_for
 from kdcli.models.model import Model
 from kdcli.pruners import Pruner, build_pruner, cap
-from kdcli.report.schema import DensityPoint
+from kdcli.report.schema import DensityPoint, Histogram
 from kdcli.run.context import RunContext
 from kdcli.targets.targets import Targets, Teacher, store_in
 from kdcli.types import Batch, Card, Job, Needs, Schedule, Signals, StepLoss, Term
@@ -37,9 +38,9 @@ from kdcli.workloads.training import (
 from kdcli.workloads.workload import Workload
 
 TRACE = f"{CHECKPOINTS}/pruning.json"
-"""File of the density over training; it is deleted with the checkpoints."""
-TRACE_POINTS = 20
-"""Number of points of the density curve."""
+"""File of the density and the scores over training; it is deleted with the checkpoints."""
+TRACE_POINTS, HISTOGRAM_BINS = 20, 40
+"""Number of points of the density curve, and of bars in a histogram of scores."""
 SAFE_STEP = 0.001
 """Share of the weights that scores alone may remove in one step without harm.
 
@@ -330,7 +331,7 @@ def density_warnings(recipe: PruneRecipe, pruner: Pruner, steps: int) -> list[st
 
 
 class Trace:
-    """Records the density at some steps.
+    """Records the density and a histogram of the scores at some steps.
 
     A resumed run continues the file.
     """
@@ -339,19 +340,40 @@ class Trace:
         self.pruner, self.every, self.steps = pruner, max(1, steps // TRACE_POINTS), steps
         self.file = folder / TRACE if folder is not None else None
         self.curve: list[DensityPoint] = []
+        self.histograms: list[Histogram] = []
         if self.file is not None and self.file.is_file():
-            points = json.loads(self.file.read_text("utf-8"))
-            self.curve = [DensityPoint.model_validate(each) for each in points]
+            lists = json.loads(self.file.read_text("utf-8"))
+            self.curve = [DensityPoint.model_validate(each) for each in lists["curve"]]
+            self.histograms = [Histogram.model_validate(each) for each in lists["histograms"]]
 
     def after(self, done: int) -> None:
         """Record the state after a step, if it is one of the recorded steps."""
         self.curve = [point for point in self.curve if point.step < done]
+        self.histograms = [each for each in self.histograms if each.step < done]
         if done % self.every and done != self.steps:
             return
         # Reading the density waits for the device, so it is read at a few steps only.
         density = self.pruner.masks.density()
         self.curve.append(DensityPoint(step=done, density=density))
+        if scores := self.pruner.masks.scores():
+            self.histograms.append(_histogram(done, scores))
         if self.file is not None:
             with disk_errors(self.file):
                 self.file.parent.mkdir(exist_ok=True)
-            write_atomic(self.file, json.dumps([point.model_dump() for point in self.curve]))
+            lists = {
+                "curve": [point.model_dump() for point in self.curve],
+                "histograms": [each.model_dump() for each in self.histograms],
+            }
+            write_atomic(self.file, json.dumps(lists))
+
+
+def _histogram(step: int, scores: Mapping[str, Tensor]) -> Histogram:
+    """Count all scores in equal bins between the smallest and the largest."""
+    extremes = [(float(s.min()), float(s.max())) for s in scores.values()]
+    low, high = min(a for a, _ in extremes), max(b for _, b in extremes)
+    # Before the first step all scores are equal.
+    high = high if high > low else low + 1.0
+    by_matrix = [torch.histc(s.float(), HISTOGRAM_BINS, low, high) for s in scores.values()]
+    counts = torch.stack(by_matrix).sum(0)
+    edges = np.linspace(low, high, HISTOGRAM_BINS + 1).tolist()
+    return Histogram(step=step, edges=edges, counts=counts.long().tolist())

@@ -275,8 +275,8 @@ def save_pruned(
     pruner.masks.fold()
     notes = [*notes, *built.warnings, *down_to_one(masks)]
     notes += _chosen_step(workload, built, outcome)
-    curve = json.loads((folder / TRACE).read_text("utf-8"))
-    facts = pruning_facts(recipe, network, masks, curve)
+    trace = json.loads((folder / TRACE).read_text("utf-8"))
+    facts = pruning_facts(recipe, network, masks, trace)
     data = data_name(workload.name, recipe.data.source)
     made = (
         f"pruned from {short(source)} on {data} with {recipe.method}, "
@@ -479,7 +479,7 @@ def pruning_facts(
     recipe: PruneRecipe,
     model: PreTrainedModel,
     masks: Mapping[str, Tensor],
-    curve: Sequence[Mapping[str, object]],
+    trace: Mapping[str, object],
 ) -> schema.Pruning:
     """Return the share of the weights that each matrix and each attention head keeps.
 
@@ -487,7 +487,7 @@ def pruning_facts(
         recipe: The recipe of the run.
         model: The pruned model.
         masks: The masks by matrix.
-        curve: The densities over training.
+        trace: The curve of densities and the histograms of scores.
     """
     rows = [
         PrunedMatrix(
@@ -511,7 +511,7 @@ def pruning_facts(
             "density": sum(row.kept for row in rows) / sum(row.weights for row in rows),
             "matrices": rows,
             "heads": heads,
-            "curve": curve,
+            **trace,
         }
     )
 
