@@ -3,6 +3,8 @@
 Messages on single rows and files are tested in tests/data.
 """
 
+import shlex
+
 import own_files
 import pytest
 from own_files import QUICK, refused, write
@@ -67,10 +69,26 @@ def test_a_grid_of_what_all_runs_share(grid, message):
     assert message in f"{refusal.value}"
 
 
-def test_a_grid_of_epochs_needs_them(encoder, data, tmp_path):
-    options = ["--task", "own", "--data", data, "--grid", "epochs=5,10", "--max-steps", "5"]
-    message = "grid.train.epochs changes nothing together with train.max_steps"
-    assert message in refused(tmp_path, "finetune", encoder, *options)
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        (
+            ["--grid", "epochs=0.001,0.002"],
+            "the grid's train.epochs=0.001 and train.epochs=0.002 give the same training: 1 steps",
+        ),
+        (
+            ["--grid", "epochs=5,10", "--max-steps", "5"],
+            "grid.train.epochs changes nothing together with train.max_steps",
+        ),
+        (
+            shlex.split("--max-steps 9 --set train.warmup_steps=2 --grid warmup_fraction=0.1,0.2"),
+            "train.warmup_fraction=0.2 give the same training: 9 steps, 2 of warm-up",
+        ),
+    ],
+)
+def test_cells_of_a_grid_that_train_the_same_are_refused(encoder, data, tmp_path, grid, message):
+    options = ["--task", "own", "--data", data, "--set", "data.max_length=24", "--batch-size", "8"]
+    assert message in refused(tmp_path, "finetune", encoder, *options, *grid)
 
 
 def recipe_of(model, task, data, **options):

@@ -139,17 +139,29 @@ def smaller(workload: Workload, model: Model, recipe: FinetuneRecipe) -> Model:
 def _check(
     context: RunContext[FinetuneRecipe], members: Members[FinetuneRecipe]
 ) -> Study[FinetuneRecipe]:
-    """Check model and data, which all runs share, and every setting's training.
+    """Check model and data, which all runs share.
 
     Raises:
-        UsageError: The model, the data or a setting cannot be used.
+        UsageError: Two settings give the same training.
     """
     recipe = context.recipe
     workload, _ = open_workload(
         request_of(recipe, str(recipe.model), generates=True), context.session
     )
+    schedules: dict[str, str] = {}
     for member in first_of_each(members):
-        workload.plan(member.resolved.recipe.train)
+        own = member.resolved.recipe
+        schedule = workload.plan(own.train).schedule
+        # Settings that differ in epochs alone may still have the same number of steps.
+        in_schedule = {"epochs", "max_steps", "warmup_steps", "warmup_fraction"}
+        others = own.train.model_dump(exclude=in_schedule)
+        same = schedules.setdefault(repr((schedule, own.keep, others)), member.variant)
+        if same != member.variant:
+            raise UsageError(
+                f"the grid's {same} and {member.variant} give the same training: "
+                f"{schedule.steps} steps, {schedule.warmup_steps} of warm-up",
+                "omit one of them",
+            )
     return Study(members, partial(_report_grid, context, workload, members))
 
 
