@@ -107,7 +107,7 @@ def own_settings(
         known, lines = [setting.key for setting in settings_of(model)], []
         for problem in error.errors():
             key = key_of(problem["loc"], given)
-            name = in_words(f"{section}.{key}")
+            name = in_words(f"{section}.{key}") if key else f"'{section}':"
             if problem["type"] == "extra_forbidden":
                 near = did_you_mean(key, known, f"{section}.")
                 lines.append(f"unknown key {name} of {owner}{near}")

@@ -279,7 +279,7 @@ def test_contrast_is_the_formula():
         (
             "movement",
             {"initial_fraction": 0.7, "final_fraction": 0.6},
-            "must not exceed 1",
+            "'pruner': the sum of initial_fraction and final_fraction must not exceed 1",
         ),
     ],
 )

@@ -3,7 +3,14 @@
 import pytest
 from reports import candidate, compress_values, made
 
-from kdcli.report.charts.drawing import cost_range, outliers, scatter_chart, score_range
+from kdcli.report.charts.drawing import (
+    Scatter,
+    cost_range,
+    figure,
+    outliers,
+    scatter_chart,
+    score_range,
+)
 from kdcli.report.charts.tradeoff import compression_pictures
 
 SCORES = {"a": 0.930, "b": 0.929, "c": 0.921, "d": 0.925}
@@ -56,3 +63,12 @@ def test_a_chart_of_models_labels_the_outlier_too():
     drawing = scatter_chart(points, {name: name for name in points}, "MB", "ms")
     assert "5,000 ↑" in drawing
     assert ">5000</text>" not in drawing
+
+
+def test_the_bar_of_a_score_outside_its_interval_has_one_side():
+    _, axes = figure()
+    reach = score_range({"a": 0.9}, bars={"a": (0.92, 0.95)})
+    points, costs = {"a": (1.0, 0.9)}, cost_range({"a": 1.0})
+    Scatter(points, {"a": "a"}, "MB", "F1", costs, reach, ends={"a": (0.92, 0.95)}).draw(axes)
+    (bar,) = axes.collections
+    assert bar.get_segments()[0][:, 1] == pytest.approx([0.9, 0.95])

@@ -97,7 +97,7 @@ def tuned(tmp_path_factory):
                 "--set",
                 "steps=[{trim: {}}, {quantize: {format: 5}}]",
             ],
-            "'quantize.format' in item 2 of 'steps': unknown format '5'",
+            "'quantize.format' in item 2 of 'steps': unknown format 5",
         ),
         (
             ["demo", "--task", "demo-topic", "--max-drop", "1", "--set", "plan.backends=[onx]"],

@@ -389,7 +389,8 @@ class Scatter:
             axes.step(*joined, where="post", color=INK, linewidth=1, alpha=0.7)
         for number, (name, (x, y)) in enumerate(drawn.items()):
             colour, ends = COLOURS[number % len(COLOURS)], self.ends.get(name)
-            bars = [[abs(along.place(end) - y)] for end in ends] if ends else None
+            low, high = map(along.place, ends or (y, y))
+            bars = [[max(0.0, y - low)], [max(0.0, high - y)]] if ends else None
             drawn_point, *_ = axes.errorbar(
                 [x],
                 [y],

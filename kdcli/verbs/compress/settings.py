@@ -337,7 +337,7 @@ def _check_keys(name: str, keys: RecipeKeys, section: str) -> None:
         )
     if (format := keys.get("format", FORMATS[0])) not in FORMATS:
         raise UsageError(
-            f"{in_words(f'{section}.format')}: unknown format '{format}'",
+            f"{in_words(f'{section}.format')}: unknown format {format!r}",
             f"allowed: {', '.join(FORMATS)}",
         )
 
