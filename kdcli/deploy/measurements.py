@@ -29,9 +29,9 @@ class Speedup(SchemaPart):
     """Median and quartiles of the paired ratios of a baseline's times to a model's.
 
     `unstable`: the times of the model or of the baseline were unstable. Then the reported speed-up
-    is `low`: the lower quartile of the ratios, or the 10th percentile of the baseline's times over
-    the 90th percentile of the model's times if that is smaller. A `low` below 1 is inconclusive,
-    and no speed-up is reported.
+    is `low`: the lower quartile of the ratios, or the baseline's fastest run over the 90th
+    percentile of the model's times if that is smaller. A `low` below 1 is inconclusive, and no
+    speed-up is reported.
     """
 
     baseline: str

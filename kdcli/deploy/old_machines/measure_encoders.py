@@ -44,6 +44,8 @@ WARM_RUNS, WARM_SECONDS = 10, 1.0
 OK, NOISY, UNSTABLE = "ok", "noisy", "unstable"
 MAX_SPREAD = {OK: 0.10, NOISY: 0.25}
 """Maximum ratio of interquartile range to median for status ok and noisy; above, it is unstable."""
+MIN_FASTEST = 0.5
+"""Minimum ratio of the fastest run to the median; below, other work slowed most runs."""
 MAX_RANGE = 0.5
 """Maximum ratio of the range of the middle 80 % to the median; above, it is unstable.
 
@@ -295,7 +297,8 @@ def summary(seconds: Sequence[float]) -> dict[str, Any]:
     spread, mean = (p75 - p25) / p50, sum(ms) / len(ms)
     values = (p50, p75, p90, p95, p99 if len(ms) >= RUNS_OF_P99 else None, mean, spread)
     status = next((name for name, most in MAX_SPREAD.items() if spread <= most), UNSTABLE)
-    if len(ms) < FEW_RUNS or (p90 - p10) / p50 > MAX_RANGE:
+    is_wide = (p90 - p10) / p50 > MAX_RANGE or ms[0] < MIN_FASTEST * p50
+    if len(ms) < FEW_RUNS or is_wide:
         status = UNSTABLE
     return {"n": len(ms), **{name: values[i] for i, name in enumerate(names)}, "status": status}
 
@@ -304,14 +307,15 @@ def speedup(baseline: Sequence[float], candidate: Sequence[float]) -> dict[str, 
     """Return the median and quartiles of the ratios within each round, and whether to trust them.
 
     A speed-up is unstable if the times of either side are. `low` is then at most the ratio of the
-    baseline's 10th percentile to the candidate's 90th percentile.
+    baseline's fastest run to the candidate's 90th percentile: other work on the machine may slow
+    most runs of one side alone.
     """
     ratios = [seconds / candidate[i] for i, seconds in enumerate(baseline)]
     low = percentile(ratios, 25)
     is_unstable = bool(unstable({"baseline": baseline, "candidate": candidate}))
     if is_unstable:
         # The ratios of a few rounds may agree by chance.
-        low = min(low, ends(baseline)[0] / ends(candidate)[1])
+        low = min(low, min(baseline) / ends(candidate)[1])
     return {
         "median": percentile(ratios, 50),
         "low": low,
