@@ -550,7 +550,13 @@ def describe_unread(source: Source, sets: Iterable[str] = ()) -> str | None:
     elif place.is_file() and source.name.lower().endswith(ZIP):
         inside = {str(file).partition("::")[0].removeprefix("zip://") for file in used}
         with ZipFile(place) as archive:
-            names = [n for n in archive.namelist() if n not in inside and _holds_rows(base_name(n))]
+            names = [
+                name
+                for name in archive.namelist()
+                if name not in inside
+                and _holds_rows(base_name(name))
+                and not any(part.startswith(".") for part in name.split("/"))
+            ]
     else:
         return None
     if not names:
@@ -566,16 +572,16 @@ def _beside(files: Iterable[File], used: Collection[File], sets: Iterable[str]) 
     others = [path for folder in folders for path in folder.iterdir() if path not in used]
     names = [path.name for path in others if path.is_file() and _holds_rows(path.name)]
     known = {*sets, *(folder.name for folder in folders)}
-    return names + [
-        f"{path.name}/"
-        for path in others
-        if path.is_dir()
-        and path.name not in known
-        and not path.name.startswith(".")
-        # A model may have a vocab.txt.
-        and not (path / "config.json").is_file()
-        and any(_holds_rows(inner.name) for inner in path.glob("*"))
-    ]
+    for path in others:
+        if path.name in known or path.name.startswith("."):
+            continue
+        # Another user's directory, such as lost+found, may be unreadable.
+        with suppress(OSError):
+            inner = {each.name for each in path.iterdir()} if path.is_dir() else set()
+            # A model may have a vocab.txt.
+            if "config.json" not in inner and any(map(_holds_rows, inner)):
+                names.append(f"{path.name}/")
+    return names
 
 
 def _is_data(name: str) -> bool:

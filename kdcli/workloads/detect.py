@@ -314,11 +314,11 @@ def _recipe_of(model: str) -> RecipeValues:
         UsageError: The `recipe.yaml` of the run, or the export, cannot be read.
     """
     folder = Path(location(model))
-    for place in (folder, folder.resolve().parent) if folder.is_dir() else ():
-        if (told := trained_on(place)) is not None:
-            return {"task": told.task, "data": {"columns": told.columns}}
-        if holds_run(place):
-            return read_recipe(str(place / RECIPE_FILE), None)
+    places = (folder, folder.resolve().parent) if folder.is_dir() else ()
+    for place in filter(holds_run, places):
+        return read_recipe(str(place / RECIPE_FILE), None)
+    for told in filter(None, map(trained_on, places)):
+        return {"task": told.task, "data": {"columns": told.columns}}
     return {}
 
 

@@ -9,9 +9,18 @@ import pytest
 from reading import logged_to, read_task
 
 from kdcli.data.labelled.lists import read_lists
-from kdcli.data.labelled.partition import Partition, PartSize, Pools, choose_partition, text_hashes
+from kdcli.data.labelled.partition import (
+    SELECTION_SIZE,
+    VERIFICATION_SIZE,
+    Partition,
+    PartSize,
+    Pools,
+    choose_partition,
+    text_hashes,
+)
 from kdcli.errors import UsageError
 from kdcli.types import Head
+from kdcli.verbs.compress.settings import CompressData
 
 
 def hashes(name, count):
@@ -91,6 +100,10 @@ def test_the_rows_come_from_the_splits_that_there_are(pools, expected):
         (Pools(TRAIN), {"selection train": 900, "verification train": 1333}),
         (Pools(TRAIN, VALIDATION, TEST), {"selection validation": 150, "verification test": 60}),
         (
+            Pools(TRAIN, hashes("validation", 1600)),
+            {"selection train": 900, "verification validation": 1500},
+        ),
+        (
             Pools(TRAIN, hashes("validation", 950), hashes("test", 2000)),
             {"selection validation": 900, "verification test": 1500},
         ),
@@ -100,6 +113,12 @@ def test_a_number_of_rows_that_the_user_chose_is_taken_up_to_a_third(pools, expe
     sizes = PartSize(100, 0.1).given(900), PartSize(200, 0.2).given(1500)
     partition = choose_partition(pools, selection=sizes[0], verification=sizes[1], seed=0)
     assert shares(partition, pools) == expected
+
+
+def test_the_defaults_of_a_recipe_are_not_the_user_s_choice():
+    data = CompressData()
+    assert SELECTION_SIZE.given(data.selection_rows) is SELECTION_SIZE
+    assert VERIFICATION_SIZE.given(data.verification_rows) is VERIFICATION_SIZE
 
 
 def test_no_row_is_in_two_parts_however_the_splits_overlap():

@@ -105,4 +105,4 @@ def test_calibration_explains_only_the_temperatures_that_the_table_has():
     low = {MODEL: each.calibration[MODEL].model_copy(update={"temperature": 0.016})}
     nearly = each.model_copy(update={"calibration": low})
     note = parts_of(report.model_copy(update={"decisions": [nearly]}))["Calibration"].note
-    assert f"The temperature of {MODEL} is below 0.1, because nearly every prediction" in note
+    assert f"The temperature of {MODEL} is below 0.1: nearly every prediction" in note

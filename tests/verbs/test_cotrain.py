@@ -195,7 +195,7 @@ def test_a_teacher_that_loses_its_score_is_named_with_its_start(on_task, model_d
     assert after.metrics["accuracy"] < before.metrics["accuracy"]
     start = f"the teacher had accuracy {number(before.metrics['accuracy'])} before the training and"
     assert f"{start} loses " in notes
-    assert notes.count("lower the learning rate (--lr, or train.teacher_lr") == 1
+    assert notes.count("lower the learning rate (--lr)") == 1
     for name in ("teacher", "student"):
         assert f"the {name} has accuracy " in notes
     assert "the student had" not in notes

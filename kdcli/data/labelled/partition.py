@@ -50,9 +50,9 @@ class PartSize:
     share: float
     is_given: bool = False
 
-    def given(self, rows: int | None) -> "PartSize":
-        """Return the size with a number of rows that the user chose, if any."""
-        return self if rows is None else PartSize(rows, GIVEN_SHARE, is_given=True)
+    def given(self, rows: int) -> "PartSize":
+        """Return the size with a number of rows of a recipe, which is the default's or chosen."""
+        return self if rows == self.rows else PartSize(rows, GIVEN_SHARE, is_given=True)
 
     def of_split(self, split: "_Drawn") -> RowHashes:
         """Return the rows of a validation or test split that is not divided."""
@@ -245,7 +245,7 @@ def choose_partition(
         selected = validation.take(min(selection.rows, half))
         return Partition(selected, validation.take(verification.rows))
     if len(validation):
-        verified = validation.take(len(validation))
+        verified = verification.of_split(validation)
         missing = max(0, min(verification.rows - len(pools.validation), most_verified))
         verified = np.union1d(verified, train.take(missing))
         return Partition(train.take(min(selection.rows, most_selected)), verified)

@@ -8,6 +8,7 @@ counterparts, and at the ends of lines. Duplicate texts are removed.
 import itertools
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -481,7 +482,9 @@ def _read_units(
 def usual_names(values: RowValues) -> RowValues:
     """Write the names of columns as pairs and lists have them, such as `negative_1`."""
     usual = {name: re.sub(r"[\s-]+", "_", name.strip().lower()) for name in values}
-    return {name if usual[name] in values else usual[name]: value for name, value in values.items()}
+    # Two columns keep their names if they would have the same one.
+    counts = Counter(usual.values())
+    return {usual[name] if counts[usual[name]] == 1 else name: v for name, v in values.items()}
 
 
 def _read_sentences(documents: Iterator[tuple[str, str]], account: RowAccount) -> Iterator[Unit]:

@@ -29,8 +29,8 @@ from kdcli.report.text import (
 TOO_FEW = "not enough rows to tell"
 LOW_TEMPERATURE = 0.1
 LOW = (
-    f"below {LOW_TEMPERATURE}, because nearly every prediction on the rows of the fit is right; it "
-    "makes all answers look certain, so fit another one to more rows, or to harder ones"
+    f"below {LOW_TEMPERATURE}: nearly every prediction on the rows of the fit is right, or the "
+    "model's logits are very small. If all answers look certain now, fit it to more rows"
 )
 """What a temperature below this one means."""
 

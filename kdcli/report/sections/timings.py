@@ -31,10 +31,10 @@ NOISE = (
     "Noisy or unstable: the middle half of the runs spreads over more than a tenth, or a quarter, "
     "of the median, so the machine had other work too. Then rely on the paired ratios, not on the "
     "milliseconds. A measurement whose middle 80 % spread over more than half of the median, or "
-    "whose fastest run took less than half of it, is also unstable. kdcli repeats an unstable measurement, up to three times in all. If it stays "
-    "unstable, the table gives bounds, from the 90th percentile of the times and the "
-    "baseline's fastest run: a lower bound of a speed-up (≥), an upper bound of a time (≤). "
-    "A speed-up whose bound is below 1 is not given."
+    "whose fastest run took less than half of it, is also unstable. kdcli repeats an unstable "
+    "measurement, up to three times in all. If it stays unstable, the table gives bounds, from the "
+    "90th percentile of the times and the baseline's fastest run: a lower bound of a speed-up (≥), "
+    "an upper bound of a time (≤). A speed-up whose bound is below 1 is not given."
 )
 UNSTABLE_NOTE = (
     "“unstable” marks an unstable measurement: ≥ gives a lower bound of its speed-up or rate, "

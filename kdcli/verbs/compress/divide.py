@@ -43,11 +43,13 @@ def divide_rows(recipe: CompressRecipe, steps: Steps) -> tuple[Partition, list[s
     data, session = recipe.data, cpu_session()
     rows = open_rows(evaluation_request(recipe), session)
     pools = rows.pools(training_rows(location(str(recipe.model))))
+    is_new = False
     if data.partition is not None:
         partition = Partition.read(data.partition)
     elif file.is_file() and not steps.options.overwrite:
         partition = Partition.read(str(file))
     else:
+        is_new = True
         partition = choose_partition(
             pools,
             selection=SELECTION_SIZE.given(data.selection_rows),
@@ -68,11 +70,13 @@ def divide_rows(recipe: CompressRecipe, steps: Steps) -> tuple[Partition, list[s
         f"{pools.count:,} rows: {selection:,} choose among candidates, {verification:,} verify the "
         "chosen model"
     )
-    asked = {"selection_rows": selection, "verification_rows": verification}
+    taken = {"selection_rows": (SELECTION_SIZE, selection)}
+    taken["verification_rows"] = (VERIFICATION_SIZE, verification)
     short = [
-        f"data.{key}={wanted}, but the data has only {count:,} rows for this part"
-        for key, count in asked.items()
-        if (wanted := getattr(data, key)) is not None and count < wanted
+        f"data.{key}={wanted}, but {count:,} rows were taken: at most a third of the training "
+        "rows, and none that trained the model or that the other part needs"
+        for key, (size, count) in taken.items()
+        if is_new and size.given(wanted := getattr(data, key)).is_given and count < wanted
     ]
     few = goal_notes(recipe.goal, selection, verification)
     return partition, [*rows.notes(), *row_notes(pools, partition), *short, *few]

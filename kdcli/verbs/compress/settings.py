@@ -120,18 +120,18 @@ class PlanSettings(Section):
 class CompressData(LabelledSettings):
     """`data:` of `compress`."""
 
-    selection_rows: int | None = Field(
-        None,
+    selection_rows: int = Field(
+        2000,
         gt=0,
-        description="Number of rows that choose among candidates; at most a third of the training "
-        "rows (default: 2,000, but at most a tenth).",
+        description="Number of rows that choose among candidates: the default takes at most a "
+        "tenth of the training rows, another number at most a third.",
     )
-    verification_rows: int | None = Field(
-        None,
+    verification_rows: int = Field(
+        5000,
         gt=0,
-        description="Number of rows that score the chosen model, once, at the end; at most a third "
-        "of the training rows (default: the test split, or the validation split and training rows "
-        "up to 5,000, but at most a fifth).",
+        description="Number of rows that score the chosen model, once, at the end: the default "
+        "takes the test split, or the validation split and training rows up to this number, at "
+        "most a fifth; another number takes at most a third of the training rows.",
     )
 
 

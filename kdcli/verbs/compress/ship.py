@@ -36,7 +36,7 @@ METHOD_NAMES = {
     "quantized": "quantization",
 }
 """Tag of the hub -> the method."""
-COMMAND = re.compile(r"\n## Repeat it\n\n(`{3,})sh\n.*?\n\1\n", re.DOTALL)
+COMMAND = re.compile(r"\n## Repeat it\n\n(`{3,})(?:sh)?\n.*?\n\1\n", re.DOTALL)
 """The section of a model card that repeats the step which made the model."""
 LEAD = re.compile(r"\A\s*# .*\s+(?:.* and runs with .*\.\n)?")
 """The title and the first sentence of a model card."""

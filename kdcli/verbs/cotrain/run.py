@@ -423,8 +423,7 @@ def _on_text(
 BEFORE = "start"
 """Name of a model before its training, in the comparison with itself."""
 KEEP_SCORE = (
-    "To keep the score, lower the learning rate (--lr, or train.teacher_lr of the teacher alone), "
-    "or give the labels more weight (--weights)"
+    "To keep the score, lower the learning rate (--lr), or give the labels more weight (--weights)"
 )
 PARTNERS = ("student-1", "student-2")
 """Names of the two models if a community teacher teaches both."""
