@@ -198,7 +198,9 @@ class TrainingData(LabelledSettings):
         "'demo' (default: WikiText-103, or the task's own data).",
     )
     column: str | None = Field(
-        None, description="Column of the text (default: 'text', 'body' ..., or the only strings)."
+        None,
+        description="Column of the text (default: 'text', 'body' ..., or the only column "
+        "of strings).",
     )
     share: TextShare = 1.0
     pack_isolated: bool = Field(

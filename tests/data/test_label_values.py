@@ -369,7 +369,7 @@ def test_decimal_commas_are_read_if_all_scores_have_them(tmp_path):
 
 
 UNCLEAR = {
-    "4,2 3.75": r":2: the number in 'score' has a decimal comma, but the one at .*:3 a point",
+    "4,2 3.75": r":2: the number in 'score' has a decimal comma, but the one at .*:3 has a point",
     "1,234 2,345 7": ":2: the number in 'score' has a comma that may separate thousands",
     "4.2/5 3/5": ":2: the label '4.2/5' in 'score' may be a number",
 }

@@ -199,7 +199,7 @@ class TrainingLabels:
         """Raise a UsageError if it is unclear what the commas in numbers mean."""
         problem = ""
         if self.comma_at and self._point_at:
-            problem = f"has a decimal comma, but the one at {self._point_at} a point"
+            problem = f"has a decimal comma, but the one at {self._point_at} has a point"
         elif self.comma_at and self._are_thousands:
             problem = "has a comma that may separate thousands, and so have all others"
         if problem:

@@ -18,7 +18,9 @@ class AdaptData(Section):
         "in BEIR's format, its queries and their relevant documents are scored too.",
     )
     column: str | None = Field(
-        None, description="Column of the text (default: 'text', 'body' ..., or the only strings)."
+        None,
+        description="Column of the text (default: 'text', 'body' ..., or the only column "
+        "of strings).",
     )
     rows: int | None = Field(
         None,

@@ -38,7 +38,9 @@ class BenchmarkDataSettings(LabelledSettings):
         "directory, or 'demo' (default: the task's own, or 'demo').",
     )
     column: str | None = Field(
-        None, description="Column of the text (default: 'text', 'body' ..., or the only strings)."
+        None,
+        description="Column of the text (default: 'text', 'body' ..., or the only column "
+        "of strings).",
     )
     judged_rows: int | None = Field(
         1000,

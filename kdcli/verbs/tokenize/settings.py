@@ -29,7 +29,10 @@ class TokenizeOptions:
     column: Annotated[
         str | None,
         Option("--column", metavar="NAME"),
-        Field(description="Column of the text (default: 'text', 'body' ..., or the only strings)."),
+        Field(
+            description="Column of the text (default: 'text', 'body' ..., or the only column "
+            "of strings)."
+        ),
     ] = None
     share: Annotated[
         float,
