@@ -19,7 +19,7 @@ from torch import Tensor
 from kdcli.data.batches import BatchOrder
 from kdcli.data.labelled.features import TokenizedRows
 from kdcli.data.labelled.lists import RERANK_TASK, ListData, Lists, read_list_splits, read_lists
-from kdcli.data.labelled.partition import DividedRows, hashes_of
+from kdcli.data.labelled.partition import HELD_OUT_SPLIT, DividedRows, hashes_of
 from kdcli.deploy.exported import in_own_runtime
 from kdcli.disk import cache_dir
 from kdcli.engine.evaluation import evaluate_job
@@ -537,11 +537,13 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> RerankWorkl
         )
     if count and keep:
         split = f"{split}, {count:,} of {len(lists):,} trained a model"
-    elif count:
-        log(
-            f"dropped {count:,} of {len(lists):,} queries that were used to train one of the models"
-        )
+    dropped = []
+    if count and not keep:
+        what = f"{count:,} of {len(lists):,} queries that were used to train one of the models"
+        dropped.append(f"dropped {what}")
+        log(*dropped)
         lists = lists.take(np.flatnonzero(~known_Q))
+        split = HELD_OUT_SPLIT if split == "train" else split
     size = f"{len(lists):,} queries, {len(lists.passages):,} candidates"
     length, pooling = request.data.max_length, request.pooling
     return RerankWorkload(
@@ -553,7 +555,7 @@ def open_evaluation(request: EvaluationRequest, session: Session) -> RerankWorkl
         length,
         None,
         pooling,
-        [*data.notes, size],
+        [*data.notes, *dropped, size],
         "data" if data.has_labels else "teacher",
     )
 

@@ -137,6 +137,12 @@ def test_queries_that_trained_a_reranker_do_not_judge_it(given, data, tmp_path):
     assert {(e.n, e.split) for e in report_of(tmp_path / "all").evaluations} == {
         (25, "validation, 5 of 25 trained a model")
     }
+    alone = write(tmp_path / "alone.jsonl", [*listed(40)[:5], *listed(20, seed=1)])
+    one_file = [*judging[:-1], alone]
+    succeeds(*one_file, "-o", tmp_path / "one-file")
+    report = report_of(tmp_path / "one-file")
+    assert {(e.n, e.split) for e in report.evaluations} == {(20, "held-out rows")}
+    assert any(note.startswith("dropped 5 of 25 queries") for note in report.notes)
     write(tmp_path / "more" / "validation.jsonl", listed(40)[:5])
     assert "all 5 queries of the validation split were used to train one of the models" in refused(
         tmp_path, *judging
