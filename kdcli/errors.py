@@ -9,12 +9,13 @@ from __future__ import annotations
 import difflib
 import errno
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
 
 LONG_WORD = re.compile(r"\S{1000,}")  # longer than any name or path that a user can recognise
 
@@ -29,6 +30,18 @@ OUT_OF_MEMORY = re.compile(
     "out of memory|can't allocate memory|not enough memory|Failed to allocate memory|bad_alloc"
 )
 
+ITEM = re.compile(r"\[(\d+)\]\.?")
+"""The index of a list's item in a dotted key."""
+PROBLEMS = {"missing": "is missing", "extra_forbidden": "is unknown"}
+JSON_KINDS = {
+    "a valid ": "a ",
+    "a dictionary": "a JSON object",
+    "an object": "a JSON object",
+    "a array": "a list",
+    "a integer": "a whole number",
+}
+"""The names of JSON types in messages, by pydantic's words."""
+
 
 def shortened(text: str, limit: int) -> str:
     """Cut a text after `limit` characters."""
@@ -40,11 +53,53 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def first_problem(error: ValidationError) -> str:
-    """Return the first problem that pydantic found, after the key that has it."""
+def first_problem(error: ValidationError, values: object) -> str:
+    """Return the first problem that pydantic found in the values of a JSON file, with its key."""
     problem = error.errors(include_url=False)[0]
-    key = ".".join(map(str, problem["loc"]))
-    return f"{key}: {problem['msg']}" if key else problem["msg"]
+    key, text = key_of(problem["loc"], values), PROBLEMS.get(problem["type"]) or reason(problem)
+    if problem["type"] == "missing":
+        key = f"{key}.{problem['loc'][-1]}".removeprefix(".")
+    for kind, word in JSON_KINDS.items():
+        text = text.replace(kind, word)
+    if text.startswith("must be "):
+        text += f", got {shortened(repr(problem['input']), 60)}"
+    if not key:
+        return text
+    return f"{in_words(key)}{' ' if text.startswith(('must ', 'is ')) else ': '}{text}"
+
+
+def reason(problem: ErrorDetails) -> str:
+    """Return pydantic's explanation of a wrong value in the form `must be ...`."""
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    message = re.sub(" or (an )?instance of .*", "", message).replace("Input should be", "must be")
+    return f"{message[0].lower()}{message[1:]}"
+
+
+def key_of(location: Sequence[int | str], values: Any) -> str:
+    """Return the dotted key of an error's location, such as `student.to` or `sparsity[0]`.
+
+    A location also names the types that pydantic tried. These are not keys.
+    """
+    key = ""
+    for part in location:
+        is_item = isinstance(values, list) and isinstance(part, int)
+        if is_item or (isinstance(values, dict) and part in values):
+            values = values[part]
+            key += f"[{part}]" if is_item else f".{part}"
+    return key.removeprefix(".")
+
+
+def in_words(key: str) -> str:
+    """Quote a dotted key: `'train.lr'`, `item 1 of 'sparsity'`, `'trim.rows' in item 2 of 'steps'`.
+
+    Only `--set` with a whole list sets an item.
+    """
+    first, *rest = ITEM.split(key)
+    words = f"'{first}'" if first else "the list"
+    for index, inside in zip(rest[::2], rest[1::2], strict=True):
+        words = f"item {int(index) + 1} of {words}"
+        words = f"'{inside}' in {words}" if inside else words
+    return words
 
 
 def first_line(error: BaseException) -> str:

@@ -18,7 +18,7 @@ from kdcli.cli.app import app
 from kdcli.cli.help import Command
 from kdcli.cli.libraries import prepare_libraries
 from kdcli.custom_code import custom_code
-from kdcli.errors import UsageError, check_known
+from kdcli.errors import UsageError, check_known, reason
 
 if TYPE_CHECKING:
     from kdcli.cli.parameters import Parameter
@@ -328,7 +328,7 @@ class Given:
         """
         from pydantic import ValidationError
 
-        from kdcli.recipe.resolve import reason, suggestion
+        from kdcli.recipe.resolve import suggestion
 
         values: dict[str, Any] = {}
         flags: dict[str, str] = {}

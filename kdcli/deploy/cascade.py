@@ -87,7 +87,7 @@ def cascade_parts(source: str, config: PreTrainedConfig) -> CascadeParts | None:
         settings = CascadeSettings.model_validate(given)
     except ValidationError as error:
         where = f"{KEY} in the config.json of {source}"
-        raise UsageError(f"{where}: {first_problem(error)}", again) from None
+        raise UsageError(f"{where}: {first_problem(error, given)}", again) from None
     first = user_path(source) / FIRST
     own, other = load_config(str(first), weights=False).id2label, config.id2label
     if own != other:

@@ -10,7 +10,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     InstanceOf,
-    TypeAdapter,
     ValidationError,
     model_validator,
 )
@@ -36,6 +35,10 @@ class TrainedOn:
 
     task: str
     columns: Mapping[str, str | list[str]]
+
+
+class _Training(BaseModel):
+    trained_on: TrainedOn | None = None
 
 
 class RuntimeNetwork(Protocol):
@@ -125,11 +128,11 @@ def trained_on(folder: Path) -> TrainedOn | None:
     """
     if not is_export(str(folder)):
         return None
+    facts = _facts(folder)
     try:
-        told = _facts(folder).get("trained_on")
-        return TypeAdapter(TrainedOn | None).validate_python(told)
+        return _Training.model_validate(facts).trained_on
     except ValidationError as error:
-        raise _damaged(folder, error) from None
+        raise _damaged(folder, error, facts) from None
 
 
 def _facts(folder: Path) -> dict[str, object]:
@@ -141,10 +144,11 @@ def _facts(folder: Path) -> dict[str, object]:
     return facts
 
 
-def _damaged(folder: Path, error: ValidationError) -> UsageError:
+def _damaged(folder: Path, error: ValidationError, facts: object) -> UsageError:
     """Return the error for an export whose facts cannot be read."""
     return UsageError(
-        f"{folder / FACTS} is damaged or from an earlier kdcli: {first_problem(error)}", AGAIN
+        f"{folder / FACTS} is damaged or from an earlier kdcli: {first_problem(error, facts)}",
+        AGAIN,
     )
 
 
@@ -161,11 +165,11 @@ def open_export(source: str, device: torch.device | None = None) -> Export:
             "add --device cpu",
         )
     config = load_config(source, weights=False, compacted=True)
+    facts = _facts(folder) | {"folder": folder, "config": config}
     try:
-        facts = _facts(folder) | {"folder": folder, "config": config}
         export = Export.model_validate(facts)
     except ValidationError as error:
-        raise _damaged(folder, error) from None
+        raise _damaged(folder, error, facts) from None
     for name, size in export.files.items():
         # A name must be a file of the directory, not a path out of it.
         inside = Path(name).parent.name if Path(name).parent.name in RUNTIMES else ""

@@ -34,6 +34,8 @@ class Speedup(SchemaPart):
     speed-up is reported.
     """
 
+    model_config = ConfigDict(allow_inf_nan=False)
+
     baseline: str
     median: PositiveFloat
     low: PositiveFloat
@@ -77,6 +79,8 @@ class LatencyRow(SchemaPart):
     and `cost_per_million` is the price of computing a million texts at that rate, in the currency
     of the report's `price_per_hour`. Reports fill in both.
     """
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     model: str
     backend: str

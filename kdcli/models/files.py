@@ -322,7 +322,7 @@ def check_config(raw: Mapping[str, Any], source: object) -> None:
     try:
         _Config.model_validate(raw)
     except ValidationError as error:
-        raise UsageError(f"{source}: {first_problem(error)}") from None
+        raise UsageError(f"{source}: {first_problem(error, raw)}") from None
     _check_id2label(raw, source)
     _check_label_numbers(raw, source)
     for name, value in raw.items():

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
-from kdcli.errors import UsageError, check_known, did_you_mean
+from kdcli.errors import UsageError, check_known, did_you_mean, in_words, key_of, reason
 from kdcli.recipe.options import settings_of
 
 if TYPE_CHECKING:
@@ -98,8 +98,6 @@ def own_settings(
         UsageError: A key is unknown, or a value is not allowed.
     """
     from pydantic import ValidationError
-
-    from kdcli.recipe.resolve import in_words, key_of, reason
 
     try:
         return model.model_validate(dict(given))

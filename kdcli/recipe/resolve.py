@@ -24,7 +24,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from kdcli.disk import holds_run, near_path, unprintable
-from kdcli.errors import UsageError, did_you_mean, shortened
+from kdcli.errors import UsageError, did_you_mean, in_words, key_of, reason, shortened
 from kdcli.recipe.options import settings_of
 from kdcli.recipe.sections import RecipeValues, Section
 from kdcli.recipe.yaml import MAX_RECIPE, flow_style, read_yaml
@@ -38,8 +38,6 @@ MAX_KEY = 128
 """Maximum number of characters of a key. PyYAML writes longer keys in another form."""
 
 
-ITEM = re.compile(r"\[(\d+)\]\.?")
-"""The index of a list's item in a dotted key."""
 NULLS = ("", "~", "null")
 """The usual spellings of a value that is not set."""
 SET, OPTION = "--set", "option"
@@ -576,19 +574,6 @@ def _named(key: str, origin: str) -> str:
     return f"'{key}' ({origin})" if full == key else in_words(full)
 
 
-def in_words(key: str) -> str:
-    """Quote a dotted key: `'train.lr'`, `item 1 of 'sparsity'`, `'trim.rows' in item 2 of 'steps'`.
-
-    Only `--set` with a whole list sets an item.
-    """
-    first, *rest = ITEM.split(key)
-    words = f"'{first}'"
-    for index, inside in zip(rest[::2], rest[1::2], strict=True):
-        words = f"item {int(index) + 1} of {words}"
-        words = f"'{inside}' in {words}" if inside else words
-    return words
-
-
 def _parts_are_alike(key: str, other: str) -> bool:
     """Whether two keys may be the same one, misspelt.
 
@@ -612,13 +597,6 @@ def _check_names(key: str, value: object, origin: str) -> None:
             if not isinstance(name, str) or not name:
                 raise UsageError(f"{_named(key, origin)} holds the key {name!r}; keys are words")
             _check_names(f"{key}.{name}", inside, origin)
-
-
-def reason(problem: ErrorDetails) -> str:
-    """Return pydantic's explanation of a wrong value in the form `must be ...`."""
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    message = message.replace("Input should be", "must be")
-    return f"{message[0].lower()}{message[1:]}"
 
 
 def suggestion(problem: ErrorDetails) -> str:
@@ -659,20 +637,6 @@ def explain(
         lines.append(f"{subject} {' or '.join(alternatives)}, {value}")
     omitted = len(lines) - MAX_PROBLEMS
     return lines[:MAX_PROBLEMS] + ([f"... and {omitted:,} more"] if omitted > 0 else [])
-
-
-def key_of(location: Sequence[int | str], values: Any) -> str:
-    """Return the dotted key of an error's location, such as `student.to` or `sparsity[0]`.
-
-    A location also names the types that pydantic tried. These are not keys.
-    """
-    key = ""
-    for part in location:
-        is_item = isinstance(values, list) and isinstance(part, int)
-        if is_item or (isinstance(values, dict) and part in values):
-            values = values[part]
-            key += f"[{part}]" if is_item else f".{part}"
-    return key.removeprefix(".")
 
 
 def _lines(

@@ -301,7 +301,7 @@ def checked_report(raw: Mapping[str, object], file: Path) -> Report:
     try:
         return Report.model_validate_json(text)
     except ValidationError as error:
-        raise UsageError(f"{file} is not a report of kdcli: {first_problem(error)}") from None
+        raise UsageError(f"{file} is not a report of kdcli: {first_problem(error, raw)}") from None
 
 
 def quality_of(evaluations: Iterable[Evaluation]) -> Quality:

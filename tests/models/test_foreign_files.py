@@ -23,11 +23,13 @@ CONFIGS = {
         "not a multiple of the number of attention heads",
     ),
     "padding outside the vocabulary": ({"pad_token_id": 10**9}, "adding_idx"),
-    "labels in a list": ({"id2label": ["a", "b"]}, "id2label: Input should be a valid dictionary"),
-    "a number for code": ({"auto_map": 5}, "auto_map: Input should be a valid dictionary"),
+    "a word for the classes": ({"architectures": "x"}, "'architectures' must be a list, got 'x'"),
+    "a number for UniLM": ({"unilm": 3}, "'unilm' must be a JSON object, got 3"),
+    "labels in a list": ({"id2label": ["a", "b"]}, "'id2label' must be a JSON object, got"),
+    "a number for code": ({"auto_map": 5}, "'auto_map' must be a JSON object, got 5"),
     "a number for the class": (
         {"architectures": [5]},
-        "architectures.0: .* string",
+        "item 1 of 'architectures' must be a string, got 5",
     ),
     "quantised": ({"quantization_config": {"quant_method": "bnb"}}, "quantised weights"),
     "weights of another name": ({"transformers_weights": "x.bin"}, "transformers_weights"),
@@ -66,7 +68,7 @@ CONFIGS = {
     "chunks": ({"chunk_size_feed_forward": 7}, "'chunk_size_feed_forward' must be 0"),
     "attention over blocks": ({"model_type": "big_bird"}, "switches itself off after a short text"),
     "a flag that is a list": ({"output_hidden_states": ["a"]}, "must be true or false"),
-    "label words without ids": ({"label_words": {}}, "label_words.ids: Field required"),
+    "label words without ids": ({"label_words": {}}, "'label_words.ids' is missing"),
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 from own_files import report_of, said_by, succeeds
 from transformers import AutoConfig, AutoTokenizer
 
-from kdcli.deploy.exported import is_export, open_export
+from kdcli.deploy.exported import is_export, open_export, trained_on
 from kdcli.errors import UsageError
 
 FEW = shlex.split(
@@ -116,6 +116,23 @@ def test_an_export_reads_the_columns_of_its_models_run(teacher_of, tmp_path):
     texts = tmp_path / "texts.txt"
     texts.write_text("".join(f"{row['text']}\n" for row in rows), "utf-8")
     succeeds("evaluate", source, folder, "--data", texts, "-o", tmp_path / "of_texts")
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        (
+            {"task": "own", "columns": {"text": 3}},
+            "'trained_on.columns.text' must be a string, got",
+        ),
+        ({"task": "own"}, "'trained_on.columns' is missing"),
+        (3, "'trained_on' must be a JSON object, got 3"),
+    ],
+)
+def test_a_damaged_key_of_an_export_is_named(tmp_path, told, message):
+    (tmp_path / "export.json").write_text(json.dumps({"trained_on": told}), "utf-8")
+    with pytest.raises(UsageError, match=message):
+        trained_on(tmp_path)
 
 
 @pytest.mark.slow

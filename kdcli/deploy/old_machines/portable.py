@@ -14,12 +14,14 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    NonNegativeFloat,
+    NonNegativeInt,
     PositiveInt,
     ValidationError,
     model_validator,
 )
 
-from kdcli.deploy.measurements import Failure, LatencyRow
+from kdcli.deploy.measurements import Failure, LatencyRow, SchemaPart
 from kdcli.deploy.old_machines.measure_encoders import SCHEMA
 from kdcli.deploy.shapes import VOCABULARY, shape
 from kdcli.disk import MAX_REPORT_BYTES, disk_errors, read_json, write_atomic
@@ -29,15 +31,36 @@ from kdcli.errors import UsageError, first_problem
 SCRIPT, PLAN = "measure_encoders.py", "shapes.json"
 
 
-class _OutOfMemory(BaseModel):
-    """The row of an encoder that did not fit, whose other keys are null."""
+class _Measured(LatencyRow):
+    """The row of an encoder that was measured."""
 
-    model: str
-    backend: str
-    dtype: str
+    backend: Literal["portable"]
+    dtype: Literal["fp32", "fp16"]
     batch_size: PositiveInt
     seq_len: PositiveInt
+    padding: Literal["full", "random"]
+    n: NonNegativeInt
+    iqr_over_p50: NonNegativeFloat
+
+
+class _OutOfMemory(SchemaPart):
+    """The row of an encoder that did not fit."""
+
+    model: str
+    backend: Literal["portable"]
+    device: str
+    dtype: Literal["fp32", "fp16"]
+    batch_size: PositiveInt
+    seq_len: PositiveInt
+    padding: Literal["full", "random"]
+    n: Literal[0]
     p50_ms: None
+    p75_ms: None
+    p90_ms: None
+    p95_ms: None
+    p99_ms: None
+    mean_ms: None
+    iqr_over_p50: None
     status: Literal["out of memory"]
     speedup: None
 
@@ -56,7 +79,7 @@ class _Result(BaseModel):
     environment: dict[str, Any]
     models: Annotated[dict[str, dict[str, PositiveInt]], Field(min_length=1)]
     rows: Annotated[
-        list[Annotated[LatencyRow | _OutOfMemory, Discriminator("status")]], Field(min_length=1)
+        list[Annotated[_Measured | _OutOfMemory, Discriminator("status")]], Field(min_length=1)
     ]
 
     @model_validator(mode="after")
@@ -145,7 +168,7 @@ def read_portable(path: Path) -> PortableResult:
     try:
         result = _Result.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        raise UsageError(f"{path} is damaged: {first_problem(error)}", hint) from None
+        raise UsageError(f"{path} is damaged: {first_problem(error, raw)}", hint) from None
     notes = []
     if not result.complete:
         notes.append(

@@ -340,15 +340,18 @@ def open_mask(path: Path) -> CodedMask:
         != digest[1]
     ):
         raise UsageError(f"{path} is damaged: its content does not match its hash", COPY_AGAIN)
+    where = f"the header of {path}"
+    values: object = None
     try:
-        header = _Header.model_validate(
-            parse_json(data[8 : 8 + size], f"the header of {path}").get("__metadata__")
-        )
+        values = parse_json(data[8 : 8 + size], where).get("__metadata__")
+        header = _Header.model_validate(values)
+        values = parse_json(header.info.encode(), where)
         info = MaskInfo.model_validate_json(header.info)
-        head = _HEAD.validate_python(parse_json(header.head.encode(), f"the header of {path}"))
+        values = parse_json(header.head.encode(), where)
+        head = _HEAD.validate_python(values)
         coded = CodedMask(info, path, load_tensors(data), head)
     except (ValidationError, SafetensorError, KeyError, UnicodeError) as error:
-        reason = first_problem(error) if isinstance(error, ValidationError) else error
+        reason = first_problem(error, values) if isinstance(error, ValidationError) else error
         raise _invalid(path, reason) from None
     if header.format != MASK_FORMAT:
         raise UsageError(

@@ -112,13 +112,13 @@ class Record:
         Raises:
             MachineError: Log.jsonl is damaged, or of version 0.2.
         """
+        lines = [{k: v for k, v in line.items() if k != "step"} for line in run.read_log()]
         try:
-            lines = [{k: v for k, v in line.items() if k != "step"} for line in run.read_log()]
             return cls(TypeAdapter(list[Line]).validate_python(lines))
         except ValidationError as error:
             raise MachineError(
                 f"{run.path / LOG_FILE} is damaged, or of an earlier version of kdcli: "
-                f"{first_problem(error)}",
+                f"{first_problem(error, lines)}",
                 "start anew with --overwrite",
             ) from None
 

@@ -9,12 +9,11 @@ from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
 from kdcli.deploy.backends import FORMATS, PACKED, BackendName
-from kdcli.errors import UsageError, did_you_mean
+from kdcli.errors import UsageError, did_you_mean, in_words
 from kdcli.recipe.options import GOAL, RUN, Option
 from kdcli.recipe.resolve import (
     Resolved,
     flatten,
-    in_words,
     recipe_models,
     resolve,
     shipped,
