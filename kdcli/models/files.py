@@ -179,7 +179,6 @@ class _UniLM(BaseModel):
 class _Config(BaseModel):
     """The keys of a configuration whose JSON types transformers and kdcli rely on."""
 
-    architectures: list[str] | None = None
     auto_map: dict[str, Any] | None = None
     id2label: dict[Any, Any] | None = None
     label2id: dict[Any, Any] | None = None
@@ -319,6 +318,9 @@ def check_config(raw: Mapping[str, Any], source: object) -> None:
     Raises UsageError for a value of the wrong type, a size beyond any encoder's, an attention
     implementation that would be downloaded, and weights that kdcli does not read.
     """
+    names = [] if raw.get("architectures") is None else raw["architectures"]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        _refuse(raw, source, "architectures", "a list of names")
     try:
         _Config.model_validate(raw)
     except ValidationError as error:

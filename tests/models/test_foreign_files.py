@@ -23,14 +23,14 @@ CONFIGS = {
         "not a multiple of the number of attention heads",
     ),
     "padding outside the vocabulary": ({"pad_token_id": 10**9}, "adding_idx"),
-    "a word for the classes": ({"architectures": "x"}, "'architectures' must be a list, got 'x'"),
+    "a word for the classes": (
+        {"architectures": "x"},
+        "'architectures' must be a list of names, got 'x'",
+    ),
     "a number for UniLM": ({"unilm": 3}, "'unilm' must be a JSON object, got 3"),
     "labels in a list": ({"id2label": ["a", "b"]}, "'id2label' must be a JSON object, got"),
     "a number for code": ({"auto_map": 5}, "'auto_map' must be a JSON object, got 5"),
-    "a number for the class": (
-        {"architectures": [5]},
-        "item 1 of 'architectures' must be a string, got 5",
-    ),
+    "a number for the class": ({"architectures": [5]}, "'architectures' must be a list of names"),
     "quantised": ({"quantization_config": {"quant_method": "bnb"}}, "quantised weights"),
     "weights of another name": ({"transformers_weights": "x.bin"}, "transformers_weights"),
     "a billion layers": (
