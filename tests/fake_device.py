@@ -300,7 +300,7 @@ def cotrained(how, kind):
     workload = labelled("class") if task else Text(None, None)
     step = PairStep(recipe, workload, models, third if recipe.community.model else None)
     rows = Rows(labels=labels_of_kind("class") if task else masked_labels)
-    train(job_of(step.modules, step, rows, param_group=step.param_group))
+    train(job_of(step.modules, step, rows))
 
 
 def pruned(method, kind, **settings):

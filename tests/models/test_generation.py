@@ -232,5 +232,5 @@ def test_a_damaged_configuration_is_refused(value, tmp_path):
     save_model(generator(), tiny_tokenizer(), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text("utf-8"))
     (tmp_path / "config.json").write_text(json.dumps(config | {"unilm": value}), "utf-8")
-    with pytest.raises(UsageError, match=r"unilm.*: "):
+    with pytest.raises(UsageError, match=r"unilm"):
         load_config(str(tmp_path))
