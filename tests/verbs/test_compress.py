@@ -126,7 +126,7 @@ def test_a_pipeline_leaves_the_model_of_its_last_step(tmp_path, tuned):
     assert report.compression.verification.rows == 16
     assert {row.split for row in report.evaluations} == {"verification"}
     assert any(note.startswith("only 16 verification rows") for note in report.notes)
-    missing = "data.verification_rows=500, but 16 rows were taken: at most a third of"
+    missing = "data.verification_rows=500, but this part has 16 rows: "
     assert any(note.startswith(missing) for note in report.notes)
 
 

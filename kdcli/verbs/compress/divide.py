@@ -73,8 +73,8 @@ def divide_rows(recipe: CompressRecipe, steps: Steps) -> tuple[Partition, list[s
     taken = {"selection_rows": (SELECTION_SIZE, selection)}
     taken["verification_rows"] = (VERIFICATION_SIZE, verification)
     short = [
-        f"data.{key}={wanted}, but {count:,} rows were taken: at most a third of the training "
-        "rows, and none that trained the model or that the other part needs"
+        f"data.{key}={wanted}, but this part has {count:,} rows: a part of a split, or at most a "
+        "third of the training rows, without rows that trained the model"
         for key, (size, count) in taken.items()
         if is_new and size.given(wanted := getattr(data, key)).is_given and count < wanted
     ]
