@@ -243,7 +243,7 @@ def main() -> None:
     if options.picture is not None:
         measure = "equal answers" if reference.is_classifier else "mean cosine"
         labels = {name: f"{name}, {size:.1f} MB" for name, (size, _) in points.items()}
-        drawn = scatter_chart(points, labels, "MB", f"1 - {measure}")
+        drawn = scatter_chart(points, labels, "MB", f"1 - {measure}", bounds=(0.0, 2.0))
         options.picture.write_text(f"{drawn.replace('currentColor', INK)}\n", "utf-8")
     for threads in (1, 2) if options.rounds else ():
         for name, text in ratios(files, threads, options.rounds).items():

@@ -28,7 +28,7 @@ BELOW: dict[str, set[str]] = {
         *("data", "metrics", "losses", "models", "recipe"),
     },
     "run": {"kept", "deploy", "report", "engine", "data", "recipe"},
-    "report": {"deploy", "engine", "models", "data", "recipe"},
+    "report": {"deploy", "engine", "metrics", "models", "data", "recipe"},
     "deploy": {"engine", "models", "metrics", "data", "kdcli"},
     "engine": {"recipe"},
     "pruners": {"models", "recipe"},

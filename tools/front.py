@@ -16,6 +16,7 @@ from pathlib import Path
 
 from markupsafe import escape
 
+from kdcli.metrics.bootstrap import range_of
 from kdcli.report.charts.drawing import (
     COLOURS,
     cost_range,
@@ -123,7 +124,8 @@ def picture(points: Sequence[Point], metric: str, ink: str, batch_size: int = 1)
     drawing, axes = figure()
     times = cost_range({one.name: one.ms for one in points})
     bars = {one.name: (one.low, one.high) for one in points}
-    scores = score_range({one.name: one.score for one in points}, bars=bars)
+    by_name = {one.name: one.score for one in points}
+    scores = score_range(by_name, bars=bars, bounds=range_of(metric))
     set_range(axes, axes.xaxis, times)
     set_range(axes, axes.yaxis, scores)
     middle = axes.transAxes.transform((0.5, 0.5))[0]

@@ -60,11 +60,17 @@ ERRORS = ("mse",)
 """Metrics that are lower for a better model."""
 OF_NUMBERS = ("pearson", "spearman", "mse")
 """Metrics of numbers. Two models that differ at all differ in nearly every number."""
-MAX_DIFFERENCE = {
-    **dict.fromkeys(("pearson", "spearman", "matthews"), 2.0),
-    **dict.fromkeys(("mse", "best_exact_threshold", "best_f1_threshold"), math.inf),
+RANGES = {
+    **dict.fromkeys(("pearson", "spearman", "matthews"), (-1.0, 1.0)),
+    **dict.fromkeys(("mse", "loss"), (0.0, math.inf)),
+    **dict.fromkeys(("best_exact_threshold", "best_f1_threshold"), (-math.inf, math.inf)),
 }
-"""Maximum difference of a metric that is not between 0 and 1."""
+"""Maps a metric that is not between 0 and 1 to its range."""
+
+
+def range_of(metric: str) -> tuple[float, float]:
+    """Return the lowest and the highest value that a metric can have."""
+    return RANGES.get(metric, (0.0, 1.0))
 
 
 def paired_bootstrap(
@@ -148,8 +154,8 @@ def paired_bootstrap(
                 repeats = _mean_size(sizes_N, weights_N)
                 effect = max(effect, repeats / max(_count_equal(weights_N), 1.0))
         added = z * math.sqrt(2.0) * effect
-        most = MAX_DIFFERENCE.get(name, 1.0)
-        intervals[name] = _widened((difference, low, high), added, most)
+        lowest, highest = range_of(name)
+        intervals[name] = _widened((difference, low, high), added, highest - lowest)
     return _at_most_reference(intervals) if baseline_is_reference else intervals
 
 

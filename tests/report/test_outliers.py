@@ -1,12 +1,16 @@
-"""An outlier neither flattens a chart nor disappears from it."""
+"""An outlier neither flattens a chart nor disappears from it, and an axis ends where scores do."""
+
+import re
 
 import pytest
 from reports import candidate, compress_values, made
 
 from kdcli.report.charts.drawing import (
+    Line,
     Scatter,
     cost_range,
     figure,
+    line_chart,
     outliers,
     scatter_chart,
     score_range,
@@ -72,3 +76,50 @@ def test_the_bar_of_a_score_outside_its_interval_has_one_side():
     Scatter(points, {"a": "a"}, "MB", "F1", costs, reach, ends={"a": (0.92, 0.95)}).draw(axes)
     (bar,) = axes.collections
     assert bar.get_segments()[0][:, 1] == pytest.approx([0.9, 0.95])
+
+
+@pytest.mark.parametrize(
+    ("scores", "bounds", "ends"),
+    [
+        ({"a": 1.0, "b": 0.8}, (0.0, 1.0), (0.78, 1.0)),
+        ({"a": -0.95, "b": 0.95}, (-1.0, 1.0), (-1.0, 1.0)),
+        ({"a": 0.0}, (0.0, 1.0), (0.0, 1.0)),
+        # A metric of another library has a scale of its own.
+        ({"a": 90.0, "b": 80.0}, (0.0, 1.0), (79.0, 91.0)),
+    ],
+)
+def test_an_axis_of_scores_ends_at_the_bound_of_the_metric(scores, bounds, ends):
+    reach = score_range(scores, bounds=bounds)
+    assert (reach.low, reach.high) == pytest.approx(ends)
+    assert not reach.outside
+    _, axes = line_chart([Line("", list(enumerate(scores.values())), "k")], "step", bounds=bounds)
+    low, high = axes.get_ylim()
+    assert (low >= bounds[0] and high <= bounds[1]) == (max(scores.values()) <= bounds[1])
+
+
+def on_few_rows():
+    """A compression on few rows: wide intervals, and two candidates at the place of the chosen."""
+    values = compress_values()
+    teacher, other, chosen, _ = values["compression"]["candidates"]
+    at = {"score": 0.983, "low": 0.82, "high": 1.18, "ms": 6.0, "mb": 69.6}
+    values["compression"]["candidates"] = [
+        teacher | {"score": 1.0, "low": None, "high": None},
+        other | at,
+        other | at | {"name": "openvino-int8"},
+        chosen | at,
+    ]
+    return made(values).compression
+
+
+def test_no_interval_of_a_share_reaches_beyond_1():
+    for picture in compression_pictures(on_few_rows()):
+        assert "(0.82 to 1)" in picture.svg
+        assert "1.18" not in picture.svg
+        ticks = [float(text) for text in re.findall(r">(\d\.\d+)</text>", picture.svg)]
+        assert max(tick for tick in ticks if tick > 0.8) == 1.0
+
+
+def test_the_chosen_model_hides_no_other_one():
+    for picture in compression_pictures(on_few_rows()):
+        order = re.findall(r"<title>([\w-]+):", picture.svg)
+        assert order.index("3x384-onnx-int8") < order.index("onnx-int8")

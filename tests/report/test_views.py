@@ -112,9 +112,8 @@ def test_points_of_a_picture_have_their_exact_values(compressed, report, pruned)
     def values(one):
         return re.findall("<title>([^<]*)</title></", html(one))
 
-    assert values(compressed)[1] == (
-        "onnx-int8: accuracy, selection rows 0.929 (0.927 to 0.931), median ms, 1 × 128 tokens 20"
-    )
+    point = "onnx-int8: accuracy, selection rows 0.929 (0.927 to 0.931)"
+    assert f"{point}, median ms, 1 × 128 tokens 20" in values(compressed)
     assert values(report)[1] == "held-out 6x384/attention: 0.166667, step: 100"
     assert any(re.fullmatch(r"layer \d+, \d+: \d+\.\d\d %", value) for value in values(pruned))
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection
 from typing import Literal
 
 from kdcli.deploy.measurements import LatencyRow
+from kdcli.metrics.bootstrap import range_of
 from kdcli.report.charts.drawing import (
     COLOURS,
     DASHES,
@@ -196,7 +197,8 @@ def _growth(report: Report) -> list[Picture]:
             value = by_model[name][metric]
             lines.append(Line(name, [(start, value), (end, value)], INK, "--", marker=""))
         along = shortened_line(f"{metric} on {task}", 40)
-        drawing, axes = line_chart(lines, "million tokens", along, columns=2)
+        bounds = range_of(metric)
+        drawing, axes = line_chart(lines, "million tokens", along, columns=2, bounds=bounds)
         ticks(axes, sorted({x for line in lines for x, _ in line.points}), log=start * 8 <= end)
         caption = f"{metric} on {task} over the tokens distilled on: {_ends(lines)}."
         drawn.append(Picture(svg(drawing), caption))
@@ -213,7 +215,9 @@ def _metric_curve(report: Report) -> Picture | None:
         Line(name, [(step, metrics[name]) for step, metrics in points if name in metrics], colour)
         for colour, name in zip(COLOURS, names, strict=False)
     ]
-    drawing, _ = line_chart(lines, "step", columns=3 if len(lines) <= 3 else 2)
+    lowest, highest = zip(*map(range_of, names[: len(lines)]), strict=True)
+    bounds = min(lowest), max(highest)
+    drawing, _ = line_chart(lines, "step", columns=3 if len(lines) <= 3 else 2, bounds=bounds)
     caption = f"On the validation set while training: {_ends(lines)}."
     if len(lines) < len(names):
         caption += f" The first {len(lines)} of {len(names)} metrics."
@@ -241,9 +245,8 @@ def _setting_curve(report: Report) -> Picture | None:
     places, means, deviations = zip(*points, strict=True)
     bars = [deviation or 0.0 for deviation in deviations]
     line = Line("", list(zip(places, means, strict=True)), COLOURS[0], bars=bars)
-    drawing, axes = line_chart(
-        [line], shortened_line(key, 40), shortened_line(f"{metric} on {report.selection.on}", 40)
-    )
+    along = shortened_line(f"{metric} on {report.selection.on}", 40)
+    drawing, axes = line_chart([line], shortened_line(key, 40), along, bounds=range_of(metric))
     ticks(axes, places, log=places[0] > 0 and places[-1] / places[0] >= 8)
     words = "; ".join(
         f"{x:g} {number(y)}" + (f" ± {sd:.2g}" if sd is not None else "") for x, y, sd in points
@@ -327,7 +330,8 @@ def quality_against(report: Report, what: Cost) -> Picture | None:
     unstable = [name for name in points if what == "latency" and timed[name].unstable]
     marks = {name: UNSTABLE_MARK * (name in unstable) for name in points}
     labels = {name: shortened_line(without_owner(name), 24) + marks[name] for name in points}
-    drawing = scatter_chart(points, labels, label, shortened_line(f"{metric} on {task}", 40), front)
+    along = shortened_line(f"{metric} on {task}", 40)
+    drawing = scatter_chart(points, labels, label, along, front, range_of(metric))
     words = "; ".join(
         f"{name} {cost:.4g} {unit}{marks[name]}, {number(value)}"
         for name, (cost, value) in points.items()
@@ -393,7 +397,7 @@ def _score_over_density(report: Report) -> Picture | None:
     if any(bar for line in lines for bar in line.bars):
         caption += " Means over seeds; bars: sample standard deviation."
     along = shortened_line(f"{metric} on {task}", 40)
-    drawing, axes = line_chart(lines, "weights kept, %", along, columns=3)
+    drawing, axes = line_chart(lines, "weights kept, %", along, columns=3, bounds=range_of(metric))
     ticks(axes, places, log=0 < 8 * places[0] <= places[-1])
     return Picture(svg(drawing), caption)
 

@@ -7,7 +7,7 @@ import html
 import io
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 from urllib.parse import quote, unquote
@@ -45,6 +45,8 @@ OUTLIER = 5.0
 """A point is an outlier if the axis is more than this many times longer with it."""
 WIDE = 8.0
 """A latency or size axis is logarithmic if its ends differ by more than this factor."""
+
+UNBOUNDED = (-math.inf, math.inf)
 
 VALUES = "values:"
 """Prefix of the ids of artists that have values for the mouse. The values follow it."""
@@ -158,6 +160,7 @@ def score_range(
     fixed: Sequence[float] = (),
     kept: Collection[str] = (),
     bars: Mapping[str, Sequence[float]] | None = None,
+    bounds: tuple[float, float] = UNBOUNDED,
 ) -> AxisRange:
     """Return the range of an axis of scores.
 
@@ -166,13 +169,21 @@ def score_range(
         fixed: Other values that are on the axis in any case.
         kept: The names that are never outliers.
         bars: The ends of the error bar of each score, which are on the axis if the score is.
+        bounds: The lowest and the highest possible score, beyond which the axis does not reach.
     """
     outside = outliers(values, fixed=fixed, kept=kept)
     inside = [*(value for name, value in values.items() if name not in outside), *fixed]
     inside += [end for name, ends in (bars or {}).items() if name not in outside for end in ends]
     low, high = min(inside), max(inside)
     margin = 0.1 * (high - low) or 0.05 * abs(high) or 1.0
-    return AxisRange.over(values, low - margin, high + margin)
+    lowest, highest = bounds if _within(bounds, values.values()) else UNBOUNDED
+    return AxisRange.over(values, max(low - margin, lowest), min(high + margin, highest))
+
+
+def _within(bounds: tuple[float, float], values: Iterable[float]) -> bool:
+    """Whether values keep to bounds. The metrics of a library may have others."""
+    lowest, highest = bounds
+    return all(lowest <= value <= highest for value in values)
 
 
 def set_range(axes: Axes, axis: Axis, reach: AxisRange) -> None:
@@ -274,12 +285,13 @@ def line_chart(
     columns: int = 0,
     log: bool = False,
     taller: float = 0.0,
+    bounds: tuple[float, float] = UNBOUNDED,
 ) -> tuple[Figure, Axes]:
     """Draw lines over steps.
 
     `across` and `along` name the axes, and `columns` is the number of columns of the legend. With
     `log` the axis along is logarithmic; losses of zero, of a student that equals its teacher, are
-    then not drawn.
+    then not drawn. The axis along does not reach beyond `bounds`.
     """
     drawing, axes = figure(taller)
     for line in lines:
@@ -291,6 +303,7 @@ def line_chart(
             linewidth=line.width,
             marker=line.marker,
             markersize=3,
+            clip_on=log,  # a point at the end of a linear axis lies half outside the axes
         )
         if any(line.bars):
             axes.errorbar(
@@ -311,6 +324,9 @@ def line_chart(
     if log and positive:
         axes.set(yscale="log", ylim=(min(positive) / 1.3, max(positive) * 1.3))
         plain_logarithm(axes.yaxis, (1,) if max(positive) / min(positive) > 1e3 else (1, 2, 5))
+    if _within(bounds, (y for line in lines for _, y in line.points)):
+        (low, high), (lowest, highest) = axes.get_ylim(), bounds
+        axes.set_ylim(max(low, lowest), min(high, highest))
     if columns:
         legend(drawing, columns)
     return drawing, axes
@@ -391,6 +407,7 @@ class Scatter:
             colour, ends = COLOURS[number % len(COLOURS)], self.ends.get(name)
             low, high = map(along.place, ends or (y, y))
             bars = [[max(0.0, y - low)], [max(0.0, high - y)]] if ends else None
+            is_chosen, is_filled = name == self.chosen, name in (self.front or drawn)
             drawn_point, *_ = axes.errorbar(
                 [x],
                 [y],
@@ -400,11 +417,13 @@ class Scatter:
                 capsize=3,
                 linestyle="none",
                 marker=MARKERS[number % len(MARKERS)],
-                markersize=10 if name == self.chosen else 6,
+                markersize=10 if is_chosen else 6,
                 markeredgecolor=colour,
-                markerfacecolor=colour if name in (self.front or drawn) else "none",
+                markerfacecolor=colour if is_filled else "none",
                 label=self.labels[name],
                 clip_on=False,
+                # Of models at one place, the largest is below and the hollow ones are on top.
+                zorder=2.1 if is_chosen else 2.2 if is_filled else 2.3,
             )
             cost, score = self.points[name]
             interval = f" ({ends[0]:.6g} to {ends[1]:.6g})" if ends else ""
@@ -423,11 +442,13 @@ def scatter_chart(
     cost: str,
     score: str,
     front: Sequence[str] = (),
+    bounds: tuple[float, float] = UNBOUNDED,
 ) -> str:
-    """Return a picture of scores over a cost as SVG; see `Scatter`."""
+    """Return a picture of scores over a cost as SVG; see `Scatter` and `score_range`."""
     costs, scores = ({name: point[i] for name, point in points.items()} for i in (0, 1))
     drawing, axes = figure(0.3 + 0.17 * len(points) / 2)
-    Scatter(points, labels, cost, score, cost_range(costs), score_range(scores), front).draw(axes)
+    along = score_range(scores, bounds=bounds)
+    Scatter(points, labels, cost, score, cost_range(costs), along, front).draw(axes)
     legend(drawing, 2)
     return svg(drawing)
 

@@ -7,6 +7,7 @@ from functools import cached_property
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from kdcli.metrics.bootstrap import range_of
 from kdcli.report.charts.charts import AT_P90, BEYOND, UNSTABLE_MARK
 from kdcli.report.charts.drawing import (
     HEIGHT,
@@ -70,8 +71,10 @@ class _Chart:
         kept = [self.measured[0].name, compression.chosen]
         costs = {one.name: one.cost(cost) for one in self.measured}
         scores = {one.name: one.score or 0.0 for one in self.measured}
+        lowest, highest = bounds = range_of(compression.metric)
+        # The interval of a difference to the teacher may reach beyond the best possible score.
         ends = {
-            one.name: (one.low, one.high)
+            one.name: (max(one.low, lowest), min(one.high, highest))
             for one in self.measured
             if one.low is not None and one.high is not None
         }
@@ -84,7 +87,9 @@ class _Chart:
             cost=AXES.get(cost, cost),
             score=f"{compression.metric}, selection rows",
             across=cost_range(costs, fixed=self.limits(cost), kept=kept),
-            along=score_range(scores, fixed=self.limits("score")[:1], kept=kept, bars=ends),
+            along=score_range(
+                scores, fixed=self.limits("score")[:1], kept=kept, bars=ends, bounds=bounds
+            ),
             front=candidates_on_front(self.measured, cost),
             ends=ends,
             chosen=compression.chosen,
