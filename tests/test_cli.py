@@ -723,6 +723,9 @@ def test_resume_alone_continues_a_run_with_its_recipe(tmp_path):
     again = run("finetune", "--resume", "-o", str(folder))
     assert again.exit_code == 0, again.stderr
     assert (folder / "report.json").read_bytes() == report
+    longer = run("finetune", "--resume", "-o", str(folder), "--max-steps", "3")
+    assert longer.exit_code == 2
+    assert "train.max_steps: was 2, is 3" in longer.stderr
     other = run("prune", "--resume", "-o", str(folder))
     assert other.exit_code == 2
     assert "is a recipe of 'finetune', not of 'prune'" in other.stderr

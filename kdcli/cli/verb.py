@@ -179,7 +179,10 @@ class Given:
 
     @property
     def recipe(self) -> str | None:
-        """The value of `--recipe`. `--resume -o RUN` alone continues a run with its own recipe.
+        """The value of `--recipe`. `--resume -o RUN` continues a run with its own recipe.
+
+        Options and `--set` change the recipe of the run. A command that names its model is whole,
+        and its recipe is compared with the one of the run.
 
         Raises:
             UsageError: There is no such run.
@@ -188,10 +191,14 @@ class Given:
 
         given: str | None = self.values["recipe"]
         folder = self.values.get("output_dir") if self.values.get("resume") else None
-        if given is not None or folder is None or self.keys() or self.sets:
+        arguments = (each for each in self.verb.parameters if each.option.is_argument)
+        is_whole = any(self.values[each.name] for each in arguments)
+        if given is not None or folder is None or is_whole:
             return given
         saved = Path(folder) / RECIPE_FILE
         if not saved.is_file():
+            if self.keys() or self.sets:
+                return None
             raise UsageError(
                 f"{folder} holds no run to resume{near_path(str(folder))}",
                 "give the directory of the run; or the model and the options of a new one",
