@@ -210,6 +210,7 @@ def open_rows(request: EvaluationRequest, session: Session) -> DividedRows:
         request.data.train,
         on_bad=lambda row: None,
         withheld=not data.has_labels,
+        columns=request.data.columns,
     )
     with silenced():
         return read_splits(source)

@@ -73,6 +73,61 @@ def test_a_directory_with_both_splits(tmp_path, ending):
     assert found.train[3] == Example(f"{tmp_path / f'train{ending}'}:4", "3", ("w3",), 1)
 
 
+@pytest.mark.parametrize(
+    ("name", "row", "how"),
+    [
+        ("stsb", {"sentence1": "w1", "sentence2": "w2", "score": 2.5}, {}),
+        ("stsb", {"sentence_A": "w1", "sentence_B": "w2", "relatedness_score": 2.5}, {}),
+        ("stsb", {"text1": "w1", "text2": "w2", "similarity_score": 2.5}, {}),
+        ("sst2", {"text": "w1", "Label": 1}, {}),
+        ("qnli", {"question": "w1", "sentence": "w2", "gold_label": "entailment"}, {}),
+        ("xsum", {"source": "w1 w2", "target": "w1"}, {}),
+        ("squad", {"Question": "w1", "context": "w2", "answers": None}, {}),
+        ("stsb", {"a": "w1", "b": "w2", "c": 2.5}, {"text": ["a", "b"], "label": "c"}),
+    ],
+)
+def test_a_named_task_reads_the_columns_that_own_recognises(tmp_path, name, row, how):
+    if "answers" in row:
+        row = row | {"answers": {"text": ["w2"], "answer_start": [0]}}
+    splits(tmp_path, validation=[row])
+    log: list[str] = []
+    (example,) = read(name, tmp_path, log, columns=how, training=False).sets[""]
+    *texts, label = row
+    assert example.texts == tuple(row[name] for name in texts)
+    file, names = tmp_path / "validation.jsonl", " and ".join(texts)
+    assert log[0] == f"{file}: task {name} reads {names} -> {label}"
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "message", "hint"),
+    [
+        (
+            {"sentence1": "w1", "sentence2": "w2", "grade": 2.5},
+            {},
+            "which column holds the label? the columns are sentence1, sentence2, grade",
+            "give --set data.columns.label=grade",
+        ),
+        (
+            {"text": "w1", "score": 2.5},
+            {},
+            "task stsb needs the columns sentence1, sentence2, label; the columns are text, score",
+            "--set data.columns.ROLE=NAME (ROLE: text, pair, label)",
+        ),
+        (
+            {"sentence1": "w1", "sentence2": "w2", "score": 2.5},
+            {"kind": "class"},
+            "data.columns.kind=class, but task stsb is of kind score",
+            "--task own",
+        ),
+    ],
+)
+def test_columns_that_a_named_task_cannot_read(tmp_path, row, columns, message, hint):
+    splits(tmp_path, train=[row, row], validation=[row])
+    error = refused("stsb", tmp_path, columns=columns)
+    assert message in error.message
+    assert hint in error.hint
+
+
 def test_the_two_parts_of_mnli_are_judged_apart(tmp_path):
     splits(
         tmp_path, train=nli(9), validation_matched=nli(4, 100), validation_mismatched=nli(3, 200)
@@ -228,13 +283,8 @@ def test_labels_are_numbers_of_the_head_only_if_they_begin_with_0(tmp_path):
         assert read("own", file, training=False, head=head).task.labels == labels
 
 
-def test_an_own_task_needs_data_and_a_named_one_has_its_columns(tmp_path):
+def test_an_own_task_needs_data():
     assert "no data given" in refused("own", None).message
-    put(tmp_path / "train.jsonl", sentences(20))
-    assert (
-        "task cola reads the columns sentence, label"
-        in refused("cola", tmp_path, columns={"text": "body"}).message
-    )
 
 
 def test_the_demo_is_always_there():

@@ -41,7 +41,7 @@ def data(tmp_path):
         (["MODEL", "--task", "own", "--data", "DATA", "--device", "tpu"], "unknown device"),
         (
             ["MODEL", "--task", "sst2", "--data", "DATA"],
-            "task sst2 needs the column 'sentence'; the columns are",
+            "'label' of task sst2 must be one of 0 (negative), 1 (positive)",
         ),
         (["DATA", "--task", "own", "--data", "DATA"], "has no config.json"),
     ],

@@ -3,6 +3,7 @@
 import itertools
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NoReturn, get_args
 
 from kdcli.data import conll
@@ -22,7 +23,8 @@ from kdcli.data.rows import (
 from kdcli.data.sources import SPLIT
 from kdcli.data.storage import base_name
 from kdcli.errors import UsageError, check_known, did_you_mean
-from kdcli.types import Head, Kind
+from kdcli.messages import log_fact
+from kdcli.types import Head, Kind, Task
 
 TASK_KINDS: tuple[Kind, ...] = get_args(Kind)
 _ROLES: Mapping[Kind, tuple[str, ...]] = {
@@ -49,7 +51,7 @@ _PAIRS = (
         ("question1", "question2"),
         ("question", "sentence"),
     ),
-    *(("text", "textpair"), ("query", "passage")),
+    *(("text", "textpair"), ("query", "passage"), ("text1", "text2"), ("sentencea", "sentenceb")),
 )
 MANY_WORDS = 3
 """Number of words from which the name of a column looks like a text."""
@@ -85,6 +87,54 @@ def parse_columns(
     if repeated := [column for column in named if named.count(column) > 1]:
         raise UsageError(f"data.columns gives column '{repeated[0]}' two roles")
     return kind, by_role
+
+
+def columns_of_task(
+    task: Task, first: list[Row], columns: Mapping[str, str | list[str]], *, withheld: bool
+) -> Task:
+    """Return a named task with the columns of some rows.
+
+    A column of the task that the rows lack is the one that the user names, or else the one that
+    `own` recognises.
+
+    Args:
+        task: The task, with its published columns.
+        first: The first rows.
+        columns: role -> column, from the user.
+        withheld: Whether the rows may lack labels.
+
+    Raises:
+        UsageError: Several choices are possible, or none.
+    """
+    kind, by_role = parse_columns(columns)
+    if kind not in (None, task.kind):
+        raise UsageError(
+            f"data.columns.kind={kind}, but {task.title} is of kind {task.kind}",
+            "remove data.columns.kind, or give --task own",
+        )
+    names = names_in(first)
+    wanted = task.texts if withheld else (*task.texts, task.label)
+    if not by_role and set(wanted) <= set(names):
+        return task
+    published: dict[str, tuple[str, ...]] = {"text": task.texts, "label": (task.label,)}
+    if task.kind in ("span", "text"):
+        roles = zip(_ROLES[task.kind], (*task.texts, task.label), strict=False)
+        published = {role: (column,) for role, column in roles}
+    there = {role: of_role for role, of_role in published.items() if set(of_role) <= set(names)}
+    chosen = Columns(first, there | by_role)
+    if withheld:
+        texts, label = chosen.texts(task.kind), task.label
+    else:
+        _, texts, label = chosen.choose(task.kind)
+    if len(texts) != len(task.texts):
+        raise UsageError(
+            f"{chosen.where}: {task.title} needs the columns {', '.join(wanted)}; "
+            f"{columns_in(names)}",
+            "rename the columns, or name each one with --set data.columns.ROLE=NAME (ROLE: "
+            f"{', '.join(_ROLES[task.kind])})",
+        )
+    log_fact(f"{chosen.file}: {task.title} reads {' and '.join(texts)} -> {label}")
+    return replace(task, texts=texts, label=label)
 
 
 ColumnChoice = tuple[Kind | None, tuple[str, ...], str]
@@ -136,7 +186,7 @@ class Columns:
         tags = [last, *(str(values.get(last)) for _, values in self.head)]
         if self._header_hint and all(map(conll.TAG.fullmatch, tags)):
             raise UsageError(
-                f"{self._file} has words and tags on its lines, but no names of columns",
+                f"{self.file} has words and tags on its lines, but no names of columns",
                 conll.RENAME_HINT,
             )
         positions = set(map(str, range(len(self.names))))
@@ -149,19 +199,20 @@ class Columns:
         long = [n for n in self.names if n not in like_values and len(n.split()) >= MANY_WORDS]
         if self._header_hint and like_values and len(like_values + long) > 1:
             raise UsageError(
-                f"{self._file}:1 looks like a row, but it must name the columns: "
+                f"{self.file}:1 looks like a row, but it must name the columns: "
                 f"{' and '.join(map(repr, [*long, *like_values]))}",
                 self._header_hint,
             )
 
     @property
-    def _file(self) -> str:
+    def file(self) -> str:
+        """The file of the first row."""
         return self.where.rpartition(":")[0]
 
     @property
     def _header_hint(self) -> str:
         """How to name the columns of a CSV or TSV file; empty for other files."""
-        form = format_of(base_name(self._file))
+        form = format_of(base_name(self.file))
         if form is None or form.name not in ("csv", "tsv"):
             return ""
         return (
@@ -375,7 +426,7 @@ class Columns:
 
     def _refuse(self, role: str, choices: Sequence[str], question: str | None = None) -> NoReturn:
         """Ask the user for the column of a role."""
-        file = self._file
+        file = self.file
         form = format_of(base_name(file))
         if form is not None and form.name == "txt":
             hint = (

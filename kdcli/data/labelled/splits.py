@@ -13,6 +13,7 @@ from kdcli.data import demo
 from kdcli.data.accounts import BAD, RowAccount
 from kdcli.data.annotations import WORD, check_accepted
 from kdcli.data.hub import HubId
+from kdcli.data.labelled.columns import columns_of_task
 from kdcli.data.labelled.kept import kept_rows
 from kdcli.data.labelled.label_values import (
     IGNORED_WORD,
@@ -36,6 +37,7 @@ from kdcli.data.labelled.partition import (
 from kdcli.data.labelled.request import RowsRequest
 from kdcli.data.labelled.row_checks import BadRows, describe_repeats
 from kdcli.data.rows import (
+    FIRST_ROWS,
     BadRow,
     ClassName,
     OnBadRow,
@@ -75,7 +77,7 @@ from kdcli.types import (
 
 IDS = ("id", "idx", "guid")  # Columns that may hold the id of an example.
 _short = reprlib.repr
-_COLUMN_HINT = "if the column has another name, give --task own and --set data.columns.ROLE=NAME"
+_COLUMN_HINT = "if the column has another name in all rows, give --set data.columns.ROLE=NAME"
 _LABEL_HINT = (
     f"{_COLUMN_HINT}; if the rows have no labels, give a fine-tuned model without --task: its own "
     "predictions are then the reference"
@@ -93,6 +95,7 @@ class TaskSource:
         train_source: The source of the training split if it is another one.
         on_bad: Called with each row that does not fit the task.
         withheld: Whether rows may lack labels.
+        columns: role -> column, from the user.
         refused: The places of rows whose labels do not fit the other labels.
         account: Counts the rows that are read.
         examples: All examples that were read.
@@ -103,6 +106,7 @@ class TaskSource:
     train_source: str | None
     on_bad: OnBadRow
     withheld: bool
+    columns: Mapping[str, str | list[str]] = field(default_factory=dict)
     refused: tuple[str, ...] = ()
     account: RowAccount = field(default_factory=lambda: RowAccount(""))
     examples: list[Example] = field(default_factory=list)
@@ -207,13 +211,23 @@ class TaskSource:
         if missing := describe_missing_parts(map(base_name, files)):
             warn(f"{split}: {missing}")
         examples, bad_rows, account = _read_examples(
-            self.task, source, split, self.refused, withheld=self.withheld
+            self._task_in(source, split), source, split, self.refused, withheld=self.withheld
         )
         self.account.add(account)
         for row in bad_rows:
             self.on_bad(row)
         self.examples.extend(examples)
         return examples
+
+    def _task_in(self, source: Source, split: str) -> Task:
+        """Return the task with the columns that the rows of a split have."""
+        if self.task.name == OWN or isinstance(source, DemoSource):
+            return self.task
+        rows = (row for _, row in read_numbered_rows(source, split, lambda error: None))
+        first = list(itertools.islice(rows, FIRST_ROWS))
+        if not first:
+            return self.task
+        return columns_of_task(self.task, first, self.columns, withheld=self.withheld)
 
     def read_sets(self, places: Mapping[str, tuple[Source, str]]) -> dict[str, list[Example]]:
         """Read evaluation sets, set -> examples, from the places of `evaluation_splits`."""
@@ -424,11 +438,6 @@ def open_task(
         )
     else:
         task = task_of(request.task)
-        if request.columns:
-            raise UsageError(
-                f"data.columns is for --task own; task {request.task} reads the columns "
-                f"{', '.join(task.texts)}, {task.label}"
-            )
     has_labels = bool(task.label) and not withheld
     task = replace(task, account=task.account or _account_of(task, has_labels=has_labels))
     for line in describe_account(task):
@@ -439,6 +448,7 @@ def open_task(
         request.train_source,
         bad_rows,
         withheld=not has_labels,
+        columns=request.columns,
         refused=bad_rows.places,
         account=RowAccount(request.source or request.task),
     )

@@ -458,7 +458,8 @@ def _write_predictions(file: Path, data: Labelled, scores: Mapping[str, ModelSco
 
 def _predict_test(workload: LabelledWorkload, model: Model) -> dict[str, list[float]]:
     """Predict the test split. Returns the predicted values of each set."""
-    test = RowsRequest(workload.name, workload.settings.source, split="test")
+    settings = workload.settings
+    test = RowsRequest(workload.name, settings.source, columns=settings.columns, split="test")
     data = open_labelled(test, training=False, withheld=True)
     values: dict[str, list[float]] = {}
     for name, examples in data.sets.items():
