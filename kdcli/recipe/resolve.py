@@ -14,7 +14,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -23,8 +23,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from kdcli.disk import holds_run, near_path, unprintable
+from kdcli.disk import LOG_FILE, RECIPE_FILE, REPORT_FILE, holds_run, near_path, unprintable
 from kdcli.errors import UsageError, did_you_mean, in_words, key_of, reason, shortened
+from kdcli.messages import log_fact
 from kdcli.recipe.options import settings_of
 from kdcli.recipe.sections import RecipeValues, Section
 from kdcli.recipe.yaml import MAX_RECIPE, flow_style, read_yaml
@@ -37,7 +38,8 @@ MAX_PROBLEMS = 20
 MAX_KEY = 128
 """Maximum number of characters of a key. PyYAML writes longer keys in another form."""
 
-
+OF_RUNS = (LOG_FILE, REPORT_FILE)
+"""Files next to the recipe of a run; a published run has no log."""
 NULLS = ("", "~", "null")
 """The usual spellings of a value that is not set."""
 SET, OPTION = "--set", "option"
@@ -142,7 +144,7 @@ def resolve(
 
     layers: dict[str, Mapping[str, object]] = dict(beneath or {})
     if recipe is not None:
-        layers[f"recipe {recipe}"] = recipe_keys(recipe, verb)
+        layers[f"recipe {recipe}"] = _without_gone(model, recipe, recipe_keys(recipe, verb))
     for origin, layer in layers.items():
         for key, value in layer.items():
             put(key, value, origin)
@@ -162,6 +164,18 @@ def resolve(
     for origin, defaults in resolved.recipe.own_defaults().items():
         resolved = defaulted(resolved, defaults, origin)
     return resolved
+
+
+def _without_gone(model: type[BaseModel], recipe: str, keys: RecipeValues) -> RecipeValues:
+    """Drop the keys without a value that an earlier version wrote into the recipe of a run."""
+    path = Path(recipe)
+    if path.name != RECIPE_FILE or not any((path.parent / n).is_file() for n in OF_RUNS):
+        return keys
+    current = {key: _current_key(model, key) for key, value in keys.items() if value is None}
+    gone = [old for old, key in current.items() if not _has_key(model, key)]
+    if gone:
+        log_fact(f"{recipe}: ignored {', '.join(gone)}: no longer a key, and null in this recipe")
+    return {key: value for key, value in keys.items() if key not in gone}
 
 
 def _current_key(model: type[BaseModel], key: str) -> str:
@@ -400,7 +414,7 @@ def read_recipe(recipe: str, verb: str | None) -> RecipeValues:
         raise UsageError(f"{path} is a recipe of '{own_verb}', not of '{verb}'")
     if own_verb == "rerank":
         loaded.setdefault("task", "rerank")
-    if (path.parent / "log.jsonl").is_file() and any(map(holds_run, path.absolute().parents[1:])):
+    if (path.parent / LOG_FILE).is_file() and any(map(holds_run, path.absolute().parents[1:])):
         _place_files_of_run(loaded, path.parent)
     if own_verb == "rerank" and verb == "finetune":
         return _without_teacher(loaded)
@@ -529,18 +543,23 @@ def set_among(resolved: Resolved[Section], keys: Sequence[str]) -> str | None:
 
 
 def _has_key(model: type[BaseModel], key: str) -> bool:
-    """Return whether a model has a key, or a section of this name."""
-    return any(known == key or known.startswith(f"{key}.") for known in leaf_keys(model))
+    """Return whether a recipe may set a key, or has a section of this name."""
+    return _is_key(model, key) or any(known.startswith(f"{key}.") for known in leaf_keys(model))
+
+
+def _is_key(model: type[BaseModel], key: str) -> bool:
+    """Return whether a recipe may set a key, which may be a key of a free mapping."""
+    mappings = leaf_keys(model, mappings=True)
+    return key in leaf_keys(model) or any(key.startswith(f"{mapping}.") for mapping in mappings)
 
 
 def _check_key(model: type[BaseModel], key: str, origin: str) -> None:
-    allowed = leaf_keys(model)
-    if key in allowed or any(key.startswith(f"{a}.") for a in leaf_keys(model, mappings=True)):
+    if _is_key(model, key):
         return
+    allowed = leaf_keys(model)
     # Of a key in a list, only the part after the list.
     prefix = _in_full("", origin).rpartition("].")[2]
-    inside = [f"{prefix}{a}" for a in allowed if a.startswith(f"{key}.")]
-    if inside:
+    if inside := _names_in(key, allowed):
         raise UsageError(
             f"{_named(key, origin)} is a section: it must hold keys", f"keys: {', '.join(inside)}"
         )
@@ -550,10 +569,19 @@ def _check_key(model: type[BaseModel], key: str, origin: str) -> None:
     near = did_you_mean(key, [a for a in allowed if _parts_are_alike(key, a)], prefix)
     if suffix in suffixes:
         near = f"; did you mean '{prefix}{suffixes[suffix]}'?"
-    of_section = [a for a in allowed if a.split(".")[0] == key.split(".")[0]]
-    known = ", ".join(f"{prefix}{a}" for a in of_section or allowed)
-    hint = "" if near else f"; known keys: {known}"
+    section = key
+    while section and not _names_in(section, allowed):
+        section = section.rpartition(".")[0]
+    known = f"; keys of '{prefix}{section}'" if section else "; known keys and sections"
+    hint = "" if near else f"{known}: {', '.join(_names_in(section, allowed))}"
     raise UsageError(f"unknown key {_named(shortened(key, 80), origin)}{near}{hint}")
+
+
+def _names_in(section: str, allowed: Iterable[str]) -> list[str]:
+    """List the keys and sections in a section; `section` is empty for the top of a recipe."""
+    below = f"{section}." if section else ""
+    inside = (key.removeprefix(below) for key in allowed if key.startswith(below))
+    return list(dict.fromkeys(key.split(".")[0] for key in inside))
 
 
 def _in_full(key: str, origin: str) -> str:

@@ -167,12 +167,14 @@ def test_of_many_wrong_values_the_first_are_named():
 
 def test_unknown_key_with_nothing_near_lists_the_keys():
     message = refused(sets=["zzzzzz=1"])
-    assert "did you mean" not in message
-    assert "train.lr" in message
+    assert "known keys and sections: " in message
+    assert " train, " in message
+    assert "train.lr" not in message
+    of_mask = "unknown key 'data.mask.zzz' (--set); keys of 'data.mask': share, whole_words, static"
+    assert of_mask in refused(sets=["data.mask.zzz=1"])
     # A common section makes no keys similar, as with data.stride.
     message = refused(verb=FinetuneRecipe, sets=["data.share=0.5"])
-    assert "known keys: data.source, data.train, " in message
-    assert "train.lr" not in message
+    assert "keys of 'data': source, train, " in message
     assert "did you mean" not in refused(sets=["data.share=1.5"])
 
 
@@ -264,6 +266,27 @@ def test_quoted_number_stays_a_string(write):
 def test_malformed_recipe_is_a_usage_error(write, text, said):
     file = write(text)
     assert said.replace("FILE", file) in refused(file)
+
+
+OLD = "verb: cotrain\ntrain:\n  lr: 1e-3\n  teacher_lr: null  # default\n"
+
+
+def test_keys_that_no_longer_exist_are_ignored_in_the_recipe_of_a_run_if_they_are_null(
+    write, caplog
+):
+    recipe = write(OLD, "recipe.yaml")
+    verb = recipe_models()["cotrain"]
+    assert "unknown key 'train.teacher_lr'" in refused(recipe, verb)
+    write("", "log.jsonl")
+    with caplog.at_level("INFO", "kdcli"):
+        assert resolve(verb, recipe=recipe).recipe.train.lr == 1e-3
+    assert caplog.messages == [
+        f"{recipe}: ignored train.teacher_lr: no longer a key, and null in this recipe"
+    ]
+    write(OLD.replace("null", "1e-4"), "recipe.yaml")
+    assert "unknown key 'train.teacher_lr'" in refused(recipe, verb)
+    write("verb: cotrain\ntrain: null\n", "recipe.yaml")
+    assert "'train' (recipe" in refused(recipe, verb)
 
 
 def test_an_empty_mapping_is_kept(write):
