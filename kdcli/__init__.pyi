@@ -77,18 +77,19 @@ def distill(
         method: Method (distilbert, embedding, masked-lm, minilm, minilmv2, mlm-kd, pkd, soft-
             targets or tinybert; default: minilm on text, embedding for embedding models, tinybert
             on a task).
-        assistant: Shape of a teacher assistant, auto or none (default: auto).
+        assistant: Shape of a model between both that is taught first (a teacher assistant), auto
+            or none (default: auto).
         backend: Backend on which shapes are timed for --to 2x or --to 5ms: torch, compile, onnx
             or openvino, perhaps with a number format, such as onnx-int8 (default: torch).
-        to: Student shape, such as 6x768 or static:256; may be repeated. Or a goal, 2x or 5ms: the
-            best student that is fast enough on 128 tokens. Or family, or 6x384,3x384: one
-            training of students that share their layers.
+        to: Layers x width of the student, such as 6x768, or static:256; may be repeated. Or a
+            goal, 2x or 5ms: the best student that is fast enough on 128 tokens. Or family, or
+            6x384,3x384: one training of students that share their layers.
         student: Encoder that the student starts from; on text, only with method embedding
             (default: the teacher). Or a model in memory.
         ablate: List of variants to train and compare in one table.
         task: Task: sst2, mnli, squad ..., or 'own' for your own files.
-        pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
-            model's own).
+        pooling: Pooling of an embedding model without modules.json (mean, cls or last; default:
+            the model's own).
         data: Text, or rows of a task: a hub id (or ID@REV), a file, a directory, a URL or 'demo'
             (default: WikiText-103, or the task's own data). Or an object, such as a DataFrame.
         eval_task: Tasks on which the report also compares all models; may be repeated.
@@ -103,15 +104,15 @@ def distill(
             a model in memory.
         glove: Word vectors for words of several tokens (default: the teacher's embeddings).
         lr: Peak learning rate (default: 3e-4 on text, 5e-4 for embedding models, 3e-5 on a task
-            or lists).
+            or for rerankers).
         max_steps: Optimiser steps, instead of --epochs (default: all steps of the epochs).
         epochs: Epochs (default: 3; 1 for embedding models).
         batch_size: Rows per optimiser step, over all devices and micro-batches (default: 256 on
-            text, 64 for embedding models, 32 on a task or lists).
+            text, 64 for embedding models, 32 on a task or for rerankers).
         seed: Seed of everything random: heads, order, dropout (default: 0).
         dtype: Number format of the computation (auto, fp32, bf16 or fp16; default: auto).
         recipe: Shipped recipe (kdcli recipes ls), or a YAML file.
-        sets: Set any recipe key; may be repeated.
+        sets: Set any key of the recipe; may be repeated.
         config: Recipe keys as nested dicts, with the values of --set.
         tokenizer: Tokenizer of the models that are given as PreTrainedModel objects.
         revision: Branch, tag or commit of the model, like MODEL@REV.
@@ -121,7 +122,7 @@ def distill(
             runs/ with this recipe).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
-        strict_data: Refuse data with rows that are empty, bad, repeated, or known to a model.
+        strict_data: Refuse data with rows that are empty, bad, repeated, or trained on.
         report_to: Experiment tracker that follows the run (none, all, aim, clearml, comet_ml,
             dvclive, mlflow, swanlab, tensorboard, trackio or wandb; default: none).
         push_to_hub: Repository to push the model to, private if it is new."""
@@ -159,7 +160,7 @@ def prune(
     report_to: str = "none",
     push_to_hub: str | None = None,
 ) -> RunResult:
-    """Remove weights of an encoder while it learns a task (SMP and its baselines).
+    """Remove weights of an encoder while it learns a task.
 
     The arguments are the options of `kdcli prune`. Raises kdcli.errors.KdcliError.
 
@@ -168,29 +169,30 @@ def prune(
             uncased). Or a model in memory.
         ablate: List of variants to train and compare in one table.
         seeds: Number of runs per variant, each with its own seed (default: 1).
-        method: Pruning method; may be repeated, one run for each (cap, l0, magnitude, movement,
-            smp or soft-movement; default: smp).
+        method: Pruning method; may be repeated, one run for each. smp keeps the values of the
+            weights and trains a score for each; the others also train the weights (cap, l0,
+            magnitude, movement, smp or soft-movement; default: smp).
         sparsity: Share of the layers' weights to remove; may be repeated, one run for each
             (default: 0.9).
         teacher: Model fine-tuned on the task, whose outputs are also learned (default: none). Or
             a model in memory.
-        masking: Which weights compete with each other (local, global, proportional or threshold;
-            default: the method's).
+        masking: Where weights compete to be kept: local is each matrix, global all together
+            (local, global, proportional or threshold; default: the method's).
         task: Task: sst2, mnli, squad ..., or 'own' for your own files (default: sst2).
-        pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
-            model's own).
+        pooling: Pooling of an embedding model without modules.json (mean, cls or last; default:
+            the model's own).
         data: Texts or rows of a task, with or without labels: a hub id (or ID@REV), a file, a
             directory, or 'demo' (default: the task's own data). Or an object, such as a
             DataFrame.
         eval_task: Tasks on which the report also compares all models; may be repeated.
-        lr: Peak learning rate; for smp, the scores' (default: the method's).
+        lr: Peak learning rate; with smp, of the weights' scores (default: the method's).
         max_steps: Optimiser steps, instead of --epochs (default: all steps of the epochs).
         epochs: Passes over the training data (default: 3).
         batch_size: Rows per optimiser step, over all devices and micro-batches (default: 32).
         seed: Seed of everything random: heads, order, dropout (default: 0).
         dtype: Number format of the computation (auto, fp32, bf16 or fp16; default: auto).
         recipe: Shipped recipe (kdcli recipes ls), or a YAML file.
-        sets: Set any recipe key; may be repeated.
+        sets: Set any key of the recipe; may be repeated.
         config: Recipe keys as nested dicts, with the values of --set.
         tokenizer: Tokenizer of the models that are given as PreTrainedModel objects.
         revision: Branch, tag or commit of the model, like MODEL@REV.
@@ -200,7 +202,7 @@ def prune(
             runs/ with this recipe).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
-        strict_data: Refuse data with rows that are empty, bad, repeated, or known to a model.
+        strict_data: Refuse data with rows that are empty, bad, repeated, or trained on.
         report_to: Experiment tracker that follows the run (none, all, aim, clearml, comet_ml,
             dvclive, mlflow, swanlab, tensorboard, trackio or wandb; default: none).
         push_to_hub: Repository to push the model to, private if it is new."""
@@ -245,12 +247,13 @@ def cotrain(
     The arguments are the options of `kdcli cotrain`. Raises kdcli.errors.KdcliError.
 
     Args:
-        teacher: Teacher: a shape LxH, a hub id or a directory. Or a model in memory.
-        student: Student: a shape LxH, a hub id or a directory. Or a model in memory.
-        base: Model from which shapes get their tokenizer and configuration, and on a task their
+        teacher: Teacher: a hub id, a directory, or a shape such as 4x128: 4 layers of width 128.
+            Or a model in memory.
+        student: Student: a hub id, a directory, or a shape such as 2x64. Or a model in memory.
+        base: Model that gives shapes their tokenizer and configuration, and on a task their
             weights too (default: the teacher on a task, none on text). Or a model in memory.
-        mode: Who learns from whom (standalone, one-way, reversed or co-distillation; default: co-
-            distillation).
+        mode: Who learns from whom; one-way: the student only; reversed: the teacher only
+            (standalone, one-way, reversed or co-distillation; default: co-distillation).
         weights: Weights of the losses: student against labels, student from teacher, teacher
             against labels, teacher from student; the mode sets some of them to 0 (default: 1, 1,
             1, 4).
@@ -275,7 +278,7 @@ def cotrain(
         seed: Seed of everything random: heads, order, dropout (default: 0).
         dtype: Number format of the computation (auto, fp32, bf16 or fp16; default: auto).
         recipe: Shipped recipe (kdcli recipes ls), or a YAML file.
-        sets: Set any recipe key; may be repeated.
+        sets: Set any key of the recipe; may be repeated.
         config: Recipe keys as nested dicts, with the values of --set.
         tokenizer: Tokenizer of the models that are given as PreTrainedModel objects.
         revision: Branch, tag or commit of the model, like MODEL@REV.
@@ -285,7 +288,7 @@ def cotrain(
             runs/ with this recipe).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
-        strict_data: Refuse data with rows that are empty, bad, repeated, or known to a model.
+        strict_data: Refuse data with rows that are empty, bad, repeated, or trained on.
         report_to: Experiment tracker that follows the run (none, all, aim, clearml, comet_ml,
             dvclive, mlflow, swanlab, tensorboard, trackio or wandb; default: none)."""
 
@@ -337,7 +340,7 @@ def finetune(
         seed: Seed of everything random: heads, order, dropout (default: 0).
         dtype: Number format of the computation (auto, fp32, bf16 or fp16; default: auto).
         recipe: Shipped recipe (kdcli recipes ls), or a YAML file.
-        sets: Set any recipe key; may be repeated.
+        sets: Set any key of the recipe; may be repeated.
         config: Recipe keys as nested dicts, with the values of --set.
         tokenizer: Tokenizer of the models that are given as PreTrainedModel objects.
         revision: Branch, tag or commit of the model, like MODEL@REV.
@@ -347,7 +350,7 @@ def finetune(
             runs/ with this recipe).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
-        strict_data: Refuse data with rows that are empty, bad, repeated, or known to a model.
+        strict_data: Refuse data with rows that are empty, bad, repeated, or trained on.
         report_to: Experiment tracker that follows the run (none, all, aim, clearml, comet_ml,
             dvclive, mlflow, swanlab, tensorboard, trackio or wandb; default: none).
         push_to_hub: Repository to push the model to, private if it is new."""
@@ -384,7 +387,8 @@ def evaluate(
     Args:
         models: Fine-tuned models, embedding models or exports; the others are compared with the
             first. Or a model in memory.
-        mask_file: Mask file to apply to the model before it is evaluated; may be repeated.
+        mask_file: Mask file of kdcli prune, applied to the model before it is evaluated; may be
+            repeated.
         documents: In retrieval, search the documents' vectors of this model, or of a .npy file
             with a row for each document (default: each model's own). Or a model in memory.
         predictions: Write every prediction to this jsonl file.
@@ -393,15 +397,15 @@ def evaluate(
             0.01), compared with the first model. If a class loses more, the exit code is 5.
         min_metric: Exit with 5 if a model scores less; may be repeated.
         task: Task: sst2, mnli, squad ..., or 'own' for your own files.
-        pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
-            model's own).
+        pooling: Pooling of an embedding model without modules.json (mean, cls or last; default:
+            the model's own).
         metric: Additional metric of the evaluate library: a name, script or directory; may be
             repeated.
         data: Texts or rows of a task, with or without labels: a hub id (or ID@REV), a file, a
             directory, or 'demo' (default: the task's own data). Or an object, such as a
             DataFrame.
         recipe: Shipped recipe (kdcli recipes ls), or a YAML file.
-        sets: Set any recipe key; may be repeated.
+        sets: Set any key of the recipe; may be repeated.
         config: Recipe keys as nested dicts, with the values of --set.
         tokenizer: Tokenizer of the models that are given as PreTrainedModel objects.
         dtype: Number format of the computation (auto, fp32, bf16 or fp16; default: fp32).
@@ -410,7 +414,7 @@ def evaluate(
         device: Device: auto, cpu, cuda, mps, xpu or cuda:INDEX (default: auto).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
-        strict_data: Refuse data with rows that are empty, bad, repeated, or known to a model."""
+        strict_data: Refuse data with rows that are empty, bad, repeated, or trained on."""
 
 def benchmark(
     models: Model | Sequence[Model] | None = None,
@@ -445,10 +449,11 @@ def benchmark(
     The arguments are the options of `kdcli benchmark`. Raises kdcli.errors.KdcliError.
 
     Args:
-        models: Hub ids, directories, or shapes such as 6x384. Or a model in memory.
+        models: Hub ids, directories, or shapes such as 6x384: 6 layers of width 384. Or a model
+            in memory.
         baseline: Model to compare with (default: the first). Or a model in memory.
-        preset: Models and cells to measure if you give none (papers, minilm, tinybert or serving;
-            default: papers, if there are no models and no cells).
+        preset: List of models, batch sizes and lengths to measure if you give none (papers,
+            minilm, tinybert or serving; default: papers).
         backend: Backend: torch, sparse, compile, onnx or openvino, perhaps with a number format,
             such as onnx-int8; may be repeated (default: torch).
         dtype: Number format of the baseline, and of backends without one of their own (fp32, bf16
@@ -458,14 +463,14 @@ def benchmark(
         padding: Lengths of the sequences in a batch; data takes --data's (full, random or data;
             default: full).
         compare: Compare the reports of runs and measure nothing; may be repeated.
-        max_latency_ms: Exit with 5 if the first cell's median is above this.
-        min_speedup: Exit with 5 if the first cell's speed-up is below this.
+        max_latency_ms: Exit with 5 if the median at the first batch size and length is above.
+        min_speedup: Exit with 5 if the speed-up at the first batch size and length is below.
         strict: Exit with 6 if a measurement is unstable.
         task: Task on which every backend is evaluated too (default: none).
         data: Text, or with a task its examples: a hub id (or ID@REV), a file, a directory, or
             'demo' (default: the task's own, or 'demo'). Or an object, such as a DataFrame.
         recipe: Shipped recipe (kdcli recipes ls), or a YAML file.
-        sets: Set any recipe key; may be repeated.
+        sets: Set any key of the recipe; may be repeated.
         config: Recipe keys as nested dicts, with the values of --set.
         tokenizer: Tokenizer of the models that are given as PreTrainedModel objects.
         revision: Branch, tag or commit of the model, like MODEL@REV.
@@ -473,7 +478,7 @@ def benchmark(
         device: Device: auto, cpu, cuda, mps, xpu or cuda:INDEX (default: auto).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
-        strict_data: Refuse data with rows that are empty, bad, repeated, or known to a model.
+        strict_data: Refuse data with rows that are empty, bad, repeated, or trained on.
         price_per_hour: Price of this machine per hour, in any currency; the report then gives the
             cost of a million texts."""
 
@@ -514,9 +519,9 @@ def export(
         int8: Quantise to 8 bits.
         fp16: Convert to half precision; ONNX only.
         q4: Quantise weights to 4 bits; ONNX only.
-        pack: Store the --int8 file's linears and its tables of at least 4,096 rows in about half
-            the size, at the same speed; ONNX only.
-        steps: Train the integers of --pack for N steps on texts of --data, so that the file's
+        pack: Store the matrices of --int8, and its embedding tables of at least 4,096 rows, in
+            about half the size at the same speed; ONNX only.
+        steps: Steps that train the weights of --pack on texts of --data, so that the file's
             outputs come closer to the model's (default: 0).
         weights: Write model.safetensors too.
         max_drop: Maximum drop of the task metric, in points (1 point = 0.01); kdcli keeps matrix
@@ -524,17 +529,17 @@ def export(
         data: Data on which each file is compared with torch: the task's examples, or text
             (default: the task's own data, or the data of the model's training run). Or an object,
             such as a DataFrame.
-        pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
-            model's own).
+        pooling: Pooling of an embedding model without modules.json (mean, cls or last; default:
+            the model's own).
         task: Task on which the file is evaluated (default: none).
-        sets: Set any recipe key; may be repeated.
+        sets: Set any key of the recipe; may be repeated.
         config: Recipe keys as nested dicts, with the values of --set.
         tokenizer: Tokenizer of the models that are given as PreTrainedModel objects.
         revision: Branch, tag or commit of the model, like MODEL@REV.
         output_dir: Output directory (default: a new directory in runs/).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
-        strict_data: Refuse data with rows that are empty, bad, repeated, or known to a model.
+        strict_data: Refuse data with rows that are empty, bad, repeated, or trained on.
         push_to_hub: Repository to push the model to, private if it is new."""
 
 def trim(
@@ -567,11 +572,11 @@ def trim(
         max_drop: Keep the fewest tokens with which the score drops by at most this many points (1
             point = 0.01): the task's metric, or agreement with the model if there are no labels.
         task: Task: sst2, mnli, squad ..., or 'own' for your own files.
-        pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
-            model's own).
+        pooling: Pooling of an embedding model without modules.json (mean, cls or last; default:
+            the model's own).
         data: Text whose tokens are kept: a hub id (or ID@REV), a file, a directory, a URL, or
             'demo'. Or an object, such as a DataFrame.
-        sets: Set any recipe key; may be repeated.
+        sets: Set any key of the recipe; may be repeated.
         config: Recipe keys as nested dicts, with the values of --set.
         tokenizer: Tokenizer of the models that are given as PreTrainedModel objects.
         revision: Branch, tag or commit of the model, like MODEL@REV.
@@ -579,7 +584,7 @@ def trim(
         device: Device: auto, cpu, cuda, mps, xpu or cuda:INDEX (default: auto).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
-        strict_data: Refuse data with rows that are empty, bad, repeated, or known to a model.
+        strict_data: Refuse data with rows that are empty, bad, repeated, or trained on.
         push_to_hub: Repository to push the model to, private if it is new."""
 
 def adapt(
@@ -614,12 +619,12 @@ def adapt(
         encodes: What the adapted model encodes: new queries, which search the old index, or new
             documents, which the old model's queries search (queries or documents; default:
             queries).
-        pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
-            model's own).
+        pooling: Pooling of an embedding model without modules.json (mean, cls or last; default:
+            the model's own).
         data: Texts of the index: a file, a directory, a hub id or a URL. With a directory in
             BEIR's format, its queries and their relevant documents are scored too. Or an object,
             such as a DataFrame.
-        sets: Set any recipe key; may be repeated.
+        sets: Set any key of the recipe; may be repeated.
         config: Recipe keys as nested dicts, with the values of --set.
         tokenizer: Tokenizer of the models that are given as PreTrainedModel objects.
         revision: Branch, tag or commit of the model, like MODEL@REV.
@@ -627,7 +632,7 @@ def adapt(
         device: Device: auto, cpu, cuda, mps, xpu or cuda:INDEX (default: auto).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
-        strict_data: Refuse data with rows that are empty, bad, repeated, or known to a model.
+        strict_data: Refuse data with rows that are empty, bad, repeated, or trained on.
         push_to_hub: Repository to push the model to, private if it is new."""
 
 @overload
@@ -677,14 +682,14 @@ def compress(
         strict: Apply --max-drop to the pessimistic end of the 95 % interval.
         cascade: Also try a cascade: a small model answers, and a larger one where it is unsure.
         task: Task: sst2, mnli, squad ..., or 'own' for your own files.
-        pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
-            model's own).
+        pooling: Pooling of an embedding model without modules.json (mean, cls or last; default:
+            the model's own).
         data: Texts or rows of a task, with or without labels: a hub id (or ID@REV), a file, a
             directory, or 'demo' (default: the task's own data). Or an object, such as a
             DataFrame.
         seed: Seed of everything random: heads, order, dropout (default: 0).
         recipe: Shipped recipe (kdcli recipes ls), or a YAML file.
-        sets: Set any recipe key; may be repeated.
+        sets: Set any key of the recipe; may be repeated.
         config: Recipe keys as nested dicts, with the values of --set.
         tokenizer: Tokenizer of the models that are given as PreTrainedModel objects.
         front: Print all candidates of a finished run, and stop.
@@ -695,7 +700,7 @@ def compress(
             runs/ with this recipe).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
-        strict_data: Refuse data with rows that are empty, bad, repeated, or known to a model.
+        strict_data: Refuse data with rows that are empty, bad, repeated, or trained on.
         price_per_hour: Price of this machine per hour, in any currency; the report then gives the
             cost of a million texts."""
 
@@ -746,14 +751,14 @@ def compress(
         strict: Apply --max-drop to the pessimistic end of the 95 % interval.
         cascade: Also try a cascade: a small model answers, and a larger one where it is unsure.
         task: Task: sst2, mnli, squad ..., or 'own' for your own files.
-        pooling: Pooling for an encoder without modules.json (mean, cls or last; default: the
-            model's own).
+        pooling: Pooling of an embedding model without modules.json (mean, cls or last; default:
+            the model's own).
         data: Texts or rows of a task, with or without labels: a hub id (or ID@REV), a file, a
             directory, or 'demo' (default: the task's own data). Or an object, such as a
             DataFrame.
         seed: Seed of everything random: heads, order, dropout (default: 0).
         recipe: Shipped recipe (kdcli recipes ls), or a YAML file.
-        sets: Set any recipe key; may be repeated.
+        sets: Set any key of the recipe; may be repeated.
         config: Recipe keys as nested dicts, with the values of --set.
         tokenizer: Tokenizer of the models that are given as PreTrainedModel objects.
         front: Print all candidates of a finished run, and stop.
@@ -764,7 +769,7 @@ def compress(
             runs/ with this recipe).
         overwrite: Delete the run in the output directory first.
         trust_remote_code: Run code that comes with the model.
-        strict_data: Refuse data with rows that are empty, bad, repeated, or known to a model.
+        strict_data: Refuse data with rows that are empty, bad, repeated, or trained on.
         price_per_hour: Price of this machine per hour, in any currency; the report then gives the
             cost of a million texts."""
 

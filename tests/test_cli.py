@@ -678,6 +678,7 @@ def test_a_revision_in_the_cache_needs_no_network(tmp_path, monkeypatch):
         ("compress --max-drop 3,5", "takes a number, or one with %, got '3,5'; write 3.5", ""),
         ("compress --max-mb fast", "takes a number, or one with MB, got 'fast'", ""),
         ("finetune --lr 1%", "takes a number, got '1%'", ""),
+        ("--speed 1 benchmark", "no such option: --speed", "kdcli --help lists"),
         ("compress demo --dry-run", "no such option: --dry-run", "--budget 20m limits its time"),
         ("finetune demo --learning_rate 1", "no such option: --learning_rate", "here is --lr"),
         ("finetune demo more", "got unexpected extra argument(s) (more)", "kdcli finetune --help"),

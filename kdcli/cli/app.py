@@ -51,7 +51,12 @@ class Verbs(Group):
             for before, word in zip(["", *args], args, strict=False)
             if (before, word) != RESUME_AUTO
         ]
-        return super().parse_args(ctx, words)
+        try:
+            return super().parse_args(ctx, words)
+        except WRONG_USAGE as caught:
+            error = _of_usage(caught)
+        _say(error)
+        raise typer.Exit(error.exit_code)
 
     def invoke(self, ctx: Any) -> Any:
         """Run a verb, and turn a KdcliError into a message and an exit code."""
@@ -99,8 +104,11 @@ class Verbs(Group):
 def _of_usage(error: Any) -> UsageError:
     """Return Typer's error about the words of a command in kdcli's form."""
     message = error.format_message()
-    verbs = error.ctx.command_path.split()[1:] if error.ctx else ()
-    command = " ".join(["kdcli", *verbs])
+    verbs = ""
+    if error.ctx:
+        # The program may be called `python -m kdcli`.
+        verbs = error.ctx.command_path.removeprefix(error.ctx.find_root().command_path)
+    command = f"kdcli{verbs}"
     option = getattr(error, "option_name", "")
     instead = INSTEAD.get((command, option))
     if (own := OTHER_NAMES.get(option.replace("_", "-"))) is not None:

@@ -50,7 +50,7 @@ GlobalBatch = Annotated[
         "--batch-size",
         panel=TRAINING,
         description="Rows per optimiser step, over all devices and micro-batches (default: 256 on "
-        "text, 64 for embedding models, 32 on a task or lists).",
+        "text, 64 for embedding models, 32 on a task or for rerankers).",
         verb="distill",
         rare=True,
     ),
@@ -90,7 +90,7 @@ LearningRate = Annotated[
         "--lr",
         panel=TRAINING,
         description="Peak learning rate (default: 3e-4 on text, 5e-4 for embedding models, 3e-5 on "
-        "a task or lists).",
+        "a task or for rerankers).",
         verb="distill",
     ),
     Option(
@@ -314,9 +314,7 @@ class RunOptions:
     strict_data: Annotated[
         bool,
         Option("--strict-data", panel=RUN, rare=True),
-        Field(
-            description="Refuse data with rows that are empty, bad, repeated, or known to a model."
-        ),
+        Field(description="Refuse data with rows that are empty, bad, repeated, or trained on."),
     ] = False
     stop_after: int | None = None
     written: tuple[Path, ...] = ()
@@ -399,7 +397,7 @@ class CommandOptions:
     sets: Annotated[
         list[str] | None,
         Option("--set", name="sets", panel=RECIPE, metavar="KEY.PATH=VALUE"),
-        Field(description="Set any recipe key; may be repeated."),
+        Field(description="Set any key of the recipe; may be repeated."),
     ] = None
     revision: Annotated[
         str | None,

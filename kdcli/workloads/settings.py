@@ -28,9 +28,9 @@ from kdcli.recipe.sections import (
 
 ENCODER = "Encoder: a hub id, a directory, 'demo' or 'demo-classifier'."
 SHAPE = (
-    "Student shape, such as 6x768 or static:256; may be repeated. Or a goal, 2x or 5ms: the "
-    "best student that is fast enough on 128 tokens. Or family, or 6x384,3x384: one training of "
-    "students that share their layers."
+    "Layers x width of the student, such as 6x768, or static:256; may be repeated. Or a goal, 2x "
+    "or 5ms: the best student that is fast enough on 128 tokens. Or family, or 6x384,3x384: one "
+    "training of students that share their layers."
 )
 TEACHER = "Teacher: a hub id, a directory, 'demo' or 'demo-classifier'."
 START = (
@@ -40,7 +40,7 @@ START = (
 TASK_OPTION = Option("--task", panel=DATA, metavar="TASK", values="task")
 TASK = "Task: sst2, mnli, squad ..., or 'own' for your own files."
 TaskName = Annotated[str | None, TASK_OPTION, Field(description=TASK)]
-POOLING = "Pooling for an encoder without modules.json (default: the model's own)."
+POOLING = "Pooling of an embedding model without modules.json (default: the model's own)."
 PoolingName = Literal["mean", "cls", "last"]
 Pooling = Annotated[
     PoolingName | None,

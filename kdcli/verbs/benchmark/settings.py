@@ -54,7 +54,8 @@ class BenchmarkRecipe(Section):
 
     verb: Literal["benchmark"] = "benchmark"
     models: Annotated[list[str], Option("models", metavar="MODEL", values="model")] = Field(
-        default_factory=list, description="Hub ids, directories, or shapes such as 6x384."
+        default_factory=list,
+        description="Hub ids, directories, or shapes such as 6x384: 6 layers of width 384.",
     )
     baseline: Annotated[str | None, Option("--baseline", metavar="MODEL")] = Field(
         None, description="Model to compare with (default: the first)."
@@ -64,8 +65,8 @@ class BenchmarkRecipe(Section):
         Option("--preset", metavar="NAME"),
     ] = Field(
         None,
-        description="Models and cells to measure if you give none "
-        "(default: papers, if there are no models and no cells).",
+        description="List of models, batch sizes and lengths to measure if you give none "
+        "(default: papers).",
     )
     backends: Annotated[
         list[BackendName], Option("--backend", metavar="NAME[-DTYPE]", values="backend")
@@ -136,12 +137,18 @@ class BenchmarkOptions:
     max_latency_ms: Annotated[
         float | None,
         Option("--max-latency-ms", panel=GOAL, metavar="MS"),
-        Field(gt=0, description="Exit with 5 if the first cell's median is above this."),
+        Field(
+            gt=0,
+            description="Exit with 5 if the median at the first batch size and length is above.",
+        ),
     ] = None
     min_speedup: Annotated[
         float | None,
         Option("--min-speedup", panel=GOAL, metavar="FACTOR"),
-        Field(gt=0, description="Exit with 5 if the first cell's speed-up is below this."),
+        Field(
+            gt=0,
+            description="Exit with 5 if the speed-up at the first batch size and length is below.",
+        ),
     ] = None
     strict: Annotated[
         bool,

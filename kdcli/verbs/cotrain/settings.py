@@ -50,20 +50,25 @@ class PairSettings(Section):
     """The two models that are trained together, and what they learn from."""
 
     teacher: Annotated[str | None, Option("teacher", metavar="TEACHER", values="model")] = Field(
-        None, description="Teacher: a shape LxH, a hub id or a directory."
+        None,
+        description="Teacher: a hub id, a directory, or a shape such as 4x128: 4 layers of width "
+        "128.",
     )
     student: Annotated[str | None, Option("student", metavar="STUDENT")] = Field(
-        None, description="Student: a shape LxH, a hub id or a directory."
+        None, description="Student: a hub id, a directory, or a shape such as 2x64."
     )
     base: Annotated[str | None, Option("--base", metavar="MODEL")] = Field(
         None,
-        description="Model from which shapes get their tokenizer and configuration, and on a task "
+        description="Model that gives shapes their tokenizer and configuration, and on a task "
         "their weights too (default: the teacher on a task, none on text).",
     )
     mode: Annotated[
         Literal["standalone", "one-way", "reversed", "co-distillation"],
         Option("--mode", metavar="MODE"),
-    ] = Field("co-distillation", description="Who learns from whom.")
+    ] = Field(
+        "co-distillation",
+        description="Who learns from whom; one-way: the student only; reversed: the teacher only.",
+    )
     weights: Annotated[
         list[float],
         Option("--weights", kind=str, parse=parse_weights, metavar="A:B:C:D", rare=True),

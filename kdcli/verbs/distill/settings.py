@@ -278,7 +278,9 @@ class DistillRecipe(OnTask):
         "a task).",
     )
     assistant: Annotated[str, Option("--assistant", metavar="LxH", rare=True)] = Field(
-        "auto", description="Shape of a teacher assistant, auto or none."
+        "auto",
+        description="Shape of a model between both that is taught first (a teacher "
+        "assistant), auto or none.",
     )
     variants: dict[str, RecipeValues] = Field(
         default_factory=dict,

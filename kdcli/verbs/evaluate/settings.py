@@ -43,7 +43,8 @@ class EvaluateRecipe(Section):
     )
     masks: Annotated[list[str], Option("--mask", name="mask_file", metavar="FILE")] = Field(
         default_factory=list,
-        description="Mask file to apply to the model before it is evaluated; may be repeated.",
+        description="Mask file of kdcli prune, applied to the model before it is evaluated; may "
+        "be repeated.",
     )
     task: TaskName = None
     pooling: Pooling = None

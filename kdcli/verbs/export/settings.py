@@ -57,8 +57,8 @@ class ExportOptions:
         bool,
         Option("--pack"),
         Field(
-            description="Store the --int8 file's linears and its tables of at least 4,096 rows in "
-            "about half the size, at the same speed; ONNX only."
+            description="Store the matrices of --int8, and its embedding tables of at least 4,096 "
+            "rows, in about half the size at the same speed; ONNX only."
         ),
     ] = False
     steps: Annotated[
@@ -66,7 +66,7 @@ class ExportOptions:
         Option("--steps", metavar="N"),
         Field(
             ge=0,
-            description="Train the integers of --pack for N steps on texts of --data, so that the "
+            description="Steps that train the weights of --pack on texts of --data, so that the "
             "file's outputs come closer to the model's.",
         ),
     ] = 0

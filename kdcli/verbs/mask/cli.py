@@ -8,7 +8,7 @@ from kdcli.cli.verb import INSPECT, PRINTING, Given, Printable, verb
 
 SHARED = ("output_dir", "sets", "trust_remote_code", *PRINTING)
 
-mask = typer.Typer(cls=Group, help="Show, compare, apply and compact mask files.")
+mask = typer.Typer(cls=Group, help="Show, compare, apply and compact the masks that prune writes.")
 app.add_typer(mask, name="mask", rich_help_panel=INSPECT)
 
 

@@ -63,8 +63,8 @@ class ApplyOptions:
         Literal["local", "global", "proportional"] | None,
         Option("--masking", metavar="NAME"),
         Field(
-            description="Which weights compete with each other under --sparsity "
-            "(default: proportional)."
+            description="Where weights compete to be kept: local is each matrix, global all "
+            "together (default: proportional)."
         ),
     ] = None
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     panel=COMPRESS,
 )
 def prune(given: Given) -> Printable | None:
-    """Remove weights of an encoder while it learns a task (SMP and its baselines)."""
+    """Remove weights of an encoder while it learns a task."""
     from kdcli.recipe.resolve import ablations
     from kdcli.verbs.prune.settings import PruneRecipe
 

@@ -24,7 +24,8 @@ class PruneTrainSettings(FinetuneTrainSettings):
     """`train:` of `prune`, with SMP's values. Other methods have another rate and warm-up."""
 
     lr: LearningRate = Field(
-        2e-2, description="Peak learning rate; for smp, the scores' (default: the method's)."
+        2e-2,
+        description="Peak learning rate; with smp, of the weights' scores (default: the method's).",
     )
     warmup_fraction: float = Field(
         0.0,
@@ -53,7 +54,11 @@ class PruneRecipe(VariantSettings, TaskRecipe):
             metavar="NAME",
             choices=tuple(method_names("kdcli.pruners", "pruner")),
         ),
-    ] = Field("smp", description="Pruning method; may be repeated, one run for each.")
+    ] = Field(
+        "smp",
+        description="Pruning method; may be repeated, one run for each. smp keeps the values of "
+        "the weights and trains a score for each; the others also train the weights.",
+    )
     sparsity: Annotated[
         list[Annotated[float, Field(ge=0, lt=1)]], Option("--sparsity", metavar="SHARE")
     ] = Field(
@@ -72,7 +77,8 @@ class PruneRecipe(VariantSettings, TaskRecipe):
             kind=str,
             key="masking",
             choices=("local", "global", "proportional", "threshold"),
-            description="Which weights compete with each other (default: the method's).",
+            description="Where weights compete to be kept: local is each matrix, global all "
+            "together (default: the method's).",
             rare=True,
         ),
     ] = Field(default_factory=dict, description="Settings of the method.")
