@@ -402,8 +402,9 @@ class Compression(SchemaPart):
 
     The numbers of the candidates are from `rows` selection rows, which chose among them.
     `steps` has the steps whose reports exist. `goal` has the limits that the user set, with
-    `max_drop` in points. If only the verification rows miss the goal, `next_candidate` is the one
-    that the same command verifies next.
+    `max_drop` in points. `missed` says by how much the goal is missed, and `advice` what to try. If
+    only the verification rows miss the goal, `next_candidate` is the one that the same command
+    verifies next.
     """
 
     task: str
@@ -414,8 +415,10 @@ class Compression(SchemaPart):
     strict: bool
     cascade: bool = False
     met: bool
+    missed: str = ""
     chosen: str
     sentence: str
+    advice: str = ""
     candidates: list[Candidate]
     next_candidate: str | None = None
     verification: Verified | None = None

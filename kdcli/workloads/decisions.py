@@ -112,7 +112,7 @@ def decisions(
         chosen: Models whose step or settings were selected on the same rows.
         thresholds_from: Comparisons on the rows that chose the thresholds, which their
             `thresholds_on` names. By default, and for other models or sets, these rows choose.
-        max_class_drop: The limit that `class_drop_misses` will check, in points. It raises the
+        max_class_drop: The limit that `class_drop_miss` will check, in points. It raises the
             number of examples that a class needs; see `min_count`.
         differing: Number of rows to list on which the models differ most, at most 20.
         resamples: Number of bootstrap resamples.
@@ -182,7 +182,7 @@ def for_limit(decision: Decision, max_class_drop: float | None) -> Decision:
     return decision.model_copy(update={"min_count": needed, "classes": classes})
 
 
-def class_drop_misses(decision: Decision, max_class_drop: float) -> list[str]:
+def class_drop_miss(decision: Decision, max_class_drop: float) -> str:
     """Describe the classes that lose more than a limit; empty if no class does.
 
     Classes with too few examples are not checked. If all classes have too few, this is a miss too,
@@ -197,16 +197,19 @@ def class_drop_misses(decision: Decision, max_class_drop: float) -> list[str]:
     needed = min_count(max_class_drop)
     checked = [each for each in decision.classes if each.count >= needed]
     if not checked:
-        return [f"{name}: no class has the {needed} examples that the check needs"]
-    misses = []
-    for each in checked:
-        lost = -each.metrics[decision.metric].difference / POINT
-        if exceeds(lost, max_class_drop):
-            misses.append(
-                f"{name} loses {lost:.2f} points of {metric_name(decision)} in class {each.name} "
-                f"({each.count:,} examples), more than {max_class_drop:g}"
-            )
-    return misses
+        return f"{name}: no class has the {needed} examples that the check needs"
+    lost = [-each.metrics[decision.metric].difference / POINT for each in checked]
+    missed = [n for n, points in enumerate(lost) if exceeds(points, max_class_drop)]
+    if not missed:
+        return ""
+    worst, *others = sorted(missed, key=lambda n: -lost[n])
+    plural = "es" if len(others) > 1 else ""
+    more = f", and too many in {len(others):,} other class{plural}" if others else ""
+    return (
+        f"{name} loses {lost[worst]:.2f} points of {metric_name(decision)} in class "
+        f"{checked[worst].name} ({checked[worst].count:,} examples), more than "
+        f"{max_class_drop:g}{more}"
+    )
 
 
 def _classes(pair: _Pair, needed: int, resamples: int) -> list[ClassChange]:

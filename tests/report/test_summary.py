@@ -352,9 +352,18 @@ def test_a_directory_has_the_name_of_your_own_data(source, word, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("met", "start"), [(True, "Goal met: at most 1 point lost. "), (False, "")]
+    ("missed", "said"),
+    [
+        ("", "Goal met: at most 1 point lost. It is small."),
+        ("it lost 2 points", "Goal missed: it lost 2 points. It is small. Ask for less."),
+    ],
 )
-def test_a_goal_that_is_met_comes_first(met, start):
-    limits = [GoalLimit(phrase="at most 1 point lost")]
-    compression = Compression.model_construct(limits=limits, met=met, sentence="It is small.")
-    assert summary(Report.model_construct(compression=compression)) == f"{start}It is small."
+def test_whether_the_goal_is_met_comes_first_and_what_to_do_last(missed, said):
+    compression = Compression.model_construct(
+        limits=[GoalLimit(phrase="at most 1 point lost")],
+        met=not missed,
+        missed=missed,
+        sentence="It is small.",
+        advice="Ask for less." if missed else "",
+    )
+    assert summary(Report.model_construct(compression=compression)) == said

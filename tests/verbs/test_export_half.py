@@ -84,7 +84,7 @@ def test_values_that_half_precision_cannot_hold_stay_in_float32(tmp_path, large_
     (tmp_path / "texts.txt").write_text("\n".join(texts))
     given = ("--format", "onnx", "--fp16", "--data", tmp_path / "texts.txt")
     done = succeeds("export", source, *given, "-o", tmp_path / "out")
-    assert "nodes with values too large for it in float32" in said_by(done)
+    assert "operations with values too large for it in float32" in said_by(done)
     batch = AutoTokenizer.from_pretrained(tmp_path / "out")(
         [*texts[:5], rare_text], padding=True, return_token_type_ids=True, return_tensors="pt"
     )

@@ -30,8 +30,9 @@ def summary(report: Report) -> str:
     """Return what was made, how fast and how small it is, and what it lost on how many rows."""
     if (compression := report.compression) is not None:
         phrases = joined([limit.phrase for limit in compression.limits])
-        met = f"Goal met: {phrases}. " if compression.met and phrases else ""
-        return met + compression.sentence
+        met = f"Goal met: {phrases}." if compression.met and phrases else ""
+        missed = f"Goal missed: {compression.missed}." if compression.missed else ""
+        return " ".join(filter(None, [met, missed, compression.sentence, compression.advice]))
     if not report.cards:
         return ""
     name, first = foremost(report), next(iter(report.cards))

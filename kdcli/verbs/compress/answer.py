@@ -34,7 +34,7 @@ from kdcli.report.text import (
 )
 from kdcli.report.titles import SELECTION, VERIFICATION
 from kdcli.verbs.compress.cascade import describe_needed, loss_name
-from kdcli.verbs.compress.limits import POINT, ScoredModel, conflict
+from kdcli.verbs.compress.limits import POINT, QUALITY, ScoredModel, conflict
 from kdcli.verbs.compress.record import Answer
 from kdcli.verbs.compress.scored import ERROR, P95, TEACHER, CandidateScores, Verification
 from kdcli.verbs.compress.search import Search
@@ -49,6 +49,11 @@ from kdcli.verbs.compress.steps import OUTPUTS, PAGE, STEPS
 from kdcli.workloads.decisions import for_limit
 
 PICTURE = "pareto.png"
+TRY_OTHER_STEPS = "Ask for less, or train longer in the steps."
+TRY_MORE = (
+    "Ask for less, or try more: other plan.shapes, a longer training "
+    "(plan.distill.train.epochs), a larger --budget."
+)
 NOTABLE_POINTS = 0.5
 """Smallest difference between two losses, in points, that can change a decision."""
 
@@ -103,7 +108,7 @@ class Outcome:
         ]
 
     def sentence(self, model: str) -> str:
-        """Summarise gain and loss of the chosen candidate, or how far it misses the goal.
+        """Summarise gain and loss of the chosen candidate.
 
         `model` is the name of the model that was compressed.
         """
@@ -121,21 +126,32 @@ class Outcome:
             won = f"{chosen.name} is {faster} and {smaller}"
         cascade = self._describe_cascade()
         won += f". It {self._lost()}{f'. {cascade}' if cascade else ''}"
-        apart = self._rows_needed() + self._selection_loss()
-        if self.missed and not self.scores.selected_misses(self.selected):
-            return (
-                f"{chosen.name} met the goal on the selection rows but misses it on the "
-                f"verification rows: {'; '.join(self.missed.values())}. {won}.{apart}"
-            )
-        if self.missed:
-            both = conflict(list(self.scores.all_misses().values()))
-            why = "; ".join([*self.missed.values(), *([both] if both else [])])
-            return (
-                f"The goal cannot be met with what was tried. Nearest: {won}. It misses: "
-                f"{why}.{apart}"
-            )
-        beyond = "" if self._is_shown else "; the interval reaches beyond the goal"
-        return f"{won}{beyond}.{apart}"
+        is_beyond = not self.missed and not self._is_shown
+        beyond = "; the interval reaches beyond the goal" if is_beyond else ""
+        return f"{won}{beyond}.{self._selection_loss()}"
+
+    def miss(self) -> str:
+        """Say by how much the nearest candidate misses the goal; empty if the goal is met."""
+        if not self.missed:
+            return ""
+        rows, name = f"{self.verified.rows:,} verification rows", self._title(self.selected)
+        if not self.scores.selected_misses(self.selected):
+            whys = "; ".join(self.missed.values())
+            return f"{name} meets it on the selection rows, but not on the {rows}: {whys}"
+        whys = "; ".join(
+            f"{why}, on {rows}" if limit in QUALITY else why for limit, why in self.missed.items()
+        )
+        return f"the nearest candidate is {name}: {whys}"
+
+    def advice(self) -> list[str]:
+        """Return sentences on what may meet the goal, or show that it is met."""
+        both = conflict(list(self.scores.all_misses().values())) if self.missed else ""
+        return list(filter(None, [self._rows_needed(), both and f"{both}."]))
+
+    def _title(self, one: ScoredModel) -> str:
+        """Name a candidate, and say that it is no cascade if the goal asks for one."""
+        is_other = self.scores.goal.cascade and one.cascade is None
+        return f"{one.name} (no cascade)" if is_other else one.name
 
     @property
     def _is_shown(self) -> bool:
@@ -163,7 +179,7 @@ class Outcome:
             needed = rows_within(lost, high, bound, verified.rows)
             if needed is None and not goal.strict:
                 return ""
-        return f" {describe_needed(needed, loss, 'verification').capitalize()}."
+        return describe_needed(needed, loss, "verification")
 
     def _speed(self) -> tuple[Speedup, str]:
         """Return the speed-up of the chosen candidate, and its time next to the teacher's."""
@@ -200,8 +216,8 @@ class Outcome:
         assert ratio is not None  # It is None for the teacher only.
         speed = "unstable times" if ratio.is_inconclusive else ratio.phrase()
         return (
-            f"The next candidate is {one.name}: {number(one.score)} {self.scores.metric} on the "
-            f"selection rows, {speed}, {megabytes(one.mb)} MB. To verify it, run: {command}"
+            f"The next candidate is {self._title(one)}: {number(one.score)} {self.scores.metric} "
+            f"on the selection rows, {speed}, {megabytes(one.mb)} MB. To verify it, run: {command}"
         )
 
     def _lost(self) -> str:
@@ -357,28 +373,36 @@ def _compression(search: Search, outcome: Outcome) -> Compression:
         met=not outcome.missed,
         chosen=verified.chosen.name,
         next_candidate=None if following is None else following.name,
-        sentence=_answer(search, outcome, following),
+        missed=outcome.miss(),
+        sentence=_sentence(search, outcome),
+        advice=_advice(search, outcome, following),
         candidates=[*outcome.rows(), *skipped_rows(search)],
         steps=step_reports(search),
         verification=verification,
     )
 
 
-def _answer(search: Search, outcome: Outcome, following: ScoredModel | None) -> str:
-    """Return the report's first sentences: the answer, its price, and what to try next."""
-    recipe, steps, verified = search.recipe, search.steps, outcome.verified
-    sentences = [outcome.sentence(short(str(recipe.model)))]
-    if search.no_cascade:
-        sentences.append(f"There is no cascade: {search.no_cascade}.")
+def _sentence(search: Search, outcome: Outcome) -> str:
+    """Return what was won and lost, and its price."""
+    verified = outcome.verified
     # The price stays on this machine: README.md of best/ is for everybody.
     cost = price_sentence(
-        recipe.price_per_hour, verified.chosen.throughput, verified.teacher.throughput
+        search.recipe.price_per_hour, verified.chosen.throughput, verified.teacher.throughput
     )
-    if cost:
-        sentences.append(cost)
+    sentence = outcome.sentence(short(str(search.recipe.model)))
+    return f"{sentence} {cost}" if cost else sentence
+
+
+def _advice(search: Search, outcome: Outcome, following: ScoredModel | None) -> str:
+    """Return what to try next, with the command at the end."""
+    steps, sentences = search.steps, outcome.advice()
+    if search.no_cascade:
+        sentences.insert(0, f"There is no cascade: {search.no_cascade}")
     if following is not None:
         command = steps.options.changed_command("compress", steps.folder, {})
         sentences.append(outcome.describe_next(following, command))
+    elif outcome.missed:
+        sentences.append(TRY_OTHER_STEPS if search.recipe.steps else TRY_MORE)
     return " ".join(sentences)
 
 

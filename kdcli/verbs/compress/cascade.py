@@ -131,13 +131,13 @@ def find(scores: CandidateScores, folder: Path) -> tuple[list[Found], str]:
     if len(exports) < 2:
         names = ", ".join(one.name for one in exports) or "none"
         return [], (
-            f"a cascade needs two ONNX candidates, and there is only: {names}; add onnx or "
-            "onnx-int8 to plan.backends, or shapes to plan.shapes"
+            f"a cascade needs two ONNX candidates, and there is only: {names}. Add onnx or "
+            "onnx-int8 to plan.backends, or shapes to plan.shapes."
         )
     if not (folder / ANSWERS).is_file():
         return [], (
-            "the candidates were scored by a version of kdcli without cascades; start again with "
-            "--overwrite"
+            "the candidates were scored by a version of kdcli without cascades. Start again with "
+            "--overwrite."
         )
     answers = read_answers(folder)
     alone = [one.ms for one in exports if not goal.misses(one, scores.teacher)]
@@ -157,24 +157,23 @@ def find(scores: CandidateScores, folder: Path) -> tuple[list[Found], str]:
     if found:
         return sorted(found, key=lambda one: one.ms)[:MAX_CASCADES], ""
     if keeps or not beyond:
-        return [], "no cascade is faster than the candidates that meet the goal alone"
+        return [], "none is faster than the candidates that meet the goal alone."
     limits = {name: upper_limit(one.losses_N, error) for name, one in beyond.items()}
     name = min(limits, key=limits.__getitem__)
     losses_N, limit = beyond[name].losses_N, limits[name]
-    items, lost = "texts", f"up to {percent(limit)} % of its answers may still change"
     ranks = isinstance(answers[TEACHER], Rankings)
+    lost = f"up to {percent(limit)} % of the answers of {name} may change"
     if ranks:
-        items = "passages"
-        lost = f"its rankings may still score up to {limit / POINT:.2f} points less"
+        lost = f"the rankings of {name} may score up to {limit / POINT:.2f} points less"
     needed = rows_needed(losses_N, max_risk, error)
-    hints = [describe_needed(needed, loss_name(ranks=ranks), SELECTION)]
+    whys = [
+        f"none keeps {goal.max_drop:g} points: as far as {len(losses_N):,} selection rows tell, "
+        f"{lost}.",
+        describe_needed(needed, loss_name(ranks=ranks), SELECTION),
+    ]
     if FORMAT not in answers:
-        hints.append(f"add {FORMAT} to plan.backends: in float32, the model itself loses nothing")
-    return [], (
-        f"no cascade keeps {goal.max_drop:g} points: if {name} asks about "
-        f"{percent(beyond[name].asked, 1)} % of the {items}, {lost}, as far as {len(losses_N):,} "
-        f"selection rows tell; {'; '.join(hints)}"
-    )
+        whys.append(f"Add {FORMAT} to plan.backends: in float32, the model itself loses nothing.")
+    return [], " ".join(whys)
 
 
 def loss_name(*, ranks: bool) -> str:
@@ -185,8 +184,11 @@ def loss_name(*, ranks: bool) -> str:
 def describe_needed(needed: int | None, loss: str, rows: str) -> str:
     """Say how many rows would show that a loss is within the goal; None if no number would."""
     if needed is None:
-        return f"more {rows} rows do not help, because the {loss} itself is not below the goal"
-    return f"at the same {loss}, about {needed:,} {rows} rows would be enough"
+        return f"More {rows} rows do not help, because the {loss} itself is not below the goal."
+    return (
+        f"At the same {loss}, about {needed:,} {rows} rows would be enough: give more rows, or a "
+        f"larger data.{rows}_rows."
+    )
 
 
 def facts_of(one: Found) -> CascadeFacts:

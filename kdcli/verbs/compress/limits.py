@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -175,23 +175,21 @@ class MaxDropOfClass(Limit):
     key, is_quality = "max_class_drop", True
 
     def miss(self, one: ScoredModel, teacher: ScoredModel) -> str:
-        from kdcli.workloads.decisions import class_drop_misses, min_count
+        from kdcli.workloads.decisions import min_count
 
         # Sets without a class that has enough rows are checked on the verification rows alone.
         needed = min_count(self.value)
-        return "; ".join(
-            miss
-            for decision in one.decisions
-            if any(each.count >= needed for each in decision.classes)
-            for miss in class_drop_misses(decision, self.value)
+        return self._misses(
+            one for one in one.decisions if any(each.count >= needed for each in one.classes)
         )
 
     def verified_miss(self, one: ScoredModel, teacher: ScoredModel) -> str:
-        from kdcli.workloads.decisions import class_drop_misses
+        return self._misses(one.decisions)
 
-        return "; ".join(
-            miss for decision in one.decisions for miss in class_drop_misses(decision, self.value)
-        )
+    def _misses(self, decisions: Iterable[Decision]) -> str:
+        from kdcli.workloads.decisions import class_drop_miss
+
+        return "; ".join(filter(None, (class_drop_miss(one, self.value) for one in decisions)))
 
     def phrase(self) -> str:
         return f"{_points(self.value)} by a class"
@@ -295,10 +293,7 @@ class GoalSettings(Section):
         description="Maximum drop of the task metric, in points (1 point = 0.01); without labels, "
         "of the agreement with the model.",
     )
-    max_class_drop: MaxClassDrop = Field(
-        None,
-        description="Maximum drop of any class or entity type, in points.",
-    )
+    max_class_drop: MaxClassDrop = None
     speedup: Annotated[float | None, Option("--speedup", panel=GOAL, metavar="FACTOR")] = Field(
         None, gt=1, description="Minimum speed-up over PyTorch in float32."
     )

@@ -56,7 +56,7 @@ from kdcli.verbs.compress.shape_timings import (
     measure_untrained,
     too_slow,
 )
-from kdcli.verbs.compress.steps import Step, Steps
+from kdcli.verbs.compress.steps import PAGE, Step, Steps
 from kdcli.verbs.compress.verb_steps import VERBS, Verbs, verb_steps
 from kdcli.workloads import open_evaluation
 from kdcli.workloads.decisions import KINDS
@@ -404,11 +404,9 @@ def checked(result: RunResult) -> RunResult:
     """
     compression = compression_of(result)
     if not compression.met:
-        raise GateError(
-            compression.sentence,
-            f"the whole table is in {result.folder} (report.html)",
-            folder=result.folder,
-        )
+        table = f"{result.folder / PAGE} lists all candidates."
+        hint = " ".join(filter(None, [table, compression.advice]))
+        raise GateError(f"goal missed: {compression.missed}", hint, folder=result.folder)
     return result
 
 

@@ -42,7 +42,7 @@ from kdcli.verbs.evaluate.settings import EvaluateRecipe
 from kdcli.workloads import modules_by_task, open_evaluation
 from kdcli.workloads.beir import RETRIEVAL
 from kdcli.workloads.cascades import answers_of
-from kdcli.workloads.decisions import KINDS, class_drop_misses, decisions
+from kdcli.workloads.decisions import KINDS, class_drop_miss, decisions
 from kdcli.workloads.detect import as_trained, with_split, with_task
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.embeddings import METHOD
@@ -528,8 +528,8 @@ def check_score_gates(
         ]
     if max_class_drop is not None:
         for decision in result.report.decisions:
-            missed += class_drop_misses(decision, max_class_drop)
-    if missed:
+            missed.append(class_drop_miss(decision, max_class_drop))
+    if missed := list(filter(None, missed)):
         hint = f"the report is in {result.folder}"
         raise GateError("; ".join(missed), hint, folder=result.folder)
 

@@ -86,11 +86,7 @@ class EvaluateRecipe(Section):
         description="Number of worst examples in the report, and of rows on which a model differs "
         "most from the baseline (at most 20).",
     )
-    max_class_drop: MaxClassDrop = Field(
-        None,
-        description="Maximum drop of any class, label or entity type, in points (1 point = 0.01), "
-        "compared with the first model. If a class loses more, the exit code is 5.",
-    )
+    max_class_drop: MaxClassDrop = None
     head: EvaluatedHeadSettings = EvaluatedHeadSettings()
     data: LabelledSettings = LabelledSettings()
     measure: MeasureSettings = MeasureSettings(latency=False)

@@ -143,16 +143,11 @@ class _Search:
         self.latest = file, comparison
         self.reason = self.check.too_far(comparison) or self._excess(comparison)
         self.attempts.append(Attempt(count, comparison.drop, not self.reason))
-        outcome = self.reason or f"accepted{self._ignored_excess(comparison)}"
-        is_mixed = graph.precision in QUANTISED
-        kind = (
-            f"with {count or 'no'} products left in {kept_in(self.graph.precision)}"
-            if is_mixed
-            else f"in {graph.precision}"
-        )
+        mixed = f"{count} matrix product{'s' if count > 1 else ''}" if count else ""
         if self.beyond_half:
-            kind += f", {len(self.beyond_half)} nodes with values too large for it in float32"
-        log(f"file {kind}: {outcome}")
+            mixed = f"{len(self.beyond_half)} operations with values too large for it"
+        rest = f", {mixed} in {kept_in(graph.precision)}" if mixed else ""
+        log(f"{graph.precision} file{rest}: {self.reason or self._kept_bound(comparison)}")
         return not self.reason
 
     def failure(self) -> MachineError | GateError:
@@ -283,12 +278,13 @@ class _Search:
         """
         return 0.0 if self.exact or self.max_drop is None else comparison.points_per_row
 
-    def _ignored_excess(self, comparison: FileComparison) -> str:
-        """Return in words that an accepted file exceeds the bound; empty if it does not."""
+    def _kept_bound(self, comparison: FileComparison) -> str:
+        """Return why a file may be used."""
         drop = comparison.drop
-        if self.max_drop is None or drop is None or not exceeds(drop, self.max_drop):
-            return ""
-        return (
-            f": {drop:.2f} points lost, allowed {self.max_drop:g}, and an excess of less than one "
-            f"row ({self._tolerance(comparison):.2f} points) is ignored"
-        )
+        if self.max_drop is None or drop is None:
+            return "its outputs agree with torch's"
+        lost = f"{drop:z.2f} points lost, allowed {self.max_drop:g}"
+        if not exceeds(drop, self.max_drop):
+            return lost
+        row = f"one row ({self._tolerance(comparison):.2f} points)"
+        return f"{lost}, and an excess of less than {row} is ignored"
