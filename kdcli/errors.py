@@ -33,14 +33,22 @@ OUT_OF_MEMORY = re.compile(
 ITEM = re.compile(r"\[(\d+)\]\.?")
 """The index of a list's item in a dotted key."""
 PROBLEMS = {"missing": "is missing", "extra_forbidden": "is unknown"}
-JSON_KINDS = {
-    "a valid ": "a ",
-    "a dictionary": "a JSON object",
-    "an object": "a JSON object",
-    "a array": "a list",
-    "a integer": "a whole number",
+WORDS = {
+    "Input should be": "must be",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid string": "a string",
+    "a valid boolean": "true or false",
+    "a valid list": "a list",
+    "a valid array": "a list",
+    "a valid dictionary": "a mapping of keys",
+    "a dictionary": "a mapping of keys",
+    "a valid tuple": "a list",
+    "an object": "a mapping of keys",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
 }
-"""The names of JSON types in messages, by pydantic's words."""
+"""Pydantic's words in messages, and kdcli's."""
 
 
 def shortened(text: str, limit: int) -> str:
@@ -59,8 +67,7 @@ def first_problem(error: ValidationError, values: object) -> str:
     key, text = key_of(problem["loc"], values), PROBLEMS.get(problem["type"]) or reason(problem)
     if problem["type"] == "missing":
         key = f"{key}.{problem['loc'][-1]}".removeprefix(".")
-    for kind, word in JSON_KINDS.items():
-        text = text.replace(kind, word)
+    text = text.replace("a mapping of keys", "a JSON object")
     if text.startswith("must be "):
         text += f", got {shortened(repr(problem['input']), 60)}"
     if not key:
@@ -71,7 +78,10 @@ def first_problem(error: ValidationError, values: object) -> str:
 def reason(problem: ErrorDetails) -> str:
     """Return pydantic's explanation of a wrong value in the form `must be ...`."""
     message = str(problem["msg"]).removeprefix("Value error, ")
-    message = re.sub(" or (an )?instance of .*", "", message).replace("Input should be", "must be")
+    message = re.sub(" or (an )?instance of .*|, unable to .*", "", message)
+    message = re.sub(r"\w+ should (have .* items?) after .*", r"must \1", message)
+    for of_pydantic, own in WORDS.items():
+        message = message.replace(of_pydantic, own)
     return f"{message[0].lower()}{message[1:]}"
 
 

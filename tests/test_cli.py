@@ -649,8 +649,8 @@ def test_what_may_be_right_is_left_to_the_verb(kind, value, tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: kdcli.finetune("demo", task=5), "'task' must be a valid string, got 5"),
-        (lambda: kdcli.evaluate([5], task="sst2"), "must be a valid string, got 5"),
+        (lambda: kdcli.finetune("demo", task=5), "'task' must be a string, got 5"),
+        (lambda: kdcli.evaluate([5], task="sst2"), "must be a string, got 5"),
         (lambda: kdcli.distill("demo", method=5), "'method' must be"),
     ],
 )

@@ -128,16 +128,17 @@ OUT_OF_RANGE = ["lr=.inf", "lr=.nan", "seed=99999999999999999999", "batch_size=2
         ),
         ("lr=1", "unknown key 'lr' (--set); did you mean 'train.lr'?"),
         ("methd=minilm", "unknown key 'methd' (--set); did you mean 'method'?"),
-        ("train.lr=fast", "'train.lr' must be a valid number, got 'fast' (--set)"),
+        ("train.lr=fast", "'train.lr' must be a number, got 'fast' (--set)"),
         ("train.lr=-1", "'train.lr' must be greater than 0, got -1 (--set)"),
         (
             "train.warmup_fraction=10",
             "'train.warmup_fraction' must be less than 1, got 10 (--set); did you mean 0.1?",
         ),
-        ("train.max_steps=1.5", "'train.max_steps' must be a valid integer, got 1.5 (--set)"),
+        ("train.max_steps=1.5", "'train.max_steps' must be a whole number, got 1.5 (--set)"),
         ("train.dtype=fp8", "got 'fp8' (--set)"),
-        ("student.to=6", "'student.to' must be a valid list, got 6 (--set)"),
-        ("data.pack_isolated=1", "'data.pack_isolated' must be a valid boolean, got 1 (--set)"),
+        ("eval.tasks=sst2", "must be a list, got 'sst2' (--set); did you mean [sst2]?"),
+        ("student.to=6", "'student.to' must be a list, got 6 (--set)"),
+        ("data.pack_isolated=1", "'data.pack_isolated' must be true or false, got 1 (--set)"),
         *((f"train.{pair}", f"'train.{pair.split('=')[0]}' must be") for pair in OUT_OF_RANGE),
         ("loss={'': null}", "keys are words"),
         ("loss={a: {1: 2}}", "keys are words"),
@@ -211,17 +212,16 @@ def test_a_text_that_may_be_missing_can_be_removed(write):
     [
         (
             "data.columns.text.x=a",
-            "'data.columns.text.x' lies under 'data.columns.text', which must be a valid string or "
-            "a valid list, "
-            "got {'x': 'a'} (--set)",
+            "'data.columns.text.x' lies under 'data.columns.text', which must be a string or a "
+            "list, got {'x': 'a'} (--set)",
         ),
         (
             "data.columns={text: 3}",
-            "'data.columns.text' must be a valid string or a valid list, got 3 (--set)",
+            "'data.columns.text' must be a string or a list, got 3 (--set)",
         ),
         (
             "data.columns.text=[a, 2]",
-            "item 2 of 'data.columns.text' must be a valid string, got 2 (--set)",
+            "item 2 of 'data.columns.text' must be a string, got 2 (--set)",
         ),
     ],
 )
@@ -469,7 +469,7 @@ class TestCombinations:
             ("grid.train.lr=[]", "grid.train.lr must hold a list of values, got []"),
             ("grid.train.lrr=[1.0]", "unknown key 'grid.train.lrr'; did you mean 'grid.train.lr'?"),
             ("grid.train=[1.0]", "'grid.train' is a section"),
-            ("grid.train.lr=[1e-3, high]", "'grid.train.lr' must be a valid number, got 'high'"),
+            ("grid.train.lr=[1e-3, high]", "'grid.train.lr' must be a number, got 'high'"),
             ("grid.keep=[last, frist]", "'grid.keep' must be 'last' or 'best', got 'frist'"),
             ("grid.train.epochs=[3.0, 0]", "'grid.train.epochs' must be greater than 0, got 0"),
         ],
@@ -568,7 +568,7 @@ class TestDownstreamRecipe:
     def test_an_override_that_finetune_does_not_know(self):
         for overrides, said in (
             ({"train": {"lrr": 1.0}}, "did you mean 'eval.overrides.train.lr'?"),
-            ({"train": {"lr": "fast"}}, "'eval.overrides.train.lr' must be a valid number"),
+            ({"train": {"lr": "fast"}}, "'eval.overrides.train.lr' must be a number"),
             ({"teacher": "x"}, "unknown key 'eval.overrides.teacher'"),
         ):
             assert said in refusal(
@@ -582,7 +582,7 @@ def test_a_key_in_a_list_of_sections_is_named_by_its_place():
     assert "unknown key 'distill.train.lrr' in item 2 of 'steps'" in message
     assert "did you mean 'distill.train.lr'?" in message
     message = refused(sections={"plan.distill": {"student": {"layers": [1, "two"]}}})
-    assert "item 2 of 'plan.distill.student.layers' must be a valid integer, got 'two'" in message
+    assert "item 2 of 'plan.distill.student.layers' must be a whole number, got 'two'" in message
 
 
 class TestOpenKeys:
@@ -604,7 +604,7 @@ class TestOpenKeys:
         ("pair", "said"),
         [
             ("data.colums.text=a", "unknown key 'data.colums.text'"),
-            ("data.columns=a", "'data.columns' must be a valid dictionary, got 'a' (--set)"),
+            ("data.columns=a", "'data.columns' must be a mapping of keys, got 'a' (--set)"),
             ("data.columns.text.x=a", "got {'x': 'a'}"),
             ("task.text=a", "unknown key 'task.text'"),
         ],

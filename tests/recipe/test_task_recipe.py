@@ -143,15 +143,15 @@ def test_the_intermediate_stage_has_its_own_keys_and_else_those_of_the_predictio
     ("key", "message"),
     [
         ("intermediate.lrr=1", "unknown key 'intermediate.lrr'; did you mean 'intermediate.lr'?"),
-        ("intermediate.lr=fast", "'intermediate.lr' must be a valid number, got 'fast'"),
+        ("intermediate.lr=fast", "'intermediate.lr' must be a number, got 'fast'"),
         ("intermediate.seed=1", "all stages share train.seed"),
         ("intermediate.dtype=bf16", "all stages share train.dtype"),
         ("kd.temperature=0", "'kd.temperature' must be greater than 0"),
-        ("kd.weight=1.5", "'kd.weight' must be less than or equal to 1"),
+        ("kd.weight=1.5", "'kd.weight' must be at most 1"),
         ("stage=both", "'stage' must be 'separate', 'joint' or 'none'"),
         ("augment.probability=0", "'augment.probability' must be greater than 0"),
         ("augment.copies=0", "'augment.copies' must be greater than 0"),
-        ("cache_gb=-1", "'cache_gb' must be greater than or equal to 0"),
+        ("cache_gb=-1", "'cache_gb' must be at least 0"),
     ],
 )
 def test_a_wrong_key_or_value_is_refused(key, message):

@@ -228,7 +228,7 @@ def test_a_dry_run_times_the_shapes_and_writes_nothing(places, timed, tmp_path):
             (name, ["--student", "{encoder}", "--max-steps", "0"], "be combined with --student")
             for name in ("embedding", "reranker")
         ),
-        ("text", ["--to", "2x16", "--max-steps", "-3"], "greater than or equal to 0, got -3"),
+        ("text", ["--to", "2x16", "--max-steps", "-3"], "at least 0, got -3"),
     ],
 )
 def test_what_is_refused(name, more, message, places, timed, tmp_path):  # noqa: F811

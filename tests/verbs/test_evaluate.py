@@ -408,7 +408,7 @@ def test_a_metric_of_the_evaluate_library_beside_those_of_the_task(data, tmp_pat
         (["--task", "own", "--submission", "sub"], "your data is not a GLUE task"),
         (
             ["--task", "own", "--set", "resamples=10"],
-            "'resamples' must be greater than or equal to 100",
+            "'resamples' must be at least 100",
         ),
         (["--task", "own", "--set", "train.lr=1"], "unknown key 'train.lr'"),
     ],

@@ -488,7 +488,7 @@ def test_cap_contrasts_with_the_model_as_it_was_and_as_it_is_fine_tuned(given, t
     ("methods", "options", "message"),
     [
         ([], {"sparsity": [1.0]}, "item 1 of 'sparsity' must be less than 1, got 1.0"),
-        ([], {"sparsity": [-0.1]}, "item 1 of 'sparsity' must be greater than or equal to 0"),
+        ([], {"sparsity": [-0.1]}, "item 1 of 'sparsity' must be at least 0"),
         ([], {"sparsity": [0.5, 0.5]}, "sparsity 0.5 was given twice"),
         (["smp", "smp"], {}, "method smp was given twice"),
         (

@@ -302,12 +302,12 @@ def test_config_says_what_sets_say():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"train": {"lr": "1e-3"}}, r"'train\.lr' must be a valid number, got '1e-3'"),
-        ({"train": {"max_steps": 1.5}}, r"'train\.max_steps' must be a valid integer"),
+        ({"train": {"lr": "1e-3"}}, r"'train\.lr' must be a number, got '1e-3'"),
+        ({"train": {"max_steps": 1.5}}, r"'train\.max_steps' must be a whole number"),
         ({"train": {"learning_rate": 1}}, r"unknown key 'train\.learning_rate'.*'train\.lr'"),
         ({"lr": 1}, r"unknown key 'lr'.*did you mean 'train\.lr'"),
         ({"train": 3}, "'train' .* is a section"),
-        ({"train": {"lr": {}}}, r"'train\.lr' must be a valid number"),
+        ({"train": {"lr": {}}}, r"'train\.lr' must be a number"),
         (["train.lr=1"], "config takes a dict of recipe keys, not list"),
         ({3: 1}, "config has the key 3; keys are words"),
         ({"train": {"a=b": 1}}, "config: train has the key 'a=b'; keys are words"),
