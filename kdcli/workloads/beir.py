@@ -386,6 +386,7 @@ def read_retrieval(source: str, split: str | None = None) -> Retrieval:
     if (missing := describe_missing_parts(map(base_name, read))) is not None:
         raise UsageError(f"{folder}: {missing}", "download the others")
     local = [file for file in read if isinstance(file, Path)]
+    log_fact(*filter(None, [_other_formats(local)]))
     if local and (digest := folder_hash(local)) is not None:
         HASHES[source] = digest
     documents, queries = _by_id(corpus), _by_id(asked)
@@ -502,6 +503,23 @@ def _by_stem(folder: Path) -> dict[str, list[File]]:
     }
 
 
+def _other_formats(read: Sequence[Path]) -> str:
+    """Return a message about files that may hold what other files hold in another format."""
+    stems = {(file.parent, parts[1]) for file in read if (parts := NAME.fullmatch(file.name))}
+    others = [
+        file.name
+        for folder, stem in sorted(stems)
+        for file in sorted(folder.glob("*.*"))
+        if file not in read
+        and format_of(file.name)
+        and (parts := NAME.fullmatch(file.name))
+        and parts[1] == stem
+    ]
+    if not others:
+        return ""
+    return f"skipped {', '.join(others)}: read are {', '.join(file.name for file in read)}"
+
+
 def _text_files(source: str, name: str, split: str) -> list[File]:
     """Return the files of the corpus or the queries, which may have a directory.
 
@@ -529,7 +547,8 @@ def _text_files(source: str, name: str, split: str) -> list[File]:
 def _judgements(file: File) -> Iterator[tuple[str, str, str, float]]:
     """Yield the place, query, document and grade of each relevance.
 
-    A .tsv file may lack the names of its columns.
+    A .tsv file may lack the names of its columns. Its first line has them if it does not end in a
+    number.
 
     Raises:
         UsageError: A row has no query, document or whole number.
@@ -544,19 +563,32 @@ def _judgements(file: File) -> Iterator[tuple[str, str, str, float]]:
         except (csv.Error, UnicodeDecodeError) as error:
             hint = "save it as UTF-8, with a query, a document and a relevance on each line"
             raise UsageError(f"{file} cannot be read: {one_line(error)}", hint) from None
-        is_header = bool(table and table[0]) and _grade(table[0][-1]) is None
+        is_header = bool(table and table[0]) and number_of(table[0][-1]) is None
+        if is_header and tuple(table[0]) != JUDGEMENT:
+            if sorted(table[0]) == sorted(JUDGEMENT):
+                raise UsageError(
+                    f"{file}:1: the columns must be {', '.join(JUDGEMENT)}, in this order, got "
+                    f"{', '.join(table[0])}",
+                    "write the columns in this order",
+                )
+            log_fact(f"{file}:1 is read as the names of the columns: {', '.join(table[0])}")
         rows = [(f"{file}:{n}", row) for n, row in enumerate(table, 1)][is_header:]
     else:
         tables = open_source(str(file)).tables("train")
         rows = ((where, [row.get(c) for c in JUDGEMENT]) for _, t in tables for where, row in t)
     for where, row in rows:
-        ids, grade = list(map(_id_of, row[:-1])), _grade(row[-1]) if row else None
-        if len(ids) != 2 or not ids[0] or not ids[1] or grade is None:
+        ids = list(map(_id_of, row[:-1]))
+        if len(ids) != 2 or not ids[0] or not ids[1]:
             form = "separated by tabs" if is_tsv else f"in {', '.join(JUDGEMENT)}"
             raise UsageError(
                 f"{where} must have query, document and relevance, {form}",
                 "give each judgement a row with these 3 values; of TREC's 4 columns, remove the "
                 "second",
+            )
+        if (grade := _grade(row[-1])) is None:
+            raise UsageError(
+                f"{where}: the relevance must be a whole number, got {row[-1]!r}",
+                "write 0 for a document that is not relevant, and 1 or more for a relevant one",
             )
         yield where, ids[0], ids[1], grade
 

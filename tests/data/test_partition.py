@@ -319,6 +319,25 @@ def test_a_spreadsheet_holds_lists_in_its_cells(tmp_path):
     assert data.evaluated.passages == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("pairs.jsonl", '{"query": "q", "passage": "%s", "label": %s}\n'),
+        ("pairs.csv", "q,%s,%s\n"),
+    ],
+)
+def test_labels_that_are_true_or_false_are_1_and_0(tmp_path, name, content):
+    file, lines = tmp_path / name, []
+    header = "" if name.endswith("jsonl") else "query,passage,label\n"
+    rows = [("a", "true"), ("b", "false"), ("c", "1")]
+    file.write_text(header + "".join(content % row for row in rows), "utf-8")
+    with logged_to(lines):
+        found = read_lists(str(file), seed=0, trains=False).evaluated
+    assert [*found.labels] == [1.0, 0.0, 1.0]
+    first = 2 if header else 1
+    assert f"labels true and false are read as 1 and 0 (first: {file}:{first})" in lines
+
+
 def test_columns_that_lists_do_not_use_are_logged(tmp_path):
     rows = [{"query": "a", "passage": f"b {n}", "relevance": n % 2} for n in range(4)]
     file, lines = tmp_path / "lists.jsonl", []

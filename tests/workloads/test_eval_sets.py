@@ -11,6 +11,7 @@ import torch
 from datasets import Dataset
 from encoders import on_disk, tiny_encoder
 from hub_server import hub  # noqa: F401
+from reading import logged_to
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 from sklearn.linear_model import LogisticRegression
@@ -222,6 +223,39 @@ def test_relevances_that_cannot_be_read_are_named(tmp_path, content):
     (tmp_path / "qrels.tsv").write_bytes(b"q\td1\t1\n" + content)
     with pytest.raises(UsageError, match=r"qrels\.tsv cannot be read: "):
         read_retrieval(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("q\td1\t0.5\nq\td1\t1\n", ":1: the relevance must be a whole number, got '0.5'"),
+        ("q\td1\t1\nq\td1\tyes\n", ":2: the relevance must be a whole number, got 'yes'"),
+        ("corpus-id\tquery-id\tscore\nd1\tq\t1\n", ":1: the columns must be query-id, corpus-id"),
+        ("q\t0\td1\t1\n", ":1 must have query, document and relevance, separated by tabs"),
+    ],
+)
+def test_a_line_of_relevances_that_is_no_judgement_is_refused(tmp_path, lines, message):
+    write(tmp_path / "corpus.jsonl", [{"_id": "d1", "text": "w1"}])
+    write(tmp_path / "queries.jsonl", [{"_id": "q", "text": "w1"}])
+    (tmp_path / "qrels.tsv").write_text(lines)
+    with pytest.raises(UsageError) as caught:
+        read_retrieval(str(tmp_path))
+    assert caught.value.message.startswith(f"{tmp_path / 'qrels.tsv'}{message}")
+
+
+def test_a_line_of_names_and_files_of_other_formats_are_logged(tmp_path):
+    rows = {"corpus": [{"_id": "d1", "text": "w1"}], "queries": [{"_id": "q", "text": "w1"}]}
+    for name, of_file in rows.items():
+        write(tmp_path / f"{name}.jsonl", of_file)
+        Dataset.from_list(of_file).to_parquet(tmp_path / f"{name}.parquet")
+    (tmp_path / "qrels.tsv").write_text("query\tdocument\tgrade\nq\td1\t1\n")
+    lines: list[str] = []
+    with logged_to(lines):
+        read_retrieval(str(tmp_path))
+    file = tmp_path / "qrels.tsv"
+    assert f"{file}:1 is read as the names of the columns: query, document, grade" in lines
+    read = "corpus.jsonl, queries.jsonl, qrels.tsv"
+    assert f"skipped corpus.parquet, queries.parquet: read are {read}" in lines
 
 
 HUB_FORMS = {

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,6 +53,9 @@ LIST_COLUMNS = (
     *(*QUERIES, *PASSAGES, "passages", POSITIVE_COLUMN),
     *("label", "labels", "score", "scores"),
 )
+LABELS = ("label", "labels")
+BOOLEANS = {"true": 1, "false": 0}
+"""The relevances that a label may say in words."""
 UNSCORED = "without a label for each passage, or with labels of one kind"
 FORM_HINT = "a row holds query and passage, or query and passages, or query, positive and negative"
 
@@ -368,7 +371,7 @@ ScoredPassage = tuple[str, float, float]
 
 def _read(tables: Iterator[tuple[str, Iterator[Row]]], account: RowAccount) -> Lists:
     """Read the lists of all files of a split."""
-    conflicts = 0
+    conflicts, first_boolean = 0, ""
     names: dict[str, None] = {}
     by_query: dict[str, dict[str, tuple[float, float]]] = {}
     for name, rows in tables:
@@ -376,6 +379,9 @@ def _read(tables: Iterator[tuple[str, Iterator[Row]]], account: RowAccount) -> L
         for where, given in rows:
             row = usual_names(given)
             query, candidates = _candidates(where, row)
+            labels = (str(x).casefold() for name in LABELS for x in _cells(row.get(name)))
+            if not first_boolean and not BOOLEANS.keys().isdisjoint(labels):
+                first_boolean = where
             names.update(dict.fromkeys(row))
             account.read += 1
             by_passage = by_query.setdefault(query, {})
@@ -398,6 +404,8 @@ def _read(tables: Iterator[tuple[str, Iterator[Row]]], account: RowAccount) -> L
     negatives = filter(NEGATIVE_COLUMN.fullmatch, names)
     if unused := unused_columns(names, {*LIST_COLUMNS, *negatives}):
         log_fact(f"{len(by_query):,} queries{unused}")
+    if first_boolean:
+        log_fact(f"labels true and false are read as 1 and 0 (first: {first_boolean})")
     if conflicts:
         log_fact(
             f"{conflicts:,} pairs of query and passage have several labels; the highest label is "
@@ -461,16 +469,14 @@ def _texts(where: str, row: RowValues, name: str) -> list[str]:
 
 def _numbers(where: str, row: RowValues, name: str, count: int) -> list[float]:
     """Return the numbers in a column, or NaN for each passage if there is no such column."""
-    values = row.get(name)
-    if values is None:
+    if row.get(name) is None:
         return [math.nan] * count
-    if isinstance(values, str):
-        # A cell of CSV.
-        values = parse_list(values, BRACKETS) or values
+    values = _cells(row[name])
     try:
-        values = [x.number if isinstance(x, ClassName) else x for x in values]
-        values = [number_of(x) if isinstance(x, str) else x for x in values]
-        numbers = [math.nan if isinstance(x, bool) else float(x) for x in values]
+        known = [BOOLEANS.get(str(x).casefold(), x) if name in LABELS else x for x in values]
+        known = [x.number if isinstance(x, ClassName) else x for x in known]
+        known = [number_of(x) if isinstance(x, str) else x for x in known]
+        numbers = [math.nan if isinstance(x, bool) else float(x) for x in known]
     except (TypeError, ValueError):
         numbers = []
     if len(numbers) != count or not all(map(math.isfinite, numbers)):
@@ -478,5 +484,13 @@ def _numbers(where: str, row: RowValues, name: str, count: int) -> list[float]:
             where,
             f"'{name}' must hold a finite number for each",
             f" of {count} passages, got {values!r:.80}",
+            "write a number for each passage; labels may also be true and false",
         )
     return numbers
+
+
+def _cells(values: object) -> list[Any]:
+    """Return the elements of a list, which may be in a cell of CSV. Anything else is the only
+    element."""
+    cells = parse_list(values, BRACKETS) if isinstance(values, str) else values
+    return cells if isinstance(cells, list) else [values]
