@@ -166,16 +166,20 @@ class FittedTable:
         if sum(width + 3 for width in least[:keys]) > room // 2:
             keys = 1
         pieces = _pieces(least, room, keys)
+        is_right = [k > 0 and _has_numbers(column[1:]) for k, column in enumerate(columns)]
         for piece in pieces:
             grid = RichTable(header_style="bold")
             spare = room - sum(least[k] + 3 for k in piece)
-            cells = []
-            for k in piece:
+            widths = {}
+            # Numbers are harder to read in two lines than names.
+            for k in sorted(piece, key=lambda k: not is_right[k]):
                 more = max(0, min(spare, max(map(len, columns[k])) - least[k]))
                 spare -= more
-                heading, *texts = (_wrapped(text, least[k] + more) for text in columns[k])
-                is_right = k > 0 and _has_numbers(columns[k][1:])
-                grid.add_column(heading, justify="right" if is_right else "left")
+                widths[k] = least[k] + more
+            cells = []
+            for k in piece:
+                heading, *texts = (_wrapped(text, widths[k]) for text in columns[k])
+                grid.add_column(heading, justify="right" if is_right[k] else "left")
                 cells.append(texts)
             for i, row in enumerate(zip(*cells, strict=True)):
                 if len(pieces) == 1 or any(row[keys:]):
@@ -190,8 +194,8 @@ def _least_width(column: Iterable[str]) -> int:
 
 
 def _unbroken(cell: str) -> str:
-    """Keep a number and its unit together. Brackets and words after a comma may fold."""
-    return re.sub(r"(?<!,) (?!\()", "\xa0", cell) if re.match(NUMBER, cell) else cell
+    """Keep a number and its unit together. Brackets, words after a comma and ranges may fold."""
+    return re.sub(r"(?<!,)(?<! to) (?!\()", "\xa0", cell) if re.match(NUMBER, cell) else cell
 
 
 def _wrapped(cell: str, width: int) -> str:

@@ -270,6 +270,13 @@ def test_long_names_break_after_hyphens_so_that_one_table_is_enough():
     assert not missing(text, "2x384-trimmed-", "onnx-int8", " +0.46 to +1.38 ", "lost")
 
 
+def test_a_range_folds_before_a_table_is_divided():
+    header = ["metric", "model", "baseline", "difference", "95% interval", ""]
+    row = ["neighbours neighbours@10", "adapted", "re-embedding", "-0.8050", "-0.8322 to -0.7779"]
+    assert len(columns_of(header, [*row, "higher"], width=80)) == 3
+    assert "│ -0.8322 to -0.7779 │" in columns_of(header, [*row, "higher"], width=90)[1]
+
+
 def test_a_column_without_text_is_empty():
     assert "│ a    │     1 │  │" in columns_of(["name", "score", ""], ["a", "1", ""])[1]
 
