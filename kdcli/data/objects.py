@@ -313,8 +313,20 @@ def _checked_columns(columns: Mapping[object, object]) -> Iterator[tuple[object,
     """Yield the columns of a dict of lists.
 
     Raises:
-        UsageError: A value is no list.
+        UsageError: A value is no list, or the rows of two Series have different labels.
     """
+    series: list[tuple[object, Any]] = [
+        (name, each) for name, each in columns.items() if _is_a(each, "pandas", "Series")
+    ]
+    for name, each in series[1:]:
+        first_name, first = series[0]
+        if not each.index.equals(first.index):
+            raise UsageError(
+                f"the Series {first_name!r} and {name!r} have different indexes, so it is unclear "
+                "which values belong together",
+                "align them with pandas.DataFrame(...), or give their .tolist() to join them by "
+                "position",
+            )
     for name, column in columns.items():
         if not _is_column(column):
             is_table = any(_is_a(column, *kind) for kind in _TABLES) or isinstance(column, Mapping)

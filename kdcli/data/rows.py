@@ -191,7 +191,7 @@ def median_length(rows: Iterable[Row], column: str) -> float:
 
 def columns_in(values: Iterable[str]) -> str:
     """List the columns of a row for a message."""
-    names = list(values)
+    names = _shown_names(values)
     if len(names) == 1:
         return f"the only column is {names[0]}"
     return f"the columns are {', '.join(names)}" if names else "the row has no columns"
@@ -199,8 +199,15 @@ def columns_in(values: Iterable[str]) -> str:
 
 def unused_columns(names: Iterable[str], used: Collection[str]) -> str:
     """List the columns that are not used, at the end of a message."""
-    unused = [name for name in names if name not in used]
+    columns = list(names)
+    shown = zip(columns, _shown_names(columns), strict=True)
+    unused = [of_message for name, of_message in shown if name not in used]
     return f"; unused columns: {', '.join(unused)}" if unused else ""
+
+
+def _shown_names(names: Iterable[str]) -> list[str]:
+    """Return the names of columns, and the place of a column without a name."""
+    return [name.strip() or f"column {n} (without a name)" for n, name in enumerate(names, 1)]
 
 
 def check_encodable(where: str, column: str, text: str) -> str:

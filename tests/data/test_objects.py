@@ -175,6 +175,11 @@ class Unknown:
         ({"text": "w1"}, "under 'text'; a dict of data holds a list", "give {"),
         ({"train": pd.DataFrame(ROWS)}, "of type DataFrame under 'train'", "DatasetDict"),
         ({"train": {"text": ["w1"]}}, "of type dict under 'train'", "DatasetDict"),
+        (
+            {"text": pd.Series(["w1", "w2"]), "label": pd.Series([1, 2], index=[1, 0])},
+            "the Series 'text' and 'label' have different indexes",
+            "pandas.DataFrame",
+        ),
         ({"text": ["w1"], "label": [1, 2]}, "text has 1, label has 2", "fill or cut"),
         (pd.Series(["w1", None]), "item 1 of the list is of type", "missing values"),
         (b"w1", "got an object of type bytes", "convert it"),

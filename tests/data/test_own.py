@@ -176,6 +176,8 @@ def test_the_log_names_kind_columns_and_classes():
     assert log == [
         "your data: 3 examples of kind class, text -> label, 2 classes (a, b); unused columns: when"
     ]
+    found(labelled("a", "b", "a", **{"": "1999"}), log)
+    assert log.pop().endswith("; unused columns: column 3 (without a name)")
     found(table("premise hypothesis score", ("a", "b", 0.5), ("c", "d", 1)), log)
     assert log[1:] == ["your data: 2 examples of kind score, premise and hypothesis -> score"]
     found(labelled(*range(11)), log)
