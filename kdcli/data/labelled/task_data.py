@@ -330,7 +330,7 @@ def _by_split(
         if not (holds_out and _trained_on(task, train, trained, seed)):
             return Labelled(task, train, {"": train}, ALL_ROWS)
     if train and split == "validation":
-        kept, held_out = _hold_out(task, train, seed)
+        kept, held_out = _hold_out(rows, train, seed)
         note = (
             f"there is no validation split: {len(held_out):,} of the {len(train):,} training "
             "examples are held out for evaluation"
@@ -340,14 +340,14 @@ def _by_split(
 
 
 def _hold_out(
-    task: Task, examples: list[Example], seed: int
+    rows: TaskSource, examples: list[Example], seed: int
 ) -> tuple[list[Example], list[Example]]:
-    """Divide examples into a training set and a validation set."""
-    held = held_back(task, examples, seed)
+    """Divide examples of a source into a training set and a validation set."""
+    held = held_back(rows.task, examples, seed)
     if held.all() or not held.any():
         raise UsageError(
-            f"{len(examples)} examples with {len({e.texts for e in examples})} different texts are "
-            "too few to hold some back",
+            f"{rows.source}: {len(examples)} examples with {len({e.texts for e in examples})} "
+            "different texts are too few to hold some back",
             "give a validation split",
         )
     pairs = list(zip(examples, held, strict=True))
