@@ -334,7 +334,7 @@ def _read_jsonl(name: str, lines: Iterator[tuple[int, str]], on_bad: OnBadRow) -
             on_bad(BlankLine(where))
             continue
         try:
-            values = ONE_NAME_ONCE.decode(line)
+            values = ONE_NAME_ONCE.decode(line.removeprefix("\ufeff"))
         except (ValueError, RecursionError) as error:
             on_bad(BadRow(where, "not JSON", f": {error}", JSON_HINT))
             continue

@@ -91,7 +91,10 @@ HUB_FOLDER = "data"
 SAVED_DICT, SAVED_STATE = "dataset_dict.json", "state.json"  # Of `save_to_disk`.
 SAVED_HINT = "save the data set again with .flatten_indices().save_to_disk(), or as Parquet"
 SPLITS_HINT = "one of them should be train, validation or test"
-UNREAD_HINT = "kdcli reads train, validation and test: rename the file, or give it alone as --data"
+UNREAD_HINT = (
+    "kdcli reads train, validation and test of one directory: rename the file, or give it alone as "
+    "--data"
+)
 LOG_SECONDS = 10.0  # Seconds between log lines about the progress.
 
 
@@ -431,6 +434,12 @@ def _local_splits(folder: Path) -> dict[str, tuple[File, ...]]:
 
     They may be in a directory `data`, or in a directory for each split, as in a hub's clone.
     """
+    for path in sorted(folder.iterdir()):
+        if path.is_symlink() and not path.exists() and _is_data(path.name):
+            raise UsageError(
+                f"{path} is a link to {path.readlink()}, which does not exist",
+                "copy the file that was linked, for example with cp -L or rsync -L",
+            )
     files = {p.name: p for p in sorted(folder.iterdir()) if p.is_file() and p.name != INFOS}
     if not any(map(_is_data, files)):
         if (folder / HUB_FOLDER).is_dir():
@@ -462,7 +471,7 @@ def _remote_files(url: str) -> dict[str, tuple[File, ...]]:
             for member in members:
                 check_size(base_name(member["name"]), member["compress_size"], member["size"])
             inner = [member["name"] for member in members]
-            content = list_names(sorted(map(base_name, inner)))
+            content = list_names(sorted(base_name(entry["name"]) for entry in entries))
             return _by_split(url, {base_name(p): f"zip://{p}{archive}" for p in inner}, content)
         system, path = fsspec.core.url_to_fs(url)
         name = base_name(url)
@@ -561,9 +570,7 @@ def describe_unread(source: Source, sets: Iterable[str] = ()) -> str | None:
         return None
     if not names:
         return None
-    return (
-        f"skipped, because their names match no split: {list_names(sorted(names))}; {UNREAD_HINT}"
-    )
+    return f"skipped: {list_names(sorted(names))}; {UNREAD_HINT}"
 
 
 def _beside(files: Iterable[File], used: Collection[File], sets: Iterable[str]) -> list[str]:

@@ -598,14 +598,27 @@ def test_files_of_no_split_are_named(tmp_path):
     with logged_to(of_text):
         read_texts(str(tmp_path), column="text", unit="document", rows=None)
     unread = (
-        "skipped, because their names match no split: notice.csv, test_hard.csv, train (1).csv, "
-        "train_more.csv; kdcli reads train, validation and test: rename the file, or give it alone "
-        "as --data"
+        "skipped: notice.csv, test_hard.csv, train (1).csv, train_more.csv; kdcli reads train, "
+        "validation and test of one directory: rename the file, or give it alone as --data"
     )
     assert (log.count(unread), of_text.count(unread)) == (1, 1)
     single = []
     read_task("own", tmp_path / "train.csv", single)
     assert not any("skipped" in line for line in single)
+
+
+def test_joined_files_of_json_lines_may_have_several_byte_order_marks(tmp_path):
+    lines = ['\ufeff{"text": "w1"}\n', '{"text": "w2"}\n', '\ufeff{"text": "w3"}\n']
+    (tmp_path / "a.jsonl").write_text("".join(lines), "utf-8")
+    texts = open_source(str(tmp_path / "a.jsonl")).documents("train", None)
+    assert list(texts) == ["w1", "w2", "w3"]
+
+
+def test_a_link_to_nothing_is_refused(tmp_path):
+    (tmp_path / "train.csv").write_text(FORMS["a.csv"], "utf-8", newline="")
+    (tmp_path / "validation.csv").symlink_to(tmp_path / "gone.csv")
+    with pytest.raises(UsageError, match=r"validation\.csv is a link to .*gone.csv, which"):
+        read_task("own", tmp_path)
 
 
 def test_rows_in_other_directories_and_in_zip_files_are_named(tmp_path):
@@ -614,12 +627,12 @@ def test_rows_in_other_directories_and_in_zip_files_are_named(tmp_path):
         (tmp_path / name).write_text(FORMS["a.csv"], "utf-8", newline="")
     log = []
     read_task("own", tmp_path, log)
-    assert any("names match no split: 2020/;" in line for line in log)
+    assert any("skipped: 2020/;" in line for line in log)
     with zipfile.ZipFile(tmp_path / "rows.zip", "w") as archive:
         for name in ("train.csv", "sample_submission.csv"):
             archive.writestr(name, FORMS["a.csv"])
     read_task("own", tmp_path / "rows.zip", log)
-    assert any("no split: sample_submission.csv" in line for line in log)
+    assert any("skipped: sample_submission.csv" in line for line in log)
 
 
 def test_missing_parts_of_a_split_are_a_warning(tmp_path):

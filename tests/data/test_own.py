@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+from datetime import date
+from decimal import Decimal
 
 import pytest
 from reading import logged_to, read_task
@@ -168,6 +170,37 @@ def test_numbers_of_a_csv_are_ordered_as_those_of_json():
         == ("1", "9", "10")
     )
     assert found(labelled("10", "9", "x")).labels == ("10", "9", "x")
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind", "names"),
+    [
+        ((Decimal("0.50"), Decimal("2.00")), "score", ()),
+        ((Decimal("1.00"), Decimal("2.00")), "class", ("1", "2")),
+        ((date(2020, 1, 2), date(2020, 1, 1)), "class", ("2020-01-01", "2020-01-02")),
+        ((b"x", b"y"), "class", ("x", "y")),
+    ],
+)
+def test_labels_of_parquet_are_read_as_in_csv(labels, kind, names):
+    task = found(labelled(*labels))
+    assert (task.kind, task.labels) == (kind, names)
+
+
+@pytest.mark.parametrize(
+    ("row", "hint"),
+    [
+        ({"tokens": "Ann left", "tags": "B-PER O"}, "for a label of each word, write lists"),
+        (
+            {"text": "w1", "toxic": "0", "threat": "1"},
+            "if toxic and threat say which labels",
+        ),
+        ({"text": "w1", "toxic": 0.0, "threat": True}, "if toxic and threat say which labels"),
+    ],
+)
+def test_columns_in_other_forms_get_the_form_that_is_read(row, hint):
+    with pytest.raises(UsageError) as caught:
+        found([row, row])
+    assert hint in caught.value.hint
 
 
 def test_the_log_names_kind_columns_and_classes():

@@ -55,6 +55,7 @@ _PAIRS = (
 )
 MANY_WORDS = 3
 """Number of words from which the name of a column looks like a text."""
+FLAGS = ("0", "1", "0.0", "1.0", "False", "True")
 _IDS = ("", "id", "idx", "guid", "index", "unnamed0")
 
 
@@ -443,6 +444,17 @@ class Columns:
             is_label_known = "label" in self.by_role or names & {*itertools.chain(*_LABEL)}
             for_label = "" if is_label_known else "; for the labels also data.columns.label"
             for_pairs = f"{for_label}; for pairs also data.columns.pair"
+            if names & {*itertools.chain(*_WORDS)}:
+                for_pairs += (
+                    '; for a label of each word, write lists, such as {"tokens": ["Ann", "left"], '
+                    '"tags": ["B-PER", "O"]} in .jsonl'
+                )
+        flags = [c for c in choices if all(str(v.get(c)) in FLAGS for _, v in self.head)]
+        if role == "label" and len(flags) > 1:
+            for_pairs = (
+                f"; if {' and '.join(flags)} say which labels a text has, write the names of these "
+                "labels as a list in one column"
+            )
         header = f"; {self._header_hint}" if self._header_hint else ""
         first, *others = choices or [""]
         if first:

@@ -7,6 +7,8 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date
+from decimal import Decimal
 from typing import NamedTuple
 
 Number = int | float | None
@@ -254,7 +256,18 @@ def parse_list(text: str, form: str) -> list[str] | None:
 
 
 def as_cell(label: object) -> object:
-    """Write the choices of Label Studio as its CSV files do. Other labels are unchanged."""
+    """Write a label that JSON cannot hold, or the choices of Label Studio, as a cell of CSV would.
+
+    Decimals become numbers, and dates and bytes become strings. Other labels are unchanged.
+    """
+    if isinstance(label, Decimal):
+        return (
+            int(label) if label.is_finite() and label == label.to_integral_value() else float(label)
+        )
+    if isinstance(label, date):
+        return label.isoformat()
+    if isinstance(label, bytes):
+        return label.decode("utf-8", "backslashreplace")
     is_choices = isinstance(label, dict) and label.keys() == {"choices"}
     return json.dumps(label, ensure_ascii=False) if is_choices else label
 

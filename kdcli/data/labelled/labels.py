@@ -401,7 +401,7 @@ class TrainingLabels:
                 where,
                 problem,
                 f"{value_text}; kind {kinds} takes {' or '.join(allowed)}",
-                _LABEL_HINT,
+                _LIST_HINT if in_list else _LABEL_HINT,
             )
         first_type, first_at = self._types.setdefault(in_list, (type_name, where))
         if type_name != first_type:

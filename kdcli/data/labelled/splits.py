@@ -77,7 +77,10 @@ from kdcli.types import (
 
 IDS = ("id", "idx", "guid")  # Columns that may hold the id of an example.
 _short = reprlib.repr
-_COLUMN_HINT = "if the column has another name in all rows, give --set data.columns.ROLE=NAME"
+_COLUMN_HINT = (
+    "all rows of all splits need the same columns; if the column has another name, give --set "
+    "data.columns.ROLE=NAME"
+)
 _LABEL_HINT = (
     f"{_COLUMN_HINT}; if the rows have no labels, give a fine-tuned model without --task: its own "
     "predictions are then the reference"
@@ -573,7 +576,8 @@ def _texts(task: Task, where: str, values: RowValues) -> tuple[str, ...]:
             values = {**values, column: answers[0].text}
         if not isinstance(values[column], str):
             got = type(values[column]).__name__
-            raise BadRow(where, f"column '{column}' must hold text, got {got}", hint=_COLUMN_HINT)
+            hint = _COLUMN_HINT if values[column] is not None else "remove rows without a text"
+            raise BadRow(where, f"column '{column}' must hold text, got {got}", hint=hint)
     return tuple(check_encodable(where, column, values[column]) for column in task.texts)
 
 
@@ -620,7 +624,7 @@ def _class(task: Task, where: str, label: object, texts: tuple[str, ...]) -> int
     allowed = listed(f"{i} ({name})" if takes_numbers else name for i, name in enumerate(names))
     problem = f"'{task.label}' of {task.title} must be one of {allowed}"
     hint = None
-    if may_be_no_label(str(label)) or number in NO_LABEL_NUMBERS:
+    if not str(label).strip() or may_be_no_label(str(label)) or number in NO_LABEL_NUMBERS:
         hint = f"{_short(label)} looks like a missing label: remove the rows without a label"
     raise BadRow(where, problem, f", got {_short(label)}", hint)
 
