@@ -394,7 +394,7 @@ def evaluate(
         predictions: Write every prediction to this jsonl file.
         submission: Write the GLUE server's files for the test split to this directory.
         max_class_drop: Maximum drop of any class, label or entity type, in points (1 point =
-            0.01), compared with the first model. If a class loses more, the exit code is 5.
+            0.01).
         min_metric: Exit with 5 if a model scores less; may be repeated.
         task: Task: sst2, mnli, squad ..., or 'own' for your own files.
         pooling: Pooling of an embedding model without modules.json (mean, cls or last; default:
@@ -675,7 +675,8 @@ def compress(
         budget: Time limit, such as 90s, 30m or 2h (default: none).
         max_drop: Maximum drop of the task metric, in points (1 point = 0.01); without labels, of
             the agreement with the model.
-        max_class_drop: Maximum drop of any class or entity type, in points.
+        max_class_drop: Maximum drop of any class, label or entity type, in points (1 point =
+            0.01).
         speedup: Minimum speed-up over PyTorch in float32.
         max_latency_ms: Maximum latency of 128 tokens, in milliseconds.
         max_mb: Maximum size of the deployed files, in megabytes.
@@ -744,7 +745,8 @@ def compress(
         budget: Time limit, such as 90s, 30m or 2h (default: none).
         max_drop: Maximum drop of the task metric, in points (1 point = 0.01); without labels, of
             the agreement with the model.
-        max_class_drop: Maximum drop of any class or entity type, in points.
+        max_class_drop: Maximum drop of any class, label or entity type, in points (1 point =
+            0.01).
         speedup: Minimum speed-up over PyTorch in float32.
         max_latency_ms: Maximum latency of 128 tokens, in milliseconds.
         max_mb: Maximum size of the deployed files, in megabytes.

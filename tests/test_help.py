@@ -99,8 +99,8 @@ def test_help_all_of_a_group_is_its_help():
 @pytest.mark.parametrize(
     ("verb", "texts"),
     [
-        ("compress", ["with or without labels", "any class or entity type, in points."]),
-        ("evaluate", ["with or without labels", "compared with the first model. If"]),
+        ("compress", ["with or without labels", "Maximum latency of 128 tokens"]),
+        ("evaluate", ["with or without labels", "compared with the first."]),
         ("finetune", ["Data of the task: a hub id"]),
         ("cotrain", ["Text, or rows of a task: a hub id"]),
         ("prune", ["--method NAME"]),

@@ -123,9 +123,7 @@ MaxClassDrop = Annotated[
     Option("--max-class-drop", panel=GOAL, metavar="POINTS"),
     Field(
         gt=0,
-        description="Maximum drop of any class, label or entity type, in points (1 point = 0.01), "
-        "compared with the teacher in compress and with the first model in evaluate. If a class "
-        "loses more, the exit code is 5.",
+        description="Maximum drop of any class, label or entity type, in points (1 point = 0.01).",
     ),
 ]
 PricePerHour = Annotated[
