@@ -131,10 +131,13 @@ class Mistake(SchemaPart):
 
 
 class TrivialAnswer(SchemaPart):
-    """The scores of always giving the same answer, chosen from the training labels.
+    """The scores of always giving the same answer.
+
+    The training labels choose the answer or, for a model that was not trained here, the labels of
+    the evaluated rows.
 
     `answer` is the most frequent class, the most frequent tag of a word, the mean number or, for
-    several labels, the label or set of labels with the best first metric on the training rows. It
+    several labels, the label or set of labels with the best first metric on these rows. It
     is empty for rankings, whose scores are the expected ones of a random order.
 
     `is_beaten` is true if the first metric of the model is
@@ -154,7 +157,7 @@ class Evaluation(SchemaPart):
     the labels of the rows, or the teacher's outputs. `rows_sha256` is a hash of the examples that
     does not depend on their order. If a model was fine-tuned with several seeds, `metrics` are
     means over the seeds, and `deviations` are the sample standard deviations. `trivial` is given
-    for models that were trained on labels.
+    for models that were trained on labels, and for the first of the models that are compared.
     """
 
     model: str

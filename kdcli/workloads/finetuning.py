@@ -130,7 +130,7 @@ def finetune_stage(
             scores = scores_after_training(workload, loaded, outcome)
             notes: list[str] = []
             if source is None and context.is_main:
-                scores = with_trivial_answer(workload, scores)
+                scores = with_trivial_answer(workload, loaded, scores)
                 notes = learning_notes(TUNED, scores.evaluations, RunDir(folder))
             elif context.is_main:
                 values = [prediction.value for prediction in scores.predictions]
@@ -167,9 +167,9 @@ def scores_as_given(workload: Workload, source: str, head: TaskHeadSettings) -> 
     return workload.score(workload.load(source, head=head, new_head=False))
 
 
-def with_trivial_answer(workload: Workload, scores: ModelScores) -> ModelScores:
+def with_trivial_answer(workload: Workload, model: Model, scores: ModelScores) -> ModelScores:
     """Add the scores of the trivial answer to a model's evaluations, if the workload has one."""
-    trivial = workload.trivial()
+    trivial = workload.trivial(model)
     if trivial is None:
         return scores
     rows = []
@@ -208,6 +208,28 @@ def learning_notes(
     log = run.read_log() if run is not None else []
     losses = [record["loss"] for record in log if record.get("loss") is not None]
     return [*notes, f"{model} {describe_learning(evaluations, losses)}. {remedy}"]
+
+
+def baseline_notes(model: str, evaluations: Sequence[Evaluation]) -> list[str]:
+    """Return notes on the trivial answer next to a model that was not trained here.
+
+    They name the first score, each score that does not clearly beat the trivial answer, and what
+    such a score means.
+    """
+    known = [one for one in evaluations if one.trivial is not None]
+    unbeaten = [one for one in known if one.trivial is not None and not one.trivial.is_beaten]
+    notes = [
+        describe_score(one, model, "evaluated rows")
+        for one in known
+        if one in unbeaten or one is known[0]
+    ]
+    if unbeaten:
+        notes.append(
+            f"{model} is not clearly better than {_trivial_answer(unbeaten[0])}: it learned "
+            "little, or its labels have other names or another order (head.label_map). A model "
+            "that imitates it loses nothing, and is as useless"
+        )
+    return notes
 
 
 def kept_weights_note(workload: Workload, outcome: Outcome) -> list[str]:
@@ -475,13 +497,18 @@ def describe_learning(evaluations: Sequence[Evaluation], losses: Sequence[float]
         losses: The logged losses of its training.
     """
     hardly = _hardly_fell(losses)
-    trivial = [one.trivial for one in evaluations if one.trivial is not None]
-    unbeaten = [each for each in trivial if not each.is_beaten]
+    known = [one for one in evaluations if one.trivial is not None]
+    unbeaten = [one for one in known if one.trivial is not None and not one.trivial.is_beaten]
     if unbeaten:
-        other = "always giving the same answer" if unbeaten[0].answer else "a random order"
-        worse = f"its score is not clearly better than {other}"
+        worse = f"its score is not clearly better than {_trivial_answer(unbeaten[0])}"
         return f"may have learned little or nothing: {' and '.join(filter(None, [worse, hardly]))}"
     return f"may not have learned all that it can: {hardly}" if hardly else ""
+
+
+def _trivial_answer(one: Evaluation) -> str:
+    """Describe the trivial answer of a score that has one."""
+    has_answer = one.trivial is not None and one.trivial.answer
+    return "always giving the same answer" if has_answer else "a random order"
 
 
 def _hardly_fell(losses: Sequence[float]) -> str:

@@ -469,12 +469,14 @@ class LabelledWorkload(Workload[Model]):
             return False
         return bool(describe_unknown(self.train.rows, model)[1])
 
-    def trivial(self) -> ModelScores | None:
-        if self.train is None or self.evaluator is None or not self.has_labels:
+    def trivial(self, model: Model) -> ModelScores | None:
+        if not self.has_labels:
             return None
-        examples = self.evaluator.features.examples
-        predictions = trivial_predictions(self.data.task, self.train.examples, examples)
-        own_metrics = replace(self.evaluator, extra_metrics=())
+        evaluator, _ = self.evaluator_for(model)
+        examples = evaluator.features.examples
+        chosen_from = examples if self.train is None else self.train.examples
+        predictions = trivial_predictions(self.data.task, chosen_from, examples)
+        own_metrics = replace(evaluator, extra_metrics=())
         return scores_of(own_metrics, self.split, predictions) if predictions else None
 
     def predict(self, model: Model, evaluator: Evaluator | None = None) -> list[Prediction]:

@@ -462,10 +462,10 @@ def as_label(task: Task, example: Example, prediction: Prediction) -> Example:
 def trivial_predictions(
     task: Task, train: Sequence[Example], examples: Sequence[Example]
 ) -> list[Prediction]:
-    """Give every example the same answer, which the training labels alone choose.
+    """Give every example the same answer, which the labels of `train` alone choose.
 
     It is the most frequent class, the most frequent tag for each word, the mean number, or no span.
-    For `multi`, it is the label or set of labels with the best first metric on the training rows.
+    For `multi`, it is the label or set of labels with the best first metric on these rows.
     Of equally good answers it is the first one, and the next one is named. The list is empty for
     tasks that generate text.
     """
@@ -484,7 +484,7 @@ def trivial_predictions(
         other = _shown_answer(task, ties[0])
         more = f" and {len(ties) - 1:,} more" if len(ties) > 1 else ""
         equal = "good" if task.kind == "multi" else "frequent"
-        shown = f"{shown} (as {equal} in training as {other}{more})"
+        shown = f"{shown} (as {equal} as {other}{more})"
     return [Prediction(reference(task, answer), shown, []) for answer in answers]
 
 

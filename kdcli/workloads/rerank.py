@@ -420,7 +420,7 @@ class RerankWorkload(Workload[Model]):
             return self.score(model, worst=worst)
         return self.score_values(self._without_padding(outputs), [model.note])
 
-    def trivial(self) -> ModelScores | None:
+    def trivial(self, model: Model) -> ModelScores | None:
         if self.labels != "data":
             return None
         return ranking_scores(self.name, self.split, random_order_metrics(self.evaluated))

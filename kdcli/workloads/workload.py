@@ -470,11 +470,15 @@ class Workload(ABC, Generic[M]):
         """
         return self.score(model, worst=worst)
 
-    def trivial(self) -> ModelScores | None:
-        """Score the same answer to all held-out rows, chosen from the training labels alone.
+    def trivial(self, model: M) -> ModelScores | None:
+        """Score the same answer to all held-out rows.
 
+        The training labels alone choose it or, where nothing is trained, the labels of these rows.
         For rankings, it is a random order. A model that has learned something scores higher.
         Returns None if there is no such answer.
+
+        Args:
+            model: A model that is scored on the same rows.
         """
         return None
 

@@ -216,6 +216,15 @@ def test_a_model_beside_itself_differs_by_nothing_and_is_numbered(models, data, 
     assert len(report.comparisons) == 6
 
 
+def test_the_first_model_stands_next_to_the_most_frequent_class(models, data, tmp_path):
+    succeeds(*models, "--task", "own", "--data", data, "-o", tmp_path / "out")
+    report = report_of(tmp_path / "out")
+    first, second = report.evaluations
+    assert first.trivial.metrics["accuracy"] == pytest.approx(0.5)
+    assert (first.trivial.is_beaten, second.trivial) == (False, None)
+    assert "model-3 is not clearly better than always giving the same answer" in str(report.notes)
+
+
 @pytest.mark.parametrize(
     ("gates", "code"), [(["matthews=-1", "accuracy=0.1"], 0), (["accuracy=0", "f1=0.999"], 5)]
 )

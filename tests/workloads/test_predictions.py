@@ -274,7 +274,7 @@ def test_an_answer_becomes_a_label_where_the_context_has_it(answer, label):
     [
         (CLASS, [2, 1, 2], "maybe", 2),
         (MULTI, [(0, 2), (1,), (0, 2)], "sport, war", [1, 0, 1]),
-        (CLASS, [2, 1, 1, 2], f"maybe (as frequent in training as {CLASS.labels[1]})", 2),
+        (CLASS, [2, 1, 1, 2], f"maybe (as frequent as {CLASS.labels[1]})", 2),
         # Most rows have no label, but answering "none" has an F1 of 0.
         (MULTI, [(), (), (1,)], MULTI.labels[1], [0, 1, 0]),
         # No set is frequent, but one label is.

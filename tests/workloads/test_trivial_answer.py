@@ -50,8 +50,9 @@ def test_a_model_must_be_clearly_better_than_the_same_answer_to_every_text(known
     # With 6, the model is right on the same rows as the trivial answer.
     right = np.arange(200) // 20 < known
     trivial = scores_of(TRUE == 0, texts, ("x", "y"))
-    workload = SimpleNamespace(trivial=lambda: trivial, metric="accuracy")
-    rows = with_trivial_answer(workload, scores_of(right, texts, ("x", "y"))).evaluations
+    workload = SimpleNamespace(trivial=lambda model: trivial, metric="accuracy")
+    scores = scores_of(right, texts, ("x", "y"))
+    rows = with_trivial_answer(workload, None, scores).evaluations
     assert [row.set for row in rows] == ["x", "y"]
     for row in rows:
         assert (row.trivial.answer, row.trivial.metrics) == ("a", {"accuracy": 0.6})
@@ -60,8 +61,8 @@ def test_a_model_must_be_clearly_better_than_the_same_answer_to_every_text(known
 
 def test_a_workload_without_a_trivial_answer_changes_nothing():
     scores = scores_of(TRUE == 0, 200)
-    workload = SimpleNamespace(trivial=lambda: None, metric="accuracy")
-    assert with_trivial_answer(workload, scores) is scores
+    workload = SimpleNamespace(trivial=lambda model: None, metric="accuracy")
+    assert with_trivial_answer(workload, None, scores) is scores
 
 
 def texts(labels):

@@ -215,7 +215,7 @@ class Cotraining:
             for name, loaded in pair.models.items():
                 scores, before = workload.score(loaded, worst=WORST), self._scores_before(name)
                 if self.context.is_main:
-                    scores = with_trivial_answer(workload, scores)
+                    scores = with_trivial_answer(workload, loaded, scores)
                     contents.notes += _learning_notes(workload, name, before, scores)
                 contents.evaluations += scores.rows(name)
             contents.quality = quality_of(contents.evaluations)

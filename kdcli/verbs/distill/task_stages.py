@@ -249,7 +249,8 @@ class OutputDistillation(Distillation):
             return
         delete_signals(self.folder)
         for name, student in students.items():
-            self.scores[name] = with_trivial_answer(self.workload, self.scores[name])
+            scores = self.scores[name]
+            self.scores[name] = with_trivial_answer(self.workload, student, scores)
             folder = self.model_folder(name)
             self.workload.save(student, folder, all_rows(self.rows, student.rows))
         networks = {name: student.model for name, student in students.items()}

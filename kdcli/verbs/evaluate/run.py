@@ -46,6 +46,7 @@ from kdcli.workloads.decisions import KINDS, class_drop_miss, decisions
 from kdcli.workloads.detect import as_trained, with_split, with_task
 from kdcli.workloads.embedder import Embedder
 from kdcli.workloads.embeddings import METHOD
+from kdcli.workloads.finetuning import baseline_notes, with_trivial_answer
 from kdcli.workloads.labelled import LabelledWorkload
 from kdcli.workloads.mteb_tasks import PREFIX
 from kdcli.workloads.predictions import shown_label, summed_up
@@ -420,9 +421,12 @@ def _report(
     thresholds_from: Sequence[Decision],
 ) -> RunResult:
     recipe = context.recipe
+    first, *_ = scores
+    scores = {**scores, first: with_trivial_answer(workload, models[first], scores[first])}
     result = workload.compare(scores, resamples=recipe.resamples, confidence=recipe.confidence)
     entries = [Entry.loaded(name, "candidate", model) for name, model in models.items()]
     notes = [f"{name}: {note}" for name, each in scores.items() for note in each.notes]
+    notes += baseline_notes(first, scores[first].evaluations)
     contents = workload.report(
         "evaluate", recipe, with_baseline(entries), result=result, notes=notes
     )

@@ -178,7 +178,7 @@ def _stage(
             if context.is_main:
                 delete_signals(folder)
                 if scores is not None:
-                    scores = with_trivial_answer(workload, scores)
+                    scores = with_trivial_answer(workload, built.model, scores)
                     # The loss also has the regulariser of the scores.
                     notes = learning_notes("the pruned model", scores.evaluations, None, REMEDY)
                 dense = {DENSE: of_dense} if of_dense is not None else {}
