@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
+from kdcli.data.labelled.label_values import as_cell
 from kdcli.data.sources import names_by_split
 from kdcli.disk import (
     atomic_dir,
@@ -63,6 +64,10 @@ HINTS = (
 )
 """A method that identifies a kind of object, and what to give instead."""
 ROWS_PER_WRITE = 1000
+TYPES_HINT = (
+    "make the values of each column all text, all numbers or all lists, for example with "
+    ".astype(str), or remove the column"
+)
 SPLITS_HINT = "for several splits, give datasets.DatasetDict(train=..., validation=...)"
 
 
@@ -239,9 +244,10 @@ def _json(row: Mapping[str, object], number: int) -> str:
 
 
 def _plain(value: object) -> object:
-    """Return a scalar or an array of numpy as a number or a list."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
+    """Return a scalar or an array of numpy as a number or a list, and others as a cell of CSV."""
+    plain = value.tolist() if hasattr(value, "tolist") else as_cell(value)
+    if plain is not value:
+        return plain
     raise TypeError(f"it holds an object of type {type(value).__name__}")
 
 
@@ -260,11 +266,17 @@ def _table(schema: "pa.Schema", batches: "Callable[[], Iterator[pa.Table]]") -> 
             digest.update(repr(tuple(row.values())).encode())
 
     def write(file: IO[bytes]) -> None:
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
-        with pq.ParquetWriter(file, schema) as writer:
-            for batch in batches():
-                writer.write_table(batch)
+        try:
+            with pq.ParquetWriter(file, schema) as writer:
+                for batch in batches():
+                    writer.write_table(batch)
+        except pa.ArrowNotImplementedError as error:
+            raise UsageError(
+                f"the table cannot be written: {first_line(error)}", TYPES_HINT
+            ) from None
 
     return _Content("parquet", digest.hexdigest()[:24], write)
 
@@ -301,7 +313,7 @@ def _list(values: Sequence[object]) -> _Content:
             if isinstance(wrong, Path)
             else 'give [{"text": "...", "label": "..."}, ...], or texts, without missing values',
         )
-    if all(is_path(str(text)) for text in values):
+    if all(text and is_path(str(text)) for text in values):
         raise UsageError(
             f"the list holds the {len(values)} paths {values[0]} ...; a list holds texts or dicts",
             "give one file, or the directory of several files",
@@ -364,8 +376,7 @@ def _columns(columns: Iterable[tuple[object, object]]) -> _Content:
         except (pa.ArrowException, UnicodeError, OverflowError, TypeError) as error:
             raise UsageError(
                 f"column '{name}' cannot be written: {first_line(error)}",
-                "make its values all text, all numbers or all lists, for example with "
-                ".astype(str), or remove the column",
+                TYPES_HINT,
             ) from None
     (repeated, times), *_ = Counter(names).most_common(1) or [("", 0)]
     if times > 1:

@@ -3,6 +3,7 @@ same content."""
 
 import datetime
 import json
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -125,6 +126,12 @@ def test_the_path_depends_on_the_content_alone():
     assert written(ROWS) != written(ROWS[::-1])
 
 
+def test_values_that_json_lacks_are_written_as_labels_are_read():
+    rows = [{"text": "w1", "label": Decimal("1.5"), "on": datetime.date(2026, 1, 2), "of": [b"x"]}]
+    (row,) = rows_in(written(rows))
+    assert row == {"text": "w1", "label": 1.5, "on": "2026-01-02", "of": ["x"]}
+
+
 def test_types_of_pandas_and_numpy_become_plain_values():
     frame = pd.DataFrame(
         {
@@ -191,6 +198,7 @@ class Unknown:
         (pd.DataFrame([[1, 2]], columns=["a", "a"]), "there are 2 columns 'a'", "rename"),
         ({"text": ["\ud800"]}, "column 'text' cannot be written", "remove the column"),
         ([{"text": Unknown()}], "column 'text' of row 0 .* type Unknown", "use text, numbers"),
+        (pd.DataFrame({"a": pd.cut([1, 2], 2)}), "the table cannot be written", "astype"),
         ([{1: "w1"}], "row 0 has the column 1; columns are named by text", "rename the keys"),
         (Unknown(), "got an object of type Unknown; allowed is a path, a hub id", "convert"),
         (iter(["w1"]), "got an object of type list_iterator", "convert it"),

@@ -117,6 +117,10 @@ def columns_of_task(
     wanted = task.texts if withheld else (*task.texts, task.label)
     if not by_role and set(wanted) <= set(names):
         return task
+    if task.kind == "text" and len(task.texts) > 1:
+        where, _ = first[0]
+        problem = f"{where}: {task.title} needs the columns {', '.join(wanted)}"
+        raise UsageError(f"{problem}; {columns_in(names)}", "rename the columns")
     published: dict[str, tuple[str, ...]] = {"text": task.texts, "label": (task.label,)}
     if task.kind in ("span", "text"):
         roles = zip(_ROLES[task.kind], (*task.texts, task.label), strict=False)
@@ -408,7 +412,8 @@ class Columns:
 
     def _text(self, label: str | None = None) -> str:
         strings = [c for c in self.strings if c != label]
-        return self._by_name("text", _TEXT, strings) or self._refuse("text", strings)
+        found = self._by_name("text", _TEXT, strings)
+        return found or self._refuse("text", strings or [c for c in self.free if c != label])
 
     def _column(self, role: str, groups: _Groups, candidates: list[str]) -> str | None:
         """Return the user's column for a role, or else the column that is named by convention."""
