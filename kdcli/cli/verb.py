@@ -309,13 +309,17 @@ class Given:
         return keys | {key: value for key, value in switches.items() if key not in keys}
 
     def resolve(
-        self, model: type[RecipeT], changes: Mapping[str, object] | None = None
+        self,
+        model: type[RecipeT],
+        changes: Mapping[str, object] | None = None,
+        above: Mapping[str, Mapping[str, object]] | None = None,
     ) -> Resolved[RecipeT]:
         """Return the recipe that the user gave.
 
         Args:
             model: The settings model of the recipe.
             changes: Dotted keys that override options. None removes an option.
+            above: Values that override all others, by origin.
 
         Raises:
             UsageError: The recipe or a key is not allowed.
@@ -323,9 +327,8 @@ class Given:
         from kdcli.recipe.resolve import resolve
 
         recipe = self.recipe if "recipe" in self.values else None
-        return resolve(
-            model, recipe=recipe, sets=self.sets, options=self.keys() | dict(changes or {})
-        )
+        options = self.keys() | dict(changes or {})
+        return resolve(model, recipe=recipe, sets=self.sets, options=options, above=above)
 
     def of(self, options: type[OptionsT]) -> OptionsT:
         """Return the run settings of a class.

@@ -97,7 +97,7 @@ def resolve(
     beneath: Mapping[str, Mapping[str, object]] | None = None,
     sets: Sequence[str] = (),
     options: Mapping[str, object] | None = None,
-    sections: Mapping[str, Mapping[str, object]] | None = None,
+    above: Mapping[str, Mapping[str, object]] | None = None,
 ) -> Resolved[RecipeT]:
     """Merge a recipe, `--set` pairs and options over the defaults of a settings model.
 
@@ -108,8 +108,8 @@ def resolve(
             override earlier ones. Epochs also override an earlier origin's number of steps.
         sets: `key.path=value` pairs. Each value is YAML.
         options: Dotted key -> value. A value of None was not given.
-        sections: Values from sections of another recipe, which override the options: the dotted
-            key of the section -> its keys. Errors name these keys in full.
+        above: Values that override the options, by origin. Errors name the keys of an origin such
+            as `section plan.distill` in full.
 
     Raises:
         UsageError: The recipe or a key is unknown, a value has the wrong type, or the YAML is
@@ -157,9 +157,9 @@ def resolve(
     for key, value in (options or {}).items():
         if value is not None:
             put(key, value, OPTION)
-    for section, keys in (sections or {}).items():
+    for origin, keys in (above or {}).items():
         for key, value in flatten(keys):
-            put(key, value, f"{SECTION}{section}")
+            put(key, value, origin)
     resolved = Resolved(_validated(model, values, origins), origins)
     for origin, defaults in resolved.recipe.own_defaults().items():
         resolved = defaulted(resolved, defaults, origin)
@@ -360,6 +360,11 @@ def ablations(name: str) -> dict[str, dict[str, object]]:
         if not isinstance(value, dict | None):
             raise UsageError(f"{path}: '{key}' must hold a mapping of recipe keys, got {value!r}")
     return {"full": {}} | {str(key): dict(flatten(value or {})) for key, value in listed.items()}
+
+
+def variant_origin(listed: str, variant: str) -> str:
+    """Return the origin of the keys of a variant in a list."""
+    return f"variant {variant} of {listed}"
 
 
 def recipe_names() -> list[str]:

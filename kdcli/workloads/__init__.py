@@ -9,11 +9,14 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from kdcli.data.labelled.partition import DividedRows
     from kdcli.engine.session import Session
     from kdcli.models.model import Model
@@ -23,6 +26,10 @@ if TYPE_CHECKING:
 
 class WorkloadModule(Protocol):
     """The functions of a module that handles tasks. Some modules only have some of them."""
+
+    @property
+    def Settings(self) -> type[BaseModel]:
+        """The keys of `workload:`."""
 
     def open_workload(self, request: WorkloadRequest, session: Session) -> tuple[Workload, Model]:
         """Open a task for training, and load the model that reads its rows."""
@@ -53,6 +60,19 @@ def module_of(task: str) -> WorkloadModule:
     """Import the module that handles a task."""
     name = modules_by_task().get(task, f"{__name__}.labelled_tasks")
     return cast("WorkloadModule", importlib.import_module(name))
+
+
+def check_settings(task: str, given: Mapping[str, object]) -> None:
+    """Check the keys of `workload:` for a task.
+
+    Raises:
+        UsageError: A key is unknown, or a value is not allowed.
+    """
+    # Help imports this module, and `kdcli.types` loads NumPy.
+    from kdcli.recipe.methods import own_settings
+    from kdcli.types import task_title
+
+    own_settings(module_of(task).Settings, given, "workload", task_title(task))
 
 
 def open_workload(request: WorkloadRequest, session: Session) -> tuple[Workload, Model]:

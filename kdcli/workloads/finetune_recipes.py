@@ -5,7 +5,7 @@ from functools import partial
 
 from kdcli.disk import user_path
 from kdcli.errors import UsageError
-from kdcli.recipe.resolve import Resolved, resolve, shipped
+from kdcli.recipe.resolve import SECTION, Resolved, resolve, shipped
 from kdcli.workloads.settings import (
     DownstreamSettings,
     FinetuneRecipe,
@@ -19,7 +19,7 @@ def finetune_recipe(
     recipe: str | None = None,
     sets: Sequence[str] = (),
     options: Mapping[str, object],
-    sections: Mapping[str, Mapping[str, object]] | None = None,
+    above: Mapping[str, Mapping[str, object]] | None = None,
 ) -> Resolved[FinetuneRecipe]:
     """Resolve a fine-tuning recipe.
 
@@ -29,12 +29,12 @@ def finetune_recipe(
         recipe: Name or file of a recipe.
         sets: Values of `--set`.
         options: Recipe key -> value of an option.
-        sections: Values from sections of another recipe, as in `resolve`.
+        above: Values that override the options, by origin.
 
     Raises:
         UsageError: The recipe cannot be read, or a key or value is not allowed.
     """
-    read = partial(resolve, FinetuneRecipe, sets=sets, options=options, sections=sections)
+    read = partial(resolve, FinetuneRecipe, sets=sets, options=options, above=above)
     resolved = read(recipe=recipe)
     if recipe is None and (task := resolved.recipe.task) in shipped("finetune"):
         return read(recipe=task)
@@ -106,4 +106,5 @@ def downstream_recipe(
         "data.source": eval_source(settings, task),
         "train.seed": seed,
     }
-    return finetune_recipe(options=options, sections={"eval.overrides": settings.overrides})
+    above = {f"{SECTION}eval.overrides": settings.overrides}
+    return finetune_recipe(options=options, above=above)

@@ -577,11 +577,11 @@ class TestDownstreamRecipe:
 
 
 def test_a_key_in_a_list_of_sections_is_named_by_its_place():
-    keys = {"steps[1].distill": {"train.lrr": 1.0}}
-    message = refused(sections=keys)
+    keys = {"section steps[1].distill": {"train.lrr": 1.0}}
+    message = refused(above=keys)
     assert "unknown key 'distill.train.lrr' in item 2 of 'steps'" in message
     assert "did you mean 'distill.train.lr'?" in message
-    message = refused(sections={"plan.distill": {"student": {"layers": [1, "two"]}}})
+    message = refused(above={"section plan.distill": {"student": {"layers": [1, "two"]}}})
     assert "item 2 of 'plan.distill.student.layers' must be a whole number, got 'two'" in message
 
 

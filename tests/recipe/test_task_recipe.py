@@ -47,7 +47,8 @@ def asked(recipe=None, sets=(), overrides=None, **options):
     given = {"teacher": "t", "student.to": ["4x312"]} | {
         k.replace("__", "."): v for k, v in options.items()
     }
-    return distill_recipe(recipe=recipe, sets=sets, options=given, overrides=overrides)
+    above = {"variant warm of mine.yaml": overrides or {}}
+    return distill_recipe(recipe=recipe, sets=sets, options=given, above=above)
 
 
 @pytest.mark.parametrize("task", TINYBERT)
@@ -302,7 +303,7 @@ def test_variants_of_ones_own(tmp_path):
             ablations(str(file))
     with pytest.raises(UsageError, match="did you mean 'tinybert'"):
         ablations("tinybrt")
-    with pytest.raises(UsageError, match=r"unknown key 'kd\.temprature'"):
+    with pytest.raises(UsageError, match=r"unknown key 'kd\.temprature' \(variant warm of mine"):
         asked(task="own", overrides={"kd.temprature": 4.0})
 
 

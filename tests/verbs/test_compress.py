@@ -9,7 +9,7 @@ import torch
 from fake_verbs import Fakes
 from own_files import encoder, headed, own, refused, report_of, same_weights, write
 
-from kdcli.errors import Stopped
+from kdcli.errors import Stopped, UsageError
 from kdcli.report.schema import Evaluation
 from kdcli.verbs.compress.run import teacher_notes
 
@@ -111,6 +111,38 @@ def tuned(tmp_path_factory):
 )
 def test_what_cannot_be_meant_is_refused(arguments, said, tmp_path):
     assert said in refused(tmp_path, "compress", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (
+            {"plan__distill": {"loss": {"layrs": "top"}}},
+            "'plan.distill': unknown key 'loss.layrs' of method tinybert; did you mean",
+        ),
+        (
+            {"plan__distill": {"intermediate": {"lrr": 1}}},
+            "'plan.distill': unknown key 'intermediate.lrr'; did you mean 'intermediate.lr'?",
+        ),
+        (
+            {"plan__distill": {"workload": {"poling": "mean"}}},
+            "'plan.distill': unknown key 'workload.poling' of your data",
+        ),
+        ({"plan__prune": {"pruner": {"maskng": "topk"}}}, "unknown key 'pruner.maskng' of method"),
+        ({"plan__finetune": {"grid": {"train": {"lrr": [1]}}}}, "unknown key 'grid.train.lrr'"),
+        (
+            {"steps": [{"trim": {}}, {"prune": {"pruner": {"x": 1}, "sparsity": [0.5]}}]},
+            "'prune' in item 2 of 'steps': unknown key 'pruner.x'",
+        ),
+    ],
+)
+def test_a_nested_key_of_a_planned_step_is_checked_before_anything_runs(
+    tmp_path, tuned, keys, said
+):
+    made = earnest()
+    with pytest.raises(UsageError, match=re.escape(said)):
+        made.compress(**tuned | keys, goal__max_drop=1.0, output_dir=tmp_path / "out")
+    assert made.calls == []
 
 
 def test_a_pipeline_leaves_the_model_of_its_last_step(tmp_path, tuned):

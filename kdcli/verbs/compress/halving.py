@@ -27,12 +27,10 @@ from kdcli.verbs.compress.limits import POINT, GoalSettings
 from kdcli.verbs.compress.search import Search
 from kdcli.verbs.compress.shape_timings import closest_first, too_slow
 from kdcli.verbs.compress.steps import Step, TrainingCost
-from kdcli.verbs.compress.verb_steps import DISTILL
+from kdcli.verbs.compress.verb_steps import DISTILL, OUTPUTS_ALONE
 
 NEVER = 10**9
 """An evaluation interval that no training reaches, so that it is evaluated only at the end."""
-OUTPUTS_ALONE = {"method": "soft-targets", "stage": "none"}
-"""The keys of a distillation that compares no states."""
 RUNGS = (1, 2)  # Quarters of the steps after which the worse half is stopped
 QUARTERS = 4
 

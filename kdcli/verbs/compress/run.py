@@ -135,6 +135,8 @@ def _search(resolved: Resolved[CompressRecipe], steps: Steps, verbs: Verbs) -> S
         KdcliError: The goal, the model or the data cannot be used, or no candidate can be made.
     """
     recipe, record, read = resolved.recipe, steps.record, len(steps.record.lines)
+    make = verb_steps(recipe, verbs)
+    make.check_trainings()
     fits, has_labels, kind = check_model(resolved)
     partition, notes = divide_rows(recipe, steps)
     inputs = hashes_of_inputs(resolved, steps.folder)
@@ -146,7 +148,7 @@ def _search(resolved: Resolved[CompressRecipe], steps: Steps, verbs: Verbs) -> S
     missing = check_backends(recipe, verbs)
     question = record.ask(recipe.goal, recipe.price_per_hour, inputs)
     search = Search(
-        make=verb_steps(recipe, verbs),
+        make=make,
         steps=steps,
         teacher=str(recipe.model),
         has_labels=has_labels,

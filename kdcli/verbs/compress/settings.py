@@ -12,6 +12,7 @@ from kdcli.deploy.backends import FORMATS, PACKED, BackendName
 from kdcli.errors import UsageError, did_you_mean, in_words
 from kdcli.recipe.options import GOAL, RUN, Option
 from kdcli.recipe.resolve import (
+    SECTION,
     Resolved,
     flatten,
     recipe_models,
@@ -328,7 +329,8 @@ def _check_keys(name: str, keys: RecipeKeys, section: str) -> None:
                 f"{in_words(f'{section}.recipe')} must be the name of a recipe or the path of a "
                 f"file, got {named!r}"
             )
-        resolve(recipe_models()[name], recipe=named, sections={section: dotted(keys)})
+        above = {f"{SECTION}{section}": dotted(keys)}
+        resolve(recipe_models()[name], recipe=named, above=above)
         return
     if wrong := next((key for key in keys if key not in EXPORT_KEYS), None):
         raise UsageError(

@@ -17,9 +17,11 @@ from kdcli.data.labelled.partition import VERIFICATION
 from kdcli.deploy.backends import PACKED
 from kdcli.deploy.latency import Latency, Protocol, Subject, measure_latency
 from kdcli.deploy.runners import check_backend
-from kdcli.errors import UsageError
-from kdcli.models.grammar import is_static_shape
-from kdcli.recipe.resolve import Resolved, recipe_keys, resolve
+from kdcli.errors import UsageError, in_words
+from kdcli.models.grammar import goal_of, is_static_shape
+from kdcli.models.layout import layout_for
+from kdcli.models.load import load_config
+from kdcli.recipe.resolve import Resolved, combinations, recipe_keys, resolve
 from kdcli.recipe.sections import RecipeValues, RunOptions
 from kdcli.report.finish import RunResult
 from kdcli.report.front import EMBEDDER
@@ -29,6 +31,8 @@ from kdcli.types import Kind
 from kdcli.verbs.compress.settings import CompressRecipe, RecipeKeys, base_recipe, dotted
 from kdcli.verbs.compress.steps import Step
 from kdcli.verbs.distill.distill_recipes import distill_recipe, embedding_recipe
+from kdcli.verbs.distill.recipe_checks import check_recipe
+from kdcli.verbs.distill.run import complete as complete_distillation
 from kdcli.verbs.distill.run import distill
 from kdcli.verbs.distill.settings import DistillRecipe, at_width
 from kdcli.verbs.evaluate.run import Extras, evaluate
@@ -38,8 +42,11 @@ from kdcli.verbs.export.run import export
 from kdcli.verbs.finetune.run import finetune
 from kdcli.verbs.prune.method_recipes import prune_recipes
 from kdcli.verbs.prune.run import Recipes, prune
+from kdcli.verbs.prune.run import complete as complete_pruning
+from kdcli.verbs.prune.settings import PruneRecipe
 from kdcli.verbs.trim.run import trim
 from kdcli.verbs.trim.settings import TrimRecipe
+from kdcli.workloads import check_settings
 from kdcli.workloads.beir import RETRIEVAL
 from kdcli.workloads.embedding_texts import column_of_texts
 from kdcli.workloads.embeddings import METHOD
@@ -52,6 +59,8 @@ from kdcli.workloads.settings import FinetuneRecipe, LabelledSettings, PoolingNa
 
 DISTILL = {"method": "tinybert", "stage": "joint"}
 """A single stage, whose one learning curve shows how good a student is."""
+OUTPUTS_ALONE = {"method": "soft-targets", "stage": "none"}
+"""The keys of a distillation that compares no states."""
 LEARNING_RATE = 3e-4
 """The learning rate under a teacher of width 384."""
 ROWS_SEEN = 90_000
@@ -173,6 +182,58 @@ class VerbSteps:
         rows = min(count_rows(), used) if isinstance(used, int) else count_rows()
         return {"train.epochs": MAX_EPOCHS} if steps * batch_size > MAX_EPOCHS * rows else {}
 
+    def check_trainings(self) -> None:
+        """Check the settings of all planned trainings as the trainings do.
+
+        Raises:
+            UsageError: An unknown key or a wrong value, also below a section such as `loss`.
+        """
+        model, plan = str(self.recipe.model), self.recipe.plan
+        planned: list[tuple[str, str, RecipeKeys]] = [("plan.finetune", "finetune", plan.finetune)]
+        if not self.recipe.steps:
+            keys: RecipeKeys = plan.distill
+            if self.reads == "rows" and "recipe" not in keys:
+                is_causal = layout_for(load_config(model)).causal
+                keys = {**(OUTPUTS_ALONE if is_causal else DISTILL), **keys}
+            planned += [
+                ("plan.distill", "distill", keys),
+                ("plan.prune", "prune", plan.prune or {}),
+            ]
+        for n, step in enumerate(self.recipe.steps):
+            planned += [(f"steps[{n}].{verb}", verb, keys) for verb, keys in step.items()]
+        for section, verb, keys in planned:
+            try:
+                self._check_training(verb, model, keys)
+            except UsageError as error:
+                raise error.of(in_words(section)) from None
+
+    def _check_training(self, verb: str, model: str, keys: RecipeKeys) -> None:
+        recipe: FinetuneRecipe | PruneRecipe | DistillRecipe
+        if verb == "finetune":
+            fine_tuning = self._finetune_recipe(model, keys)
+            combinations(fine_tuning)
+            recipe = fine_tuning.recipe
+        elif verb == "prune":
+            (pruning,) = complete_pruning(self._prune_recipes(model, keys, None))
+            recipe = pruning.recipe
+        elif verb == "distill":
+            recipe = complete_distillation(self._distill_recipe(model, keys, self._a_shape)).recipe
+            check_recipe(recipe)
+        else:
+            return
+        if recipe.task is not None:
+            check_settings(recipe.task, recipe.workload)
+
+    @property
+    def _a_shape(self) -> str | None:
+        """A shape of the plan, if there is one with layers; None if the recipe has steps."""
+        shapes = self.recipe.plan.shapes
+        if self.recipe.steps:
+            return None
+        if goal_of(shapes) is not None:
+            shapes = []
+        return next((one for one in shapes if not is_static_shape(one)), [*shapes, "1x32"][0])
+
     def finetune(self, name: str, model: str, keys: RecipeKeys) -> Step:
         """Fine-tune a model on the task."""
 
@@ -180,9 +241,11 @@ class VerbSteps:
         return Step(name, "finetune", {"model": model, **keys}, call)
 
     def _finetune(self, model: str, keys: RecipeKeys, options: RunOptions) -> object:
+        return self.verbs.finetune(self._finetune_recipe(model, keys), options)
+
+    def _finetune_recipe(self, model: str, keys: RecipeKeys) -> Resolved[FinetuneRecipe]:
         values = self._values("finetune", keys) | {"model": model}
-        resolved = finetune_recipe(recipe=base_recipe(keys), options=values)
-        return self.verbs.finetune(resolved, options)
+        return finetune_recipe(recipe=base_recipe(keys), options=values)
 
     def distill(self, name: str, teacher: str, keys: RecipeKeys, shape: str | None = None) -> Step:
         """Distil a student from a teacher. Without `shape`, the keys give the student."""
@@ -193,12 +256,17 @@ class VerbSteps:
     def _distill(
         self, teacher: str, keys: RecipeKeys, shape: str | None, options: RunOptions
     ) -> object:
+        return self.verbs.distill(self._distill_recipe(teacher, keys, shape), options)
+
+    def _distill_recipe(
+        self, teacher: str, keys: RecipeKeys, shape: str | None
+    ) -> Resolved[DistillRecipe]:
         values = self._values("distill", keys) | {"teacher": teacher}
         values |= {} if shape is None else {"student.to": [shape]}
         named = base_recipe(keys)
         if self.reads == "text":
             named = named or embedding_recipe(teacher)
-        return self.verbs.distill(distill_recipe(recipe=named, options=values), options)
+        return distill_recipe(recipe=named, options=values)
 
     def prune(self, name: str, model: str, keys: RecipeKeys, teacher: str | None = None) -> Step:
         """Prune a model while it learns the task, or its own vectors.
@@ -212,13 +280,15 @@ class VerbSteps:
         """
 
         def call(options: RunOptions) -> object:
-            values = self._values("prune", keys) | {"model": model}
-            values |= {"teacher": teacher} if teacher is not None and self.supervised else {}
-            methods = [values["method"]] if "method" in values else []
-            resolved = prune_recipes(methods, recipe=base_recipe(keys), sets=(), options=values)
-            return self.verbs.prune(resolved, options)
+            return self.verbs.prune(self._prune_recipes(model, keys, teacher), options)
 
         return Step(name, "prune", {"model": model, "teacher": teacher, **keys}, call)
+
+    def _prune_recipes(self, model: str, keys: RecipeKeys, teacher: str | None) -> Recipes:
+        values = self._values("prune", keys) | {"model": model}
+        values |= {"teacher": teacher} if teacher is not None and self.supervised else {}
+        methods = [values["method"]] if "method" in values else []
+        return prune_recipes(methods, recipe=base_recipe(keys), sets=(), options=values)
 
     def trim(self, name: str, model: str, text: Path, keys: RecipeKeys) -> Step:
         """Trim a model's vocabulary to the tokens of a text, unless the keys name another text."""

@@ -9,7 +9,7 @@ SHARED = tuple(name for name in TRAINING if name != "push_to_hub")
 @verb(*SHARED, examples=("kdcli cotrain 4x128 2x64 --data demo --max-steps 100",), panel=COMPRESS)
 def cotrain(given: Given) -> Printable | None:
     """Train two models that learn from each other: on unlabelled text, or on a task with --task."""
-    from kdcli.recipe.resolve import ablations
+    from kdcli.recipe.resolve import ablations, variant_origin
     from kdcli.verbs.cotrain.settings import CotrainRecipe
 
     options = given.run_options
@@ -17,7 +17,7 @@ def cotrain(given: Given) -> Printable | None:
     variants = {"": resolved}
     if (listed := resolved.recipe.ablate) is not None:
         variants = {
-            name: given.resolve(CotrainRecipe, changes)
+            name: given.resolve(CotrainRecipe, above={variant_origin(listed, name): changes})
             for name, changes in ablations(listed).items()
         }
     from kdcli.verbs.cotrain import run

@@ -41,7 +41,7 @@ def distill(given: Given) -> Printable | None:
         )
     if given.recipe is None:
         _choose_embedding(given)
-    from kdcli.recipe.resolve import ablations
+    from kdcli.recipe.resolve import ablations, variant_origin
     from kdcli.verbs.distill.distill_recipes import distill_recipe
     from kdcli.verbs.distill.settings import DistillOptions
 
@@ -71,9 +71,12 @@ def distill(given: Given) -> Printable | None:
     if changes and resolved.recipe.kind == "rows":
         variants = {
             name: distill_recipe(
-                recipe=given.recipe, sets=given.sets, options=keys, overrides=overrides
+                recipe=given.recipe,
+                sets=given.sets,
+                options=keys,
+                above={variant_origin(str(own.ablate), name): changed},
             )
-            for name, overrides in changes.items()
+            for name, changed in changes.items()
         }
         return given.show(run.distill_variants(variants, options))
     return given.show(run.distill(resolved, options))

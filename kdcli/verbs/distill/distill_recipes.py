@@ -1,6 +1,7 @@
 """Resolve the recipes of a distillation, of its stages and of its variants."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from pydantic import ValidationError
 
@@ -47,8 +48,8 @@ def general_recipe(recipe: DistillRecipe) -> Resolved[DistillRecipe]:
         # An assistant is only worth its steps if the student on text is the final result.
         loss = {f"loss.{key}": value for key, value in recipe.loss.items()}
         options |= {"method": recipe.method, "assistant": "none"} | loss
-    sections = {"general.overrides": general.overrides}
-    return resolve(DistillRecipe, recipe=general.recipe, options=options, sections=sections)
+    above = {f"{SECTION}general.overrides": general.overrides}
+    return resolve(DistillRecipe, recipe=general.recipe, options=options, above=above)
 
 
 def distill_recipe(
@@ -56,7 +57,7 @@ def distill_recipe(
     recipe: str | None,
     sets: Sequence[str] = (),
     options: Mapping[str, object],
-    overrides: Mapping[str, object] | None = None,
+    above: Mapping[str, Mapping[str, object]] | None = None,
 ) -> Resolved[DistillRecipe]:
     """Resolve the recipe of a distillation.
 
@@ -69,14 +70,14 @@ def distill_recipe(
             text.
         sets: Assignments of keys, such as `train.lr=0.01`.
         options: Recipe keys and their values; None for a key that was not given.
-        overrides: Keys that win over all others, such as a variant's.
+        above: Values that override the options, such as a variant's, by origin.
 
     Raises:
         UsageError: An unknown recipe or key, or a wrong value.
     """
     values = {key: value for key, value in options.items() if value is not None}
-    values |= overrides or {}
-    resolved = resolve(DistillRecipe, recipe=recipe, sets=sets, options=values)
+    read = partial(resolve, DistillRecipe, sets=sets, options=values, above=above)
+    resolved = read(recipe=recipe)
     first, beneath = resolved.recipe, dict[str, Mapping[str, object]]()
     if first.task is None:
         if recipe is None and first.teacher == "demo":
@@ -87,7 +88,7 @@ def distill_recipe(
 
             if is_embedder(first.teacher):
                 beneath = {"the teacher is an embedding model": {"method": EMBEDDING}}
-        return resolve(DistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=values)
+        return read(recipe=recipe, beneath=beneath)
     if recipe is not None and _is_on_text(recipe):
         text = resolve(DistillRecipe, recipe=recipe).recipe
         beneath[f"recipe {recipe}"] = {
@@ -101,11 +102,11 @@ def distill_recipe(
             **{f"loss.{key}": value for key, value in text.loss.items()},
         }
         recipe = None
-        resolved = resolve(DistillRecipe, recipe=None, beneath=beneath, sets=sets, options=values)
+        resolved = read(recipe=None, beneath=beneath)
     name = f"{resolved.recipe.method}-{first.task}"
     if name in shipped("distill"):
         beneath = {f"recipe {name}": recipe_keys(name, "distill")} | beneath
-    return resolve(DistillRecipe, recipe=recipe, beneath=beneath, sets=sets, options=values)
+    return read(recipe=recipe, beneath=beneath)
 
 
 def _is_on_text(recipe: str) -> bool:
@@ -163,8 +164,8 @@ def undistilled_recipe(recipe: DistillRecipe, student: str) -> Resolved[Finetune
         keys += [key.removeprefix("train.") for key in STATIC_DEFAULTS]
     options |= {f"train.{key}": getattr(recipe.train, key) for key in keys}
     options |= {f"head.{key}": getattr(recipe.head, key) for key in ("kind", "words")}
-    sections = {"undistilled.overrides": recipe.undistilled.overrides}
-    return finetune_recipe(options=options, sections=sections)
+    above = {f"{SECTION}undistilled.overrides": recipe.undistilled.overrides}
+    return finetune_recipe(options=options, above=above)
 
 
 def embedding_recipe(teacher: str) -> str:

@@ -11,7 +11,11 @@ from kdcli.models.source import is_address
 from kdcli.recipe.resolve import Resolved
 from kdcli.report.schema import STUDENT
 from kdcli.types import ModelShape, Needs, task_title
-from kdcli.verbs.distill.distill_recipes import stage_settings, undistilled_recipe
+from kdcli.verbs.distill.distill_recipes import (
+    general_recipe,
+    stage_settings,
+    undistilled_recipe,
+)
 from kdcli.verbs.distill.settings import EMBEDDING, SOFT_TARGETS, DistillRecipe, StudentSettings
 from kdcli.verbs.distill.space import StudentVectors, vector_settings
 from kdcli.workloads.embedder import Embedder
@@ -146,7 +150,7 @@ def check_embedding(recipe: DistillRecipe) -> None:
             f"{missing} given", "kdcli distill TEACHER --to LxH --method embedding --data TEXT"
         )
     check_settings(METHOD, recipe.loss)
-    if recipe.more_teachers and vector_settings(recipe).vectors:
+    if vector_settings(recipe).vectors and recipe.more_teachers:
         raise UsageError(
             "--teacher-vectors replaces the teachers' vectors, so --also-teacher has no effect",
             "omit one of them",
@@ -256,6 +260,8 @@ def check_task(recipe: DistillRecipe) -> None:
     if any(map(is_static_shape, recipe.student.to)):
         _check_static_rows(recipe)
     on_tasks(recipe.method)
+    if recipe.general.use:
+        general_recipe(recipe)
     if masks_text(recipe.method, recipe.loss):
         raise UsageError(
             "loss.masked_lm_weight: the examples of a task are not masked",

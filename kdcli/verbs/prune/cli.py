@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 )
 def prune(given: Given) -> Printable | None:
     """Remove weights of an encoder while it learns a task."""
-    from kdcli.recipe.resolve import ablations
+    from kdcli.recipe.resolve import ablations, variant_origin
     from kdcli.verbs.prune.settings import PruneRecipe
 
     options, keys = given.run_options, given.keys()
@@ -30,14 +30,15 @@ def prune(given: Given) -> Printable | None:
     from kdcli.verbs.prune.method_recipes import prune_recipes
 
     def recipes(
-        changes: Mapping[str, Any], compared: Sequence[str] = ()
+        changes: Mapping[str, Any], origin: str = "", compared: Sequence[str] = ()
     ) -> list[Resolved[PruneRecipe]]:
         methods = [changes["method"]] if "method" in changes else given["method"] or []
         return prune_recipes(
             methods,
             recipe=given.recipe,
             sets=given.sets,
-            options={**keys, **changes},
+            options=keys,
+            above={origin: changes},
             compared=compared,
         )
 
@@ -51,5 +52,8 @@ def prune(given: Given) -> Printable | None:
     changes = {} if listed is None else ablations(listed)
     compared = [each.recipe.method for each in whole]
     compared += [str(own["method"]) for own in changes.values() if "method" in own]
-    variants = {name: recipes(own, compared) for name, own in changes.items()}
+    variants = {
+        name: recipes(own, variant_origin(str(listed), name), compared)
+        for name, own in changes.items()
+    }
     return given.show(run.prune(whole, options, variants))

@@ -4,6 +4,7 @@ The methods share the examples and the budget, and have their own settings.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from kdcli.pruners import defaults
 from kdcli.recipe.resolve import (
@@ -27,6 +28,7 @@ def prune_recipes(
     recipe: str | None,
     sets: Sequence[str],
     options: Mapping[str, object],
+    above: Mapping[str, Mapping[str, object]] | None = None,
     compared: Sequence[str] = (),
 ) -> list[Resolved[PruneRecipe]]:
     """Resolve a recipe for each method.
@@ -41,11 +43,13 @@ def prune_recipes(
         recipe: The name or the path of a recipe.
         sets: Assignments of keys, such as `train.lr=0.01`.
         options: Recipe keys and their values.
+        above: Values that override the options, by origin.
 
     Raises:
         UsageError: The recipe or a key is unknown, or a value is wrong.
     """
-    resolved_once = resolve(PruneRecipe, recipe=recipe, sets=sets, options=options)
+    read = partial(resolve, PruneRecipe, sets=sets, above=above)
+    resolved_once = read(recipe=recipe, options=options)
     if "model" in resolved_once.origins:
         given = resolved_once.recipe
         pooling = given.workload.get("pooling")
@@ -70,7 +74,7 @@ def prune_recipes(
     for method in chosen:
         beneath = {origin: _read_by(method, keys) for origin, keys in layers.items()}
         own = {**options, "method": method if methods else None}
-        resolved.append(resolve(PruneRecipe, recipe=None, beneath=beneath, sets=sets, options=own))
+        resolved.append(read(recipe=None, beneath=beneath, options=own))
     return resolved
 
 

@@ -83,19 +83,19 @@ def prune(
     members = [
         Member(name, seed_folder / folder, with_seed(own, seed), _prepare)
         for variant, of_variant in (variants or {"": recipes}).items()
-        for complete in [_complete(of_variant)]
-        for seed, seed_folder in seeds_of(complete[0], complete[0].recipe.seeds, variant)
-        for name, folder, own in runs_of(complete, variant)
+        for known in [complete(of_variant)]
+        for seed, seed_folder in seeds_of(known[0], known[0].recipe.seeds, variant)
+        for name, folder, own in runs_of(known, variant)
     ]
     options.check_pushed(len(members))
-    whole = _complete(recipes)[0]
+    whole = complete(recipes)[0]
     recipe = whole.recipe
     data = directory_word(str(recipe.task), recipe.data.source)
     name = f"prune-{Path(str(recipe.model)).name}-{data}"
     return run_study(members, whole, options, name, partial(compare, _names))
 
 
-def _complete(recipes: Recipes) -> list[Resolved[PruneRecipe]]:
+def complete(recipes: Recipes) -> list[Resolved[PruneRecipe]]:
     """Check the recipes of a run, and fill in what the model, the teacher and the methods say."""
     origin = recipes[0].recipe
     for source in dict.fromkeys([origin.model, origin.teacher]):
