@@ -28,6 +28,7 @@ from kdcli.recipe.sections import Section
 from kdcli.report.combine import mean_of_seeds
 from kdcli.report.finish import Entry, RunResult
 from kdcli.report.schema import FINETUNED, Evaluation, Selection, TrivialAnswer
+from kdcli.report.sections.summary import change_text
 from kdcli.report.text import data_name, number, short
 from kdcli.run.context import RunContext
 from kdcli.run.stages import Stage, StageJob, run_stage
@@ -42,6 +43,7 @@ from kdcli.workloads.settings import (
     DownstreamSettings,
     FinetuneRecipe,
     OnTask,
+    SmallerSettings,
     TaskHeadSettings,
 )
 from kdcli.workloads.task_models import row_format
@@ -56,6 +58,11 @@ REMEDY = (
     "Train it longer (--epochs or --max-steps) or with a larger learning rate, such as --lr 1e-3 "
     "for a small model"
 )
+KEEP_SCORE = (
+    "To keep the score, lower the learning rate (--lr) or train for fewer epochs (--epochs)"
+)
+BEFORE, AFTER = "start", "end"
+"""Names of a model before and after its training, in the comparison with itself."""
 DOWNSTREAM = "downstream"
 """Directory of the fine-tuning runs that compare models."""
 
@@ -128,10 +135,15 @@ def finetune_stage(
 
         def finish(outcome: Outcome) -> None:
             scores = scores_after_training(workload, loaded, outcome)
+            before = None
+            if source is None and recipe.student == SmallerSettings():
+                before = scores_as_given(workload, name, recipe.head)
             notes: list[str] = []
             if source is None and context.is_main:
                 scores = with_trivial_answer(workload, loaded, scores)
                 notes = learning_notes(TUNED, scores.evaluations, RunDir(folder))
+                if before is not None:
+                    notes += notes_on_change(workload, "the model", before, scores, KEEP_SCORE)
             elif context.is_main:
                 values = [prediction.value for prediction in scores.predictions]
                 write_atomic(folder / PREDICTIONS, json.dumps(values))
@@ -230,6 +242,27 @@ def baseline_notes(model: str, evaluations: Sequence[Evaluation]) -> list[str]:
             "that imitates it loses nothing, and is as useless"
         )
     return notes
+
+
+def notes_on_change(
+    workload: Workload, model: str, before: ModelScores, after: ModelScores, remedy: str
+) -> list[str]:
+    """Compare a model's scores with its scores before the training, and add the remedy for a loss.
+
+    Args:
+        workload: The data that the model was scored on.
+        model: A description of the model.
+        before, after: Its scores.
+        remedy: What to do if it has lost.
+    """
+    starts = {one.set: number(one.metrics[workload.metric]) for one in before.evaluations}
+    result = compare(workload.name, {BEFORE: before, AFTER: after})
+    notes, rows = list[str](), [r for r in result.comparisons if r.metric == workload.metric]
+    for row in rows:
+        where = f" on {row.set}" if row.set else ""
+        start = f"{model} had {row.metric} {starts[row.set]}{where} before the training"
+        notes.append(f"{start} and {change_text(row, row.metric)}")
+    return [*notes, remedy] if any(row.high < 0 for row in rows) else notes
 
 
 def kept_weights_note(workload: Workload, outcome: Outcome) -> list[str]:

@@ -13,6 +13,8 @@ from own_files import (
     succeeds,
 )
 
+from kdcli.report.text import number
+
 OFTEN = ["--set", "train.eval_every=3", "--set", "train.checkpoint_every=2"]
 
 
@@ -82,6 +84,19 @@ def test_a_run_shows_the_trivial_answer_and_warns_if_it_learned_nothing(given, t
     assert said in warning
     assert "--lr 1e-3" in warning
     assert all(note in " ".join(done.stdout.split()) for note in (score, warning))
+
+
+def test_a_model_with_a_head_is_compared_with_its_start(given, tmp_path):
+    first, again = tmp_path / "first", tmp_path / "again"
+    succeeds(*given, "-o", first)
+    (before,) = report_of(first).evaluations
+    verb, _, *rest = given
+    succeeds(verb, first, *rest, "--lr", "3e-2", "-o", again)
+    score = number(before.metrics["accuracy"])
+    start = f"the model had accuracy {score} before the training and "
+    assert [start in note for note in report_of(again).notes].count(True) == 1
+    # A new head has no score before the training.
+    assert not any("before the training" in note for note in report_of(first).notes)
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,7 @@ from kdcli.recipe.resolve import Resolved, set_among
 from kdcli.recipe.sections import RunOptions
 from kdcli.report.finish import Entry, ReportContents, RunResult, quality_of
 from kdcli.report.schema import Quality, Report
-from kdcli.report.sections.summary import change_text
-from kdcli.report.text import data_name, number, short
+from kdcli.report.text import data_name, short
 from kdcli.run.context import RunContext
 from kdcli.run.dry_run import Estimate
 from kdcli.run.stages import Run, Stage, StageJob
@@ -62,6 +61,7 @@ from kdcli.workloads.finetuning import (
     check_downstream,
     compare_downstream,
     learning_notes,
+    notes_on_change,
     open_downstream,
     request_of,
     scores_as_given,
@@ -69,7 +69,6 @@ from kdcli.workloads.finetuning import (
 )
 from kdcli.workloads.labelled import WORST
 from kdcli.workloads.scores import ModelScores
-from kdcli.workloads.scores import compare as compare_scores
 from kdcli.workloads.study import Member, compare, run_study, seeds_of, with_seed
 from kdcli.workloads.training import first_rows, freeze_unused, total_loss, training_job
 from kdcli.workloads.workload import Workload
@@ -245,16 +244,10 @@ def _learning_notes(
     model = f"the {name}"
     if before is None:
         return learning_notes(model, after.evaluations, None)
-    notes, lost = learning_notes(model, after.evaluations, None, KEEP_SCORE), False
-    starts = {one.set: number(one.metrics[workload.metric]) for one in before.evaluations}
-    for row in compare_scores(workload.name, {BEFORE: before, name: after}).comparisons:
-        if row.metric == workload.metric:
-            where = f" on {row.set}" if row.set else ""
-            start = f"{model} had {row.metric} {starts[row.set]}{where} before the training"
-            notes.append(f"{start} and {change_text(row, row.metric)}")
-            lost |= row.high < 0
+    notes = learning_notes(model, after.evaluations, None, KEEP_SCORE)
+    changes = notes_on_change(workload, model, before, after, KEEP_SCORE)
     is_said = any(KEEP_SCORE in note for note in notes)
-    return [*notes, KEEP_SCORE] if lost and not is_said else notes
+    return [*notes, *(note for note in changes if note != KEEP_SCORE or not is_said)]
 
 
 def origin_of(recipe: CotrainRecipe) -> str | None:
@@ -420,8 +413,6 @@ def _on_text(
     return workload, pair, tasks
 
 
-BEFORE = "start"
-"""Name of a model before its training, in the comparison with itself."""
 KEEP_SCORE = (
     "To keep the score, lower the learning rate (--lr), or give the labels more weight (--weights)"
 )
