@@ -5,9 +5,11 @@ notebook and pytest route, silence and format them as those of any other logger.
 pool print theirs on stderr.
 """
 
+from __future__ import annotations
+
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -50,25 +52,59 @@ def log(*messages: str) -> None:
         LOG.log(_level(message), "%s", message)
 
 
+class Fact(str):
+    """A fact with a subject, such as the repeated texts of a file.
+
+    Parts of the data and copies of a model give facts that only differ in numbers and names. Of
+    facts about one subject, a run logs and reports the first.
+    """
+
+    subject: str
+
+    def __new__(cls, text: str, subject: str = "") -> Fact:
+        """Create a fact."""
+        fact = super().__new__(cls, text)
+        fact.subject = subject
+        return fact
+
+
+def _subject(message: str) -> str:
+    return message.subject if isinstance(message, Fact) else message
+
+
+def named(name: str, note: str) -> str:
+    """Put the name of a model in front of a note on it."""
+    text = f"{name}: {note}"
+    return Fact(text, note.subject) if isinstance(note, Fact) else text
+
+
+def one_of_each(messages: Iterable[str]) -> list[str]:
+    """Return the first of all messages about each subject."""
+    return list({_subject(message): message for message in reversed(list(messages))}.values())[::-1]
+
+
 def log_fact(*messages: str) -> None:
-    """Log facts about data or a model, each only once within `facts_once`."""
+    """Log facts about data or a model, each subject only once within `facts_once`."""
     known = _facts.get()
     for message in messages:
-        if known is None or message not in known:
+        subject = _subject(message)
+        if known is None or subject not in known:
             log(message)
         # A silenced reader is followed by another one, which logs the fact.
         if known is not None and is_logged(message):
-            known.add(message)
+            known.add(subject)
 
 
 def warn(*messages: str) -> None:
-    """Log warnings, each only once within `facts_once`."""
-    log_fact(*(WARNING + message for message in messages))
+    """Log warnings, each subject only once within `facts_once`."""
+    log_fact(*(Fact(WARNING + message, _subject(message)) for message in messages))
 
 
 @contextmanager
 def facts_once(known: set[str] | None = None) -> Iterator[set[str]]:
     """Log equal facts only once, because several steps of a run read the same data.
+
+    Inside another `facts_once`, the facts are those of the outer one.
 
     Args:
         known: The facts that another process has logged.
@@ -76,7 +112,8 @@ def facts_once(known: set[str] | None = None) -> Iterator[set[str]]:
     Yields:
         The facts that were logged so far.
     """
-    facts = set() if known is None else known
+    outer = _facts.get()
+    facts = known if known is not None else set() if outer is None else outer
     token = _facts.set(facts)
     try:
         yield facts

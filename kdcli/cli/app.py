@@ -61,9 +61,10 @@ class Verbs(Group):
     def invoke(self, ctx: Any) -> Any:
         """Run a verb, and turn a KdcliError into a message and an exit code."""
         from kdcli.engine.processes import ends_at_once
+        from kdcli.messages import facts_once
 
         try:
-            with ends_at_once():
+            with ends_at_once(), facts_once():
                 return super().invoke(ctx)
         except KeyboardInterrupt:
             error: KdcliError = Interrupted("interrupted")

@@ -156,9 +156,10 @@ def function(name: str) -> Callable[..., Any]:
         values = values_of(verb, *positional, **options)
         from kdcli.deploy.usable import Usable
         from kdcli.engine.session import own_state
+        from kdcli.messages import facts_once
 
         try:
-            with own_state():
+            with own_state(), facts_once():
                 result = verb.run(values)
         except (Stopped, Interrupted) as error:
             # Programs that go on after an error must not go on after Ctrl-C.

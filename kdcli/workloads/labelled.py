@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from kdcli.data.batches import BatchOrder
 from kdcli.data.labelled.features import TokenizedRows, unknown_share
 from kdcli.data.labelled.task_data import Labelled
+from kdcli.data.text.shards import tokenizer_hash
 from kdcli.deploy.exported import in_own_runtime, is_export
 from kdcli.deploy.sparse.mask_file import TaskFacts
 from kdcli.engine.evaluation import evaluate_job
@@ -26,7 +27,7 @@ from kdcli.engine.session import Session
 from kdcli.errors import UsageError
 from kdcli.losses.hard import hard_loss, mean_over
 from kdcli.losses.soft_targets import soft_loss
-from kdcli.messages import log_fact, warn
+from kdcli.messages import Fact, log_fact, warn
 from kdcli.metrics.finite import check_finite
 from kdcli.models.heads import AUTO_CLASS, load_for_task, misfit_of
 from kdcli.models.identity import weights_hash
@@ -441,8 +442,7 @@ class LabelledWorkload(Workload[Model]):
             warn_of_cut(cut, "examples", max_length)
         of_cut = describe_cut(self.kind, cut, "examples", max_length)
         unknown, warnings = describe_unknown(evaluator.features.rows, model)
-        if warnings and not self._warned_of_unknown(model):
-            warn(*warnings)
+        warn(*warnings)
         asked = describe_asked(predictions)
         notes = ["; ".join([model.note, *asked, *of_cut, *unknown]), *warnings]
         scores = scores_of(evaluator, self.split, predictions, worst, notes)
@@ -462,12 +462,6 @@ class LabelledWorkload(Workload[Model]):
             for example, prediction in zip(evaluator.features.examples, predictions, strict=True)
         )
         return scores.against_teacher(is_own=is_own)
-
-    def _warned_of_unknown(self, model: Model) -> bool:
-        """Whether opening the workload warned of unknown tokens in a model's training rows."""
-        if self.train is None or not same_tokens(self.tokenizer, model.tokenizer):
-            return False
-        return bool(describe_unknown(self.train.rows, model)[1])
 
     def trivial(self, model: Model) -> ModelScores | None:
         if not self.has_labels:
@@ -525,10 +519,11 @@ def describe_unknown(rows: TokenizedRows, model: Model) -> tuple[list[str], list
         return [], []
     if share < MAX_UNKNOWN:
         return [f"{percent(share, 1)}% of the tokens are unknown"], []
-    return [], [
+    warning = (
         f"the tokenizer of {model.source} does not know {share:.0%} of the tokens: is the text in "
         "another language, or in other letters, than the model's vocabulary?"
-    ]
+    )
+    return [], [Fact(warning, f"unknown tokens of {tokenizer_hash(model.tokenizer)}")]
 
 
 def scores_of(

@@ -13,7 +13,7 @@ from kdcli.data.labelled.task_data import Labelled, check_training, open_labelle
 from kdcli.deploy.exported import is_export
 from kdcli.engine.session import Session
 from kdcli.errors import UsageError
-from kdcli.messages import log_fact, silenced
+from kdcli.messages import log_fact, silenced, warn
 from kdcli.metrics.generated_texts import require_libraries
 from kdcli.models.heads import head_of, load_for_task
 from kdcli.models.load import load_config, location
@@ -81,12 +81,12 @@ def opened(
     facts = [
         *describe_cut(data.task.kind, truncated, "training examples", form.max_length),
         *unknown,
-        *warnings,
     ]
     if data.split != "validation":
         facts.append(f"evaluated on {data.split}")
     log_fact(*facts)
-    workload.notes = [*notes, *facts]
+    warn(*warnings)
+    workload.notes = [*notes, *facts, *warnings]
     return workload
 
 

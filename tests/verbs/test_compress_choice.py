@@ -244,8 +244,9 @@ def test_the_sentence_says_what_is_gained_and_lost_and_on_how_many_rows(one, goa
 )
 def test_the_rows_that_would_show_the_goal_are_named(score, goal, said):
     one = measured("a", score, 2.0, 4.0, low=score - 0.01, high=score + 0.01)
-    advice = outcome_of(scores_of(one, max_drop=1.0, **goal)).advice()
-    assert [line[: len(said)] for line in advice] == ([said] if said else [])
+    outcome = outcome_of(scores_of(one, max_drop=1.0, **goal))
+    lines = [line[: len(said)] for line in outcome.advice() if not line.startswith("Ask for")]
+    assert lines == ([said] if said else [])
 
 
 @pytest.mark.parametrize(
@@ -404,7 +405,7 @@ def test_limits_that_contradict_each_other_are_named():
     good, fast = measured("a", 0.9, 9.0, 8.0), measured("b", 0.5, 1.0, 8.0)
     goal = {"max_drop": 1.0, "speedup": 5.0}
     said = "--max-drop and --speedup contradict each other here: each can be met, but not both."
-    assert outcome_of(scores_of(good, fast, **goal)).advice() == [said]
+    assert outcome_of(scores_of(good, fast, **goal)).advice()[0] == said
     for others in ([good, measured("c", 0.9, 1.0, 8.0)], [good]):
         assert conflict(list(scores_of(*others, **goal).all_misses().values())) == ""
 

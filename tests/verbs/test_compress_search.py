@@ -618,6 +618,12 @@ def test_texts_without_labels_are_compared_with_the_model(given, tmp_path):
     assert "of agreement with the teacher (accuracy)" in answer.sentence
 
 
+def test_repeated_texts_are_logged_once_in_a_run_that_reads_them_in_parts(given, caplog):
+    caplog.set_level("INFO", "kdcli")
+    fakes().compress(**given, **GOAL)
+    assert caplog.text.count("repeat an earlier text") == 1
+
+
 def test_a_vocabulary_is_trimmed_to_the_rows_that_train(given):
     made = fakes()
     result = made.compress(**given | {"plan__trim_from": 0.0}, **GOAL)

@@ -5,6 +5,7 @@ A new workload is one row of `WORKLOADS`.
 
 import functools
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -222,25 +223,20 @@ def test_a_model_that_reads_token_types_gets_them(tmp_path, session, cache, with
     assert (again.held_out.labels is not None) == with_labels
 
 
-def test_a_warning_of_unknown_tokens_is_logged_unless_the_training_rows_had_it(
-    tmp_path, session, cache
-):
-    def save(folder: Path) -> None:
-        WORKLOADS["class"].save_model(folder)
-        tiny_tokenizer(range(30, 89)).save_pretrained(folder)
+def test_unknown_tokens_are_logged_once_for_each_tokenizer(tmp_path, session, cache, caplog):
+    caplog.set_level(logging.INFO, "kdcli")
+    with facts_once():
+        for name, first in (("one", 30), ("copy", 30), ("other", 40)):
 
-    folders = [tmp_path / "known", tmp_path / "unknown"]
-    for folder in folders:
-        folder.mkdir()
-    known, _ = opened(WORKLOADS["class"], folders[0], session, with_labels=True)
-    case = replace(WORKLOADS["class"], save_model=save)
-    unknown, model = opened(case, folders[1], session, with_labels=True)
-    of_known_rows = replace(unknown, train=known.train)
-    for workload, warns in ((unknown, False), (known, True), (of_known_rows, True)):
-        with facts_once() as facts:
-            scores = workload.score(model)
-        assert any("does not know" in fact for fact in facts) == warns
-        assert any("does not know" in note for note in scores.notes)
+            def save(folder: Path, first: int = first) -> None:
+                WORKLOADS["class"].save_model(folder)
+                tiny_tokenizer(range(first, 89)).save_pretrained(folder)
+
+            (tmp_path / name).mkdir()
+            case = replace(WORKLOADS["class"], save_model=save)
+            workload, model = opened(case, tmp_path / name, session, with_labels=True)
+            assert any("does not know" in note for note in workload.score(model).notes)
+    assert caplog.text.count("does not know") == 2
 
 
 def test_padding_changes_no_loss(workload):

@@ -13,6 +13,7 @@ from kdcli.data.labelled.partition import text_groups
 from kdcli.data.rows import BadRow, Remark
 from kdcli.errors import UsageError
 from kdcli.listing import class_name, listed
+from kdcli.messages import Fact
 from kdcli.types import OWN, Example, Task
 
 MAX_LISTED_PROBLEMS = 10  # Bad rows and classes that a message lists.
@@ -117,8 +118,11 @@ def describe_empty(examples: Iterable[Example], row: str) -> str:
         row: The name of one of them in the line.
     """
     empty = [e.where for e in examples if not "".join(e.texts).strip()]
+    if not empty:
+        return ""
     plural = "s" if len(empty) > 1 else ""
-    return f"{len(empty):,} {row}{plural} without any text: {_list_places(empty)}" if empty else ""
+    line = f"{len(empty):,} {row}{plural} without any text: {_list_places(empty)}"
+    return Fact(line, f"rows without text of {_folder_of(empty[0])}")
 
 
 def describe_repeats(task: Task, examples: Sequence[Example], rows: str) -> str:
@@ -143,15 +147,21 @@ def describe_repeats(task: Task, examples: Sequence[Example], rows: str) -> str:
         f"first: {examples[again[0]].where})"
     )
     earlier = [examples[int(n)] for n in first[groups]]
+    subject = f"repeated texts of {_folder_of(examples[again[0]].where)}"
     differing = np.array(
         [_labels(task, a) != _labels(task, b) for a, b in zip(examples, earlier, strict=True)]
     ).nonzero()[0]
     if task.kind not in CONTRADICTING or not len(differing):
-        return line
+        return Fact(line, subject)
     count, row = len(np.unique(groups[differing])), int(differing[0])
     texts = "1 text has" if count == 1 else f"{count:,} texts have"
     example = f"{earlier[row].where} and {examples[row].where}"
-    return f"{line}; {texts} contradicting labels, for example {example}"
+    return Fact(f"{line}; {texts} contradicting labels, for example {example}", subject)
+
+
+def _folder_of(place: str) -> str:
+    """Return the directory of the file of a row, which may be one split of several."""
+    return place.rpartition(":")[0].rpartition("/")[0]
 
 
 def _labels(task: Task, example: Example) -> object:

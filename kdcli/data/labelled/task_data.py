@@ -176,8 +176,11 @@ def _open_labelled(
         _check_texts(data)
     if is_own:
         evaluated = data.sets[""]
-        repeats = describe_repeats(data.task, evaluated, "evaluated rows")
-        for note in filter(None, [repeats, describe_empty(evaluated, "evaluated row")]):
+        findings = [describe_empty(evaluated, "evaluated row")]
+        if partition is None:
+            # Of parts, the repeated texts were described when the rows were divided.
+            findings.insert(0, describe_repeats(data.task, evaluated, "evaluated rows"))
+        for note in filter(None, findings):
             log_fact(note)
             data.notes.append(note)
     return replace(data, account=rows.account)

@@ -12,6 +12,7 @@ from kdcli.disk import REPORT_FILE, atomic_dir, read_json, write_atomic
 from kdcli.engine.processes import stop_requests
 from kdcli.engine.run_dir import RunDir
 from kdcli.kept import delete_oldest_results
+from kdcli.listing import joined
 from kdcli.messages import warn
 from kdcli.metrics.cascade import rows_needed
 from kdcli.metrics.resolution import exceeds, rows_within
@@ -49,11 +50,8 @@ from kdcli.verbs.compress.steps import OUTPUTS, PAGE, STEPS
 from kdcli.workloads.decisions import for_limit
 
 PICTURE = "pareto.png"
-TRY_OTHER_STEPS = "Ask for less, or train longer in the steps."
-TRY_MORE = (
-    "Ask for less, or try more: other plan.shapes, a longer training "
-    "(plan.distill.train.epochs), a larger --budget."
-)
+LONGER = "a longer training (plan.distill.train.epochs)"
+SMALLER = "smaller plan.shapes"
 NOTABLE_POINTS = 0.5
 """Smallest difference between two losses, in points, that can change a decision."""
 
@@ -145,8 +143,13 @@ class Outcome:
 
     def advice(self) -> list[str]:
         """Return sentences on what may meet the goal, or show that it is met."""
-        both = conflict(list(self.scores.all_misses().values())) if self.missed else ""
-        return list(filter(None, [self._rows_needed(), both and f"{both}."]))
+        is_quality = not self.missed.keys().isdisjoint(QUALITY)
+        sentences = [self._rows_needed() if is_quality or not self.missed else ""]
+        if self.missed and self.next_candidate() is None:
+            both = conflict(list(self.scores.all_misses().values()))
+            ways = [LONGER] * is_quality + [SMALLER] * bool(self.missed.keys() - QUALITY)
+            sentences += [both and f"{both}.", f"Ask for less, or try {joined(ways)}."]
+        return list(filter(None, sentences))
 
     def _title(self, one: ScoredModel) -> str:
         """Name a candidate, and say that it is no cascade if the goal asks for one."""
@@ -401,8 +404,6 @@ def _advice(search: Search, outcome: Outcome, following: ScoredModel | None) -> 
     if following is not None:
         command = steps.options.changed_command("compress", steps.folder, {})
         sentences.append(outcome.describe_next(following, command))
-    elif outcome.missed:
-        sentences.append(TRY_OTHER_STEPS if search.recipe.steps else TRY_MORE)
     return " ".join(sentences)
 
 

@@ -20,7 +20,7 @@ from kdcli.disk import as_directory
 from kdcli.engine.processes import joined
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, KdcliError, MachineError, UsageError
-from kdcli.messages import facts_once, log
+from kdcli.messages import facts_once, log, log_fact
 from kdcli.models.embedding_format import check_computed
 from kdcli.models.files import stored_weights
 from kdcli.models.load import location
@@ -159,7 +159,7 @@ def _search(resolved: Resolved[CompressRecipe], steps: Steps, verbs: Verbs) -> S
         notes=notes,
     )
     check_cascade(search)
-    log(*notes)
+    log_fact(*notes)
     for backend, why in missing.items():
         search.skip(backend, why)
 

@@ -26,7 +26,7 @@ from kdcli.disk import (
 from kdcli.engine.inputs import check_output_file, texts_in
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, UsageError, did_you_mean
-from kdcli.messages import log, log_fact
+from kdcli.messages import log, log_fact, named, one_of_each
 from kdcli.models.heads import tokenizer_for
 from kdcli.models.load import location
 from kdcli.models.model import Model, training_rows
@@ -425,7 +425,7 @@ def _report(
     scores = {**scores, first: with_trivial_answer(workload, models[first], scores[first])}
     result = workload.compare(scores, resamples=recipe.resamples, confidence=recipe.confidence)
     entries = [Entry.loaded(name, "candidate", model) for name, model in models.items()]
-    notes = [f"{name}: {note}" for name, each in scores.items() for note in each.notes]
+    notes = one_of_each(named(name, note) for name, each in scores.items() for note in each.notes)
     notes += baseline_notes(first, scores[first].evaluations)
     contents = workload.report(
         "evaluate", recipe, with_baseline(entries), result=result, notes=notes
