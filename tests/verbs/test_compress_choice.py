@@ -214,7 +214,7 @@ RANKED = schema.CascadeFacts(first="s", second="l", setting=3, asked=0.375, risk
         (
             SLOWER,
             {"max_drop": 1.0},
-            "a is 2.0 times smaller (4.00 MB instead of 8.00). The times are unstable (at most "
+            "a is 2.0 times smaller (4.00 MB instead of 8.00). Its times are unstable (at most "
             "10.12 ms a text) and give no speed-up; measure again on an idle machine, with kdcli "
             "benchmark. It loses no accuracy",
         ),

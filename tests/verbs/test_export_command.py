@@ -148,7 +148,7 @@ def test_what_a_directory_holds(saved, tmp_path):
     assert str(tmp_path) not in readme + done.to_json()
     table, note, where = list(done.renderables())
     assert "README.md" in where
-    assert "64 texts of random words that the tokenizer knows; its integers were chosen on" in note
+    assert "64 texts of random words that the tokenizer knows; the integers were chosen on" in note
     assert table.row_count == 7
     assert facts["also"] == []
     sums = facts["sums"]

@@ -140,8 +140,8 @@ def test_the_printed_closeness_is_that_of_the_compared_texts(embedder, tmp_path)
         "least": pytest.approx(cosines.min(), abs=1e-6),
     }
     assert (facts["compared_on"], facts["calibrated_on"]) == ("20 texts of texts.txt",) * 2
-    sources = "compared with torch on 20 texts of texts.txt; its integers were chosen on 20 texts"
-    assert f"{sources} of texts.txt. No text is in both" in facts["notes"]
+    sources = "compared with torch on 20 texts of texts.txt; the integers were chosen on 20 texts"
+    assert f"{sources} of texts.txt, and no text is in both" in facts["notes"]
     assert f"{sources} of texts.txt" in (folder / "README.md").read_text("utf-8")
     printed = " ".join(done.stdout.split())
     assert f"cosine of the vectors {cosines.mean():.4f} on 20 texts" in printed

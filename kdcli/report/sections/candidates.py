@@ -37,8 +37,8 @@ def compression_section(
     note = (
         f"Goal: {goal}. Selection: on {compression.rows:,} selection rows. Points lost: the "
         "teacher's score minus the candidate's, so a gain is negative. These rows chose among the "
-        "candidates, so the values of the chosen one are optimistic. The first sentence gives its "
-        "loss on the verification rows, which chose nothing. ms: one sequence of 128 tokens. "
+        "candidates, so the values of the chosen one are optimistic. The summary at the top gives "
+        "its loss on the verification rows, which chose nothing. ms: one sequence of 128 tokens. "
         "Speed-up: over the teacher on torch in float32. MB: what one deployment needs, the "
         "weights, the tokenizer and the configuration."
     )

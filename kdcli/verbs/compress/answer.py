@@ -117,7 +117,7 @@ class Outcome:
             f"{megabytes(teacher.mb)})"
         )
         if ratio.is_inconclusive:
-            unstable = f"The times are unstable ({times}) and give no speed-up; {MEASURE_AGAIN}"
+            unstable = f"Its times are unstable ({times}) and give no speed-up; {MEASURE_AGAIN}"
             won = f"{chosen.name} is {smaller}. {unstable}"
         else:
             faster = f"{ratio.phrase()} as {model} ({ratio.trust()}; {times})"
@@ -200,7 +200,7 @@ class Outcome:
         teacher, chosen = self.verified.teacher, self.verified.chosen
         ratio, times = self._speed()
         if ratio.is_inconclusive:
-            speed = f"shows no speed-up, because the times are unstable ({times}{on})"
+            speed = f"shows no speed-up (its times are unstable: {times}{on})"
         else:
             speed = f"is {ratio.phrase()} ({ratio.trust()}; {times}{on})"
         size = f"takes {megabytes(chosen.mb)} MB instead of {megabytes(teacher.mb)}"

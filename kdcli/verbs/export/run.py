@@ -53,7 +53,7 @@ from kdcli.models.static import is_static
 from kdcli.report.text import bytes_of
 from kdcli.report.views import short
 from kdcli.run.context import cpu_session
-from kdcli.types import task_name, task_title
+from kdcli.types import OWN, task_name, task_title
 from kdcli.verbs.export.export_check import (
     CALIBRATION_TEXTS,
     CheckTexts,
@@ -493,7 +493,7 @@ def _notes(gated: GatedFile) -> list[str]:
     """Return notes on the texts and the loss of a file, and on what it computes in float32."""
     notes = [f"compared with torch on {gated.compared_on}"]
     if gated.calibrated_on:
-        notes[0] += f"; its integers were chosen on {gated.calibrated_on}. No text is in both"
+        notes[0] += f"; the integers were chosen on {gated.calibrated_on}, and no text is in both"
     if gated.nodes_in_float:
         notes.append(
             f"{gated.nodes_in_float} nodes are in float32, because some of their weights, or of "
@@ -506,8 +506,9 @@ def _notes(gated: GatedFile) -> list[str]:
             "constants unpacks them in every call, and is slow"
         )
     for row in gated.comparison.comparisons:
-        name = f"{task_name(row.task)} {row.set}".strip()
-        notes.append(f"{name}: {file_loss(row)}")
+        # The card's readers are other people, for whom `your data` is another thing.
+        task = "" if row.task == OWN else row.task
+        notes.append(": ".join(filter(None, [f"{task} {row.set}".strip(), file_loss(row)])))
     kept = [product for product in gated.products if product.is_kept]
     if kept:
         names = ", ".join(f"{product.name} ({product.error:.2g})" for product in kept)
