@@ -493,28 +493,29 @@ def _by_stem(folder: Path) -> dict[str, list[File]]:
 
     Of a file that exists in several formats, one is returned.
     """
+    return {
+        stem: min(by_ending.items(), key=lambda item: item[0] not in FIRST_FORMATS)[1]
+        for stem, by_ending in _formats(folder).items()
+    }
+
+
+def _formats(folder: Path) -> dict[str, dict[str, list[File]]]:
+    """Return the files of rows in a folder, stem -> ending -> files."""
     endings: dict[str, dict[str, list[File]]] = {}
     for file in sorted(folder.glob("*.*")):
         if format_of(file.name) and (parts := NAME.fullmatch(file.name)):
             endings.setdefault(parts[1], {}).setdefault(parts[2], []).append(file)
-    return {
-        stem: min(by_ending.items(), key=lambda item: item[0] not in FIRST_FORMATS)[1]
-        for stem, by_ending in endings.items()
-    }
+    return endings
 
 
 def _other_formats(read: Sequence[Path]) -> str:
     """Return a message about files that may hold what other files hold in another format."""
-    stems = {(file.parent, parts[1]) for file in read if (parts := NAME.fullmatch(file.name))}
-    others = [
-        file.name
-        for folder, stem in sorted(stems)
-        for file in sorted(folder.glob("*.*"))
-        if file not in read
-        and format_of(file.name)
-        and (parts := NAME.fullmatch(file.name))
-        and parts[1] == stem
-    ]
+    others: list[str] = []
+    for folder in dict.fromkeys(file.parent for file in read):
+        for by_ending in _formats(folder).values():
+            files = list(itertools.chain.from_iterable(by_ending.values()))
+            unread = [base_name(file) for file in files if file not in read]
+            others += unread if len(unread) < len(files) else []
     if not others:
         return ""
     return f"skipped {', '.join(others)}: read are {', '.join(file.name for file in read)}"

@@ -91,14 +91,6 @@ def test_a_missing_column_is_named_with_those_there_are(kind, name):
     assert f"the columns are {', '.join(less)}" in message
 
 
-def test_rows_without_labels_need_no_task():
-    task, row = RIGHT["class"]
-    for values in ({"body": "w1"}, {c: v for c, v in row.items() if c != task.label}):
-        with pytest.raises(UsageError) as caught:
-            read(task, values)
-        assert "give a fine-tuned model without --task" in str(caught.value.hint)
-
-
 @pytest.mark.parametrize("kind", RIGHT)
 def test_an_empty_label_is_refused(kind):
     task, row = RIGHT[kind]

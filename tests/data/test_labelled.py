@@ -108,6 +108,12 @@ def test_a_named_task_reads_the_columns_that_own_recognises(tmp_path, name, row,
             "give --set data.columns.label=grade",
         ),
         (
+            {"sentence1": "w1", "sentence2": "w2"},
+            {},
+            "which column holds the label? the columns are sentence1, sentence2",
+            "learn from the answers of a fine-tuned model",
+        ),
+        (
             {"text": "w1", "score": 2.5},
             {},
             "task stsb needs the columns sentence1, sentence2, label; the columns are text, score",

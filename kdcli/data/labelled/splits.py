@@ -81,10 +81,6 @@ _COLUMN_HINT = (
     "all rows of all splits need the same columns; if the column has another name, give --set "
     "data.columns.ROLE=NAME"
 )
-_LABEL_HINT = (
-    f"{_COLUMN_HINT}; if the rows have no labels, give a fine-tuned model without --task: its own "
-    "predictions are then the reference"
-)
 _Label = int | float | str | tuple[int, ...] | tuple[Answer, ...]
 
 
@@ -559,7 +555,7 @@ def example_of(task: Task, row: Row, number: int, *, withheld: bool = False) -> 
         raise BadRow(
             where,
             f"column '{task.label}', the label of {task.title}, {problem}",
-            hint=_LABEL_HINT,
+            hint=_COLUMN_HINT,
         )
     return Example(where, name, texts, _LABELS[task.kind](task, where, label, texts))
 
@@ -568,8 +564,7 @@ def _texts(task: Task, where: str, values: RowValues) -> tuple[str, ...]:
     for column in task.texts:
         if column not in values:
             problem = f"{task.title} needs the column '{column}'; {columns_in(values)}"
-            has_label = task.label in values
-            raise BadRow(where, problem, hint=_COLUMN_HINT if has_label else _LABEL_HINT)
+            raise BadRow(where, problem, hint=_COLUMN_HINT)
         if task.kind == "text" and isinstance(values[column], dict):
             # The answers of SQuAD. The question belongs to the first one.
             answers = _answers(replace(task, label=column), where, values[column], ())
