@@ -10,12 +10,12 @@ import functools
 import itertools
 import re
 import shlex
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from kdcli.data.rows import BadRow, BlankLine, LineBreaks, OnBadRow, Row
+from kdcli.data.rows import BadRow, BlankLine, LineBreaks, OnBadRow, Row, check_distinct
 from kdcli.errors import UsageError
 
 MAX_USUAL_CELLS = 50  # A column with more different cells is no column of labels.
@@ -211,12 +211,7 @@ def _check_names(where: str, names: Sequence[str]) -> None:
     are in single quotes."""
     if len(names) > MAX_COLUMNS:
         raise UsageError(f"{where}: there are {len(names):,} columns, more than {MAX_COLUMNS:,}")
-    (repeated, times), *_ = Counter(filter(None, names)).most_common(1) or [("", 0)]
-    if times > 1:
-        raise UsageError(
-            f"{where}: there are {times} columns '{repeated}'; each column has its own name",
-            "rename the columns in this line",
-        )
+    check_distinct(where, filter(None, names))
     if names and all(len(name) > 2 and name[0] == name[-1] == "'" for name in names):
         raise UsageError(
             f"{where}: the columns are in single quotes ({', '.join(names)}), which CSV does not "

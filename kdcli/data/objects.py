@@ -10,13 +10,13 @@ import json
 import secrets
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from kdcli.data.labelled.label_values import as_cell
+from kdcli.data.rows import check_distinct
 from kdcli.data.sources import names_by_split
 from kdcli.disk import (
     atomic_dir,
@@ -378,12 +378,7 @@ def _columns(columns: Iterable[tuple[object, object]]) -> _Content:
                 f"column '{name}' cannot be written: {first_line(error)}",
                 TYPES_HINT,
             ) from None
-    (repeated, times), *_ = Counter(names).most_common(1) or [("", 0)]
-    if times > 1:
-        raise UsageError(
-            f"there are {times} columns '{repeated}'; each column has its own name",
-            "rename the columns",
-        )
+    check_distinct("the table", names)
     lengths = {name: len(array) for name, array in zip(names, arrays, strict=True)}
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{name} has {length}" for name, length in lengths.items())

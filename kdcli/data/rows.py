@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -203,6 +204,16 @@ def unused_columns(names: Iterable[str], used: Collection[str]) -> str:
     shown = zip(columns, _shown_names(columns), strict=True)
     unused = [of_message for name, of_message in shown if name not in used]
     return f"; unused columns: {', '.join(unused)}" if unused else ""
+
+
+def check_distinct(place: str, names: Iterable[str]) -> None:
+    """Raise a UsageError if two columns have the same name: one would be lost."""
+    (repeated, times), *_ = Counter(names).most_common(1) or [("", 0)]
+    if times > 1:
+        raise UsageError(
+            f"{place}: there are {times} columns '{repeated}'; each column has its own name",
+            "rename the columns",
+        )
 
 
 def _shown_names(names: Iterable[str]) -> list[str]:

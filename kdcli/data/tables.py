@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, cast
 
-from kdcli.data.rows import ClassNames, Piece, Row
+from kdcli.data.rows import ClassNames, Piece, Row, check_distinct
 from kdcli.data.storage import as_file, check_size, open_binary
 from kdcli.errors import UsageError, one_line
 
@@ -46,7 +46,7 @@ def read_table(piece: Piece, file: IO[bytes], kind: str, *, packed: bool) -> Ite
             size, decoded = file.seek(0, io.SEEK_END), 0
             file.seek(0)
             number, schema, batches = read(piece, file, size)
-            _check_names(piece.name, schema.names)
+            check_distinct(piece.name, schema.names)
             classes = ClassNames.of_schema(schema, piece.name)
             for batch in batches:
                 for values in batch.to_pylist():
@@ -158,12 +158,6 @@ def _dictionary_bytes(column: "pq.ColumnChunkMetaData") -> int:
         return 0
     packed = max(0, column.data_page_offset - (column.dictionary_page_offset or 0))
     return int(packed * column.total_uncompressed_size / column.total_compressed_size)
-
-
-def _check_names(name: str, columns: list[str]) -> None:
-    """Raise a UsageError if two columns of a table have the same name: one would be lost."""
-    if twice := next((column for column in columns if columns.count(column) > 1), None):
-        raise UsageError(f"{name} has two columns '{twice}'", "rename one of them")
 
 
 def _arrow_batches(piece: Piece, file: IO[bytes], size: int) -> _Batches:

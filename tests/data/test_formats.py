@@ -865,7 +865,7 @@ def test_two_columns_of_a_table_have_two_names(tmp_path):
     table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
     with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as writer:
         writer.write_table(table)
-    with pytest.raises(UsageError, match=r"a\.arrow has two columns 'text'"):
+    with pytest.raises(UsageError, match=r"a\.arrow: there are 2 columns 'text'"):
         list(open_source(str(tmp_path / "a.arrow")).documents("train", None))
 
 
