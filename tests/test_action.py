@@ -29,7 +29,7 @@ def gate(folder: Path, **inputs: str) -> tuple[int, str]:
     summary = folder / "summary.md"
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = os.environ | {key: given[name] for key, name in names.items()}
-    environment |= {"GITHUB_STEP_SUMMARY": str(summary), "PATH": path}
+    environment |= {"GITHUB_STEP_SUMMARY": str(summary), "PATH": path, "RUNNER_TEMP": str(folder)}
     command = ["bash", "-e", "-o", "pipefail", "-c", step["run"]]
     done = subprocess.run(command, cwd=folder, env=environment, check=False)
     return done.returncode, summary.read_text("utf-8")
