@@ -234,7 +234,7 @@ WRITTEN = (
     *("tokenizer.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
     *("*.model", "*.jinja", "modeling_*.py", "README.md", "state.json", "predictions.json"),
     *("export.json", "*.onnx", "*.onnx.data", "openvino_*.xml", "openvino_*.bin", "pareto.png"),
-    *("pruning.json", "inputs.json", "training-text.jsonl"),
+    *("pruning.json", "inputs.json", "text.train.jsonl", "text.validation.jsonl"),
     # Submissions to the GLUE server.
     *("CoLA.tsv", "SST-2.tsv", "MRPC.tsv", "STS-B.tsv", "QQP.tsv", "MNLI-m.tsv", "MNLI-mm.tsv"),
     *("QNLI.tsv", "RTE.tsv", "WNLI.tsv"),

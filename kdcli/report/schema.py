@@ -270,14 +270,17 @@ class Pruning(SchemaPart):
 class Trimming(SchemaPart):
     """The tokens that a trimmed model keeps.
 
-    It has `kept` of `whole` tokens. All tokens that occur in the text, with the tokens that are
-    always kept, are `needed`. `coverage` has the share of each text's tokens that are kept.
+    It has `kept` of `whole` tokens. All tokens that occur in the `texts` texts, with the tokens
+    that are always kept, are `needed`. `coverage` has the share of each text's tokens that are
+    kept, and `new` the estimated share of the tokens of further texts that are not.
     """
 
     kept: int
     whole: int
     needed: int
     coverage: dict[str, float]
+    texts: int = 0
+    new: float = 0.0
 
     @property
     def covered(self) -> str:

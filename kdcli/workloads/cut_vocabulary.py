@@ -61,13 +61,15 @@ class TokenUse:
     """How often the tokens of a model occur in texts.
 
     Attributes:
-        counts: Name of a text -> the number of times that each token occurs in it. All texts have
-            the same weight, however long they are.
+        counts: Name of a source -> the number of times that each token occurs in it. All sources
+            have the same weight, however long they are.
         named: Ids that are always kept.
+        texts: The number of texts of all sources.
     """
 
     counts: Mapping[str, Array]
     named: set[int]
+    texts: int
 
     @classmethod
     def of_texts(cls, loaded: Model, texts: Iterable[str], prompts: Iterable[str]) -> "TokenUse":
@@ -77,9 +79,11 @@ class TokenUse:
             UsageError: The tokenizer cannot be trimmed.
         """
         named = named_tokens(loaded, prompts)
-        zeros = np.zeros(len(loaded.tokenizer), np.int64)
-        counts = sum((count_tokens(loaded.tokenizer, each) for each in _batches(texts)), zeros)
-        return cls({"the training rows": np.asarray(counts)}, named)
+        counts, count = np.zeros(len(loaded.tokenizer), np.int64), 0
+        for batch in _batches(texts):
+            counts += count_tokens(loaded.tokenizer, batch)
+            count += len(batch)
+        return cls({"the training rows": counts}, named, count)
 
     def sizes(self, loaded: Model) -> tuple[int, int]:
         """Return the least number of tokens that can be kept, and the number of all that occur."""
@@ -94,7 +98,8 @@ class TokenUse:
         Raises:
             UsageError: `size` is too small, or every token is needed.
         """
-        return kept_tokens(loaded.tokenizer, self.counts, self.named, size)
+        kept, trimming = kept_tokens(loaded.tokenizer, self.counts, self.named, size)
+        return kept, trimming.model_copy(update={"texts": self.texts})
 
 
 def named_tokens(loaded: Model, prompts: Iterable[str]) -> set[int]:
@@ -144,21 +149,52 @@ def trimmed(
     if len(sources) > 1:
         names = [f"{name} (training split)" for name in sources]
     named_sources = zip(names, sources.values(), strict=True)
-    counts = {name: _counts(source, column, share, tokenizer) for name, source in named_sources}
-    kept, trimming = TokenUse(counts, named).keep(loaded, size)
+    counted = {name: _counts(source, column, share, tokenizer) for name, source in named_sources}
+    counts = {name: of_source for name, (of_source, _) in counted.items()}
+    use = TokenUse(counts, named, sum(texts for _, texts in counted.values()))
+    kept, trimming = use.keep(loaded, size)
     smaller = cut(loaded, kept)
-    notes = [kept_note(trimming), *low_coverage(trimming)]
+    notes, measured = [kept_note(trimming), *low_coverage(trimming)], list[str]()
     for name, source in sources.items():
-        notes += _changes_in(f"{name} (validation split)", source, column, loaded, smaller, kept)
-    return smaller, trimming, notes
+        measured += _changes_in(
+            f"{name} (validation split)", source, column, loaded, smaller, trimming, kept
+        )
+    return smaller, trimming, [*notes, *(measured or new_tokens_notes(trimming))]
+
+
+def new_tokens_notes(trimming: Trimming) -> list[str]:
+    """Estimate how many tokens of new texts are not kept, and warn if they are many."""
+    note = (
+        f"about {trimming.new:.1%} of the tokens of further texts like these are not kept, "
+        "estimated from the tokens that occur once"
+    )
+    return [note, *few_texts(trimming, trimming.new)]
+
+
+def few_texts(trimming: Trimming, removed: float) -> list[str]:
+    """Warn if a large share of the tokens of texts that chose no token was removed."""
+    if removed <= 1 - MIN_COVERAGE:
+        return []
+    return [
+        f"warning: the vocabulary has the tokens of {trimming.texts:,} texts, and other texts need "
+        f"more: {removed:.1%} of their tokens are not kept, so such words become smaller pieces or "
+        "unknown. Give more texts, or keep the whole vocabulary (in compress: --set "
+        "plan.trim_from=1)"
+    ]
 
 
 def _changes_in(
-    name: str, source: str, column: str | None, loaded: Model, smaller: Model, kept: Array
+    name: str,
+    source: str,
+    column: str | None,
+    loaded: Model,
+    smaller: Model,
+    trimming: Trimming,
+    kept: Array,
 ) -> list[str]:
     """Note how a source's validation texts change with the trimmed model."""
     texts = list(itertools.islice(_validation(source, column), OTHER_TEXTS))
-    notes = _changes(name, texts, loaded.tokenizer, smaller.tokenizer, kept)
+    notes = _changes(name, texts, loaded.tokenizer, smaller.tokenizer, trimming, kept)
     if texts:
         cosines = _cosines(loaded, smaller, texts[:: -(-len(texts) // COMPARED)])
         notes.append(
@@ -170,7 +206,10 @@ def _changes_in(
 
 def kept_note(trimming: Trimming) -> str:
     """Tell how many tokens are kept, and how much of each text they cover."""
-    return f"{trimming.kept:,} of {trimming.whole:,} tokens kept; they cover {trimming.covered}"
+    return (
+        f"{trimming.kept:,} of {trimming.whole:,} tokens kept; they cover {trimming.covered}, of "
+        f"{trimming.texts:,} texts"
+    )
 
 
 def low_coverage(trimming: Trimming) -> list[str]:
@@ -217,7 +256,12 @@ def kept_tokens(
     coverage = {
         name: float(of_text[kept].sum() / max(1, of_text.sum())) for name, of_text in counts.items()
     }
-    trimming = Trimming(kept=len(kept), whole=len(tokenizer), needed=needed, coverage=coverage)
+    # Good and Turing's estimate of the share of tokens that did not occur.
+    unseen = [(of_text == 1).sum() / max(1, of_text.sum()) for of_text in counts.values()]
+    new = float(max(1 - share + u for share, u in zip(coverage.values(), unseen, strict=True)))
+    trimming = Trimming(
+        kept=len(kept), whole=len(tokenizer), needed=needed, coverage=coverage, new=min(1.0, new)
+    )
     return kept, trimming
 
 
@@ -281,8 +325,8 @@ def _kept(
 
 def _counts(
     source: str, column: str | None, share: float, tokenizer: PreTrainedTokenizerBase
-) -> Array:
-    """Count the tokens in the training split of a source.
+) -> tuple[Array, int]:
+    """Count the tokens and the rows in the training split of a source.
 
     The counts are cached, except for hub data, which may change, and for data that is checked.
     """
@@ -290,7 +334,7 @@ def _counts(
     if isinstance(opened, HubSource) or ACCOUNTS.strict:
         counts, account = _counted(opened, column, tokenizer)
         ACCOUNTS.close(account, account.used)
-        return counts
+        return counts, account.used
     key = cache_key("counted vocabulary", opened.identity, column, tokenizer_hash(tokenizer))
     file = cache_dir() / "vocabularies" / f"{key}.safetensors"
     use_entry(file, f"{opened.name}, {Path(tokenizer.name_or_path).name}")
@@ -305,7 +349,7 @@ def _counts(
     with safe_open(file, "np") as stored:
         account = _ROW_ACCOUNT.validate_json(stored.metadata()[ACCOUNT])
         ACCOUNTS.close(account, account.used)
-        return np.asarray(stored.get_tensor("counts"))
+        return np.asarray(stored.get_tensor("counts")), account.used
 
 
 def _counted(
@@ -367,15 +411,21 @@ def _changes(
     texts: Sequence[str],
     tokenizer: PreTrainedTokenizerBase,
     trimmed_tokenizer: PreTrainedTokenizerBase,
+    trimming: Trimming,
     kept: Array,
 ) -> list[str]:
-    """Note how many texts, and which of their words, are tokenised differently.
+    """Note how many texts, tokens and words are tokenised differently, and warn if many are.
 
     A text is tokenised differently if it contains a removed token.
     """
     removed, changed, words = set(range(len(tokenizer))) - set(kept.tolist()), 0, Counter[str]()
+    tokens, gone, unknown = 0, 0, [0, 0]
     for batch in _batches(texts):
         rows = tokenizer(batch, add_special_tokens=False, verbose=False)
+        tokens += sum(map(len, rows["input_ids"]))
+        gone += sum(token in removed for ids in rows["input_ids"] for token in ids)
+        both = (tokenizer, trimmed_tokenizer)
+        unknown = [n + _unknown(each, batch) for n, each in zip(unknown, both, strict=True)]
         for n, (text, ids) in enumerate(zip(batch, rows["input_ids"], strict=True)):
             changed_words = {
                 rows.token_to_word(n, at) for at, token in enumerate(ids) if token in removed
@@ -387,12 +437,21 @@ def _changes(
         return []
     notes = [
         f"{name}: {changed:,} of {len(texts):,} texts ({changed / len(texts):.1%}) are tokenised "
-        "differently"
+        f"differently; {gone / max(1, tokens):.1%} of their tokens were removed, and "
+        f"{(unknown[1] - unknown[0]) / max(1, tokens):.1%} became unknown",
+        *few_texts(trimming, gone / max(1, tokens)),
     ]
     for word, times in words.most_common(CHANGES_SHOWN):
         before, after = (" ".join(t.tokenize(word)) for t in (tokenizer, trimmed_tokenizer))
         notes.append(f"{word!r}, in {times:,} of them: {before} -> {after}")
     return notes
+
+
+def _unknown(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> int:
+    """Count the unknown tokens of texts."""
+    if tokenizer.unk_token_id is None:
+        return 0
+    return int(count_tokens(tokenizer, texts)[tokenizer.unk_token_id])
 
 
 def _validation(source: str, column: str | None) -> Iterator[str]:

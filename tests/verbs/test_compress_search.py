@@ -628,7 +628,7 @@ def test_a_vocabulary_is_trimmed_to_the_rows_that_train(given):
     made = fakes()
     result = made.compress(**given | {"plan__trim_from": 0.0}, **GOAL)
     assert "trim 2x32-trimmed" in made.calls
-    (file,) = result.folder.rglob("training-text.jsonl")
+    (file,) = result.folder.rglob("text.train.jsonl")
     assert 0 < len(lines_of(file)) < 400
     assert {row.name for row in answer_of(result.folder).candidates} >= {"2x32-trimmed-onnx"}
 

@@ -250,7 +250,7 @@ def test_no_training_row_is_evaluated_and_no_evaluated_row_chooses_the_vocabular
     half = {"train": TRAIN | {"dtype": "bf16"}}
     compressed(tmp_path, data, plan__trim_from=0.0, plan__distill=half)
     steps = tmp_path / "out" / "steps"
-    training = {row["text"] for row in lines_of(next(steps.rglob("training-text.jsonl")))}
+    training = {row["text"] for row in lines_of(next(steps.rglob("text.train.jsonl")))}
     partition = Partition.read(str(tmp_path / "out" / "partition.safetensors"))
     assert len(training) == 200 - len(partition.selection) - len(partition.verification)
     assert (len(partition.selection), len(partition.verification)) == (20, 40)

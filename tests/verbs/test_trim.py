@@ -45,7 +45,12 @@ def test_a_model_with_a_head_gives_the_same_outputs(text, tmp_path):
     write_training_rows(before, np.arange(3, dtype=np.uint64))
     result = succeeds("trim", before, "--data", text, "-o", tmp_path / "out")
     assert "10 of 64 tokens kept; they cover 100.000% of the training text" in said_by(result)
-    assert "(validation split): 1 of 2 texts (50.0%) are tokenised differently" in said_by(result)
+    assert (
+        "(validation split): 1 of 2 texts (50.0%) are tokenised differently; 40.0% of their tokens "
+        "were removed, and 40.0% became unknown"
+    ) in said_by(result)
+    few = "warning: the vocabulary has the tokens of 3 texts, and other texts need more: 40.0% of"
+    assert any(note.startswith(few) for note in report_of(tmp_path / "out").notes)
     assert "'w9', in 1 of them: w9 -> [UNK]" in said_by(result)
     assert "mean state compared with the whole vocabulary: cosine 0." in said_by(result)
     models = [
@@ -65,6 +70,18 @@ def test_a_model_with_a_head_gives_the_same_outputs(text, tmp_path):
     assert report.cards["trimmed"].params_embedding < report.cards["untrimmed"].params_embedding
 
 
+def test_without_other_texts_the_tokens_that_occur_once_tell_how_many_are_missing(tmp_path):
+    encoder = own_files.encoder(tmp_path / "model")
+    # One of 40 tokens, and then none, occurs once.
+    for times, share in ((39, "2.5%"), (0, "0.0%")):
+        texts = ["w1"] * 39 + ["w2"] * (1 if times else 0)
+        write(tmp_path / "text.jsonl", [{"text": text} for text in texts])
+        out = tmp_path / f"out-{times}"
+        said = said_by(succeeds("trim", encoder, "--data", tmp_path / "text.jsonl", "-o", out))
+        assert f"about {share} of the tokens of further texts like these are not kept" in said
+        assert ("warning: the vocabulary has the tokens of 40 texts" in said) == bool(times)
+
+
 def test_of_two_processes_that_need_the_counts_of_a_text_one_counts(
     text, monkeypatch, cache, tmp_path
 ):
@@ -77,7 +94,7 @@ def test_of_two_processes_that_need_the_counts_of_a_text_one_counts(
         return count_tokens(tokenizer, texts)
 
     def save_counts(file):
-        np.save(file, cut_vocabulary._counts(str(text), None, 1.0, tiny_tokenizer()))
+        np.save(file, cut_vocabulary._counts(str(text), None, 1.0, tiny_tokenizer())[0])
 
     monkeypatch.setattr(cut_vocabulary, "count_tokens", count)
     files = [tmp_path / f"{name}.npy" for name in ("one", "other")]
@@ -144,7 +161,7 @@ def test_a_size_keeps_the_most_frequent_tokens(text, tmp_path):
     ) in card
     whole = succeeds("trim", before, "--data", text, "--vocab-size", "10", "-o", tmp_path / "whole")
     assert "they cover 100.000%" in said_by(whole)
-    assert "warning" not in said_by(whole)
+    assert "tokens cover only" not in said_by(whole)
     card = (tmp_path / "whole" / "README.md").read_text()
     assert "by removing the tokens that do not occur in the training text of text" in card
 

@@ -15,7 +15,7 @@ import yaml
 from kdcli.deploy.untrained import UntrainedTimes
 from kdcli.disk import RECIPE_FILE
 from kdcli.engine.run_dir import RunDir, flatten_recipe
-from kdcli.messages import log
+from kdcli.messages import WARNING, log
 from kdcli.models.grammar import is_static_shape
 from kdcli.models.layout import layout_for
 from kdcli.models.load import load_config
@@ -373,6 +373,8 @@ def export_student(search: Search, shape: str, model: Path, parent: Path) -> Non
         trim = search.make.trim(name, str(model), search.training_text(), {})
         if search.finishes(trim):
             models[name] = search.steps.path(trim)
+            notes = search.steps.result(trim).report.notes
+            search.notes += [f"{name}: {note}" for note in notes if note.startswith(WARNING)]
 
     def export(branch: Search, name: str, folder: Path) -> None:
         branch.export(f"{name}-{search.fastest}", folder, search.fastest, [parent])

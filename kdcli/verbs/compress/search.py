@@ -14,7 +14,7 @@ from kdcli.data.text.sentences import read_texts
 from kdcli.deploy.environment import describe_environment
 from kdcli.deploy.latency import Latency, Protocol, Subject
 from kdcli.deploy.old_machines.measure_encoders import MAX_MEASUREMENTS
-from kdcli.disk import atomic_file, disk_errors, read_json
+from kdcli.disk import atomic_dir, read_json
 from kdcli.engine.device import choose_device
 from kdcli.errors import MachineError
 from kdcli.messages import log
@@ -50,8 +50,8 @@ from kdcli.workloads.requests import EvaluationRequest
 
 T = TypeVar("T")
 PRUNE: RecipeValues = {"sparsity": [0.9]}
-TRAINING_TEXT = "training-text.jsonl"
-"""The file of the training texts among the steps."""
+TRAINING_TEXT = "training-text"
+"""The directory of the training texts among the steps."""
 
 
 @dataclass
@@ -134,18 +134,22 @@ class Search:
         """Return the text whose tokens a trimmed model keeps: the distillation's, else the training
         rows'.
 
-        It is written to a file once, without the selection and verification rows.
+        It is written to a directory once, without the selection and verification rows. If selection
+        rows are from the training split, they are its validation split, which shows how new texts
+        change.
         """
-        file = self.steps.place(TRAINING_TEXT, self.recipe.text)
-        if not file.is_file():
-            texts = self.training_texts(Partition.read(str(self.recipe.data.partition)))
-            with disk_errors(file):
-                file.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_file(file) as opened:
-                for text in texts:
-                    line = json.dumps({"text": text}, ensure_ascii=False)
-                    opened.write(f"{line}\n".encode())
-        return file
+        folder = self.steps.place(TRAINING_TEXT, self.recipe.text)
+        if not folder.is_dir():
+            partition = Partition.read(str(self.recipe.data.partition))
+            texts = dict.fromkeys(self.training_texts(partition))
+            with_selection = replace(partition, selection=partition.selection[:0])
+            others = [t for t in self.training_texts(with_selection) if t not in texts]
+            with atomic_dir(folder) as aside:
+                for split, of_split in (("train", texts), ("validation", others)):
+                    lines = (json.dumps({"text": t}, ensure_ascii=False) for t in of_split)
+                    if of_split:
+                        (aside / f"text.{split}.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
+        return folder
 
     def training_texts(self, partition: Partition) -> Iterable[str]:
         """Return the different texts on which students are trained."""

@@ -37,7 +37,14 @@ from kdcli.run.context import open_run
 from kdcli.types import Array
 from kdcli.verbs.trim.settings import TrimRecipe
 from kdcli.workloads import open_evaluation, open_rows
-from kdcli.workloads.cut_vocabulary import TokenUse, cut, kept_note, sources_of, trimmed
+from kdcli.workloads.cut_vocabulary import (
+    TokenUse,
+    cut,
+    kept_note,
+    new_tokens_notes,
+    sources_of,
+    trimmed,
+)
 from kdcli.workloads.detect import as_trained, task_of_model
 from kdcli.workloads.requests import EvaluationRequest
 from kdcli.workloads.scores import EvaluationResult, ModelScores
@@ -274,7 +281,8 @@ def smallest_vocabulary(
     missed = (
         f"{sentence}: more than {recipe.max_drop:g}" if exceeds(points, recipe.max_drop) else None
     )
-    return BoundedVocabulary(kept, trimming, [sentence, kept_note(trimming)], result, missed)
+    notes = [sentence, kept_note(trimming), *new_tokens_notes(trimming)]
+    return BoundedVocabulary(kept, trimming, notes, result, missed)
 
 
 def _request(recipe: TrimRecipe) -> EvaluationRequest:
