@@ -88,10 +88,18 @@ def row_notes(pools: Pools, partition: Partition) -> list[str]:
     every = np.concatenate([pools.train, pools.validation, pools.test])
     is_known = np.isin(every, pools.known) & partition.is_training(every)
     if known := int(is_known.sum()):
-        notes.append(
+        note = (
             f"{known:,} of {len(every):,} rows trained the model, so they neither choose a "
             "candidate nor verify it"
         )
+        parts = map(pools.count_in, (partition.selection, partition.verification))
+        if any(
+            count < least for count, least in zip(parts, (MIN_SELECTION, MIN_ROWS), strict=True)
+        ):
+            note += (
+                ", which leaves few rows for both: give other rows, or train without some of them"
+            )
+        notes.append(note)
     own_split = np.union1d(pools.validation, pools.test)
     repeated = np.isin(pools.train, own_split) & ~partition.is_training(pools.train)
     if repeats := int(repeated.sum()):
