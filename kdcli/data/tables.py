@@ -54,8 +54,13 @@ def read_table(piece: Piece, file: IO[bytes], kind: str, *, packed: bool) -> Ite
                     decoded += sum(len(text) for text in values.values() if isinstance(text, str))
                     check_size(piece.name, size, decoded, MAX_DECODED)
                     yield classes.name_row(Row(f"{piece.name}:{number}", values))
-    except UnicodeDecodeError:
+    except (UnicodeDecodeError, OverflowError) as error:
         rows = f"one of the rows {number + 1} to {number + TABLE_ROWS}"
+        if isinstance(error, OverflowError):
+            problem = "holds a date or time outside the years 1 to 9999"
+            raise UsageError(
+                f"{piece.name}: {rows} {problem}", "correct or drop its column"
+            ) from None
         raise UsageError(f"{piece.name}: {rows} is not UTF-8") from None
 
 

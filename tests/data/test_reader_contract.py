@@ -486,6 +486,14 @@ def test_parquet_that_is_not_utf8_is_named_with_its_rows(tmp_path):
         documents(tmp_path / "a.parquet")
 
 
+@pytest.mark.parametrize("days", [10**7, -(10**7)])
+def test_a_date_that_python_lacks_is_named(tmp_path, days):
+    on = pa.array([days], pa.int32()).cast(pa.date32())
+    pq.write_table(pa.table({"text": ["w1"], "on": on}), tmp_path / "a.parquet")
+    with pytest.raises(UsageError, match=r"rows 1 to 128 holds a date or time outside the years"):
+        documents(tmp_path / "a.parquet")
+
+
 def test_a_wrong_row_deep_in_a_large_file_is_named(tmp_path, small_shards):
     """The tokenised text is read in pieces that do not know how many lines came before them."""
     lines = [json.dumps({"text": document}) for document in DOCUMENTS]

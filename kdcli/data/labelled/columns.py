@@ -413,7 +413,8 @@ class Columns:
     def _text(self, label: str | None = None) -> str:
         strings = [c for c in self.strings if c != label]
         found = self._by_name("text", _TEXT, strings)
-        return found or self._refuse("text", strings or [c for c in self.free if c != label])
+        others = [c for c in self.free if c != label and c not in self.lists]
+        return found or self._refuse("text", strings or others)
 
     def _column(self, role: str, groups: _Groups, candidates: list[str]) -> str | None:
         """Return the user's column for a role, or else the column that is named by convention."""
