@@ -215,9 +215,8 @@ def _metric_curve(report: Report) -> Picture | None:
         Line(name, [(step, metrics[name]) for step, metrics in points if name in metrics], colour)
         for colour, name in zip(COLOURS, names, strict=False)
     ]
-    lowest, highest = zip(*map(range_of, names[: len(lines)]), strict=True)
-    bounds = min(lowest), max(highest)
-    drawing, _ = line_chart(lines, "step", columns=3 if len(lines) <= 3 else 2, bounds=bounds)
+    columns = 3 if len(lines) <= 3 else 2
+    drawing, _ = line_chart(lines, "step", columns=columns, bounds=range_of(names[0]))
     caption = f"On the validation set while training: {_ends(lines)}."
     if len(lines) < len(names):
         caption += f" The first {len(lines)} of {len(names)} metrics."
