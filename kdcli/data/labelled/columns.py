@@ -117,10 +117,10 @@ def columns_of_task(
     wanted = task.texts if withheld else (*task.texts, task.label)
     if not by_role and set(wanted) <= set(names):
         return task
+    where, _ = first[0]
+    problem = f"{where}: {task.title} needs the columns {', '.join(wanted)}; {columns_in(names)}"
     if task.kind == "text" and len(task.texts) > 1:
-        where, _ = first[0]
-        problem = f"{where}: {task.title} needs the columns {', '.join(wanted)}"
-        raise UsageError(f"{problem}; {columns_in(names)}", "rename the columns")
+        raise UsageError(problem, "rename the columns")
     published: dict[str, tuple[str, ...]] = {"text": task.texts, "label": (task.label,)}
     if task.kind in ("span", "text"):
         roles = zip(_ROLES[task.kind], (*task.texts, task.label), strict=False)
@@ -133,8 +133,7 @@ def columns_of_task(
         _, texts, label = chosen.choose(task.kind)
     if len(texts) != len(task.texts):
         raise UsageError(
-            f"{chosen.where}: {task.title} needs the columns {', '.join(wanted)}; "
-            f"{columns_in(names)}",
+            problem,
             "rename the columns, or name each one with --set data.columns.ROLE=NAME (ROLE: "
             f"{', '.join(_ROLES[task.kind])})",
         )
