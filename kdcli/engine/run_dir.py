@@ -61,7 +61,7 @@ MEASURED = json.dumps("measured")
 """Value of `student.layers` before a run has chosen the layers and written them down."""
 NOT_OF_TRAINING = ("measure.", "train.checkpoint_every")
 """Beginnings of keys that do not affect training, so a resumed run may change them."""
-OF_QUESTION = ("goal.", "budget", "price_per_hour")
+OF_QUESTION = ("goal.", "budget", "price_per_hour", "plan.backends", "plan.shapes")
 """Beginnings of the keys that a question to a finished run of `compress` may change."""
 SOURCE = "data.source"
 """The key that names the data of a run."""

@@ -199,6 +199,28 @@ def test_another_goal_trains_only_what_is_missing(given):
     )
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_other_backends_and_shapes_are_another_question(given, resume):
+    made = fakes()
+    made.scores |= {"onnx-int8": 0.9, "4x16": 0.9}
+    made.ms |= {"onnx-int8": 90.0, "4x16": 4.0}
+    made.mb |= {"onnx-int8": 2.0, "4x16": 1.0}
+    first = made.compress(**given, **GOAL)
+    made.calls.clear()
+    more = given | {"plan__backends": ["onnx", "onnx-int8"], "resume": resume}
+    second = made.compress(**more, **GOAL)
+    assert second.folder == first.folder
+    # The shapes are trained already.
+    assert [call for call in trained(made) if "distill" in call] == []
+    assert "export onnx-int8-within-1" in trained(made)
+    assert "onnx-int8" in {row.name for row in answer_of(first.folder).candidates}
+    made.calls.clear()
+    assert made.compress(**more | {"resume": True}, **GOAL).folder == first.folder
+    assert made.calls == []
+    made.compress(**more | {"plan__shapes": ["4x16"]}, **GOAL)
+    assert [call for call in trained(made) if "distill" in call] == ["distill 4x16"]
+
+
 def test_a_run_that_was_moved_continues_and_answers(given, tmp_path):
     made = fakes(ends=("1x32", signal.SIGTERM))
     with pytest.raises(Stopped, match="stopped in 1x32"):

@@ -50,7 +50,7 @@ def choose_folder(
             if not is_answered and following is not None and repeats(earlier, resolved.recipe):
                 log(f"Going on in {run.path} with the next candidate, {following}")
             elif not is_answered:
-                why = "for the new goal, budget or price"
+                why = "for the new goal, budget, price, backends or shapes"
                 log(f"Reusing the candidates in {run.path} {why}")
             return run.path, earlier, is_answered
     return output_dir(name, options, yaml), None, False
@@ -75,12 +75,13 @@ def answered_runs(runs: Sequence[RunDir]) -> list[tuple[RunDir, RunResult, Recor
 
 
 def repeats(result: RunResult, recipe: CompressRecipe) -> bool:
-    """Whether a finished compression had this goal and this price."""
+    """Whether a finished compression had this goal and price, and this choice of candidates."""
     compression, price = compression_of(result), result.report.price_per_hour
     limits = {**compression.goal, "strict": compression.strict}
     limits |= {"cascade": True} if compression.cascade else {}
-    now = question_of(recipe.goal, recipe.price_per_hour)
-    return bool(json.loads(now) == [limits, price])
+    plan = result.report.recipe.get("plan", {})
+    choice = [plan.get(key, getattr(recipe.plan, key)) for key in ("backends", "shapes")]
+    return bool(json.loads(question_of(recipe)) == [limits, price, *choice])
 
 
 def answers(result: RunResult, record: Record, recipe: CompressRecipe, *, resumes: bool) -> bool:
@@ -94,7 +95,7 @@ def answers(result: RunResult, record: Record, recipe: CompressRecipe, *, resume
         return False
     if not repeats(result, recipe):
         return False
-    begun = record.unanswered(question_of(recipe.goal, recipe.price_per_hour)) is not None
+    begun = record.unanswered(question_of(recipe)) is not None
     return compression.next_candidate is None or (resumes and not begun)
 
 

@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from kdcli.disk import LOG_FILE
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import MachineError, first_problem
-from kdcli.verbs.compress.limits import GoalSettings
+from kdcli.verbs.compress.settings import CompressRecipe
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Question:
     """A goal, and what was known when it was asked.
 
     Attributes:
-        goal: The limits and the price, as JSON.
+        goal: The limits, the price, the backends and the shapes, as JSON.
         known: The number of lines that were known. The looks and candidates in them decide, so that
             a question that is stopped and asked again has the same answer.
         inputs: Hashes of the data, the model and the recipes, by name.
@@ -190,15 +190,15 @@ class Record:
                 return line
         return None
 
-    def ask(self, goal: GoalSettings, price: float | None, inputs: dict[str, str]) -> Question:
+    def ask(self, recipe: CompressRecipe, inputs: dict[str, str]) -> Question:
         """Return the question of a command, which is a new one unless it was stopped.
 
         If only the price differs from the last question's, the choice stays the same.
         """
-        text, last = question_of(goal, price), self.last_question
+        text, last = question_of(recipe), self.last_question
         if (stopped := self.unanswered(text)) is not None:
             return stopped
-        repeats = last is not None and json.loads(last.goal)[0] == json.loads(text)[0]
+        repeats = last is not None and without_price(last.goal) == without_price(text)
         if last is not None and repeats and last.goal != text:
             known = last.known
         else:
@@ -207,8 +207,22 @@ class Record:
         self.add(question)
         return question
 
+    def has_tried(self, recipe: CompressRecipe) -> bool:
+        """Whether the last answer had the backends and shapes of a recipe to choose from."""
+        last, now = self.last_question, json.loads(question_of(recipe))
+        return last is not None and json.loads(last.goal)[2:] == now[2:]
 
-def question_of(goal: GoalSettings, price: float | None) -> str:
-    """Return a goal and a price as text."""
+
+def question_of(recipe: CompressRecipe) -> str:
+    """Return the limits, the price, the backends and the shapes as text."""
+    goal, plan = recipe.goal, recipe.plan
     unset = set() if goal.cascade else {"cascade"}
-    return json.dumps([goal.model_dump(exclude_none=True, exclude=unset), price], sort_keys=True)
+    limits = goal.model_dump(exclude_none=True, exclude=unset)
+    parts = [limits, recipe.price_per_hour, plan.backends, plan.shapes]
+    return json.dumps(parts, sort_keys=True)
+
+
+def without_price(question: str) -> list[object]:
+    """Return the parts of a question that decide the choice."""
+    limits, _, *plan = json.loads(question)
+    return [limits, *plan]

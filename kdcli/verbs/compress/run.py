@@ -146,7 +146,7 @@ def _search(resolved: Resolved[CompressRecipe], steps: Steps, verbs: Verbs) -> S
             "choose another directory with -o, or start again with --overwrite",
         )
     missing = check_backends(recipe, verbs)
-    question = record.ask(recipe.goal, recipe.price_per_hour, inputs)
+    question = record.ask(recipe, inputs)
     search = Search(
         make=make,
         steps=steps,
@@ -168,7 +168,7 @@ def _search(resolved: Resolved[CompressRecipe], steps: Steps, verbs: Verbs) -> S
             claim_folder(resolved, search, partition, read)
 
     steps.claim_run = claim
-    if question.known and not recipe.steps:
+    if question.known and not recipe.steps and record.has_tried(recipe):
         use_partition(search, partition)
         if not fits:
             search.teacher = str(steps.path(finetuning(search)))

@@ -303,7 +303,7 @@ class Search:
             return folder.is_dir()
         facts = read_json(folder / FACTS)
         backend = f"{facts['format']}-{facts['precision']}".removesuffix("-fp32")
-        return backend not in self.missing
+        return backend in self.backends
 
     def score(self) -> bool:
         """Score all finished candidates on the selection rows, if there are any.
