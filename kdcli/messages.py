@@ -104,7 +104,7 @@ def warn(*messages: str) -> None:
 def facts_once(known: set[str] | None = None) -> Iterator[set[str]]:
     """Log equal facts only once, because several steps of a run read the same data.
 
-    Inside another `facts_once`, the facts are those of the outer one.
+    Inside another `facts_once`, facts are compared with the outer one's too.
 
     Args:
         known: The facts that another process has logged.

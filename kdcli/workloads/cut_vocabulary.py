@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from kdcli.data.accounts import ACCOUNTS, EMPTY, REPEATED, RowAccount, is_repeated
 from kdcli.data.rows import texts_in
 from kdcli.data.sources import HubSource, Source, open_source
+from kdcli.data.storage import base_name
 from kdcli.data.text.shards import tokenizer_hash
 from kdcli.disk import cache_dir, cache_key, lock_entry, use_entry, write_atomic
 from kdcli.errors import UsageError
@@ -156,9 +157,8 @@ def trimmed(
     smaller = cut(loaded, kept)
     notes, measured = [kept_note(trimming), *low_coverage(trimming)], list[str]()
     for name, source in sources.items():
-        measured += _changes_in(
-            f"{name} (validation split)", source, column, loaded, smaller, trimming, kept
-        )
+        other = f"{base_name(name) or name} (validation split)"
+        measured += _changes_in(other, source, column, loaded, smaller, trimming, kept)
     return smaller, trimming, [*notes, *(measured or new_tokens_notes(trimming))]
 
 

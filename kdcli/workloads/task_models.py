@@ -10,7 +10,7 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 from kdcli.deploy.cascade import cascade_parts
 from kdcli.deploy.exported import is_export, open_export
 from kdcli.errors import UsageError
-from kdcli.messages import log_fact, warn
+from kdcli.messages import Fact, log_fact, warn
 from kdcli.models.heads import check_head, load_for_task, tokenizer_for, tuned_length
 from kdcli.models.label_words import load_with_label_words
 from kdcli.models.model import Model, training_rows
@@ -119,7 +119,8 @@ def describe_cut(kind: Kind, share: float, rows: str, max_length: int) -> list[s
     if not share:
         return []
     verb = "need more than one window of" if kind == "span" else "were cut at"
-    return [f"{share:.1%} of the {rows} {verb} {max_length} tokens ({LENGTH_KEY})"]
+    cut = f"{verb} {max_length} tokens"
+    return [Fact(f"{share:.1%} of the {rows} {cut} ({LENGTH_KEY})", f"{rows} that {cut}")]
 
 
 def warn_of_cut(share: float, rows: str, max_length: int) -> None:
@@ -131,10 +132,11 @@ def warn_of_cut(share: float, rows: str, max_length: int) -> None:
         max_length: The number of tokens at which they were cut.
     """
     if share > MAX_CUT_SHARE:
-        warn(
+        warning = (
             f"{share:.1%} of the {rows} are longer than {max_length} tokens, and only "
             "their beginnings were read; data.max_length sets the length"
         )
+        warn(Fact(warning, f"{rows} longer than {max_length} tokens"))
 
 
 def check_vocabulary(teacher: Model, tokenizer: PreTrainedTokenizerBase, student: str) -> None:

@@ -52,6 +52,8 @@ T = TypeVar("T")
 PRUNE: RecipeValues = {"sparsity": [0.9]}
 TRAINING_TEXT = "training-text"
 """The directory of the training texts among the steps."""
+MIN_OTHERS = 20
+"""Minimum number of texts that show how new texts change; fewer tell less than an estimate."""
 
 
 @dataclass
@@ -134,9 +136,9 @@ class Search:
         """Return the text whose tokens a trimmed model keeps: the distillation's, else the training
         rows'.
 
-        It is written to a directory once, without the selection and verification rows. If selection
-        rows are from the training split, they are its validation split, which shows how new texts
-        change.
+        It is written to a directory once, without the selection and verification rows. If enough
+        selection rows are from the training split, they are its validation split, which shows how
+        new texts change.
         """
         folder = self.steps.place(TRAINING_TEXT, self.recipe.text)
         if not folder.is_dir():
@@ -144,6 +146,7 @@ class Search:
             texts = dict.fromkeys(self.training_texts(partition))
             with_selection = replace(partition, selection=partition.selection[:0])
             others = [t for t in self.training_texts(with_selection) if t not in texts]
+            others = others if len(others) >= MIN_OTHERS else []
             with atomic_dir(folder) as aside:
                 for split, of_split in (("train", texts), ("validation", others)):
                     lines = (json.dumps({"text": t}, ensure_ascii=False) for t in of_split)
