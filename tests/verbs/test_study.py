@@ -110,7 +110,8 @@ def test_a_shipped_list_runs_on_the_demo(listed, tmp_path):
     succeeds(*asked, "--ablate", listed, "-o", tmp_path / "out")
     report = report_of(tmp_path / "out")
     named = {one.variant.partition(" ")[0] for one in report.models if one.variant is not None}
-    assert named == {"full", *ablations(listed)}
+    # With --max-steps, variants that differ in their epochs train the same.
+    assert named == {"full", *(name for name in ablations(listed) if "epochs" not in name)}
     scored = {one.model for one in report.evaluations}
     assert scored == {one.name for one in report.models if one.variant is not None}
 
