@@ -16,6 +16,7 @@ from own_files import kdcli, refused, report_of, said_by, succeeds, write
 from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer
 from transformers import (
+    AutoConfig,
     AutoModel,
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -120,6 +121,9 @@ def test_a_cache_without_a_place_for_a_lock_is_named(text, monkeypatch, cache, e
 def test_an_embedding_model_stays_one(text, tmp_path):
     fmt = EmbeddingFormat("cls", prompts={"query": "w30 "}, max_length=20)
     own_files.embedder(tmp_path / "model", fmt)
+    # Many models name the class that they were trained from, without the weights of its head.
+    config = AutoConfig.from_pretrained(tmp_path / "model", architectures=["BertForMaskedLM"])
+    config.save_pretrained(tmp_path / "model")
     file = str(tmp_path / "model" / "tokenizer.json")
     baked = Tokenizer.from_file(file)
     baked.enable_truncation(12)

@@ -28,6 +28,7 @@ from kdcli.models.custom_class import (
     empty_model,
     load_tensors,
 )
+from kdcli.models.embedding_format import read_format
 from kdcli.models.files import CONFIG_FILE, SIZE, check_config, config_errors, file_beside
 from kdcli.models.label_words import load_with_label_words
 from kdcli.models.load import load_config, load_weights, location
@@ -55,8 +56,9 @@ PUBLISHED_WORDS = {"mnli": ("Maybe", "No", "Yes")}
 def load_network(base: str | Path, mask: str | Path | None = None) -> PreTrainedModel:
     """Load a network in float32 and eval mode.
 
-    Without a mask, its class is the one that the base's configuration names. With a mask, it is the
-    one that the mask names, and the model has the head of the mask's task.
+    Without a mask, its class is the one that the base's configuration names, except for embedding
+    models: many name the class that they were trained from, and have no weights for its head. With
+    a mask, it is the one that the mask names, and the model has the head of the mask's task.
 
     * `base`: a hub id, a directory, or `demo`.
     * `mask`: a mask file that was made for this base.
@@ -68,7 +70,9 @@ def load_network(base: str | Path, mask: str | Path | None = None) -> PreTrained
     source = str(base)
     config = load_config(source, compacted=True)
     if mask is None:
-        model_class = custom_class(config) or _class((config.architectures or [""])[0]) or AutoModel
+        named = _class((config.architectures or [""])[0])
+        has_vectors = read_format(source) is not None
+        model_class = custom_class(config) or (None if has_vectors else named) or AutoModel
         return load_weights(source, model_class).eval()
     if hasattr(config, COMPACT_KEY):
         raise UsageError(
