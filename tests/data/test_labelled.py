@@ -125,6 +125,18 @@ def test_a_named_task_reads_the_columns_that_own_recognises(tmp_path, name, row,
             "data.columns.kind=class, but task stsb is of kind score",
             "--task own",
         ),
+        (
+            {"sentence1": "w1", "sentence2": "w2", "score": 2.5, "other": "w3"},
+            {"pair": "other"},
+            "data.columns.pair is 'other', but task stsb reads sentence1 and sentence2 -> score",
+            "remove data.columns.pair",
+        ),
+        (
+            {"sentence1": "w1", "sentence2": "w2", "score": 2.5, "other": "w3"},
+            {"text": "other"},
+            "task stsb reads 2 columns of text, but data.columns names other",
+            "name each one with --set data.columns.ROLE=NAME",
+        ),
     ],
 )
 def test_columns_that_a_named_task_cannot_read(tmp_path, row, columns, message, hint):
@@ -132,6 +144,11 @@ def test_columns_that_a_named_task_cannot_read(tmp_path, row, columns, message, 
     error = refused("stsb", tmp_path, columns=columns)
     assert message in error.message
     assert hint in error.hint
+
+
+def test_the_demo_has_no_columns_to_name():
+    error = refused("demo-topic", "demo", columns={"label": "foo"})
+    assert "data.columns.label cannot be used, because the demo has no columns" in error.message
 
 
 def test_the_two_parts_of_mnli_are_judged_apart(tmp_path):

@@ -131,7 +131,21 @@ def columns_of_task(
         texts, label = chosen.texts(task.kind), task.label
     else:
         _, texts, label = chosen.choose(task.kind)
+    for role, of_role in by_role.items():
+        is_withheld = withheld and role in ("label", "answers")
+        unread = [column for column in of_role if column not in (*texts, label)]
+        if unread and not is_withheld:
+            raise UsageError(
+                f"{where}: data.columns.{role} is '{unread[0]}', but {task.title} reads "
+                f"{' and '.join(texts)} -> {label}",
+                f"remove data.columns.{role}, or name all texts of a row in data.columns.text",
+            )
     if len(texts) != len(task.texts):
+        if "text" in by_role:
+            problem = (
+                f"{where}: {task.title} reads {len(task.texts)} columns of text, but "
+                f"data.columns names {' and '.join(texts)}"
+            )
         raise UsageError(
             problem,
             "rename the columns, or name each one with --set data.columns.ROLE=NAME (ROLE: "
@@ -278,6 +292,8 @@ class Columns:
         if kind == "span":
             found = self._by_roles(_ROLES[kind][:2], self.strings, must=True)
             return tuple(found or ())
+        if kind == "text":
+            return (self._column("source", (("source",),), self.strings) or self._text(),)
         return self._pair_or_text()
 
     def unused(self, *used: str) -> str:

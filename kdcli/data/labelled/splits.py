@@ -220,7 +220,15 @@ class TaskSource:
 
     def _task_in(self, source: Source, split: str) -> Task:
         """Return the task with the columns that the rows of a split have."""
-        if self.task.name == OWN or isinstance(source, DemoSource):
+        if self.task.name == OWN:
+            return self.task
+        if isinstance(source, DemoSource):
+            if self.columns and self.train_source in (None, self.source):
+                roles = " and ".join(f"data.columns.{role}" for role in self.columns)
+                raise UsageError(
+                    f"{self.task.title}: {roles} cannot be used, because the demo has no columns",
+                    "remove data.columns, or give your own rows with --data",
+                )
             return self.task
         rows = (row for _, row in read_numbered_rows(source, split, lambda error: None))
         first = list(itertools.islice(rows, FIRST_ROWS))
