@@ -128,6 +128,9 @@ def finetune_stage(
         if source is not None:
             log(f"run {folder.name}")
         name = source or str(recipe.model)
+        before = None
+        if source is None and recipe.student == SmallerSettings():
+            before = scores_as_given(workload, name, recipe.head)
         loaded = model or workload.load(name, head=recipe.head, seed=recipe.train.seed)
         job, schedule = workload.job(loaded, recipe.train, recipe.keep)
         plan = workload.plan(recipe.train)
@@ -135,9 +138,6 @@ def finetune_stage(
 
         def finish(outcome: Outcome) -> None:
             scores = scores_after_training(workload, loaded, outcome)
-            before = None
-            if source is None and recipe.student == SmallerSettings():
-                before = scores_as_given(workload, name, recipe.head)
             notes: list[str] = []
             if source is None and context.is_main:
                 scores = with_trivial_answer(workload, loaded, scores)
@@ -174,7 +174,7 @@ def scores_after_training(workload: Workload, model: Model, outcome: Outcome) ->
 
 def scores_as_given(workload: Workload, source: str, head: TaskHeadSettings) -> ModelScores | None:
     """Score a model before its training; None if it has no head for the task."""
-    if workload.misfit(source) is not None:
+    if workload.misfit(source, head.label_map) is not None:
         return None
     return workload.score(workload.load(source, head=head, new_head=False))
 
@@ -238,8 +238,8 @@ def baseline_notes(model: str, evaluations: Sequence[Evaluation]) -> list[str]:
     if unbeaten:
         notes.append(
             f"{model} is not clearly better than {_trivial_answer(unbeaten[0])}: it learned "
-            "little, or its labels have other names or another order (head.label_map). A model "
-            "that imitates it loses nothing, and is as useless"
+            "little, its labels have another order (head.label_map), or the rows are too few to "
+            "tell. A student can match such a model and still be useless"
         )
     return notes
 

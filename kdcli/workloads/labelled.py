@@ -306,9 +306,9 @@ class LabelledWorkload(Workload[Model]):
         log_fact(f"teacher {source}: {teacher.note}")
         return teacher
 
-    def misfit(self, source: str) -> str | None:
+    def misfit(self, source: str, label_map: Sequence[int] | None = None) -> str | None:
         config = load_config(source)
-        return misfit_of(source, config, self.data.task, None)
+        return misfit_of(source, config, self.data.task, label_map)
 
     def make_student(
         self,
@@ -468,6 +468,9 @@ class LabelledWorkload(Workload[Model]):
             return None
         evaluator, _ = self.evaluator_for(model)
         examples = evaluator.features.examples
+        if self.train is None and all(each.label == examples[0].label for each in examples):
+            # Rows of one class cannot tell a model from the same answer to all.
+            return None
         chosen_from = examples if self.train is None else self.train.examples
         predictions = trivial_predictions(self.data.task, chosen_from, examples)
         own_metrics = replace(evaluator, extra_metrics=())

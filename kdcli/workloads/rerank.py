@@ -216,7 +216,7 @@ class RerankWorkload(Workload[Model]):
             return open_reranker(source, pooling=self.pooling)
         return load_cross_encoder(source, seed=seed)
 
-    def misfit(self, source: str) -> str | None:
+    def misfit(self, source: str, label_map: Sequence[int] | None = None) -> str | None:
         if is_reranker(source):
             return None
         return "it has no head with one output"

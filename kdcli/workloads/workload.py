@@ -199,8 +199,13 @@ class Workload(ABC, Generic[M]):
         """Whether a teacher's outputs come from its own tokenisation of the rows."""
         return False
 
-    def misfit(self, source: str) -> str | None:
-        """Return why a model cannot be scored before it is trained; None if it can."""
+    def misfit(self, source: str, label_map: Sequence[int] | None = None) -> str | None:
+        """Return why a model cannot be scored before it is trained; None if it can.
+
+        Args:
+            source: The model.
+            label_map: The data's class of each output of its head; None for the names of both.
+        """
         return None
 
     def make_student(

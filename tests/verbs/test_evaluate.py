@@ -223,6 +223,10 @@ def test_the_first_model_stands_next_to_the_most_frequent_class(models, data, tm
     assert first.trivial.metrics["accuracy"] == pytest.approx(0.5)
     assert (first.trivial.is_beaten, second.trivial) == (False, None)
     assert "model-3 is not clearly better than always giving the same answer" in str(report.notes)
+    one_class = [row for row in own_files.rows("class", 60, seed=1) if row["label"] == LABELS[0]]
+    source = write(tmp_path / "one" / "validation.jsonl", one_class).parent
+    succeeds(models[0], "--task", "own", "--data", source, "-o", tmp_path / "of-one")
+    assert report_of(tmp_path / "of-one").evaluations[0].trivial is None
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`kdcli finetune` end to end on tiny models: what a run learns, writes, resumes and repeats."""
 
+import json
 import re
 import shlex
 
@@ -97,6 +98,15 @@ def test_a_model_with_a_head_is_compared_with_its_start(given, tmp_path):
     assert [start in note for note in report_of(again).notes].count(True) == 1
     # A new head has no score before the training.
     assert not any("before the training" in note for note in report_of(first).notes)
+    # A head with the labels in another order has a start too.
+    config = json.loads((first / "config.json").read_text())
+    names = [config["id2label"][n] for n in "01"]
+    config["id2label"] = dict(zip("10", names, strict=True))
+    config["label2id"] = dict(zip(names, (1, 0), strict=True))
+    (first / "config.json").write_text(json.dumps(config))
+    mapped = ["--set", "head.label_map=[1, 0]", "--max-steps", "1", "-o", tmp_path / "mapped"]
+    succeeds(verb, first, *rest, *mapped)
+    assert any("before the training" in note for note in report_of(tmp_path / "mapped").notes)
 
 
 @pytest.mark.parametrize(
