@@ -144,9 +144,9 @@ def resolve(
 
     layers: dict[str, Mapping[str, object]] = dict(beneath or {})
     if recipe is not None:
-        layers[f"recipe {recipe}"] = _without_gone(model, recipe, recipe_keys(recipe, verb))
+        layers[f"recipe {recipe}"] = recipe_keys(recipe, verb)
     for origin, layer in layers.items():
-        for key, value in layer.items():
+        for key, value in _without_gone(model, origin, layer).items():
             put(key, value, origin)
     for pair in sets:
         key, equals, text = pair.partition("=")
@@ -166,8 +166,11 @@ def resolve(
     return resolved
 
 
-def _without_gone(model: type[BaseModel], recipe: str, keys: RecipeValues) -> RecipeValues:
+def _without_gone(
+    model: type[BaseModel], origin: str, keys: Mapping[str, object]
+) -> Mapping[str, object]:
     """Drop the keys without a value that an earlier version wrote into the recipe of a run."""
+    recipe = origin.removeprefix("recipe ")
     path = Path(recipe)
     if path.name != RECIPE_FILE or not any((path.parent / n).is_file() for n in OF_RUNS):
         return keys

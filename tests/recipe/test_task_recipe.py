@@ -322,6 +322,14 @@ def pruned(*methods, recipe=None, sets=(), **options):
     return prune_recipes(methods, recipe=recipe, sets=sets, options=given)
 
 
+def test_keys_that_no_longer_exist_are_ignored_in_the_recipe_of_a_pruning_run(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("verb: prune\ntask: mrpc\ndata:\n  gone_key: null\n")
+    (tmp_path / "log.jsonl").touch()
+    (resolved,) = pruned(recipe=str(recipe))
+    assert resolved.recipe.task == "mrpc"
+
+
 def test_methods_of_pruning_share_examples_and_steps_and_no_learning_rate():
     theirs = resolve(PruneRecipe, recipe="smp-mrpc").recipe
     plain = PruneRecipe()
