@@ -66,10 +66,13 @@ def first_problem(error: ValidationError, values: object) -> str:
     problem = error.errors(include_url=False)[0]
     key, text = key_of(problem["loc"], values), PROBLEMS.get(problem["type"]) or reason(problem)
     if problem["type"] == "missing":
-        key = f"{key}.{problem['loc'][-1]}".removeprefix(".")
+        last = problem["loc"][-1]
+        key += f"[{last}]" if isinstance(last, int) else f".{last}"
+        key = key.removeprefix(".")
     text = text.replace("a mapping of keys", "a JSON object")
-    if text.startswith("must be "):
-        text += f", got {shortened(repr(problem['input']), 60)}"
+    if text.startswith("must "):
+        length = problem.get("ctx", {}).get("actual_length")
+        text += f", got {length or shortened(repr(problem['input']), 60)}"
     if not key:
         return text
     return f"{in_words(key)}{' ' if text.startswith(('must ', 'is ')) else ': '}{text}"
@@ -78,8 +81,10 @@ def first_problem(error: ValidationError, values: object) -> str:
 def reason(problem: ErrorDetails) -> str:
     """Return pydantic's explanation of a wrong value in the form `must be ...`."""
     message = str(problem["msg"]).removeprefix("Value error, ")
-    message = re.sub(" or (an )?instance of .*|, unable to .*", "", message)
-    message = re.sub(r"\w+ should (have .* items?) after .*", r"must \1", message)
+    message = re.sub(" or (an )?instance of .*|, unable to .*|, got a number .*", "", message)
+    message = re.sub(
+        r"\w+ should (have .*? (items?|characters?))( after .*)?$", r"must \1", message
+    )
     for of_pydantic, own in WORDS.items():
         message = message.replace(of_pydantic, own)
     return f"{message[0].lower()}{message[1:]}"
@@ -92,7 +97,7 @@ def key_of(location: Sequence[int | str], values: Any) -> str:
     """
     key = ""
     for part in location:
-        is_item = isinstance(values, list) and isinstance(part, int)
+        is_item = isinstance(values, list) and isinstance(part, int) and part < len(values)
         if is_item or (isinstance(values, dict) and part in values):
             values = values[part]
             key += f"[{part}]" if is_item else f".{part}"

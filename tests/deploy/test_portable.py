@@ -248,6 +248,7 @@ def changed(result: Path, tmp_path: Path, *keys: str | int, value: object) -> Pa
         ),
         (["rows", 0, "mean_ms"], float("nan"), "'mean_ms' in item 1 .* must be a finite number"),
         (["rows", 0, "n"], "4", "'n' in item 1 of 'rows' must be a whole number, got '4'"),
+        (["rows", 0, "n"], 4.5, "'n' in item 1 of 'rows' must be a whole number, got 4.5"),
         (["rows", 0, "p50_ms"], float("inf"), "must be a finite number, got inf"),
         (["rows", 0, "iqr_over_p50"], float("nan"), "must be a finite number, got nan"),
         (["rows", 0, "iqr_over_p50"], -0.1, "must be at least 0"),
