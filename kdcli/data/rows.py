@@ -211,14 +211,22 @@ def check_distinct(place: str, names: Iterable[str]) -> None:
     (repeated, times), *_ = Counter(names).most_common(1) or [("", 0)]
     if times > 1:
         raise UsageError(
-            f"{place}: there are {times} columns '{repeated}'; each column has its own name",
+            f"{place}: there are {times} columns '{repeated}'; each column needs its own name",
             "rename the columns",
         )
 
 
 def _shown_names(names: Iterable[str]) -> list[str]:
-    """Return the names of columns, and the place of a column without a name."""
-    return [name.strip() or f"column {n} (without a name)" for n, name in enumerate(names, 1)]
+    """Return the names of columns, and the place of a column without a name.
+
+    A name with spaces around it is quoted, so that they can be seen.
+    """
+    return [
+        (name if name == name.strip() else repr(name))
+        if name.strip()
+        else f"column {n} (without a name)"
+        for n, name in enumerate(names, 1)
+    ]
 
 
 def check_encodable(where: str, column: str, text: str) -> str:

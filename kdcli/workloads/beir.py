@@ -518,7 +518,8 @@ def _other_formats(read: Sequence[Path]) -> str:
             others += unread if len(unread) < len(files) else []
     if not others:
         return ""
-    return f"skipped {', '.join(others)}: read are {', '.join(file.name for file in read)}"
+    verb = "were" if len(read) > 1 else "was"
+    return f"skipped {', '.join(others)}, because {', '.join(f.name for f in read)} {verb} read"
 
 
 def _text_files(source: str, name: str, split: str) -> list[File]:

@@ -211,6 +211,8 @@ def test_the_log_names_kind_columns_and_classes():
     ]
     found(labelled("a", "b", "a", **{"": "1999"}), log)
     assert log.pop().endswith("; unused columns: column 3 (without a name)")
+    found(labelled("a", "b", "a", **{" when": "1999"}), log)
+    assert log.pop().endswith("; unused columns: ' when'")
     found(table("premise hypothesis score", ("a", "b", 0.5), ("c", "d", 1)), log)
     assert log[1:] == ["your data: 2 examples of kind score, premise and hypothesis -> score"]
     found(labelled(*range(11)), log)

@@ -255,7 +255,7 @@ def test_a_line_of_names_and_files_of_other_formats_are_logged(tmp_path):
     file = tmp_path / "qrels.tsv"
     assert f"{file}:1 is read as the names of the columns: query, document, grade" in lines
     read = "corpus.jsonl, queries.jsonl, qrels.tsv"
-    assert f"skipped corpus.parquet, queries.parquet: read are {read}" in lines
+    assert f"skipped corpus.parquet, queries.parquet, because {read} were read" in lines
 
 
 HUB_FORMS = {
