@@ -77,8 +77,8 @@ def distill(
         method: Method (distilbert, embedding, masked-lm, minilm, minilmv2, mlm-kd, pkd, soft-
             targets or tinybert; default: minilm on text, embedding for embedding models, tinybert
             on a task).
-        assistant: Shape of a model between both that is taught first (a teacher assistant), auto
-            or none (default: auto).
+        assistant: Shape of a teacher assistant, a model between teacher and student that is
+            trained first; auto or none (default: auto).
         backend: Backend on which shapes are timed for --to 2x or --to 5ms: torch, compile, onnx
             or openvino, perhaps with a number format, such as onnx-int8 (default: torch).
         to: Layers x width of the student, such as 6x768, or static:256; may be repeated. Or a
@@ -176,8 +176,9 @@ def prune(
             (default: 0.9).
         teacher: Model fine-tuned on the task, whose outputs are also learned (default: none). Or
             a model in memory.
-        masking: Where weights compete to be kept: local is each matrix, global all together
-            (local, global, proportional or threshold; default: the method's).
+        masking: Where weights compete to be kept: local in each matrix, global all together;
+            proportional keeps more of a matrix with higher scores; threshold keeps all scores
+            above a number (local, global, proportional or threshold; default: the method's).
         task: Task: sst2, mnli, squad ..., or 'own' for your own files (default: sst2).
         pooling: Pooling of an embedding model without modules.json (mean, cls or last; default:
             the model's own).
@@ -452,19 +453,20 @@ def benchmark(
         models: Hub ids, directories, or shapes such as 6x384: 6 layers of width 384. Or a model
             in memory.
         baseline: Model to compare with (default: the first). Or a model in memory.
-        preset: List of models, batch sizes and lengths to measure if you give none (papers,
-            minilm, tinybert or serving; default: papers).
+        preset: List of models, batch sizes and lengths to measure where you give none (papers,
+            minilm, tinybert or serving; default: papers, if you give no model).
         backend: Backend: torch, sparse, compile, onnx or openvino, perhaps with a number format,
             such as onnx-int8; may be repeated (default: torch).
         dtype: Number format of the baseline, and of backends without one of their own (fp32, bf16
             or fp16; default: fp32).
-        batch_size: Sequences per call; may be repeated (default: the preset's, or 1).
+        batch_size: Sequences per call; may be repeated (default: the preset's, or 1 and 8).
         seq_len: Tokens per sequence; may be repeated (default: the preset's, or 128).
         padding: Lengths of the sequences in a batch; data takes --data's (full, random or data;
             default: full).
         compare: Compare the reports of runs and measure nothing; may be repeated.
-        max_latency_ms: Exit with 5 if the median at the first batch size and length is above.
-        min_speedup: Exit with 5 if the speed-up at the first batch size and length is below.
+        max_latency_ms: Exit with 5 if the median at the first batch size and length is above
+            this.
+        min_speedup: Exit with 5 if the speed-up at the first batch size and length is below this.
         strict: Exit with 6 if a measurement is unstable.
         task: Task on which every backend is evaluated too (default: none).
         data: Text, or with a task its examples: a hub id (or ID@REV), a file, a directory, or
@@ -521,8 +523,8 @@ def export(
         q4: Quantise weights to 4 bits; ONNX only.
         pack: Store the matrices of --int8, and its embedding tables of at least 4,096 rows, in
             about half the size at the same speed; ONNX only.
-        steps: Steps that train the weights of --pack on texts of --data, so that the file's
-            outputs come closer to the model's (default: 0).
+        steps: Number of steps for training the packed weights on texts of --data, so that the
+            file's outputs come closer to the model's (default: 0).
         weights: Write model.safetensors too.
         max_drop: Maximum drop of the task metric, in points (1 point = 0.01); kdcli keeps matrix
             products in float32 where needed.

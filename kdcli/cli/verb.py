@@ -311,14 +311,12 @@ class Given:
     def resolve(
         self,
         model: type[RecipeT],
-        changes: Mapping[str, object] | None = None,
         above: Mapping[str, Mapping[str, object]] | None = None,
     ) -> Resolved[RecipeT]:
         """Return the recipe that the user gave.
 
         Args:
             model: The settings model of the recipe.
-            changes: Dotted keys that override options. None removes an option.
             above: Values that override all others, by origin.
 
         Raises:
@@ -327,8 +325,7 @@ class Given:
         from kdcli.recipe.resolve import resolve
 
         recipe = self.recipe if "recipe" in self.values else None
-        options = self.keys() | dict(changes or {})
-        return resolve(model, recipe=recipe, sets=self.sets, options=options, above=above)
+        return resolve(model, recipe=recipe, sets=self.sets, options=self.keys(), above=above)
 
     def of(self, options: type[OptionsT]) -> OptionsT:
         """Return the run settings of a class.

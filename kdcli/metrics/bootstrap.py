@@ -61,7 +61,7 @@ ERRORS = ("mse",)
 OF_NUMBERS = ("pearson", "spearman", "mse")
 """Metrics of numbers. Two models that differ at all differ in nearly every number."""
 RANGES = {
-    **dict.fromkeys(("pearson", "spearman", "matthews"), (-1.0, 1.0)),
+    **dict.fromkeys(("pearson", "spearman", "matthews", "cosine"), (-1.0, 1.0)),
     **dict.fromkeys(("mse", "loss"), (0.0, math.inf)),
     **dict.fromkeys(("best_exact_threshold", "best_f1_threshold"), (-math.inf, math.inf)),
 }

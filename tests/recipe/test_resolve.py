@@ -69,6 +69,12 @@ def test_option_beats_set_beats_recipe_beats_default(write):
     ]
 
 
+def test_null_of_a_variant_unsets_an_option():
+    above = {"variant short of list.yaml": {"train": {"max_steps": None}}}
+    resolved = resolve(PruneRecipe, recipe=None, options={"train.max_steps": 5}, above=above)
+    assert resolved.recipe.train.max_steps is None
+
+
 def test_epochs_override_the_steps_of_a_recipe(write):
     recipe = write("verb: distill\ntrain: {max_steps: 2000}\n")
     epochs = resolve(DistillRecipe, recipe=recipe, options={"train.epochs": 1.0})

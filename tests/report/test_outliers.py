@@ -97,13 +97,14 @@ def test_an_axis_of_scores_ends_at_the_bound_of_the_metric(scores, bounds, ends)
     assert (low >= bounds[0] and high <= bounds[1]) == (max(scores.values()) <= bounds[1])
 
 
-def on_few_rows():
+def on_few_rows(metric="accuracy", score=0.983, low=0.82, high=1.18):
     """A compression on few rows: wide intervals, and two candidates at the place of the chosen."""
     values = compress_values()
     teacher, other, chosen, _ = values["compression"]["candidates"]
-    at = {"score": 0.983, "low": 0.82, "high": 1.18, "ms": 6.0, "mb": 69.6}
+    at = {"score": score, "low": low, "high": high, "ms": 6.0, "mb": 69.6}
+    values["compression"]["metric"] = metric
     values["compression"]["candidates"] = [
-        teacher | {"score": 1.0, "low": None, "high": None},
+        teacher | {"score": score + 0.017, "low": None, "high": None},
         other | at,
         other | at | {"name": "openvino-int8"},
         chosen | at,
@@ -117,6 +118,12 @@ def test_no_interval_of_a_share_reaches_beyond_1():
         assert "1.18" not in picture.svg
         ticks = [float(text) for text in re.findall(r">(\d\.\d+)</text>", picture.svg)]
         assert max(tick for tick in ticks if tick > 0.8) == 1.0
+
+
+def test_an_interval_is_whole_on_a_scale_of_its_own():
+    for metric, *ends in [("bleu", 34, 33, 35), ("cosine", 0.1, -0.1, 0.3)]:
+        for picture in compression_pictures(on_few_rows(metric, *ends)):
+            assert "{} ({} to {})".format(*ends) in picture.svg
 
 
 def test_the_chosen_model_hides_no_other_one():

@@ -176,14 +176,14 @@ def score_range(
     inside += [end for name, ends in (bars or {}).items() if name not in outside for end in ends]
     low, high = min(inside), max(inside)
     margin = 0.1 * (high - low) or 0.05 * abs(high) or 1.0
-    lowest, highest = bounds if _within(bounds, values.values()) else UNBOUNDED
+    lowest, highest = bounds_of(values.values(), bounds)
     return AxisRange.over(values, max(low - margin, lowest), min(high + margin, highest))
 
 
-def _within(bounds: tuple[float, float], values: Iterable[float]) -> bool:
-    """Whether values keep to bounds. The metrics of a library may have others."""
+def bounds_of(values: Iterable[float], bounds: tuple[float, float]) -> tuple[float, float]:
+    """Return the bounds if all values keep to them. The metrics of a library may have others."""
     lowest, highest = bounds
-    return all(lowest <= value <= highest for value in values)
+    return bounds if all(lowest <= value <= highest for value in values) else UNBOUNDED
 
 
 def set_range(axes: Axes, axis: Axis, reach: AxisRange) -> None:
@@ -324,9 +324,9 @@ def line_chart(
     if log and positive:
         axes.set(yscale="log", ylim=(min(positive) / 1.3, max(positive) * 1.3))
         plain_logarithm(axes.yaxis, (1,) if max(positive) / min(positive) > 1e3 else (1, 2, 5))
-    if _within(bounds, (y for line in lines for _, y in line.points)):
-        (low, high), (lowest, highest) = axes.get_ylim(), bounds
-        axes.set_ylim(max(low, lowest), min(high, highest))
+    lowest, highest = bounds_of((y for line in lines for _, y in line.points), bounds)
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(low, lowest), min(high, highest))
     if columns:
         legend(drawing, columns)
     return drawing, axes

@@ -14,6 +14,7 @@ from kdcli.report.charts.drawing import (
     INK,
     WIDTH,
     Scatter,
+    bounds_of,
     cost_range,
     figure,
     legend,
@@ -71,7 +72,7 @@ class _Chart:
         kept = [self.measured[0].name, compression.chosen]
         costs = {one.name: one.cost(cost) for one in self.measured}
         scores = {one.name: one.score or 0.0 for one in self.measured}
-        lowest, highest = bounds = range_of(compression.metric)
+        lowest, highest = bounds_of(scores.values(), range_of(compression.metric))
         # The interval of a difference to the teacher may reach beyond the best possible score.
         ends = {
             one.name: (max(one.low, lowest), min(one.high, highest))
@@ -88,7 +89,11 @@ class _Chart:
             score=f"{compression.metric}, selection rows",
             across=cost_range(costs, fixed=self.limits(cost), kept=kept),
             along=score_range(
-                scores, fixed=self.limits("score")[:1], kept=kept, bars=ends, bounds=bounds
+                scores,
+                fixed=self.limits("score")[:1],
+                kept=kept,
+                bars=ends,
+                bounds=(lowest, highest),
             ),
             front=candidates_on_front(self.measured, cost),
             ends=ends,

@@ -65,8 +65,8 @@ class BenchmarkRecipe(Section):
         Option("--preset", metavar="NAME"),
     ] = Field(
         None,
-        description="List of models, batch sizes and lengths to measure if you give none "
-        "(default: papers).",
+        description="List of models, batch sizes and lengths to measure where you give none "
+        "(default: papers, if you give no model).",
     )
     backends: Annotated[
         list[BackendName], Option("--backend", metavar="NAME[-DTYPE]", values="backend")
@@ -82,7 +82,7 @@ class BenchmarkRecipe(Section):
     )
     batch_sizes: Annotated[list[BatchSize], Option("--batch-size", metavar="N")] = Field(
         default_factory=list,
-        description="Sequences per call; may be repeated (default: the preset's, or 1).",
+        description="Sequences per call; may be repeated (default: the preset's, or 1 and 8).",
     )
     seq_lens: Annotated[
         list[Annotated[int, Field(gt=0, le=2**20)]], Option("--seq-len", metavar="N")
@@ -139,7 +139,8 @@ class BenchmarkOptions:
         Option("--max-latency-ms", panel=GOAL, metavar="MS"),
         Field(
             gt=0,
-            description="Exit with 5 if the median at the first batch size and length is above.",
+            description="Exit with 5 if the median at the first batch size and length is above "
+            "this.",
         ),
     ] = None
     min_speedup: Annotated[
@@ -147,7 +148,8 @@ class BenchmarkOptions:
         Option("--min-speedup", panel=GOAL, metavar="FACTOR"),
         Field(
             gt=0,
-            description="Exit with 5 if the speed-up at the first batch size and length is below.",
+            description="Exit with 5 if the speed-up at the first batch size and length is below "
+            "this.",
         ),
     ] = None
     strict: Annotated[

@@ -279,8 +279,8 @@ class DistillRecipe(OnTask):
     )
     assistant: Annotated[str, Option("--assistant", metavar="LxH", rare=True)] = Field(
         "auto",
-        description="Shape of a model between both that is taught first (a teacher "
-        "assistant), auto or none.",
+        description="Shape of a teacher assistant, a model between teacher and student that is "
+        "trained first; auto or none.",
     )
     variants: dict[str, RecipeValues] = Field(
         default_factory=dict,

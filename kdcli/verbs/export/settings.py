@@ -66,8 +66,8 @@ class ExportOptions:
         Option("--steps", metavar="N"),
         Field(
             ge=0,
-            description="Steps that train the weights of --pack on texts of --data, so that the "
-            "file's outputs come closer to the model's.",
+            description="Number of steps for training the packed weights on texts of --data, so "
+            "that the file's outputs come closer to the model's.",
         ),
     ] = 0
     max_drop: Annotated[

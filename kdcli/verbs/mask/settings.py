@@ -63,8 +63,9 @@ class ApplyOptions:
         Literal["local", "global", "proportional"] | None,
         Option("--masking", metavar="NAME"),
         Field(
-            description="Where weights compete to be kept: local is each matrix, global all "
-            "together (default: proportional)."
+            description="Where weights compete to be kept: local in each matrix, global all "
+            "together; proportional keeps more of a matrix with higher scores (default: "
+            "proportional)."
         ),
     ] = None
 

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 )
 def prune(given: Given) -> Printable | None:
     """Remove weights of an encoder while it learns a task."""
-    from kdcli.recipe.resolve import ablations, variant_origin
+    from kdcli.recipe.resolve import ablations, resolve, variant_origin
     from kdcli.verbs.prune.settings import PruneRecipe
 
     options, keys = given.run_options, given.keys()
     keys.pop("method", None)
     # The imports below take seconds, so the recipe is checked first.
-    given.resolve(PruneRecipe, {"method": None})
+    resolve(PruneRecipe, recipe=given.recipe, sets=given.sets, options=keys)
     from kdcli.verbs.prune import run
     from kdcli.verbs.prune.method_recipes import prune_recipes
 

@@ -77,8 +77,9 @@ class PruneRecipe(VariantSettings, TaskRecipe):
             kind=str,
             key="masking",
             choices=("local", "global", "proportional", "threshold"),
-            description="Where weights compete to be kept: local is each matrix, global all "
-            "together (default: the method's).",
+            description="Where weights compete to be kept: local in each matrix, global all "
+            "together; proportional keeps more of a matrix with higher scores; threshold keeps "
+            "all scores above a number (default: the method's).",
             rare=True,
         ),
     ] = Field(default_factory=dict, description="Settings of the method.")
