@@ -128,8 +128,9 @@ def test_the_path_depends_on_the_content_alone():
 
 def test_values_that_json_lacks_are_written_as_labels_are_read():
     rows = [{"text": "w1", "label": Decimal("1.5"), "on": datetime.date(2026, 1, 2), "of": [b"x"]}]
+    rows[0]["until"] = pd.NaT
     (row,) = rows_in(written(rows))
-    assert row == {"text": "w1", "label": 1.5, "on": "2026-01-02", "of": ["x"]}
+    assert row == {"text": "w1", "label": 1.5, "on": "2026-01-02", "of": ["x"], "until": None}
 
 
 def test_types_of_pandas_and_numpy_become_plain_values():

@@ -179,6 +179,7 @@ def test_numbers_of_a_csv_are_ordered_as_those_of_json():
         ((Decimal("1.00"), Decimal("2.00")), "class", ("1", "2")),
         ((date(2020, 1, 2), date(2020, 1, 1)), "class", ("2020-01-01", "2020-01-02")),
         ((b"x", b"y"), "class", ("x", "y")),
+        (([Decimal("1.00"), Decimal("2.00")], [Decimal("1.00")]), "multi", ("1", "2")),
     ],
 )
 def test_labels_of_parquet_are_read_as_in_csv(labels, kind, names):

@@ -258,14 +258,17 @@ def parse_list(text: str, form: str) -> list[str] | None:
 def as_cell(label: object) -> object:
     """Write a label that JSON cannot hold, or the choices of Label Studio, as a cell of CSV would.
 
-    Decimals become numbers, and dates and bytes become strings. Other labels are unchanged.
+    Decimals become numbers, and dates and bytes become strings, also in a list. pandas' missing
+    date becomes None. Other labels are unchanged.
     """
+    if isinstance(label, list):
+        return [each if isinstance(each, dict) else as_cell(each) for each in label]
     if isinstance(label, Decimal):
-        return (
-            int(label) if label.is_finite() and label == label.to_integral_value() else float(label)
-        )
+        is_whole = label.is_finite() and label == label.to_integral_value()
+        return int(label) if is_whole and label.adjusted() < _MAX_DIGITS else float(label)
     if isinstance(label, date):
-        return label.isoformat()
+        # NaT is a date that differs from itself.
+        return label.isoformat() if label == label else None
     if isinstance(label, bytes):
         return label.decode("utf-8", "backslashreplace")
     is_choices = isinstance(label, dict) and label.keys() == {"choices"}
