@@ -31,6 +31,10 @@ TWICE_SECONDS = 1.0
 """A second SIGTERM within this time is the same signal, sent to a process and to its group."""
 
 
+REPEAT_SECONDS = 0.05
+"""The time after which a signal is repeated that a destructor dropped."""
+
+
 class StopRequest:
     """Whether a run should stop: a signal asked for it, or its time is up.
 
@@ -64,6 +68,26 @@ class StopRequest:
         """Record a signal. Raises KeyboardInterrupt if it says to end at once."""
         if self.take(signum):
             raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _not_swallowed(request: StopRequest) -> Iterator[None]:
+    """Repeat a signal whose KeyboardInterrupt Python drops, because a destructor was running."""
+    before = sys.unraisablehook
+
+    def repeat(dropped: "sys.UnraisableHookArgs") -> None:
+        if not isinstance(dropped.exc_value, KeyboardInterrupt) or not request.signalled:
+            before(dropped)
+            return
+        request.signalled = False
+        # After the destructor.
+        threading.Timer(REPEAT_SECONDS, os.kill, (os.getpid(), signal.SIGTERM)).start()
+
+    sys.unraisablehook = repeat
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 _request: StopRequest | None = None
@@ -121,6 +145,7 @@ def stop_requests(*, at_once: bool = False) -> Iterator[StopRequest]:
         with contextlib.ExitStack() as stack:
             if threading.current_thread() is threading.main_thread():
                 stack.enter_context(handled_signals(request.handle))
+                stack.enter_context(_not_swallowed(request))
                 if _ends_at_once.get():
                     stack.enter_context(_watcher())
             yield request

@@ -2,7 +2,9 @@
 
 import os
 import signal
+import sys
 import threading
+import time
 
 import pytest
 
@@ -50,6 +52,22 @@ def test_outside_a_training_the_first_signal_interrupts():
         assert request.insisted
     with processes.stop_requests() as next_one:
         assert not next_one.requested
+
+
+def test_a_signal_that_a_destructor_drops_is_repeated():
+    class Last:
+        def __del__(self):
+            sigterm()
+
+    def waits():
+        with processes.stop_requests(at_once=True):
+            Last()
+            time.sleep(10)
+
+    hook = sys.unraisablehook
+    with pytest.raises(KeyboardInterrupt):
+        waits()
+    assert sys.unraisablehook is hook
 
 
 def test_another_thread_than_the_main_one_receives_no_signals():
