@@ -55,8 +55,8 @@ def log(*messages: str) -> None:
 class Fact(str):
     """A fact with a subject, such as the repeated texts of a file.
 
-    Parts of the data and copies of a model give facts that only differ in numbers and names. Of
-    facts about one subject, a run logs and reports the first.
+    Parts of the data and copies of a model give facts that only differ in numbers and names. A run
+    logs and reports the first fact about each subject.
     """
 
     subject: str
@@ -96,8 +96,11 @@ def log_fact(*messages: str) -> None:
 
 
 def warn(*messages: str) -> None:
-    """Log warnings, each subject only once within `facts_once`."""
-    log_fact(*(Fact(WARNING + message, _subject(message)) for message in messages))
+    """Log warnings, each subject only once within `facts_once`.
+
+    A fact about the same subject that is no warning hides no warning.
+    """
+    log_fact(*(Fact(WARNING + message, WARNING + _subject(message)) for message in messages))
 
 
 @contextmanager

@@ -238,6 +238,11 @@ class Example:
     texts: tuple[str, ...]
     label: int | float | str | tuple[int, ...] | tuple[Answer, ...] | None
 
+    @property
+    def file(self) -> str:
+        """The file of the example, for messages."""
+        return self.where.rpartition(":")[0]
+
 
 @dataclass(frozen=True)
 class ModelShape:

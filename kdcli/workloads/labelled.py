@@ -76,7 +76,6 @@ from kdcli.workloads.task_models import (
     load_trained,
     row_format,
     same_tokens,
-    warn_of_cut,
 )
 from kdcli.workloads.training import Plan, bucketed, total_loss
 from kdcli.workloads.workload import LOGITS, Workload
@@ -438,9 +437,8 @@ class LabelledWorkload(Workload[Model]):
         predictions = self.predict(model, evaluator)
         truncated = evaluator.features.rows.truncated
         cut = truncated / max(1, sum(map(len, self.data.sets.values())))
-        if self.kind != "span":
-            warn_of_cut(cut, "examples", max_length)
-        of_cut = describe_cut(self.kind, cut, "examples", max_length)
+        file = next((rows[0].file for rows in self.data.sets.values() if rows), "")
+        of_cut = describe_cut(self.kind, "examples", cut, max_length, model, file)
         unknown, warnings = describe_unknown(evaluator.features.rows, model)
         warn(*warnings)
         asked = describe_asked(predictions)

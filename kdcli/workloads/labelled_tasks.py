@@ -27,7 +27,7 @@ from kdcli.workloads.labelled import (
 from kdcli.workloads.predictions import Features
 from kdcli.workloads.requests import EvaluationRequest, WorkloadRequest
 from kdcli.workloads.settings import LabelledSettings
-from kdcli.workloads.task_models import describe_cut, load_trained, row_format, warn_of_cut
+from kdcli.workloads.task_models import describe_cut, load_trained, row_format
 from kdcli.workloads.text_generation import GenerationWorkload, Settings, load_generation
 
 AGREEMENT: Mapping[Kind, tuple[str, ...]] = {
@@ -75,13 +75,16 @@ def opened(
     )
     workload.evaluator = workload.make_evaluator(model, form)
     truncated = train.rows.truncated / len(data.train)
-    if data.task.kind != "span":
-        warn_of_cut(truncated, "training examples", form.max_length)
+    of_cut = describe_cut(
+        data.task.kind,
+        "training examples",
+        truncated,
+        form.max_length,
+        model,
+        data.train[0].file,
+    )
     unknown, warnings = describe_unknown(train.rows, model)
-    facts = [
-        *describe_cut(data.task.kind, truncated, "training examples", form.max_length),
-        *unknown,
-    ]
+    facts = [*of_cut, *unknown]
     if data.split != "validation":
         facts.append(f"evaluated on {data.split}")
     log_fact(*facts)
@@ -168,7 +171,9 @@ def check_task_data(request: WorkloadRequest) -> tuple[Labelled, Model, list[str
         data = without_labels(data)
     else:
         check_training(data)
-        findings = describe_rows(data.task, data.train)
+        findings = describe_rows(
+            data.task, data.train, with_whole=request.data.partition is not None
+        )
         log_fact(*findings)
         notes += findings
     if request.choose_on is not None and request.choose_on not in data.sets:

@@ -69,7 +69,7 @@ from kdcli.workloads.requests import EvaluationRequest, WorkloadRequest
 from kdcli.workloads.rerank_rows import ListRows, ScoreTargets, tokenize_lists, tokens_in_row
 from kdcli.workloads.scores import ModelScores
 from kdcli.workloads.settings import LabelledSettings, TaskHeadSettings
-from kdcli.workloads.task_models import describe_cut, load_scored, warn_of_cut
+from kdcli.workloads.task_models import describe_cut, load_scored
 from kdcli.workloads.training import Keep, Plan, bucketed, taught_job
 from kdcli.workloads.workload import LOGITS, Workload
 
@@ -408,8 +408,9 @@ class RerankWorkload(Workload[Model]):
         if not isinstance(model, Embedder):
             rows = self.rows_for(model)
             cut, length = rows.truncated / len(rows), tokens_in_row(model, self.row_length)
-            warn_of_cut(cut, "candidates", length)
-            note = "; ".join([note, *describe_cut("score", cut, "candidates", length)])
+            first_query = self.evaluated.queries[0]
+            of_cut = describe_cut("score", "candidates", cut, length, model, first_query)
+            note = "; ".join([note, *of_cut])
         return self.score_values(self.candidate_scores(model, self.evaluated), [note])
 
     def score_trained(

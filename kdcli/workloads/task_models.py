@@ -7,6 +7,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
+from kdcli.data.text.shards import tokenizer_hash
 from kdcli.deploy.cascade import cascade_parts
 from kdcli.deploy.exported import is_export, open_export
 from kdcli.errors import UsageError
@@ -114,29 +115,32 @@ def row_format(settings: LabelledSettings, task: Task, model: Model) -> RowForma
     return form
 
 
-def describe_cut(kind: Kind, share: float, rows: str, max_length: int) -> list[str]:
-    """Return a note on the share of rows that are longer than the model reads, if there are any."""
-    if not share:
-        return []
-    verb = "need more than one window of" if kind == "span" else "were cut at"
-    cut = f"{verb} {max_length} tokens"
-    return [Fact(f"{share:.1%} of the {rows} {cut} ({LENGTH_KEY})", f"{rows} that {cut}")]
+def describe_cut(
+    kind: Kind, rows: str, share: float, max_length: int, model: Model, source: str
+) -> list[str]:
+    """Return a note on the share of rows that are longer than the model reads, if there are any.
 
-
-def warn_of_cut(share: float, rows: str, max_length: int) -> None:
-    """Log a warning if more than a few rows are longer than the model reads.
+    Also log a warning if they are more than a few.
 
     Args:
-        share: The share of the rows that were cut.
+        kind: The kind of the task. A long context of a span is read in several windows.
         rows: The name of the rows in the message.
-        max_length: The number of tokens at which they were cut.
+        share: The share of the rows that are longer.
+        max_length: The number of tokens that the model reads.
+        model: The model, whose tokenizer decides the lengths.
+        source: The file of the rows, or a text that tells them apart from other rows.
     """
-    if share > MAX_CUT_SHARE:
+    if not share:
+        return []
+    subject = f"{rows} of {source}, {max_length} tokens of {tokenizer_hash(model.tokenizer)}"
+    if share > MAX_CUT_SHARE and kind != "span":
         warning = (
             f"{share:.1%} of the {rows} are longer than {max_length} tokens, and only "
             "their beginnings were read; data.max_length sets the length"
         )
-        warn(Fact(warning, f"{rows} longer than {max_length} tokens"))
+        warn(Fact(warning, subject))
+    verb = "need more than one window of" if kind == "span" else "were cut at"
+    return [Fact(f"{share:.1%} of the {rows} {verb} {max_length} tokens ({LENGTH_KEY})", subject)]
 
 
 def check_vocabulary(teacher: Model, tokenizer: PreTrainedTokenizerBase, student: str) -> None:

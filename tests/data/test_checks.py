@@ -5,8 +5,9 @@ import json
 import pytest
 from reading import read_task
 
-from kdcli.data.labelled.row_checks import describe_rows
+from kdcli.data.labelled.row_checks import describe_empty, describe_repeats, describe_rows
 from kdcli.errors import UsageError
+from kdcli.messages import facts_once, log_fact
 from kdcli.types import Example, Task
 
 
@@ -184,6 +185,17 @@ def test_repeated_texts_and_contradicting_labels_are_counted(kind, labels, endin
     line = f"{repeats}{ending}"
     assert line in describe_rows(task, examples)
     assert not [line for line in describe_rows(task, examples[:2]) if "repeat" in line]
+
+
+def test_problems_of_training_rows_hide_none_of_the_evaluated_rows(caplog):
+    caplog.set_level("INFO", "kdcli")
+    rows = [example(n, "", 0) for n in range(3)]
+    task = Task("own", "class", ("text",), ("accuracy",), ("a", "b"))
+    with facts_once():
+        for name in ("training", "evaluated", "training"):
+            log_fact(describe_empty(rows, f"{name} row"))
+            log_fact(describe_repeats(task, rows, f"{name} rows"))
+    assert len(caplog.messages) == 4
 
 
 def test_repeated_evaluated_rows_are_a_note(tmp_path):

@@ -35,7 +35,9 @@ def test_a_fact_is_logged_once_in_a_run_of_several_steps(capsys):
             log_fact("9 rows")
         log_fact("9 rows", "8 rows")
         log_fact("8 rows", "9 rows")
-    assert capsys.readouterr().err.splitlines() == ["9 rows", "8 rows"]
+        warn("9 rows")
+        warn("9 rows")
+    assert capsys.readouterr().err.splitlines() == ["9 rows", "8 rows", "warning: 9 rows"]
     for _ in range(2):
         log_fact("9 rows")
     assert capsys.readouterr().err.splitlines() == ["9 rows", "9 rows"]

@@ -29,6 +29,7 @@ from kdcli.types import Needs, Start
 from kdcli.workloads import open_workload
 from kdcli.workloads.requests import WorkloadRequest
 from kdcli.workloads.settings import FinetuneTrainSettings, LabelledSettings, TaskHeadSettings
+from kdcli.workloads.task_models import describe_cut
 from kdcli.workloads.training import first_rows, mixed_terms, total_loss
 from kdcli.workloads.workload import Workload
 
@@ -237,6 +238,16 @@ def test_unknown_tokens_are_logged_once_for_each_tokenizer(tmp_path, session, ca
             workload, model = opened(case, tmp_path / name, session, with_labels=True)
             assert any("does not know" in note for note in workload.score(model).notes)
     assert caplog.text.count("does not know") == 2
+
+
+def test_cut_rows_are_logged_once_for_each_file(tmp_path, session, cache, caplog):
+    caplog.set_level(logging.INFO, "kdcli")
+    _, model = opened(WORKLOADS["class"], tmp_path, session, with_labels=True)
+    with facts_once():
+        for share, file in ((0.11, "a.csv"), (0.12, "a.csv"), (0.97, "b.csv")):
+            describe_cut("class", "examples", share, 8, model, file)
+    warnings = [line for line in caplog.messages if "are longer than 8 tokens" in line]
+    assert [line.partition("% of")[0] for line in warnings] == ["warning: 11.0", "warning: 97.0"]
 
 
 def test_padding_changes_no_loss(workload):

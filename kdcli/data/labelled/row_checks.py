@@ -22,6 +22,8 @@ MAX_COMPARED_NAMES = 1000  # Names that are compared with each other, which take
 MISSPELT_RATIO = 5  # The right name of a class is this many times as frequent as a misspelt one.
 CONTRADICTING = ("class", "multi", "tokens")
 """Kinds of task for which a text has one right label."""
+WHOLE = "rows"
+"""The name of all rows in messages about them, before they are divided into parts."""
 SKIP = "to skip these rows, give --set data.skip_bad=true"
 
 
@@ -96,8 +98,16 @@ def class_counts(task: Task, examples: Iterable[Example]) -> list[int]:
     return [counts[number] for number in range(len(task.labels))]
 
 
-def describe_rows(task: Task, examples: Sequence[Example]) -> list[str]:
-    """Return lines with the class counts of the training rows and warnings about them."""
+def describe_rows(
+    task: Task, examples: Sequence[Example], *, with_whole: bool = False
+) -> list[str]:
+    """Return lines with the class counts of the training rows and warnings about them.
+
+    Args:
+        task: The task.
+        examples: The training rows.
+        with_whole: See `describe_repeats`.
+    """
     lines = []
     if task.labels:
         counts = dict(zip(task.labels, class_counts(task, examples), strict=True))
@@ -105,7 +115,8 @@ def describe_rows(task: Task, examples: Sequence[Example]) -> list[str]:
         lines.append(f"training {unit} by class: {_list_counts(counts)}")
         lines += _label_warnings(counts, examples, task) if task.name == OWN else []
     if task.name == OWN:
-        lines += filter(None, [describe_repeats(task, examples, "training rows")])
+        repeats = describe_repeats(task, examples, "training rows", with_whole=with_whole)
+        lines += filter(None, [repeats])
     lines += filter(None, [describe_empty(examples, "training row")])
     return lines
 
@@ -117,21 +128,26 @@ def describe_empty(examples: Iterable[Example], row: str) -> str:
         examples: The rows.
         row: The name of one of them in the line.
     """
-    empty = [e.where for e in examples if not "".join(e.texts).strip()]
+    empty = [e for e in examples if not "".join(e.texts).strip()]
     if not empty:
         return ""
     plural = "s" if len(empty) > 1 else ""
-    line = f"{len(empty):,} {row}{plural} without any text: {_list_places(empty)}"
-    return Fact(line, f"rows without text of {_folder_of(empty[0])}")
+    line = (
+        f"{len(empty):,} {row}{plural} without any text: {_list_places([e.where for e in empty])}"
+    )
+    return Fact(line, f"{row}s without text of {empty[0].file}")
 
 
-def describe_repeats(task: Task, examples: Sequence[Example], rows: str) -> str:
+def describe_repeats(
+    task: Task, examples: Sequence[Example], rows: str, *, with_whole: bool = False
+) -> str:
     """Return a line on rows with the text of an earlier row, and on labels that contradict.
 
     Args:
         task: The task.
         examples: The rows.
         rows: The name of the rows in the line.
+        with_whole: Whether a run logs this line only if it has logged none about all rows.
 
     Returns:
         The line; empty if no text is repeated.
@@ -147,7 +163,10 @@ def describe_repeats(task: Task, examples: Sequence[Example], rows: str) -> str:
         f"first: {examples[again[0]].where})"
     )
     earlier = [examples[int(n)] for n in first[groups]]
-    subject = f"repeated texts of {_folder_of(examples[again[0]].where)}"
+    file = examples[again[0]].file
+    # All rows may be in several files of a folder, one for each split.
+    is_whole = with_whole or rows == WHOLE
+    subject = f"repeated {WHOLE} of {file.rpartition('/')[0]}" if is_whole else f"{rows} of {file}"
     differing = np.array(
         [_labels(task, a) != _labels(task, b) for a, b in zip(examples, earlier, strict=True)]
     ).nonzero()[0]
@@ -157,11 +176,6 @@ def describe_repeats(task: Task, examples: Sequence[Example], rows: str) -> str:
     texts = "1 text has" if count == 1 else f"{count:,} texts have"
     example = f"{earlier[row].where} and {examples[row].where}"
     return Fact(f"{line}; {texts} contradicting labels, for example {example}", subject)
-
-
-def _folder_of(place: str) -> str:
-    """Return the directory of the file of a row, which may be one split of several."""
-    return place.rpartition(":")[0].rpartition("/")[0]
 
 
 def _labels(task: Task, example: Example) -> object:

@@ -35,7 +35,7 @@ from kdcli.data.labelled.partition import (
     hashes_of,
 )
 from kdcli.data.labelled.request import RowsRequest
-from kdcli.data.labelled.row_checks import BadRows, describe_repeats
+from kdcli.data.labelled.row_checks import WHOLE, BadRows, describe_repeats
 from kdcli.data.rows import (
     FIRST_ROWS,
     BadRow,
@@ -269,7 +269,7 @@ class Splits(DividedRows):
     def notes(self) -> list[str]:
         """Return a note if texts are repeated."""
         evaluated = itertools.chain(*self.validation.values(), *self.test.values())
-        return list(filter(None, [describe_repeats(self.task, [*self.train, *evaluated], "rows")]))
+        return list(filter(None, [describe_repeats(self.task, [*self.train, *evaluated], WHOLE)]))
 
     def training_texts(self, partition: Partition) -> Iterable[str]:
         """Return every different text of the training examples of a partition."""

@@ -179,7 +179,9 @@ def _open_labelled(
         findings = [describe_empty(evaluated, "evaluated row")]
         if partition is None:
             # Of parts, the repeated texts were described when the rows were divided.
-            findings.insert(0, describe_repeats(data.task, evaluated, "evaluated rows"))
+            is_whole = len(evaluated) == len(rows.examples)
+            repeats = describe_repeats(data.task, evaluated, "evaluated rows", with_whole=is_whole)
+            findings.insert(0, repeats)
         for note in filter(None, findings):
             log_fact(note)
             data.notes.append(note)
