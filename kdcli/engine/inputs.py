@@ -235,6 +235,7 @@ WRITTEN = (
     *("*.model", "*.jinja", "modeling_*.py", "README.md", "state.json", "predictions.json"),
     *("export.json", "*.onnx", "*.onnx.data", "openvino_*.xml", "openvino_*.bin", "pareto.png"),
     *("pruning.json", "inputs.json", "text.train.jsonl", "text.validation.jsonl"),
+    "training-text.jsonl",  # Of an earlier version.
     # Submissions to the GLUE server.
     *("CoLA.tsv", "SST-2.tsv", "MRPC.tsv", "STS-B.tsv", "QQP.tsv", "MNLI-m.tsv", "MNLI-mm.tsv"),
     *("QNLI.tsv", "RTE.tsv", "WNLI.tsv"),

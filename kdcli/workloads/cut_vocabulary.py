@@ -172,8 +172,11 @@ def new_tokens_notes(trimming: Trimming) -> list[str]:
 
 
 def few_texts(trimming: Trimming, removed: float) -> list[str]:
-    """Warn if a large share of the tokens of texts that chose no token was removed."""
-    if removed <= 1 - MIN_COVERAGE:
+    """Warn if a large share of the tokens of texts that chose no token was removed.
+
+    A limit on the size may be the reason instead; see `low_coverage`.
+    """
+    if removed <= 1 - MIN_COVERAGE or trimming.kept < trimming.needed:
         return []
     return [
         f"warning: the vocabulary has the tokens of {trimming.texts:,} texts, and other texts need "

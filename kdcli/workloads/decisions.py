@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kdcli.listing import class_name, listed
 from kdcli.messages import log
 from kdcli.metrics.calibration import (
     calibration_error,
@@ -182,6 +183,15 @@ def for_limit(decision: Decision, max_class_drop: float | None) -> Decision:
     return decision.model_copy(update={"min_count": needed, "classes": classes})
 
 
+def checked_classes(decision: Decision, max_class_drop: float) -> list[ClassChange]:
+    """Return the classes with enough examples for a limit.
+
+    The comparison may have been made for another limit, which needs other numbers of examples.
+    """
+    needed = min_count(max_class_drop)
+    return [each for each in decision.classes if each.count >= needed]
+
+
 def class_drop_miss(decision: Decision, max_class_drop: float) -> str:
     """Describe the classes that lose more than a limit; empty if no class does.
 
@@ -193,22 +203,21 @@ def class_drop_miss(decision: Decision, max_class_drop: float) -> str:
         max_class_drop: Maximum drop of a class's main metric, in points (1 point = 0.01).
     """
     name = f"{decision.model} on {decision.task} {decision.set}".rstrip()
-    # The comparison may have been made for another limit, which needs other numbers of examples.
-    needed = min_count(max_class_drop)
-    checked = [each for each in decision.classes if each.count >= needed]
+    checked = checked_classes(decision, max_class_drop)
     if not checked:
+        needed = min_count(max_class_drop)
         return f"{name}: no class has the {needed} examples that the check needs"
     lost = [-each.metrics[decision.metric].difference / POINT for each in checked]
     missed = [n for n, points in enumerate(lost) if exceeds(points, max_class_drop)]
     if not missed:
         return ""
     worst, *others = sorted(missed, key=lambda n: -lost[n])
-    plural = "es" if len(others) > 1 else ""
-    more = f", and too many in {len(others):,} other class{plural}" if others else ""
+    names = [f"{class_name(each.name)} ({each.count:,} examples" for each in checked]
+    more = listed(f"{names[n]}, {lost[n]:.2f} points)" for n in others)
+    also = f"; too many also in {more}" if more else ""
     return (
         f"{name} loses {lost[worst]:.2f} points of {metric_name(decision)} in class "
-        f"{checked[worst].name} ({checked[worst].count:,} examples), more than "
-        f"{max_class_drop:g}{more}"
+        f"{names[worst]}), more than {max_class_drop:g}{also}"
     )
 
 

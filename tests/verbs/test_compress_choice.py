@@ -338,10 +338,32 @@ def test_a_limit_for_classes_chooses_among_the_candidates():
     outcome = outcome_of(scores_of(few, kept, **goal))
     assert (outcome.verified.chosen.name, list(outcome.missed)) == ("a", ["max_class_drop"])
     assert "no class has the 50 examples" in outcome.missed["max_class_drop"]
+    alone = outcome_of(scores_of(few, **goal))
+    assert alone.advice() == ["Ask for less, or try more verification rows."]
     # The comparison was made for a limit of 1 point, which needs 100 rows in a class.
     more = replace(fast, decisions=losing(6.0, count=60))
     (missed,) = verified(more).misses(GoalSettings(max_class_drop=2.0), {}).values()
-    assert "loses 6.00 points of F1 in class yes (60 examples), more than 2" in missed
+    assert missed.endswith("loses 6.00 points of F1 in class yes (60 examples), more than 2")
+    (first,) = more.decisions
+    classes = [*first.classes, *losing(3.0)[0].classes, *losing(5.0)[0].classes]
+    several = replace(more, decisions=(first.model_copy(update={"classes": classes}),))
+    (missed,) = verified(several).misses(GoalSettings(max_class_drop=2.0), {}).values()
+    others = "; too many also in yes (100 examples, 5.00 points), yes (100 examples, 3.00 points)"
+    assert missed.endswith(others)
+
+
+@pytest.mark.parametrize(
+    ("has_steps", "better", "smaller"),
+    [
+        (False, "plan.distill.train.epochs", "smaller plan.shapes"),
+        (True, "train.epochs of a distill step", "student.to of a distill step"),
+    ],
+)
+def test_the_advice_names_keys_that_the_recipe_obeys(has_steps, better, smaller):
+    scores = scores_of(measured("a", 0.8, 9.0, 8.0), max_drop=1.0, max_latency_ms=1.0)
+    (advice,) = replace(outcome_of(scores), has_steps=has_steps).advice()
+    assert better in advice
+    assert smaller in advice
 
 
 def test_the_intervals_of_all_looks_together_err_in_at_most_a_tenth_of_the_cases():

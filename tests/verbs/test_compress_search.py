@@ -221,6 +221,17 @@ def test_other_backends_and_shapes_are_another_question(given, resume):
     assert [call for call in trained(made) if "distill" in call] == ["distill 4x16"]
 
 
+def test_a_candidate_of_other_shapes_does_not_answer_another_goal(given):
+    made = fakes()
+    made.compress(**given | {"plan__shapes": ["2x32"]}, **GOAL)
+    other = given | {"plan__shapes": ["1x32"]}
+    for speedup in (3.0, 1.5):
+        with pytest.raises(GateError):
+            made.compress(**other, goal__max_drop=1.0, goal__speedup=speedup)
+        names = {row.name for row in answer_of(given["output_dir"]).candidates}
+        assert "2x32-onnx" not in names
+
+
 def test_a_run_that_was_moved_continues_and_answers(given, tmp_path):
     made = fakes(ends=("1x32", signal.SIGTERM))
     with pytest.raises(Stopped, match="stopped in 1x32"):

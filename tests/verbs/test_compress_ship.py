@@ -266,7 +266,11 @@ def test_rows_that_trained_the_model_are_counted():
     partition = Partition(selection=hashes(7), verification=hashes(8))
     (note,) = row_notes(Pools(train, known=hashes(7, 20, 21, 1000)), partition)
     assert note.startswith("2 of 400 rows trained the model")
-    assert note.endswith("leaves few rows for both: give other rows, or train without some of them")
+    few = "leaves few selection and verification rows: give other rows, or train without some of"
+    assert few in note
+    verified = Partition(hashes(7), np.arange(600, 800, dtype=np.uint64))
+    (note,) = row_notes(Pools(np.arange(800, dtype=np.uint64), known=hashes(9)), verified)
+    assert "leaves few selection rows: give other rows" in note
     enough = Partition(np.arange(400, 600, dtype=np.uint64), np.arange(600, 800, dtype=np.uint64))
     (note,) = row_notes(Pools(np.arange(800, dtype=np.uint64), known=hashes(7)), enough)
     assert "few rows" not in note

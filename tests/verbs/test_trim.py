@@ -193,6 +193,12 @@ def test_a_text_that_is_nearly_covered_gives_no_warning():
     assert "it takes 10 tokens to cover all texts" in warning
 
 
+@pytest.mark.parametrize(("kept", "count"), [(10, 1), (7, 0)])
+def test_more_texts_are_asked_for_unless_a_limit_on_the_size_removed_the_tokens(kept, count):
+    trimming = Trimming(kept=kept, whole=64, needed=10, coverage={"en": 0.8})
+    assert len(cut_vocabulary.few_texts(trimming, 0.2)) == count
+
+
 def test_a_file_lists_texts_that_count_alike_however_long(tmp_path):
     base = own_files.encoder(tmp_path / "base")
     (tmp_path / "long.txt").write_text("w0 w0 w1 w1 w2 w2\n" * 50)

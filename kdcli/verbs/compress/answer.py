@@ -35,7 +35,7 @@ from kdcli.report.text import (
 )
 from kdcli.report.titles import SELECTION, VERIFICATION
 from kdcli.verbs.compress.cascade import describe_needed, loss_name
-from kdcli.verbs.compress.limits import POINT, QUALITY, ScoredModel, conflict
+from kdcli.verbs.compress.limits import POINT, QUALITY, MaxDropOfClass, ScoredModel, conflict
 from kdcli.verbs.compress.record import Answer
 from kdcli.verbs.compress.scored import ERROR, P95, TEACHER, CandidateScores, Verification
 from kdcli.verbs.compress.search import Search
@@ -47,11 +47,16 @@ from kdcli.verbs.compress.ship import (
     never_predicted,
 )
 from kdcli.verbs.compress.steps import OUTPUTS, PAGE, STEPS
-from kdcli.workloads.decisions import for_limit
+from kdcli.workloads.decisions import checked_classes, for_limit
 
 PICTURE = "pareto.png"
-LONGER = "a longer training (plan.distill.train.epochs)"
-SMALLER = "smaller plan.shapes"
+WAYS = "a longer training (plan.distill.train.epochs)", "smaller plan.shapes"
+"""Ways to a better and to a smaller model."""
+WAYS_OF_STEPS = (
+    "a longer training (train.epochs of a distill step)",
+    "a smaller student (student.to of a distill step)",
+)
+"""The same ways in a recipe with steps, which ignores `plan:`."""
 NOTABLE_POINTS = 0.5
 """Smallest difference between two losses, in points, that can change a decision."""
 
@@ -65,12 +70,14 @@ class Outcome:
         verified: The scores of the chosen candidate on the verification rows.
         missed: How it misses the goal, by limit.
         has_labels: Whether labels are the reference; otherwise it is the teacher.
+        has_steps: Whether the recipe has steps, whose last model is always chosen.
     """
 
     scores: CandidateScores
     verified: Verification
     missed: dict[str, str]
     has_labels: bool
+    has_steps: bool = False
 
     @property
     def selected(self) -> ScoredModel:
@@ -81,9 +88,9 @@ class Outcome:
         """Return the candidate that the same command verifies next, after a failure.
 
         The result is None if the chosen candidate misses the goal on the selection rows too, or if
-        no other candidate meets it there.
+        no other candidate meets it there. Steps have no next candidate.
         """
-        if not self.missed or self.scores.selected_misses(self.selected):
+        if self.has_steps or not self.missed or self.scores.selected_misses(self.selected):
             return None
         known = {**self.scores.verified, self.selected.name: self.verified}
         other, missed = replace(self.scores, verified=known).choose()
@@ -147,9 +154,21 @@ class Outcome:
         sentences = [self._rows_needed() if is_quality or not self.missed else ""]
         if self.missed and self.next_candidate() is None:
             both = conflict(list(self.scores.all_misses().values()))
-            ways = [LONGER] * is_quality + [SMALLER] * bool(self.missed.keys() - QUALITY)
+            better, smaller = WAYS_OF_STEPS if self.has_steps else WAYS
+            unchecked = {MaxDropOfClass.key} if self._lacks_examples else set()
+            ways = ["more verification rows"] * bool(unchecked)
+            ways += [better] * bool((self.missed.keys() & QUALITY) - unchecked)
+            ways += [smaller] * bool(self.missed.keys() - QUALITY)
             sentences += [both and f"{both}.", f"Ask for less, or try {joined(ways)}."]
         return list(filter(None, sentences))
+
+    @property
+    def _lacks_examples(self) -> bool:
+        """Whether `max_class_drop` is missed because no class has enough verification rows."""
+        bound = self.scores.goal.max_class_drop
+        if bound is None or MaxDropOfClass.key not in self.missed:
+            return False
+        return not all(checked_classes(one, bound) for one in self.verified.chosen.decisions)
 
     def _title(self, one: ScoredModel) -> str:
         """Name a candidate, and say that it is no cascade if the goal asks for one."""
@@ -321,7 +340,13 @@ def ship(search: Search) -> RunResult:
     chosen, missed = (last, scores.selected_misses(last)) if recipe.steps else scores.choose()
     verified, verification_notes = verify_decisions(search, scores, chosen)
     missed = verified.misses(goal, missed)
-    outcome = Outcome(scores, verified, missed, has_labels=search.has_labels)
+    outcome = Outcome(
+        scores,
+        verified,
+        missed,
+        has_labels=search.has_labels,
+        has_steps=bool(recipe.steps),
+    )
     compression = _compression(search, outcome)
     held = "the candidate nearest to the goal" if missed else "the chosen model"
     notes = [
@@ -353,7 +378,7 @@ def _compression(search: Search, outcome: Outcome) -> Compression:
     """Return what the report holds about the search."""
     recipe, goal = search.recipe, search.goal
     scores, verified = outcome.scores, outcome.verified
-    following = None if recipe.steps else outcome.next_candidate()
+    following = outcome.next_candidate()
     verification = schema.Verified(
         rows=verified.rows,
         teacher=verified.teacher.score,

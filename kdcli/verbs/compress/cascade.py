@@ -186,8 +186,9 @@ def describe_needed(needed: int | None, loss: str, rows: str) -> str:
     if needed is None:
         return f"More {rows} rows do not help, because the {loss} itself is not below the goal."
     return (
-        f"At the same {loss}, about {needed:,} {rows} rows would be enough: give more rows, or a "
-        f"larger data.{rows}_rows."
+        f"At the same {loss}, about {needed:,} {rows} rows would be enough: give more rows, or "
+        f"raise data.{rows}_rows if they come from the training rows, with --overwrite or another "
+        "-o."
     )
 
 

@@ -10,6 +10,7 @@ from kdcli.data.labelled.partition import (
     choose_partition,
 )
 from kdcli.errors import UsageError
+from kdcli.listing import joined
 from kdcli.messages import log
 from kdcli.models.load import location
 from kdcli.models.model import training_rows
@@ -78,26 +79,26 @@ def divide_rows(recipe: CompressRecipe, steps: Steps) -> tuple[Partition, list[s
         for key, (size, count) in taken.items()
         if is_new and size.given(wanted := getattr(data, key)).is_given and count < wanted
     ]
-    few = goal_notes(recipe.goal, selection, verification)
+    # The note on rows that trained the model has a hint of its own.
+    hint = "" if _rows_trained(pools, partition) else "; give more rows"
+    few = goal_notes(recipe.goal, selection, verification, hint)
     return partition, [*rows.notes(), *row_notes(pools, partition), *short, *few]
 
 
 def row_notes(pools: Pools, partition: Partition) -> list[str]:
     """Return notes on rows that trained the model, and on training rows that are evaluated too."""
     notes = []
-    every = np.concatenate([pools.train, pools.validation, pools.test])
-    is_known = np.isin(every, pools.known) & partition.is_training(every)
-    if known := int(is_known.sum()):
+    if known := _rows_trained(pools, partition):
         note = (
-            f"{known:,} of {len(every):,} rows trained the model, so they neither choose a "
+            f"{known:,} of {pools.count:,} rows trained the model, so they neither choose a "
             "candidate nor verify it"
         )
-        parts = map(pools.count_in, (partition.selection, partition.verification))
-        if any(
-            count < least for count, least in zip(parts, (MIN_SELECTION, MIN_ROWS), strict=True)
-        ):
+        few = ["selection"] * (pools.count_in(partition.selection) < MIN_SELECTION)
+        few += ["verification"] * (pools.count_in(partition.verification) < MIN_ROWS)
+        if few:
             note += (
-                ", which leaves few rows for both: give other rows, or train without some of them"
+                f", which leaves few {joined(few)} rows: give other rows, or train without some of "
+                "them"
             )
         notes.append(note)
     own_split = np.union1d(pools.validation, pools.test)
@@ -110,19 +111,26 @@ def row_notes(pools: Pools, partition: Partition) -> list[str]:
     return notes
 
 
-def goal_notes(goal: GoalSettings, selection: int, rows: int) -> list[str]:
+def _rows_trained(pools: Pools, partition: Partition) -> int:
+    """Return the number of rows that trained the model, and are not evaluated."""
+    every = np.concatenate([pools.train, pools.validation, pools.test])
+    return int((np.isin(every, pools.known) & partition.is_training(every)).sum())
+
+
+def goal_notes(goal: GoalSettings, selection: int, rows: int, hint: str = "") -> list[str]:
     """Return notes about few selection or verification rows, and about a maximum drop of 0.
 
     Args:
         goal: The goal.
         selection: The number of selection rows.
         rows: The number of verification rows.
+        hint: What to do about few selection rows.
     """
     notes = []
     if selection < MIN_SELECTION:
         notes.append(
-            f"only {selection} selection rows: chance decides among candidates with similar "
-            "scores; give more rows"
+            f"only {selection} selection rows: chance decides among candidates with similar scores"
+            f"{hint}"
         )
     if rows < MIN_ROWS:
         note = f"only {rows} verification rows, so the interval is wide"

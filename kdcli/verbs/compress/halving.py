@@ -367,7 +367,7 @@ def export_student(search: Search, shape: str, model: Path, parent: Path) -> Non
     """
     models, cards = {shape: model}, RunResult.read(parent).report.cards
     card = cards.get(shape) or list(cards.values())[-1]
-    large = card.params_embedding >= search.recipe.plan.trim_from * card.params_total
+    large = card.params_embedding > search.recipe.plan.trim_from * card.params_total
     if large:
         name = f"{shape}-trimmed"
         trim = search.make.trim(name, str(model), search.training_text(), {})

@@ -175,13 +175,10 @@ class MaxDropOfClass(Limit):
     key, is_quality = "max_class_drop", True
 
     def miss(self, one: ScoredModel, teacher: ScoredModel) -> str:
-        from kdcli.workloads.decisions import min_count
+        from kdcli.workloads.decisions import checked_classes
 
         # Sets without a class that has enough rows are checked on the verification rows alone.
-        needed = min_count(self.value)
-        return self._misses(
-            one for one in one.decisions if any(each.count >= needed for each in one.classes)
-        )
+        return self._misses(each for each in one.decisions if checked_classes(each, self.value))
 
     def verified_miss(self, one: ScoredModel, teacher: ScoredModel) -> str:
         return self._misses(one.decisions)

@@ -158,10 +158,19 @@ class Record:
         lines = self.lines[:known]
         return list(dict.fromkeys(line.place for line in lines if isinstance(line, Look)))
 
-    def candidates(self, known: int) -> dict[str, Candidate]:
-        """Return the candidates that were scored, by name. A later one replaces an earlier one."""
-        scored = [line for line in self.lines[:known] if isinstance(line, Scored)]
-        return {one.name: one for line in scored for one in line.candidates}
+    def candidates(self, recipe: CompressRecipe, known: int) -> dict[str, Candidate]:
+        """Return the candidates that were scored for the backends and shapes of a recipe, by name.
+
+        A later candidate replaces an earlier one.
+        """
+        scored: dict[str, Candidate] = {}
+        is_same = False
+        for line in self.lines[:known]:
+            if isinstance(line, Question):
+                is_same = _choice(line.goal) == _choice(question_of(recipe))
+            elif isinstance(line, Scored) and is_same:
+                scored |= {one.name: one for one in line.candidates}
+        return scored
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -209,8 +218,8 @@ class Record:
 
     def has_tried(self, recipe: CompressRecipe) -> bool:
         """Whether the last answer had the backends and shapes of a recipe to choose from."""
-        last, now = self.last_question, json.loads(question_of(recipe))
-        return last is not None and json.loads(last.goal)[2:] == now[2:]
+        last = self.last_question
+        return last is not None and _choice(last.goal) == _choice(question_of(recipe))
 
 
 def question_of(recipe: CompressRecipe) -> str:
@@ -226,3 +235,9 @@ def without_price(question: str) -> list[object]:
     """Return the parts of a question that decide the choice."""
     limits, _, *plan = json.loads(question)
     return [limits, *plan]
+
+
+def _choice(question: str) -> list[object]:
+    """Return the backends and the shapes of a question."""
+    choice: list[object] = json.loads(question)[2:]
+    return choice

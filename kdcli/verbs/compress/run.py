@@ -408,7 +408,9 @@ def checked(result: RunResult) -> RunResult:
     if not compression.met:
         table = f"{result.folder / PAGE} lists all candidates."
         hint = " ".join(filter(None, [table, compression.advice]))
-        raise GateError(f"goal missed: {compression.missed}", hint, folder=result.folder)
+        # A report of an earlier version says it in its sentence.
+        missed = compression.missed or compression.sentence
+        raise GateError(f"goal missed: {missed}", hint, folder=result.folder)
     return result
 
 

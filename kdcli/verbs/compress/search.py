@@ -3,7 +3,7 @@
 import functools
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -143,26 +143,32 @@ class Search:
         folder = self.steps.place(TRAINING_TEXT, self.recipe.text)
         if not folder.is_dir():
             partition = Partition.read(str(self.recipe.data.partition))
-            texts = dict.fromkeys(self.training_texts(partition))
             with_selection = replace(partition, selection=partition.selection[:0])
-            others = [t for t in self.training_texts(with_selection) if t not in texts]
-            others = others if len(others) >= MIN_OTHERS else []
+            rows, written = self._rows_of_students(), set[str]()
+
+            def unwritten(texts: Iterable[str]) -> Iterator[str]:
+                for text in texts:
+                    if text not in written:
+                        written.add(text)
+                        yield text
+
             with atomic_dir(folder) as aside:
-                for split, of_split in (("train", texts), ("validation", others)):
-                    lines = (json.dumps({"text": t}, ensure_ascii=False) for t in of_split)
-                    if of_split:
-                        (aside / f"text.{split}.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
+                train = unwritten(rows.training_texts(partition))
+                _write_texts(aside / "text.train.jsonl", train)
+                others = list(unwritten(rows.training_texts(with_selection)))
+                if len(others) >= MIN_OTHERS:
+                    _write_texts(aside / "text.validation.jsonl", others)
         return folder
 
     def training_texts(self, partition: Partition) -> Iterable[str]:
         """Return the different texts on which students are trained."""
-        session = cpu_session()
-        rows: DividedRows
+        return self._rows_of_students().training_texts(partition)
+
+    def _rows_of_students(self) -> DividedRows:
+        """Read the rows on which students are trained: the distillation's text, else the data."""
         if (text := self.recipe.text) is not None:
-            rows = read_texts(text, column=None, unit="sentence", rows=None)
-        else:
-            rows = open_rows(evaluation_request(self.recipe), session)
-        return rows.training_texts(partition)
+            return read_texts(text, column=None, unit="sentence", rows=None)
+        return open_rows(evaluation_request(self.recipe), cpu_session())
 
     def training_rows(self) -> int:
         """Return the number of rows on which a student is trained."""
@@ -285,9 +291,11 @@ class Search:
     def answers_from_earlier(self) -> bool:
         """Whether a candidate that was scored for another goal meets this one.
 
-        If so, all these candidates are in `scores`, and nothing needs to be trained.
+        If so, all these candidates are in `scores`, and nothing needs to be trained. Candidates
+        that were scored for other `plan.backends` or `plan.shapes` do not count.
         """
-        skipped, known = dict(self.candidates), self.steps.record.candidates(self.known)
+        skipped, record = dict(self.candidates), self.steps.record
+        known = record.candidates(self.recipe, self.known)
         earlier = {name: one for name, one in known.items() if self._runs_here(one)}
         if not earlier:
             return False
@@ -300,11 +308,14 @@ class Search:
         return False
 
     def _runs_here(self, one: Candidate) -> bool:
-        """Whether a candidate is there and its backend is installed. Torch always is."""
-        folder = self.steps.absolute(one.folder)
-        if not (folder / FACTS).is_file():
-            return folder.is_dir()
-        facts = read_json(folder / FACTS)
+        """Whether a candidate is an export for a backend of the plan that is installed.
+
+        Every candidate of a plan is an export; only steps leave models in torch.
+        """
+        file = self.steps.absolute(one.folder) / FACTS
+        if not file.is_file():
+            return False
+        facts = read_json(file)
         backend = f"{facts['format']}-{facts['precision']}".removesuffix("-fp32")
         return backend in self.backends
 
@@ -329,7 +340,7 @@ class Search:
         self.steps.require(step)
         scores = read(self.steps.result(step).report, folders, self.goal)
         line = Scored(list(finished.values()))
-        if line not in self.steps.record.lines:
+        if line not in self.steps.record.lines[self.known :]:
             self.steps.record.add(line)
         self.scores = scores
         looks = self.steps.record.looks(self.known)
@@ -461,6 +472,12 @@ class Search:
             trained += [folder] if step.trains else []
             self.add(name, model, model, trained)
         self.score()
+
+
+def _write_texts(file: Path, texts: Iterable[str]) -> None:
+    with file.open("w", encoding="utf-8", newline="\n") as lines:
+        for text in texts:
+            lines.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
 
 
 def with_rows(report: Report, latency: Latency) -> Report:

@@ -107,8 +107,8 @@ class PlanSettings(Section):
         0.25,
         ge=0,
         le=1,
-        description="Share of the embeddings among the parameters from which the vocabulary is "
-        "trimmed too.",
+        description="Share of the embeddings among the parameters above which the vocabulary is "
+        "trimmed too; 1 trims none.",
     )
     undistilled: bool = Field(
         False,

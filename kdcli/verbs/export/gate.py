@@ -27,6 +27,7 @@ from kdcli.deploy.half import nodes_beyond_half
 from kdcli.deploy.integer_training import ROWS, train_integers
 from kdcli.deploy.rounding import BLOCK
 from kdcli.errors import GateError, MachineError
+from kdcli.listing import joined
 from kdcli.messages import log
 from kdcli.metrics.resolution import exceeds
 from kdcli.run.context import cpu_session
@@ -143,10 +144,10 @@ class _Search:
         self.latest = file, comparison
         self.reason = self.check.too_far(comparison) or self._excess(comparison)
         self.attempts.append(Attempt(count, comparison.drop, not self.reason))
-        mixed = f"{count} matrix product{'s' if count > 1 else ''}" if count else ""
+        mixed = [f"{count} matrix product{'s' if count > 1 else ''}"] if count else []
         if self.beyond_half:
-            mixed = f"{len(self.beyond_half)} operations with values too large for it"
-        rest = f", {mixed} in {kept_in(graph.precision)}" if mixed else ""
+            mixed.append(f"{len(self.beyond_half)} operations with values too large for it")
+        rest = f", {joined(mixed)} in {kept_in(graph.precision)}" if mixed else ""
         log(f"{graph.precision} file{rest}: {self.reason or self._kept_bound(comparison)}")
         return not self.reason
 
