@@ -395,8 +395,7 @@ def evaluate(
         predictions: Write every prediction to this jsonl file.
         submission: Write the GLUE server's files for the test split to this directory.
         max_class_drop: Maximum drop of any class, label or entity type, in points (1 point =
-            0.01), compared with the first model in evaluate and the teacher in compress; exit
-            code 5 if one drops more.
+            0.01), below the first model or the teacher; exit code 5.
         min_metric: Exit with 5 if a model scores less; may be repeated.
         task: Task: sst2, mnli, squad ..., or 'own' for your own files.
         pooling: Pooling of an embedding model without modules.json (mean, cls or last; default:
@@ -677,10 +676,9 @@ def compress(
             model in memory.
         budget: Time limit, such as 90s, 30m or 2h (default: none).
         max_drop: Maximum drop of the task metric, in points (1 point = 0.01); without labels, of
-            the agreement with the model.
+            agreement with MODEL.
         max_class_drop: Maximum drop of any class, label or entity type, in points (1 point =
-            0.01), compared with the first model in evaluate and the teacher in compress; exit
-            code 5 if one drops more.
+            0.01), below the first model or the teacher; exit code 5.
         speedup: Minimum speed-up over PyTorch in float32.
         max_latency_ms: Maximum latency of 128 tokens, in milliseconds.
         max_mb: Maximum size of the deployed files, in megabytes.
@@ -748,10 +746,9 @@ def compress(
             model in memory.
         budget: Time limit, such as 90s, 30m or 2h (default: none).
         max_drop: Maximum drop of the task metric, in points (1 point = 0.01); without labels, of
-            the agreement with the model.
+            agreement with MODEL.
         max_class_drop: Maximum drop of any class, label or entity type, in points (1 point =
-            0.01), compared with the first model in evaluate and the teacher in compress; exit
-            code 5 if one drops more.
+            0.01), below the first model or the teacher; exit code 5.
         speedup: Minimum speed-up over PyTorch in float32.
         max_latency_ms: Maximum latency of 128 tokens, in milliseconds.
         max_mb: Maximum size of the deployed files, in megabytes.

@@ -124,8 +124,7 @@ MaxClassDrop = Annotated[
     Field(
         gt=0,
         description="Maximum drop of any class, label or entity type, in points (1 point = 0.01), "
-        "compared with the first model in evaluate and the teacher in compress; exit code 5 if one "
-        "drops more.",
+        "below the first model or the teacher; exit code 5.",
     ),
 ]
 PricePerHour = Annotated[

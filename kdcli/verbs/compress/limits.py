@@ -288,7 +288,7 @@ class GoalSettings(Section):
         None,
         ge=0,
         description="Maximum drop of the task metric, in points (1 point = 0.01); without labels, "
-        "of the agreement with the model.",
+        "of agreement with MODEL.",
     )
     max_class_drop: MaxClassDrop = None
     speedup: Annotated[float | None, Option("--speedup", panel=GOAL, metavar="FACTOR")] = Field(
