@@ -389,6 +389,8 @@ def _read_json(name: str, file: IO[bytes], form: FileFormat, on_bad: OnBadRow) -
         yield from _object_row(f"{name}:{number}", row, on_bad)
 
 
+LONG_NAME = 6
+"""Number of words from which on the name of a column is taken for a text."""
 COLUMN_HINT = "name the column of the text"
 """A hint to which the command adds its option."""
 SAMPLE_BYTES = 1 << 18  # Size of a sample.
@@ -447,8 +449,31 @@ def counted_documents(
             account.leave_out(EMPTY, where)
 
 
+def check_header(rows: Sequence[Row]) -> None:
+    """Raise a UsageError if the first line of a CSV or TSV file is a text and no names."""
+    file = rows[0].where.rpartition(":")[0]
+    long = [name for name in names_in(rows) if len(name.split()) >= LONG_NAME]
+    if long and (hint := header_hint(file)):
+        raise UsageError(
+            f"{file}:1 looks like a row, but it must name the columns: {long[0]!r}",
+            f"{hint}; if it has names, {COLUMN_HINT}",
+        )
+
+
+def header_hint(file: str) -> str:
+    """How to name the columns of a CSV or TSV file; empty for other files."""
+    form = format_of(base_name(file))
+    if form is None or form.name not in ("csv", "tsv"):
+        return ""
+    return (
+        "if line 1 is a row, name the columns in a line above it, with the separator of the "
+        "other lines, such as text,label"
+    )
+
+
 def text_column(rows: Sequence[Row]) -> str:
     """Choose the column of the text: `text`, another usual name, or the only column of strings."""
+    check_header(rows)
     column = usual_text_column(rows)
     if column is None:
         where, names = rows[0].where, names_in(rows)

@@ -19,7 +19,8 @@ from safetensors.numpy import save
 from transformers import PreTrainedTokenizerBase
 
 from kdcli.data.accounts import ACCOUNTS, EMPTY, REPEATED, RowAccount, is_repeated
-from kdcli.data.rows import texts_in
+from kdcli.data.readers import check_header
+from kdcli.data.rows import take_first, texts_in
 from kdcli.data.sources import HubSource, Source, open_source
 from kdcli.data.storage import base_name
 from kdcli.data.text.shards import tokenizer_hash
@@ -482,6 +483,9 @@ def _read_texts(
     seen: set[int] = set()
     for name, rows in source.tables(split, account.on_bad):
         is_empty = True
+        first, rows = take_first(rows)
+        if first:
+            check_header(first)
         for where, values in rows:
             account.read += 1
             texts = texts_in(values)

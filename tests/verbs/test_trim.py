@@ -260,6 +260,14 @@ def test_mistakes_are_refused(text, tmp_path, more, message):
     assert message.format(text=text) in error
 
 
+def test_a_table_without_names_loses_no_row(tmp_path):
+    model = own_files.encoder(tmp_path / "model")
+    (tmp_path / "texts.csv").write_text("".join(f"w1 w2 w3 w4 w5 w6 w{n},w8\n" for n in range(9)))
+    message = refused(tmp_path, "trim", model, "--data", tmp_path / "texts.csv")
+    assert "texts.csv:1 looks like a row, but it must name the columns: 'w1 w2" in message
+    assert "name the column of the text with --set data.column=NAME" in message
+
+
 def test_a_text_that_needs_every_token(tmp_path):
     before = own_files.encoder(tmp_path / "model")
     (tmp_path / "all.txt").write_text(" ".join(f"w{n}" for n in range(59)))

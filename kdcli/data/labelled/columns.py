@@ -8,7 +8,7 @@ from typing import NoReturn, get_args
 
 from kdcli.data import conll
 from kdcli.data.labelled.label_values import number_of
-from kdcli.data.readers import format_of
+from kdcli.data.readers import format_of, header_hint
 from kdcli.data.rows import (
     MUCH_LONGER,
     TEXT_COLUMNS,
@@ -200,9 +200,10 @@ class Columns:
 
     def _check_header(self) -> None:
         """Raise a UsageError if the names of the columns look like a row of CSV or TSV."""
+        hint = header_hint(self.file)
         last = self.names[-1] if self.names else ""
         tags = [last, *(str(values.get(last)) for _, values in self.head)]
-        if self._header_hint and all(map(conll.TAG.fullmatch, tags)):
+        if hint and all(map(conll.TAG.fullmatch, tags)):
             raise UsageError(
                 f"{self.file} has words and tags on its lines, but no names of columns",
                 conll.RENAME_HINT,
@@ -215,28 +216,17 @@ class Columns:
             or (number_of(name) is not None and name not in positions)
         ]
         long = [n for n in self.names if n not in like_values and len(n.split()) >= MANY_WORDS]
-        if self._header_hint and like_values and len(like_values + long) > 1:
+        if hint and like_values and len(like_values + long) > 1:
             raise UsageError(
                 f"{self.file}:1 looks like a row, but it must name the columns: "
                 f"{' and '.join(map(repr, [*long, *like_values]))}",
-                self._header_hint,
+                hint,
             )
 
     @property
     def file(self) -> str:
         """The file of the first row."""
         return self.where.rpartition(":")[0]
-
-    @property
-    def _header_hint(self) -> str:
-        """How to name the columns of a CSV or TSV file; empty for other files."""
-        form = format_of(base_name(self.file))
-        if form is None or form.name not in ("csv", "tsv"):
-            return ""
-        return (
-            "if line 1 is a row, name the columns in a line above it, with the separator of the "
-            "other lines, such as text,label"
-        )
 
     def check_unlabelled(self, rest: Iterable[Row], head: Head) -> None:
         """Check that the rows after the first ones have no labels either.
@@ -476,7 +466,7 @@ class Columns:
                 f"; if {' and '.join(flags)} say which labels a text has, write the names of these "
                 "labels as a list in one column"
             )
-        header = f"; {self._header_hint}" if self._header_hint else ""
+        header = f"; {header_hint(self.file)}" if header_hint(self.file) else ""
         first, *others = choices or [""]
         if first:
             # A shell would read a list of choices with bars between them as a pipe.
