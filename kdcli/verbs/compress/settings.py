@@ -244,7 +244,7 @@ def compress_recipe(
     if given.task is None:
         resolved = Resolved(resolved.recipe, {**resolved.origins, "task": BY_MODEL})
     _check_goal(resolved.recipe)
-    _check_steps(resolved.recipe)
+    check_steps(resolved.recipe)
     return resolved
 
 
@@ -294,7 +294,7 @@ def _check_goal(recipe: CompressRecipe) -> None:
         )
 
 
-def _check_steps(recipe: CompressRecipe) -> None:
+def check_steps(recipe: CompressRecipe) -> None:
     """Check the keys of the planned verbs and of every step.
 
     Raises:
