@@ -343,6 +343,8 @@ def test_a_budget_trains_a_shape_for_the_steps_that_it_pays_for(budget, steps, i
     # 160 seconds are four fifths of 200.
     assert "For the whole training: " in note
     assert "budget='4m'" in note
+    card = (given["output_dir"] / "best" / "README.md").read_text()
+    assert f"It {is_what.replace(' ends', '')}" in " ".join(card.split())
 
 
 @pytest.mark.parametrize(

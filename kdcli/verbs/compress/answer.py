@@ -356,12 +356,14 @@ def ship(search: Search) -> RunResult:
         *notes_on_search(search, scores, verified),
     ]
     report, source = verified.report, recipe.data.source
+    cut = search.shortened.get(chosen.name.partition("-")[0])
+    of_budget = f"It is {cut}, because the budget ended. " if cut else ""
     first = chosen.cascade and search.candidates[chosen.cascade.first]
     shipped = Shipped(
         model=short(str(recipe.model)),
         name=chosen.name,
         facts=outcome.card_facts(machine(report, "cpu")),
-        remarks=outcome.remarks(),
+        remarks=of_budget + outcome.remarks(),
         scores=[
             Score(data_name(e.task, source), e.set, e.split, e.metrics)
             for e in report.evaluations

@@ -30,13 +30,17 @@ class PaidSteps:
     seconds: float
     why: str = ""
 
+    @property
+    def done(self) -> str:
+        """What was done to the student, as a predicate after `is`."""
+        if not self.steps:
+            return f"fitted by least squares and not trained for {self.total:,} steps"
+        return f"trained for {self.steps:,} of {self.total:,} steps"
+
     def note(self, shape: str, steps: Steps) -> str:
         """Say what the budget pays for, and which budget would pay for the whole training."""
-        done = f"trained for {self.steps:,} of {self.total:,} steps"
-        if not self.steps:
-            done = f"fitted by least squares and not trained for {self.total:,} steps"
         command = steps.continuing_command(self.seconds)
-        return f"{shape} is {done}, because the budget ends. For the whole training: {command}"
+        return f"{shape} is {self.done}, because the budget ends. For the whole training: {command}"
 
 
 def paid_steps(search: Search, step: Step, cost: TrainingCost) -> PaidSteps:

@@ -211,6 +211,7 @@ def paid_training(search: Search, shape: str, least: float = 0.0) -> Step | None
     note = paid.note(shape, steps)
     log(note)
     search.notes.append(note)
+    search.shortened[shape] = paid.done
     return distilling(search, shape, steps=paid.steps)
 
 

@@ -71,6 +71,7 @@ class Search:
         known: The number of lines of the record that were known when the goal was asked.
         missing: The backends that are not installed, with the reasons.
         fastest: The backend that trained shapes are exported to.
+        shortened: Shape -> what was done to it, if the budget did not pay for its training.
         no_cascade: Why there is no cascade although the goal asks for one.
         deferred: Tasks that are left for the next ones that run side by side.
     """
@@ -86,6 +87,7 @@ class Search:
     fastest: str = ""
     candidates: dict[str, Candidate] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    shortened: dict[str, str] = field(default_factory=dict)
     no_cascade: str = ""
     scores: CandidateScores | None = None
     deferred: list[Callable[["Search"], object]] = field(default_factory=list)
