@@ -25,11 +25,11 @@ app.add_typer(recipes, name="recipes", rich_help_panel=INSPECT)
 TOPICS = {
     "environment": """\
 Environment variables
-  KDCLI_DEVICE           Default of --device: auto, cpu, cuda, mps, xpu or cuda:INDEX.
-  KDCLI_OUTPUT_DIR       Directory in which runs without -o are created (default: runs).
+  KDCLI_DEVICE           Default of --device, such as cpu or cuda:1.
+  KDCLI_OUTPUT_DIR       Directory of runs without -o (default: runs).
   KDCLI_CACHE            Directory of the cache (default: ~/.cache/kdcli).
   KDCLI_TEACHER_API_KEY  API key for the server that --teacher http://... names.
-  KDCLI_JOIN_SECONDS     Seconds to wait for the other processes at the start (default: 40).
+  KDCLI_JOIN_SECONDS     Seconds to wait for other processes (default: 40).
   HF_HOME, HF_TOKEN, HF_HUB_OFFLINE  Cache, token and offline mode of the hub.
 
 An option overrides a variable, and a variable overrides pyproject.toml:

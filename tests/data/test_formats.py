@@ -905,6 +905,7 @@ def test_json_may_have_one_column(tmp_path, column):
         ("a.parquet", b"version https://git-lfs.github.com/spec/v1\n", ["pointer", "git lfs pull"]),
         ("a.csv", b"<!DOCTYPE html>\n<html>", ["is a web page"]),
         ("a.csv", b"PK\x03\x04", ["is a zip file", "save a spreadsheet as .csv"]),
+        ("a.csv", b"%PDF-1.7\n\xff\n", ["is a PDF", "save its text as .txt"]),
         ("a.jsonl", gzip.compress(b"{}", mtime=0), ["is gzip", "end its name in .gz"]),
         ("a.xlsx", b"PK\x03\x04", ["no known format", "save the sheet as CSV"]),
         ("a.pkl", b"", ["no known format", "save the rows as .parquet"]),
