@@ -260,6 +260,20 @@ def test_mistakes_are_refused(text, tmp_path, more, message):
     assert message.format(text=text) in error
 
 
+def test_weights_in_half_precision_stay_so(text, tmp_path):
+    source = own_files.encoder(tmp_path / "model")
+    model = AutoModel.from_pretrained(source, dtype=torch.float16)
+    model.save_pretrained(source)
+    succeeds("trim", source, "--data", text, "-o", tmp_path / "out")
+    trimmed = own_files.weights(tmp_path / "out")
+    assert {tensor.dtype for tensor in trimmed.values()} == {torch.float16}
+    whole = model.state_dict()
+    same = [name for name in trimmed if "word_embeddings" not in name]
+    assert all(torch.equal(trimmed[name], whole[name]) for name in same)
+    before, after = report_of(tmp_path / "out").cards.values()
+    assert (before.held_in, after.held_in) == ("fp16", "fp16")
+
+
 def test_a_table_without_names_loses_no_row(tmp_path):
     model = own_files.encoder(tmp_path / "model")
     (tmp_path / "texts.csv").write_text("".join(f"w1 w2 w3 w4 w5 w6 w{n},w8\n" for n in range(9)))

@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import torch
 from transformers import PreTrainedModel
 
 from kdcli.data.labelled.partition import (
@@ -15,6 +16,7 @@ from kdcli.data.labelled.partition import (
     choose_partition,
 )
 from kdcli.deploy.sparse.loading import load_network
+from kdcli.engine.device import TORCH_DTYPES
 from kdcli.engine.inputs import check_not_input
 from kdcli.engine.run_dir import RunDir
 from kdcli.engine.session import Session
@@ -120,7 +122,12 @@ def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> TrimResult | No
         smaller, trimming, notes = cut(whole, bounded.kept), bounded.trimming, bounded.notes
         result, missed = bounded.result, bounded.missed
     RunDir.claim(folder, resolved.to_yaml(), overwrite=options.overwrite)
+    before = Entry.loaded(BEFORE, "baseline", whole)
+    # The rows that are left are unchanged, so the type of the checkpoint holds them exactly.
+    held_in = before.card.held_in if before.card else "fp32"
+    smaller.model.to(TORCH_DTYPES.get(held_in, torch.float32))
     save_embedder(smaller.model, smaller.tokenizer, fmt, folder, training_rows(location(source)))
+    smaller.model.float()
     for note in notes:
         log(note)
     made = f"made from {short(source)} by {kept_tokens(recipe, trimming)}"
@@ -128,7 +135,7 @@ def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> TrimResult | No
     contents = ReportContents(
         "trim",
         recipe,
-        [Entry.loaded(BEFORE, "baseline", whole), after],
+        [before, after],
         evaluations=result.evaluations,
         comparisons=result.comparisons,
         notes=notes,
