@@ -123,8 +123,10 @@ def trim(resolved: Resolved[TrimRecipe], options: RunOptions) -> TrimResult | No
         result, missed = bounded.result, bounded.missed
     RunDir.claim(folder, resolved.to_yaml(), overwrite=options.overwrite)
     before = Entry.loaded(BEFORE, "baseline", whole)
-    # The rows that are left are unchanged, so the type of the checkpoint holds them exactly.
-    held_in = before.card.held_in if before.card else "fp32"
+    # The rows that are left are unchanged, so the type of the checkpoint holds them exactly. The
+    # layers after the pooling are saved in float32, and must have the type of what they read.
+    has_layers = fmt is not None and bool(fmt.layers)
+    held_in = "fp32" if before.card is None or has_layers else before.card.held_in
     smaller.model.to(TORCH_DTYPES.get(held_in, torch.float32))
     save_embedder(smaller.model, smaller.tokenizer, fmt, folder, training_rows(location(source)))
     smaller.model.float()
