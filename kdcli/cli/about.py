@@ -91,12 +91,8 @@ def recipes_validate(
     verb: VerbName = None,
 ) -> None:
     """Check recipe files; exit with 2 and one line per problem."""
-    from kdcli.verbs.compress.settings import CompressRecipe, check_steps
-
     for file in files:
-        recipe = _resolved(str(file), verb).recipe
-        if isinstance(recipe, CompressRecipe):
-            check_steps(recipe)
+        _resolved(str(file), verb).recipe.check_parts()
         typer.echo(f"{file}: ok")
 
 

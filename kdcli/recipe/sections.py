@@ -150,6 +150,9 @@ class Section(BaseModel):
         """Return the defaults that depend on other keys: dotted key -> default, by origin."""
         return {}
 
+    def check_parts(self) -> None:
+        """Raise a UsageError for a part that is read later, such as a step of a pipeline."""
+
     @field_validator("*")
     @classmethod
     def _bounded(cls, value: object, info: ValidationInfo) -> object:

@@ -169,6 +169,9 @@ class CompressRecipe(Section):
     price_per_hour: PricePerHour = None
     measure: MeasureSettings = MeasureSettings(min_runs=30, min_seconds=3.0)
 
+    def check_parts(self) -> None:
+        _check_steps(self)
+
 
 @dataclass(frozen=True)
 class CompressOptions:
@@ -244,7 +247,7 @@ def compress_recipe(
     if given.task is None:
         resolved = Resolved(resolved.recipe, {**resolved.origins, "task": BY_MODEL})
     _check_goal(resolved.recipe)
-    check_steps(resolved.recipe)
+    resolved.recipe.check_parts()
     return resolved
 
 
@@ -294,7 +297,7 @@ def _check_goal(recipe: CompressRecipe) -> None:
         )
 
 
-def check_steps(recipe: CompressRecipe) -> None:
+def _check_steps(recipe: CompressRecipe) -> None:
     """Check the keys of the planned verbs and of every step.
 
     Raises:
