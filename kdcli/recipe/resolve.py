@@ -580,6 +580,11 @@ def _check_key(model: type[BaseModel], key: str, origin: str) -> None:
     section = key
     while section and not _names_in(section, allowed):
         section = section.rpartition(".")[0]
+    below = f"{section}." if section else ""
+    if not near:
+        # The first part of the key that no section has.
+        wrong = key.removeprefix(below).split(".")[0]
+        near = did_you_mean(wrong, _names_in(section, allowed), prefix + below)
     known = f"; keys of '{prefix}{section}'" if section else "; known keys and sections"
     hint = "" if near else f"{known}: {', '.join(_names_in(section, allowed))}"
     raise UsageError(f"unknown key {_named(shortened(key, 80), origin)}{near}{hint}")

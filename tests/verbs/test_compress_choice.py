@@ -245,7 +245,7 @@ def test_the_sentence_says_what_is_gained_and_lost_and_on_how_many_rows(one, goa
 def test_the_rows_that_would_show_the_goal_are_named(score, goal, said):
     one = measured("a", score, 2.0, 4.0, low=score - 0.01, high=score + 0.01)
     outcome = outcome_of(scores_of(one, max_drop=1.0, **goal))
-    lines = [line[: len(said)] for line in outcome.advice() if not line.startswith("Ask for")]
+    lines = [line[: len(said)] for line in outcome.advice() if not line.startswith("Loosen")]
     assert lines == ([said] if said else [])
 
 
@@ -339,7 +339,7 @@ def test_a_limit_for_classes_chooses_among_the_candidates():
     assert (outcome.verified.chosen.name, list(outcome.missed)) == ("a", ["max_class_drop"])
     assert "no class has the 50 examples" in outcome.missed["max_class_drop"]
     alone = outcome_of(scores_of(few, **goal))
-    assert alone.advice() == ["Ask for less, or try more verification rows."]
+    assert alone.advice() == ["Loosen the goal, or try more verification rows."]
     # The comparison was made for a limit of 1 point, which needs 100 rows in a class.
     more = replace(fast, decisions=losing(6.0, count=60))
     (missed,) = verified(more).misses(GoalSettings(max_class_drop=2.0), {}).values()

@@ -159,7 +159,7 @@ class Outcome:
             ways = ["more verification rows"] * bool(unchecked)
             ways += [better] * bool((self.missed.keys() & QUALITY) - unchecked)
             ways += [smaller] * bool(self.missed.keys() - QUALITY)
-            sentences += [both and f"{both}.", f"Ask for less, or try {joined(ways)}."]
+            sentences += [both and f"{both}.", f"Loosen the goal, or try {joined(ways)}."]
         return list(filter(None, sentences))
 
     @property

@@ -316,7 +316,7 @@ def check_reachable(search: Search, untrained: Untrained) -> None:
         raise GateError(
             "no shape and no backend of the plan can meet the goal: "
             f"{conflict(list(missed.values())) or why}",
-            "nothing was trained; ask for less, or name other shapes in plan.shapes",
+            "nothing was trained; loosen the goal, or name other shapes in plan.shapes",
         )
 
 
