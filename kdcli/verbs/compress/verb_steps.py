@@ -192,7 +192,8 @@ class VerbSteps:
         planned: list[tuple[str, str, RecipeKeys]] = [("plan.finetune", "finetune", plan.finetune)]
         if not self.recipe.steps:
             keys: RecipeKeys = plan.distill
-            if self.reads == "rows" and "recipe" not in keys:
+            is_static = self._a_shape is not None and is_static_shape(self._a_shape)
+            if self.reads == "rows" and "recipe" not in keys and not is_static:
                 is_causal = layout_for(load_config(model)).causal
                 keys = {**(OUTPUTS_ALONE if is_causal else DISTILL), **keys}
             planned += [
