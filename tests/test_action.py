@@ -77,7 +77,8 @@ def test_the_summary_lists_the_limits_and_what_was_missed(limits, code, end, tmp
             2,
             [
                 "Failed: cannot evaluate on 1 of 1 rows held out: small was trained on them; ",
-                "1000",
+                # A busy machine may show no speed-up at all.
+                "; small on torch fp32: ",
             ],
         ),
     ],
