@@ -180,6 +180,10 @@ def test_recipes_are_listed_shown_and_checked(tmp_path):
     assert run("recipes", "validate", str(tmp_path / "mine.yaml")).stdout.strip().endswith("ok")
     (tmp_path / "mine.yaml").write_text("train: {lrr: 1.0}\n", "utf-8")
     assert run("recipes", "validate", str(tmp_path / "mine.yaml")).exit_code == 2
+    (tmp_path / "mine.yaml").write_text("verb: prune\nmethod: smpp\n", "utf-8")
+    unknown = run("recipes", "validate", str(tmp_path / "mine.yaml"))
+    assert unknown.exit_code == 2
+    assert "mine.yaml); did you mean 'smp'?" in unknown.stderr
     (tmp_path / "steps.yaml").write_text("verb: compress\nsteps: [{quantise: {format: onnx}}]")
     broken = run("recipes", "validate", str(tmp_path / "steps.yaml"))
     assert broken.exit_code == 2

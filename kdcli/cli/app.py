@@ -1,6 +1,7 @@
 """The application, and the one place where an error becomes a message and an exit code."""
 
 import errno
+import re
 import sys
 from typing import Annotated, Any
 
@@ -32,8 +33,9 @@ WRONG_USAGE: type[Exception] = typer.BadParameter.__bases__[0]
 INSTEAD = {
     ("kdcli compress", "--dry-run"): "--budget 20m limits its time, and kdcli distill --dry-run "
     "estimates a single training",
+    ("kdcli", "completion"): "kdcli --install-completion sets it up for this shell",
 }
-"""Command and unknown option -> what to use instead."""
+"""Command and unknown option or command -> what to use instead."""
 OTHER_NAMES = {"--learning-rate": "--lr", "--num-train-epochs": "--epochs"}
 """Options of transformers' Trainer -> kdcli's."""
 RESUME_AUTO = ("--resume", "auto")
@@ -111,7 +113,9 @@ def _of_usage(error: Any) -> UsageError:
         verbs = error.ctx.command_path.removeprefix(error.ctx.find_root().command_path)
     command = f"kdcli{verbs}"
     option = getattr(error, "option_name", "")
-    instead = INSTEAD.get((command, option))
+    # An unknown command is only named in the message.
+    quoted = re.search(r"'([^']*)'", message)
+    instead = INSTEAD.get((command, option or (quoted[1] if quoted else "")))
     if (own := OTHER_NAMES.get(option.replace("_", "-"))) is not None:
         instead = f"its name here is {own}, in the commands that train"
     hint = instead or f"{command} --help lists what the command takes"

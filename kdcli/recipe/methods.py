@@ -10,19 +10,19 @@ from __future__ import annotations
 import functools
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
+
+from pydantic import AfterValidator, BaseModel, ValidationError
+from pydantic_core import PydanticKnownError
 
 from kdcli.errors import UsageError, check_known, did_you_mean, in_words, key_of, reason
 from kdcli.recipe.options import settings_of
 
-if TYPE_CHECKING:
-    from pydantic import BaseModel
-
-SettingsT = TypeVar("SettingsT", bound="BaseModel")
+SettingsT = TypeVar("SettingsT", bound=BaseModel)
 
 
 @functools.cache
@@ -46,6 +46,19 @@ def method_names(package: str, function: str, *inputs: str) -> list[str]:
         if is_method and re.search(reads_input, source, re.MULTILINE):
             names.append(file.stem.replace("_", "-"))
     return names
+
+
+def known_method(names: Iterable[str]) -> AfterValidator:
+    """Return a validator of a method, which refuses unknown names as a `Literal` does."""
+    *others, last = known = sorted(names)
+    expected = f"{', '.join(map(repr, others))} or {last!r}"
+
+    def check(method: str) -> str:
+        if method not in known:
+            raise PydanticKnownError("literal_error", {"expected": expected})
+        return method
+
+    return AfterValidator(check)
 
 
 class Methods:
@@ -97,8 +110,6 @@ def own_settings(
     Raises:
         UsageError: A key is unknown, or a value is not allowed.
     """
-    from pydantic import ValidationError
-
     try:
         return model.model_validate(dict(given))
     except ValidationError as error:

@@ -650,7 +650,7 @@ def suggestion(problem: ErrorDetails) -> str:
     if problem["type"] == "literal_error":
         return did_you_mean(str(value), re.findall(r"'(.*?)'", limits["expected"]))
     if problem["type"] == "list_type" and isinstance(value, str | float):
-        return f"; did you mean [{value}]?"
+        return f"; a list of one is [{value}]"
     is_share = 1 in (limits.get("lt"), limits.get("le"))
     if not is_share or not isinstance(value, int | float) or not 2 <= value < 100:
         return ""

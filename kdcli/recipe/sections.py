@@ -423,6 +423,11 @@ class CommandOptions:
     ] = False
 
 
+def as_list(value: object) -> object:
+    """Return a single text as a list of one text."""
+    return [value] if isinstance(value, str) else value
+
+
 def _with_option(words: list[str], option: str, value: str) -> list[str]:
     """Return the words of a command with another value of an option.
 

@@ -22,7 +22,7 @@ from kdcli.recipe.resolve import (
 )
 from kdcli.recipe.sections import TrainSettings
 from kdcli.verbs.compress.settings import CompressRecipe
-from kdcli.verbs.distill.settings import DistillRecipe
+from kdcli.verbs.distill.settings import METHODS, DistillRecipe
 from kdcli.verbs.evaluate.settings import EvaluateRecipe
 from kdcli.verbs.prune.settings import PruneRecipe
 from kdcli.workloads.finetune_recipes import downstream_recipe
@@ -142,7 +142,7 @@ OUT_OF_RANGE = ["lr=.inf", "lr=.nan", "seed=99999999999999999999", "batch_size=2
         ),
         ("train.max_steps=1.5", "'train.max_steps' must be a whole number, got 1.5 (--set)"),
         ("train.dtype=fp8", "got 'fp8' (--set)"),
-        ("eval.tasks=sst2", "must be a list, got 'sst2' (--set); did you mean [sst2]?"),
+        ("eval.tasks=sst2", "must be a list, got 'sst2' (--set); a list of one is [sst2]"),
         ("student.to=6", "'student.to' must be a list, got 6 (--set)"),
         ("data.pack_isolated=1", "'data.pack_isolated' must be true or false, got 1 (--set)"),
         *((f"train.{pair}", f"'train.{pair.split('=')[0]}' must be") for pair in OUT_OF_RANGE),
@@ -336,7 +336,7 @@ options = st.fixed_dictionaries(
     {},
     optional={
         "teacher": texts,
-        "method": texts,
+        "method": st.sampled_from(METHODS),
         "student.to": st.lists(texts, max_size=3),
         "student.layers": st.lists(st.integers(1, 48), max_size=4),
         "student.dropout": st.floats(0, 0.99),

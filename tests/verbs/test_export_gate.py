@@ -89,7 +89,7 @@ def test_the_task_judges_a_head_and_the_bound_decides(model, tmp_path, monkeypat
     assert "products" not in facts
     printed = " ".join(done.stdout.split())
     assert "95 % interval" in printed
-    assert "loses no accuracy compared with torch" in printed
+    assert "loses no accuracy compared with the same model in torch" in printed
     # One of 16 rows is worth 6.25 points of accuracy.
     assert facts["tolerance"] == 6.25
     # What each attempt loses is fixed here, so that exactly four products must stay.

@@ -10,6 +10,7 @@ from kdcli.report.sections.candidates import compressed_name
 from kdcli.report.sections.evaluations import evaluations_by_task, set_name
 from kdcli.report.sections.kept_weights import best_pruned
 from kdcli.report.sections.timings import (
+    NOISY_NOTE,
     UNSTABLE_NOTE,
     cells,
     first_cell,
@@ -291,6 +292,8 @@ def _models_note(report: Report, names: list[str]) -> str:
     shown = [row for row in report.latency if row.model in names]
     if any(row.unstable or (row.speedup and row.speedup.unstable) for row in shown):
         notes.append(UNSTABLE_NOTE)
+    if any(row.status == "noisy" and not row.unstable for row in shown):
+        notes.append(NOISY_NOTE)
     return " ".join(notes)
 
 

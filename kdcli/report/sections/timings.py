@@ -36,6 +36,7 @@ NOISE = (
     "90th percentile of the times and the baseline's fastest run: a lower bound of a speed-up (≥), "
     "an upper bound of a time (≤). A speed-up whose bound is below 1 is not given."
 )
+NOISY_NOTE = "Noisy: the middle half of the runs spreads over more than a tenth of the median."
 UNSTABLE_NOTE = (
     "“unstable” marks an unstable measurement: ≥ gives a lower bound of its speed-up or rate, "
     "≤ an upper bound of its time or cost, the 90th percentile. Without a bound, the model may "

@@ -225,12 +225,18 @@ class Outcome:
         size = f"takes {megabytes(chosen.mb)} MB instead of {megabytes(teacher.mb)}"
         return [self._lost(), size, speed]
 
-    def remarks(self) -> str:
-        """Return what the reader of a model card needs besides loss, size and speed."""
+    def remarks(self, model: str) -> str:
+        """Return what the reader of a model card needs besides loss, size and speed.
+
+        `model` is the name of the compressed model, the teacher.
+        """
+        reference = f"The teacher is {model}, and its answers are the reference."
+        reference = "" if self.has_labels else reference
         missed = f"It misses the goal: {'; '.join(self.missed.values())}." if self.missed else ""
         cascade = self._describe_cascade()
         apart = self._selection_loss().strip()
-        return " ".join(filter(None, [missed, f"{cascade}." if cascade else "", apart]))
+        parts = [missed, f"{cascade}." if cascade else "", reference, apart]
+        return " ".join(filter(None, parts))
 
     def describe_next(self, one: ScoredModel, command: str) -> str:
         """Describe the next candidate, with the command that verifies it."""
@@ -363,7 +369,7 @@ def ship(search: Search) -> RunResult:
         model=short(str(recipe.model)),
         name=chosen.name,
         facts=outcome.card_facts(machine(report, "cpu")),
-        remarks=of_budget + outcome.remarks(),
+        remarks=of_budget + outcome.remarks(short(str(recipe.model))),
         scores=[
             Score(data_name(e.task, source), e.set, e.split, e.metrics)
             for e in report.evaluations

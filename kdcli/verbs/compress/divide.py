@@ -68,8 +68,8 @@ def divide_rows(recipe: CompressRecipe, steps: Steps) -> tuple[Partition, list[s
         )
     selection, verification = map(pools.count_in, (partition.selection, partition.verification))
     log(
-        f"{pools.count:,} rows: {selection:,} choose among candidates, {verification:,} verify the "
-        "chosen model"
+        f"{pools.count:,} rows in all splits: {selection:,} choose among candidates, "
+        f"{verification:,} verify the chosen model"
     )
     taken = {"selection_rows": (SELECTION_SIZE, selection)}
     taken["verification_rows"] = (VERIFICATION_SIZE, verification)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from kdcli.deploy.backends import FORMATS, PACKED, BackendName
@@ -25,6 +25,7 @@ from kdcli.recipe.sections import (
     RecipeValues,
     Section,
     Seed,
+    as_list,
 )
 from kdcli.verbs.compress.limits import LIMITS, GoalSettings, option_of
 from kdcli.workloads.settings import LabelledSettings, Pooling, TaskName
@@ -84,10 +85,10 @@ class PlanSettings(Section):
         description="Number of steps for which the integers of onnx-int8-packed are trained, as "
         "with the option --steps of export.",
     )
-    shapes: list[str] = Field(
-        default_factory=list,
+    shapes: Annotated[list[str] | None, BeforeValidator(as_list)] = Field(
+        None,
         description="Student shapes that are tried, or a single goal such as 2x or 5ms on the "
-        "fastest backend; none means shapes derived from the model.",
+        "fastest backend (default: shapes derived from the model; [] tries none).",
     )
     family: bool = Field(
         False,
@@ -282,12 +283,20 @@ def _check_goal(recipe: CompressRecipe) -> None:
             f"add onnx-{PACKED} to plan.backends, or remove plan.pack_steps",
         )
     # This import loads numpy, and help imports this module.
-    from kdcli.models.grammar import goal_of
+    from kdcli.models.grammar import goal_of, is_static_shape, match_shape
 
-    if recipe.plan.family and (recipe.steps or goal_of(recipe.plan.shapes)):
-        one = "a recipe with steps" if recipe.steps else f"plan.shapes={recipe.plan.shapes[0]}"
+    shapes = recipe.plan.shapes
+    is_goal = goal_of(shapes or []) is not None
+    for shape in [] if is_goal else shapes or []:
+        if not is_static_shape(shape):
+            match_shape(shape)
+    is_single = bool(recipe.steps) or is_goal
+    if recipe.plan.family and (is_single or shapes == []):
+        given = f"plan.shapes={shapes[0] if shapes else '[]'}"
+        one = "a recipe with steps" if recipe.steps else given
+        has = "one candidate" if is_single else "none"
         raise UsageError(
-            f"plan.family trains several shapes at once, and {one} has one candidate",
+            f"plan.family trains several shapes at once, and {one} has {has}",
             "remove one of them",
         )
     if recipe.steps and recipe.budget is not None:

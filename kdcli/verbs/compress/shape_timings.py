@@ -107,11 +107,11 @@ def measure_untrained(search: Search, partition: Partition) -> Untrained:
     """
     recipe, backends = search.recipe, search.backends
     model = str(recipe.model)
-    loaded, goal = load_encoder(model), goal_of(recipe.plan.shapes)
+    loaded, goal = load_encoder(model), goal_of(recipe.plan.shapes or [])
     if goal is not None:
         layout_for(loaded.model.config).check_layers()
     shapes = [] if goal is not None else _listed_shapes(search, model, loaded)
-    is_single = len(backends) == 1 and len(shapes) == 1 and not search.goal.is_bounded
+    is_single = len(backends) == 1 and len(shapes) <= 1 and not search.goal.is_bounded
     if goal is None and (is_single or not search.is_timed):
         return _untimed(search, loaded, shapes)
     values = [TIMINGS, backends, search.machine]
@@ -359,7 +359,8 @@ def _listed_shapes(search: Search, model: str, loaded: Model) -> list[ModelShape
     """
     teacher, config = loaded.shape, loaded.model.config
     layers, width = teacher.layers, teacher.hidden
-    if given := search.recipe.plan.shapes:
+    given = search.recipe.plan.shapes
+    if given is not None:
         static_width = None
         if search.make.allows_static(search.kind):
             fmt = read_format(model)

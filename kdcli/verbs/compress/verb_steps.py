@@ -228,7 +228,7 @@ class VerbSteps:
     @property
     def _a_shape(self) -> str | None:
         """A shape of the plan, if there is one with layers; None if the recipe has steps."""
-        shapes = self.recipe.plan.shapes
+        shapes = self.recipe.plan.shapes or []
         if self.recipe.steps:
             return None
         if goal_of(shapes) is not None:

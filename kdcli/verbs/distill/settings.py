@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
-from kdcli.recipe.methods import method_names
+from kdcli.recipe.methods import known_method, method_names
 from kdcli.recipe.options import ON_TASK, Option
-from kdcli.recipe.sections import Init, KdSettings, RecipeValues, Section
+from kdcli.recipe.sections import Init, KdSettings, RecipeValues, Section, as_list
 from kdcli.workloads import modules_by_task
 from kdcli.workloads.settings import (
     SHAPE,
@@ -71,6 +71,7 @@ ONLY_ON_TASK = (
 """Keys and sections that a distillation on text does not read."""
 ON_TEXT = tuple(method_names("kdcli.losses", "objective", "text", "masked", "sentences"))
 ON_LABELS = tuple(method_names("kdcli.losses", "objective", "task"))
+METHODS = tuple(sorted({*ON_TEXT, *ON_LABELS}))
 TeacherOption = Annotated[
     str | None,
     Option("teacher", metavar="TEACHER", values="teacher"),
@@ -110,11 +111,6 @@ def widest(shapes: Sequence[str]) -> int:
 
     single = [one for text in shapes for one in text.split(",") if not is_static_shape(one)]
     return max(int(match_shape(one)[2]) for one in single)
-
-
-def as_list(shapes: object) -> object:
-    """Return a single shape as a list of one shape."""
-    return [shapes] if isinstance(shapes, str) else shapes
 
 
 class StudentSettings(ShapeSettings):
@@ -271,7 +267,7 @@ class DistillRecipe(OnTask):
         "(default: none).",
     )
     method: Annotated[
-        str, Option("--method", metavar="NAME", choices=tuple(sorted({*ON_TEXT, *ON_LABELS})))
+        str, Option("--method", metavar="NAME", choices=METHODS), known_method(METHODS)
     ] = Field(
         "minilm",
         description="Method (default: minilm on text, embedding for embedding models, tinybert on "

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from kdcli.engine.session import Session
 from kdcli.errors import MachineError, UsageError
+from kdcli.listing import joined
 from kdcli.losses import build_objective
 from kdcli.losses.relation import why_no_triton
 from kdcli.losses.states import StateProjection
@@ -288,7 +289,8 @@ def members(whole: InitializedStudent, depths: Mapping[str, int]) -> dict[str, I
             made[name] = replace(whole, whole=whole.model)
             continue
         model = member(whole.model, kept)
-        note = f"shares layers {', '.join(map(str, kept))} of the {max(nested)}-layer student"
+        layers = f"layer{'s' * (len(kept) > 1)} {joined([*map(str, kept)])}"
+        note = f"shares {layers} of the {max(nested)}-layer student"
         made[name] = replace(whole, model=model, notes=[note], whole=whole.model)
     return made
 

@@ -153,7 +153,7 @@ LIBRARIES = {"onnx": "ONNX Runtime", "openvino": "OpenVINO"}
 
 def file_loss(row: Comparison) -> str:
     """Write what a file loses or gains compared with torch, with the interval, as a predicate."""
-    return change_text(row, f"{row.metric} compared with torch")
+    return change_text(row, f"{row.metric} compared with the same model in torch")
 
 
 def _file_facts(facts: ExportFacts) -> list[str]:

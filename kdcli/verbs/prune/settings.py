@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kdcli.recipe.methods import method_names
+from kdcli.recipe.methods import known_method, method_names
 from kdcli.recipe.options import Option
 from kdcli.recipe.sections import KdSettings, LearningRate, RecipeValues, Section
 from kdcli.workloads.settings import (
@@ -18,6 +18,8 @@ from kdcli.workloads.settings import (
     TaskRecipe,
     VariantSettings,
 )
+
+METHODS = tuple(method_names("kdcli.pruners", "pruner"))
 
 
 class PruneTrainSettings(FinetuneTrainSettings):
@@ -52,8 +54,9 @@ class PruneRecipe(VariantSettings, TaskRecipe):
             "--method",
             kind=list[str],
             metavar="NAME",
-            choices=tuple(method_names("kdcli.pruners", "pruner")),
+            choices=METHODS,
         ),
+        known_method(METHODS),
     ] = Field(
         "smp",
         description="Pruning method; may be repeated, one run for each. smp keeps the values of "
