@@ -95,11 +95,29 @@ def test_one_training_of_a_family_serves_every_goal(given):
     [
         ({"plan__shapes": ["2x32", "1x16"]}, "differ in more than their layers"),
         ({"plan__shapes": ["2x"]}, "plan.shapes=2x has one candidate"),
+        ({"plan__shapes": []}, r"plan.shapes=\[\] has none"),
     ],
 )
 def test_what_is_no_family_is_refused(given, changes, message):
     with pytest.raises(UsageError, match=message):
         fakes().compress(**given | {"plan__family": True} | changes, **GOAL)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "made_of"),
+    [([], ["export onnx"]), ("1x32", ["distill 1x32", "export 1x32-onnx", "export onnx"])],
+)
+def test_no_shape_or_a_single_one_may_be_named(given, shapes, made_of):
+    made = fakes()
+    result = made.compress(**given | {"plan__shapes": shapes, "plan__prune": None}, **GOAL)
+    assert trained(made) == made_of
+    names = [row.name for row in answer_of(result.folder).candidates]
+    assert ("1x32" in {name.partition("-")[0] for name in names}) == bool(shapes)
+
+
+def test_a_mistyped_shape_is_refused_before_anything_is_read(given):
+    with pytest.raises(UsageError, match="'2y64' is not a shape"):
+        fakes().compress(**given | {"plan__shapes": "2y64", "data__source": "none.csv"}, **GOAL)
 
 
 def test_the_model_the_shapes_and_the_verification_come_in_this_order(given):
@@ -817,7 +835,7 @@ def test_a_backend_that_is_too_slow_is_written_only_if_every_shape_is_too_slow(
 def test_the_shapes_of_a_plan_without_any_come_from_large_to_small(given):
     made = fakes()
     made.ms |= {"3x32": 8.0, "1x16": 1.0}
-    made.compress(**given | {"plan__shapes": []}, **GOAL)
+    made.compress(**given | {"plan__shapes": None}, **GOAL)
     assert made.calls[1] == "measure teacher 3x32 2x32 1x32 2x16 1x16"
 
 
