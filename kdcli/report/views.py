@@ -117,7 +117,7 @@ def terminal(report: Report) -> Iterable["FittedTable | str"]:
     report = with_data_names(report)
     # A title of the table itself would be folded to the table's width.
     yield f"[bold]kdcli {escape(report.command)}: {escape(title(report))}[/bold]"
-    yield from filter(None, [escape(summary(report))])
+    yield from map(escape, summary(report))
     models, *others = shown(sections(report), View.TERMINAL)
     for section in (replace(models, title=""), *others):
         yield from _printed(section)
@@ -228,7 +228,7 @@ def markdown(report: Report) -> str:
     """Return report.md, a document that needs no browser."""
     report = with_data_names(report)
     lines = [f"# {plain(title(report))}", ""]
-    lines += [line for text in filter(None, [plain(summary(report))]) for line in (text, "")]
+    lines += [line for text in summary(report) for line in (plain(text), "")]
     lines += [f"kdcli {report.command}, {report.created}.", ""]
     for section in shown(sections(report), View.MARKDOWN):
         lines += _written(section, "##")

@@ -170,7 +170,7 @@ def test_the_picture_holds_every_backend_that_was_scored():
 
 
 def test_the_first_sentence_is_about_the_fastest_backend():
-    sentence = summary(judged_on_two_backends())
+    (sentence,) = summary(judged_on_two_backends())
     assert "6x384 onnx-int8 is 12.0 times as fast as 12x768 (11.0–13.0;" in sentence
 
 

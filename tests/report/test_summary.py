@@ -47,13 +47,18 @@ def test_the_title_of_a_compression_names_the_model_that_the_teacher_was_made_fr
     assert title(own) == "org/plain compressed to 3x384-onnx-int8"
 
 
+def sentences(report):
+    (paragraph,) = summary(report)
+    return paragraph
+
+
 def test_a_distilled_model_is_compared_with_its_teacher():
     comparison = {"model": "3x384", "baseline": "teacher", "task": "sst2", "set": ""}
     comparison |= {"metric": "accuracy", "difference": -0.03, "low": -0.04, "high": -0.01}
     scored = {"model": "3x384", "task": "sst2", "set": "", "split": "validation", "n": 872}
     scored |= {"metrics": {"accuracy": 0.9}}
     report = made(report_values(), comparisons=[comparison], evaluations=[scored])
-    assert summary(report) == (
+    assert sentences(report) == (
         f"3x384 is at least 9.0 times as fast as {NAME} (unstable measurement; at most 7.80 ms for "
         "1 × 128 tokens) and takes 69.6 MB instead of 438.0 MB. It loses 3.00 points of "
         f"accuracy against {NAME} (95 % interval 1.00 to 4.00) on 872 rows of sst2 (validation)."
@@ -63,11 +68,11 @@ def test_a_distilled_model_is_compared_with_its_teacher():
 def test_a_training_that_raises_the_loss_is_no_success():
     values = report_values()
     losses = values["quality"]["held-out loss"]
-    assert "raised" not in summary(made(values))
+    assert "raised" not in sentences(made(values))
     losses["3x384"], losses["3x384 undistilled"] = {"loss": 0.03010001}, {"loss": 0.0301}
-    assert "raised" not in summary(made(values)), "that is rounding"
+    assert "raised" not in sentences(made(values)), "that is rounding"
     losses["3x384"] = {"loss": 0.0565}
-    assert summary(made(values)).endswith(
+    assert sentences(made(values)).endswith(
         "Training raised the held-out loss of 3x384 from 0.03010 to 0.05650: train longer, or with "
         "a lower learning rate."
     )
@@ -77,8 +82,8 @@ def test_a_gain_is_not_a_negative_loss():
     values = evaluate_values()
     for each in values["comparisons"]:
         each |= {"difference": 0.02, "low": 0.01, "high": 0.03}
-    assert "It gains 2.00 points" in summary(made(values))
-    assert "interval 1.00 to 3.00" in summary(made(values))
+    assert "It gains 2.00 points" in sentences(made(values))
+    assert "interval 1.00 to 3.00" in sentences(made(values))
 
 
 def test_of_several_candidates_the_best_comes_first():
@@ -87,11 +92,11 @@ def test_of_several_candidates_the_best_comes_first():
     scores = {first: 0.93, second: 0.91, "worse": 0.5}
     values["models"] |= {"worse": values["models"][second]}
     values["quality"] = {"sst2": {name: {"accuracy": score} for name, score in scores.items()}}
-    assert summary(made(values)).startswith(
+    assert sentences(made(values)).startswith(
         f"{second} is the best of 2 candidates. It takes 90.9 MB"
     )
     values["quality"] = {"sst2": {name: {"mse": score} for name, score in scores.items()}}
-    assert summary(made(values)).startswith("worse takes")
+    assert sentences(made(values)).startswith("worse takes")
 
 
 def test_a_title_names_five_models_and_counts_the_others():
@@ -107,7 +112,7 @@ def test_agreement_is_with_the_model_that_was_compressed():
     values = evaluate_values()
     for each in values["evaluations"]:
         each |= {"reference": "teacher"}
-    assert " points of agreement with bert-base-uncased (accuracy) (95 %" in summary(made(values))
+    assert " points of agreement with bert-base-uncased (accuracy) (95 %" in sentences(made(values))
 
 
 @pytest.mark.parametrize(
@@ -134,8 +139,8 @@ def test_the_goal_of_a_compression_is_above_its_candidates(goal, strict, shown):
 
 
 def test_a_backend_that_quantises_has_no_size_on_disk(benchmark):
-    assert "MB" not in summary(benchmark)
-    assert " MB" in summary(priced())
+    assert "MB" not in sentences(benchmark)
+    assert " MB" in sentences(priced())
 
 
 def test_without_a_price_a_compression_has_no_costs(compressed):
@@ -182,7 +187,7 @@ def priced(status="ok", price=0.36):
 )
 def test_a_benchmark_has_the_cost_of_every_row(status, sentence, cell):
     report = priced(status)
-    assert summary(report).endswith(f"At 0.36 an hour, {sentence}")
+    assert sentences(report).endswith(f"At 0.36 an hour, {sentence}")
     assert f"| {cell} |" in markdown(report)
     row = report.latency[1]
     assert row.cost_per_million == pytest.approx(0.6 if status == "ok" else 0.78)
@@ -354,8 +359,8 @@ def test_a_directory_has_the_name_of_your_own_data(source, word, monkeypatch):
 @pytest.mark.parametrize(
     ("missed", "said"),
     [
-        ("", "Goal met: at most 1 point lost. It is small."),
-        ("it lost 2 points", "Goal missed: it lost 2 points. It is small. Ask for less."),
+        ("", ["Goal met: at most 1 point lost. It is small."]),
+        ("it lost 2 points", ["Goal missed: it lost 2 points.", "It is small.", "Ask for less."]),
     ],
 )
 def test_whether_the_goal_is_met_comes_first_and_what_to_do_last(missed, said):

@@ -26,15 +26,19 @@ SAME_SIZE = 1.05
 """Sizes within this factor are not compared."""
 
 
-def summary(report: Report) -> str:
-    """Return what was made, how fast and how small it is, and what it lost on how many rows."""
+def summary(report: Report) -> list[str]:
+    """Return what was made, how fast and how small it is, and what it lost on how many rows.
+
+    Returns:
+        The paragraphs, the first of which is the result.
+    """
     if (compression := report.compression) is not None:
         phrases = joined([limit.phrase for limit in compression.limits])
-        met = f"Goal met: {phrases}." if compression.met and phrases else ""
+        met = f"Goal met: {phrases}. " if compression.met and phrases else ""
         missed = f"Goal missed: {compression.missed}." if compression.missed else ""
-        return " ".join(filter(None, [met, missed, compression.sentence, compression.advice]))
+        return [*filter(None, [missed, f"{met}{compression.sentence}", compression.advice])]
     if not report.cards:
-        return ""
+        return []
     name, first = foremost(report), next(iter(report.cards))
     row = _row(report, name)
     facts = [
@@ -56,7 +60,7 @@ def summary(report: Report) -> str:
     sentences += _raised_losses(report)
     if row is not None:
         sentences.append(_price(report, row))
-    return " ".join(filter(None, sentences))
+    return [" ".join(filter(None, sentences))]
 
 
 def card_sentence(made: str, facts: list[str], library: str) -> str:
