@@ -62,9 +62,11 @@ def positions_of(config: PreTrainedConfig) -> int | None:
     positions = _declared_positions(config)
     if positions is None:
         return None
-    if layout_for(config).rotary:
+    layout = layout_for(config)
+    # A module that looks up sines (RoFormer's) has no more rows than positions.
+    if layout.rotary and layout.positions is None:
         return _same_frequencies(config, positions)
-    return positions - (config.pad_token_id + 1 if layout_for(config).position_offset else 0)
+    return positions - (config.pad_token_id + 1 if layout.position_offset else 0)
 
 
 def _same_frequencies(config: PreTrainedConfig, positions: int) -> int | None:

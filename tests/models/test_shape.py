@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from encoders import assert_same_state, tiny_encoder
+from encoders import TYPES, assert_same_state, tiny_encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kdcli.errors import UsageError
 from kdcli.models.grammar import parse_shape
 from kdcli.models.layout import layout_for, linears
-from kdcli.models.shape import build_student, shape_of
+from kdcli.models.shape import build_student, longest_input, shape_of
 from kdcli.types import ModelShape, Start
 
 pytestmark = pytest.mark.slow
@@ -24,6 +24,14 @@ def test_defaults_of_the_grammar():
         ("6x384@6", 6, 384, 1536, 6),
     ):
         assert parse_shape(text, TEACHER) == ModelShape(*sizes)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_model_reads_its_longest_input(kind):
+    model = tiny_encoder(kind).eval()
+    length = longest_input(model.config) or 2 * model.config.max_position_embeddings
+    ids_BL = torch.full((1, length), 9)
+    assert model(input_ids=ids_BL).last_hidden_state.shape[1] == length
 
 
 @given(
