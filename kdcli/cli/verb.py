@@ -488,20 +488,16 @@ def pinned(model: str | list[str] | None, revision: str) -> str | list[str]:
         UsageError: There is not exactly one model, the model is not on the hub, or it names
             another revision.
     """
+    from kdcli.disk import EMBEDDED, is_path
+
     if isinstance(model, list) and len(model) == 1:
-        return [_pinned(model[0], revision)]
+        return [str(pinned(model[0], revision))]
     if not model or isinstance(model, list):
         number = "several were" if model else "none was"
         raise UsageError(
             f"--revision applies to one model, but {number} given",
             "write MODEL@REV for each, or in the recipe",
         )
-    return _pinned(model, revision)
-
-
-def _pinned(model: str, revision: str) -> str:
-    from kdcli.disk import EMBEDDED, is_path
-
     name, at, current = model.partition("@")
     if is_path(model) or name in EMBEDDED or not re.fullmatch(HUB_MODEL, name):
         raise UsageError(f"{model} has no revisions: it is not on the hub", "remove --revision")

@@ -8,6 +8,7 @@ The command line, the Python functions, their type stub and docs/reference/ come
 declarations. Nothing here imports pydantic, so that `kdcli --help` stays fast.
 """
 
+import copy
 import functools
 import types
 import typing
@@ -77,6 +78,12 @@ class Option:
         self.values, self.enables, self.excludes = values, enables, excludes
         self.required, self.verb, self.terminal = required, verb, terminal
         self.show_default, self.rare = show_default, rare
+
+    def of(self, verb: str, description: str) -> "Option":
+        """Return this option as one verb has it, with its own description."""
+        own = copy.copy(self)
+        own.verb, own.description = verb, description
+        return own
 
     @property
     def is_argument(self) -> bool:

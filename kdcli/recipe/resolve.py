@@ -120,7 +120,7 @@ def resolve(
     origins: dict[str, str] = {}
 
     def put(key: str, value: object, origin: str) -> None:
-        if value == {} and any(leaf.startswith(f"{key}.") for leaf in leaf_keys(model)):
+        if value == {} and _names_in(key, leaf_keys(model)):
             return
         key = _current_key(model, key)
         _check_key(model, key, origin)
@@ -279,23 +279,21 @@ def metric_limits(pairs: Sequence[str]) -> dict[str, float]:
     limits = {}
     for pair in pairs:
         metric, _, text = pair.partition("=")
-        value = _parse_value(text)
+        metric, value = metric.strip(), _parse_value(text)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not metric or not is_number or not math.isfinite(value):
             raise UsageError(
                 f"--min-metric takes METRIC=VALUE, got '{pair}'",
                 "for example --min-metric accuracy=0.9",
             )
-        if metric.strip() in FRACTIONS and value > 1:
+        if metric in FRACTIONS and value > 1:
             raise UsageError(
-                f"--min-metric {pair}: {metric.strip()} is at most 1",
-                f"points are hundredths: --min-metric {metric.strip()}={value / 100:g}",
+                f"--min-metric {pair}: {metric} is at most 1",
+                f"points are hundredths: --min-metric {metric}={value / 100:g}",
             )
-        if metric.strip() in limits:
-            raise UsageError(
-                f"--min-metric {metric.strip()} is given twice", "give each metric one value"
-            )
-        limits[metric.strip()] = float(value)
+        if metric in limits:
+            raise UsageError(f"--min-metric {metric} is given twice", "give each metric one value")
+        limits[metric] = float(value)
     return limits
 
 
@@ -505,24 +503,9 @@ def _alternatives(annotation: object) -> tuple[Any, ...]:
     return typing.get_args(annotation) if is_union else (annotation,)
 
 
-@functools.cache
-def leaf_keys(model: type[BaseModel], *, mappings: bool = False) -> tuple[str, ...]:
-    """Return every dotted key that a recipe of this model may hold.
-
-    Args:
-        model: The settings model.
-        mappings: Whether to return only the keys that hold a free mapping.
-    """
-    settings = settings_of(model)
-    if mappings:
-        settings = tuple(s for s in settings if _is_mapping(s.kind))
-    return tuple(setting.key for setting in settings)
-
-
-def _is_mapping(annotation: object) -> bool:
-    """Return whether a field holds a free mapping, or None."""
-    parts = (annotation, *typing.get_args(annotation))
-    return any(typing.get_origin(part) is dict for part in parts)
+def leaf_keys(model: type[BaseModel]) -> list[str]:
+    """Return every dotted key that a recipe of this model may hold."""
+    return [setting.key for setting in settings_of(model)]
 
 
 def set_among(resolved: Resolved[Section], keys: Sequence[str]) -> str | None:
@@ -552,17 +535,11 @@ def set_among(resolved: Resolved[Section], keys: Sequence[str]) -> str | None:
 
 def _has_key(model: type[BaseModel], key: str) -> bool:
     """Return whether a recipe may set a key, or has a section of this name."""
-    return _is_key(model, key) or any(known.startswith(f"{key}.") for known in leaf_keys(model))
-
-
-def _is_key(model: type[BaseModel], key: str) -> bool:
-    """Return whether a recipe may set a key, which may be a key of a free mapping."""
-    mappings = leaf_keys(model, mappings=True)
-    return key in leaf_keys(model) or any(key.startswith(f"{mapping}.") for mapping in mappings)
+    return bool(_types_at(model, key) or _names_in(key, leaf_keys(model)))
 
 
 def _check_key(model: type[BaseModel], key: str, origin: str) -> None:
-    if _is_key(model, key):
+    if _types_at(model, key):
         return
     allowed = leaf_keys(model)
     # Of a key in a list, only the part after the list.
@@ -581,12 +558,13 @@ def _check_key(model: type[BaseModel], key: str, origin: str) -> None:
     while section and not _names_in(section, allowed):
         section = section.rpartition(".")[0]
     below = f"{section}." if section else ""
+    names = _names_in(section, allowed)
     if not near:
         # The first part of the key that no section has.
         wrong = key.removeprefix(below).split(".")[0]
-        near = did_you_mean(wrong, _names_in(section, allowed), prefix + below)
+        near = did_you_mean(wrong, names, prefix + below)
     known = f"; keys of '{prefix}{section}'" if section else "; known keys and sections"
-    hint = "" if near else f"{known}: {', '.join(_names_in(section, allowed))}"
+    hint = "" if near else f"{known}: {', '.join(names)}"
     raise UsageError(f"unknown key {_named(shortened(key, 80), origin)}{near}{hint}")
 
 
@@ -601,11 +579,6 @@ def _in_full(key: str, origin: str) -> str:
     """Return a key as the user wrote it: after the section of another recipe that holds it."""
     section = origin.removeprefix(SECTION)
     return key if section == origin else f"{section}.{key}"
-
-
-def _origin_note(origin: str) -> str:
-    """Return an origin in brackets; empty for a section, which is a part of its keys' names."""
-    return "" if origin.startswith(SECTION) else f" ({origin})"
 
 
 def _named(key: str, origin: str) -> str:
@@ -673,7 +646,9 @@ def explain(
         if not set_key:
             subject = f"{in_words(_in_full(deeper, origin))} lies under {subject}, which"
         value = f"got {shortened(repr(problem['input']), 500)}"
-        value += f"{_origin_note(origin)}{suggestion(problem)}"
+        # A section is a part of its keys' names.
+        note = "" if origin.startswith(SECTION) else f" ({origin})"
+        value += f"{note}{suggestion(problem)}"
         reasons.setdefault((subject, value), []).append(reason(problem))
     lines = []
     for (subject, value), (first, *others) in reasons.items():

@@ -43,62 +43,36 @@ PartitionFile = Annotated[
         "validation split, and its verification rows, which are never trained on.",
     ),
 ]
+_ROWS = "Rows per optimiser step, over all devices and micro-batches"
+_BATCH_SIZE = Option("--batch-size", panel=TRAINING, rare=True)
 GlobalBatch = Annotated[
     BatchSize,
-    Option("--batch-size", panel=TRAINING, rare=True),
-    Option(
-        "--batch-size",
-        panel=TRAINING,
-        description="Rows per optimiser step, over all devices and micro-batches (default: 256 on "
-        "text, 64 for embedding models, 32 on a task or for rerankers).",
-        verb="distill",
-        rare=True,
+    _BATCH_SIZE,
+    _BATCH_SIZE.of(
+        "distill",
+        f"{_ROWS} (default: 256 on text, 64 for embedding models, 32 on a task or for rerankers).",
     ),
-    Option(
-        "--batch-size",
-        panel=TRAINING,
-        description="Rows per optimiser step, over all devices and micro-batches (default: 128 on "
-        "text, 32 on a task).",
-        verb="cotrain",
-        rare=True,
-    ),
-    Field(description="Rows per optimiser step, over all devices and micro-batches."),
+    _BATCH_SIZE.of("cotrain", f"{_ROWS} (default: 128 on text, 32 on a task)."),
+    Field(description=f"{_ROWS}."),
 ]
+_EPOCHS = Option("--epochs", panel=TRAINING, excludes=("--max-steps",))
 Epochs = Annotated[
     float,
-    Option("--epochs", panel=TRAINING, excludes=("--max-steps",)),
-    Option(
-        "--epochs",
-        panel=TRAINING,
-        excludes=("--max-steps",),
-        description="Epochs (default: 3; 1 for embedding models).",
-        verb="distill",
-    ),
-    Option(
-        "--epochs",
-        panel=TRAINING,
-        excludes=("--max-steps",),
-        description="Epochs (default: 10 on text, 3 on a task).",
-        verb="cotrain",
-    ),
+    _EPOCHS,
+    _EPOCHS.of("distill", "Epochs (default: 3; 1 for embedding models)."),
+    _EPOCHS.of("cotrain", "Epochs (default: 10 on text, 3 on a task)."),
     Field(gt=0, le=10**6, description="Passes over the training data."),
 ]
+_LR = Option("--lr", panel=TRAINING)
 LearningRate = Annotated[
     float,
-    Option("--lr", panel=TRAINING),
-    Option(
-        "--lr",
-        panel=TRAINING,
-        description="Peak learning rate (default: 3e-4 on text, 5e-4 for embedding models, 3e-5 on "
-        "a task or for rerankers).",
-        verb="distill",
+    _LR,
+    _LR.of(
+        "distill",
+        "Peak learning rate (default: 3e-4 on text, 5e-4 for embedding models, 3e-5 on a task or "
+        "for rerankers).",
     ),
-    Option(
-        "--lr",
-        panel=TRAINING,
-        description="Peak learning rate (default: 5e-4 on text, 3e-5 on a task).",
-        verb="cotrain",
-    ),
+    _LR.of("cotrain", "Peak learning rate (default: 5e-4 on text, 3e-5 on a task)."),
     Field(gt=0, description="Peak learning rate."),
 ]
 Seed = Annotated[
@@ -330,30 +304,24 @@ class RunOptions:
         return None if words is None else shlex.join(words)
 
     def continuing_command(
-        self, verb: str, folder: Path, changes: Mapping[str, str] | None = None
+        self,
+        verb: str,
+        folder: Path,
+        changes: Mapping[str, str] | None = None,
+        more: Sequence[str] = ("--resume",),
     ) -> str:
-        """Return the command that continues a run of this command.
+        """Return the command that continues a run of this command, without --overwrite.
+
+        Python has no command, so the result then names the arguments of the call.
 
         Args:
             verb: The verb.
             folder: The directory of the run.
             changes: Option -> its new value.
+            more: Flags that are added; none for a finished run, which is asked again.
         """
-        return self._command(verb, folder, changes or {}, ["--resume"])
-
-    def changed_command(self, verb: str, folder: Path, changes: Mapping[str, str]) -> str:
-        """Return the command with other values of options, for a finished run in `folder`."""
-        return self._command(verb, folder, changes, [])
-
-    def _command(
-        self, verb: str, folder: Path, changes: Mapping[str, str], more: Sequence[str]
-    ) -> str:
-        """Return the command with other values of options and `more` flags, without --overwrite.
-
-        Python has no command, so the result then names the arguments of the call.
-        """
-        options = dict(changes) | ({"-o": str(folder)} if self.output_dir is None else {})
-        words = self._words(verb, options)
+        changes = changes or {}
+        words = self._words(verb, {**changes, **({} if self.output_dir else {"-o": str(folder)})})
         if words is None:
             named = {"--output-dir": str(folder), **changes, **dict.fromkeys(more, True)}
             if self.overwrite:

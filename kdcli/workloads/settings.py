@@ -95,14 +95,10 @@ TextShare = Annotated[
     float,
     Field(gt=0, le=1, description="Share of the training rows of a text that is read."),
 ]
-LABELLED_DATA_OPTION = Option(
-    "--data",
-    panel=DATA,
-    metavar="SOURCE",
-    values="data",
-    description="Data of the task: a hub id (or ID@REV), a file, a directory, or 'demo' "
-    "(default: the task's own).",
-    verb="finetune",
+LABELLED_DATA_OPTION = DATA_OPTION.of(
+    "finetune",
+    "Data of the task: a hub id (or ID@REV), a file, a directory, or 'demo' (default: the task's "
+    "own).",
 )
 """Replaces `--data` of a verb that needs labels."""
 

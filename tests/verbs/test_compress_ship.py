@@ -121,15 +121,15 @@ def test_the_command_that_continues_a_run_names_its_directory():
     larger = options.continuing_command("compress", folder, {"--budget": "20m"})
     assert larger == command.replace("9m", "20m")
     named = RunOptions(arguments=("compress", "m", "-o", "out"), output_dir=Path("out"))
-    changed = named.changed_command("compress", Path("out"), {"--max-drop": "0.5"})
+    changed = named.continuing_command("compress", Path("out"), {"--max-drop": "0.5"}, ())
     assert changed == "kdcli compress m -o out --max-drop 0.5"
     # The last value of a repeated option counts, so all of them change.
     words = ("compress", "m", "--max-drop", "1", "--max-drop=2", "-o", "out")
     repeated = RunOptions(arguments=words, output_dir=Path("out"))
-    changed = repeated.changed_command("compress", Path("out"), {"--max-drop": "0.5"})
+    changed = repeated.continuing_command("compress", Path("out"), {"--max-drop": "0.5"}, ())
     assert changed == "kdcli compress m --max-drop 0.5 --max-drop=0.5 -o out"
     # Python has no command.
-    changed = RunOptions().changed_command("compress", Path("out"), {"--budget": "9m"})
+    changed = RunOptions().continuing_command("compress", Path("out"), {"--budget": "9m"}, ())
     assert changed == "the same call with output_dir='out', budget='9m'"
     continuing = RunOptions().continuing_command("compress", Path("out"))
     assert continuing == "the same call with output_dir='out', resume=True"

@@ -435,7 +435,7 @@ def _advice(search: Search, outcome: Outcome, following: ScoredModel | None) -> 
     if search.no_cascade:
         sentences.insert(0, f"There is no cascade: {search.no_cascade}")
     if following is not None:
-        command = steps.options.changed_command("compress", steps.folder, {})
+        command = steps.options.continuing_command("compress", steps.folder, more=())
         sentences.append(outcome.describe_next(following, command))
     return " ".join(sentences)
 
