@@ -44,6 +44,10 @@ def data(tmp_path):
             "'label' of task sst2 must be one of 0 (negative), 1 (positive)",
         ),
         (["DATA", "--task", "own", "--data", "DATA"], "has no config.json"),
+        (
+            ["demo-classifier", "--task", "own", "--data", "DATA", "--set", "data.labels=teacher"],
+            "task own: the training rows have no labels",
+        ),
     ],
 )
 def test_a_bad_command_line(encoder, data, tmp_path, arguments, message):

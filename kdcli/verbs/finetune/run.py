@@ -116,6 +116,7 @@ def _prepare(context: RunContext[FinetuneRecipe], *, measured: bool) -> Run:
     workload, model = open_workload(
         request_of(recipe, str(recipe.model), generates=True), context.session
     )
+    workload.require_labels()
     start = smaller(workload, model, recipe)
     own, folder = context.resolved, context.folder
     return Run([finetune_stage(context, workload, own, folder, model=start, measured=measured)])
