@@ -313,6 +313,10 @@ def first_pictures(report: Report) -> list[Picture]:
     return []
 
 
+ENCODE = {"queries": "encode_query", "documents": "encode_document"}
+"""What an adapted model encodes -> the method of sentence-transformers."""
+
+
 def model_card(
     report: Report,
     name: str,
@@ -372,6 +376,7 @@ def model_card(
         prediction=[] if generates else _prediction(auto_class, evaluations),
         embeds=embeds,
         encodes=encodes,
+        encode=ENCODE.get(str(report.recipe.get("encodes")), "encode"),
         classes=class_names(next(filter(None, classes), []), MAX_LABELS),
         ancestor=(
             "the model that it was made from"

@@ -76,6 +76,9 @@ def test_a_training_that_raises_the_loss_is_no_success():
         "Training raised the held-out loss of 3x384 from 0.03010 to 0.05650: train longer, or with "
         "a lower learning rate."
     )
+    teacher, student = (values["models"][name]["card"] for name in ("teacher", "3x384"))
+    student["params_total"] = teacher["params_total"]
+    assert "raised" not in sentences(made(values)), "it started as the teacher"
 
 
 def test_a_gain_is_not_a_negative_loss():

@@ -181,9 +181,11 @@ def test_a_compression_judges_the_stated_figures(tmp_path, unstable):
     values = reports.report_values()
     status = "unstable" if unstable else "ok"
     speedup = ratio("teacher", 10.0, 9.0, 11.5, unstable=unstable)
+    in_batches = ratio("teacher", 5.0, 4.0, 6.0)
     rows = [
         latency_row("teacher", 1, 60.0),
         latency_row("6x384", 1, 6.0, status, speedup),
+        latency_row("6x384", 8, 60.0, "ok", in_batches),
     ]
     scored = [reports.evaluation(name) for name in ("teacher", "6x384")]
     del values["models"]["3x384"], values["models"]["3x384 undistilled"]
@@ -194,7 +196,8 @@ def test_a_compression_judges_the_stated_figures(tmp_path, unstable):
     (one,) = judged.candidates
     assert (judged.teacher.ms, judged.teacher.speedup, judged.teacher.unstable) == (60, None, False)
     assert (one.ms, one.unstable) == (pytest.approx(7.8 if unstable else 6.0), unstable)
-    assert one.speedup.stated == (9.0 if unstable else 10.0)
+    # Other work may have slowed the teacher in one cell alone.
+    assert one.speedup.stated == (4.0 if unstable else 10.0)
 
 
 def with_low(report: Report, low: float) -> Report:

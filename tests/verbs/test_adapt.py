@@ -154,6 +154,8 @@ def test_the_saved_model_finds_the_neighbours_that_the_report_states(folder, tmp
     assert "license: mit" in card
     assert "base_model: me/new" in card
     assert "# new adapted to an index" in card
+    method = {"queries": "encode_query", "documents": "encode_document"}[encodes]
+    assert f'directory").{method}(["a text"])' in card
     share, of_old = (100 * rows[name].metrics["neighbours@10"] for name in pairs)
     found = f"finds {share:.1f} % of the 10 nearest texts of re-embedding (95 % interval "
     for file in ("README.md", "report.md"):

@@ -287,6 +287,8 @@ def test_after_a_failure_on_the_verification_rows_the_next_candidate_is_verified
     folder = given["output_dir"]
     first = answer_of(folder)
     assert (first.chosen, first.next_candidate) == ("2x32-onnx", "onnx")
+    held = "best/ holds the chosen model, which misses the goal; onnx may meet it"
+    assert report_of(folder).notes[0].startswith(held)
     made.calls.clear()
     # A finished question is not asked again by --resume.
     with pytest.raises(GateError):
@@ -343,7 +345,11 @@ def test_the_budget_ends_a_training_and_a_larger_one_continues_it(given):
     [
         # Four fifths of the time that is left.
         (100.0, 20, "is trained for 20 of 40 steps, because the budget ends"),
-        (60.0, 0, "is fitted by least squares and not trained for 40 steps, because the budget"),
+        (
+            60.0,
+            0,
+            "is fitted by least squares, but not trained (40 steps were planned), because the",
+        ),
     ],
 )
 def test_a_budget_trains_a_shape_for_the_steps_that_it_pays_for(budget, steps, is_what, given):

@@ -179,11 +179,17 @@ def _quality(report: Report, name: str) -> list[str]:
 
 
 def _raised_losses(report: Report) -> list[str]:
-    """Name the students whose held-out loss rose during training."""
-    losses = report.quality.get(HELD_OUT_LOSS, {})
+    """Name the students whose held-out loss rose during training.
+
+    A student of the teacher's size starts as the teacher, so its loss can only rise.
+    """
+    losses, cards = report.quality.get(HELD_OUT_LOSS, {}), report.cards
+    whole = next(iter(cards.values())).params_total
     raised = []
     for start in report.with_role("untrained"):
         name = start.of or ""
+        if name in cards and cards[name].params_total == whole:
+            continue
         before, after = (losses.get(model, {}).get("loss") for model in (start.name, name))
         # Rounded values differ, so it is no rounding error.
         if before is not None and after is not None and after > before:

@@ -108,7 +108,8 @@ def adapt(resolved: Resolved[AdaptRecipe], options: RunOptions) -> RunResult | E
         notes.append(f"no ONNX file was written: {error}")
     for note in notes:
         log(note)
-    made = f"made from {short(source)} by mapping its vectors ({chosen.name}) to {short(index)}"
+    mapped = f"mapping its vectors of {recipe.encodes} ({chosen.name}) to {short(index)}"
+    made = f"made from {short(source)} by {mapped}"
     entries = [
         Entry.loaded(REEMBEDDED, "baseline", new),
         Entry.saved(ADAPTED, "adapted", new.model, folder, REEMBEDDED, made=made, source=source),

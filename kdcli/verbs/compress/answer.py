@@ -354,7 +354,11 @@ def ship(search: Search) -> RunResult:
         has_steps=bool(recipe.steps),
     )
     compression = _compression(search, outcome)
-    held = "the candidate nearest to the goal" if missed else "the chosen model"
+    held = "the chosen model"
+    if missed and compression.next_candidate is None:
+        held = "the candidate nearest to the goal"
+    elif missed:
+        held += f", which misses the goal; {compression.next_candidate} may meet it"
     notes = [
         f"{BEST}/ holds {held}, and its README.md says how to run it",
         *search.notes,

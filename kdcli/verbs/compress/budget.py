@@ -34,7 +34,7 @@ class PaidSteps:
     def done(self) -> str:
         """What was done to the student, as a predicate after `is`."""
         if not self.steps:
-            return f"fitted by least squares and not trained for {self.total:,} steps"
+            return f"fitted by least squares, but not trained ({self.total:,} steps were planned)"
         return f"trained for {self.steps:,} of {self.total:,} steps"
 
     def note(self, shape: str, steps: Steps) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 
-from kdcli.deploy.measurements import LatencyRow
+from kdcli.deploy.measurements import LatencyRow, Speedup
 from kdcli.errors import MachineError
 from kdcli.models.files import file_beside
 from kdcli.models.load import location
@@ -117,7 +117,7 @@ class CandidateScores:
             return replace(
                 one,
                 ms=row.stated_ms,
-                speedup=row.speedup,
+                speedup=_least(row.speedup, report, one.name),
                 unstable=row.unstable,
                 throughput=Throughput.of(largest[one.name], price_per_hour) if largest else None,
                 costs={name: value for name, value in costs.items() if value is not None},
@@ -290,6 +290,17 @@ def deployed_bytes(source: str, weights: int) -> int:
     """
     files = (file_beside(location(source), name) for name in DEPLOYED)
     return weights + sum(file.stat().st_size for file in files if file is not None)
+
+
+def _least(ratio: Speedup | None, report: Report, name: str) -> Speedup | None:
+    """Return a speed-up whose bound, if it is unstable, is the least of the model's cells.
+
+    Other work can slow every run of the teacher in one cell, which makes its bound too large.
+    """
+    if ratio is None or not ratio.unstable:
+        return ratio
+    lows = [row.speedup.low for row in report.latency if row.model == name and row.speedup]
+    return ratio.model_copy(update={"low": min(lows)})
 
 
 def latency_rows(report: Report) -> dict[str, LatencyRow]:

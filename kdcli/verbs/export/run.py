@@ -505,12 +505,14 @@ def _notes(gated: GatedFile) -> list[str]:
             "ONNX Runtime unpacks the weights when it opens the file; a runtime that does not fold "
             "constants unpacks them in every call, and is slow"
         )
-    rows = {(scored.task, scored.set): scored.n for scored in gated.comparison.scores}
+    rows = {
+        (scored.task, scored.set): f" on {scored.n:,} rows ({scored.split})"
+        for scored in gated.comparison.scores
+    }
     for row in gated.comparison.comparisons:
         # The card's readers are other people, for whom `your data` is another thing.
         task = "" if row.task == OWN else row.task
-        count = rows.get((row.task, row.set))
-        lost = file_loss(row) + ("" if count is None else f" on {count:,} rows")
+        lost = file_loss(row) + rows.get((row.task, row.set), "")
         notes.append(": ".join(filter(None, [f"{task} {row.set}".strip(), lost])))
     kept = [product for product in gated.products if product.is_kept]
     if kept:
