@@ -57,7 +57,7 @@ from kdcli.models.capture import Capture, capture, prepare_teacher
 from kdcli.models.grammar import parse_shape
 from kdcli.models.heads import load_for_task
 from kdcli.models.shape import build_student, shape_of
-from kdcli.targets.cache import SignalStore
+from kdcli.targets.cache import SignalStore, StorePlace
 from kdcli.targets.targets import Teacher
 from kdcli.types import Batch, Examples, Job, Objective, Schedule, Signals, StepLoss, real_tokens
 from kdcli.verbs.distill.student import Student
@@ -350,13 +350,12 @@ def kdcli_ways(
     )
     AcceleratorState._reset_state()
     store = SignalStore.open(
-        folder,
+        StorePlace(folder, 1 << 33),
         rows,
         listened,
-        needs=objective.teacher_needs,
-        fingerprint=str(dtype),
-        session=Session(start(device, dtype), device),
-        limit_bytes=1 << 33,
+        objective.teacher_needs,
+        str(dtype),
+        Session(start(device, dtype), device),
     )
     assert store is not None, "no room for the store"
     name, ways = str(dtype)[6:], {}

@@ -418,7 +418,7 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     """Write to a temporary file, fsync it and rename it into place.
 
     A link stays a link, and the file that it points to is written. After an error, the old file is
-    unchanged.
+    unchanged. A missing directory is made.
 
     Raises:
         UsageError: The path exists and is not a regular file.
@@ -433,6 +433,7 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
             raise UsageError(
                 f"{path} is not a regular file, so it is not written", "give another path"
             )
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with aside.open("wb") as file:
                 yield file

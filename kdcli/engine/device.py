@@ -177,8 +177,6 @@ def _cpu_bf16_pays() -> bool:
         if cached.is_file() and "pays" in (result := read_json(cached)):
             return bool(result["pays"])
     ratio = cpu_bf16_speed()
-    with disk_errors(cached):
-        cached.parent.mkdir(parents=True, exist_ok=True)
     try:
         write_atomic(cached, json.dumps({"bf16_over_fp32": ratio, "pays": ratio > 1.1}))
     except MachineError:

@@ -240,8 +240,6 @@ class RunDir:
         """Record the content of the inputs, until the run is done. The first record counts."""
         file = self.path / INPUTS
         if content and not file.is_file() and not self.done:
-            with disk_errors(file):
-                file.parent.mkdir(exist_ok=True)
             write_atomic(file, json.dumps(content))
 
     def give_up(self) -> None:
@@ -425,10 +423,7 @@ class RunDir:
         """Write `checkpoints/step-.../` atomically, and remove all but the last `KEEP`."""
         folder = self.path / CHECKPOINTS / f"step-{step:08d}"
         with atomic_dir(folder) as aside:
-            save_file(
-                {k: v.detach().cpu().contiguous() for k, v in tensors.items()},
-                aside / "tensors.safetensors",
-            )
+            save_file(_to_save(tensors), aside / "tensors.safetensors")
             digest = file_sha256(aside / "tensors.safetensors")
             (aside / "state.json").write_text(
                 json.dumps({"step": step, "sha256": digest, **state}), "utf-8"
@@ -460,8 +455,7 @@ class RunDir:
         aside = path.with_name(f".{BEST_WEIGHTS}.part")
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            whole = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
-            save_file(whole, aside, metadata={"step": str(step)})
+            save_file(_to_save(tensors), aside, metadata={"step": str(step)})
             fsync(aside)
             aside.rename(path)
 
@@ -490,6 +484,10 @@ class RunDir:
 
     def _checkpoints(self) -> list[Path]:
         return sorted((self.path / CHECKPOINTS).glob("step-*"))
+
+
+def _to_save(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
 @contextmanager

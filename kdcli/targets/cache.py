@@ -74,6 +74,21 @@ DEFAULT_GROUPS = GroupSize(8192)
 
 
 @dataclass(frozen=True)
+class StorePlace:
+    """A directory where a teacher's signals may be stored, and their maximum size.
+
+    Attributes:
+        folder: The directory.
+        limit_bytes: The maximum size of a store.
+        about: The teacher, for `kdcli cache`. None if the directory is not in the cache.
+    """
+
+    folder: Path
+    limit_bytes: int
+    about: str | None = None
+
+
+@dataclass(frozen=True)
 class Column:
     """The place of a signal in a token's record.
 
@@ -244,15 +259,12 @@ class SignalStore:
     @classmethod
     def open(
         cls,
-        folder: Path,
+        place: StorePlace,
         rows: TokenizedRows,
         teacher: nn.Module,
-        *,
         needs: Needs,
         fingerprint: str,
         session: Session,
-        limit_bytes: int,
-        about: str | None = None,
         group_size: GroupSize = DEFAULT_GROUPS,
     ) -> Self | None:
         """Open the store with a teacher's signals, or compute the signals and create it.
@@ -262,18 +274,16 @@ class SignalStore:
         open the same store, one computes it and the others wait.
 
         Args:
-            folder: The directory of all stores.
+            place: The directory of all stores, and the maximum size of this one.
             rows: The tokenised rows.
             teacher: batch -> `Signals`, on `device`. It is put into eval mode.
             needs: The signals to store.
-            fingerprint: Hash of the teacher's weights and configuration.
+            fingerprint: Hash of everything that the signals depend on, except the rows.
             session: The device of the teacher, and the processes of the run.
-            limit_bytes: Maximum size of the store.
-            about: The teacher, for `kdcli cache`. None if the store is not in the cache.
             group_size: The size of the teacher's forward passes.
 
         Returns:
-            None if the signals would take more than `limit_bytes`, or leave less than
+            None if the signals would take more than the maximum size, or leave less than
             `RESERVED_BYTES` of free disk space.
 
         Raises:
@@ -283,17 +293,17 @@ class SignalStore:
                 single row.
         """
         layout = RecordLayout.of(teacher, rows, needs, session.device)
-        if (size := layout.size(rows)) > limit_bytes:
+        if (size := layout.size(rows)) > place.limit_bytes:
             log(
                 f"the teacher's signals are not cached: they would take {_mb(size)}, and the "
-                f"limit is {_mb(limit_bytes)}"
+                f"limit is {_mb(place.limit_bytes)}"
             )
             return None
         key = _key(rows, layout, fingerprint)
         session.agree({"hash of the teacher and the rows of its signals": key})
-        store = cls(folder / key, rows, layout, group_size)
-        if about is not None:
-            use_entry(store.folder, f"{about}, {len(rows):,} rows")
+        store = cls(place.folder / key, rows, layout, group_size)
+        if place.about is not None:
+            use_entry(store.folder, f"{place.about}, {len(rows):,} rows")
         is_whole = all(session.gather(store._is_whole(key)))
         if not is_whole and not store._create(key, teacher, session):
             return None
@@ -333,9 +343,7 @@ class SignalStore:
         if self.layout.logits_per_token:
             batch[LOGITS_KEY] = padded(self.logits)
         elif self.layout.logits is not None:
-            batch[LOGITS_KEY] = torch.from_numpy(
-                np.take(self.logits, self.position[indices], axis=0)
-            )
+            batch[LOGITS_KEY] = torch.from_numpy(self.vectors(indices))
         return batch
 
     @staticmethod

@@ -18,7 +18,7 @@ from kdcli.engine.session import Session
 from kdcli.models.capture import Capture, capture, prepare_teacher
 from kdcli.models.identity import weights_hash
 from kdcli.models.model import Model
-from kdcli.targets.cache import DEFAULT_GROUPS, LOGITS_KEY, GroupSize, SignalStore
+from kdcli.targets.cache import LOGITS_KEY, SignalStore, StorePlace
 from kdcli.types import Array, Batch, Examples, Needs, Signals
 
 
@@ -63,21 +63,6 @@ class Teacher:
 
 SIGNALS = "signals"
 """Folder in a run directory for signals that are stored while a stage needs them."""
-
-
-@dataclass(frozen=True)
-class StorePlace:
-    """A directory where a teacher's signals may be stored, and their maximum size.
-
-    Attributes:
-        folder: The directory.
-        limit_bytes: The maximum size of a store.
-        about: The teacher, for `kdcli cache`. None if the directory is not in the cache.
-    """
-
-    folder: Path
-    limit_bytes: int
-    about: str | None = None
 
 
 class Targets(Protocol):
@@ -297,44 +282,8 @@ def targets_of(
     if passes <= 1 or not isinstance(rows, TokenizedRows):
         return LiveTargets(live)
     fingerprint = weights_hash(teacher.model)
-    store = stored_signals(live.captured, rows, needs, fingerprint, place, session)
+    store = SignalStore.open(place, rows, live.captured, needs, fingerprint, session)
     return LiveTargets(live) if store is None else StoredTargets(store, live)
-
-
-def stored_signals(
-    captured: nn.Module,
-    rows: TokenizedRows,
-    needs: Needs,
-    fingerprint: str,
-    place: StorePlace,
-    session: Session,
-    group_size: GroupSize = DEFAULT_GROUPS,
-) -> SignalStore | None:
-    """Open the store with a teacher's signals for rows, and create it if it does not exist.
-
-    Args:
-        captured: The frozen teacher, batch -> signals.
-        rows: The tokenised rows.
-        needs: The signals to store.
-        fingerprint: Hash of everything that the signals depend on, except the rows.
-        place: Directory and maximum size of the store.
-        session: The device.
-        group_size: The size of the teacher's forward passes.
-
-    Returns:
-        None if the signals would take more space than `place` or the disk allows.
-    """
-    return SignalStore.open(
-        place.folder,
-        rows,
-        captured,
-        needs=needs,
-        fingerprint=fingerprint,
-        session=session,
-        limit_bytes=place.limit_bytes,
-        about=place.about,
-        group_size=group_size,
-    )
 
 
 def anchors_of(vectors: Vectors, numbers: Array, count: int, seed: int) -> Tensor:

@@ -38,15 +38,13 @@ from kdcli.recipe.methods import own_settings
 from kdcli.recipe.sections import RecipeValues, Section, TrainSettings
 from kdcli.report.front import EMBEDDER
 from kdcli.report.schema import Quality
-from kdcli.targets.cache import DEFAULT_GROUPS, GroupSize
+from kdcli.targets.cache import DEFAULT_GROUPS, GroupSize, SignalStore, StorePlace
 from kdcli.targets.targets import (
     LazyVectors,
-    StorePlace,
     Teacher,
     Vectors,
     VectorTargets,
     anchors_of,
-    stored_signals,
 )
 from kdcli.types import (
     Array,
@@ -361,7 +359,8 @@ class EmbeddingWorkload(Workload[Embedder]):
         place = StorePlace(cache_dir() / "vectors", limit, teacher.source)
         rows = teacher.rows_at_once
         size = DEFAULT_GROUPS if rows is None else GroupSize(MAX_BYTES_AT_ONCE, rows)
-        store = stored_signals(frozen.captured, tokens, POOLED, fingerprint, place, session, size)
+        teaches = frozen.captured
+        store = SignalStore.open(place, tokens, teaches, POOLED, fingerprint, session, size)
         if store is None:
             raise UsageError(
                 "the teacher's vectors do not fit on the disk",

@@ -37,8 +37,9 @@ from kdcli.models.shape import InitializedStudent
 from kdcli.models.temperature import stored_temperature
 from kdcli.recipe.sections import TrainSettings
 from kdcli.report.text import percent
+from kdcli.targets.cache import SignalStore, StorePlace
 from kdcli.targets.outputs import load_or_compute_outputs
-from kdcli.targets.targets import PrecomputedLogits, StorePlace, Targets, Teacher, stored_signals
+from kdcli.targets.targets import PrecomputedLogits, Targets, Teacher
 from kdcli.types import (
     IGNORED,
     Array,
@@ -369,7 +370,7 @@ class LabelledWorkload(Workload[Model]):
         for rows in (own.train_rows, own.evaluator.features.rows):
             logits_NC = np.zeros((len(rows), teacher.model.config.num_labels), np.float32)
             if place is not None:
-                store = stored_signals(live, rows, LOGITS, fingerprint, place, self.session)
+                store = SignalStore.open(place, rows, live, LOGITS, fingerprint, self.session)
                 if store is None:
                     raise UsageError(
                         "the teacher's logits do not fit on the disk",

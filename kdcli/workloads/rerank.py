@@ -40,8 +40,9 @@ from kdcli.models.load import load_config, save_model
 from kdcli.models.model import NO_ROWS, Model
 from kdcli.recipe.methods import own_settings
 from kdcli.recipe.sections import KdSettings, Section, TrainSettings
+from kdcli.targets.cache import SignalStore, StorePlace
 from kdcli.targets.outputs import load_or_compute_outputs
-from kdcli.targets.targets import StorePlace, Teacher, stored_signals
+from kdcli.targets.targets import Teacher
 from kdcli.types import (
     Array,
     Batch,
@@ -294,7 +295,7 @@ class RerankWorkload(Workload[Model]):
         live = Teacher.frozen(teacher.source, teacher.model, LOGITS, self.session).captured
         limit = place.limit_bytes if place else 1 << 62
         cache = StorePlace(cache_dir() / "scores", limit, teacher.source)
-        store = stored_signals(live, rows, LOGITS, fingerprint, cache, self.session)
+        store = SignalStore.open(cache, rows, live, LOGITS, fingerprint, self.session)
         if store is None:
             raise UsageError(
                 "the teacher's scores do not fit on the disk", "raise cache_gb, or free disk space"

@@ -47,7 +47,8 @@ from kdcli.models.shape import InitializedStudent, build_student
 from kdcli.recipe.sections import KdSettings, Section, TrainSettings
 from kdcli.report.finish import Entry, ReportContents
 from kdcli.report.schema import Quality
-from kdcli.targets.targets import StorePlace, Targets, targets_of
+from kdcli.targets.cache import StorePlace
+from kdcli.targets.targets import Targets, targets_of
 from kdcli.types import (
     Array,
     Batch,

@@ -25,7 +25,13 @@ from kdcli.errors import MachineError, UsageError
 from kdcli.models.capture import capture, prepare_teacher
 from kdcli.models.embedding_format import EmbeddingFormat, Pool
 from kdcli.targets import cache
-from kdcli.targets.cache import DEFAULT_GROUPS, GroupSize, RecordLayout, SignalStore
+from kdcli.targets.cache import (
+    DEFAULT_GROUPS,
+    GroupSize,
+    RecordLayout,
+    SignalStore,
+    StorePlace,
+)
 from kdcli.types import Needs, Signals
 
 pytestmark = pytest.mark.slow
@@ -84,11 +90,9 @@ def opened(
     group_size=DEFAULT_GROUPS,
 ):
     session = Session(start(CPU, torch.float32), CPU)
-    how = {"needs": needs, "fingerprint": fingerprint, "session": session, "limit_bytes": limit}
-    how["group_size"] = group_size
-    teacher = teacher or capture(headed(rows.kind), needs)
+    teacher, place = teacher or capture(headed(rows.kind), needs), StorePlace(folder, limit)
     with logged_to([] if log is None else log):
-        return SignalStore.open(folder, rows, teacher, **how)
+        return SignalStore.open(place, rows, teacher, needs, fingerprint, session, group_size)
 
 
 def tensors_of(signals):

@@ -16,8 +16,7 @@ from kdcli.models.least_squares import RIDGE
 from kdcli.models.shape import shape_of
 from kdcli.recipe.sections import KdSettings
 from kdcli.report.schema import STUDENT
-from kdcli.targets.cache import SignalStore
-from kdcli.targets.targets import StorePlace
+from kdcli.targets.cache import SignalStore, StorePlace
 from kdcli.types import Signals, StepLoss
 from kdcli.verbs.distill.distillation import objective_job
 from kdcli.verbs.distill.student import Student, fit_projections

@@ -151,7 +151,7 @@ def _open_signals(folder: Path) -> Any:
     from kdcli.data.labelled.features import TokenizedRows
     from kdcli.engine.session import Session
     from kdcli.models.capture import capture
-    from kdcli.targets.cache import SignalStore
+    from kdcli.targets.cache import SignalStore, StorePlace
     from kdcli.types import Needs
 
     ids = np.arange(5, 17, dtype=np.int32)
@@ -170,13 +170,7 @@ def _open_signals(folder: Path) -> Any:
     teacher = capture(AutoModel.from_pretrained(folder / "encoder"), needs)
     session = Session(Accelerator(cpu=True), torch.device("cpu"))
     return SignalStore.open(
-        folder / "signals",
-        rows,
-        teacher,
-        needs=needs,
-        fingerprint="f",
-        session=session,
-        limit_bytes=1 << 20,
+        StorePlace(folder / "signals", 1 << 20), rows, teacher, needs, "f", session
     )
 
 

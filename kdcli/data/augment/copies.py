@@ -128,7 +128,6 @@ def _cached_choices(
         portion = texts[begin : begin + TEXTS_PER_FILE]
         file = folder / f"{begin:09d}.json"
         with disk_errors(file):
-            file.parent.mkdir(parents=True, exist_ok=True)
             cached = _read_choices(file, len(portion)) if file.exists() else None
         if cached is None:
             cached = choose(portion)

@@ -36,7 +36,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kdcli.disk import MAX_BYTES, disk_errors, parse_json, user_path, write_atomic
+from kdcli.disk import MAX_BYTES, parse_json, user_path, write_atomic
 from kdcli.errors import UsageError, first_problem
 from kdcli.models.matrices import matrices
 from kdcli.models.model import NO_ROWS, all_rows
@@ -205,8 +205,6 @@ def write_mask(
         "head": json.dumps(parts),
     }
     data = _with_sorted_header(save_tensors(tensors, header))
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, _with_digest(data))
     return info
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter
 
-from kdcli.disk import as_directory, cache_key, disk_errors, read_json, write_atomic
+from kdcli.disk import as_directory, cache_key, read_json, write_atomic
 from kdcli.engine.pool import Pool
 from kdcli.engine.processes import StopRequest
 from kdcli.engine.run_dir import RunDir
@@ -290,13 +290,7 @@ class Steps:
         """Claim the run, and write what was measured before."""
         self.claim_run()
         while self.unwritten:
-            self.write(*self.unwritten.popitem())
-
-    def write(self, file: Path, text: str) -> None:
-        """Write a file among the steps."""
-        with disk_errors(file):
-            file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(file, text)
+            write_atomic(*self.unwritten.popitem())
 
     def has_begun(self, step: Step) -> bool:
         """Whether a training has begun, so that it continues from its checkpoint."""
@@ -433,7 +427,7 @@ class Steps:
         if self.record.run is None:
             self.unwritten[file] = text
         else:
-            self.write(file, text)
+            write_atomic(file, text)
         return value
 
     def cost(self, step: Step, place: object) -> TrainingCost:

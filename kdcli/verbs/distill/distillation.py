@@ -25,7 +25,8 @@ from kdcli.recipe.resolve import Resolved, flatten
 from kdcli.report.finish import Entry, timed_subject
 from kdcli.report.schema import TEACHER, UNDISTILLED, Role
 from kdcli.run.context import RunContext
-from kdcli.targets.targets import StorePlace, targets_of
+from kdcli.targets.cache import StorePlace
+from kdcli.targets.targets import targets_of
 from kdcli.types import Card, Job, ModelShape, RowHashes, Start
 from kdcli.verbs.distill.fast import how_distilled
 from kdcli.verbs.distill.settings import DistillRecipe, OnTextDownstream, StudentSettings

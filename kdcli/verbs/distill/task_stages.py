@@ -23,10 +23,9 @@ from kdcli.recipe.sections import KdSettings, TrainSettings
 from kdcli.report.finish import Entry, ReportContents, RunResult
 from kdcli.report.schema import HELD_OUT_LOSS, STUDENT, TEACHER, UNDISTILLED
 from kdcli.run.stages import Run, Stage, StageJob
-from kdcli.targets.cache import LOGITS_KEY
+from kdcli.targets.cache import LOGITS_KEY, StorePlace
 from kdcli.targets.targets import (
     PrecomputedLogits,
-    StorePlace,
     Targets,
     delete_signals,
     store_in,

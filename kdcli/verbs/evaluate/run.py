@@ -20,7 +20,6 @@ from kdcli.disk import (
     RECIPE_FILE,
     REPORT_FILE,
     check_writable,
-    disk_errors,
     write_atomic,
 )
 from kdcli.engine.inputs import check_output_file, texts_in
@@ -167,8 +166,6 @@ def _write_answers(file: Path | None, scores: Mapping[str, ModelScores]) -> None
     if file is None:
         return
     parts = {name: answers_of(each).model_dump() for name, each in scores.items()}
-    with disk_errors(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(file, json.dumps(parts, ensure_ascii=False))
 
 
@@ -454,8 +451,6 @@ def _write_predictions(file: Path, data: Labelled, scores: Mapping[str, ModelSco
                 # A window without any span has the score infinity, which JSON lacks.
                 row["scores"] = [s if math.isfinite(s) else None for s in prediction.scores]
                 lines.append(json.dumps(row, ensure_ascii=False) + "\n")
-    with disk_errors(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(file, "".join(lines))
     log(f"{len(lines):,} predictions in {file}")
 
@@ -570,7 +565,5 @@ def write_submission(folder: Path, task: Task, name: str, values: Sequence[float
     elif task.glue_words:
         cells = [task.labels[int(value)] for value in values]
     writer.writerows(enumerate(cells))
-    with disk_errors(folder / file):
-        folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / file, text.getvalue())
     return folder / file

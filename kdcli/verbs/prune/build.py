@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kdcli.disk import disk_errors, write_atomic
+from kdcli.disk import write_atomic
 from kdcli.engine.run_dir import CHECKPOINTS
 from kdcli.models.capture import Capture, capture, prepare_teacher
 from kdcli.models.card import describe_source
@@ -358,8 +358,6 @@ class Trace:
         if scores := self.pruner.masks.scores():
             self.histograms.append(_histogram(done, scores))
         if self.file is not None:
-            with disk_errors(self.file):
-                self.file.parent.mkdir(exist_ok=True)
             lists = {
                 "curve": [point.model_dump() for point in self.curve],
                 "histograms": [each.model_dump() for each in self.histograms],
