@@ -12,7 +12,7 @@ import glob
 import hashlib
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from kdcli.disk import EMBEDDED, HASHES, check_writable, holds_run, user_path
 from kdcli.errors import UsageError
+from kdcli.listing import listed
 from kdcli.manifest import NOT_LISTED, Manifest
 from kdcli.recipe.yaml import read_yaml
 
@@ -208,6 +209,13 @@ def content_of_inputs(recipe_yaml: str, folder: Path) -> dict[str, str]:
     return content
 
 
+def changed_inputs(now: Mapping[str, str], before: Mapping[str, str]) -> str:
+    """Say which inputs have another hash than when a run began, by source; empty for none."""
+    changed = [name for name, value in now.items() if before.get(name, value) != value]
+    have = "has" if len(changed) == 1 else "have"
+    return f"{' and '.join(changed)} {have} changed" if changed else ""
+
+
 def _hash_of(path: Path) -> str:
     digest = hashlib.sha256()
     files = [path]
@@ -302,10 +310,9 @@ def check_no_foreign_files(folder: Path, written: Iterable[Path] = ()) -> None:
     """
     foreign = foreign_files(folder, written)
     if foreign:
-        names = ", ".join(str(path.relative_to(folder)) for path in foreign[:MAX_LISTED])
-        more = f" and {len(foreign) - MAX_LISTED:,} more" if len(foreign) > MAX_LISTED else ""
+        names = listed((str(path.relative_to(folder)) for path in foreign), MAX_LISTED)
         raise UsageError(
-            f"--overwrite would delete {names}{more} in {folder}, which kdcli did not write, or "
-            "which changed since then",
+            f"--overwrite would delete {names} in {folder}, which kdcli did not write, or which "
+            "changed since then",
             "move them away, or choose another directory with -o",
         )

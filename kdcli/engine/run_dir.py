@@ -41,7 +41,12 @@ from kdcli.disk import (
     remove,
     write_atomic,
 )
-from kdcli.engine.inputs import check_no_foreign_files, check_not_input, texts_in
+from kdcli.engine.inputs import (
+    changed_inputs,
+    check_no_foreign_files,
+    check_not_input,
+    texts_in,
+)
 from kdcli.errors import MachineError, UsageError
 from kdcli.manifest import MANIFEST, begin_manifest, continue_manifest, file_sha256
 from kdcli.messages import log
@@ -227,11 +232,9 @@ class RunDir:
         """
         file = self.path / INPUTS
         before = read_json(file) if file.is_file() else {}
-        changed = [name for name, value in content.items() if before.get(name, value) != value]
-        if changed:
-            have = "has" if len(changed) == 1 else "have"
+        if changed := changed_inputs(content, before):
             raise UsageError(
-                f"{' and '.join(changed)} {have} changed since the run in {self.path} began",
+                f"{changed} since the run in {self.path} began",
                 "restore the content and continue, choose another directory with -o, or start "
                 "again with --overwrite",
             )

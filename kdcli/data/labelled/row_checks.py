@@ -16,6 +16,7 @@ from kdcli.listing import class_name, listed
 from kdcli.messages import Fact
 from kdcli.types import OWN, Example, Task
 
+MAX_PLACES = 3  # of rows, in a message
 MAX_LISTED_PROBLEMS = 10  # Bad rows and classes that a message lists.
 MIN_CLASS_ROWS = 10  # A class with fewer rows is reported as small.
 MAX_COMPARED_NAMES = 1000  # Names that are compared with each other, which takes quadratic time.
@@ -133,7 +134,8 @@ def describe_empty(examples: Iterable[Example], row: str) -> str:
         return ""
     plural = "s" if len(empty) > 1 else ""
     line = (
-        f"{len(empty):,} {row}{plural} without any text: {_list_places([e.where for e in empty])}"
+        f"{len(empty):,} {row}{plural} without any text: "
+        f"{listed((e.where for e in empty), MAX_PLACES)}"
     )
     return Fact(line, f"{row}s without text of {empty[0].file}")
 
@@ -242,17 +244,12 @@ def _shown(name: str) -> str:
 def _places(examples: Sequence[Example], task: Task, name: str) -> str:
     """List the places of a class's rows."""
     number = task.labels.index(name)
-    return _list_places(
-        [
-            e.where
-            for e in examples
-            if number == e.label or (isinstance(e.label, tuple) and number in e.label)
-        ]
+    places = (
+        e.where
+        for e in examples
+        if number == e.label or (isinstance(e.label, tuple) and number in e.label)
     )
-
-
-def _list_places(places: Sequence[str]) -> str:
-    return ", ".join(places[:3]) + (f" and {len(places) - 3:,} more" if len(places) > 3 else "")
+    return listed(places, MAX_PLACES)
 
 
 def _list_counts(counts: dict[str, int]) -> str:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from kdcli.data.tasks import named_tasks
 from kdcli.deploy.measurements import LatencyRow
+from kdcli.listing import listed
 from kdcli.report.schema import Pruning, Quality, Report
 from kdcli.report.sections.candidates import compressed_name
 from kdcli.report.sections.evaluations import evaluations_by_task, set_name
@@ -51,7 +52,7 @@ def title(report: Report) -> str:
         where = task if is_benchmark(task) else ""
     elif report.focus == "latency":
         baseline, *others = report.cards
-        what = f"{_some(others)} compared with {baseline}" if others else baseline
+        what = f"{listed(others, MAX_TITLE_NAMES)} compared with {baseline}" if others else baseline
         where = ""
     elif report.with_role("peer"):
         what, where = _pair(report), task
@@ -68,7 +69,8 @@ def title(report: Report) -> str:
         what, where = f"{name} adapted to an index", ""
     else:
         models = [report.model(card) for card in report.cards]
-        what = _some([name if model.role == "finetuned" else model.name for model in models])
+        names = (name if model.role == "finetuned" else model.name for model in models)
+        what = listed(names, MAX_TITLE_NAMES)
         where = scored
     return f"{' on '.join(filter(None, [what, where]))}{end}"
 
@@ -120,12 +122,6 @@ def shown_name(report: Report, name: str) -> str:
 def _pruning(model: Pruning) -> tuple[str, float]:
     """Return the method and the sparsity, which the variants of an ablation have in common."""
     return model.method, model.sparsity
-
-
-def _some(names: list[str]) -> str:
-    """List the first names, and count the others."""
-    more = f" and {len(names) - MAX_TITLE_NAMES} more" if len(names) > MAX_TITLE_NAMES else ""
-    return f"{', '.join(names[:MAX_TITLE_NAMES])}{more}"
 
 
 def _chain(report: Report) -> str:

@@ -7,7 +7,7 @@ verification rows.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from kdcli.data.sources import open_source
@@ -104,14 +104,6 @@ def compression_of(result: RunResult) -> Compression:
     compression = result.report.compression
     assert compression is not None
     return compression
-
-
-def changed_inputs(now: Mapping[str, str], record: Record) -> str:
-    """Say which inputs have another content than when the run began; empty for none."""
-    before = record.inputs
-    changed = [name for name, value in now.items() if before.get(name, value) != value]
-    have = "has" if len(changed) == 1 else "have"
-    return f"{' and '.join(changed)} {have} changed" if changed else ""
 
 
 def hashes_of_inputs(resolved: Resolved[CompressRecipe], folder: Path) -> dict[str, str]:

@@ -17,6 +17,7 @@ import numpy as np
 from kdcli.data.labelled.kept import keep_rows
 from kdcli.data.labelled.partition import VERIFICATION, Partition
 from kdcli.disk import as_directory
+from kdcli.engine.inputs import changed_inputs
 from kdcli.engine.processes import joined
 from kdcli.engine.run_dir import RunDir
 from kdcli.errors import GateError, KdcliError, MachineError, UsageError
@@ -40,7 +41,6 @@ from kdcli.verbs.compress.family import try_family
 from kdcli.verbs.compress.halving import try_shapes
 from kdcli.verbs.compress.limits import GoalSettings, conflict
 from kdcli.verbs.compress.question import (
-    changed_inputs,
     choose_folder,
     compression_of,
     hashes_of_inputs,
@@ -93,7 +93,7 @@ def run(resolved: Resolved[CompressRecipe], options: RunOptions, verbs: Verbs = 
         log(f"{folder} is done already")
         with suppress(KdcliError):
             now, record = hashes_of_inputs(resolved, folder), Record.read(RunDir(folder))
-            if changed := changed_inputs(now, record):
+            if changed := changed_inputs(now, record.inputs):
                 log(
                     f"{changed} after this run began, so the answer may be outdated; start again "
                     "with --overwrite"
@@ -140,7 +140,7 @@ def _search(resolved: Resolved[CompressRecipe], steps: Steps, verbs: Verbs) -> S
     fits, has_labels, kind = check_model(resolved)
     partition, notes = divide_rows(recipe, steps)
     inputs = hashes_of_inputs(resolved, steps.folder)
-    if changed := changed_inputs(inputs, record):
+    if changed := changed_inputs(inputs, record.inputs):
         raise UsageError(
             f"{changed} since the run in {steps.folder} began",
             "choose another directory with -o, or start again with --overwrite",

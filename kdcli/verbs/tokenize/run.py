@@ -2,10 +2,8 @@
 
 import json
 import os
-import signal
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
@@ -19,6 +17,7 @@ from kdcli.data.text.shards import Frame, TokenShards
 from kdcli.data.text.tokenise import ShardWriter, tokenise
 from kdcli.disk import check_writable
 from kdcli.engine.inputs import check_not_input
+from kdcli.engine.processes import handled_signals
 from kdcli.errors import Stopped, UsageError
 from kdcli.messages import log
 from kdcli.models.load import load_tokenizer
@@ -122,7 +121,7 @@ def tokenize(
     if dry_run:
         return _estimate(opened, loaded, column, workers)
     assert output_dir is not None
-    with _stopping_on_signals():
+    with handled_signals(_stop):
         meta = tokenise(opened, loaded, column, output_dir, workers=workers)
     meta.close_account()
     return TokenizedDirectory(
@@ -139,19 +138,6 @@ def _count_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-@contextmanager
-def _stopping_on_signals() -> Iterator[None]:
-    """Raise `Stopped` at SIGTERM or Ctrl-C, and restore the handlers of the process at the end."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        for number in before:
-            signal.signal(number, _stop)
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
